@@ -1,0 +1,495 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// VirtualMachine asks for one server and tells how it is.
+//
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Namespaced,shortName=vm;vms,categories=all
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="CPU",type=number,JSONPath=`.status.server.usage.cpu`,description="per cent of one CPU"
+// +kubebuilder:printcolumn:name="Memory",type=number,JSONPath=`.status.server.usage.memory`,description="per cent of the VM's memory"
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Ready",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Driver",type=string,priority=1,JSONPath=`.status.driver`
+// +kubebuilder:printcolumn:name="IP",type=string,priority=1,JSONPath=`.status.addresses[0]`
+// +kubebuilder:printcolumn:name="ID",type=string,priority=1,JSONPath=`.status.server.id`
+// +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.reason`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63",message="must be no more than 63 characters",fieldPath=".metadata.name"
+type VirtualMachine struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is the server that is wanted.
+	// +required
+	Spec VirtualMachineSpec `json:"spec"`
+	// status is the server as it was last seen.
+	// +kubebuilder:default={observedGeneration: -1}
+	// +optional
+	Status VirtualMachineStatus `json:"status,omitempty"`
+}
+
+// VirtualMachineList is a list of VirtualMachines.
+//
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+type VirtualMachineList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []VirtualMachine `json:"items"`
+}
+
+// Keys of spec.resource.
+const (
+	ResourceCPU      = corev1.ResourceCPU
+	ResourceMemory   = corev1.ResourceMemory
+	ResourceRootDisk = corev1.ResourceName("rootDisk")
+)
+
+// VirtualMachineSpec is the server that is wanted.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.driver) == has(oldSelf.driver) && (!has(self.driver) || self.driver == oldSelf.driver)",message="driver is immutable: delete the VirtualMachine and create it anew to move it to another driver"
+type VirtualMachineSpec struct {
+	// action is the desired power state: active, stopped or paused.
+	// +kubebuilder:default=active
+	// +optional
+	Action Action `json:"action,omitempty"`
+
+	// resource is the size of the server: cpu and memory are required, rootDisk
+	// is optional and may only grow.
+	// +kubebuilder:validation:MaxProperties=3
+	// +kubebuilder:validation:XValidation:rule="self.all(key, key in ['cpu', 'memory', 'rootDisk'])",messageExpression="'unsupported resource ' + self.filter(key, !(key in ['cpu', 'memory', 'rootDisk'])).join(', ') + ': allowed are cpu, memory and rootDisk'"
+	// +kubebuilder:validation:XValidation:rule="'cpu' in self",message="cpu is required, for example cpu: 2 or cpu: 500m"
+	// +kubebuilder:validation:XValidation:rule="'memory' in self",message="memory is required, for example memory: 4G"
+	// +kubebuilder:validation:XValidation:rule="!('cpu' in self) || (quantity(string(self['cpu'])).compareTo(quantity('10m')) >= 0 && quantity(string(self['cpu'])).compareTo(quantity('4096')) <= 0)",messageExpression="'cpu is ' + string(self['cpu']) + ': it must be from 10m to 4096'"
+	// +kubebuilder:validation:XValidation:rule="!('memory' in self) || (quantity(string(self['memory'])).compareTo(quantity('6Mi')) >= 0 && quantity(string(self['memory'])).compareTo(quantity('64Ti')) <= 0)",messageExpression="'memory is ' + string(self['memory']) + ': it must be from 6Mi to 64Ti'"
+	// +kubebuilder:validation:XValidation:rule="!('rootDisk' in self) || (quantity(string(self['rootDisk'])).compareTo(quantity('1Mi')) >= 0 && quantity(string(self['rootDisk'])).compareTo(quantity('1Pi')) <= 0)",messageExpression="'rootDisk is ' + string(self['rootDisk']) + ': it must be from 1Mi to 1Pi'"
+	// +kubebuilder:validation:XValidation:rule="!('rootDisk' in oldSelf) || ('rootDisk' in self && quantity(string(self['rootDisk'])).compareTo(quantity(string(oldSelf['rootDisk']))) >= 0)",messageExpression="'rootDisk may only grow: it was ' + string(oldSelf['rootDisk'])"
+	// +required
+	Resource corev1.ResourceList `json:"resource"`
+
+	// driver runs the server, for example docker, qemu or fake. Empty means the
+	// controller's first driver. It cannot be changed later.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +optional
+	Driver string `json:"driver,omitempty"`
+
+	// image is what the server boots. Empty means the driver's default.
+	// +optional
+	Image *Image `json:"image,omitempty"`
+
+	// volumes are further disks.
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=map
+	// +listMapKey=name
+	// +optional
+	Volumes []Volume `json:"volumes,omitempty"`
+
+	// userData is cloud-init user-data.
+	// +optional
+	UserData *DataSource `json:"userData,omitempty"`
+
+	// networkData is a cloud-init network configuration.
+	// +optional
+	NetworkData *DataSource `json:"networkData,omitempty"`
+
+	// sshAuthorizedKeys may log in as the image's default user.
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=16384
+	// +listType=atomic
+	// +optional
+	SSHAuthorizedKeys []string `json:"sshAuthorizedKeys,omitempty"`
+
+	// ports are reachable from outside of the server.
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=map
+	// +listMapKey=name
+	// +optional
+	Ports []Port `json:"ports,omitempty"`
+
+	// readinessProbe must answer before the VirtualMachine is Ready.
+	// +optional
+	ReadinessProbe *Probe `json:"readinessProbe,omitempty"`
+
+	// restartPolicy says what happens when the server stops by itself.
+	// +kubebuilder:default=Always
+	// +optional
+	RestartPolicy RestartPolicy `json:"restartPolicy,omitempty"`
+
+	// restartedAt restarts the server once each time it is changed. A value
+	// that is present at creation does not.
+	// +optional
+	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
+
+	// shutdownGracePeriodSeconds is how long a stop may take before it is
+	// forced.
+	// +kubebuilder:default=30
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=86400
+	// +optional
+	ShutdownGracePeriodSeconds *int64 `json:"shutdownGracePeriodSeconds,omitempty"`
+
+	// deletionPolicy says what happens to the server when the VirtualMachine
+	// is deleted: Delete removes it, Retain lets it run on, released.
+	// +kubebuilder:default=Delete
+	// +optional
+	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
+}
+
+// Action is a desired power state.
+// +kubebuilder:validation:Enum=active;stopped;paused
+type Action string
+
+// The actions.
+const (
+	ActionActive  Action = "active"
+	ActionStopped Action = "stopped"
+	ActionPaused  Action = "paused"
+)
+
+// RestartPolicy says what happens when a server stops by itself.
+// +kubebuilder:validation:Enum=Always;OnFailure;Never
+type RestartPolicy string
+
+// The restart policies.
+const (
+	RestartAlways    RestartPolicy = "Always"
+	RestartOnFailure RestartPolicy = "OnFailure"
+	RestartNever     RestartPolicy = "Never"
+)
+
+// DeletionPolicy says what happens to the server of a deleted VirtualMachine.
+// +kubebuilder:validation:Enum=Delete;Retain
+type DeletionPolicy string
+
+// The deletion policies.
+const (
+	DeletionDelete DeletionPolicy = "Delete"
+	DeletionRetain DeletionPolicy = "Retain"
+)
+
+// PullPolicy says when an image is fetched.
+// +kubebuilder:validation:Enum=IfNotPresent;Always;Never
+type PullPolicy string
+
+// The pull policies.
+const (
+	PullIfNotPresent PullPolicy = "IfNotPresent"
+	PullAlways       PullPolicy = "Always"
+	PullNever        PullPolicy = "Never"
+)
+
+// Image is what a server boots.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.source) || has(self.kernel)",message="source or kernel is required"
+type Image struct {
+	// source names the image; the driver says which forms it takes, for
+	// example an image reference for docker.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +optional
+	Source string `json:"source,omitempty"`
+	// checksum is what the image must hash to.
+	// +kubebuilder:validation:Pattern=`^sha256:[0-9a-f]{64}$`
+	// +kubebuilder:validation:MaxLength=71
+	// +optional
+	Checksum string `json:"checksum,omitempty"`
+	// pullPolicy says when the image is fetched, whatever its tag.
+	// +kubebuilder:default=IfNotPresent
+	// +optional
+	PullPolicy PullPolicy `json:"pullPolicy,omitempty"`
+	// kernel boots a kernel directly, without a boot loader.
+	// +optional
+	Kernel *Kernel `json:"kernel,omitempty"`
+}
+
+// Kernel is a kernel to boot directly.
+type Kernel struct {
+	// source names the kernel.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +required
+	Source string `json:"source"`
+	// initrd names the initial RAM disk.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +optional
+	Initrd string `json:"initrd,omitempty"`
+	// cmdline is the kernel's command line.
+	// +kubebuilder:validation:MaxLength=2048
+	// +optional
+	Cmdline string `json:"cmdline,omitempty"`
+}
+
+// Volume is a further disk.
+//
+// +kubebuilder:validation:XValidation:rule="quantity(string(self.size)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self.size)).compareTo(quantity('1Pi')) <= 0",messageExpression="'size is ' + string(self.size) + ': it must be from 1Mi to 1Pi'"
+// +kubebuilder:validation:XValidation:rule="quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",messageExpression="'size may only grow: it was ' + string(oldSelf.size)"
+type Volume struct {
+	// name of the volume; the guest sees it as the disk's serial number.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=20
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +required
+	Name string `json:"name"`
+	// size of the volume; it may only grow.
+	// +required
+	Size resource.Quantity `json:"size"`
+	// source is what the volume holds at first. Empty means blank.
+	// +optional
+	Source *VolumeSource `json:"source,omitempty"`
+	// readOnly refuses writes by the guest.
+	// +optional
+	ReadOnly bool `json:"readOnly,omitempty"`
+}
+
+// VolumeSource is what a volume holds at first.
+type VolumeSource struct {
+	// image is copied into the volume.
+	// +optional
+	Image *Image `json:"image,omitempty"`
+}
+
+// DataSource is text, given in place or kept in a Secret.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.inline) != has(self.secretKeyRef)",message="exactly one of inline and secretKeyRef is required"
+type DataSource struct {
+	// inline is the text itself. Everyone who may read the VirtualMachine can
+	// read it.
+	// +kubebuilder:validation:MaxLength=65536
+	// +optional
+	Inline *string `json:"inline,omitempty"`
+	// secretKeyRef names a key of a Secret in the same namespace.
+	// +optional
+	SecretKeyRef *SecretKeyRef `json:"secretKeyRef,omitempty"`
+}
+
+// SecretKeyRef names a key of a Secret in the same namespace.
+type SecretKeyRef struct {
+	// name of the Secret.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +required
+	Name string `json:"name"`
+	// key in the Secret's data.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[-._a-zA-Z0-9]+$`
+	// +required
+	Key string `json:"key"`
+}
+
+// Protocol of a port.
+// +kubebuilder:validation:Enum=TCP;UDP
+type Protocol string
+
+// The protocols.
+const (
+	ProtocolTCP Protocol = "TCP"
+	ProtocolUDP Protocol = "UDP"
+)
+
+// Port is reachable from outside of the server.
+type Port struct {
+	// name of the port.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +required
+	Name string `json:"name"`
+	// protocol is TCP or UDP.
+	// +kubebuilder:default=TCP
+	// +optional
+	Protocol Protocol `json:"protocol,omitempty"`
+	// port inside of the server.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	// +required
+	Port int32 `json:"port"`
+	// hostPort is the port of the engine's host. Empty lets the engine choose.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	// +optional
+	HostPort int32 `json:"hostPort,omitempty"`
+}
+
+// Probe is what must answer before a VirtualMachine is Ready.
+type Probe struct {
+	// tcpSocket must take a connection.
+	// +required
+	TCPSocket TCPSocket `json:"tcpSocket"`
+	// periodSeconds is the time from one try to the next.
+	// +kubebuilder:default=2
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=3600
+	// +optional
+	PeriodSeconds int32 `json:"periodSeconds,omitempty"`
+	// timeoutSeconds is how long one try may take.
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=60
+	// +optional
+	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
+}
+
+// TCPSocket is a port inside of the server.
+type TCPSocket struct {
+	// port inside of the server.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	// +required
+	Port int32 `json:"port"`
+}
+
+// Phase sums the status up in one word.
+// +kubebuilder:validation:Enum=Creating;Active;Stopped;Paused;Failed;Terminating;Unknown
+type Phase string
+
+// The phases. A VirtualMachine that no controller has seen has none.
+const (
+	PhaseCreating    Phase = "Creating"
+	PhaseActive      Phase = "Active"
+	PhaseStopped     Phase = "Stopped"
+	PhasePaused      Phase = "Paused"
+	PhaseFailed      Phase = "Failed"
+	PhaseTerminating Phase = "Terminating"
+	PhaseUnknown     Phase = "Unknown"
+)
+
+// VirtualMachineStatus is the server as it was last seen.
+type VirtualMachineStatus struct {
+	// observedGeneration is the generation of the spec that this status is
+	// about; -1 before any controller has looked.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// phase sums the status up in one word.
+	// +optional
+	Phase Phase `json:"phase,omitempty"`
+	// reason for the phase, one CamelCase word.
+	// +kubebuilder:validation:MaxLength=256
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// message says more, for people.
+	// +kubebuilder:validation:MaxLength=4096
+	// +optional
+	Message string `json:"message,omitempty"`
+	// conditions are Ready, Running and Observed, and while they apply
+	// RestartRequired, DeletionBlocked and Stalled.
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// driver that runs the server.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Driver string `json:"driver,omitempty"`
+	// server is what the driver runs.
+	// +optional
+	Server *ServerStatus `json:"server,omitempty"`
+	// addresses under which the server answers.
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
+	// +listType=atomic
+	// +optional
+	Addresses []string `json:"addresses,omitempty"`
+	// operation is the step that is under way or failing.
+	// +optional
+	Operation *Operation `json:"operation,omitempty"`
+	// restartedAt is the last spec.restartedAt that was handled.
+	// +optional
+	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
+	// restartCount is how often the server was started again.
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	RestartCount int64 `json:"restartCount,omitempty"`
+	// startTime is when the server's last run began.
+	// +optional
+	StartTime *metav1.MicroTime `json:"startTime,omitempty"`
+	// lastUpdateTime is when this status was written.
+	// +optional
+	LastUpdateTime *metav1.MicroTime `json:"lastUpdateTime,omitempty"`
+}
+
+// ServerStatus is what a driver runs for a VirtualMachine.
+type ServerStatus struct {
+	// id is the engine's name for the server.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	ID string `json:"id,omitempty"`
+	// state is the engine's view of the server.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	State string `json:"state,omitempty"`
+	// usage is what the server uses.
+	// +optional
+	Usage *Usage `json:"usage,omitempty"`
+}
+
+// Usage is what a server uses, rounded to 0.01.
+type Usage struct {
+	// cpu in per cent of one CPU.
+	CPU float64 `json:"cpu"`
+	// memory in per cent of the VM's memory.
+	Memory float64 `json:"memory"`
+}
+
+// OperationType is a step that Drover takes for a VirtualMachine.
+// +kubebuilder:validation:Enum=Bind;Create;Start;Stop;Pause;Resume;Restart;Update;Delete;Release
+type OperationType string
+
+// The steps.
+const (
+	OperationBind    OperationType = "Bind"
+	OperationCreate  OperationType = "Create"
+	OperationStart   OperationType = "Start"
+	OperationStop    OperationType = "Stop"
+	OperationPause   OperationType = "Pause"
+	OperationResume  OperationType = "Resume"
+	OperationRestart OperationType = "Restart"
+	OperationUpdate  OperationType = "Update"
+	OperationDelete  OperationType = "Delete"
+	OperationRelease OperationType = "Release"
+)
+
+// Operation is a step that is under way or failing.
+type Operation struct {
+	// type of the step.
+	// +required
+	Type OperationType `json:"type"`
+	// attempts is how often the step has failed in a row.
+	// +kubebuilder:validation:Minimum=0
+	// +optional
+	Attempts int32 `json:"attempts,omitempty"`
+	// startedAt is when the step was first tried.
+	// +required
+	StartedAt metav1.MicroTime `json:"startedAt"`
+	// nextRetryTime is when it will be tried again.
+	// +optional
+	NextRetryTime *metav1.MicroTime `json:"nextRetryTime,omitempty"`
+	// lastError is why the last try failed.
+	// +kubebuilder:validation:MaxLength=4096
+	// +optional
+	LastError string `json:"lastError,omitempty"`
+	// run is the server's run that a restart ends.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	Run string `json:"run,omitempty"`
+	// epoch of the leader that took the step.
+	// +optional
+	Epoch int64 `json:"epoch,omitempty"`
+}

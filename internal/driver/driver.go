@@ -1,0 +1,246 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Driver runs servers on one engine. Every method is idempotent, takes its
+// context first and is safe for concurrent use.
+//
+// A call blocks for one mutation, seconds at most, under the deadline of its
+// context. What takes longer is split: a fetch (pull, download) runs in the
+// background and never creates, starts or changes anything; its end goes to
+// Watch, and the next Ensure acts on it. A stop only sends the signal; a later
+// Ensure forces it once StopBy has passed.
+//
+// A server is looked up by its UID label or directory, never by name. A server
+// of another cluster is neither listed nor touched.
+type Driver interface {
+	// Ensure creates, adopts or updates one server so that it matches spec,
+	// power state included, and returns the server as it is then. It is
+	// repeatable, even from two leaders at once: creation is atomic on the UID.
+	//
+	// While an image is fetched it returns a server in StatePending whose Doing
+	// tells the progress. A server that waits for a stop is returned in
+	// StateStopping. What can only change at a restart is named in Pending and
+	// left as it is until the server is started or EndRun asks for a restart.
+	//
+	// Errors: ErrInvalid or ErrUnsupported for a spec that cannot be honoured,
+	// ErrRetry for a missing image, ErrExhausted, ErrUnavailable, ErrFenced. Any
+	// other error may have left the mutation done: look before doing it again.
+	Ensure(ctx context.Context, spec ServerSpec) (Server, error)
+
+	// Delete removes the server and all that belongs to it, at once; or with
+	// retain releases it: marked first, left running, no longer a server of its
+	// UID, never swept. It cancels a fetch for the UID and joins it.
+	//
+	// ErrNotFound means that nothing is left, nil that removal is under way or
+	// done: List tells which.
+	Delete(ctx context.Context, t Target, retain bool) error
+
+	// List reports this cluster's servers, all of them where no UID is named,
+	// fetches under way (StatePending) included. It is complete or an error:
+	// what a nil-error List misses is gone. Two servers of one UID are both
+	// reported.
+	List(ctx context.Context, uids ...types.UID) ([]Server, error)
+
+	// Usage samples many servers in one call. Servers that do not run are
+	// missing from the answer. No UID means no server.
+	Usage(ctx context.Context, uids ...types.UID) ([]Usage, error)
+
+	// Watch sends UIDs worth another look until ctx ends. It is opened before
+	// List and loses events only by closing: a closed channel means open and
+	// list again.
+	Watch(ctx context.Context) (<-chan types.UID, error)
+}
+
+// Identifier tells which engine a driver talks to. Every driver has it; it is
+// apart from Driver because only the inventory asks.
+type Identifier interface {
+	// EngineID is the engine's lasting identity: Docker's own id, a UUID file in
+	// the fake driver's folder. At most 128 characters of [A-Za-z0-9:._-].
+	EngineID(ctx context.Context) (string, error)
+}
+
+// Target names a server and carries the right to act on it.
+type Target struct {
+	// UID of the VirtualMachine; it identifies the server everywhere.
+	UID types.UID
+	// ID is the engine's name for the server, where it is known. A driver
+	// that gets one acts only on the server that has both.
+	ID string
+	// Epoch of the leader that acts.
+	Epoch uint64
+}
+
+// ServerSpec is the server that is wanted.
+type ServerSpec struct {
+	Target
+	// Namespace and Name of the VirtualMachine.
+	Namespace, Name string
+	// Power that the server should have.
+	Power Power
+	// StopBy is when a stop that is under way is forced.
+	StopBy time.Time
+	// EndRun names a run (Server.Run) to end before the server is started: a
+	// restart, once. It means nothing when that run is over.
+	EndRun string
+
+	// CPUMilli is in thousandths of a CPU, the sizes are in bytes. A
+	// RootDiskBytes of zero leaves the size to the driver.
+	CPUMilli, MemoryBytes, RootDiskBytes int64
+	Image                                Image
+	Volumes                              []Volume
+	Ports                                []Port
+	SSHKeys                              []string
+	RestartPolicy                        RestartPolicy
+	UserData, NetworkData                Secret
+}
+
+// Power is a power state that a server should have.
+type Power string
+
+// The power states.
+const (
+	PowerOn     Power = "On"
+	PowerOff    Power = "Off"
+	PowerPaused Power = "Paused"
+)
+
+// RestartPolicy tells the engine's own restarter what to do when a server
+// stops by itself. The values are those of the API.
+type RestartPolicy string
+
+// The restart policies.
+const (
+	RestartAlways    RestartPolicy = "Always"
+	RestartOnFailure RestartPolicy = "OnFailure"
+	RestartNever     RestartPolicy = "Never"
+)
+
+// PullPolicy says when an image is fetched. The values are those of the API;
+// empty means PullIfNotPresent.
+type PullPolicy string
+
+// The pull policies.
+const (
+	PullIfNotPresent PullPolicy = "IfNotPresent"
+	PullAlways       PullPolicy = "Always"
+	PullNever        PullPolicy = "Never"
+)
+
+// Image is what a server boots. An empty Source means the driver's default.
+type Image struct {
+	Source     string
+	Checksum   string // "sha256:<64 hex digits>" or empty
+	PullPolicy PullPolicy
+	Kernel     *Kernel
+}
+
+// Kernel is a kernel to boot directly.
+type Kernel struct {
+	Source, Initrd, Cmdline string
+}
+
+// Volume is a further disk. A nil Image means a blank one.
+type Volume struct {
+	Name      string
+	SizeBytes int64
+	Image     *Image
+	ReadOnly  bool
+}
+
+// Port is reachable from outside of the server. A HostPort of zero lets the
+// engine choose.
+type Port struct {
+	Name           string
+	Protocol       string // "TCP" or "UDP"
+	Port, HostPort int32
+}
+
+// Secret is text that must not be seen: it prints as "[redacted]" under every
+// verb and marshals so too.
+type Secret struct{ text string }
+
+// State is an engine's view of a server.
+type State string
+
+// The states.
+const (
+	// StatePending : there is no server yet, something is being fetched for it,
+	// or the fetch failed (Err).
+	StatePending State = "Pending"
+	// StateStarting : the server was started and is not up yet.
+	StateStarting State = "Starting"
+	// StateRunning : the server runs.
+	StateRunning State = "Running"
+	// StatePaused : the server is frozen.
+	StatePaused State = "Paused"
+	// StateStopping : the server was told to stop and still runs.
+	StateStopping State = "Stopping"
+	// StateStopped : the server is off; Exit tells how its last run ended, and
+	// is nil if it never ran.
+	StateStopped State = "Stopped"
+	// StateRestarting : the engine's own restarter is about to start it again.
+	StateRestarting State = "Restarting"
+	// StateRemoving : the server is being removed.
+	StateRemoving State = "Removing"
+)
+
+// Server is what a driver runs for a VirtualMachine.
+type Server struct {
+	UID types.UID
+	// ID is the engine's name for the server, empty in StatePending.
+	ID              string
+	Namespace, Name string
+	// Run has a new value at every start; a restart names the run it ends.
+	Run   string
+	State State
+	// Doing says what is under way, for people, for example a pull's progress.
+	Doing string
+	// Note says what of the spec the driver leaves aside, for people.
+	Note string
+	// Err is what failed in the background.
+	Err error
+	// Exit tells how the last run ended; nil while one is on.
+	Exit      *Exit
+	StartedAt time.Time
+	// Applied is what the server has, which may not be what the spec says yet.
+	Applied Resources
+	// Pending names the fields of the spec that wait for a restart. List leaves
+	// it empty where the spec is needed to tell; Ensure always fills it.
+	Pending   []string
+	Addresses []string
+	// Retained is set on a server that was released. It has no owner and is
+	// never swept.
+	Retained bool
+}
+
+// Exit tells how a run ended.
+type Exit struct {
+	Code int
+	// Reason is a CamelCase word: Completed, Error, OOMKilled, ...
+	Reason string
+	At     time.Time
+}
+
+// Resources are what a server has. Zero means unknown.
+type Resources struct {
+	CPUMilli, MemoryBytes, RootDiskBytes int64
+}
+
+// Usage is a sample of what a server has used. CPU is a counter: the inventory
+// computes rates from two samples of one run.
+type Usage struct {
+	UID         types.UID
+	Run         string
+	CPU         time.Duration
+	MemoryBytes int64
+	At          time.Time
+}

@@ -1,0 +1,92 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"errors"
+	"fmt"
+)
+
+// The kinds of failure that a driver tells apart. Make them with Errorf, which
+// says what failed, or wrap them with %w; test with errors.Is.
+var (
+	// ErrNotFound : the server does not exist.
+	ErrNotFound = errors.New("not found")
+	// ErrInvalid : the spec is wrong; final until it changes. Name the field.
+	ErrInvalid = errors.New("invalid")
+	// ErrUnsupported : the driver cannot honour a field of the spec; final until
+	// it changes. Name the field.
+	ErrUnsupported = errors.New("unsupported")
+	// ErrRetry : nothing was changed and a later try may succeed, as with a
+	// missing image or a failed pull.
+	ErrRetry = errors.New("try again")
+	// ErrExhausted : the engine has not enough of a resource; says needed and
+	// available. Retried slowly.
+	ErrExhausted = errors.New("exhausted")
+	// ErrUnavailable : the engine is out of reach and the state unknown.
+	ErrUnavailable = errors.New("engine unavailable")
+	// ErrFenced : a newer epoch has acted.
+	ErrFenced = errors.New("fenced by a newer epoch")
+)
+
+type kindError struct {
+	kind, err error
+}
+
+func (e *kindError) Error() string   { return e.err.Error() }
+func (e *kindError) Unwrap() []error { return []error{e.err, e.kind} }
+
+// Errorf returns an error of the given kind (one of the sentinels above) that
+// reads as the formatted text alone; %w works in the format as in fmt.Errorf.
+func Errorf(kind error, format string, args ...any) error {
+	return &kindError{kind: kind, err: fmt.Errorf(format, args...)}
+}
+
+// Reasons that a driver may attach to an error with WithReason. They are shown
+// as status.reason.
+const (
+	ReasonImageUnavailable = "ImageUnavailable"
+	ReasonNameConflict     = "NameConflict"
+	ReasonDuplicate        = "Duplicate"
+	ReasonPortConflict     = "PortConflict"
+)
+
+type reasonError struct {
+	reason string
+	err    error
+}
+
+func (e *reasonError) Error() string { return e.err.Error() }
+func (e *reasonError) Unwrap() error { return e.err }
+
+// WithReason attaches a CamelCase reason to err. A nil err stays nil.
+func WithReason(reason string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &reasonError{reason: reason, err: err}
+}
+
+// ReasonOf returns the reason attached to err, or "".
+func ReasonOf(err error) string {
+	if e, ok := errors.AsType[*reasonError](err); ok {
+		return e.reason
+	}
+	return ""
+}
+
+// Ambiguous tells whether a mutation that failed with err may have been done
+// all the same, now or a little later: every error that no sentinel explains,
+// and an engine that went out of reach during the call.
+func Ambiguous(err error) bool {
+	if err == nil {
+		return false
+	}
+	for _, clear := range []error{ErrNotFound, ErrInvalid, ErrUnsupported, ErrRetry, ErrExhausted, ErrFenced} {
+		if errors.Is(err, clear) {
+			return false
+		}
+	}
+	return true
+}
