@@ -34,7 +34,7 @@ type VirtualMachine struct {
 	// +required
 	Spec VirtualMachineSpec `json:"spec"`
 	// status is the server as it was last seen.
-	// +kubebuilder:default={observedGeneration: -1}
+	// +default={"observedGeneration": -1}
 	// +optional
 	Status VirtualMachineStatus `json:"status,omitempty"`
 }
@@ -68,7 +68,8 @@ type VirtualMachineSpec struct {
 
 	// resource is the size of the server: cpu and memory are required, rootDisk
 	// is optional and may only grow.
-	// +kubebuilder:validation:MaxProperties=3
+	// +kubebuilder:validation:Type=object
+	// +kubebuilder:validation:MaxProperties=16
 	// +kubebuilder:validation:XValidation:rule="self.all(key, key in ['cpu', 'memory', 'rootDisk'])",messageExpression="'unsupported resource ' + self.filter(key, !(key in ['cpu', 'memory', 'rootDisk'])).join(', ') + ': allowed are cpu, memory and rootDisk'"
 	// +kubebuilder:validation:XValidation:rule="'cpu' in self",message="cpu is required, for example cpu: 2 or cpu: 500m"
 	// +kubebuilder:validation:XValidation:rule="'memory' in self",message="memory is required, for example memory: 4G"

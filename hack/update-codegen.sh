@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Writes everything that is generated from the API types in apis/: deep copies
+# beside them, the CRD in config/crd, and under client/ the apply
+# configurations, clientset, listers and informers.
+#
+#     hack/update-codegen.sh [DIR]
+#
+# DIR is a copy of the checkout to write into (hack/verify-codegen.sh uses it);
+# without it the checkout itself is updated.
+set -o errexit -o nounset -o pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+root="$(cd "${1:-${here}}" && pwd -P)"
+readonly here root
+readonly module=cloudnative.tw/drover
+readonly client="${module}/client"
+readonly apis="${module}/apis/cloudnative/v1alpha1"
+readonly header="${here}/hack/boilerplate.go.txt"
+export GOFLAGS=-mod=readonly GOWORK=off
+
+# An assignment of its own, so that a tool that fails to build ends the script.
+tool() {
+	local path
+	path="$("${here}/hack/tool.sh" "$1")"
+	shift
+	"${path}" "$@"
+}
+
+cd "${root}"
+
+echo "deep copies"
+tool controller-gen "object:headerFile=${header}" paths=./apis/...
+
+echo "config/crd"
+mkdir -p config/crd
+rm -f config/crd/cloudnative.tw_*.yaml
+# Usage is a float on purpose: it is shown, never compared.
+tool controller-gen crd:allowDangerousTypes=true paths=./apis/... output:crd:dir=config/crd
+
+echo "client/applyconfiguration"
+rm -rf client
+tool applyconfiguration-gen --go-header-file="${header}" \
+	--output-dir=client/applyconfiguration --output-pkg="${client}/applyconfiguration" \
+	"${apis}"
+
+echo "client/clientset"
+tool client-gen --go-header-file="${header}" \
+	--output-dir=client/clientset --output-pkg="${client}/clientset" \
+	--clientset-name=versioned --input-base="${module}/apis" --input=cloudnative/v1alpha1 \
+	--apply-configuration-package="${client}/applyconfiguration"
+
+echo "client/listers"
+tool lister-gen --go-header-file="${header}" \
+	--output-dir=client/listers --output-pkg="${client}/listers" "${apis}"
+
+echo "client/informers"
+tool informer-gen --go-header-file="${header}" \
+	--output-dir=client/informers --output-pkg="${client}/informers" \
+	--versioned-clientset-package="${client}/clientset/versioned" \
+	--listers-package="${client}/listers" "${apis}"

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Fails when a generated file is not what the API types in apis/ give. It
+# generates into a temporary copy and compares, so the checkout stays as it is
+# and need not be clean.
+set -o errexit -o nounset -o pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+readonly root
+readonly generated=(apis client config/crd)
+
+work="$(mktemp -d)"
+trap 'rm -rf "${work}"' EXIT
+
+mkdir -p "${work}/config"
+cp -R "${root}/apis" "${root}/go.mod" "${root}/go.sum" "${work}/"
+cp -R "${root}/config/crd" "${work}/config/"
+"${root}/hack/update-codegen.sh" "${work}" >/dev/null
+
+stale=0
+for dir in "${generated[@]}"; do
+	diff -Nru "${root}/${dir}" "${work}/${dir}" || stale=1
+done
+if [[ "${stale}" -ne 0 ]]; then
+	echo "Generated files are stale (see the difference above). Run hack/update-codegen.sh and commit what it changes." >&2
+	exit 1
+fi
+echo "Generated files are up to date."
