@@ -1,0 +1,383 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Answer is what an inventory says about a UID.
+type Answer int
+
+// The answers.
+const (
+	// Unknown : the engine has not been listed completely yet, or is out of
+	// reach. Nothing may be created or deleted on this answer.
+	Unknown Answer = iota
+	// Gone : the engine has no server of this UID.
+	Gone
+	// Present : the engine has a server of this UID.
+	Present
+)
+
+// settle is how long after an ambiguous creation "gone" proves nothing: the
+// engine may still carry the creation out.
+const settle = 30 * time.Second
+
+// Observation is an inventory's answer for one UID.
+type Observation struct {
+	Answer Answer
+	// Server is the server of a Present answer.
+	Server driver.Server
+	// Duplicates are the IDs of the servers where there is more than one.
+	Duplicates []string
+	// Rates is what the server uses, nil where no two samples of one run exist.
+	Rates *Rates
+	// EngineID of the engine that answered, empty before the first answer.
+	EngineID string
+	// DownSince is when the engine went out of reach, and Cause why. Before the
+	// first complete list it is when the inventory began to ask.
+	DownSince time.Time
+	Cause     error
+	// BackSince is when the engine last came back from an outage.
+	BackSince time.Time
+	// SettlesAt is when a Gone answer may be believed: the zero time, or a while
+	// after a creation whose end nobody saw.
+	SettlesAt time.Time
+}
+
+// Change tells a subscriber what is worth another look.
+type Change struct {
+	// All is set when the whole engine came or went; the rest is empty then.
+	All bool
+	UID types.UID
+	// VM is the name of the VirtualMachine that the server was made for.
+	VM types.NamespacedName
+	// Routine is set when only the usage moved.
+	Routine bool
+}
+
+// Options are an inventory's settings.
+type Options struct {
+	// Name of the driver, for logs and metrics.
+	Name   string
+	Driver driver.Driver
+	Clock  clock.WithTicker
+	Log    logr.Logger
+	// ListPeriod is the time from one complete list to the next (30 s).
+	ListPeriod time.Duration
+	// UsagePeriod is the time from one usage sample to the next (30 s).
+	UsagePeriod time.Duration
+	// CallTimeout bounds every List and Usage (30 s).
+	CallTimeout time.Duration
+}
+
+// Inventory caches the servers of one driver. It is safe for concurrent use.
+type Inventory struct {
+	Options
+	id driver.Identifier
+
+	mu        sync.Mutex
+	known     bool
+	engineID  string
+	downSince time.Time
+	backSince time.Time
+	cause     error
+	seq       uint64
+	entries   map[types.UID]*entry
+	notify    []func(Change)
+
+	dirty   chan struct{} // somebody asks for a look at the marked entries
+	suspect chan struct{} // somebody saw the engine fail
+}
+
+// entry is what is known about one UID. It outlives the server while an action
+// is under way or a creation is unsettled.
+type entry struct {
+	servers   []driver.Server
+	touched   uint64 // seq of the last action's begin or end
+	busy      int    // actions under way
+	look      bool   // the engine named this UID since it was last looked at
+	settlesAt time.Time
+	sample    driver.Usage
+	rates     *Rates
+	told      Rates // the rates of the last Change
+}
+
+// New returns an inventory; Start runs it.
+func New(o Options) (*Inventory, error) {
+	id, ok := driver.As[driver.Identifier](o.Driver)
+	if !ok {
+		return nil, errors.New("driver " + o.Name + " does not tell its engine's id")
+	}
+	setDefault(&o.ListPeriod, 30*time.Second)
+	setDefault(&o.UsagePeriod, 30*time.Second)
+	setDefault(&o.CallTimeout, 30*time.Second)
+	return &Inventory{
+		Options: o, id: id, downSince: o.Clock.Now(), cause: errors.New("the engine has not been listed yet"),
+		entries: map[types.UID]*entry{},
+		dirty:   make(chan struct{}, 1), suspect: make(chan struct{}, 1),
+	}, nil
+}
+
+func setDefault(d *time.Duration, v time.Duration) {
+	if *d <= 0 {
+		*d = v
+	}
+}
+
+// Subscribe has fn called, from the inventory's own goroutines, for every
+// change that an action of this process did not make. fn must not block.
+func (i *Inventory) Subscribe(fn func(Change)) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.notify = append(i.notify, fn)
+}
+
+// Get answers from the cache.
+func (i *Inventory) Get(uid types.UID) Observation {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.observe(uid)
+}
+
+func (i *Inventory) observe(uid types.UID) Observation {
+	o := Observation{EngineID: i.engineID, BackSince: i.backSince}
+	e := i.entries[uid]
+	if e != nil {
+		o.SettlesAt, o.Rates = e.settlesAt, e.rates
+	}
+	switch {
+	case !i.known:
+		o.DownSince, o.Cause = i.downSince, i.cause
+	case e == nil || len(e.servers) == 0:
+		o.Answer = Gone
+	default:
+		o.Answer, o.Server = Present, e.servers[0]
+		o.Duplicates = ids(e.servers)
+	}
+	return o
+}
+
+// ids returns the servers' IDs where there are several.
+func ids(servers []driver.Server) []string {
+	if len(servers) < 2 {
+		return nil
+	}
+	out := make([]string, len(servers))
+	for n, s := range servers {
+		out[n] = s.ID
+	}
+	return out
+}
+
+// Look asks the engine about one UID, live, and answers from what it said.
+func (i *Inventory) Look(ctx context.Context, uid types.UID) (Observation, error) {
+	if err := i.list(ctx, uid); err != nil {
+		return i.Get(uid), err
+	}
+	return i.Get(uid), nil
+}
+
+// Ensure passes spec to the driver and records what comes of it.
+func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	i.begin(spec.UID)
+	server, err := i.Driver.Ensure(ctx, spec)
+	i.end(spec.UID, func(e *entry) {
+		if err == nil {
+			e.servers, e.settlesAt = []driver.Server{server}, time.Time{}
+			e.forgetUsage()
+		} else if len(e.servers) == 0 && driver.Ambiguous(err) {
+			e.settlesAt = i.Clock.Now().Add(settle)
+		}
+	})
+	i.checkAfter(err)
+	return server, err
+}
+
+// Delete passes the target to the driver. Look tells what came of it.
+func (i *Inventory) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	i.begin(t.UID)
+	err := i.Driver.Delete(ctx, t, retain)
+	i.end(t.UID, func(*entry) {})
+	i.checkAfter(err)
+	return err
+}
+
+// checkAfter has the loop ask the engine at once when a call found it missing.
+func (i *Inventory) checkAfter(err error) {
+	if errors.Is(err, driver.ErrUnavailable) {
+		poke(i.suspect)
+	}
+}
+
+func (i *Inventory) begin(uid types.UID) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	e := i.entry(uid)
+	i.seq++
+	e.busy, e.touched = e.busy+1, i.seq
+}
+
+// end closes an action. What the engine said of the UID while the action ran
+// may be older or newer than its result, so it is looked at once more.
+func (i *Inventory) end(uid types.UID, record func(*entry)) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	e := i.entry(uid)
+	i.seq++
+	e.busy, e.touched = e.busy-1, i.seq
+	record(e)
+	if e.look {
+		poke(i.dirty)
+	}
+}
+
+func (i *Inventory) entry(uid types.UID) *entry {
+	e := i.entries[uid]
+	if e == nil {
+		e = &entry{}
+		i.entries[uid] = e
+	}
+	return e
+}
+
+// list asks the engine about the named UIDs, or about all, and merges the
+// answer: a UID that an action touched since the asking began keeps what it has.
+func (i *Inventory) list(ctx context.Context, uids ...types.UID) error {
+	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)
+	defer cancel()
+	i.mu.Lock()
+	began := i.seq
+	i.mu.Unlock()
+	servers, err := i.Driver.List(ctx, uids...)
+	if err != nil {
+		if errors.Is(err, driver.ErrUnavailable) {
+			poke(i.suspect)
+		}
+		return err
+	}
+	found := group(servers)
+	i.publish(i.merge(began, found, uids))
+	return nil
+}
+
+// group orders servers by UID. A retained server is no server of its UID.
+func group(servers []driver.Server) map[types.UID][]driver.Server {
+	found := make(map[types.UID][]driver.Server, len(servers))
+	for _, s := range servers {
+		if !s.Retained {
+			found[s.UID] = append(found[s.UID], s)
+		}
+	}
+	return found
+}
+
+func (i *Inventory) merge(began uint64, found map[types.UID][]driver.Server, uids []types.UID) []Change {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(uids) == 0 {
+		uids = i.union(found)
+	}
+	var changes []Change
+	for _, uid := range uids {
+		e := i.entry(uid)
+		if e.busy == 0 && e.touched <= began {
+			if c, ok := e.replace(uid, found[uid]); ok {
+				changes = append(changes, c)
+			}
+		}
+		i.prune(uid, e)
+	}
+	return changes
+}
+
+// union returns the UIDs that are cached or found.
+func (i *Inventory) union(found map[types.UID][]driver.Server) []types.UID {
+	uids := make([]types.UID, 0, len(found))
+	for uid := range found {
+		uids = append(uids, uid)
+	}
+	for uid := range i.entries {
+		if _, ok := found[uid]; !ok {
+			uids = append(uids, uid)
+		}
+	}
+	return uids
+}
+
+// replace stores what was found and tells whether anything is new in it.
+func (e *entry) replace(uid types.UID, found []driver.Server) (Change, bool) {
+	old := e.servers
+	if same(old, found) {
+		return Change{}, false
+	}
+	e.servers = found
+	e.forgetUsage()
+	named := found
+	if len(named) == 0 {
+		named = old
+	}
+	vm := types.NamespacedName{Namespace: named[0].Namespace, Name: named[0].Name}
+	return Change{UID: uid, VM: vm}, true
+}
+
+// seen is what of a server can be compared: without what only Ensure can tell,
+// and with the text of an error in place of its identity.
+type seen struct {
+	driver.Server
+	err string
+}
+
+func see(s driver.Server) seen {
+	text := ""
+	if s.Err != nil {
+		text = s.Err.Error()
+	}
+	s.Pending, s.Err = nil, nil
+	return seen{s, text}
+}
+
+func same(a, b []driver.Server) bool {
+	return slices.EqualFunc(a, b, func(x, y driver.Server) bool {
+		return reflect.DeepEqual(see(x), see(y))
+	})
+}
+
+// prune forgets a UID that nothing is known about.
+func (i *Inventory) prune(uid types.UID, e *entry) {
+	if len(e.servers) == 0 && e.busy == 0 && !e.look && !i.Clock.Now().Before(e.settlesAt) {
+		delete(i.entries, uid)
+	}
+}
+
+func (i *Inventory) publish(changes []Change) {
+	i.mu.Lock()
+	subscribers := i.notify
+	i.mu.Unlock()
+	for _, c := range changes {
+		for _, fn := range subscribers {
+			fn(c)
+		}
+	}
+}
+
+// poke marks a channel of capacity one without blocking.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,197 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// retryPeriod is the time from one try to reach a lost engine to the next.
+const retryPeriod = time.Second
+
+var errWatchClosed = errors.New("the engine closed its event stream")
+
+// Start keeps the cache true until ctx ends. An engine that cannot be reached
+// is tried again; it never makes Start fail.
+func (i *Inventory) Start(ctx context.Context) error {
+	go i.sampleForever(ctx)
+	for ctx.Err() == nil {
+		err := i.follow(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		if !errors.Is(err, errWatchClosed) {
+			i.pause(ctx, retryPeriod)
+		}
+	}
+	return nil
+}
+
+// NeedLeaderElection has the manager start an inventory on standbys too, so
+// that they are warm when they take over.
+func (i *Inventory) NeedLeaderElection() bool { return false }
+
+func (i *Inventory) pause(ctx context.Context, d time.Duration) {
+	t := i.Clock.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C():
+	}
+}
+
+// follow opens the engine's events, lists it and keeps up with the events. It
+// returns when the engine fails; until the next complete list all is unknown.
+func (i *Inventory) follow(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events, err := i.Driver.Watch(ctx)
+	if err == nil {
+		err = i.complete(ctx)
+	}
+	if err == nil {
+		err = i.keepUp(ctx, events)
+	}
+	if ctx.Err() == nil {
+		i.lose(err)
+	}
+	return err
+}
+
+// complete lists the whole engine and says which engine that is. The id is
+// asked before and after: a list of an engine that was swapped meanwhile is none.
+func (i *Inventory) complete(ctx context.Context) error {
+	before, err := i.askID(ctx)
+	if err != nil {
+		return err
+	}
+	i.meet(before)
+	if err := i.list(ctx); err != nil {
+		return err
+	}
+	after, err := i.askID(ctx)
+	if err != nil {
+		return err
+	}
+	if before != after {
+		return fmt.Errorf("the engine changed from %s to %s while it was listed", before, after)
+	}
+	i.gain()
+	return nil
+}
+
+func (i *Inventory) askID(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)
+	defer cancel()
+	return i.id.EngineID(ctx)
+}
+
+// meet drops all that is known of another engine.
+func (i *Inventory) meet(id string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.engineID == id {
+		return
+	}
+	i.known, i.engineID = false, id
+	for uid, e := range i.entries {
+		if e.busy == 0 {
+			delete(i.entries, uid)
+		}
+	}
+}
+
+// gain opens the cache for answers.
+func (i *Inventory) gain() {
+	i.mu.Lock()
+	was := i.known
+	i.known = true
+	if !was && i.cause != nil && !i.downSince.IsZero() {
+		i.backSince = i.Clock.Now()
+	}
+	i.mu.Unlock()
+	if !was {
+		i.Log.Info("Engine listed", "driver", i.Name, "engine", i.engineID)
+		i.publish([]Change{{All: true}})
+	}
+}
+
+// lose closes the cache for answers.
+func (i *Inventory) lose(cause error) {
+	i.mu.Lock()
+	was := i.known
+	i.known = false
+	if was {
+		i.downSince = i.Clock.Now()
+	}
+	first := was || i.cause == nil || i.cause.Error() != cause.Error()
+	i.cause = cause
+	i.mu.Unlock()
+	if first {
+		i.Log.Info("Engine lost", "driver", i.Name, "cause", cause.Error())
+	}
+	if was {
+		i.publish([]Change{{All: true}})
+	}
+}
+
+// keepUp looks at what the events name, and at everything once a period.
+func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
+	period := i.Clock.NewTicker(i.ListPeriod)
+	defer period.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case uid, ok := <-events:
+			if !ok {
+				return errWatchClosed
+			}
+			i.mark(uid)
+		case <-i.dirty:
+			err = i.lookAtMarked(ctx)
+		case <-i.suspect:
+			_, err = i.askID(ctx)
+		case <-period.C():
+			err = i.complete(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (i *Inventory) mark(uid types.UID) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	e := i.entry(uid)
+	e.look = true
+	if e.busy == 0 {
+		poke(i.dirty)
+	}
+}
+
+// lookAtMarked lists the marked UIDs in one call. A UID that an action works on
+// is left to the action's end.
+func (i *Inventory) lookAtMarked(ctx context.Context) error {
+	i.mu.Lock()
+	var uids []types.UID
+	for uid, e := range i.entries {
+		if e.look && e.busy == 0 {
+			e.look = false
+			uids = append(uids, uid)
+		}
+	}
+	i.mu.Unlock()
+	if len(uids) == 0 {
+		return nil
+	}
+	return i.list(ctx, uids...)
+}

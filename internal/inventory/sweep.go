@@ -1,0 +1,210 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// OrphanPolicy says what is done with a server that no VirtualMachine owns.
+type OrphanPolicy string
+
+// The orphan policies.
+const (
+	OrphanDelete OrphanPolicy = "delete"
+	OrphanReport OrphanPolicy = "report"
+)
+
+// Sweep finds servers that no VirtualMachine owns and, by policy, removes them.
+// It removes only what two live readings of the API, a grace period apart, did
+// not know, and nothing at all when suspiciously many look orphaned.
+type Sweep struct {
+	Inventory *Inventory
+	// Owned answers from the API cache; it spares the live reading while every
+	// server has its owner there.
+	Owned func(types.UID) bool
+	// Owners reads the UIDs of all VirtualMachines live from the API.
+	Owners func(context.Context) (map[types.UID]bool, error)
+	// Epoch of the leader that sweeps.
+	Epoch  uint64
+	Policy OrphanPolicy
+	// Grace is how long a server must have been ownerless.
+	Grace time.Duration
+	// Max, where positive, allows that many orphans at once.
+	Max int
+	// Tell hears of every orphan found, deleted or kept back.
+	Tell func(Finding)
+
+	orphans map[types.UID]*orphan
+	frozen  bool
+}
+
+// Finding is what a sweep has to say. Server is unset where it is Frozen.
+type Finding struct {
+	Server  driver.Server
+	Deleted bool
+	Frozen  bool
+	Note    string
+}
+
+type orphan struct {
+	since    time.Time
+	readings int
+	told     bool
+}
+
+// fewest is the number of orphans that never freezes a sweep.
+const fewest = 3
+
+// Start sweeps until ctx ends.
+func (s *Sweep) Start(ctx context.Context) error {
+	period := s.Inventory.Clock.NewTicker(min(max(s.Grace/2, time.Second), time.Minute))
+	defer period.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-period.C():
+			if err := s.Once(ctx); err != nil && ctx.Err() == nil {
+				s.Inventory.Log.Info("Orphan sweep put off", "driver", s.Inventory.Name, "cause", err.Error())
+			}
+		}
+	}
+}
+
+// NeedLeaderElection has only the leader sweep.
+func (s *Sweep) NeedLeaderElection() bool { return true }
+
+// Once takes one reading: the engine first, the API live after, so that a VM
+// created meanwhile is seen as an owner.
+func (s *Sweep) Once(ctx context.Context) error {
+	servers, err := s.listEngine(ctx)
+	if err != nil {
+		return err
+	}
+	found, err := s.ownerless(ctx, servers)
+	if err != nil {
+		return err
+	}
+	s.remember(found)
+	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(found)))
+	if s.freeze(len(found), len(servers)) {
+		return nil
+	}
+	return s.remove(ctx, found)
+}
+
+// listEngine returns the servers that may be swept.
+func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
+	defer cancel()
+	all, err := s.Inventory.Driver.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	servers := all[:0]
+	for _, server := range all {
+		if !server.Retained && server.State != driver.StatePending {
+			servers = append(servers, server)
+		}
+	}
+	return servers, nil
+}
+
+func (s *Sweep) ownerless(ctx context.Context, servers []driver.Server) ([]driver.Server, error) {
+	suspects := without(servers, s.Owned)
+	if len(suspects) == 0 {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
+	defer cancel()
+	owners, err := s.Owners(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the VirtualMachines: %w", err)
+	}
+	return without(suspects, func(uid types.UID) bool { return owners[uid] }), nil
+}
+
+func without(servers []driver.Server, owned func(types.UID) bool) []driver.Server {
+	var out []driver.Server
+	for _, server := range servers {
+		if !owned(server.UID) {
+			out = append(out, server)
+		}
+	}
+	return out
+}
+
+// remember counts this reading for what was found and forgets the rest.
+func (s *Sweep) remember(found []driver.Server) {
+	next := make(map[types.UID]*orphan, len(found))
+	for _, server := range found {
+		o := s.orphans[server.UID]
+		if o == nil {
+			o = &orphan{since: s.Inventory.Clock.Now()}
+		}
+		o.readings++
+		next[server.UID] = o
+	}
+	s.orphans = next
+}
+
+// freeze tells whether so many servers look orphaned that something else must
+// be wrong: more than three and more than a tenth, or more than Max allows.
+func (s *Sweep) freeze(orphans, servers int) bool {
+	limit := max(fewest, servers/10, s.Max)
+	frozen := s.Policy == OrphanDelete && orphans > limit
+	gauge := orphanSweepFrozen.WithLabelValues(s.Inventory.Name)
+	gauge.Set(0)
+	if frozen {
+		gauge.Set(1)
+	}
+	if frozen && !s.frozen {
+		s.Tell(Finding{Frozen: true, Note: fmt.Sprintf(
+			"%d of %d %s servers have no VirtualMachine, more than the %d that are removed without asking: remove them by hand or allow it with --orphan-max=%d",
+			orphans, servers, s.Inventory.Name, limit, orphans)})
+	}
+	s.frozen = frozen
+	return frozen
+}
+
+// remove deletes, or with OrphanReport tells of, every orphan that is old
+// enough.
+func (s *Sweep) remove(ctx context.Context, found []driver.Server) error {
+	var errs []error
+	for _, server := range found {
+		o := s.orphans[server.UID]
+		if o.readings < 2 || s.Inventory.Clock.Since(o.since) < s.Grace {
+			continue
+		}
+		if s.Policy != OrphanDelete {
+			if !o.told {
+				s.Tell(Finding{Server: server, Note: "no VirtualMachine owns it; --orphan-policy=report leaves it"})
+				o.told = true
+			}
+			continue
+		}
+		errs = append(errs, s.delete(ctx, server))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Sweep) delete(ctx context.Context, server driver.Server) error {
+	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
+	defer cancel()
+	target := driver.Target{UID: server.UID, ID: server.ID, Epoch: s.Epoch}
+	err := s.Inventory.Delete(ctx, target, false)
+	if err != nil && !errors.Is(err, driver.ErrNotFound) {
+		return fmt.Errorf("delete orphan %s (%s/%s): %w", server.ID, server.Namespace, server.Name, err)
+	}
+	s.Tell(Finding{Server: server, Deleted: true, Note: "no VirtualMachine owned it"})
+	return nil
+}
