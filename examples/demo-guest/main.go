@@ -1,0 +1,126 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command demo-guest is a small guest for demonstrations and tests: one static
+// program that serves HTTP and does on request what guests do by themselves,
+// such as burning CPU or crashing. hack/demo-guest.sh makes an image of it.
+//
+//	/                     says which guest answers
+//	/load?seconds=30      burns CPU, for ever without seconds
+//	/memory?bytes=1000000 keeps that much memory in use
+//	/exit?code=3          ends with that code
+//	/ignore-term          ignores SIGTERM from now on
+//
+// Environment: PORT (80) to listen on, IGNORE_TERM=1 to ignore SIGTERM from the
+// start, EXIT_CODE=3 to end with that code at once.
+package main
+
+import (
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+type guest struct {
+	ignoreTerm atomic.Bool
+	ballast    atomic.Pointer[[]byte]
+}
+
+func main() {
+	exitAtOnce(os.Getenv("EXIT_CODE"))
+	g := &guest{}
+	g.ignoreTerm.Store(os.Getenv("IGNORE_TERM") != "")
+	go g.handleSignals()
+	port := os.Getenv("PORT")
+	if port == "" {
+		port = "80"
+	}
+	server := &http.Server{Addr: ":" + port, Handler: g.routes(), ReadHeaderTimeout: 10 * time.Second}
+	log.Printf("demo guest listens on port %s", port)
+	log.Fatal(server.ListenAndServe())
+}
+
+func exitAtOnce(code string) {
+	if n, err := strconv.Atoi(code); err == nil {
+		log.Printf("ending with code %d, as EXIT_CODE says", n)
+		os.Exit(n)
+	}
+}
+
+// handleSignals is needed even to die: the kernel spares the first process of a
+// container from signals that it does not handle.
+func (g *guest) handleSignals() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1)
+	for s := range signals {
+		if g.ignoreTerm.Load() {
+			log.Printf("ignoring %v", s)
+			continue
+		}
+		log.Printf("ending on %v", s)
+		os.Exit(0)
+	}
+}
+
+func (g *guest) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", hello)
+	mux.HandleFunc("/load", load)
+	mux.HandleFunc("/memory", g.memory)
+	mux.HandleFunc("/exit", exit)
+	mux.HandleFunc("/ignore-term", func(w http.ResponseWriter, _ *http.Request) {
+		g.ignoreTerm.Store(true)
+		fmt.Fprintln(w, "ignoring SIGTERM from now on")
+	})
+	return mux
+}
+
+func hello(w http.ResponseWriter, _ *http.Request) {
+	host, _ := os.Hostname()
+	fmt.Fprintf(w, "hello from %s\n", host)
+}
+
+func load(w http.ResponseWriter, r *http.Request) {
+	until := time.Now().Add(time.Duration(number(r, "seconds", 1<<31)) * time.Second)
+	for range runtime.NumCPU() {
+		go burn(until)
+	}
+	fmt.Fprintf(w, "burning %d CPUs until %s\n", runtime.NumCPU(), until.UTC().Format(time.RFC3339))
+}
+
+func burn(until time.Time) {
+	for n := 0; ; n++ {
+		if n%(1<<20) == 0 && time.Now().After(until) {
+			return
+		}
+	}
+}
+
+func (g *guest) memory(w http.ResponseWriter, r *http.Request) {
+	ballast := make([]byte, number(r, "bytes", 0))
+	for i := 0; i < len(ballast); i += os.Getpagesize() {
+		ballast[i] = 1
+	}
+	g.ballast.Store(&ballast)
+	fmt.Fprintf(w, "holding %d bytes\n", len(ballast))
+}
+
+func exit(w http.ResponseWriter, r *http.Request) {
+	code := number(r, "code", 0)
+	fmt.Fprintf(w, "ending with code %d\n", code)
+	time.AfterFunc(100*time.Millisecond, func() { os.Exit(code) })
+}
+
+func number(r *http.Request, key string, otherwise int) int {
+	if n, err := strconv.Atoi(r.URL.Query().Get(key)); err == nil && n >= 0 {
+		return n
+	}
+	return otherwise
+}

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+
+# Makes sure that a Docker engine answers: installs docker.io by apt where there
+# is none, starts dockerd where nothing answers, and waits until it does. Safe to
+# run again and again. Needs root or sudo for what it changes. DOCKERD_WAIT (60)
+# is how many seconds the engine gets to come up.
+set -euo pipefail
+
+readonly wait_seconds="${DOCKERD_WAIT:-60}"
+readonly log=/var/log/dockerd.log
+readonly pidfile=/var/run/docker.pid
+
+say() { echo "dockerd.sh: $*"; }
+die() {
+	echo "dockerd.sh: $*" >&2
+	exit 1
+}
+
+# as_root runs a command as root, or says what it would have needed root for.
+as_root() {
+	if [ "$(id -u)" -eq 0 ]; then
+		"$@"
+	elif command -v sudo >/dev/null; then
+		sudo -- "$@"
+	else
+		die "needs root or sudo to run: $*"
+	fi
+}
+
+# answers tells whether an engine answers this user, or root ("answers as_root").
+answers() { command -v docker >/dev/null && "$@" timeout 10 docker info >/dev/null 2>&1; }
+
+report() {
+	say "$1: Docker $(timeout 10 docker version --format '{{.Server.Version}} (API {{.Server.APIVersion}})' 2>/dev/null || echo "engine") at ${DOCKER_HOST:-unix:///var/run/docker.sock}"
+}
+
+have() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null; }
+
+apt_install() {
+	have apt-get || die "there is no $1 and no apt-get to install it with: install a Docker engine by hand"
+	say "installing $1"
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 && return
+	as_root apt-get update -qq >/dev/null 2>&1 || die "apt-get update failed: run it by hand to see why"
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
+		die "apt-get could not install $*"
+}
+
+# Newer releases ship the docker command apart from the engine.
+install() {
+	have dockerd || apt_install docker.io iptables ca-certificates
+	have docker || apt_install docker-cli
+}
+
+# starting tells whether a dockerd runs already and only needs time.
+starting() { [ -r "$pidfile" ] && [ -d "/proc/$(cat "$pidfile")" ]; }
+
+start() {
+	if starting; then
+		say "a dockerd runs already (process $(cat "$pidfile")), waiting for it"
+	elif [ -d /run/systemd/system ]; then
+		say "starting the docker service"
+		as_root systemctl start docker || die "systemctl start docker failed: see journalctl -u docker"
+	else
+		say "starting dockerd, its log is $log"
+		as_root sh -c "PATH=\"\$PATH:/usr/sbin:/sbin\" setsid nohup dockerd >>$log 2>&1 </dev/null &"
+	fi
+}
+
+wait_for_engine() {
+	local deadline=$((SECONDS + wait_seconds))
+	until answers as_root; do
+		[ "$SECONDS" -lt "$deadline" ] ||
+			die "no engine answered within $wait_seconds s: $(as_root tail -n 1 "$log" 2>/dev/null || echo 'see journalctl -u docker')"
+		sleep 0.5
+	done
+}
+
+if answers env; then
+	report "an engine answers already"
+	exit 0
+fi
+[ -z "${DOCKER_HOST:-}" ] || die "nothing answers at DOCKER_HOST=$DOCKER_HOST: start that engine or unset DOCKER_HOST"
+[ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null || die "no engine answers this user, and to start one needs root or sudo"
+
+install
+answers as_root || start
+wait_for_engine
+answers env || die "the engine answers root only: run as root, or join its group with: sudo usermod -aG docker $(id -un)"
+report "the engine is up"
