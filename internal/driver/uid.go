@@ -1,0 +1,22 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"regexp"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var uidPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+
+// CheckUID refuses, with ErrInvalid, a UID that is not fit for a file name, a
+// label or a part of an engine-side name. Every driver calls it before a UID
+// gets there.
+func CheckUID(uid types.UID) error {
+	if uidPattern.MatchString(string(uid)) {
+		return nil
+	}
+	return Errorf(ErrInvalid, "metadata.uid is %.140q: it must be 1 to 128 letters, digits, - or _, beginning with a letter or digit", string(uid))
+}
