@@ -6,6 +6,7 @@ package inventory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"sync"
@@ -91,6 +92,7 @@ type Inventory struct {
 
 	mu        sync.Mutex
 	known     bool
+	failed    bool // the engine was out of reach since it was last known
 	engineID  string
 	downSince time.Time
 	backSince time.Time
@@ -183,12 +185,19 @@ func ids(servers []driver.Server) []string {
 	return out
 }
 
-// Look asks the engine about one UID, live, and answers from what it said.
+// Look asks the engine about one UID, live, and answers from what it said. It
+// makes sure that the engine that said it is the one that the inventory knows.
 func (i *Inventory) Look(ctx context.Context, uid types.UID) (Observation, error) {
 	if err := i.list(ctx, uid); err != nil {
 		return i.Get(uid), err
 	}
-	return i.Get(uid), nil
+	id, err := i.askID(ctx)
+	seen := i.Get(uid)
+	if err == nil && id != seen.EngineID {
+		poke(i.suspect)
+		err = fmt.Errorf("the engine changed from %s to %s", seen.EngineID, id)
+	}
+	return seen, err
 }
 
 // Ensure passes spec to the driver and records what comes of it.

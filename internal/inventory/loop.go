@@ -112,10 +112,13 @@ func (i *Inventory) gain() {
 	i.mu.Lock()
 	was := i.known
 	i.known = true
-	if !was && i.cause != nil && !i.downSince.IsZero() {
+	if i.failed {
 		i.backSince = i.Clock.Now()
 	}
+	i.failed = false
+	knownServers.WithLabelValues(i.Name).Set(float64(len(i.entries)))
 	i.mu.Unlock()
+	engineUp.WithLabelValues(i.Name).Set(1)
 	if !was {
 		i.Log.Info("Engine listed", "driver", i.Name, "engine", i.engineID)
 		i.publish([]Change{{All: true}})
@@ -126,13 +129,14 @@ func (i *Inventory) gain() {
 func (i *Inventory) lose(cause error) {
 	i.mu.Lock()
 	was := i.known
-	i.known = false
+	i.known, i.failed = false, true
 	if was {
 		i.downSince = i.Clock.Now()
 	}
-	first := was || i.cause == nil || i.cause.Error() != cause.Error()
+	first := was || i.cause.Error() != cause.Error()
 	i.cause = cause
 	i.mu.Unlock()
+	engineUp.WithLabelValues(i.Name).Set(0)
 	if first {
 		i.Log.Info("Engine lost", "driver", i.Name, "cause", cause.Error())
 	}
@@ -158,7 +162,7 @@ func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
 		case <-i.dirty:
 			err = i.lookAtMarked(ctx)
 		case <-i.suspect:
-			_, err = i.askID(ctx)
+			err = i.complete(ctx)
 		case <-period.C():
 			err = i.complete(ctx)
 		}

@@ -108,6 +108,10 @@ const (
 	EventStopped = "Stopped"
 	// EventPaused : a server was paused.
 	EventPaused = "Paused"
+	// EventResumed : a server was resumed.
+	EventResumed = "Resumed"
+	// EventAdopted : a server that was there already was taken over.
+	EventAdopted = "Adopted"
 	// EventRestarted : a server was restarted.
 	EventRestarted = "Restarted"
 	// EventUpdated : a server was changed.

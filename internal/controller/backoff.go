@@ -1,0 +1,25 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import "time"
+
+const (
+	firstBackoff = time.Second
+	maxBackoff   = 5 * time.Minute
+	slowBackoff  = 30 * time.Second
+)
+
+// backoff is the wait after the n-th failure in a row: 1 s, doubling to 5 min.
+// What is exhausted seldom comes back at once, so slow begins at 30 s.
+func backoff(n int32, slow bool) time.Duration {
+	d := firstBackoff
+	for ; n > 1 && d < maxBackoff; n-- {
+		d *= 2
+	}
+	if slow {
+		d = max(d, slowBackoff)
+	}
+	return min(d, maxBackoff)
+}

@@ -1,0 +1,519 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+const (
+	// outageShown is how long an outage lasts before a status tells of it.
+	outageShown = 5 * time.Second
+	// stableRun is how long a run must last before its end counts as a first.
+	stableRun = 10 * time.Second
+	// removalPoll is how soon a removal under way is looked at again if no event
+	// tells of its end.
+	removalPoll = time.Second
+)
+
+// input is all that decide looks at.
+type input struct {
+	vm   *api.VirtualMachine
+	seen inventory.Observation
+	now  time.Time
+	// driver that this lane runs, empty where none of the lanes runs the VM's.
+	driver string
+	// drivers that run here, for messages.
+	drivers []string
+	// did is the operation that has just succeeded, if any.
+	did api.OperationType
+	// probe is what the readiness probe says of a running server.
+	probe probeState
+}
+
+// step is what is to be done now.
+type step int
+
+const (
+	stepNone step = iota
+	stepEnsure
+	stepDelete
+	stepFinish
+)
+
+// plan is what decide wants: one step, and what the status says while it is
+// taken or, without a step, as long as nothing changes.
+type plan struct {
+	step step
+	// operation is under way, about to be taken, or failing; empty when the
+	// server is as it should be.
+	operation api.OperationType
+	power     driver.Power
+	stopBy    time.Time
+	endRun    string
+	// intent has the operation written to the status before it is taken.
+	intent bool
+	// retain releases the server in place of removing it.
+	retain bool
+	// wake is when to look again even if nothing happens.
+	wake time.Time
+	// quiet leaves the status as it is.
+	quiet bool
+	// handled marks spec.restartedAt as done.
+	handled bool
+
+	phase           api.Phase
+	reason, message string
+	ready, stalled  bool
+	// unobserved is set while the engine cannot be asked.
+	unobserved bool
+	// blocked is set while a deletion waits for something to be mended.
+	blocked bool
+	// pending says what waits for a restart.
+	pending string
+}
+
+// decide is the policy: what to do about vm, given what was seen of its server.
+func decide(in input) plan {
+	var p plan
+	switch {
+	case in.vm.DeletionTimestamp != nil:
+		p = decideDeletion(in)
+	case misplaced(in) != "":
+		p = decideMisplaced(in)
+	case in.seen.Answer == inventory.Unknown:
+		p = decideUnknown(in)
+	case len(in.seen.Duplicates) > 0:
+		p = plan{phase: api.PhaseFailed, reason: api.ReasonDuplicate, message: duplicateText(in)}
+	case onHold(in):
+		p = decideHold(in)
+	default:
+		p = decidePower(in)
+	}
+	p.handled = p.handled || !restartWanted(in)
+	p.pending = pendingText(in)
+	return p
+}
+
+// misplaced says why this lane's engine is not the VM's, or nothing.
+func misplaced(in input) string {
+	bound := in.vm.Annotations[api.AnnotationBound]
+	name, engine, _ := strings.Cut(bound, "/")
+	switch {
+	case in.driver == "" && bound == "":
+		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.vm.Spec.Driver, strings.Join(in.drivers, ", "))
+	case in.driver == "":
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", bound, name, strings.Join(in.drivers, ", "))
+	case bound != "" && in.seen.EngineID != "" && engine != in.seen.EngineID:
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", bound, in.driver, in.seen.EngineID)
+	}
+	return ""
+}
+
+// decideMisplaced waits: another engine's answer proves nothing about the
+// server. Only a VM that was never bound is refused.
+func decideMisplaced(in input) plan {
+	if in.vm.Annotations[api.AnnotationBound] == "" {
+		return plan{phase: api.PhaseFailed, reason: api.ReasonUnknownDriver, message: misplaced(in), stalled: true}
+	}
+	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineMismatch, message: misplaced(in), unobserved: true}
+}
+
+// decideUnknown waits for the engine, and says so once the outage has lasted.
+func decideUnknown(in input) plan {
+	shown := in.seen.DownSince.Add(outageShown)
+	if in.now.Before(shown) {
+		return plan{quiet: true, wake: shown}
+	}
+	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineUnavailable, message: in.seen.Cause.Error(), unobserved: true}
+}
+
+func duplicateText(in input) string {
+	return fmt.Sprintf("%d servers carry the UID %s (%s): remove all but one", len(in.seen.Duplicates), in.vm.UID, strings.Join(in.seen.Duplicates, ", "))
+}
+
+// decidePower compares the server with the desired power state.
+func decidePower(in input) plan {
+	power := powerOf(in.vm)
+	if in.seen.Answer == inventory.Gone {
+		return creation(in, power)
+	}
+	switch in.seen.Server.State {
+	case driver.StatePending:
+		return decidePending(in, power)
+	case driver.StateRemoving:
+		return waiting(in, api.OperationCreate, api.ReasonTerminating, "waits for the server that is being removed")
+	case driver.StateStopping:
+		return decideStopping(in, power)
+	case driver.StateRunning, driver.StateStarting, driver.StatePaused, driver.StateStopped, driver.StateRestarting:
+	}
+	switch power {
+	case driver.PowerOff:
+		return decideOff(in)
+	case driver.PowerPaused:
+		return decidePaused(in)
+	case driver.PowerOn:
+	}
+	return decideOn(in)
+}
+
+func powerOf(vm *api.VirtualMachine) driver.Power {
+	switch vm.Spec.Action {
+	case api.ActionStopped:
+		return driver.PowerOff
+	case api.ActionPaused:
+		return driver.PowerPaused
+	case api.ActionActive:
+	}
+	return driver.PowerOn
+}
+
+func creation(in input, power driver.Power) plan {
+	p := ensure(in, api.OperationCreate, power, api.ReasonCreating, "")
+	p.handled = in.did == api.OperationCreate
+	return p
+}
+
+// decidePending waits for a fetch, and goes on when it has ended or when the
+// spec has changed.
+func decidePending(in input, power driver.Power) plan {
+	server := in.seen.Server
+	if server.Doing != "" && server.Err == nil && in.vm.Generation == in.vm.Status.ObservedGeneration {
+		return waiting(in, api.OperationCreate, api.ReasonFetching, server.Doing)
+	}
+	if in.did == api.OperationCreate && server.Doing != "" {
+		return waiting(in, api.OperationCreate, api.ReasonFetching, server.Doing)
+	}
+	return creation(in, power)
+}
+
+// decideStopping waits for a stop, whoever asked for it, and forces it when
+// its time is over.
+func decideStopping(in input, power driver.Power) plan {
+	operation := api.OperationStop
+	end := ""
+	if op := in.vm.Status.Operation; op != nil && op.Type == api.OperationRestart {
+		operation, end = api.OperationRestart, op.Run
+	} else {
+		power = driver.PowerOff
+	}
+	p := ensure(in, operation, power, api.ReasonStopping, in.seen.Server.Doing)
+	p.endRun = end
+	if in.now.Before(p.stopBy) {
+		p.step, p.wake = stepNone, p.stopBy
+	}
+	return p
+}
+
+func decideOff(in input) plan {
+	if in.seen.Server.State != driver.StateStopped {
+		return ensure(in, api.OperationStop, driver.PowerOff, api.ReasonStopping, "")
+	}
+	if needsUpdate(in) {
+		return ensure(in, api.OperationUpdate, driver.PowerOff, api.ReasonUpdating, "")
+	}
+	return plan{phase: api.PhaseStopped, reason: api.ReasonStoppedAsAsked, ready: true, handled: true, message: in.seen.Server.Note}
+}
+
+func decidePaused(in input) plan {
+	switch in.seen.Server.State {
+	case driver.StatePaused:
+		if needsUpdate(in) {
+			return ensure(in, api.OperationUpdate, driver.PowerPaused, api.ReasonUpdating, "")
+		}
+		return plan{phase: api.PhasePaused, reason: api.ReasonPausedAsAsked, ready: true, handled: true, message: in.seen.Server.Note}
+	case driver.StateStarting:
+		return waiting(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Doing)
+	case driver.StateStopped, driver.StateRestarting:
+		return ensure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
+	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving:
+	}
+	return ensure(in, api.OperationPause, driver.PowerPaused, api.ReasonUpdating, "")
+}
+
+func decideOn(in input) plan {
+	if p, ok := decideRestart(in); ok {
+		return p
+	}
+	switch in.seen.Server.State {
+	case driver.StatePaused:
+		return ensure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, "")
+	case driver.StateStarting:
+		return waiting(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Doing)
+	case driver.StateRestarting:
+		return restarting(in)
+	case driver.StateStopped:
+		return decideEnded(in)
+	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving:
+	}
+	if needsUpdate(in) {
+		return ensure(in, api.OperationUpdate, driver.PowerOn, api.ReasonUpdating, "")
+	}
+	return running(in)
+}
+
+// restartWanted tells whether spec.restartedAt asks for a restart that was not
+// done. A value that is there when the VM is first seen asks for none.
+func restartWanted(in input) bool {
+	want, have := in.vm.Spec.RestartedAt, in.vm.Status.RestartedAt
+	return want != nil && !want.Equal(have) && in.vm.Status.ObservedGeneration > 0
+}
+
+// decideRestart carries a restart on that the status tells of, or begins one.
+// The run that it ends is written down first, so that no crash repeats it.
+func decideRestart(in input) (plan, bool) {
+	op := in.vm.Status.Operation
+	if op != nil && op.Type == api.OperationRestart {
+		if in.seen.Server.Run != op.Run && in.seen.Server.State != driver.StateStopped {
+			p := running(in)
+			if in.seen.Server.State != driver.StateRunning {
+				p = waiting(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Doing)
+			}
+			p.handled = true
+			return p, true
+		}
+		p := ensure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
+		p.endRun = op.Run
+		return p, true
+	}
+	if !restartWanted(in) || in.did == api.OperationCreate {
+		return plan{}, false
+	}
+	p := ensure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
+	p.endRun, p.intent = in.seen.Server.Run, true
+	return p, true
+}
+
+func restarting(in input) plan {
+	text := "the engine restarts the server"
+	if exit := in.seen.Server.Exit; exit != nil {
+		text += ", which " + exitText(exit)
+	}
+	return plan{phase: api.PhaseActive, reason: api.ReasonRestarting, message: text}
+}
+
+// decideEnded applies the restart policy to a server that is off.
+func decideEnded(in input) plan {
+	exit := in.seen.Server.Exit
+	if exit == nil || stoppedByUs(in.vm) {
+		return ensure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
+	}
+	policy := in.vm.Spec.RestartPolicy
+	switch {
+	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
+		return plan{phase: api.PhaseStopped, reason: api.ReasonCompleted, message: "the server " + exitText(exit), ready: true}
+	case exit.Code != 0 && policy == api.RestartNever:
+		return plan{phase: api.PhaseFailed, reason: api.ReasonExited, message: "the server " + exitText(exit)}
+	}
+	return startAgain(in, exit)
+}
+
+// stoppedByUs tells whether the server is off because Drover had it so, or
+// because a start that was decided on did not succeed yet.
+func stoppedByUs(vm *api.VirtualMachine) bool {
+	op := vm.Status.Operation
+	switch {
+	case vm.Status.Reason == api.ReasonStoppedAsAsked:
+		return true
+	case op == nil:
+		return false
+	case op.Type == api.OperationStop:
+		return true
+	}
+	return (op.Type == api.OperationStart || op.Type == api.OperationCreate) && op.NextRetryTime != nil && vm.Status.Reason != api.ReasonRestarting
+}
+
+// startAgain starts a server that ended by itself: at once after a run that
+// lasted, ever later after runs that did not.
+func startAgain(in input, exit *driver.Exit) plan {
+	p := ensure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+exitText(exit))
+	attempts := quickEnds(in)
+	if attempts == 0 {
+		return p
+	}
+	at := exit.At.Add(backoff(attempts, false))
+	if latest := in.now.Add(backoff(attempts, false)); at.After(latest) {
+		at = latest
+	}
+	if in.now.Before(at) {
+		p.step, p.wake, p.phase = stepNone, at, api.PhaseFailed
+	}
+	return p
+}
+
+// quickEnds counts the runs in a row that ended before they were stable; the
+// first one is started again at once.
+func quickEnds(in input) int32 {
+	op, server := in.vm.Status.Operation, in.seen.Server
+	if op == nil || op.Type != api.OperationStart || server.Exit == nil || server.Exit.At.Sub(server.StartedAt) >= stableRun {
+		return 0
+	}
+	return op.Attempts
+}
+
+func exitText(exit *driver.Exit) string {
+	switch {
+	case exit.Code == 0:
+		return "ended by itself with code 0"
+	case exit.Reason != "" && exit.Reason != "Error":
+		return fmt.Sprintf("ended with code %d (%s)", exit.Code, exit.Reason)
+	}
+	return fmt.Sprintf("ended with code %d", exit.Code)
+}
+
+// running is the plan for a server that is as it should be. After quick ends it
+// keeps count until the run has proven stable.
+func running(in input) plan {
+	server := in.seen.Server
+	p := plan{phase: api.PhaseActive, reason: api.ReasonRunning, message: server.Note, ready: true}
+	switch {
+	case in.probe.wanted && !in.probe.ok:
+		p.ready, p.reason, p.message = false, api.ReasonProbeFailing, in.probe.text
+	case pendingText(in) != "":
+		p.ready, p.reason, p.message = false, api.ReasonChangePending, pendingText(in)
+	}
+	stable := server.StartedAt.Add(stableRun)
+	if op := in.vm.Status.Operation; op != nil && op.Type == api.OperationStart && op.Attempts > 0 && in.now.Before(stable) {
+		p.operation, p.wake = api.OperationStart, stable
+	}
+	return p
+}
+
+// needsUpdate tells whether the driver must be shown the spec again: it
+// changed, the server is not what the spec says, or an update failed.
+func needsUpdate(in input) bool {
+	status := &in.vm.Status
+	if in.vm.Generation != status.ObservedGeneration {
+		return true
+	}
+	if op := status.Operation; op != nil && op.Type == api.OperationUpdate && op.Attempts > 0 {
+		return true
+	}
+	if pendingText(in) != "" {
+		return in.did == "" && startedAnew(status, in.seen.Server)
+	}
+	return drifted(in.vm, in.seen.Server.Applied)
+}
+
+// pendingText says what waits for a restart. Only Ensure can tell; what it said
+// last stays true until the next one.
+func pendingText(in input) string {
+	if fields := in.seen.Server.Pending; len(fields) > 0 {
+		return strings.Join(fields, ", ") + ": applied at the next restart (change spec.restartedAt to restart now)"
+	}
+	if c := meta.FindStatusCondition(in.vm.Status.Conditions, api.ConditionRestartRequired); c != nil && in.did == "" {
+		return c.Message
+	}
+	return ""
+}
+
+func startedAnew(status *api.VirtualMachineStatus, server driver.Server) bool {
+	return status.StartTime != nil && !server.StartedAt.IsZero() && !status.StartTime.Time.Equal(server.StartedAt.Truncate(time.Microsecond))
+}
+
+// drifted tells whether somebody changed the server's size behind our back.
+func drifted(vm *api.VirtualMachine, have driver.Resources) bool {
+	want := resourcesOf(vm)
+	return have.CPUMilli != 0 && have.CPUMilli != want.CPUMilli ||
+		have.MemoryBytes != 0 && have.MemoryBytes != want.MemoryBytes
+}
+
+// ensure is a plan to call the driver's Ensure.
+func ensure(in input, operation api.OperationType, power driver.Power, reason, message string) plan {
+	p := waiting(in, operation, reason, message)
+	p.step, p.power = stepEnsure, power
+	p.stopBy = since(in, operation).Add(grace(in.vm))
+	return p
+}
+
+// waiting is a plan to let an operation that is under way go on.
+func waiting(in input, operation api.OperationType, reason, message string) plan {
+	phase := api.PhaseCreating
+	if in.seen.Answer == inventory.Present {
+		switch in.seen.Server.State {
+		case driver.StateRunning, driver.StateStopping, driver.StateRestarting:
+			phase = api.PhaseActive
+		case driver.StatePaused:
+			phase = api.PhasePaused
+		case driver.StateStopped, driver.StateStarting, driver.StatePending, driver.StateRemoving:
+		}
+	}
+	return plan{operation: operation, phase: phase, reason: reason, message: message}
+}
+
+// since is when the operation began: what the status says if it tells of it.
+func since(in input, operation api.OperationType) time.Time {
+	if op := in.vm.Status.Operation; op != nil && op.Type == operation {
+		return op.StartedAt.Time
+	}
+	return in.now
+}
+
+func grace(vm *api.VirtualMachine) time.Duration {
+	if s := vm.Spec.ShutdownGracePeriodSeconds; s != nil {
+		return time.Duration(*s) * time.Second
+	}
+	return 30 * time.Second
+}
+
+// onHold tells whether a failed operation waits for its next try, or for good.
+// A new spec, a server that differs from what the last try left, and an engine
+// that came back end the wait.
+func onHold(in input) bool {
+	status := &in.vm.Status
+	if in.vm.Generation != status.ObservedGeneration || !asLeft(status.Server, in.seen) {
+		return false
+	}
+	if conditionTrue(status.Conditions, api.ConditionStalled) {
+		return true
+	}
+	op := status.Operation
+	if op == nil || op.NextRetryTime == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || crashWait(status) {
+		return false
+	}
+	tried := op.NextRetryTime.Add(-backoff(op.Attempts, status.Reason == api.ReasonExhausted))
+	return in.now.Before(op.NextRetryTime.Time) && !in.seen.BackSince.After(tried)
+}
+
+// crashWait tells whether the operation counts quick ends, which decideEnded
+// sees to, and not failed calls.
+func crashWait(status *api.VirtualMachineStatus) bool {
+	return status.Operation.Type == api.OperationStart && status.Reason == api.ReasonRestarting
+}
+
+// asLeft tells whether the server is what the status says. No server and one
+// that is still being fetched are the same thing here.
+func asLeft(left *api.ServerStatus, seen inventory.Observation) bool {
+	none := seen.Answer == inventory.Gone || seen.Server.State == driver.StatePending
+	if left == nil || left.State == string(driver.StatePending) {
+		return none
+	}
+	return !none && left.ID == seen.Server.ID && left.State == string(seen.Server.State)
+}
+
+func decideHold(in input) plan {
+	status := &in.vm.Status
+	p := plan{phase: api.PhaseFailed, reason: status.Reason, message: status.Message}
+	if in.seen.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.seen.Server.State) {
+		p.phase = waiting(in, "", "", "").phase
+	}
+	p.stalled = conditionTrue(status.Conditions, api.ConditionStalled)
+	if op := status.Operation; op != nil {
+		p.operation = op.Type
+		p.message = op.LastError
+		if op.NextRetryTime != nil {
+			p.wake = op.NextRetryTime.Time
+		}
+	}
+	return p
+}

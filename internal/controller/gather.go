@@ -1,0 +1,94 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// get returns the VirtualMachine, or nil if there is none. The cache may lag
+// behind our own last write, so the newer of the two counts.
+func (r *Reconciler) get(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
+	vm := &api.VirtualMachine{}
+	if err := r.Client.Get(ctx, key, vm); err != nil {
+		r.recent.forget(key)
+		r.probes.forget(key)
+		return nil, client.IgnoreNotFound(err)
+	}
+	return r.recent.newer(key, vm), nil
+}
+
+// gather puts the VirtualMachine and the inventory's answer side by side.
+func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
+	p := &pass{r: r, base: vm, vm: vm.DeepCopy()}
+	if r.Inventory != nil {
+		p.seen = r.Inventory.Get(vm.UID)
+	}
+	p.probe = r.probes.check(vm, p.seen)
+	return p
+}
+
+// look renews what is known of the server by asking the engine.
+func (p *pass) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	seen, err := p.r.Inventory.Look(ctx, p.vm.UID)
+	if err != nil {
+		seen.Answer, seen.Cause = inventory.Unknown, err
+		if seen.DownSince.IsZero() {
+			seen.DownSince = p.r.Clock.Now()
+		}
+	}
+	p.seen, p.fresh = seen, err == nil
+}
+
+// recent remembers our own last write of each object until the cache has it.
+type recent struct {
+	mu      sync.Mutex
+	written map[types.NamespacedName]*api.VirtualMachine
+}
+
+func (c *recent) newer(key types.NamespacedName, cached *api.VirtualMachine) *api.VirtualMachine {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	own := c.written[key]
+	if own == nil {
+		return cached
+	}
+	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)
+	if err != nil || order <= 0 || own.UID != cached.UID {
+		delete(c.written, key)
+		return cached
+	}
+	return own.DeepCopy()
+}
+
+func (c *recent) remember(vm *api.VirtualMachine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.written == nil {
+		c.written = map[types.NamespacedName]*api.VirtualMachine{}
+	}
+	c.written[client.ObjectKeyFromObject(vm)] = vm
+}
+
+func (c *recent) forget(key types.NamespacedName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.written, key)
+}
+
+// isUp tells whether a server's guest can be talked to.
+func isUp(seen inventory.Observation) bool {
+	return seen.Answer == inventory.Present && seen.Server.State == driver.StateRunning
+}

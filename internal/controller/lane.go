@@ -1,0 +1,205 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// strayName is the lane of VirtualMachines whose driver does not run here.
+const strayName = "none"
+
+// Priorities in a lane's queue.
+const (
+	prioDeletion = 20
+	prioUser     = 10
+	prioEngine   = 0
+	prioRoutine  = handler.LowPriority
+)
+
+// Options are the settings of all lanes.
+type Options struct {
+	// Inventories by driver, the default driver first.
+	Inventories []*inventory.Inventory
+	// Threads is the number of workers per driver.
+	Threads int
+	Clock   clock.WithTicker
+	Epoch   func() uint64
+}
+
+// Setup adds one lane per driver to the manager: a controller with a queue and
+// workers of its own, so that a slow engine holds only its own VMs. One more
+// lane tells of VMs whose driver does not run here. It returns the reconcilers
+// in the order of the inventories.
+func Setup(mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
+	var lanes []*Reconciler
+	names := make([]string, len(o.Inventories))
+	for n, inv := range o.Inventories {
+		names[n] = inv.Name
+	}
+	for _, inv := range append(slices.Clone(o.Inventories), nil) {
+		r := &Reconciler{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: mgr.GetEventRecorder("drover"),
+			Clock: o.Clock, Drivers: names, Inventory: inv, Epoch: o.Epoch,
+		}
+		if inv != nil {
+			r.Driver = inv.Name
+			lanes = append(lanes, r)
+		}
+		if err := r.setup(mgr, o.Threads); err != nil {
+			return nil, fmt.Errorf("driver %s: %w", inv.Name, err)
+		}
+	}
+	return lanes, nil
+}
+
+func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
+	name := r.Driver
+	if name == "" {
+		name, threads = strayName, 1
+	}
+	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
+		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
+		SkipNameValidation: new(true),
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.Watch(source.Kind(mgr.GetCache(), &api.VirtualMachine{}, r.handler())); err != nil {
+		return err
+	}
+	if r.Inventory == nil {
+		return nil
+	}
+	return c.Watch(source.Func(r.follow))
+}
+
+// laneOf names the driver that a VirtualMachine belongs to: the one that it is
+// bound to or, before that, the one that it asks for or the default.
+func (r *Reconciler) laneOf(vm *api.VirtualMachine) string {
+	name, _, _ := strings.Cut(vm.Annotations[api.AnnotationBound], "/")
+	if name == "" && controllerutil.ContainsFinalizer(vm, api.FinalizerServer) {
+		name = vm.Status.Driver // somebody took the binding away
+	}
+	if name == "" {
+		name = vm.Spec.Driver
+	}
+	switch {
+	case name == "" && len(r.Drivers) > 0:
+		return r.Drivers[0]
+	case slices.Contains(r.Drivers, name):
+		return name
+	}
+	return ""
+}
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// handler puts a VirtualMachine into the queue when a user changed it. Our own
+// writes wake nothing.
+func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
+	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue) {
+			if r.laneOf(e.Object) == r.Driver {
+				add(q, keyOf(e.Object), startPriority(e))
+			}
+		},
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue) {
+			if r.laneOf(e.ObjectNew) != r.Driver {
+				return
+			}
+			if priority, ok := worth(e.ObjectOld, e.ObjectNew); ok {
+				add(q, keyOf(e.ObjectNew), priority)
+			}
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q queue) {
+			if r.laneOf(e.Object) == r.Driver {
+				add(q, keyOf(e.Object), prioRoutine)
+			}
+		},
+	}
+}
+
+func startPriority(e event.TypedCreateEvent[*api.VirtualMachine]) int {
+	switch {
+	case e.Object.DeletionTimestamp != nil:
+		return prioDeletion
+	case e.IsInInitialList:
+		return prioRoutine
+	}
+	return prioUser
+}
+
+// worth tells whether a change of the object needs a look, and how soon.
+func worth(old, vm *api.VirtualMachine) (priority int, ok bool) {
+	switch {
+	case old.DeletionTimestamp == nil && vm.DeletionTimestamp != nil, old.UID != vm.UID:
+		return prioDeletion, true
+	case old.Generation != vm.Generation:
+		return prioUser, true
+	case isBound(old) && !isBound(vm), isBound(old) && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
+		return prioUser, vm.DeletionTimestamp == nil
+	}
+	return 0, false
+}
+
+// follow puts a VirtualMachine into the queue when its server changed.
+func (r *Reconciler) follow(ctx context.Context, q queue) error {
+	r.probes = &prober{ctx: ctx, clock: r.Clock, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
+		add(q, key, prioEngine)
+	}}
+	r.Inventory.Subscribe(func(c inventory.Change) {
+		switch {
+		case c.All:
+			go r.addAll(ctx, q)
+		case c.Routine:
+			add(q, c.VM, prioRoutine)
+		default:
+			add(q, c.VM, prioEngine)
+		}
+	})
+	return nil
+}
+
+// addAll puts every VirtualMachine of the lane into the queue.
+func (r *Reconciler) addAll(ctx context.Context, q queue) {
+	var all api.VirtualMachineList
+	if err := r.Client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "List the VirtualMachines in the cache", "driver", r.Driver)
+		return
+	}
+	for n := range all.Items {
+		if vm := &all.Items[n]; r.laneOf(vm) == r.Driver {
+			add(q, keyOf(vm), prioRoutine)
+		}
+	}
+}
+
+func add(q queue, key types.NamespacedName, priority int) {
+	req := reconcile.Request{NamespacedName: key}
+	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
+		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, req)
+		return
+	}
+	q.Add(req)
+}

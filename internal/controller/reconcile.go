@@ -1,0 +1,114 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+const (
+	// callTimeout bounds one call to a driver.
+	callTimeout = 30 * time.Second
+	// silent is how long a step may take before the status tells of it.
+	silent = 100 * time.Millisecond
+	// conflictRetry is when a write that lost a race is tried again; the watch
+	// has brought the winner's by then.
+	conflictRetry = 50 * time.Millisecond
+	// maxSteps bounds the steps of one pass; the next pass goes on from there.
+	maxSteps = 6
+)
+
+// Reconciler brings VirtualMachines of one driver and their servers together.
+type Reconciler struct {
+	// Client reads VirtualMachines from the cache and writes to the API.
+	Client client.Client
+	// Live reads past the cache.
+	Live     client.Reader
+	Recorder events.EventRecorder
+	Clock    clock.WithTicker
+	// Driver names the driver; empty for VMs whose driver does not run here.
+	Driver string
+	// Drivers are the names of all drivers that run here, the default first.
+	Drivers []string
+	// Inventory of the driver; nil where Driver is empty.
+	Inventory *inventory.Inventory
+	// Epoch of the leader that acts.
+	Epoch func() uint64
+
+	recent recent
+	probes *prober
+}
+
+// Reconcile compares a VirtualMachine with its server and takes the step that
+// brings them together. Steps that end at once are taken in one pass.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	vm, err := r.get(ctx, req.NamespacedName)
+	if err != nil || vm == nil || letGo(vm) {
+		return ctrl.Result{}, err
+	}
+	if vm, err = r.ensureFinalizer(ctx, vm); err != nil {
+		return retryConflict(err)
+	}
+	p := r.gather(vm)
+	for range maxSteps {
+		p.decide()
+		if p.plan.step == stepNone {
+			break
+		}
+		if done, err := r.act(ctx, p); done || err != nil {
+			return retryConflict(err)
+		}
+	}
+	return retryConflictAfter(r.report(ctx, p))
+}
+
+// retryConflict leaves an object that somebody else wrote, or that is gone, to
+// the watch.
+func retryConflict(err error) (ctrl.Result, error) {
+	switch {
+	case apierrors.IsConflict(err):
+		return ctrl.Result{RequeueAfter: conflictRetry}, nil
+	case apierrors.IsNotFound(err):
+		return ctrl.Result{}, nil
+	}
+	return ctrl.Result{}, err
+}
+
+func retryConflictAfter(result ctrl.Result, err error) (ctrl.Result, error) {
+	if err != nil {
+		return retryConflict(err)
+	}
+	return result, nil
+}
+
+// pass is one run of Reconcile: what it saw, what it wants and what it did.
+type pass struct {
+	r    *Reconciler
+	base *api.VirtualMachine // as the API has it
+	vm   *api.VirtualMachine // base, with the status as this pass would have it
+	seen inventory.Observation
+	// fresh is set while seen comes from a live look with nothing done since.
+	fresh bool
+	plan  plan
+	did   api.OperationType
+	notes []note
+	probe probeState
+}
+
+func (p *pass) decide() {
+	p.plan = decide(input{
+		vm: p.vm, seen: p.seen, now: p.r.Clock.Now(), did: p.did, probe: p.probe,
+		driver: p.r.Driver, drivers: p.r.Drivers,
+	})
+}

@@ -1,0 +1,256 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+const (
+	// maxText bounds a message, as the CRD does.
+	maxText = 4096
+	// progressPeriod is the least time between two writes that only tell of
+	// progress, such as a pull's.
+	progressPeriod = 2 * time.Second
+	// restartPeriod is the least time between two writes while the engine's own
+	// restarter is at work.
+	restartPeriod = 10 * time.Second
+)
+
+// report writes the status if it changed, and then the events. A change that
+// can wait for others is put off.
+func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
+	now := r.Clock.Now()
+	if p.plan.quiet {
+		return wakeAt(now, p.plan.wake), nil
+	}
+	next := p.status(now)
+	if until := calm(&p.base.Status, &next, p.did); now.Before(until) {
+		return wakeAt(now, earlier(until, p.plan.wake)), nil
+	}
+	if _, err := r.write(ctx, p); err != nil {
+		return ctrl.Result{}, err
+	}
+	p.tell()
+	return wakeAt(now, p.plan.wake), nil
+}
+
+// write puts the pass's status into the API, if it differs from what is there
+// in anything but its time.
+func (r *Reconciler) write(ctx context.Context, p *pass) (bool, error) {
+	now := r.Clock.Now()
+	next := p.status(now)
+	if equality.Semantic.DeepEqual(&next, &p.base.Status) {
+		return false, nil
+	}
+	stamp := metav1.NewMicroTime(now)
+	next.LastUpdateTime = &stamp
+	vm := p.base.DeepCopy()
+	vm.Status = next
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if err := r.Client.Status().Update(ctx, vm); err != nil {
+		return false, err
+	}
+	r.recent.remember(vm)
+	p.base, p.vm = vm, vm.DeepCopy()
+	return true, nil
+}
+
+// status is what the status should say: a function of what it says now, the
+// plan and what was seen.
+func (p *pass) status(now time.Time) api.VirtualMachineStatus {
+	base, plan := &p.base.Status, p.plan
+	next := *p.vm.Status.DeepCopy()
+	next.ObservedGeneration = p.vm.Generation
+	next.Phase, next.Reason, next.Message = plan.phase, plan.reason, clip(plan.message)
+	if p.r.Driver != "" {
+		next.Driver = p.r.Driver
+	}
+	if plan.handled {
+		next.RestartedAt = p.vm.Spec.RestartedAt
+	}
+	next.Operation = p.operation(now)
+	if !plan.unobserved && p.seen.Answer != inventory.Unknown {
+		p.describe(&next)
+	}
+	next.Conditions = slices.Clone(base.Conditions)
+	p.conditions(&next.Conditions, now)
+	return next
+}
+
+// operation keeps the status's operation while it goes on.
+func (p *pass) operation(now time.Time) *api.Operation {
+	have := p.vm.Status.Operation
+	switch {
+	case p.plan.operation == "":
+		return nil
+	case have != nil && have.Type == p.plan.operation:
+		return have
+	}
+	return &api.Operation{Type: p.plan.operation, StartedAt: metav1.NewMicroTime(now), Epoch: p.epoch()}
+}
+
+// describe copies what was seen of the server.
+func (p *pass) describe(next *api.VirtualMachineStatus) {
+	next.Server = serverStatus(p.base.Status.Server, p.seen)
+	next.Addresses = nil
+	if p.seen.Answer != inventory.Present {
+		return
+	}
+	server := p.seen.Server
+	next.Addresses = server.Addresses
+	if server.StartedAt.IsZero() {
+		return
+	}
+	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
+	if next.StartTime != nil && !next.StartTime.Equal(&started) {
+		next.RestartCount++
+	}
+	next.StartTime = &started
+}
+
+// serverStatus is the server as seen. Usage that moved by less than a point
+// keeps its figures, so that it alone makes no write.
+func serverStatus(have *api.ServerStatus, seen inventory.Observation) *api.ServerStatus {
+	if seen.Answer == inventory.Unknown {
+		return have
+	}
+	if seen.Answer != inventory.Present {
+		return nil
+	}
+	next := &api.ServerStatus{ID: seen.Server.ID, State: string(seen.Server.State)}
+	var shown *api.Usage
+	if have != nil && have.ID == next.ID {
+		shown = have.Usage
+	}
+	switch up := seen.Server.State == driver.StateRunning || seen.Server.State == driver.StatePaused; {
+	case !up:
+	case seen.Rates == nil:
+		next.Usage = shown
+	case shown != nil && !seen.Rates.Moved(inventory.Rates{CPU: shown.CPU, Memory: shown.Memory}):
+		next.Usage = shown
+	default:
+		next.Usage = &api.Usage{CPU: round(seen.Rates.CPU), Memory: round(seen.Rates.Memory)}
+	}
+	return next
+}
+
+// round rounds to 0.01.
+func round(f float64) float64 { return math.Round(f*100) / 100 }
+
+func (p *pass) conditions(all *[]metav1.Condition, now time.Time) {
+	plan := p.plan
+	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(all, metav1.Condition{
+			Type: kind, Status: status, Reason: reason, Message: clip(message),
+			ObservedGeneration: p.vm.Generation, LastTransitionTime: metav1.NewTime(now),
+		})
+	}
+	only := func(wanted bool, kind, reason, message string) {
+		if wanted {
+			set(kind, metav1.ConditionTrue, reason, message)
+		} else {
+			meta.RemoveStatusCondition(all, kind)
+		}
+	}
+	unknown := plan.unobserved || p.seen.Answer == inventory.Unknown
+	set(api.ConditionReady, triState(plan.ready, plan.phase == api.PhaseUnknown), plan.reason, plan.message)
+	set(api.ConditionRunning, triState(isUp(p.seen), unknown), runningReason(p.seen, plan), "")
+	if unknown {
+		set(api.ConditionObserved, metav1.ConditionFalse, plan.reason, plan.message)
+	} else {
+		set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
+	}
+	only(plan.pending != "", api.ConditionRestartRequired, api.ReasonChangePending, plan.pending)
+	only(plan.blocked, api.ConditionDeletionBlocked, plan.reason, plan.message)
+	only(plan.stalled, api.ConditionStalled, plan.reason, plan.message)
+}
+
+func triState(yes, unknown bool) metav1.ConditionStatus {
+	switch {
+	case unknown:
+		return metav1.ConditionUnknown
+	case yes:
+		return metav1.ConditionTrue
+	}
+	return metav1.ConditionFalse
+}
+
+func runningReason(seen inventory.Observation, plan plan) string {
+	if isUp(seen) && !plan.unobserved {
+		return api.ReasonRunning
+	}
+	return plan.reason
+}
+
+// setStalled marks the pass's status, for decide to find.
+func (p *pass) setStalled(stalled bool) {
+	conditions := &p.vm.Status.Conditions
+	if !stalled {
+		meta.RemoveStatusCondition(conditions, api.ConditionStalled)
+		return
+	}
+	meta.SetStatusCondition(conditions, metav1.Condition{
+		Type: api.ConditionStalled, Status: metav1.ConditionTrue, Reason: p.vm.Status.Reason,
+		ObservedGeneration: p.vm.Generation, LastTransitionTime: metav1.NewTime(p.r.Clock.Now()),
+	})
+}
+
+func conditionTrue(conditions []metav1.Condition, kind string) bool {
+	return meta.IsStatusConditionTrue(conditions, kind)
+}
+
+// calm says until when a change may wait: what only tells of progress, and what
+// the engine's restarter does without us. What Drover did is told at once.
+func calm(base, next *api.VirtualMachineStatus, did api.OperationType) time.Time {
+	if base.LastUpdateTime == nil || did != "" || base.ObservedGeneration != next.ObservedGeneration {
+		return time.Time{}
+	}
+	last := base.LastUpdateTime.Time
+	switch {
+	case base.Reason == api.ReasonRestarting || next.Reason == api.ReasonRestarting || base.RestartCount != next.RestartCount:
+		return last.Add(restartPeriod)
+	case base.Phase == next.Phase && base.Reason == next.Reason && next.Reason == api.ReasonFetching:
+		return last.Add(progressPeriod)
+	}
+	return time.Time{}
+}
+
+// wakeAt has the VirtualMachine looked at again at a time, if there is one.
+func wakeAt(now, at time.Time) ctrl.Result {
+	if at.IsZero() {
+		return ctrl.Result{}
+	}
+	return ctrl.Result{RequeueAfter: max(at.Sub(now), time.Millisecond)}
+}
+
+// earlier returns the earlier of two times, of which the second may be unset.
+func earlier(a, b time.Time) time.Time {
+	if b.IsZero() || a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// clip cuts a text to what the CRD allows.
+func clip(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxText-len("...")], "") + "..."
+}

@@ -1,0 +1,95 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// resourcesOf reads spec.resource in the driver's units.
+func resourcesOf(vm *api.VirtualMachine) driver.Resources {
+	r := vm.Spec.Resource
+	cpu, memory, disk := r[api.ResourceCPU], r[api.ResourceMemory], r[api.ResourceRootDisk]
+	return driver.Resources{CPUMilli: cpu.MilliValue(), MemoryBytes: memory.Value(), RootDiskBytes: disk.Value()}
+}
+
+// serverSpec translates a VirtualMachine, without its secrets, for the driver.
+func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
+	r := resourcesOf(vm)
+	spec := driver.ServerSpec{
+		Target:    driver.Target{UID: vm.UID},
+		Namespace: vm.Namespace, Name: vm.Name,
+		CPUMilli: r.CPUMilli, MemoryBytes: r.MemoryBytes, RootDiskBytes: r.RootDiskBytes,
+		SSHKeys:       vm.Spec.SSHAuthorizedKeys,
+		RestartPolicy: driver.RestartPolicy(vm.Spec.RestartPolicy),
+	}
+	if image := imageOf(vm.Spec.Image); image != nil {
+		spec.Image = *image
+	}
+	for _, v := range vm.Spec.Volumes {
+		spec.Volumes = append(spec.Volumes, volumeOf(v))
+	}
+	for _, p := range vm.Spec.Ports {
+		spec.Ports = append(spec.Ports, driver.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, HostPort: p.HostPort})
+	}
+	return spec
+}
+
+func imageOf(image *api.Image) *driver.Image {
+	if image == nil {
+		return nil
+	}
+	out := &driver.Image{Source: image.Source, Checksum: image.Checksum, PullPolicy: driver.PullPolicy(image.PullPolicy)}
+	if k := image.Kernel; k != nil {
+		out.Kernel = &driver.Kernel{Source: k.Source, Initrd: k.Initrd, Cmdline: k.Cmdline}
+	}
+	return out
+}
+
+func volumeOf(v api.Volume) driver.Volume {
+	out := driver.Volume{Name: v.Name, SizeBytes: v.Size.Value(), ReadOnly: v.ReadOnly}
+	if v.Source != nil {
+		out.Image = imageOf(v.Source.Image)
+	}
+	return out
+}
+
+// reveal reads the text of a data source, live and never through a cache: a
+// cache would need the right to list Secrets.
+func (r *Reconciler) reveal(ctx context.Context, namespace, field string, from *api.DataSource) (driver.Secret, error) {
+	switch {
+	case from == nil:
+		return driver.Secret{}, nil
+	case from.Inline != nil:
+		return driver.NewSecret(*from.Inline), nil
+	case from.SecretKeyRef == nil:
+		return driver.Secret{}, nil
+	}
+	ref := from.SecretKeyRef
+	var secret corev1.Secret
+	if err := r.Live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, &secret); err != nil {
+		return driver.Secret{}, secretError(field, ref, err)
+	}
+	text, ok := secret.Data[ref.Key]
+	if !ok {
+		return driver.Secret{}, driver.WithReason(api.ReasonSecretUnavailable, driver.Errorf(driver.ErrRetry,
+			"spec.%s: Secret %q has no key %q", field, ref.Name, ref.Key))
+	}
+	return driver.NewSecret(string(text)), nil
+}
+
+func secretError(field string, ref *api.SecretKeyRef, err error) error {
+	if apierrors.IsNotFound(err) {
+		err = fmt.Errorf("Secret %q does not exist in the VirtualMachine's namespace", ref.Name) //nolint:revive,staticcheck // Secret is a kind's name
+	}
+	return driver.WithReason(api.ReasonSecretUnavailable, driver.Errorf(driver.ErrRetry, "spec.%s: %w", field, err))
+}
