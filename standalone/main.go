@@ -1,11 +1,56 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command drover is Drover for a host without a cluster: etcd, kube-apiserver
+// and the Drover controller in one process.
+//
+// Start with up.go, which lists the parts that `drover up` runs; the other
+// commands have a file each.
 package main
 
 import (
-	_ "cloudnative.tw/drover/apis"
-	_ "go.etcd.io/etcd/server/v3/embed"
-	_ "k8s.io/kubectl/pkg/cmd"
-	_ "k8s.io/kubernetes/cmd/kube-apiserver/app"
-	_ "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-func main() {}
+func main() {
+	if err := newRootCommand().Execute(); err != nil {
+		if !errors.Is(err, errTold) {
+			fmt.Fprintln(os.Stderr, "drover:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+// errTold means that the person was told already.
+var errTold = errors.New("told")
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "drover",
+		Short: "Run virtual machines from Kubernetes objects, on this host and without a cluster",
+		Long: `Drover runs virtual machines from Kubernetes objects.
+
+"drover up" starts a Kubernetes API on this host, with all it needs in one
+process, and runs a server for every VirtualMachine that is applied to it.`,
+		Example: `  drover up
+  drover kubectl apply -f examples/test-vm.yaml
+  drover kubectl get vms`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newUpCommand(), newPurgeCommand(), newKubectlCommand(), newVersionCommand())
+	return root
+}
+
+// addDataDirFlag is for every command that looks into the data dir.
+func addDataDirFlag(cmd *cobra.Command, dir *string) {
+	cmd.Flags().StringVar(dir, "data-dir", datadir.Default(os.Getenv, os.Getuid()),
+		"where everything is kept (also from DROVER_DATA_DIR)")
+}

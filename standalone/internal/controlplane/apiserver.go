@@ -1,0 +1,114 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/client-go/kubernetes"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+)
+
+// Issuer of the service-account tokens.
+const issuer = "https://kubernetes.default.svc.cluster.local"
+
+// apiServerArgs are flags rather than fields, as flags are what Kubernetes
+// documents and keeps stable.
+func (c *Config) apiServerArgs(etcd string) []string {
+	return []string{
+		"--etcd-servers=" + etcd,
+		"--advertise-address=127.0.0.1",
+		"--endpoint-reconciler-type=none",
+		"--authorization-mode=RBAC",
+		"--anonymous-auth=false",
+		"--client-ca-file=" + c.Keys.CABundle(),
+		"--tls-cert-file=" + c.Keys.Serving(),
+		"--tls-private-key-file=" + c.Keys.Serving(),
+		"--tls-min-version=VersionTLS13",
+		"--service-account-issuer=" + issuer,
+		"--service-account-key-file=" + c.Keys.ServiceAccountKey(),
+		"--service-account-signing-key-file=" + c.Keys.ServiceAccountKey(),
+		"--service-cluster-ip-range=10.0.0.0/24",
+		"--profiling=false",
+		// Long watches would hold a stop up for a minute: tell them to come
+		// back later, and close after two seconds.
+		"--shutdown-send-retry-after=true",
+		"--shutdown-watch-termination-grace-period=2s",
+	}
+}
+
+// runAPIServer leaves out kube-apiserver's own command, because that takes the
+// process's signals for itself.
+func (c *Config) runAPIServer(etcd string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		s := options.NewServerRunOptions()
+		if err := parse("kube-apiserver", s.Flags(), c.apiServerArgs(etcd)); err != nil {
+			return err
+		}
+		c.useListener(s)
+		if err := s.GenericServerRunOptions.ComponentGlobalsRegistry.Set(); err != nil {
+			return err
+		}
+		completed, err := s.Complete(ctx)
+		if err != nil {
+			return err
+		}
+		if errs := completed.Validate(); len(errs) > 0 {
+			return utilerrors.NewAggregate(errs)
+		}
+		return app.Run(ctx, completed)
+	}
+}
+
+func (c *Config) useListener(s *options.ServerRunOptions) {
+	s.SecureServing.Listener = c.Listener
+	if addr, ok := c.Listener.Addr().(*net.TCPAddr); ok {
+		s.SecureServing.BindAddress = addr.IP
+		s.SecureServing.BindPort = addr.Port
+	}
+}
+
+func parse(name string, sets cliflag.NamedFlagSets, args []string) error {
+	all := pflag.NewFlagSet(name, pflag.ContinueOnError)
+	for _, set := range sets.FlagSets {
+		all.AddFlagSet(set)
+	}
+	return all.Parse(args)
+}
+
+// waitAPI waits for an API that is ready, and learns the cluster's id.
+func (c *Config) waitAPI(ctx context.Context) error {
+	client, err := kubernetes.NewForConfig(c.ClientConfig(c.Keys.Admin()))
+	if err != nil {
+		return err
+	}
+	err = waitFor(ctx, func(ctx context.Context) error {
+		_, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, func(ctx context.Context) error {
+		return c.keepClusterID(ctx, client)
+	})
+}
+
+func (c *Config) keepClusterID(ctx context.Context, client kubernetes.Interface) error {
+	ns, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if err := c.Dir.SetClusterID(string(ns.UID)); err != nil {
+		return fmt.Errorf("keep the cluster's id: %w", err)
+	}
+	return nil
+}

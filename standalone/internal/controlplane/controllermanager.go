@@ -1,0 +1,62 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"context"
+	"path/filepath"
+
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app/options"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
+)
+
+// controllers that Drover's users rely on: namespaces end with all in them,
+// owners take their dependents with them, service accounts have tokens, and
+// the roles admin, edit and view gather what others add to them.
+func controllers() []string {
+	return []string{
+		names.NamespaceController,
+		names.GarbageCollectorController,
+		names.ServiceAccountController,
+		names.ServiceAccountTokenController,
+		names.ClusterRoleAggregationController,
+	}
+}
+
+func (c *Config) controllerManagerArgs(kubeconfig string) []string {
+	args := []string{
+		"--kubeconfig=" + kubeconfig,
+		"--secure-port=0",
+		"--leader-elect=false",
+		"--use-service-account-credentials=true",
+		"--service-account-private-key-file=" + c.Keys.ServiceAccountKey(),
+		"--root-ca-file=" + c.Keys.CABundle(),
+		"--profiling=false",
+	}
+	for _, name := range controllers() {
+		args = append(args, "--controllers="+name)
+	}
+	return args
+}
+
+func (c *Config) runControllerManager(ctx context.Context) error {
+	kubeconfig := filepath.Join(c.Dir.Run(), "controller-manager.kubeconfig")
+	if err := c.writeFileKubeconfig(kubeconfig, c.Keys.ControllerManager()); err != nil {
+		return err
+	}
+	s, err := options.NewKubeControllerManagerOptions()
+	if err != nil {
+		return err
+	}
+	known, off, aliases := app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases()
+	if err := parse("kube-controller-manager", s.Flags(known, off, aliases), c.controllerManagerArgs(kubeconfig)); err != nil {
+		return err
+	}
+	config, err := s.Config(ctx, known, off, aliases)
+	if err != nil {
+		return err
+	}
+	return app.Run(ctx, config.Complete())
+}

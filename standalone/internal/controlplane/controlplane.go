@@ -1,0 +1,114 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package controlplane runs etcd, kube-apiserver and the few controllers of
+// kube-controller-manager that Drover's users rely on, inside this process.
+//
+// Start with Config and its Parts, which name them in the order they start;
+// each part has a file of its own.
+package controlplane
+
+import (
+	"context"
+	"io"
+	"net"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/part"
+	"cloudnative.tw/drover/standalone/internal/pki"
+)
+
+// Config says how the control plane is run.
+type Config struct {
+	Dir  *datadir.Dir
+	Keys *pki.Store
+	// Listener is where kube-apiserver serves: opened by the caller, so that a
+	// port in use is known first.
+	Listener net.Listener
+	// Log takes what the parts log, Verbosity says how much that is.
+	Log       io.Writer
+	Verbosity int
+	// Fatal ends the process after a part has given up; it says which.
+	Fatal func(name, message string)
+	// UnsafeNoFsync makes etcd fast and lose data when the host crashes.
+	UnsafeNoFsync bool
+}
+
+// ServiceIP is the first address of kube-apiserver's range of service IPs. No
+// service answers there: Drover has no network of its own.
+var ServiceIP = net.IPv4(10, 0, 0, 1)
+
+// How long each part may take to become ready, on a slow and busy host, and
+// when in the 10 s of a stop it is left behind.
+const (
+	startWithin             = 2 * time.Minute
+	stopEtcdBy              = 9500 * time.Millisecond
+	stopAPIServerBy         = 8 * time.Second
+	stopControllerManagerBy = 5 * time.Second
+)
+
+// Parts of the control plane in the order in which they start.
+func (c *Config) Parts() ([]part.Part, error) {
+	etcd, err := c.newEtcd()
+	if err != nil {
+		return nil, err
+	}
+	return []part.Part{
+		{Name: "etcd", Run: etcd.run, Ready: etcd.waitReady, Within: startWithin, StopBy: stopEtcdBy},
+		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.endpoint()), Ready: c.waitAPI, Within: startWithin, StopBy: stopAPIServerBy},
+		{Name: "VirtualMachine API", Ready: c.installCRDs, Within: startWithin},
+		{Name: "kube-controller-manager", Run: c.runControllerManager, StopBy: stopControllerManagerBy},
+	}, nil
+}
+
+// ClientConfig is a connection to kube-apiserver as the user whose certificate
+// is in the file. It follows the file when that is renewed.
+func (c *Config) ClientConfig(certFile string) *rest.Config {
+	return &rest.Config{
+		Host: c.URL(),
+		TLSClientConfig: rest.TLSClientConfig{
+			CAFile: c.Keys.CABundle(), CertFile: certFile, KeyFile: certFile,
+		},
+	}
+}
+
+// URL is where this host reaches kube-apiserver.
+func (c *Config) URL() string {
+	return URL(c.Listener.Addr())
+}
+
+// URL is where this host reaches a server that listens at the address.
+func URL(addr net.Addr) string {
+	tcp, ok := addr.(*net.TCPAddr)
+	if !ok {
+		return "https://" + addr.String()
+	}
+	host := *tcp
+	if host.IP.IsUnspecified() {
+		host.IP = net.IPv4(127, 0, 0, 1)
+	}
+	return "https://" + host.String()
+}
+
+// waitFor asks until the answer is yes or ctx ends, and says what stood in the
+// way last.
+func waitFor(ctx context.Context, ask func(context.Context) error) error {
+	ticker := time.NewTicker(pollPeriod)
+	defer ticker.Stop()
+	for {
+		err := ask(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-ticker.C:
+		}
+	}
+}
+
+const pollPeriod = 50 * time.Millisecond

@@ -1,0 +1,59 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"context"
+	"fmt"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"cloudnative.tw/drover/config/crd"
+)
+
+// installCRDs brings the API to this program's version before anything starts
+// that looks at which kinds there are, the garbage collector above all.
+func (c *Config) installCRDs(ctx context.Context) error {
+	client, err := apiextensions.NewForConfig(c.ClientConfig(c.Keys.Admin()))
+	if err != nil {
+		return err
+	}
+	var want apiextensionsv1.CustomResourceDefinition
+	if err := yaml.Unmarshal(crd.VirtualMachine, &want); err != nil {
+		return fmt.Errorf("built-in CRD: %w", err)
+	}
+	err = waitFor(ctx, func(ctx context.Context) error {
+		return apply(ctx, client, want.Name, crd.VirtualMachine)
+	})
+	if err != nil {
+		return err
+	}
+	return waitFor(ctx, func(ctx context.Context) error {
+		return served(ctx, client, &want)
+	})
+}
+
+func apply(ctx context.Context, client apiextensions.Interface, name string, manifest []byte) error {
+	force := true
+	_, err := client.ApiextensionsV1().CustomResourceDefinitions().Patch(ctx, name, types.ApplyPatchType, manifest,
+		metav1.PatchOptions{FieldManager: "drover", Force: &force})
+	return err
+}
+
+// served asks the API itself: the Established condition comes a moment before
+// the first request is answered.
+func served(ctx context.Context, client apiextensions.Interface, want *apiextensionsv1.CustomResourceDefinition) error {
+	for _, version := range want.Spec.Versions {
+		path := fmt.Sprintf("/apis/%s/%s/%s", want.Spec.Group, version.Name, want.Spec.Names.Plural)
+		_, err := client.Discovery().RESTClient().Get().AbsPath(path).Param("limit", "1").DoRaw(ctx)
+		if err != nil && version.Served {
+			return err
+		}
+	}
+	return nil
+}

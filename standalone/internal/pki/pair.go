@@ -1,0 +1,215 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pki
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"cloudnative.tw/drover/standalone/internal/atomicfile"
+)
+
+// pair is a certificate and its key.
+type pair struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func (p *pair) certPEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.cert.Raw})
+}
+
+// leaf is a certificate that is wanted. One with hosts is a server's, one
+// without a client's.
+type leaf struct {
+	file   string
+	name   string
+	groups []string
+	hosts  []string
+}
+
+func (l *leaf) usage() x509.ExtKeyUsage {
+	if len(l.hosts) > 0 {
+		return x509.ExtKeyUsageServerAuth
+	}
+	return x509.ExtKeyUsageClientAuth
+}
+
+// goodAs tells whether have can go on serving as the wanted leaf.
+func (l *leaf) goodAs(have, ca *pair, now time.Time) bool {
+	c := have.cert
+	return c.CheckSignatureFrom(ca.cert) == nil &&
+		!now.Before(c.NotBefore) && c.NotAfter.Sub(now) >= leafRenew &&
+		c.Subject.CommonName == l.name && slices.Equal(c.Subject.Organization, l.groups) &&
+		slices.Contains(c.ExtKeyUsage, l.usage()) && l.covered(c)
+}
+
+// covered tells whether the certificate is good for every wanted host.
+func (l *leaf) covered(c *x509.Certificate) bool {
+	return !slices.ContainsFunc(l.hosts, func(host string) bool {
+		return c.VerifyHostname(host) != nil
+	})
+}
+
+func (l *leaf) issue(ca *pair, now time.Time) (*pair, error) {
+	template := &x509.Certificate{
+		Subject:     pkix.Name{CommonName: l.name, Organization: l.groups},
+		NotBefore:   latest(now.Add(-backdate), ca.cert.NotBefore),
+		NotAfter:    now.Add(leafLife),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{l.usage()},
+	}
+	for _, host := range l.hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, host)
+		}
+	}
+	return sign(template, ca)
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func newCA(now time.Time) (*pair, error) {
+	template := &x509.Certificate{
+		// The time keeps two CAs of one host apart in people's kubeconfigs.
+		Subject:               pkix.Name{CommonName: fmt.Sprintf("drover-ca@%d", now.Unix())},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(caLife),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+	}
+	return sign(template, nil)
+}
+
+// usableCA asks for a year ahead, so that no leaf outlives its CA.
+func usableCA(ca *pair, now time.Time) bool {
+	return ca.cert.IsCA && !now.Before(ca.cert.NotBefore) && ca.cert.NotAfter.Sub(now) >= caRenewAt
+}
+
+// sign makes a key and a certificate for it; without a CA it signs itself.
+func sign(template *x509.Certificate, ca *pair) (*pair, error) {
+	key, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, err
+	}
+	if ca == nil {
+		ca = &pair{cert: template, key: key}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, key.Public(), ca.key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	return &pair{cert: cert, key: key}, err
+}
+
+func newKey() (*ecdsa.PrivateKey, error) {
+	return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+}
+
+func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
+	// kube-apiserver reads keys of service accounts in this form alone.
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
+}
+
+// save writes certificate and key into one file: a reader gets a pair that
+// matches, whenever it reads.
+func save(path string, p *pair) error {
+	key, err := keyPEM(p.key)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(path, append(p.certPEM(), key...), 0o600)
+}
+
+func load(path string) (*pair, error) {
+	data, err := readPrivate(path)
+	if err != nil {
+		return nil, err
+	}
+	both, err := tls.X509KeyPair(data, data)
+	if err != nil {
+		return nil, fmt.Errorf("%s is %w: %w", path, errDamaged, err)
+	}
+	key, ok := both.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("%s is %w: not an ECDSA key", path, errDamaged)
+	}
+	return &pair{cert: both.Leaf, key: key}, nil
+}
+
+func loadKey(path string) (*ecdsa.PrivateKey, error) {
+	data, err := readPrivate(path)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return nil, fmt.Errorf("%s is %w: no PEM in it", path, errDamaged)
+	}
+	key, err := x509.ParseECPrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s is %w: %w", path, errDamaged, err)
+	}
+	return key, nil
+}
+
+// readPrivate reads a file of secrets and closes it to others, should it have
+// been copied here carelessly.
+func readPrivate(path string) ([]byte, error) {
+	data, err := os.ReadFile(path) //nolint:gosec // A file of our own store.
+	if err != nil {
+		return nil, err
+	}
+	return data, os.Chmod(path, 0o600)
+}
+
+func writeIfDifferent(path string, data []byte, perm fs.FileMode) error {
+	have, err := os.ReadFile(path) //nolint:gosec // A file of our own store.
+	if err == nil && bytes.Equal(have, data) {
+		return nil
+	}
+	return atomicfile.Write(path, data, perm)
+}
+
+// Split returns what a file of the store holds as two pieces of PEM, for those
+// who want certificate and key apart.
+func Split(path string) (cert, key []byte, err error) {
+	p, err := load(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err = keyPEM(p.key)
+	return p.certPEM(), key, err
+}

@@ -1,0 +1,214 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pki makes and renews the certificates of one Drover installation: a
+// CA of its own, the certificate that kube-apiserver shows, one client
+// certificate for each user, and the key that signs service-account tokens.
+//
+// Start with Store.Ensure. It is repeatable: it keeps what is good, and makes
+// again what is missing, damaged, of another CA or near its end. A certificate
+// and its key share one file, so no crash can leave a pair that does not match.
+package pki
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/standalone/internal/atomicfile"
+)
+
+// How long certificates last. A leaf is renewed when a third of its life is
+// left, the CA (which takes all leaves with it) when a year is.
+const (
+	caLife    = 20 * 365 * 24 * time.Hour
+	caRenewAt = 365 * 24 * time.Hour
+	leafLife  = 365 * 24 * time.Hour
+	leafRenew = leafLife / 3
+	// backdate allows for a clock that is set back a little later on.
+	backdate = time.Hour
+)
+
+// Files in the store. Those that hold a key are 0600.
+const (
+	caFile                = "ca.pem" // certificate and key
+	caBundleFile          = "ca.crt" // certificate alone, for clients
+	servingFile           = "serving.pem"
+	adminFile             = "admin.pem"
+	controllerManagerFile = "controller-manager.pem"
+	controllerFile        = "controller.pem"
+	serviceAccountFile    = "service-account.key"
+)
+
+// Store is a folder of certificates and keys.
+type Store struct {
+	// Dir is made when it is missing.
+	Dir string
+	// Hosts are the names and IP addresses that clients may call the server by.
+	Hosts []string
+	Clock clock.PassiveClock
+}
+
+// CABundle is the file by which clients know the server.
+func (s *Store) CABundle() string { return filepath.Join(s.Dir, caBundleFile) }
+
+// Serving is the certificate and key of kube-apiserver.
+func (s *Store) Serving() string { return filepath.Join(s.Dir, servingFile) }
+
+// Admin is the certificate and key of the person who runs Drover.
+func (s *Store) Admin() string { return filepath.Join(s.Dir, adminFile) }
+
+// ControllerManager is the certificate and key of kube-controller-manager.
+func (s *Store) ControllerManager() string { return filepath.Join(s.Dir, controllerManagerFile) }
+
+// Controller is the certificate and key of Drover's own controller.
+func (s *Store) Controller() string { return filepath.Join(s.Dir, controllerFile) }
+
+// ServiceAccountKey signs and checks service-account tokens.
+func (s *Store) ServiceAccountKey() string { return filepath.Join(s.Dir, serviceAccountFile) }
+
+// Ensure leaves a complete store and returns the files that it made or renewed.
+func (s *Store) Ensure() ([]string, error) {
+	if err := s.prepare(); err != nil {
+		return nil, err
+	}
+	ca, made, err := s.ensureCA()
+	if err != nil {
+		return nil, fmt.Errorf("certificate authority: %w", err)
+	}
+	changed, err := s.ensureLeaves(ca)
+	if err != nil {
+		return nil, err
+	}
+	keyMade, err := s.ensureServiceAccountKey()
+	if err != nil {
+		return nil, fmt.Errorf("service-account key: %w", err)
+	}
+	if made {
+		changed = append([]string{caFile}, changed...)
+	}
+	if keyMade {
+		changed = append(changed, serviceAccountFile)
+	}
+	return changed, nil
+}
+
+func (s *Store) prepare() error {
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
+		return err
+	}
+	return atomicfile.Sweep(s.Dir)
+}
+
+// ensureCA loads the CA, or makes a new one where it is missing, damaged or
+// near its end. The bundle follows it.
+func (s *Store) ensureCA() (*pair, bool, error) {
+	path := filepath.Join(s.Dir, caFile)
+	ca, err := load(path)
+	if err != nil && !repairable(err) {
+		return nil, false, err
+	}
+	made := err != nil || !usableCA(ca, s.Clock.Now())
+	if made {
+		if ca, err = newCA(s.Clock.Now()); err != nil {
+			return nil, false, err
+		}
+		if err := save(path, ca); err != nil {
+			return nil, false, err
+		}
+	}
+	return ca, made, writeIfDifferent(s.CABundle(), ca.certPEM(), 0o644)
+}
+
+func (s *Store) ensureLeaves(ca *pair) ([]string, error) {
+	var changed []string
+	for _, want := range s.leaves() {
+		made, err := s.ensureLeaf(ca, want)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %s: %w", want.file, err)
+		}
+		if made {
+			changed = append(changed, want.file)
+		}
+	}
+	return changed, nil
+}
+
+func (s *Store) leaves() []leaf {
+	return []leaf{
+		{file: servingFile, name: "kube-apiserver", hosts: s.Hosts},
+		{file: adminFile, name: "drover-admin", groups: []string{"system:masters"}},
+		{file: controllerManagerFile, name: "system:kube-controller-manager"},
+		{file: controllerFile, name: "drover-controller", groups: []string{"system:masters"}},
+	}
+}
+
+func (s *Store) ensureLeaf(ca *pair, want leaf) (bool, error) {
+	path := filepath.Join(s.Dir, want.file)
+	have, err := load(path)
+	if err != nil && !repairable(err) {
+		return false, err
+	}
+	if err == nil && want.goodAs(have, ca, s.Clock.Now()) {
+		return false, nil
+	}
+	made, err := want.issue(ca, s.Clock.Now())
+	if err != nil {
+		return false, err
+	}
+	return true, save(path, made)
+}
+
+func (s *Store) ensureServiceAccountKey() (bool, error) {
+	path := s.ServiceAccountKey()
+	_, err := loadKey(path)
+	if err == nil {
+		return false, nil
+	}
+	if !repairable(err) {
+		return false, err
+	}
+	key, err := newKey()
+	if err != nil {
+		return false, err
+	}
+	block, err := keyPEM(key)
+	if err != nil {
+		return false, err
+	}
+	return true, atomicfile.Write(path, block, 0o600)
+}
+
+// errDamaged marks a file whose content is no certificate or key.
+var errDamaged = errors.New("damaged")
+
+// repairable tells a file that can be made again from one that must not be
+// touched, such as one that may not be read.
+func repairable(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errDamaged)
+}
+
+// Hosts are the names by which a server bound to the given address is called,
+// on this host and in a cluster.
+func Hosts(bind net.IP, service net.IP, hostname string, local []net.IP) []string {
+	hosts := []string{
+		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+		"kubernetes.default.svc.cluster.local", "127.0.0.1", "::1", service.String(),
+	}
+	if bind.IsLoopback() && bind.String() == "127.0.0.1" {
+		return hosts
+	}
+	if !bind.IsUnspecified() {
+		return append(hosts, bind.String())
+	}
+	for _, ip := range local {
+		hosts = append(hosts, ip.String())
+	}
+	return append(hosts, hostname)
+}

@@ -1,0 +1,76 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/component-base/cli"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/plugin"
+	"k8s.io/kubectl/pkg/cmd/util"
+
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"cloudnative.tw/drover/standalone/internal/datadir"
+)
+
+func newKubectlCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:                "kubectl",
+		Short:              "kubectl, for machines without one, connected to this Drover",
+		DisableFlagParsing: true,
+		Run: func(_ *cobra.Command, args []string) {
+			useDataDirKubeconfig(args)
+			runKubectl(args)
+		},
+	}
+}
+
+// runKubectl does what kubectl's own main does, and ends the process with
+// kubectl's exit code if it fails.
+func runKubectl(args []string) {
+	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	command := kubectl.NewDefaultKubectlCommandWithArgs(kubectl.KubectlOptions{
+		PluginHandler: kubectl.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),
+		Arguments:     append([]string{"kubectl"}, args...),
+		ConfigFlags:   kubectlConfigFlags().WithWarningPrinter(streams),
+		IOStreams:     streams,
+	})
+	command.SetArgs(args)
+	if err := cli.RunNoErrOutput(command); err != nil {
+		util.CheckErr(err)
+	}
+}
+
+// kubectlConfigFlags are those of kubectl's main.
+func kubectlConfigFlags() *genericclioptions.ConfigFlags {
+	return genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
+		WithDiscoveryBurst(300).WithDiscoveryQPS(50.0)
+}
+
+// useDataDirKubeconfig points kubectl at this Drover unless the person chose
+// otherwise. It never falls back to ~/.kube/config: what is typed for a Drover
+// that happens not to run must not reach some other cluster.
+func useDataDirKubeconfig(args []string) {
+	if os.Getenv("KUBECONFIG") != "" || slices.ContainsFunc(args, isKubeconfigFlag) {
+		return
+	}
+	path := datadir.Layout(datadir.Default(os.Getenv, os.Getuid())).Kubeconfig()
+	if _, err := os.Stat(path); err != nil {
+		fmt.Fprintf(os.Stderr, "drover: no kubeconfig yet (%v): run drover up first, or set KUBECONFIG or DROVER_DATA_DIR\n", err)
+	}
+	if err := os.Setenv("KUBECONFIG", path); err != nil {
+		fmt.Fprintln(os.Stderr, "drover:", err)
+	}
+}
+
+func isKubeconfigFlag(arg string) bool {
+	return arg == "--kubeconfig" || strings.HasPrefix(arg, "--kubeconfig=")
+}

@@ -1,0 +1,55 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"gopkg.in/natefinch/lumberjack.v2"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"cloudnative.tw/drover/standalone/internal/datadir"
+)
+
+// logging sends what all parts log to one file, so that the terminal stays
+// readable.
+type logging struct {
+	writer io.WriteCloser
+	path   string
+}
+
+func startLogging(dir *datadir.Dir, verbosity int) *logging {
+	// kube-controller-manager would refuse to run beside kube-apiserver, which
+	// has set logging up as well.
+	logsapi.ReapplyHandling = logsapi.ReapplyHandlingIgnoreUnchanged
+	l := &logging{
+		path:   dir.LogFile(),
+		writer: &lumberjack.Logger{Filename: dir.LogFile(), MaxSize: 20, MaxBackups: 3},
+	}
+	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(flags)
+	_ = flags.Set("v", strconv.Itoa(verbosity))
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l.writer), textlogger.Verbosity(verbosity)))
+	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
+	klog.OsExit = func(int) { l.fatal("a part of Kubernetes", "it could not go on") }
+	return l
+}
+
+// fatal ends the process for a part that cannot go on and says so in one line.
+func (l *logging) fatal(name, message string) {
+	fmt.Fprintf(os.Stderr, "drover: %s gave up: %s (more in %s)\n", name, message, l.path)
+	l.close()
+	os.Exit(1)
+}
+
+func (l *logging) close() {
+	klog.Flush()
+	_ = l.writer.Close()
+}

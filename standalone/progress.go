@@ -1,0 +1,82 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/standalone/internal/controlplane"
+)
+
+// stopSignals returns a context that ends with the first SIGTERM, Ctrl-C or
+// loss of the terminal. A second one ends the process at once: nothing that was
+// acknowledged is lost by that.
+func stopSignals(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup
+		signals = append(signals, syscall.SIGHUP)
+	}
+	got := make(chan os.Signal, 2)
+	signal.Notify(got, signals...)
+	go func() {
+		<-got
+		cancel()
+		<-got
+		os.Exit(130)
+	}()
+	return ctx
+}
+
+// progress tells a person what happens, in a few lines.
+type progress struct {
+	out   io.Writer
+	begin time.Time
+}
+
+func (p *progress) printf(format string, args ...any) {
+	_, _ = fmt.Fprintf(p.out, format, args...)
+}
+
+// Ready implements part.Observer.
+func (p *progress) Ready(name string, took time.Duration) {
+	p.printf("  %-24s ready  %4.1f s\n", name, took.Seconds())
+}
+
+// Stopping implements part.Observer.
+func (p *progress) Stopping() {
+	p.printf("\nStopping; servers go on running. Ctrl-C again ends at once.\n")
+}
+
+// Stopped implements part.Observer.
+func (p *progress) Stopped(name string, took time.Duration) {
+	p.printf("  %-24s stopped %4.1f s\n", name, took.Seconds())
+}
+
+// LeftBehind implements part.Observer.
+func (p *progress) LeftBehind(name string, after time.Duration) {
+	p.printf("  %-24s did not stop in %.1f s, going on\n", name, after.Seconds())
+}
+
+// up says how to go on.
+func (p *progress) up(plane *controlplane.Config) {
+	path := plane.Dir.Kubeconfig()
+	p.printf(`Ready after %.1f s at %s
+
+Kubeconfig: %s
+Next, in another terminal:
+
+  export KUBECONFIG=%s
+  kubectl apply -f examples/test-vm.yaml
+  kubectl get vms --watch
+
+(no kubectl? "%s kubectl" is one). Ctrl-C stops Drover.
+`, time.Since(p.begin).Seconds(), plane.URL(), path, path, os.Args[0])
+}

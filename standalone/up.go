@@ -1,0 +1,135 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/standalone/internal/controlplane"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/part"
+	"cloudnative.tw/drover/standalone/internal/pki"
+)
+
+type upOptions struct {
+	dataDir           string
+	vmDriver          string
+	bindAddress       string
+	port              int
+	portGiven         bool
+	withoutController bool
+	verbosity         int
+	unsafeNoFsync     bool
+	out               io.Writer
+}
+
+func newUpCommand() *cobra.Command {
+	o := &upOptions{}
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run a Kubernetes API and the Drover controller until Ctrl-C",
+		Long: `Run etcd, kube-apiserver and the Drover controller in this process.
+
+The data dir keeps everything between starts. Servers go on running when Drover
+stops, and the next start takes them over.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.portGiven = cmd.Flags().Changed("port")
+			o.out = cmd.OutOrStdout()
+			return o.run(stopSignals(cmd.Context()))
+		},
+	}
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (o *upOptions) addFlags(cmd *cobra.Command) {
+	addDataDirFlag(cmd, &o.dataDir)
+	f := cmd.Flags()
+	f.StringVar(&o.vmDriver, "vm-driver", "auto", "drivers to run, the first being the default: auto or a comma list")
+	f.StringVar(&o.bindAddress, "bind-address", "127.0.0.1", "IP address that the API is served on")
+	f.IntVar(&o.port, "port", 0, "port that the API is served on, 0 for a free one; kept for later starts")
+	f.BoolVar(&o.withoutController, "without-controller", false, "run the API alone, for tests or for a controller of your own")
+	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "how much is logged to DIR/logs")
+	f.BoolVar(&o.unsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests alone, a crash of the host loses data")
+	_ = f.MarkHidden("unsafe-no-fsync")
+}
+
+// run starts all parts and stops them when ctx ends.
+func (o *upOptions) run(ctx context.Context) (err error) {
+	begin := time.Now()
+	dir, err := datadir.Open(o.dataDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = closing(dir, err) }()
+	log := startLogging(dir, o.verbosity)
+	defer log.close()
+
+	plane, err := o.prepare(ctx, dir, log)
+	if err != nil {
+		return dir.Describe(err)
+	}
+	parts, err := o.parts(plane)
+	if err != nil {
+		return err
+	}
+	progress := &progress{out: o.out, begin: begin}
+	progress.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
+	runner := part.Runner{Clock: clock.RealClock{}, Observer: progress}
+	err = runner.Run(ctx, parts, func() error {
+		progress.up(plane)
+		return dir.SetReady()
+	})
+	return dir.Describe(err)
+}
+
+func closing(dir *datadir.Dir, err error) error {
+	if closeErr := dir.Close(); err == nil {
+		return closeErr
+	}
+	return err
+}
+
+// prepare opens the port and brings certificates and kubeconfig up to date.
+func (o *upOptions) prepare(ctx context.Context, dir *datadir.Dir, log *logging) (*controlplane.Config, error) {
+	bind := net.ParseIP(o.bindAddress)
+	if bind == nil {
+		return nil, fmt.Errorf("--bind-address %q is no IP address", o.bindAddress)
+	}
+	listener, err := o.listen(ctx, dir, bind)
+	if err != nil {
+		return nil, err
+	}
+	hostname, _ := os.Hostname()
+	plane := &controlplane.Config{
+		Dir: dir, Listener: listener,
+		Keys: &pki.Store{
+			Dir: dir.PKI(), Clock: clock.RealClock{},
+			Hosts: pki.Hosts(bind, controlplane.ServiceIP, hostname, localIPs()),
+		},
+		Log: log.writer, Verbosity: o.verbosity, Fatal: log.fatal,
+		UnsafeNoFsync: o.unsafeNoFsync,
+	}
+	if _, err := plane.Keys.Ensure(); err != nil {
+		return nil, err
+	}
+	return plane, plane.WriteKubeconfig()
+}
+
+func (o *upOptions) parts(plane *controlplane.Config) ([]part.Part, error) {
+	parts, err := plane.Parts()
+	if err != nil || o.withoutController {
+		return parts, err
+	}
+	return append(parts, controllerPart(o, plane)), nil
+}

@@ -1,0 +1,318 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package vmtest helps tests: it starts real clusters (StartCluster, Main) and
+// builds objects.
+package vmtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// How long a cluster may take, on a slow and busy machine.
+const (
+	startWithin = 2 * time.Minute
+	stopWithin  = 20 * time.Second
+	buildWithin = 15 * time.Minute
+)
+
+// Cluster is a `drover up` that runs as a child of the test: a real
+// kube-apiserver with the VirtualMachine API installed. It dies with the test.
+type Cluster struct {
+	// Config connects as the cluster's admin.
+	Config *rest.Config
+	// Kubeconfig is the file of the same, for programs.
+	Kubeconfig string
+	// DataDir is what `drover up` was given.
+	DataDir string
+
+	binary  string
+	args    []string
+	output  lockedBuffer
+	temp    bool
+	process *process
+}
+
+// ClusterOptions say how a cluster differs from the usual: a throwaway data dir
+// on a free port, without the controller and without waiting for the disk.
+type ClusterOptions struct {
+	// DataDir is used and kept; empty means a temporary one.
+	DataDir string
+	// WithController runs Drover's controller too.
+	WithController bool
+	// Durable makes etcd wait for the disk, as users' clusters do.
+	Durable bool
+	// Args are further flags of `drover up`.
+	Args []string
+	// Binary to run; empty means bin/drover, built if it is missing.
+	Binary string
+}
+
+// StartCluster starts a cluster for one test and stops it with the test, whose
+// log gets what the cluster printed if the test failed.
+func StartCluster(t testing.TB, opts ClusterOptions) *Cluster {
+	t.Helper()
+	c, err := NewCluster(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("drover up printed:\n%s", c.Output())
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// Main runs a package's tests with one cluster that they share; get it with the
+// pointer, which is set before the first test runs:
+//
+//	var cluster *vmtest.Cluster
+//
+//	func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &cluster, vmtest.ClusterOptions{})) }
+func Main(m *testing.M, shared **Cluster, opts ClusterOptions) int {
+	c, err := NewCluster(opts)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	*shared = c
+	code := m.Run()
+	if code != 0 {
+		fmt.Fprintf(os.Stderr, "drover up printed:\n%s", c.Output())
+	}
+	if err := c.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return max(code, 1)
+	}
+	return code
+}
+
+// NewCluster starts a cluster that the caller has to Close.
+func NewCluster(opts ClusterOptions) (*Cluster, error) {
+	c := &Cluster{DataDir: opts.DataDir, binary: opts.Binary}
+	if err := c.fillIn(); err != nil {
+		return nil, err
+	}
+	c.Kubeconfig = filepath.Join(c.DataDir, "kubeconfig")
+	c.args = append([]string{"up", "--data-dir", c.DataDir, "--port", "0"}, opts.Args...)
+	if !opts.WithController {
+		c.args = append(c.args, "--without-controller")
+	}
+	if !opts.Durable {
+		c.args = append(c.args, "--unsafe-no-fsync")
+	}
+	if err := c.Start(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+func (c *Cluster) fillIn() error {
+	if c.binary == "" {
+		binary, err := DroverBinary()
+		if err != nil {
+			return err
+		}
+		c.binary = binary
+	}
+	if c.DataDir != "" {
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "drover-test-")
+	c.DataDir, c.temp = dir, true
+	return err
+}
+
+// Start starts a cluster that was stopped or killed and waits until it is
+// ready.
+func (c *Cluster) Start() error {
+	if c.process != nil && !c.process.over() {
+		return errors.New("drover up is running already")
+	}
+	// What a killed one left behind says nothing about the new one.
+	if err := os.Remove(c.readyFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	c.process = startProcess(c.binary, c.args, &c.output)
+	if err := c.waitReady(); err != nil {
+		return fmt.Errorf("%w; it printed:\n%s", err, c.Output())
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	// Tests should not wait for a limit that protects busy clusters.
+	config.QPS = -1
+	c.Config = config
+	return nil
+}
+
+func (c *Cluster) readyFile() string { return filepath.Join(c.DataDir, "run", "ready") }
+
+func (c *Cluster) waitReady() error {
+	deadline := time.NewTimer(startWithin)
+	defer deadline.Stop()
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		if _, err := os.Stat(c.readyFile()); err == nil {
+			return nil
+		}
+		select {
+		case <-c.process.done:
+			return fmt.Errorf("drover up ended before it was ready: %w", c.process.ended())
+		case <-deadline.C:
+			return fmt.Errorf("drover up was not ready within %s", startWithin)
+		case <-poll.C:
+		}
+	}
+}
+
+// Stop ends the cluster as Ctrl-C does. Its data stays for Start. An error
+// tells that it did not end well.
+func (c *Cluster) Stop() error {
+	if err := c.process.end(syscall.SIGTERM); err != nil {
+		return fmt.Errorf("stop drover up: %w; it printed:\n%s", err, c.Output())
+	}
+	return nil
+}
+
+// Kill ends the cluster as a crash does. Its data stays for Start.
+func (c *Cluster) Kill() error {
+	err := c.process.end(syscall.SIGKILL)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return nil
+	}
+	return err
+}
+
+// Restart stops the cluster and starts it again, on the same port.
+func (c *Cluster) Restart() error {
+	if err := c.Stop(); err != nil {
+		return err
+	}
+	return c.Start()
+}
+
+// Close stops the cluster, if it runs, and removes its data if that was
+// temporary.
+func (c *Cluster) Close() error {
+	var err error
+	if c.process != nil && !c.process.over() {
+		err = c.Stop()
+	}
+	if !c.temp {
+		return err
+	}
+	return errors.Join(err, os.RemoveAll(c.DataDir))
+}
+
+// PID of the running `drover up`.
+func (c *Cluster) PID() int { return c.process.pid }
+
+// Output is what it printed so far, over all starts.
+func (c *Cluster) Output() string { return c.output.String() }
+
+// process is a child that cannot outlive this one.
+type process struct {
+	pid  int
+	done chan struct{}
+	err  error
+}
+
+// startProcess keeps a thread for the child, since the kernel takes the end of
+// the thread that started a child for the parent's death.
+func startProcess(binary string, args []string, output io.Writer) *process {
+	p := &process{done: make(chan struct{})}
+	started := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(p.done)
+		cmd := exec.CommandContext(context.Background(), binary, args...)
+		cmd.Stdout, cmd.Stderr = output, output
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		p.err = cmd.Start()
+		if p.err == nil {
+			p.pid = cmd.Process.Pid
+		}
+		close(started)
+		if p.err == nil {
+			p.err = cmd.Wait()
+		}
+	}()
+	<-started
+	return p
+}
+
+func (p *process) over() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (p *process) ended() error {
+	if p.err == nil {
+		return errors.New("exit status 0")
+	}
+	return p.err
+}
+
+// end signals the child and waits for it; one that does not end is killed.
+func (p *process) end(sig syscall.Signal) error {
+	if p.over() {
+		return fmt.Errorf("had ended already: %w", p.ended())
+	}
+	if err := syscall.Kill(p.pid, sig); err != nil {
+		return err
+	}
+	select {
+	case <-p.done:
+		return p.err
+	case <-time.After(stopWithin):
+	}
+	err := syscall.Kill(p.pid, syscall.SIGKILL)
+	<-p.done
+	return errors.Join(fmt.Errorf("did not end within %s and was killed", stopWithin), err)
+}
+
+// lockedBuffer can be read while it is written.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
