@@ -9,7 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// VirtualMachine asks for one server and tells how it is.
+// VirtualMachine asks for one server and tells how it is. Its name has at most
+// 63 characters; no marker can say so, hack/update-codegen.sh does.
 //
 // +genclient
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -25,7 +26,6 @@ import (
 // +kubebuilder:printcolumn:name="IP",type=string,priority=1,JSONPath=`.status.addresses[0]`
 // +kubebuilder:printcolumn:name="ID",type=string,priority=1,JSONPath=`.status.server.id`
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.reason`
-// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63",message="must be no more than 63 characters",fieldPath=".metadata.name"
 type VirtualMachine struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -59,7 +59,7 @@ const (
 
 // VirtualMachineSpec is the server that is wanted.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.driver) == has(oldSelf.driver) && (!has(self.driver) || self.driver == oldSelf.driver)",message="driver is immutable: delete the VirtualMachine and create it anew to move it to another driver"
+// +kubebuilder:validation:XValidation:rule="has(self.driver) == has(oldSelf.driver) && (!has(self.driver) || self.driver == oldSelf.driver)",fieldPath=".driver",message="driver is immutable",messageExpression="'driver is immutable: it was ' + (has(oldSelf.driver) ? oldSelf.driver : 'not set') + ' and is now ' + (has(self.driver) ? self.driver : 'not set') + '; to move the VirtualMachine to another driver, delete it and create it anew'"
 type VirtualMachineSpec struct {
 	// action is the desired power state: active, stopped or paused.
 	// +kubebuilder:default=active
@@ -67,16 +67,16 @@ type VirtualMachineSpec struct {
 	Action Action `json:"action,omitempty"`
 
 	// resource is the size of the server: cpu and memory are required, rootDisk
-	// is optional and may only grow.
+	// is optional and may only grow. Fractions are written as 500m or "0.5".
 	// +kubebuilder:validation:Type=object
 	// +kubebuilder:validation:MaxProperties=16
-	// +kubebuilder:validation:XValidation:rule="self.all(key, key in ['cpu', 'memory', 'rootDisk'])",messageExpression="'unsupported resource ' + self.filter(key, !(key in ['cpu', 'memory', 'rootDisk'])).join(', ') + ': allowed are cpu, memory and rootDisk'"
-	// +kubebuilder:validation:XValidation:rule="'cpu' in self",message="cpu is required, for example cpu: 2 or cpu: 500m"
-	// +kubebuilder:validation:XValidation:rule="'memory' in self",message="memory is required, for example memory: 4G"
-	// +kubebuilder:validation:XValidation:rule="!('cpu' in self) || (quantity(string(self['cpu'])).compareTo(quantity('10m')) >= 0 && quantity(string(self['cpu'])).compareTo(quantity('4096')) <= 0)",messageExpression="'cpu is ' + string(self['cpu']) + ': it must be from 10m to 4096'"
-	// +kubebuilder:validation:XValidation:rule="!('memory' in self) || (quantity(string(self['memory'])).compareTo(quantity('6Mi')) >= 0 && quantity(string(self['memory'])).compareTo(quantity('64Ti')) <= 0)",messageExpression="'memory is ' + string(self['memory']) + ': it must be from 6Mi to 64Ti'"
-	// +kubebuilder:validation:XValidation:rule="!('rootDisk' in self) || (quantity(string(self['rootDisk'])).compareTo(quantity('1Mi')) >= 0 && quantity(string(self['rootDisk'])).compareTo(quantity('1Pi')) <= 0)",messageExpression="'rootDisk is ' + string(self['rootDisk']) + ': it must be from 1Mi to 1Pi'"
-	// +kubebuilder:validation:XValidation:rule="!('rootDisk' in oldSelf) || ('rootDisk' in self && quantity(string(self['rootDisk'])).compareTo(quantity(string(oldSelf['rootDisk']))) >= 0)",messageExpression="'rootDisk may only grow: it was ' + string(oldSelf['rootDisk'])"
+	// +kubebuilder:validation:XValidation:rule="self.all(key, key in ['cpu', 'memory', 'rootDisk'])",message="allowed are cpu, memory and rootDisk",messageExpression="'unsupported resource ' + self.filter(key, !(key in ['cpu', 'memory', 'rootDisk']))[0] + ': allowed are cpu, memory and rootDisk'"
+	// +kubebuilder:validation:XValidation:rule="'cpu' in self",reason=FieldValueRequired,message="cpu is required, for example cpu: 2 or cpu: 500m"
+	// +kubebuilder:validation:XValidation:rule="'memory' in self",reason=FieldValueRequired,message="memory is required, for example memory: 4G or memory: 512Mi"
+	// +kubebuilder:validation:XValidation:rule="!('cpu' in self) || (isQuantity(string(self['cpu'])) && quantity(string(self['cpu'])).compareTo(quantity('10m')) >= 0 && quantity(string(self['cpu'])).compareTo(quantity('4096')) <= 0)",message="cpu must be a quantity from 10m to 4096, for example 2 or 500m",messageExpression="'cpu is ' + string(self['cpu']) + ': it must be a quantity from 10m to 4096, for example 2 or 500m'"
+	// +kubebuilder:validation:XValidation:rule="!('memory' in self) || (isQuantity(string(self['memory'])) && quantity(string(self['memory'])).compareTo(quantity('6Mi')) >= 0 && quantity(string(self['memory'])).compareTo(quantity('64Ti')) <= 0)",message="memory must be a quantity from 6Mi to 64Ti, for example 4G or 512Mi",messageExpression="'memory is ' + string(self['memory']) + ': it must be a quantity from 6Mi to 64Ti, for example 4G or 512Mi'"
+	// +kubebuilder:validation:XValidation:rule="!('rootDisk' in self) || (isQuantity(string(self['rootDisk'])) && quantity(string(self['rootDisk'])).compareTo(quantity('1Mi')) >= 0 && quantity(string(self['rootDisk'])).compareTo(quantity('1Pi')) <= 0)",message="rootDisk must be a quantity from 1Mi to 1Pi, for example 40G",messageExpression="'rootDisk is ' + string(self['rootDisk']) + ': it must be a quantity from 1Mi to 1Pi, for example 40G'"
+	// +kubebuilder:validation:XValidation:rule="!('rootDisk' in oldSelf) || ('rootDisk' in self && (!isQuantity(string(self['rootDisk'])) || quantity(string(self['rootDisk'])).compareTo(quantity(string(oldSelf['rootDisk']))) >= 0))",message="rootDisk may only grow",messageExpression="'rootDisk may only grow: it was ' + string(oldSelf['rootDisk']) + ' and is now ' + ('rootDisk' in self ? string(self['rootDisk']) : 'not set')"
 	// +required
 	Resource corev1.ResourceList `json:"resource"`
 
@@ -111,12 +111,14 @@ type VirtualMachineSpec struct {
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=16384
+	// +kubebuilder:validation:items:Pattern=`^[^\r\n]+$`
 	// +listType=atomic
 	// +optional
 	SSHAuthorizedKeys []string `json:"sshAuthorizedKeys,omitempty"`
 
 	// ports are reachable from outside of the server.
 	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:XValidation:rule="self.all(p, !has(p.hostPort) || self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol))",message="a hostPort may be used once for each protocol",messageExpression="'hostPort %d is asked for more than once: one may be used once for each protocol'.format([self.filter(p, has(p.hostPort) && !self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol))[0].hostPort])"
 	// +listType=map
 	// +listMapKey=name
 	// +optional
@@ -196,7 +198,7 @@ const (
 
 // Image is what a server boots.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.source) || has(self.kernel)",message="source or kernel is required"
+// +kubebuilder:validation:XValidation:rule="has(self.source) || has(self.kernel)",message="source or kernel is required; leave image out for the driver's default"
 type Image struct {
 	// source names the image; the driver says which forms it takes, for
 	// example an image reference for docker.
@@ -237,9 +239,6 @@ type Kernel struct {
 }
 
 // Volume is a further disk.
-//
-// +kubebuilder:validation:XValidation:rule="quantity(string(self.size)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self.size)).compareTo(quantity('1Pi')) <= 0",messageExpression="'size is ' + string(self.size) + ': it must be from 1Mi to 1Pi'"
-// +kubebuilder:validation:XValidation:rule="quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",messageExpression="'size may only grow: it was ' + string(oldSelf.size)"
 type Volume struct {
 	// name of the volume; the guest sees it as the disk's serial number.
 	// +kubebuilder:validation:MinLength=1
@@ -248,6 +247,8 @@ type Volume struct {
 	// +required
 	Name string `json:"name"`
 	// size of the volume; it may only grow.
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1Pi')) <= 0",message="size must be a quantity from 1Mi to 1Pi, for example 10G",messageExpression="'size is ' + string(self) + ': it must be a quantity from 1Mi to 1Pi, for example 10G'"
+	// +kubebuilder:validation:XValidation:rule="!isQuantity(string(self)) || quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="size may only grow",messageExpression="'size may only grow: it was ' + string(oldSelf) + ' and is now ' + string(self)"
 	// +required
 	Size resource.Quantity `json:"size"`
 	// source is what the volume holds at first. Empty means blank.
@@ -259,6 +260,8 @@ type Volume struct {
 }
 
 // VolumeSource is what a volume holds at first.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.image) || (has(self.image.source) && !has(self.image.kernel))",fieldPath=".image",message="source is required and kernel is not allowed: a volume is not booted"
 type VolumeSource struct {
 	// image is copied into the volume.
 	// +optional
@@ -444,8 +447,12 @@ type ServerStatus struct {
 // Usage is what a server uses, rounded to 0.01.
 type Usage struct {
 	// cpu in per cent of one CPU.
+	// +kubebuilder:validation:Minimum=0
+	// +required
 	CPU float64 `json:"cpu"`
 	// memory in per cent of the VM's memory.
+	// +kubebuilder:validation:Minimum=0
+	// +required
 	Memory float64 `json:"memory"`
 }
 

@@ -14,7 +14,8 @@ import (
 // VirtualMachineApplyConfiguration represents a declarative configuration of the VirtualMachine type for use
 // with apply.
 //
-// VirtualMachine asks for one server and tells how it is.
+// VirtualMachine asks for one server and tells how it is. Its name has at most
+// 63 characters; no marker can say so, hack/update-codegen.sh does.
 type VirtualMachineApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:",inline"`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`

@@ -19,7 +19,7 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// action is the desired power state: active, stopped or paused.
 	Action *cloudnativev1alpha1.Action `json:"action,omitempty"`
 	// resource is the size of the server: cpu and memory are required, rootDisk
-	// is optional and may only grow.
+	// is optional and may only grow. Fractions are written as 500m or "0.5".
 	Resource *v1.ResourceList `json:"resource,omitempty"`
 	// driver runs the server, for example docker, qemu or fake. Empty means the
 	// controller's first driver. It cannot be changed later.

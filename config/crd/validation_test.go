@@ -1,0 +1,377 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crd_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	crdvalidation "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// The estimated cost of the rules is part of what kube-apiserver checks here.
+func TestAPIServerAcceptsDefinition(t *testing.T) {
+	for _, err := range crdvalidation.ValidateCustomResourceDefinition(t.Context(), definition(t)) {
+		t.Error(err)
+	}
+}
+
+func TestColumns(t *testing.T) {
+	var got []string
+	for _, column := range definition(t).Spec.AdditionalPrinterColumns {
+		got = append(got, fmt.Sprintf("%s %s %d", column.Name, column.Type, column.Priority))
+	}
+	want := []string{
+		"Status string 0", "CPU number 0", "Memory number 0", "Age date 0",
+		"Ready string 1", "Driver string 1", "IP string 1", "ID string 1", "Reason string 1",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("columns are\n%q, want\n%q", got, want)
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	server := newAPIServer(t)
+	cases := map[string]struct {
+		manifest string
+		path     []string
+		want     any
+	}{
+		"status is nobody's":     {vm(minimal), []string{"status"}, map[string]any{"observedGeneration": int64(-1)}},
+		"the smallest spec":      {vm(minimal), []string{"spec"}, minimalDefaulted},
+		"a given action is kept": {vm(`{action: paused, resource: {cpu: 1, memory: 1G}}`), []string{"spec", "action"}, "paused"},
+		"image": {vm(`{resource: {cpu: 1, memory: 1G}, image: {source: nginx}}`), []string{"spec", "image"}, map[string]any{
+			"source": "nginx", "pullPolicy": "IfNotPresent",
+		}},
+		"ports": {vm(`{resource: {cpu: 1, memory: 1G}, ports: [{name: http, port: 80}]}`), []string{"spec", "ports"}, []any{
+			map[string]any{"name": "http", "port": int64(80), "protocol": "TCP"},
+		}},
+		"probe": {vm(`{resource: {cpu: 1, memory: 1G}, readinessProbe: {tcpSocket: {port: 80}}}`), []string{"spec", "readinessProbe"}, map[string]any{
+			"tcpSocket": map[string]any{"port": int64(80)}, "periodSeconds": int64(2), "timeoutSeconds": int64(1),
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, found, err := unstructured.NestedFieldNoCopy(server.decode(t, tc.manifest).Object, tc.path...)
+			if err != nil || !found {
+				t.Fatalf("%v: found %t, error %v", tc.path, found, err)
+			}
+			if !equality.Semantic.DeepEqual(got, tc.want) {
+				t.Errorf("%v is\n%#v, want\n%#v", tc.path, got, tc.want)
+			}
+		})
+	}
+}
+
+const minimal = `{resource: {cpu: 1, memory: 1G}}`
+
+var minimalDefaulted = map[string]any{
+	"action": "active", "restartPolicy": "Always", "deletionPolicy": "Delete",
+	"shutdownGracePeriodSeconds": int64(30),
+	"resource":                   map[string]any{"cpu": int64(1), "memory": "1G"},
+}
+
+func TestCreate(t *testing.T) {
+	server := newAPIServer(t)
+	for name, tc := range createCases() {
+		t.Run(name, func(t *testing.T) {
+			expect(t, server.create(t, tc.manifest), tc.want)
+		})
+	}
+}
+
+type createCase struct {
+	manifest string
+	want     []string
+}
+
+func createCases() map[string]createCase {
+	cases := map[string]createCase{
+		"a name of 63 characters": {named(strings.Repeat("a", 63)), nil},
+		"a name of 64 characters": {named(strings.Repeat("a", 64)), []string{`metadata.name: Too long: may not be more than 63 bytes`}},
+		"the largest of all":      {vm(largest()), nil},
+	}
+	for name, tc := range resourceCases {
+		cases["resource: "+name] = createCase{vm("{resource: {" + tc.manifest + "}}"), tc.want}
+	}
+	for name, tc := range specCases {
+		cases["spec: "+name] = createCase{vm("{resource: {cpu: 1, memory: 1G}, " + tc.manifest + "}"), tc.want}
+	}
+	cases["spec: no resource"] = createCase{vm(`{}`), []string{`spec.resource: Required value`}}
+	return cases
+}
+
+var resourceCases = map[string]createCase{
+	"as in the guide":      {`cpu: 2, memory: 4G, rootDisk: 40G`, nil},
+	"no rootDisk":          {`cpu: 2, memory: 4G`, nil},
+	"half a CPU":           {`cpu: 500m, memory: 4G`, nil},
+	"a fraction in quotes": {`cpu: "0.5", memory: 4G`, nil},
+	"bytes as a number":    {`cpu: 2, memory: 4000000000`, nil},
+	"the least":            {`cpu: 10m, memory: 6Mi, rootDisk: 1Mi`, nil},
+	"the most":             {`cpu: 4096, memory: 64Ti, rootDisk: 1Pi`, nil},
+
+	"cpu 0":         {`cpu: 0, memory: 4G`, []string{cpuIs("0")}},
+	"cpu -1":        {`cpu: -1, memory: 4G`, []string{cpuIs("-1")}},
+	"cpu abc":       {`cpu: abc, memory: 4G`, []string{cpuIs("abc")}},
+	"cpu empty":     {`cpu: "", memory: 4G`, []string{cpuIs("")}},
+	"cpu 9m":        {`cpu: 9m, memory: 4G`, []string{cpuIs("9m")}},
+	"cpu 4097":      {`cpu: 4097, memory: 4G`, []string{cpuIs("4097")}},
+	"cpu too long":  {`cpu: "1.` + strings.Repeat("0", 31) + `", memory: 4G`, []string{`spec.resource.cpu: Too long: may not be more than 32 bytes`}},
+	"cpu null":      {`cpu: null, memory: 4G`, []string{`spec.resource.cpu: Invalid value: "null": spec.resource.cpu in body must be of type integer,string: "null"`}},
+	"cpu absent":    {`memory: 4G`, []string{`spec.resource: Required value: cpu is required, for example cpu: 2 or cpu: 500m`}},
+	"memory absent": {`cpu: 2`, []string{`spec.resource: Required value: memory is required, for example memory: 4G or memory: 512Mi`}},
+	"memory 1":      {`cpu: 2, memory: 1`, []string{memoryIs("1")}},
+	"memory -4G":    {`cpu: 2, memory: -4G`, []string{memoryIs("-4G")}},
+	"memory 4GB":    {`cpu: 2, memory: 4GB`, []string{memoryIs("4GB")}},
+	"memory 65Ti":   {`cpu: 2, memory: 65Ti`, []string{memoryIs("65Ti")}},
+	"rootDisk 0":    {`cpu: 2, memory: 4G, rootDisk: 0`, []string{rootDiskIs("0")}},
+	"rootDisk 2Pi":  {`cpu: 2, memory: 4G, rootDisk: 2Pi`, []string{rootDiskIs("2Pi")}},
+	"several":       {`cpu: 0, memory: 1, rootDisk: big`, []string{cpuIs("0"), memoryIs("1"), rootDiskIs("big")}},
+	"key gpu":       {`cpu: 2, memory: 4G, rootDisk: 40G, gpu: 1`, []string{`spec.resource: Invalid value: unsupported resource gpu: allowed are cpu, memory and rootDisk`}},
+	"key CPU": {`CPU: 2, memory: 4G`, []string{
+		`spec.resource: Invalid value: unsupported resource CPU: allowed are cpu, memory and rootDisk`,
+		`spec.resource: Required value: cpu is required, for example cpu: 2 or cpu: 500m`,
+	}},
+	"a fraction without quotes": {`cpu: 0.5, memory: 4G`, []string{
+		`spec.resource.cpu: Invalid value: "number": spec.resource.cpu in body must be of type integer,string: "number"`,
+		`spec.resource.cpu: Invalid value: "number": spec.resource.cpu in body must be of type integer: "number"`,
+	}},
+}
+
+func cpuIs(value string) string {
+	return `spec.resource: Invalid value: cpu is ` + value + `: it must be a quantity from 10m to 4096, for example 2 or 500m`
+}
+
+func memoryIs(value string) string {
+	return `spec.resource: Invalid value: memory is ` + value + `: it must be a quantity from 6Mi to 64Ti, for example 4G or 512Mi`
+}
+
+func rootDiskIs(value string) string {
+	return `spec.resource: Invalid value: rootDisk is ` + value + `: it must be a quantity from 1Mi to 1Pi, for example 40G`
+}
+
+var specCases = map[string]createCase{
+	"action off": {`action: "off"`, []string{
+		`spec.action: Unsupported value: "off": supported values: "active", "stopped", "paused"`,
+	}},
+	"restartPolicy Sometimes": {`restartPolicy: Sometimes`, []string{
+		`spec.restartPolicy: Unsupported value: "Sometimes": supported values: "Always", "OnFailure", "Never"`,
+	}},
+	"deletionPolicy Orphan": {`deletionPolicy: Orphan`, []string{
+		`spec.deletionPolicy: Unsupported value: "Orphan": supported values: "Delete", "Retain"`,
+	}},
+	"pullPolicy Sometimes": {`image: {source: nginx, pullPolicy: Sometimes}`, []string{
+		`spec.image.pullPolicy: Unsupported value: "Sometimes": supported values: "IfNotPresent", "Always", "Never"`,
+	}},
+	"grace period -1": {`shutdownGracePeriodSeconds: -1`, []string{
+		`spec.shutdownGracePeriodSeconds: Invalid value: -1: spec.shutdownGracePeriodSeconds in body should be greater than or equal to 0`,
+	}},
+	"grace period of two days": {`shutdownGracePeriodSeconds: 172800`, []string{
+		`spec.shutdownGracePeriodSeconds: Invalid value: 172800: spec.shutdownGracePeriodSeconds in body should be less than or equal to 86400`,
+	}},
+	"restartedAt now": {`restartedAt: now`, []string{
+		`spec.restartedAt: Invalid value: "now": spec.restartedAt in body must be of type date-time: "now"`,
+	}},
+	"driver Docker": {`driver: Docker`, []string{
+		`spec.driver: Invalid value: "Docker": spec.driver in body should match '^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'`,
+	}},
+	"driver empty": {`driver: ""`, []string{
+		`spec.driver: Invalid value: "": spec.driver in body should be at least 1 chars long`,
+	}},
+	"image of nothing": {`image: {}`, []string{
+		`spec.image: Invalid value: source or kernel is required; leave image out for the driver's default`,
+	}},
+	"checksum md5": {`image: {source: nginx, checksum: "md5:00"}`, []string{
+		`spec.image.checksum: Invalid value: "md5:00": spec.image.checksum in body should match '^sha256:[0-9a-f]{64}$'`,
+	}},
+	"kernel without source": {`image: {kernel: {cmdline: quiet}}`, []string{
+		`spec.image.kernel.source: Required value`,
+	}},
+	"kernel alone": {`image: {kernel: {source: /boot/vmlinuz}}`, nil},
+
+	"port 0": {`ports: [{name: http, port: 0}]`, []string{
+		`spec.ports[0].port: Invalid value: 0: spec.ports[0].port in body should be greater than or equal to 1`,
+	}},
+	"port 65536": {`ports: [{name: http, port: 65536}]`, []string{
+		`spec.ports[0].port: Invalid value: 65536: spec.ports[0].port in body should be less than or equal to 65535`,
+	}},
+	"hostPort 0": {`ports: [{name: http, port: 80, hostPort: 0}]`, []string{
+		`spec.ports[0].hostPort: Invalid value: 0: spec.ports[0].hostPort in body should be greater than or equal to 1`,
+	}},
+	"protocol SCTP": {`ports: [{name: http, port: 80, protocol: SCTP}]`, []string{
+		`spec.ports[0].protocol: Unsupported value: "SCTP": supported values: "TCP", "UDP"`,
+	}},
+	"port without name": {`ports: [{port: 80}]`, []string{`spec.ports[0].name: Required value`}},
+	"two ports of one name": {`ports: [{name: http, port: 80}, {name: http, port: 81}]`, []string{
+		`spec.ports[1]: Duplicate value: {"name":"http"}`,
+	}},
+	"two ports of one hostPort": {`ports: [{name: a, port: 80, hostPort: 8080}, {name: b, port: 81, hostPort: 8080}]`, []string{
+		`spec.ports: Invalid value: hostPort 8080 is asked for more than once: one may be used once for each protocol`,
+	}},
+	"one hostPort, two protocols":     {`ports: [{name: a, port: 53, hostPort: 53}, {name: b, port: 53, hostPort: 53, protocol: UDP}]`, nil},
+	"two ports that the engine hosts": {`ports: [{name: a, port: 80}, {name: b, port: 81}]`, nil},
+	"33 ports": {`ports: [` + repeat(33, `{name: p%d, port: 80}`) + `]`, []string{
+		`spec.ports: Too many: 33: must have at most 32 items`,
+	}},
+
+	"probe of nothing": {`readinessProbe: {}`, []string{`spec.readinessProbe.tcpSocket: Required value`}},
+	"probe of port 0": {`readinessProbe: {tcpSocket: {port: 0}}`, []string{
+		`spec.readinessProbe.tcpSocket.port: Invalid value: 0: spec.readinessProbe.tcpSocket.port in body should be greater than or equal to 1`,
+	}},
+
+	"volumes": {`volumes: [{name: data, size: 10G}, {name: tools, size: 1G, readOnly: true, source: {image: {source: tools}}}]`, nil},
+	"volume without size": {`volumes: [{name: data}]`, []string{
+		`spec.volumes[0].size: Required value`,
+	}},
+	"volume of size 1": {`volumes: [{name: data, size: 1}]`, []string{
+		`spec.volumes[0].size: Invalid value: 1: size is 1: it must be a quantity from 1Mi to 1Pi, for example 10G`,
+	}},
+	"volume of size big": {`volumes: [{name: data, size: big}]`, []string{
+		`spec.volumes[0].size: Invalid value: "big": size is big: it must be a quantity from 1Mi to 1Pi, for example 10G`,
+	}},
+	"two volumes of one name": {`volumes: [{name: data, size: 1G}, {name: data, size: 1G}]`, []string{
+		`spec.volumes[1]: Duplicate value: {"name":"data"}`,
+	}},
+	"volume of a kernel": {`volumes: [{name: data, size: 1G, source: {image: {kernel: {source: vmlinuz}}}}]`, []string{
+		`spec.volumes[0].source.image: Invalid value: source is required and kernel is not allowed: a volume is not booted`,
+	}},
+	"17 volumes": {`volumes: [` + repeat(17, `{name: v%d, size: 1G}`) + `]`, []string{
+		`spec.volumes: Too many: 17: must have at most 16 items`,
+	}},
+
+	"userData inline":        {`userData: {inline: "#cloud-config"}`, nil},
+	"userData from a Secret": {`userData: {secretKeyRef: {name: vm, key: user-data}}`, nil},
+	"userData of nothing": {`userData: {}`, []string{
+		`spec.userData: Invalid value: exactly one of inline and secretKeyRef is required`,
+	}},
+	"networkData of both": {`networkData: {inline: "x", secretKeyRef: {name: vm, key: network}}`, []string{
+		`spec.networkData: Invalid value: exactly one of inline and secretKeyRef is required`,
+	}},
+	"Secret key with a slash": {`userData: {secretKeyRef: {name: vm, key: a/b}}`, []string{
+		`spec.userData.secretKeyRef.key: Invalid value: "a/b": spec.userData.secretKeyRef.key in body should match '^[-._a-zA-Z0-9]+$'`,
+	}},
+	"an SSH key of two lines": {`sshAuthorizedKeys: ["ssh-ed25519 AAAA a\nssh-ed25519 AAAA b"]`, []string{
+		`spec.sshAuthorizedKeys[0]: Invalid value: "ssh-ed25519 AAAA a\nssh-ed25519 AAAA b": spec.sshAuthorizedKeys[0] in body should match '^[^\r\n]+$'`,
+	}},
+}
+
+func TestUpdate(t *testing.T) {
+	server := newAPIServer(t)
+	const immutable = `; to move the VirtualMachine to another driver, delete it and create it anew`
+	cases := map[string]struct {
+		before, after string
+		want          []string
+	}{
+		"nothing":         {minimal, minimal, nil},
+		"cpu and memory":  {minimal, `{resource: {cpu: 500m, memory: 512Mi}}`, nil},
+		"cpu 0":           {minimal, `{resource: {cpu: 0, memory: 1G}}`, []string{cpuIs("0")}},
+		"rootDisk added":  {minimal, `{resource: {cpu: 1, memory: 1G, rootDisk: 1G}}`, nil},
+		"rootDisk grows":  {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: 40Gi}}`, nil},
+		"rootDisk equals": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: 40000M}}`, nil},
+		"rootDisk shrinks": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40Gi}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, []string{
+			`spec.resource: Invalid value: rootDisk may only grow: it was 40Gi and is now 40G`,
+		}},
+		"rootDisk removed": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, minimal, []string{
+			`spec.resource: Invalid value: rootDisk may only grow: it was 40G and is now not set`,
+		}},
+		"rootDisk broken": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: big}}`, []string{rootDiskIs("big")}},
+		"driver kept":     {`{driver: fake, resource: {cpu: 1, memory: 1G}}`, `{driver: fake, resource: {cpu: 2, memory: 1G}}`, nil},
+		"driver added": {minimal, `{driver: fake, resource: {cpu: 1, memory: 1G}}`, []string{
+			`spec.driver: Invalid value: driver is immutable: it was not set and is now fake` + immutable,
+		}},
+		"driver changed": {`{driver: docker, resource: {cpu: 1, memory: 1G}}`, `{driver: fake, resource: {cpu: 1, memory: 1G}}`, []string{
+			`spec.driver: Invalid value: driver is immutable: it was docker and is now fake` + immutable,
+		}},
+		"driver removed": {`{driver: docker, resource: {cpu: 1, memory: 1G}}`, minimal, []string{
+			`spec.driver: Invalid value: driver is immutable: it was docker and is now not set` + immutable,
+		}},
+		"volume grows":   {volumes("1G", "2G"), volumes("1G", "3G"), nil},
+		"volume removed": {volumes("1G", "2G"), minimal, nil},
+		"volume shrinks": {volumes("1G", "2G"), volumes("1G", "1G"), []string{
+			`spec.volumes[1].size: Invalid value: "1G": size may only grow: it was 2G and is now 1G`,
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			expect(t, server.update(t, vm(tc.before), vm(tc.after)), tc.want)
+		})
+	}
+}
+
+func TestStatus(t *testing.T) {
+	server := newAPIServer(t)
+	cases := map[string]struct {
+		status string
+		want   []string
+	}{
+		"usage of zero": {`{phase: Active, server: {id: abc, usage: {cpu: 0, memory: 0.01}}}`, nil},
+		"phase Broken": {`{phase: Broken}`, []string{
+			`status.phase: Unsupported value: "Broken": supported values: "Creating", "Active", "Stopped", "Paused", "Failed", "Terminating", "Unknown"`,
+		}},
+		"usage below zero": {`{server: {usage: {cpu: -1, memory: 1}}}`, []string{
+			`status.server.usage.cpu: Invalid value: -1: server.usage.cpu in body should be greater than or equal to 0`,
+		}},
+		"an operation": {`{operation: {type: Create, attempts: 2, startedAt: "2026-01-02T03:04:05.000006Z", epoch: 9223372036854775807}}`, nil},
+		"an operation of no type": {`{operation: {startedAt: "2026-01-02T03:04:05.000006Z"}}`, []string{
+			`status.operation.type: Required value`,
+		}},
+		"two conditions of one type": {`{conditions: [` + condition + `, ` + condition + `]}`, []string{
+			`status.conditions[1]: Duplicate value: {"type":"Ready"}`,
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			after := strings.TrimSuffix(vm(minimal), "}") + ", status: " + tc.status + "}"
+			expect(t, server.updateStatus(t, vm(minimal), after), tc.want)
+		})
+	}
+}
+
+const condition = `{type: Ready, status: "True", reason: Running, message: "", lastTransitionTime: "2026-01-02T03:04:05Z"}`
+
+func expect(t *testing.T, got, want []string) {
+	t.Helper()
+	got, want = slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))
+	if !slices.Equal(got, want) {
+		t.Errorf("errors are\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(want, "\n\t"))
+	}
+}
+
+// vm is a manifest with the given spec.
+func vm(spec string) string {
+	return `{apiVersion: cloudnative.tw/v1alpha1, kind: VirtualMachine, metadata: {name: test-vm, namespace: default}, spec: ` + spec + `}`
+}
+
+func named(name string) string {
+	return strings.Replace(vm(minimal), "test-vm", name, 1)
+}
+
+func volumes(first, second string) string {
+	return fmt.Sprintf(`{resource: {cpu: 1, memory: 1G}, volumes: [{name: a, size: %s}, {name: b, size: %s}]}`, first, second)
+}
+
+func repeat(n int, format string) string {
+	items := make([]string, n)
+	for i := range items {
+		items[i] = strings.ReplaceAll(format, "%d", fmt.Sprint(i+1))
+	}
+	return strings.Join(items, ", ")
+}
+
+// largest is a spec with as much of everything as is allowed, to see that the
+// rules stay within kube-apiserver's budget for one request.
+func largest() string {
+	quantity := `"` + strings.Repeat("0", 30) + `1G"`
+	text := func(n int) string { return strings.Repeat("x", n) }
+	return `{resource: {cpu: "` + strings.Repeat("0", 31) + `1", memory: ` + quantity + `, rootDisk: ` + quantity + `}, ` +
+		`driver: ` + text(63) + `, image: {source: ` + text(1024) + `, kernel: {source: ` + text(1024) + `}}, ` +
+		`volumes: [` + repeat(16, `{name: v%d, size: `+quantity+`, source: {image: {source: `+text(1024)+`}}}`) + `], ` +
+		`userData: {inline: ` + text(65536) + `}, networkData: {inline: ` + text(65536) + `}, ` +
+		`sshAuthorizedKeys: [` + repeat(32, text(16384)) + `], ` +
+		`ports: [` + repeat(32, `{name: p%d, port: 80, hostPort: 80%d}`) + `]}`
+}
