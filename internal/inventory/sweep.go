@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -28,13 +29,13 @@ const (
 // not know, and nothing at all when suspiciously many look orphaned.
 type Sweep struct {
 	Inventory *Inventory
-	// Owned answers from the API cache; it spares the live reading while every
-	// server has its owner there.
-	Owned func(types.UID) bool
-	// Owners reads the UIDs of all VirtualMachines live from the API.
-	Owners func(context.Context) (map[types.UID]bool, error)
+	// Cached reads the UIDs of all VirtualMachines from the API cache; it spares
+	// the live reading while every server has its owner there.
+	Cached Owners
+	// Live reads them from the API.
+	Live Owners
 	// Epoch of the leader that sweeps.
-	Epoch  uint64
+	Epoch  func() uint64
 	Policy OrphanPolicy
 	// Grace is how long a server must have been ownerless.
 	Grace time.Duration
@@ -46,6 +47,9 @@ type Sweep struct {
 	orphans map[types.UID]*orphan
 	frozen  bool
 }
+
+// Owners reads the UIDs of all VirtualMachines.
+type Owners func(context.Context) (map[types.UID]bool, error)
 
 // Finding is what a sweep has to say. Server is unset where it is Frozen.
 type Finding struct {
@@ -90,13 +94,14 @@ func (s *Sweep) Once(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	total := len(servers)
 	found, err := s.ownerless(ctx, servers)
 	if err != nil {
 		return err
 	}
 	s.remember(found)
 	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(found)))
-	if s.freeze(len(found), len(servers)) {
+	if s.freeze(len(found), total) {
 		return nil
 	}
 	return s.remove(ctx, found)
@@ -110,37 +115,26 @@ func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	servers := all[:0]
-	for _, server := range all {
-		if !server.Retained && server.State != driver.StatePending {
-			servers = append(servers, server)
-		}
-	}
-	return servers, nil
+	return slices.DeleteFunc(all, func(server driver.Server) bool {
+		return server.Retained || server.State == driver.StatePending
+	}), nil
 }
 
+// ownerless returns the servers that neither the cache nor the API knows.
 func (s *Sweep) ownerless(ctx context.Context, servers []driver.Server) ([]driver.Server, error) {
-	suspects := without(servers, s.Owned)
-	if len(suspects) == 0 {
-		return nil, nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
-	owners, err := s.Owners(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read the VirtualMachines: %w", err)
-	}
-	return without(suspects, func(uid types.UID) bool { return owners[uid] }), nil
-}
-
-func without(servers []driver.Server, owned func(types.UID) bool) []driver.Server {
-	var out []driver.Server
-	for _, server := range servers {
-		if !owned(server.UID) {
-			out = append(out, server)
+	for _, read := range []Owners{s.Cached, s.Live} {
+		if len(servers) == 0 {
+			break
 		}
+		owners, err := read(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("read the VirtualMachines: %w", err)
+		}
+		servers = slices.DeleteFunc(servers, func(server driver.Server) bool { return owners[server.UID] })
 	}
-	return out
+	return servers, nil
 }
 
 // remember counts this reading for what was found and forgets the rest.
@@ -200,7 +194,7 @@ func (s *Sweep) remove(ctx context.Context, found []driver.Server) error {
 func (s *Sweep) delete(ctx context.Context, server driver.Server) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
-	target := driver.Target{UID: server.UID, ID: server.ID, Epoch: s.Epoch}
+	target := driver.Target{UID: server.UID, ID: server.ID, Epoch: s.Epoch()}
 	err := s.Inventory.Delete(ctx, target, false)
 	if err != nil && !errors.Is(err, driver.ErrNotFound) {
 		return fmt.Errorf("delete orphan %s (%s/%s): %w", server.ID, server.Namespace, server.Name, err)

@@ -1,0 +1,72 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"flag"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+// Version is set when the program is built.
+var Version = "dev"
+
+// NewCommand returns the command drover-controller.
+func NewCommand() *cobra.Command {
+	o := NewOptions()
+	cmd := &cobra.Command{
+		Use:   "drover-controller",
+		Short: "Make servers for the VirtualMachines of a cluster",
+		Long: "drover-controller makes one server exist for every VirtualMachine and keeps it as declared.\n" +
+			"Each flag can also be given as an environment variable DROVER_<FLAG>, for example DROVER_VM_DRIVER.",
+		Args: cobra.NoArgs, Version: Version, SilenceUsage: true, SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := SetFromEnv(cmd.Flags()); err != nil {
+				return err
+			}
+			if err := o.Validate(); err != nil {
+				return err
+			}
+			cfg, err := restConfig(o.Kubeconfig)
+			if err != nil {
+				return err
+			}
+			ctrl.SetLogger(klog.Background())
+			return Run(cmd.Context(), o, cfg)
+		},
+	}
+	o.AddFlags(cmd.Flags())
+	AddLogFlags(cmd.Flags())
+	return cmd
+}
+
+// AddLogFlags adds -v and --logtostderr.
+func AddLogFlags(fs *pflag.FlagSet) {
+	var all flag.FlagSet
+	klog.InitFlags(&all)
+	for _, name := range []string{"v", "logtostderr"} {
+		fs.AddGoFlag(all.Lookup(name))
+	}
+}
+
+func restConfig(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig != "" {
+		cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+		if err != nil {
+			return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+		}
+		return cfg, nil
+	}
+	cfg, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, fmt.Errorf("no --kubeconfig was given and this is not a pod: %w", err)
+	}
+	return cfg, nil
+}

@@ -1,0 +1,120 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// inert ends the help text of flags that have no effect yet.
+const inert = " (accepted and without effect in this version: run one replica)"
+
+// Options are the controller's flags.
+type Options struct {
+	Kubeconfig string
+	Threads    int
+	VMDriver   string
+
+	LeaderElect        bool
+	HolderIdentity     string
+	LeaseLockName      string
+	LeaseLockNamespace string
+
+	MetricsAddress string
+	HealthAddress  string
+	KubeAPIQPS     float32
+
+	UsagePeriod  time.Duration
+	ListPeriod   time.Duration
+	OrphanGrace  time.Duration
+	OrphanPolicy string
+	OrphanMax    int
+
+	Drivers table.Settings
+}
+
+// NewOptions returns the defaults.
+func NewOptions() *Options {
+	return &Options{
+		Threads: 16, VMDriver: table.Auto,
+		LeaseLockName:  "drover-controller",
+		MetricsAddress: "127.0.0.1:8080", HealthAddress: "127.0.0.1:8081", KubeAPIQPS: -1,
+		UsagePeriod: 30 * time.Second, ListPeriod: 30 * time.Second,
+		OrphanGrace: time.Minute, OrphanPolicy: string(inventory.OrphanDelete),
+		Drivers: table.DefaultSettings(),
+	}
+}
+
+// AddFlags adds all flags.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "path of a kubeconfig; empty means in-cluster")
+	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "elect a leader among replicas"+inert)
+	fs.StringVar(&o.HolderIdentity, "holder-identity", o.HolderIdentity, "this replica's name in the Lease; empty means POD_NAME, else the host's name"+inert)
+	fs.StringVar(&o.LeaseLockName, "lease-lock-name", o.LeaseLockName, "name of the Lease"+inert)
+	fs.StringVar(&o.LeaseLockNamespace, "lease-lock-namespace", o.LeaseLockNamespace, "namespace of the Lease; empty means the pod's, else default"+inert)
+	o.AddControllerFlags(fs)
+}
+
+// AddControllerFlags adds the flags that also drover up has.
+func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma list whose first is the default, or auto for every driver whose engine answers; known are "+strings.Join(table.Names(), ", "))
+	fs.IntVar(&o.Threads, "threads", o.Threads, "number of workers per driver")
+	fs.StringVar(&o.MetricsAddress, "metrics-bind-address", o.MetricsAddress, "address of the metrics endpoint; 0 turns it off")
+	fs.StringVar(&o.HealthAddress, "health-probe-bind-address", o.HealthAddress, "address of /healthz and /readyz; 0 turns them off")
+	fs.Float32Var(&o.KubeAPIQPS, "kube-api-qps", o.KubeAPIQPS, "requests a second to the API server; negative leaves the limit to the server's priority and fairness")
+	fs.DurationVar(&o.UsagePeriod, "usage-period", o.UsagePeriod, "time from one usage sample to the next")
+	fs.DurationVar(&o.ListPeriod, "list-period", o.ListPeriod, "time from one complete list of an engine to the next; events are followed in between")
+	fs.DurationVar(&o.OrphanGrace, "orphan-grace", o.OrphanGrace, "how long a server must have had no VirtualMachine before it is removed")
+	fs.StringVar(&o.OrphanPolicy, "orphan-policy", o.OrphanPolicy, "what is done with servers without a VirtualMachine: delete or report")
+	fs.IntVar(&o.OrphanMax, "orphan-max", o.OrphanMax, "allow that many orphans to be removed at once; 0 means 3 or a tenth of the servers")
+	o.Drivers.AddFlags(fs)
+}
+
+// SetFromEnv sets every flag that was not given from DROVER_<FLAG>.
+func SetFromEnv(fs *pflag.FlagSet) error {
+	var err error
+	fs.VisitAll(func(f *pflag.Flag) {
+		name := "DROVER_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		value, ok := os.LookupEnv(name)
+		if !ok || f.Changed || err != nil {
+			return
+		}
+		if setErr := fs.Set(f.Name, value); setErr != nil {
+			err = fmt.Errorf("environment variable %s: %w", name, setErr)
+		}
+	})
+	return err
+}
+
+// Validate names the flag, the value and what is allowed.
+func (o *Options) Validate() error {
+	policies := []string{string(inventory.OrphanDelete), string(inventory.OrphanReport)}
+	switch {
+	case o.Threads < 1:
+		return fmt.Errorf("--threads is %d: it must be at least 1", o.Threads)
+	case !slices.Contains(policies, o.OrphanPolicy):
+		return fmt.Errorf("--orphan-policy is %q: it must be one of %s", o.OrphanPolicy, strings.Join(policies, ", "))
+	case o.OrphanMax < 0:
+		return fmt.Errorf("--orphan-max is %d: it must not be negative", o.OrphanMax)
+	}
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{{"usage-period", o.UsagePeriod}, {"list-period", o.ListPeriod}, {"orphan-grace", o.OrphanGrace}} {
+		if d.value < time.Second {
+			return fmt.Errorf("--%s is %s: it must be at least 1s", d.flag, d.value)
+		}
+	}
+	_, err := table.Parse(o.VMDriver)
+	return err
+}

@@ -1,0 +1,167 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller"
+	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+const (
+	// stopTimeout is how long running calls may take to end on a stop.
+	stopTimeout = 5 * time.Second
+	// askTimeout bounds a question to the API at the start.
+	askTimeout = 10 * time.Second
+)
+
+// Run runs the controller until ctx ends.
+func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
+	mgr, err := newManager(o, cfg)
+	if err != nil {
+		return err
+	}
+	cluster, err := ClusterID(ctx, mgr.GetAPIReader())
+	if err != nil {
+		return err
+	}
+	epoch, err := startEpoch(ctx, mgr.GetAPIReader())
+	if err != nil {
+		return err
+	}
+	inventories, err := openInventories(ctx, o, cluster)
+	if err != nil {
+		return err
+	}
+	lanes, err := controller.Setup(mgr, controller.Options{
+		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{},
+		Epoch: func() uint64 { return epoch },
+	})
+	if err != nil {
+		return err
+	}
+	for _, lane := range lanes {
+		if err := addLane(mgr, o, lane); err != nil {
+			return err
+		}
+	}
+	return mgr.Start(ctx)
+}
+
+func newManager(o *Options, cfg *rest.Config) (ctrl.Manager, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, api.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	for _, c := range inventory.Metrics() {
+		if err := metrics.Registry.Register(c); err != nil && !isRegistered(err) {
+			return nil, err
+		}
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = o.KubeAPIQPS
+	rest.AddUserAgent(cfg, "drover-controller/"+Version)
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+		Scheme: scheme, Logger: ctrl.Log,
+		Cache:                   cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		Metrics:                 metricsserver.Options{BindAddress: o.MetricsAddress},
+		HealthProbeBindAddress:  o.HealthAddress,
+		GracefulShutdownTimeout: new(stopTimeout),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return mgr, healthChecks(mgr)
+}
+
+func healthChecks(mgr ctrl.Manager) error {
+	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
+		return err
+	}
+	return mgr.AddReadyzCheck("caches", cachesSynced(mgr))
+}
+
+// ClusterID returns the cluster's identity: the UID of namespace kube-system.
+func ClusterID(ctx context.Context, reader client.Reader) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var ns corev1.Namespace
+	if err := reader.Get(ctx, types.NamespacedName{Name: metav1.NamespaceSystem}, &ns); err != nil {
+		return "", fmt.Errorf("read namespace %s for the cluster's id: %w", metav1.NamespaceSystem, err)
+	}
+	return string(ns.UID), nil
+}
+
+// startEpoch is the resourceVersion of a live list: it grows from start to
+// start.
+func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var vms api.VirtualMachineList
+	err := reader.List(ctx, &vms, client.Limit(1))
+	if meta.IsNoMatchError(err) {
+		return 0, fmt.Errorf("the VirtualMachine CRD is not installed (kubectl apply -f config/crd): %w", err)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("list VirtualMachines: %w", err)
+	}
+	return strconv.ParseUint(vms.ResourceVersion, 10, 64)
+}
+
+func openInventories(ctx context.Context, o *Options, cluster string) ([]*inventory.Inventory, error) {
+	opened, err := table.Open(ctx, o.VMDriver, table.Options{
+		Settings: o.Drivers, ClusterID: cluster, Log: ctrl.Log, Clock: clock.RealClock{}, Registerer: metrics.Registry,
+	})
+	if err != nil {
+		return nil, err
+	}
+	var out []*inventory.Inventory
+	for _, d := range opened {
+		inv, err := inventory.New(inventory.Options{
+			Name: d.Name, Driver: d.Driver, Clock: clock.RealClock{}, Log: ctrl.Log,
+			ListPeriod: o.ListPeriod, UsagePeriod: o.UsagePeriod,
+		})
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, inv)
+	}
+	return out, nil
+}
+
+// addLane starts a driver's inventory and its orphan sweep with the manager.
+func addLane(mgr ctrl.Manager, o *Options, lane *controller.Reconciler) error {
+	if err := mgr.Add(lane.Inventory); err != nil {
+		return err
+	}
+	return mgr.Add(&inventory.Sweep{
+		Inventory: lane.Inventory, Epoch: lane.Epoch, Tell: lane.TellFinding,
+		Policy: inventory.OrphanPolicy(o.OrphanPolicy), Grace: o.OrphanGrace, Max: o.OrphanMax,
+		Cached: owners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
+		Live:   liveOwners(mgr.GetAPIReader()),
+	})
+}

@@ -1,0 +1,54 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/faults"
+)
+
+// Settings are the drivers' flags.
+type Settings struct {
+	DockerImage string
+
+	FakeDir         string
+	FakeBootTime    time.Duration
+	FakeLatency     time.Duration
+	FakeFailureRate float64
+	FakeFaults      string
+}
+
+// DefaultSettings returns the defaults.
+func DefaultSettings() Settings { return Settings{DockerImage: "nginx"} }
+
+// AddFlags adds the drivers' flags.
+func (s *Settings) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&s.DockerImage, "docker-image", s.DockerImage, "docker: image of a VirtualMachine that names none")
+	fs.StringVar(&s.FakeDir, "fake-dir", s.FakeDir, "fake: folder that holds one file a server, shared by all who use it; empty keeps the servers in memory")
+	fs.DurationVar(&s.FakeBootTime, "fake-boot-time", s.FakeBootTime, "fake: how long a server takes to boot")
+	fs.DurationVar(&s.FakeLatency, "fake-latency", s.FakeLatency, "fake: how long each call takes")
+	fs.Float64Var(&s.FakeFailureRate, "fake-failure-rate", s.FakeFailureRate, "fake: share of calls that fail, 0 to 1")
+	fs.StringVar(&s.FakeFaults, "fake-faults", s.FakeFaults, "fake: file that names faults by VirtualMachine, read when it changes")
+}
+
+func openDocker(o Options) (driver.Driver, error) {
+	return docker.New(docker.Options{ClusterID: o.ClusterID, Image: o.DockerImage, Log: o.Log, Clock: o.Clock})
+}
+
+func openFake(o Options) (driver.Driver, error) {
+	d, err := fake.New(fake.Options{
+		ClusterID: o.ClusterID, Dir: o.FakeDir, BootTime: o.FakeBootTime, Latency: o.FakeLatency,
+		FailureRate: o.FakeFailureRate, Log: o.Log, Clock: o.Clock,
+	})
+	if err != nil || o.FakeFaults == "" {
+		return d, err
+	}
+	return faults.Wrap(d, o.FakeFaults, o.Clock, o.Log), nil
+}
