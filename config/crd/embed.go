@@ -4,8 +4,8 @@
 // Package crd carries the generated CustomResourceDefinition, so that a
 // program can install the API that it was built with.
 //
-// Start with VirtualMachine. The YAML beside this file is generated from the
-// markers in apis/cloudnative/v1alpha1; change those, not the YAML.
+// Start with VirtualMachine. The YAML beside this file comes from the markers in
+// apis/cloudnative/v1alpha1; change those, not the YAML.
 package crd
 
 import _ "embed"
