@@ -1,0 +1,43 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"strings"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// check refuses a spec that no server could be made of.
+func check(spec driver.ServerSpec) error {
+	if err := driver.CheckUID(spec.UID); err != nil {
+		return err
+	}
+	switch spec.Power {
+	case driver.PowerOn, driver.PowerOff, driver.PowerPaused:
+	default:
+		return driver.Errorf(driver.ErrInvalid, "action is %q: it must be %s, %s or %s",
+			spec.Power, driver.PowerOn, driver.PowerOff, driver.PowerPaused)
+	}
+	switch {
+	case spec.CPUMilli <= 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0", spec.CPUMilli)
+	case spec.MemoryBytes <= 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be more than 0", spec.MemoryBytes)
+	case spec.RootDiskBytes < 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0", spec.RootDiskBytes)
+	case strings.ContainsAny(spec.Image.Source, " \t\r\n"):
+		return driver.Errorf(driver.ErrInvalid, "image.source is %q: it must not contain spaces", spec.Image.Source)
+	}
+	return nil
+}
+
+// checkDisk refuses what only the server at hand can tell.
+func checkDisk(r Record, spec driver.ServerSpec) error {
+	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < r.RootDiskBytes {
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it may only grow, and the server has %d",
+			spec.RootDiskBytes, r.RootDiskBytes)
+	}
+	return nil
+}

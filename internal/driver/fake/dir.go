@@ -1,0 +1,439 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Names in the folder.
+const (
+	engineIDFile = "engine-id"
+	retainedDir  = "retained"
+	locksDir     = "locks"
+	tmpDir       = "tmp"
+	suffix       = ".json"
+)
+
+const (
+	// leftoverAge is when a file in tmp cannot be in use any more.
+	leftoverAge = 10 * time.Minute
+	// maxFile keeps a file that was put there by mistake out of memory.
+	maxFile = 1 << 20
+)
+
+// dirStore keeps the records in a folder, one file each. Whoever changes a
+// record holds its lock file; whoever creates one links it into place, so there
+// is never half a file and never a second server of a UID.
+type dirStore struct {
+	dir string
+
+	mu     sync.Mutex
+	pinned string // the engine that calls act on
+	boxes  map[*mailbox]bool
+	known  map[string]bool // names that a list has shown
+}
+
+func openDir(dir string, now time.Time) (*dirStore, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("the fake driver's folder: %w", err)
+	}
+	for _, sub := range []string{"", retainedDir, locksDir, tmpDir} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, fmt.Errorf("the fake driver's folder: %w", err)
+		}
+	}
+	s := &dirStore{dir: dir, boxes: map[*mailbox]bool{}, known: map[string]bool{}}
+	s.sweep(now)
+	if err := s.makeEngineID(); err != nil {
+		return nil, fmt.Errorf("the fake driver's folder: %w", err)
+	}
+	_, err = s.engineID()
+	return s, err
+}
+
+func (s *dirStore) path(names ...string) string {
+	return filepath.Join(append([]string{s.dir}, names...)...)
+}
+
+// sweep removes what processes that were killed left half written.
+func (s *dirStore) sweep(now time.Time) {
+	entries, err := os.ReadDir(s.path(tmpDir))
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err == nil && now.Sub(info.ModTime()) > leftoverAge {
+			_ = os.Remove(s.path(tmpDir, entry.Name()))
+		}
+	}
+}
+
+// makeEngineID gives a new folder its identity; of two processes that try, one
+// wins.
+func (s *dirStore) makeEngineID() error {
+	if _, err := os.Lstat(s.path(engineIDFile)); err == nil {
+		return nil
+	}
+	err := s.create(s.path(engineIDFile), []byte(string(uuid.NewUUID())+"\n"))
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+func (s *dirStore) engineID() (string, error) {
+	id, err := s.readEngineID()
+	if err != nil {
+		return "", err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pinned = id
+	return id, nil
+}
+
+func (s *dirStore) readEngineID() (string, error) {
+	content, err := os.ReadFile(s.path(engineIDFile))
+	if err != nil {
+		return "", driver.Errorf(driver.ErrUnavailable, "the fake driver's folder: %w", err)
+	}
+	id := strings.TrimSpace(string(content))
+	if driver.CheckUID(types.UID(id)) != nil {
+		return "", driver.Errorf(driver.ErrUnavailable, "%s does not hold a UUID", s.path(engineIDFile))
+	}
+	return id, nil
+}
+
+// reach makes sure that the folder is there and still the same engine: a folder
+// that was emptied, moved or not mounted is not an engine without servers.
+func (s *dirStore) reach() error {
+	id, err := s.readEngineID()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil && id != s.pinned {
+		err = driver.Errorf(driver.ErrUnavailable, "%s is another engine now: its id was %s and is %s", s.dir, s.pinned, id)
+	}
+	if err != nil {
+		for box := range s.boxes {
+			box.close()
+		}
+	}
+	return err
+}
+
+func (s *dirStore) get(uid types.UID) (*Record, error) {
+	if err := s.reach(); err != nil {
+		return nil, err
+	}
+	r, _, err := s.read(s.path(string(uid)+suffix), uid)
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
+	}
+	if r != nil && r.Retained {
+		return nil, nil //nolint:nilnil // Nil is the answer for no record.
+	}
+	return r, nil
+}
+
+// read returns the record in a file, nil where there is none, and the stamp by
+// which a later change of the file shows.
+func (s *dirStore) read(path string, uid types.UID) (*Record, fs.FileInfo, error) {
+	content, info, err := readFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading a fake server: %w", err)
+	}
+	r, err := decode(content)
+	if err == nil {
+		changed := info.ModTime()
+		err = r.complete(uid, changed, "hand-"+strconv.FormatInt(changed.UnixNano(), 36))
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("mend or remove %s: %w", path, err)
+	}
+	return &r, info, nil
+}
+
+func readFile(path string) ([]byte, fs.FileInfo, error) {
+	f, err := os.Open(path) //nolint:gosec // The name was checked.
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxFile {
+		return nil, nil, fmt.Errorf("%s is no file of at most %d bytes", path, maxFile)
+	}
+	content := make([]byte, info.Size())
+	n, err := f.ReadAt(content, 0)
+	if err != nil && n < len(content) {
+		return nil, nil, err
+	}
+	return content, info, nil
+}
+
+func (s *dirStore) list() ([]Record, error) {
+	if err := s.reach(); err != nil {
+		return nil, err
+	}
+	names, err := s.names()
+	if err != nil {
+		return nil, err
+	}
+	byID := map[string]int{}
+	var all []Record
+	for _, name := range names {
+		r, err := s.readNamed(name)
+		if err != nil {
+			return nil, err
+		}
+		if r == nil {
+			continue
+		}
+		// A server that was released while this list ran is met twice.
+		if i, met := byID[r.ID]; met && r.Retained {
+			all[i] = *r
+			continue
+		}
+		byID[r.ID] = len(all)
+		all = append(all, *r)
+	}
+	// The folder may have gone while it was read.
+	return all, s.reach()
+}
+
+// readNamed reads a file by its name under the folder.
+func (s *dirStore) readNamed(name string) (*Record, error) {
+	uid, _ := uidOf(filepath.Base(name))
+	r, _, err := s.read(s.path(name), uid)
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
+	}
+	if r != nil && filepath.Dir(name) == retainedDir {
+		r.Retained = true
+	}
+	return r, nil
+}
+
+// names returns the names of all servers' files, the released ones last, so
+// that a server that is being released is met in one place at least.
+//
+// A file that is replaced while a folder is read may be passed over on some
+// file systems. So the folder is read twice, and names once seen are kept until
+// their file is found to be gone.
+func (s *dirStore) names() ([]string, error) {
+	found := map[string]bool{}
+	for range 2 {
+		if err := s.scan("", found); err != nil {
+			return nil, err
+		}
+	}
+	s.remember(found)
+	var names []string
+	for name := range found {
+		names = append(names, name)
+	}
+	released := map[string]bool{}
+	if err := s.scan(retainedDir, released); err != nil {
+		return nil, err
+	}
+	for name := range released {
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+func (s *dirStore) scan(sub string, found map[string]bool) error {
+	entries, err := os.ReadDir(s.path(sub))
+	if err != nil {
+		return driver.Errorf(driver.ErrUnavailable, "the fake driver's folder: %w", err)
+	}
+	for _, entry := range entries {
+		if _, ok := uidOf(entry.Name()); ok {
+			found[filepath.Join(sub, entry.Name())] = true
+		}
+	}
+	return nil
+}
+
+// remember adds to found the names that earlier lists showed and whose files
+// are still there.
+func (s *dirStore) remember(found map[string]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.known {
+		if found[name] {
+			continue
+		}
+		if _, err := os.Lstat(s.path(name)); err == nil {
+			found[name] = true
+		}
+	}
+	s.known = map[string]bool{}
+	for name := range found {
+		s.known[name] = true
+	}
+}
+
+// uidOf tells whose file it is, by its name: <uid>.json or <uid>.<id>.json.
+// Backups, swap files and the like are nobody's.
+func uidOf(base string) (types.UID, bool) {
+	stem, isJSON := strings.CutSuffix(base, suffix)
+	stem, _, _ = strings.Cut(stem, ".")
+	return types.UID(stem), isJSON && driver.CheckUID(types.UID(stem)) == nil
+}
+
+func (s *dirStore) change(uid types.UID, edit func(*Record) (*Record, error)) error {
+	if err := s.reach(); err != nil {
+		return err
+	}
+	unlock, err := s.lock(uid)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	old, stamp, err := s.readForChange(uid)
+	if err != nil {
+		return s.explain(err)
+	}
+	next, err := edit(clone(old))
+	if err != nil || reflect.DeepEqual(old, next) {
+		return err
+	}
+	return s.explain(s.put(uid, stamp, next))
+}
+
+func clone(r *Record) *Record {
+	if r == nil {
+		return nil
+	}
+	c := *r
+	return &c
+}
+
+// readForChange also finishes a release that a crash, or a person, left half
+// done.
+func (s *dirStore) readForChange(uid types.UID) (*Record, fs.FileInfo, error) {
+	r, stamp, err := s.read(s.path(string(uid)+suffix), uid)
+	if err != nil || r == nil || !r.Retained {
+		return r, stamp, err
+	}
+	return nil, nil, s.putAside(r)
+}
+
+// lock takes the lock of a UID for this process, or says that another one has
+// it: a process that was halted must not halt the others. Lock files are never
+// removed, for whoever holds one that is gone holds nothing.
+func (s *dirStore) lock(uid types.UID) (func(), error) {
+	f, err := os.OpenFile(s.path(locksDir, string(uid)), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, driver.Errorf(driver.ErrRetry, "the fake server %s is being changed by another caller: %w", uid, err)
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// explain says whether the folder is lost or only this change failed.
+func (s *dirStore) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	if lost := s.reach(); lost != nil {
+		return lost
+	}
+	return driver.Errorf(driver.ErrRetry, "%w", err)
+}
+
+// put stores a record whose file was as stamp says (nil: not there).
+func (s *dirStore) put(uid types.UID, stamp fs.FileInfo, next *Record) error {
+	path := s.path(string(uid) + suffix)
+	if next == nil {
+		return os.Remove(path)
+	}
+	content, err := encode(*next)
+	if err != nil {
+		return err
+	}
+	if stamp == nil {
+		return s.create(path, content)
+	}
+	if err := s.replace(path, stamp, content); err != nil {
+		return err
+	}
+	if next.Retained {
+		return s.putAside(next)
+	}
+	return nil
+}
+
+// putAside frees the UID of a server that was marked as released.
+func (s *dirStore) putAside(r *Record) error {
+	return os.Rename(s.path(string(r.UID)+suffix), s.path(retainedDir, string(r.UID)+"."+r.ID+suffix))
+}
+
+// create makes a file, whole or not at all, and fails if it is there.
+func (s *dirStore) create(path string, content []byte) error {
+	tmp, err := s.write(content)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp) }()
+	return os.Link(tmp, path)
+}
+
+// replace replaces a file that nobody has touched since stamp was taken.
+func (s *dirStore) replace(path string, stamp fs.FileInfo, content []byte) error {
+	tmp, err := s.write(content)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp) }()
+	now, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(now, stamp) || !now.ModTime().Equal(stamp.ModTime()) || now.Size() != stamp.Size() {
+		return fmt.Errorf("%s was changed by hand just now", path)
+	}
+	return os.Rename(tmp, path)
+}
+
+func (s *dirStore) write(content []byte) (string, error) {
+	f, err := os.CreateTemp(s.path(tmpDir), "write-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Close()); err != nil {
+		_ = os.Remove(f.Name())
+		return "", err
+	}
+	return f.Name(), nil
+}

@@ -1,0 +1,299 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Name is the driver's name in the API.
+const Name = "fake"
+
+// Options of a Driver.
+type Options struct {
+	// ClusterID marks the servers as this cluster's. Required.
+	ClusterID string
+	// Dir is the folder that holds the servers; empty means in memory.
+	Dir string
+	// Memory is the engine to use where Dir is empty; nil makes a new one.
+	Memory *Memory
+	// BootTime is how long a server is Starting.
+	BootTime time.Duration
+	// ShutdownTime is how long a server takes to stop when it is asked to.
+	ShutdownTime time.Duration
+	// Latency delays every call.
+	Latency time.Duration
+	// FailureRate is how many of the calls of Ensure and Delete fail, from 0 to
+	// 1. They fail before they change anything.
+	FailureRate float64
+	// Clock is the real one where it is nil.
+	Clock clock.WithTicker
+	Log   logr.Logger
+}
+
+// Driver simulates servers.
+type Driver struct {
+	clusterID   string
+	latency     time.Duration
+	failureRate float64
+	clock       clock.WithTicker
+	log         logr.Logger
+	simulation  simulation
+	store       store
+	meter       *meter
+}
+
+var (
+	_ driver.Driver     = (*Driver)(nil)
+	_ driver.Identifier = (*Driver)(nil)
+)
+
+// New opens the folder, makes it where it is missing, or uses memory.
+func New(o Options) (*Driver, error) {
+	if o.ClusterID == "" {
+		return nil, errors.New("the fake driver needs a cluster id")
+	}
+	if o.FailureRate < 0 || o.FailureRate > 1 {
+		return nil, fmt.Errorf("the fake driver's failure rate is %v: it must be from 0 to 1", o.FailureRate)
+	}
+	if o.BootTime < 0 || o.ShutdownTime < 0 || o.Latency < 0 {
+		return nil, errors.New("the fake driver's boot time, shutdown time and latency must not be negative")
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	s, err := openStore(o)
+	if err != nil {
+		return nil, err
+	}
+	return &Driver{
+		clusterID: o.ClusterID, latency: o.Latency, failureRate: o.FailureRate,
+		clock: o.Clock, log: o.Log, store: s, meter: newMeter(),
+		simulation: simulation{bootTime: o.BootTime, shutdownTime: o.ShutdownTime, newName: newName},
+	}, nil
+}
+
+func openStore(o Options) (store, error) {
+	switch {
+	case o.Dir != "":
+		return openDir(o.Dir, o.Clock.Now())
+	case o.Memory != nil:
+		return o.Memory, nil
+	}
+	return NewMemory(o.Clock), nil
+}
+
+func newName() string { return string(uuid.NewUUID())[:18] }
+
+// EngineID returns the folder's or the memory's own UUID.
+func (d *Driver) EngineID(ctx context.Context) (string, error) {
+	if err := d.enter(ctx); err != nil {
+		return "", err
+	}
+	return d.store.engineID()
+}
+
+// Ensure creates or changes the record of a server.
+func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	if err := d.enterMutation(ctx); err != nil {
+		return driver.Server{}, err
+	}
+	if err := check(spec); err != nil {
+		return driver.Server{}, err
+	}
+	now := d.clock.Now()
+	var made Record
+	err := d.store.change(spec.UID, func(old *Record) (*Record, error) {
+		r, err := d.begin(old, spec)
+		if err != nil {
+			return nil, err
+		}
+		made = d.simulation.ensure(r, spec, now)
+		return &made, nil
+	})
+	if err != nil {
+		return driver.Server{}, err
+	}
+	s := serverOf(made, now)
+	s.Pending = pendingOf(made, spec)
+	return s, nil
+}
+
+// begin is the record that Ensure starts from.
+func (d *Driver) begin(old *Record, spec driver.ServerSpec) (Record, error) {
+	switch {
+	case old != nil && old.ClusterID != d.clusterID:
+		return Record{}, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+			"the engine has a server of UID %s that is not this cluster's", spec.UID))
+	case spec.ID != "" && (old == nil || old.ID != spec.ID):
+		return Record{}, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s with id %s", spec.UID, spec.ID)
+	case old == nil:
+		return d.simulation.create(d.clusterID, spec), nil
+	}
+	return *old, checkDisk(*old, spec)
+}
+
+// Delete removes the record of a server, or marks it as released.
+func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	if err := d.enterMutation(ctx); err != nil {
+		return err
+	}
+	if err := driver.CheckUID(t.UID); err != nil {
+		return err
+	}
+	err := d.store.change(t.UID, func(old *Record) (*Record, error) {
+		if old == nil || old.ClusterID != d.clusterID || (t.ID != "" && old.ID != t.ID) {
+			return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
+		}
+		if !retain {
+			return nil, nil //nolint:nilnil // Nil removes the record.
+		}
+		released := *old
+		released.Retained = true
+		return &released, nil
+	})
+	if err == nil {
+		d.meter.forget(t.UID)
+	}
+	return err
+}
+
+// List reads the records.
+func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	if err := d.enter(ctx); err != nil {
+		return nil, err
+	}
+	records, err := d.records(uids)
+	if err != nil {
+		return nil, err
+	}
+	now := d.clock.Now()
+	servers := make([]driver.Server, 0, len(records))
+	for _, r := range records {
+		if r.ClusterID == d.clusterID {
+			servers = append(servers, serverOf(r, now))
+		}
+	}
+	return servers, nil
+}
+
+// records returns those of the UIDs, or all where none is named.
+func (d *Driver) records(uids []types.UID) ([]Record, error) {
+	if len(uids) == 0 {
+		return d.store.list()
+	}
+	records := make([]Record, 0, len(uids))
+	asked := make(map[types.UID]bool, len(uids))
+	for _, uid := range uids {
+		if asked[uid] {
+			continue
+		}
+		asked[uid] = true
+		if err := driver.CheckUID(uid); err != nil {
+			return nil, err
+		}
+		r, err := d.store.get(uid)
+		if err != nil {
+			return nil, err
+		}
+		if r != nil {
+			records = append(records, *r)
+		}
+	}
+	return records, nil
+}
+
+// Usage computes what the servers would have used.
+func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
+	if err := d.enter(ctx); err != nil || len(uids) == 0 {
+		return nil, err
+	}
+	records, err := d.records(uids)
+	if err != nil {
+		return nil, err
+	}
+	now := d.clock.Now()
+	samples := make([]driver.Usage, 0, len(records))
+	for _, r := range records {
+		if r.ClusterID != d.clusterID {
+			continue
+		}
+		if u, ok := d.meter.sample(settle(r, now), now); ok {
+			samples = append(samples, u)
+		}
+	}
+	return samples, nil
+}
+
+// Watch tells of records that change and of servers that come to the end of
+// their boot or shutdown time.
+func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
+	if err := d.enter(ctx); err != nil {
+		return nil, err
+	}
+	box, stop, err := d.store.watch()
+	if err != nil {
+		return nil, err
+	}
+	records, err := d.store.list()
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	p := &pump{
+		driver: d, box: box, out: make(chan types.UID), due: map[types.UID]time.Time{},
+		timer: d.clock.NewTimer(time.Hour),
+	}
+	for _, r := range records {
+		if r.ClusterID == d.clusterID && !r.Retained {
+			p.expect(r)
+		}
+	}
+	p.arm()
+	go func() {
+		defer stop()
+		p.run(ctx)
+		d.log.V(1).Info("Watch of the fake engine closed", "cause", context.Cause(ctx))
+	}()
+	return p.out, nil
+}
+
+// enter is the way into every call.
+func (d *Driver) enter(ctx context.Context) error {
+	if d.latency > 0 && ctx.Err() == nil {
+		timer := d.clock.NewTimer(d.latency)
+		defer timer.Stop()
+		select {
+		case <-ctx.Done():
+		case <-timer.C():
+		}
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("the call to the fake engine was cut short: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+// enterMutation is the way into calls that change something, which have changed
+// nothing where it fails.
+func (d *Driver) enterMutation(ctx context.Context) error {
+	if err := d.enter(ctx); err != nil {
+		return driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	if d.failureRate > 0 && rand.Float64() < d.failureRate { //nolint:gosec // Chance, not secrecy.
+		return driver.Errorf(driver.ErrRetry, "simulated failure (the fake driver's failure rate is %v)", d.failureRate)
+	}
+	return nil
+}

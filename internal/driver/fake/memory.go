@@ -1,0 +1,199 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"cmp"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Memory is an engine in memory. Several Drivers can share one, as several
+// controllers share an engine, and it outlives them.
+//
+// Its exported methods are a person's hands: they change servers behind the
+// drivers' backs.
+type Memory struct {
+	clock clock.PassiveClock
+	id    string
+
+	mu       sync.RWMutex
+	lost     bool
+	servers  map[types.UID]Record
+	retained map[string]Record // by ID
+	boxes    map[*mailbox]bool
+	edits    int
+}
+
+// NewMemory returns an engine without servers.
+func NewMemory(c clock.PassiveClock) *Memory {
+	return &Memory{
+		clock: c, id: string(uuid.NewUUID()),
+		servers: map[types.UID]Record{}, retained: map[string]Record{}, boxes: map[*mailbox]bool{},
+	}
+}
+
+// SetAvailable puts the engine out of reach, or brings it back.
+func (m *Memory) SetAvailable(available bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lost = !available
+	if m.lost {
+		for box := range m.boxes {
+			box.close()
+		}
+	}
+}
+
+// Records returns all servers, released ones included, in the order of their
+// IDs.
+func (m *Memory) Records() []Record {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	all := m.all()
+	slices.SortFunc(all, func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+// Edit changes a server as a person does who edits its file: what edit leaves
+// out is filled in. A server that is not there yet is added.
+func (m *Memory) Edit(uid types.UID, edit func(*Record)) error {
+	if err := driver.CheckUID(uid); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.servers[uid]
+	edit(&r)
+	m.edits++
+	if err := r.complete(uid, m.clock.Now(), fmt.Sprintf("hand-%d", m.edits)); err != nil {
+		return fmt.Errorf("the server %s: %w", uid, err)
+	}
+	m.put(uid, &r)
+	return nil
+}
+
+// Remove takes a server away; what was released stays.
+func (m *Memory) Remove(uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.put(uid, nil)
+}
+
+// RemoveRetained takes a released server away.
+func (m *Memory) RemoveRetained(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if r, ok := m.retained[id]; ok {
+		delete(m.retained, id)
+		m.tell(r.UID)
+	}
+}
+
+func (m *Memory) engineID() (string, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.id, m.reach()
+}
+
+func (m *Memory) get(uid types.UID) (*Record, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.find(uid), m.reach()
+}
+
+func (m *Memory) list() ([]Record, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if err := m.reach(); err != nil {
+		return nil, err
+	}
+	return m.all(), nil
+}
+
+func (m *Memory) change(uid types.UID, edit func(*Record) (*Record, error)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.reach(); err != nil {
+		return err
+	}
+	old := m.find(uid)
+	next, err := edit(m.find(uid))
+	if err != nil || reflect.DeepEqual(old, next) {
+		return err
+	}
+	m.put(uid, next)
+	return nil
+}
+
+func (m *Memory) watch() (*mailbox, func(), error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.reach(); err != nil {
+		return nil, nil, err
+	}
+	box := newMailbox()
+	m.boxes[box] = true
+	return box, func() { m.unwatch(box) }, nil
+}
+
+func (m *Memory) unwatch(box *mailbox) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.boxes, box)
+}
+
+// The methods below want the lock held.
+
+func (m *Memory) reach() error {
+	if m.lost {
+		return driver.Errorf(driver.ErrUnavailable, "the fake engine in memory is out of reach")
+	}
+	return nil
+}
+
+func (m *Memory) find(uid types.UID) *Record {
+	if r, ok := m.servers[uid]; ok {
+		return &r
+	}
+	return nil
+}
+
+func (m *Memory) all() []Record {
+	all := make([]Record, 0, len(m.servers)+len(m.retained))
+	for _, r := range m.servers {
+		all = append(all, r)
+	}
+	for _, r := range m.retained {
+		all = append(all, r)
+	}
+	return all
+}
+
+func (m *Memory) put(uid types.UID, next *Record) {
+	switch {
+	case next == nil:
+		delete(m.servers, uid)
+	case next.Retained:
+		delete(m.servers, uid)
+		m.retained[next.ID] = *next
+	default:
+		m.servers[uid] = *next
+	}
+	m.tell(uid)
+}
+
+func (m *Memory) tell(uid types.UID) {
+	for box := range m.boxes {
+		box.put(uid)
+	}
+}

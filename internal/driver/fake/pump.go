@@ -1,0 +1,134 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"container/heap"
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+)
+
+// pump sends the UIDs of one Watch: those of records that change, and those of
+// servers that change by the passage of time alone.
+type pump struct {
+	driver *Driver
+	box    *mailbox
+	out    chan types.UID
+	queue  uidQueue
+	timer  clock.Timer
+
+	moments momentHeap
+	// due is the moment that counts for a UID; others in moments are stale.
+	due map[types.UID]time.Time
+}
+
+func (p *pump) run(ctx context.Context) {
+	defer close(p.out)
+	defer p.timer.Stop()
+	for {
+		// A nil channel is never ready: there is nothing to send.
+		var out chan types.UID
+		var head types.UID
+		if len(p.queue.order) > 0 {
+			out, head = p.out, p.queue.order[0]
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.box.ready:
+			uids, open := p.box.take()
+			if !open {
+				return
+			}
+			p.changed(uids)
+		case <-p.timer.C():
+			p.arm()
+		case out <- head:
+			p.queue.pop()
+		}
+	}
+}
+
+// changed queues servers whose records changed, other clusters' left aside. One
+// that is gone may have been anybody's.
+func (p *pump) changed(uids []types.UID) {
+	for _, uid := range uids {
+		r, err := p.driver.store.get(uid)
+		if err == nil && r != nil {
+			if r.ClusterID != p.driver.clusterID {
+				continue
+			}
+			p.expect(*r)
+		}
+		p.queue.put(uid)
+	}
+	p.arm()
+}
+
+// expect notes when a server will change by itself.
+func (p *pump) expect(r Record) {
+	at := nextMoment(r, p.driver.clock.Now())
+	if at.IsZero() {
+		delete(p.due, r.UID)
+		return
+	}
+	if !p.due[r.UID].Equal(at) {
+		p.due[r.UID] = at
+		heap.Push(&p.moments, moment{at: at, uid: r.UID})
+	}
+}
+
+// fire queues the servers whose moment has come.
+func (p *pump) fire(now time.Time) {
+	for len(p.moments) > 0 && !now.Before(p.moments[0].at) {
+		m := heap.Pop(&p.moments).(moment)
+		if p.due[m.uid].Equal(m.at) {
+			delete(p.due, m.uid)
+			p.queue.put(m.uid)
+		}
+	}
+}
+
+// arm sets the timer for the next moment. A clock that is stepped may pass that
+// moment before the timer is set, hence the loop.
+func (p *pump) arm() {
+	p.timer.Stop()
+	for {
+		now := p.driver.clock.Now()
+		p.fire(now)
+		if len(p.moments) == 0 {
+			return
+		}
+		next := p.moments[0].at
+		p.timer.Reset(next.Sub(now))
+		if p.driver.clock.Now().Before(next) {
+			return
+		}
+	}
+}
+
+type moment struct {
+	at  time.Time
+	uid types.UID
+}
+
+// momentHeap has the earliest moment first.
+type momentHeap []moment
+
+func (h momentHeap) Len() int           { return len(h) }
+func (h momentHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
+func (h momentHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+
+// Push and Pop are for package heap.
+func (h *momentHeap) Push(x any) { *h = append(*h, x.(moment)) }
+
+// Pop takes the last moment.
+func (h *momentHeap) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}

@@ -1,0 +1,229 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Record is a simulated server, as the folder's files hold it.
+type Record struct {
+	UID       types.UID `json:"uid,omitempty"`
+	ID        string    `json:"id,omitempty"`
+	ClusterID string    `json:"clusterID,omitempty"`
+	Namespace string    `json:"namespace,omitempty"`
+	Name      string    `json:"name,omitempty"`
+	// Epoch of the leader that created it.
+	Epoch uint64 `json:"epoch,omitempty"`
+
+	// State is Running, Paused, Stopping, Stopped or Restarting; empty means
+	// Stopped. A server that Runs is Starting until UpAt has passed.
+	State driver.State `json:"state,omitempty"`
+	// Run is the name of the last run.
+	Run       string    `json:"run,omitempty"`
+	StartedAt time.Time `json:"startedAt,omitzero"`
+	UpAt      time.Time `json:"upAt,omitzero"`
+	// StopsAt is when a server that is Stopping will be off.
+	StopsAt time.Time `json:"stopsAt,omitzero"`
+	// IgnoreShutdown : the guest ignores requests to stop.
+	IgnoreShutdown bool `json:"ignoreShutdown,omitempty"`
+	// Exit tells how the last run ended.
+	Exit *Exit `json:"exit,omitempty"`
+	// Retained : the server was released.
+	Retained bool `json:"retained,omitempty"`
+
+	CPUMilli      int64 `json:"cpuMilli,omitempty"`
+	MemoryBytes   int64 `json:"memoryBytes,omitempty"`
+	RootDiskBytes int64 `json:"rootDiskBytes,omitempty"`
+	// Load is the part of its CPUs that the guest uses, from 0 to 1.
+	Load float64 `json:"load"`
+
+	RestartPolicy driver.RestartPolicy `json:"restartPolicy,omitempty"`
+	// Config is what the last run was started with.
+	Config
+}
+
+// Config is the part of a server that only a start can change.
+type Config struct {
+	Image           string   `json:"image,omitempty"`
+	ImageChecksum   string   `json:"imageChecksum,omitempty"`
+	Kernel          *Kernel  `json:"kernel,omitempty"`
+	Volumes         []Volume `json:"volumes,omitempty"`
+	Ports           []Port   `json:"ports,omitempty"`
+	SSHFingerprints []string `json:"sshFingerprints,omitempty"`
+	// HasUserData and HasNetworkData stand for the secrets themselves.
+	HasUserData    bool `json:"hasUserData,omitempty"`
+	HasNetworkData bool `json:"hasNetworkData,omitempty"`
+}
+
+// Kernel, Volume and Port are as in the spec.
+type (
+	Kernel struct {
+		Source  string `json:"source,omitempty"`
+		Initrd  string `json:"initrd,omitempty"`
+		Cmdline string `json:"cmdline,omitempty"`
+	}
+	Volume struct {
+		Name      string `json:"name"`
+		SizeBytes int64  `json:"sizeBytes"`
+		Image     string `json:"image,omitempty"`
+		ReadOnly  bool   `json:"readOnly,omitempty"`
+	}
+	Port struct {
+		Name     string `json:"name"`
+		Protocol string `json:"protocol,omitempty"`
+		Port     int32  `json:"port"`
+		HostPort int32  `json:"hostPort,omitempty"`
+	}
+)
+
+// Exit tells how a run ended.
+type Exit struct {
+	Code   int       `json:"code"`
+	Reason string    `json:"reason,omitempty"`
+	At     time.Time `json:"at,omitzero"`
+}
+
+// configOf is what a start from spec gives a server.
+func configOf(spec driver.ServerSpec) Config {
+	c := Config{
+		Image: spec.Image.Source, ImageChecksum: spec.Image.Checksum,
+		HasUserData: !spec.UserData.IsZero(), HasNetworkData: !spec.NetworkData.IsZero(),
+	}
+	if k := spec.Image.Kernel; k != nil {
+		c.Kernel = &Kernel{Source: k.Source, Initrd: k.Initrd, Cmdline: k.Cmdline}
+	}
+	for _, v := range spec.Volumes {
+		volume := Volume{Name: v.Name, SizeBytes: v.SizeBytes, ReadOnly: v.ReadOnly}
+		if v.Image != nil {
+			volume.Image = v.Image.Source
+		}
+		c.Volumes = append(c.Volumes, volume)
+	}
+	for _, p := range spec.Ports {
+		c.Ports = append(c.Ports, Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, HostPort: p.HostPort})
+	}
+	for _, key := range spec.SSHKeys {
+		c.SSHFingerprints = append(c.SSHFingerprints, fingerprint(key))
+	}
+	return c
+}
+
+// fingerprint is enough to notice another key. What a user gives for a key
+// might be more secret than it should be, so it is not kept itself.
+func fingerprint(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return "SHA256:" + base64.RawStdEncoding.EncodeToString(sum[:])
+}
+
+// decode reads a record as strictly as a person needs it who mistyped a word.
+func decode(content []byte) (Record, error) {
+	var r Record
+	d := json.NewDecoder(bytes.NewReader(content))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		return Record{}, fmt.Errorf("it is no JSON of a server: %w", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return Record{}, errors.New("there is something after the JSON object")
+	}
+	return r, nil
+}
+
+func encode(r Record) ([]byte, error) {
+	content, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encoding the server %s: %w", r.UID, err)
+	}
+	return append(content, '\n'), nil
+}
+
+// complete fills in what a person who wrote or edited the record left out, and
+// refuses what makes no sense. changed is when that was, run names the run that
+// a person began.
+func (r *Record) complete(uid types.UID, changed time.Time, run string) error {
+	if r.UID == "" {
+		r.UID = uid
+	}
+	if r.UID != uid {
+		return fmt.Errorf("uid is %q: it must be the file's name, %q, or left out", r.UID, uid)
+	}
+	if r.ID == "" {
+		r.ID = "fake-" + string(uid)
+	}
+	if err := driver.CheckUID(types.UID(r.ID)); err != nil {
+		return fmt.Errorf("id is %q: it must be letters, digits, - or _", r.ID)
+	}
+	if r.Load < 0 || r.Load > 1 || r.CPUMilli < 0 || r.MemoryBytes < 0 || r.RootDiskBytes < 0 {
+		return errors.New("load must be from 0 to 1; cpuMilli, memoryBytes and rootDiskBytes must not be negative")
+	}
+	return r.completeState(changed.UTC(), run)
+}
+
+func (r *Record) completeState(changed time.Time, run string) error {
+	switch r.State {
+	case "":
+		r.State = driver.StateStopped
+	case driver.StateStarting:
+		r.State = driver.StateRunning
+	case driver.StateStopped, driver.StateRunning, driver.StatePaused, driver.StateStopping, driver.StateRestarting:
+	case driver.StatePending, driver.StateRemoving:
+		fallthrough
+	default:
+		return fmt.Errorf("state is %q: it must be Running, Paused, Stopping, Stopped or Restarting", r.State)
+	}
+	if r.on() {
+		r.startedByHand(changed, run)
+	} else {
+		r.stoppedByHand(changed)
+	}
+	return nil
+}
+
+// startedByHand begins the run of a server that was set from off to on.
+func (r *Record) startedByHand(changed time.Time, run string) {
+	if r.Run != "" && r.Exit == nil {
+		return
+	}
+	r.Run, r.StartedAt, r.UpAt, r.Exit = run, changed, time.Time{}, nil
+}
+
+// stoppedByHand gives the run that a person ended an exit.
+func (r *Record) stoppedByHand(changed time.Time) {
+	exit := Exit{}
+	switch {
+	case r.Exit != nil:
+		exit = *r.Exit
+	case r.Run == "":
+		return
+	}
+	if exit.Reason == "" {
+		exit.Reason = reasonOf(exit.Code)
+	}
+	if exit.At.IsZero() {
+		exit.At = changed
+	}
+	r.Exit = &exit
+}
+
+func reasonOf(code int) string {
+	if code == 0 {
+		return "Completed"
+	}
+	return "Error"
+}
+
+// on tells whether a run is under way.
+func (r *Record) on() bool { return r.State != driver.StateStopped }

@@ -1,0 +1,192 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// forcedExit is the code of a run that was ended by force.
+const forcedExit = 137
+
+// simulation is how long things take, and where names come from.
+type simulation struct {
+	bootTime, shutdownTime time.Duration
+	newName                func() string
+}
+
+// create makes a server of spec that has never run.
+func (s simulation) create(clusterID string, spec driver.ServerSpec) Record {
+	return Record{
+		UID: spec.UID, ID: "fake-" + s.newName(), ClusterID: clusterID,
+		Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+		State: driver.StateStopped,
+	}
+}
+
+// ensure takes a server as far towards spec as it gets by now.
+func (s simulation) ensure(r Record, spec driver.ServerSpec, now time.Time) Record {
+	r = settle(r, now)
+	resize(&r, spec)
+	if r.on() && spec.EndRun != "" && r.Run == spec.EndRun {
+		s.stop(&r, spec.StopBy, now)
+	}
+	switch spec.Power {
+	case driver.PowerOff:
+		s.stop(&r, spec.StopBy, now)
+	case driver.PowerOn:
+		s.run(&r, spec, now)
+		resume(&r)
+	case driver.PowerPaused:
+		s.run(&r, spec, now)
+		pause(&r)
+	}
+	if !r.on() {
+		r.Config = configOf(spec)
+	}
+	return r
+}
+
+// resize gives the server what can change at any time.
+func resize(r *Record, spec driver.ServerSpec) {
+	r.CPUMilli, r.MemoryBytes = spec.CPUMilli, spec.MemoryBytes
+	if spec.RootDiskBytes != 0 {
+		r.RootDiskBytes = spec.RootDiskBytes
+	}
+	r.RestartPolicy = spec.RestartPolicy
+}
+
+// stop asks a server that is on to stop, and forces it when that took too long.
+func (s simulation) stop(r *Record, stopBy, now time.Time) {
+	if !r.on() {
+		return
+	}
+	if r.State != driver.StateStopping {
+		r.State = driver.StateStopping
+		r.StopsAt = now.Add(s.shutdownTime).UTC()
+	}
+	*r = settle(*r, now)
+	force(r, stopBy, now)
+}
+
+// force ends a stop that has taken too long. A StopBy of zero is never.
+func force(r *Record, stopBy, now time.Time) {
+	if r.State == driver.StateStopping && !stopBy.IsZero() && !now.Before(stopBy) {
+		end(r, forcedExit, now)
+	}
+}
+
+func end(r *Record, code int, at time.Time) {
+	r.State = driver.StateStopped
+	r.Exit = &Exit{Code: code, Reason: reasonOf(code), At: at.UTC()}
+	r.UpAt, r.StopsAt = time.Time{}, time.Time{}
+}
+
+// run starts a server that is off. One that is stopping comes to its end first.
+func (s simulation) run(r *Record, spec driver.ServerSpec, now time.Time) {
+	force(r, spec.StopBy, now)
+	if r.on() {
+		return
+	}
+	r.Config = configOf(spec)
+	r.State, r.Run, r.Exit = driver.StateRunning, "run-"+s.newName(), nil
+	r.StartedAt, r.UpAt = now.UTC(), now.Add(s.bootTime).UTC()
+}
+
+func resume(r *Record) {
+	if r.State == driver.StatePaused {
+		r.State = driver.StateRunning
+	}
+}
+
+func pause(r *Record) {
+	if r.State == driver.StateRunning {
+		r.State = driver.StatePaused
+	}
+}
+
+// settle is the record as the passage of time has made it.
+func settle(r Record, now time.Time) Record {
+	if r.State == driver.StateStopping && !r.IgnoreShutdown && !now.Before(r.StopsAt) {
+		at := r.StopsAt
+		if at.IsZero() {
+			at = now
+		}
+		end(&r, 0, at)
+	}
+	return r
+}
+
+// nextMoment is when the server will change by itself, or zero.
+func nextMoment(r Record, now time.Time) time.Time {
+	switch {
+	case r.State == driver.StateRunning && now.Before(r.UpAt):
+		return r.UpAt
+	case r.State == driver.StateStopping && !r.IgnoreShutdown && now.Before(r.StopsAt):
+		return r.StopsAt
+	}
+	return time.Time{}
+}
+
+// serverOf is the record as callers of the driver see it.
+func serverOf(r Record, now time.Time) driver.Server {
+	r = settle(r, now)
+	s := driver.Server{
+		UID: r.UID, ID: r.ID, Namespace: r.Namespace, Name: r.Name,
+		Run: r.Run, State: r.State, StartedAt: r.StartedAt, Retained: r.Retained,
+		Applied: driver.Resources{CPUMilli: r.CPUMilli, MemoryBytes: r.MemoryBytes, RootDiskBytes: r.RootDiskBytes},
+	}
+	if r.Exit != nil {
+		s.Exit = &driver.Exit{Code: r.Exit.Code, Reason: r.Exit.Reason, At: r.Exit.At}
+	}
+	if r.on() {
+		s.Addresses = []string{addressOf(r.UID)}
+	}
+	switch {
+	case r.State == driver.StateRunning && now.Before(r.UpAt):
+		s.State, s.Doing = driver.StateStarting, "booting"
+	case r.State == driver.StateStopping:
+		s.Doing = "shutting down"
+	}
+	return s
+}
+
+// addressOf is the same for a UID in every run and process.
+func addressOf(uid types.UID) string {
+	sum := sha256.Sum256([]byte(uid))
+	return fmt.Sprintf("10.%d.%d.%d", sum[0], sum[1], 1+sum[2]%254)
+}
+
+// pendingOf names what of spec waits for a restart.
+func pendingOf(r Record, spec driver.ServerSpec) []string {
+	if !r.on() {
+		return nil
+	}
+	has, wants := r.Config, configOf(spec)
+	var names []string
+	for _, field := range []struct {
+		name string
+		same bool
+	}{
+		{"image", has.Image == wants.Image && has.ImageChecksum == wants.ImageChecksum && reflect.DeepEqual(has.Kernel, wants.Kernel)},
+		{"volumes", slices.Equal(has.Volumes, wants.Volumes)},
+		{"ports", slices.Equal(has.Ports, wants.Ports)},
+		{"sshAuthorizedKeys", slices.Equal(has.SSHFingerprints, wants.SSHFingerprints)},
+		{"userData", has.HasUserData == wants.HasUserData},
+		{"networkData", has.HasNetworkData == wants.HasNetworkData},
+	} {
+		if !field.same {
+			names = append(names, field.name)
+		}
+	}
+	return names
+}

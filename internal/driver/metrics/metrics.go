@@ -1,0 +1,167 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package metrics is a decorator that measures the calls of a driver.
+//
+// Start with Wrap. It adds
+//
+//	drover_driver_call_duration_seconds{driver,method,result}  histogram
+//	drover_driver_calls_in_flight{driver,method}               gauge
+//
+// where result is ok, the kind of the error (NotFound, Invalid, Unsupported,
+// Retry, Exhausted, Unavailable, Fenced), Cancelled, Timeout, or Other.
+package metrics
+
+import (
+	"context"
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// results are looked through in this order: an error may be of several kinds,
+// and how a call ended says less than what the driver says of it.
+var results = []struct {
+	err  error
+	name string
+}{
+	{driver.ErrFenced, "Fenced"},
+	{driver.ErrNotFound, "NotFound"},
+	{driver.ErrInvalid, "Invalid"},
+	{driver.ErrUnsupported, "Unsupported"},
+	{driver.ErrExhausted, "Exhausted"},
+	{driver.ErrUnavailable, "Unavailable"},
+	{context.Canceled, "Cancelled"},
+	{context.DeadlineExceeded, "Timeout"},
+	{driver.ErrRetry, "Retry"},
+}
+
+func resultOf(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	for _, r := range results {
+		if errors.Is(err, r.err) {
+			return r.name
+		}
+	}
+	return "Other"
+}
+
+// measured is a driver with its metrics.
+type measured struct {
+	driver.Driver
+	duration prometheus.ObserverVec
+	inFlight *prometheus.GaugeVec
+}
+
+// Wrap measures d under the given name. Several drivers can share a registry;
+// nil measures without showing it.
+func Wrap(name string, d driver.Driver, reg prometheus.Registerer) driver.Driver {
+	duration := register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "drover_driver_call_duration_seconds",
+		Help: "How long calls of a driver took, by their result.",
+		// A local engine answers in milliseconds, the longest calls end at
+		// their deadline.
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+	}, []string{"driver", "method", "result"}))
+	inFlight := register(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "drover_driver_calls_in_flight",
+		Help: "Calls of a driver that have not returned.",
+	}, []string{"driver", "method"}))
+	named := prometheus.Labels{"driver": name}
+	return &measured{
+		Driver:   d,
+		duration: duration.MustCurryWith(named),
+		inFlight: inFlight.MustCurryWith(named),
+	}
+}
+
+// register returns the collector of that name, which another driver may have
+// registered before. One of another make under the same name cannot be shown.
+func register[C prometheus.Collector](reg prometheus.Registerer, c C) C {
+	if reg == nil {
+		return c
+	}
+	err := reg.Register(c)
+	if already, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
+		if existing, ok := already.ExistingCollector.(C); ok {
+			return existing
+		}
+	}
+	return c
+}
+
+// Unwrap makes the optional interfaces of the driver reachable (driver.As).
+func (m *measured) Unwrap() driver.Driver { return m.Driver }
+
+// call measures one call.
+func (m *measured) call(method string, do func() error) error {
+	inFlight := m.inFlight.WithLabelValues(method)
+	inFlight.Inc()
+	defer inFlight.Dec()
+	var err error
+	timer := prometheus.NewTimer(prometheus.ObserverFunc(func(seconds float64) {
+		m.duration.WithLabelValues(method, resultOf(err)).Observe(seconds)
+	}))
+	defer timer.ObserveDuration()
+	err = do()
+	return err
+}
+
+// Ensure measures Ensure.
+func (m *measured) Ensure(ctx context.Context, spec driver.ServerSpec) (s driver.Server, err error) {
+	err = m.call("Ensure", func() error {
+		s, err = m.Driver.Ensure(ctx, spec)
+		return err
+	})
+	return s, err
+}
+
+// Delete measures Delete.
+func (m *measured) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	return m.call("Delete", func() error { return m.Driver.Delete(ctx, t, retain) })
+}
+
+// List measures List.
+func (m *measured) List(ctx context.Context, uids ...types.UID) (servers []driver.Server, err error) {
+	err = m.call("List", func() error {
+		servers, err = m.Driver.List(ctx, uids...)
+		return err
+	})
+	return servers, err
+}
+
+// Usage measures Usage.
+func (m *measured) Usage(ctx context.Context, uids ...types.UID) (samples []driver.Usage, err error) {
+	err = m.call("Usage", func() error {
+		samples, err = m.Driver.Usage(ctx, uids...)
+		return err
+	})
+	return samples, err
+}
+
+// Watch measures how long it takes to open the watch.
+func (m *measured) Watch(ctx context.Context) (uids <-chan types.UID, err error) {
+	err = m.call("Watch", func() error {
+		uids, err = m.Driver.Watch(ctx)
+		return err
+	})
+	return uids, err
+}
+
+// EngineID measures EngineID.
+func (m *measured) EngineID(ctx context.Context) (id string, err error) {
+	err = m.call("EngineID", func() error {
+		identifier, ok := driver.As[driver.Identifier](m.Driver)
+		if !ok {
+			return driver.Errorf(driver.ErrUnsupported, "the driver does not tell its engine's id")
+		}
+		id, err = identifier.EngineID(ctx)
+		return err
+	})
+	return id, err
+}
