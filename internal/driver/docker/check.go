@@ -1,0 +1,76 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/distribution/reference"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// check refuses what no container can have.
+func (d *Driver) check(spec driver.ServerSpec) error {
+	if err := driver.CheckUID(spec.UID); err != nil {
+		return err
+	}
+	switch spec.Power {
+	case driver.PowerOn, driver.PowerOff, driver.PowerPaused:
+	default:
+		return driver.Errorf(driver.ErrInvalid, "the power state is %q: it must be On, Off or Paused", spec.Power)
+	}
+	if _, err := reference.ParseAnyReference(d.image(spec)); err != nil {
+		return driver.Errorf(driver.ErrInvalid, "spec.image.source: %q is not an image reference such as nginx or registry.example.org/team/app:v1: %w", d.image(spec), err)
+	}
+	return refuse(spec)
+}
+
+// refuse names the first field that the driver cannot honour.
+func refuse(spec driver.ServerSpec) error {
+	for _, f := range []struct {
+		set         bool
+		field, hint string
+	}{
+		{spec.Image.Checksum != "", "image.checksum", "the docker driver cannot check it; name the image by digest (name@sha256:...) or leave it out"},
+		{spec.Image.Kernel != nil, "image.kernel", "containers boot no kernel of their own; use driver qemu or leave it out"},
+		{len(spec.Volumes) > 0, "volumes", "the docker driver has no disks; use driver qemu or leave it out"},
+		{!spec.UserData.IsZero(), "userData", "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
+		{!spec.NetworkData.IsZero(), "networkData", "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
+		{len(spec.SSHKeys) > 0, "sshAuthorizedKeys", "the docker driver cannot log anybody in; use driver qemu or leave it out"},
+	} {
+		if f.set {
+			return driver.Errorf(driver.ErrUnsupported, "spec.%s: %s", f.field, f.hint)
+		}
+	}
+	return nil
+}
+
+// image is the reference that the spec means.
+func (d *Driver) image(spec driver.ServerSpec) string {
+	if spec.Image.Source == "" {
+		return d.Image
+	}
+	return spec.Image.Source
+}
+
+// checkCapacity asks the engine before it is asked for more than there is:
+// Docker refuses the CPUs in its own words and takes any amount of memory.
+func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) error {
+	info, err := d.info(ctx)
+	switch {
+	case err != nil:
+		return err
+	case spec.CPUMilli > int64(info.NCPU)*1000:
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", cpuText(spec.CPUMilli), info.NCPU)
+	case info.MemTotal > 0 && spec.MemoryBytes > info.MemTotal:
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", sizeText(spec.MemoryBytes), sizeText(info.MemTotal))
+	}
+	return nil
+}
+
+func cpuText(milli int64) string {
+	return strconv.FormatFloat(float64(milli)/1000, 'f', -1, 64)
+}

@@ -1,0 +1,142 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package docker runs servers as containers of a Docker Engine (20.10 or newer).
+//
+// Start with Ensure in ensure.go, which finds a server's container and takes it
+// to what the spec says, one step of nextStep (plan.go) after the other. The
+// other files have one concern each: create.go makes containers, power.go
+// starts and stops them, fetch.go pulls images in the background, list.go and
+// cache.go look at many containers cheaply, watch.go follows the engine's
+// events, errors.go says what an engine's error means to the contract.
+//
+// What a user of Docker should know:
+//
+//   - A container is found by its labels (names.go), never by its name. Its name
+//     is <vm>.<namespace>.<first 8 of the UID>; renaming it by hand is harmless,
+//     unless the new name ends in ".retained": that is the mark of a released
+//     server, the only one that Docker lets one put on a container later.
+//   - Server.Addresses are the addresses inside of Docker's networks. A host port
+//     that the engine chose is told in Server.Note.
+//   - Docker cannot compare epochs. Unique names protect creation, IDs that were
+//     looked up by UID the rest; a leader that was deposed between the look and
+//     the deed can still act once.
+package docker
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/moby/moby/client"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Defaults of Options.
+const (
+	DefaultImage       = "nginx"
+	DefaultCallTimeout = 30 * time.Second
+	DefaultPullStall   = 5 * time.Minute
+)
+
+// Options say what a Driver needs to know.
+type Options struct {
+	// ClusterID goes on every container; containers of other clusters are
+	// neither listed nor touched.
+	ClusterID string
+	// Image is what a server without image.source runs.
+	Image string
+	// Host overrides DOCKER_HOST.
+	Host string
+	// CallTimeout bounds a call whose context has no deadline.
+	CallTimeout time.Duration
+	// PullStall is how long a pull may go without any progress.
+	PullStall time.Duration
+
+	Log   logr.Logger
+	Clock clock.WithTicker
+}
+
+// Driver runs servers on a Docker Engine.
+type Driver struct {
+	Options
+
+	host    string
+	client  atomic.Pointer[client.Client]
+	locks   locks
+	cache   cache
+	stops   stops
+	notes   notes
+	fetches fetches
+	watches watches
+}
+
+var (
+	_ driver.Driver     = (*Driver)(nil)
+	_ driver.Identifier = (*Driver)(nil)
+)
+
+// New returns a driver for the engine that DOCKER_HOST, DOCKER_CERT_PATH and
+// DOCKER_TLS_VERIFY name. It does not talk to the engine.
+func New(o Options) (*Driver, error) {
+	if o.ClusterID == "" {
+		return nil, fmt.Errorf("docker: a cluster id is needed")
+	}
+	d := &Driver{Options: o.withDefaults()}
+	c, err := d.newClient()
+	if err != nil {
+		return nil, err
+	}
+	d.host = c.DaemonHost()
+	if strings.HasPrefix(d.host, "ssh://") {
+		return nil, fmt.Errorf("DOCKER_HOST is %s: ssh is not supported, use unix:// or tcp:// with TLS, or forward the socket with ssh -L", d.host)
+	}
+	return d, nil
+}
+
+func (o Options) withDefaults() Options {
+	if o.Image == "" {
+		o.Image = DefaultImage
+	}
+	if o.CallTimeout <= 0 {
+		o.CallTimeout = DefaultCallTimeout
+	}
+	if o.PullStall <= 0 {
+		o.PullStall = DefaultPullStall
+	}
+	if o.Log.GetSink() == nil {
+		o.Log = logr.Discard()
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	return o
+}
+
+// EngineID is the id that the engine gave itself. It is asked for each time,
+// since another engine may answer at the same address.
+func (d *Driver) EngineID(ctx context.Context) (string, error) {
+	ctx, cancel := d.bound(ctx)
+	defer cancel()
+	info, err := d.info(ctx)
+	if err != nil {
+		return "", err
+	}
+	if info.ID == "" {
+		return "", driver.Errorf(driver.ErrUnavailable, "the engine at %s has no id: it may be no Docker Engine", d.host)
+	}
+	return info.ID, nil
+}
+
+// Close cancels pulls that are under way and joins them.
+func (d *Driver) Close() {
+	d.fetches.closeAll()
+	if c := d.client.Load(); c != nil {
+		_ = c.Close()
+	}
+}

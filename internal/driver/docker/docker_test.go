@@ -1,0 +1,110 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/moby/moby/client"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+)
+
+func TestContract(t *testing.T) {
+	g := guestImages(t)
+	hands := hands{g.client}
+	drivertest.Run(t, drivertest.Harness{
+		Open: func(t *testing.T, clusterID string) driver.Driver { return newDriver(t, Options{ClusterID: clusterID}) },
+		Spec: func(*testing.T) driver.ServerSpec { return guestSpec(g.plain) },
+		StubbornSpec: func(*testing.T) driver.ServerSpec {
+			return guestSpec(g.stubborn)
+		},
+		OtherImage: g.other,
+		Losable: func(t *testing.T, clusterID string) drivertest.Losable {
+			p := newProxy(t)
+			return drivertest.Losable{
+				Driver: newDriver(t, Options{ClusterID: clusterID, Host: p.host()}),
+				Lose:   p.lose, Restore: p.restore,
+			}
+		},
+		Hands: drivertest.Hands{
+			Kill: hands.kill, Stop: hands.stop, Exit: hands.exit, Pause: hands.pause,
+			Start: hands.start, Remove: hands.remove, Burn: hands.burn,
+		},
+		Visible:     hands.visible,
+		Restarts:    true,
+		ResizesLive: true,
+		Patience:    60 * time.Second,
+	})
+}
+
+// newDriver is a driver for the tests' engine.
+func newDriver(t *testing.T, o Options) *Driver {
+	t.Helper()
+	if o.ClusterID == "" {
+		o.ClusterID = "docker-test-" + randomText()
+	}
+	o.Log, o.Clock = testr.New(t), clock.RealClock{}
+	d, err := New(o)
+	must(t, err)
+	t.Cleanup(d.Close)
+	return d
+}
+
+func guestSpec(image string) driver.ServerSpec {
+	return driver.ServerSpec{
+		Power: driver.PowerOn, CPUMilli: 500, MemoryBytes: 32e6,
+		Image:         driver.Image{Source: image},
+		RestartPolicy: driver.RestartNever,
+	}
+}
+
+// hands does to containers what a person or the guest does.
+type hands struct{ c *client.Client }
+
+func (h hands) kill(t *testing.T, s driver.Server) {
+	_, err := h.c.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "SIGKILL"})
+	must(t, err)
+}
+
+func (h hands) stop(t *testing.T, s driver.Server) {
+	_, err := h.c.ContainerStop(t.Context(), s.ID, client.ContainerStopOptions{})
+	must(t, err)
+}
+
+func (h hands) pause(t *testing.T, s driver.Server) {
+	_, err := h.c.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
+	must(t, err)
+}
+
+func (h hands) start(t *testing.T, s driver.Server) {
+	_, err := h.c.ContainerStart(t.Context(), s.ID, client.ContainerStartOptions{})
+	must(t, err)
+}
+
+func (h hands) remove(t *testing.T, s driver.Server) {
+	ctx := context.WithoutCancel(t.Context()) // also used for cleaning up
+	_, err := h.c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
+	must(t, err)
+}
+
+func (h hands) exit(t *testing.T, s driver.Server, code int) { h.get(t, s, "/exit?code=%d", code) }
+func (h hands) burn(t *testing.T, s driver.Server)           { h.get(t, s, "/load?seconds=60") }
+
+func (h hands) get(t *testing.T, s driver.Server, path string, args ...any) {
+	t.Helper()
+	must(t, getFromGuest(t, s, http.StatusOK, path, args...))
+}
+
+func (h hands) visible(t *testing.T, s driver.Server) string {
+	res, err := h.c.ContainerInspect(t.Context(), s.ID, client.ContainerInspectOptions{})
+	must(t, err)
+	return string(res.Raw)
+}

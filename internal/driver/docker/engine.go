@@ -1,0 +1,103 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/moby/moby/api/types/system"
+	"github.com/moby/moby/client"
+	"github.com/moby/moby/client/pkg/versions"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// minAPI is that of Docker Engine 20.10, the first with one-shot stats. The
+// client library itself goes down to 1.40.
+const minAPI = "1.41"
+
+// newClient reads the environment. Host is for tests and for connecting again
+// to where New connected.
+func (d *Driver) newClient() (*client.Client, error) {
+	opts := []client.Opt{client.FromEnv}
+	if d.Host != "" {
+		opts = append(opts, client.WithHost(d.Host))
+	}
+	c, err := client.New(opts...)
+	if err != nil {
+		return nil, fmt.Errorf("docker: %w (see DOCKER_HOST, DOCKER_CERT_PATH and DOCKER_TLS_VERIFY)", err)
+	}
+	return c, nil
+}
+
+// engine returns a client that has agreed with the engine on an API version. A
+// client is shared only after that, and dropped when the engine is lost, because
+// the engine that comes back may be another version.
+func (d *Driver) engine(ctx context.Context) (*client.Client, error) {
+	if c := d.client.Load(); c != nil {
+		return c, nil
+	}
+	c, err := d.newClient()
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
+	}
+	if _, err := c.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
+		return nil, err
+	}
+	if versions.LessThan(c.ClientVersion(), minAPI) {
+		return nil, driver.Errorf(driver.ErrUnavailable, "the Docker engine at %s speaks API %s: Drover needs %s (Docker 20.10) or newer", d.host, c.ClientVersion(), minAPI)
+	}
+	d.client.CompareAndSwap(nil, c)
+	return c, nil
+}
+
+type call func(ctx context.Context, c *client.Client) error
+
+// read asks the engine. Running out of time means that it is out of reach.
+func (d *Driver) read(ctx context.Context, what string, f call) error {
+	return d.do(ctx, what, false, f)
+}
+
+// change makes the engine do something. Running out of time leaves open whether
+// it was done.
+func (d *Driver) change(ctx context.Context, what string, f call) error {
+	return d.do(ctx, what, true, f)
+}
+
+func (d *Driver) do(ctx context.Context, what string, changes bool, f call) error {
+	c, err := d.engine(ctx)
+	if err != nil {
+		return d.explain(what, false, err)
+	}
+	if err = f(ctx, c); err == nil {
+		return nil
+	}
+	if lost(err) {
+		d.drop(c)
+	}
+	return d.explain(what, changes, err)
+}
+
+func (d *Driver) drop(c *client.Client) {
+	d.client.CompareAndSwap(c, nil)
+	_ = c.Close()
+}
+
+// bound gives ctx a deadline if it has none.
+func (d *Driver) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, d.CallTimeout)
+}
+
+func (d *Driver) info(ctx context.Context) (info system.Info, err error) {
+	err = d.read(ctx, "ask for its properties", func(ctx context.Context, c *client.Client) error {
+		res, err := c.Info(ctx, client.InfoOptions{})
+		info = res.Info
+		return err
+	})
+	return info, err
+}

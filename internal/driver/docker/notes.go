@@ -1,0 +1,70 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// notes remember the rootDisk that a spec asked for last, so that List says the
+// same as Ensure. The container's label is as old as the container.
+type notes struct {
+	mu       sync.Mutex
+	rootDisk map[string]int64
+}
+
+func (n *notes) remember(id string, rootDisk int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.rootDisk == nil {
+		n.rootDisk = map[string]int64{}
+	}
+	n.rootDisk[id] = rootDisk
+}
+
+// of is the note on a container.
+func (n *notes) of(r record) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	disk, ok := n.rootDisk[r.id]
+	if !ok {
+		disk = r.rootDisk
+	}
+	var texts []string
+	if disk > 0 {
+		texts = append(texts, "rootDisk "+sizeText(disk)+" is not enforced: most Docker storage drivers cannot limit it")
+	}
+	if r.published != "" {
+		texts = append(texts, r.published)
+	}
+	return strings.Join(texts, "; ")
+}
+
+// prune forgets all but the containers that there are.
+func (n *notes) prune(there map[string]bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	prune(n.rootDisk, there)
+}
+
+// prune deletes from m what is not there.
+func prune[V any](m map[string]V, there map[string]bool) {
+	for id := range m {
+		if !there[id] {
+			delete(m, id)
+		}
+	}
+}
+
+// sizeText writes 40000000000 as 40G and 42949672960 as 40Gi.
+func sizeText(bytes int64) string {
+	format := resource.DecimalSI
+	if bytes%1000 != 0 && bytes%1024 == 0 || bytes%(1<<30) == 0 {
+		format = resource.BinarySI
+	}
+	return resource.NewQuantity(bytes, format).String()
+}

@@ -1,0 +1,190 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// record is what Drover knows of a container.
+type record struct {
+	id, name              string
+	uid                   types.UID
+	cluster               string
+	namespace, vm         string
+	state                 container.ContainerState
+	startedAt, finishedAt time.Time
+	exitCode              int
+	oomKilled             bool
+	cpuMilli, memory      int64
+	restart               container.RestartPolicyMode
+	stopSignal            string
+	image, ports          string // as asked for at creation
+	rootDisk              int64  // as asked for at creation
+	addresses             []string
+	published             string // host ports that the engine chose
+	unresponsive          error  // the engine does not answer about it
+}
+
+func newRecord(in container.InspectResponse) record {
+	r := record{id: in.ID, name: strings.TrimPrefix(in.Name, "/")}
+	if in.Config != nil {
+		r.fromLabels(in.Config.Labels)
+		r.stopSignal = in.Config.StopSignal
+	}
+	if s := in.State; s != nil {
+		r.state, r.exitCode, r.oomKilled = s.Status, s.ExitCode, s.OOMKilled
+		r.startedAt, r.finishedAt = timeOf(s.StartedAt), timeOf(s.FinishedAt)
+	}
+	if h := in.HostConfig; h != nil {
+		r.cpuMilli, r.memory, r.restart = h.NanoCPUs/1e6, h.Memory, h.RestartPolicy.Name
+	}
+	if n := in.NetworkSettings; n != nil {
+		r.addresses = addressesOf(n.Networks)
+		r.published = publishedText(r.ports, n.Ports)
+	}
+	return r
+}
+
+// fromSummary is a record of what a list tells, which is little.
+func fromSummary(s container.Summary) record {
+	r := record{id: s.ID, name: nameOf(s), state: s.State}
+	r.fromLabels(s.Labels)
+	if s.NetworkSettings != nil {
+		r.addresses = addressesOf(s.NetworkSettings.Networks)
+	}
+	return r
+}
+
+func (r *record) fromLabels(l map[string]string) {
+	r.uid, r.namespace, r.vm = types.UID(l[LabelUID]), l[LabelNamespace], l[LabelName]
+	r.cluster, r.image, r.ports = l[LabelCluster], l[LabelImage], l[LabelPorts]
+	r.rootDisk, _ = strconv.ParseInt(l[LabelRootDisk], 10, 64)
+}
+
+// nameOf leaves out the aliases that links give to a container.
+func nameOf(s container.Summary) string {
+	for _, name := range s.Names {
+		if name = strings.TrimPrefix(name, "/"); !strings.Contains(name, "/") {
+			return name
+		}
+	}
+	return ""
+}
+
+// timeOf is zero for what Docker writes when there is no such time.
+func timeOf(text string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil || t.Year() <= 1 {
+		return time.Time{}
+	}
+	return t
+}
+
+func addressesOf(networks map[string]*network.EndpointSettings) []string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(networks)) {
+		n := networks[name]
+		if n == nil {
+			continue
+		}
+		if n.IPAddress.IsValid() {
+			all = append(all, n.IPAddress.String())
+		}
+		if n.GlobalIPv6Address.IsValid() {
+			all = append(all, n.GlobalIPv6Address.String())
+		}
+	}
+	return all
+}
+
+// publishedText tells people the host ports that they did not choose themselves.
+func publishedText(asked string, ports network.PortMap) string {
+	var texts []string
+	for _, p := range strings.Split(asked, ",") {
+		inside, chosen := strings.CutSuffix(p, ":0")
+		if !chosen {
+			continue
+		}
+		for port, bindings := range ports {
+			if port.String() == inside && len(bindings) > 0 {
+				texts = append(texts, fmt.Sprintf("port %s is published as host port %s", inside, bindings[0].HostPort))
+			}
+		}
+	}
+	return strings.Join(texts, "; ")
+}
+
+// alive: there is a run that has to end before another can begin.
+func (r record) alive() bool {
+	return r.state == container.StateRunning || r.state == container.StatePaused || r.state == container.StateRestarting
+}
+
+// run is new at every start, and no two containers share one.
+func (r record) run() string {
+	if r.startedAt.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("%s-%d", shortID(r.id), r.startedAt.UnixNano())
+}
+
+func (r record) serverState() driver.State {
+	switch r.state {
+	case container.StateRunning:
+		return driver.StateRunning
+	case container.StatePaused:
+		return driver.StatePaused
+	case container.StateRestarting:
+		return driver.StateRestarting
+	case container.StateRemoving:
+		return driver.StateRemoving
+	case container.StateCreated, container.StateExited, container.StateDead:
+	}
+	return driver.StateStopped
+}
+
+func (r record) exit() *driver.Exit {
+	over := r.state == container.StateExited || r.state == container.StateDead || r.state == container.StateRestarting
+	if !over || r.startedAt.IsZero() {
+		return nil
+	}
+	e := &driver.Exit{Code: r.exitCode, Reason: "Error", At: r.finishedAt}
+	switch {
+	case r.oomKilled:
+		e.Reason = "OOMKilled"
+	case r.exitCode == 0:
+		e.Reason = "Completed"
+	}
+	return e
+}
+
+// server is the record in the words of the contract.
+func (d *Driver) server(r record) driver.Server {
+	s := driver.Server{
+		UID: r.uid, ID: r.id, Namespace: r.namespace, Name: r.vm,
+		Run: r.run(), State: r.serverState(), Exit: r.exit(), StartedAt: r.startedAt,
+		Applied:   driver.Resources{CPUMilli: r.cpuMilli, MemoryBytes: r.memory},
+		Addresses: r.addresses,
+		Retained:  isRetained(r.name),
+		Note:      d.notes.of(r),
+		Err:       r.unresponsive,
+	}
+	if stop, ok := d.stops.of(r); ok {
+		s.State, s.Doing = driver.StateStopping, stop.String()
+	} else if !s.Retained {
+		s.Doing = d.fetches.doing(r.uid)
+	}
+	return s
+}

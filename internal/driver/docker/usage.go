@@ -1,0 +1,128 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+const (
+	// statsLimit is how many containers are sampled at once.
+	statsLimit = 64
+	// statsTimeout keeps one stuck container from holding up the others.
+	statsTimeout = 5 * time.Second
+)
+
+// Usage implements driver.Driver: one list of what runs, and one sample of each
+// in parallel.
+func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
+	if len(uids) == 0 {
+		return nil, nil
+	}
+	ctx, cancel := d.bound(ctx)
+	defer cancel()
+	records, err := d.running(ctx, uids)
+	if err != nil {
+		return nil, err
+	}
+	samples := make([]*driver.Usage, len(records))
+	errs := make([]error, len(records))
+	eachInParallel(records, statsLimit, func(i int, r record) {
+		samples[i], errs[i] = d.usage(ctx, r)
+	})
+	return collect(samples, errs)
+}
+
+func (d *Driver) running(ctx context.Context, uids []types.UID) ([]record, error) {
+	summaries, err := d.summaries(ctx, false, uids...)
+	if err != nil {
+		return nil, err
+	}
+	records, err := d.records(ctx, summaries, true)
+	if err != nil {
+		return nil, err
+	}
+	on := records[:0]
+	for _, r := range records {
+		if r.run() != "" && (r.state == container.StateRunning || r.state == container.StatePaused) {
+			on = append(on, r)
+		}
+	}
+	return on, nil
+}
+
+// collect leaves out what gave no sample. It fails only if nothing answered.
+func collect(samples []*driver.Usage, errs []error) ([]driver.Usage, error) {
+	var all []driver.Usage
+	var failed error
+	for i, s := range samples {
+		switch {
+		case s != nil:
+			all = append(all, *s)
+		case errs[i] != nil:
+			failed = errs[i]
+		}
+	}
+	if len(all) == 0 {
+		return nil, failed
+	}
+	return all, nil
+}
+
+// usage is nil where the container does not run any more.
+func (d *Driver) usage(ctx context.Context, r record) (*driver.Usage, error) {
+	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
+	stats, err := d.sample(ctx, r.id)
+	if isGone(err) || isConflict(err) {
+		return nil, nil //nolint:nilnil // a sample of what has ended is neither
+	}
+	if err != nil || stats.Read.Year() <= 1 {
+		return nil, err
+	}
+	return &driver.Usage{
+		UID: r.uid, Run: r.run(), At: stats.Read,
+		CPU:         time.Duration(stats.CPUStats.CPUUsage.TotalUsage), //nolint:gosec // 292 years
+		MemoryBytes: memoryInUse(stats.MemoryStats),
+	}, nil
+}
+
+// sample is one look at a container's counters. Without one-shot the engine
+// would take a second for each.
+func (d *Driver) sample(ctx context.Context, id string) (stats container.StatsResponse, err error) {
+	err = d.read(ctx, "sample container "+shortID(id), func(ctx context.Context, c *client.Client) error {
+		res, err := c.ContainerStats(ctx, id, client.ContainerStatsOptions{})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = res.Body.Close() }()
+		if err := json.NewDecoder(res.Body).Decode(&stats); err != nil {
+			return fmt.Errorf("reading the sample: %w", err)
+		}
+		return nil
+	})
+	return stats, err
+}
+
+// memoryInUse is what docker stats shows: without the page cache that the kernel
+// can drop, which is total_inactive_file in cgroup v1 and inactive_file in v2.
+func memoryInUse(m container.MemoryStats) int64 {
+	cache, v1 := m.Stats["total_inactive_file"]
+	if !v1 {
+		cache = m.Stats["inactive_file"]
+	}
+	if cache > m.Usage {
+		cache = 0
+	}
+	return int64(m.Usage - cache) //nolint:gosec // no host has that much memory
+}
