@@ -107,7 +107,10 @@ func (p *pass) settle(ctx context.Context, callErr error) {
 			callErr = fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen))
 		}
 	}
-	if callErr != nil {
+	switch {
+	case errors.Is(callErr, driver.ErrNotFound):
+		p.did = "" // it went while we acted on it: decide anew
+	case callErr != nil:
 		p.fail(before, callErr)
 	}
 }

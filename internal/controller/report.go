@@ -218,7 +218,8 @@ func conditionTrue(conditions []metav1.Condition, kind string) bool {
 // calm says until when a change may wait: what only tells of progress, and what
 // the engine's restarter does without us. What Drover did is told at once.
 func calm(base, next *api.VirtualMachineStatus, did api.OperationType) time.Time {
-	if base.LastUpdateTime == nil || did != "" || base.ObservedGeneration != next.ObservedGeneration {
+	ours := did != "" || base.Operation != nil && base.Operation.Type == api.OperationRestart
+	if base.LastUpdateTime == nil || ours || base.ObservedGeneration != next.ObservedGeneration {
 		return time.Time{}
 	}
 	last := base.LastUpdateTime.Time

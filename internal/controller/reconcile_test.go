@@ -1,0 +1,678 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	testingclock "k8s.io/utils/clock/testing"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// rig is one lane with an API and an engine in memory and a clock of its own.
+// The real API and engines are for test/integration.
+type rig struct {
+	t      *testing.T
+	clock  *testingclock.FakeClock
+	memory *fake.Memory
+	engine *meddler
+	inv    *inventory.Inventory
+	api    client.WithWatch
+	r      *Reconciler
+	events *events.FakeRecorder
+	writes int
+}
+
+// meddler stands between the inventory and the driver and, where a test says
+// so, does something else.
+type meddler struct {
+	driver.Driver
+	mu     sync.Mutex
+	ensure func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error)
+	delete func(func() error) error
+	calls  int
+}
+
+func (m *meddler) Unwrap() driver.Driver { return m.Driver }
+
+func (m *meddler) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	m.mu.Lock()
+	m.calls++
+	do := m.ensure
+	m.mu.Unlock()
+	real := func() (driver.Server, error) { return m.Driver.Ensure(ctx, spec) }
+	if do == nil {
+		return real()
+	}
+	return do(ctx, spec, real)
+}
+
+func (m *meddler) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	real := func() error { return m.Driver.Delete(ctx, t, retain) }
+	if m.delete == nil {
+		return real()
+	}
+	return m.delete(real)
+}
+
+func newRig(t *testing.T, options fake.Options) *rig {
+	t.Helper()
+	g := &rig{t: t, clock: testingclock.NewFakeClock(t0), events: events.NewFakeRecorder(1000)}
+	g.memory = fake.NewMemory(g.clock)
+	options.ClusterID, options.Memory, options.Clock, options.Log = "cluster", g.memory, g.clock, logr.Discard()
+	d, err := fake.New(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.engine = &meddler{Driver: d}
+	g.startInventory()
+	g.api = g.newAPI()
+	g.newReconciler()
+	return g
+}
+
+func (g *rig) startInventory() {
+	g.t.Helper()
+	inv, err := inventory.New(inventory.Options{Name: "fake", Driver: g.engine, Clock: g.clock, Log: logr.Discard()})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(g.t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = inv.Start(ctx) }()
+	g.t.Cleanup(func() { cancel(); <-done })
+	g.inv = inv
+	g.eventually("the engine is listed", func() bool { return inv.Get("none").Answer == inventory.Gone })
+}
+
+// newAPI counts the writes to VirtualMachines.
+func (g *rig) newAPI() client.WithWatch {
+	scheme := runtime.NewScheme()
+	_ = clientgoscheme.AddToScheme(scheme)
+	_ = api.AddToScheme(scheme)
+	return clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.VirtualMachine{}).
+		WithInterceptorFuncs(interceptor.Funcs{
+			Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+				g.writes++
+				return c.Patch(ctx, obj, patch, opts...)
+			},
+			SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+				g.writes++
+				return c.SubResource(sub).Update(ctx, obj, opts...)
+			},
+		}).Build()
+}
+
+// newReconciler plays a controller that starts: it knows nothing.
+func (g *rig) newReconciler() {
+	g.r = &Reconciler{
+		Client: g.api, Live: g.api, Recorder: g.events, Clock: g.clock,
+		Driver: "fake", Drivers: []string{"fake"}, Inventory: g.inv, Epoch: func() uint64 { return 7 },
+	}
+}
+
+func (g *rig) eventually(what string, ok func() bool) {
+	g.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			g.t.Fatalf("not within 20 s: %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (g *rig) create(b *vmtest.Builder) {
+	g.t.Helper()
+	vm := b.UID("uid-1").Generation(1).Obj()
+	vm.Status.ObservedGeneration = -1
+	if err := g.api.Create(g.t.Context(), vm); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+var key = types.NamespacedName{Namespace: "default", Name: "vm"}
+
+func (g *rig) vm() *api.VirtualMachine {
+	g.t.Helper()
+	vm := &api.VirtualMachine{}
+	if err := g.api.Get(g.t.Context(), key, vm); err != nil {
+		if client.IgnoreNotFound(err) != nil {
+			g.t.Fatal(err)
+		}
+		return nil
+	}
+	return vm
+}
+
+// edit changes the spec as a user does.
+func (g *rig) edit(change func(*api.VirtualMachineSpec)) {
+	g.t.Helper()
+	vm := g.vm()
+	change(&vm.Spec)
+	vm.Generation++
+	if err := g.api.Update(g.t.Context(), vm); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// reconcile runs passes until one asks for no other within a second, and
+// returns the last one's wish.
+func (g *rig) reconcile() ctrl.Result {
+	g.t.Helper()
+	for range 20 {
+		result, err := g.r.Reconcile(g.t.Context(), ctrl.Request{NamespacedName: key})
+		if err != nil {
+			g.t.Fatal(err)
+		}
+		if result.RequeueAfter == 0 || result.RequeueAfter > conflictRetry {
+			return result
+		}
+		g.clock.Step(result.RequeueAfter)
+	}
+	g.t.Fatal("reconcile does not come to rest")
+	return ctrl.Result{}
+}
+
+// counting returns the writes that fn makes.
+func (g *rig) counting(fn func()) int {
+	before := g.writes
+	fn()
+	return g.writes - before
+}
+
+func (g *rig) server() driver.Server { return g.inv.Get("uid-1").Server }
+
+func (g *rig) wantPhase(phase api.Phase, reason string) {
+	g.t.Helper()
+	vm := g.vm()
+	if vm.Status.Phase != phase || vm.Status.Reason != reason {
+		g.t.Errorf("phase %s, reason %s (%s), want %s, %s", vm.Status.Phase, vm.Status.Reason, vm.Status.Message, phase, reason)
+	}
+}
+
+func (g *rig) wantCondition(kind string, status metav1.ConditionStatus) {
+	g.t.Helper()
+	c := meta.FindStatusCondition(g.vm().Status.Conditions, kind)
+	if (c == nil && status != "") || (c != nil && c.Status != status) {
+		g.t.Errorf("condition %s is %+v, want %q", kind, c, status)
+	}
+}
+
+func (g *rig) wantWrites(want int, fn func()) {
+	g.t.Helper()
+	if got := g.counting(fn); got != want {
+		g.t.Errorf("%d API writes, want %d", got, want)
+	}
+}
+
+// TestWritesPerAction counts exactly: a create writes the finalizer and the
+// status, a delete takes the finalizer away, and so on.
+func TestWritesPerAction(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.wantWrites(2, func() { g.reconcile() })
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	g.wantCondition(api.ConditionReady, metav1.ConditionTrue)
+	g.wantWrites(0, func() { g.reconcile() })
+
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.wantWrites(1, func() { g.reconcile() })
+	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
+	g.wantCondition(api.ConditionReady, metav1.ConditionTrue)
+	g.wantCondition(api.ConditionRunning, metav1.ConditionFalse)
+
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.wantWrites(1, func() { g.reconcile() })
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if n := g.vm().Status.RestartCount; n != 0 && n != 1 {
+		t.Errorf("restartCount %d", n)
+	}
+
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionPaused })
+	g.wantWrites(1, func() { g.reconcile() })
+	g.wantPhase(api.PhasePaused, api.ReasonPausedAsAsked)
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.wantWrites(1, func() { g.reconcile() })
+
+	run := g.server().Run
+	g.clock.Step(time.Minute)
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.wantWrites(2, func() { g.reconcile() })
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if g.server().Run == run {
+		t.Error("restartedAt did not restart")
+	}
+	run = g.server().Run
+	g.wantWrites(0, func() { g.reconcile() })
+	if g.server().Run != run {
+		t.Error("restarted twice")
+	}
+
+	_ = g.api.Delete(t.Context(), g.vm())
+	g.wantWrites(1, func() { g.reconcile() })
+	if g.vm() != nil || len(g.memory.Records()) != 0 {
+		t.Errorf("left: %v, %v", g.vm(), g.memory.Records())
+	}
+	g.wantWrites(0, func() { g.reconcile() })
+}
+
+func TestFinalizerComesFirst(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+		vm := g.vm()
+		if len(vm.Finalizers) != 1 || vm.Annotations[api.AnnotationBound] != "fake/"+g.inv.Get("").EngineID {
+			t.Errorf("created with finalizers %v, bound to %q", vm.Finalizers, vm.Annotations[api.AnnotationBound])
+		}
+		return real()
+	}
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
+func TestCreateThatLostTheRaceCreatesNothing(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	stale := g.vm()
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	if _, err := g.r.ensureFinalizer(t.Context(), stale); err == nil {
+		t.Error("the finalizer was written over a newer object")
+	}
+	if g.engine.calls != 0 {
+		t.Error("the driver was called")
+	}
+}
+
+// TestSlowCreateShowsCreating : a step of more than 100 ms is told of.
+func TestSlowCreateShowsCreating(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+		g.eventually("the timer is set", g.clock.HasWaiters)
+		g.clock.Step(silent)
+		g.eventually("phase Creating", func() bool { return g.vm().Status.Phase == api.PhaseCreating })
+		return real()
+	}
+	g.wantWrites(3, func() { g.reconcile() })
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
+func TestFailingCreateBacksOff(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").Image("nope"))
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+		if spec.Image.Source != "nope" {
+			return real()
+		}
+		return driver.Server{}, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "no such image: nope"))
+	}
+	end := t0.Add(3 * time.Minute)
+	writes := g.counting(func() {
+		for g.clock.Now().Before(end) {
+			result := g.reconcile()
+			if result.RequeueAfter == 0 {
+				t.Fatal("no next try")
+			}
+			g.clock.Step(result.RequeueAfter)
+		}
+	})
+	if g.engine.calls > 8 || g.engine.calls < 5 {
+		t.Errorf("%d tries in 3 minutes", g.engine.calls)
+	}
+	if writes > g.engine.calls+1 {
+		t.Errorf("%d writes for %d tries", writes, g.engine.calls)
+	}
+	g.wantPhase(api.PhaseFailed, api.ReasonImageUnavailable)
+	if op := g.vm().Status.Operation; op == nil || op.LastError != "no such image: nope" || op.NextRetryTime == nil || int(op.Attempts) != g.engine.calls {
+		t.Errorf("operation %+v", op)
+	}
+
+	g.edit(func(s *api.VirtualMachineSpec) { s.Image.Source = "good" })
+	g.wantWrites(1, func() { g.reconcile() })
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if op := g.vm().Status.Operation; op != nil {
+		t.Errorf("operation %+v is still there", op)
+	}
+}
+
+func TestDeletingWhatFailsIsQuick(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrExhausted, "cpu: needs 4, has 2")
+	}
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonExhausted)
+	_ = g.api.Delete(t.Context(), g.vm())
+	g.reconcile()
+	if g.vm() != nil {
+		t.Errorf("still there: %+v", g.vm().Status)
+	}
+}
+
+func TestFinalErrorStalls(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrUnsupported, "spec.userData: not here")
+	}
+	if result := g.reconcile(); result.RequeueAfter != 0 {
+		t.Errorf("tries again after %s", result.RequeueAfter)
+	}
+	g.wantPhase(api.PhaseFailed, api.ReasonUnsupported)
+	g.wantCondition(api.ConditionStalled, metav1.ConditionTrue)
+	g.wantWrites(0, func() { g.reconcile() })
+	if g.engine.calls != 1 {
+		t.Errorf("%d tries", g.engine.calls)
+	}
+	g.engine.ensure = nil
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.reconcile()
+	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
+	g.wantCondition(api.ConditionStalled, "")
+}
+
+// TestAmbiguousCreate : the engine made the server and the answer got lost.
+func TestAmbiguousCreate(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+		_, _ = real()
+		return driver.Server{}, context.DeadlineExceeded
+	}
+	g.reconcile()
+	g.engine.ensure = nil
+	g.clock.Step(2 * time.Second)
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if n := len(g.memory.Records()); n != 1 {
+		t.Errorf("%d servers", n)
+	}
+}
+
+// TestGoneIsNotBelievedAfterATimeout : a creation that nobody saw the end of
+// may still happen, so the object stays until it cannot.
+func TestGoneIsNotBelievedAfterATimeout(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, context.DeadlineExceeded
+	}
+	g.reconcile()
+	_ = g.api.Delete(t.Context(), g.vm())
+	g.reconcile()
+	if g.vm() == nil {
+		t.Fatal("let go while the creation may still happen")
+	}
+	g.wantCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue)
+	g.clock.Step(31 * time.Second)
+	g.reconcile()
+	if g.vm() != nil {
+		t.Errorf("still there: %+v", g.vm().Status)
+	}
+}
+
+func TestOutage(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	id := g.server().ID
+	g.memory.SetAvailable(false)
+	g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	var result ctrl.Result
+	g.wantWrites(0, func() { result = g.reconcile() })
+	if result.RequeueAfter == 0 {
+		t.Fatal("does not look again")
+	}
+	g.clock.Step(6 * time.Second)
+	g.wantWrites(1, func() { g.reconcile() })
+	g.wantPhase(api.PhaseUnknown, api.ReasonEngineUnavailable)
+	g.wantCondition(api.ConditionObserved, metav1.ConditionFalse)
+	g.wantCondition(api.ConditionReady, metav1.ConditionUnknown)
+	if g.vm().Status.Server.ID != id {
+		t.Error("the last known server was dropped from the status")
+	}
+	g.memory.SetAvailable(true)
+	g.eventually("the engine is back", func() bool {
+		g.clock.Step(time.Second)
+		return g.inv.Get("uid-1").Answer == inventory.Present
+	})
+	g.wantWrites(1, func() { g.reconcile() })
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if g.server().ID != id || len(g.memory.Records()) != 1 {
+		t.Error("the server was made anew")
+	}
+}
+
+func TestNothingIsDoneWhileUnknown(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.memory.SetAvailable(false)
+	g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.clock.Step(6 * time.Second)
+	g.reconcile()
+	_ = g.api.Delete(t.Context(), g.vm())
+	g.reconcile()
+	if g.engine.calls != 0 {
+		t.Errorf("the driver was called %d times", g.engine.calls)
+	}
+	if vm := g.vm(); vm == nil || vm.Status.Phase != api.PhaseTerminating {
+		t.Errorf("VM %+v", vm)
+	}
+	g.wantCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue)
+}
+
+// TestCrashAfterIntent : the restart was written down and perhaps done; the
+// next controller does not do it a second time.
+func TestCrashAfterIntent(t *testing.T) {
+	for name, happened := range map[string]bool{"before the call": false, "after the call": true} {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			g.create(vmtest.VM("vm"))
+			g.reconcile()
+			g.clock.Step(time.Minute)
+			run := g.server().Run
+			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+				if happened {
+					_, _ = real()
+				}
+				panic("crash")
+			}
+			crash(t, g)
+			g.engine.ensure = nil
+			g.startInventory()
+			g.newReconciler()
+			g.reconcile()
+			g.wantPhase(api.PhaseActive, api.ReasonRunning)
+			if restarts := g.vm().Status.RestartCount; g.server().Run == run || restarts != 1 {
+				t.Errorf("run %s was %s, restartCount %d", g.server().Run, run, restarts)
+			}
+			if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(t0) {
+				t.Errorf("status.restartedAt %v", at)
+			}
+		})
+	}
+}
+
+// crash runs the pass's steps up to the driver call, in which it ends.
+func crash(t *testing.T, g *rig) {
+	t.Helper()
+	vm, err := g.r.get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := g.r.gather(vm)
+	p.decide()
+	if !p.plan.intent {
+		t.Fatal("no intent")
+	}
+	if err := g.r.writeIntent(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = recover() }()
+	_ = g.r.callDriver(t.Context(), p.vm, p.plan)
+}
+
+func TestGracefulDeletion(t *testing.T) {
+	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
+	g.create(vmtest.VM("vm").Grace(10))
+	g.reconcile()
+	_ = g.api.Delete(t.Context(), g.vm())
+	g.reconcile()
+	g.wantPhase(api.PhaseTerminating, api.ReasonStopping)
+	if s := g.server().State; s != driver.StateStopping {
+		t.Errorf("state %s", s)
+	}
+	g.clock.Step(4 * time.Second)
+	g.eventually("it is off", func() bool { return g.server().State == driver.StateStopped })
+	g.reconcile()
+	if g.vm() != nil || len(g.memory.Records()) != 0 {
+		t.Error("still there")
+	}
+}
+
+func TestRetain(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").DeletionPolicy(api.DeletionRetain))
+	g.reconcile()
+	_ = g.api.Delete(t.Context(), g.vm())
+	g.reconcile()
+	if g.vm() != nil {
+		t.Fatalf("still there: %+v", g.vm().Status)
+	}
+	records := g.memory.Records()
+	if len(records) != 1 || !records[0].Retained || records[0].State != driver.StateRunning {
+		t.Errorf("records %+v", records)
+	}
+}
+
+func TestHandsOnTheServer(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
+	g.reconcile()
+	first := g.server()
+	if err := g.memory.Edit("uid-1", func(r *fake.Record) {
+		r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 3, At: g.clock.Now()}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonExited)
+	g.wantCondition(api.ConditionReady, metav1.ConditionFalse)
+
+	g.memory.Remove("uid-1")
+	g.eventually("the removal is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if g.server().ID == first.ID {
+		t.Error("the same server")
+	}
+}
+
+// TestCrashLoop : a server that ends at once is started ever more slowly.
+func TestCrashLoop(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	starts := 0
+	end := t0.Add(3 * time.Minute)
+	for g.clock.Now().Before(end) {
+		g.clock.Step(100 * time.Millisecond)
+		run := g.server().Run
+		if g.server().State == driver.StateRunning {
+			starts++
+			if err := g.memory.Edit("uid-1", func(r *fake.Record) {
+				r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 1, At: g.clock.Now()}
+			}); err != nil {
+				t.Fatal(err)
+			}
+			g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
+		}
+		result := g.reconcile()
+		if g.server().Run == run {
+			g.clock.Step(max(result.RequeueAfter, 100*time.Millisecond))
+		}
+	}
+	if starts > 10 || starts < 5 {
+		t.Errorf("%d starts in 3 minutes", starts)
+	}
+}
+
+func TestSecretsComeLate(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").UserDataSecret("init", "user-data"))
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonSecretUnavailable)
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"other": nil}}
+	_ = g.api.Create(t.Context(), secret)
+	g.clock.Step(2 * time.Second)
+	g.reconcile()
+	if m := g.vm().Status.Message; m != `spec.userData: Secret "init" has no key "user-data"` {
+		t.Errorf("message %q", m)
+	}
+	secret.Data["user-data"] = []byte("#cloud-config")
+	_ = g.api.Update(t.Context(), secret)
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+		if spec.UserData.Reveal() != "#cloud-config" {
+			t.Errorf("user-data %q", spec.UserData.Reveal())
+		}
+		return real()
+	}
+	g.clock.Step(3 * time.Second)
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
+func TestUsageIsWrittenWhenItMoves(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	setLoad := func(load float64) {
+		if err := g.memory.Edit("uid-1", func(r *fake.Record) { r.Load = load }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sample := func() {
+		for range 2 {
+			g.clock.Step(30 * time.Second)
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	setLoad(0.5)
+	g.eventually("a sample", func() bool { sample(); r := g.inv.Get("uid-1").Rates; return r != nil && r.CPU > 90 })
+	g.wantWrites(1, func() { g.reconcile() })
+	if u := g.vm().Status.Server.Usage; u == nil || fmt.Sprintf("%.0f", u.CPU) != "100" {
+		t.Errorf("usage %+v", u)
+	}
+	sample()
+	g.wantWrites(0, func() { g.reconcile() })
+	setLoad(0)
+	g.eventually("a sample", func() bool { sample(); return g.inv.Get("uid-1").Rates.CPU < 1 })
+	g.wantWrites(1, func() { g.reconcile() })
+}
