@@ -43,7 +43,7 @@ func main() {
 		port = "80"
 	}
 	server := &http.Server{Addr: ":" + port, Handler: g.routes(), ReadHeaderTimeout: 10 * time.Second}
-	log.Printf("demo guest listens on port %s", port)
+	log.Printf("demo guest listens on port %q", port)
 	log.Fatal(server.ListenAndServe())
 }
 
@@ -77,14 +77,19 @@ func (g *guest) routes() http.Handler {
 	mux.HandleFunc("/exit", exit)
 	mux.HandleFunc("/ignore-term", func(w http.ResponseWriter, _ *http.Request) {
 		g.ignoreTerm.Store(true)
-		fmt.Fprintln(w, "ignoring SIGTERM from now on")
+		answer(w, "ignoring SIGTERM from now on")
 	})
 	return mux
 }
 
+// answer writes one line to whoever asked; there is nobody to tell if that fails.
+func answer(w http.ResponseWriter, format string, args ...any) {
+	_, _ = fmt.Fprintf(w, format+"\n", args...)
+}
+
 func hello(w http.ResponseWriter, _ *http.Request) {
 	host, _ := os.Hostname()
-	fmt.Fprintf(w, "hello from %s\n", host)
+	answer(w, "hello from %s", host)
 }
 
 func load(w http.ResponseWriter, r *http.Request) {
@@ -92,7 +97,7 @@ func load(w http.ResponseWriter, r *http.Request) {
 	for range runtime.NumCPU() {
 		go burn(until)
 	}
-	fmt.Fprintf(w, "burning %d CPUs until %s\n", runtime.NumCPU(), until.UTC().Format(time.RFC3339))
+	answer(w, "burning %d CPUs until %s", runtime.NumCPU(), until.UTC().Format(time.RFC3339))
 }
 
 func burn(until time.Time) {
@@ -109,12 +114,12 @@ func (g *guest) memory(w http.ResponseWriter, r *http.Request) {
 		ballast[i] = 1
 	}
 	g.ballast.Store(&ballast)
-	fmt.Fprintf(w, "holding %d bytes\n", len(ballast))
+	answer(w, "holding %d bytes", len(ballast))
 }
 
 func exit(w http.ResponseWriter, r *http.Request) {
 	code := number(r, "code", 0)
-	fmt.Fprintf(w, "ending with code %d\n", code)
+	answer(w, "ending with code %d", code)
 	time.AfterFunc(100*time.Millisecond, func() { os.Exit(code) })
 }
 

@@ -82,7 +82,7 @@ func buildGuest(ctx context.Context) ([]byte, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program := filepath.Join(dir, "demo-guest")
-	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", program, "cloudnative.tw/drover/examples/demo-guest")
+	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", program, "cloudnative.tw/drover/examples/demo-guest") //nolint:gosec // no outside input
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("building the guest: %w: %s", err, out)
@@ -181,7 +181,7 @@ type proxy struct {
 func newProxy(t *testing.T) *proxy {
 	t.Helper()
 	engine := strings.TrimPrefix(guestImages(t).client.DaemonHost(), "unix://")
-	dir, err := os.MkdirTemp("", "drover-proxy-") // t.TempDir may be too long for a socket
+	dir, err := os.MkdirTemp("", "drover-proxy-") //nolint:usetesting // t.TempDir may be too long for a socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := &proxy{t: t, path: filepath.Join(dir, "docker.sock"), engine: engine, conns: map[net.Conn]bool{}}

@@ -113,7 +113,7 @@ func addressesOf(networks map[string]*network.EndpointSettings) []string {
 // publishedText tells people the host ports that they did not choose themselves.
 func publishedText(asked string, ports network.PortMap) string {
 	var texts []string
-	for _, p := range strings.Split(asked, ",") {
+	for p := range strings.SplitSeq(asked, ",") {
 		inside, chosen := strings.CutSuffix(p, ":0")
 		if !chosen {
 			continue
