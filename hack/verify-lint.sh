@@ -21,6 +21,6 @@ export GOGC="${GOGC:-50}" GOWORK=off
 failed=0
 for module in . standalone; do
 	echo "lint ${module}"
-	(cd "${root}/${module}" && "${lint}" run --config="${root}/.golangci.yml" "$@" ./...) || failed=1
+	(cd "${root}/${module}" && "${lint}" run --allow-serial-runners --config="${root}/.golangci.yml" "$@" ./...) || failed=1
 done
 exit "${failed}"

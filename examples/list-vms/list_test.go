@@ -1,0 +1,179 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// within is how long the slowest machine may take for one step.
+const within = time.Minute
+
+var cluster *vmtest.Cluster
+
+func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &cluster, vmtest.ClusterOptions{})) }
+
+func TestListsAll(t *testing.T) {
+	client := newClient(t)
+	create(t, client, "list-b")
+	a := create(t, client, "list-a")
+	setPhase(t, client, a, v1alpha1.PhaseActive, &v1alpha1.Usage{CPU: 0, Memory: 12.5})
+
+	var out bytes.Buffer
+	if err := run(t.Context(), client, options{namespace: "default", syncWithin: within}, &out); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		if strings.HasPrefix(line, "NAMESPACE") || strings.Contains(line, " list-") {
+			got = append(got, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	want := "NAMESPACE NAME STATUS CPU MEMORY|default list-a Active 0.00% 12.50%|default list-b - - -"
+	if strings.Join(got, "|") != want {
+		t.Errorf("printed %q, want %q", strings.Join(got, "|"), want)
+	}
+}
+
+func TestWatchPrintsChangesUntilTheEnd(t *testing.T) {
+	client := newClient(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	reader, writer := io.Pipe()
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, client, options{watch: true, syncWithin: within}, writer) }()
+	lines := scan(reader)
+
+	waitFor(t, lines, "NAMESPACE")
+	vm := create(t, client, "watched")
+	waitFor(t, lines, "added    default/watched -")
+	setPhase(t, client, vm, v1alpha1.PhaseActive, &v1alpha1.Usage{CPU: 3, Memory: 4})
+	waitFor(t, lines, "changed  default/watched Active cpu 3.00% memory 4.00%")
+	if err := client.CloudnativeV1alpha1().VirtualMachines("default").Delete(t.Context(), "watched", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, lines, "deleted  default/watched")
+
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("run ended with %v, want nil after an interruption", err)
+		}
+	case <-time.After(within):
+		t.Error("run did not end with its context")
+	}
+}
+
+func TestTellsWhyNothingCanBeListed(t *testing.T) {
+	const address = "127.0.0.1:1" // nothing listens there
+	client, err := versioned.NewForConfig(&rest.Config{Host: "http://" + address})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = run(t.Context(), client, options{syncWithin: within}, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), address) {
+		t.Errorf("error is %v, want one that names %s", err, address)
+	}
+}
+
+func TestTellsThatItCannotPrint(t *testing.T) {
+	err := run(t.Context(), newClient(t), options{watch: true, syncWithin: within}, brokenWriter{})
+	if !errors.Is(err, errBroken) {
+		t.Errorf("error is %v, want %v", err, errBroken)
+	}
+}
+
+func TestConnectsAsKubeconfigSays(t *testing.T) {
+	client, err := connect(cluster.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := connect(t.TempDir() + "/absent"); err == nil {
+		t.Error("a kubeconfig that does not exist gave no error")
+	}
+}
+
+var errBroken = errors.New("broken")
+
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errBroken }
+
+func newClient(t *testing.T) versioned.Interface {
+	t.Helper()
+	client, err := versioned.NewForConfig(cluster.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func create(t *testing.T, client versioned.Interface, name string) *v1alpha1.VirtualMachine {
+	t.Helper()
+	vms := client.CloudnativeV1alpha1().VirtualMachines("default")
+	vm, err := vms.Create(t.Context(), vmtest.VM(name).Obj(), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// The test's own context has ended by now, and the VM may have gone.
+		_ = vms.Delete(context.Background(), name, metav1.DeleteOptions{})
+	})
+	return vm
+}
+
+func setPhase(t *testing.T, client versioned.Interface, vm *v1alpha1.VirtualMachine, phase v1alpha1.Phase, usage *v1alpha1.Usage) {
+	t.Helper()
+	vm.Status.Phase = phase
+	vm.Status.Server = &v1alpha1.ServerStatus{ID: "1", Usage: usage}
+	if _, err := client.CloudnativeV1alpha1().VirtualMachines(vm.Namespace).UpdateStatus(t.Context(), vm, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// scan reads lines until there are no more.
+func scan(reader io.Reader) <-chan string {
+	lines := make(chan string, 1000)
+	go func() {
+		defer close(lines)
+		for scanner := bufio.NewScanner(reader); scanner.Scan(); {
+			lines <- scanner.Text()
+		}
+	}()
+	return lines
+}
+
+func waitFor(t *testing.T, lines <-chan string, prefix string) {
+	t.Helper()
+	timeout := time.After(within)
+	for {
+		select {
+		case line := <-lines:
+			if strings.HasPrefix(line, prefix) {
+				return
+			}
+		case <-timeout:
+			t.Fatalf("no line that begins with %q", prefix)
+		}
+	}
+}
