@@ -1,0 +1,57 @@
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+
+# What each target does is one line behind "##"; make alone prints them.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION)
+# Flags for drover up: make up ARGS="--port 7443"
+ARGS ?=
+
+.PHONY: help
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## show Drover at work: start it, run a VM as a container, load it, delete it, clean up
+	@hack/demo.sh
+
+.PHONY: up
+up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C stops it
+	@hack/dockerd.sh || echo "No Docker engine: drover up goes on with the drivers whose engine answers."
+	bin/drover up $(ARGS)
+
+.PHONY: build
+build: ## build bin/drover and bin/drover-controller
+	@mkdir -p bin
+	go build -ldflags "$(LDFLAGS)" -o bin/drover-controller ./cmd/drover-controller
+	go -C standalone build -ldflags "$(LDFLAGS)" -o ../bin/drover .
+
+.PHONY: test
+test: build ## run all tests: unit, contract (fake, docker), integration; installs what they need
+	@hack/test.sh
+
+.PHONY: lint
+lint: ## run golangci-lint on both modules, formatting included
+	hack/verify-lint.sh
+
+.PHONY: generate
+generate: ## write what is generated from the API types: deep copies, CRD, client/
+	hack/update-codegen.sh
+
+.PHONY: verify
+verify: build ## fail when generated files or the docs are stale
+	hack/verify-codegen.sh
+	hack/verify-docs.sh
+
+.PHONY: bench-up
+bench-up: build ## print how long drover up takes, cold and warm, and how much memory
+	hack/bench-up.sh
+
+.PHONY: clean
+clean: ## remove bin/ (built programs and tools)
+	rm -rf bin

@@ -1,0 +1,397 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Shows Drover at work on this host, and checks all that it shows: starts it on
+# a temporary data dir, applies examples/test-vm.yaml, looks at the VM and its
+# container, puts load on it, deletes it, and cleans up. make demo calls it.
+#
+# It needs Go, make, and root or sudo for what is missing (a Docker engine). On
+# a host that cannot have one it goes on with simulated servers and says so.
+set -o errexit -o nounset -o pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly image=drover-demo-guest:latest
+readonly manifest=examples/test-vm.yaml # what it asks for, as its driver has it:
+readonly cpus=2 nano_cpus=2000000000 cpu_milli=2000 memory=4000000000
+readonly usage_period=5 # seconds; 30 unless told otherwise, too long for a show
+
+driver=docker
+reachable=yes   # container addresses can be reached from here
+work=""         # folder of this run
+data=""         # the data dir in it
+cluster=""      # marks the containers of this run
+image_before="" # image of that name that was there already
+image_made=""
+engine_started="" # set when this run started the Docker engine
+up_pid=""
+watch_pid=""
+uid=""
+id=""
+out=""
+begun=0
+
+bold="" dim="" plain=""
+if [[ -t 1 ]]; then
+	bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'
+fi
+
+main() {
+	trap cleanup EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM HUP
+	command -v go >/dev/null || fail "there is no Go on this machine: https://go.dev/doc/install"
+	work="$(mktemp -d "${TMPDIR:-/tmp}/drover-demo-XXXXXX")"
+	data="${work}/data"
+	choose_driver
+	build
+	start
+	apply
+	look
+	load
+	delete
+	stop
+	echo
+	echo "${bold}All of it worked${plain}, with the ${driver} driver, in $((SECONDS - begun)) s after the build. Next: make up, and README.md."
+}
+
+# Telling.
+
+step() {
+	echo
+	echo "${bold}== $1${plain}"
+	shift
+	[[ $# -eq 0 ]] || printf '   %s\n' "$@"
+}
+
+say() { echo "   $*"; }
+
+fail() {
+	echo "${bold}demo: $*${plain}" >&2
+	[[ ! -s "${work}/up.log" ]] || tail -n 20 "${work}/up.log" | sed 's/^/   drover up: /' >&2
+	[[ ! -s "${data}/logs/drover.log" ]] || tail -n 20 "${data}/logs/drover.log" | sed 's/^/   its log:   /' >&2
+	exit 1
+}
+
+indent() { sed -u 's/^/   /'; }
+
+# typed writes a command as a person would type it.
+typed() {
+	local word line=""
+	for word in "$@"; do
+		[[ "${word}" =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word="'${word}'"
+		line+=" ${word}"
+	done
+	echo "   ${dim}\$${plain}${bold}${line}${plain}"
+}
+
+# run shows a command and its output, and leaves the output in $out.
+run() {
+	typed "$@"
+	local status=0
+	out="$("$@" 2>&1)" || status=$?
+	[[ -z "${out}" ]] || indent <<<"${out}"
+	[[ "${status}" -eq 0 ]] || fail "that command ended with exit status ${status}"
+}
+
+# run_live is run for what takes long.
+run_live() {
+	typed "$@"
+	"$@" 2>&1 | indent || fail "that command failed"
+}
+
+kubectl() { bin/drover kubectl "$@"; }
+
+# until_within SECONDS COMMAND... waits for the command to succeed.
+until_within() {
+	local deadline=$((SECONDS + $1))
+	shift
+	until "$@"; do
+		[[ "${SECONDS}" -lt "${deadline}" ]] || return 1
+		sleep 0.2
+	done
+}
+
+# Docker.
+
+answers() { command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1; }
+
+dockerd_runs() { [[ -r /var/run/docker.pid && -d "/proc/$(</var/run/docker.pid)" ]]; }
+
+as_root() {
+	if [[ "$(id -u)" -eq 0 ]]; then "$@"; else sudo -- "$@"; fi
+}
+
+choose_driver() {
+	step "Find a Docker engine, and install or start one if there is none"
+	local ran=""
+	if answers || dockerd_runs; then ran=yes; fi
+	typed hack/dockerd.sh
+	if hack/dockerd.sh 2>&1 | indent; then
+		driver=docker
+	elif docker_by_group; then
+		note_engine "${ran}"
+		again_in_group
+	else
+		driver=fake
+		say "No Docker engine can be had here, for the reason above."
+	fi
+	note_engine "${ran}"
+	[[ "${driver}" == fake ]] || check_host
+	[[ "${driver}" == docker ]] || say "${bold}Going on with the fake driver: servers are simulated, one file each.${plain}"
+}
+
+# note_engine remembers an engine that was not there before, to stop it later.
+note_engine() {
+	if [[ -z "$1" && -z "${DOCKER_HOST:-}" ]] && dockerd_runs; then engine_started=yes; fi
+}
+
+# docker_by_group tells whether the engine answers this user as a member of its
+# group, which sudo can lend without changing who belongs to it.
+docker_by_group() {
+	[[ "$(id -u)" -ne 0 && -z "${DROVER_DEMO_IN_GROUP:-}" ]] && command -v sudo >/dev/null &&
+		in_group timeout 10 docker info >/dev/null 2>&1
+}
+
+in_group() {
+	sudo -E -u "$(id -un)" -g docker -- env PATH="${PATH}" HOME="${HOME}" DROVER_DEMO_IN_GROUP=yes "$@"
+}
+
+again_in_group() {
+	say "Your user may not talk to the engine. This run borrows its group, docker, by sudo."
+	local status=0
+	in_group hack/demo.sh || status=$?
+	exit "${status}"
+}
+
+# check_host looks for what the manifest asks for.
+check_host() {
+	local have_cpus have_memory options
+	read -r have_cpus have_memory options < <(docker info --format '{{.NCPU}} {{.MemTotal}} {{.SecurityOptions}}')
+	if [[ "${have_cpus}" -lt "${cpus}" || "${have_memory}" -lt "${memory}" ]]; then
+		say "${manifest} asks for ${cpus} CPUs and ${memory} bytes of memory, and the Docker host has ${have_cpus} and ${have_memory}:" \
+			"the VM would be Failed, reason Exhausted."
+		driver=fake
+	fi
+	if [[ "${options}" == *rootless* || "${DOCKER_HOST:-unix://}" != unix://* ]]; then reachable=""; fi
+}
+
+# The show.
+
+build() {
+	step "Build Drover" "The first time, Go compiles a whole Kubernetes API server: that takes minutes."
+	run_live make --no-print-directory build
+	begun="${SECONDS}"
+	[[ "${driver}" == docker ]] || return 0
+	step "Build a small guest image: a static Go HTTP server, no registry needed"
+	image_before="$(docker image ls --quiet --no-trunc "${image}")"
+	image_made=yes
+	run hack/demo-guest.sh "${image}"
+}
+
+start() {
+	step "Start Drover" "etcd, kube-apiserver and the controller in one process, on a temporary data dir."
+	local flags=(--data-dir "${data}" --port 0 --usage-period "${usage_period}s"
+		--metrics-bind-address 0 --health-probe-bind-address 0)
+	if [[ "${driver}" == docker ]]; then
+		flags+=(--vm-driver docker --docker-image "${image}")
+	else
+		flags+=(--vm-driver fake --fake-dir "${work}/fake" --fake-boot-time 1s)
+	fi
+	typed bin/drover up "${flags[@]}"
+	# A session of its own: Ctrl-C is for this script, which stops it in order.
+	setsid bin/drover up "${flags[@]}" >"${work}/up.log" 2>&1 </dev/null &
+	up_pid=$!
+	until_within 180 up_is_ready || fail "drover up was not ready within 180 s"
+	indent <"${work}/up.log"
+	export KUBECONFIG="${data}/kubeconfig"
+	cluster="$(kubectl get namespace kube-system --output jsonpath='{.metadata.uid}')"
+	echo
+	typed export "KUBECONFIG=${KUBECONFIG}"
+}
+
+up_is_ready() {
+	kill -0 "${up_pid}" 2>/dev/null || fail "drover up ended"
+	[[ -e "${data}/run/ready" ]]
+}
+
+# watch_begin shows the VMs from now on, a row whenever one changes.
+watch_begin() {
+	typed bin/drover kubectl get vms --watch "&"
+	: >"${work}/watch"
+	: >"${work}/requests"
+	bin/drover kubectl -v=6 get vms --watch > >(tee "${work}/watch" | indent) 2>"${work}/requests" &
+	watch_pid=$!
+	until_within 20 grep -q 'watch=true' "${work}/requests" || fail "kubectl get vms --watch did not begin"
+}
+
+watch_end() {
+	[[ -n "${watch_pid}" ]] || return 0
+	kill "${watch_pid}" 2>/dev/null || true
+	wait "${watch_pid}" 2>/dev/null || true
+	watch_pid=""
+}
+
+watched() { grep -q "$1" "${work}/watch"; }
+
+apply() {
+	step "Ask for a virtual machine and see how its status changes"
+	run cat "${manifest}"
+	watch_begin
+	run bin/drover kubectl apply -f "${manifest}"
+	until_within 60 watched Active || fail "test-vm was not Active within 60 s"
+	watch_end
+	run bin/drover kubectl wait --for=condition=Ready --timeout=30s vm/test-vm
+	uid="$(field .metadata.uid)"
+	id="$(field .status.server.id)"
+}
+
+field() { kubectl get vm test-vm --output "jsonpath={$1}"; }
+
+look() {
+	if [[ "${driver}" == docker ]]; then look_at_container; else look_at_file; fi
+	step "Look at the virtual machine" "CPU is per cent of one CPU, MEMORY per cent of the VM's. They are sampled" \
+		"every ${usage_period} s here, and every 30 s unless drover up is told otherwise."
+	until_within $((2 * usage_period + 5)) has_usage || fail "no usage was reported"
+	run bin/drover kubectl get vms
+	run bin/drover kubectl get vms --output wide
+}
+
+has_usage() { [[ -n "$(field .status.server.usage.cpu)" ]]; }
+
+look_at_container() {
+	step "Look at the container that runs it" "cpu: 2 is ${nano_cpus} NanoCpus, memory: 4G is ${memory} bytes."
+	run docker ps --filter name=test-vm
+	[[ "${out}" == *"test-vm.default.${uid:0:8}"* ]] || fail "docker ps does not show container test-vm.default.${uid:0:8}"
+	run docker inspect --format 'Memory {{.HostConfig.Memory}} NanoCpus {{.HostConfig.NanoCpus}}' "${id}"
+	[[ "${out}" == "Memory ${memory} NanoCpus ${nano_cpus}" ]] || fail "the container has the wrong size"
+}
+
+look_at_file() {
+	step "Look at the file of the simulated server" "cpu: 2 is cpuMilli ${cpu_milli}, memory: 4G is ${memory} bytes."
+	run cat "${work}/fake/${uid}.json"
+	[[ "${out}" == *"\"cpuMilli\": ${cpu_milli},"* && "${out}" == *"\"memoryBytes\": ${memory},"* ]] ||
+		fail "the server has the wrong size"
+}
+
+load() {
+	step "Put load on it and see CPU rise"
+	if [[ "${driver}" == docker && -z "${reachable}" ]]; then
+		say "Left out: the engine is rootless or on another host, so its containers cannot be reached from here."
+		return
+	fi
+	watch_begin
+	if [[ "${driver}" == docker ]]; then
+		http_get "$(field '.status.addresses[0]')" "/load?seconds=20"
+	else
+		run sed -i 's/"load": 0,/"load": 0.9,/' "${work}/fake/${uid}.json"
+	fi
+	local from="${SECONDS}"
+	until_within $((2 * usage_period + 10)) cpu_above 50 || fail "CPU did not rise above 50: it is $(field .status.server.usage.cpu)"
+	sleep 0.3 # for the row to be shown
+	watch_end
+	say "CPU rose within $((SECONDS - from)) s."
+}
+
+cpu_above() {
+	local cpu
+	cpu="$(field .status.server.usage.cpu)"
+	[[ "${cpu%.*}" =~ ^[0-9]+$ && "${cpu%.*}" -ge "$1" ]]
+}
+
+# http_get does without curl, which a fresh machine may not have.
+http_get() {
+	typed curl "http://$1$2"
+	out="$(timeout 10 bash -c 'exec 3<>"/dev/tcp/$0/80" && printf "GET %s HTTP/1.0\r\nHost: %s\r\n\r\n" "$1" "$0" >&3 && cat <&3' "$1" "$2" 2>&1)" ||
+		fail "the guest does not answer at http://$1: ${out}"
+	out="${out##*$'\r\n\r\n'}"
+	indent <<<"${out}"
+	[[ "${out}" == burning* ]] || fail "the guest did not take the load"
+}
+
+delete() {
+	step "Delete it: the object stays until the server is gone"
+	watch_begin
+	run bin/drover kubectl delete -f "${manifest}" --timeout=60s
+	watch_end
+	run bin/drover kubectl get vms
+	[[ "${out}" == "No resources found"* ]] || fail "there still is a VM"
+	if [[ "${driver}" == docker ]]; then
+		run docker ps --all --filter name=test-vm
+		[[ -z "$(docker ps --all --quiet --filter "id=${id}")" ]] || fail "the container is still there"
+	else
+		run ls "${work}/fake"
+		[[ "${out}" != *"${uid}.json"* ]] || fail "the server's file is still there"
+	fi
+}
+
+stop() {
+	step "Stop Drover" "Servers would go on running, and the next start would take them over."
+	local lines status=0
+	lines="$(wc -l <"${work}/up.log")"
+	typed kill "${up_pid}"
+	kill "${up_pid}"
+	wait "${up_pid}" || status=$?
+	up_pid=""
+	tail -n "+$((lines + 1))" "${work}/up.log" | sed '/^$/d' | indent
+	[[ "${status}" -eq 0 ]] || fail "drover up ended with exit status ${status}"
+}
+
+# Cleaning up. It ends what this run started and nothing else.
+
+cleanup() {
+	local status=$?
+	trap - EXIT
+	trap '' INT TERM HUP
+	set +o errexit
+	watch_end
+	stop_up
+	if [[ -n "${cluster}" && "${driver}" == docker ]]; then remove_containers; fi
+	[[ -z "${image_made}" ]] || remove_image
+	[[ -z "${engine_started}" ]] || stop_engine
+	[[ -z "${work}" ]] || rm -rf "${work}"
+	exit "${status}"
+}
+
+stop_up() {
+	[[ -n "${up_pid}" ]] || return 0
+	kill "${up_pid}" 2>/dev/null
+	until_within 20 up_is_over || kill -KILL "${up_pid}" 2>/dev/null
+	wait "${up_pid}" 2>/dev/null
+}
+
+up_is_over() { ! kill -0 "${up_pid}" 2>/dev/null; }
+
+# remove_containers removes what a run that was broken off left.
+remove_containers() {
+	local left
+	left="$(docker ps --all --quiet --filter "label=cloudnative.tw/cluster=${cluster}")"
+	# shellcheck disable=SC2086 # one word for each container
+	[[ -z "${left}" ]] || docker rm --force --volumes ${left} >/dev/null
+}
+
+# remove_image leaves the tag alone if somebody had made it before, and takes
+# away the older image that lost its tag.
+remove_image() {
+	local gone="${image_before}"
+	[[ -n "${gone}" ]] || gone="${image}"
+	[[ "${gone}" == "$(docker image ls --quiet --no-trunc "${image}")" ]] || docker image rm "${gone}" >/dev/null 2>&1
+}
+
+stop_engine() {
+	if [[ -n "$(docker ps --quiet 2>/dev/null)" ]]; then
+		echo "The Docker engine that this run started goes on: somebody runs containers on it."
+	elif [[ -d /run/systemd/system ]]; then
+		echo "Stopping the Docker engine, which was not running before."
+		as_root systemctl stop docker.socket docker.service
+	elif dockerd_runs; then
+		echo "Stopping the Docker engine, which was not running before."
+		as_root kill "$(</var/run/docker.pid)"
+		until_within 30 dockerd_is_over
+	fi
+}
+
+dockerd_is_over() { ! dockerd_runs; }
+
+main

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs the tests of both modules. make test calls it, after it has built
+# bin/drover, which integration tests start.
+#
+#     hack/test.sh [FLAG...]
+#
+# Flags go to go test, for example -run TestContract or -count=1. What the
+# tests need, a C compiler for -race and a Docker engine, is installed and
+# started if it is missing, and where that cannot be the run fails: no test is
+# skipped for the lack of an engine.
+set -o errexit -o nounset -o pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The program under test, built once. Tests run in their packages' folders.
+export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}"
+[[ -x "${DROVER_BIN}" ]] || {
+	echo "hack/test.sh: ${DROVER_BIN} is missing: run make build" >&2
+	exit 1
+}
+export CGO_ENABLED=1 # for -race
+
+hack/test-deps.sh
+
+# Compiling takes all cores. Packages are tested two at a time: some start
+# clusters of their own, and tests that wait for something should not wait for
+# each other's CPU as well.
+echo "compile, module ."
+go build -race ./...
+echo "test, module ."
+go test -race -p 2 -timeout 15m "$@" ./...
+
+# kube-apiserver is in this module: compiling it once more, for -race, would
+# take longer than all tests together.
+echo "test, module standalone"
+go -C standalone test -p 2 -timeout 15m "$@" ./...
