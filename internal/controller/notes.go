@@ -47,8 +47,31 @@ func (p *pass) noteFailure(operation api.OperationType, err error) {
 	p.notes = append(p.notes, note{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
 }
 
+// notable reasons are told of when the status takes them on.
+var notable = map[string]string{
+	api.ReasonCompleted:         corev1.EventTypeNormal,
+	api.ReasonExited:            corev1.EventTypeWarning,
+	api.ReasonDuplicate:         corev1.EventTypeWarning,
+	api.ReasonUnknownDriver:     corev1.EventTypeWarning,
+	api.ReasonEngineMismatch:    corev1.EventTypeWarning,
+	api.ReasonEngineUnavailable: corev1.EventTypeWarning,
+}
+
+// noteChange remembers what the new status tells of that no step of this pass
+// did: an operation that came to its end, and a reason worth telling.
+func (p *pass) noteChange(before *api.VirtualMachineStatus) {
+	after := &p.base.Status
+	if op := before.Operation; op != nil && after.Operation == nil && p.did == "" && len(p.notes) == 0 && successReasons[op.Type] != "" {
+		p.noteSuccess(plan{operation: op.Type}, true)
+	}
+	if kind := notable[after.Reason]; kind != "" && before.Reason != after.Reason {
+		p.notes = append(p.notes, note{kind, after.Reason, "Observe", after.Message})
+	}
+}
+
 // tell sends the events of the pass.
-func (p *pass) tell() {
+func (p *pass) tell(before *api.VirtualMachineStatus) {
+	p.noteChange(before)
 	for _, n := range p.notes {
 		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", clipNote(n.text))
 	}

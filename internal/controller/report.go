@@ -42,10 +42,11 @@ func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 	if until := calm(&p.base.Status, &next, p.did); now.Before(until) {
 		return wakeAt(now, earlier(until, p.plan.wake)), nil
 	}
+	before := p.base.Status
 	if _, err := r.write(ctx, p); err != nil {
 		return ctrl.Result{}, err
 	}
-	p.tell()
+	p.tell(&before)
 	return wakeAt(now, p.plan.wake), nil
 }
 
