@@ -78,7 +78,7 @@ func validator(t *testing.T, props *apiextensions.JSONSchemaProps) validation.Sc
 	return v
 }
 
-// decode reads a manifest and fills in the defaults.
+// decode reads a manifest and fills in what the request and the defaults add.
 func (s apiServer) decode(t *testing.T, manifest string) *unstructured.Unstructured {
 	t.Helper()
 	object := &unstructured.Unstructured{}
@@ -89,7 +89,9 @@ func (s apiServer) decode(t *testing.T, manifest string) *unstructured.Unstructu
 	if err != nil {
 		t.Fatalf("decode the manifest: %v\n%s", err, manifest)
 	}
+	object.SetNamespace("default")
 	object.SetResourceVersion("1")
+	defaulting.PruneNonNullableNullsWithoutDefaults(object.Object, s.schema)
 	defaulting.Default(object.Object, s.schema)
 	return object
 }

@@ -122,7 +122,7 @@ var resourceCases = map[string]createCase{
 	"cpu 9m":        {`cpu: 9m, memory: 4G`, []string{cpuIs("9m")}},
 	"cpu 4097":      {`cpu: 4097, memory: 4G`, []string{cpuIs("4097")}},
 	"cpu too long":  {`cpu: "1.` + strings.Repeat("0", 31) + `", memory: 4G`, []string{`spec.resource.cpu: Too long: may not be more than 32 bytes`}},
-	"cpu null":      {`cpu: null, memory: 4G`, []string{`spec.resource.cpu: Invalid value: "null": spec.resource.cpu in body must be of type integer,string: "null"`}},
+	"cpu null":      {`cpu: null, memory: 4G`, []string{`spec.resource: Required value: cpu is required, for example cpu: 2 or cpu: 500m`}},
 	"cpu absent":    {`memory: 4G`, []string{`spec.resource: Required value: cpu is required, for example cpu: 2 or cpu: 500m`}},
 	"memory absent": {`cpu: 2`, []string{`spec.resource: Required value: memory is required, for example memory: 4G or memory: 512Mi`}},
 	"memory 1":      {`cpu: 2, memory: 1`, []string{memoryIs("1")}},
@@ -260,47 +260,53 @@ var specCases = map[string]createCase{
 	}},
 }
 
+func TestExamples(t *testing.T) {
+	eachExample(t, newAPIServer(t).create)
+}
+
 func TestUpdate(t *testing.T) {
 	server := newAPIServer(t)
-	const immutable = `; to move the VirtualMachine to another driver, delete it and create it anew`
-	cases := map[string]struct {
-		before, after string
-		want          []string
-	}{
-		"nothing":         {minimal, minimal, nil},
-		"cpu and memory":  {minimal, `{resource: {cpu: 500m, memory: 512Mi}}`, nil},
-		"cpu 0":           {minimal, `{resource: {cpu: 0, memory: 1G}}`, []string{cpuIs("0")}},
-		"rootDisk added":  {minimal, `{resource: {cpu: 1, memory: 1G, rootDisk: 1G}}`, nil},
-		"rootDisk grows":  {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: 40Gi}}`, nil},
-		"rootDisk equals": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: 40000M}}`, nil},
-		"rootDisk shrinks": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40Gi}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, []string{
-			`spec.resource: Invalid value: rootDisk may only grow: it was 40Gi and is now 40G`,
-		}},
-		"rootDisk removed": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, minimal, []string{
-			`spec.resource: Invalid value: rootDisk may only grow: it was 40G and is now not set`,
-		}},
-		"rootDisk broken": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: big}}`, []string{rootDiskIs("big")}},
-		"driver kept":     {`{driver: fake, resource: {cpu: 1, memory: 1G}}`, `{driver: fake, resource: {cpu: 2, memory: 1G}}`, nil},
-		"driver added": {minimal, `{driver: fake, resource: {cpu: 1, memory: 1G}}`, []string{
-			`spec.driver: Invalid value: driver is immutable: it was not set and is now fake` + immutable,
-		}},
-		"driver changed": {`{driver: docker, resource: {cpu: 1, memory: 1G}}`, `{driver: fake, resource: {cpu: 1, memory: 1G}}`, []string{
-			`spec.driver: Invalid value: driver is immutable: it was docker and is now fake` + immutable,
-		}},
-		"driver removed": {`{driver: docker, resource: {cpu: 1, memory: 1G}}`, minimal, []string{
-			`spec.driver: Invalid value: driver is immutable: it was docker and is now not set` + immutable,
-		}},
-		"volume grows":   {volume("2G"), volume("3G"), nil},
-		"volume removed": {volume("2G"), minimal, nil},
-		"volume shrinks": {volume("2G"), volume("1G"), []string{
-			`spec.volumes[1].size: Invalid value: "1G": size may only grow: it was 2G and is now 1G`,
-		}},
-	}
-	for name, tc := range cases {
+	for name, tc := range updateCases {
 		t.Run(name, func(t *testing.T) {
 			expect(t, server.update(t, vm(tc.before), vm(tc.after)), tc.want)
 		})
 	}
+}
+
+const immutable = `; to move the VirtualMachine to another driver, delete it and create it anew`
+
+var updateCases = map[string]struct {
+	before, after string
+	want          []string
+}{
+	"nothing":         {minimal, minimal, nil},
+	"cpu and memory":  {minimal, `{resource: {cpu: 500m, memory: 512Mi}}`, nil},
+	"cpu 0":           {minimal, `{resource: {cpu: 0, memory: 1G}}`, []string{cpuIs("0")}},
+	"rootDisk added":  {minimal, `{resource: {cpu: 1, memory: 1G, rootDisk: 1G}}`, nil},
+	"rootDisk grows":  {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: 40Gi}}`, nil},
+	"rootDisk equals": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: 40000M}}`, nil},
+	"rootDisk shrinks": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40Gi}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, []string{
+		`spec.resource: Invalid value: rootDisk may only grow: it was 40Gi and is now 40G`,
+	}},
+	"rootDisk removed": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, minimal, []string{
+		`spec.resource: Invalid value: rootDisk may only grow: it was 40G and is now not set`,
+	}},
+	"rootDisk broken": {`{resource: {cpu: 1, memory: 1G, rootDisk: 40G}}`, `{resource: {cpu: 1, memory: 1G, rootDisk: big}}`, []string{rootDiskIs("big")}},
+	"driver kept":     {`{driver: fake, resource: {cpu: 1, memory: 1G}}`, `{driver: fake, resource: {cpu: 2, memory: 1G}}`, nil},
+	"driver added": {minimal, `{driver: fake, resource: {cpu: 1, memory: 1G}}`, []string{
+		`spec.driver: Invalid value: driver is immutable: it was not set and is now fake` + immutable,
+	}},
+	"driver changed": {`{driver: docker, resource: {cpu: 1, memory: 1G}}`, `{driver: fake, resource: {cpu: 1, memory: 1G}}`, []string{
+		`spec.driver: Invalid value: driver is immutable: it was docker and is now fake` + immutable,
+	}},
+	"driver removed": {`{driver: docker, resource: {cpu: 1, memory: 1G}}`, minimal, []string{
+		`spec.driver: Invalid value: driver is immutable: it was docker and is now not set` + immutable,
+	}},
+	"volume grows":   {volume("2G"), volume("3G"), nil},
+	"volume removed": {volume("2G"), minimal, nil},
+	"volume shrinks": {volume("2G"), volume("1G"), []string{
+		`spec.volumes[1].size: Invalid value: "1G": size may only grow: it was 2G and is now 1G`,
+	}},
 }
 
 func TestStatus(t *testing.T) {

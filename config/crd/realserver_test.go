@@ -1,0 +1,201 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crd_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/config/crd"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// What the tests in validation_test.go say in process holds on a real
+// kube-apiserver, to the letter.
+func TestRealAPIServer(t *testing.T) {
+	server := connect(t, vmtest.StartCluster(t, vmtest.ClusterOptions{}).Config)
+	server.requireThisDefinition(t)
+
+	for name, tc := range createCases() {
+		t.Run("create/"+name, func(t *testing.T) {
+			expect(t, server.create(t, tc.manifest), tc.want)
+		})
+	}
+	for name, tc := range updateCases {
+		t.Run("update/"+name, func(t *testing.T) {
+			expect(t, server.update(t, vm(tc.before), vm(tc.after)), tc.want)
+		})
+	}
+	t.Run("examples", func(t *testing.T) { eachExample(t, server.create) })
+	t.Run("unknown fields", server.testUnknownField)
+	t.Run("a new object's status", server.testNewStatus)
+}
+
+type realServer struct {
+	all     dynamic.Interface
+	vms     dynamic.ResourceInterface
+	decoder apiServer
+}
+
+func connect(t *testing.T, config *rest.Config) realServer {
+	t.Helper()
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return realServer{
+		all:     client,
+		vms:     client.Resource(v1alpha1.SchemeGroupVersion.WithResource("virtualmachines")).Namespace("default"),
+		decoder: newAPIServer(t),
+	}
+}
+
+// requireThisDefinition guards against a bin/drover that was built before the
+// CRD was changed.
+func (s realServer) requireThisDefinition(t *testing.T) {
+	t.Helper()
+	resource := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	installed, err := s.all.Resource(resource).Get(t.Context(), "virtualmachines.cloudnative.tw", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var embedded unstructured.Unstructured
+	if err := yaml.Unmarshal(crd.VirtualMachine, &embedded.Object); err != nil {
+		t.Fatal(err)
+	}
+	got, want := schemaOf(t, installed), schemaOf(t, &embedded)
+	if !equality.Semantic.DeepEqual(got, want) {
+		t.Fatal("bin/drover installs another CRD than config/crd: build it anew")
+	}
+}
+
+func schemaOf(t *testing.T, definition *unstructured.Unstructured) any {
+	t.Helper()
+	versions, _, err := unstructured.NestedSlice(roundTrip(t, definition).Object, "spec", "versions")
+	if err != nil || len(versions) != 1 {
+		t.Fatalf("%d versions, error %v, want one version", len(versions), err)
+	}
+	return versions[0].(map[string]any)["schema"]
+}
+
+// roundTrip makes numbers of all decoders the same.
+func roundTrip(t *testing.T, object *unstructured.Unstructured) *unstructured.Unstructured {
+	t.Helper()
+	text, err := object.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := &unstructured.Unstructured{}
+	if err := same.UnmarshalJSON(text); err != nil {
+		t.Fatal(err)
+	}
+	return same
+}
+
+func (s realServer) create(t *testing.T, manifest string) []string {
+	t.Helper()
+	_, err := s.tryCreate(t, manifest, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	return causes(t, err)
+}
+
+func (s realServer) update(t *testing.T, before, after string) []string {
+	t.Helper()
+	version, err := s.tryCreate(t, before, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := s.decoder.decode(t, after)
+	object.SetResourceVersion(version)
+	_, updateErr := s.vms.Update(t.Context(), object, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err := s.vms.Delete(t.Context(), object.GetName(), metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return causes(t, updateErr)
+}
+
+// tryCreate returns the new object's resourceVersion.
+func (s realServer) tryCreate(t *testing.T, manifest string, opts metav1.CreateOptions) (string, error) {
+	t.Helper()
+	object := s.decoder.decode(t, manifest)
+	object.SetResourceVersion("")
+	created, err := s.vms.Create(t.Context(), object, opts)
+	if err != nil {
+		return "", err
+	}
+	return created.GetResourceVersion(), nil
+}
+
+// causes are an answer's errors as messages gives them.
+func causes(t *testing.T, err error) []string {
+	t.Helper()
+	if err == nil {
+		return nil
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil || len(status.Status().Details.Causes) == 0 {
+		t.Fatalf("no list of causes: %v", err)
+	}
+	var texts []string
+	for _, cause := range status.Status().Details.Causes {
+		if cause.Field != "<nil>" {
+			texts = append(texts, cause.Field+": "+cause.Message)
+		}
+	}
+	return texts
+}
+
+func (s realServer) testUnknownField(t *testing.T) {
+	manifest := vm(`{resource: {cpu: 1, memory: 1G}, cpus: 2}`)
+	opts := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
+	_, err := s.tryCreate(t, manifest, opts)
+	if err == nil || !strings.Contains(err.Error(), `unknown field "spec.cpus"`) {
+		t.Errorf("error is %v, want one that names spec.cpus", err)
+	}
+}
+
+func (s realServer) testNewStatus(t *testing.T) {
+	manifest := strings.TrimSuffix(vm(minimal), "}") + `, status: {phase: Active}}`
+	if _, err := s.tryCreate(t, manifest, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	object, err := s.vms.Get(t.Context(), "test-vm", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"observedGeneration": int64(-1)}
+	if !equality.Semantic.DeepEqual(object.Object["status"], want) {
+		t.Errorf("status is %v, want %v", object.Object["status"], want)
+	}
+}
+
+// eachExample checks that every manifest in examples/ is accepted.
+func eachExample(t *testing.T, create func(*testing.T, string) []string) {
+	t.Helper()
+	files, err := filepath.Glob("../../examples/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d examples, error %v", len(files), err)
+	}
+	for _, file := range files {
+		manifest, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, message := range create(t, string(manifest)) {
+			t.Errorf("%s: %s", file, message)
+		}
+	}
+}
