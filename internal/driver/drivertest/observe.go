@@ -118,7 +118,7 @@ func (w *watcher) drain() {
 			if !open {
 				return
 			}
-		case <-time.After(300 * time.Millisecond):
+		case <-time.After(150 * time.Millisecond):
 			return
 		}
 	}
@@ -145,8 +145,7 @@ func testWatchOwnChanges(t *testing.T, e *env) {
 	both := func(uid types.UID, what string) {
 		here.tells(t, e, uid, what)
 		there.tells(t, e, uid, what)
-		here.drain()
-		there.drain()
+		inParallel(2, func(i int) { []*watcher{here, there}[i].drain() })
 	}
 	spec := e.spec(t, "watched")
 	e.reach(t, spec, driver.StateRunning)

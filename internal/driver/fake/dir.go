@@ -55,12 +55,13 @@ func openDir(dir string, now time.Time) (*dirStore, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the fake driver's folder: %w", err)
 	}
-	for _, sub := range []string{"", retainedDir, locksDir, tmpDir} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
-			return nil, fmt.Errorf("the fake driver's folder: %w", err)
-		}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("the fake driver's folder: %w", err)
 	}
 	s := &dirStore{dir: dir, boxes: map[*mailbox]bool{}, known: map[string]bool{}}
+	if err := s.makeFolders(); err != nil {
+		return nil, fmt.Errorf("the fake driver's folder: %w", err)
+	}
 	s.sweep(now)
 	if err := s.makeEngineID(); err != nil {
 		return nil, fmt.Errorf("the fake driver's folder: %w", err)
@@ -71,6 +72,16 @@ func openDir(dir string, now time.Time) (*dirStore, error) {
 
 func (s *dirStore) path(names ...string) string {
 	return filepath.Join(append([]string{s.dir}, names...)...)
+}
+
+// makeFolders makes the folders in the folder, which a person may have removed.
+func (s *dirStore) makeFolders() error {
+	for _, sub := range []string{retainedDir, locksDir, tmpDir} {
+		if err := os.Mkdir(s.path(sub), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // sweep removes what processes that were killed left half written.
@@ -204,7 +215,11 @@ func (s *dirStore) list() ([]Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	byID := map[string]int{}
+	type identity struct {
+		uid types.UID
+		id  string
+	}
+	places := map[identity]int{}
 	var all []Record
 	for _, name := range names {
 		r, err := s.readNamed(name)
@@ -215,11 +230,12 @@ func (s *dirStore) list() ([]Record, error) {
 			continue
 		}
 		// A server that was released while this list ran is met twice.
-		if i, met := byID[r.ID]; met && r.Retained {
+		key := identity{r.UID, r.ID}
+		if i, met := places[key]; met && r.Retained {
 			all[i] = *r
 			continue
 		}
-		byID[r.ID] = len(all)
+		places[key] = len(all)
 		all = append(all, *r)
 	}
 	// The folder may have gone while it was read.
@@ -228,7 +244,7 @@ func (s *dirStore) list() ([]Record, error) {
 
 // readNamed reads a file by its name under the folder.
 func (s *dirStore) readNamed(name string) (*Record, error) {
-	uid, _ := uidOf(filepath.Base(name))
+	uid, _, _ := uidOf(filepath.Base(name))
 	r, _, err := s.read(s.path(name), uid)
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
@@ -269,11 +285,14 @@ func (s *dirStore) names() ([]string, error) {
 
 func (s *dirStore) scan(sub string, found map[string]bool) error {
 	entries, err := os.ReadDir(s.path(sub))
+	if sub == retainedDir && errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return driver.Errorf(driver.ErrUnavailable, "the fake driver's folder: %w", err)
 	}
 	for _, entry := range entries {
-		if _, ok := uidOf(entry.Name()); ok {
+		if _, released, ok := uidOf(entry.Name()); ok && released == (sub == retainedDir) {
 			found[filepath.Join(sub, entry.Name())] = true
 		}
 	}
@@ -299,12 +318,12 @@ func (s *dirStore) remember(found map[string]bool) {
 	}
 }
 
-// uidOf tells whose file it is, by its name: <uid>.json or <uid>.<id>.json.
-// Backups, swap files and the like are nobody's.
-func uidOf(base string) (types.UID, bool) {
+// uidOf tells whose file it is, by its name: <uid>.json, or <uid>.<id>.json for
+// a released server. Backups, swap files and the like are nobody's.
+func uidOf(base string) (uid types.UID, released, ok bool) {
 	stem, isJSON := strings.CutSuffix(base, suffix)
-	stem, _, _ = strings.Cut(stem, ".")
-	return types.UID(stem), isJSON && driver.CheckUID(types.UID(stem)) == nil
+	stem, _, released = strings.Cut(stem, ".")
+	return types.UID(stem), released, isJSON && driver.CheckUID(types.UID(stem)) == nil
 }
 
 func (s *dirStore) change(uid types.UID, edit func(*Record) (*Record, error)) error {
@@ -368,6 +387,7 @@ func (s *dirStore) explain(err error) error {
 	if lost := s.reach(); lost != nil {
 		return lost
 	}
+	_ = s.makeFolders()
 	return driver.Errorf(driver.ErrRetry, "%w", err)
 }
 

@@ -12,6 +12,7 @@ import (
 )
 
 func (s *dirStore) watch() (*mailbox, func(), error) {
+	_ = s.makeFolders()
 	w, err := s.notify()
 	if err != nil {
 		return nil, nil, driver.Errorf(driver.ErrUnavailable, "watching the fake driver's folder: %w", err)
@@ -60,7 +61,7 @@ func (s *dirStore) feed(w *fsnotify.Watcher, box *mailbox) {
 			if !open || s.isEnd(event) {
 				return
 			}
-			if uid, ok := uidOf(filepath.Base(event.Name)); ok && event.Op != fsnotify.Chmod {
+			if uid, _, ok := uidOf(filepath.Base(event.Name)); ok && event.Op != fsnotify.Chmod {
 				box.put(uid)
 			}
 		case <-w.Errors:

@@ -22,8 +22,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// results are looked through in this order: an error may be of several kinds,
-// and how a call ended says less than what the driver says of it.
+// results are looked through in this order, for an error may be of several
+// kinds: a call that was cut short counts as that although it may be retried.
 var results = []struct {
 	err  error
 	name string

@@ -1,0 +1,574 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+const cluster = "cluster-1"
+
+// folder is an engine in a folder, with one server in it.
+type folder struct {
+	dir  string
+	d    *fake.Driver
+	spec driver.ServerSpec
+	was  driver.Server
+}
+
+func newFolder(t *testing.T) *folder {
+	t.Helper()
+	f := &folder{dir: filepath.Join(t.TempDir(), "engine")}
+	f.d = open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	f.spec = specOf("uid-0")
+	f.was = ensure(t, f.d, f.spec)
+	return f
+}
+
+func specOf(uid types.UID) driver.ServerSpec {
+	s := spec(nil)
+	s.UID, s.Namespace, s.Name, s.Power = uid, "default", "vm-"+string(uid), driver.PowerOn
+	return s
+}
+
+func ensure(t *testing.T, d *fake.Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	s, err := d.Ensure(t.Context(), spec)
+	if err != nil {
+		t.Fatalf("Ensure: %v", err)
+	}
+	return s
+}
+
+func (f *folder) path(names ...string) string {
+	return filepath.Join(append([]string{f.dir}, names...)...)
+}
+
+func (f *folder) write(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(f.path(name), []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *folder) list(t *testing.T) map[types.UID]driver.Server {
+	t.Helper()
+	servers, err := f.d.List(t.Context())
+	if err != nil {
+		t.Fatalf("List: %v", err)
+	}
+	byUID := map[types.UID]driver.Server{}
+	for _, s := range servers {
+		byUID[s.UID] = s
+	}
+	if len(byUID) != len(servers) {
+		t.Fatalf("List shows a UID twice: %+v", servers)
+	}
+	return byUID
+}
+
+func wantKind(t *testing.T, what string, err, kind error) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("%s: got error %v, want the kind %v", what, err, kind)
+	}
+}
+
+// TestBrokenFile : what cannot be read is not taken for gone.
+func TestBrokenFile(t *testing.T) {
+	t.Parallel()
+	for name, content := range map[string]string{
+		"empty":            "",
+		"cut off":          `{"clusterID": "cluster-1", "name`,
+		"no JSON":          "state: Running\n",
+		"an array":         "[]",
+		"a typing mistake": `{"clusterID": "cluster-1", "stat": "Stopped"}`,
+		"a wrong type":     `{"clusterID": "cluster-1", "load": "much"}`,
+		"a wrong state":    `{"clusterID": "cluster-1", "state": "Sleeping"}`,
+		"pending":          `{"clusterID": "cluster-1", "state": "Pending"}`,
+		"too much load":    `{"clusterID": "cluster-1", "load": 2}`,
+		"negative memory":  `{"clusterID": "cluster-1", "memoryBytes": -1}`,
+		"another's uid":    `{"clusterID": "cluster-1", "uid": "uid-7"}`,
+		"a hostile id":     `{"clusterID": "cluster-1", "id": "../../x"}`,
+		"two objects":      `{"clusterID": "cluster-1"} {}`,
+		"a bad time":       `{"clusterID": "cluster-1", "startedAt": "yesterday"}`,
+		"huge":             `{"name": "` + strings.Repeat("x", 2<<20) + `"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFolder(t)
+			other := ensure(t, f.d, specOf("uid-1"))
+			f.write(t, "uid-0.json", content)
+			for call, err := range map[string]error{
+				"List":        errOf(f.d.List(t.Context())),
+				"List of it":  errOf(f.d.List(t.Context(), "uid-0")),
+				"Usage of it": errOf(f.d.Usage(t.Context(), "uid-0")),
+			} {
+				wantKind(t, call, err, driver.ErrUnavailable)
+				wantNamed(t, call, err, f.path("uid-0.json"))
+			}
+			for call, err := range map[string]error{
+				"Ensure":  errOf(f.d.Ensure(t.Context(), f.spec)),
+				"Delete":  f.d.Delete(t.Context(), f.spec.Target, false),
+				"Release": f.d.Delete(t.Context(), f.spec.Target, true),
+			} {
+				wantKind(t, call, err, driver.ErrRetry)
+				wantNamed(t, call, err, f.path("uid-0.json"))
+			}
+			if servers, err := f.d.List(t.Context(), "uid-1"); err != nil || len(servers) != 1 || servers[0].Run != other.Run {
+				t.Errorf("List of another server: got %+v, %v", servers, err)
+			}
+			if content != read(t, f.path("uid-0.json")) {
+				t.Error("the broken file was changed")
+			}
+		})
+	}
+}
+
+func errOf[T any](_ T, err error) error { return err }
+
+func wantNamed(t *testing.T, call string, err error, path string) {
+	t.Helper()
+	if err != nil && !strings.Contains(err.Error(), path) {
+		t.Errorf("%s: the error %q does not name %s", call, err, path)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+func TestMendedFile(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	good := read(t, f.path("uid-0.json"))
+	f.write(t, "uid-0.json", "oops")
+	wantKind(t, "List", errOf(f.d.List(t.Context())), driver.ErrUnavailable)
+	f.write(t, "uid-0.json", good)
+	if s := f.list(t)["uid-0"]; s.Run != f.was.Run {
+		t.Errorf("mended it is %+v, want run %s", s, f.was.Run)
+	}
+}
+
+// TestNotServers : what else lies in the folder is no server and in no way.
+func TestNotServers(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	for _, name := range []string{
+		"README", "uid-0.json~", ".uid-0.json.swp", "uid-0.json.bak", "uid-0.bak.json", "#uid-0.json#",
+		".json", "a b.json", "-x.json", "4913", "tmp/write-123", "tmp/uid-9.json", "locks/uid-9", "locks/uid-9.json",
+	} {
+		f.write(t, name, "rubbish")
+	}
+	if all := f.list(t); len(all) != 1 || all["uid-0"].Run != f.was.Run {
+		t.Errorf("List: got %+v, want the one server", all)
+	}
+	next := open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	if s := ensure(t, next, f.spec); s.Run != f.was.Run {
+		t.Errorf("Ensure: got %+v, want run %s", s, f.was.Run)
+	}
+}
+
+// TestAddedByHand : a person writes as little as possible.
+func TestAddedByHand(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	f.write(t, "by-hand.json", `{"clusterID": "cluster-1", "namespace": "default", "name": "x", "state": "Running"}`)
+	f.write(t, "off.json", `{"clusterID": "cluster-1"}`)
+	f.write(t, "nobodys.json", `{}`)
+	f.write(t, "theirs.json", `{"clusterID": "cluster-2", "state": "Running"}`)
+	all := f.list(t)
+	on, off := all["by-hand"], all["off"]
+	if len(all) != 3 {
+		t.Errorf("List: got %+v, want the two of this cluster and the first", all)
+	}
+	if on.State != driver.StateRunning || on.Name != "x" || on.ID == "" || on.Run == "" || on.StartedAt.IsZero() {
+		t.Errorf("got %+v, want it running with an ID, a run and a start", on)
+	}
+	if off.State != driver.StateStopped || off.ID == "" || off.ID == on.ID || off.Exit != nil {
+		t.Errorf("got %+v, want it stopped, with an ID of its own, never run", off)
+	}
+	if again := f.list(t)["by-hand"]; again.Run != on.Run || again.ID != on.ID {
+		t.Errorf("listed again it is %+v, want it the same as %+v", again, on)
+	}
+	adopt := specOf("by-hand")
+	if s := ensure(t, f.d, adopt); s.ID != on.ID || s.Run != on.Run || s.Applied.CPUMilli != adopt.CPUMilli {
+		t.Errorf("adopted it is %+v, want the same run with the size of the spec", s)
+	}
+	for _, uid := range []types.UID{"nobodys", "theirs"} {
+		before := read(t, f.path(string(uid)+".json"))
+		_, err := f.d.Ensure(t.Context(), specOf(uid))
+		wantKind(t, "Ensure of "+string(uid), err, driver.ErrRetry)
+		if driver.ReasonOf(err) != driver.ReasonNameConflict {
+			t.Errorf("Ensure of %s: got the reason %q", uid, driver.ReasonOf(err))
+		}
+		wantKind(t, "Delete of "+string(uid), f.d.Delete(t.Context(), driver.Target{UID: uid}, false), driver.ErrNotFound)
+		if read(t, f.path(string(uid)+".json")) != before {
+			t.Errorf("the file of %s was changed", uid)
+		}
+	}
+}
+
+// TestEditedByHand : the states that the package comment promises.
+func TestEditedByHand(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit  func(*fake.Record)
+		state driver.State
+		exit  *driver.Exit
+		same  bool // the run is the one that was
+	}{
+		"crash":           {func(r *fake.Record) { r.State, r.Exit = "Stopped", &fake.Exit{Code: 1} }, driver.StateStopped, &driver.Exit{Code: 1, Reason: "Error"}, true},
+		"stop":            {func(r *fake.Record) { r.State = "Stopped" }, driver.StateStopped, &driver.Exit{Reason: "Completed"}, true},
+		"out of memory":   {func(r *fake.Record) { r.State, r.Exit = "Stopped", &fake.Exit{Code: 137, Reason: "OOMKilled"} }, driver.StateStopped, &driver.Exit{Code: 137, Reason: "OOMKilled"}, true},
+		"pause":           {func(r *fake.Record) { r.State = "Paused" }, driver.StatePaused, nil, true},
+		"being restarted": {func(r *fake.Record) { r.State = "Restarting" }, driver.StateRestarting, nil, true},
+		"stop and start":  {func(r *fake.Record) { r.Exit = &fake.Exit{Code: 1} }, driver.StateRunning, nil, false},
+		"load":            {func(r *fake.Record) { r.Load = 0.5 }, driver.StateRunning, nil, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFolder(t)
+			editFile(t, f.path("uid-0.json"), c.edit)
+			s := f.list(t)["uid-0"]
+			if s.State != c.state || (s.Run == f.was.Run) != c.same || s.ID != f.was.ID {
+				t.Errorf("got %+v, want it %s, of the same run: %v", s, c.state, c.same)
+			}
+			if (s.Exit == nil) != (c.exit == nil) {
+				t.Fatalf("got the exit %+v, want %+v", s.Exit, c.exit)
+			}
+			if c.exit != nil && (s.Exit.Code != c.exit.Code || s.Exit.Reason != c.exit.Reason || s.Exit.At.IsZero()) {
+				t.Errorf("got the exit %+v, want %+v with a time", s.Exit, c.exit)
+			}
+		})
+	}
+}
+
+func TestFilesAreReadableAndPrivate(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	secretive := specOf("uid-1")
+	secretive.UserData, secretive.NetworkData = driver.NewSecret("hunter2"), driver.NewSecret("hunter2")
+	secretive.SSHKeys = []string{"ssh-ed25519 hunter2 me@example.org"}
+	ensure(t, f.d, secretive)
+	text := contentsOf(t, f.dir)
+	if strings.Contains(text, "hunter2") || strings.Contains(text, "[redacted]") {
+		t.Error("the folder holds secrets, or pretends to")
+	}
+	if !strings.Contains(text, "\n  \"name\": \"vm-uid-1\",\n") || !strings.Contains(text, `"hasUserData": true`) {
+		t.Errorf("the file is not indented or lacks fields:\n%s", text)
+	}
+	for path, mode := range map[string]os.FileMode{"": 0o700, "locks": 0o700, "tmp": 0o700, "retained": 0o700, "uid-1.json": 0o600, "engine-id": 0o600, "locks/uid-1": 0o600} {
+		info, err := os.Stat(f.path(path))
+		if err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%q: got mode %v, %v, want %v", path, info.Mode().Perm(), err, mode)
+		}
+	}
+	if left, err := os.ReadDir(f.path("tmp")); err != nil || len(left) != 0 {
+		t.Errorf("tmp holds %v (%v), want nothing", left, err)
+	}
+}
+
+// TestNothingToDo : a server that is as it should be is not written.
+func TestNothingToDo(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	before, err := os.Stat(f.path("uid-0.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ensure(t, f.d, f.spec)
+	after, err := os.Stat(f.path("uid-0.json"))
+	if err != nil || !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+		t.Errorf("the file was written although nothing had changed (%v)", err)
+	}
+}
+
+// TestManyProcesses : any number of drivers create, change and delete the same
+// few servers; no list misses what is there all the time.
+func TestManyProcesses(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	var all sync.WaitGroup
+	for range 6 {
+		d := open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+		all.Go(func() { hammer(t, d, f.spec) })
+	}
+	all.Wait()
+	if s := f.list(t)["uid-0"]; s.ID != f.was.ID {
+		t.Errorf("afterwards it is %+v, want the server %s", s, f.was.ID)
+	}
+	for uid := range f.list(t) {
+		if err := f.d.Delete(t.Context(), driver.Target{UID: uid}, false); err != nil {
+			t.Errorf("Delete: %v", err)
+		}
+	}
+	if left := f.list(t); len(left) != 0 {
+		t.Errorf("there is %+v left", left)
+	}
+}
+
+func hammer(t *testing.T, d *fake.Driver, steady driver.ServerSpec) {
+	for i := range 40 {
+		steady.MemoryBytes = int64(1e9 + i)
+		_, err := d.Ensure(t.Context(), steady)
+		torn := specOf(types.UID(fmt.Sprintf("torn-%d", i%3)))
+		_, createErr := d.Ensure(t.Context(), torn)
+		deleteErr := d.Delete(t.Context(), torn.Target, false)
+		for _, err := range []error{err, createErr, deleteErr} {
+			if err != nil && !errors.Is(err, driver.ErrRetry) && !errors.Is(err, driver.ErrNotFound) {
+				t.Errorf("got error %v, want none or one that may be retried", err)
+			}
+		}
+		servers, err := d.List(t.Context())
+		if err != nil {
+			t.Errorf("List: %v", err)
+		}
+		met := map[types.UID]int{}
+		for _, s := range servers {
+			met[s.UID]++
+		}
+		if met[steady.UID] != 1 {
+			t.Errorf("List shows the server that is always there %d times", met[steady.UID])
+		}
+	}
+}
+
+// TestLockIsBusy : a process that was halted with a lock halts nobody else.
+func TestLockIsBusy(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	lock, err := os.OpenFile(f.path("locks", "uid-0"), os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	off := f.spec
+	off.Power = driver.PowerOff
+	wantKind(t, "Ensure", errOf(f.d.Ensure(t.Context(), off)), driver.ErrRetry)
+	wantKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrRetry)
+	if s := f.list(t)["uid-0"]; s.Run != f.was.Run || s.State != driver.StateRunning {
+		t.Errorf("it is %+v, want it unchanged", s)
+	}
+	ensure(t, f.d, specOf("uid-1"))
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s := ensure(t, f.d, off); s.State != driver.StateStopped {
+		t.Errorf("after the lock was released it is %+v, want it stopped", s)
+	}
+}
+
+// TestEngineReplaced : a folder that was emptied or swapped is another engine,
+// or none, and never one without servers.
+func TestEngineReplaced(t *testing.T) {
+	t.Parallel()
+	for name, replace := range map[string]func(t *testing.T, f *folder){
+		"identity removed": func(t *testing.T, f *folder) { remove(t, f.path("engine-id")) },
+		"identity garbled": func(t *testing.T, f *folder) { f.write(t, "engine-id", "?!\n") },
+		"folder removed":   func(t *testing.T, f *folder) { remove(t, f.dir) },
+		"folder replaced": func(t *testing.T, f *folder) {
+			rename(t, f.dir, f.dir+".old")
+			open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFolder(t)
+			events, err := f.d.Watch(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			replace(t, f)
+			closes(t, events)
+			wantKind(t, "List", errOf(f.d.List(t.Context())), driver.ErrUnavailable)
+			wantKind(t, "List of it", errOf(f.d.List(t.Context(), "uid-0")), driver.ErrUnavailable)
+			wantKind(t, "Ensure", errOf(f.d.Ensure(t.Context(), f.spec)), driver.ErrUnavailable)
+			wantKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrUnavailable)
+			if _, err := os.Stat(f.path("uid-0.json")); err == nil && name == "folder replaced" {
+				t.Error("a server was made in the other engine")
+			}
+		})
+	}
+}
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func closes(t *testing.T, events <-chan types.UID) {
+	t.Helper()
+	timeout := time.After(10 * time.Second)
+	for {
+		select {
+		case _, isOpen := <-events:
+			if !isOpen {
+				return
+			}
+		case <-timeout:
+			t.Fatal("the Watch did not close within 10 s")
+		}
+	}
+}
+
+// TestEngineAcceptedAnew : who opens a Watch, or asks for the id, is told and
+// goes on with the engine that is there now.
+func TestEngineAcceptedAnew(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	first, err := f.d.EngineID(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rename(t, f.dir, f.dir+".old")
+	open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	if second, err := f.d.EngineID(t.Context()); err != nil || second == first {
+		t.Errorf("EngineID: got %s, %v, want another one than %s", second, err, first)
+	}
+	if all := f.list(t); len(all) != 0 {
+		t.Errorf("the other engine shows %+v", all)
+	}
+	remove(t, f.dir)
+	rename(t, f.dir+".old", f.dir)
+	if _, err := f.d.Watch(t.Context()); err != nil {
+		t.Errorf("Watch: %v", err)
+	}
+	if s := f.list(t)["uid-0"]; s.Run != f.was.Run {
+		t.Errorf("back on the first engine it is %+v, want run %s", s, f.was.Run)
+	}
+}
+
+// TestReleaseHalfDone : marked but not yet put aside counts as released.
+func TestReleaseHalfDone(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	editFile(t, f.path("uid-0.json"), func(r *fake.Record) { r.Retained = true })
+	if s := f.list(t)["uid-0"]; !s.Retained || s.State != driver.StateRunning {
+		t.Errorf("it is %+v, want it retained and running", s)
+	}
+	if named, err := f.d.List(t.Context(), "uid-0"); err != nil || len(named) != 0 {
+		t.Errorf("List of it: got %+v, %v, want nothing", named, err)
+	}
+	wantKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrNotFound)
+	if s := f.list(t)["uid-0"]; !s.Retained || s.Run != f.was.Run {
+		t.Errorf("after Delete it is %+v, want it retained still", s)
+	}
+	if s := ensure(t, f.d, f.spec); s.ID == f.was.ID {
+		t.Errorf("Ensure took the released server back: %+v", s)
+	}
+}
+
+// TestRemovedFolders : a person who removes all released servers does so with
+// the folder that holds them.
+func TestRemovedFolders(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	for _, sub := range []string{"retained", "tmp", "locks"} {
+		remove(t, f.path(sub))
+	}
+	if n := len(f.list(t)); n != 1 {
+		t.Errorf("List shows %d servers, want 1", n)
+	}
+	if _, err := f.d.Watch(t.Context()); err != nil {
+		t.Errorf("Watch: %v", err)
+	}
+	off := f.spec
+	off.Power = driver.PowerOff
+	_, _ = f.d.Ensure(t.Context(), off) // May find that the folders are gone.
+	if s := ensure(t, f.d, off); s.State != driver.StateStopped {
+		t.Errorf("it is %+v, want it stopped", s)
+	}
+}
+
+// TestLeftovers : what killed processes left half written goes after a while,
+// what is being written stays.
+func TestLeftovers(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	for name, age := range map[string]time.Duration{"old": time.Hour, "new": 0} {
+		f.write(t, "tmp/write-"+name, `{"clusterID":`)
+		at := time.Now().Add(-age)
+		if err := os.Chtimes(f.path("tmp/write-"+name), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	ensure(t, next, specOf("uid-1"))
+	if _, err := os.Stat(f.path("tmp/write-old")); err == nil {
+		t.Error("the old leftover is still there")
+	}
+	if _, err := os.Stat(f.path("tmp/write-new")); err != nil {
+		t.Errorf("the new file is gone: %v", err)
+	}
+}
+
+func TestFolderCannotBeMade(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := fake.New(fake.Options{ClusterID: cluster, Dir: filepath.Join(file, "x")})
+	if err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("got error %v, want one that names %s", err, file)
+	}
+}
+
+// FuzzServerFile : whatever a file holds, its server is either listed or the
+// list fails and names the file.
+func FuzzServerFile(f *testing.F) {
+	for _, seed := range []string{
+		``, `{}`, `{"clusterID":"cluster-1"}`, `{"clusterID":"cluster-1","state":"Running","exit":{"code":1}}`,
+		`{"clusterID":"cluster-1","state":"Stopping"}`, `{"clusterID":"cluster-1","retained":true}`, `null`, `[1]`,
+		`{"clusterID":"cluster-1","uid":"x","stopsAt":"2020-01-01T00:00:00Z"}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		dir := t.TempDir()
+		d := open(t, fake.Options{ClusterID: cluster, Dir: dir})
+		path := filepath.Join(dir, "x.json")
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		servers, err := d.List(t.Context())
+		var r fake.Record
+		switch {
+		case err != nil:
+			wantKind(t, "List", err, driver.ErrUnavailable)
+			wantNamed(t, "List", err, path)
+		case json.Unmarshal(content, &r) != nil:
+			t.Errorf("List took %q for a server", content)
+		case (len(servers) == 1) != (r.ClusterID == cluster):
+			t.Errorf("List shows %+v for %q", servers, content)
+		}
+		if _, ensureErr := d.Ensure(t.Context(), specOf("x")); err != nil && ensureErr == nil {
+			t.Errorf("Ensure took what List refused: %q", content)
+		}
+	})
+}

@@ -1,0 +1,345 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	testclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// stepped is a driver whose time the test moves.
+func stepped(t *testing.T, o fake.Options) (*fake.Driver, *fake.Memory, *testclock.FakeClock) {
+	t.Helper()
+	c := testclock.NewFakeClock(start)
+	o.ClusterID, o.Clock, o.Memory = cluster, c, fake.NewMemory(c)
+	return open(t, o), o.Memory, c
+}
+
+func TestOptions(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		o    fake.Options
+		want string
+	}{
+		"no cluster":       {fake.Options{}, "cluster id"},
+		"rate too high":    {fake.Options{ClusterID: cluster, FailureRate: 1.5}, "failure rate is 1.5"},
+		"rate negative":    {fake.Options{ClusterID: cluster, FailureRate: -1}, "failure rate is -1"},
+		"boots backwards":  {fake.Options{ClusterID: cluster, BootTime: -1}, "negative"},
+		"latency negative": {fake.Options{ClusterID: cluster, Latency: -1}, "negative"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := fake.New(c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got error %v, want one that says %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestInvalidSpecs(t *testing.T) {
+	t.Parallel()
+	d, memory, _ := stepped(t, fake.Options{})
+	big := specOf("big")
+	ensure(t, d, big)
+	for name, c := range map[string]struct {
+		change func(*driver.ServerSpec)
+		want   string
+	}{
+		"cpu 0":           {func(s *driver.ServerSpec) { s.CPUMilli = 0 }, "resource.cpu is 0m"},
+		"memory negative": {func(s *driver.ServerSpec) { s.MemoryBytes = -1 }, "resource.memory is -1"},
+		"disk negative":   {func(s *driver.ServerSpec) { s.RootDiskBytes = -1 }, "resource.rootDisk is -1"},
+		"power":           {func(s *driver.ServerSpec) { s.Power = "Sideways" }, `action is "Sideways"`},
+		"image":           {func(s *driver.ServerSpec) { s.Image.Source = "a b" }, `image.source is "a b"`},
+		"disk shrinks":    {func(s *driver.ServerSpec) { s.UID, s.RootDiskBytes = "big", 1 }, "resource.rootDisk is 1 bytes: it may only grow"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := specOf("bad")
+			c.change(&spec)
+			_, err := d.Ensure(t.Context(), spec)
+			wantKind(t, "Ensure", err, driver.ErrInvalid)
+			if err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the error %q does not say %q", err, c.want)
+			}
+		})
+	}
+	if all := memory.Records(); len(all) != 1 || all[0].RootDiskBytes != big.RootDiskBytes {
+		t.Errorf("the engine has %+v, want the one server, unchanged", all)
+	}
+}
+
+// TestTimeAlone : servers come to the end of their boot and of their shutdown
+// without a call, and Watch tells of it.
+func TestTimeAlone(t *testing.T) {
+	t.Parallel()
+	d, _, c := stepped(t, fake.Options{BootTime: 10 * time.Second, ShutdownTime: 5 * time.Second})
+	early := specOf("early")
+	ensure(t, d, early) // Its boot began before the Watch.
+	events, err := d.Watch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Step(9 * time.Second)
+	wantState(t, d, "early", driver.StateStarting)
+	c.Step(time.Second)
+	wantState(t, d, "early", driver.StateRunning)
+	tells(t, events, "early")
+
+	late := specOf("late")
+	ensure(t, d, late)
+	tells(t, events, "late")
+	stepUntilTold(t, c, events, "late", time.Second, 10)
+	wantState(t, d, "late", driver.StateRunning)
+
+	off := late
+	off.Power, off.StopBy = driver.PowerOff, c.Now().Add(time.Hour)
+	ensure(t, d, off)
+	tells(t, events, "late")
+	wantState(t, d, "late", driver.StateStopping)
+	stepUntilTold(t, c, events, "late", time.Second, 5)
+	s := wantState(t, d, "late", driver.StateStopped)
+	if s.Exit == nil || s.Exit.Code != 0 {
+		t.Errorf("it ended with %+v, want code 0", s.Exit)
+	}
+}
+
+func wantState(t *testing.T, d *fake.Driver, uid types.UID, want driver.State) driver.Server {
+	t.Helper()
+	servers, err := d.List(t.Context(), uid)
+	if err != nil || len(servers) != 1 || servers[0].State != want {
+		t.Fatalf("List: got %+v, %v, want it %s", servers, err, want)
+	}
+	return servers[0]
+}
+
+func tells(t *testing.T, events <-chan types.UID, want types.UID) {
+	t.Helper()
+	select {
+	case got := <-events:
+		if got != want {
+			t.Fatalf("Watch told of %q, want %q", got, want)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatalf("Watch did not tell of %s", want)
+	}
+}
+
+// stepUntilTold moves the clock n steps and expects the event at the last.
+func stepUntilTold(t *testing.T, c *testclock.FakeClock, events <-chan types.UID, want types.UID, step time.Duration, n int) {
+	t.Helper()
+	for range n - 1 {
+		c.Step(step)
+	}
+	select {
+	case got := <-events:
+		t.Fatalf("Watch told of %s too early", got)
+	default:
+	}
+	c.Step(step)
+	tells(t, events, want)
+}
+
+// TestSlowWatcher : who does not read loses nothing and holds nobody up.
+func TestSlowWatcher(t *testing.T) {
+	t.Parallel()
+	d, _, _ := stepped(t, fake.Options{})
+	events, err := d.Watch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 2000
+	missing := map[types.UID]bool{}
+	for i := range n {
+		uid := types.UID(fmt.Sprintf("uid-%d", i))
+		missing[uid] = true
+		ensure(t, d, specOf(uid))
+	}
+	timeout := time.After(20 * time.Second)
+	for len(missing) > 0 {
+		select {
+		case uid := <-events:
+			delete(missing, uid)
+		case <-timeout:
+			t.Fatalf("Watch did not tell of %d servers", len(missing))
+		}
+	}
+}
+
+// TestWatchLeavesOthersAside : another cluster's changes are no news.
+func TestWatchLeavesOthersAside(t *testing.T) {
+	t.Parallel()
+	memory := fake.NewMemory(clock.RealClock{})
+	ours := open(t, fake.Options{ClusterID: cluster, Memory: memory})
+	theirs := open(t, fake.Options{ClusterID: "cluster-2", Memory: memory})
+	events, err := ours.Watch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ensure(t, theirs, specOf("theirs"))
+	ensure(t, ours, specOf("ours"))
+	tells(t, events, "ours")
+}
+
+// TestIdleUsage : a cluster in which nothing happens shows nothing new.
+func TestIdleUsage(t *testing.T) {
+	t.Parallel()
+	d, _, c := stepped(t, fake.Options{})
+	var uids []types.UID
+	for i := range 100 {
+		uids = append(uids, types.UID(fmt.Sprintf("uid-%d", i)))
+		ensure(t, d, specOf(uids[i]))
+	}
+	for range 5 {
+		c.Step(30 * time.Second)
+		samples, err := d.Usage(t.Context(), uids...)
+		if err != nil || len(samples) != len(uids) {
+			t.Fatalf("Usage: got %d samples, %v, want %d", len(samples), err, len(uids))
+		}
+		for _, u := range samples {
+			if u.CPU != 0 || u.MemoryBytes != 1e9 || !u.At.Equal(c.Now()) {
+				t.Fatalf("got %+v, want no CPU and a quarter of the memory", u)
+			}
+		}
+	}
+}
+
+// TestLoadMayChange : the counter follows the load and never goes back.
+func TestLoadMayChange(t *testing.T) {
+	t.Parallel()
+	d, memory, c := stepped(t, fake.Options{})
+	spec := specOf("busy") // Of 2 CPUs.
+	run := ensure(t, d, spec).Run
+	cpu := func() time.Duration {
+		t.Helper()
+		samples, err := d.Usage(t.Context(), "busy", "busy")
+		if err != nil || len(samples) != 1 || samples[0].Run != run {
+			t.Fatalf("Usage: got %+v, %v, want one sample of %s", samples, err, run)
+		}
+		return samples[0].CPU
+	}
+	load := func(l float64) {
+		t.Helper()
+		if err := memory.Edit("busy", func(r *fake.Record) { r.Load = l }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	total := time.Duration(0)
+	for name, step := range []struct {
+		load float64
+		want time.Duration
+	}{{0, 0}, {0.5, 10 * time.Second}, {1, 20 * time.Second}, {0, 0}, {0.25, 5 * time.Second}} {
+		cpu()
+		load(step.load)
+		c.Step(10 * time.Second)
+		if total += step.want; cpu() != total {
+			t.Errorf("step %d: the counter is at %v, want %v", name, cpu(), total)
+		}
+	}
+	frozen := spec
+	frozen.Power = driver.PowerPaused
+	load(1)
+	ensure(t, d, frozen)
+	c.Step(time.Minute)
+	if cpu() != total {
+		t.Errorf("paused the counter went from %v to %v", total, cpu())
+	}
+}
+
+func TestFailureRate(t *testing.T) {
+	t.Parallel()
+	d, memory, _ := stepped(t, fake.Options{FailureRate: 1})
+	_, err := d.Ensure(t.Context(), specOf("x"))
+	wantKind(t, "Ensure", err, driver.ErrRetry)
+	wantKind(t, "Delete", d.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrRetry)
+	if _, err := d.List(t.Context()); err != nil {
+		t.Errorf("List: %v", err)
+	}
+	if n := len(memory.Records()); n != 0 {
+		t.Errorf("a call that failed made %d servers", n)
+	}
+}
+
+// TestLatency : every call takes its time, and can be cut short in it.
+func TestLatency(t *testing.T) {
+	t.Parallel()
+	d, memory, c := stepped(t, fake.Options{Latency: time.Second})
+	done := make(chan error, 1)
+	go func() { done <- errOf(d.Ensure(t.Context(), specOf("x"))) }()
+	for !c.HasWaiters() {
+		time.Sleep(time.Millisecond)
+	}
+	if len(memory.Records()) != 0 {
+		t.Error("the server was made before its time")
+	}
+	c.Step(time.Second)
+	if err := <-done; err != nil || len(memory.Records()) != 1 {
+		t.Errorf("got error %v and %d servers, want one server", err, len(memory.Records()))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err := d.Delete(ctx, driver.Target{UID: "x"}, false)
+	wantKind(t, "Delete, cut short", err, context.DeadlineExceeded)
+	if driver.Ambiguous(err) || len(memory.Records()) != 1 {
+		t.Errorf("got error %v, want one that says that nothing was done", err)
+	}
+}
+
+// TestTwoControllers : servers outlive their driver, and what one does the
+// other sees.
+func TestTwoControllers(t *testing.T) {
+	t.Parallel()
+	memory := fake.NewMemory(clock.RealClock{})
+	first := open(t, fake.Options{ClusterID: cluster, Memory: memory})
+	was := ensure(t, first, specOf("x"))
+	second := open(t, fake.Options{ClusterID: cluster, Memory: memory})
+	if s := wantState(t, second, "x", driver.StateRunning); s.Run != was.Run {
+		t.Errorf("the next driver sees %+v, want run %s", s, was.Run)
+	}
+	if err := second.Delete(t.Context(), driver.Target{UID: "x"}, false); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, "Delete again", first.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrNotFound)
+}
+
+func TestMemoryRefusesBadEdits(t *testing.T) {
+	t.Parallel()
+	memory := fake.NewMemory(clock.RealClock{})
+	if err := memory.Edit("../x", func(*fake.Record) {}); err == nil {
+		t.Error("a bad UID was taken")
+	}
+	if err := memory.Edit("x", func(r *fake.Record) { r.State = "Sleeping" }); err == nil {
+		t.Error("a bad state was taken")
+	}
+	if n := len(memory.Records()); n != 0 {
+		t.Errorf("there are %d servers, want none", n)
+	}
+}
+
+func BenchmarkList10000(b *testing.B) {
+	memory := fake.NewMemory(clock.RealClock{})
+	d, err := fake.New(fake.Options{ClusterID: cluster, Memory: memory})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range 10000 {
+		if _, err := d.Ensure(b.Context(), specOf(types.UID(fmt.Sprintf("uid-%d", i)))); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		if servers, err := d.List(b.Context()); err != nil || len(servers) != 10000 {
+			b.Fatal(len(servers), err)
+		}
+	}
+}

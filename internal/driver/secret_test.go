@@ -1,0 +1,68 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+const text = "hunter2"
+
+func TestSecretDoesNotPrint(t *testing.T) {
+	secret := NewSecret(text)
+	spec := ServerSpec{Name: "vm", UserData: secret, NetworkData: secret}
+	for name, value := range map[string]any{
+		"the secret":           secret,
+		"a pointer to it":      &secret,
+		"a spec that holds it": spec,
+		"a pointer to a spec":  &spec,
+		"a slice":              []Secret{secret},
+		"a map":                map[string]Secret{"a": secret},
+		"as a map's key":       map[Secret]int{secret: 1},
+		"an error about it":    fmt.Errorf("bad data %v", secret),
+	} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%t", "%10.3s", "%T"} {
+			if got := fmt.Sprintf(verb, value); strings.Contains(got, text) || strings.Contains(got, fmt.Sprintf("%x", text)) {
+				t.Errorf("%s under %s shows the text: %s", name, verb, got)
+			}
+		}
+	}
+	if got := fmt.Sprintf("%v|%q|%#v", secret, secret, secret); got != "[redacted]|[redacted]|[redacted]" {
+		t.Errorf("got %s, want [redacted] under every verb", got)
+	}
+}
+
+func TestSecretDoesNotMarshalOrLog(t *testing.T) {
+	spec := ServerSpec{Name: "vm", UserData: NewSecret(text)}
+	encoded, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var logged bytes.Buffer
+	slog.New(slog.NewTextHandler(&logged, nil)).Info("spec", "spec", spec, "userData", spec.UserData)
+	slog.New(slog.NewJSONHandler(&logged, nil)).Info("spec", "spec", spec, "userData", spec.UserData)
+	for name, got := range map[string]string{"JSON": string(encoded), "the log": logged.String()} {
+		if strings.Contains(got, text) || !strings.Contains(got, "[redacted]") {
+			t.Errorf("in %s: got %s, want [redacted] for the text", name, got)
+		}
+	}
+}
+
+func TestSecretReveals(t *testing.T) {
+	if got := NewSecret(text).Reveal(); got != text {
+		t.Errorf("Reveal: got %q, want %q", got, text)
+	}
+	if !(Secret{}).IsZero() || !NewSecret("").IsZero() || NewSecret(text).IsZero() {
+		t.Error("IsZero must be true without text, and only then")
+	}
+	if !reflect.DeepEqual(NewSecret(text), NewSecret(text)) {
+		t.Error("secrets of one text must be equal")
+	}
+}

@@ -1,0 +1,37 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func TestCheckUID(t *testing.T) {
+	for uid, good := range map[string]bool{
+		"f81d4fae-7dec-11d0-a765-00a0c91e6bf6": true,
+		"uid-1":                                true,
+		"A_b":                                  true,
+		strings.Repeat("a", 128):               true,
+		strings.Repeat("a", 129):               false,
+		"":                                     false,
+		".":                                    false,
+		"..":                                   false,
+		"../x":                                 false,
+		"a/b":                                  false,
+		"a.b":                                  false,
+		"-rf":                                  false,
+		"a\n":                                  false,
+		"a\x00":                                false,
+		"é":                                    false,
+	} {
+		err := CheckUID(types.UID(uid))
+		if good != (err == nil) || (err != nil && !errors.Is(err, ErrInvalid)) {
+			t.Errorf("CheckUID(%q): got %v, want it good: %v", uid, err, good)
+		}
+	}
+}
