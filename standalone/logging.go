@@ -4,6 +4,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -22,7 +23,7 @@ import (
 // readable.
 type logging struct {
 	writer io.WriteCloser
-	path   string
+	dir    *datadir.Dir
 }
 
 func startLogging(dir *datadir.Dir, verbosity int) *logging {
@@ -30,7 +31,7 @@ func startLogging(dir *datadir.Dir, verbosity int) *logging {
 	// has set logging up as well.
 	logsapi.ReapplyHandling = logsapi.ReapplyHandlingIgnoreUnchanged
 	l := &logging{
-		path:   dir.LogFile(),
+		dir:    dir,
 		writer: &lumberjack.Logger{Filename: dir.LogFile(), MaxSize: 20, MaxBackups: 3},
 	}
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
@@ -38,13 +39,13 @@ func startLogging(dir *datadir.Dir, verbosity int) *logging {
 	_ = flags.Set("v", strconv.Itoa(verbosity))
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l.writer), textlogger.Verbosity(verbosity)))
 	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
-	klog.OsExit = func(int) { l.fatal("a part of Kubernetes", "it could not go on") }
+	klog.OsExit = func(int) { l.fatal("a part of Kubernetes", errors.New("it could not go on")) }
 	return l
 }
 
 // fatal ends the process for a part that cannot go on and says so in one line.
-func (l *logging) fatal(name, message string) {
-	fmt.Fprintf(os.Stderr, "drover: %s gave up: %s (more in %s)\n", name, message, l.path)
+func (l *logging) fatal(name string, err error) {
+	fmt.Fprintf(os.Stderr, "drover: %s gave up: %v (more in %s)\n", name, l.dir.Describe(err), l.dir.LogFile())
 	l.close()
 	os.Exit(1)
 }

@@ -83,6 +83,7 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	context.AfterFunc(ctx, func() { _ = dir.ClearReady() })
 	progress := &progress{out: o.out, begin: begin}
 	progress.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
 	runner := part.Runner{Clock: clock.RealClock{}, Observer: progress}
@@ -94,6 +95,7 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 }
 
 func closing(dir *datadir.Dir, err error) error {
+	_ = dir.ClearReady()
 	if closeErr := dir.Close(); err == nil {
 		return closeErr
 	}
@@ -117,7 +119,7 @@ func (o *upOptions) prepare(ctx context.Context, dir *datadir.Dir, log *logging)
 			Dir: dir.PKI(), Clock: clock.RealClock{},
 			Hosts: pki.Hosts(bind, controlplane.ServiceIP, hostname, localIPs()),
 		},
-		Log: log.writer, Verbosity: o.verbosity, Fatal: log.fatal,
+		Log: log.writer, Verbosity: o.verbosity, Fatal: log.fatal, Clock: clock.RealClock{},
 		UnsafeNoFsync: o.unsafeNoFsync,
 	}
 	if _, err := plane.Keys.Ensure(); err != nil {

@@ -6,6 +6,7 @@
 package atomicfile
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"os"
@@ -31,6 +32,15 @@ func Write(path string, data []byte, perm fs.FileMode) error {
 		return errors.Join(err, os.Remove(temp.Name()))
 	}
 	return syncDir(filepath.Dir(path))
+}
+
+// Update does what Write does, unless the file has that content already.
+func Update(path string, data []byte, perm fs.FileMode) error {
+	have, err := os.ReadFile(path) //nolint:gosec // The caller chose the file.
+	if err == nil && bytes.Equal(have, data) {
+		return os.Chmod(path, perm)
+	}
+	return Write(path, data, perm)
 }
 
 func fill(f *os.File, data []byte, perm fs.FileMode) error {

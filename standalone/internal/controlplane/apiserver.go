@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,10 +39,37 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		"--service-account-signing-key-file=" + c.Keys.ServiceAccountKey(),
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--profiling=false",
+		"--runtime-config=" + strings.Join(unservedGroups(), ","),
+		"--disable-admission-plugins=" + strings.Join(unusedAdmission(), ","),
 		// Long watches would hold a stop up for a minute: tell them to come
 		// back later, and close after two seconds.
 		"--shutdown-send-retry-after=true",
 		"--shutdown-watch-termination-grace-period=2s",
+	}
+}
+
+// unservedGroups are about pods on nodes, of which Drover has none: an object of
+// theirs would be accepted and then ignored. Without them the API is ready
+// sooner and takes less memory.
+func unservedGroups() []string {
+	var off []string
+	for _, version := range []string{
+		"apps/v1", "autoscaling/v1", "autoscaling/v2", "batch/v1", "certificates.k8s.io/v1",
+		"node.k8s.io/v1", "policy/v1", "resource.k8s.io/v1", "scheduling.k8s.io/v1", "storage.k8s.io/v1",
+	} {
+		off = append(off, version+"=false")
+	}
+	return off
+}
+
+// unusedAdmission are the plugins that would wait for those groups.
+func unusedAdmission() []string {
+	return []string{
+		"Priority", "RuntimeClass", "DefaultStorageClass", "PersistentVolumeClaimResize",
+		"StorageObjectInUseProtection", "PodGroupProtection", "PodGroupWorkloadExists", "JobValidation",
+		"TaintNodesByCondition", "DefaultTolerationSeconds", "PodTopologyLabels", "NodeDeclaredFeatureValidator",
+		"PodResizeValidator", "CertificateApproval", "CertificateSigning", "CertificateSubjectRestriction",
+		"ClusterTrustBundleAttest", "DefaultIngressClass", "PodSecurity",
 	}
 }
 
@@ -64,7 +92,9 @@ func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 		if errs := completed.Validate(); len(errs) > 0 {
 			return utilerrors.NewAggregate(errs)
 		}
-		return app.Run(ctx, completed)
+		return c.runWithCertificates(ctx, func(ctx context.Context) error {
+			return app.Run(ctx, completed)
+		})
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/part"
@@ -32,7 +33,9 @@ type Config struct {
 	Log       io.Writer
 	Verbosity int
 	// Fatal ends the process after a part has given up; it says which.
-	Fatal func(name, message string)
+	Fatal func(name string, err error)
+	// Clock tells when certificates are due.
+	Clock clock.WithTicker
 	// UnsafeNoFsync makes etcd fast and lose data when the host crashes.
 	UnsafeNoFsync bool
 }

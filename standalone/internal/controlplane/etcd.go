@@ -6,6 +6,7 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"time"
 
@@ -76,18 +77,18 @@ func (c *Config) etcdLogger() *zap.Logger {
 }
 
 type fatalHook struct {
-	fatal func(name, message string)
+	fatal func(name string, err error)
 }
 
 // OnWrite is called after zap has written a fatal entry.
 func (h fatalHook) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
-	message := entry.Message
+	err := errors.New(entry.Message)
 	for _, f := range fields {
-		if err, ok := f.Interface.(error); ok {
-			message += ": " + err.Error()
+		if cause, ok := f.Interface.(error); ok {
+			err = fmt.Errorf("%w: %w", err, cause)
 		}
 	}
-	h.fatal("etcd", message)
+	h.fatal("etcd", err)
 }
 
 func (e *etcd) endpoint() string { return "unix://" + e.client }

@@ -48,5 +48,5 @@ func write(path string, cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthIn
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(path, data, 0o600)
+	return atomicfile.Update(path, data, 0o600)
 }

@@ -89,7 +89,7 @@ func (l Layout) Exists() (bool, error) {
 }
 
 func (l Layout) readWord(name string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(string(l), name))
+	data, err := os.ReadFile(filepath.Join(string(l), name)) //nolint:gosec // A file of our own data dir.
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -184,7 +184,7 @@ func (d *Dir) writePID() error {
 }
 
 func (d *Dir) prepare() error {
-	if err := os.Chmod(string(d.Layout), 0o700); err != nil {
+	if err := os.Chmod(string(d.Layout), 0o700); err != nil { //nolint:gosec // A folder needs the x bit.
 		return err
 	}
 	if err := atomicfile.Sweep(string(d.Layout)); err != nil {
@@ -243,11 +243,7 @@ func (d *Dir) SetClusterID(id string) error {
 }
 
 func (d *Dir) writeWord(name, word string) error {
-	have, err := d.readWord(name)
-	if err != nil || have == word {
-		return err
-	}
-	return atomicfile.Write(filepath.Join(string(d.Layout), name), []byte(word+"\n"), 0o600)
+	return atomicfile.Update(filepath.Join(string(d.Layout), name), []byte(word+"\n"), 0o600)
 }
 
 // Close lets go of the data dir.

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -157,8 +158,8 @@ func (r *Runner) launch(ctx context.Context, p Part) {
 func (r *Runner) stopAll() {
 	begin := r.Clock.Now()
 	r.Observer.Stopping()
-	for i := len(r.running) - 1; i >= 0; i-- {
-		r.stop(r.running[i], begin)
+	for _, run := range slices.Backward(r.running) {
+		r.stop(run, begin)
 	}
 }
 

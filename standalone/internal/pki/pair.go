@@ -4,7 +4,6 @@
 package pki
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -13,7 +12,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
-	"io/fs"
 	"math/big"
 	"net"
 	"os"
@@ -68,7 +66,7 @@ func (l *leaf) covered(c *x509.Certificate) bool {
 func (l *leaf) issue(ca *pair, now time.Time) (*pair, error) {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: l.name, Organization: l.groups},
-		NotBefore:   latest(now.Add(-backdate), ca.cert.NotBefore),
+		NotBefore:   now.Add(-backdate),
 		NotAfter:    now.Add(leafLife),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{l.usage()},
@@ -83,18 +81,11 @@ func (l *leaf) issue(ca *pair, now time.Time) (*pair, error) {
 	return sign(template, ca)
 }
 
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
 func newCA(now time.Time) (*pair, error) {
 	template := &x509.Certificate{
 		// The time keeps two CAs of one host apart in people's kubeconfigs.
 		Subject:               pkix.Name{CommonName: fmt.Sprintf("drover-ca@%d", now.Unix())},
-		NotBefore:             now.Add(-backdate),
+		NotBefore:             time.Unix(0, 0),
 		NotAfter:              now.Add(caLife),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		BasicConstraintsValid: true,
@@ -106,7 +97,7 @@ func newCA(now time.Time) (*pair, error) {
 
 // usableCA asks for a year ahead, so that no leaf outlives its CA.
 func usableCA(ca *pair, now time.Time) bool {
-	return ca.cert.IsCA && !now.Before(ca.cert.NotBefore) && ca.cert.NotAfter.Sub(now) >= caRenewAt
+	return ca.cert.IsCA && ca.cert.NotAfter.Sub(now) >= caRenewAt
 }
 
 // sign makes a key and a certificate for it; without a CA it signs itself.
@@ -193,14 +184,6 @@ func readPrivate(path string) ([]byte, error) {
 		return nil, err
 	}
 	return data, os.Chmod(path, 0o600)
-}
-
-func writeIfDifferent(path string, data []byte, perm fs.FileMode) error {
-	have, err := os.ReadFile(path) //nolint:gosec // A file of our own store.
-	if err == nil && bytes.Equal(have, data) {
-		return nil
-	}
-	return atomicfile.Write(path, data, perm)
 }
 
 // Split returns what a file of the store holds as two pieces of PEM, for those

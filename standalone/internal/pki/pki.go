@@ -31,13 +31,15 @@ const (
 	caRenewAt = 365 * 24 * time.Hour
 	leafLife  = 365 * 24 * time.Hour
 	leafRenew = leafLife / 3
-	// backdate allows for a clock that is set back a little later on.
+	// backdate allows for a clock that is set back a little later on. The CA
+	// is valid since 1970: a host without a battery for its clock may start
+	// there, and must not lose the CA that people's kubeconfigs name.
 	backdate = time.Hour
 )
 
 // Files in the store. Those that hold a key are 0600.
 const (
-	caFile                = "ca.pem" // certificate and key
+	CAFile                = "ca.pem" // certificate and key
 	caBundleFile          = "ca.crt" // certificate alone, for clients
 	servingFile           = "serving.pem"
 	adminFile             = "admin.pem"
@@ -91,7 +93,7 @@ func (s *Store) Ensure() ([]string, error) {
 		return nil, fmt.Errorf("service-account key: %w", err)
 	}
 	if made {
-		changed = append([]string{caFile}, changed...)
+		changed = append([]string{CAFile}, changed...)
 	}
 	if keyMade {
 		changed = append(changed, serviceAccountFile)
@@ -109,7 +111,7 @@ func (s *Store) prepare() error {
 // ensureCA loads the CA, or makes a new one where it is missing, damaged or
 // near its end. The bundle follows it.
 func (s *Store) ensureCA() (*pair, bool, error) {
-	path := filepath.Join(s.Dir, caFile)
+	path := filepath.Join(s.Dir, CAFile)
 	ca, err := load(path)
 	if err != nil && !repairable(err) {
 		return nil, false, err
@@ -123,7 +125,7 @@ func (s *Store) ensureCA() (*pair, bool, error) {
 			return nil, false, err
 		}
 	}
-	return ca, made, writeIfDifferent(s.CABundle(), ca.certPEM(), 0o644)
+	return ca, made, atomicfile.Update(s.CABundle(), ca.certPEM(), 0o644)
 }
 
 func (s *Store) ensureLeaves(ca *pair) ([]string, error) {
