@@ -9,17 +9,16 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -40,6 +39,8 @@ type images struct {
 	// plain ends on SIGTERM, stubborn ignores it, other is another image like
 	// plain, failing ends with code 3 at once.
 	plain, stubborn, other, failing string
+	// rootfs is a tar archive of the guest.
+	rootfs []byte
 }
 
 // guestImages imports the demo guest into the engine, once for all tests.
@@ -63,7 +64,7 @@ var importGuests = sync.OnceValues(func() (images, error) {
 		return images{}, err
 	}
 	g := images{
-		client: c, plain: "drover-test-guest:plain", stubborn: "drover-test-guest:stubborn",
+		client: c, rootfs: rootfs, plain: "drover-test-guest:plain", stubborn: "drover-test-guest:stubborn",
 		other: "drover-test-guest:other", failing: "drover-test-guest:failing",
 	}
 	for image, env := range map[string]string{g.plain: "", g.stubborn: "IGNORE_TERM=1", g.other: "OTHER=1", g.failing: "EXIT_CODE=3"} {
@@ -82,24 +83,29 @@ func buildGuest(ctx context.Context) ([]byte, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program := filepath.Join(dir, "demo-guest")
-	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", program, "cloudnative.tw/drover/examples/demo-guest") //nolint:gosec // no outside input
+	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", program, "cloudnative.tw/drover/examples/demo-guest")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("building the guest: %w: %s", err, out)
 	}
-	content, err := os.ReadFile(program) //nolint:gosec // just built
+	content, err := os.ReadFile(program)
 	if err != nil {
 		return nil, err
 	}
+	return tarArchive("demo-guest", content)
+}
+
+func tarArchive(name string, content []byte) ([]byte, error) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	if err := w.WriteHeader(&tar.Header{Name: "demo-guest", Mode: 0o755, Size: int64(len(content))}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))}); err != nil {
 		return nil, err
 	}
 	if _, err := w.Write(content); err != nil {
 		return nil, err
 	}
-	return archive.Bytes(), w.Close()
+	err := w.Close()
+	return archive.Bytes(), err
 }
 
 func importImage(ctx context.Context, c *client.Client, rootfs []byte, image, env string) error {
@@ -167,87 +173,19 @@ func get(t *testing.T, url string) (int, error) {
 	return res.StatusCode, res.Body.Close()
 }
 
-// proxy stands before the engine's socket and can be cut.
-type proxy struct {
-	t      *testing.T
-	path   string
-	engine string
 
-	mu       sync.Mutex
-	listener net.Listener
-	conns    map[net.Conn]bool
-}
-
-func newProxy(t *testing.T) *proxy {
-	t.Helper()
-	engine := strings.TrimPrefix(guestImages(t).client.DaemonHost(), "unix://")
-	dir, err := os.MkdirTemp("", "drover-proxy-") //nolint:usetesting // t.TempDir may be too long for a socket
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	p := &proxy{t: t, path: filepath.Join(dir, "docker.sock"), engine: engine, conns: map[net.Conn]bool{}}
-	p.restore()
-	t.Cleanup(p.lose)
-	return p
-}
-
-func (p *proxy) host() string { return "unix://" + p.path }
-
-// lose cuts what is connected and lets nobody connect.
-func (p *proxy) lose() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.listener == nil {
-		return
-	}
-	_ = p.listener.Close()
-	p.listener = nil
-	for c := range p.conns {
-		_ = c.Close()
-	}
-	p.conns = map[net.Conn]bool{}
-}
-
-func (p *proxy) restore() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", p.path)
+// removeAll is for cleaning up.
+func removeAll(t *testing.T, d *Driver, uid types.UID) {
+	c := guestImages(t).client
+	ctx := context.WithoutCancel(t.Context())
+	res, err := c.ContainerList(ctx, client.ContainerListOptions{
+		All: true, Filters: client.Filters{}.Add("label", uidFilter(uid)),
+	})
 	if err != nil {
-		p.t.Errorf("listening on %s: %v", p.path, err)
-		return
+		t.Errorf("cleaning up: %v", err)
 	}
-	p.listener = l
-	go p.accept(l)
-}
-
-func (p *proxy) accept(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go p.serve(c)
+	for _, s := range res.Items {
+		_, _ = c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
 	}
-}
-
-func (p *proxy) serve(c net.Conn) {
-	e, err := (&net.Dialer{}).DialContext(context.Background(), "unix", p.engine)
-	if err != nil || !p.track(c, e) {
-		_ = c.Close()
-		return
-	}
-	go func() { _, _ = io.Copy(e, c); _ = e.Close() }()
-	_, _ = io.Copy(c, e)
-	_ = c.Close()
-}
-
-// track is false when the proxy was cut meanwhile.
-func (p *proxy) track(c, e net.Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.listener == nil {
-		_ = e.Close()
-		return false
-	}
-	p.conns[c], p.conns[e] = true, true
-	return true
+	d.fetches.used(uid)
 }

@@ -1,0 +1,296 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// vm is a spec of a new UID, whose server the test removes at its end.
+func vm(t *testing.T, d *Driver, image string) driver.ServerSpec {
+	t.Helper()
+	spec := guestSpec(image)
+	spec.Target = driver.Target{UID: uuid.NewUUID(), Epoch: 7}
+	spec.Namespace, spec.Name = "default", "vm-"+randomText()
+	t.Cleanup(func() { removeAll(t, d, spec.UID) })
+	return spec
+}
+
+// reach repeats Ensure until the server is in the state.
+func reach(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) (s driver.Server) {
+	t.Helper()
+	until(t, "the state "+string(want), func() (err error) {
+		s, err = d.Ensure(t.Context(), spec)
+		if err == nil && s.State != want {
+			err = fmt.Errorf("it is %+v", s)
+		}
+		return err
+	})
+	return s
+}
+
+func ensure(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	s, err := d.Ensure(t.Context(), spec)
+	must(t, err)
+	return s
+}
+
+func listOf(t *testing.T, d *Driver, uids ...types.UID) []driver.Server {
+	t.Helper()
+	all, err := d.List(t.Context(), uids...)
+	must(t, err)
+	return all
+}
+
+// seen waits until List shows the only server of a UID as it should be.
+func seen(t *testing.T, d *Driver, uid types.UID, what string, ok func(driver.Server) bool) (s driver.Server) {
+	t.Helper()
+	until(t, "List to show "+what, func() error {
+		all := listOf(t, d, uid)
+		if len(all) != 1 || !ok(all[0]) {
+			return fmt.Errorf("it shows %+v", all)
+		}
+		s = all[0]
+		return nil
+	})
+	return s
+}
+
+func wantError(t *testing.T, err, kind error, reason string, texts ...string) {
+	t.Helper()
+	if !errors.Is(err, kind) || driver.ReasonOf(err) != reason {
+		t.Fatalf("got error %v (reason %q), want the kind %q and the reason %q", err, driver.ReasonOf(err), kind, reason)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("got error %q, want %q in it", err, text)
+		}
+	}
+}
+
+func TestPullProgress(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, release := newRegistry(t, true)
+	spec := vm(t, d, r.image(t, "v1"))
+	events, err := d.Watch(t.Context())
+	must(t, err)
+
+	s := ensure(t, d, spec)
+	if s.State != driver.StatePending || s.ID != "" || s.UID != spec.UID || !strings.HasPrefix(s.Doing, "pulling "+spec.Image.Source) {
+		t.Errorf("Ensure gave %+v, want it pending and pulling", s)
+	}
+	percent := regexp.MustCompile(`: [1-9]\d?% \(\d+\.\d/\d+\.\d MB\)$`)
+	s = seen(t, d, spec.UID, "the progress", func(s driver.Server) bool { return percent.MatchString(s.Doing) })
+	if s.State != driver.StatePending || s.Name != spec.Name || s.Namespace != spec.Namespace {
+		t.Errorf("List shows %+v, want it pending under its name", s)
+	}
+
+	drain(events)
+	release()
+	waitFor(t, events, spec.UID)
+	seen(t, d, spec.UID, "the end of the pull", func(s driver.Server) bool { return s.Doing == "pulled "+spec.Image.Source })
+	if s := ensure(t, d, spec); s.State != driver.StateRunning || s.Doing != "" {
+		t.Errorf("after the pull Ensure gave %+v, want it running", s)
+	}
+	if all := listOf(t, d); len(all) != 1 || all[0].State != driver.StateRunning {
+		t.Errorf("List shows %+v, want one server, running", all)
+	}
+}
+
+func drain(events <-chan types.UID) {
+	for {
+		select {
+		case <-events:
+		case <-time.After(200 * time.Millisecond):
+			return
+		}
+	}
+}
+
+func waitFor(t *testing.T, events <-chan types.UID, uid types.UID) {
+	t.Helper()
+	timeout := time.After(30 * time.Second)
+	for {
+		select {
+		case got, open := <-events:
+			if !open {
+				t.Fatal("Watch closed")
+			}
+			if got == uid {
+				return
+			}
+		case <-timeout:
+			t.Fatalf("Watch did not tell of %s", uid)
+		}
+	}
+}
+
+func TestPullShared(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, release := newRegistry(t, true)
+	image := r.image(t, "v1")
+	specs := []driver.ServerSpec{vm(t, d, image), vm(t, d, image), vm(t, d, image)}
+	for _, spec := range specs {
+		ensure(t, d, spec)
+	}
+	until(t, "the layer to be asked for", func() error { return wantLayers(r, 1, 0) })
+	// One of three gives up: the others' pull goes on.
+	wantError(t, d.Delete(t.Context(), specs[0].Target, false), driver.ErrNotFound, "")
+	if all := listOf(t, d); len(all) != 2 {
+		t.Errorf("List shows %+v, want two", all)
+	}
+	release()
+	for _, spec := range specs[1:] {
+		reach(t, d, spec, driver.StateRunning)
+	}
+	must(t, wantLayers(r, 1, 0))
+}
+
+func wantLayers(r *registry, layers, cut int) error {
+	if l, c := r.counts(); l != layers || c != cut {
+		return fmt.Errorf("the layer was asked for %d times and cut %d times, want %d and %d", l, c, layers, cut)
+	}
+	return nil
+}
+
+func TestPullFails(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, _ := newRegistry(t, false)
+	spec := vm(t, d, r.image(t, "v2"))
+	failed := func(s driver.Server) bool { return s.State == driver.StatePending && s.Err != nil }
+	for range 2 {
+		if s := ensure(t, d, spec); s.State != driver.StatePending || s.Err != nil {
+			t.Fatalf("Ensure gave %+v, want a pull under way", s)
+		}
+		s := seen(t, d, spec.UID, "the failure", failed)
+		wantError(t, s.Err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "manifest unknown")
+		_, err := d.Ensure(t.Context(), spec)
+		wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "manifest unknown")
+		seen(t, d, spec.UID, "the failure as before", failed)
+	}
+	spec.Image.Source = r.image(t, "v1")
+	reach(t, d, spec, driver.StateRunning)
+}
+
+func TestPullCancelledByDelete(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, _ := newRegistry(t, true)
+	spec := vm(t, d, r.image(t, "v1"))
+	ensure(t, d, spec)
+	until(t, "the layer to be asked for", func() error { return wantLayers(r, 1, 0) })
+	began := time.Now()
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("Delete took %v", took)
+	}
+	if all := listOf(t, d); len(all) != 0 {
+		t.Errorf("List shows %+v, want nothing", all)
+	}
+	until(t, "the engine to end the download", func() error { return wantLayers(r, 1, 1) })
+}
+
+func TestPullStalls(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{PullStall: time.Second})
+	r, _ := newRegistry(t, true)
+	spec := vm(t, d, r.image(t, "v1"))
+	ensure(t, d, spec)
+	s := seen(t, d, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
+	wantError(t, s.Err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "no progress for 1s")
+}
+
+func TestPullWithoutEngine(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	r, release := newRegistry(t, true)
+	spec := vm(t, d, r.image(t, "v1"))
+	ensure(t, d, spec)
+	until(t, "the layer to be asked for", func() error { return wantLayers(r, 1, 0) })
+	p.lose()
+	until(t, "the loss to be noticed", func() error {
+		if _, err := d.Ensure(t.Context(), spec); !errors.Is(err, driver.ErrUnavailable) {
+			return fmt.Errorf("Ensure gave %w", errors.Join(err, driver.ErrRetry))
+		}
+		return nil
+	})
+	p.restore()
+	release()
+	reach(t, d, spec, driver.StateRunning)
+}
+
+func TestPullPolicies(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, _ := newRegistry(t, false)
+	spec := vm(t, d, r.image(t, "v1"))
+
+	spec.Image.PullPolicy = driver.PullNever
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "Never")
+	must(t, wantLayers(r, 0, 0))
+
+	spec.Image.PullPolicy = driver.PullAlways
+	p := newProxy(t)
+	d.Host = p.host()
+	d.drop(d.client.Load())
+	for _, pulls := range []int{1, 2} {
+		for range 2 {
+			reach(t, d, spec, driver.StateRunning)
+		}
+		if n := p.count("POST", "/images/create"); n != pulls {
+			t.Errorf("after %d creations there were %d pulls", pulls, n)
+		}
+		must(t, d.Delete(t.Context(), spec.Target, false))
+	}
+
+	spec.Image.PullPolicy = driver.PullIfNotPresent
+	reach(t, d, spec, driver.StateRunning)
+	if n := p.count("POST", "/images/create"); n != 2 {
+		t.Errorf("an image that is there was pulled")
+	}
+}
+
+// TestPullBeforeRestart : a guest is not stopped for an image that is not there.
+func TestPullBeforeRestart(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, release := newRegistry(t, true)
+	spec := vm(t, d, guestImages(t).plain)
+	first := reach(t, d, spec, driver.StateRunning)
+
+	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	spec.Image.Source = r.image(t, "v1")
+	for _, s := range []driver.Server{ensure(t, d, spec), listOf(t, d, spec.UID)[0]} {
+		if s.State != driver.StateRunning || s.Run != first.Run || !strings.HasPrefix(s.Doing, "pulling ") {
+			t.Errorf("while the image is pulled it is %+v, want the old run to go on", s)
+		}
+	}
+	release()
+	until(t, "the new container", func() error {
+		s, err := d.Ensure(t.Context(), spec)
+		if err == nil && (s.State != driver.StateRunning || s.Run == first.Run) {
+			err = fmt.Errorf("it is %+v", s)
+		}
+		return err
+	})
+	if all := listOf(t, d); len(all) != 1 || all[0].ID == first.ID {
+		t.Errorf("List shows %+v, want one server, another one than %s", all, first.ID)
+	}
+}

@@ -1,0 +1,160 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+)
+
+const (
+	manifestType = "application/vnd.docker.distribution.manifest.v2+json"
+	configType   = "application/vnd.docker.container.image.v1+json"
+	layerType    = "application/vnd.docker.image.rootfs.diff.tar"
+)
+
+// registry is as much of an image registry as a pull needs. It has one image,
+// the guest, and can withhold its layer.
+type registry struct {
+	server *httptest.Server
+	repo   string
+	blobs  map[string][]byte
+	hold   chan struct{} // layers stop half way until it is closed
+
+	mu     sync.Mutex
+	layers int // requests for the layer that were begun
+	cut    int // and that the engine gave up
+}
+
+// newRegistry serves the image, if held not before release is called.
+func newRegistry(t *testing.T, held bool) (r *registry, release func()) {
+	t.Helper()
+	r = &registry{repo: "guest-" + randomText(), blobs: map[string][]byte{}, hold: make(chan struct{})}
+	release = sync.OnceFunc(func() { close(r.hold) })
+	if !held {
+		release()
+	}
+	r.addImage(t, guestImages(t).rootfs)
+	r.server = httptest.NewServer(r)
+	t.Cleanup(func() {
+		release()
+		r.server.CloseClientConnections()
+		r.server.Close()
+	})
+	return r, release
+}
+
+// image is the reference of the image under a tag, "v1" being the one there is.
+func (r *registry) image(t *testing.T, tag string) string {
+	t.Helper()
+	image := strings.TrimPrefix(r.server.URL, "http://") + "/" + r.repo + ":" + tag
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		_, _ = guestImages(t).client.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: true})
+	})
+	return image
+}
+
+// addImage makes each registry's layer another one, since an engine pulls no
+// layer twice.
+func (r *registry) addImage(t *testing.T, rootfs []byte) {
+	t.Helper()
+	layer := rootfs[:len(rootfs)-1024] // without the end of the archive
+	filler, err := tarArchive("filler", noise(t, 4<<20))
+	must(t, err)
+	layer = append(bytes.Clone(layer), filler...)
+	config, err := json.Marshal(map[string]any{
+		"architecture": "amd64", "os": "linux",
+		"config": map[string]any{"Entrypoint": []string{"/demo-guest"}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
+	})
+	must(t, err)
+	manifest, err := json.Marshal(map[string]any{
+		"schemaVersion": 2, "mediaType": manifestType,
+		"config": r.addBlob(configType, config),
+		"layers": []any{r.addBlob(layerType, layer)},
+	})
+	must(t, err)
+	r.blobs["v1"], r.blobs[digest(manifest)] = manifest, manifest
+}
+
+func (r *registry) addBlob(mediaType string, content []byte) map[string]any {
+	r.blobs[digest(content)] = content
+	return map[string]any{"mediaType": mediaType, "size": len(content), "digest": digest(content)}
+}
+
+func digest(content []byte) string {
+	sum := sha256.Sum256(content)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func noise(t *testing.T, size int) []byte {
+	t.Helper()
+	b := make([]byte, size)
+	_, err := rand.Read(b)
+	must(t, err)
+	return b
+}
+
+func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	path := strings.TrimPrefix(req.URL.Path, "/v2/"+r.repo+"/")
+	kind, key, _ := strings.Cut(path, "/")
+	content, found := r.blobs[key]
+	switch {
+	case req.URL.Path == "/v2/":
+	case !found:
+		http.Error(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`, http.StatusNotFound)
+	case kind == "manifests":
+		w.Header().Set("Content-Type", manifestType)
+		w.Header().Set("Docker-Content-Digest", digest(content))
+		_, _ = w.Write(content)
+	case len(content) < 1<<20:
+		_, _ = w.Write(content)
+	default:
+		r.serveLayer(w, req, content)
+	}
+}
+
+// serveLayer sends half, and the rest when it may.
+func (r *registry) serveLayer(w http.ResponseWriter, req *http.Request, content []byte) {
+	r.countLayer(&r.layers)
+	w.Header().Set("Content-Length", fmt.Sprint(len(content)))
+	half := len(content) / 2
+	for i := 0; i < half; i += half / 8 {
+		_, _ = w.Write(content[i:min(half, i+half/8)])
+		w.(http.Flusher).Flush()
+		time.Sleep(20 * time.Millisecond) // the engine reports progress only now and then
+	}
+	select {
+	case <-r.hold:
+		_, _ = w.Write(content[half:])
+	case <-req.Context().Done():
+		r.countLayer(&r.cut)
+	}
+}
+
+func (r *registry) countLayer(n *int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*n++
+}
+
+func (r *registry) counts() (layers, cut int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.layers, r.cut
+}
