@@ -100,3 +100,21 @@ type Hands struct {
 	// StubbornSpec is set.
 	IgnoreStop func(t *testing.T, s driver.Server)
 }
+
+// Decorated is h with a decorator around every driver that it opens.
+func (h Harness) Decorated(wrap func(driver.Driver) driver.Driver) Harness {
+	bareOpen, bareLosable := h.Open, h.Losable
+	h.Open = func(t *testing.T, clusterID string) driver.Driver {
+		t.Helper()
+		return wrap(bareOpen(t, clusterID))
+	}
+	if bareLosable != nil {
+		h.Losable = func(t *testing.T, clusterID string) Losable {
+			t.Helper()
+			l := bareLosable(t, clusterID)
+			l.Driver = wrap(l.Driver)
+			return l
+		}
+	}
+	return h
+}

@@ -13,55 +13,12 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/fake/faketest"
 )
-
-// hand is what a person can do to either form of the engine.
-type hand struct {
-	edit   func(t *testing.T, uid types.UID, change func(*fake.Record))
-	remove func(t *testing.T, s driver.Server)
-}
-
-func (h hand) state(state driver.State, exit *fake.Exit) func(*testing.T, driver.Server) {
-	return func(t *testing.T, s driver.Server) {
-		t.Helper()
-		h.edit(t, s.UID, func(r *fake.Record) { r.State, r.Exit = state, exit })
-	}
-}
-
-func (h hand) hands() drivertest.Hands {
-	return drivertest.Hands{
-		Kill:  h.state(driver.StateStopped, &fake.Exit{Code: 137}),
-		Stop:  h.state(driver.StateStopped, nil),
-		Start: h.state(driver.StateRunning, &fake.Exit{}),
-		Pause: h.state(driver.StatePaused, nil),
-		Exit: func(t *testing.T, s driver.Server, code int) {
-			t.Helper()
-			h.state(driver.StateStopped, &fake.Exit{Code: code})(t, s)
-		},
-		Remove: h.remove,
-		Burn: func(t *testing.T, s driver.Server) {
-			t.Helper()
-			h.edit(t, s.UID, func(r *fake.Record) { r.Load = 1 })
-		},
-		IgnoreStop: func(t *testing.T, s driver.Server) {
-			t.Helper()
-			h.edit(t, s.UID, func(r *fake.Record) { r.IgnoreShutdown = true })
-		},
-	}
-}
-
-func spec(*testing.T) driver.ServerSpec {
-	return driver.ServerSpec{
-		CPUMilli: 2000, MemoryBytes: 4e9, RootDiskBytes: 40e9,
-		Image: driver.Image{Source: "first"},
-		Ports: []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}},
-	}
-}
 
 // times make every state that takes time last long enough to be seen.
 func times(o fake.Options) fake.Options {
@@ -69,85 +26,42 @@ func times(o fake.Options) fake.Options {
 	return o
 }
 
-func open(t *testing.T, o fake.Options) *fake.Driver {
-	t.Helper()
-	d, err := fake.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
-}
-
 func TestContractInMemory(t *testing.T) {
 	t.Parallel()
-	for name, shape := range map[string]func(fake.Options) fake.Options{
+	for name, shape := range map[string]faketest.Shape{
 		"at once":     func(o fake.Options) fake.Options { return o },
 		"taking time": times,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			memory := fake.NewMemory(clock.RealClock{})
-			h := memoryHand(memory)
-			drivertest.Run(t, drivertest.Harness{
-				Open: func(t *testing.T, clusterID string) driver.Driver {
-					return open(t, shape(fake.Options{ClusterID: clusterID, Memory: memory}))
-				},
-				Spec: spec, OtherImage: "second", ResizesLive: true, Hands: h.hands(),
-				Losable: func(t *testing.T, clusterID string) drivertest.Losable {
-					own := fake.NewMemory(clock.RealClock{})
-					return drivertest.Losable{
-						Driver:  open(t, shape(fake.Options{ClusterID: clusterID, Memory: own})),
-						Lose:    func() { own.SetAvailable(false) },
-						Restore: func() { own.SetAvailable(true) },
-					}
-				},
-			})
+			drivertest.Run(t, faketest.InMemory(shape))
 		})
-	}
-}
-
-func memoryHand(memory *fake.Memory) hand {
-	return hand{
-		edit: func(t *testing.T, uid types.UID, change func(*fake.Record)) {
-			t.Helper()
-			if err := memory.Edit(uid, change); err != nil {
-				t.Fatal(err)
-			}
-		},
-		remove: func(_ *testing.T, s driver.Server) {
-			if s.Retained {
-				memory.RemoveRetained(s.ID)
-				return
-			}
-			memory.Remove(s.UID)
-		},
 	}
 }
 
 func TestContractInDir(t *testing.T) {
 	t.Parallel()
-	for name, shape := range map[string]func(fake.Options) fake.Options{
+	for name, shape := range map[string]faketest.Shape{
 		"at once":     func(o fake.Options) fake.Options { return o },
 		"taking time": times,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "engine")
-			drivertest.Run(t, drivertest.Harness{
-				Open: func(t *testing.T, clusterID string) driver.Driver {
-					return open(t, shape(fake.Options{ClusterID: clusterID, Dir: dir}))
-				},
-				Spec: spec, OtherImage: "second", ResizesLive: true, Hands: dirHand(dir).hands(),
-				Losable: func(t *testing.T, clusterID string) drivertest.Losable {
-					own := filepath.Join(t.TempDir(), "own")
-					return drivertest.Losable{
-						Driver:  open(t, shape(fake.Options{ClusterID: clusterID, Dir: own})),
-						Lose:    func() { rename(t, own, own+".away") },
-						Restore: func() { rename(t, own+".away", own) },
-					}
-				},
-				Visible: func(t *testing.T, _ driver.Server) string { return contentsOf(t, dir) },
-			})
+			h := faketest.Harness(dirHand(dir))
+			h.Open = func(t *testing.T, clusterID string) driver.Driver {
+				return faketest.Open(t, shape(fake.Options{ClusterID: clusterID, Dir: dir}))
+			}
+			h.Losable = func(t *testing.T, clusterID string) drivertest.Losable {
+				own := filepath.Join(t.TempDir(), "own")
+				return drivertest.Losable{
+					Driver:  faketest.Open(t, shape(fake.Options{ClusterID: clusterID, Dir: own})),
+					Lose:    func() { rename(t, own, own+".away") },
+					Restore: func() { rename(t, own+".away", own) },
+				}
+			}
+			h.Visible = func(t *testing.T, _ driver.Server) string { return contentsOf(t, dir) }
+			drivertest.Run(t, h)
 		})
 	}
 }
@@ -159,13 +73,13 @@ func rename(t *testing.T, from, to string) {
 	}
 }
 
-func dirHand(dir string) hand {
-	return hand{
-		edit: func(t *testing.T, uid types.UID, change func(*fake.Record)) {
+func dirHand(dir string) faketest.Hand {
+	return faketest.Hand{
+		Edit: func(t *testing.T, uid types.UID, change func(*fake.Record)) {
 			t.Helper()
 			editFile(t, filepath.Join(dir, string(uid)+".json"), change)
 		},
-		remove: func(t *testing.T, s driver.Server) {
+		Remove: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			path := filepath.Join(dir, string(s.UID)+".json")
 			if s.Retained {

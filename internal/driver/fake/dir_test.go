@@ -19,6 +19,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/fake/faketest"
 )
 
 const cluster = "cluster-1"
@@ -34,14 +35,14 @@ type folder struct {
 func newFolder(t *testing.T) *folder {
 	t.Helper()
 	f := &folder{dir: filepath.Join(t.TempDir(), "engine")}
-	f.d = open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	f.d = faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	f.spec = specOf("uid-0")
 	f.was = ensure(t, f.d, f.spec)
 	return f
 }
 
 func specOf(uid types.UID) driver.ServerSpec {
-	s := spec(nil)
+	s := faketest.Spec(nil)
 	s.UID, s.Namespace, s.Name, s.Power = uid, "default", "vm-"+string(uid), driver.PowerOn
 	return s
 }
@@ -183,7 +184,7 @@ func TestNotServers(t *testing.T) {
 	if all := f.list(t); len(all) != 1 || all["uid-0"].Run != f.was.Run {
 		t.Errorf("List: got %+v, want the one server", all)
 	}
-	next := open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	next := faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	if s := ensure(t, next, f.spec); s.Run != f.was.Run {
 		t.Errorf("Ensure: got %+v, want run %s", s, f.was.Run)
 	}
@@ -311,7 +312,7 @@ func TestManyProcesses(t *testing.T) {
 	f := newFolder(t)
 	var all sync.WaitGroup
 	for range 6 {
-		d := open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+		d := faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 		all.Go(func() { hammer(t, d, f.spec) })
 	}
 	all.Wait()
@@ -391,7 +392,7 @@ func TestEngineReplaced(t *testing.T) {
 		"folder removed":   func(t *testing.T, f *folder) { remove(t, f.dir) },
 		"folder replaced": func(t *testing.T, f *folder) {
 			rename(t, f.dir, f.dir+".old")
-			open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+			faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -446,7 +447,7 @@ func TestEngineAcceptedAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	rename(t, f.dir, f.dir+".old")
-	open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	if second, err := f.d.EngineID(t.Context()); err != nil || second == first {
 		t.Errorf("EngineID: got %s, %v, want another one than %s", second, err, first)
 	}
@@ -517,7 +518,7 @@ func TestLeftovers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	next := open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	next := faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	ensure(t, next, specOf("uid-1"))
 	if _, err := os.Stat(f.path("tmp/write-old")); err == nil {
 		t.Error("the old leftover is still there")
@@ -551,7 +552,7 @@ func FuzzServerFile(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
 		dir := t.TempDir()
-		d := open(t, fake.Options{ClusterID: cluster, Dir: dir})
+		d := faketest.Open(t, fake.Options{ClusterID: cluster, Dir: dir})
 		path := filepath.Join(dir, "x.json")
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/fake/faketest"
 )
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -25,7 +26,7 @@ func stepped(t *testing.T, o fake.Options) (*fake.Driver, *fake.Memory, *testclo
 	t.Helper()
 	c := testclock.NewFakeClock(start)
 	o.ClusterID, o.Clock, o.Memory = cluster, c, fake.NewMemory(c)
-	return open(t, o), o.Memory, c
+	return faketest.Open(t, o), o.Memory, c
 }
 
 func TestOptions(t *testing.T) {
@@ -180,8 +181,8 @@ func TestSlowWatcher(t *testing.T) {
 func TestWatchLeavesOthersAside(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})
-	ours := open(t, fake.Options{ClusterID: cluster, Memory: memory})
-	theirs := open(t, fake.Options{ClusterID: "cluster-2", Memory: memory})
+	ours := faketest.Open(t, fake.Options{ClusterID: cluster, Memory: memory})
+	theirs := faketest.Open(t, fake.Options{ClusterID: "cluster-2", Memory: memory})
 	events, err := ours.Watch(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -300,9 +301,9 @@ func TestLatency(t *testing.T) {
 func TestTwoControllers(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})
-	first := open(t, fake.Options{ClusterID: cluster, Memory: memory})
+	first := faketest.Open(t, fake.Options{ClusterID: cluster, Memory: memory})
 	was := ensure(t, first, specOf("x"))
-	second := open(t, fake.Options{ClusterID: cluster, Memory: memory})
+	second := faketest.Open(t, fake.Options{ClusterID: cluster, Memory: memory})
 	if s := wantState(t, second, "x", driver.StateRunning); s.Run != was.Run {
 		t.Errorf("the next driver sees %+v, want run %s", s, was.Run)
 	}

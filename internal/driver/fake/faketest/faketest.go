@@ -1,0 +1,113 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package faketest lets the contract suite (drivertest) loose on the fake
+// driver and on decorators around it.
+//
+// Start with InMemory.
+package faketest
+
+import (
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+// Shape changes the options that drivers are opened with.
+type Shape func(fake.Options) fake.Options
+
+// InMemory is the harness of a new engine in memory.
+func InMemory(shape Shape) drivertest.Harness {
+	memory := fake.NewMemory(clock.RealClock{})
+	h := Harness(Hand{
+		Edit: func(t *testing.T, uid types.UID, change func(*fake.Record)) {
+			t.Helper()
+			if err := memory.Edit(uid, change); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Remove: func(_ *testing.T, s driver.Server) {
+			if s.Retained {
+				memory.RemoveRetained(s.ID)
+				return
+			}
+			memory.Remove(s.UID)
+		},
+	})
+	h.Open = func(t *testing.T, clusterID string) driver.Driver {
+		t.Helper()
+		return Open(t, shape(fake.Options{ClusterID: clusterID, Memory: memory}))
+	}
+	h.Losable = func(t *testing.T, clusterID string) drivertest.Losable {
+		t.Helper()
+		own := fake.NewMemory(clock.RealClock{})
+		return drivertest.Losable{
+			Driver:  Open(t, shape(fake.Options{ClusterID: clusterID, Memory: own})),
+			Lose:    func() { own.SetAvailable(false) },
+			Restore: func() { own.SetAvailable(true) },
+		}
+	}
+	return h
+}
+
+// Open opens a driver or fails the test.
+func Open(t *testing.T, o fake.Options) *fake.Driver {
+	t.Helper()
+	d, err := fake.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Hand is what a person can do to an engine of either form.
+type Hand struct {
+	Edit   func(t *testing.T, uid types.UID, change func(*fake.Record))
+	Remove func(t *testing.T, s driver.Server)
+}
+
+// Harness is what engines of either form have in common.
+func Harness(h Hand) drivertest.Harness {
+	return drivertest.Harness{
+		Spec: Spec, OtherImage: "second", ResizesLive: true, Hands: h.hands(),
+	}
+}
+
+// Spec is a server that asks for a bit of everything.
+func Spec(*testing.T) driver.ServerSpec {
+	return driver.ServerSpec{
+		CPUMilli: 2000, MemoryBytes: 4e9, RootDiskBytes: 40e9,
+		Image: driver.Image{Source: "first"},
+		Ports: []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}},
+	}
+}
+
+func (h Hand) hands() drivertest.Hands {
+	edit := func(change func(*fake.Record)) func(*testing.T, driver.Server) {
+		return func(t *testing.T, s driver.Server) {
+			t.Helper()
+			h.Edit(t, s.UID, change)
+		}
+	}
+	state := func(state driver.State, exit *fake.Exit) func(*testing.T, driver.Server) {
+		return edit(func(r *fake.Record) { r.State, r.Exit = state, exit })
+	}
+	return drivertest.Hands{
+		Kill:  state(driver.StateStopped, &fake.Exit{Code: 137}),
+		Stop:  state(driver.StateStopped, nil),
+		Start: edit(func(r *fake.Record) { r.State = driver.StateRunning }),
+		Pause: state(driver.StatePaused, nil),
+		Exit: func(t *testing.T, s driver.Server, code int) {
+			t.Helper()
+			state(driver.StateStopped, &fake.Exit{Code: code})(t, s)
+		},
+		Remove:     h.Remove,
+		Burn:       edit(func(r *fake.Record) { r.Load = 1 }),
+		IgnoreStop: edit(func(r *fake.Record) { r.IgnoreShutdown = true }),
+	}
+}

@@ -1,0 +1,181 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/internal/driver/metrics"
+)
+
+// failing fails every call.
+type failing struct {
+	driver.Driver
+	err error
+}
+
+func (f failing) Ensure(context.Context, driver.ServerSpec) (driver.Server, error) {
+	return driver.Server{}, f.err
+}
+func (f failing) Delete(context.Context, driver.Target, bool) error { return f.err }
+func (f failing) List(context.Context, ...types.UID) ([]driver.Server, error) {
+	return nil, f.err
+}
+
+func (f failing) Usage(context.Context, ...types.UID) ([]driver.Usage, error) {
+	return nil, f.err
+}
+
+func (f failing) Watch(context.Context) (<-chan types.UID, error) { return nil, f.err }
+func (f failing) EngineID(context.Context) (string, error)        { return "", f.err }
+
+func callAll(t *testing.T, d driver.Driver) {
+	t.Helper()
+	ctx := t.Context()
+	_, _ = d.Ensure(ctx, driver.ServerSpec{})
+	_ = d.Delete(ctx, driver.Target{}, false)
+	_, _ = d.List(ctx)
+	_, _ = d.Usage(ctx)
+	_, _ = d.Watch(ctx)
+	identifier, ok := driver.As[driver.Identifier](d)
+	if !ok {
+		t.Fatal("Identifier is out of reach")
+	}
+	_, _ = identifier.EngineID(ctx)
+}
+
+// counts are the histogram's counts as "driver method result".
+func counts(t *testing.T, reg *prometheus.Registry) map[string]uint64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]uint64{}
+	for _, family := range families {
+		if family.GetName() != "drover_driver_call_duration_seconds" {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			found[labels(m)] = m.GetHistogram().GetSampleCount()
+		}
+	}
+	return found
+}
+
+func labels(m *dto.Metric) string {
+	var values []string
+	for _, pair := range m.GetLabel() {
+		values = append(values, pair.GetValue())
+	}
+	return strings.Join(values, " ")
+}
+
+func TestResults(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[string]error{
+		"ok":          nil,
+		"NotFound":    driver.Errorf(driver.ErrNotFound, "x"),
+		"Invalid":     driver.Errorf(driver.ErrInvalid, "x"),
+		"Unsupported": driver.Errorf(driver.ErrUnsupported, "x"),
+		"Retry":       driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "x")),
+		"Exhausted":   driver.Errorf(driver.ErrExhausted, "x"),
+		"Unavailable": driver.Errorf(driver.ErrUnavailable, "x: %w", context.DeadlineExceeded),
+		"Fenced":      fmt.Errorf("x: %w", driver.ErrFenced),
+		"Cancelled":   driver.Errorf(driver.ErrRetry, "x: %w", context.Canceled),
+		"Timeout":     fmt.Errorf("x: %w", context.DeadlineExceeded),
+		"Other":       errors.New("x"),
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			reg := prometheus.NewRegistry()
+			callAll(t, metrics.Wrap("some", failing{err: err}, reg))
+			got := counts(t, reg)
+			for _, method := range []string{"Ensure", "Delete", "List", "Usage", "Watch", "EngineID"} {
+				key := "some " + method + " " + want
+				if got[key] != 1 {
+					t.Errorf("%s was counted %d times, want once: %v", key, got[key], got)
+				}
+			}
+			if len(got) != 6 {
+				t.Errorf("got %v, want six series", got)
+			}
+		})
+	}
+}
+
+// TestRegisteredTwice : drivers share the metrics, each under its name.
+func TestRegisteredTwice(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	for _, name := range []string{"a", "b", "a"} {
+		callAll(t, metrics.Wrap(name, failing{}, reg))
+	}
+	got := counts(t, reg)
+	if got["a List ok"] != 2 || got["b List ok"] != 1 {
+		t.Errorf("got %v, want two of a and one of b", got)
+	}
+	callAll(t, metrics.Wrap("c", failing{}, nil))
+}
+
+// TestInFlight : a call is counted while it lasts.
+func TestInFlight(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	inside, leave := make(chan struct{}), make(chan struct{})
+	d := metrics.Wrap("some", blocking{inside: inside, leave: leave}, reg)
+	done := make(chan error)
+	go func() { done <- d.Delete(t.Context(), driver.Target{}, false) }()
+	<-inside
+	want := func(n int) {
+		t.Helper()
+		text := fmt.Sprintf(`
+			# HELP drover_driver_calls_in_flight Calls of a driver that have not returned.
+			# TYPE drover_driver_calls_in_flight gauge
+			drover_driver_calls_in_flight{driver="some",method="Delete"} %d
+		`, n)
+		if err := testutil.GatherAndCompare(reg, strings.NewReader(text), "drover_driver_calls_in_flight"); err != nil {
+			t.Error(err)
+		}
+	}
+	want(1)
+	close(leave)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	want(0)
+}
+
+type blocking struct {
+	driver.Driver
+	inside, leave chan struct{}
+}
+
+func (b blocking) Delete(context.Context, driver.Target, bool) error {
+	close(b.inside)
+	<-b.leave
+	return nil
+}
+
+// TestTransparent : a driver that is measured is still the driver.
+func TestTransparent(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	drivertest.Run(t, faketest.InMemory(func(o fake.Options) fake.Options { return o }).Decorated(func(d driver.Driver) driver.Driver {
+		return metrics.Wrap("fake", d, reg)
+	}))
+}
