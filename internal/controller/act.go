@@ -45,7 +45,7 @@ func (r *Reconciler) call(ctx context.Context, p *pass) error {
 		return err
 	case <-timer.C():
 	}
-	if _, err := r.write(ctx, p); err != nil {
+	if err := r.write(ctx, p); err != nil {
 		logf.FromContext(ctx).V(1).Info("Progress not written", "cause", err.Error())
 	}
 	return <-result
@@ -56,8 +56,7 @@ func (r *Reconciler) call(ctx context.Context, p *pass) error {
 // written the object meanwhile.
 func (r *Reconciler) writeIntent(ctx context.Context, p *pass) error {
 	p.vm.Status.Operation = &api.Operation{Type: p.plan.operation, StartedAt: p.now(), Run: p.plan.endRun, Epoch: p.epoch()}
-	_, err := r.write(ctx, p)
-	return err
+	return r.write(ctx, p)
 }
 
 func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, plan plan) error {

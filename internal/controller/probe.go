@@ -27,7 +27,7 @@ type probeState struct {
 // prober runs the readiness probes of running servers in the background, so
 // that no guest holds a worker.
 type prober struct {
-	ctx   context.Context //nolint:containedctx // ends all probes
+	ctx   context.Context // ends all probes
 	clock clock.WithTicker
 	wake  func(types.NamespacedName)
 
@@ -80,7 +80,8 @@ func targetOf(spec *api.Probe, seen inventory.Observation) probeTarget {
 	}
 }
 
-// start replaces the probe of a VM. The caller holds the lock.
+// start replaces the probe of a VM; it outlives the pass that starts it. The
+// caller holds the lock.
 func (b *prober) start(key types.NamespacedName, target probeTarget) *probe {
 	if old := b.probes[key]; old != nil {
 		old.stop()

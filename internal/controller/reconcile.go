@@ -60,7 +60,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if vm, err = r.ensureFinalizer(ctx, vm); err != nil {
 		return retryConflict(err)
 	}
-	p := r.gather(vm)
+	p := r.gather(vm) //nolint:contextcheck // a readiness probe outlives the pass that starts it
 	for range maxSteps {
 		p.decide()
 		if p.plan.step == stepNone {

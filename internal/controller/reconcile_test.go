@@ -62,19 +62,19 @@ func (m *meddler) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Se
 	m.calls++
 	do := m.ensure
 	m.mu.Unlock()
-	real := func() (driver.Server, error) { return m.Driver.Ensure(ctx, spec) }
+	live := func() (driver.Server, error) { return m.Driver.Ensure(ctx, spec) }
 	if do == nil {
-		return real()
+		return live()
 	}
-	return do(ctx, spec, real)
+	return do(ctx, spec, live)
 }
 
 func (m *meddler) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	real := func() error { return m.Driver.Delete(ctx, t, retain) }
+	live := func() error { return m.Driver.Delete(ctx, t, retain) }
 	if m.delete == nil {
-		return real()
+		return live()
 	}
-	return m.delete(real)
+	return m.delete(live)
 }
 
 func newRig(t *testing.T, options fake.Options) *rig {
@@ -282,12 +282,12 @@ func TestWritesPerAction(t *testing.T) {
 func TestFinalizerComesFirst(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		vm := g.vm()
 		if len(vm.Finalizers) != 1 || vm.Annotations[api.AnnotationBound] != "fake/"+g.inv.Get("").EngineID {
 			t.Errorf("created with finalizers %v, bound to %q", vm.Finalizers, vm.Annotations[api.AnnotationBound])
 		}
-		return real()
+		return live()
 	}
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
@@ -310,11 +310,11 @@ func TestCreateThatLostTheRaceCreatesNothing(t *testing.T) {
 func TestSlowCreateShowsCreating(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		g.eventually("the timer is set", g.clock.HasWaiters)
 		g.clock.Step(silent)
 		g.eventually("phase Creating", func() bool { return g.vm().Status.Phase == api.PhaseCreating })
-		return real()
+		return live()
 	}
 	g.wantWrites(3, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
@@ -323,9 +323,9 @@ func TestSlowCreateShowsCreating(t *testing.T) {
 func TestFailingCreateBacksOff(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").Image("nope"))
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if spec.Image.Source != "nope" {
-			return real()
+			return live()
 		}
 		return driver.Server{}, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "no such image: nope"))
 	}
@@ -399,8 +399,8 @@ func TestFinalErrorStalls(t *testing.T) {
 func TestAmbiguousCreate(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
-	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
-		_, _ = real()
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		_, _ = live()
 		return driver.Server{}, context.DeadlineExceeded
 	}
 	g.reconcile()
@@ -497,9 +497,9 @@ func TestCrashAfterIntent(t *testing.T) {
 			g.clock.Step(time.Minute)
 			run := g.server().Run
 			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
-			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 				if happened {
-					_, _ = real()
+					_, _ = live()
 				}
 				panic("crash")
 			}
@@ -638,11 +638,11 @@ func TestSecretsComeLate(t *testing.T) {
 	}
 	secret.Data["user-data"] = []byte("#cloud-config")
 	_ = g.api.Update(t.Context(), secret)
-	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, real func() (driver.Server, error)) (driver.Server, error) {
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if spec.UserData.Reveal() != "#cloud-config" {
 			t.Errorf("user-data %q", spec.UserData.Reveal())
 		}
-		return real()
+		return live()
 	}
 	g.clock.Step(3 * time.Second)
 	g.reconcile()

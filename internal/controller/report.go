@@ -43,7 +43,7 @@ func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 		return wakeAt(now, earlier(until, p.plan.wake)), nil
 	}
 	before := p.base.Status
-	if _, err := r.write(ctx, p); err != nil {
+	if err := r.write(ctx, p); err != nil {
 		return ctrl.Result{}, err
 	}
 	p.tell(&before)
@@ -52,11 +52,11 @@ func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 
 // write puts the pass's status into the API, if it differs from what is there
 // in anything but its time.
-func (r *Reconciler) write(ctx context.Context, p *pass) (bool, error) {
+func (r *Reconciler) write(ctx context.Context, p *pass) error {
 	now := r.Clock.Now()
 	next := p.status(now)
 	if equality.Semantic.DeepEqual(&next, &p.base.Status) {
-		return false, nil
+		return nil
 	}
 	stamp := metav1.NewMicroTime(now)
 	next.LastUpdateTime = &stamp
@@ -65,11 +65,11 @@ func (r *Reconciler) write(ctx context.Context, p *pass) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := r.Client.Status().Update(ctx, vm); err != nil {
-		return false, err
+		return err
 	}
 	r.recent.remember(vm)
 	p.base, p.vm = vm, vm.DeepCopy()
-	return true, nil
+	return nil
 }
 
 // status is what the status should say: a function of what it says now, the

@@ -89,7 +89,7 @@ func (r *Reconciler) reveal(ctx context.Context, namespace, field string, from *
 
 func secretError(field string, ref *api.SecretKeyRef, err error) error {
 	if apierrors.IsNotFound(err) {
-		err = fmt.Errorf("Secret %q does not exist in the VirtualMachine's namespace", ref.Name) //nolint:revive,staticcheck // Secret is a kind's name
+		err = fmt.Errorf("Secret %q does not exist in the VirtualMachine's namespace", ref.Name) //nolint:staticcheck // Secret is a kind's name
 	}
 	return driver.WithReason(api.ReasonSecretUnavailable, driver.Errorf(driver.ErrRetry, "spec.%s: %w", field, err))
 }

@@ -22,11 +22,7 @@ var errWatchClosed = errors.New("the engine closed its event stream")
 func (i *Inventory) Start(ctx context.Context) error {
 	go i.sampleForever(ctx)
 	for ctx.Err() == nil {
-		err := i.follow(ctx)
-		if ctx.Err() != nil {
-			break
-		}
-		if !errors.Is(err, errWatchClosed) {
+		if err := i.follow(ctx); !errors.Is(err, errWatchClosed) {
 			i.pause(ctx, retryPeriod)
 		}
 	}

@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/metrics"
 )
 
-// Auto, in place of names, means every driver whose engine answers.
+// Auto stands, in place of names, for every driver whose engine answers.
 const Auto = "auto"
 
 // askTimeout is how long an engine may take to answer when auto asks.
