@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	apply "cloudnative.tw/drover/client/applyconfiguration/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/test/vmtest"
 )
@@ -128,10 +129,13 @@ func newClient(t *testing.T) versioned.Interface {
 	return client
 }
 
+// create does what a controller of others would: it applies what it wants.
 func create(t *testing.T, client versioned.Interface, name string) *v1alpha1.VirtualMachine {
 	t.Helper()
 	vms := client.CloudnativeV1alpha1().VirtualMachines("default")
-	vm, err := vms.Create(t.Context(), vmtest.VM(name).Obj(), metav1.CreateOptions{})
+	wanted := apply.VirtualMachine(name, "default").WithSpec(apply.VirtualMachineSpec().
+		WithResource(vmtest.VM(name).Obj().Spec.Resource))
+	vm, err := vms.Apply(t.Context(), wanted, metav1.ApplyOptions{FieldManager: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
