@@ -44,6 +44,9 @@ func (d *Driver) engine(ctx context.Context) (*client.Client, error) {
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
 	if _, err := c.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
+		if ctx.Err() == nil && !lost(err) {
+			err = driver.Errorf(driver.ErrUnavailable, "the Docker engine at %s: %w", d.host, err)
+		}
 		return nil, err
 	}
 	if versions.LessThan(c.ClientVersion(), minAPI) {

@@ -67,8 +67,11 @@ var importGuests = sync.OnceValues(func() (images, error) {
 		client: c, rootfs: rootfs, plain: "drover-test-guest:plain", stubborn: "drover-test-guest:stubborn",
 		other: "drover-test-guest:other", failing: "drover-test-guest:failing",
 	}
-	for image, env := range map[string]string{g.plain: "", g.stubborn: "IGNORE_TERM=1", g.other: "OTHER=1", g.failing: "EXIT_CODE=3"} {
-		if err := importImage(ctx, c, rootfs, image, env); err != nil {
+	for image, change := range map[string]string{
+		g.plain: "EXPOSE 80/tcp", g.stubborn: "ENV IGNORE_TERM=1", g.other: "ENV OTHER=1",
+		g.failing: "ENV EXIT_CODE=3",
+	} {
+		if err := importImage(ctx, c, rootfs, image, change); err != nil {
 			return images{}, err
 		}
 	}
@@ -108,11 +111,8 @@ func tarArchive(name string, content []byte) ([]byte, error) {
 	return archive.Bytes(), err
 }
 
-func importImage(ctx context.Context, c *client.Client, rootfs []byte, image, env string) error {
-	changes := []string{`ENTRYPOINT ["/demo-guest"]`, "EXPOSE 80/tcp"}
-	if env != "" {
-		changes = append(changes, "ENV "+env)
-	}
+func importImage(ctx context.Context, c *client.Client, rootfs []byte, image, change string) error {
+	changes := []string{`ENTRYPOINT ["/demo-guest"]`, change}
 	source := client.ImageImportSource{Source: bytes.NewReader(rootfs), SourceName: "-"}
 	res, err := c.ImageImport(ctx, source, image, client.ImageImportOptions{Changes: changes})
 	if err != nil {

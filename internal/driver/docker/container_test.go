@@ -1,0 +1,500 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+func inspect(t *testing.T, id string) container.InspectResponse {
+	t.Helper()
+	res, err := guestImages(t).client.ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
+	must(t, err)
+	return res.Container
+}
+
+// byHand creates a container as a person would.
+func byHand(t *testing.T, name string, labels map[string]string) string {
+	t.Helper()
+	return create(t, name, &container.Config{Image: guestImages(t).plain, Labels: labels})
+}
+
+func create(t *testing.T, name string, config *container.Config) string {
+	t.Helper()
+	g := guestImages(t)
+	res, err := g.client.ContainerCreate(t.Context(), client.ContainerCreateOptions{Name: name, Config: config})
+	must(t, err)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		_, _ = g.client.ContainerRemove(ctx, res.ID, client.ContainerRemoveOptions{Force: true})
+	})
+	return res.ID
+}
+
+func TestCreatedAsAsked(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	for name, c := range map[string]struct {
+		policy driver.RestartPolicy
+		want   container.RestartPolicyMode
+	}{
+		"always by default": {"", "unless-stopped"},
+		"always":            {driver.RestartAlways, "unless-stopped"},
+		"on failure":        {driver.RestartOnFailure, "on-failure"},
+		"never":             {driver.RestartNever, "no"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			spec := vm(t, d, guestImages(t).plain)
+			spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1500, 64e6, c.policy
+			s := reach(t, d, spec, driver.StateRunning)
+			in := inspect(t, s.ID)
+			host := in.HostConfig
+			if host.NanoCPUs != 1500000000 || host.Memory != 64000000 || host.MemorySwap != 64000000 || host.RestartPolicy.Name != c.want {
+				t.Errorf("got %d nano CPUs, %d memory, %d with swap, policy %s", host.NanoCPUs, host.Memory, host.MemorySwap, host.RestartPolicy.Name)
+			}
+			if want := "/" + spec.Name + ".default." + string(spec.UID[:8]); in.Name != want || in.Config.Hostname != spec.Name {
+				t.Errorf("got the name %s and the host name %s, want %s and %s", in.Name, in.Config.Hostname, want, spec.Name)
+			}
+			for label, want := range map[string]string{
+				LabelUID: string(spec.UID), LabelNamespace: "default", LabelName: spec.Name, LabelCluster: d.ClusterID, LabelEpoch: "7",
+			} {
+				if got := in.Config.Labels[label]; got != want {
+					t.Errorf("label %s is %q, want %q", label, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestNameConflict(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	for name, labels := range map[string]map[string]string{
+		"a person's container":        nil,
+		"another cluster's container": {LabelUID: "of another", LabelCluster: "another-cluster", LabelNamespace: "n", LabelName: "v"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			spec := vm(t, d, guestImages(t).plain)
+			id := byHand(t, containerName(spec), labels)
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, driver.ErrRetry, driver.ReasonNameConflict, containerName(spec), shortID(id), labels[LabelCluster], "rename or remove it")
+			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
+			if in := inspect(t, id); in.State.Status != container.StateCreated {
+				t.Errorf("the other container is %s, want it untouched", in.State.Status)
+			}
+			_, err = guestImages(t).client.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{})
+			must(t, err)
+			reach(t, d, spec, driver.StateRunning)
+		})
+	}
+}
+
+func TestDuplicate(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	first := reach(t, d, spec, driver.StateRunning)
+	second := byHand(t, "", map[string]string{LabelUID: string(spec.UID), LabelCluster: d.ClusterID})
+	off := spec
+	off.Power = driver.PowerOff
+	_, err := d.Ensure(t.Context(), off)
+	wantError(t, err, driver.ErrRetry, driver.ReasonDuplicate, first.ID, second)
+	for _, retain := range []bool{false, true} {
+		err = d.Delete(t.Context(), spec.Target, retain)
+		wantError(t, err, driver.ErrRetry, driver.ReasonDuplicate, first.ID, second)
+	}
+	if all := listOf(t, d, spec.UID); len(all) != 2 {
+		t.Errorf("List shows %+v, want both", all)
+	}
+	if inspect(t, first.ID).State.Status != container.StateRunning || inspect(t, second).State.Status != container.StateCreated {
+		t.Error("one of them was touched")
+	}
+}
+
+func TestRenamedByHand(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	before := reach(t, d, spec, driver.StateRunning)
+	name := "by-hand-" + randomText()
+	_, err := guestImages(t).client.ContainerRename(t.Context(), before.ID, client.ContainerRenameOptions{NewName: name})
+	must(t, err)
+	if s := ensure(t, d, spec); s.ID != before.ID || s.Run != before.Run {
+		t.Errorf("after the rename it is %+v, want it unchanged: %+v", s, before)
+	}
+	if got := inspect(t, before.ID).Name; got != "/"+name {
+		t.Errorf("the name is %s, want %s left alone", got, name)
+	}
+	must(t, d.Delete(t.Context(), spec.Target, false))
+}
+
+func TestRetained(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	spec.RestartPolicy = driver.RestartAlways
+	s := reach(t, d, spec, driver.StateRunning)
+	byHand(t, containerName(spec)+RetainedSuffix, nil) // a name that is taken is no obstacle
+	must(t, d.Delete(t.Context(), spec.Target, true))
+	in := inspect(t, s.ID)
+	if !strings.HasSuffix(in.Name, RetainedSuffix) || in.State.Status != container.StateRunning || in.HostConfig.RestartPolicy.Name != "unless-stopped" {
+		t.Errorf("released it is %s, %s, %s", in.Name, in.State.Status, in.HostConfig.RestartPolicy.Name)
+	}
+	if all := listOf(t, d); len(all) != 1 || !all[0].Retained || all[0].Run != s.Run {
+		t.Errorf("List shows %+v, want the released server", all)
+	}
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
+}
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	for name, c := range map[string]struct {
+		change func(*driver.ServerSpec)
+		kind   error
+		texts  []string
+	}{
+		"checksum":     {func(s *driver.ServerSpec) { s.Image.Checksum = "sha256:0" }, driver.ErrUnsupported, []string{"spec.image.checksum"}},
+		"kernel":       {func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{} }, driver.ErrUnsupported, []string{"spec.image.kernel"}},
+		"volumes":      {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "v"}} }, driver.ErrUnsupported, []string{"spec.volumes"}},
+		"user data":    {func(s *driver.ServerSpec) { s.UserData = driver.NewSecret("x") }, driver.ErrUnsupported, []string{"spec.userData", "cloud-init"}},
+		"network data": {func(s *driver.ServerSpec) { s.NetworkData = driver.NewSecret("x") }, driver.ErrUnsupported, []string{"spec.networkData"}},
+		"ssh keys":     {func(s *driver.ServerSpec) { s.SSHKeys = []string{"k"} }, driver.ErrUnsupported, []string{"spec.sshAuthorizedKeys"}},
+		"image":        {func(s *driver.ServerSpec) { s.Image.Source = "https://x/y.img" }, driver.ErrInvalid, []string{"spec.image.source", "https://x/y.img"}},
+		"power":        {func(s *driver.ServerSpec) { s.Power = "Half" }, driver.ErrInvalid, []string{"Half"}},
+		"cpu":          {func(s *driver.ServerSpec) { s.CPUMilli = 4096500 }, driver.ErrExhausted, []string{"spec.resource.cpu", "4096.5 needed", "the Docker host has "}},
+		"memory":       {func(s *driver.ServerSpec) { s.MemoryBytes = 64 << 40 }, driver.ErrExhausted, []string{"spec.resource.memory", "64Ti needed", "the Docker host has "}},
+		"tiny memory":  {func(s *driver.ServerSpec) { s.MemoryBytes = 1000 }, driver.ErrInvalid, []string{"memory limit"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			spec := vm(t, d, guestImages(t).plain)
+			c.change(&spec)
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, c.kind, "", c.texts...)
+			if all := listOf(t, d, spec.UID); len(all) != 0 {
+				t.Errorf("it left %+v", all)
+			}
+		})
+	}
+}
+
+func TestRootDiskIsNoted(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	spec.RootDiskBytes = 40e9
+	for _, want := range []string{"40G", "50G"} {
+		note := "rootDisk " + want + " is not enforced: most Docker storage drivers cannot limit it"
+		if s := reach(t, d, spec, driver.StateRunning); s.Note != note {
+			t.Errorf("Ensure notes %q, want %q", s.Note, note)
+		}
+		if s := listOf(t, d, spec.UID)[0]; s.Note != note {
+			t.Errorf("List notes %q, want %q", s.Note, note)
+		}
+		spec.RootDiskBytes = 50e9
+	}
+	if s := listOf(t, newDriver(t, d.Options), spec.UID)[0]; !strings.Contains(s.Note, "rootDisk 40G") {
+		t.Errorf("after a restart List notes %q, want what the container was made with", s.Note)
+	}
+}
+
+// freePort is free now, and most likely when it is needed.
+func freePort(t *testing.T) int32 {
+	t.Helper()
+	l := listen(t, 0)
+	defer func() { _ = l.Close() }()
+	return int32(l.Addr().(*net.TCPAddr).Port)
+}
+
+func listen(t *testing.T, port int32) net.Listener {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
+	must(t, err)
+	return l
+}
+
+func answersAt(t *testing.T, port string) error {
+	t.Helper()
+	code, err := get(t, "http://127.0.0.1:"+port+"/")
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("status %d", code)
+	}
+	return err
+}
+
+func TestPorts(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	fixed := freePort(t)
+	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: fixed}, {Name: "any", Port: 81}, {Name: "dns", Protocol: "UDP", Port: 53}}
+	s := reach(t, d, spec, driver.StateRunning)
+	until(t, "the published port", func() error { return answersAt(t, fmt.Sprint(fixed)) })
+	for _, port := range []string{"81/tcp", "53/udp"} {
+		if !strings.Contains(s.Note, "port "+port+" is published as host port ") {
+			t.Errorf("the note %q does not tell where %s is", s.Note, port)
+		}
+	}
+	if listed := listOf(t, d, spec.UID)[0]; listed.Note != s.Note || !slices.Equal(listed.Addresses, s.Addresses) {
+		t.Errorf("List shows %+v, Ensure %+v", listed, s)
+	}
+
+	changed := spec
+	changed.Ports = []driver.Port{{Port: 80}}
+	waiting := ensure(t, d, changed)
+	if !slices.Equal(waiting.Pending, []string{"ports"}) || waiting.Run != s.Run {
+		t.Errorf("with changed ports it is %+v, want them pending and the run %s", waiting, s.Run)
+	}
+	changed.EndRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
+	var after driver.Server
+	until(t, "the restart", func() (err error) {
+		after, err = d.Ensure(t.Context(), changed)
+		if err == nil && (after.State != driver.StateRunning || after.Run == s.Run || len(after.Pending) > 0) {
+			err = fmt.Errorf("it is %+v", after)
+		}
+		return err
+	})
+	_, port, _ := strings.Cut(after.Note, "port 80/tcp is published as host port ")
+	until(t, "the port that the engine chose", func() error { return answersAt(t, port) })
+}
+
+func TestPortConflict(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	for name, take := range map[string]func(t *testing.T, port int32) (free func()){
+		"container": func(t *testing.T, port int32) func() {
+			spec := vm(t, d, guestImages(t).plain)
+			spec.Ports = []driver.Port{{Port: 80, HostPort: port}}
+			reach(t, d, spec, driver.StateRunning)
+			return func() { must(t, d.Delete(t.Context(), spec.Target, false)) }
+		},
+		"program": func(t *testing.T, port int32) func() {
+			l := listen(t, port)
+			return func() { must(t, l.Close()) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			port := freePort(t)
+			free := take(t, port)
+			spec := vm(t, d, guestImages(t).plain)
+			spec.Ports = []driver.Port{{Port: 81}, {Port: 80, HostPort: port}}
+			for range 2 {
+				_, err := d.Ensure(t.Context(), spec)
+				wantError(t, err, driver.ErrRetry, driver.ReasonPortConflict, fmt.Sprintf("spec.ports[1].hostPort: host port %d is taken", port))
+				if all := listOf(t, d, spec.UID); len(all) != 1 || all[0].State != driver.StateStopped || all[0].Exit != nil {
+					t.Fatalf("List shows %+v, want the container, never started", all)
+				}
+			}
+			free()
+			reach(t, d, spec, driver.StateRunning)
+			until(t, "the published port", func() error { return answersAt(t, fmt.Sprint(port)) })
+		})
+	}
+}
+
+// TestDefaultImage : a changed default is for new servers only.
+func TestDefaultImage(t *testing.T) {
+	t.Parallel()
+	g := guestImages(t)
+	d := newDriver(t, Options{Image: g.plain})
+	spec := vm(t, d, "")
+	first := reach(t, d, spec, driver.StateRunning)
+	o := d.Options
+	o.Image = g.other
+	d = newDriver(t, o)
+	for _, source := range []string{"", g.plain, "docker.io/library/" + g.plain} {
+		spec.Image.Source = source
+		if s := ensure(t, d, spec); s.Run != first.Run || len(s.Pending) != 0 {
+			t.Errorf("with the image %q it is %+v, want it unchanged", source, s)
+		}
+	}
+	spec.Image.Source = g.other
+	if s := ensure(t, d, spec); !slices.Equal(s.Pending, []string{"image"}) {
+		t.Errorf("with another image it is %+v, want that pending", s)
+	}
+	spec.Image.Source = ""
+	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	until(t, "the restart", func() error {
+		if s := ensure(t, d, spec); s.State != driver.StateRunning || s.Run == first.Run || s.ID != first.ID {
+			return fmt.Errorf("it is %+v", s)
+		}
+		return nil
+	})
+}
+
+// TestStoppedForGood : neither the engine's restarter nor its backoff undoes a
+// stop.
+func TestStoppedForGood(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	for name, c := range map[string]struct {
+		image string
+		state driver.State
+	}{
+		"running":       {guestImages(t).plain, driver.StateRunning},
+		"crash looping": {guestImages(t).failing, driver.StateRestarting},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			spec := vm(t, d, c.image)
+			spec.RestartPolicy = driver.RestartAlways
+			reach(t, d, spec, c.state)
+			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
+			s := reach(t, d, spec, driver.StateStopped)
+			for began := time.Now(); time.Since(began) < 2*time.Second; {
+				if in := inspect(t, s.ID); in.State.Running || in.State.Restarting {
+					t.Fatalf("after %v it is %s again", time.Since(began), in.State.Status)
+				}
+			}
+			spec.Power = driver.PowerOn
+			reach(t, d, spec, c.state)
+		})
+	}
+}
+
+func TestStopIsTold(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).stubborn)
+	first := reach(t, d, spec, driver.StateRunning)
+	spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
+	want := "stopping, forced at " + spec.StopBy.UTC().Format(time.TimeOnly) + " UTC"
+	for _, s := range []driver.Server{ensure(t, d, spec), ensure(t, d, spec), listOf(t, d)[0], listOf(t, d, spec.UID)[0]} {
+		if s.State != driver.StateStopping || s.Doing != want || s.Run != first.Run {
+			t.Errorf("got %+v, want it %q", s, want)
+		}
+	}
+	// A stop that was begun is carried through, and then the spec applies.
+	spec.Power = driver.PowerOn
+	if s := ensure(t, d, spec); s.State != driver.StateStopping {
+		t.Errorf("got %+v, want it to go on stopping", s)
+	}
+	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
+	if s := reach(t, d, spec, driver.StateStopped); s.Exit == nil || s.Exit.Code != 137 {
+		t.Errorf("got %+v, want it killed", s)
+	}
+	spec.Power = driver.PowerOn
+	reach(t, d, spec, driver.StateRunning)
+}
+
+// TestRepairedBetweenRuns : a guest that cannot run gets its new image although
+// the engine's restarter keeps trying the old one.
+func TestRepairedBetweenRuns(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).failing)
+	spec.RestartPolicy = driver.RestartAlways
+	s := reach(t, d, spec, driver.StateRestarting)
+	if s.Exit == nil || s.Exit.Code != 3 || s.Exit.Reason != "Error" {
+		t.Errorf("between runs it is %+v, want the exit code 3", s)
+	}
+	spec.Image.Source = guestImages(t).plain
+	reach(t, d, spec, driver.StateRunning)
+}
+
+func TestResizeLive(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	spec.MemoryBytes = 64e6
+	first := reach(t, d, spec, driver.StateRunning)
+	must(t, getFromGuest(t, first, http.StatusOK, "/memory?bytes=%d", 30<<20))
+
+	spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1000, 128e6, driver.RestartAlways
+	s := ensure(t, d, spec)
+	in := inspect(t, s.ID).HostConfig
+	if s.Run != first.Run || in.NanoCPUs != 1e9 || in.Memory != 128e6 || in.MemorySwap != 128e6 || in.RestartPolicy.Name != "unless-stopped" {
+		t.Errorf("grown it is %+v with %+v", s, in.Resources)
+	}
+
+	small := spec
+	small.MemoryBytes = 16e6
+	_, err := d.Ensure(t.Context(), small)
+	wantError(t, err, driver.ErrRetry, "", "spec.resource.memory", "16M is less than the ", "in use")
+	if s := listOf(t, d, spec.UID)[0]; s.Run != first.Run || s.Applied.MemoryBytes != 128e6 {
+		t.Errorf("after a refused shrink it is %+v", s)
+	}
+	huge := spec
+	huge.CPUMilli = 4096000
+	_, err = d.Ensure(t.Context(), huge)
+	wantError(t, err, driver.ErrExhausted, "", "spec.resource.cpu")
+
+	// What cannot be had does not keep a server on.
+	huge.Power, huge.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
+	until(t, "the stop", func() error {
+		_, err := d.Ensure(t.Context(), huge)
+		if all := listOf(t, d, spec.UID); all[0].State != driver.StateStopped {
+			return fmt.Errorf("it is %+v, Ensure gave %w", all, errors.Join(err, driver.ErrRetry))
+		}
+		return nil
+	})
+	reach(t, d, small, driver.StateRunning) // it fits now
+}
+
+// TestAdoptHalfMade plays a crash between creating and starting.
+func TestAdoptHalfMade(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	half, err := d.createContainer(t.Context(), spec)
+	must(t, err)
+	s := reach(t, newDriver(t, d.Options), spec, driver.StateRunning)
+	if s.ID != half.id {
+		t.Errorf("Ensure made %s, want %s adopted", s.ID, half.id)
+	}
+}
+
+// TestLateSecondLeader : one that lost the race for the name takes the winner's
+// container, wherever the winner is with it.
+func TestLateSecondLeader(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	spec := vm(t, d, guestImages(t).plain)
+	winner := newDriver(t, Options{ClusterID: d.ClusterID})
+	var won driver.Server
+	p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "/containers/create") && won.ID == "" {
+			won = ensure(t, winner, spec)
+		}
+		return false
+	})
+	if s := ensure(t, d, spec); s.ID != won.ID || s.Run != won.Run || s.State != driver.StateRunning {
+		t.Errorf("the second got %+v, want %+v", s, won)
+	}
+}
+
+func TestGoneMeanwhile(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	s := reach(t, d, spec, driver.StateRunning)
+	spec.ID = s.ID
+	must(t, d.Delete(t.Context(), spec.Target, false))
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrNotFound, "")
+	if all := listOf(t, d); len(all) != 0 {
+		t.Errorf("Ensure of a container that is gone made %+v", all)
+	}
+	other := driver.Target{UID: uuid.NewUUID(), ID: s.ID}
+	wantError(t, d.Delete(t.Context(), other, false), driver.ErrNotFound, "")
+}

@@ -1,0 +1,273 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+func TestNew(t *testing.T) {
+	for name, c := range map[string]struct {
+		env  map[string]string
+		want string // in the error, or no error
+	}{
+		"engine that is not there": {map[string]string{"DOCKER_HOST": "unix:///nowhere/docker.sock"}, ""},
+		"ssh":                      {map[string]string{"DOCKER_HOST": "ssh://user@host"}, "ssh is not supported"},
+		"nonsense":                 {map[string]string{"DOCKER_HOST": "nonsense"}, "DOCKER_HOST"},
+		"no certificates":          {map[string]string{"DOCKER_HOST": "tcp://127.0.0.1:1", "DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": "/nowhere"}, "DOCKER_CERT_PATH"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for k, v := range c.env {
+				t.Setenv(k, v)
+			}
+			d, err := New(Options{ClusterID: "c"})
+			if c.want != "" {
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("got error %v, want %q in it", err, c.want)
+				}
+				return
+			}
+			must(t, err)
+			_, err = d.List(t.Context())
+			wantError(t, err, driver.ErrUnavailable, "", c.env["DOCKER_HOST"])
+			_, err = d.EngineID(t.Context())
+			wantError(t, err, driver.ErrUnavailable, "", c.env["DOCKER_HOST"])
+		})
+	}
+}
+
+func TestTooOldEngine(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{"1.40": "Drover needs 1.41", "1.30": "minimum supported API version"} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Api-Version", version)
+			}))
+			t.Cleanup(engine.Close)
+			d := newDriver(t, Options{Host: strings.Replace(engine.URL, "http", "tcp", 1)})
+			_, err := d.List(t.Context())
+			wantError(t, err, driver.ErrUnavailable, "", want)
+		})
+	}
+}
+
+// TestExchangedEngine : the engine was upgraded and does not speak the API
+// version any more that was agreed on.
+func TestExchangedEngine(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	listOf(t, d)
+	p.answer(func(w http.ResponseWriter, r *http.Request) bool {
+		if p.count("HEAD", "/_ping") > 1 || !strings.HasSuffix(r.URL.Path, "/containers/json") {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = fmt.Fprint(w, `{"message":"client version 1.41 is too old. Minimum supported API version is 1.44"}`)
+		return true
+	})
+	_, err := d.List(t.Context())
+	wantError(t, err, driver.ErrUnavailable, "", "too old")
+	listOf(t, d) // by a client that has asked anew
+}
+
+// hang does not answer until the caller gives up.
+func hang(r *http.Request) bool {
+	<-r.Context().Done()
+	return true
+}
+
+func TestEngineThatHangs(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		at   string
+		call func(ctx context.Context, d *Driver, spec driver.ServerSpec) error
+		// kind is nil where the engine may have done it all the same.
+		kind error
+	}{
+		"list": {"/containers/json", func(ctx context.Context, d *Driver, _ driver.ServerSpec) error {
+			_, err := d.List(ctx)
+			return err
+		}, driver.ErrUnavailable},
+		"create": {"/containers/create", func(ctx context.Context, d *Driver, spec driver.ServerSpec) error {
+			_, err := d.Ensure(ctx, spec)
+			return err
+		}, nil},
+		"events": {"/events", func(ctx context.Context, d *Driver, _ driver.ServerSpec) error {
+			_, err := d.Watch(ctx)
+			return err
+		}, driver.ErrUnavailable},
+		"properties": {"/info", func(ctx context.Context, d *Driver, _ driver.ServerSpec) error {
+			_, err := d.EngineID(ctx)
+			return err
+		}, driver.ErrUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newProxy(t)
+			d := newDriver(t, Options{Host: p.host(), CallTimeout: 500 * time.Millisecond})
+			spec := vm(t, d, guestImages(t).plain)
+			p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
+				return strings.HasSuffix(r.URL.Path, c.at) && hang(r)
+			})
+			began := time.Now()
+			err := c.call(t.Context(), d, spec)
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("it took %v", took)
+			}
+			if c.kind != nil {
+				wantError(t, err, c.kind, "", "did not answer in time")
+			} else if !driver.Ambiguous(err) || errors.Is(err, driver.ErrUnavailable) {
+				t.Errorf("got error %v, want an ambiguous one", err)
+			}
+		})
+	}
+}
+
+// TestStuckContainer : one that the engine lists and cannot inspect hides
+// neither itself nor the others, and can be deleted.
+func TestStuckContainer(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	good, bad := vm(t, d, guestImages(t).plain), vm(t, d, guestImages(t).plain)
+	reach(t, d, good, driver.StateRunning)
+	stuck := reach(t, d, bad, driver.StateRunning)
+	p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
+		return strings.Contains(r.URL.Path, stuck.ID+"/json") && hang(r)
+	})
+	all := listOf(t, d)
+	if len(all) != 2 {
+		t.Fatalf("List shows %+v, want both", all)
+	}
+	for _, s := range all {
+		if isStuck := s.UID == bad.UID; s.State != driver.StateRunning || (s.Err != nil) != isStuck {
+			t.Errorf("List shows %+v, want it running and an error only for %s", s, bad.UID)
+		}
+	}
+	must(t, d.Delete(t.Context(), bad.Target, false))
+}
+
+// TestListIsCheap : with an event stream open, a list inspects only what
+// changed; without one it trusts nothing.
+func TestListIsCheap(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	specs := []driver.ServerSpec{vm(t, d, guestImages(t).plain), vm(t, d, guestImages(t).plain), vm(t, d, guestImages(t).plain)}
+	for _, spec := range specs {
+		reach(t, d, spec, driver.StateRunning)
+	}
+	inspects := func() int {
+		p.forget()
+		if all := listOf(t, d); len(all) != len(specs) {
+			t.Fatalf("List shows %+v", all)
+		}
+		if n := p.count("GET", "/containers/json"); n != 1 {
+			t.Errorf("a list took %d list calls, want 1", n)
+		}
+		n := p.count("GET", "/json")
+		return n - 1
+	}
+	for range 2 {
+		if n := inspects(); n != len(specs) {
+			t.Errorf("without a Watch a list took %d inspections, want %d", n, len(specs))
+		}
+	}
+
+	events, err := d.Watch(t.Context())
+	must(t, err)
+	inspects()
+	drain(events)
+	if n := inspects(); n != 0 {
+		t.Errorf("with a Watch a list of what did not change took %d inspections, want none", n)
+	}
+	s := listOf(t, d, specs[0].UID)[0]
+	_, err = guestImages(t).client.ContainerRestart(t.Context(), s.ID, client.ContainerRestartOptions{})
+	must(t, err)
+	waitFor(t, events, specs[0].UID)
+	drain(events)
+	if n := inspects(); n != 1 {
+		t.Errorf("after one change a list took %d inspections, want 1", n)
+	}
+	for _, now := range listOf(t, d) {
+		if now.UID == s.UID && (now.Run == s.Run || now.State != driver.StateRunning) {
+			t.Errorf("after a restart by hand List shows %+v, want another run than %s", now, s.Run)
+		}
+	}
+
+	p.lose()
+	until(t, "Watch to close", func() error {
+		if _, open := <-events; open {
+			return errors.New("it is open")
+		}
+		return nil
+	})
+	p.restore()
+	if n := inspects(); n != len(specs) {
+		t.Errorf("after an outage a list took %d inspections, want %d", n, len(specs))
+	}
+}
+
+func TestUsageOfMany(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	var uids []types.UID
+	for range 5 {
+		spec := vm(t, d, guestImages(t).plain)
+		reach(t, d, spec, driver.StateRunning)
+		uids = append(uids, spec.UID)
+	}
+	stuck := listOf(t, d, uids[0])[0].ID
+	p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
+		return strings.Contains(r.URL.Path, stuck+"/stats") && hang(r)
+	})
+	p.forget()
+	samples, err := d.Usage(t.Context(), uids...)
+	must(t, err)
+	if len(samples) != len(uids)-1 {
+		t.Errorf("got %d samples, want one of each but the one that is stuck: %+v", len(samples), samples)
+	}
+	if n := p.count("GET", "/containers/json"); n != 1 {
+		t.Errorf("it took %d lists, want 1", n)
+	}
+}
+
+// TestStopSignal : an image can ask for another signal than SIGTERM.
+func TestStopSignal(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	spec := vm(t, d, guestImages(t).plain)
+	create(t, "", &container.Config{Image: spec.Image.Source, StopSignal: "SIGUSR1", Labels: labels(spec, d.ClusterID, spec.Image.Source)})
+	reach(t, d, spec, driver.StateRunning)
+	var signals []string
+	p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "/kill") {
+			signals = append(signals, r.URL.Query().Get("signal"))
+		}
+		return false
+	})
+	spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
+	off := reach(t, d, spec, driver.StateStopped)
+	if off.Exit == nil || off.Exit.Code != 0 || len(signals) != 1 || signals[0] != "SIGUSR1" {
+		t.Errorf("it ended with %+v after the signals %v, want 0 after SIGUSR1", off.Exit, signals)
+	}
+}
