@@ -8,7 +8,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-LDFLAGS := -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION)
+LDFLAGS := -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
 # Flags for drover up: make up ARGS="--port 7443"
 ARGS ?=
 

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Fails when the pages do not keep up: a flag of bin/drover-controller or
+# bin/drover up that README.md lacks, or one that neither has; a make target that
+# is not there; a link to a file or heading that does not exist.
+set -o errexit -o nounset -o pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+mapfile -t pages < <(ls README.md docs/*.md docs/adr/*.md)
+stale=0
+complain() {
+	echo "verify-docs.sh: $*" >&2
+	stale=1
+}
+
+# flags_of lists a program's flags; -v has another long name in each.
+flags_of() {
+	"$@" --help 2>&1 | grep -oE '^ +(-[a-z], +)?--[a-z-]+' | grep -oE -- '--[a-z-]+' |
+		grep -vx -- --help | sed -E 's/^--(v|verbosity)$/-v/' | sort -u
+}
+
+# has_heading PAGE ANCHOR
+has_heading() {
+	grep -E '^#+ ' "$1" | sed -E 's/^#+ //' | tr '[:upper:]' '[:lower:]' | tr -d '`.,:;()/' | tr ' ' '-' | grep -qxF -- "$2"
+}
+
+have="$({ flags_of bin/drover-controller && flags_of bin/drover up; } | sort -u)"
+told="$(grep -oE '^\| `--?[a-z-]+' README.md | grep -oE -- '-[a-z-]+$' | sort -u)"
+while read -r flag; do
+	complain "README.md has no row for ${flag}"
+done < <(comm -23 <(echo "${have}") <(echo "${told}"))
+while read -r flag; do
+	complain "README.md tells of ${flag}, which neither program has"
+done < <(comm -13 <(echo "${have}") <(echo "${told}"))
+
+for page in "${pages[@]}"; do
+	while read -r target; do
+		grep -q "^${target}:" Makefile || complain "${page}: there is no make ${target}"
+	done < <(grep -oE '(^|`)make [a-z-]+' "${page}" | sed 's/.*make //' | sort -u)
+	while read -r link; do
+		file="${link%%#*}"
+		[[ -z "${file}" || -e "$(dirname "${page}")/${file}" ]] || complain "${page}: no such file: ${link}"
+		[[ "${link}" != *'#'* ]] || has_heading "$(dirname "${page}")/${file:-$(basename "${page}")}" "${link#*#}" ||
+			complain "${page}: no such heading: ${link}"
+	done < <(grep -oE '\]\([^)]+\)' "${page}" | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^https?:')
+done
+
+[[ "${stale}" -eq 0 ]] || exit 1
+echo "The docs are up to date."
