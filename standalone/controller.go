@@ -5,20 +5,83 @@ package main
 
 import (
 	"context"
-	"errors"
+	"path/filepath"
+	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/internal/driver/table"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
+	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/part"
 )
 
-// controllerPart is Drover's own controller.
-func controllerPart(_ *upOptions, _ *controlplane.Config) part.Part {
-	return part.Part{
-		Name: "drover-controller",
-		Run: func(context.Context) error {
-			return errors.New("this build has no controller yet: use --without-controller")
-		},
-		StopBy: 4 * time.Second,
+// stopControllerBy leaves the controller's running calls the time that it
+// grants them itself.
+const stopControllerBy = 5500 * time.Millisecond
+
+// newControllerOptions are the controller's, for a program on a host of many:
+// no ports but the API's, and simulated servers that outlive the process.
+func newControllerOptions() *app.Options {
+	o := app.NewOptions()
+	o.MetricsAddress, o.HealthAddress = "0", "0"
+	return o
+}
+
+// controllerParts are Drover's own controller and, before it, the choice of its
+// drivers, which a person wants to see.
+func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []part.Part {
+	if o.controller.Drivers.FakeDir == "" {
+		o.controller.Drivers.FakeDir = filepath.Join(plane.Dir.Drivers(), "fake")
 	}
+	return []part.Part{
+		{Name: "drivers", Within: time.Minute, Ready: func(ctx context.Context) error {
+			return o.chooseDrivers(ctx, plane, news)
+		}},
+		o.controllerPart(plane),
+	}
+}
+
+func (o *upOptions) controllerPart(plane *controlplane.Config) part.Part {
+	started := make(chan struct{})
+	o.controller.Started = func() { close(started) }
+	return part.Part{
+		Name: "drover-controller", Within: time.Minute, StopBy: stopControllerBy,
+		Run: func(ctx context.Context) error {
+			ctrl.SetLogger(klog.Background())
+			return app.Run(ctx, o.controller, plane.ClientConfig(plane.Keys.Controller()))
+		},
+		Ready: func(ctx context.Context) error {
+			select {
+			case <-started:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		},
+	}
+}
+
+// chooseDrivers settles what auto means for this run, so that the controller
+// runs what people were told and purge can find.
+func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Config, news *progress) error {
+	cluster, err := plane.Dir.ClusterID()
+	if err != nil {
+		return err
+	}
+	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, table.Options{
+		Settings: o.controller.Drivers, ClusterID: cluster,
+		Clock: clock.RealClock{}, Log: logr.New(&newsSink{news: news}),
+	})
+	if err != nil {
+		return err
+	}
+	o.controller.VMDriver = strings.Join(names, ",")
+	news.printf("  drivers: %s; the default is %s\n", strings.Join(names, ", "), names[0])
+	return nil
 }

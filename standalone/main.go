@@ -14,6 +14,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
@@ -31,6 +32,8 @@ func main() {
 var errTold = errors.New("told")
 
 func newRootCommand() *cobra.Command {
+	// Parts of Kubernetes put flags of theirs here, and cobra would show them.
+	pflag.CommandLine = pflag.NewFlagSet("drover", pflag.ContinueOnError)
 	root := &cobra.Command{
 		Use:   "drover",
 		Short: "Run virtual machines from Kubernetes objects, on this host and without a cluster",
@@ -41,6 +44,7 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 		Example: `  drover up
   drover kubectl apply -f examples/test-vm.yaml
   drover kubectl get vms`,
+		Version:       droverVersion,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

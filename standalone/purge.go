@@ -4,16 +4,144 @@
 package main
 
 import (
+	"bufio"
+	"context"
 	"errors"
+	"fmt"
+	"io"
+	"strings"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/engines"
+	"cloudnative.tw/drover/standalone/internal/purge"
 )
 
+type purgeOptions struct {
+	dataDir string
+	data    bool
+	yes     bool
+	in      io.Reader
+	out     io.Writer
+}
+
 func newPurgeCommand() *cobra.Command {
-	return &cobra.Command{
+	o := &purgeOptions{}
+	cmd := &cobra.Command{
 		Use:   "purge",
 		Short: "Remove this installation's servers and, with --data, its data",
-		Args:  cobra.NoArgs,
-		RunE:  func(*cobra.Command, []string) error { return errors.New("not in this build") },
+		Long: `Remove the servers of the Drover that has this data dir, and no others, after
+asking. Drover must be stopped. Servers that were released on purpose
+(deletionPolicy Retain) are left alone.
+
+Without --data the VirtualMachines stay, and the next "drover up" makes their
+servers again.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.in, o.out = cmd.InOrStdin(), cmd.OutOrStdout()
+			return o.run(cmd.Context())
+		},
 	}
+	addDataDirFlag(cmd, &o.dataDir)
+	cmd.Flags().BoolVar(&o.data, "data", false, "remove the data dir too: all VirtualMachines, keys and logs")
+	cmd.Flags().BoolVar(&o.yes, "yes", false, "do not ask")
+	return cmd
+}
+
+func (o *purgeOptions) run(ctx context.Context) (err error) {
+	dir, err := datadir.OpenExisting(o.dataDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = closing(dir, err) }()
+	found, err := o.find(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if found.Count() == 0 && !o.data {
+		o.printf("No servers to remove.\n")
+		return nil
+	}
+	if err := o.confirm(dir, found); err != nil {
+		return err
+	}
+	if err := found.Remove(ctx, clock.RealClock{}); err != nil {
+		return fmt.Errorf("some servers are still there, and the data: %w", err)
+	}
+	o.printf("%d servers removed.\n", found.Count())
+	return o.removeData(dir)
+}
+
+// find asks the engines that this installation has used. One that never became
+// ready has no cluster id, and no servers.
+func (o *purgeOptions) find(ctx context.Context, dir *datadir.Dir) (*purge.Found, error) {
+	cluster, err := dir.ClusterID()
+	if err != nil {
+		return nil, err
+	}
+	if cluster == "" {
+		return &purge.Found{}, nil
+	}
+	opened, err := engines.Reopen(ctx, dir.Engines(), cluster, clock.RealClock{}, logr.Discard())
+	if err != nil {
+		return nil, err
+	}
+	named := make([]purge.Named, len(opened))
+	for i, d := range opened {
+		named[i] = purge.Named{Name: d.Name, Engine: d.Driver}
+	}
+	return purge.Find(ctx, named)
+}
+
+var errDeclined = errors.New("nothing was removed")
+
+// confirm shows what would go and asks. No answer, as from a script without
+// --yes, is a no.
+func (o *purgeOptions) confirm(dir *datadir.Dir, found *purge.Found) error {
+	if err := found.Print(o.out); err != nil {
+		return err
+	}
+	if found.Released > 0 {
+		o.printf("(%d released servers stay.)\n", found.Released)
+	}
+	what := fmt.Sprintf("%d servers", found.Count())
+	if o.data {
+		what += fmt.Sprintf(" and the data dir %s with all VirtualMachines", dir.Layout)
+	}
+	if o.yes {
+		return nil
+	}
+	o.printf("Remove %s? [y/N] ", what)
+	answer, err := bufio.NewReader(o.in).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return nil
+	}
+	o.printf("\n")
+	return errDeclined
+}
+
+func (o *purgeOptions) removeData(dir *datadir.Dir) error {
+	if !o.data {
+		return nil
+	}
+	left, err := dir.Remove()
+	if err != nil {
+		return err
+	}
+	o.printf("Data removed.\n")
+	if len(left) > 0 {
+		o.printf("%s stays, since these are not Drover's: %s\n", dir.Layout, strings.Join(left, ", "))
+	}
+	return nil
+}
+
+func (o *purgeOptions) printf(format string, args ...any) {
+	_, _ = fmt.Fprintf(o.out, format, args...)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/part"
@@ -22,18 +23,18 @@ import (
 
 type upOptions struct {
 	dataDir           string
-	vmDriver          string
 	bindAddress       string
 	port              int
 	portGiven         bool
 	withoutController bool
 	verbosity         int
 	unsafeNoFsync     bool
+	controller        *app.Options
 	out               io.Writer
 }
 
 func newUpCommand() *cobra.Command {
-	o := &upOptions{}
+	o := &upOptions{controller: newControllerOptions()}
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run a Kubernetes API and the Drover controller until Ctrl-C",
@@ -43,8 +44,9 @@ The data dir keeps everything between starts. Servers go on running when Drover
 stops, and the next start takes them over.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.portGiven = cmd.Flags().Changed("port")
-			o.out = cmd.OutOrStdout()
+			if err := o.complete(cmd); err != nil {
+				return err
+			}
 			return o.run(stopSignals(cmd.Context()))
 		},
 	}
@@ -55,13 +57,24 @@ stops, and the next start takes them over.`,
 func (o *upOptions) addFlags(cmd *cobra.Command) {
 	addDataDirFlag(cmd, &o.dataDir)
 	f := cmd.Flags()
-	f.StringVar(&o.vmDriver, "vm-driver", "auto", "drivers to run, the first being the default: auto or a comma list")
 	f.StringVar(&o.bindAddress, "bind-address", "127.0.0.1", "IP address that the API is served on")
-	f.IntVar(&o.port, "port", 0, "port that the API is served on, 0 for a free one; kept for later starts")
+	f.IntVar(&o.port, "port", 0, "port that the API is served on, 0 for a free one; kept for later starts (first start: 6443 if free, else a free one)")
 	f.BoolVar(&o.withoutController, "without-controller", false, "run the API alone, for tests or for a controller of your own")
 	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "how much is logged to DIR/logs")
 	f.BoolVar(&o.unsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests alone, a crash of the host loses data")
 	_ = f.MarkHidden("unsafe-no-fsync")
+	o.controller.AddControllerFlags(f)
+	f.Lookup("fake-dir").Usage = "fake: folder that holds one file a server, shared by all who use it (default DIR/drivers/fake)"
+}
+
+// complete checks flags before anything is started.
+func (o *upOptions) complete(cmd *cobra.Command) error {
+	if err := app.SetFromEnv(cmd.Flags()); err != nil {
+		return err
+	}
+	o.portGiven = cmd.Flags().Changed("port")
+	o.out = cmd.OutOrStdout()
+	return o.controller.Validate()
 }
 
 // run starts all parts and stops them when ctx ends.
@@ -79,12 +92,12 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 	if err != nil {
 		return dir.Describe(err)
 	}
-	parts, err := o.parts(plane)
+	context.AfterFunc(ctx, func() { _ = dir.ClearReady() })
+	progress := &progress{out: o.out, begin: begin}
+	parts, err := o.parts(plane, progress)
 	if err != nil {
 		return err
 	}
-	context.AfterFunc(ctx, func() { _ = dir.ClearReady() })
-	progress := &progress{out: o.out, begin: begin}
 	progress.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
 	runner := part.Runner{Clock: clock.RealClock{}, Observer: progress}
 	err = runner.Run(ctx, parts, func() error {
@@ -128,10 +141,10 @@ func (o *upOptions) prepare(ctx context.Context, dir *datadir.Dir, log *logging)
 	return plane, plane.WriteKubeconfig()
 }
 
-func (o *upOptions) parts(plane *controlplane.Config) ([]part.Part, error) {
+func (o *upOptions) parts(plane *controlplane.Config, news *progress) ([]part.Part, error) {
 	parts, err := plane.Parts()
 	if err != nil || o.withoutController {
 		return parts, err
 	}
-	return append(parts, controllerPart(o, plane)), nil
+	return append(parts, o.controllerParts(plane, news)...), nil
 }

@@ -41,6 +41,9 @@ type Options struct {
 	OrphanMax    int
 
 	Drivers table.Settings
+
+	// Started is called once the cache is filled and work begins; nil is nobody.
+	Started func()
 }
 
 // NewOptions returns the defaults.

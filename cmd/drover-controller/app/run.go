@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -67,7 +68,20 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 			return err
 		}
 	}
+	if err := mgr.Add(tellStart(o.Started)); err != nil {
+		return err
+	}
 	return mgr.Start(ctx)
+}
+
+// tellStart is run by the manager after the caches are filled.
+func tellStart(started func()) manager.RunnableFunc {
+	return func(context.Context) error {
+		if started != nil {
+			started()
+		}
+		return nil
+	}
 }
 
 func newManager(o *Options, cfg *rest.Config) (ctrl.Manager, error) {

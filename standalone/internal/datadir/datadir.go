@@ -33,6 +33,7 @@ const (
 	kubeconfigFile = "kubeconfig"
 	portFile       = "port"
 	clusterIDFile  = "cluster-id"
+	enginesFile    = "engines.json"
 )
 
 // Layout names the files of the data dir at this path.
@@ -58,6 +59,9 @@ func (l Layout) LogFile() string { return filepath.Join(l.Logs(), "drover.log") 
 
 // Drivers is where drivers that keep files have their folders.
 func (l Layout) Drivers() string { return filepath.Join(string(l), driversDir) }
+
+// Engines names the drivers that have run here.
+func (l Layout) Engines() string { return filepath.Join(string(l), enginesFile) }
 
 // Kubeconfig is for people: it works wherever it is copied to on this host.
 func (l Layout) Kubeconfig() string { return filepath.Join(string(l), kubeconfigFile) }
@@ -128,6 +132,26 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
+// OpenExisting holds a data dir that is there and changes nothing in it.
+func OpenExisting(path string) (*Dir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	d := &Dir{Layout: Layout(path)}
+	found, err := d.Exists()
+	if err == nil && !found {
+		return nil, fmt.Errorf("%s is no Drover data dir", path)
+	}
+	if err == nil {
+		err = d.hold()
+	}
+	if err != nil {
+		return nil, errors.Join(describe(path, err), d.Close())
+	}
+	return d, nil
+}
+
 // claim takes the lock before anything in the folder is changed.
 func (d *Dir) claim() error {
 	if err := os.MkdirAll(string(d.Layout), 0o700); err != nil {
@@ -136,6 +160,10 @@ func (d *Dir) claim() error {
 	if err := d.refuseForeign(); err != nil {
 		return err
 	}
+	return d.hold()
+}
+
+func (d *Dir) hold() error {
 	lock, err := os.OpenFile(filepath.Join(string(d.Layout), lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -244,6 +272,36 @@ func (d *Dir) SetClusterID(id string) error {
 
 func (d *Dir) writeWord(name, word string) error {
 	return atomicfile.Update(filepath.Join(string(d.Layout), name), []byte(word+"\n"), 0o600)
+}
+
+// Remove removes what is Drover's in the data dir, and the folder itself if
+// nothing else is in it. It returns what is.
+func (d *Dir) Remove() ([]string, error) {
+	names := []string{
+		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, enginesFile,
+		lockFile, // last: until then a purge that was cut short can be repeated
+	}
+	for _, name := range names {
+		if err := os.RemoveAll(filepath.Join(string(d.Layout), name)); err != nil {
+			return nil, d.Describe(err)
+		}
+	}
+	return d.removeIfEmpty()
+}
+
+func (d *Dir) removeIfEmpty() ([]string, error) {
+	entries, err := os.ReadDir(string(d.Layout))
+	if err != nil {
+		return nil, err
+	}
+	if len(entries) == 0 {
+		return nil, os.Remove(string(d.Layout))
+	}
+	left := make([]string, len(entries))
+	for i, e := range entries {
+		left[i] = e.Name()
+	}
+	return left, nil
 }
 
 // Close lets go of the data dir.

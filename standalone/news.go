@@ -1,0 +1,49 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/go-logr/logr"
+)
+
+// newsSink shows log lines that a person should see, as the choice of drivers.
+type newsSink struct {
+	news   *progress
+	values []any
+}
+
+// Init implements logr.LogSink.
+func (s *newsSink) Init(logr.RuntimeInfo) {}
+
+// Enabled implements logr.LogSink: details are for the log alone.
+func (s *newsSink) Enabled(level int) bool { return level == 0 }
+
+// Info implements logr.LogSink.
+func (s *newsSink) Info(_ int, msg string, keysAndValues ...any) {
+	s.news.printf("    %s%s\n", msg, pairs(append(s.values[:len(s.values):len(s.values)], keysAndValues...)))
+}
+
+// Error implements logr.LogSink.
+func (s *newsSink) Error(err error, msg string, keysAndValues ...any) {
+	s.Info(0, msg, append(keysAndValues, "error", err)...)
+}
+
+// WithValues implements logr.LogSink.
+func (s *newsSink) WithValues(keysAndValues ...any) logr.LogSink {
+	return &newsSink{news: s.news, values: append(s.values[:len(s.values):len(s.values)], keysAndValues...)}
+}
+
+// WithName implements logr.LogSink.
+func (s *newsSink) WithName(string) logr.LogSink { return s }
+
+func pairs(keysAndValues []any) string {
+	var b strings.Builder
+	for i := 0; i+1 < len(keysAndValues); i += 2 {
+		fmt.Fprintf(&b, ", %v %v", keysAndValues[i], keysAndValues[i+1])
+	}
+	return b.String()
+}
