@@ -17,7 +17,7 @@ const cacheAge = 5 * time.Minute
 type cache struct {
 	mu      sync.Mutex
 	streams int
-	era     uint64 // of unbroken watching
+	era     uint64 // grows when looks that are under way must not count
 	entries map[string]entry
 }
 
@@ -87,8 +87,12 @@ func (c *cache) closed() {
 	}
 }
 
+// prune forgets versions too, so looks from before cannot be judged any more.
 func (c *cache) prune(there map[string]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	prune(c.entries, there)
+	before := len(c.entries)
+	if prune(c.entries, there); len(c.entries) < before {
+		c.era++
+	}
 }

@@ -66,7 +66,7 @@ func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) erro
 	case spec.CPUMilli > int64(info.NCPU)*1000:
 		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", cpuText(spec.CPUMilli), info.NCPU)
 	case info.MemTotal > 0 && spec.MemoryBytes > info.MemTotal:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", sizeText(spec.MemoryBytes), sizeText(info.MemTotal))
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", sizeText(spec.MemoryBytes), roughly(info.MemTotal))
 	}
 	return nil
 }

@@ -221,7 +221,7 @@ func freePort(t *testing.T) int32 {
 	t.Helper()
 	l := listen(t, 0)
 	defer func() { _ = l.Close() }()
-	return int32(l.Addr().(*net.TCPAddr).Port)
+	return int32(l.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
 }
 
 func listen(t *testing.T, port int32) net.Listener {

@@ -173,7 +173,6 @@ func get(t *testing.T, url string) (int, error) {
 	return res.StatusCode, res.Body.Close()
 }
 
-
 // removeAll is for cleaning up.
 func removeAll(t *testing.T, d *Driver, uid types.UID) {
 	c := guestImages(t).client

@@ -4,6 +4,7 @@
 package docker
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 
@@ -68,3 +69,6 @@ func sizeText(bytes int64) string {
 	}
 	return resource.NewQuantity(bytes, format).String()
 }
+
+// roughly is for sizes that nobody chose.
+func roughly(bytes int64) string { return fmt.Sprintf("%dM", bytes/1e6) }

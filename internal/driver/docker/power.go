@@ -22,7 +22,7 @@ import (
 func (d *Driver) stop(ctx context.Context, spec driver.ServerSpec, r *record) (done bool, err error) {
 	begun, stopping := d.stops.of(*r)
 	now := stop{by: begun.by, forced: begun.forced}
-	if spec.Power == driver.PowerOff || endsRun(*r, spec) {
+	if !stopping || spec.Power == driver.PowerOff || endsRun(*r, spec) {
 		now.by = spec.StopBy
 	}
 	if due(now.by, d.Clock.Now()) {
@@ -124,17 +124,16 @@ func (d *Driver) replace(ctx context.Context, spec driver.ServerSpec, r *record)
 // resize changes what Docker can change at any time: CPU, memory and the
 // restart policy.
 func (d *Driver) resize(ctx context.Context, spec driver.ServerSpec, r *record) error {
-	want := record{cpuMilli: spec.CPUMilli, memory: spec.MemoryBytes, restart: restartMode(spec.RestartPolicy)}
-	if r.state == container.StateRemoving || r.cpuMilli == want.cpuMilli && r.memory == want.memory && r.restart == want.restart {
+	if sized(*r, spec) || r.state == container.StateRemoving || r.state == container.StateDead {
 		return nil
 	}
-	if want.cpuMilli > r.cpuMilli || want.memory > r.memory {
+	if spec.CPUMilli > r.cpuMilli || spec.MemoryBytes > r.memory {
 		if err := d.checkCapacity(ctx, spec); err != nil {
 			return err
 		}
 	}
-	if want.memory < r.memory && r.alive() {
-		if err := d.checkInUse(ctx, *r, want.memory); err != nil {
+	if spec.MemoryBytes < r.memory && r.alive() {
+		if err := d.checkInUse(ctx, *r, spec.MemoryBytes); err != nil {
 			return err
 		}
 	}
@@ -142,6 +141,10 @@ func (d *Driver) resize(ctx context.Context, spec driver.ServerSpec, r *record) 
 		return err
 	}
 	return d.refresh(ctx, r)
+}
+
+func sized(r record, spec driver.ServerSpec) bool {
+	return r.cpuMilli == spec.CPUMilli && r.memory == spec.MemoryBytes && r.restart == restartMode(spec.RestartPolicy)
 }
 
 func (d *Driver) update(ctx context.Context, spec driver.ServerSpec, r record) error {
@@ -175,7 +178,7 @@ func (d *Driver) checkInUse(ctx context.Context, r record, limit int64) error {
 		return settle(r, err)
 	}
 	if used := memoryInUse(stats.MemoryStats); used > limit {
-		return driver.Errorf(driver.ErrRetry, "spec.resource.memory: %s is less than the %s in use: stop the server to shrink it, or free memory in it", sizeText(limit), sizeText(used))
+		return driver.Errorf(driver.ErrRetry, "spec.resource.memory: %s is less than the %s in use: stop the server to shrink it, or free memory in it", sizeText(limit), roughly(used))
 	}
 	return nil
 }

@@ -1,0 +1,165 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// daemon is a Docker engine of a test's own, which it can stop and start.
+type daemon struct {
+	dir     string
+	process *exec.Cmd
+	output  bytes.Buffer
+}
+
+// newDaemon starts an engine in a network namespace of its own: one that is told
+// to have no bridge takes away the bridge of another.
+func newDaemon(t *testing.T) *daemon {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("an engine of the test's own needs root")
+	}
+	dir, err := os.MkdirTemp("", "drover-dockerd-") //nolint:usetesting // t.TempDir may be too long for a socket
+	must(t, err)
+	d := &daemon{dir: dir}
+	t.Cleanup(func() {
+		d.stop(t)
+		must(t, os.RemoveAll(dir))
+	})
+	d.start(t)
+	return d
+}
+
+func (d *daemon) host() string { return "unix://" + filepath.Join(d.dir, "docker.sock") }
+
+func (d *daemon) start(t *testing.T) {
+	t.Helper()
+	d.process = exec.Command("dockerd", "--host", d.host(), "--data-root", filepath.Join(d.dir, "data"), //nolint:noctx // stopped by its own signal
+		"--exec-root", filepath.Join(d.dir, "exec"), "--pidfile", filepath.Join(d.dir, "pid"),
+		"--bridge=none", "--iptables=false", "--ip6tables=false", "--userland-proxy=false")
+	d.process.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
+	d.process.Stdout, d.process.Stderr = &d.output, &d.output
+	if err := d.process.Start(); err != nil {
+		t.Fatalf("starting an engine, which hack/dockerd.sh installs: %v", err)
+	}
+	c := d.client(t)
+	until(t, "the engine of this test", func() error {
+		_, err := c.Ping(t.Context(), client.PingOptions{})
+		return err
+	})
+}
+
+// stop ends the engine and with it, unlike the loss of the way to it, all of
+// its containers.
+func (d *daemon) stop(t *testing.T) {
+	t.Helper()
+	if d.process == nil {
+		return
+	}
+	_ = d.process.Process.Signal(syscall.SIGTERM)
+	if err := d.process.Wait(); err != nil {
+		t.Errorf("the engine ended with %v: %s", err, d.output.String())
+	}
+	d.process = nil
+}
+
+func (d *daemon) client(t *testing.T) *client.Client {
+	t.Helper()
+	c, err := client.New(client.WithHost(d.host()))
+	must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// TestEngineRestart : the engine goes and comes back. What ran runs again, what
+// was stopped stays off, and nothing is made twice.
+func TestEngineRestart(t *testing.T) {
+	t.Parallel()
+	g := guestImages(t)
+	engine := newDaemon(t)
+	must(t, importImage(t.Context(), engine.client(t), g.rootfs, g.plain, "EXPOSE 80/tcp"))
+	d := newDriver(t, Options{Host: engine.host()})
+	id, err := d.EngineID(t.Context())
+	must(t, err)
+	on, off, never := vm(t, d, g.plain), vm(t, d, g.plain), vm(t, d, g.plain)
+	t.Cleanup(func() { deleteAll(t, d) })
+	before := map[types.UID]driver.Server{}
+	for _, spec := range []*driver.ServerSpec{&on, &off, &never} {
+		spec.RestartPolicy = driver.RestartAlways
+		if spec == &never {
+			spec.Power = driver.PowerOff
+		} else {
+			reach(t, d, *spec, driver.StateRunning)
+		}
+		before[spec.UID] = ensure(t, d, *spec)
+	}
+	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
+	before[off.UID] = reach(t, d, off, driver.StateStopped)
+	events, err := d.Watch(t.Context())
+	must(t, err)
+
+	engine.stop(t)
+	until(t, "Watch to close", func() error {
+		if _, open := <-events; open {
+			return errors.New("it is open")
+		}
+		return nil
+	})
+	for range 3 {
+		_, err = d.List(t.Context())
+		wantError(t, err, driver.ErrUnavailable, "", engine.host())
+		_, err = d.Ensure(t.Context(), on)
+		wantError(t, err, driver.ErrUnavailable, "", engine.host())
+	}
+
+	engine.start(t)
+	again, err := d.EngineID(t.Context())
+	must(t, err)
+	if again != id {
+		t.Errorf("the engine's id was %s and is %s", id, again)
+	}
+	s := seen(t, d, on.UID, "what ran running again", func(s driver.Server) bool { return s.State == driver.StateRunning })
+	if s.ID != before[on.UID].ID || s.Run == before[on.UID].Run {
+		t.Errorf("it is %+v, want another run of %+v", s, before[on.UID])
+	}
+	all := listOf(t, d)
+	if len(all) != len(before) {
+		t.Errorf("List shows %+v, want the %d servers of before", all, len(before))
+	}
+	for _, s := range all {
+		was := before[s.UID]
+		if s.UID != on.UID && (s.State != driver.StateStopped || s.ID != was.ID || s.Run != was.Run) {
+			t.Errorf("it is %+v, want it as before: %+v", s, was)
+		}
+	}
+}
+
+func deleteAll(t *testing.T, d *Driver) {
+	ctx := context.WithoutCancel(t.Context())
+	until(t, "the clean-up", func() error {
+		all, err := d.List(ctx)
+		for _, s := range all {
+			_ = d.Delete(ctx, driver.Target{UID: s.UID}, false)
+		}
+		if err == nil && len(all) > 0 {
+			err = fmt.Errorf("there are %d servers", len(all))
+		}
+		return err
+	})
+}

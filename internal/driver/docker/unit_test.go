@@ -1,0 +1,278 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"errors"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/jsonstream"
+	"github.com/moby/moby/api/types/network"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+func TestNextStep(t *testing.T) {
+	t.Parallel()
+	const run = "is-on"
+	started := time.Unix(0, 1)
+	thisRun := record{id: run, startedAt: started}.run()
+	image := []string{"image"}
+	for name, c := range map[string]struct {
+		state    container.ContainerState
+		power    driver.Power
+		endRun   string
+		stopping bool
+		pending  []string
+		want     step
+	}{
+		"created, on":                    {state: container.StateCreated, power: driver.PowerOn, want: stepStart},
+		"created, off":                   {state: container.StateCreated, power: driver.PowerOff, want: stepNone},
+		"created, paused":                {state: container.StateCreated, power: driver.PowerPaused, want: stepStart},
+		"created, on, changed":           {state: container.StateCreated, power: driver.PowerOn, pending: image, want: stepReplace},
+		"exited, on":                     {state: container.StateExited, power: driver.PowerOn, want: stepStart},
+		"exited, on, that run over":      {state: container.StateExited, power: driver.PowerOn, endRun: thisRun, want: stepStart},
+		"exited, on, changed":            {state: container.StateExited, power: driver.PowerOn, pending: image, want: stepReplace},
+		"exited, off, changed":           {state: container.StateExited, power: driver.PowerOff, pending: image, want: stepNone},
+		"exited, paused":                 {state: container.StateExited, power: driver.PowerPaused, want: stepStart},
+		"dead, on":                       {state: container.StateDead, power: driver.PowerOn, want: stepReplace},
+		"dead, off":                      {state: container.StateDead, power: driver.PowerOff, want: stepNone},
+		"removing, on":                   {state: container.StateRemoving, power: driver.PowerOn, pending: image, want: stepNone},
+		"running, on":                    {state: container.StateRunning, power: driver.PowerOn, want: stepNone},
+		"running, on, changed":           {state: container.StateRunning, power: driver.PowerOn, pending: image, want: stepNone},
+		"running, on, end this run":      {state: container.StateRunning, power: driver.PowerOn, endRun: thisRun, want: stepStop},
+		"running, on, end another run":   {state: container.StateRunning, power: driver.PowerOn, endRun: "another", want: stepNone},
+		"running, on, stopping":          {state: container.StateRunning, power: driver.PowerOn, stopping: true, want: stepStop},
+		"running, off":                   {state: container.StateRunning, power: driver.PowerOff, want: stepStop},
+		"running, paused":                {state: container.StateRunning, power: driver.PowerPaused, want: stepPause},
+		"paused, on":                     {state: container.StatePaused, power: driver.PowerOn, want: stepUnpause},
+		"paused, off":                    {state: container.StatePaused, power: driver.PowerOff, want: stepStop},
+		"paused, paused":                 {state: container.StatePaused, power: driver.PowerPaused, want: stepNone},
+		"paused, paused, end this run":   {state: container.StatePaused, power: driver.PowerPaused, endRun: thisRun, want: stepStop},
+		"restarting, on":                 {state: container.StateRestarting, power: driver.PowerOn, want: stepNone},
+		"restarting, on, changed":        {state: container.StateRestarting, power: driver.PowerOn, pending: image, want: stepStop},
+		"restarting, off":                {state: container.StateRestarting, power: driver.PowerOff, want: stepStop},
+		"restarting, paused":             {state: container.StateRestarting, power: driver.PowerPaused, want: stepNone},
+		"restarting, on, end this run":   {state: container.StateRestarting, power: driver.PowerOn, endRun: thisRun, want: stepStop},
+		"running, paused, another ended": {state: container.StateRunning, power: driver.PowerPaused, endRun: "another", want: stepPause},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := record{id: run, startedAt: started, state: c.state}
+			spec := driver.ServerSpec{Power: c.power, EndRun: c.endRun}
+			if got := nextStep(r, spec, c.stopping, c.pending); got != c.want {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestPendingFields(t *testing.T) {
+	t.Parallel()
+	http := driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}
+	dns := driver.Port{Name: "dns", Protocol: "UDP", Port: 53}
+	for name, c := range map[string]struct {
+		hadImage string
+		had      []driver.Port
+		image    string
+		ports    []driver.Port
+		want     []string
+	}{
+		"same":                {"nginx", []driver.Port{http}, "nginx", []driver.Port{http}, nil},
+		"written in full":     {"nginx", nil, "docker.io/library/nginx:latest", nil, nil},
+		"another tag":         {"nginx", nil, "nginx:1.29", nil, []string{"image"}},
+		"default":             {"nginx", nil, "", nil, nil},
+		"by digest":           {"nginx", nil, "nginx@sha256:" + strings.Repeat("a", 64), nil, []string{"image"}},
+		"other order":         {"nginx", []driver.Port{http, dns}, "nginx", []driver.Port{dns, http}, nil},
+		"other port name":     {"nginx", []driver.Port{http}, "nginx", []driver.Port{{Name: "web", Port: 80, HostPort: 8080}}, nil},
+		"other host port":     {"nginx", []driver.Port{http}, "nginx", []driver.Port{{Name: "http", Port: 80, HostPort: 8081}}, []string{"ports"}},
+		"other protocol":      {"nginx", []driver.Port{dns}, "nginx", []driver.Port{{Name: "dns", Protocol: "TCP", Port: 53}}, []string{"ports"}},
+		"no port and another": {"nginx", []driver.Port{http}, "httpd", nil, []string{"image", "ports"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := record{image: c.hadImage, ports: portsText(c.had)}
+			spec := driver.ServerSpec{Image: driver.Image{Source: c.image}, Ports: c.ports}
+			if got := pendingFields(r, spec); !slices.Equal(got, c.want) {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestContainerName(t *testing.T) {
+	t.Parallel()
+	const uid = "0123456789abcdef"
+	accepted := regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
+	seen := map[string]string{}
+	for name, c := range map[string]struct{ namespace, name, want string }{
+		"plain":         {"default", "test-vm", "test-vm.default.01234567"},
+		"dots":          {"c", "a.b", "a.b.c.01234567"},
+		"dash 1":        {"c", "a-b", "a-b.c.01234567"},
+		"dash 2":        {"b-c", "a", "a.b-c.01234567"},
+		"long":          {strings.Repeat("n", 63), strings.Repeat("v", 63), strings.Repeat("v", 63) + "." + strings.Repeat("n", 63) + ".01234567"},
+		"longer":        {strings.Repeat("N", 300), strings.Repeat("V", 300), strings.Repeat("V", 63) + "." + strings.Repeat("N", 63) + ".01234567"},
+		"no name":       {"", "", "x.x.01234567"},
+		"odd":           {"ü/..", "../$(x) y", "x..---x--y.x--...01234567"},
+		"leading dash":  {"n", "-v", "x-v.n.01234567"},
+		"leading digit": {"0", "0", "0.0.01234567"},
+	} {
+		spec := driver.ServerSpec{Namespace: c.namespace, Name: c.name}
+		spec.UID = uid
+		got := containerName(spec)
+		if got != c.want && name != "odd" {
+			t.Errorf("%s: got %q, want %q", name, got, c.want)
+		}
+		if !accepted.MatchString(got) || isRetained(got) {
+			t.Errorf("%s: Docker would not take %q", name, got)
+		}
+		if other, ok := seen[got]; ok {
+			t.Errorf("%s and %s are both %q", name, other, got)
+		}
+		seen[got] = name
+	}
+}
+
+func TestMemoryInUse(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		stats container.MemoryStats
+		want  int64
+	}{
+		"cgroup v1":             {container.MemoryStats{Usage: 100, Stats: map[string]uint64{"total_inactive_file": 30, "inactive_file": 10}}, 70},
+		"cgroup v1, no cache":   {container.MemoryStats{Usage: 100, Stats: map[string]uint64{"total_inactive_file": 0, "inactive_file": 10}}, 100},
+		"cgroup v2":             {container.MemoryStats{Usage: 100, Stats: map[string]uint64{"inactive_file": 30}}, 70},
+		"more cache than usage": {container.MemoryStats{Usage: 100, Stats: map[string]uint64{"inactive_file": 300}}, 100},
+		"nothing known":         {container.MemoryStats{}, 0},
+	} {
+		if got := memoryInUse(c.stats); got != c.want {
+			t.Errorf("%s: got %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	var p progress
+	for _, c := range []struct {
+		id, status     string
+		current, total int64
+		want           string
+	}{
+		{"", "Pulling from library/nginx", 0, 0, "pulling nginx"},
+		{"a", "Pulling fs layer", 0, 0, "pulling nginx"},
+		{"b", "Waiting", 0, 0, "pulling nginx"},
+		{"a", "Downloading", 2_500_000, 10_000_000, "pulling nginx: 25% (2.5/10.0 MB)"},
+		{"b", "Downloading", 9_800_000, 26_100_000, "pulling nginx: 34% (12.3/36.1 MB)"},
+		{"a", "Verifying Checksum", 0, 0, "pulling nginx: 34% (12.3/36.1 MB)"},
+		{"a", "Download complete", 0, 0, "pulling nginx: 54% (19.8/36.1 MB)"},
+		{"c", "Already exists", 0, 0, "pulling nginx: 54% (19.8/36.1 MB)"},
+		{"b", "Download complete", 0, 0, "pulling nginx: unpacking 36.1 MB"},
+		{"a", "Extracting", 100, 10_000_000, "pulling nginx: unpacking 36.1 MB"},
+		{"a", "Pull complete", 0, 0, "pulling nginx: unpacking 36.1 MB"},
+	} {
+		m := jsonstream.Message{ID: c.id, Status: c.status}
+		if c.total > 0 {
+			m.Progress = &jsonstream.Progress{Current: c.current, Total: c.total}
+		}
+		p.add(m)
+		if got := p.text("nginx"); got != c.want {
+			t.Errorf("after %q of %q: got %q, want %q", c.status, c.id, got, c.want)
+		}
+	}
+}
+
+func TestTexts(t *testing.T) {
+	t.Parallel()
+	for bytes, want := range map[int64]string{40e9: "40G", 40 << 30: "40Gi", 4e9: "4G", 64 << 40: "64Ti", 512 << 20: "512Mi", 500e6: "500M", 6 << 20: "6Mi"} {
+		if got := sizeText(bytes); got != want {
+			t.Errorf("%d bytes: got %s, want %s", bytes, got, want)
+		}
+	}
+	bindings := network.PortMap{
+		network.MustParsePort("80/tcp"): {{HostIP: netip.IPv4Unspecified(), HostPort: "32768"}, {HostIP: netip.IPv6Unspecified(), HostPort: "32768"}},
+		network.MustParsePort("53/udp"): {{HostPort: "5353"}},
+		network.MustParsePort("81/tcp"): nil,
+	}
+	asked := portsText([]driver.Port{{Port: 80}, {Port: 53, Protocol: "UDP", HostPort: 5353}, {Port: 81}})
+	if got, want := publishedText(asked, bindings), "port 80/tcp is published as host port 32768"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestErrors has the words of engines from 20.10 to 29.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	spec := driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostPort: 808}, {Port: 81, HostPort: 8080}}}
+	for name, c := range map[string]struct {
+		err    string
+		kind   error
+		reason string
+		want   string
+	}{
+		"port of a container": {
+			"driver failed programming external connectivity on endpoint x (8f): Bind for 0.0.0.0:8080 failed: port is already allocated",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[1].hostPort: host port 8080 is taken",
+		},
+		"port of a program": {
+			"driver failed programming external connectivity on endpoint x (8f): Error starting userland proxy: listen tcp4 0.0.0.0:808: bind: address already in use",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[0].hostPort: host port 808 is taken",
+		},
+		"port of a program, 28 and later": {
+			"failed to set up container networking: driver failed programming external connectivity on endpoint x (8f): failed to bind host port for 0.0.0.0:8080:172.17.0.2:81/tcp: address already in use",
+			driver.ErrRetry, driver.ReasonPortConflict, "spec.ports[1].hostPort: host port 8080 is taken",
+		},
+		"full disk": {"mkdir /var/lib/docker/x: no space left on device", driver.ErrExhausted, "", "no space left"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantError(t, explainStart(spec, errors.New(c.err)), c.kind, c.reason, c.want, c.err)
+		})
+	}
+}
+
+// TestCacheForgets : a record is kept only if no event can have been missed.
+func TestCacheForgets(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	for name, c := range map[string]struct {
+		happens func(c *cache)
+		after   time.Duration
+		want    bool
+	}{
+		"nothing":                      {func(*cache) {}, 0, true},
+		"an event of another":          {func(c *cache) { c.changed("other") }, 0, true},
+		"an event":                     {func(c *cache) { c.changed("id") }, 0, false},
+		"the end of the stream":        {func(c *cache) { c.closed() }, 0, false},
+		"another stream":               {func(c *cache) { c.opened(); c.closed() }, 0, true},
+		"a gap between streams":        {func(c *cache) { c.closed(); c.opened() }, 0, false},
+		"a stream before the last one": {func(c *cache) { c.opened(); c.closed(); c.closed() }, 0, false},
+		"time":                         {func(*cache) {}, cacheAge, false},
+		"its removal":                  {func(c *cache) { c.prune(nil) }, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			after := &cache{}
+			after.opened()
+			after.put(after.look("id"), record{id: "id"}, now)
+			c.happens(after)
+			if _, fresh := after.get("id", now.Add(c.after)); fresh != c.want {
+				t.Errorf("after the look: fresh is %v, want %v", fresh, c.want)
+			}
+			if name == "time" || name == "its removal" {
+				return
+			}
+			between := &cache{}
+			between.opened()
+			seen := between.look("id")
+			c.happens(between)
+			between.put(seen, record{id: "id"}, now)
+			if _, fresh := between.get("id", now); fresh != c.want {
+				t.Errorf("between look and put: fresh is %v, want %v", fresh, c.want)
+			}
+		})
+	}
+}
