@@ -152,7 +152,7 @@ func (c *Cluster) Start() error {
 	if err := os.Remove(c.readyFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	c.process = startProcess(c.binary, c.args, &c.output)
+	c.process = startProcess(c.binary, c.args, nil, &c.output)
 	if err := c.waitReady(); err != nil {
 		return fmt.Errorf("%w; it printed:\n%s", err, c.Output())
 	}
@@ -242,7 +242,7 @@ type process struct {
 
 // startProcess keeps a thread for the child, since the kernel takes the end of
 // the thread that started a child for the parent's death.
-func startProcess(binary string, args []string, output io.Writer) *process {
+func startProcess(binary string, args, env []string, output io.Writer) *process {
 	p := &process{done: make(chan struct{})}
 	started := make(chan struct{})
 	go func() {
@@ -250,6 +250,7 @@ func startProcess(binary string, args []string, output io.Writer) *process {
 		defer runtime.UnlockOSThread()
 		defer close(p.done)
 		cmd := exec.CommandContext(context.Background(), binary, args...)
+		cmd.Env = append(os.Environ(), env...)
 		cmd.Stdout, cmd.Stderr = output, output
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		p.err = cmd.Start()

@@ -1,0 +1,182 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestManifest applies the manifest of the documentation, verbatim, with
+// kubectl and looks at all that becomes of it.
+func TestManifest(t *testing.T) {
+	t.Parallel()
+	manifest, err := os.ReadFile("../../examples/test-vm.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := world.Namespace(t)
+	world.MustKubectl(t, string(manifest), "apply", "-n", ns, "-f", "-")
+	vm := getVM(t, ns, "test-vm")
+	history := world.Record(t, vm)
+	vm = world.Await(t, vm, rig.Soon, rig.Active)
+
+	t.Run("history", func(t *testing.T) { checkPhases(t, history.Until(t, vm)) })
+	t.Run("object", func(t *testing.T) { checkObject(t, vm) })
+	t.Run("container", func(t *testing.T) { checkContainer(t, vm) })
+	t.Run("columns", func(t *testing.T) { checkColumns(t, vm) })
+	t.Run("kubectl", func(t *testing.T) { checkKubectlGet(t, ns) })
+	t.Run("load", func(t *testing.T) { checkLoad(t, vm) })
+	t.Run("delete", func(t *testing.T) {
+		world.MustKubectl(t, "", "delete", "vm", "test-vm", "-n", ns, "--timeout=60s")
+		world.AwaitGone(t, vm, time.Second)
+		world.HasServers(t, vm, 0, time.Second)
+	})
+}
+
+func getVM(t *testing.T, ns, name string) *api.VirtualMachine {
+	t.Helper()
+	vm, err := world.VMs.CloudnativeV1alpha1().VirtualMachines(ns).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return vm
+}
+
+// checkPhases : Creating is shown or not, by how long it takes, and nothing
+// else comes before Active.
+func checkPhases(t *testing.T, all []*api.VirtualMachine) {
+	var phases []api.Phase
+	for _, vm := range all {
+		phases = append(phases, vm.Status.Phase)
+	}
+	phases = slices.DeleteFunc(slices.Compact(phases), func(p api.Phase) bool { return p == "" || p == api.PhaseCreating })
+	if !slices.Equal(phases, []api.Phase{api.PhaseActive}) {
+		t.Errorf("beside none and Creating the phases were %v, want Active alone", phases)
+	}
+	if all[0].Status.Phase == "" && all[0].Status.ObservedGeneration != -1 {
+		t.Errorf("before any controller looked, observedGeneration was %d, want -1", all[0].Status.ObservedGeneration)
+	}
+}
+
+func checkObject(t *testing.T, vm *api.VirtualMachine) {
+	s := vm.Status
+	if s.Driver != "docker" || s.Server == nil || s.Server.State != "Running" || len(s.Addresses) == 0 || s.StartTime == nil || s.LastUpdateTime == nil || s.RestartCount != 0 || s.Operation != nil {
+		t.Errorf("status is %s", rig.Show(vm))
+	}
+	for kind, want := range map[string]metav1.ConditionStatus{
+		api.ConditionReady: metav1.ConditionTrue, api.ConditionRunning: metav1.ConditionTrue, api.ConditionObserved: metav1.ConditionTrue,
+		api.ConditionRestartRequired: "", api.ConditionDeletionBlocked: "", api.ConditionStalled: "",
+	} {
+		if err := rig.Condition(kind, want)(vm); err != nil {
+			t.Error(err)
+		}
+	}
+	if !strings.Contains(s.Message, "rootDisk 40G") {
+		t.Errorf("message is %q, want a note on rootDisk", s.Message)
+	}
+	if !slices.Equal(vm.Finalizers, []string{api.FinalizerServer}) || !strings.HasPrefix(vm.Annotations[api.AnnotationBound], "docker/") {
+		t.Errorf("finalizers %v, annotations %v", vm.Finalizers, vm.Annotations)
+	}
+}
+
+func checkContainer(t *testing.T, vm *api.VirtualMachine) {
+	c := rig.Inspect(t, vm.Status.Server.ID)
+	host := c.HostConfig
+	if host.Memory != 4000000000 || host.MemorySwap != 4000000000 || host.NanoCPUs != 2000000000 || host.RestartPolicy.Name != "unless-stopped" {
+		t.Errorf("Memory %d, MemorySwap %d, NanoCpus %d, restart %s", host.Memory, host.MemorySwap, host.NanoCPUs, host.RestartPolicy.Name)
+	}
+	if want := fmt.Sprintf("/test-vm.%s.%.8s", vm.Namespace, vm.UID); c.Name != want {
+		t.Errorf("name %s, want %s", c.Name, want)
+	}
+	for label, want := range map[string]string{
+		docker.LabelUID: string(vm.UID), docker.LabelNamespace: vm.Namespace, docker.LabelName: "test-vm", docker.LabelCluster: world.ID,
+	} {
+		if got := c.Config.Labels[label]; got != want {
+			t.Errorf("label %s is %q, want %q", label, got, want)
+		}
+	}
+	if c.Config.Labels[docker.LabelEpoch] == "" || c.Config.Labels[docker.LabelEpoch] == "0" {
+		t.Errorf("epoch label is %q", c.Config.Labels[docker.LabelEpoch])
+	}
+	found, err := vmtest.Docker(t).ContainerList(t.Context(), client.ContainerListOptions{Filters: client.Filters{}.Add("name", "test-vm")})
+	if err != nil || !slices.ContainsFunc(found.Items, func(s container.Summary) bool { return s.ID == c.ID }) {
+		t.Errorf("docker ps --filter name=test-vm shows %d containers and not %s, error %v", len(found.Items), c.ID, err)
+	}
+}
+
+// checkColumns asks for the table that kubectl gets.
+func checkColumns(t *testing.T, vm *api.VirtualMachine) {
+	raw, err := world.VMs.CloudnativeV1alpha1().RESTClient().Get().Namespace(vm.Namespace).Resource("virtualmachines").
+		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table metav1.Table
+	if err := json.Unmarshal(raw, &table); err != nil {
+		t.Fatal(err)
+	}
+	var columns []string
+	cells := map[string]any{}
+	for n, c := range table.ColumnDefinitions {
+		columns = append(columns, fmt.Sprintf("%s %d", strings.ToUpper(c.Name), c.Priority))
+		cells[c.Name] = table.Rows[0].Cells[n]
+	}
+	want := []string{"NAME 0", "STATUS 0", "CPU 0", "MEMORY 0", "AGE 0", "READY 1", "DRIVER 1", "IP 1", "ID 1", "REASON 1"}
+	if !slices.Equal(columns, want) {
+		t.Errorf("columns are %v, want %v", columns, want)
+	}
+	for column, want := range map[string]any{
+		"Name": "test-vm", "Status": "Active", "Ready": "True", "Driver": "docker",
+		"IP": vm.Status.Addresses[0], "ID": vm.Status.Server.ID, "Reason": "Running",
+	} {
+		if cells[column] != want {
+			t.Errorf("column %s has %v, want %v", column, cells[column], want)
+		}
+	}
+}
+
+func checkKubectlGet(t *testing.T, ns string) {
+	for _, name := range []string{"vms", "vm", "virtualmachines", "all"} {
+		lines := strings.Split(world.MustKubectl(t, "", "get", name, "-n", ns), "\n")
+		if got := strings.Join(strings.Fields(lines[0]), " "); got != "NAME STATUS CPU MEMORY AGE" {
+			t.Errorf("kubectl get %s has the columns %s", name, got)
+		}
+		if len(lines) < 2 || !strings.Contains(lines[1], "Active") {
+			t.Errorf("kubectl get %s shows %q", name, lines)
+		}
+	}
+}
+
+// checkLoad : the figures move within the usage period (2 s) plus 5 s.
+func checkLoad(t *testing.T, vm *api.VirtualMachine) {
+	usage := func(what string, ok func(api.Usage) bool) rig.Check {
+		return func(vm *api.VirtualMachine) error {
+			if u := vm.Status.Server.Usage; u == nil || !ok(*u) {
+				return fmt.Errorf("usage is %+v: want %s", u, what)
+			}
+			return nil
+		}
+	}
+	world.Await(t, vm, 7*time.Second, usage("next to nothing", func(u api.Usage) bool { return u.CPU < 20 }))
+	rig.AskGuest(t, vm, "/memory?bytes=400000000")
+	world.Await(t, vm, 7*time.Second, usage("memory from 10 to 20", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 20 }))
+	rig.AskGuest(t, vm, "/load?seconds=5")
+	world.Await(t, vm, 7*time.Second, usage("CPU above 30", func(u api.Usage) bool { return u.CPU > 30 }))
+	world.Await(t, vm, 20*time.Second, usage("CPU below 20 again", func(u api.Usage) bool { return u.CPU < 20 }))
+}

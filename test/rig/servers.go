@@ -1,0 +1,204 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// Containers returns the containers that carry a UID, of whatever cluster.
+func Containers(t testing.TB, uid types.UID) []container.Summary {
+	t.Helper()
+	return list(t, docker.LabelUID+"="+string(uid))
+}
+
+// AllContainers returns those of this world.
+func (w *World) AllContainers(t testing.TB) []container.Summary {
+	t.Helper()
+	return list(t, docker.LabelCluster+"="+w.ID)
+}
+
+func list(t testing.TB, label string) []container.Summary {
+	t.Helper()
+	all, err := vmtest.Docker(t).ContainerList(t.Context(), client.ContainerListOptions{
+		All: true, Filters: client.Filters{}.Add("label", label),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all.Items
+}
+
+// Container looks at a VM's only container.
+func Container(t testing.TB, vm *api.VirtualMachine) container.InspectResponse {
+	t.Helper()
+	all := Containers(t, vm.UID)
+	if len(all) != 1 {
+		t.Fatalf("%s/%s has %d containers, want 1", vm.Namespace, vm.Name, len(all))
+	}
+	return Inspect(t, all[0].ID)
+}
+
+// Inspect looks at a container.
+func Inspect(t testing.TB, id string) container.InspectResponse {
+	t.Helper()
+	res, err := vmtest.Docker(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.Container
+}
+
+// RunForeign runs a container that is not Drover's, or with labels that say so.
+func RunForeign(t testing.TB, name string, labels map[string]string) (id string) {
+	t.Helper()
+	c := vmtest.Docker(t)
+	made, err := c.ContainerCreate(t.Context(), client.ContainerCreateOptions{
+		Name: name, Config: &container.Config{Image: vmtest.GuestPlain, Labels: labels},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { RemoveContainer(t, made.ID) })
+	if _, err := c.ContainerStart(t.Context(), made.ID, client.ContainerStartOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return made.ID
+}
+
+// RemoveContainer removes a container, if it is there, as a person does.
+func RemoveContainer(t testing.TB, id string) {
+	t.Helper()
+	_, err := vmtest.Docker(t).ContainerRemove(context.WithoutCancel(t.Context()), id, client.ContainerRemoveOptions{Force: true})
+	if err != nil && !strings.Contains(err.Error(), "No such container") && !strings.Contains(err.Error(), "already in progress") {
+		t.Error(err)
+	}
+}
+
+// AskGuest calls the demo guest's own HTTP service until it answers.
+func AskGuest(t testing.TB, vm *api.VirtualMachine, path string) {
+	t.Helper()
+	if len(vm.Status.Addresses) == 0 {
+		t.Fatalf("%s/%s has no address", vm.Namespace, vm.Name)
+	}
+	asker := http.Client{Timeout: 5 * time.Second}
+	vmtest.Eventually(t, Soon, "the guest of "+vm.Name+" answers "+path, func() error {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+vm.Status.Addresses[0]+path, nil)
+		if err != nil {
+			return err
+		}
+		res, err := asker.Do(req)
+		if err != nil {
+			return err
+		}
+		return res.Body.Close()
+	})
+}
+
+func (w *World) recordPath(uid types.UID) string {
+	return filepath.Join(w.FakeDir, string(uid)+".json")
+}
+
+// Fake reads a fake server, nil if there is none.
+func (w *World) Fake(t testing.TB, uid types.UID) *fake.Record {
+	t.Helper()
+	return readRecord(t, w.recordPath(uid))
+}
+
+// Fakes reads all fake servers that were not released.
+func (w *World) Fakes(t testing.TB) map[types.UID]*fake.Record { return readRecords(t, w.FakeDir) }
+
+// Released reads the fake servers that were released.
+func (w *World) Released(t testing.TB) map[types.UID]*fake.Record {
+	return readRecords(t, filepath.Join(w.FakeDir, "retained"))
+}
+
+func readRecords(t testing.TB, dir string) map[types.UID]*fake.Record {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[types.UID]*fake.Record{}
+	for _, path := range paths {
+		if r := readRecord(t, path); r != nil {
+			all[r.UID] = r
+		}
+	}
+	return all
+}
+
+func readRecord(t testing.TB, path string) *fake.Record {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var r fake.Record
+	if err == nil {
+		err = json.Unmarshal(content, &r)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &r
+}
+
+// EditFake changes a fake server by hand, or adds one.
+func (w *World) EditFake(t testing.TB, uid types.UID, edit func(*fake.Record)) {
+	t.Helper()
+	r := w.Fake(t, uid)
+	if r == nil {
+		r = &fake.Record{UID: uid, ClusterID: w.ID}
+	}
+	edit(r)
+	content, err := json.Marshal(r)
+	next := filepath.Join(w.temp, string(uid)+".next")
+	if err := errors.Join(err, os.WriteFile(next, content, 0o600), os.Rename(next, w.recordPath(uid))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// RemoveFake removes a fake server by hand.
+func (w *World) RemoveFake(t testing.TB, uid types.UID) {
+	t.Helper()
+	if err := os.Remove(w.recordPath(uid)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// HasServers waits until a VM has that many servers, containers and fake ones
+// taken together.
+func (w *World) HasServers(t testing.TB, vm *api.VirtualMachine, want int, within time.Duration) {
+	t.Helper()
+	vmtest.Eventually(t, within, fmt.Sprintf("%s/%s has %d servers", vm.Namespace, vm.Name, want), func() error {
+		n := len(Containers(t, vm.UID))
+		if w.Fake(t, vm.UID) != nil {
+			n++
+		}
+		if n != want {
+			return fmt.Errorf("it has %d", n)
+		}
+		return nil
+	})
+}

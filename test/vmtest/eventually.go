@@ -1,0 +1,53 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vmtest
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// pollPeriod is the time from one look to the next.
+const pollPeriod = 25 * time.Millisecond
+
+var errNotTried = errors.New("it was not looked at")
+
+// Eventually looks until check is content, and fails the test with what check
+// said last if that takes too long. It returns how long it took.
+func Eventually(t testing.TB, within time.Duration, what string, check func() error) time.Duration {
+	t.Helper()
+	took, err := Poll(within, check)
+	if err != nil {
+		t.Fatalf("not within %s: %s: %v", within, what, err)
+	}
+	return took
+}
+
+// Poll looks until check is content, and returns what it said last if that
+// takes too long.
+func Poll(within time.Duration, check func() error) (took time.Duration, err error) {
+	begin := time.Now()
+	err = errNotTried
+	for {
+		if err = check(); err == nil {
+			return time.Since(begin), nil
+		}
+		if time.Since(begin) > within {
+			return time.Since(begin), err
+		}
+		time.Sleep(pollPeriod)
+	}
+}
+
+// Always looks for a while and fails the test as soon as check is not content.
+// It is for what must not happen; what must happen is for Eventually.
+func Always(t testing.TB, during time.Duration, what string, check func() error) {
+	t.Helper()
+	for begin := time.Now(); time.Since(begin) < during; time.Sleep(pollPeriod) {
+		if err := check(); err != nil {
+			t.Fatalf("after %s: %s: %v", time.Since(begin).Round(time.Millisecond), what, err)
+		}
+	}
+}

@@ -1,0 +1,138 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vmtest
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+)
+
+// Images of the demo guest (examples/demo-guest) that GuestImages puts into the
+// Docker engine.
+const (
+	// GuestPlain ends on SIGTERM.
+	GuestPlain = "drover-test:plain"
+	// GuestOther is another image like GuestPlain.
+	GuestOther = "drover-test:other"
+	// GuestStubborn ignores SIGTERM.
+	GuestStubborn = "drover-test:stubborn"
+	// GuestFailing ends with code 3 at once.
+	GuestFailing = "drover-test:failing"
+)
+
+var guests = map[string]string{GuestPlain: "", GuestOther: "OTHER=1", GuestStubborn: "IGNORE_TERM=1", GuestFailing: "EXIT_CODE=3"}
+
+// guestLabel tells which build of the guest an image holds.
+const guestLabel = "cloudnative.tw/test-guest"
+
+// imagesWithin bounds the making of all images.
+const imagesWithin = 5 * time.Minute
+
+// Docker returns a client of the engine that DOCKER_HOST names, with the
+// guest's images in it.
+func Docker(t testing.TB) *client.Client {
+	t.Helper()
+	c, err := OpenDocker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// OpenDocker is Docker for a TestMain.
+func OpenDocker() (*client.Client, error) {
+	c, err := dockerWithGuests()
+	if err != nil {
+		err = fmt.Errorf("the tests need a Docker engine, which hack/dockerd.sh installs and starts: %w", err)
+	}
+	return c, err
+}
+
+var dockerWithGuests = sync.OnceValues(func() (*client.Client, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), imagesWithin)
+	defer cancel()
+	c, err := client.New(client.FromEnv)
+	if err != nil {
+		return nil, err
+	}
+	rootfs, err := buildGuest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, image := range slices.Sorted(maps.Keys(guests)) {
+		if err := importGuest(ctx, c, rootfs, image); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+})
+
+// buildGuest returns a tar archive of the guest's file system, the same one for
+// the same source.
+func buildGuest(ctx context.Context) ([]byte, error) {
+	dir, err := os.MkdirTemp("", "drover-guest-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	program := filepath.Join(dir, "demo-guest")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "cloudnative.tw/drover/examples/demo-guest")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("building the guest: %w: %s", err, out)
+	}
+	content, err := os.ReadFile(program)
+	if err != nil {
+		return nil, err
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	if err := w.WriteHeader(&tar.Header{Name: "demo-guest", Mode: 0o755, Size: int64(len(content))}); err != nil {
+		return nil, err
+	}
+	if _, err := w.Write(content); err != nil {
+		return nil, err
+	}
+	err = w.Close()
+	return archive.Bytes(), err
+}
+
+// importGuest makes an image, unless an earlier run has made the same one.
+func importGuest(ctx context.Context, c *client.Client, rootfs []byte, image string) error {
+	sum := sha256.Sum256(rootfs)
+	build := hex.EncodeToString(sum[:8])
+	old, err := c.ImageInspect(ctx, image)
+	if err == nil && old.Config != nil && old.Config.Labels[guestLabel] == build {
+		return nil
+	}
+	changes := []string{`ENTRYPOINT ["/demo-guest"]`, "EXPOSE 80/tcp", "LABEL " + guestLabel + "=" + build}
+	if env := guests[image]; env != "" {
+		changes = append(changes, "ENV "+env)
+	}
+	source := client.ImageImportSource{Source: bytes.NewReader(rootfs), SourceName: "-"}
+	res, err := c.ImageImport(ctx, source, image, client.ImageImportOptions{Changes: changes})
+	if err != nil {
+		return fmt.Errorf("import image %s: %w", image, err)
+	}
+	defer func() { _ = res.Close() }()
+	if _, err = io.Copy(io.Discard, res); err == nil && old.ID != "" {
+		_, _ = c.ImageRemove(ctx, old.ID, client.ImageRemoveOptions{}) // unless it is in use
+	}
+	return err
+}

@@ -1,0 +1,45 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vmtest
+
+import (
+	"errors"
+	"os/exec"
+	"syscall"
+)
+
+// Process is a program that a test runs and that cannot outlive it.
+type Process struct {
+	process *process
+	output  lockedBuffer
+}
+
+// StartProcess starts a program with the test's environment and env on top.
+func StartProcess(binary string, args, env []string) (*Process, error) {
+	p := &Process{}
+	p.process = startProcess(binary, args, env, &p.output)
+	if p.process.over() && p.process.pid == 0 {
+		return nil, p.process.err
+	}
+	return p, nil
+}
+
+// Stop ends it as Ctrl-C does. An error tells that it did not end well.
+func (p *Process) Stop() error { return p.process.end(syscall.SIGTERM) }
+
+// Kill ends it as a crash does.
+func (p *Process) Kill() error {
+	err := p.process.end(syscall.SIGKILL)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return nil
+	}
+	return err
+}
+
+// Over tells whether it has ended.
+func (p *Process) Over() bool { return p.process.over() }
+
+// Output is what it printed so far.
+func (p *Process) Output() string { return p.output.String() }
