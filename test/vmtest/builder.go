@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
@@ -109,8 +110,17 @@ func (b *Builder) UserDataSecret(name, key string) *Builder {
 	return b
 }
 
+// Spec changes the spec by hand.
+func (b *Builder) Spec(change func(*api.VirtualMachineSpec)) *Builder {
+	change(&b.vm.Spec)
+	return b
+}
+
 // Status changes the status by hand.
 func (b *Builder) Status(change func(*api.VirtualMachineStatus)) *Builder {
 	change(&b.vm.Status)
 	return b
 }
+
+// Clock is a clock that stands still until it is moved by hand.
+func Clock(at time.Time) *testingclock.FakeClock { return testingclock.NewFakeClock(at) }

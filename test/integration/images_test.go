@@ -1,0 +1,124 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// Images that cannot be had: nothing listens there, and one that nobody asks
+// for anywhere.
+const (
+	unreachable = "127.0.0.1:1/missing:latest"
+	absent      = "drover-test-absent:latest"
+)
+
+func failing(name, ns, image string, policy api.PullPolicy) *vmtest.Builder {
+	b := small(name, ns, "docker").Image(image)
+	return b.Spec(func(s *api.VirtualMachineSpec) { s.Image.PullPolicy = policy })
+}
+
+// TestMissingImage : the engine's reason is told, tries come ever later, and
+// every write of the status says something new. Eight tries in three minutes
+// are counted beside the controller, with a clock that runs faster.
+func TestMissingImage(t *testing.T) {
+	ns := world.Namespace(t)
+	for name, tc := range map[string]struct {
+		image  string
+		policy api.PullPolicy
+		says   string
+	}{
+		"pulled":       {unreachable, api.PullIfNotPresent, "connection refused"},
+		"never-pulled": {absent, api.PullNever, "pullPolicy is Never"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			vm := world.Create(t, failing(name, ns, tc.image, tc.policy))
+			history := world.Record(t, vm)
+			world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), rig.Says(tc.says),
+				rig.Condition(api.ConditionReady, metav1.ConditionFalse))
+			vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), attempts(3))
+			checkBackoff(t, history.Until(t, vm))
+			checkWritesSaySomething(t, history.Until(t, vm))
+
+			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
+			world.Await(t, vm, 5*time.Second, rig.Active)
+		})
+	}
+}
+
+// attempts waits for the n-th failure in a row.
+func attempts(n int32) rig.Check {
+	return func(vm *api.VirtualMachine) error {
+		if op := vm.Status.Operation; op == nil || op.Attempts < n {
+			return fmt.Errorf("operation %+v: want %d attempts", op, n)
+		}
+		return nil
+	}
+}
+
+func checkBackoff(t *testing.T, all []*api.VirtualMachine) {
+	t.Helper()
+	waits := map[int32]time.Duration{}
+	for _, vm := range all {
+		if op := vm.Status.Operation; op != nil && op.NextRetryTime != nil && waits[op.Attempts] == 0 {
+			waits[op.Attempts] = op.NextRetryTime.Sub(vm.Status.LastUpdateTime.Time).Round(time.Second)
+		}
+	}
+	for n, want := range map[int32]time.Duration{1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second} {
+		if waits[n] != want {
+			t.Errorf("after failure %d it waits %s, want %s", n, waits[n], want)
+		}
+	}
+}
+
+// checkWritesSaySomething : no two versions in a row differ in their time alone.
+func checkWritesSaySomething(t *testing.T, all []*api.VirtualMachine) {
+	t.Helper()
+	for n := 1; n < len(all); n++ {
+		before, after := all[n-1].DeepCopy(), all[n].DeepCopy()
+		for _, vm := range []*api.VirtualMachine{before, after} {
+			vm.Status.LastUpdateTime, vm.ResourceVersion, vm.ManagedFields = nil, "", nil
+		}
+		if equality.Semantic.DeepEqual(before, after) {
+			t.Errorf("version %s says nothing new: %s", all[n].ResourceVersion, rig.Show(all[n]))
+		}
+	}
+}
+
+func TestDeletingWhatFailsIsQuick(t *testing.T) {
+	ns := world.Namespace(t)
+	for name, tc := range map[string]struct {
+		image  string
+		policy api.PullPolicy
+	}{"pulled": {unreachable, api.PullAlways}, "never-pulled": {absent, api.PullNever}} {
+		t.Run(name, func(t *testing.T) {
+			vm := world.Create(t, failing(name, ns, tc.image, tc.policy))
+			vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable))
+			world.Delete(t, vm)
+			world.AwaitGone(t, vm, 2*time.Second)
+			world.HasServers(t, vm, 0, time.Second)
+		})
+	}
+}
+
+// TestMoreCPUsThanTheHostHas says what is needed and what there is.
+func TestMoreCPUsThanTheHostHas(t *testing.T) {
+	t.Parallel()
+	vm := world.Create(t, vmtest.VM("vm").Namespace(world.Namespace(t)).Resource(api.ResourceCPU, "4000"))
+	vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonExhausted), rig.Says("4000"))
+	if wait := vm.Status.Operation.NextRetryTime.Sub(vm.Status.LastUpdateTime.Time); wait < 25*time.Second {
+		t.Errorf("it is tried again after %s, want it slowly", wait)
+	}
+	world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = quantity("1") })
+	world.Await(t, vm, 5*time.Second, rig.Active)
+}

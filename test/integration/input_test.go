@@ -1,0 +1,162 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+func manifest(name, spec string) string {
+	return fmt.Sprintf("{apiVersion: cloudnative.tw/v1alpha1, kind: VirtualMachine, metadata: {name: %s}, spec: %s}", name, spec)
+}
+
+// TestBadInput : a user of kubectl is told the field, the value and what is
+// allowed. All rules are tested beside the CRD, in config/crd.
+func TestBadInput(t *testing.T) {
+	t.Parallel()
+	ns := world.Namespace(t)
+	long := strings.Repeat("x", 64)
+	for name, tc := range map[string]struct {
+		name, spec string
+		want       []string
+	}{
+		"cpu 0":          {"vm", `{resource: {cpu: 0, memory: 1G}}`, []string{"spec.resource", "cpu is 0", "from 10m to 4096"}},
+		"cpu -1":         {"vm", `{resource: {cpu: -1, memory: 1G}}`, []string{"spec.resource", "cpu is -1", "from 10m to 4096"}},
+		"cpu abc":        {"vm", `{resource: {cpu: abc, memory: 1G}}`, []string{"spec.resource", "abc"}},
+		"gpu":            {"vm", `{resource: {cpu: 1, memory: 1G, gpu: 1}}`, []string{"unsupported resource gpu", "allowed are cpu, memory and rootDisk"}},
+		"memory absent":  {"vm", `{resource: {cpu: 1}}`, []string{"spec.resource", "memory is required"}},
+		"memory 1 byte":  {"vm", `{resource: {cpu: 1, memory: "1"}}`, []string{"spec.resource", "memory is 1", "from 6Mi to 64Ti"}},
+		"unknown field":  {"vm", `{resource: {cpu: 1, memory: 1G}, cpus: 2}`, []string{`unknown field "spec.cpus"`}},
+		"name too long":  {long, `{resource: {cpu: 1, memory: 1G}}`, []string{"metadata.name", "63"}},
+		"unknown action": {"vm", `{action: run, resource: {cpu: 1, memory: 1G}}`, []string{"spec.action", `"run"`, `"active", "stopped", "paused"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, message, err := world.Kubectl(t, manifest(tc.name, tc.spec), "apply", "-n", ns, "-f", "-")
+			if err == nil {
+				t.Fatal("it was accepted")
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(message, want) {
+					t.Errorf("kubectl says %q, want %q in it", message, want)
+				}
+			}
+		})
+	}
+	list, err := world.VMs.CloudnativeV1alpha1().VirtualMachines(ns).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 0 {
+		t.Errorf("%d VMs were made, error %v", len(list.Items), err)
+	}
+}
+
+func TestUnknownFieldWarnsWhereItIsNotRefused(t *testing.T) {
+	t.Parallel()
+	text := manifest("vm", `{driver: fake, resource: {cpu: 1, memory: 1G}, cpus: 2}`)
+	_, warning, err := world.Kubectl(t, text, "create", "-n", world.Namespace(t), "--validate=warn", "-f", "-")
+	if err != nil || !strings.Contains(warning, "Warning:") || !strings.Contains(warning, `unknown field "spec.cpus"`) {
+		t.Errorf("error %v, kubectl says %q", err, warning)
+	}
+}
+
+func TestNewObjectIsNobodysYet(t *testing.T) {
+	t.Parallel()
+	vm := world.Create(t, vmtest.VM("vm").Namespace(world.Namespace(t)).Driver("fake"))
+	if vm.Status.ObservedGeneration != -1 || vm.Status.Phase != "" {
+		t.Errorf("the API server answers with the status %s", rig.Show(vm))
+	}
+}
+
+func TestDriverThatDoesNotRunHere(t *testing.T) {
+	t.Parallel()
+	vm := world.Create(t, vmtest.VM("vm").Namespace(world.Namespace(t)).Driver("xen"))
+	vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonUnknownDriver),
+		rig.Says("xen"), rig.Says("docker, fake"),
+		rig.Condition(api.ConditionStalled, metav1.ConditionTrue), rig.Condition(api.ConditionReady, metav1.ConditionFalse))
+	world.AwaitEvent(t, vm, api.ReasonUnknownDriver)
+	world.Delete(t, vm)
+	world.AwaitGone(t, vm, 5*time.Second)
+}
+
+func TestDriverCannotBeChanged(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]*vmtest.Builder{
+		"given": vmtest.VM("vm").Driver("fake"), "left out": vmtest.VM("vm"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			vm := world.Active(t, before.Namespace(world.Namespace(t)).Resource(api.ResourceMemory, "32M"))
+			patch := `{"spec":{"driver":"qemu"}}`
+			_, message, err := world.Kubectl(t, "", "patch", "vm", "vm", "-n", vm.Namespace, "--type=merge", "-p", patch)
+			if err == nil || !strings.Contains(message, "driver is immutable") {
+				t.Errorf("error %v, kubectl says %q", err, message)
+			}
+		})
+	}
+}
+
+// TestNamesThatLookAlike : the namespaces b-c and c are there for the names
+// that would be the same if both parts were joined by a dash.
+func TestNamesThatLookAlike(t *testing.T) {
+	t.Parallel()
+	world.NamedNamespace(t, "c")
+	world.NamedNamespace(t, "b-c")
+	other := world.Namespace(t)
+	for name, pair := range map[string][2][2]string{
+		"one name in two namespaces": {{"c", "same"}, {other, "same"}},
+		"a-b in c beside a in b-c":   {{"c", "a-b"}, {"b-c", "a"}},
+	} {
+		for _, driver := range []string{"docker", "fake"} {
+			t.Run(name+" on "+driver, func(t *testing.T) {
+				one := world.Create(t, small(pair[0][1]+"-"+driver, pair[0][0], driver))
+				two := world.Create(t, small(pair[1][1]+"-"+driver, pair[1][0], driver))
+				one, two = world.Await(t, one, rig.Soon, rig.Active), world.Await(t, two, rig.Soon, rig.Active)
+				if one.Status.Server.ID == two.Status.Server.ID {
+					t.Fatalf("both have the server %s", one.Status.Server.ID)
+				}
+				world.Delete(t, one)
+				world.AwaitGone(t, one, rig.Soon)
+				world.HasServers(t, one, 0, time.Second)
+				world.HasServers(t, two, 1, time.Second)
+				if now := world.Get(t, two); now.Status.Server.ID != two.Status.Server.ID || now.Status.RestartCount != 0 {
+					t.Errorf("the other one was touched: %s", rig.Show(now))
+				}
+			})
+		}
+	}
+}
+
+// TestNameConflict : a container that is not Drover's has the name that the
+// server would get. It is left alone.
+func TestNameConflict(t *testing.T) {
+	t.Parallel()
+	for name, labels := range map[string]map[string]string{
+		"without labels": nil,
+		"with labels that look like ours": {
+			"cloudnative.tw/uid": "5c4b3a29-0000-4000-8000-000000000000", "cloudnative.tw/cluster": "another",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// The name has a part of the UID in it, so the VM has to come first.
+			vm := world.Create(t, vmtest.VM("taken").Namespace(world.Namespace(t)).Resource(api.ResourceMemory, "32M").Image("missing:never"))
+			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.PullPolicy = api.PullNever })
+			world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable))
+			foreign := rig.RunForeign(t, fmt.Sprintf("taken.%s.%.8s", vm.Namespace, vm.UID), labels)
+			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
+
+			vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonNameConflict), rig.Says("left alone"))
+			if c := rig.Inspect(t, foreign); !c.State.Running || c.RestartCount != 0 {
+				t.Errorf("the foreign container is %+v", c.State)
+			}
+			rig.RemoveContainer(t, foreign)
+			world.Await(t, vm, rig.Soon, rig.Active)
+		})
+	}
+}
