@@ -99,7 +99,11 @@ func decide(in input) plan {
 	default:
 		p = decidePower(in)
 	}
-	p.handled = p.handled || !restartWanted(in)
+	if fetching(in, p) {
+		p.step, p.reason, p.message = stepNone, api.ReasonFetching, in.seen.Server.Doing
+	}
+	// A server that was just made has no run that a restart could end.
+	p.handled = p.handled || !restartWanted(in) || in.did == api.OperationCreate
 	p.pending = pendingText(in)
 	return p
 }
@@ -181,6 +185,18 @@ func creation(in input, power driver.Power) plan {
 	p := ensure(in, api.OperationCreate, power, api.ReasonCreating, "")
 	p.handled = in.did == api.OperationCreate
 	return p
+}
+
+// fetching tells whether the operation has been asked for already and waits for
+// an image, while the server that is there stays as it is.
+func fetching(in input, p plan) bool {
+	server := in.seen.Server
+	if p.step != stepEnsure || p.intent || server.Doing == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
+		return false
+	}
+	op := in.vm.Status.Operation
+	asked := op != nil && op.Type == p.operation && op.NextRetryTime == nil && in.vm.Generation == in.vm.Status.ObservedGeneration
+	return in.did == p.operation || asked
 }
 
 // decidePending waits for a fetch, and goes on when it has ended or when the

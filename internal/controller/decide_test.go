@@ -337,6 +337,9 @@ func TestDecide(t *testing.T) {
 		"a restart forces the stop":                  {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Minute, "run-1")), seen: present(driver.StateStopping), want: "ensure On Restart => Active Stopping", check: restarts(false)},
 		"a restart of what was made anew is no more": {vm: observed().RestartedAt(t0), seen: present(driver.StateRunning), change: did(api.OperationCreate), want: "wait => Active Running ready"},
 		"a restart while it is to be off is no more": {vm: observed().RestartedAt(t0).Action(api.ActionStopped), seen: ended(0), want: "wait => Stopped StoppedAsAsked ready", check: isHandled},
+		"a restart that waits for an image":          {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Doing = "pulling" }), want: "wait Restart => Active Fetching", check: says("pulling")},
+		"a start that waits for an image":            {vm: observed(), seen: change(ended(1), func(s *driver.Server) { s.Doing = "pulling" }), change: did(api.OperationStart), want: "wait Start => Creating Fetching"},
+		"a start after an image was fetched":         {vm: observed().Status(operation(api.OperationStart, time.Second, "")), seen: ended(1), want: "ensure On Start => Creating Restarting"},
 		"a restart that was handled":                 {vm: observed().RestartedAt(t0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: t0} }), seen: present(driver.StateRunning), want: "wait => Active Running ready", check: isHandled},
 	}
 	for name, tc := range tests {

@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -12,9 +13,11 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
@@ -43,6 +46,8 @@ type rig struct {
 	r      *Reconciler
 	events *events.FakeRecorder
 	writes int
+	// statusErr fails writes of the status.
+	statusErr error
 }
 
 // meddler stands between the inventory and the driver and, where a test says
@@ -120,6 +125,9 @@ func (g *rig) newAPI() client.WithWatch {
 			},
 			SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
 				g.writes++
+				if g.statusErr != nil {
+					return g.statusErr
+				}
 				return c.SubResource(sub).Update(ctx, obj, opts...)
 			},
 		}).Build()
@@ -435,6 +443,70 @@ func TestGoneIsNotBelievedAfterATimeout(t *testing.T) {
 	}
 }
 
+// TestStatusWriteFails : an error of the API goes to the queue's limiter, a lost
+// race and an object that is gone do not.
+func TestStatusWriteFails(t *testing.T) {
+	gr := schema.GroupResource{Group: api.GroupName, Resource: "virtualmachines"}
+	tests := map[string]struct {
+		err   error
+		limit bool
+		after time.Duration
+	}{
+		"server error": {apierrors.NewInternalError(errors.New("boom")), true, 0},
+		"conflict":     {apierrors.NewConflict(gr, "vm", errors.New("changed")), false, conflictRetry},
+		"gone":         {apierrors.NewNotFound(gr, "vm"), false, 0},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			g.create(vmtest.VM("vm"))
+			g.statusErr = tc.err
+			result, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+			if (err != nil) != tc.limit || result.RequeueAfter != tc.after {
+				t.Errorf("%+v, %v", result, err)
+			}
+			g.statusErr = nil
+			g.reconcile()
+			g.wantPhase(api.PhaseActive, api.ReasonRunning)
+			if n := len(g.memory.Records()); n != 1 || g.vm().Status.RestartCount != 0 {
+				t.Errorf("%d servers, restarted %d times", n, g.vm().Status.RestartCount)
+			}
+		})
+	}
+}
+
+// TestEngineLostInACall : a call that finds the engine away is no failure of
+// the operation, and what the status says of the server stays.
+func TestEngineLostInACall(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	for name, err := range map[string]error{"unavailable": driver.Errorf(driver.ErrUnavailable, "connection refused"), "timeout": context.DeadlineExceeded} {
+		g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+		g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+			g.memory.SetAvailable(false)
+			return driver.Server{}, err
+		}
+		result := g.reconcile()
+		if result.RequeueAfter == 0 || result.RequeueAfter > outageShown {
+			t.Errorf("%s: looks again after %s", name, result.RequeueAfter)
+		}
+		if vm := g.vm(); vm.Status.Server == nil || vm.Status.Phase == api.PhaseFailed {
+			t.Errorf("%s: status %+v", name, vm.Status)
+		}
+		g.engine.ensure = nil
+		g.memory.SetAvailable(true)
+		g.eventually("the engine is back", func() bool {
+			g.clock.Step(time.Second)
+			return g.inv.Get("uid-1").Answer == inventory.Present
+		})
+		g.reconcile()
+		g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
+		g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+		g.reconcile()
+	}
+}
+
 func TestOutage(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -675,4 +747,21 @@ func TestUsageIsWrittenWhenItMoves(t *testing.T) {
 	setLoad(0)
 	g.eventually("a sample", func() bool { sample(); return g.inv.Get("uid-1").Rates.CPU < 1 })
 	g.wantWrites(1, func() { g.reconcile() })
+}
+
+// TestRestartedAtAtCreation : a value that is there at creation restarts
+// nothing, neither then nor when the VM is looked at again.
+func TestRestartedAtAtCreation(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").RestartedAt(t0))
+	g.reconcile()
+	run := g.server().Run
+	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(t0) {
+		t.Errorf("status.restartedAt %v", at)
+	}
+	g.clock.Step(time.Minute)
+	g.reconcile()
+	if g.server().Run != run || g.vm().Status.RestartCount != 0 {
+		t.Error("restarted")
+	}
 }

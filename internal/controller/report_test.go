@@ -1,0 +1,254 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// statusOf is the status that a pass over vm would write.
+func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
+	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Epoch: func() uint64 { return 7 }}
+	p := &pass{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
+	return p.status(t0)
+}
+
+func rates(cpu, memory float64) inventory.Observation {
+	o := present(driver.StateRunning)
+	o.Rates = &inventory.Rates{CPU: cpu, Memory: memory}
+	return o
+}
+
+func shown(cpu, memory float64) *vmtest.Builder {
+	return observed().Status(func(s *api.VirtualMachineStatus) {
+		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: cpu, Memory: memory}}
+	})
+}
+
+func TestUsageInStatus(t *testing.T) {
+	tests := map[string]struct {
+		vm   *vmtest.Builder
+		seen inventory.Observation
+		want *api.Usage
+	}{
+		"rounded to 0.01":                {observed(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
+		"zero is shown":                  {observed(), rates(0, 0), &api.Usage{}},
+		"kept when it moved little":      {shown(10, 20), rates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
+		"new when cpu moved a point":     {shown(10, 20), rates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
+		"new when memory moved a point":  {shown(10, 20), rates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
+		"kept without a sample":          {shown(10, 20), present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
+		"dropped when it is off":         {shown(10, 20), ended(1), nil},
+		"dropped with another server":    {shown(10, 20), change(present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
+		"dropped when the server went":   {shown(10, 20), gone(), nil},
+		"kept while the engine is away":  {shown(10, 20), unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
+		"kept while another one answers": {shown(10, 20), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			var got *api.Usage
+			if s := statusOf(tc.vm.Obj(), tc.seen).Server; s != nil {
+				got = s.Usage
+			}
+			if (got == nil) != (tc.want == nil) || got != nil && *got != *tc.want {
+				t.Errorf("got %+v, want %+v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestRestartCount(t *testing.T) {
+	started := func(at time.Time) inventory.Observation {
+		return change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
+	}
+	had := func(at time.Time) *vmtest.Builder {
+		return observed().Status(func(s *api.VirtualMachineStatus) {
+			stamp := metav1.NewMicroTime(at)
+			s.StartTime, s.RestartCount = &stamp, 4
+		})
+	}
+	tests := map[string]struct {
+		vm   *vmtest.Builder
+		seen inventory.Observation
+		want int64
+	}{
+		"the first start is none":       {observed(), started(t0), 0},
+		"the same run":                  {had(t0), started(t0), 4},
+		"the same run, nanoseconds":     {had(t0), started(t0.Add(999 * time.Nanosecond)), 4},
+		"another run":                   {had(t0), started(t0.Add(time.Second)), 5},
+		"off, the last run is the same": {had(t0.Add(-time.Hour)), ended(0), 4},
+		"gone":                          {had(t0), gone(), 4},
+		"never started":                 {had(t0), started(time.Time{}), 4},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := statusOf(tc.vm.Obj(), tc.seen).RestartCount; got != tc.want {
+				t.Errorf("got %d, want %d", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestConditions writes each as T, F or U (unknown), and - where it is absent.
+func TestConditions(t *testing.T) {
+	order := []string{api.ConditionReady, api.ConditionRunning, api.ConditionObserved, api.ConditionRestartRequired, api.ConditionDeletionBlocked, api.ConditionStalled}
+	tests := map[string]struct {
+		vm   *vmtest.Builder
+		seen inventory.Observation
+		want string
+	}{
+		"running":                {observed(), present(driver.StateRunning), "TTT---"},
+		"stopped on purpose":     {observed().Action(api.ActionStopped), ended(0), "TFT---"},
+		"being made":             {observed(), gone(), "FFT---"},
+		"a change waits":         {observed().Status(restartRequired), present(driver.StateRunning), "FTTT--"},
+		"the engine is away":     {observed(), unknown(time.Minute), "UUF---"},
+		"another engine answers": {observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
+		"stalled":                {observed().Status(stalled), gone(), "FFT--T"},
+		"deletion, engine away":  {observed().Deleted(t0), unknown(time.Minute), "FUF-T-"},
+		"deletion under way":     {observed().Deleted(t0), present(driver.StateStopping), "FFT---"},
+		"deletion is blocked no more": {observed().Deleted(t0).Status(func(s *api.VirtualMachineStatus) {
+			s.Conditions = []metav1.Condition{{Type: api.ConditionDeletionBlocked, Status: metav1.ConditionTrue}}
+		}), present(driver.StateStopping), "FFT---"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			status := statusOf(tc.vm.Obj(), tc.seen)
+			got := ""
+			for _, kind := range order {
+				if c := meta.FindStatusCondition(status.Conditions, kind); c == nil {
+					got += "-"
+				} else {
+					got += string(c.Status)[:1]
+				}
+			}
+			if got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+			if status.ObservedGeneration != 2 {
+				t.Errorf("observedGeneration %d", status.ObservedGeneration)
+			}
+		})
+	}
+}
+
+func TestOperationInStatus(t *testing.T) {
+	if op := statusOf(observed().Obj(), present(driver.StateRunning)).Operation; op != nil {
+		t.Errorf("at rest: %+v", op)
+	}
+	if op := statusOf(observed().Obj(), gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(t0) {
+		t.Errorf("a new one: %+v", op)
+	}
+	vm := observed().Action(api.ActionStopped).Status(operation(api.OperationStop, time.Second, "")).Obj()
+	if op := statusOf(vm, present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(t0.Add(-time.Second)) {
+		t.Errorf("one that goes on: %+v", op)
+	}
+}
+
+func TestCalm(t *testing.T) {
+	status := func(phase api.Phase, reason string, change ...func(*api.VirtualMachineStatus)) *api.VirtualMachineStatus {
+		stamp := metav1.NewMicroTime(t0)
+		s := &api.VirtualMachineStatus{Phase: phase, Reason: reason, LastUpdateTime: &stamp}
+		for _, fn := range change {
+			fn(s)
+		}
+		return s
+	}
+	running := status(api.PhaseActive, api.ReasonRunning)
+	restarting := status(api.PhaseActive, api.ReasonRestarting)
+	fetching := status(api.PhaseCreating, api.ReasonFetching)
+	tests := map[string]struct {
+		base, next *api.VirtualMachineStatus
+		did        api.OperationType
+		want       time.Duration
+	}{
+		"a phase":                      {running, status(api.PhaseStopped, api.ReasonCompleted), "", 0},
+		"the engine restarts it":       {running, restarting, "", restartPeriod},
+		"the engine restarted it":      {restarting, running, "", restartPeriod},
+		"it was restarted unseen":      {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), "", restartPeriod},
+		"we started it":                {restarting, running, api.OperationStart, 0},
+		"a restart that was asked for": {status(api.PhaseActive, api.ReasonRestarting, operation(api.OperationRestart, 0, "")), running, "", 0},
+		"a fetch goes on":              {fetching, fetching, "", progressPeriod},
+		"a fetch begins":               {running, fetching, "", 0},
+		"a new spec":                   {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), "", 0},
+		"nothing was written before":   {&api.VirtualMachineStatus{Reason: api.ReasonRestarting}, running, "", 0},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			var got time.Duration
+			if until := calm(tc.base, tc.next, tc.did); !until.IsZero() {
+				got = until.Sub(t0)
+			}
+			if got != tc.want {
+				t.Errorf("waits %s, want %s", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestReportWaits : a change that can wait is written at its time, not before.
+func TestReportWaits(t *testing.T) {
+	stamp := metav1.NewMicroTime(t0.Add(-time.Second))
+	vm := observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
+	r := &Reconciler{Driver: "fake", Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
+	seen := present(driver.StateRestarting)
+	p := &pass{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
+	result, err := r.report(t.Context(), p)
+	if err != nil || result.RequeueAfter != 9*time.Second {
+		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
+	}
+}
+
+func TestEarlier(t *testing.T) {
+	later := t0.Add(time.Second)
+	for name, tc := range map[string]struct{ a, b, want time.Time }{
+		"first":  {t0, later, t0},
+		"second": {later, t0, t0},
+		"unset":  {later, time.Time{}, later},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := earlier(tc.a, tc.b); !got.Equal(tc.want) {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+}
+
+func TestClip(t *testing.T) {
+	long := clip(strings.Repeat("é", maxText))
+	if len(long) > maxText || !utf8.ValidString(long) || !strings.HasSuffix(long, "...") {
+		t.Errorf("%d bytes, valid %v", len(long), utf8.ValidString(long))
+	}
+	if clip("short") != "short" {
+		t.Error("a short text was changed")
+	}
+	if n := clipNote(strings.Repeat("x", 5000)); len(n) != 1024 {
+		t.Errorf("a note of %d bytes", len(n))
+	}
+}
+
+func TestReasonOf(t *testing.T) {
+	for want, err := range map[string]error{
+		api.ReasonInvalid:          driver.Errorf(driver.ErrInvalid, "x"),
+		api.ReasonUnsupported:      driver.Errorf(driver.ErrUnsupported, "x"),
+		api.ReasonExhausted:        driver.Errorf(driver.ErrExhausted, "x"),
+		api.ReasonOperationFailed:  errors.New("x"),
+		api.ReasonNameConflict:     driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry, "x")),
+		api.ReasonImageUnavailable: driver.WithReason(driver.ReasonImageUnavailable, errors.New("x")),
+	} {
+		if got := reasonOf(err); got != want {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
+}
