@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -169,10 +170,10 @@ func describe(servers ...driver.Server) string {
 	if len(servers) == 0 {
 		return "no server"
 	}
-	text := ""
+	var text strings.Builder
 	for _, s := range servers {
-		text += fmt.Sprintf("[%s/%s %s id=%s run=%s retained=%v exit=%+v doing=%q err=%v]",
+		fmt.Fprintf(&text, "[%s/%s %s id=%s run=%s retained=%v exit=%+v doing=%q err=%v]",
 			s.Namespace, s.Name, s.State, s.ID, s.Run, s.Retained, s.Exit, s.Doing, s.Err)
 	}
-	return text
+	return text.String()
 }

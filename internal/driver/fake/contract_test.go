@@ -119,11 +119,12 @@ func editFile(t *testing.T, path string, change func(*fake.Record)) {
 func contentsOf(t *testing.T, dir string) string {
 	t.Helper()
 	text := ""
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+	folder := os.DirFS(dir)
+	err := fs.WalkDir(folder, ".", func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || (err == nil && entry.IsDir()) {
 			return nil
 		}
-		content, err := os.ReadFile(path)
+		content, err := fs.ReadFile(folder, path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

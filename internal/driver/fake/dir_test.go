@@ -196,12 +196,10 @@ func TestAddedByHand(t *testing.T) {
 	f := newFolder(t)
 	f.write(t, "by-hand.json", `{"clusterID": "cluster-1", "namespace": "default", "name": "x", "state": "Running"}`)
 	f.write(t, "off.json", `{"clusterID": "cluster-1"}`)
-	f.write(t, "nobodys.json", `{}`)
-	f.write(t, "theirs.json", `{"clusterID": "cluster-2", "state": "Running"}`)
 	all := f.list(t)
 	on, off := all["by-hand"], all["off"]
 	if len(all) != 3 {
-		t.Errorf("List: got %+v, want the two of this cluster and the first", all)
+		t.Errorf("List: got %+v, want the two and the first", all)
 	}
 	if on.State != driver.StateRunning || on.Name != "x" || on.ID == "" || on.Run == "" || on.StartedAt.IsZero() {
 		t.Errorf("got %+v, want it running with an ID, a run and a start", on)
@@ -212,9 +210,25 @@ func TestAddedByHand(t *testing.T) {
 	if again := f.list(t)["by-hand"]; again.Run != on.Run || again.ID != on.ID {
 		t.Errorf("listed again it is %+v, want it the same as %+v", again, on)
 	}
-	adopt := specOf("by-hand")
-	if s := ensure(t, f.d, adopt); s.ID != on.ID || s.Run != on.Run || s.Applied.CPUMilli != adopt.CPUMilli {
+	adopts(t, f, on)
+}
+
+func adopts(t *testing.T, f *folder, was driver.Server) {
+	t.Helper()
+	spec := specOf(was.UID)
+	if s := ensure(t, f.d, spec); s.ID != was.ID || s.Run != was.Run || s.Applied.CPUMilli != spec.CPUMilli {
 		t.Errorf("adopted it is %+v, want the same run with the size of the spec", s)
+	}
+}
+
+// TestNotOurs : what another cluster's people added, or nobody's, is left alone.
+func TestNotOurs(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	f.write(t, "nobodys.json", `{}`)
+	f.write(t, "theirs.json", `{"clusterID": "cluster-2", "state": "Running"}`)
+	if all := f.list(t); len(all) != 1 {
+		t.Errorf("List: got %+v, want our own server alone", all)
 	}
 	for _, uid := range []types.UID{"nobodys", "theirs"} {
 		before := read(t, f.path(string(uid)+".json"))

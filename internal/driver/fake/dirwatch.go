@@ -64,7 +64,8 @@ func (s *dirStore) feed(w *fsnotify.Watcher, box *mailbox) {
 			if uid, _, ok := uidOf(filepath.Base(event.Name)); ok && event.Op != fsnotify.Chmod {
 				box.put(uid)
 			}
-		case <-w.Errors:
+		case err := <-w.Errors:
+			_ = err // Whatever it is, who watches has to list again.
 			return
 		}
 	}

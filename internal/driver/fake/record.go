@@ -68,19 +68,21 @@ type Config struct {
 	HasNetworkData bool `json:"hasNetworkData,omitempty"`
 }
 
-// Kernel, Volume and Port are as in the spec.
 type (
+	// Kernel is one to boot directly.
 	Kernel struct {
 		Source  string `json:"source,omitempty"`
 		Initrd  string `json:"initrd,omitempty"`
 		Cmdline string `json:"cmdline,omitempty"`
 	}
+	// Volume is a further disk.
 	Volume struct {
 		Name      string `json:"name"`
 		SizeBytes int64  `json:"sizeBytes"`
 		Image     string `json:"image,omitempty"`
 		ReadOnly  bool   `json:"readOnly,omitempty"`
 	}
+	// Port is reachable from outside.
 	Port struct {
 		Name     string `json:"name"`
 		Protocol string `json:"protocol,omitempty"`

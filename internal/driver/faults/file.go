@@ -31,7 +31,7 @@ type Fault struct {
 	Hang               bool            `json:"hang,omitempty"`
 	SucceedThenTimeout bool            `json:"succeedThenTimeout,omitempty"`
 	EngineUnavailable  bool            `json:"engineUnavailable,omitempty"`
-	Latency            metav1.Duration `json:"latency,omitempty"`
+	Latency            metav1.Duration `json:"latency,omitzero"`
 }
 
 const fields = "failCreate, kind, message, hang, succeedThenTimeout, engineUnavailable and latency"
