@@ -9,6 +9,11 @@ MAKEFLAGS += --no-print-directory
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
+# What kube-apiserver in bin/drover says it is: clients such as Helm ask.
+KUBE = $(shell go -C standalone list -m -f '{{.Version}}' k8s.io/kubernetes)
+KUBE_PARTS = $(subst ., ,$(KUBE:v%=%))
+KUBE_PKG := k8s.io/component-base/version
+KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 1,$(KUBE_PARTS)) -X $(KUBE_PKG).gitMinor=$(word 2,$(KUBE_PARTS))
 # Flags for drover up: make up ARGS="--port 7443"
 ARGS ?=
 
@@ -28,8 +33,8 @@ up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C sto
 .PHONY: build
 build: ## build bin/drover and bin/drover-controller
 	@mkdir -p bin
-	go build -ldflags "$(LDFLAGS)" -o bin/drover-controller ./cmd/drover-controller
-	go -C standalone build -ldflags "$(LDFLAGS)" -o ../bin/drover .
+	go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/drover-controller ./cmd/drover-controller
+	go -C standalone build -buildvcs=false -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o ../bin/drover .
 
 .PHONY: test
 test: build ## run all tests: unit, contract (fake, docker), integration; installs what they need

@@ -12,7 +12,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 tmp="$(mktemp -d)"
 trap 'rm -rf "$tmp"' EXIT
 
-(cd "$root" && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o "$tmp/demo-guest" ./examples/demo-guest)
+(cd "$root" && CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags='-s -w' -o "$tmp/demo-guest" ./examples/demo-guest)
 tar -C "$tmp" -c demo-guest | docker import \
 	--change 'ENTRYPOINT ["/demo-guest"]' \
 	--change 'EXPOSE 80/tcp' \
