@@ -71,7 +71,7 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 	if err := found.Remove(ctx, clock.RealClock{}); err != nil {
 		return fmt.Errorf("some servers are still there, and the data: %w", err)
 	}
-	o.printf("%d servers removed.\n", found.Count())
+	o.printf("Removed: %s.\n", servers(found.Count()))
 	return o.removeData(dir)
 }
 
@@ -105,9 +105,9 @@ func (o *purgeOptions) confirm(dir *datadir.Dir, found *purge.Found) error {
 		return err
 	}
 	if found.Released > 0 {
-		o.printf("(%d released servers stay.)\n", found.Released)
+		o.printf("(Released on purpose and left alone: %s.)\n", servers(found.Released))
 	}
-	what := fmt.Sprintf("%d servers", found.Count())
+	what := servers(found.Count())
 	if o.data {
 		what += fmt.Sprintf(" and the data dir %s with all VirtualMachines", dir.Layout)
 	}
@@ -144,4 +144,11 @@ func (o *purgeOptions) removeData(dir *datadir.Dir) error {
 
 func (o *purgeOptions) printf(format string, args ...any) {
 	_, _ = fmt.Fprintf(o.out, format, args...)
+}
+
+func servers(n int) string {
+	if n == 1 {
+		return "1 server"
+	}
+	return fmt.Sprintf("%d servers", n)
 }

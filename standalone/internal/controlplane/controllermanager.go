@@ -10,6 +10,8 @@ import (
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app/options"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
+
+	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 )
 
 // controllers that Drover's users rely on: namespaces end with all in them,
@@ -42,8 +44,8 @@ func (c *Config) controllerManagerArgs(kubeconfig string) []string {
 }
 
 func (c *Config) runControllerManager(ctx context.Context) error {
-	kubeconfig := filepath.Join(c.Dir.Run(), "controller-manager.kubeconfig")
-	if err := c.writeFileKubeconfig(kubeconfig, c.Keys.ControllerManager()); err != nil {
+	path := filepath.Join(c.Dir.Run(), "controller-manager.kubeconfig")
+	if err := kubeconfig.WriteForPrograms(path, c.URL(), c.Keys.CABundle(), c.Keys.ControllerManager()); err != nil {
 		return err
 	}
 	s, err := options.NewKubeControllerManagerOptions()
@@ -51,7 +53,7 @@ func (c *Config) runControllerManager(ctx context.Context) error {
 		return err
 	}
 	known, off, aliases := app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases()
-	if err := parse("kube-controller-manager", s.Flags(known, off, aliases), c.controllerManagerArgs(kubeconfig)); err != nil {
+	if err := parse("kube-controller-manager", s.Flags(known, off, aliases), c.controllerManagerArgs(path)); err != nil {
 		return err
 	}
 	config, err := s.Config(ctx, known, off, aliases)

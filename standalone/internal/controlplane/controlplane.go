@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 	"cloudnative.tw/drover/standalone/internal/part"
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
@@ -29,13 +29,10 @@ type Config struct {
 	// Listener is where kube-apiserver serves: opened by the caller, so that a
 	// port in use is known first.
 	Listener net.Listener
-	// Log takes what the parts log, Verbosity says how much that is.
-	Log       io.Writer
-	Verbosity int
+	// Log takes what etcd logs.
+	Log io.Writer
 	// Fatal ends the process after a part has given up; it says which.
 	Fatal func(name string, err error)
-	// Clock tells when certificates are due.
-	Clock clock.WithTicker
 	// UnsafeNoFsync makes etcd fast and lose data when the host crashes.
 	UnsafeNoFsync bool
 }
@@ -76,6 +73,11 @@ func (c *Config) ClientConfig(certFile string) *rest.Config {
 			CAFile: c.Keys.CABundle(), CertFile: certFile, KeyFile: certFile,
 		},
 	}
+}
+
+// WriteKubeconfig writes the kubeconfig for people.
+func (c *Config) WriteKubeconfig() error {
+	return kubeconfig.WriteForPeople(c.Dir.Kubeconfig(), c.URL(), c.Keys.CABundle(), c.Keys.Admin())
 }
 
 // URL is where this host reaches kube-apiserver.

@@ -39,7 +39,7 @@ const (
 
 // Files in the store. Those that hold a key are 0600.
 const (
-	CAFile                = "ca.pem" // certificate and key
+	caFile                = "ca.pem" // certificate and key
 	caBundleFile          = "ca.crt" // certificate alone, for clients
 	servingFile           = "serving.pem"
 	adminFile             = "admin.pem"
@@ -54,7 +54,7 @@ type Store struct {
 	Dir string
 	// Hosts are the names and IP addresses that clients may call the server by.
 	Hosts []string
-	Clock clock.PassiveClock
+	Clock clock.WithTicker
 }
 
 // CABundle is the file by which clients know the server.
@@ -75,27 +75,30 @@ func (s *Store) Controller() string { return filepath.Join(s.Dir, controllerFile
 // ServiceAccountKey signs and checks service-account tokens.
 func (s *Store) ServiceAccountKey() string { return filepath.Join(s.Dir, serviceAccountFile) }
 
-// Ensure leaves a complete store and returns the files that it made or renewed.
+// Ensure leaves a complete store and returns the files that it made or renewed,
+// also when it then failed.
 func (s *Store) Ensure() ([]string, error) {
 	if err := s.prepare(); err != nil {
 		return nil, err
 	}
-	ca, made, err := s.ensureCA()
+	ca, changed, err := s.ensureCA()
 	if err != nil {
-		return nil, fmt.Errorf("certificate authority: %w", err)
+		return changed, fmt.Errorf("certificate authority: %w", err)
 	}
-	changed, err := s.ensureLeaves(ca)
-	if err != nil {
-		return nil, err
+	for _, want := range s.leaves() {
+		made, err := s.ensureLeaf(ca, want)
+		if err != nil {
+			return changed, fmt.Errorf("certificate %s: %w", want.file, err)
+		}
+		if made {
+			changed = append(changed, want.file)
+		}
 	}
-	keyMade, err := s.ensureServiceAccountKey()
+	made, err := s.ensureServiceAccountKey()
 	if err != nil {
-		return nil, fmt.Errorf("service-account key: %w", err)
+		return changed, fmt.Errorf("service-account key: %w", err)
 	}
 	if made {
-		changed = append([]string{CAFile}, changed...)
-	}
-	if keyMade {
 		changed = append(changed, serviceAccountFile)
 	}
 	return changed, nil
@@ -110,36 +113,23 @@ func (s *Store) prepare() error {
 
 // ensureCA loads the CA, or makes a new one where it is missing, damaged or
 // near its end. The bundle follows it.
-func (s *Store) ensureCA() (*pair, bool, error) {
-	path := filepath.Join(s.Dir, CAFile)
+func (s *Store) ensureCA() (*pair, []string, error) {
+	path := filepath.Join(s.Dir, caFile)
+	var changed []string
 	ca, err := load(path)
 	if err != nil && !repairable(err) {
-		return nil, false, err
+		return nil, nil, err
 	}
-	made := err != nil || !usableCA(ca, s.Clock.Now())
-	if made {
+	if err != nil || !usableCA(ca, s.Clock.Now()) {
 		if ca, err = newCA(s.Clock.Now()); err != nil {
-			return nil, false, err
+			return nil, nil, err
 		}
 		if err := save(path, ca); err != nil {
-			return nil, false, err
+			return nil, nil, err
 		}
+		changed = []string{caFile}
 	}
-	return ca, made, atomicfile.Update(s.CABundle(), ca.certPEM(), 0o644)
-}
-
-func (s *Store) ensureLeaves(ca *pair) ([]string, error) {
-	var changed []string
-	for _, want := range s.leaves() {
-		made, err := s.ensureLeaf(ca, want)
-		if err != nil {
-			return nil, fmt.Errorf("certificate %s: %w", want.file, err)
-		}
-		if made {
-			changed = append(changed, want.file)
-		}
-	}
-	return changed, nil
+	return ca, changed, atomicfile.Update(s.CABundle(), ca.certPEM(), 0o644)
 }
 
 func (s *Store) leaves() []leaf {

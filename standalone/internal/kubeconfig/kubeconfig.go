@@ -1,7 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controlplane
+// Package kubeconfig writes kubeconfigs: WriteForPeople and WriteForPrograms.
+package kubeconfig
 
 import (
 	"os"
@@ -13,32 +14,34 @@ import (
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
 
-// WriteKubeconfig writes the kubeconfig for people. Its certificate is inside,
-// so that it can be copied; it is written again when that is renewed.
-func (c *Config) WriteKubeconfig() error {
-	ca, err := os.ReadFile(c.Keys.CABundle())
+// name of the cluster, the user and the context.
+const name = "drover"
+
+// WriteForPeople puts the certificate into the file, so that it can be copied.
+// It has to be written again when the certificate is renewed.
+func WriteForPeople(path, url, caFile, certFile string) error {
+	ca, err := os.ReadFile(caFile) //nolint:gosec // The caller chose the file.
 	if err != nil {
 		return err
 	}
-	cert, key, err := pki.Split(c.Keys.Admin())
+	cert, key, err := pki.Split(certFile)
 	if err != nil {
 		return err
 	}
-	return write(c.Dir.Kubeconfig(),
-		&clientcmdapi.Cluster{Server: c.URL(), CertificateAuthorityData: ca},
+	return write(path,
+		&clientcmdapi.Cluster{Server: url, CertificateAuthorityData: ca},
 		&clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key})
 }
 
-// writeFileKubeconfig writes one that names the files, so that its user goes on
-// after a renewal.
-func (c *Config) writeFileKubeconfig(path, certFile string) error {
+// WriteForPrograms names the files, so that a program that runs for long goes
+// on after a renewal.
+func WriteForPrograms(path, url, caFile, certFile string) error {
 	return write(path,
-		&clientcmdapi.Cluster{Server: c.URL(), CertificateAuthority: c.Keys.CABundle()},
+		&clientcmdapi.Cluster{Server: url, CertificateAuthority: caFile},
 		&clientcmdapi.AuthInfo{ClientCertificate: certFile, ClientKey: certFile})
 }
 
 func write(path string, cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {
-	const name = "drover"
 	config := clientcmdapi.NewConfig()
 	config.Clusters[name] = cluster
 	config.AuthInfos[name] = user

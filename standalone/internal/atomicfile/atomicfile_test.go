@@ -1,0 +1,119 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package atomicfile
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func TestWriteReplacesContentAndMode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	for _, content := range []string{"first, the longer one", "second"} {
+		if err := Write(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		assertFile(t, path, content, 0o600)
+	}
+	if names := namesIn(t, filepath.Dir(path)); !slices.Equal(names, []string{"file"}) {
+		t.Errorf("left behind: %v", names)
+	}
+}
+
+func TestWriteThatFailsLeavesTheOldFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	// A folder with something in it cannot be replaced.
+	if err := os.MkdirAll(filepath.Join(path, "inside"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(path, []byte("new"), 0o600); err == nil {
+		t.Fatal("no error")
+	}
+	if names := namesIn(t, filepath.Dir(path)); !slices.Equal(names, []string{"file"}) {
+		t.Errorf("left behind: %v", names)
+	}
+}
+
+func TestUpdateWritesOnlyWhatDiffers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := Update(path, []byte("one"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := stat(t, path)
+	if err := Update(path, []byte("one"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !os.SameFile(before, stat(t, path)) {
+		t.Error("the same content was written again")
+	}
+	if err := Update(path, []byte("two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	assertFile(t, path, "two", 0o600)
+}
+
+func TestUpdateMendsTheMode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("one"), 0o644); err != nil { //nolint:gosec // The fault to mend.
+		t.Fatal(err)
+	}
+	if err := Update(path, []byte("one"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	assertFile(t, path, "one", 0o600)
+}
+
+func TestSweepRemovesWhatACrashLeft(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{".tmp-file-123", "file", ".hidden"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Sweep(dir); err != nil {
+		t.Fatal(err)
+	}
+	if names := namesIn(t, dir); !slices.Equal(names, []string{".hidden", "file"}) {
+		t.Errorf("left: %v", names)
+	}
+}
+
+func assertFile(t *testing.T, path, content string, perm fs.FileMode) {
+	t.Helper()
+	data, err := os.ReadFile(path) //nolint:gosec // A file of the test.
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(data) != content {
+		t.Errorf("content is %q, want %q", data, content)
+	}
+	if got := stat(t, path).Mode().Perm(); got != perm {
+		t.Errorf("mode is %v, want %v", got, perm)
+	}
+}
+
+func stat(t *testing.T, path string) fs.FileInfo {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+func namesIn(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}

@@ -1,0 +1,306 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package datadir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func open(t *testing.T, path string) *Dir {
+	t.Helper()
+	d, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func TestOpenMakesAPrivateFolder(t *testing.T) {
+	for name, prepare := range map[string]func(path string) error{
+		"missing":         func(string) error { return nil },
+		"empty":           func(path string) error { return os.MkdirAll(path, 0o700) },
+		"open to all":     func(path string) error { return errors.Join(os.MkdirAll(path, 0o700), os.Chmod(path, 0o755)) }, //nolint:gosec // The fault to mend.
+		"used before":     func(path string) error { return closeNew(Open(path)) },
+		"used and opened": func(path string) error { return errors.Join(closeNew(Open(path)), os.Chmod(path, 0o755)) }, //nolint:gosec // The fault to mend.
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "deep", "dir")
+			if err := prepare(path); err != nil {
+				t.Fatal(err)
+			}
+			d := open(t, path)
+			for _, dir := range []string{path, d.Etcd(), d.Run(), d.Logs(), d.Drivers()} {
+				info, err := os.Stat(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if info.Mode().Perm() != 0o700 {
+					t.Errorf("%s has mode %v", dir, info.Mode())
+				}
+			}
+		})
+	}
+}
+
+func closeNew(d *Dir, err error) error {
+	if err != nil {
+		return err
+	}
+	return d.Close()
+}
+
+func TestOneHolder(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	for name, try := range map[string]func(string) (*Dir, error){"up": Open, "purge": OpenExisting} {
+		_, err := try(path)
+		want := fmt.Sprintf("data dir %s is in use by drover (pid %d)", path, os.Getpid())
+		if err == nil || err.Error() != want {
+			t.Errorf("%s got %v, want %s", name, err, want)
+		}
+		var inUse *InUseError
+		if !errors.As(err, &inUse) {
+			t.Errorf("%s: %v is no InUseError", name, err)
+		}
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	open(t, path)
+}
+
+func TestARefusedOpenChangesNothing(t *testing.T) {
+	d := open(t, t.TempDir())
+	if err := d.SetReady(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(string(d.Layout)); err == nil {
+		t.Fatal("opened twice")
+	}
+	if _, err := os.Stat(d.Ready()); err != nil {
+		t.Errorf("the holder's files: %v", err)
+	}
+}
+
+func TestOpenRefusesSomebodyElsesFolder(t *testing.T) {
+	path := t.TempDir()
+	if err := os.WriteFile(filepath.Join(path, "thesis.txt"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o755); err != nil { //nolint:gosec // As a home directory has.
+		t.Fatal(err)
+	}
+	_, err := Open(path)
+	if err == nil || !strings.Contains(err.Error(), path+" is not empty and is no Drover data dir") {
+		t.Errorf("got %v", err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o755 {
+		t.Errorf("mode became %v", info.Mode())
+	}
+}
+
+func TestOpenExistingWantsADataDir(t *testing.T) {
+	for name, path := range map[string]string{"missing": filepath.Join(t.TempDir(), "missing"), "empty": t.TempDir()} {
+		if _, err := OpenExisting(path); err == nil || err.Error() != path+" is no Drover data dir" {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(filepath.Join(file, "dir")); err == nil || !strings.Contains(err.Error(), "is not a folder") {
+		t.Errorf("below a file: %v", err)
+	}
+	if _, err := Open("/proc/drover"); err == nil || strings.Contains(err.Error(), "\n") {
+		t.Errorf("where nothing can be made: %v", err)
+	}
+	for cause, want := range map[error]string{
+		syscall.ENOSPC: "the disk of data dir /d is full",
+		syscall.EDQUOT: "the disk of data dir /d is full",
+		syscall.EROFS:  "data dir /d is on a read-only file system",
+		syscall.EACCES: "no permission for data dir /d (choose another with --data-dir)",
+	} {
+		err := (&Dir{Layout: "/d"}).Describe(fmt.Errorf("write: %w", cause))
+		if !strings.HasPrefix(err.Error(), want) || !errors.Is(err, cause) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	if err := (&Dir{Layout: "/d"}).Describe(nil); err != nil {
+		t.Errorf("nil became %v", err)
+	}
+}
+
+func TestPortAndClusterIDAreKept(t *testing.T) {
+	d := open(t, t.TempDir())
+	if port, err := d.Port(); err != nil || port != 0 {
+		t.Errorf("new: port %d, %v", port, err)
+	}
+	if id, err := d.ClusterID(); err != nil || id != "" {
+		t.Errorf("new: cluster id %q, %v", id, err)
+	}
+	if err := errors.Join(d.SetPort(6443), d.SetClusterID("uid"), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	d = open(t, string(d.Layout))
+	if port, err := d.Port(); err != nil || port != 6443 {
+		t.Errorf("kept: port %d, %v", port, err)
+	}
+	if id, err := d.ClusterID(); err != nil || id != "uid" {
+		t.Errorf("kept: cluster id %q, %v", id, err)
+	}
+}
+
+func TestADamagedPortIsNamed(t *testing.T) {
+	d := open(t, t.TempDir())
+	for _, content := range []string{"many", "0", "70000", "-1"} {
+		if err := os.WriteFile(filepath.Join(string(d.Layout), portFile), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := d.Port()
+		if err == nil || !strings.Contains(err.Error(), strconv.Quote(content)) || !strings.Contains(err.Error(), "--port") {
+			t.Errorf("%q: got %v", content, err)
+		}
+	}
+}
+
+func TestAStartClearsWhatMeansNothingAnyMore(t *testing.T) {
+	d := open(t, t.TempDir())
+	temp := filepath.Join(string(d.Layout), ".tmp-kubeconfig-1")
+	if err := errors.Join(d.SetReady(), os.WriteFile(temp, nil, 0o600), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	open(t, string(d.Layout))
+	for _, path := range []string{d.Ready(), temp} {
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
+}
+
+// A socket must work however long the data dir's path is.
+func TestSocket(t *testing.T) {
+	deep := filepath.Join(t.TempDir(), strings.Repeat("long-name-", 20), strings.Repeat("deeper-yet", 10))
+	for name, path := range map[string]string{"short": t.TempDir(), "long": deep} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t, path)
+			socket, err := d.Socket("etcd.sock")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(socket) > maxSocketPath {
+				t.Errorf("%s has %d bytes", socket, len(socket))
+			}
+			assertConnects(t, socket)
+			if again, err := d.Socket("etcd.sock"); err != nil || again != socket {
+				t.Errorf("then it is %s, %v", again, err)
+			}
+		})
+	}
+}
+
+func TestSocketPathLimit(t *testing.T) {
+	for _, extra := range []int{0, 1} {
+		base := t.TempDir()
+		fill := maxSocketPath - len(filepath.Join(base, "x", runDir, "etcd.sock")) + 1 + extra
+		d := open(t, filepath.Join(base, strings.Repeat("x", fill)))
+		socket, err := d.Socket("etcd.sock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if direct := strings.HasPrefix(socket, base); direct != (extra == 0) {
+			t.Errorf("%d bytes over: %s", extra, socket)
+		}
+		assertConnects(t, socket)
+	}
+}
+
+func assertConnects(t *testing.T, socket string) {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRemoveTakesOnlyWhatIsDrovers(t *testing.T) {
+	fill := func(t *testing.T, d *Dir) {
+		t.Helper()
+		if err := errors.Join(d.SetPort(1), d.SetClusterID("uid"), d.SetReady(), os.MkdirAll(d.PKI(), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{d.Kubeconfig(), d.Engines(), d.LogFile(), filepath.Join(d.PKI(), "ca.pem")} {
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Run("all", func(t *testing.T) {
+		d := open(t, filepath.Join(t.TempDir(), "dir"))
+		fill(t, d)
+		if left, err := d.Remove(); err != nil || len(left) > 0 {
+			t.Errorf("left %v, %v", left, err)
+		}
+		if _, err := os.Stat(string(d.Layout)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the folder is still there: %v", err)
+		}
+	})
+	t.Run("but a person's file", func(t *testing.T) {
+		d := open(t, filepath.Join(t.TempDir(), "dir"))
+		fill(t, d)
+		if err := os.WriteFile(filepath.Join(string(d.Layout), "notes"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := d.Remove(); err != nil || !slices.Equal(left, []string{"notes"}) {
+			t.Errorf("left %v, %v", left, err)
+		}
+	})
+}
+
+func TestDefault(t *testing.T) {
+	for name, tc := range map[string]struct {
+		env  map[string]string
+		uid  int
+		want string
+	}{
+		"root":               {map[string]string{"HOME": "/root", "XDG_DATA_HOME": "/x"}, 0, "/var/lib/drover"},
+		"user":               {map[string]string{"HOME": "/home/u"}, 1000, "/home/u/.local/share/drover"},
+		"user with XDG":      {map[string]string{"HOME": "/home/u", "XDG_DATA_HOME": "/x"}, 1000, "/x/drover"},
+		"XDG must be rooted": {map[string]string{"HOME": "/home/u", "XDG_DATA_HOME": "x"}, 1000, "/home/u/.local/share/drover"},
+		"said otherwise":     {map[string]string{"HOME": "/root", "DROVER_DATA_DIR": "/d"}, 0, "/d"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			getenv := func(key string) string { return tc.env[key] }
+			if got := Default(getenv, tc.uid); got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,78 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubeconfig
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/standalone/internal/pki"
+)
+
+const url = "https://127.0.0.1:6443"
+
+func newStore(t *testing.T) *pki.Store {
+	t.Helper()
+	store := &pki.Store{
+		Dir: t.TempDir(), Clock: clock.RealClock{},
+		Hosts: pki.Hosts(net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), "", nil),
+	}
+	if _, err := store.Ensure(); err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// load reads it as every client does, and tries its certificates.
+func load(t *testing.T, path string) *rest.Config {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := rest.TransportFor(config); err != nil {
+		t.Error(err)
+	}
+	if config.Host != url {
+		t.Errorf("server is %s", config.Host)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o600 {
+		t.Errorf("mode is %v", info.Mode())
+	}
+	return config
+}
+
+func TestWriteForPeopleCanBeCopied(t *testing.T) {
+	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
+	if err := WriteForPeople(path, url, store.CABundle(), store.Admin()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(store.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if config := load(t, path); len(config.CertData) == 0 || len(config.CAData) == 0 {
+		t.Error("certificates are not inside")
+	}
+}
+
+func TestWriteForProgramsNamesFiles(t *testing.T) {
+	store, path := newStore(t), filepath.Join(t.TempDir(), "kubeconfig")
+	if err := WriteForPrograms(path, url, store.CABundle(), store.ControllerManager()); err != nil {
+		t.Fatal(err)
+	}
+	config := load(t, path)
+	if config.CertFile != store.ControllerManager() || config.CAFile != store.CABundle() {
+		t.Errorf("names %s and %s", config.CertFile, config.CAFile)
+	}
+}

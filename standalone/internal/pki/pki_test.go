@@ -1,0 +1,367 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pki
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+var (
+	start = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	all   = []string{caFile, servingFile, adminFile, controllerManagerFile, controllerFile, serviceAccountFile}
+	// leaves are renewed together, since they are made together.
+	leavesOnly = []string{servingFile, adminFile, controllerManagerFile, controllerFile}
+)
+
+func newStore(t *testing.T) (*Store, *clocktesting.FakeClock) {
+	t.Helper()
+	clock := clocktesting.NewFakeClock(start)
+	return &Store{
+		Dir: filepath.Join(t.TempDir(), "pki"), Clock: clock,
+		Hosts: Hosts(net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), "host", nil),
+	}, clock
+}
+
+func ensure(t *testing.T, s *Store) []string {
+	t.Helper()
+	changed, err := s.Ensure()
+	if err != nil {
+		t.Fatal(err)
+	}
+	assertServes(t, s)
+	return changed
+}
+
+// assertServes makes a TLS connection with what is in the store, as
+// kube-apiserver and a client do.
+func assertServes(t *testing.T, s *Store) {
+	t.Helper()
+	authority := x509.NewCertPool()
+	authority.AppendCertsFromPEM(read(t, s.CABundle()))
+	server := &tls.Config{
+		Certificates: []tls.Certificate{keyPair(t, s.Serving())}, ClientCAs: authority,
+		ClientAuth: tls.RequireAndVerifyClientCert, Time: s.Clock.Now, MinVersion: tls.VersionTLS13,
+	}
+	for _, user := range []string{s.Admin(), s.ControllerManager(), s.Controller()} {
+		client := &tls.Config{
+			Certificates: []tls.Certificate{keyPair(t, user)}, RootCAs: authority,
+			ServerName: "localhost", Time: s.Clock.Now, MinVersion: tls.VersionTLS13,
+		}
+		if err := shakeHands(t.Context(), server, client); err != nil {
+			t.Errorf("%s calls: %v", filepath.Base(user), err)
+		}
+	}
+	for _, host := range s.Hosts {
+		if err := keyPair(t, s.Serving()).Leaf.VerifyHostname(host); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func shakeHands(ctx context.Context, server, client *tls.Config) error {
+	a, b := net.Pipe()
+	served := make(chan error, 1)
+	go func() { served <- tls.Server(a, server).HandshakeContext(ctx) }()
+	conn := tls.Client(b, client)
+	err := conn.HandshakeContext(ctx)
+	if err != nil {
+		return errors.Join(err, b.Close(), <-served)
+	}
+	return <-served
+}
+
+func keyPair(t *testing.T, path string) tls.Certificate {
+	t.Helper()
+	pair, err := tls.LoadX509KeyPair(path, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path) //nolint:gosec // A file of the test.
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestEnsureMakesAllAndThenNothing(t *testing.T) {
+	s, _ := newStore(t)
+	if changed := ensure(t, s); !slices.Equal(changed, all) {
+		t.Errorf("first start made %v", changed)
+	}
+	if changed := ensure(t, s); len(changed) > 0 {
+		t.Errorf("second start made %v", changed)
+	}
+}
+
+func TestKeysArePrivate(t *testing.T) {
+	s, _ := newStore(t)
+	ensure(t, s)
+	if err := os.Chmod(s.Admin(), 0o644); err != nil { //nolint:gosec // The fault to mend.
+		t.Fatal(err)
+	}
+	ensure(t, s)
+	entries, err := os.ReadDir(s.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		holdsKey := bytes.Contains(read(t, filepath.Join(s.Dir, e.Name())), []byte("PRIVATE KEY"))
+		if holdsKey && info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v", e.Name(), info.Mode())
+		}
+	}
+}
+
+func TestEnsureRenewsInTime(t *testing.T) {
+	for name, tc := range map[string]struct {
+		after time.Duration
+		want  []string
+	}{
+		"half the life of a leaf":       {leafLife / 2, nil},
+		"a third left":                  {leafLife - leafRenew + time.Hour, leavesOnly},
+		"leaves have ended":             {leafLife + time.Hour, leavesOnly},
+		"a clock set back to 1970":      {-start.Sub(time.Unix(0, 0)), leavesOnly},
+		"two years to the CA's end":     {caLife - 2*caRenewAt, leavesOnly},
+		"the CA would end before leaf":  {caLife - caRenewAt + time.Hour, all[:5]},
+		"a host that slept for decades": {2 * caLife, all[:5]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, clock := newStore(t)
+			ensure(t, s)
+			clock.SetTime(start.Add(tc.after))
+			changed, err := s.Ensure()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(changed, tc.want) {
+				t.Errorf("renewed %v, want %v", changed, tc.want)
+			}
+			assertServes(t, s)
+		})
+	}
+}
+
+func TestLeavesEndBeforeTheirCA(t *testing.T) {
+	s, clock := newStore(t)
+	for at := start; at.Before(start.Add(caLife)); at = at.Add(leafLife - leafRenew) {
+		clock.SetTime(at)
+		if _, err := s.Ensure(); err != nil {
+			t.Fatal(err)
+		}
+		ca := keyPair(t, filepath.Join(s.Dir, caFile)).Leaf
+		for _, leaf := range []string{s.Serving(), s.Admin()} {
+			if cert := keyPair(t, leaf).Leaf; cert.NotAfter.After(ca.NotAfter) {
+				t.Errorf("at %s %s ends %s, after its CA", at, filepath.Base(leaf), cert.NotAfter)
+			}
+		}
+	}
+}
+
+func TestEnsureRepairs(t *testing.T) {
+	damage := func(name string, content []byte) func(*testing.T, *Store) {
+		return func(t *testing.T, s *Store) {
+			t.Helper()
+			if err := os.WriteFile(filepath.Join(s.Dir, name), content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	cut := func(name string) func(*testing.T, *Store) {
+		return func(t *testing.T, s *Store) {
+			t.Helper()
+			whole := read(t, filepath.Join(s.Dir, name))
+			damage(name, whole[:len(whole)/2])(t, s)
+		}
+	}
+	remove := func(name string) func(*testing.T, *Store) {
+		return func(t *testing.T, s *Store) {
+			t.Helper()
+			if err := os.Remove(filepath.Join(s.Dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	foreign := func(name string) func(*testing.T, *Store) {
+		return func(t *testing.T, s *Store) {
+			t.Helper()
+			other, _ := newStore(t)
+			ensure(t, other)
+			damage(name, read(t, filepath.Join(other.Dir, name)))(t, s)
+		}
+	}
+	for name, tc := range map[string]struct {
+		harm func(*testing.T, *Store)
+		want []string
+	}{
+		"half a serving certificate":         {cut(servingFile), []string{servingFile}},
+		"empty admin certificate":            {damage(adminFile, nil), []string{adminFile}},
+		"no controller certificate":          {remove(controllerFile), []string{controllerFile}},
+		"controller-manager of another CA":   {foreign(controllerManagerFile), []string{controllerManagerFile}},
+		"half a CA":                          {cut(caFile), all[:5]},
+		"no CA, as after a crash at a start": {remove(caFile), all[:5]},
+		"another CA":                         {foreign(caFile), leavesOnly},
+		"no bundle":                          {remove(caBundleFile), nil},
+		"another bundle":                     {foreign(caBundleFile), nil},
+		"half a service-account key":         {cut(serviceAccountFile), []string{serviceAccountFile}},
+		"no service-account key":             {remove(serviceAccountFile), []string{serviceAccountFile}},
+		"a file a crash left":                {damage(".tmp-ca.pem-1", []byte("half")), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := newStore(t)
+			ensure(t, s)
+			tc.harm(t, s)
+			if changed := ensure(t, s); !slices.Equal(changed, tc.want) {
+				t.Errorf("made %v, want %v", changed, tc.want)
+			}
+			if _, err := os.Stat(filepath.Join(s.Dir, ".tmp-ca.pem-1")); err == nil {
+				t.Error("a temporary file stayed")
+			}
+			if changed := ensure(t, s); len(changed) > 0 {
+				t.Errorf("then made %v once more", changed)
+			}
+		})
+	}
+}
+
+func TestNewHostsNeedANewServingCertificate(t *testing.T) {
+	s, _ := newStore(t)
+	ensure(t, s)
+	s.Hosts = append(s.Hosts, "192.0.2.7", "drover.example")
+	if changed := ensure(t, s); !slices.Equal(changed, []string{servingFile}) {
+		t.Errorf("made %v", changed)
+	}
+}
+
+func TestEnsureDoesNotReplaceWhatItCannotRead(t *testing.T) {
+	s, _ := newStore(t)
+	ensure(t, s)
+	path := filepath.Join(s.Dir, caFile)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil { // unreadable even for root
+		t.Fatal(err)
+	}
+	if _, err := s.Ensure(); err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestHosts(t *testing.T) {
+	service, local := net.IPv4(10, 0, 0, 1), []net.IP{net.IPv4(192, 0, 2, 7)}
+	for name, tc := range map[string]struct {
+		bind    string
+		in, out []string
+	}{
+		"loopback":    {"127.0.0.1", []string{"localhost", "127.0.0.1", "10.0.0.1"}, []string{"host", "192.0.2.7"}},
+		"one address": {"192.0.2.9", []string{"127.0.0.1", "192.0.2.9"}, []string{"host", "192.0.2.7"}},
+		"every IPv4":  {"0.0.0.0", []string{"127.0.0.1", "192.0.2.7", "host"}, []string{"0.0.0.0"}},
+		"every IPv6":  {"::", []string{"::1", "192.0.2.7", "host"}, []string{"::"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hosts := Hosts(net.ParseIP(tc.bind), service, "host", local)
+			for _, want := range tc.in {
+				if !slices.Contains(hosts, want) {
+					t.Errorf("%s is missing in %v", want, hosts)
+				}
+			}
+			for _, not := range tc.out {
+				if slices.Contains(hosts, not) {
+					t.Errorf("%s is in %v", not, hosts)
+				}
+			}
+		})
+	}
+}
+
+func TestSplit(t *testing.T) {
+	s, _ := newStore(t)
+	ensure(t, s)
+	cert, key, err := Split(s.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(cert, []byte("PRIVATE")) || bytes.Contains(key, []byte("CERTIFICATE")) {
+		t.Error("certificate and key are not apart")
+	}
+	if _, err := tls.X509KeyPair(cert, key); err != nil {
+		t.Error(err)
+	}
+}
+
+// keep runs Keep; each value on the channel is one look it took.
+func keep(t *testing.T, s *Store) (looks <-chan []string, ended <-chan error) {
+	t.Helper()
+	took, end := make(chan []string), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	go func() {
+		end <- s.Keep(ctx, func(renewed []string, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+			took <- renewed
+		})
+	}()
+	return took, end
+}
+
+// step moves the clock once Keep waits for it.
+func step(t *testing.T, clock *clocktesting.FakeClock, by time.Duration) {
+	t.Helper()
+	for !clock.HasWaiters() {
+		if t.Context().Err() != nil {
+			t.Fatal("Keep does not wait")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	clock.Step(by)
+}
+
+func TestKeepRenewsWhileDroverRuns(t *testing.T) {
+	s, clock := newStore(t)
+	ensure(t, s)
+	looks, _ := keep(t, s)
+	step(t, clock, CheckEvery)
+	if renewed := <-looks; len(renewed) > 0 {
+		t.Errorf("renewed %v at once", renewed)
+	}
+	step(t, clock, leafLife)
+	if renewed := <-looks; !slices.Equal(renewed, leavesOnly) {
+		t.Errorf("renewed %v a year later", renewed)
+	}
+	assertServes(t, s)
+}
+
+func TestKeepEndsWithTheCA(t *testing.T) {
+	s, clock := newStore(t)
+	ensure(t, s)
+	looks, ended := keep(t, s)
+	step(t, clock, 2*caLife)
+	<-looks
+	if err := <-ended; !errors.Is(err, ErrNewCA) {
+		t.Errorf("ended with %v", err)
+	}
+}

@@ -1,0 +1,100 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package port opens the port that the API is served on: the one that was asked
+// for, or the one that this installation had before. Start with Listen.
+package port
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"syscall"
+)
+
+// usual is tried first, so that most people's kubeconfig looks familiar.
+const usual = 6443
+
+// Kept remembers a port between starts.
+type Kept interface {
+	Port() (int, error) // 0 if none was kept yet
+	SetPort(port int) error
+}
+
+// Listen opens the port before anything else starts: a port in use is the
+// likeliest trouble, and an open one cannot be taken by somebody else. Asked is
+// nil where nobody asked, and 0 for any free port.
+func Listen(ctx context.Context, bind string, asked *int, kept Kept) (net.Listener, error) {
+	ip := net.ParseIP(bind)
+	if ip == nil {
+		return nil, fmt.Errorf("--bind-address %q is no IP address", bind)
+	}
+	if asked != nil && (*asked < 0 || *asked > 65535) {
+		return nil, fmt.Errorf("--port is %d: it must be 0 to 65535", *asked)
+	}
+	listener, err := try(ctx, ip, asked, kept)
+	if err != nil {
+		return nil, err
+	}
+	addr, ok := listener.Addr().(*net.TCPAddr)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%s has no port", listener.Addr()), listener.Close())
+	}
+	if err := kept.SetPort(addr.Port); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+// try: a port that was asked for, or else kept, is the one or none, since
+// clients know it. An asked 0 takes any where the kept one is gone.
+func try(ctx context.Context, ip net.IP, asked *int, kept Kept) (net.Listener, error) {
+	if asked != nil && *asked != 0 {
+		return open(ctx, ip, *asked)
+	}
+	before, err := kept.Port()
+	if err != nil {
+		return nil, err
+	}
+	if before != 0 && asked == nil {
+		return open(ctx, ip, before)
+	}
+	if before == 0 && asked == nil {
+		before = usual
+	}
+	if listener, err := open(ctx, ip, before); err == nil {
+		return listener, nil
+	}
+	return open(ctx, ip, 0)
+}
+
+func open(ctx context.Context, ip net.IP, port int) (net.Listener, error) {
+	var config net.ListenConfig
+	listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(ip.String(), strconv.Itoa(port)))
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("port %d on %s is in use by another program: give another with --port, 0 for a free one", port, ip)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("--bind-address %s is no address of this host", ip)
+	case errors.Is(err, syscall.EACCES):
+		return nil, fmt.Errorf("no permission to serve on port %d: give one above 1023 with --port", port)
+	}
+	return listener, err
+}
+
+// LocalIPs are the addresses that a server on all of them is called by.
+func LocalIPs() []net.IP {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	var ips []net.IP
+	for _, addr := range addrs {
+		if n, ok := addr.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			ips = append(ips, n.IP)
+		}
+	}
+	return ips
+}

@@ -1,0 +1,134 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package port
+
+import (
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const loopback = "127.0.0.1"
+
+// memory is a Kept in memory.
+type memory struct{ port int }
+
+func (m *memory) Port() (int, error)     { return m.port, nil }
+func (m *memory) SetPort(port int) error { m.port = port; return nil }
+
+func portOf(l net.Listener) int {
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	n, _ := strconv.Atoi(port)
+	return n
+}
+
+// taken is a port that something else listens on until the test ends.
+func taken(t *testing.T) int {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", loopback+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return portOf(l)
+}
+
+// free is a port that nothing listens on.
+func free(t *testing.T) int {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", loopback+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := portOf(l)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+func TestListen(t *testing.T) {
+	type ports struct{ kept, asked, want int } // asked -1: nobody did; want 0: any other
+	for name, setUp := range map[string]func(t *testing.T) ports{
+		"kept is used again": func(t *testing.T) ports { t.Helper(); p := free(t); return ports{p, -1, p} },
+		"asked beats kept":   func(t *testing.T) ports { t.Helper(); p := free(t); return ports{taken(t), p, p} },
+		"0 at first is any":  func(*testing.T) ports { return ports{0, 0, 0} },
+		"0 keeps the kept":   func(t *testing.T) ports { t.Helper(); p := free(t); return ports{p, 0, p} },
+		"0 leaves a taken":   func(t *testing.T) ports { t.Helper(); return ports{taken(t), 0, 0} },
+		"first start is any": func(*testing.T) ports { return ports{0, -1, 0} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := setUp(t)
+			kept := &memory{p.kept}
+			l, err := Listen(t.Context(), loopback, asked(p.asked), kept)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = l.Close() }()
+			if p.want != 0 && portOf(l) != p.want {
+				t.Errorf("listens on %d, want %d", portOf(l), p.want)
+			}
+			if kept.port != portOf(l) {
+				t.Errorf("keeps %d and listens on %d", kept.port, portOf(l))
+			}
+		})
+	}
+}
+
+func asked(port int) *int {
+	if port < 0 {
+		return nil
+	}
+	return &port
+}
+
+func TestListenSaysWhatIsWrong(t *testing.T) {
+	busy := taken(t)
+	inUse := "port " + strconv.Itoa(busy) + " on 127.0.0.1 is in use by another program"
+	tooLarge, negative := 65536, -1
+	for name, tc := range map[string]struct {
+		bind  string
+		asked *int
+		kept  int
+		want  string
+	}{
+		"asked port in use": {loopback, &busy, 0, inUse},
+		"kept port in use":  {loopback, nil, busy, inUse},
+		"too large":         {loopback, &tooLarge, 0, "--port is 65536: it must be 0 to 65535"},
+		"negative":          {loopback, &negative, 0, "--port is -1: it must be 0 to 65535"},
+		"no address":        {"localhost", nil, 0, `--bind-address "localhost" is no IP address`},
+		"not ours":          {"192.0.2.1", nil, 0, "--bind-address 192.0.2.1 is no address of this host"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kept := &memory{tc.kept}
+			_, err := Listen(t.Context(), tc.bind, tc.asked, kept)
+			if err == nil || !strings.HasPrefix(err.Error(), tc.want) {
+				t.Errorf("got %v, want %s", err, tc.want)
+			}
+			if kept.port != tc.kept {
+				t.Errorf("keeps %d, had %d", kept.port, tc.kept)
+			}
+		})
+	}
+}
+
+func TestListenLetsGoOfAPortItCannotKeep(t *testing.T) {
+	port := free(t)
+	full := errors.New("disk full")
+	if _, err := Listen(t.Context(), loopback, &port, failing{full}); !errors.Is(err, full) {
+		t.Fatalf("got %v", err)
+	}
+	l, err := Listen(t.Context(), loopback, &port, &memory{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = l.Close()
+}
+
+type failing struct{ err error }
+
+func (f failing) Port() (int, error) { return 0, nil }
+func (f failing) SetPort(int) error  { return f.err }

@@ -1,0 +1,122 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package purge
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// engine has servers, each of which is gone after so many calls to Delete.
+type engine struct {
+	servers map[types.UID]int
+	release map[types.UID]bool
+	listErr error
+	stuck   error
+}
+
+func (e *engine) List(context.Context, ...types.UID) ([]driver.Server, error) {
+	var all []driver.Server
+	for _, uid := range slices.Sorted(maps.Keys(e.servers)) {
+		all = append(all, driver.Server{
+			UID: uid, ID: "id-" + string(uid), Namespace: "default", Name: "vm-" + string(uid),
+			State: driver.StateRunning, Retained: e.release[uid],
+		})
+	}
+	return all, e.listErr
+}
+
+func (e *engine) Delete(_ context.Context, t driver.Target, retain bool) error {
+	if e.stuck != nil && t.UID == "stuck" {
+		return e.stuck
+	}
+	if _, ok := e.servers[t.UID]; !ok {
+		return driver.ErrNotFound
+	}
+	if retain || t.ID != "id-"+string(t.UID) {
+		return errors.New("not what was found")
+	}
+	if e.servers[t.UID]--; e.servers[t.UID] <= 0 {
+		delete(e.servers, t.UID)
+	}
+	return nil
+}
+
+func find(t *testing.T, engines ...Named) *Found {
+	t.Helper()
+	found, err := Find(t.Context(), engines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestRemoveEmptiesEveryEngine(t *testing.T) {
+	docker := &engine{servers: map[types.UID]int{"a": 1, "b": 3}}
+	fake := &engine{servers: map[types.UID]int{"c": 1}}
+	found := find(t, Named{"docker", docker}, Named{"fake", fake})
+	if found.Count() != 3 {
+		t.Errorf("found %d", found.Count())
+	}
+	if err := found.Remove(t.Context(), clock.RealClock{}); err != nil {
+		t.Error(err)
+	}
+	if len(docker.servers)+len(fake.servers) > 0 {
+		t.Errorf("left %v and %v", docker.servers, fake.servers)
+	}
+}
+
+func TestReleasedServersStay(t *testing.T) {
+	docker := &engine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
+	found := find(t, Named{"docker", docker})
+	if found.Count() != 1 || found.Released != 1 {
+		t.Errorf("found %d, released %d", found.Count(), found.Released)
+	}
+	if err := found.Remove(t.Context(), clock.RealClock{}); err != nil {
+		t.Error(err)
+	}
+	if _, ok := docker.servers["kept"]; !ok {
+		t.Error("the released server was removed")
+	}
+}
+
+func TestAnEngineThatDoesNotAnswerStopsAll(t *testing.T) {
+	away := driver.Errorf(driver.ErrUnavailable, "no socket")
+	_, err := Find(t.Context(), []Named{{"docker", &engine{listErr: away}}})
+	if !errors.Is(err, driver.ErrUnavailable) || !strings.HasPrefix(err.Error(), "driver docker ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRemoveGoesOnPastAFailure(t *testing.T) {
+	docker := &engine{servers: map[types.UID]int{"stuck": 1, "z": 1}, stuck: errors.New("device busy")}
+	err := find(t, Named{"docker", docker}).Remove(t.Context(), clock.RealClock{})
+	if err == nil || err.Error() != "docker server of default/vm-stuck: device busy" {
+		t.Errorf("got %v", err)
+	}
+	if _, ok := docker.servers["z"]; ok {
+		t.Error("the other server is still there")
+	}
+}
+
+func TestPrintNamesWhatWouldGo(t *testing.T) {
+	var out strings.Builder
+	if err := find(t, Named{"docker", &engine{servers: map[types.UID]int{"a": 1}}}).Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"docker", "default", "vm-a", "Running", "id-a"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%s is missing in\n%s", want, out.String())
+		}
+	}
+}
