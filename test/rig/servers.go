@@ -202,3 +202,16 @@ func (w *World) HasServers(t testing.TB, vm *api.VirtualMachine, want int, withi
 		return nil
 	})
 }
+
+// Exec runs a program in a VM's container and does not wait for it.
+func Exec(t testing.TB, vm *api.VirtualMachine, env []string, command ...string) {
+	t.Helper()
+	c := vmtest.Docker(t)
+	made, err := c.ExecCreate(t.Context(), vm.Status.Server.ID, client.ExecCreateOptions{Env: env, Cmd: command})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ExecStart(t.Context(), made.ID, client.ExecStartOptions{Detach: true}); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -135,6 +135,14 @@ func Says(text string) Check {
 	}
 }
 
+// HasUsage : the server was sampled.
+func HasUsage(vm *api.VirtualMachine) error {
+	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
+		return errors.New("no usage is told")
+	}
+	return nil
+}
+
 // Await waits until a VM passes all checks and returns it.
 func (w *World) Await(t testing.TB, vm *api.VirtualMachine, within time.Duration, checks ...Check) *api.VirtualMachine {
 	t.Helper()

@@ -6,10 +6,10 @@ package rig
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -188,32 +188,34 @@ func (w *World) MustKubectl(t testing.TB, input string, args ...string) string {
 	return out
 }
 
-// metric adds up the counters of the API server's or another's metrics page
-// whose line has the name and all of the texts.
-func metric(page []byte, name string, texts ...string) (sum float64) {
-	for line := range strings.Lines(string(page)) {
+// Metrics is a page of a program's metrics.
+type Metrics []byte
+
+// Sum adds up the metrics of that name whose labels have all of the texts.
+func (m Metrics) Sum(name string, labels ...string) (sum float64) {
+	for line := range strings.Lines(string(m)) {
+		line = strings.TrimSpace(line)
 		if !strings.HasPrefix(line, name+"{") {
 			continue
 		}
 		has := true
-		for _, text := range texts {
+		for _, text := range labels {
 			has = has && strings.Contains(line, text)
 		}
-		var value float64
-		if _, err := fmt.Sscan(line[strings.LastIndex(line, " ")+1:], &value); has && err == nil {
+		value, err := strconv.ParseFloat(line[strings.LastIndex(line, " ")+1:], 64)
+		if has && err == nil {
 			sum += value
 		}
 	}
 	return sum
 }
 
-// APIMetric adds up the counters of the API server's metrics of that name whose
-// labels have all of the texts.
-func (w *World) APIMetric(t testing.TB, name string, texts ...string) float64 {
+// APIMetrics are those of the API server.
+func (w *World) APIMetrics(t testing.TB) Metrics {
 	t.Helper()
 	page, err := w.Kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return metric(page, name, texts...)
+	return page
 }

@@ -110,6 +110,12 @@ func (b *Builder) UserDataSecret(name, key string) *Builder {
 	return b
 }
 
+// Meta changes the metadata by hand.
+func (b *Builder) Meta(change func(*metav1.ObjectMeta)) *Builder {
+	change(&b.vm.ObjectMeta)
+	return b
+}
+
 // Spec changes the spec by hand.
 func (b *Builder) Spec(change func(*api.VirtualMachineSpec)) *Builder {
 	change(&b.vm.Spec)

@@ -41,13 +41,17 @@ func Poll(within time.Duration, check func() error) (took time.Duration, err err
 	}
 }
 
-// Always looks for a while and fails the test as soon as check is not content.
-// It is for what must not happen; what must happen is for Eventually.
-func Always(t testing.TB, during time.Duration, what string, check func() error) {
+// Always looks for a while, once every period, and fails the test as soon as
+// check is not content. It is for what must not happen; what must happen is for
+// Eventually.
+func Always(t testing.TB, during, period time.Duration, what string, check func() error) {
 	t.Helper()
-	for begin := time.Now(); time.Since(begin) < during; time.Sleep(pollPeriod) {
+	for begin := time.Now(); ; time.Sleep(period) {
 		if err := check(); err != nil {
 			t.Fatalf("after %s: %s: %v", time.Since(begin).Round(time.Millisecond), what, err)
+		}
+		if time.Since(begin) >= during {
+			return
 		}
 	}
 }

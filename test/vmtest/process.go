@@ -38,6 +38,9 @@ func (p *Process) Kill() error {
 	return err
 }
 
+// PID of the process.
+func (p *Process) PID() int { return p.process.pid }
+
 // Over tells whether it has ended.
 func (p *Process) Over() bool { return p.process.over() }
 

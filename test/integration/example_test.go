@@ -1,0 +1,36 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/test/rig"
+)
+
+// TestExampleProgram runs the program of examples/list-vms, which uses the
+// generated informer and lister, against a running Drover.
+func TestExampleProgram(t *testing.T) {
+	t.Parallel()
+	vm := world.Active(t, small("listed", world.Namespace(t), "fake"))
+	world.Await(t, vm, rig.Soon, rig.HasUsage)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", "run", "cloudnative.tw/drover/examples/list-vms", "--kubeconfig", world.Kubeconfig, "--namespace", vm.Namespace)
+	out, err := cmd.CombinedOutput()
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	if err != nil || len(lines) != 2 {
+		t.Fatalf("error %v, it printed:\n%s", err, out)
+	}
+	want := []string{"NAMESPACE NAME STATUS CPU MEMORY", vm.Namespace + " listed Active 0.00% 25.00%"}
+	for n, line := range lines {
+		if got := strings.Join(strings.Fields(line), " "); got != want[n] {
+			t.Errorf("line %d is %q, want %q", n, got, want[n])
+		}
+	}
+}

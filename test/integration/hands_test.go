@@ -1,0 +1,209 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// hand does to a VM's server what the guest or a person does.
+type hand func(*testing.T, *api.VirtualMachine)
+
+func dockerHand(do func(context.Context, *client.Client, string) error) hand {
+	return func(t *testing.T, vm *api.VirtualMachine) {
+		t.Helper()
+		if err := do(t.Context(), vmtest.Docker(t), vm.Status.Server.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func fakeHand(edit func(*fake.Record)) hand {
+	return func(t *testing.T, vm *api.VirtualMachine) { world.EditFake(t, vm.UID, edit) }
+}
+
+func askGuest(path string) hand {
+	return func(t *testing.T, vm *api.VirtualMachine) { rig.AskGuest(t, vm, path) }
+}
+
+// hands by driver and by what they do.
+var hands = map[string]map[string]hand{
+	"docker": {
+		"exit 0": askGuest("/exit?code=0"),
+		"exit 3": askGuest("/exit?code=3"),
+		"killed": dockerHand(func(ctx context.Context, c *client.Client, id string) error {
+			_, err := c.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "SIGKILL"})
+			return err
+		}),
+		"stopped": dockerHand(func(ctx context.Context, c *client.Client, id string) error {
+			_, err := c.ContainerStop(ctx, id, client.ContainerStopOptions{})
+			return err
+		}),
+		"paused": dockerHand(func(ctx context.Context, c *client.Client, id string) error {
+			_, err := c.ContainerPause(ctx, id, client.ContainerPauseOptions{})
+			return err
+		}),
+		"removed": dockerHand(func(ctx context.Context, c *client.Client, id string) error {
+			_, err := c.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true})
+			return err
+		}),
+	},
+	"fake": {
+		"exit 0":  fakeHand(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 0} }),
+		"exit 3":  fakeHand(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 3} }),
+		"killed":  fakeHand(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 137} }),
+		"stopped": fakeHand(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, nil }),
+		"paused":  fakeHand(func(r *fake.Record) { r.State = driver.StatePaused }),
+		"removed": func(t *testing.T, vm *api.VirtualMachine) { world.RemoveFake(t, vm.UID) },
+	},
+}
+
+// outcome is what a restart policy makes of it.
+type outcome struct {
+	check rig.Check
+	ready metav1.ConditionStatus
+	// sameServer, newRun : what becomes of the server.
+	sameServer, newRun bool
+}
+
+var (
+	again     = outcome{rig.Active, metav1.ConditionTrue, true, true}
+	resumed   = outcome{rig.Active, metav1.ConditionTrue, true, false}
+	madeAgain = outcome{rig.Active, metav1.ConditionTrue, false, true}
+	completed = outcome{rig.Phase(api.PhaseStopped, api.ReasonCompleted), metav1.ConditionTrue, true, false}
+	failed    = outcome{rig.Phase(api.PhaseFailed, api.ReasonExited), metav1.ConditionFalse, true, false}
+)
+
+// outcomes are the table of the documentation.
+var outcomes = map[api.RestartPolicy]map[string]outcome{
+	api.RestartAlways:    {"exit 0": again, "exit 3": again, "killed": again, "stopped": again, "paused": resumed, "removed": madeAgain},
+	api.RestartOnFailure: {"exit 0": completed, "exit 3": again, "killed": again, "stopped": completed, "paused": resumed, "removed": madeAgain},
+	api.RestartNever:     {"exit 0": completed, "exit 3": failed, "killed": failed, "stopped": completed, "paused": resumed, "removed": madeAgain},
+}
+
+func TestHands(t *testing.T) {
+	t.Parallel()
+	ns := world.Namespace(t)
+	for _, name := range drivers {
+		for policy, row := range outcomes {
+			for how, want := range row {
+				t.Run(fmt.Sprintf("%s/%s/%s", name, policy, how), func(t *testing.T) {
+					t.Parallel()
+					vm := world.Active(t, small(strings.ToLower(strings.ReplaceAll(name+"-"+string(policy)+"-"+how, " ", "-")), ns, name).RestartPolicy(policy))
+					hands[name][how](t, vm)
+					checkOutcome(t, vm, want)
+				})
+			}
+		}
+	}
+}
+
+func checkOutcome(t *testing.T, before *api.VirtualMachine, want outcome) {
+	t.Helper()
+	after := world.Await(t, before, rig.Soon, want.check, rig.Condition(api.ConditionReady, want.ready), func(vm *api.VirtualMachine) error {
+		newRun := !vm.Status.StartTime.Equal(before.Status.StartTime)
+		if newRun != want.newRun {
+			return fmt.Errorf("a new run: %t", newRun)
+		}
+		return nil
+	})
+	if same := after.Status.Server.ID == before.Status.Server.ID; same != want.sameServer {
+		t.Errorf("the same server: %t", same)
+	}
+	if want.newRun && after.Status.RestartCount < 1 {
+		t.Errorf("restartCount is %d", after.Status.RestartCount)
+	}
+	world.HasServers(t, after, 1, time.Second)
+}
+
+// TestRemovedByHandIsBackSoon on either engine, which both tell of it.
+func TestRemovedByHandIsBackSoon(t *testing.T) {
+	ns := world.Namespace(t)
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			before := world.Active(t, small("vm-"+name, ns, name))
+			begin := time.Now()
+			hands[name]["removed"](t, before)
+			world.Await(t, before, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
+				if vm.Status.Server.ID == before.Status.Server.ID {
+					return fmt.Errorf("it has its old server")
+				}
+				return nil
+			})
+			if took := time.Since(begin); took > 2*time.Second {
+				t.Errorf("it took %s to be back, want at most 2 s", took)
+			}
+			world.AwaitEvent(t, before, api.EventRecreated)
+		})
+	}
+}
+
+// TestRenamedByHand is harmless: a container is found by its labels.
+func TestRenamedByHand(t *testing.T) {
+	t.Parallel()
+	vm := world.Active(t, small("vm", world.Namespace(t), "docker"))
+	id := vm.Status.Server.ID
+	if _, err := vmtest.Docker(t).ContainerRename(t.Context(), id, client.ContainerRenameOptions{NewName: "renamed-" + string(vm.UID)}); err != nil {
+		t.Fatal(err)
+	}
+	world.Edit(t, vm, setAction(api.ActionStopped))
+	vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+	world.Edit(t, vm, setAction(api.ActionActive))
+	vm = world.Await(t, vm, rig.Soon, rig.Active)
+	if c := rig.Container(t, vm); c.ID != id || c.Name != "/renamed-"+string(vm.UID) {
+		t.Errorf("it has container %s of name %s, want %s", c.ID, c.Name, id)
+	}
+	world.Delete(t, vm)
+	world.AwaitGone(t, vm, rig.Soon)
+	world.HasServers(t, vm, 0, time.Second)
+}
+
+// TestResizedByHand is undone when it is seen.
+func TestResizedByHand(t *testing.T) {
+	t.Parallel()
+	vm := world.Active(t, small("vm", world.Namespace(t), "docker"))
+	_, err := vmtest.Docker(t).ContainerUpdate(t.Context(), vm.Status.Server.ID, client.ContainerUpdateOptions{
+		Resources: &container.Resources{NanoCPUs: 5e8},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vmtest.Eventually(t, rig.Soon, "the size is as specified", func() error {
+		if have := rig.Container(t, vm).HostConfig.NanoCPUs; have != 1e8 {
+			return fmt.Errorf("NanoCpus is %d", have)
+		}
+		return nil
+	})
+}
+
+// TestDuplicate : two servers of one UID are told of and neither is touched.
+func TestDuplicate(t *testing.T) {
+	t.Parallel()
+	vm := world.Active(t, small("vm", world.Namespace(t), "docker"))
+	labels := rig.Container(t, vm).Config.Labels
+	second := rig.RunForeign(t, "second-"+string(vm.UID), labels)
+	vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonDuplicate), rig.Says(second), rig.Says(vm.Status.Server.ID))
+	world.Delete(t, vm)
+	world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonDuplicate), rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
+	if n := len(rig.Containers(t, vm.UID)); n != 2 {
+		t.Errorf("%d containers are left, want both", n)
+	}
+	rig.RemoveContainer(t, second)
+	world.AwaitGone(t, vm, rig.Soon)
+	world.HasServers(t, vm, 0, time.Second)
+}

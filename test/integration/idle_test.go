@@ -1,0 +1,69 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const (
+	idleVMs  = 100
+	idleTime = 60 * time.Second
+)
+
+// TestIdleVMsWriteNothing : in a minute of 100 idle VMs the API server counts
+// no write to VMs or events. Lists and samples are as frequent as they can be.
+func TestIdleVMsWriteNothing(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	w.Run(t, "--vm-driver=fake", "--usage-period=1s", "--list-period=1s", "--orphan-grace=1s")
+	var vms []*api.VirtualMachine
+	for n := range idleVMs {
+		vms = append(vms, w.Create(t, small(fmt.Sprintf("idle-%d", n), "default", "fake")))
+	}
+	for _, vm := range vms {
+		w.Await(t, vm, rig.Soon, rig.Active, rig.HasUsage)
+	}
+	before := comesToRest(t, w)
+	vmtest.Always(t, idleTime, 5*time.Second, "nothing is written", func() error {
+		if now := writes(t, w); now != before {
+			return fmt.Errorf("%v writes more", now-before)
+		}
+		return nil
+	})
+}
+
+// comesToRest waits until what was written last, events among it, is counted.
+func comesToRest(t *testing.T, w *rig.World) float64 {
+	t.Helper()
+	last, since := -1.0, time.Now()
+	vmtest.Eventually(t, rig.Soon, "10 s without a write", func() error {
+		if now := writes(t, w); now != last {
+			last, since = now, time.Now()
+		}
+		if quiet := time.Since(since); quiet < 10*time.Second {
+			return fmt.Errorf("%v writes, the last one %s ago", last, quiet)
+		}
+		return nil
+	})
+	return last
+}
+
+// writes counts, in the API server, the writes to VMs and events.
+func writes(t *testing.T, w *rig.World) (sum float64) {
+	t.Helper()
+	page := w.APIMetrics(t)
+	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"} {
+		for _, resource := range []string{"virtualmachines", "events"} {
+			sum += page.Sum("apiserver_request_total", fmt.Sprintf("verb=%q", verb), fmt.Sprintf("resource=%q", resource))
+		}
+	}
+	return sum
+}

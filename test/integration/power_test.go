@@ -1,0 +1,296 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+var drivers = []string{"docker", "fake"}
+
+func setAction(action api.Action) func(*api.VirtualMachine) {
+	return func(vm *api.VirtualMachine) { vm.Spec.Action = action }
+}
+
+// TestPowerStates goes from each state to each other one.
+func TestPowerStates(t *testing.T) {
+	t.Parallel()
+	states := map[api.Action]struct {
+		check   rig.Check
+		docker  container.ContainerState
+		fake    driver.State
+		running metav1.ConditionStatus
+	}{
+		api.ActionActive:  {rig.Phase(api.PhaseActive, api.ReasonRunning), "running", driver.StateRunning, metav1.ConditionTrue},
+		api.ActionStopped: {rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked), "exited", driver.StateStopped, metav1.ConditionFalse},
+		api.ActionPaused:  {rig.Phase(api.PhasePaused, api.ReasonPausedAsAsked), "paused", driver.StatePaused, metav1.ConditionFalse},
+	}
+	way := []api.Action{
+		api.ActionActive, api.ActionStopped, api.ActionActive, api.ActionPaused, api.ActionStopped,
+		api.ActionPaused, api.ActionActive,
+	}
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			vm := world.Active(t, small("vm", world.Namespace(t), name))
+			id := vm.Status.Server.ID
+			for _, action := range way[1:] {
+				world.Edit(t, vm, setAction(action))
+				want := states[action]
+				vm = world.Await(t, vm, rig.Soon, want.check,
+					rig.Condition(api.ConditionReady, metav1.ConditionTrue), rig.Condition(api.ConditionRunning, want.running))
+				if vm.Status.Server.ID != id {
+					t.Fatalf("%s: the server was %s and is %s", action, id, vm.Status.Server.ID)
+				}
+				if name == "docker" && rig.Container(t, vm).State.Status != want.docker {
+					t.Errorf("%s: the container is %s", action, rig.Container(t, vm).State.Status)
+				}
+				if name == "fake" && world.Fake(t, vm.UID).State != want.fake {
+					t.Errorf("%s: the server is %s", action, world.Fake(t, vm.UID).State)
+				}
+			}
+		})
+	}
+}
+
+func TestCreatedInAnyPowerState(t *testing.T) {
+	t.Parallel()
+	for _, name := range drivers {
+		for action, check := range map[api.Action]rig.Check{
+			api.ActionStopped: rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked),
+			api.ActionPaused:  rig.Phase(api.PhasePaused, api.ReasonPausedAsAsked),
+		} {
+			t.Run(name+"/"+string(action), func(t *testing.T) {
+				t.Parallel()
+				vm := world.Create(t, small("vm", world.Namespace(t), name).Action(action))
+				vm = world.Await(t, vm, rig.Soon, check, rig.Condition(api.ConditionReady, metav1.ConditionTrue))
+				world.Delete(t, vm)
+				world.AwaitGone(t, vm, rig.Soon)
+				world.HasServers(t, vm, 0, time.Second)
+			})
+		}
+	}
+}
+
+// TestRestartedAt : a change restarts once, and a value that is there at
+// creation does not.
+func TestRestartedAt(t *testing.T) {
+	t.Parallel()
+	first := time.Now().Truncate(time.Second)
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			vm := world.Active(t, small("vm", world.Namespace(t), name).RestartedAt(first))
+			if vm.Status.RestartCount != 0 || vm.Status.RestartedAt == nil {
+				t.Errorf("after creation the status is %s", rig.Show(vm))
+			}
+			before := vm
+			history := world.Record(t, vm)
+			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = &metav1.Time{Time: first.Add(time.Minute)} })
+			vm = world.Await(t, vm, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
+				if !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt) {
+					return fmt.Errorf("status.restartedAt is %v", vm.Status.RestartedAt)
+				}
+				return nil
+			})
+			// One more change of the spec has it looked at once more.
+			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceMemory] = quantity("40M") })
+			vm = world.Await(t, vm, rig.Soon, rig.Active)
+			if n := starts(history.Until(t, vm)); n != 2 || vm.Status.RestartCount != 1 || vm.Status.Server.ID != before.Status.Server.ID {
+				t.Errorf("%d starts, status %s", n, rig.Show(vm))
+			}
+		})
+	}
+}
+
+// starts counts the start times that were told.
+func starts(all []*api.VirtualMachine) int {
+	var times []string
+	for _, vm := range all {
+		if at := vm.Status.StartTime; at != nil {
+			times = append(times, at.String())
+		}
+	}
+	slices.Sort(times)
+	return len(slices.Compact(times))
+}
+
+func TestLiveResize(t *testing.T) {
+	t.Parallel()
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before := world.Active(t, small("vm", world.Namespace(t), name))
+			for _, size := range [][2]string{{"1", "64M"}, {"500m", "48M"}} {
+				world.Edit(t, before, func(vm *api.VirtualMachine) {
+					vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory] = quantity(size[0]), quantity(size[1])
+				})
+				vm := world.Await(t, before, rig.Soon, rig.Active, rig.Condition(api.ConditionRestartRequired, ""))
+				if vm.Status.Server.ID != before.Status.Server.ID || vm.Status.RestartCount != 0 {
+					t.Errorf("it was not live: %s", rig.Show(vm))
+				}
+				checkSize(t, vm, name)
+			}
+		})
+	}
+}
+
+func checkSize(t *testing.T, vm *api.VirtualMachine, driver string) {
+	t.Helper()
+	cpu, memory := vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory]
+	haveCPU, haveMemory := int64(0), int64(0)
+	if driver == "docker" {
+		c := rig.Container(t, vm)
+		haveCPU, haveMemory = c.HostConfig.NanoCPUs/1e6, c.HostConfig.Memory
+	} else {
+		r := world.Fake(t, vm.UID)
+		haveCPU, haveMemory = r.CPUMilli, r.MemoryBytes
+	}
+	if haveCPU != cpu.MilliValue() || haveMemory != memory.Value() {
+		t.Errorf("the server has %dm CPU and %d bytes, want %s and %s", haveCPU, haveMemory, &cpu, &memory)
+	}
+}
+
+// TestChangeThatNeedsARestart waits for one and tells so meanwhile.
+func TestChangeThatNeedsARestart(t *testing.T) {
+	t.Parallel()
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before := world.Active(t, small("vm", world.Namespace(t), name).Image(vmtest.GuestPlain))
+			world.Edit(t, before, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestOther })
+			vm := world.Await(t, before, rig.Soon, rig.Phase(api.PhaseActive, api.ReasonChangePending), rig.Says("image"),
+				rig.Condition(api.ConditionRestartRequired, metav1.ConditionTrue), rig.Condition(api.ConditionReady, metav1.ConditionFalse))
+			if !vm.Status.StartTime.Equal(before.Status.StartTime) {
+				t.Error("it was restarted unasked")
+			}
+			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
+			vm = world.Await(t, vm, rig.Soon, rig.Active, rig.Condition(api.ConditionRestartRequired, ""))
+			if name == "docker" && rig.Container(t, vm).Config.Image != vmtest.GuestOther {
+				t.Errorf("it runs %s", rig.Container(t, vm).Config.Image)
+			}
+			if name == "fake" && world.Fake(t, vm.UID).Image != vmtest.GuestOther {
+				t.Errorf("it runs %s", world.Fake(t, vm.UID).Image)
+			}
+		})
+	}
+}
+
+// TestStubbornGuest ignores the request to stop, and is made to when its grace
+// period is over, not before.
+func TestStubbornGuest(t *testing.T) {
+	t.Parallel()
+	const grace = 3 * time.Second
+	stubborn := func(t *testing.T) *api.VirtualMachine {
+		vm := world.Active(t, small("vm", world.Namespace(t), "docker").Image(vmtest.GuestStubborn).Grace(int64(grace.Seconds())))
+		rig.AskGuest(t, vm, "/") // so that it is up and ignores signals
+		return vm
+	}
+	within := func(t *testing.T, took time.Duration) {
+		if took < grace-time.Second || took > grace+10*time.Second {
+			t.Errorf("it took %s, want %s", took, grace)
+		}
+	}
+	t.Run("stopped", func(t *testing.T) {
+		t.Parallel()
+		vm := stubborn(t)
+		begin := time.Now()
+		world.Edit(t, vm, setAction(api.ActionStopped))
+		world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseActive, api.ReasonStopping), rig.Condition(api.ConditionReady, metav1.ConditionFalse))
+		vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked), rig.Condition(api.ConditionReady, metav1.ConditionTrue))
+		within(t, time.Since(begin))
+		if code := rig.Container(t, vm).State.ExitCode; code != 137 {
+			t.Errorf("exit code %d, want 137", code)
+		}
+	})
+	t.Run("deleted", func(t *testing.T) {
+		t.Parallel()
+		vm := stubborn(t)
+		begin := time.Now()
+		world.Delete(t, vm)
+		world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonStopping))
+		world.AwaitGone(t, vm, rig.Soon)
+		within(t, time.Since(begin))
+		world.HasServers(t, vm, 0, time.Second)
+	})
+}
+
+// TestReadyIsOfTheLatestSpec : kubectl wait right after a change waits for the
+// change, and no version of the object calls itself ready before.
+func TestReadyIsOfTheLatestSpec(t *testing.T) {
+	t.Parallel()
+	vm := world.Active(t, small("vm", world.Namespace(t), "docker").Image(vmtest.GuestStubborn).Grace(2))
+	rig.AskGuest(t, vm, "/")
+	history := world.Record(t, vm)
+	world.MustKubectl(t, "", "patch", "vm", "vm", "-n", vm.Namespace, "--type=merge", "-p", `{"spec":{"action":"stopped"}}`)
+	world.MustKubectl(t, "", "wait", "vm/vm", "-n", vm.Namespace, "--for=condition=Ready", "--timeout=60s")
+	now := world.Get(t, vm)
+	if now.Status.Phase != api.PhaseStopped {
+		t.Errorf("kubectl wait returned at %s", rig.Show(now))
+	}
+	for _, version := range history.Until(t, now) {
+		ready := meta.FindStatusCondition(version.Status.Conditions, api.ConditionReady)
+		told := ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == version.Generation
+		if as := asSpecified(version); told && !as {
+			t.Errorf("version %s of generation %d calls itself ready: %s", version.ResourceVersion, version.Generation, rig.Show(version))
+		}
+	}
+}
+
+func asSpecified(vm *api.VirtualMachine) bool {
+	return vm.Status.Phase == map[api.Action]api.Phase{api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped}[vm.Spec.Action]
+}
+
+// TestReadinessProbe : Ready only once the port answers.
+func TestReadinessProbe(t *testing.T) {
+	t.Parallel()
+	vm := world.Create(t, small("vm", world.Namespace(t), "docker").Probe(81))
+	vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseActive, api.ReasonProbeFailing),
+		rig.Says(":81"), rig.Says("refused"),
+		rig.Condition(api.ConditionReady, metav1.ConditionFalse), rig.Condition(api.ConditionRunning, metav1.ConditionTrue))
+	rig.Exec(t, vm, []string{"PORT=81"}, "/demo-guest")
+	world.Await(t, vm, rig.Soon, rig.Active)
+	world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.TCPSocket.Port = 82 })
+	world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseActive, api.ReasonProbeFailing), rig.Condition(api.ConditionReady, metav1.ConditionFalse))
+	world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe = nil })
+	world.Await(t, vm, rig.Soon, rig.Active)
+}
+
+// TestPorts are published, and one that is taken is told of.
+func TestPorts(t *testing.T) {
+	t.Parallel()
+	ns := world.Namespace(t)
+	vm := world.Active(t, small("one", ns, "docker").Port("http", 80, 0))
+	bindings := rig.Container(t, vm).NetworkSettings.Ports
+	var port string
+	for inside, outside := range bindings {
+		if inside.String() == "80/tcp" && len(outside) > 0 {
+			port = outside[0].HostPort
+		}
+	}
+	if port == "" || !strings.Contains(vm.Status.Message, port) {
+		t.Fatalf("published are %v, message %q", bindings, vm.Status.Message)
+	}
+	var host int32
+	if _, err := fmt.Sscan(port, &host); err != nil {
+		t.Fatal(err)
+	}
+	second := world.Create(t, small("two", ns, "docker").Port("http", 80, host))
+	world.Await(t, second, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonPortConflict), rig.Says("spec.ports[0].hostPort"), rig.Says(port))
+	world.Delete(t, vm)
+	world.Await(t, second, rig.Soon, rig.Active)
+}
