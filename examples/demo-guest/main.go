@@ -34,10 +34,12 @@ type guest struct {
 }
 
 func main() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1)
 	exitAtOnce(os.Getenv("EXIT_CODE"))
 	g := &guest{}
 	g.ignoreTerm.Store(os.Getenv("IGNORE_TERM") != "")
-	go g.handleSignals()
+	go g.handle(signals)
 	port := os.Getenv("PORT")
 	if port == "" {
 		port = "80"
@@ -54,11 +56,9 @@ func exitAtOnce(code string) {
 	}
 }
 
-// handleSignals is needed even to die: the kernel spares the first process of a
+// handle is needed even to die: the kernel spares the first process of a
 // container from signals that it does not handle.
-func (g *guest) handleSignals() {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1)
+func (g *guest) handle(signals <-chan os.Signal) {
 	for s := range signals {
 		if g.ignoreTerm.Load() {
 			log.Printf("ignoring %v", s)

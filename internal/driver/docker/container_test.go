@@ -233,7 +233,7 @@ func listen(t *testing.T, port int32) net.Listener {
 
 func answersAt(t *testing.T, port string) error {
 	t.Helper()
-	code, err := get(t, "http://127.0.0.1:"+port+"/")
+	code, err := get(t.Context(), "http://127.0.0.1:"+port+"/")
 	if err == nil && code != http.StatusOK {
 		err = fmt.Errorf("status %d", code)
 	}
@@ -417,7 +417,7 @@ func TestResizeLive(t *testing.T) {
 	spec := vm(t, d, guestImages(t).plain)
 	spec.MemoryBytes = 64e6
 	first := reach(t, d, spec, driver.StateRunning)
-	must(t, getFromGuest(t, first, http.StatusOK, "/memory?bytes=%d", 30<<20))
+	tellGuest(t, first, "/memory?bytes=%d", 30<<20)
 
 	spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1000, 128e6, driver.RestartAlways
 	s := ensure(t, d, spec)

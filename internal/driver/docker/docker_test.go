@@ -5,7 +5,6 @@ package docker
 
 import (
 	"context"
-	"net/http"
 	"testing"
 	"time"
 
@@ -21,7 +20,9 @@ func TestContract(t *testing.T) {
 	g := guestImages(t)
 	hands := hands{g.client}
 	drivertest.Run(t, drivertest.Harness{
-		Open: func(t *testing.T, clusterID string) driver.Driver { return newDriver(t, Options{ClusterID: clusterID}) },
+		Open: func(t *testing.T, clusterID string) driver.Driver {
+			return settled{newDriver(t, Options{ClusterID: clusterID})}
+		},
 		Spec: func(*testing.T) driver.ServerSpec { return guestSpec(g.plain) },
 		StubbornSpec: func(*testing.T) driver.ServerSpec {
 			return guestSpec(g.stubborn)
@@ -30,7 +31,7 @@ func TestContract(t *testing.T) {
 		Losable: func(t *testing.T, clusterID string) drivertest.Losable {
 			p := newProxy(t)
 			return drivertest.Losable{
-				Driver: newDriver(t, Options{ClusterID: clusterID, Host: p.host()}),
+				Driver: settled{newDriver(t, Options{ClusterID: clusterID, Host: p.host()})},
 				Lose:   p.lose, Restore: p.restore,
 			}
 		},
@@ -56,6 +57,20 @@ func newDriver(t *testing.T, o Options) *Driver {
 	must(t, err)
 	t.Cleanup(d.Close)
 	return d
+}
+
+// settled waits, where a server runs, until the guest is up. A container runs
+// from its process's first moment, when that cannot handle a signal yet.
+type settled struct{ driver.Driver }
+
+func (s settled) Unwrap() driver.Driver { return s.Driver }
+
+func (s settled) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	server, err := s.Driver.Ensure(ctx, spec)
+	if err == nil && server.State == driver.StateRunning {
+		awaitGuest(ctx, server)
+	}
+	return server, err
 }
 
 func guestSpec(image string) driver.ServerSpec {
@@ -95,13 +110,8 @@ func (h hands) remove(t *testing.T, s driver.Server) {
 	must(t, err)
 }
 
-func (h hands) exit(t *testing.T, s driver.Server, code int) { h.get(t, s, "/exit?code=%d", code) }
-func (h hands) burn(t *testing.T, s driver.Server)           { h.get(t, s, "/load?seconds=60") }
-
-func (h hands) get(t *testing.T, s driver.Server, path string, args ...any) {
-	t.Helper()
-	must(t, getFromGuest(t, s, http.StatusOK, path, args...))
-}
+func (hands) exit(t *testing.T, s driver.Server, code int) { tellGuest(t, s, "/exit?code=%d", code) }
+func (hands) burn(t *testing.T, s driver.Server)           { tellGuest(t, s, "/load?seconds=60") }
 
 func (h hands) visible(t *testing.T, s driver.Server) string {
 	res, err := h.c.ContainerInspect(t.Context(), s.ID, client.ContainerInspectOptions{})

@@ -37,6 +37,9 @@ func reach(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) (
 		}
 		return err
 	})
+	if want == driver.StateRunning {
+		awaitGuest(t.Context(), s)
+	}
 	return s
 }
 
