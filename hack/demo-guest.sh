@@ -19,5 +19,5 @@ tar -C "$tmp" -c demo-guest | docker import \
 	--change 'EXPOSE 80/tcp' \
 	--message 'Drover demo guest' - "$image" >/dev/null
 # The image of before has lost its name; leave it only if something uses it.
-[ -z "$before" ] || docker image rm "$before" >/dev/null 2>&1 || true
+[ -z "$before" ] || [ "$before" = "$(docker image inspect --format '{{.Id}}' "$image")" ] || docker image rm "$before" >/dev/null 2>&1 || true
 echo "demo-guest.sh: image $image is there"
