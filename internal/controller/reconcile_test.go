@@ -319,9 +319,12 @@ func TestSlowCreateShowsCreating(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
-		g.eventually("the timer is set", g.clock.HasWaiters)
-		g.clock.Step(silent)
-		g.eventually("phase Creating", func() bool { return g.vm().Status.Phase == api.PhaseCreating })
+		// This is not the test's own goroutine: it must not end here.
+		deadline := time.Now().Add(20 * time.Second)
+		for g.vm().Status.Phase != api.PhaseCreating && time.Now().Before(deadline) {
+			g.clock.Step(silent)
+			time.Sleep(time.Millisecond)
+		}
 		return live()
 	}
 	g.wantWrites(3, func() { g.reconcile() })
@@ -494,6 +497,7 @@ func TestEngineLostInACall(t *testing.T) {
 		if vm := g.vm(); vm.Status.Server == nil || vm.Status.Phase == api.PhaseFailed {
 			t.Errorf("%s: status %+v", name, vm.Status)
 		}
+		g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
 		g.engine.ensure = nil
 		g.memory.SetAvailable(true)
 		g.eventually("the engine is back", func() bool {
