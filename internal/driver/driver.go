@@ -68,6 +68,12 @@ type Identifier interface {
 	EngineID(ctx context.Context) (string, error)
 }
 
+// Surveyor tells what else is on an engine. It is optional.
+type Surveyor interface {
+	// Others counts the servers of other clusters, by cluster id.
+	Others(ctx context.Context) (map[string]int, error)
+}
+
 // Target names a server and carries the right to act on it.
 type Target struct {
 	// UID of the VirtualMachine; it identifies the server everywhere.

@@ -153,6 +153,9 @@ func openInventories(ctx context.Context, o *Options, cluster string) ([]*invent
 	if err != nil {
 		return nil, err
 	}
+	for _, line := range table.Others(ctx, opened) {
+		ctrl.Log.Info(line)
+	}
 	var out []*inventory.Inventory
 	for _, d := range opened {
 		inv, err := inventory.New(inventory.Options{
