@@ -82,7 +82,8 @@ if answers env; then
 	exit 0
 fi
 [ -z "${DOCKER_HOST:-}" ] || die "nothing answers at DOCKER_HOST=$DOCKER_HOST: start that engine or unset DOCKER_HOST"
-[ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null || die "no engine answers this user, and to start one needs root or sudo"
+[ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null || sudo -v 2>/dev/null ||
+	die "no engine answers this user, and to start one needs root or sudo"
 
 install
 answers as_root || start
