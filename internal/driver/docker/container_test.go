@@ -450,6 +450,18 @@ func TestResizeLive(t *testing.T) {
 	reach(t, d, small, driver.StateRunning) // it fits now
 }
 
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	s := reach(t, d, spec, driver.StateRunning)
+	_, _ = get(t.Context(), fmt.Sprintf("http://%s/memory?bytes=%d", s.Addresses[0], 2*spec.MemoryBytes))
+	s = seen(t, d, spec.UID, "its end", func(s driver.Server) bool { return s.State == driver.StateStopped })
+	if s.Exit == nil || s.Exit.Reason != "OOMKilled" || s.Exit.Code != 137 {
+		t.Errorf("it ended with %+v, want it killed for its use of memory", s.Exit)
+	}
+}
+
 // TestAdoptHalfMade plays a crash between creating and starting.
 func TestAdoptHalfMade(t *testing.T) {
 	t.Parallel()

@@ -18,6 +18,8 @@
 //     server, the only one that Docker lets one put on a container later.
 //   - Server.Addresses are the addresses inside of Docker's networks. A host port
 //     that the engine chose is told in Server.Note.
+//   - Images are pulled without credentials. One from a private registry has to
+//     be pulled by hand; image.pullPolicy IfNotPresent then uses it.
 //   - Docker cannot compare epochs. Unique names protect creation, IDs that were
 //     looked up by UID the rest; a leader that was deposed between the look and
 //     the deed can still act once.
