@@ -32,9 +32,9 @@ func rates(cpu, memory float64) inventory.Observation {
 	return o
 }
 
-func shown(cpu, memory float64) *vmtest.Builder {
+func shown() *vmtest.Builder {
 	return observed().Status(func(s *api.VirtualMachineStatus) {
-		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: cpu, Memory: memory}}
+		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: 10, Memory: 20}}
 	})
 }
 
@@ -46,15 +46,15 @@ func TestUsageInStatus(t *testing.T) {
 	}{
 		"rounded to 0.01":                {observed(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
 		"zero is shown":                  {observed(), rates(0, 0), &api.Usage{}},
-		"kept when it moved little":      {shown(10, 20), rates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
-		"new when cpu moved a point":     {shown(10, 20), rates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
-		"new when memory moved a point":  {shown(10, 20), rates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
-		"kept without a sample":          {shown(10, 20), present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
-		"dropped when it is off":         {shown(10, 20), ended(1), nil},
-		"dropped with another server":    {shown(10, 20), change(present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
-		"dropped when the server went":   {shown(10, 20), gone(), nil},
-		"kept while the engine is away":  {shown(10, 20), unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
-		"kept while another one answers": {shown(10, 20), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
+		"kept when it moved little":      {shown(), rates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
+		"new when cpu moved a point":     {shown(), rates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
+		"new when memory moved a point":  {shown(), rates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
+		"kept without a sample":          {shown(), present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
+		"dropped when it is off":         {shown(), ended(1), nil},
+		"dropped with another server":    {shown(), change(present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
+		"dropped when the server went":   {shown(), gone(), nil},
+		"kept while the engine is away":  {shown(), unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
+		"kept while another one answers": {shown(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
