@@ -148,3 +148,14 @@ func (c *Child) end() {
 		c.t.Logf("the controller printed:\n%s", c.Output())
 	}
 }
+
+// AwaitLog waits until a controller has logged a text.
+func (w *World) AwaitLog(t testing.TB, c *Child, text string) {
+	t.Helper()
+	vmtest.Eventually(t, Soon, "the controller logs "+text, func() error {
+		if !strings.Contains(c.Output(), text) {
+			return errors.New("it has not")
+		}
+		return nil
+	})
+}
