@@ -92,7 +92,8 @@ type ServerSpec struct {
 	Namespace, Name string
 	// Power that the server should have.
 	Power Power
-	// StopBy is when a stop that is under way is forced.
+	// StopBy is when a stop that is under way is forced; the zero time means
+	// never.
 	StopBy time.Time
 	// EndRun names a run (Server.Run) to end before the server is started: a
 	// restart, once. It means nothing when that run is over.

@@ -20,6 +20,7 @@ type Settings struct {
 
 	FakeDir         string
 	FakeBootTime    time.Duration
+	FakeStopTime    time.Duration
 	FakeLatency     time.Duration
 	FakeFailureRate float64
 	FakeFaults      string
@@ -33,6 +34,7 @@ func (s *Settings) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&s.DockerImage, "docker-image", s.DockerImage, "docker: image of a VirtualMachine that names none")
 	fs.StringVar(&s.FakeDir, "fake-dir", s.FakeDir, "fake: folder that holds one file a server, shared by all who use it; empty keeps the servers in memory")
 	fs.DurationVar(&s.FakeBootTime, "fake-boot-time", s.FakeBootTime, "fake: how long a server takes to boot")
+	fs.DurationVar(&s.FakeStopTime, "fake-shutdown-time", s.FakeStopTime, "fake: how long a server takes to stop when it is asked to")
 	fs.DurationVar(&s.FakeLatency, "fake-latency", s.FakeLatency, "fake: how long each call takes")
 	fs.Float64Var(&s.FakeFailureRate, "fake-failure-rate", s.FakeFailureRate, "fake: share of calls that fail, 0 to 1")
 	fs.StringVar(&s.FakeFaults, "fake-faults", s.FakeFaults, "fake: file that names faults by VirtualMachine, read when it changes")
@@ -44,7 +46,7 @@ func openDocker(o Options) (driver.Driver, error) {
 
 func openFake(o Options) (driver.Driver, error) {
 	d, err := fake.New(fake.Options{
-		ClusterID: o.ClusterID, Dir: o.FakeDir, BootTime: o.FakeBootTime, Latency: o.FakeLatency,
+		ClusterID: o.ClusterID, Dir: o.FakeDir, BootTime: o.FakeBootTime, ShutdownTime: o.FakeStopTime, Latency: o.FakeLatency,
 		FailureRate: o.FakeFailureRate, Log: o.Log, Clock: o.Clock,
 	})
 	if err != nil || o.FakeFaults == "" {
