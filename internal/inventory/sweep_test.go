@@ -1,0 +1,367 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+// broom is a sweep over a rig's engine.
+type broom struct {
+	*rig
+	sweep    *Sweep
+	owners   map[types.UID]bool // in the API
+	cached   map[types.UID]bool // in the cache, where it differs
+	lives    int
+	findings []Finding
+}
+
+func newBroom(t *testing.T) *broom {
+	t.Helper()
+	b := &broom{rig: newRig(t), owners: map[types.UID]bool{}}
+	b.sweep = &Sweep{
+		Inventory: b.inv, Epoch: func() uint64 { return 7 }, Policy: OrphanDelete, Grace: time.Minute,
+		Cached: func(context.Context) (map[types.UID]bool, error) {
+			if b.cached != nil {
+				return b.cached, nil
+			}
+			return b.owners, nil
+		},
+		Live: func(context.Context) (map[types.UID]bool, error) { b.lives++; return b.owners, nil },
+		Tell: func(f Finding) { b.findings = append(b.findings, f) },
+	}
+	return b
+}
+
+// addAll puts servers there, which have no VM unless owners says so.
+func (b *broom) addAll(n int) {
+	b.t.Helper()
+	for i := range n {
+		b.add(types.UID(fmt.Sprintf("s%d", i)))
+	}
+}
+
+func (b *broom) once() {
+	b.t.Helper()
+	if err := b.sweep.Once(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// left are the UIDs of the servers that are there.
+func (b *broom) left() string {
+	var uids []string
+	for _, r := range b.memory.Records() {
+		uids = append(uids, string(r.UID))
+	}
+	slices.Sort(uids)
+	return strings.Join(uids, " ")
+}
+
+func (b *broom) want(left string) {
+	b.t.Helper()
+	if got := b.left(); got != left {
+		b.t.Errorf("servers left: %q, want %q", got, left)
+	}
+}
+
+func TestSweepTakesTwoReadingsAndTheGracePeriod(t *testing.T) {
+	b := newBroom(t)
+	b.addAll(2)
+	b.owners["s1"] = true
+	b.once()
+	b.want("s0 s1")
+	b.clock.Step(59 * time.Second)
+	b.once()
+	b.want("s0 s1")
+	b.clock.Step(time.Second)
+	b.once()
+	b.want("s1")
+	if len(b.findings) != 1 || !b.findings[0].Deleted || b.findings[0].Server.UID != "s0" || b.findings[0].Server.Name != "vm-s0" {
+		t.Errorf("told %+v", b.findings)
+	}
+	b.once()
+	if len(b.findings) != 1 {
+		t.Errorf("told again: %+v", b.findings)
+	}
+}
+
+// TestOneReadingIsNotEnough however long ago it was: time alone proves nothing.
+func TestOneReadingIsNotEnough(t *testing.T) {
+	b := newBroom(t)
+	b.sweep.Grace = 0
+	b.addAll(1)
+	b.once()
+	b.want("s0")
+	b.once()
+	b.want("")
+}
+
+func TestAnOwnerBetweenReadingsBeginsAnew(t *testing.T) {
+	b := newBroom(t)
+	b.addAll(1)
+	b.once()
+	b.owners["s0"] = true
+	b.clock.Step(time.Minute)
+	b.once()
+	delete(b.owners, "s0")
+	b.once()
+	b.clock.Step(59 * time.Second)
+	b.once()
+	b.want("s0")
+	b.clock.Step(time.Second)
+	b.once()
+	b.want("")
+}
+
+func TestNeverSwept(t *testing.T) {
+	for name, prepare := range map[string]func(*broom){
+		"released": func(b *broom) {
+			b.edit("s0", func(r *fake.Record) { r.Retained = true })
+		},
+		"another cluster's": func(b *broom) {
+			b.edit("s0", func(r *fake.Record) { r.ClusterID = "another" })
+		},
+		"nobody's": func(b *broom) {
+			b.edit("s0", func(r *fake.Record) { r.ClusterID = "" })
+		},
+		"owned in the cache alone": func(b *broom) { b.cached = map[types.UID]bool{"s0": true} },
+		"owned in the API alone":   func(b *broom) { b.cached, b.owners["s0"] = map[types.UID]bool{}, true },
+		"being fetched": func(b *broom) {
+			b.engine.list = func(_ context.Context, real func() ([]driver.Server, error)) ([]driver.Server, error) {
+				servers, err := real()
+				for n := range servers {
+					servers[n].State = driver.StatePending
+				}
+				return servers, err
+			}
+		},
+		"orphan by policy report": func(b *broom) { b.sweep.Policy = OrphanReport },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBroom(t)
+			b.addAll(1)
+			prepare(b)
+			for range 5 {
+				b.once()
+				b.clock.Step(time.Hour)
+			}
+			b.want("s0")
+		})
+	}
+}
+
+// TestNothingIsSweptOnAFailedReading, and it is no reading that counts.
+func TestNothingIsSweptOnAFailedReading(t *testing.T) {
+	failed := errors.New("failed")
+	for name, fail := range map[string]func(*broom, bool){
+		"of the API": func(b *broom, on bool) {
+			b.sweep.Live = func(context.Context) (map[types.UID]bool, error) {
+				if on {
+					return nil, failed
+				}
+				return b.owners, nil
+			}
+		},
+		"of the cache": func(b *broom, on bool) {
+			b.sweep.Cached = func(context.Context) (map[types.UID]bool, error) {
+				if on {
+					return nil, failed
+				}
+				return b.owners, nil
+			}
+		},
+		"of the engine": func(b *broom, on bool) { b.memory.SetAvailable(!on) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBroom(t)
+			b.addAll(1)
+			b.once()
+			fail(b, true)
+			b.clock.Step(time.Hour)
+			for range 3 {
+				if err := b.sweep.Once(t.Context()); err == nil {
+					t.Error("no error")
+				}
+			}
+			b.want("s0")
+			fail(b, false)
+			b.once()
+			b.want("")
+		})
+	}
+}
+
+// TestTheEngineIsListedFirst, so that a VM that is made meanwhile is seen.
+func TestTheEngineIsListedFirst(t *testing.T) {
+	b := newBroom(t)
+	b.sweep.Grace = 0
+	b.addAll(1)
+	b.engine.list = func(_ context.Context, real func() ([]driver.Server, error)) ([]driver.Server, error) {
+		servers, err := real()
+		b.owners["s0"] = true
+		return servers, err
+	}
+	for range 3 {
+		b.once()
+		b.want("s0")
+		delete(b.owners, "s0")
+	}
+}
+
+// TestTheAPIIsSpared while the cache knows all owners.
+func TestTheAPIIsSpared(t *testing.T) {
+	b := newBroom(t)
+	b.addAll(5)
+	for n := range 5 {
+		b.owners[types.UID(fmt.Sprintf("s%d", n))] = true
+	}
+	b.once()
+	if b.lives != 0 {
+		t.Errorf("the API was read %d times", b.lives)
+	}
+}
+
+func TestFreeze(t *testing.T) {
+	for name, tc := range map[string]struct {
+		servers, orphans, allowed int
+		policy                    OrphanPolicy
+		frozen                    bool
+	}{
+		"three of three":            {3, 3, 0, OrphanDelete, false},
+		"four of four":              {4, 4, 0, OrphanDelete, true},
+		"four of 40":                {40, 4, 0, OrphanDelete, false},
+		"four of 39":                {39, 4, 0, OrphanDelete, true},
+		"four, four allowed":        {4, 4, 4, OrphanDelete, false},
+		"four, one allowed":         {4, 4, 1, OrphanDelete, true},
+		"five, four allowed":        {5, 5, 4, OrphanDelete, true},
+		"four, where none is swept": {4, 4, 0, OrphanReport, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBroom(t)
+			b.sweep.Grace, b.sweep.Max, b.sweep.Policy = 0, tc.allowed, tc.policy
+			b.addAll(tc.servers)
+			for n := tc.orphans; n < tc.servers; n++ {
+				b.owners[types.UID(fmt.Sprintf("s%d", n))] = true
+			}
+			for range 3 {
+				b.once()
+			}
+			frozen := 0
+			for _, f := range b.findings {
+				if f.Frozen {
+					frozen++
+				}
+			}
+			if (frozen == 1) != tc.frozen || frozen > 1 {
+				t.Errorf("told of a freeze %d times, want %t: %+v", frozen, tc.frozen, b.findings)
+			}
+			left := tc.servers
+			if !tc.frozen && tc.policy == OrphanDelete {
+				left -= tc.orphans
+			}
+			if n := len(b.memory.Records()); n != left {
+				t.Errorf("%d servers are left, want %d", n, left)
+			}
+		})
+	}
+}
+
+// TestThaw : once a person has removed enough, the rest is swept, and the next
+// freeze is told of again.
+func TestThaw(t *testing.T) {
+	b := newBroom(t)
+	b.sweep.Grace = 0
+	b.addAll(4)
+	b.once()
+	b.once()
+	b.want("s0 s1 s2 s3")
+	b.memory.Remove("s0")
+	b.once()
+	b.want("")
+	b.addAll(4)
+	b.once()
+	told := 0
+	for _, f := range b.findings {
+		if f.Frozen {
+			told++
+			if !strings.Contains(f.Note, "4 of 4") || !strings.Contains(f.Note, "--orphan-max=4") {
+				t.Errorf("the note is %q", f.Note)
+			}
+		}
+	}
+	if told != 2 {
+		t.Errorf("told of %d freezes, want 2", told)
+	}
+}
+
+func TestReportTellsOnce(t *testing.T) {
+	b := newBroom(t)
+	b.sweep.Policy = OrphanReport
+	b.addAll(2)
+	for range 4 {
+		b.once()
+		b.clock.Step(time.Minute)
+	}
+	if len(b.findings) != 2 || b.findings[0].Deleted || b.findings[1].Deleted {
+		t.Errorf("told %+v, want each once", b.findings)
+	}
+}
+
+// TestOneFailureHoldsNobodyElse, and what went by itself is no failure.
+func TestOneFailureHoldsNobodyElse(t *testing.T) {
+	b := newBroom(t)
+	b.sweep.Grace = 0
+	b.addAll(3)
+	b.engine.delete = func(target driver.Target, real func() error) error {
+		if target.Epoch != 7 || target.ID == "" {
+			t.Errorf("deleted with %+v", target)
+		}
+		switch target.UID {
+		case "s0":
+			return errors.New("stuck")
+		case "s1":
+			b.memory.Remove("s1")
+		}
+		return real()
+	}
+	b.once()
+	if err := b.sweep.Once(t.Context()); err == nil || !strings.Contains(err.Error(), "default/vm-s0") || strings.Contains(err.Error(), "vm-s1") {
+		t.Errorf("error %v", err)
+	}
+	b.want("s0")
+	if len(b.findings) != 2 {
+		t.Errorf("told %+v", b.findings)
+	}
+}
+
+func TestSweepRunsUntilItIsStopped(t *testing.T) {
+	b := newBroom(t)
+	b.addAll(1)
+	b.add("kept")
+	b.owners["kept"] = true
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- b.sweep.Start(ctx) }()
+	b.eventually("it waits", b.clock.HasWaiters)
+	b.eventually("the orphan is swept", func() bool {
+		b.clock.Step(30 * time.Second)
+		return b.left() == "kept"
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

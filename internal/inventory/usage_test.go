@@ -1,0 +1,149 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+func TestRate(t *testing.T) {
+	at := func(seconds int) time.Time { return t0.Add(time.Duration(seconds) * time.Second) }
+	sample := func(run string, seconds int, cpu time.Duration, memory int64) driver.Usage {
+		return driver.Usage{UID: "a", Run: run, CPU: cpu, MemoryBytes: memory, At: at(seconds)}
+	}
+	server := func(run string, started time.Time) driver.Server {
+		return driver.Server{UID: "a", Run: run, State: driver.StateRunning, StartedAt: started, Applied: driver.Resources{MemoryBytes: 1000}}
+	}
+	for name, tc := range map[string]struct {
+		server  driver.Server
+		samples []driver.Usage
+		want    *Rates
+		told    bool // of the last sample
+	}{
+		"first of a fresh run counts from its start": {
+			server("1", at(0)), []driver.Usage{sample("1", 10, 5*time.Second, 250)}, &Rates{50, 25}, true,
+		},
+		"first of an old run says nothing": {
+			server("1", at(-1000)), []driver.Usage{sample("1", 10, 5*time.Second, 250)}, nil, false,
+		},
+		"first of a run of unknown start says nothing": {
+			server("1", time.Time{}), []driver.Usage{sample("1", 10, 5*time.Second, 250)}, nil, false,
+		},
+		"two of an old run": {
+			server("1", at(-1000)), []driver.Usage{sample("1", 10, 5*time.Second, 250), sample("1", 20, 25*time.Second, 500)}, &Rates{200, 50}, true,
+		},
+		"a move of less than a point is not told": {
+			server("1", at(0)), []driver.Usage{sample("1", 10, 1*time.Second, 100), sample("1", 20, 2050*time.Millisecond, 109)}, &Rates{10.5, 10.9}, false,
+		},
+		"small moves add up": {
+			server("1", at(0)),
+			[]driver.Usage{sample("1", 10, 0, 100), sample("1", 20, 0, 106), sample("1", 30, 0, 112)},
+			&Rates{0, 11.2}, true,
+		},
+		"two at one time": {
+			server("1", at(0)), []driver.Usage{sample("1", 10, 5*time.Second, 250), sample("1", 10, 9*time.Second, 900)}, &Rates{50, 25}, false,
+		},
+		"memory of unknown size": {
+			driver.Server{UID: "a", Run: "1", State: driver.StateRunning, StartedAt: at(0)},
+			[]driver.Usage{sample("1", 10, 5*time.Second, 250)},
+			&Rates{50, 0}, true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := &entry{servers: []driver.Server{tc.server}}
+			told := false
+			for _, u := range tc.samples {
+				told = e.rate(u, time.Minute)
+			}
+			if told != tc.told || (e.rates == nil) != (tc.want == nil) || e.rates != nil && *e.rates != *tc.want {
+				t.Errorf("rates %+v, told %t: want %+v, %t", e.rates, told, tc.want, tc.told)
+			}
+		})
+	}
+}
+
+// TestSamplesOfAnotherRunAreDropped : they belong to a server of the past.
+func TestSamplesOfAnotherRunAreDropped(t *testing.T) {
+	g := listed(t)
+	s := g.ensure("a")
+	late := g.clock.Now().Add(10 * time.Second)
+	for name, u := range map[string]driver.Usage{
+		"another run": {UID: "a", Run: "past", CPU: time.Second, At: late},
+		"no server":   {UID: "b", Run: s.Run, CPU: time.Second, At: late},
+	} {
+		if changes := g.inv.record([]driver.Usage{u}); len(changes) != 0 || g.inv.Get("a").Rates != nil {
+			t.Errorf("%s: told %+v, rates %+v", name, changes, g.inv.Get("a").Rates)
+		}
+	}
+}
+
+// untilSampled lets time go by until a sample was taken after all that was done
+// before.
+func (g *rig) untilSampled(what string, ok func(*Rates) bool) {
+	g.t.Helper()
+	g.eventually("it waits", g.clock.HasWaiters)
+	g.eventually(what, func() bool {
+		g.clock.Step(30 * time.Second)
+		time.Sleep(2 * time.Millisecond)
+		return ok(g.inv.Get("a").Rates)
+	})
+}
+
+func TestUsageFollowsTheLoadAndEndsWithTheRun(t *testing.T) {
+	g := listed(t)
+	g.ensure("a")
+	g.edit("a", func(r *fake.Record) { r.Load = 0.5 })
+	g.untilSampled("one CPU of two, a quarter of the memory", func(r *Rates) bool {
+		return r != nil && r.CPU > 99 && r.CPU < 101 && r.Memory == 25
+	})
+	g.told()
+	g.edit("a", func(r *fake.Record) { r.Load = 1 })
+	g.untilSampled("both CPUs", func(r *Rates) bool { return r != nil && r.CPU > 199 && r.CPU < 201 })
+	routine := 0
+	for _, c := range g.told() {
+		if c.Routine && c.UID == "a" && c.VM.Name == "vm-a" {
+			routine++
+		}
+	}
+	if routine == 0 {
+		t.Error("the move was not told")
+	}
+
+	g.engine.set(func() {
+		g.engine.usage = func(func() ([]driver.Usage, error)) ([]driver.Usage, error) { return nil, errors.New("not now") }
+	})
+	before, asked := *g.inv.Get("a").Rates, hook(g.engine, &g.engine.usages)
+	g.untilSampled("it was asked twice more", func(*Rates) bool { return hook(g.engine, &g.engine.usages) >= asked+2 })
+	if r := g.inv.Get("a").Rates; r == nil || *r != before {
+		t.Errorf("after failures the rates are %+v, want them as they were", r)
+	}
+
+	stop := spec("a")
+	stop.Power, stop.StopBy = driver.PowerOff, g.clock.Now()
+	if _, err := g.inv.Ensure(t.Context(), stop); err != nil {
+		t.Fatal(err)
+	}
+	if r := g.inv.Get("a").Rates; r != nil {
+		t.Errorf("off it uses %+v", r)
+	}
+}
+
+func TestNothingIsAskedWithoutRunningServers(t *testing.T) {
+	g := listed(t)
+	g.edit("a", func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateStopped })
+	g.wantSoon("a", Present)
+	lists := hook(g.engine, &g.engine.lists)
+	g.eventually("two periods went by", func() bool {
+		g.clock.Step(30 * time.Second)
+		return hook(g.engine, &g.engine.lists) >= lists+2
+	})
+	if n := hook(g.engine, &g.engine.usages); n != 0 {
+		t.Errorf("usage was asked for %d times", n)
+	}
+}
