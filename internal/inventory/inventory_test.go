@@ -64,9 +64,9 @@ func TestAnIncompleteListIsNone(t *testing.T) {
 		},
 		"the engine is swapped meanwhile": func(m *meddler) {
 			asked := 0
-			m.engineID = func(real string) string {
+			m.engineID = func(id string) string {
 				asked++
-				return real + strings.Repeat("x", asked%2)
+				return id + strings.Repeat("x", asked%2)
 			}
 		},
 	} {
@@ -134,7 +134,7 @@ func TestFollowsTheEngine(t *testing.T) {
 func TestOwnActionsAreNotTold(t *testing.T) {
 	g := listed(t)
 	g.told()
-	s := g.ensure("a")
+	s := g.ensure()
 	if seen := g.inv.Get("a"); seen.Answer != Present || seen.Server.ID != s.ID {
 		t.Errorf("after Ensure: %+v", seen)
 	}
@@ -154,21 +154,21 @@ func TestAListChangesOnlyWhatNobodyTouchedSince(t *testing.T) {
 		want           Answer
 	}{
 		"created meanwhile": {
-			before: func(*rig) {}, during: func(g *rig) { g.ensure("a") }, want: Present,
+			before: func(*rig) {}, during: func(g *rig) { g.ensure() }, want: Present,
 		},
 		"created before": {
 			before: func(g *rig) { g.add("a") }, during: func(*rig) {}, want: Present,
 		},
 		"removed by hand before": {
-			before: func(g *rig) { g.ensure("a"); g.memory.Remove("a") }, during: func(*rig) {}, want: Gone,
+			before: func(g *rig) { g.ensure(); g.memory.Remove("a") }, during: func(*rig) {}, want: Gone,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t)
 			tc.before(g)
 			g.engine.set(func() {
-				g.engine.list = func(_ context.Context, real func() ([]driver.Server, error)) ([]driver.Server, error) {
-					servers, err := real()
+				g.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+					servers, err := do()
 					tc.during(g)
 					return servers, err
 				}
@@ -186,9 +186,9 @@ func TestAListChangesOnlyWhatNobodyTouchedSince(t *testing.T) {
 // TestAListDuringAnActionIsIgnored even if it began and ended within it.
 func TestAListDuringAnActionIsIgnored(t *testing.T) {
 	g := newRig(t)
-	s := g.ensure("a")
+	s := g.ensure()
 	g.engine.set(func() {
-		g.engine.ensure = func(real func() (driver.Server, error)) (driver.Server, error) {
+		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
 			g.memory.Remove("a")
 			if err := g.inv.complete(t.Context()); err != nil {
 				t.Error(err)
@@ -196,10 +196,10 @@ func TestAListDuringAnActionIsIgnored(t *testing.T) {
 			if seen := g.inv.Get("a"); seen.Server.ID != s.ID {
 				t.Errorf("during the action the inventory has %+v", seen)
 			}
-			return real()
+			return do()
 		}
 	})
-	if again := g.ensure("a"); g.inv.Get("a").Server.ID != again.ID {
+	if again := g.ensure(); g.inv.Get("a").Server.ID != again.ID {
 		t.Errorf("the inventory has %+v", g.inv.Get("a"))
 	}
 }
@@ -208,27 +208,27 @@ func TestAListDuringAnActionIsIgnored(t *testing.T) {
 // the action's result.
 func TestAnEventDuringAnActionLeadsToAnotherLook(t *testing.T) {
 	g := listed(t)
-	g.ensure("a")
+	g.ensure()
 	marked := func() bool {
 		g.inv.mu.Lock()
 		defer g.inv.mu.Unlock()
 		return g.inv.entries["a"].look
 	}
 	g.engine.set(func() {
-		g.engine.ensure = func(real func() (driver.Server, error)) (driver.Server, error) {
-			s, err := real()
+		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
+			s, err := do()
 			g.edit("a", func(r *fake.Record) { r.State = driver.StatePaused })
 			g.eventually("the event is there", marked)
 			return s, err
 		}
 	})
-	g.ensure("a")
+	g.ensure()
 	g.eventually("it is looked at", func() bool { return g.inv.Get("a").Server.State == driver.StatePaused })
 }
 
 func TestOutageAndReturn(t *testing.T) {
 	g := listed(t)
-	g.ensure("a")
+	g.ensure()
 	g.told()
 	g.clock.Step(time.Minute)
 	down := g.clock.Now()
@@ -263,7 +263,7 @@ func TestACallThatMissesTheEngineHasItAsked(t *testing.T) {
 			g.engine.set(func() {
 				g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) { return driver.Server{}, unavailable }
 			})
-			_, err := g.inv.Ensure(g.t.Context(), spec("a"))
+			_, err := g.inv.Ensure(g.t.Context(), spec())
 			return err
 		},
 		"Delete": func(g *rig) error {
@@ -289,7 +289,7 @@ func TestACallThatMissesTheEngineHasItAsked(t *testing.T) {
 // TestAnotherEngine : what is known of the first one is worth nothing.
 func TestAnotherEngine(t *testing.T) {
 	g := listed(t)
-	g.ensure("a")
+	g.ensure()
 	first := g.inv.Get("a").EngineID
 	g.engine.set(func() {
 		g.engine.engineID = func(string) string { return "another" }
@@ -320,12 +320,12 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 				t.Fatal(err)
 			}
 			if tc.existed {
-				g.ensure("a")
+				g.ensure()
 			}
 			g.engine.set(func() {
 				g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) { return driver.Server{}, tc.err }
 			})
-			_, _ = g.inv.Ensure(t.Context(), spec("a"))
+			_, _ = g.inv.Ensure(t.Context(), spec())
 			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
 				t.Errorf("settles at %v, want %v", got, tc.want)
 			}
@@ -336,7 +336,7 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 				t.Errorf("after a list it settles at %v, want %v", got, tc.want)
 			}
 			g.engine.set(func() { g.engine.ensure = nil })
-			g.ensure("a")
+			g.ensure()
 			if got := g.inv.Get("a").SettlesAt; !got.IsZero() {
 				t.Errorf("after a success it settles at %v", got)
 			}

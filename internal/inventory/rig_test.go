@@ -22,15 +22,15 @@ var t0 = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 const patience = 20 * time.Second
 
 // meddler stands between the inventory and the driver and, where a test says
-// so, does something else. real is what the driver would have done.
+// so, does something else. do is what the driver would have done.
 type meddler struct {
 	*fake.Driver
 	mu       sync.Mutex
-	ensure   func(real func() (driver.Server, error)) (driver.Server, error)
-	delete   func(t driver.Target, real func() error) error
-	list     func(ctx context.Context, real func() ([]driver.Server, error)) ([]driver.Server, error)
-	usage    func(real func() ([]driver.Usage, error)) ([]driver.Usage, error)
-	engineID func(real string) string
+	ensure   func(do func() (driver.Server, error)) (driver.Server, error)
+	delete   func(t driver.Target, do func() error) error
+	list     func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error)
+	usage    func(do func() ([]driver.Usage, error)) ([]driver.Usage, error)
+	engineID func(id string) string
 	lists    int
 	usages   int
 }
@@ -49,43 +49,43 @@ func hook[T any](m *meddler, field *T) T {
 }
 
 func (m *meddler) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	real := func() (driver.Server, error) { return m.Driver.Ensure(ctx, spec) }
-	if do := hook(m, &m.ensure); do != nil {
-		return do(real)
+	do := func() (driver.Server, error) { return m.Driver.Ensure(ctx, spec) }
+	if instead := hook(m, &m.ensure); instead != nil {
+		return instead(do)
 	}
-	return real()
+	return do()
 }
 
 func (m *meddler) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	real := func() error { return m.Driver.Delete(ctx, t, retain) }
-	if do := hook(m, &m.delete); do != nil {
-		return do(t, real)
+	do := func() error { return m.Driver.Delete(ctx, t, retain) }
+	if instead := hook(m, &m.delete); instead != nil {
+		return instead(t, do)
 	}
-	return real()
+	return do()
 }
 
 func (m *meddler) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	m.set(func() { m.lists++ })
-	real := func() ([]driver.Server, error) { return m.Driver.List(ctx, uids...) }
-	if do := hook(m, &m.list); do != nil {
-		return do(ctx, real)
+	do := func() ([]driver.Server, error) { return m.Driver.List(ctx, uids...) }
+	if instead := hook(m, &m.list); instead != nil {
+		return instead(ctx, do)
 	}
-	return real()
+	return do()
 }
 
 func (m *meddler) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	m.set(func() { m.usages++ })
-	real := func() ([]driver.Usage, error) { return m.Driver.Usage(ctx, uids...) }
-	if do := hook(m, &m.usage); do != nil {
-		return do(real)
+	do := func() ([]driver.Usage, error) { return m.Driver.Usage(ctx, uids...) }
+	if instead := hook(m, &m.usage); instead != nil {
+		return instead(do)
 	}
-	return real()
+	return do()
 }
 
 func (m *meddler) EngineID(ctx context.Context) (string, error) {
 	id, err := m.Driver.EngineID(ctx)
-	if do := hook(m, &m.engineID); do != nil && err == nil {
-		id = do(id)
+	if instead := hook(m, &m.engineID); instead != nil && err == nil {
+		id = instead(id)
 	}
 	return id, err
 }
@@ -157,16 +157,18 @@ func (g *rig) wantSoon(uid types.UID, want Answer) {
 	g.eventually("the answer is as expected", func() bool { return g.inv.Get(uid).Answer == want })
 }
 
-func spec(uid types.UID) driver.ServerSpec {
+// spec is of the server a.
+func spec() driver.ServerSpec {
 	return driver.ServerSpec{
-		Target: driver.Target{UID: uid}, Namespace: "default", Name: "vm-" + string(uid),
+		Target: driver.Target{UID: "a"}, Namespace: "default", Name: "vm-a",
 		Power: driver.PowerOn, CPUMilli: 2000, MemoryBytes: 4e9,
 	}
 }
 
-func (g *rig) ensure(uid types.UID) driver.Server {
+// ensure has the inventory make the server a.
+func (g *rig) ensure() driver.Server {
 	g.t.Helper()
-	s, err := g.inv.Ensure(g.t.Context(), spec(uid))
+	s, err := g.inv.Ensure(g.t.Context(), spec())
 	if err != nil {
 		g.t.Fatal(err)
 	}

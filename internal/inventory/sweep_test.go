@@ -140,8 +140,8 @@ func TestNeverSwept(t *testing.T) {
 		"owned in the cache alone": func(b *broom) { b.cached = map[types.UID]bool{"s0": true} },
 		"owned in the API alone":   func(b *broom) { b.cached, b.owners["s0"] = map[types.UID]bool{}, true },
 		"being fetched": func(b *broom) {
-			b.engine.list = func(_ context.Context, real func() ([]driver.Server, error)) ([]driver.Server, error) {
-				servers, err := real()
+			b.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+				servers, err := do()
 				for n := range servers {
 					servers[n].State = driver.StatePending
 				}
@@ -209,8 +209,8 @@ func TestTheEngineIsListedFirst(t *testing.T) {
 	b := newBroom(t)
 	b.sweep.Grace = 0
 	b.addAll(1)
-	b.engine.list = func(_ context.Context, real func() ([]driver.Server, error)) ([]driver.Server, error) {
-		servers, err := real()
+	b.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+		servers, err := do()
 		b.owners["s0"] = true
 		return servers, err
 	}
@@ -325,7 +325,7 @@ func TestOneFailureHoldsNobodyElse(t *testing.T) {
 	b := newBroom(t)
 	b.sweep.Grace = 0
 	b.addAll(3)
-	b.engine.delete = func(target driver.Target, real func() error) error {
+	b.engine.delete = func(target driver.Target, do func() error) error {
 		if target.Epoch != 7 || target.ID == "" {
 			t.Errorf("deleted with %+v", target)
 		}
@@ -335,7 +335,7 @@ func TestOneFailureHoldsNobodyElse(t *testing.T) {
 		case "s1":
 			b.memory.Remove("s1")
 		}
-		return real()
+		return do()
 	}
 	b.once()
 	if err := b.sweep.Once(t.Context()); err == nil || !strings.Contains(err.Error(), "default/vm-s0") || strings.Contains(err.Error(), "vm-s1") {

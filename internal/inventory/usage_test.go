@@ -71,7 +71,7 @@ func TestRate(t *testing.T) {
 // TestSamplesOfAnotherRunAreDropped : they belong to a server of the past.
 func TestSamplesOfAnotherRunAreDropped(t *testing.T) {
 	g := listed(t)
-	s := g.ensure("a")
+	s := g.ensure()
 	late := g.clock.Now().Add(10 * time.Second)
 	for name, u := range map[string]driver.Usage{
 		"another run": {UID: "a", Run: "past", CPU: time.Second, At: late},
@@ -97,7 +97,7 @@ func (g *rig) untilSampled(what string, ok func(*Rates) bool) {
 
 func TestUsageFollowsTheLoadAndEndsWithTheRun(t *testing.T) {
 	g := listed(t)
-	g.ensure("a")
+	g.ensure()
 	g.edit("a", func(r *fake.Record) { r.Load = 0.5 })
 	g.untilSampled("one CPU of two, a quarter of the memory", func(r *Rates) bool {
 		return r != nil && r.CPU > 99 && r.CPU < 101 && r.Memory == 25
@@ -124,7 +124,7 @@ func TestUsageFollowsTheLoadAndEndsWithTheRun(t *testing.T) {
 		t.Errorf("after failures the rates are %+v, want them as they were", r)
 	}
 
-	stop := spec("a")
+	stop := spec()
 	stop.Power, stop.StopBy = driver.PowerOff, g.clock.Now()
 	if _, err := g.inv.Ensure(t.Context(), stop); err != nil {
 		t.Fatal(err)

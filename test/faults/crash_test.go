@@ -137,7 +137,7 @@ func TestKillStorms(t *testing.T) {
 	for name, rounds := range map[string]int{"fake": 15, "docker": 6} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seed := uint64(time.Now().UnixNano()) //nolint:gosec // any bits will do
+			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
 			s := &storm{w: rig.Start(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
 			if name == "fake" {

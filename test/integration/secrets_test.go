@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/test/rig"
 )
 
-// password is what must not be seen, short of escapes in any encoding.
-const password = "Xyzzy42PlughTheSecret"
+// hidden is what must not be seen, without anything that an encoding escapes.
+const hidden = "Xyzzy42PlughTheSecret"
 
 // TestSecretsAreSeenNowhere : not in an object but the Secret, in an event, in
 // a file, on a command line or in a log at its most talkative.
@@ -44,7 +44,7 @@ func TestSecretsAreSeenNowhere(t *testing.T) {
 	w.Await(t, refused, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonUnsupported), rig.Says("userData"),
 		rig.Condition(api.ConditionStalled, metav1.ConditionTrue))
 	w.AwaitEvent(t, refused, api.ReasonUnsupported)
-	if cmdline := readFile(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, password) {
+	if cmdline := readFile(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, hidden) {
 		t.Error("it is on the command line")
 	}
 	controller.MustStop()
@@ -66,7 +66,7 @@ func createSecret(t *testing.T, w *rig.World) {
 	t.Helper()
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "init"},
-		StringData: map[string]string{"user-data": "#cloud-config\npassword: " + password + "\n"},
+		StringData: map[string]string{"user-data": "#cloud-config\npassword: " + hidden + "\n"},
 	}
 	if _, err := w.Kube.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -76,9 +76,9 @@ func createSecret(t *testing.T, w *rig.World) {
 // unseen also knows the text as base64, at each of the three offsets.
 func unseen(t *testing.T, where, text string) {
 	t.Helper()
-	looks := []string{password}
+	looks := []string{hidden}
 	for n := range 3 {
-		encoded := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("_", n) + password))
+		encoded := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("_", n) + hidden))
 		looks = append(looks, encoded[4:24])
 	}
 	for _, look := range looks {

@@ -114,7 +114,7 @@ func (w *World) removeContainers() error {
 		All: true, Filters: client.Filters{}.Add("label", docker.LabelCluster+"="+w.ID),
 	})
 	if err != nil {
-		return nil //nolint:nilerr // Without an engine there are no containers.
+		return nil // without an engine there are no containers
 	}
 	for _, one := range all.Items {
 		_, _ = c.ContainerRemove(ctx, one.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})

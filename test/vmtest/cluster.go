@@ -199,8 +199,7 @@ func (c *Cluster) Stop() error {
 // Kill ends the cluster as a crash does. Its data stays for Start.
 func (c *Cluster) Kill() error {
 	err := c.process.end(syscall.SIGKILL)
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		return nil
 	}
 	return err

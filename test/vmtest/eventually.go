@@ -4,15 +4,12 @@
 package vmtest
 
 import (
-	"errors"
 	"testing"
 	"time"
 )
 
 // pollPeriod is the time from one look to the next.
 const pollPeriod = 25 * time.Millisecond
-
-var errNotTried = errors.New("it was not looked at")
 
 // Eventually looks until check is content, and fails the test with what check
 // said last if that takes too long. It returns how long it took.
@@ -28,16 +25,13 @@ func Eventually(t testing.TB, within time.Duration, what string, check func() er
 // Poll looks until check is content, and returns what it said last if that
 // takes too long.
 func Poll(within time.Duration, check func() error) (took time.Duration, err error) {
-	begin := time.Now()
-	err = errNotTried
-	for {
+	for begin := time.Now(); ; time.Sleep(pollPeriod) {
 		if err = check(); err == nil {
 			return time.Since(begin), nil
 		}
 		if time.Since(begin) > within {
 			return time.Since(begin), err
 		}
-		time.Sleep(pollPeriod)
 	}
 }
 

@@ -31,8 +31,7 @@ func (p *Process) Stop() error { return p.process.end(syscall.SIGTERM) }
 // Kill ends it as a crash does.
 func (p *Process) Kill() error {
 	err := p.process.end(syscall.SIGKILL)
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		return nil
 	}
 	return err
