@@ -59,8 +59,10 @@ func (r *Reconciler) writeIntent(ctx context.Context, p *pass) error {
 	return r.write(ctx, p)
 }
 
+// callDriver lets a call that has begun come to its end when the controller is
+// told to stop.
 func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, plan plan) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	target := driver.Target{UID: vm.UID, Epoch: r.Epoch()}
 	if seen := r.Inventory.Get(vm.UID); seen.Answer == inventory.Present {

@@ -61,9 +61,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return retryConflict(err)
 	}
 	p := r.gather(vm) //nolint:contextcheck // a readiness probe outlives the pass that starts it
-	for range maxSteps {
-		p.decide()
-		if p.plan.step == stepNone {
+	for steps := 0; ; steps++ {
+		if p.decide(); p.plan.step == stepNone || steps == maxSteps {
 			break
 		}
 		if done, err := r.act(ctx, p); done || err != nil {

@@ -35,6 +35,9 @@ const (
 // can wait for others is put off.
 func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 	now := r.Clock.Now()
+	if p.plan.step != stepNone {
+		p.plan.wake = now // the next pass goes on
+	}
 	if p.plan.quiet {
 		return wakeAt(now, p.plan.wake), nil
 	}
@@ -51,7 +54,7 @@ func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 }
 
 // write puts the pass's status into the API, if it differs from what is there
-// in anything but its time.
+// in anything but its time. What was done is written even on the way out.
 func (r *Reconciler) write(ctx context.Context, p *pass) error {
 	now := r.Clock.Now()
 	next := p.status(now)
@@ -62,7 +65,7 @@ func (r *Reconciler) write(ctx context.Context, p *pass) error {
 	next.LastUpdateTime = &stamp
 	vm := p.base.DeepCopy()
 	vm.Status = next
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	if err := r.Client.Status().Update(ctx, vm); err != nil {
 		return err
