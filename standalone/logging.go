@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -26,7 +27,7 @@ type logging struct {
 	dir    *datadir.Dir
 }
 
-func startLogging(dir *datadir.Dir, verbosity int) *logging {
+func startLogging(ctx context.Context, dir *datadir.Dir, verbosity int) *logging {
 	// kube-controller-manager would refuse to run beside kube-apiserver, which
 	// has set logging up as well.
 	logsapi.ReapplyHandling = logsapi.ReapplyHandlingIgnoreUnchanged
@@ -39,8 +40,18 @@ func startLogging(dir *datadir.Dir, verbosity int) *logging {
 	_ = flags.Set("v", strconv.Itoa(verbosity))
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l.writer), textlogger.Verbosity(verbosity)))
 	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
-	klog.OsExit = func(int) { l.fatal("a part of Kubernetes", errors.New("it could not go on")) }
+	klog.OsExit = func(int) { l.klogFatal(ctx) }
 	return l
+}
+
+// klogFatal is where Kubernetes' code ends that cannot go on. While everything
+// stops, as in the middle of a start, that is no news: its part ends or is left
+// behind, and those below it still have to be closed well.
+func (l *logging) klogFatal(ctx context.Context) {
+	if ctx.Err() != nil {
+		select {}
+	}
+	l.fatal("a part of Kubernetes", errors.New("it could not go on"))
 }
 
 // fatal ends the process for a part that cannot go on and says so in one line.

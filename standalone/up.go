@@ -86,7 +86,7 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = closing(dir, err) }()
-	log := startLogging(dir, o.verbosity)
+	log := startLogging(ctx, dir, o.verbosity)
 	defer log.close()
 
 	plane, err := o.prepare(ctx, dir, log)
