@@ -25,14 +25,15 @@ export CGO_ENABLED=1 # for -race
 
 hack/test-deps.sh
 
-# Packages are tested two at a time: some start clusters of their own, and tests
-# that wait for something should not wait for each other's CPU as well. An old
-# result does not count, since go test cannot tell that an engine has changed.
+# Packages are tested one by one: within each, many tests run at a time already,
+# and what must happen within two seconds should not wait for another package's
+# clusters. An old result does not count, since go test cannot tell that an
+# engine has changed.
 run() {
-	go test -p 2 -count 1 -timeout 15m "$@" ./... | { grep -v '\[no test files\]$' || true; }
+	go test -p 1 -count 1 -timeout 15m "$@" ./... | { grep -v '\[no test files\]$' || true; }
 }
 
-echo "compile, module ." # -p 2 would slow this down
+echo "compile, module ." # -p 1 would slow this down
 go build -buildvcs=false -race ./...
 echo "test, module ."
 run -race "$@"
