@@ -40,6 +40,7 @@ type probe struct {
 	target probeTarget
 	stop   context.CancelFunc
 	state  probeState
+	asked  bool
 }
 
 type probeTarget struct {
@@ -105,7 +106,8 @@ func (b *prober) forget(key types.NamespacedName) {
 	}
 }
 
-// run asks until ctx ends, and wakes the VM when the answer changes.
+// run asks until ctx ends, and wakes the VM at the first answer and when it
+// changes.
 func (b *prober) run(ctx context.Context, key types.NamespacedName, p *probe) {
 	period := b.clock.NewTicker(p.target.period)
 	defer period.Stop()
@@ -125,8 +127,8 @@ func (b *prober) record(key types.NamespacedName, p *probe, err error) {
 		state.text = fmt.Sprintf("readinessProbe: %v", err)
 	}
 	b.mu.Lock()
-	changed := p.state.ok != state.ok
-	p.state = state
+	changed := p.state.ok != state.ok || !p.asked
+	p.state, p.asked = state, true
 	b.mu.Unlock()
 	if changed {
 		b.wake(key)
