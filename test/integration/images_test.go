@@ -71,11 +71,12 @@ func checkBackoff(t *testing.T, all []*api.VirtualMachine) {
 	waits := map[int32]time.Duration{}
 	for _, vm := range all {
 		if op := vm.Status.Operation; op != nil && op.NextRetryTime != nil && waits[op.Attempts] == 0 {
-			waits[op.Attempts] = op.NextRetryTime.Sub(vm.Status.LastUpdateTime.Time).Round(time.Second)
+			waits[op.Attempts] = op.NextRetryTime.Sub(vm.Status.LastUpdateTime.Time)
 		}
 	}
 	for n, want := range map[int32]time.Duration{1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second} {
-		if waits[n] != want {
+		// The write comes a little after the failure.
+		if waits[n] > want || waits[n] < want-900*time.Millisecond {
 			t.Errorf("after failure %d it waits %s, want %s", n, waits[n], want)
 		}
 	}
@@ -120,5 +121,5 @@ func TestMoreCPUsThanTheHostHas(t *testing.T) {
 		t.Errorf("it is tried again after %s, want it slowly", wait)
 	}
 	world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = quantity("1") })
-	world.Await(t, vm, 5*time.Second, rig.Active)
+	world.Await(t, vm, rig.Soon, rig.Active)
 }
