@@ -32,17 +32,24 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	return false, nil
 }
 
+// outcome is what came of a call. It is partial if the driver could not be shown
+// all of the spec.
+type outcome struct {
+	err     error
+	partial bool
+}
+
 // call runs the step beside a timer: when it is not over soon, the status says
 // what is under way. If that cannot be written, the pass's last write tells.
-func (r *Reconciler) call(ctx context.Context, p *pass) error {
-	result := make(chan error, 1)
-	vm, plan := p.vm.DeepCopy(), p.plan
-	go func() { result <- r.callDriver(ctx, vm, plan) }()
+func (r *Reconciler) call(ctx context.Context, p *pass) outcome {
+	result := make(chan outcome, 1)
+	vm, plan, target := p.vm.DeepCopy(), p.plan, p.target()
+	go func() { result <- r.callDriver(ctx, vm, plan, target) }()
 	timer := r.Clock.NewTimer(silent)
 	defer timer.Stop()
 	select {
-	case err := <-result:
-		return err
+	case o := <-result:
+		return o
 	case <-timer.C():
 	}
 	if err := r.write(ctx, p); err != nil {
@@ -55,34 +62,46 @@ func (r *Reconciler) call(ctx context.Context, p *pass) error {
 // comes after a crash can tell whether it was. It fails when somebody else has
 // written the object meanwhile.
 func (r *Reconciler) writeIntent(ctx context.Context, p *pass) error {
-	p.vm.Status.Operation = &api.Operation{Type: p.plan.operation, StartedAt: p.now(), Run: p.plan.endRun, Epoch: p.epoch()}
+	p.vm.Status.Operation = p.newOperation()
+	p.vm.Status.Operation.Run = p.plan.endRun
 	return r.write(ctx, p)
 }
 
 // callDriver lets a call that has begun come to its end when the controller is
 // told to stop.
-func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, plan plan) error {
+func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, plan plan, target driver.Target) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	target := driver.Target{UID: vm.UID, Epoch: r.Epoch()}
-	if seen := r.Inventory.Get(vm.UID); seen.Answer == inventory.Present {
-		target.ID = seen.Server.ID
-	}
 	if plan.step == stepDelete {
 		err := r.Inventory.Delete(ctx, target, plan.retain)
 		if errors.Is(err, driver.ErrNotFound) {
-			return nil
+			err = nil
 		}
-		return err
+		return outcome{err: err}
 	}
 	spec := serverSpec(vm)
 	spec.Target, spec.Power, spec.StopBy, spec.EndRun = target, plan.power, plan.stopBy, plan.endRun
-	if err := r.revealInto(ctx, vm, &spec); err != nil && vm.DeletionTimestamp == nil {
-		return err
+	hidden := r.revealInto(ctx, vm, &spec)
+	if hidden != nil && !powerOnly[plan.operation] {
+		return outcome{err: hidden}
 	}
 	_, err := r.Inventory.Ensure(ctx, spec)
-	return err
+	return outcome{err: err, partial: hidden != nil}
 }
+
+// target names the server that the plan was made for: if another one is there
+// by now, or none, the driver refuses.
+func (p *pass) target() driver.Target {
+	t := driver.Target{UID: p.vm.UID, Epoch: p.r.Epoch()}
+	if p.seen.Answer == inventory.Present {
+		t.ID = p.seen.Server.ID
+	}
+	return t
+}
+
+// powerOnly are the operations that need no more of the spec than the power
+// state, so that a Secret that has gone does not hold them up.
+var powerOnly = map[api.OperationType]bool{api.OperationStop: true, api.OperationPause: true, api.OperationResume: true}
 
 func (r *Reconciler) revealInto(ctx context.Context, vm *api.VirtualMachine, spec *driver.ServerSpec) (err error) {
 	if spec.UserData, err = r.reveal(ctx, vm.Namespace, "userData", vm.Spec.UserData); err != nil {
@@ -94,14 +113,19 @@ func (r *Reconciler) revealInto(ctx context.Context, vm *api.VirtualMachine, spe
 
 // settle takes the step's result into the pass. After anything but a clear
 // success the engine is asked what there is now.
-func (p *pass) settle(ctx context.Context, callErr error) {
-	before, existed := p.plan, p.seen.Answer == inventory.Present
+func (p *pass) settle(ctx context.Context, o outcome) {
+	before, existed, callErr := p.plan, p.seen.Answer == inventory.Present, o.err
 	if callErr != nil || before.step == stepDelete {
-		p.look(ctx)
+		if err := p.look(ctx); callErr == nil {
+			callErr = err
+		}
 	} else {
 		p.seen, p.fresh = p.r.Inventory.Get(p.vm.UID), false
 	}
 	if callErr == nil {
+		if before.step == stepEnsure && !o.partial {
+			p.shown = p.vm.Generation
+		}
 		p.succeed(before, existed)
 		p.decide()
 		if p.plan.step == before.step && p.plan.operation == before.operation {
@@ -109,8 +133,8 @@ func (p *pass) settle(ctx context.Context, callErr error) {
 		}
 	}
 	switch {
-	case errors.Is(callErr, driver.ErrNotFound):
-		p.did = "" // it went while we acted on it: decide anew
+	case errors.Is(callErr, driver.ErrNotFound) && !p.missed:
+		p.did, p.missed = "", true // it went while we acted on it: decide anew
 	case callErr != nil:
 		p.fail(before, callErr)
 	}
@@ -128,9 +152,6 @@ func stateOf(seen inventory.Observation) string {
 func (p *pass) succeed(plan plan, existed bool) {
 	status := &p.vm.Status
 	p.did = plan.operation
-	if plan.step == stepEnsure {
-		status.ObservedGeneration = p.vm.Generation
-	}
 	p.noteSuccess(plan, existed)
 	op := status.Operation
 	if plan.operation == api.OperationStart && plan.reason == api.ReasonRestarting {
@@ -138,7 +159,8 @@ func (p *pass) succeed(plan plan, existed bool) {
 		if op != nil && op.Type == api.OperationStart {
 			attempts += op.Attempts
 		}
-		status.Operation = &api.Operation{Type: plan.operation, Attempts: attempts, StartedAt: p.now(), LastError: plan.message, Epoch: p.epoch()}
+		status.Operation = p.newOperation()
+		status.Operation.Type, status.Operation.Attempts, status.Operation.LastError = plan.operation, attempts, plan.message
 		return
 	}
 	if op != nil && op.Type == plan.operation && plan.operation != api.OperationRestart && !underWay(p.seen) {
@@ -164,20 +186,19 @@ func underWay(seen inventory.Observation) bool {
 // finds it. An engine out of reach is no failure of the operation.
 func (p *pass) fail(plan plan, err error) {
 	p.did = ""
-	if errors.Is(err, driver.ErrUnavailable) {
-		p.unavailable(err)
+	if p.seen.Answer == inventory.Unknown {
 		return
 	}
 	status := &p.vm.Status
-	op := &api.Operation{Type: plan.operation, StartedAt: p.now(), Epoch: p.epoch()}
-	if status.Operation != nil && status.Operation.Type == plan.operation {
-		op = status.Operation.DeepCopy()
+	op := p.newOperation()
+	op.Type = plan.operation
+	if have := status.Operation; have != nil && have.Type == op.Type && have.Generation == op.Generation {
+		op = have.DeepCopy()
 	}
 	op.Attempts++
 	op.LastError = clip(err.Error())
 	status.Operation, status.Reason, status.Message = op, reasonOf(err), op.LastError
-	status.ObservedGeneration = p.vm.Generation
-	status.Server = serverStatus(status.Server, p.seen)
+	status.Server = p.serverStatus()
 	if final(err) {
 		op.NextRetryTime = nil
 		p.setStalled(true)
@@ -189,13 +210,9 @@ func (p *pass) fail(plan plan, err error) {
 	p.noteFailure(plan.operation, err)
 }
 
-// unavailable makes the pass treat the engine as unknown even if the inventory
-// has not found out yet.
-func (p *pass) unavailable(err error) {
-	if p.seen.Answer == inventory.Unknown {
-		return
-	}
-	p.seen = inventory.Observation{EngineID: p.seen.EngineID, DownSince: p.r.Clock.Now(), Cause: err}
+// newOperation is the plan's operation as it begins.
+func (p *pass) newOperation() *api.Operation {
+	return &api.Operation{Type: p.plan.operation, Generation: p.vm.Generation, StartedAt: p.now(), Epoch: p.epoch()}
 }
 
 func (p *pass) now() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }

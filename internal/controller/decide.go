@@ -20,6 +20,9 @@ const (
 	outageShown = 5 * time.Second
 	// stableRun is how long a run must last before its end counts as a first.
 	stableRun = 10 * time.Second
+	// bindRetry is how soon a VM is looked at again that was not bound because the
+	// engine became known a moment too late.
+	bindRetry = time.Second
 	// removalPoll is how soon a removal under way is looked at again if no event
 	// tells of its end.
 	removalPoll = time.Second
@@ -36,6 +39,8 @@ type input struct {
 	drivers []string
 	// did is the operation that has just succeeded, if any.
 	did api.OperationType
+	// shown is the generation of the spec that the driver was last shown.
+	shown int64
 	// probe is what the readiness probe says of a running server.
 	probe probeState
 }
@@ -92,6 +97,8 @@ func decide(in input) plan {
 		p = decideMisplaced(in)
 	case in.seen.Answer == inventory.Unknown:
 		p = decideUnknown(in)
+	case !isBound(in.vm):
+		p = plan{quiet: true, wake: in.now.Add(bindRetry)}
 	case len(in.seen.Duplicates) > 0:
 		p = plan{phase: api.PhaseFailed, reason: api.ReasonDuplicate, message: duplicateText(in)}
 	case onHold(in):
@@ -134,11 +141,20 @@ func decideMisplaced(in input) plan {
 
 // decideUnknown waits for the engine, and says so once the outage has lasted.
 func decideUnknown(in input) plan {
-	shown := in.seen.DownSince.Add(outageShown)
-	if in.now.Before(shown) {
-		return plan{quiet: true, wake: shown}
+	if p, short := shortOutage(in); short {
+		return p
 	}
 	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineUnavailable, message: in.seen.Cause.Error(), unobserved: true}
+}
+
+// shortOutage waits without a word: for the first list, and for an outage that
+// may be over in a moment.
+func shortOutage(in input) (plan, bool) {
+	if in.seen.DownSince.IsZero() {
+		return plan{quiet: true}, true
+	}
+	shown := in.seen.DownSince.Add(outageShown)
+	return plan{quiet: true, wake: shown}, in.now.Before(shown)
 }
 
 func duplicateText(in input) string {
@@ -195,7 +211,7 @@ func fetching(in input, p plan) bool {
 		return false
 	}
 	op := in.vm.Status.Operation
-	asked := op != nil && op.Type == p.operation && op.NextRetryTime == nil && in.vm.Generation == in.vm.Status.ObservedGeneration
+	asked := op != nil && op.Type == p.operation && op.NextRetryTime == nil && in.shown == in.vm.Generation
 	return in.did == p.operation || asked
 }
 
@@ -203,10 +219,7 @@ func fetching(in input, p plan) bool {
 // spec has changed.
 func decidePending(in input, power driver.Power) plan {
 	server := in.seen.Server
-	if server.Doing != "" && server.Err == nil && in.vm.Generation == in.vm.Status.ObservedGeneration {
-		return waiting(in, api.OperationCreate, api.ReasonFetching, server.Doing)
-	}
-	if in.did == api.OperationCreate && server.Doing != "" {
+	if server.Doing != "" && server.Err == nil && in.shown == in.vm.Generation {
 		return waiting(in, api.OperationCreate, api.ReasonFetching, server.Doing)
 	}
 	return creation(in, power)
@@ -257,22 +270,31 @@ func decidePaused(in input) plan {
 }
 
 func decideOn(in input) plan {
-	if p, ok := decideRestart(in); ok {
+	p, restarts := decideRestart(in)
+	if restarts {
 		return p
 	}
+	p = decideKeptOn(in)
+	p.handled = restartDone(in)
+	return p
+}
+
+// decideKeptOn sees to a server that is to be on and needs no restart.
+func decideKeptOn(in input) plan {
 	switch in.seen.Server.State {
 	case driver.StatePaused:
 		return ensure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, "")
 	case driver.StateStarting:
 		return waiting(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Doing)
-	case driver.StateRestarting:
-		return restarting(in)
 	case driver.StateStopped:
 		return decideEnded(in)
-	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving:
+	case driver.StateRunning, driver.StateRestarting, driver.StatePending, driver.StateStopping, driver.StateRemoving:
 	}
-	if needsUpdate(in) {
+	switch {
+	case needsUpdate(in):
 		return ensure(in, api.OperationUpdate, driver.PowerOn, api.ReasonUpdating, "")
+	case in.seen.Server.State == driver.StateRestarting:
+		return restarting(in)
 	}
 	return running(in)
 }
@@ -284,28 +306,27 @@ func restartWanted(in input) bool {
 	return want != nil && !want.Equal(have) && in.vm.Status.ObservedGeneration > 0
 }
 
+// restartDone tells whether the run that a restart is to end is over and another
+// one has begun, however that ended.
+func restartDone(in input) bool {
+	op, run := in.vm.Status.Operation, in.seen.Server.Run
+	return op != nil && op.Type == api.OperationRestart && run != "" && run != op.Run
+}
+
 // decideRestart carries a restart on that the status tells of, or begins one.
 // The run that it ends is written down first, so that no crash repeats it.
 func decideRestart(in input) (plan, bool) {
 	op := in.vm.Status.Operation
-	if op != nil && op.Type == api.OperationRestart {
-		if in.seen.Server.Run != op.Run && in.seen.Server.State != driver.StateStopped {
-			p := running(in)
-			if in.seen.Server.State != driver.StateRunning {
-				p = waiting(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Doing)
-			}
-			p.handled = true
-			return p, true
-		}
-		p := ensure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
-		p.endRun = op.Run
-		return p, true
-	}
-	if !restartWanted(in) || in.did == api.OperationCreate {
+	under := op != nil && op.Type == api.OperationRestart
+	if restartDone(in) || !under && (!restartWanted(in) || in.did == api.OperationCreate) {
 		return plan{}, false
 	}
 	p := ensure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
-	p.endRun, p.intent = in.seen.Server.Run, true
+	if under {
+		p.endRun = op.Run
+	} else {
+		p.endRun, p.intent = in.seen.Server.Run, true
+	}
 	return p, true
 }
 
@@ -333,19 +354,14 @@ func decideEnded(in input) plan {
 	return startAgain(in, exit)
 }
 
-// stoppedByUs tells whether the server is off because Drover had it so, or
-// because a start that was decided on did not succeed yet.
+// stoppedByUs tells whether the server is off because Drover had it so. The
+// condition Running keeps that reason until the server is on again.
 func stoppedByUs(vm *api.VirtualMachine) bool {
-	op := vm.Status.Operation
-	switch {
-	case vm.Status.Reason == api.ReasonStoppedAsAsked:
-		return true
-	case op == nil:
-		return false
-	case op.Type == api.OperationStop:
+	if op := vm.Status.Operation; op != nil && op.Type == api.OperationStop {
 		return true
 	}
-	return (op.Type == api.OperationStart || op.Type == api.OperationCreate) && op.NextRetryTime != nil && vm.Status.Reason != api.ReasonRestarting
+	c := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionRunning)
+	return c != nil && c.Reason == api.ReasonStoppedAsAsked
 }
 
 // startAgain starts a server that ended by itself: at once after a run that
@@ -392,7 +408,9 @@ func running(in input) plan {
 	server := in.seen.Server
 	p := plan{phase: api.PhaseActive, reason: api.ReasonRunning, message: server.Note, ready: true}
 	switch {
-	case in.probe.wanted && !in.probe.ok:
+	case server.Err != nil:
+		p.ready, p.reason, p.message = false, api.ReasonUnresponsive, server.Err.Error()
+	case in.probe.wanted && !in.probe.ok && !probePassed(in):
 		p.ready, p.reason, p.message = false, api.ReasonProbeFailing, in.probe.text
 	case pendingText(in) != "":
 		p.ready, p.reason, p.message = false, api.ReasonChangePending, pendingText(in)
@@ -404,18 +422,21 @@ func running(in input) plan {
 	return p
 }
 
-// needsUpdate tells whether the driver must be shown the spec again: it
-// changed, the server is not what the spec says, or an update failed.
-func needsUpdate(in input) bool {
+// probePassed tells whether a probe that was not asked yet had answered before
+// this controller came: the run is the same, and it was ready.
+func probePassed(in input) bool {
 	status := &in.vm.Status
-	if in.vm.Generation != status.ObservedGeneration {
-		return true
-	}
-	if op := status.Operation; op != nil && op.Type == api.OperationUpdate && op.Attempts > 0 {
+	return !in.probe.asked && conditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !startedAnew(status, in.seen.Server)
+}
+
+// needsUpdate tells whether the driver must be shown the spec: it has not seen
+// this generation, or the server is not what the spec says.
+func needsUpdate(in input) bool {
+	if in.vm.Generation != in.shown {
 		return true
 	}
 	if pendingText(in) != "" {
-		return in.did == "" && startedAnew(status, in.seen.Server)
+		return in.did == "" && startedAnew(&in.vm.Status, in.seen.Server)
 	}
 	return drifted(in.vm, in.seen.Server.Applied)
 }

@@ -36,11 +36,10 @@ func decideDeletion(in input) plan {
 }
 
 func decideDeletionUnknown(in input) plan {
-	shown := in.seen.DownSince.Add(outageShown)
-	if in.now.Before(shown) {
-		return plan{quiet: true, wake: shown}
+	if p, short := shortOutage(in); short {
+		return p
 	}
-	p := blocked(in, "the server may still be there: "+in.seen.Cause.Error())
+	p := blocked(in, "the server may still be there, and the deletion goes on when the engine answers: "+in.seen.Cause.Error())
 	p.unobserved = true
 	return p
 }
@@ -55,7 +54,7 @@ func decideDeletionGone(in input) plan {
 		return p
 	}
 	p.step = stepFinish
-	return p
+	return afterRemoval(in, p)
 }
 
 // decideDeletionStop lets a running guest shut down until its grace period,
@@ -85,11 +84,11 @@ func decideDeletionStop(in input) (plan, bool) {
 func afterRemoval(in input, p plan) plan {
 	op := in.vm.Status.Operation
 	switch {
-	case op != nil && op.Type == p.operation && op.NextRetryTime != nil && in.now.Before(op.NextRetryTime.Time):
-		p.step, p.wake, p.blocked = stepNone, op.NextRetryTime.Time, true
+	case op != nil && op.Type == p.operation && stillHolds(in) && in.now.Before(nextRetry(op)):
+		p.step, p.wake, p.blocked = stepNone, nextRetry(op), true
 		p.reason = in.vm.Status.Reason
 		p.message = fmt.Sprintf("%s; next try at %s", op.LastError, op.NextRetryTime.UTC().Format(time.RFC3339))
-	case in.did == p.operation, in.seen.Server.State == driver.StateRemoving:
+	case p.step == stepDelete && in.did == p.operation, in.seen.Server.State == driver.StateRemoving:
 		p.step, p.wake = stepNone, in.now.Add(removalPoll)
 	}
 	return p

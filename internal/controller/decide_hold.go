@@ -5,6 +5,7 @@ package controller
 
 import (
 	"slices"
+	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
@@ -12,22 +13,35 @@ import (
 )
 
 // onHold tells whether a failed operation waits for its next try, or for good.
-// A new spec, a server that differs from what the last try left, and an engine
-// that came back end the wait.
 func onHold(in input) bool {
-	status := &in.vm.Status
-	if in.vm.Generation != status.ObservedGeneration || !asLeft(status.Server, in.seen) {
+	op := in.vm.Status.Operation
+	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || crashWait(&in.vm.Status) || !stillHolds(in) {
 		return false
 	}
-	if conditionTrue(status.Conditions, api.ConditionStalled) {
+	return conditionTrue(in.vm.Status.Conditions, api.ConditionStalled) || in.now.Before(nextRetry(op))
+}
+
+// stillHolds tells whether nothing has come up that ends the wait of a failed
+// operation: a new spec, a server that differs from what the last try left, or
+// an engine that came back.
+func stillHolds(in input) bool {
+	status, op := &in.vm.Status, in.vm.Status.Operation
+	if in.vm.Generation != op.Generation || !asLeft(status.Server, in.seen) {
+		return false
+	}
+	if op.NextRetryTime == nil {
 		return true
 	}
-	op := status.Operation
-	if op == nil || op.NextRetryTime == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || crashWait(status) {
-		return false
-	}
 	tried := op.NextRetryTime.Add(-backoff(op.Attempts, status.Reason == api.ReasonExhausted))
-	return in.now.Before(op.NextRetryTime.Time) && !in.seen.BackSince.After(tried)
+	return !in.seen.BackSince.After(tried)
+}
+
+// nextRetry is the zero time where no next try is planned.
+func nextRetry(op *api.Operation) time.Time {
+	if op.NextRetryTime == nil {
+		return time.Time{}
+	}
+	return op.NextRetryTime.Time
 }
 
 // crashWait tells whether the operation counts quick ends, which decideEnded
@@ -48,17 +62,12 @@ func asLeft(left *api.ServerStatus, seen inventory.Observation) bool {
 
 func decideHold(in input) plan {
 	status := &in.vm.Status
-	p := plan{phase: api.PhaseFailed, reason: status.Reason, message: status.Message}
+	p := plan{phase: api.PhaseFailed, reason: status.Reason}
 	if in.seen.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.seen.Server.State) {
 		p.phase = waiting(in, "", "", "").phase
 	}
 	p.stalled = conditionTrue(status.Conditions, api.ConditionStalled)
-	if op := status.Operation; op != nil {
-		p.operation = op.Type
-		p.message = op.LastError
-		if op.NextRetryTime != nil {
-			p.wake = op.NextRetryTime.Time
-		}
-	}
+	op := status.Operation
+	p.operation, p.message, p.wake = op.Type, op.LastError, nextRetry(op)
 	return p
 }

@@ -53,7 +53,7 @@ func unknown(since time.Duration) inventory.Observation {
 }
 
 func ask(vm *api.VirtualMachine, seen inventory.Observation) input {
-	return input{vm: vm, seen: seen, now: t0, driver: "fake", drivers: []string{"fake", "docker"}}
+	return input{vm: vm, seen: seen, now: t0, shown: vm.Status.ObservedGeneration, driver: "fake", drivers: []string{"fake", "docker"}}
 }
 
 // brief puts a plan's policy into one line.
@@ -189,13 +189,13 @@ func failing(kind api.OperationType, attempts int32, wait time.Duration) func(*a
 	return func(s *api.VirtualMachineStatus) {
 		next := metav1.NewMicroTime(t0.Add(wait))
 		s.Phase, s.Reason, s.Message = api.PhaseFailed, api.ReasonOperationFailed, "boom"
-		s.Operation = &api.Operation{Type: kind, Attempts: attempts, StartedAt: metav1.NewMicroTime(t0.Add(-time.Minute)), NextRetryTime: &next, LastError: "boom"}
+		s.Operation = &api.Operation{Type: kind, Generation: 2, Attempts: attempts, StartedAt: metav1.NewMicroTime(t0.Add(-time.Minute)), NextRetryTime: &next, LastError: "boom"}
 	}
 }
 
 func stalled(s *api.VirtualMachineStatus) {
 	s.Reason, s.Message = api.ReasonInvalid, "no"
-	s.Operation = &api.Operation{Type: api.OperationCreate, Attempts: 1, LastError: "spec.cpu: no"}
+	s.Operation = &api.Operation{Type: api.OperationCreate, Generation: 2, Attempts: 1, LastError: "spec.cpu: no"}
 	meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: api.ConditionStalled, Status: metav1.ConditionTrue, Reason: "Invalid"})
 }
 
@@ -223,6 +223,22 @@ func restartRequired(s *api.VirtualMachineStatus) {
 	started := metav1.NewMicroTime(t0.Add(-time.Hour))
 	s.StartTime = &started
 	meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: api.ConditionRestartRequired, Status: metav1.ConditionTrue, Reason: "ChangePending", Message: "image waits"})
+}
+
+// off says why the server is off.
+func off(reason string) func(*api.VirtualMachineStatus) {
+	return func(s *api.VirtualMachineStatus) {
+		s.Reason = reason
+		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: api.ConditionRunning, Status: metav1.ConditionFalse, Reason: reason})
+	}
+}
+
+func readySince(started time.Duration) func(*api.VirtualMachineStatus) {
+	return func(s *api.VirtualMachineStatus) {
+		at := metav1.NewMicroTime(t0.Add(started))
+		s.StartTime = &at
+		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: api.ConditionReady, Status: metav1.ConditionTrue, Reason: "Running"})
+	}
 }
 
 func change(o inventory.Observation, fn func(*driver.Server)) inventory.Observation {
@@ -269,39 +285,45 @@ func TestDecide(t *testing.T) {
 		"two servers of one UID":                   {vm: observed(), seen: twins, want: "wait => Failed Duplicate"},
 		"two servers of one UID, deletion":         {vm: observed().Deleted(t0), seen: twins, want: "wait Delete => Terminating Duplicate", check: isBlocked("id-1, id-2")},
 
-		"backoff is honoured":                      {vm: observed().Status(failing(api.OperationCreate, 4, 3*time.Second)), seen: gone(), want: "wait Create => Failed OperationFailed", check: wakesAt(3 * time.Second)},
-		"backoff ends":                             {vm: observed().Status(failing(api.OperationCreate, 4, 0)), seen: gone(), want: "ensure On Create => Creating Creating"},
-		"a new spec ends backoff":                  {vm: observed().Generation(3).Status(failing(api.OperationCreate, 4, time.Minute)), seen: gone(), want: "ensure On Create => Creating Creating"},
-		"another server ends backoff":              {vm: observed().Status(failing(api.OperationCreate, 4, time.Minute)), seen: present(driver.StateRunning), want: "wait => Active Running ready"},
-		"a server that went ends backoff":          {vm: observed().Status(failing(api.OperationUpdate, 4, time.Minute)).Status(left("id-1", driver.StateRunning)), seen: gone(), want: "ensure On Create => Creating Creating"},
-		"an engine that returns ends backoff":      {vm: observed().Status(failing(api.OperationCreate, 4, time.Second)), seen: back, want: "ensure On Create => Creating Creating"},
-		"a failing update waits, active":           {vm: observed().Status(failing(api.OperationUpdate, 4, time.Second)).Status(left("id-1", driver.StateRunning)), seen: present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
-		"a failing update is tried again":          {vm: observed().Status(failing(api.OperationUpdate, 4, 0)).Status(left("id-1", driver.StateRunning)), seen: present(driver.StateRunning), want: "ensure On Update => Active Updating"},
-		"a failing start waits":                    {vm: observed().Status(failing(api.OperationStart, 1, time.Second)).Status(left("id-1", driver.StateStopped)), seen: present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
-		"a failing start after an end goes on":     {vm: observed().RestartPolicy(api.RestartNever).Status(failing(api.OperationStart, 1, 0)).Status(left("id-1", driver.StateStopped)), seen: ended(1), want: "ensure On Start => Creating Starting"},
-		"a failing pull waits":                     {vm: observed().Status(failing(api.OperationCreate, 1, time.Second)).Status(left("", driver.StatePending)), seen: gone(), want: "wait Create => Failed OperationFailed"},
-		"backoff does not hold a deletion":         {vm: observed().Deleted(t0).Status(failing(api.OperationCreate, 9, time.Minute)), seen: gone(), want: "finish Delete => Terminating Terminating"},
-		"stalled stays":                            {vm: observed().Status(stalled), seen: gone(), want: "wait Create => Failed Invalid"},
-		"stalled ends with a new spec":             {vm: observed().Status(stalled).Generation(3), seen: gone(), want: "ensure On Create => Creating Creating"},
-		"stalled and stripped of its operation":    {vm: observed().Status(stalled).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), seen: gone(), want: "wait => Failed Invalid"},
-		"a failing removal waits and says so":      {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)), seen: ended(0), want: "wait Delete => Terminating OperationFailed", check: isBlocked("boom; next try at 2026-01-02T03:04:06Z")},
-		"a failing removal is tried again":         {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, 0)), seen: ended(0), want: "delete Delete => Terminating Terminating"},
-		"a removal that took is waited for":        {vm: observed().Deleted(t0), seen: ended(0), change: did(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wakesAt(removalPoll)},
-		"a failed stop does not hold a deletion":   {vm: observed().Deleted(t0).Status(failing(api.OperationStop, 1, time.Second)), seen: present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
-		"the grace period ends in a deletion":      {vm: observed().Deleted(t0.Add(-5 * time.Second)).Grace(5), seen: present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
-		"a deletion waits for the grace period":    {vm: observed().Deleted(t0.Add(-4 * time.Second)).Grace(5), seen: present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wakesAt(time.Second)},
-		"gone is not believed after a timeout yet": {vm: observed().Deleted(t0), seen: unsettled, want: "wait Delete => Terminating Terminating", check: isBlocked("2026-01-02T03:04:25Z")},
+		"backoff is honoured":                          {vm: observed().Status(failing(api.OperationCreate, 4, 3*time.Second)), seen: gone(), want: "wait Create => Failed OperationFailed", check: wakesAt(3 * time.Second)},
+		"backoff ends":                                 {vm: observed().Status(failing(api.OperationCreate, 4, 0)), seen: gone(), want: "ensure On Create => Creating Creating"},
+		"a new spec ends backoff":                      {vm: observed().Generation(3).Status(failing(api.OperationCreate, 4, time.Minute)), seen: gone(), want: "ensure On Create => Creating Creating"},
+		"another server ends backoff":                  {vm: observed().Status(failing(api.OperationCreate, 4, time.Minute)), seen: present(driver.StateRunning), want: "wait => Active Running ready"},
+		"a server that went ends backoff":              {vm: observed().Status(failing(api.OperationUpdate, 4, time.Minute)).Status(left("id-1", driver.StateRunning)), seen: gone(), want: "ensure On Create => Creating Creating"},
+		"an engine that returns ends backoff":          {vm: observed().Status(failing(api.OperationCreate, 4, time.Second)), seen: back, want: "ensure On Create => Creating Creating"},
+		"a failing update waits, active":               {vm: observed().Status(failing(api.OperationUpdate, 4, time.Second)).Status(left("id-1", driver.StateRunning)), seen: present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
+		"a failing update is tried again":              {vm: observed().Status(failing(api.OperationUpdate, 4, 0)).Status(left("id-1", driver.StateRunning)), seen: present(driver.StateRunning), change: showed(1), want: "ensure On Update => Active Updating"},
+		"a failing start waits":                        {vm: observed().Status(failing(api.OperationStart, 1, time.Second)).Status(left("id-1", driver.StateStopped)), seen: present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
+		"a failing start after an end goes on":         {vm: observed().RestartPolicy(api.RestartNever).Status(off(api.ReasonStoppedAsAsked)).Status(failing(api.OperationStart, 1, 0)).Status(left("id-1", driver.StateStopped)), seen: ended(1), want: "ensure On Start => Creating Starting"},
+		"a failing pull waits":                         {vm: observed().Status(failing(api.OperationCreate, 1, time.Second)).Status(left("", driver.StatePending)), seen: gone(), want: "wait Create => Failed OperationFailed"},
+		"backoff does not hold a deletion":             {vm: observed().Deleted(t0).Status(failing(api.OperationCreate, 9, time.Minute)), seen: gone(), want: "finish Delete => Terminating Terminating"},
+		"stalled stays":                                {vm: observed().Status(stalled), seen: gone(), want: "wait Create => Failed Invalid"},
+		"stalled ends with a new spec":                 {vm: observed().Status(stalled).Generation(3), seen: gone(), want: "ensure On Create => Creating Creating"},
+		"stalled without an operation is over":         {vm: observed().Status(stalled).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), seen: gone(), want: "ensure On Create => Creating Creating"},
+		"not bound yet":                                {vm: vmtest.VM("vm").UID("uid-1").Generation(1), seen: gone(), want: "wait =>  ", check: wakesAt(bindRetry)},
+		"the first list is waited for":                 {vm: observed(), seen: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  "},
+		"a failing proof that it is gone waits":        {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)), seen: gone(), want: "wait Delete => Terminating OperationFailed"},
+		"an engine that returns ends a removal's wait": {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)), seen: back, want: "finish Delete => Terminating Terminating"},
+		"an unresponsive server is not ready":          {vm: observed(), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Err = errors.New("inspect hangs") }), want: "wait => Active Unresponsive", check: says("inspect hangs")},
+		"a change while the engine restarts it":        {vm: observed().Generation(3), seen: present(driver.StateRestarting), want: "ensure On Update => Active Updating"},
+		"a failing removal waits and says so":          {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)).Status(left("id-1", driver.StateStopped)), seen: ended(0), want: "wait Delete => Terminating OperationFailed", check: isBlocked("boom; next try at 2026-01-02T03:04:06Z")},
+		"a failing removal is tried again":             {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, 0)), seen: ended(0), want: "delete Delete => Terminating Terminating"},
+		"a removal that took is waited for":            {vm: observed().Deleted(t0), seen: ended(0), change: did(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wakesAt(removalPoll)},
+		"a failed stop does not hold a deletion":       {vm: observed().Deleted(t0).Status(failing(api.OperationStop, 1, time.Second)), seen: present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
+		"the grace period ends in a deletion":          {vm: observed().Deleted(t0.Add(-5 * time.Second)).Grace(5), seen: present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
+		"a deletion waits for the grace period":        {vm: observed().Deleted(t0.Add(-4 * time.Second)).Grace(5), seen: present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wakesAt(time.Second)},
+		"gone is not believed after a timeout yet":     {vm: observed().Deleted(t0), seen: unsettled, want: "wait Delete => Terminating Terminating", check: isBlocked("2026-01-02T03:04:25Z")},
 
 		"a fetch goes on":                      {vm: observed(), seen: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: says("pulling: 3 %")},
-		"a fetch that was begun just now":      {vm: observed().Generation(3), seen: fetching("pulling", nil), change: did(api.OperationCreate), want: "wait Create => Creating Fetching"},
+		"a fetch that was begun just now":      {vm: observed().Generation(3), seen: fetching("pulling", nil), change: showed(3), want: "wait Create => Creating Fetching"},
 		"a fetch for an old spec":              {vm: observed().Generation(3), seen: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
 		"a fetch that failed":                  {vm: observed(), seen: fetching("", errors.New("no such image")), want: "ensure On Create => Creating Creating"},
 		"a stop is forced":                     {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 5*time.Second, "")), seen: present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: stopsBy(0)},
 		"a stop is not forced yet":             {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 4*time.Second, "")), seen: present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wakesAt(time.Second)},
 		"a stop whose signal got lost":         {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 4*time.Second, "")), seen: present(driver.StateRunning), want: "ensure Off Stop => Active Stopping", check: stopsBy(time.Second)},
-		"stopped by us and active again":       {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(func(s *api.VirtualMachineStatus) { s.Reason = api.ReasonStoppedAsAsked }), seen: ended(0), want: "ensure On Start => Creating Starting"},
+		"stopped by us and active again":       {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(off(api.ReasonStoppedAsAsked)), seen: ended(0), want: "ensure On Start => Creating Starting"},
 		"stopping was under way, active again": {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(operation(api.OperationStop, time.Second, "")), seen: ended(0), want: "ensure On Start => Creating Starting"},
-		"a completed VM stays so on a change":  {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(func(s *api.VirtualMachineStatus) { s.Reason = api.ReasonCompleted }), seen: ended(0), want: "wait => Stopped Completed ready"},
+		"a completed VM stays so on a change":  {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(off(api.ReasonCompleted)), seen: ended(0), want: "wait => Stopped Completed ready"},
 
 		"quick ends: the first is started at once":   {vm: observed(), seen: quickEnd, want: "ensure On Start => Creating Restarting"},
 		"quick ends: the next ones wait":             {vm: observed().Status(looping), seen: quickEnd, want: "wait Start => Failed Restarting", check: wakesAt(time.Second)},
@@ -340,6 +362,10 @@ func TestDecide(t *testing.T) {
 		"a restart that waits for an image":          {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Doing = "pulling" }), want: "wait Restart => Active Fetching", check: says("pulling")},
 		"a start that waits for an image":            {vm: observed(), seen: change(ended(1), func(s *driver.Server) { s.Doing = "pulling" }), change: did(api.OperationStart), want: "wait Start => Creating Fetching"},
 		"a start after an image was fetched":         {vm: observed().Status(operation(api.OperationStart, time.Second, "")), seen: ended(1), want: "ensure On Start => Creating Restarting"},
+		"a restart whose new run has ended":          {vm: observed().RestartPolicy(api.RestartNever).RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-0")), seen: ended(0), want: "wait => Stopped Completed ready", check: isHandled},
+		"a restart of what never ran":                {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "")), seen: change(present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting"},
+		"a probe not asked yet, ready before":        {vm: observed().Status(readySince(-time.Hour)), seen: present(driver.StateRunning), change: func(in *input) { in.probe = probeState{wanted: true} }, want: "wait => Active Running ready"},
+		"a probe not asked yet, another run":         {vm: observed().Status(readySince(-2 * time.Hour)), seen: present(driver.StateRunning), change: func(in *input) { in.probe = probeState{wanted: true} }, want: "wait => Active ProbeFailing"},
 		"a restart that was handled":                 {vm: observed().RestartedAt(t0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: t0} }), seen: present(driver.StateRunning), want: "wait => Active Running ready", check: isHandled},
 	}
 	for name, tc := range tests {
@@ -360,6 +386,8 @@ func TestDecide(t *testing.T) {
 }
 
 func stray(in *input) { in.driver = "" }
+
+func showed(generation int64) func(*input) { return func(in *input) { in.shown = generation } }
 
 func did(o api.OperationType) func(*input) { return func(in *input) { in.did = o } }
 

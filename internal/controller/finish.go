@@ -20,7 +20,10 @@ func (r *Reconciler) finish(ctx context.Context, p *pass) (done bool, err error)
 		return true, nil
 	}
 	if !p.fresh {
-		p.look(ctx)
+		if err := p.look(ctx); err != nil {
+			p.fail(p.plan, err)
+			return false, nil
+		}
 	}
 	if p.seen.Answer != inventory.Gone {
 		return false, nil

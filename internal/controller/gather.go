@@ -31,6 +31,9 @@ func (r *Reconciler) get(ctx context.Context, key types.NamespacedName) (*api.Vi
 // gather puts the VirtualMachine and the inventory's answer side by side.
 func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
 	p := &pass{r: r, base: vm, vm: vm.DeepCopy()}
+	if vm.Status.Server != nil {
+		p.shown = vm.Status.Server.Generation
+	}
 	if r.Inventory != nil {
 		p.seen = r.Inventory.Get(vm.UID)
 	}
@@ -38,18 +41,14 @@ func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
 	return p
 }
 
-// look renews what is known of the server by asking the engine.
-func (p *pass) look(ctx context.Context) {
+// look renews what is known of the server by asking the engine. An engine that
+// does not answer at all is unknown afterwards.
+func (p *pass) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	seen, err := p.r.Inventory.Look(ctx, p.vm.UID)
-	if err != nil {
-		seen.Answer, seen.Cause = inventory.Unknown, err
-		if seen.DownSince.IsZero() {
-			seen.DownSince = p.r.Clock.Now()
-		}
-	}
 	p.seen, p.fresh = seen, err == nil
+	return err
 }
 
 // recent remembers our own last write of each object until the cache has it.
@@ -80,6 +79,11 @@ func (c *recent) remember(vm *api.VirtualMachine) {
 		c.written = map[types.NamespacedName]*api.VirtualMachine{}
 	}
 	c.written[client.ObjectKeyFromObject(vm)] = vm
+}
+
+// caughtUp forgets what the cache has by now.
+func (c *recent) caughtUp(cached *api.VirtualMachine) {
+	_ = c.newer(client.ObjectKeyFromObject(cached), cached)
 }
 
 func (c *recent) forget(key types.NamespacedName) {

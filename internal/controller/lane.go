@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -28,6 +29,12 @@ import (
 
 // strayName is the lane of VirtualMachines whose driver does not run here.
 const strayName = "none"
+
+// An object whose write failed is tried again after 5 ms, doubling to 10 s.
+const (
+	firstAPIRetry = 5 * time.Millisecond
+	lastAPIRetry  = 10 * time.Second
+)
 
 // Priorities in a lane's queue.
 const (
@@ -67,7 +74,7 @@ func Setup(mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
 			lanes = append(lanes, r)
 		}
 		if err := r.setup(mgr, o.Threads); err != nil {
-			return nil, fmt.Errorf("driver %s: %w", inv.Name, err)
+			return nil, fmt.Errorf("set up the lane of driver %q: %w", r.Driver, err)
 		}
 	}
 	return lanes, nil
@@ -81,6 +88,8 @@ func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
 	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
 		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
 		SkipNameValidation: new(true),
+		// For errors of the API alone: backoff on engines is decide's.
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry),
 	})
 	if err != nil {
 		return err
@@ -125,6 +134,7 @@ func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, re
 			}
 		},
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue) {
+			r.recent.caughtUp(e.ObjectNew)
 			if r.laneOf(e.ObjectNew) != r.Driver {
 				return
 			}
@@ -157,7 +167,9 @@ func worth(old, vm *api.VirtualMachine) (priority int, ok bool) {
 		return prioDeletion, true
 	case old.Generation != vm.Generation:
 		return prioUser, true
-	case isBound(old) && !isBound(vm), isBound(old) && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
+	case isBound(old) && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
+		return prioUser, true
+	case isBound(old) && !isBound(vm):
 		return prioUser, vm.DeletionTimestamp == nil
 	}
 	return 0, false

@@ -20,8 +20,8 @@ import (
 
 // probeState is what a readiness probe says of a running server.
 type probeState struct {
-	wanted, ok bool
-	text       string
+	wanted, asked, ok bool
+	text              string
 }
 
 // prober runs the readiness probes of running servers in the background, so
@@ -40,7 +40,6 @@ type probe struct {
 	target probeTarget
 	stop   context.CancelFunc
 	state  probeState
-	asked  bool
 }
 
 type probeTarget struct {
@@ -54,13 +53,16 @@ func (b *prober) check(vm *api.VirtualMachine, seen inventory.Observation) probe
 		return probeState{}
 	}
 	key, spec := keyOf(vm), vm.Spec.ReadinessProbe
+	if spec != nil && seen.Answer == inventory.Unknown {
+		return probeState{wanted: true, text: "the engine cannot be asked"}
+	}
 	if spec == nil || !isUp(seen) || vm.DeletionTimestamp != nil {
 		b.forget(key)
-		return probeState{wanted: spec != nil, text: "the server does not run"}
+		return probeState{wanted: spec != nil, asked: true, text: "the server does not run"}
 	}
 	if len(seen.Server.Addresses) == 0 {
 		b.forget(key)
-		return probeState{wanted: true, text: "readinessProbe: the server has no address"}
+		return probeState{wanted: true, asked: true, text: "readinessProbe: the server has no address"}
 	}
 	target := targetOf(spec, seen)
 	b.mu.Lock()
@@ -122,13 +124,13 @@ func (b *prober) run(ctx context.Context, key types.NamespacedName, p *probe) {
 }
 
 func (b *prober) record(key types.NamespacedName, p *probe, err error) {
-	state := probeState{wanted: true, ok: err == nil}
+	state := probeState{wanted: true, asked: true, ok: err == nil}
 	if err != nil {
 		state.text = fmt.Sprintf("readinessProbe: %v", err)
 	}
 	b.mu.Lock()
-	changed := p.state.ok != state.ok || !p.asked
-	p.state, p.asked = state, true
+	changed := p.state.ok != state.ok || !p.state.asked
+	p.state = state
 	b.mu.Unlock()
 	if changed {
 		b.wake(key)

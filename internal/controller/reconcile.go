@@ -101,13 +101,17 @@ type pass struct {
 	fresh bool
 	plan  plan
 	did   api.OperationType
-	notes []note
-	probe probeState
+	// shown is the generation of the spec that the driver was last shown.
+	shown int64
+	// missed is set once the driver did not find the server that was seen.
+	missed bool
+	notes  []note
+	probe  probeState
 }
 
 func (p *pass) decide() {
 	p.plan = decide(input{
-		vm: p.vm, seen: p.seen, now: p.r.Clock.Now(), did: p.did, probe: p.probe,
+		vm: p.vm, seen: p.seen, now: p.r.Clock.Now(), did: p.did, shown: p.shown, probe: p.probe,
 		driver: p.r.Driver, drivers: p.r.Drivers,
 	})
 }

@@ -543,6 +543,175 @@ func TestOutage(t *testing.T) {
 	}
 }
 
+// away puts the engine out of reach until the status says so, and back makes it
+// known again.
+func (g *rig) away() {
+	g.t.Helper()
+	g.memory.SetAvailable(false)
+	g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.clock.Step(6 * time.Second)
+	g.reconcile()
+	g.wantPhase(api.PhaseUnknown, api.ReasonEngineUnavailable)
+}
+
+func (g *rig) back() {
+	g.t.Helper()
+	g.memory.SetAvailable(true)
+	g.eventually("the engine is back", func() bool {
+		g.clock.Step(time.Second)
+		return g.inv.Get("uid-1").Answer != inventory.Unknown
+	})
+	g.reconcile()
+}
+
+// TestChangesDuringAnOutage : what a user asks for while nobody can act is done
+// when somebody can.
+func TestChangesDuringAnOutage(t *testing.T) {
+	tests := map[string]struct {
+		before, during func(*api.VirtualMachineSpec)
+		phase          api.Phase
+		reason         string
+	}{
+		"an image": {
+			nil, func(s *api.VirtualMachineSpec) { s.Image = &api.Image{Source: "other"} },
+			api.PhaseActive, api.ReasonChangePending,
+		},
+		"stopped": {
+			nil, func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped },
+			api.PhaseStopped, api.ReasonStoppedAsAsked,
+		},
+		"active": {
+			func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped },
+			func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive },
+			api.PhaseActive, api.ReasonRunning,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			g.create(vmtest.VM("vm").Image("some").RestartPolicy(api.RestartOnFailure))
+			g.reconcile()
+			if tc.before != nil {
+				g.edit(tc.before)
+				g.reconcile()
+			}
+			g.away()
+			g.edit(tc.during)
+			g.reconcile()
+			g.back()
+			g.wantPhase(tc.phase, tc.reason)
+		})
+	}
+}
+
+// TestOutageAfterARestart : the engine restarted the server and its answer got
+// lost; the outage that follows must not have it restarted again.
+func TestOutageAfterARestart(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.clock.Step(time.Minute)
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	restarts := 0
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		if spec.EndRun == "" {
+			return live()
+		}
+		restarts++
+		_, _ = live()
+		g.memory.SetAvailable(false)
+		return driver.Server{}, driver.Errorf(driver.ErrUnavailable, "EOF")
+	}
+	g.reconcile()
+	g.away()
+	g.back()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if restarts != 1 || g.vm().Status.RestartCount != 1 {
+		t.Errorf("restarted %d times, restartCount %d", restarts, g.vm().Status.RestartCount)
+	}
+}
+
+// TestUnavailableForOne : an engine that answers, but not about this server, is
+// no outage: it is told of, and tried ever less often.
+func TestUnavailableForOne(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrUnavailable, "inspect hangs")
+	}
+	for end := t0.Add(5 * time.Minute); g.clock.Now().Before(end); {
+		g.clock.Step(max(g.reconcile().RequeueAfter, time.Second))
+	}
+	g.wantPhase(api.PhaseFailed, api.ReasonOperationFailed)
+	if g.engine.calls > 10 {
+		t.Errorf("%d calls in 5 minutes", g.engine.calls)
+	}
+}
+
+// TestServerThatCannotBeFound : the list shows a server that the driver says is
+// not there.
+func TestServerThatCannotBeFound(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrNotFound, "no such container")
+	}
+	if result := g.reconcile(); result.RequeueAfter == 0 {
+		t.Error("nothing will look again")
+	}
+	if op := g.vm().Status.Operation; op == nil || op.Attempts != 1 {
+		t.Errorf("operation %+v", op)
+	}
+}
+
+// TestStopDoesNotCreate : the server goes between the decision and the call.
+func TestStopDoesNotCreate(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	_ = g.api.Delete(t.Context(), g.vm())
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		g.memory.Remove("uid-1")
+		return live()
+	}
+	g.reconcile()
+	if g.vm() != nil || len(g.memory.Records()) != 0 {
+		t.Errorf("left: %v, %v", g.vm(), g.memory.Records())
+	}
+}
+
+// TestUnknownDriverThatComes : a controller that has the driver takes over what
+// one without it refused.
+func TestUnknownDriverThatComes(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").Driver("fake"))
+	g.r.Driver, g.r.Drivers, g.r.Inventory = "", []string{"docker"}, nil
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonUnknownDriver)
+	g.wantCondition(api.ConditionStalled, metav1.ConditionTrue)
+	g.newReconciler()
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	g.wantCondition(api.ConditionStalled, "")
+}
+
+// TestSecretThatWent : a Secret that was deleted does not keep a server on.
+func TestSecretThatWent(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("x")}}
+	_ = g.api.Create(t.Context(), secret)
+	g.create(vmtest.VM("vm").UserDataSecret("init", "user-data"))
+	g.reconcile()
+	_ = g.api.Delete(t.Context(), secret)
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.reconcile()
+	if s := g.server().State; s != driver.StateStopped {
+		t.Errorf("state %s", s)
+	}
+}
+
 func TestNothingIsDoneWhileUnknown(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.memory.SetAvailable(false)
@@ -611,7 +780,7 @@ func crash(t *testing.T, g *rig) {
 		t.Fatal(err)
 	}
 	defer func() { _ = recover() }()
-	_ = g.r.callDriver(t.Context(), p.vm, p.plan)
+	_ = g.r.callDriver(t.Context(), p.vm, p.plan, p.target())
 }
 
 func TestGracefulDeletion(t *testing.T) {

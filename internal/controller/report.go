@@ -21,8 +21,9 @@ import (
 )
 
 const (
-	// maxText bounds a message, as the CRD does.
-	maxText = 4096
+	// maxText and maxAddresses bound the status, as the CRD does.
+	maxText      = 4096
+	maxAddresses = 64
 	// progressPeriod is the least time between two writes that only tell of
 	// progress, such as a pull's.
 	progressPeriod = 2 * time.Second
@@ -42,7 +43,7 @@ func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 		return wakeAt(now, p.plan.wake), nil
 	}
 	next := p.status(now)
-	if until := calm(&p.base.Status, &next, p.did); now.Before(until) {
+	if until := calm(&p.base.Status, &next, p.did != "" || len(p.notes) > 0); now.Before(until) {
 		return wakeAt(now, earlier(until, p.plan.wake)), nil
 	}
 	before := p.base.Status
@@ -88,7 +89,7 @@ func (p *pass) status(now time.Time) api.VirtualMachineStatus {
 	if plan.handled {
 		next.RestartedAt = p.vm.Spec.RestartedAt
 	}
-	next.Operation = p.operation(now)
+	next.Operation = p.operation()
 	if !plan.unobserved && p.seen.Answer != inventory.Unknown {
 		p.describe(&next)
 	}
@@ -97,27 +98,28 @@ func (p *pass) status(now time.Time) api.VirtualMachineStatus {
 	return next
 }
 
-// operation keeps the status's operation while it goes on.
-func (p *pass) operation(now time.Time) *api.Operation {
-	have := p.vm.Status.Operation
+// operation keeps the status's operation while it goes on, and while nobody can
+// tell whether it does.
+func (p *pass) operation() *api.Operation {
+	have, wanted := p.vm.Status.Operation, p.plan.operation
+	blind := p.plan.unobserved || p.plan.reason == api.ReasonDuplicate
 	switch {
-	case p.plan.operation == "":
-		return nil
-	case have != nil && have.Type == p.plan.operation:
+	case have != nil && (have.Type == wanted || wanted == "" && blind):
 		return have
+	case wanted == "":
+		return nil
 	}
-	return &api.Operation{Type: p.plan.operation, StartedAt: metav1.NewMicroTime(now), Epoch: p.epoch()}
+	return p.newOperation()
 }
 
 // describe copies what was seen of the server.
 func (p *pass) describe(next *api.VirtualMachineStatus) {
-	next.Server = serverStatus(p.base.Status.Server, p.seen)
-	next.Addresses = nil
+	next.Server, next.Addresses = p.serverStatus(), nil
 	if p.seen.Answer != inventory.Present {
 		return
 	}
 	server := p.seen.Server
-	next.Addresses = server.Addresses
+	next.Addresses = server.Addresses[:min(len(server.Addresses), maxAddresses)]
 	if server.StartedAt.IsZero() {
 		return
 	}
@@ -130,14 +132,12 @@ func (p *pass) describe(next *api.VirtualMachineStatus) {
 
 // serverStatus is the server as seen. Usage that moved by less than a point
 // keeps its figures, so that it alone makes no write.
-func serverStatus(have *api.ServerStatus, seen inventory.Observation) *api.ServerStatus {
-	if seen.Answer == inventory.Unknown {
-		return have
-	}
+func (p *pass) serverStatus() *api.ServerStatus {
+	have, seen := p.base.Status.Server, p.seen
 	if seen.Answer != inventory.Present {
 		return nil
 	}
-	next := &api.ServerStatus{ID: seen.Server.ID, State: string(seen.Server.State)}
+	next := &api.ServerStatus{ID: seen.Server.ID, State: string(seen.Server.State), Generation: p.shown}
 	var shown *api.Usage
 	if have != nil && have.ID == next.ID {
 		shown = have.Usage
@@ -174,7 +174,7 @@ func (p *pass) conditions(all *[]metav1.Condition, now time.Time) {
 	}
 	unknown := plan.unobserved || p.seen.Answer == inventory.Unknown
 	set(api.ConditionReady, triState(plan.ready, plan.phase == api.PhaseUnknown), plan.reason, plan.message)
-	set(api.ConditionRunning, triState(isUp(p.seen), unknown), runningReason(p.seen, plan), "")
+	set(api.ConditionRunning, triState(isUp(p.seen), unknown), p.runningReason(*all), "")
 	if unknown {
 		set(api.ConditionObserved, metav1.ConditionFalse, plan.reason, plan.message)
 	} else {
@@ -195,11 +195,21 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 	return metav1.ConditionFalse
 }
 
-func runningReason(seen inventory.Observation, plan plan) string {
-	if isUp(seen) && !plan.unobserved {
+// runningReason says why the server is on or off. Why it is off stays said until
+// it is on again, whatever else comes up meanwhile: decide goes by that.
+func (p *pass) runningReason(have []metav1.Condition) string {
+	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
+	off := p.seen.Answer == inventory.Present && p.seen.Server.State == driver.StateStopped
+	known := meta.FindStatusCondition(have, api.ConditionRunning)
+	switch {
+	case isUp(p.seen) && !p.plan.unobserved:
 		return api.ReasonRunning
+	case slices.Contains(offReasons, p.plan.reason) || known == nil:
+		return p.plan.reason
+	case p.plan.unobserved || p.seen.Answer == inventory.Unknown, off && slices.Contains(offReasons, known.Reason):
+		return known.Reason
 	}
-	return plan.reason
+	return p.plan.reason
 }
 
 // setStalled marks the pass's status, for decide to find.
@@ -220,9 +230,10 @@ func conditionTrue(conditions []metav1.Condition, kind string) bool {
 }
 
 // calm says until when a change may wait: what only tells of progress, and what
-// the engine's restarter does without us. What Drover did is told at once.
-func calm(base, next *api.VirtualMachineStatus, did api.OperationType) time.Time {
-	ours := did != "" || base.Operation != nil && base.Operation.Type == api.OperationRestart
+// the engine's restarter does without us. What Drover did or failed to do, as
+// acted says, is told at once.
+func calm(base, next *api.VirtualMachineStatus, acted bool) time.Time {
+	ours := acted || base.Operation != nil && base.Operation.Type == api.OperationRestart
 	if base.LastUpdateTime == nil || ours || base.ObservedGeneration != next.ObservedGeneration {
 		return time.Time{}
 	}

@@ -21,7 +21,7 @@ import (
 
 // statusOf is the status that a pass over vm would write.
 func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
-	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Epoch: func() uint64 { return 7 }}
+	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
 	p := &pass{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
 	return p.status(t0)
 }
@@ -170,24 +170,24 @@ func TestCalm(t *testing.T) {
 	fetching := status(api.PhaseCreating, api.ReasonFetching)
 	tests := map[string]struct {
 		base, next *api.VirtualMachineStatus
-		did        api.OperationType
+		acted      bool
 		want       time.Duration
 	}{
-		"a phase":                      {running, status(api.PhaseStopped, api.ReasonCompleted), "", 0},
-		"the engine restarts it":       {running, restarting, "", restartPeriod},
-		"the engine restarted it":      {restarting, running, "", restartPeriod},
-		"it was restarted unseen":      {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), "", restartPeriod},
-		"we started it":                {restarting, running, api.OperationStart, 0},
-		"a restart that was asked for": {status(api.PhaseActive, api.ReasonRestarting, operation(api.OperationRestart, 0, "")), running, "", 0},
-		"a fetch goes on":              {fetching, fetching, "", progressPeriod},
-		"a fetch begins":               {running, fetching, "", 0},
-		"a new spec":                   {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), "", 0},
-		"nothing was written before":   {&api.VirtualMachineStatus{Reason: api.ReasonRestarting}, running, "", 0},
+		"a phase":                      {running, status(api.PhaseStopped, api.ReasonCompleted), false, 0},
+		"the engine restarts it":       {running, restarting, false, restartPeriod},
+		"the engine restarted it":      {restarting, running, false, restartPeriod},
+		"it was restarted unseen":      {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
+		"we started it":                {restarting, running, true, 0},
+		"a restart that was asked for": {status(api.PhaseActive, api.ReasonRestarting, operation(api.OperationRestart, 0, "")), running, false, 0},
+		"a fetch goes on":              {fetching, fetching, false, progressPeriod},
+		"a fetch begins":               {running, fetching, false, 0},
+		"a new spec":                   {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
+		"nothing was written before":   {&api.VirtualMachineStatus{Reason: api.ReasonRestarting}, running, false, 0},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got time.Duration
-			if until := calm(tc.base, tc.next, tc.did); !until.IsZero() {
+			if until := calm(tc.base, tc.next, tc.acted); !until.IsZero() {
 				got = until.Sub(t0)
 			}
 			if got != tc.want {

@@ -48,8 +48,8 @@ type Observation struct {
 	Rates *Rates
 	// EngineID of the engine that answered, empty before the first answer.
 	EngineID string
-	// DownSince is when the engine went out of reach, and Cause why. Before the
-	// first complete list it is when the inventory began to ask.
+	// DownSince is when the engine went out of reach, and Cause why. It is the
+	// zero time while the engine is being listed for the first time.
 	DownSince time.Time
 	Cause     error
 	// BackSince is when the engine last came back from an outage.
@@ -94,6 +94,7 @@ type Inventory struct {
 	known     bool
 	failed    bool // the engine was out of reach since it was last known
 	engineID  string
+	began     time.Time
 	downSince time.Time
 	backSince time.Time
 	cause     error
@@ -110,6 +111,7 @@ type Inventory struct {
 type entry struct {
 	servers   []driver.Server
 	touched   uint64 // seq of the last action's begin or end
+	asOf      uint64 // seq at which the list began that servers come from
 	busy      int    // actions under way
 	look      bool   // the engine named this UID since it was last looked at
 	settlesAt time.Time
@@ -128,7 +130,7 @@ func New(o Options) (*Inventory, error) {
 	setDefault(&o.UsagePeriod, 30*time.Second)
 	setDefault(&o.CallTimeout, 30*time.Second)
 	return &Inventory{
-		Options: o, id: id, downSince: o.Clock.Now(), cause: errors.New("the engine has not been listed yet"),
+		Options: o, id: id, began: o.Clock.Now(), cause: errors.New("the engine has not been listed yet"),
 		entries: map[types.UID]*entry{},
 		dirty:   make(chan struct{}, 1), suspect: make(chan struct{}, 1),
 	}, nil
@@ -188,16 +190,27 @@ func ids(servers []driver.Server) []string {
 // Look asks the engine about one UID, live, and answers from what it said. It
 // makes sure that the engine that said it is the one that the inventory knows.
 func (i *Inventory) Look(ctx context.Context, uid types.UID) (Observation, error) {
-	if err := i.list(ctx, uid); err != nil {
-		return i.Get(uid), err
-	}
-	id, err := i.askID(ctx)
-	seen := i.Get(uid)
-	if err == nil && id != seen.EngineID {
+	err := i.list(ctx, uid)
+	if idErr := i.confirm(ctx); idErr != nil {
+		i.lose(idErr)
 		poke(i.suspect)
-		err = fmt.Errorf("the engine changed from %s to %s", seen.EngineID, id)
+		err = idErr
 	}
-	return seen, err
+	return i.Get(uid), err
+}
+
+// confirm makes sure that the engine answers and is the one that is known.
+func (i *Inventory) confirm(ctx context.Context) error {
+	id, err := i.askID(ctx)
+	if err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if id != i.engineID {
+		return fmt.Errorf("the engine changed from %s to %s", i.engineID, id)
+	}
+	return nil
 }
 
 // Ensure passes spec to the driver and records what comes of it.
@@ -264,11 +277,13 @@ func (i *Inventory) entry(uid types.UID) *entry {
 }
 
 // list asks the engine about the named UIDs, or about all, and merges the
-// answer: a UID that an action touched since the asking began keeps what it has.
+// answer: a UID that an action touched since the asking began, or that a list
+// which began later has told of, keeps what it has.
 func (i *Inventory) list(ctx context.Context, uids ...types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)
 	defer cancel()
 	i.mu.Lock()
+	i.seq++
 	began := i.seq
 	i.mu.Unlock()
 	servers, err := i.Driver.List(ctx, uids...)
@@ -303,7 +318,8 @@ func (i *Inventory) merge(began uint64, found map[types.UID][]driver.Server, uid
 	var changes []Change
 	for _, uid := range uids {
 		e := i.entry(uid)
-		if e.busy == 0 && e.touched <= began {
+		if e.busy == 0 && e.touched <= began && e.asOf <= began {
+			e.asOf = began
 			if c, ok := e.replace(uid, found[uid]); ok {
 				changes = append(changes, c)
 			}
@@ -330,6 +346,9 @@ func (i *Inventory) union(found map[types.UID][]driver.Server) []types.UID {
 // replace stores what was found and tells whether anything is new in it.
 func (e *entry) replace(uid types.UID, found []driver.Server) (Change, bool) {
 	old := e.servers
+	if len(found) > 0 {
+		e.settlesAt = time.Time{}
+	}
 	if same(old, found) {
 		return Change{}, false
 	}

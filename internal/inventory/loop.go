@@ -22,7 +22,9 @@ var errWatchClosed = errors.New("the engine closed its event stream")
 func (i *Inventory) Start(ctx context.Context) error {
 	go i.sampleForever(ctx)
 	for ctx.Err() == nil {
-		if err := i.follow(ctx); !errors.Is(err, errWatchClosed) {
+		began := i.Clock.Now()
+		err := i.follow(ctx)
+		if !errors.Is(err, errWatchClosed) || i.Clock.Since(began) < retryPeriod {
 			i.pause(ctx, retryPeriod)
 		}
 	}
@@ -106,37 +108,45 @@ func (i *Inventory) meet(id string) {
 // gain opens the cache for answers.
 func (i *Inventory) gain() {
 	i.mu.Lock()
-	was := i.known
+	was, first := i.known, i.downSince.IsZero() && !i.failed
 	i.known = true
 	if i.failed {
 		i.backSince = i.Clock.Now()
 	}
+	tell := !was && (first || i.failed)
 	i.failed = false
 	knownServers.WithLabelValues(i.Name).Set(float64(len(i.entries)))
 	i.mu.Unlock()
 	engineUp.WithLabelValues(i.Name).Set(1)
-	if !was {
+	if tell {
 		i.Log.Info("Engine listed", "driver", i.Name, "engine", i.engineID)
 		i.publish([]Change{{All: true}})
 	}
 }
 
-// lose closes the cache for answers.
+// lose closes the cache for answers. A stream that closed may be opened again
+// at once, so that is no outage yet.
 func (i *Inventory) lose(cause error) {
 	i.mu.Lock()
-	was := i.known
-	i.known, i.failed = false, true
-	if was {
+	if i.known {
 		i.downSince = i.Clock.Now()
 	}
-	first := was || i.cause.Error() != cause.Error()
-	i.cause = cause
+	i.known = false
+	if errors.Is(cause, errWatchClosed) {
+		i.mu.Unlock()
+		return
+	}
+	if i.downSince.IsZero() {
+		i.downSince = i.began
+	}
+	tell, news := !i.failed, !i.failed || i.cause.Error() != cause.Error()
+	i.failed, i.cause = true, cause
 	i.mu.Unlock()
 	engineUp.WithLabelValues(i.Name).Set(0)
-	if first {
+	if news {
 		i.Log.Info("Engine lost", "driver", i.Name, "cause", cause.Error())
 	}
-	if was {
+	if tell {
 		i.publish([]Change{{All: true}})
 	}
 }

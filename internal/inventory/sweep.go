@@ -180,18 +180,22 @@ func (s *Sweep) remove(ctx context.Context, found []driver.Server) error {
 			continue
 		}
 		if s.Policy != OrphanDelete {
-			if !o.told {
-				s.Tell(Finding{Server: server, Note: "no VirtualMachine owns it; --orphan-policy=report leaves it"})
-				o.told = true
-			}
+			s.tellOnce(o, Finding{Server: server, Note: "no VirtualMachine owns it; --orphan-policy=report leaves it"})
 			continue
 		}
-		errs = append(errs, s.delete(ctx, server))
+		errs = append(errs, s.delete(ctx, o, server))
 	}
 	return errors.Join(errs...)
 }
 
-func (s *Sweep) delete(ctx context.Context, server driver.Server) error {
+func (s *Sweep) tellOnce(o *orphan, f Finding) {
+	if !o.told {
+		s.Tell(f)
+		o.told = true
+	}
+}
+
+func (s *Sweep) delete(ctx context.Context, o *orphan, server driver.Server) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
 	target := driver.Target{UID: server.UID, ID: server.ID, Epoch: s.Epoch()}
@@ -199,6 +203,6 @@ func (s *Sweep) delete(ctx context.Context, server driver.Server) error {
 	if err != nil && !errors.Is(err, driver.ErrNotFound) {
 		return fmt.Errorf("delete orphan %s (%s/%s): %w", server.ID, server.Namespace, server.Name, err)
 	}
-	s.Tell(Finding{Server: server, Deleted: true, Note: "no VirtualMachine owned it"})
+	s.tellOnce(o, Finding{Server: server, Deleted: true, Note: "no VirtualMachine owned it"})
 	return nil
 }

@@ -113,7 +113,7 @@ func (e *entry) rate(u driver.Usage, fresh time.Duration) bool {
 	}
 	e.sample = u
 	first := e.rates == nil
-	e.rates = &Rates{CPU: 100 * float64(u.CPU-before.CPU) / float64(span), Memory: share(u.MemoryBytes, server.Applied.MemoryBytes)}
+	e.rates = &Rates{CPU: 100 * float64(max(u.CPU-before.CPU, 0)) / float64(span), Memory: share(u.MemoryBytes, server.Applied.MemoryBytes)}
 	if !first && !e.rates.Moved(e.told) {
 		return false
 	}

@@ -72,6 +72,8 @@ const (
 	// ReasonEngineMismatch : the engine that answers is not the one that the
 	// VirtualMachine is bound to.
 	ReasonEngineMismatch = "EngineMismatch"
+	// ReasonUnresponsive : the engine answers, but not about this server.
+	ReasonUnresponsive = "Unresponsive"
 	// ReasonUnknownDriver : spec.driver names no driver that runs here.
 	ReasonUnknownDriver = "UnknownDriver"
 	// ReasonInvalid : the driver refuses the spec.

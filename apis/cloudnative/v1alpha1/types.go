@@ -439,6 +439,9 @@ type ServerStatus struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	State string `json:"state,omitempty"`
+	// generation of the spec that the driver was last shown with success.
+	// +optional
+	Generation int64 `json:"generation,omitempty"`
 	// usage is what the server uses.
 	// +optional
 	Usage *Usage `json:"usage,omitempty"`
@@ -457,12 +460,11 @@ type Usage struct {
 }
 
 // OperationType is a step that Drover takes for a VirtualMachine.
-// +kubebuilder:validation:Enum=Bind;Create;Start;Stop;Pause;Resume;Restart;Update;Delete;Release
+// +kubebuilder:validation:Enum=Create;Start;Stop;Pause;Resume;Restart;Update;Delete;Release
 type OperationType string
 
 // The steps.
 const (
-	OperationBind    OperationType = "Bind"
 	OperationCreate  OperationType = "Create"
 	OperationStart   OperationType = "Start"
 	OperationStop    OperationType = "Stop"
@@ -479,6 +481,9 @@ type Operation struct {
 	// type of the step.
 	// +required
 	Type OperationType `json:"type"`
+	// generation of the spec that the step is for.
+	// +optional
+	Generation int64 `json:"generation,omitempty"`
 	// attempts is how often the step has failed in a row.
 	// +kubebuilder:validation:Minimum=0
 	// +optional

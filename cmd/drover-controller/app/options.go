@@ -89,7 +89,7 @@ func SetFromEnv(fs *pflag.FlagSet) error {
 	fs.VisitAll(func(f *pflag.Flag) {
 		name := "DROVER_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
 		value, ok := os.LookupEnv(name)
-		if !ok || f.Changed || err != nil {
+		if !ok || f.Changed || err != nil || f.Name == "help" || f.Name == "version" {
 			return
 		}
 		if setErr := fs.Set(f.Name, value); setErr != nil {

@@ -17,6 +17,8 @@ import (
 type OperationApplyConfiguration struct {
 	// type of the step.
 	Type *cloudnativev1alpha1.OperationType `json:"type,omitempty"`
+	// generation of the spec that the step is for.
+	Generation *int64 `json:"generation,omitempty"`
 	// attempts is how often the step has failed in a row.
 	Attempts *int32 `json:"attempts,omitempty"`
 	// startedAt is when the step was first tried.
@@ -42,6 +44,14 @@ func Operation() *OperationApplyConfiguration {
 // If called multiple times, the Type field is set to the value of the last call.
 func (b *OperationApplyConfiguration) WithType(value cloudnativev1alpha1.OperationType) *OperationApplyConfiguration {
 	b.Type = &value
+	return b
+}
+
+// WithGeneration sets the Generation field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Generation field is set to the value of the last call.
+func (b *OperationApplyConfiguration) WithGeneration(value int64) *OperationApplyConfiguration {
+	b.Generation = &value
 	return b
 }
 

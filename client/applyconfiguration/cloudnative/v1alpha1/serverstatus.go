@@ -14,6 +14,8 @@ type ServerStatusApplyConfiguration struct {
 	ID *string `json:"id,omitempty"`
 	// state is the engine's view of the server.
 	State *string `json:"state,omitempty"`
+	// generation of the spec that the driver was last shown with success.
+	Generation *int64 `json:"generation,omitempty"`
 	// usage is what the server uses.
 	Usage *UsageApplyConfiguration `json:"usage,omitempty"`
 }
@@ -37,6 +39,14 @@ func (b *ServerStatusApplyConfiguration) WithID(value string) *ServerStatusApply
 // If called multiple times, the State field is set to the value of the last call.
 func (b *ServerStatusApplyConfiguration) WithState(value string) *ServerStatusApplyConfiguration {
 	b.State = &value
+	return b
+}
+
+// WithGeneration sets the Generation field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Generation field is set to the value of the last call.
+func (b *ServerStatusApplyConfiguration) WithGeneration(value int64) *ServerStatusApplyConfiguration {
+	b.Generation = &value
 	return b
 }
 
