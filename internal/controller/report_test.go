@@ -252,3 +252,12 @@ func TestReasonOf(t *testing.T) {
 		}
 	}
 }
+
+// TestReportGoesOn : a pass that ran out of steps is followed by another one.
+func TestReportGoesOn(t *testing.T) {
+	r := &Reconciler{Clock: vmtest.Clock(t0)}
+	p := &pass{r: r, base: observed().Obj(), plan: plan{step: stepEnsure, quiet: true}}
+	if result, err := r.report(t.Context(), p); err != nil || result.RequeueAfter == 0 {
+		t.Errorf("%+v, %v", result, err)
+	}
+}
