@@ -99,9 +99,9 @@ func (i *Inventory) meet(id string) {
 	}
 	i.known, i.engineID = false, id
 	for uid, e := range i.entries {
-		if e.busy == 0 {
-			delete(i.entries, uid)
-		}
+		e.servers = nil
+		e.forgetUsage()
+		i.prune(uid, e)
 	}
 }
 
