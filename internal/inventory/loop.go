@@ -97,7 +97,11 @@ func (i *Inventory) meet(id string) {
 	if i.engineID == id {
 		return
 	}
+	first := i.engineID == ""
 	i.known, i.engineID = false, id
+	if first {
+		return
+	}
 	for uid, e := range i.entries {
 		e.servers = nil
 		e.forgetUsage()
