@@ -35,11 +35,13 @@ run() {
 
 echo "compile, module ." # -p 1 would slow this down
 go build -buildvcs=false -race ./...
+failed=0
 echo "test, module ."
-run -race "$@"
+run -race "$@" || failed=1
 
 # kube-apiserver is in this module: compiling it once more, for -race, would
 # take longer than all tests together.
 echo "test, module standalone"
 cd standalone
-run "$@"
+run "$@" || failed=1
+exit "${failed}"
