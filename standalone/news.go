@@ -5,6 +5,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/go-logr/logr"
@@ -24,7 +25,7 @@ func (s *newsSink) Enabled(level int) bool { return level == 0 }
 
 // Info implements logr.LogSink.
 func (s *newsSink) Info(_ int, msg string, keysAndValues ...any) {
-	s.news.printf("    %s%s\n", msg, pairs(append(s.values[:len(s.values):len(s.values)], keysAndValues...)))
+	s.news.printf("    %s%s\n", msg, pairs(append(slices.Clip(s.values), keysAndValues...)))
 }
 
 // Error implements logr.LogSink.
@@ -34,7 +35,7 @@ func (s *newsSink) Error(err error, msg string, keysAndValues ...any) {
 
 // WithValues implements logr.LogSink.
 func (s *newsSink) WithValues(keysAndValues ...any) logr.LogSink {
-	return &newsSink{news: s.news, values: append(s.values[:len(s.values):len(s.values)], keysAndValues...)}
+	return &newsSink{news: s.news, values: append(slices.Clip(s.values), keysAndValues...)}
 }
 
 // WithName implements logr.LogSink.

@@ -4,6 +4,7 @@
 package uptest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -159,7 +160,7 @@ func installThings(t *testing.T, objects dynamic.Interface) schema.GroupVersionR
 	if _, err := crds.Create(t.Context(), crd, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = crds.Delete(t.Context(), "things.example.com", metav1.DeleteOptions{}) })
+	t.Cleanup(func() { _ = crds.Delete(context.Background(), "things.example.com", metav1.DeleteOptions{}) })
 	return schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "things"}
 }
 
@@ -265,7 +266,7 @@ func TestRolesAggregate(t *testing.T) {
 	if _, err := client.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = client.RbacV1().ClusterRoles().Delete(t.Context(), role.Name, metav1.DeleteOptions{}) })
+	t.Cleanup(func() { _ = client.RbacV1().ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{}) })
 	vmtest.Eventually(t, soon, "view has the new rule", func() error {
 		view, err := client.RbacV1().ClusterRoles().Get(t.Context(), "view", metav1.GetOptions{})
 		if err == nil && !slices.ContainsFunc(view.Rules, func(r rbacv1.PolicyRule) bool {

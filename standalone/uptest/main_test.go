@@ -45,7 +45,7 @@ func drover(t *testing.T, stdin string, env []string, args ...string) result {
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, binary(t), args...) //nolint:gosec // The program under test.
+	cmd := exec.CommandContext(ctx, binary(t), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG=", "DROVER_DATA_DIR=")
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewBufferString(stdin), &out, &errOut
@@ -84,8 +84,8 @@ func dynamicFor(t *testing.T, config *rest.Config) dynamic.Interface {
 	return client
 }
 
-func configMap(name string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}}
+func configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
 func create(t *testing.T, client kubernetes.Interface, namespace string, object *corev1.ConfigMap) *corev1.ConfigMap {

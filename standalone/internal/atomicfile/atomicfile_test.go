@@ -58,7 +58,7 @@ func TestUpdateWritesOnlyWhatDiffers(t *testing.T) {
 
 func TestUpdateMendsTheMode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, []byte("one"), 0o644); err != nil { //nolint:gosec // The fault to mend.
+	if err := os.WriteFile(path, []byte("one"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := Update(path, []byte("one"), 0o600); err != nil {
@@ -84,7 +84,7 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 
 func assertFile(t *testing.T, path, content string, perm fs.FileMode) {
 	t.Helper()
-	data, err := os.ReadFile(path) //nolint:gosec // A file of the test.
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,7 +47,7 @@ const (
 	startWithin             = 2 * time.Minute
 	stopEtcdBy              = 9500 * time.Millisecond
 	stopAPIServerBy         = 8 * time.Second
-	stopControllerManagerBy = 5 * time.Second
+	stopControllerManagerBy = 6500 * time.Millisecond
 )
 
 // Parts of the control plane in the order in which they start.

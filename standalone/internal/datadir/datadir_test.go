@@ -31,9 +31,9 @@ func TestOpenMakesAPrivateFolder(t *testing.T) {
 	for name, prepare := range map[string]func(path string) error{
 		"missing":         func(string) error { return nil },
 		"empty":           func(path string) error { return os.MkdirAll(path, 0o700) },
-		"open to all":     func(path string) error { return errors.Join(os.MkdirAll(path, 0o700), os.Chmod(path, 0o755)) }, //nolint:gosec // The fault to mend.
+		"open to all":     func(path string) error { return errors.Join(os.MkdirAll(path, 0o700), os.Chmod(path, 0o755)) },
 		"used before":     func(path string) error { return closeNew(Open(path)) },
-		"used and opened": func(path string) error { return errors.Join(closeNew(Open(path)), os.Chmod(path, 0o755)) }, //nolint:gosec // The fault to mend.
+		"used and opened": func(path string) error { return errors.Join(closeNew(Open(path)), os.Chmod(path, 0o755)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "deep", "dir")
@@ -70,8 +70,7 @@ func TestOneHolder(t *testing.T) {
 		if err == nil || err.Error() != want {
 			t.Errorf("%s got %v, want %s", name, err, want)
 		}
-		var inUse *InUseError
-		if !errors.As(err, &inUse) {
+		if _, ok := errors.AsType[*InUseError](err); !ok {
 			t.Errorf("%s: %v is no InUseError", name, err)
 		}
 	}
@@ -99,7 +98,7 @@ func TestOpenRefusesSomebodyElsesFolder(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(path, "thesis.txt"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(path, 0o755); err != nil { //nolint:gosec // As a home directory has.
+	if err := os.Chmod(path, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Open(path)

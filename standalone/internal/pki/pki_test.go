@@ -94,7 +94,7 @@ func keyPair(t *testing.T, path string) tls.Certificate {
 
 func read(t *testing.T, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path) //nolint:gosec // A file of the test.
+	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestEnsureMakesAllAndThenNothing(t *testing.T) {
 func TestKeysArePrivate(t *testing.T) {
 	s, _ := newStore(t)
 	ensure(t, s)
-	if err := os.Chmod(s.Admin(), 0o644); err != nil { //nolint:gosec // The fault to mend.
+	if err := os.Chmod(s.Admin(), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	ensure(t, s)
