@@ -19,7 +19,8 @@ type Process struct {
 func StartProcess(binary string, args, env []string) (*Process, error) {
 	p := &Process{}
 	p.process = startProcess(binary, args, env, &p.output)
-	if p.process.over() && p.process.pid == 0 {
+	if p.process.pid == 0 {
+		<-p.process.done
 		return nil, p.process.err
 	}
 	return p, nil
