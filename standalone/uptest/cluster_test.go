@@ -266,7 +266,9 @@ func TestRolesAggregate(t *testing.T) {
 	if _, err := client.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = client.RbacV1().ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{}) })
+	t.Cleanup(func() {
+		_ = client.RbacV1().ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
+	})
 	vmtest.Eventually(t, soon, "view has the new rule", func() error {
 		view, err := client.RbacV1().ClusterRoles().Get(t.Context(), "view", metav1.GetOptions{})
 		if err == nil && !slices.ContainsFunc(view.Rules, func(r rbacv1.PolicyRule) bool {
