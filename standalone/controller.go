@@ -74,7 +74,7 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 	if err != nil {
 		return err
 	}
-	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, table.Options{
+	names, others, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, table.Options{
 		Settings: o.controller.Drivers, ClusterID: cluster,
 		Clock: clock.RealClock{}, Log: logr.New(&newsSink{news: news}),
 	})
@@ -83,5 +83,8 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 	}
 	o.controller.VMDriver = strings.Join(names, ",")
 	news.printf("  drivers: %s; the default is %s\n", strings.Join(names, ", "), names[0])
+	for _, line := range others {
+		news.printf("  %s\n", line)
+	}
 	return nil
 }

@@ -28,7 +28,7 @@ func Others(ctx context.Context, opened []Opened) []string {
 			continue // the inventory tells of an engine that does not answer
 		}
 		for _, cluster := range slices.Sorted(maps.Keys(others)) {
-			lines = append(lines, fmt.Sprintf("driver %s: %d servers of another Drover installation (cluster %s) are there and left alone", d.Name, others[cluster], cluster))
+			lines = append(lines, fmt.Sprintf("driver %s: servers of another Drover installation (cluster %s): %d, left alone", d.Name, cluster, others[cluster]))
 		}
 	}
 	return lines

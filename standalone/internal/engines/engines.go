@@ -31,18 +31,19 @@ type Engine struct {
 }
 
 // Choose turns the --vm-driver list into names, asking engines where it is
-// auto, and keeps them in file before any server can be made.
-func Choose(ctx context.Context, file, list string, o table.Options) ([]string, error) {
+// auto, and keeps them in file before any server can be made. It also tells, a
+// line each, of the servers of other installations that it sees.
+func Choose(ctx context.Context, file, list string, o table.Options) (names, others []string, err error) {
 	o.Registerer = prometheus.NewRegistry()
 	opened, err := table.Open(ctx, list, o)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	names := make([]string, len(opened))
+	names = make([]string, len(opened))
 	for i, d := range opened {
 		names[i] = d.Name
 	}
-	return names, keep(file, names, o.FakeDir)
+	return names, table.Others(ctx, opened), keep(file, names, o.FakeDir)
 }
 
 func keep(file string, names []string, fakeDir string) error {

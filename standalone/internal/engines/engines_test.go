@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -28,7 +29,7 @@ func options(fakeDir string) table.Options {
 
 func choose(t *testing.T, file, list, fakeDir string) []string {
 	t.Helper()
-	names, err := Choose(t.Context(), file, list, options(fakeDir))
+	names, _, err := Choose(t.Context(), file, list, options(fakeDir))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,8 +104,27 @@ func TestADamagedFileIsNamed(t *testing.T) {
 }
 
 func TestChooseNamesAnUnknownDriver(t *testing.T) {
-	_, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "fake,vmware", options(t.TempDir()))
+	_, _, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "fake,vmware", options(t.TempDir()))
 	if err == nil || !strings.Contains(err.Error(), `"vmware" is not a driver`) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestOthers : servers of another installation on the same engine are told of.
+func TestOthers(t *testing.T) {
+	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "engines.json")
+	theirs := options(dir)
+	theirs.ClusterID, theirs.Registerer = "cluster-2", prometheus.NewRegistry()
+	opened, err := table.Open(t.Context(), "fake", theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := driver.ServerSpec{Target: driver.Target{UID: "uid-1"}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9}
+	if _, err := opened[0].Driver.Ensure(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	_, others, err := Choose(t.Context(), file, "fake", options(dir))
+	if err != nil || len(others) != 1 || !strings.Contains(others[0], "another Drover installation (cluster cluster-2): 1, left alone") {
+		t.Errorf("others %q, %v", others, err)
 	}
 }
