@@ -219,6 +219,7 @@ func TestAnswerThatGotLost(t *testing.T) {
 		id = r.ID
 		return nil
 	})
+	w.Faults(t, "") // a driver that never answers can have nothing confirmed
 	w.Await(t, vm, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
 		if vm.Status.Server.ID != id {
 			return fmt.Errorf("the server is %s, not %s", vm.Status.Server.ID, id)
