@@ -1,0 +1,92 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+func TestValidate(t *testing.T) {
+	tests := map[string]struct {
+		change func(*Options)
+		says   string
+	}{
+		"the defaults":      {func(*Options) {}, ""},
+		"no threads":        {func(o *Options) { o.Threads = 0 }, "--threads is 0: it must be at least 1"},
+		"an unknown driver": {func(o *Options) { o.VMDriver = "xen" }, `"xen" is not a driver; known are docker, fake`},
+		"an unknown policy": {func(o *Options) { o.OrphanPolicy = "keep" }, `--orphan-policy is "keep": it must be one of delete, report`},
+		"a negative number": {func(o *Options) { o.OrphanMax = -1 }, "--orphan-max is -1"},
+		"no grace":          {func(o *Options) { o.OrphanGrace = 0 }, "--orphan-grace is 0s: it must be at least 1s"},
+		"a short period":    {func(o *Options) { o.UsagePeriod = time.Millisecond }, "--usage-period is 1ms"},
+		"a short list":      {func(o *Options) { o.ListPeriod = time.Millisecond }, "--list-period is 1ms"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			o := NewOptions()
+			tc.change(o)
+			err := o.Validate()
+			if (err != nil) != (tc.says != "") || err != nil && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("error %v, want %q", err, tc.says)
+			}
+		})
+	}
+}
+
+// TestFlagsOfTheTutorials : they are accepted as they stand there.
+func TestFlagsOfTheTutorials(t *testing.T) {
+	args := []string{
+		"--kubeconfig=/x", "--threads=2", "--vm-driver=docker", "--leader-elect=true", "--holder-identity=test1",
+		"--lease-lock-name=vm-controller", "--lease-lock-namespace=default", "-v=2", "--logtostderr",
+		"--metrics-bind-address=:1", "--health-probe-bind-address=:2",
+	}
+	cmd := NewCommand()
+	if err := cmd.ParseFlags(args); err != nil {
+		t.Fatal(err)
+	}
+	cmd.SetArgs([]string{"--version"})
+	var out strings.Builder
+	cmd.SetOut(&out)
+	if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), Version) {
+		t.Errorf("--version prints %q, %v", out.String(), err)
+	}
+}
+
+func TestSetFromEnv(t *testing.T) {
+	t.Setenv("DROVER_THREADS", "3")
+	t.Setenv("DROVER_VM_DRIVER", "fake")
+	t.Setenv("DROVER_VERSION", "1.2")
+	t.Setenv("DROVER_HELP", "me")
+	o := NewOptions()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	fs.Bool("version", false, "")
+	fs.Bool("help", false, "")
+	o.AddFlags(fs)
+	if err := fs.Parse([]string{"--vm-driver=docker"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := SetFromEnv(fs); err != nil {
+		t.Fatal(err)
+	}
+	if o.Threads != 3 || o.VMDriver != "docker" {
+		t.Errorf("threads %d, driver %s: the variable counts unless the flag is given", o.Threads, o.VMDriver)
+	}
+	t.Setenv("DROVER_ORPHAN_GRACE", "soon")
+	if err := SetFromEnv(fs); err == nil || !strings.Contains(err.Error(), "DROVER_ORPHAN_GRACE") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestNoKubeconfig(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	if _, err := restConfig(""); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := restConfig("/no/such/file"); err == nil || !strings.Contains(err.Error(), "/no/such/file") {
+		t.Errorf("error %v", err)
+	}
+}

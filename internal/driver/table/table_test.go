@@ -1,0 +1,129 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+func TestParse(t *testing.T) {
+	tests := map[string]struct {
+		list, says string
+		want       []string
+	}{
+		"auto":              {"auto", "", nil},
+		"one":               {"fake", "", []string{"fake"}},
+		"several, in order": {"fake, docker", "", []string{"fake", "docker"}},
+		"unknown":           {"fake,xen", `"xen" is not a driver; known are docker, fake, or auto alone`, nil},
+		"empty":             {"", `"" is not a driver`, nil},
+		"twice":             {"fake,fake", `"fake" is there twice`, nil},
+		"auto beside names": {"auto,fake", `"auto" is not a driver`, nil},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := Parse(tc.list)
+			if (err != nil) != (tc.says != "") || err != nil && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("error %v, want %q", err, tc.says)
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func options() Options {
+	return Options{
+		Settings: DefaultSettings(), ClusterID: "cluster-1", Log: logr.Discard(),
+		Clock: clock.RealClock{}, Registerer: prometheus.NewRegistry(),
+	}
+}
+
+func names(opened []Opened) []string {
+	var out []string
+	for _, o := range opened {
+		out = append(out, o.Name)
+	}
+	return out
+}
+
+// TestAuto : every driver whose engine answers, in the table's order.
+func TestAuto(t *testing.T) {
+	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
+	opened, err := Open(t.Context(), Auto, options())
+	if err != nil || !slices.Equal(names(opened), []string{"fake"}) {
+		t.Errorf("opened %q, %v", names(opened), err)
+	}
+}
+
+// TestNamed : a driver that was named is opened even while its engine does not
+// answer, and keeps its place.
+func TestNamed(t *testing.T) {
+	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
+	opened, err := Open(t.Context(), "docker,fake", options())
+	if err != nil || !slices.Equal(names(opened), []string{"docker", "fake"}) {
+		t.Fatalf("opened %q, %v", names(opened), err)
+	}
+	if _, err := opened[0].Driver.List(t.Context()); !errors.Is(err, driver.ErrUnavailable) {
+		t.Errorf("list without an engine: %v", err)
+	}
+	for _, o := range opened {
+		if _, ok := driver.As[driver.Identifier](o.Driver); !ok {
+			t.Errorf("%s does not tell its engine's id", o.Name)
+		}
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	o := options()
+	o.FakeFailureRate = 2
+	if _, err := Open(t.Context(), "fake", o); err == nil || !strings.Contains(err.Error(), "failure rate is 2") {
+		t.Errorf("error %v", err)
+	}
+	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
+	if _, err := Open(t.Context(), Auto, o); err == nil || !strings.Contains(err.Error(), "no engine answers") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestOthers(t *testing.T) {
+	o := options()
+	o.FakeDir = t.TempDir()
+	theirs := o
+	theirs.ClusterID = "cluster-2"
+	opened := map[string][]Opened{}
+	for name, options := range map[string]Options{"ours": o, "theirs": theirs} {
+		all, err := Open(t.Context(), "fake", options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		opened[name] = all
+	}
+	spec := driver.ServerSpec{Target: driver.Target{UID: "uid-1"}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9}
+	if _, err := opened["theirs"][0].Driver.Ensure(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"driver fake: servers of another Drover installation (cluster cluster-2): 1, left alone"}
+	if got := Others(t.Context(), opened["ours"]); !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	if got := Others(t.Context(), opened["theirs"]); len(got) != 0 {
+		t.Errorf("their own servers are told of: %q", got)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got := Others(ended, opened["ours"]); len(got) != 0 {
+		t.Errorf("without an answer: %q", got)
+	}
+}
