@@ -20,6 +20,9 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/storage/wal"
+	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/test/vmtest"
@@ -142,6 +145,28 @@ func TestCtrlCWhileStarting(t *testing.T) {
 func assertStarts(t *testing.T, dir string) {
 	t.Helper()
 	vmtest.StartCluster(t, vmtest.ClusterOptions{DataDir: dir})
+}
+
+// TestCrashBeforeEtcdIsAMember : the log is there, and the entry that makes etcd
+// a member of its own cluster is not.
+func TestCrashBeforeEtcdIsAMember(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	member := filepath.Join(dir, "etcd", "member")
+	if err := errors.Join(os.MkdirAll(filepath.Join(member, "snap"), 0o700), os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	metadata, err := (&etcdserverpb.Metadata{NodeID: 1, ClusterID: 2}).Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := wal.Create(zap.NewNop(), filepath.Join(member, "wal"), metadata)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	assertStarts(t, dir)
 }
 
 func TestCrashAnywhereInTheFirstStartIsRepaired(t *testing.T) {

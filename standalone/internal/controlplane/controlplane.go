@@ -57,7 +57,7 @@ func (c *Config) Parts() ([]part.Part, error) {
 		return nil, err
 	}
 	return []part.Part{
-		{Name: "etcd", Run: etcd.run, Ready: etcd.waitReady, Within: startWithin, StopBy: stopEtcdBy},
+		{Name: "etcd", Run: etcd.run, Ready: c.etcdStarted(etcd), Within: startWithin, StopBy: stopEtcdBy},
 		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.endpoint()), Ready: c.waitAPI, Within: startWithin, StopBy: stopAPIServerBy},
 		{Name: "VirtualMachine API", Ready: c.installCRDs, Within: startWithin},
 		{Name: "kube-controller-manager", Run: c.runControllerManager, StopBy: stopControllerManagerBy},

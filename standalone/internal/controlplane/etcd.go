@@ -134,6 +134,17 @@ func closeEtcd(server *embed.Etcd) {
 	server.Server.HardStop()
 }
 
+// etcdStarted waits for etcd, and keeps that it came up before anybody can write
+// to it.
+func (c *Config) etcdStarted(e *etcd) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := e.waitReady(ctx); err != nil {
+			return err
+		}
+		return c.Dir.SetEtcdStarted()
+	}
+}
+
 func (e *etcd) waitReady(ctx context.Context) error {
 	select {
 	case <-e.ready:

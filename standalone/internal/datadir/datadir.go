@@ -33,6 +33,7 @@ const (
 	kubeconfigFile = "kubeconfig"
 	portFile       = "port"
 	clusterIDFile  = "cluster-id"
+	etcdFile       = "etcd-started"
 	enginesFile    = "engines.json"
 )
 
@@ -221,7 +222,7 @@ func (d *Dir) prepare() error {
 	if err := d.checkSpace(); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(d.Run()); err != nil {
+	if err := errors.Join(os.RemoveAll(d.Run()), d.dropUnbornEtcd()); err != nil {
 		return err
 	}
 	for _, dir := range []string{d.Run(), d.Logs(), d.Etcd(), d.Drivers()} {
@@ -231,6 +232,21 @@ func (d *Dir) prepare() error {
 	}
 	return nil
 }
+
+// dropUnbornEtcd removes what an etcd left that never came up. Its log may lack
+// the entry that makes it a member of its own cluster; then it would wait for a
+// leader for ever. Nothing in it was promised to anybody.
+func (d *Dir) dropUnbornEtcd() error {
+	for _, name := range []string{etcdFile, clusterIDFile} {
+		if word, err := d.readWord(name); err != nil || word != "" {
+			return err
+		}
+	}
+	return os.RemoveAll(d.Etcd())
+}
+
+// SetEtcdStarted keeps that etcd has come up once: from now on its data stays.
+func (d *Dir) SetEtcdStarted() error { return d.writeWord(etcdFile, "yes") }
 
 // minFree is what a start needs: etcd sets 64 MB aside for its log and again
 // as much for the next.
@@ -278,7 +294,7 @@ func (d *Dir) writeWord(name, word string) error {
 // nothing else is in it. It returns what is.
 func (d *Dir) Remove() ([]string, error) {
 	names := []string{
-		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, enginesFile,
+		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, etcdFile, enginesFile,
 		lockFile, // last: until then a purge that was cut short can be repeated
 	}
 	for _, name := range names {

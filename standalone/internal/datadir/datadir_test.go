@@ -303,3 +303,30 @@ func TestDefault(t *testing.T) {
 		})
 	}
 }
+
+// TestUnbornEtcdIsDropped : what an etcd left that never came up goes, what one
+// may have promised stays.
+func TestUnbornEtcdIsDropped(t *testing.T) {
+	for name, tc := range map[string]struct {
+		mark func(*Dir) error
+		kept bool
+	}{
+		"never came up":   {func(*Dir) error { return nil }, false},
+		"came up":         {(*Dir).SetEtcdStarted, true},
+		"has a cluster":   {func(d *Dir) error { return d.SetClusterID("some") }, true},
+		"both, and again": {func(d *Dir) error { return errors.Join(d.SetEtcdStarted(), d.SetClusterID("some")) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "data")
+			d := open(t, path)
+			file := filepath.Join(d.Etcd(), "member")
+			if err := errors.Join(os.WriteFile(file, nil, 0o600), tc.mark(d), d.Close()); err != nil {
+				t.Fatal(err)
+			}
+			open(t, path)
+			if _, err := os.Stat(file); (err == nil) != tc.kept {
+				t.Errorf("%v, want it kept: %v", err, tc.kept)
+			}
+		})
+	}
+}
