@@ -191,7 +191,7 @@ func (p *pass) fail(plan plan, err error) {
 	}
 	status := &p.vm.Status
 	op := p.newOperation()
-	op.Type = plan.operation
+	op.Type, op.Run = plan.operation, plan.endRun
 	if have := status.Operation; have != nil && have.Type == op.Type && have.Generation == op.Generation {
 		op = have.DeepCopy()
 	}

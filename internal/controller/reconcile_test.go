@@ -631,6 +631,32 @@ func TestOutageAfterARestart(t *testing.T) {
 	}
 }
 
+// TestRestartThatFailsAcrossAChange : the run to end stays known when the spec
+// changes between two tries.
+func TestRestartThatFailsAcrossAChange(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.clock.Step(time.Minute)
+	run := g.server().Run
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrRetry, "not now")
+	}
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.reconcile()
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartPolicy = api.RestartNever })
+	g.reconcile()
+	if op := g.vm().Status.Operation; op == nil || op.Run != run || op.Attempts != 1 {
+		t.Errorf("operation %+v", op)
+	}
+	g.engine.ensure = nil
+	g.clock.Step(time.Minute)
+	g.reconcile()
+	if g.server().Run == run || g.vm().Status.RestartCount != 1 {
+		t.Errorf("run %s, restartCount %d", g.server().Run, g.vm().Status.RestartCount)
+	}
+}
+
 // TestUnavailableForOne : an engine that answers, but not about this server, is
 // no outage: it is told of, and tried ever less often.
 func TestUnavailableForOne(t *testing.T) {
