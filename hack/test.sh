@@ -35,6 +35,8 @@ run() {
 
 echo "compile, module ." # -p 1 would slow this down
 go build -buildvcs=false -race ./...
+echo "build, Helm"
+hack/tool.sh helm >/dev/null
 failed=0
 echo "test, module ."
 run -race "$@" || failed=1
