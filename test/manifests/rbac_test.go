@@ -71,7 +71,9 @@ func TestChartRunsTheSamePod(t *testing.T) {
 	a, b := find(t, fromConfig, "Deployment"), find(t, fromChart, "Deployment")
 	pod := []string{"spec", "template", "spec"}
 	for _, path := range [][]string{
-		{"spec", "replicas"}, {"spec", "selector"}, {"spec", "template", "metadata"},
+		{"spec", "replicas"},
+		{"spec", "selector"},
+		{"spec", "template", "metadata"},
 		append(pod, "affinity"), append(pod, "securityContext"), append(pod, "serviceAccountName"),
 	} {
 		same(t, strings.Join(path, "."), at(t, a, path...), at(t, b, path...))

@@ -35,10 +35,9 @@ const (
 	buildWithin   = 10 * time.Minute
 )
 
-// chartFile and others are paths in the checkout.
+// Where the chart and the kubelet's file are.
 var (
 	chart     = filepath.Join(root, "charts", "drover")
-	crdFile   = filepath.Join(root, "config", "crd", "cloudnative.tw_virtualmachines.yaml")
 	staticPod = filepath.Join(root, "config", "static-pod", "drover-controller.yaml")
 )
 
