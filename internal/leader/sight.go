@@ -94,7 +94,9 @@ func (s *sight) freeAt(usual time.Duration) time.Duration {
 	return s.changed + s.term(usual)
 }
 
-func versionOf(lease *coordinationv1.Lease) (uint64, error) { return parseVersion(lease.ResourceVersion) }
+func versionOf(lease *coordinationv1.Lease) (uint64, error) {
+	return parseVersion(lease.ResourceVersion)
+}
 
 func parseVersion(text string) (uint64, error) {
 	version, err := strconv.ParseUint(text, 10, 64)
