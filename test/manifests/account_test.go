@@ -116,19 +116,24 @@ func fakeVM(name string) *vmtest.Builder { return vmtest.VM(name).Driver("fake")
 
 // spawn starts a controller that has the ServiceAccount's token and nothing
 // else, with the flags of the Deployment that are about rights.
-func spawn(t *testing.T, w *rig.World) *rig.Child {
+func spawn(t *testing.T, w *rig.World, args ...string) *rig.Child {
 	t.Helper()
 	as := &rig.World{
 		Cluster: &vmtest.Cluster{Kubeconfig: writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube))},
 		FakeDir: w.FakeDir,
 	}
-	return as.Spawn(t, []string{"POD_NAME=drover-controller-0"},
-		"--vm-driver=fake", "--usage-period=1s", "--leader-elect", "--lease-lock-namespace="+namespace)
+	args = append([]string{"--vm-driver=fake", "--usage-period=1s", "--leader-elect", "--lease-lock-namespace=" + namespace}, args...)
+	return as.Spawn(t, []string{"POD_NAME=drover-controller-0"}, args...)
 }
 
 func requestToken(t *testing.T, kube kubernetes.Interface) string {
 	t.Helper()
-	answer, err := kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	return tokenFor(t, kube, account)
+}
+
+func tokenFor(t *testing.T, kube kubernetes.Interface, name string) string {
+	t.Helper()
+	answer, err := kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
