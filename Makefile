@@ -16,6 +16,10 @@ KUBE_PKG := k8s.io/component-base/version
 KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 1,$(KUBE_PARTS)) -X $(KUBE_PKG).gitMinor=$(word 2,$(KUBE_PARTS))
 # Flags for drover up: make up ARGS="--port 7443"
 ARGS ?=
+# The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
+IMAGE ?= drover-controller:dev
+PLATFORMS ?= linux/$(shell go env GOARCH)
+PUSH ?= false
 
 .PHONY: help
 help: ## print this list
@@ -36,12 +40,17 @@ build: ## build bin/drover and bin/drover-controller
 	go build -buildvcs=false -ldflags "$(LDFLAGS)" -o bin/drover-controller ./cmd/drover-controller
 	go -C standalone build -buildvcs=false -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o ../bin/drover .
 
+.PHONY: image
+image: ## build the container image into bin/image, without an engine; IMAGE, PLATFORMS, PUSH=true
+	@mkdir -p bin
+	GOFLAGS= go -C hack/image run -buildvcs=false . --tag "$(IMAGE)" --version "$(VERSION)" --platforms "$(PLATFORMS)" --push=$(PUSH)
+
 .PHONY: test
 test: build ## run all tests: unit, contract (fake, docker), integration; installs what they need
 	@hack/test.sh
 
 .PHONY: lint
-lint: ## run golangci-lint on both modules, formatting included
+lint: ## run golangci-lint on all modules, formatting included
 	hack/verify-lint.sh
 
 .PHONY: generate

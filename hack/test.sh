@@ -2,7 +2,7 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs the tests of both modules. make test calls it, after it has built
+# Runs the tests of all modules. make test calls it, after it has built
 # bin/drover, which integration tests start.
 #
 #     hack/test.sh [FLAG...]
@@ -35,11 +35,15 @@ run() {
 
 echo "compile, module ." # -p 1 would slow this down
 go build -buildvcs=false -race ./...
+echo "build, Helm"
+hack/tool.sh helm >/dev/null
 failed=0
 echo "test, module ."
 run -race "$@" || failed=1
+echo "test, module hack/image"
+(cd hack/image && run -race "$@") || failed=1
 
-# kube-apiserver is in this module: compiling it once more, for -race, would
+# kube-apiserver is in the next module: compiling it once more, for -race, would
 # take longer than all tests together.
 echo "test, module standalone"
 cd standalone

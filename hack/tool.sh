@@ -6,17 +6,19 @@
 #
 #     "$(hack/tool.sh controller-gen)" --version
 #
-# The versions stand in hack/tools/go.mod, and those of golangci-lint in
-# hack/tools/lint/go.mod. A tool that is up to date is not built again.
+# The versions stand in hack/tools/go.mod, those of golangci-lint in
+# hack/tools/lint/go.mod and those of Helm in hack/tools/helm/go.mod. A tool that
+# is up to date is not built again.
 set -o errexit -o nounset -o pipefail
 
 readonly name="${1:?usage: hack/tool.sh TOOL}"
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 
 module="${root}/hack/tools"
-if [[ "${name}" == golangci-lint ]]; then
-	module="${root}/hack/tools/lint"
-fi
+case "${name}" in
+golangci-lint) module="${root}/hack/tools/lint" ;;
+helm) module="${root}/hack/tools/helm" ;;
+esac
 
 # GOFLAGS of the caller (for example -mod=mod, -race) are about other modules.
 package="$(GOFLAGS='' GOWORK=off go -C "${module}" list tool | grep "/${name}\$" || true)"

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Writes everything that is generated from the API types in apis/: deep copies
-# beside them, the CRD in config/crd, and under client/ the apply
+# beside them, the CRD in config/crd and charts/drover, and under client/ the apply
 # configurations, clientset, listers and informers.
 #
 #     hack/update-codegen.sh [DIR]
@@ -46,6 +46,10 @@ sed -i -E \
 	-e 's/^( *)pattern: .*KMGTPE.*$/\1maxLength: 32/' \
 	-e 's/^( *)metadata:$/&\n\1  properties:\n\1    name:\n\1      maxLength: 63\n\1      type: string/;1,10s/^(metadata:)\n.*$/\1/' \
 	config/crd/cloudnative.tw_virtualmachines.yaml
+
+echo "charts/drover/files" # a chart holds all that it needs
+mkdir -p charts/drover/files
+cp config/crd/cloudnative.tw_virtualmachines.yaml charts/drover/files/crd.yaml
 
 echo "client/applyconfiguration"
 rm -rf client

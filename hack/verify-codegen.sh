@@ -9,7 +9,7 @@ set -o errexit -o nounset -o pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 readonly root
-readonly generated=(apis client config/crd)
+readonly generated=(apis client config/crd charts/drover/files)
 
 work="$(mktemp -d)"
 trap 'rm -rf "${work}"' EXIT

@@ -2,7 +2,7 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Lints both modules, formatting included, with the golangci-lint that
+# Lints all modules, formatting included, with the golangci-lint that
 # hack/tools/lint pins and the rules of .golangci.yml.
 #
 #     hack/verify-lint.sh [FLAG...]
@@ -19,7 +19,7 @@ readonly lint
 export GOGC="${GOGC:-50}" GOWORK=off
 
 failed=0
-for module in . standalone; do
+for module in . standalone hack/image; do
 	echo "lint ${module}"
 	(cd "${root}/${module}" && "${lint}" run --allow-serial-runners --config="${root}/.golangci.yml" "$@" ./...) || failed=1
 done

@@ -30,6 +30,7 @@ type upOptions struct {
 	withoutController bool
 	verbosity         int
 	unsafeNoFsync     bool
+	allAPIs           bool
 	controller        *app.Options
 	out               io.Writer
 }
@@ -63,7 +64,9 @@ func (o *upOptions) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&o.withoutController, "without-controller", false, "run the API alone, for tests or for a controller of your own")
 	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "how much is logged to DIR/logs")
 	f.BoolVar(&o.unsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests alone, a crash of the host loses data")
+	f.BoolVar(&o.allAPIs, "all-apis", false, "serve also the APIs about pods on nodes, though nothing here acts on them: for tests that apply manifests of clusters")
 	_ = f.MarkHidden("unsafe-no-fsync")
+	_ = f.MarkHidden("all-apis")
 	o.controller.AddControllerFlags(f)
 	f.Lookup("fake-dir").Usage = "fake: folder that holds one file a server, shared by all who use it (default DIR/drivers/fake)"
 }
@@ -131,7 +134,7 @@ func (o *upOptions) prepare(ctx context.Context, dir *datadir.Dir, log *logging)
 			Hosts: pki.Hosts(net.ParseIP(o.bindAddress), controlplane.ServiceIP, hostname, port.LocalIPs()),
 		},
 		Log: log.writer, Fatal: log.fatal,
-		UnsafeNoFsync: o.unsafeNoFsync,
+		UnsafeNoFsync: o.unsafeNoFsync, AllAPIs: o.allAPIs,
 	}
 	if _, err := plane.Keys.Ensure(); err != nil {
 		return nil, err

@@ -81,7 +81,9 @@ type Target struct {
 	// ID is the engine's name for the server, where it is known. A driver
 	// that gets one acts only on the server that has both.
 	ID string
-	// Epoch of the leader that acts.
+	// Epoch of the leader that acts. An engine that can compare refuses, with
+	// ErrFenced, one below the highest that has acted for the cluster. Zero is
+	// nobody's, for a person's tools while no leader runs, and not compared.
 	Epoch uint64
 }
 

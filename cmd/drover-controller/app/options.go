@@ -4,6 +4,7 @@
 package app
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -31,6 +32,8 @@ type Options struct {
 	LeaseLockNamespace string
 
 	MetricsAddress string
+	MetricsSecure  bool
+	MetricsCertDir string
 	HealthAddress  string
 	KubeAPIQPS     float32
 
@@ -73,6 +76,8 @@ func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma list whose first is the default, or auto for every driver whose engine answers; known are "+strings.Join(table.Names(), ", "))
 	fs.IntVar(&o.Threads, "threads", o.Threads, "number of workers per driver")
 	fs.StringVar(&o.MetricsAddress, "metrics-bind-address", o.MetricsAddress, "address of the metrics endpoint; 0 turns it off")
+	fs.BoolVar(&o.MetricsSecure, "metrics-secure", o.MetricsSecure, "serve metrics by HTTPS, and only to those whose token the API server allows to get /metrics")
+	fs.StringVar(&o.MetricsCertDir, "metrics-cert-dir", o.MetricsCertDir, "folder with tls.crt and tls.key for --metrics-secure; empty means a certificate that the program signs itself")
 	fs.StringVar(&o.HealthAddress, "health-probe-bind-address", o.HealthAddress, "address of /healthz and /readyz; 0 turns them off")
 	fs.Float32Var(&o.KubeAPIQPS, "kube-api-qps", o.KubeAPIQPS, "requests a second to the API server; negative leaves the limit to the server's priority and fairness")
 	fs.DurationVar(&o.UsagePeriod, "usage-period", o.UsagePeriod, "time from one usage sample to the next")
@@ -107,6 +112,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--threads is %d: it must be at least 1", o.Threads)
 	case !slices.Contains(policies, o.OrphanPolicy):
 		return fmt.Errorf("--orphan-policy is %q: it must be one of %s", o.OrphanPolicy, strings.Join(policies, ", "))
+	case o.MetricsCertDir != "" && !o.MetricsSecure:
+		return errors.New("--metrics-cert-dir is given without --metrics-secure")
 	case o.OrphanMax < 0:
 		return fmt.Errorf("--orphan-max is %d: it must not be negative", o.OrphanMax)
 	}

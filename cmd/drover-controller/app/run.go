@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -102,7 +103,7 @@ func newManager(o *Options, cfg *rest.Config) (ctrl.Manager, error) {
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme: scheme, Logger: ctrl.Log,
 		Cache:                   cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
-		Metrics:                 metricsserver.Options{BindAddress: o.MetricsAddress},
+		Metrics:                 metricsOptions(o),
 		HealthProbeBindAddress:  o.HealthAddress,
 		GracefulShutdownTimeout: new(stopTimeout),
 	})
@@ -110,6 +111,17 @@ func newManager(o *Options, cfg *rest.Config) (ctrl.Manager, error) {
 		return nil, err
 	}
 	return mgr, healthChecks(mgr)
+}
+
+// metricsOptions has the API server say who may read metrics, where that is
+// asked for.
+func metricsOptions(o *Options) metricsserver.Options {
+	m := metricsserver.Options{BindAddress: o.MetricsAddress}
+	if o.MetricsSecure {
+		m.SecureServing, m.CertDir = true, o.MetricsCertDir
+		m.FilterProvider = filters.WithAuthenticationAndAuthorization
+	}
+	return m
 }
 
 func healthChecks(mgr ctrl.Manager) error {

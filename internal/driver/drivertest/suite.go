@@ -70,6 +70,11 @@ var cases = []struct {
 	{"Cancelled", testCancelled},
 	{"CancelledMidway", testCancelledMidway},
 
+	{"FenceOldEpoch", testFenceOldEpoch},
+	{"FenceOutlivesServers", testFenceOutlivesServers},
+	{"FencePerCluster", testFencePerCluster},
+	{"FenceUnderLoad", testFenceUnderLoad},
+
 	{"HostileNames", testHostileNames},
 	{"Secrets", testSecrets},
 }

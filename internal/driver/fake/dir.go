@@ -27,6 +27,7 @@ const (
 	engineIDFile = "engine-id"
 	retainedDir  = "retained"
 	locksDir     = "locks"
+	epochsDir    = "epochs"
 	tmpDir       = "tmp"
 	suffix       = ".json"
 )
@@ -76,7 +77,7 @@ func (s *dirStore) path(names ...string) string {
 
 // makeFolders makes the folders in the folder, which a person may have removed.
 func (s *dirStore) makeFolders() error {
-	for _, sub := range []string{retainedDir, locksDir, tmpDir} {
+	for _, sub := range []string{retainedDir, locksDir, epochsDir, tmpDir} {
 		if err := os.Mkdir(s.path(sub), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
@@ -326,7 +327,7 @@ func uidOf(base string) (uid types.UID, released, ok bool) {
 	return types.UID(stem), released, isJSON && driver.CheckUID(types.UID(stem)) == nil
 }
 
-func (s *dirStore) change(uid types.UID, edit func(*Record) (*Record, error)) error {
+func (s *dirStore) change(uid types.UID, by claim, edit func(*Record) (*Record, error)) error {
 	if err := s.reach(); err != nil {
 		return err
 	}
@@ -335,6 +336,9 @@ func (s *dirStore) change(uid types.UID, edit func(*Record) (*Record, error)) er
 		return err
 	}
 	defer unlock()
+	if err := s.admit(by); err != nil {
+		return err
+	}
 	old, stamp, err := s.readForChange(uid)
 	if err != nil {
 		return s.explain(err)

@@ -15,6 +15,7 @@
 //	<uid>.json              one server, a Record
 //	retained/<uid>.<id>.json  a server that was released
 //	locks/<uid>             held (flock) while a process changes the server
+//	epochs/<cluster>/<n>    leaders that have acted: the highest n shuts out the others
 //	tmp/                    files that are being written
 //
 // A person may look at the servers and edit, add and remove them:

@@ -115,7 +115,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	}
 	now := d.clock.Now()
 	var made Record
-	err := d.store.change(spec.UID, func(old *Record) (*Record, error) {
+	err := d.store.change(spec.UID, claim{d.clusterID, spec.Epoch}, func(old *Record) (*Record, error) {
 		r, err := d.begin(old, spec)
 		if err != nil {
 			return nil, err
@@ -153,7 +153,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	if err := driver.CheckUID(t.UID); err != nil {
 		return err
 	}
-	err := d.store.change(t.UID, func(old *Record) (*Record, error) {
+	err := d.store.change(t.UID, claim{d.clusterID, t.Epoch}, func(old *Record) (*Record, error) {
 		if old == nil || old.ClusterID != d.clusterID || (t.ID != "" && old.ID != t.ID) {
 			return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
 		}

@@ -30,6 +30,7 @@ type Memory struct {
 	lost     bool
 	servers  map[types.UID]Record
 	retained map[string]Record // by ID
+	epochs   map[string]uint64 // the highest, by cluster
 	boxes    map[*mailbox]bool
 	edits    int
 }
@@ -38,7 +39,7 @@ type Memory struct {
 func NewMemory(c clock.PassiveClock) *Memory {
 	return &Memory{
 		clock: c, id: string(uuid.NewUUID()),
-		servers: map[types.UID]Record{}, retained: map[string]Record{}, boxes: map[*mailbox]bool{},
+		servers: map[types.UID]Record{}, retained: map[string]Record{}, epochs: map[string]uint64{}, boxes: map[*mailbox]bool{},
 	}
 }
 
@@ -120,12 +121,16 @@ func (m *Memory) list() ([]Record, error) {
 	return m.all(), nil
 }
 
-func (m *Memory) change(uid types.UID, edit func(*Record) (*Record, error)) error {
+func (m *Memory) change(uid types.UID, by claim, edit func(*Record) (*Record, error)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.reach(); err != nil {
 		return err
 	}
+	if err := by.against(m.epochs[by.clusterID]); err != nil {
+		return err
+	}
+	m.epochs[by.clusterID] = max(m.epochs[by.clusterID], by.epoch)
 	old := m.find(uid)
 	next, err := edit(m.find(uid))
 	if err != nil || reflect.DeepEqual(old, next) {

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
 )
 
 // store keeps the records. Records that it gives out are the caller's to
@@ -21,11 +23,28 @@ type store interface {
 	list() ([]Record, error)
 	// change replaces the record of uid (nil where there is none) by what edit
 	// makes of it (nil removes it), atomically. A record that edit marks as
-	// retained is put aside: it is no longer the record of its uid.
-	change(uid types.UID, edit func(*Record) (*Record, error)) error
+	// retained is put aside: it is no longer the record of its uid. Where a
+	// newer leader has claimed the engine it is ErrFenced, and the check is
+	// part of the atom.
+	change(uid types.UID, by claim, edit func(*Record) (*Record, error)) error
 	// watch collects the UIDs of records that change. The mailbox is closed
 	// when the engine is lost or events may have been.
 	watch() (box *mailbox, stop func(), err error)
+}
+
+// claim is a cluster's leader's right to change servers. Epoch 0 is nobody's
+// and is not compared.
+type claim struct {
+	clusterID string
+	epoch     uint64
+}
+
+// against compares the claim with the cluster's highest epoch so far.
+func (c claim) against(highest uint64) error {
+	if c.epoch == 0 || c.epoch >= highest {
+		return nil
+	}
+	return driver.Errorf(driver.ErrFenced, "epoch %d has acted on the engine, and this call's is %d: a newer leader has taken over", highest, c.epoch)
 }
 
 // uidQueue is a queue of UIDs, each in it at most once.

@@ -24,7 +24,7 @@ const issuer = "https://kubernetes.default.svc.cluster.local"
 // apiServerArgs are flags rather than fields, as flags are what Kubernetes
 // documents and keeps stable.
 func (c *Config) apiServerArgs(etcd string) []string {
-	return []string{
+	args := []string{
 		"--etcd-servers=" + etcd,
 		"--advertise-address=127.0.0.1",
 		"--endpoint-reconciler-type=none",
@@ -39,13 +39,17 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		"--service-account-signing-key-file=" + c.Keys.ServiceAccountKey(),
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--profiling=false",
-		"--runtime-config=" + strings.Join(unservedGroups(), ","),
-		"--disable-admission-plugins=" + strings.Join(unusedAdmission(), ","),
 		// Long watches would hold a stop up for a minute: tell them to come
 		// back later, and close after two seconds.
 		"--shutdown-send-retry-after=true",
 		"--shutdown-watch-termination-grace-period=2s",
 	}
+	if c.AllAPIs {
+		return args
+	}
+	return append(args,
+		"--runtime-config="+strings.Join(unservedGroups(), ","),
+		"--disable-admission-plugins="+strings.Join(unusedAdmission(), ","))
 }
 
 // unservedGroups are about pods on nodes, of which Drover has none: an object of

@@ -35,6 +35,9 @@ type Config struct {
 	Fatal func(name string, err error)
 	// UnsafeNoFsync makes etcd fast and lose data when the host crashes.
 	UnsafeNoFsync bool
+	// AllAPIs serves what every cluster serves, pods on nodes included, though
+	// nothing here acts on them.
+	AllAPIs bool
 }
 
 // ServiceIP is the first address of kube-apiserver's range of service IPs. No

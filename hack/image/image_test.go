@@ -1,0 +1,181 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"archive/tar"
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+)
+
+const (
+	amd64 = "linux/amd64"
+	arm64 = "linux/arm64"
+)
+
+func imageFor(t *testing.T, platform, binary string) v1.Image {
+	t.Helper()
+	p, err := v1.ParsePlatform(platform)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := imageOf([]byte(binary), p, "v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
+func TestImageHoldsTheProgramAlone(t *testing.T) {
+	image := imageFor(t, amd64, "program")
+	files := mutate.Extract(image)
+	defer func() { _ = files.Close() }()
+	r := tar.NewReader(files)
+	header, err := r.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := io.ReadAll(r)
+	if err != nil || string(content) != "program" || header.Name != "drover-controller" || header.Mode != 0o755 || header.Uid != 0 {
+		t.Errorf("%q is %q, mode %o, of %d; error %v", header.Name, content, header.Mode, header.Uid, err)
+	}
+	if _, err := r.Next(); err != io.EOF {
+		t.Errorf("there is more in it: error %v", err)
+	}
+}
+
+func TestImageRunsTheProgramAsNobody(t *testing.T) {
+	config, err := imageFor(t, amd64, "program").ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config.Config
+	if c.User != "65532:65532" || !reflect.DeepEqual(c.Entrypoint, []string{"/drover-controller"}) || len(c.Cmd) != 0 {
+		t.Errorf("user %q, entrypoint %q, command %q", c.User, c.Entrypoint, c.Cmd)
+	}
+	if got := config.Platform().String(); got != amd64 {
+		t.Errorf("platform is %s, want %s", got, amd64)
+	}
+	if c.Labels["org.opencontainers.image.version"] != "v1" {
+		t.Errorf("labels are %v", c.Labels)
+	}
+}
+
+func TestImageIsTheSameEachTime(t *testing.T) {
+	a, err := imageFor(t, amd64, "program").Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := imageFor(t, amd64, "program").Digest()
+	if err != nil || a != b {
+		t.Errorf("first %s, then %s; error %v", a, b, err)
+	}
+	other, err := imageFor(t, amd64, "another program").Digest()
+	if err != nil || a == other {
+		t.Errorf("another program gives %s too; error %v", a, err)
+	}
+}
+
+// TestDelivery : what is written and what a registry got are the same images.
+func TestDelivery(t *testing.T) {
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	tag, err := name.NewTag(strings.TrimPrefix(server.URL, "http://") + "/drover-controller:v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	images := map[string]v1.Image{amd64: imageFor(t, amd64, "this"), arm64: imageFor(t, arm64, "that")}
+	index, err := indexOf(images)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	if err := write(out, tag, images, index); err != nil {
+		t.Fatal(err)
+	}
+	if err := push(t.Context(), tag, index); err != nil {
+		t.Fatal(err)
+	}
+	want := digestOf(t, index)
+
+	pushed, err := remote.Index(tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(pushed); err != nil || digestOf(t, pushed) != want {
+		t.Errorf("the registry has %s, want %s; error %v", digestOf(t, pushed), want, err)
+	}
+	written, err := layout.ImageIndexFromPath(filepath.Join(out, "oci"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if digestOf(t, written) != want {
+		t.Errorf("the layout has %s, want %s", digestOf(t, written), want)
+	}
+	for p, image := range images {
+		loaded, err := tarball.ImageFromPath(filepath.Join(out, "drover-controller-"+fileName(p)+".tar"), &tag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The file is of Docker's format, so only what is inside is the same.
+		if got, want := configOf(t, loaded), configOf(t, image); got != want {
+			t.Errorf("%s: the file has %s, want %s", p, got, want)
+		}
+	}
+}
+
+func configOf(t *testing.T, image v1.Image) v1.Hash {
+	t.Helper()
+	hash, err := image.ConfigName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return hash
+}
+
+func digestOf(t *testing.T, index v1.ImageIndex) v1.Hash {
+	t.Helper()
+	digest, err := index.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest
+}
+
+func TestRunSaysWhatIsWrong(t *testing.T) {
+	for name, tc := range map[string]struct {
+		o    options
+		want string
+	}{
+		"tag":      {options{tag: "Not A Tag"}, "Not A Tag"},
+		"platform": {options{tag: "x", platforms: "a/b/c/d"}, "a/b/c/d"},
+		"source":   {options{tag: "x", platforms: amd64, source: t.TempDir()}, "exit status 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.o.out = t.TempDir()
+			err := run(t.Context(), tc.o)
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error is %v, want %q in it", err, tc.want)
+			}
+			if left, _ := os.ReadDir(tc.o.out); len(left) != 0 {
+				t.Errorf("it left %v", left)
+			}
+		})
+	}
+}

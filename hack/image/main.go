@@ -1,0 +1,102 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command image builds the container image of drover-controller without an
+// engine, from nothing but the static program. The same source gives the same
+// image, bit by bit.
+//
+//	go -C hack/image run . --tag registry.example/drover-controller:v1 --push
+//
+// Start with run. program.go compiles, image.go makes images, deliver.go writes
+// and pushes them.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+type options struct {
+	source    string
+	out       string
+	tag       string
+	version   string
+	platforms string
+	push      bool
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.source, "source", "../..", "checkout to build")
+	flag.StringVar(&o.out, "out", "../../bin/image", "folder to write into")
+	flag.StringVar(&o.tag, "tag", "drover-controller:dev", "name of the image")
+	flag.StringVar(&o.version, "version", "dev", "what the program says its version is")
+	flag.StringVar(&o.platforms, "platforms", "linux/amd64", "a comma list")
+	flag.BoolVar(&o.push, "push", false, "push the image to the registry that its name is about, as docker login let you")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, o)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
+
+// run builds an image for each platform, writes them, and may push them.
+func run(ctx context.Context, o options) error {
+	tag, err := name.NewTag(o.tag)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return err
+	}
+	images := map[string]v1.Image{}
+	for platform := range strings.SplitSeq(o.platforms, ",") {
+		if images[platform], err = build(ctx, o, platform); err != nil {
+			return fmt.Errorf("%s: %w", platform, err)
+		}
+	}
+	index, err := indexOf(images)
+	if err != nil {
+		return err
+	}
+	if err := write(o.out, tag, images, index); err != nil {
+		return err
+	}
+	if !o.push {
+		return nil
+	}
+	return push(ctx, tag, index)
+}
+
+func build(ctx context.Context, o options, platform string) (v1.Image, error) {
+	p, err := v1.ParsePlatform(platform)
+	if err != nil {
+		return nil, err
+	}
+	binary := filepath.Join(o.out, "drover-controller-"+fileName(platform))
+	if err := compile(ctx, o.source, binary, o.version, p); err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.Remove(binary) }()
+	content, err := os.ReadFile(binary)
+	if err != nil {
+		return nil, err
+	}
+	return imageOf(content, p, o.version)
+}
+
+// fileName is a platform as a part of a file's name.
+func fileName(platform string) string { return strings.ReplaceAll(platform, "/", "-") }

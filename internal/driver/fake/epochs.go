@@ -1,0 +1,89 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"errors"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+)
+
+// keptEpochs is how many of a cluster's epochs are kept.
+const keptEpochs = 100
+
+// admit says whether a leader may change a server, whose lock the caller has.
+// The leader first puts its epoch down and then looks whether there is a higher
+// one. So nobody has to wait for a leader that was halted: it can at most finish
+// the one change that it was admitted to, and that server is locked until then.
+func (s *dirStore) admit(by claim) error {
+	if by.epoch == 0 {
+		return nil
+	}
+	dir := s.path(epochsDir, url.PathEscape(by.clusterID))
+	epochs, err := readEpochs(dir)
+	if err != nil {
+		return s.explain(err)
+	}
+	if !slices.Contains(epochs, by.epoch) && by.against(highest(epochs)) == nil {
+		if epochs, err = putDown(dir, by.epoch); err != nil {
+			return s.explain(err)
+		}
+	}
+	return by.against(highest(epochs))
+}
+
+// readEpochs returns them in order.
+func readEpochs(dir string) ([]uint64, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var epochs []uint64
+	for _, entry := range entries {
+		if n, err := strconv.ParseUint(entry.Name(), 10, 64); err == nil {
+			epochs = append(epochs, n)
+		}
+	}
+	slices.Sort(epochs)
+	return epochs, nil
+}
+
+func highest(epochs []uint64) uint64 {
+	if len(epochs) == 0 {
+		return 0
+	}
+	return epochs[len(epochs)-1]
+}
+
+// putDown adds an epoch, takes away those far below the highest, and returns
+// what there is. A reader that misses one of those sees higher ones.
+func putDown(dir string, epoch uint64) ([]uint64, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	f, err := os.OpenFile(epochPath(dir, epoch), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Close(); err != nil {
+		return nil, err
+	}
+	epochs, err := readEpochs(dir)
+	if err != nil {
+		return nil, err
+	}
+	for len(epochs) > keptEpochs {
+		_ = os.Remove(epochPath(dir, epochs[0]))
+		epochs = epochs[1:]
+	}
+	return epochs, nil
+}
+
+func epochPath(dir string, epoch uint64) string {
+	return filepath.Join(dir, strconv.FormatUint(epoch, 10))
+}

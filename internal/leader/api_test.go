@@ -1,0 +1,312 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/utils/clock"
+)
+
+// leaseAPI is an API server with one Lease.
+type leaseAPI struct {
+	mu       sync.Mutex
+	version  uint64
+	lease    *coordinationv1.Lease
+	watchers map[*watcher]bool
+}
+
+func newLeaseAPI() *leaseAPI { return &leaseAPI{version: 100, watchers: map[*watcher]bool{}} }
+
+type watcher struct {
+	api *leaseAPI
+	via *wire
+	out chan watch.Event
+}
+
+// tell wants the API's lock held.
+func (w *watcher) tell(e watch.Event) {
+	if cut, _, _ := w.via.state(); !cut {
+		w.out <- e
+	}
+}
+
+func (w *watcher) Stop() {
+	w.api.mu.Lock()
+	defer w.api.mu.Unlock()
+	w.close()
+}
+
+// close wants the lock held.
+func (w *watcher) close() {
+	if w.api.watchers[w] {
+		delete(w.api.watchers, w)
+		close(w.out)
+	}
+}
+
+func (w *watcher) ResultChan() <-chan watch.Event { return w.out }
+
+// store wants the lock held.
+func (a *leaseAPI) store(lease *coordinationv1.Lease, kind watch.EventType) *coordinationv1.Lease {
+	a.version++
+	shown := a.lease
+	if lease != nil {
+		lease = lease.DeepCopy()
+		a.lease, shown = lease, lease
+	} else {
+		a.lease = nil
+	}
+	shown = shown.DeepCopy()
+	shown.ResourceVersion = strconv.FormatUint(a.version, 10)
+	if a.lease != nil {
+		a.lease.ResourceVersion = shown.ResourceVersion
+	}
+	for w := range a.watchers {
+		w.tell(watch.Event{Type: kind, Object: shown.DeepCopy()})
+	}
+	return shown
+}
+
+var resource = coordinationv1.Resource("leases")
+
+func (a *leaseAPI) get() (*coordinationv1.Lease, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.lease == nil {
+		return nil, apierrors.NewNotFound(resource, "it")
+	}
+	return a.lease.DeepCopy(), nil
+}
+
+func (a *leaseAPI) list() *coordinationv1.LeaseList {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := &coordinationv1.LeaseList{}
+	all.ResourceVersion = strconv.FormatUint(a.version, 10)
+	if a.lease != nil {
+		all.Items = append(all.Items, *a.lease.DeepCopy())
+	}
+	return all
+}
+
+func (a *leaseAPI) create(lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.lease != nil {
+		return nil, apierrors.NewAlreadyExists(resource, "it")
+	}
+	return a.store(lease, watch.Added), nil
+}
+
+func (a *leaseAPI) update(lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.lease == nil:
+		return nil, apierrors.NewNotFound(resource, "it")
+	case a.lease.ResourceVersion != lease.ResourceVersion:
+		return nil, apierrors.NewConflict(resource, "it", errors.New("it has changed"))
+	}
+	return a.store(lease, watch.Modified), nil
+}
+
+// edit is what a person does with kubectl; nil deletes.
+func (a *leaseAPI) edit(change func(*coordinationv1.Lease)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if change == nil {
+		a.store(nil, watch.Deleted)
+		return
+	}
+	next := a.lease.DeepCopy()
+	change(next)
+	a.store(next, watch.Modified)
+}
+
+func (a *leaseAPI) holder() string {
+	lease, err := a.get()
+	if err != nil || lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+func (a *leaseAPI) watch(via *wire, from uint64) *watcher {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := &watcher{api: a, via: via, out: make(chan watch.Event, 10000)}
+	a.watchers[w] = true
+	if a.lease != nil && a.version > from {
+		w.tell(watch.Event{Type: watch.Modified, Object: a.lease.DeepCopy()})
+	}
+	return w
+}
+
+// wire is one replica's way to the API.
+type wire struct {
+	api *leaseAPI
+
+	mu sync.Mutex
+	// cut lets nothing through. Watches stay open and silent.
+	cut bool
+	// late holds answers back; requests arrive at once.
+	late time.Duration
+	// slow holds requests back, whatever becomes of the caller.
+	slow time.Duration
+}
+
+func (w *wire) set(change func(*wire)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change(w)
+}
+
+func (w *wire) state() (cut bool, late, slow time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.cut, w.late, w.slow
+}
+
+// slowest is more than anything takes.
+const slowest = 5 * time.Second
+
+type answer[T any] struct {
+	value T
+	err   error
+}
+
+func send[T any](ctx context.Context, w *wire, do func() (T, error)) (T, error) {
+	cut, late, slow := w.state()
+	var none T
+	if cut {
+		<-ctx.Done()
+		return none, ctx.Err()
+	}
+	answers := make(chan answer[T], 1)
+	go func() {
+		time.Sleep(slow)
+		value, err := do()
+		time.Sleep(late)
+		answers <- answer[T]{value, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return none, ctx.Err()
+	case a := <-answers:
+		return a.value, a.err
+	}
+}
+
+func (w *wire) Get(ctx context.Context, _ string, _ metav1.GetOptions) (*coordinationv1.Lease, error) {
+	return send(ctx, w, w.api.get)
+}
+
+func (w *wire) List(ctx context.Context, _ metav1.ListOptions) (*coordinationv1.LeaseList, error) {
+	return send(ctx, w, func() (*coordinationv1.LeaseList, error) { return w.api.list(), nil })
+}
+
+func (w *wire) Create(ctx context.Context, lease *coordinationv1.Lease, _ metav1.CreateOptions) (*coordinationv1.Lease, error) {
+	return send(ctx, w, func() (*coordinationv1.Lease, error) { return w.api.create(lease) })
+}
+
+func (w *wire) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	return send(ctx, w, func() (*coordinationv1.Lease, error) { return w.api.update(lease) })
+}
+
+func (w *wire) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	from, err := strconv.ParseUint(opts.ResourceVersion, 10, 64)
+	if err != nil {
+		return nil, err
+	}
+	events, err := send(ctx, w, func() (*watcher, error) { return w.api.watch(w, from), nil })
+	if err != nil {
+		return nil, err
+	}
+	return events, nil
+}
+
+// replica is one process.
+type replica struct {
+	*Lock
+	wire *wire
+	stop context.CancelFunc // a clean stop
+	kill context.CancelFunc // a crash: nothing reaches the API any more
+	done chan struct{}
+}
+
+// start runs a replica on client-go's elector, as it is.
+func start(t *testing.T, api *leaseAPI, name string, s Settings, change ...func(*Options)) *replica {
+	t.Helper()
+	r := &replica{wire: &wire{api: api}, done: make(chan struct{})}
+	begin := time.Now()
+	o := Options{
+		Leases: r.wire, Namespace: "default", Name: "it", Identity: name, Settings: s,
+		Clock: clock.RealClock{}, Boot: func() time.Duration { return time.Since(begin) }, Log: logr.Discard(),
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	r.Lock = NewLock(o)
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: r.Lock, LeaseDuration: s.Lease, RenewDeadline: s.Renew, RetryPeriod: s.Retry, ReleaseOnCancel: true,
+		Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	watching, unwatch := context.WithCancel(t.Context())
+	electing, stop := context.WithCancel(t.Context())
+	go r.Watch(watching)
+	go func() {
+		defer close(r.done)
+		elector.Run(electing)
+	}()
+	r.stop = func() {
+		stop()
+		<-r.done
+		unwatch()
+	}
+	r.kill = func() {
+		r.wire.set(func(w *wire) { w.cut = true })
+		r.stop()
+	}
+	t.Cleanup(func() {
+		r.stop()
+		time.Sleep(slowest) // whatever is still on the wire arrives
+	})
+	return r
+}
+
+func (r *replica) leads() bool {
+	select {
+	case <-r.done:
+		return false
+	default:
+	}
+	leading, err := r.role()
+	return leading && err == nil
+}
+
+// mayAct tells whether a call could start now.
+func (r *replica) mayAct(t *testing.T) bool {
+	t.Helper()
+	_, _, leave, err := r.Guard().Enter(t.Context())
+	if err != nil {
+		return false
+	}
+	leave()
+	return true
+}

@@ -1,0 +1,20 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// BootTime is the time since the host was started, suspended time included. It
+// never jumps.
+func BootTime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		panic("CLOCK_BOOTTIME cannot be read: " + err.Error()) // since Linux 2.6.39 it can
+	}
+	return time.Duration(ts.Nano())
+}

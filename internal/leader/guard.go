@@ -1,0 +1,207 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// Why the guard lets no call through, or has cut one short.
+var (
+	ErrNotLeading = errors.New("this process does not lead")
+	ErrLapsed     = errors.New("the Lease was not renewed in time")
+	ErrShut       = errors.New("this process is about to give up the Lease")
+)
+
+// lookAgain is how often the guard looks at its own clock while calls run:
+// timers stand still while the host is suspended, and that clock does not.
+const lookAgain = time.Second
+
+// Guard is the right to act. A call that changes something on an engine has to
+// Enter first. The Lock opens it, extends it by renewals and closes it.
+type Guard struct {
+	clock clock.WithDelayedExecution
+	boot  func() time.Duration
+
+	mu       sync.Mutex
+	endless  bool
+	closed   error // why; nil while open
+	epoch    uint64
+	until    time.Duration
+	renewed  time.Duration
+	calls    map[*call]struct{}
+	drained  []chan struct{}
+	watching bool
+	refusals uint64
+}
+
+type call struct{ cancel context.CancelCauseFunc }
+
+// NewGuard returns a guard that is closed. boot is BootTime, but for tests.
+func NewGuard(c clock.WithDelayedExecution, boot func() time.Duration) *Guard {
+	return &Guard{clock: c, boot: boot, closed: ErrNotLeading, calls: map[*call]struct{}{}}
+}
+
+// Always returns a guard that is open for good: that of a process which acts
+// without election.
+func Always(epoch uint64) *Guard {
+	return &Guard{endless: true, epoch: epoch, calls: map[*call]struct{}{}}
+}
+
+// Epoch is that of this process's lead, 0 before.
+func (g *Guard) Epoch() uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.epoch
+}
+
+// Enter begins a call. It fails when the guard is closed or about to lapse. The
+// context that it returns ends when the guard does. leave must be called at the
+// call's end.
+func (g *Guard) Enter(ctx context.Context) (guarded context.Context, epoch uint64, leave func(), err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.refuse(); err != nil {
+		g.refusals++
+		return nil, 0, nil, err
+	}
+	guarded, cancel := context.WithCancelCause(ctx)
+	c := &call{cancel: cancel}
+	g.calls[c] = struct{}{}
+	g.watch()
+	return guarded, g.epoch, func() { g.leave(c) }, nil
+}
+
+func (g *Guard) refuse() error {
+	switch {
+	case g.closed != nil:
+		return g.closed
+	case !g.endless && g.boot()+Spare > g.until:
+		return ErrLapsed
+	}
+	return nil
+}
+
+func (g *Guard) leave(c *call) {
+	c.cancel(nil)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.calls, c)
+	if len(g.calls) > 0 {
+		return
+	}
+	for _, done := range g.drained {
+		close(done)
+	}
+	g.drained = nil
+}
+
+// watch has the calls cut short when the guard lapses. It wants the lock held.
+func (g *Guard) watch() {
+	if g.watching || g.endless || len(g.calls) == 0 {
+		return
+	}
+	g.watching = true
+	g.clock.AfterFunc(min(max(g.until-g.boot(), 0), lookAgain), g.look)
+}
+
+func (g *Guard) look() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.watching = false
+	if g.boot() >= g.until {
+		g.cut(ErrLapsed)
+		return
+	}
+	g.watch()
+}
+
+func (g *Guard) cut(cause error) {
+	for c := range g.calls {
+		c.cancel(cause)
+	}
+}
+
+// open lets calls through under an epoch; sent is when the write that won was.
+func (g *Guard) open(epoch uint64, sent, term time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if errors.Is(g.closed, ErrNotLeading) {
+		g.closed = nil
+	}
+	g.epoch, g.renewed, g.until = epoch, sent, sent+term
+}
+
+// extend takes a renewal into account. It opens nothing that was closed.
+func (g *Guard) extend(sent, term time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if sent > g.renewed {
+		g.renewed, g.until = sent, sent+term
+	}
+}
+
+// shut lets no further call through and leaves those in flight alone.
+func (g *Guard) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed == nil {
+		g.closed = ErrShut
+	}
+}
+
+// revoke lets no further call through and cuts those in flight short.
+func (g *Guard) revoke(cause error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = cause
+	g.cut(cause)
+}
+
+// Drain waits until no call is in flight.
+func (g *Guard) Drain(ctx context.Context) error {
+	g.mu.Lock()
+	if len(g.calls) == 0 {
+		g.mu.Unlock()
+		return nil
+	}
+	done := make(chan struct{})
+	g.drained = append(g.drained, done)
+	g.mu.Unlock()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// InFlight is the number of calls that have not left.
+func (g *Guard) InFlight() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.calls)
+}
+
+// lapsed tells whether the guard was opened and has run out since.
+func (g *Guard) lapsed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closed == nil && !g.endless && g.boot() >= g.until
+}
+
+// state is what the metrics show.
+func (g *Guard) state() (refusals uint64, sinceRenewal time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.endless {
+		sinceRenewal = g.boot() - g.renewed
+	}
+	return g.refusals, sinceRenewal
+}

@@ -1,0 +1,43 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/uuid"
+)
+
+// namespaceFile tells a pod its namespace.
+const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// Identity makes a name for this process that no other has, from the one that
+// was asked for, else the pod's, else the host's.
+func Identity(wanted string) (string, error) {
+	name := cmp.Or(wanted, os.Getenv("POD_NAME"))
+	if name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return "", fmt.Errorf("no holder identity was given, and the host has no name: %w", err)
+		}
+		name = host
+	}
+	return name + "_" + string(uuid.NewUUID()), nil
+}
+
+// Namespace is the one that was asked for, else the pod's, else default.
+func Namespace(wanted string) (string, error) {
+	if wanted != "" {
+		return wanted, nil
+	}
+	content, err := os.ReadFile(namespaceFile)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("the pod's namespace: %w", err)
+	}
+	return cmp.Or(strings.TrimSpace(string(content)), "default"), nil
+}

@@ -1,0 +1,403 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// These tests run in time of their own (synctest), on client-go's elector.
+
+// atOnce is a time in which a handover has to be done; an expiry takes longer.
+const atOnce = 10 * time.Millisecond
+
+// lag is what waiting in steps may add.
+const lag = 100 * time.Millisecond
+
+// pass lets time go by.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func wantLeader(t *testing.T, want *replica, all ...*replica) {
+	t.Helper()
+	for _, r := range all {
+		if r.leads() != (r == want) || r.mayAct(t) != (r == want) {
+			t.Fatalf("%s leads: %v, may act: %v; want %v", r.Identity(), r.leads(), r.mayAct(t), r == want)
+		}
+	}
+}
+
+// three starts a leader and two standbys.
+func three(t *testing.T, api *leaseAPI) (leader, one, two *replica) {
+	t.Helper()
+	leader = start(t, api, "leader", DefaultSettings())
+	pass(atOnce)
+	one, two = start(t, api, "one", DefaultSettings()), start(t, api, "two", DefaultSettings())
+	pass(5 * time.Second)
+	wantLeader(t, leader, leader, one, two)
+	return leader, one, two
+}
+
+func TestReleaseIsTakenAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader, one, two := three(t, api)
+		leader.stop()
+		pass(atOnce)
+		next, last := one, two
+		if two.leads() {
+			next, last = two, one
+		}
+		wantLeader(t, next, leader, one, two)
+		// The one that was slower is not slower a second time.
+		next.stop()
+		pass(atOnce)
+		wantLeader(t, last, leader, one, two)
+		lease, err := api.get()
+		if err != nil || *lease.Spec.LeaseTransitions != 4 && *lease.Spec.LeaseTransitions != 2 {
+			t.Errorf("the Lease is %+v, %v: want it to count the transitions", lease, err)
+		}
+	})
+}
+
+func TestExpiryIsTakenWhenItFallsDue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader, one, two := three(t, api)
+		lease, _ := api.get()
+		leader.kill()
+		due := time.Until(lease.Spec.RenewTime.Add(DefaultSettings().Lease))
+		pass(due - lag)
+		wantLeader(t, nil, leader, one, two)
+		pass(2 * lag)
+		if one.leads() == two.leads() {
+			t.Errorf("one leads: %v, two leads: %v; want either", one.leads(), two.leads())
+		}
+		if one.Guard().Epoch()+two.Guard().Epoch() <= leader.Guard().Epoch() {
+			t.Error("the epoch did not grow")
+		}
+	})
+}
+
+// TestRenewalsWithinASecond : a renewal counts even in the second of the last one.
+func TestRenewalsWithinASecond(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		s := Settings{
+			Lease: 3 * time.Second, Renew: 400 * time.Millisecond, Retry: 100 * time.Millisecond,
+			Request: 100 * time.Millisecond, Margin: 100 * time.Millisecond,
+		}
+		leader := start(t, api, "leader", s)
+		pass(atOnce)
+		standby := start(t, api, "standby", s)
+		pass(950*time.Millisecond - atOnce)
+		lease, _ := api.get()
+		leader.kill()
+		pass(time.Until(lease.Spec.RenewTime.Add(s.Lease)) - lag/2)
+		if standby.leads() {
+			t.Error("the Lease was taken less than 3 s after the last renewal: it began a second too early")
+		}
+		pass(time.Second)
+		wantLeader(t, standby, leader, standby)
+	})
+}
+
+func TestDeletionByHand(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader, one, two := three(t, api)
+		before := leader.Guard().Epoch()
+		api.edit(nil)
+		pass(atOnce)
+		wantLeader(t, nil, leader, one, two)
+		if !errors.Is(leader.Err(), ErrLost) || leader.Healthy() == nil {
+			t.Errorf("the leader's errors are %v, %v: want that the Lease was lost", leader.Err(), leader.Healthy())
+		}
+		pass(10 * time.Second)
+		wantLeader(t, nil, leader, one, two) // whoever saw the holder waits
+		pass(5 * time.Second)
+		if one.leads() == two.leads() {
+			t.Errorf("one leads: %v, two leads: %v; want either", one.leads(), two.leads())
+		}
+		if after := max(one.Guard().Epoch(), two.Guard().Epoch()); after <= before {
+			t.Errorf("the epoch is %d after %d: want it to grow although the Lease is new", after, before)
+		}
+	})
+}
+
+func TestForeignHolder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader := start(t, api, "leader", DefaultSettings())
+		pass(time.Second)
+		ctx, _, leave, err := leader.Guard().Enter(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer leave()
+		api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("somebody") })
+		pass(atOnce)
+		if ctx.Err() == nil || leader.mayAct(t) {
+			t.Error("a call goes on, or may start, under somebody else's Lease")
+		}
+		select {
+		case <-leader.Lost():
+		default:
+			t.Error("nobody was told of the loss")
+		}
+		pass(time.Minute)
+		if api.holder() != "somebody" {
+			t.Errorf("the Lease is held by %q: want it left alone", api.holder())
+		}
+	})
+}
+
+// TestLabelledByHand : a change that leaves the holder is not a loss.
+func TestLabelledByHand(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader, one, two := three(t, api)
+		for range 10 {
+			api.edit(func(lease *coordinationv1.Lease) { lease.Labels = map[string]string{"a": time.Now().Format("05.000")} })
+			pass(1700 * time.Millisecond)
+		}
+		wantLeader(t, leader, leader, one, two)
+	})
+}
+
+func TestReleaseIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		before func(t *testing.T, api *leaseAPI, r *replica)
+		why    string
+	}{
+		"a call in flight": {before: func(t *testing.T, _ *leaseAPI, r *replica) {
+			_, _, leave, err := r.Guard().Enter(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(leave)
+		}, why: "have not ended"},
+		"a successor": {before: func(_ *testing.T, api *leaseAPI, r *replica) {
+			r.wire.set(func(w *wire) { w.cut = true })
+			api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("successor") })
+			pass(atOnce)
+			r.wire.set(func(w *wire) { w.cut = false })
+		}, why: "successor"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				api := newLeaseAPI()
+				r := start(t, api, "leader", DefaultSettings())
+				pass(time.Second)
+				c.before(t, api, r)
+				want := api.holder()
+				// As client-go does it: read, and empty whatever is there.
+				_, _, _ = r.Get(t.Context())
+				err := r.Update(t.Context(), resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1})
+				if err == nil || !strings.Contains(err.Error(), c.why) {
+					t.Errorf("the release ended with %v: want an error that says %q", err, c.why)
+				}
+				if api.holder() != want {
+					t.Errorf("the Lease is held by %q, want %q", api.holder(), want)
+				}
+			})
+		})
+	}
+}
+
+// TestLostAnswer : the write that takes the Lease arrives, its answer does not.
+func TestLostAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		r := start(t, api, "leader", DefaultSettings())
+		r.wire.set(func(w *wire) { w.late = 2 * time.Second })
+		pass(10 * time.Second)
+		if r.leads() {
+			t.Error("it leads without an answer")
+		}
+		r.wire.set(func(w *wire) { w.late = 0 })
+		pass(5 * time.Second)
+		wantLeader(t, r, r)
+	})
+}
+
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader, one, two := three(t, api)
+		ctx, _, leave, err := leader.Guard().Enter(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer leave()
+		leader.wire.set(func(w *wire) { w.cut = true })
+		for ctx.Err() == nil {
+			if one.leads() || two.leads() {
+				t.Fatal("somebody else leads while a call goes on")
+			}
+			pass(lag)
+		}
+		if leader.mayAct(t) {
+			t.Error("a leader that is cut off may still act")
+		}
+		pass(DefaultSettings().Lease)
+		leader.wire.set(func(w *wire) { w.cut = false })
+		pass(time.Second)
+		if one.leads() == two.leads() || leader.leads() {
+			t.Errorf("leader %v, one %v, two %v: want one of the latter to lead", leader.leads(), one.leads(), two.leads())
+		}
+	})
+}
+
+// TestShortCut : a leader that is back in time leads on.
+func TestShortCut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader, one, two := three(t, api)
+		leader.wire.set(func(w *wire) { w.cut = true })
+		pass(5 * time.Second)
+		leader.wire.set(func(w *wire) { w.cut = false })
+		pass(5 * time.Second)
+		wantLeader(t, leader, leader, one, two)
+	})
+}
+
+func TestDeadHolder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		first := start(t, api, "up_1", DefaultSettings())
+		pass(time.Second)
+		first.kill()
+		second := start(t, api, "up_2", DefaultSettings(), func(o *Options) {
+			o.Dead = func(holder string) bool { return holder == "up_1" }
+		})
+		pass(atOnce)
+		wantLeader(t, second, second)
+	})
+}
+
+// TestNeverTwo lets replicas come, go and lose their ways to the API at random,
+// and looks all the time whether two could act at once.
+func TestNeverTwo(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { neverTwo(t, rand.New(rand.NewPCG(seed, 1))) }) //nolint:gosec // The same chances every time.
+		})
+	}
+}
+
+func neverTwo(t *testing.T, chance *rand.Rand) {
+	api := newLeaseAPI()
+	up := make([]*replica, 3)
+	for n := range up {
+		up[n] = start(t, api, fmt.Sprint("r", n), DefaultSettings())
+	}
+	var last uint64
+	terms := map[uint64]bool{}
+	for step := range 3000 {
+		pass(100 * time.Millisecond)
+		var acting []string
+		for _, r := range up {
+			if !r.mayAct(t) {
+				continue
+			}
+			acting = append(acting, r.Identity())
+			if epoch := r.Guard().Epoch(); epoch < last {
+				t.Fatalf("epoch %d acts after %d", epoch, last)
+			} else {
+				last = epoch
+				terms[epoch] = true
+			}
+		}
+		if len(acting) > 1 {
+			t.Fatalf("%v may act at once", acting)
+		}
+		if step%30 == 0 {
+			n := chance.IntN(len(up))
+			up[n] = disturb(t, api, up[n], chance, fmt.Sprintf("r%d-%d", n, step))
+		}
+	}
+	if len(terms) < 3 {
+		t.Errorf("the lead moved %d times only", len(terms))
+	}
+}
+
+func disturb(t *testing.T, api *leaseAPI, r *replica, chance *rand.Rand, name string) *replica {
+	some := time.Duration(chance.Int64N(int64(2 * time.Second)))
+	switch over := r.Err() != nil; chance.IntN(6) {
+	case 0:
+		r.wire.set(func(w *wire) { w.cut = true })
+	case 1:
+		r.wire.set(func(w *wire) { w.late = some })
+	case 2:
+		r.wire.set(func(w *wire) { w.slow = some })
+	case 3:
+		r.kill()
+		return start(t, api, name, DefaultSettings())
+	default:
+		r.wire.set(func(w *wire) { w.cut, w.late, w.slow = false, 0, 0 })
+		if over {
+			r.stop()
+			return start(t, api, name, DefaultSettings())
+		}
+	}
+	return r
+}
+
+func TestSightKeepsToTheNewest(t *testing.T) {
+	t.Parallel()
+	lease := func(holder string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: "it"},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: new(int32(20))},
+		}
+	}
+	const usual = 15 * time.Second
+	s := sight{}
+	s.see(lease("a"), 9, time.Second, usual)
+	if s.see(lease("old"), 8, 2*time.Second, usual) || s.holder() != "a" {
+		t.Errorf("what is older was taken: %q", s.holder())
+	}
+	s.see(lease("a"), 10, 3*time.Second, usual)
+	if at := s.freeAt(usual); at != 21*time.Second {
+		t.Errorf("free at %s: want the holder's 20 s from the last change of the spec", at)
+	}
+	s.see(lease("b"), 11, 4*time.Second, usual)
+	if s.seeLive(nil, 10, 10, 5*time.Second, usual) {
+		t.Error("a live read was believed although something newer was seen meanwhile")
+	}
+	if !s.seeLive(lease("restored"), 5, 11, 6*time.Second, usual) || s.holder() != "restored" {
+		t.Error("a live read of a restored cluster was not believed")
+	}
+	s.seeLive(nil, 5, 5, 7*time.Second, usual)
+	if at := s.freeAt(usual); at != 26*time.Second {
+		t.Errorf("free at %s: want a deleted Lease waited out", at)
+	}
+}

@@ -1,0 +1,42 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import "github.com/prometheus/client_golang/prometheus"
+
+var (
+	leaderDesc      = prometheus.NewDesc("drover_leader", "1 on the replica that leads, 0 on the others.", nil, nil)
+	transitionsDesc = prometheus.NewDesc("drover_leader_transitions", "How often the Lease has changed hands, as it says itself.", nil, nil)
+	renewalDesc     = prometheus.NewDesc("drover_leader_renewal_age_seconds", "Time since the leader sent its last renewal that succeeded; only on the leader.", nil, nil)
+	refusalsDesc    = prometheus.NewDesc("drover_guard_refusals_total", "Calls to engines that were not let through because the Lease was not certain to be held.", nil, nil)
+)
+
+// collector is apart from Lock, whose own Describe is for the elector.
+type collector struct{ lock *Lock }
+
+// Collector shows the Lock in metrics.
+func (l *Lock) Collector() prometheus.Collector { return collector{l} }
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(out chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{leaderDesc, transitionsDesc, renewalDesc, refusalsDesc} {
+		out <- desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(out chan<- prometheus.Metric) {
+	c.lock.mu.Lock()
+	leading, transitions := c.lock.leading, c.lock.sight.transitions()
+	c.lock.mu.Unlock()
+	refusals, age := c.lock.guard.state()
+	leads := 0.0
+	if leading {
+		leads = 1
+		out <- prometheus.MustNewConstMetric(renewalDesc, prometheus.GaugeValue, age.Seconds())
+	}
+	out <- prometheus.MustNewConstMetric(leaderDesc, prometheus.GaugeValue, leads)
+	out <- prometheus.MustNewConstMetric(transitionsDesc, prometheus.GaugeValue, float64(transitions))
+	out <- prometheus.MustNewConstMetric(refusalsDesc, prometheus.CounterValue, float64(refusals))
+}

@@ -1,0 +1,253 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const account = "drover-controller"
+
+// TestControllerWithItsRights runs the controller under the very ServiceAccount
+// of the manifests, and takes a VM through its life.
+func TestControllerWithItsRights(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	kubectl(t, w.Kubeconfig, "apply", "-k", config("rbac"), "--validate=strict")
+	controller := spawn(t, w)
+
+	vm := w.Active(t, fakeVM("life"))
+	w.AwaitEvent(t, vm, api.EventCreated)
+	w.Await(t, vm, rig.Soon, rig.HasUsage)
+	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
+	w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionActive })
+	w.Await(t, vm, rig.Soon, rig.Active)
+	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("500m") })
+	w.Await(t, vm, rig.Soon, rig.Active)
+	if got := w.Fake(t, vm.UID).CPUMilli; got != 500 {
+		t.Errorf("the server has %d thousandths of a CPU, want 500", got)
+	}
+	w.Delete(t, vm)
+	w.AwaitGone(t, vm, rig.Soon)
+	if w.Fake(t, vm.UID) != nil {
+		t.Error("the server is still there")
+	}
+	// It is allowed all that it has tried, however quietly it would go on.
+	if strings.Contains(controller.Output(), "forbidden") {
+		t.Error("something was forbidden")
+	}
+	t.Run("secrets", func(t *testing.T) { secretsByNamespace(t, w) })
+	controller.MustStop()
+}
+
+// secretsByNamespace : a Secret is read where the controller was bound, and
+// elsewhere the VM says who may not read what, until that is mended.
+func secretsByNamespace(t *testing.T, w *rig.World) {
+	bound, unbound := w.Namespace(t), w.Namespace(t)
+	bindSecrets(t, w, bound)
+	for _, ns := range []string{bound, unbound} {
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "init"}, StringData: map[string]string{"user-data": "#cloud-config\n"}}
+		if _, err := w.Kube.CoreV1().Secrets(ns).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	served := w.Active(t, fakeVM("served").Namespace(bound).UserDataSecret("init", "user-data"))
+	if !w.Fake(t, served.UID).HasUserData {
+		t.Error("the server got no user-data")
+	}
+
+	refused := w.Create(t, fakeVM("refused").Namespace(unbound).UserDataSecret("init", "user-data"))
+	w.Await(t, refused, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonSecretUnavailable),
+		rig.Says("spec.userData"), rig.Says(`"init"`), rig.Says("forbidden"),
+		rig.Says("system:serviceaccount:"+namespace+":"+account), rig.Says(`namespace "`+unbound+`"`))
+	if w.Fake(t, refused.UID) != nil {
+		t.Error("there is a server without its user-data")
+	}
+	bindSecrets(t, w, unbound)
+	w.Await(t, refused, rig.Soon, rig.Active)
+}
+
+// bindSecrets does what docs/cluster.md tells people to do.
+func bindSecrets(t *testing.T, w *rig.World, ns string) {
+	t.Helper()
+	kubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
+		"--clusterrole", "drover-secrets-reader", "--serviceaccount", namespace+":"+account)
+	waitForRights(t, w, ns)
+}
+
+// waitForRights waits until the API server has seen the binding, so that the
+// controller is not slowed down by an answer that is about to change.
+func waitForRights(t *testing.T, w *rig.World, ns string) {
+	t.Helper()
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User:               "system:serviceaccount:" + namespace + ":" + account,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Resource: "secrets"},
+	}}
+	vmtest.Eventually(t, rig.Soon, "the binding in "+ns, func() error {
+		answer, err := w.Kube.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		if err == nil && !answer.Status.Allowed {
+			return apierrors.NewForbidden(rbacv1.Resource("secrets"), "", nil)
+		}
+		return err
+	})
+}
+
+func fakeVM(name string) *vmtest.Builder { return vmtest.VM(name).Driver("fake").Grace(5) }
+
+// spawn starts a controller that has the ServiceAccount's token and nothing
+// else, with the flags of the Deployment that are about rights.
+func spawn(t *testing.T, w *rig.World, args ...string) *rig.Child {
+	t.Helper()
+	as := &rig.World{
+		Cluster: &vmtest.Cluster{Kubeconfig: writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube))},
+		FakeDir: w.FakeDir,
+	}
+	args = append([]string{"--vm-driver=fake", "--usage-period=1s", "--leader-elect", "--lease-lock-namespace=" + namespace}, args...)
+	return as.Spawn(t, []string{"POD_NAME=drover-controller-0"}, args...)
+}
+
+func requestToken(t *testing.T, kube kubernetes.Interface) string {
+	t.Helper()
+	return tokenFor(t, kube, account)
+}
+
+func tokenFor(t *testing.T, kube kubernetes.Interface, name string) string {
+	t.Helper()
+	answer, err := kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.Status.Token
+}
+
+// writeKubeconfig writes one that connects by a token alone.
+func writeKubeconfig(t *testing.T, c *vmtest.Cluster, token string) string {
+	t.Helper()
+	config := rest.CopyConfig(c.Config)
+	if err := rest.LoadTLSFiles(config); err != nil {
+		t.Fatal(err)
+	}
+	k := clientcmdapi.NewConfig()
+	k.Clusters["c"] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
+	k.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: token}
+	k.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
+	k.CurrentContext = "x"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*k, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func kubeFor(t *testing.T, kubeconfig string) kubernetes.Interface {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.QPS = -1
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kube
+}
+
+// TestRights asks the API server what the account may do.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	kubectl(t, w.Kubeconfig, "apply", "-k", config("rbac"))
+	kube := kubeFor(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube)))
+	for _, tc := range rightsTable() {
+		name := strings.Join([]string{tc.verb, tc.group, tc.resource, tc.ns, tc.name}, " ")
+		t.Run(name, func(t *testing.T) {
+			resource, sub, _ := strings.Cut(tc.resource, "/")
+			review := &authorizationv1.SelfSubjectAccessReview{}
+			review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
+				Verb: tc.verb, Group: tc.group, Resource: resource, Subresource: sub, Namespace: tc.ns, Name: tc.name,
+			}
+			answer, err := kube.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if answer.Status.Allowed != tc.may {
+				t.Errorf("allowed: %v, want %v", answer.Status.Allowed, tc.may)
+			}
+		})
+	}
+	t.Run("list the Lease by its name", func(t *testing.T) {
+		leases := kube.CoordinationV1().Leases(namespace)
+		if _, err := leases.List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + account}); err != nil {
+			t.Error(err)
+		}
+		if _, err := leases.List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("it may list all: error %v", err)
+		}
+	})
+}
+
+type right struct {
+	may                             bool
+	verb, group, resource, ns, name string
+}
+
+func rightsTable() []right {
+	const vms, leases = "cloudnative.tw", "coordination.k8s.io"
+	return []right{
+		{true, "list", vms, "virtualmachines", "", ""},
+		{true, "watch", vms, "virtualmachines", "", ""},
+		{true, "patch", vms, "virtualmachines", "default", "x"},
+		{true, "update", vms, "virtualmachines/status", "default", "x"},
+		{false, "create", vms, "virtualmachines", "default", ""},
+		{false, "delete", vms, "virtualmachines", "default", "x"},
+		{false, "deletecollection", vms, "virtualmachines", "default", ""},
+		{true, "create", "events.k8s.io", "events", "default", ""},
+		{true, "patch", "", "events", "default", ""},
+		{false, "delete", "events.k8s.io", "events", "default", "x"},
+		{false, "get", "", "secrets", "default", "x"},
+		{false, "list", "", "secrets", "", ""},
+		{false, "watch", "", "secrets", namespace, ""},
+		{false, "get", "", "secrets", namespace, "drover-engine-tls"},
+		{true, "get", "", "namespaces", "", "kube-system"},
+		{false, "get", "", "namespaces", "", "default"},
+		{false, "list", "", "namespaces", "", ""},
+		{false, "get", "", "nodes", "", "x"},
+		{false, "list", "", "nodes", "", ""},
+		{false, "get", "", "configmaps", namespace, "x"},
+		{false, "create", "", "pods", namespace, ""},
+		{false, "create", "", "serviceaccounts/token", namespace, account},
+		{true, "create", "authentication.k8s.io", "tokenreviews", "", ""},
+		{true, "create", "authorization.k8s.io", "subjectaccessreviews", "", ""},
+		{true, "create", leases, "leases", namespace, ""},
+		{true, "get", leases, "leases", namespace, account},
+		{true, "watch", leases, "leases", namespace, account},
+		{true, "update", leases, "leases", namespace, account},
+		{false, "delete", leases, "leases", namespace, account},
+		{false, "update", leases, "leases", namespace, "another"},
+		{false, "list", leases, "leases", namespace, ""},
+		{false, "create", leases, "leases", "default", ""},
+		{false, "bind", "rbac.authorization.k8s.io", "clusterroles", "", "drover-secrets-reader"},
+		{false, "impersonate", "", "users", "", "admin"},
+	}
+}

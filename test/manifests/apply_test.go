@@ -1,0 +1,216 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// startCluster starts one that serves Deployments too. Nothing runs their pods.
+func startCluster(t *testing.T) (*vmtest.Cluster, kubernetes.Interface) {
+	t.Helper()
+	c := vmtest.StartCluster(t, vmtest.ClusterOptions{Args: []string{"--all-apis"}})
+	return c, clientOf(t, c)
+}
+
+func clientOf(t *testing.T, c *vmtest.Cluster) kubernetes.Interface {
+	t.Helper()
+	kube, err := kubernetes.NewForConfig(c.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kube
+}
+
+// noWarnings : the API server warns of what it would refuse elsewhere, such as
+// a pod that is not restricted.
+func noWarnings(t *testing.T, stderr string) {
+	t.Helper()
+	for line := range strings.Lines(stderr) {
+		// drover up has applied the CRD in another way.
+		if strings.Contains(line, "Warning") && !strings.Contains(line, "last-applied-configuration") {
+			t.Error(line)
+		}
+	}
+}
+
+func TestConfigApplies(t *testing.T) {
+	t.Parallel()
+	c, kube := startCluster(t)
+	_, stderr := kubectl(t, c.Kubeconfig, "apply", "-k", config("default"), "--validate=strict")
+	noWarnings(t, stderr)
+	// Again, as server-side apply does.
+	_, stderr = kubectl(t, c.Kubeconfig, "apply", "-k", config("default"), "--validate=strict", "--server-side", "--force-conflicts", "--dry-run=server")
+	noWarnings(t, stderr)
+	isInstalled(t, kube, namespace)
+
+	pod := podOf(t, kube, namespace)
+	tryPod(t, kube, pod, "")
+	for name, spoil := range map[string]func(*corev1.Pod){
+		"root":      func(p *corev1.Pod) { p.Spec.SecurityContext.RunAsNonRoot = new(false) },
+		"privilege": func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.AllowPrivilegeEscalation = new(true) },
+		"the host":  func(p *corev1.Pod) { p.Spec.HostNetwork = true },
+	} {
+		t.Run("refuses "+name, func(t *testing.T) {
+			spoilt := pod.DeepCopy()
+			spoil(spoilt)
+			tryPod(t, kube, spoilt, "violates PodSecurity")
+		})
+	}
+}
+
+// isInstalled looks for what no cluster lacks that Drover was installed in.
+func isInstalled(t *testing.T, kube kubernetes.Interface, ns string) {
+	t.Helper()
+	get := metav1.GetOptions{}
+	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", get)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := *deployment.Spec.Replicas; n != 3 {
+		t.Errorf("it has %d replicas, want 3", n)
+	}
+	_, err = kube.PolicyV1().PodDisruptionBudgets(ns).Get(t.Context(), "drover-controller", get)
+	expect(t, err)
+	_, err = kube.NetworkingV1().NetworkPolicies(ns).Get(t.Context(), "drover-controller", get)
+	expect(t, err)
+	_, err = kube.CoreV1().Services(ns).Get(t.Context(), "drover-metrics", get)
+	expect(t, err)
+}
+
+func expect(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// podOf makes the pod that the Deployment would.
+func podOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
+	t.Helper()
+	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := deployment.Spec.Template
+	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
+	pod.Name, pod.Namespace = "drover-controller-0", ns
+	return pod
+}
+
+// tryPod has the API server admit a pod, or refuse it with a text.
+func tryPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal string) {
+	t.Helper()
+	opts := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
+	_, err := kube.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, opts)
+	if refusal == "" && err != nil {
+		t.Error(err)
+	}
+	if refusal != "" && (err == nil || !strings.Contains(err.Error(), refusal)) {
+		t.Errorf("the error is %v, want %q in it", err, refusal)
+	}
+}
+
+func TestChartInstalls(t *testing.T) {
+	t.Parallel()
+	c, kube := startCluster(t)
+	manifests, _ := helm(t, c.Kubeconfig, "template", "drover", chart, "--namespace", metav1.NamespaceDefault)
+	file := t.TempDir() + "/chart.yaml"
+	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, stderr := kubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict", "--dry-run=server")
+	noWarnings(t, stderr)
+
+	// drover up has installed the CRD: from now on it is the chart's.
+	args := []string{chart, "--namespace", namespace, "--take-ownership", "--force-conflicts", "--set", "secretNamespaces={default}"}
+	helm(t, c.Kubeconfig, append([]string{"install", "drover", "--create-namespace"}, args...)...)
+	isInstalled(t, kube, namespace)
+	tryPod(t, kube, podOf(t, kube, namespace), "")
+	_, err := kube.RbacV1().RoleBindings("default").Get(t.Context(), "drover-secrets-reader", metav1.GetOptions{})
+	expect(t, err)
+	helm(t, c.Kubeconfig, append([]string{"upgrade", "drover", "--set", "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics"}, args...)...)
+	tryPod(t, kube, podOf(t, kube, namespace), "")
+	uninstallKeepsVMs(t, c, kube)
+}
+
+// uninstallKeepsVMs : the CRD stays, or every VM would go with it.
+func uninstallKeepsVMs(t *testing.T, c *vmtest.Cluster, kube kubernetes.Interface) {
+	t.Helper()
+	all, err := versioned.NewForConfig(c.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vms := all.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
+	vm := vmtest.VM("stays").Obj()
+	if _, err := vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	helm(t, c.Kubeconfig, "uninstall", "drover", "--namespace", namespace)
+	if _, err := kube.AppsV1().Deployments(namespace).Get(t.Context(), "drover-controller", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the Deployment is still there: error %v", err)
+	}
+	now, err := vms.Get(t.Context(), vm.Name, metav1.GetOptions{})
+	if err != nil || now.DeletionTimestamp != nil {
+		t.Errorf("the VM is %+v, error %v", now, err)
+	}
+}
+
+// TestStaticPodApplies : the pod is admitted, and the token that its kubeconfig
+// gets is the controller's.
+func TestStaticPodApplies(t *testing.T) {
+	t.Parallel()
+	c, kube := startCluster(t)
+	_, stderr := kubectl(t, c.Kubeconfig, "apply", "-k", config("static-pod"), "--validate=strict")
+	noWarnings(t, stderr)
+	awaitDefaultAccount(t, kube, metav1.NamespaceSystem)
+	_, stderr = kubectl(t, c.Kubeconfig, "apply", "-f", staticPod, "--validate=strict", "--dry-run=server")
+	noWarnings(t, stderr)
+
+	controller := kubeFor(t, writeKubeconfig(t, c, awaitToken(t, kube)))
+	if _, err := controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	_, err := controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceDefault, metav1.GetOptions{})
+	if !apierrors.IsForbidden(err) {
+		t.Errorf("it may read another namespace: error %v", err)
+	}
+}
+
+// awaitDefaultAccount waits for the account that pods have unasked.
+func awaitDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
+	t.Helper()
+	vmtest.Eventually(t, rig.Soon, "the default ServiceAccount", func() error {
+		_, err := kube.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+func awaitToken(t *testing.T, kube kubernetes.Interface) string {
+	t.Helper()
+	var token string
+	vmtest.Eventually(t, rig.Soon, "the Secret has a token", func() error {
+		secret, err := kube.CoreV1().Secrets(namespace).Get(t.Context(), "drover-controller-token", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if token = string(secret.Data[corev1.ServiceAccountTokenKey]); token == "" {
+			return errors.New("it has none")
+		}
+		return nil
+	})
+	return token
+}

@@ -1,0 +1,123 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/moby/moby/api/pkg/stdcopy"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestImage runs the container image as a kubelet runs the Deployment's: as
+// nobody, without capabilities, on a root file system that is read-only.
+func TestImage(t *testing.T) {
+	t.Parallel()
+	docker := vmtest.Docker(t)
+	image := loadImage(t, docker)
+	w := rig.Start(t)
+	kubectl(t, w.Kubeconfig, "apply", "-k", config("rbac"))
+
+	id := runImage(t, docker, image, writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube)))
+	vm := w.Create(t, vmtest.VM("vm").Driver("fake"))
+	w.Await(t, vm, rig.Soon, rig.Active)
+	w.Delete(t, vm)
+	w.AwaitGone(t, vm, rig.Soon)
+
+	// It is process 1 there, for which signals have no default.
+	within := 20
+	if _, err := docker.ContainerStop(t.Context(), id, client.ContainerStopOptions{Timeout: &within}); err != nil {
+		t.Fatal(err)
+	}
+	state := rig.Inspect(t, id).State
+	if state.ExitCode != 0 {
+		t.Errorf("it ended with code %d", state.ExitCode)
+	}
+}
+
+// loadImage builds the image and puts it into the engine.
+func loadImage(t *testing.T, docker *client.Client) string {
+	t.Helper()
+	out, tag := t.TempDir(), fmt.Sprintf("drover-test-controller:%d", os.Getpid())
+	platform := "linux-" + runtime.GOARCH
+	mustRun(t, buildWithin, nil, "go", "-C", filepath.Join(root, "hack", "image"), "run", ".",
+		"--out", out, "--tag", tag, "--platforms", "linux/"+runtime.GOARCH)
+	file, err := os.Open(filepath.Join(out, "drover-controller-"+platform+".tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	answer, err := docker.ImageLoad(t.Context(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, answer); err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Close()
+	t.Cleanup(func() {
+		_, err := docker.ImageRemove(context.WithoutCancel(t.Context()), tag, client.ImageRemoveOptions{Force: true})
+		expect(t, err)
+	})
+	return tag
+}
+
+func runImage(t *testing.T, docker *client.Client, image, kubeconfig string) string {
+	t.Helper()
+	// Nobody in the container is nobody on the host, who must find the file.
+	if err := os.Chmod(kubeconfig, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	made, err := docker.ContainerCreate(t.Context(), client.ContainerCreateOptions{
+		Config: &container.Config{
+			Image: image, Env: []string{"POD_NAME=drover-controller-0"},
+			Cmd: []string{
+				"--kubeconfig=/kubeconfig", "--vm-driver=fake", "--leader-elect", "--lease-lock-namespace=" + namespace,
+				"--metrics-bind-address=0", "--health-probe-bind-address=0",
+			},
+		},
+		HostConfig: &container.HostConfig{
+			NetworkMode: "host", ReadonlyRootfs: true, CapDrop: []string{"ALL"},
+			SecurityOpt: []string{"no-new-privileges"}, Binds: []string{kubeconfig + ":/kubeconfig:ro"},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the container printed:\n%s", containerLog(t, docker, made.ID))
+		}
+		rig.RemoveContainer(t, made.ID)
+	})
+	if _, err := docker.ContainerStart(t.Context(), made.ID, client.ContainerStartOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return made.ID
+}
+
+func containerLog(t *testing.T, docker *client.Client, id string) string {
+	t.Helper()
+	stream, err := docker.ContainerLogs(context.WithoutCancel(t.Context()), id, client.ContainerLogsOptions{ShowStdout: true, ShowStderr: true})
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = stream.Close() }()
+	var out bytes.Buffer
+	if _, err := stdcopy.StdCopy(&out, &out, stream); err != nil {
+		return err.Error()
+	}
+	return out.String()
+}

@@ -1,0 +1,19 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package manifests tests what runs Drover in a cluster: the kustomizations of
+// config/, the chart in charts/drover and the container image.
+//
+// Start with rbac_test.go for what they say the controller may do, and
+// account_test.go for a controller that has only these rights. render_test.go
+// renders, apply_test.go applies to a real kube-apiserver.
+package manifests
+
+import (
+	"os"
+	"testing"
+
+	"cloudnative.tw/drover/test/rig"
+)
+
+func TestMain(m *testing.M) { os.Exit(rig.Main(m, nil)) }

@@ -1,0 +1,137 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestFlagsExist : a pod with a flag that the program lacks would never start.
+func TestFlagsExist(t *testing.T) {
+	all := "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics,extraArgs={--threads=4}"
+	for name, render := range map[string]func() *unstructured.Unstructured{
+		"config/default":          func() *unstructured.Unstructured { return find(t, kustomize(t, "default"), "Deployment") },
+		"charts/drover":           func() *unstructured.Unstructured { return find(t, template(t), "Deployment") },
+		"charts/drover, much set": func() *unstructured.Unstructured { return find(t, template(t, "--set", all), "Deployment") },
+		"charts/drover, no metrics": func() *unstructured.Unstructured {
+			return find(t, template(t, "--set", "metrics.enabled=false"), "Deployment")
+		},
+		"config/static-pod, the pod": func() *unstructured.Unstructured { return readPod(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			args, _ := controllerOf(t, render())["args"].([]any)
+			var flags []string
+			for _, arg := range args {
+				flags = append(flags, arg.(string))
+			}
+			if err := app.NewCommand().ParseFlags(flags); err != nil || len(flags) < 5 {
+				t.Errorf("%q: error %v", flags, err)
+			}
+		})
+	}
+}
+
+// readPod returns the static pod as if it were a Deployment's.
+func readPod(t *testing.T) *unstructured.Unstructured {
+	t.Helper()
+	text, err := os.ReadFile(staticPod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := decode(t, string(text))[0]
+	return &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"template": pod.Object}}}
+}
+
+// TestMetricsNeedPermission : a token that is allowed to, and HTTPS.
+func TestMetricsNeedPermission(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	kubectl(t, w.Kubeconfig, "apply", "-k", config("rbac"))
+	scraper, stranger := newAccount(t, w, "scraper"), newAccount(t, w, "stranger")
+	kubectl(t, w.Kubeconfig, "create", "clusterrolebinding", "drover-metrics",
+		"--clusterrole", "drover-metrics-reader", "--serviceaccount", namespace+":scraper")
+	addr := freeAddress(t)
+	spawn(t, w, "--metrics-secure", "--metrics-bind-address="+addr)
+
+	answers(t, "https://"+addr, scraper, http.StatusOK, "drover_")
+	answers(t, "https://"+addr, stranger, http.StatusForbidden, "stranger")
+	answers(t, "https://"+addr, "", http.StatusUnauthorized, "")
+	// So controller-runtime answers to a token that nobody has.
+	answers(t, "https://"+addr, "no token at all", http.StatusInternalServerError, "Authentication failed")
+	// What answers to HTTP here is an error, or the line cut.
+	if code, body, err := ask(t, "http://"+addr, scraper); err == nil && code != http.StatusBadRequest {
+		t.Errorf("by HTTP it answers %d: %.200s", code, body)
+	}
+}
+
+// newAccount makes a ServiceAccount and returns a token of it.
+func newAccount(t *testing.T, w *rig.World, name string) string {
+	t.Helper()
+	made := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if _, err := w.Kube.CoreV1().ServiceAccounts(namespace).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return tokenFor(t, w.Kube, name)
+}
+
+// answers asks for metrics until the answer is the expected one: the program
+// takes a moment to start, and keeps a refusal in mind for half a minute.
+func answers(t *testing.T, url, token string, code int, text string) {
+	t.Helper()
+	vmtest.Eventually(t, 2*rig.Soon, fmt.Sprintf("%s answers %d", url, code), func() error {
+		got, body, err := ask(t, url, token)
+		if err == nil && (got != code || !strings.Contains(body, text)) {
+			return fmt.Errorf("it answers %d: %.200s", got, body)
+		}
+		return err
+	})
+}
+
+// ask asks for metrics once.
+func ask(t *testing.T, url, token string) (code int, body string, err error) {
+	t.Helper()
+	asker := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // it signs its certificate itself
+	}}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/metrics", nil)
+	if err != nil {
+		return 0, "", err
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	res, err := asker.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	all, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(all), err
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it listens for no time at all
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}

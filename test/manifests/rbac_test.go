@@ -1,0 +1,123 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"cmp"
+	"flag"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+var update = flag.Bool("update", false, "write the golden file anew")
+
+const golden = "testdata/rbac.yaml"
+
+// TestRBAC : the kustomizations and the chart give the same rights, and those
+// that a person has looked at.
+func TestRBAC(t *testing.T) {
+	if *update {
+		if err := os.WriteFile(golden, []byte(rights(t, kustomize(t, "default"))), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, render := range map[string]func() []*unstructured.Unstructured{
+		"config/default":    func() []*unstructured.Unstructured { return kustomize(t, "default") },
+		"config/static-pod": func() []*unstructured.Unstructured { return kustomize(t, "static-pod") },
+		"charts/drover":     func() []*unstructured.Unstructured { return template(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := rights(t, render()); got != string(text) {
+				t.Errorf("it gives other rights than %s; go test ./test/manifests -update writes those of config/default.\ngot:\n%s", golden, got)
+			}
+		})
+	}
+}
+
+// TestChartBindsSecretNamespaces : by a RoleBinding in each, and nothing else
+// changes.
+func TestChartBindsSecretNamespaces(t *testing.T) {
+	plain := rights(t, template(t))
+	bound := rights(t, template(t, "--set", "secretNamespaces={blue,green}"))
+	for _, ns := range []string{"blue", "green"} {
+		want := "kind: RoleBinding\nmetadata:\n  name: drover-secrets-reader\n  namespace: " + ns + "\n" +
+			"roleRef:\n  apiGroup: rbac.authorization.k8s.io\n  kind: ClusterRole\n  name: drover-secrets-reader\n" +
+			"subjects:\n- kind: ServiceAccount\n  name: drover-controller\n  namespace: " + namespace + "\n"
+		before, after, ok := strings.Cut(bound, "---\napiVersion: rbac.authorization.k8s.io/v1\n"+want)
+		if !ok {
+			t.Fatalf("no RoleBinding in %s:\n%s", ns, bound)
+		}
+		bound = before + after
+	}
+	if bound != plain {
+		t.Errorf("more has changed:\n%s", bound)
+	}
+}
+
+// TestChartRunsTheSamePod as config/default, with the same CRD.
+func TestChartRunsTheSamePod(t *testing.T) {
+	fromConfig, fromChart := kustomize(t, "default"), template(t)
+	a, b := find(t, fromConfig, "Deployment"), find(t, fromChart, "Deployment")
+	pod := []string{"spec", "template", "spec"}
+	for _, path := range [][]string{
+		{"spec", "replicas"},
+		{"spec", "selector"},
+		{"spec", "template", "metadata"},
+		append(pod, "affinity"), append(pod, "securityContext"), append(pod, "serviceAccountName"),
+	} {
+		same(t, strings.Join(path, "."), at(t, a, path...), at(t, b, path...))
+	}
+	for _, field := range []string{"args", "image", "livenessProbe", "readinessProbe", "ports", "resources", "securityContext"} {
+		same(t, field, controllerOf(t, a)[field], controllerOf(t, b)[field])
+	}
+	for _, kind := range []string{"CustomResourceDefinition", "NetworkPolicy", "PodDisruptionBudget", "Service"} {
+		same(t, kind, at(t, find(t, fromConfig, kind), "spec"), at(t, find(t, fromChart, kind), "spec"))
+	}
+}
+
+func same(t *testing.T, what string, a, b any) {
+	t.Helper()
+	if a == nil || !reflect.DeepEqual(a, b) {
+		t.Errorf("%s of config/default:\n%v\nof charts/drover:\n%v", what, a, b)
+	}
+}
+
+// rights are all objects that give rights, without what labels them, in one
+// order.
+func rights(t *testing.T, all []*unstructured.Unstructured) string {
+	t.Helper()
+	kinds := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+	key := func(o *unstructured.Unstructured) string { return o.GetNamespace() + "/" + o.GetName() }
+	var kept []*unstructured.Unstructured
+	for _, o := range all {
+		if slices.Contains(kinds, o.GetKind()) {
+			o = o.DeepCopy()
+			o.SetLabels(nil)
+			o.SetAnnotations(nil)
+			kept = append(kept, o)
+		}
+	}
+	slices.SortFunc(kept, func(a, b *unstructured.Unstructured) int {
+		return cmp.Or(slices.Index(kinds, a.GetKind())-slices.Index(kinds, b.GetKind()), cmp.Compare(key(a), key(b)))
+	})
+	var docs []string
+	for _, o := range kept {
+		text, err := yaml.Marshal(o.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		docs = append(docs, string(text))
+	}
+	return strings.Join(docs, "---\n")
+}
