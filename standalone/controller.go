@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -25,11 +26,18 @@ import (
 // grants them itself.
 const stopControllerBy = 5500 * time.Millisecond
 
+// holder names every drover up in the Lease of its own API.
+const holder = "drover-up"
+
 // newControllerOptions are the controller's, for a program on a host of many:
-// no ports but the API's, and simulated servers that outlive the process.
+// no ports but the API's, and simulated servers that outlive the process. Another
+// drover up that holds the Lease is dead, since this one has the data dir, which
+// one process has at a time: nobody waits for it.
 func newControllerOptions() *app.Options {
 	o := app.NewOptions()
 	o.MetricsAddress, o.HealthAddress = "0", "0"
+	o.HolderIdentity, o.LeaseLockNamespace = holder, metav1.NamespaceDefault
+	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, holder+"_") }
 	return o
 }
 

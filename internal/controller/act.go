@@ -17,8 +17,9 @@ import (
 )
 
 // act carries the plan's step out and takes note of what came of it. It
-// reports done when the object has been let go, and an error of the API alone:
-// the engine's errors are part of the pass.
+// reports done when the object has been let go. Its error is the API's, or
+// ErrFenced: who may not act does not report either. Other errors of the engine
+// are part of the pass.
 func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	if p.plan.step == stepFinish {
 		return r.finish(ctx, p)
@@ -28,7 +29,11 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 			return false, err
 		}
 	}
-	p.settle(ctx, r.call(ctx, p))
+	result := r.call(ctx, p)
+	if errors.Is(result.err, driver.ErrFenced) {
+		return false, result.err
+	}
+	p.settle(ctx, result)
 	return false, nil
 }
 

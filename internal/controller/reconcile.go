@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
 
@@ -25,6 +27,9 @@ const (
 	// conflictRetry is when a write that lost a race is tried again; the watch
 	// has brought the winner's by then.
 	conflictRetry = 50 * time.Millisecond
+	// fencedRetry is when a step that this process had not the right to take is
+	// tried again.
+	fencedRetry = 500 * time.Millisecond
 	// maxSteps bounds the steps of one pass; the next pass goes on from there.
 	maxSteps = 6
 )
@@ -58,7 +63,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	if vm, err = r.ensureFinalizer(ctx, vm); err != nil {
-		return retryConflict(err)
+		return retry(err)
 	}
 	p := r.gather(vm) //nolint:contextcheck // a readiness probe outlives the pass that starts it
 	for steps := 0; ; steps++ {
@@ -66,27 +71,29 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			break
 		}
 		if done, err := r.act(ctx, p); done || err != nil {
-			return retryConflict(err)
+			return retry(err)
 		}
 	}
-	return retryConflictAfter(r.report(ctx, p))
+	return retryAfter(r.report(ctx, p))
 }
 
-// retryConflict leaves an object that somebody else wrote, or that is gone, to
-// the watch.
-func retryConflict(err error) (ctrl.Result, error) {
+// retry leaves an object that somebody else wrote, or that is gone, to the watch.
+// Who may not act waits for what becomes of his lead.
+func retry(err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: conflictRetry}, nil
 	case apierrors.IsNotFound(err):
 		return ctrl.Result{}, nil
+	case errors.Is(err, driver.ErrFenced):
+		return ctrl.Result{RequeueAfter: fencedRetry}, nil
 	}
 	return ctrl.Result{}, err
 }
 
-func retryConflictAfter(result ctrl.Result, err error) (ctrl.Result, error) {
+func retryAfter(result ctrl.Result, err error) (ctrl.Result, error) {
 	if err != nil {
-		return retryConflict(err)
+		return retry(err)
 	}
 	return result, nil
 }

@@ -26,8 +26,9 @@ var (
 	ErrExhausted = errors.New("exhausted")
 	// ErrUnavailable : the engine is out of reach and the state unknown.
 	ErrUnavailable = errors.New("engine unavailable")
-	// ErrFenced : a newer epoch has acted.
-	ErrFenced = errors.New("fenced by a newer epoch")
+	// ErrFenced : this process has not the right to act, since a newer epoch has
+	// acted or it does not certainly lead. Nothing was changed.
+	ErrFenced = errors.New("fenced")
 )
 
 type kindError struct {

@@ -187,14 +187,19 @@ func (l *Lock) see(take func(s *sight, now time.Duration) bool) {
 }
 
 func (l *Lock) seeLocked(take func(s *sight, now time.Duration) bool) {
+	before := l.sight.holder()
 	if take(&l.sight, l.o.Boot()) {
 		close(l.changed)
 		l.changed = make(chan struct{})
 	}
+	holder := l.sight.holder()
 	if !l.leading {
+		if holder != before && holder != "" && holder != l.o.Identity {
+			l.o.Log.Info("Standing by: another replica leads", "lease", l.Describe(), "leader", holder)
+		}
 		return
 	}
-	switch holder := l.sight.holder(); {
+	switch {
 	case l.sight.lease == nil:
 		l.lose(fmt.Errorf("%w: somebody deleted it", ErrLost))
 	case holder != l.o.Identity:
@@ -392,6 +397,9 @@ func (l *Lock) write(ctx context.Context, next *coordinationv1.Lease) (*coordina
 	var err error
 	if next.ResourceVersion == "" {
 		answer, err = l.o.Leases.Create(ctx, next, metav1.CreateOptions{})
+		if apierrors.IsNotFound(err) { // the namespace: not a race that was lost
+			err = fmt.Errorf("create the Lease %s: %s", l.Describe(), err)
+		}
 	} else {
 		answer, err = l.o.Leases.Update(ctx, next, metav1.UpdateOptions{})
 	}

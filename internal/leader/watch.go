@@ -23,6 +23,9 @@ const (
 	watchSeconds = 300
 )
 
+// errSilent : a Lease that is held changes more often, so the line may be dead.
+var errSilent = errors.New("nothing was heard for as long as a Lease lasts")
+
 // Watch follows the Lease until ctx ends. It has to run while this process may
 // lead, its stop included.
 func (l *Lock) Watch(ctx context.Context) {
@@ -39,6 +42,10 @@ func (l *Lock) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := l.o.Clock.AfterFunc(l.o.Settings.Lease, func() { cancel(errSilent) })
+	defer silence.Stop()
 	opts := l.selector()
 	opts.ResourceVersion, opts.TimeoutSeconds = from, new(int64(watchSeconds))
 	w, err := l.o.Leases.Watch(ctx, opts)
@@ -49,11 +56,12 @@ func (l *Lock) follow(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return context.Cause(ctx)
 		case event, open := <-w.ResultChan():
 			if !open {
 				return nil
 			}
+			silence.Reset(l.o.Settings.Lease)
 			if err := l.event(event); err != nil {
 				return err
 			}

@@ -35,10 +35,11 @@ func controllerMain() int {
 	return 0
 }
 
-// args are the flags of a controller of this world; further ones come last.
+// args are the flags of a controller of this world, which is alone in it unless
+// further ones, which come last, say otherwise.
 func (w *World) args(more []string) []string {
 	return append([]string{
-		"--vm-driver=docker,fake", "--docker-image=" + vmtest.GuestPlain,
+		"--leader-elect=false", "--vm-driver=docker,fake", "--docker-image=" + vmtest.GuestPlain,
 		"--fake-dir=" + w.FakeDir, "--fake-faults=" + w.faults,
 		"--metrics-bind-address=0", "--health-probe-bind-address=0",
 	}, more...)

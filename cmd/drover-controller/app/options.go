@@ -15,10 +15,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver/table"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/leader"
 )
-
-// inert ends the help text of flags that have no effect yet.
-const inert = " (accepted and without effect in this version: run one replica)"
 
 // Options are the controller's flags.
 type Options struct {
@@ -27,9 +25,13 @@ type Options struct {
 	VMDriver   string
 
 	LeaderElect        bool
+	Election           leader.Settings
 	HolderIdentity     string
 	LeaseLockName      string
 	LeaseLockNamespace string
+	// DeadHolder tells of a holder of the Lease that certainly is no more; nil
+	// knows of none.
+	DeadHolder func(identity string) bool
 
 	MetricsAddress string
 	MetricsSecure  bool
@@ -53,7 +55,7 @@ type Options struct {
 func NewOptions() *Options {
 	return &Options{
 		Threads: 16, VMDriver: table.Auto,
-		LeaseLockName:  "drover-controller",
+		LeaderElect: true, Election: leader.DefaultSettings(), LeaseLockName: "drover-controller",
 		MetricsAddress: "127.0.0.1:8080", HealthAddress: "127.0.0.1:8081", KubeAPIQPS: -1,
 		UsagePeriod: 30 * time.Second, ListPeriod: 30 * time.Second,
 		OrphanGrace: time.Minute, OrphanPolicy: string(inventory.OrphanDelete),
@@ -64,11 +66,21 @@ func NewOptions() *Options {
 // AddFlags adds all flags.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "path of a kubeconfig; empty means in-cluster")
-	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "elect a leader among replicas"+inert)
-	fs.StringVar(&o.HolderIdentity, "holder-identity", o.HolderIdentity, "this replica's name in the Lease; empty means POD_NAME, else the host's name"+inert)
-	fs.StringVar(&o.LeaseLockName, "lease-lock-name", o.LeaseLockName, "name of the Lease"+inert)
-	fs.StringVar(&o.LeaseLockNamespace, "lease-lock-namespace", o.LeaseLockNamespace, "namespace of the Lease; empty means the pod's, else default"+inert)
+	o.addElectionFlags(fs)
 	o.AddControllerFlags(fs)
+}
+
+func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
+	e := &o.Election
+	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "act only as the leader, whom all replicas elect; false is for a process that certainly is alone")
+	fs.DurationVar(&e.Lease, "leader-elect-lease-duration", e.Lease, "how long standbys wait after the last renewal that they saw; whole seconds")
+	fs.DurationVar(&e.Renew, "leader-elect-renew-deadline", e.Renew, "how long a leader tries to renew before it gives up and ends")
+	fs.DurationVar(&e.Retry, "leader-elect-retry-period", e.Retry, "time from one try to the next")
+	fs.DurationVar(&e.Request, "leader-elect-request-timeout", e.Request, "how long one request about the Lease may take")
+	fs.DurationVar(&e.Margin, "leader-elect-margin", e.Margin, "how long before the Lease runs out a leader stops acting; for clocks of different speed")
+	fs.StringVar(&o.HolderIdentity, "holder-identity", o.HolderIdentity, "this replica's name in the Lease, made unique by a suffix; empty means POD_NAME, else the host's name")
+	fs.StringVar(&o.LeaseLockName, "lease-lock-name", o.LeaseLockName, "name of the Lease")
+	fs.StringVar(&o.LeaseLockNamespace, "lease-lock-namespace", o.LeaseLockNamespace, "namespace of the Lease; empty means the pod's, without a pod or with --kubeconfig default")
 }
 
 // AddControllerFlags adds the flags that also drover up has.
@@ -125,6 +137,22 @@ func (o *Options) Validate() error {
 			return fmt.Errorf("--%s is %s: it must be at least 1s", d.flag, d.value)
 		}
 	}
+	if err := o.validateElection(); err != nil {
+		return err
+	}
 	_, err := table.Parse(o.VMDriver)
 	return err
+}
+
+func (o *Options) validateElection() error {
+	if !o.LeaderElect {
+		return nil
+	}
+	if o.LeaseLockName == "" {
+		return errors.New("--lease-lock-name is empty: it must be the name of a Lease")
+	}
+	if err := o.Election.Validate(); err != nil {
+		return fmt.Errorf("--leader-elect-...: %w", err)
+	}
+	return nil
 }

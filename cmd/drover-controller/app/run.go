@@ -28,8 +28,10 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller"
+	"cloudnative.tw/drover/internal/driver/guard"
 	"cloudnative.tw/drover/internal/driver/table"
 	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/internal/leader"
 )
 
 const (
@@ -41,41 +43,40 @@ const (
 
 // Run runs the controller until ctx ends.
 func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
-	mgr, err := newManager(o, cfg)
+	cfg = configFor(o, cfg)
+	lock, err := newLock(o, cfg)
 	if err != nil {
 		return err
 	}
-	cluster, err := ClusterID(ctx, mgr.GetAPIReader())
+	mgr, err := newManager(o, cfg, lock)
 	if err != nil {
 		return err
 	}
-	epoch, err := startEpoch(ctx, mgr.GetAPIReader())
+	guard, err := rightToAct(ctx, mgr.GetAPIReader(), lock)
 	if err != nil {
 		return err
 	}
-	inventories, err := openInventories(ctx, o, cluster)
+	inventories, err := openInventories(ctx, o, mgr.GetAPIReader(), guard)
 	if err != nil {
 		return err
 	}
-	lanes, err := controller.Setup(mgr, controller.Options{
-		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{},
-		Epoch: func() uint64 { return epoch },
-	})
-	if err != nil {
+	if err := addLanes(mgr, o, inventories, guard); err != nil {
 		return err
-	}
-	for _, lane := range lanes {
-		if err := addLane(mgr, o, lane); err != nil {
-			return err
-		}
 	}
 	if err := mgr.Add(tellStart(o.Started)); err != nil {
 		return err
 	}
-	return mgr.Start(ctx)
+	return run(ctx, mgr, lock)
 }
 
-// tellStart is run by the manager after the caches are filled.
+// configFor is how this program talks to the API.
+func configFor(o *Options, cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = o.KubeAPIQPS
+	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
+}
+
+// tellStart is run by the manager after the caches are filled, on the leader.
 func tellStart(started func()) manager.RunnableFunc {
 	return func(context.Context) error {
 		if started != nil {
@@ -85,7 +86,7 @@ func tellStart(started func()) manager.RunnableFunc {
 	}
 }
 
-func newManager(o *Options, cfg *rest.Config) (ctrl.Manager, error) {
+func newManager(o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, api.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -97,20 +98,19 @@ func newManager(o *Options, cfg *rest.Config) (ctrl.Manager, error) {
 			return nil, err
 		}
 	}
-	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = o.KubeAPIQPS
-	rest.AddUserAgent(cfg, "drover-controller/"+Version)
-	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+	options := ctrl.Options{
 		Scheme: scheme, Logger: ctrl.Log,
 		Cache:                   cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
 		Metrics:                 metricsOptions(o),
 		HealthProbeBindAddress:  o.HealthAddress,
 		GracefulShutdownTimeout: new(stopTimeout),
-	})
+	}
+	elect(&options, o, lock)
+	mgr, err := ctrl.NewManager(cfg, options)
 	if err != nil {
 		return nil, err
 	}
-	return mgr, healthChecks(mgr)
+	return mgr, healthChecks(mgr, lock)
 }
 
 // metricsOptions has the API server say who may read metrics, where that is
@@ -124,9 +124,14 @@ func metricsOptions(o *Options) metricsserver.Options {
 	return m
 }
 
-func healthChecks(mgr ctrl.Manager) error {
+func healthChecks(mgr ctrl.Manager, lock *leader.Lock) error {
 	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
 		return err
+	}
+	if lock != nil {
+		if err := mgr.AddHealthzCheck("leader", canRenew(lock)); err != nil {
+			return err
+		}
 	}
 	return mgr.AddReadyzCheck("caches", cachesSynced(mgr))
 }
@@ -158,9 +163,13 @@ func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 	return strconv.ParseUint(vms.ResourceVersion, 10, 64)
 }
 
-func openInventories(ctx context.Context, o *Options, cluster string) ([]*inventory.Inventory, error) {
+func openInventories(ctx context.Context, o *Options, reader client.Reader, gate guard.Gate) ([]*inventory.Inventory, error) {
+	cluster, err := ClusterID(ctx, reader)
+	if err != nil {
+		return nil, err
+	}
 	opened, err := table.Open(ctx, o.VMDriver, table.Options{
-		Settings: o.Drivers, ClusterID: cluster, Log: ctrl.Log, Clock: clock.RealClock{}, Registerer: metrics.Registry,
+		Settings: o.Drivers, ClusterID: cluster, Log: ctrl.Log, Clock: clock.RealClock{}, Registerer: metrics.Registry, Gate: gate,
 	})
 	if err != nil {
 		return nil, err
@@ -180,6 +189,22 @@ func openInventories(ctx context.Context, o *Options, cluster string) ([]*invent
 		out = append(out, inv)
 	}
 	return out, nil
+}
+
+// addLanes has the manager run a lane for each inventory.
+func addLanes(mgr ctrl.Manager, o *Options, inventories []*inventory.Inventory, guard *leader.Guard) error {
+	lanes, err := controller.Setup(mgr, controller.Options{
+		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Epoch: guard.Epoch,
+	})
+	if err != nil {
+		return err
+	}
+	for _, lane := range lanes {
+		if err := addLane(mgr, o, lane); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // addLane starts a driver's inventory and its orphan sweep with the manager.

@@ -81,7 +81,7 @@ func (g *guarded) Delete(ctx context.Context, t driver.Target, retain bool) erro
 func (g *guarded) call(ctx context.Context, method string, do func(context.Context, uint64) error) error {
 	ctx, epoch, leave, err := g.gate.Enter(ctx)
 	if err != nil {
-		return driver.Errorf(driver.ErrRetry, "nothing was done: %w", err)
+		return driver.Errorf(driver.ErrFenced, "nothing was done: %w", err)
 	}
 	defer leave()
 	err = do(ctx, epoch)

@@ -74,7 +74,7 @@ func TestGate(t *testing.T) {
 	}{
 		"open":   {gate{epoch: 7}, nil, "Ensure u 7,Delete u 7", nil},
 		"fails":  {gate{epoch: 7}, failed, "Ensure u 7,Delete u 7", failed},
-		"closed": {gate{closed: closed}, nil, "", driver.ErrRetry},
+		"closed": {gate{closed: closed}, nil, "", driver.ErrFenced},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

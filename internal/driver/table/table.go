@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/guard"
 	"cloudnative.tw/drover/internal/driver/metrics"
 )
 
@@ -44,6 +45,9 @@ type Options struct {
 	Log        logr.Logger
 	Clock      clock.WithTicker
 	Registerer prometheus.Registerer
+	// Gate gives the right to change something; nil is for programs that run
+	// while no controller does, and gives it always, as nobody's.
+	Gate guard.Gate
 }
 
 // Opened is a driver that is ready for use, decorated.
@@ -121,7 +125,11 @@ func open(name string, o Options) (driver.Driver, error) {
 		if err != nil {
 			return nil, err
 		}
-		return metrics.Wrap(name, d, o.Registerer), nil
+		d = metrics.Wrap(name, d, o.Registerer)
+		if o.Gate != nil {
+			d = guard.Wrap(name, d, o.Gate, o.Log, o.Registerer)
+		}
+		return d, nil
 	}
 	return nil, fmt.Errorf("unknown driver %q", name)
 }

@@ -1,0 +1,129 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"cloudnative.tw/drover/internal/leader"
+)
+
+// newLock is how this process takes part in the election; nil without one.
+func newLock(o *Options, cfg *rest.Config) (*leader.Lock, error) {
+	if !o.LeaderElect {
+		return nil, nil //nolint:nilnil // Nil is the answer for no election.
+	}
+	identity, err := leader.Identity(o.HolderIdentity)
+	if err != nil {
+		return nil, err
+	}
+	namespace, err := o.leaseNamespace()
+	if err != nil {
+		return nil, err
+	}
+	api, err := coordinationv1.NewForConfig(ownConnections(cfg))
+	if err != nil {
+		return nil, fmt.Errorf("client for the Lease: %w", err)
+	}
+	return leader.NewLock(leader.Options{
+		Leases: api.Leases(namespace), Namespace: namespace, Name: o.LeaseLockName, Identity: identity,
+		Settings: o.Election, Clock: clock.RealClock{}, Boot: leader.BootTime, Log: ctrl.Log.WithName("leader"), Dead: o.DeadHolder,
+	}), nil
+}
+
+// leaseNamespace : a kubeconfig may be of another cluster than the pod's.
+func (o *Options) leaseNamespace() (string, error) {
+	if o.LeaseLockNamespace == "" && o.Kubeconfig != "" {
+		return "default", nil
+	}
+	return leader.Namespace(o.LeaseLockNamespace)
+}
+
+// ownConnections gives the Lease connections that it shares with nothing else,
+// and by HTTP/1.1: there a request that runs out of time takes its connection
+// with it, while with HTTP/2 the next one would wait on the same dead line.
+func ownConnections(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.NextProtos = []string{"http/1.1"}
+	cfg.QPS = -1
+	return cfg
+}
+
+// rightToAct is the guard: the Lock's or, without election, one that is always
+// open under an epoch that grows from start to start.
+func rightToAct(ctx context.Context, reader client.Reader, lock *leader.Lock) (*leader.Guard, error) {
+	epoch, err := startEpoch(ctx, reader) // which also tells whether the CRD is there
+	if err != nil {
+		return nil, err
+	}
+	if lock == nil {
+		return leader.Always(epoch), nil
+	}
+	return lock.Guard(), nil
+}
+
+// elect has the manager run what acts only while this process leads, and stop
+// before the Lease is released.
+func elect(m *ctrl.Options, o *Options, lock *leader.Lock) {
+	if lock == nil {
+		return
+	}
+	m.LeaderElection, m.LeaderElectionResourceLockInterface = true, lock
+	m.LeaderElectionID, m.LeaderElectionReleaseOnCancel = o.LeaseLockName, true
+	m.LeaseDuration, m.RenewDeadline, m.RetryPeriod = &o.Election.Lease, &o.Election.Renew, &o.Election.Retry
+}
+
+// run runs the manager until ctx ends or the Lease is lost, which is an error.
+func run(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error {
+	if lock == nil {
+		return mgr.Start(ctx)
+	}
+	defer follow(ctx, lock)()
+	if err := metrics.Registry.Register(lock.Collector()); err == nil {
+		defer metrics.Registry.Unregister(lock.Collector())
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-lock.Lost():
+			cancel(lock.Err())
+		case <-ctx.Done():
+		}
+	}()
+	err := mgr.Start(ctx)
+	if lost := lock.Err(); errors.Is(lost, leader.ErrLost) {
+		return lost
+	}
+	return err
+}
+
+// follow watches the Lease until end is called, which comes after its release.
+func follow(ctx context.Context, lock *leader.Lock) (end func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		lock.Watch(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// canRenew is an error on a leader that can no longer renew the Lease.
+func canRenew(lock *leader.Lock) func(*http.Request) error {
+	return func(*http.Request) error { return lock.Healthy() }
+}
