@@ -47,11 +47,11 @@ func WatchVMs(vms typed.VirtualMachineInterface) *cache.ListWatch {
 // Made is how long it took, from the first creation.
 type Made struct {
 	// Created : the API server has all VMs.
-	Created time.Duration
+	Created time.Duration `json:"createdNanoseconds"`
 	// Active : all run.
-	Active time.Duration
+	Active time.Duration `json:"activeNanoseconds"`
 	// Settled : all have shown what they use, after which nothing changes.
-	Settled time.Duration
+	Settled time.Duration `json:"settledNanoseconds"`
 }
 
 // MakeVMs creates VMs called vm-<n>, several at a time, and waits until all of
