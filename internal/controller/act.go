@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logf "sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -24,6 +25,9 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	if p.plan.step == stepFinish {
 		return r.finish(ctx, p)
 	}
+	if err := r.confirm(ctx, p); err != nil {
+		return false, err
+	}
 	if p.plan.intent {
 		if err := r.writeIntent(ctx, p); err != nil {
 			return false, err
@@ -35,6 +39,30 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	}
 	p.settle(ctx, result)
 	return false, nil
+}
+
+// confirm has the API say that the object is as the pass has it, before a server
+// is made for it. The cache may be behind, on a replica that has just become the
+// leader above all: its predecessor may have let the object go.
+func (r *Reconciler) confirm(ctx context.Context, p *pass) error {
+	if p.live || p.plan.operation != api.OperationCreate || p.plan.step != stepEnsure {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	now := &api.VirtualMachine{}
+	err := r.Live.Get(ctx, keyOf(p.base), now)
+	switch {
+	case err != nil:
+		return err
+	case now.UID != p.base.UID:
+		return apierrors.NewNotFound(api.Resource("virtualmachines"), p.base.Name)
+	case now.ResourceVersion != p.base.ResourceVersion:
+		r.recent.remember(now)
+		return apierrors.NewConflict(api.Resource("virtualmachines"), p.base.Name, errors.New("the cache is behind"))
+	}
+	p.live = true
+	return nil
 }
 
 // outcome is what came of a call. It is partial if the driver could not be shown

@@ -62,10 +62,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil || vm == nil || letGo(vm) {
 		return ctrl.Result{}, err
 	}
-	if vm, err = r.ensureFinalizer(ctx, vm); err != nil {
+	bound, err := r.ensureFinalizer(ctx, vm)
+	if err != nil {
 		return retry(err)
 	}
-	p := r.gather(vm) //nolint:contextcheck // a readiness probe outlives the pass that starts it
+	p := r.gather(bound) //nolint:contextcheck // a readiness probe outlives the pass that starts it
+	p.live = bound != vm
 	for steps := 0; ; steps++ {
 		if p.decide(); p.plan.step == stepNone || steps == maxSteps {
 			break
@@ -103,6 +105,8 @@ type pass struct {
 	r    *Reconciler
 	base *api.VirtualMachine // as the API has it
 	vm   *api.VirtualMachine // base, with the status as this pass would have it
+	// live is set once the API itself has shown base in this pass.
+	live bool
 	seen inventory.Observation
 	// fresh is set while seen comes from a live look with nothing done since.
 	fresh bool

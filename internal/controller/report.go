@@ -72,7 +72,7 @@ func (r *Reconciler) write(ctx context.Context, p *pass) error {
 		return err
 	}
 	r.recent.remember(vm)
-	p.base, p.vm = vm, vm.DeepCopy()
+	p.base, p.vm, p.live = vm, vm.DeepCopy(), true
 	return nil
 }
 

@@ -152,7 +152,7 @@ func (o *Options) validateElection() error {
 		return errors.New("--lease-lock-name is empty: it must be the name of a Lease")
 	}
 	if err := o.Election.Validate(); err != nil {
-		return fmt.Errorf("--leader-elect-...: %w", err)
+		return fmt.Errorf("leader election: %w", err)
 	}
 	return nil
 }

@@ -1,0 +1,113 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"testing"
+
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// takeOver plays a new leader whose cache still has the VirtualMachine as it is
+// now.
+func (g *rig) takeOver() {
+	g.t.Helper()
+	old := g.vm()
+	g.newReconciler()
+	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
+		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+			old.DeepCopyInto(obj.(*api.VirtualMachine)) //nolint:forcetypeassert // there are no other Gets
+			return nil
+		},
+	})
+}
+
+func (g *rig) letServerGo() {
+	g.t.Helper()
+	if err := g.inv.Delete(g.t.Context(), driver.Target{UID: "uid-1"}, false); err != nil {
+		g.t.Fatal(err)
+	}
+	g.eventually("the server is gone", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
+}
+
+func (g *rig) wantServer(want bool) {
+	g.t.Helper()
+	servers, err := g.engine.List(g.t.Context())
+	if err != nil || (len(servers) == 1) != want {
+		g.t.Errorf("the engine has %v, %v: want a server: %v", servers, err, want)
+	}
+}
+
+// TestLetGoByThePredecessor : nothing is made for an object that is gone, even
+// if the cache still has it, finalizer included.
+func TestLetGoByThePredecessor(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.takeOver()
+	vm := g.vm()
+	controllerutil.RemoveFinalizer(vm, api.FinalizerServer)
+	if err := g.api.Update(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.api.Delete(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	g.letServerGo()
+	g.reconcile()
+	g.wantServer(false)
+}
+
+// TestDeletedMeanwhile : what the API says counts from then on.
+func TestDeletedMeanwhile(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.takeOver()
+	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
+		t.Fatal(err)
+	}
+	g.letServerGo()
+	g.reconcile()
+	g.wantServer(false)
+	if vm := g.vm(); vm != nil {
+		t.Errorf("the object is still there: %v, deleted at %v", vm.Finalizers, vm.DeletionTimestamp)
+	}
+}
+
+// TestWhoMayNotActDoesNotReport : a refused step is no failure of the VM's.
+func TestWhoMayNotActDoesNotReport(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrFenced, "a newer leader has acted")
+	}
+	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
+	writes := g.counting(func() {
+		result, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+		if err != nil || result.RequeueAfter != fencedRetry {
+			t.Errorf("got %+v, %v: want another try after %s", result, err, fencedRetry)
+		}
+	})
+	if writes != 0 {
+		t.Errorf("%d writes, want none", writes)
+	}
+	g.engine.ensure = nil
+	g.reconcile()
+	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
+}
