@@ -77,21 +77,28 @@ func createVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, at
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	for n := range count {
-		group.Go(func() error {
-			_, err := CreateVM(ctx, vms, fmt.Sprintf("vm-%05d", n))
-			return err
-		})
+		group.Go(func() error { return CreateVM(ctx, vms, fmt.Sprintf("vm-%05d", n)) })
 	}
 	return group.Wait()
 }
 
 // CreateVM creates a small VM.
-func CreateVM(ctx context.Context, vms typed.VirtualMachineInterface, name string) (*api.VirtualMachine, error) {
+func CreateVM(ctx context.Context, vms typed.VirtualMachineInterface, name string) error {
+	return create(ctx, vms, name, metav1.CreateOptions{})
+}
+
+// TryCreate goes through a creation and creates nothing.
+func TryCreate(ctx context.Context, vms typed.VirtualMachineInterface) error {
+	return create(ctx, vms, "try", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+}
+
+func create(ctx context.Context, vms typed.VirtualMachineInterface, name string, opts metav1.CreateOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	vm := vmtest.VM(name).Obj()
 	vm.Namespace = ""
-	return vms.Create(ctx, vm, metav1.CreateOptions{})
+	_, err := vms.Create(ctx, vm, opts)
+	return err
 }
 
 // await counts the VMs that a watch shows until all have settled.
