@@ -61,6 +61,7 @@ func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Settings.Lease+turnWithin, errors.New("not seen in time"))
 	defer cancel()
 	w := &witness{b: b, ctx: ctx, old: lead.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.gap.Len()}
+	lead.dismissed = true
 	w.signalled = time.Now()
 	if err := syscall.Kill(lead.PID(), sig); err != nil {
 		return handover{}, err
@@ -82,7 +83,7 @@ func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name
 func (b *benchmark) steady(ctx context.Context) error {
 	pids := []int{b.cluster.PID()}
 	for _, f := range b.fleets {
-		if err := f.fill(ctx, b.Replicas); err != nil {
+		if err := errors.Join(f.fill(ctx), f.awaitReady()); err != nil {
 			return err
 		}
 		pids = append(pids, f.pids()...)
