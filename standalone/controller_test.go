@@ -15,10 +15,13 @@ func TestAPredecessorIsDead(t *testing.T) {
 	t.Parallel()
 	o := newControllerOptions()
 	own, err := leader.Identity(o.HolderIdentity)
+	if err := o.Validate(); err != nil {
+		t.Error(err)
+	}
 	if err != nil || !o.DeadHolder(own) {
 		t.Errorf("%q, %v: want it dead", own, err)
 	}
-	other, err := leader.Identity("drover-upper")
+	other, err := leader.Identity("drover-up")
 	if err != nil || o.DeadHolder(other) || o.DeadHolder("") {
 		t.Errorf("%q, %v: want it alive", other, err)
 	}

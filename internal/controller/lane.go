@@ -52,6 +52,7 @@ type Options struct {
 	Threads int
 	Clock   clock.WithTicker
 	Epoch   func() uint64
+	MayAct  func() error
 }
 
 // Setup adds one lane per driver to the manager: a controller with a queue and
@@ -67,7 +68,7 @@ func Setup(mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
 	for _, inv := range append(slices.Clone(o.Inventories), nil) {
 		r := &Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: mgr.GetEventRecorder("drover"),
-			Clock: o.Clock, Drivers: names, Inventory: inv, Epoch: o.Epoch,
+			Clock: o.Clock, Drivers: names, Inventory: inv, Epoch: o.Epoch, MayAct: o.MayAct,
 		}
 		if inv != nil {
 			r.Driver = inv.Name

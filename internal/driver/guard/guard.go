@@ -79,7 +79,7 @@ func (g *guarded) Delete(ctx context.Context, t driver.Target, retain bool) erro
 }
 
 func (g *guarded) call(ctx context.Context, method string, do func(context.Context, uint64) error) error {
-	ctx, epoch, leave, err := g.gate.Enter(ctx)
+	inside, epoch, leave, err := g.gate.Enter(ctx)
 	if err != nil {
 		g.told.refused.Do(func() {
 			g.log.Info("A call was not let through; further ones are counted and not logged", "method", method, "cause", err.Error())
@@ -87,7 +87,10 @@ func (g *guarded) call(ctx context.Context, method string, do func(context.Conte
 		return driver.Errorf(driver.ErrFenced, "nothing was done: %w", err)
 	}
 	defer leave()
-	err = do(ctx, epoch)
+	err = do(inside, epoch)
+	if err != nil && inside.Err() != nil && ctx.Err() == nil {
+		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(inside), err) //nolint:errorlint // Of a kind of its own.
+	}
 	if errors.Is(err, driver.ErrFenced) {
 		g.fenced.WithLabelValues(method).Inc()
 		g.told.fenced.Do(func() {
