@@ -5,13 +5,11 @@ package controller
 
 import (
 	"context"
-	"errors"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
 
@@ -21,11 +19,11 @@ func (r *Reconciler) finish(ctx context.Context, p *pass) (done bool, err error)
 	if !controllerutil.ContainsFinalizer(p.base, v1alpha1.FinalizerServer) {
 		return true, nil
 	}
-	if err := r.askForRest(ctx, p); driver.MayNotAct(err) {
-		return false, err
-	} else if err != nil {
-		p.fail(p.plan, err)
-		return false, nil
+	if !p.fresh {
+		if err := p.look(ctx); err != nil {
+			p.fail(p.plan, err)
+			return false, nil
+		}
 	}
 	if p.seen.Answer != inventory.Gone {
 		return false, nil
@@ -36,22 +34,4 @@ func (r *Reconciler) finish(ctx context.Context, p *pass) (done bool, err error)
 		return false, err
 	}
 	return true, nil
-}
-
-// askForRest looks at what the engine itself says of the UID, after a removal
-// under this leader's epoch, even if there seems to be nothing to remove: an
-// engine that compares epochs then takes no late call of a predecessor, which
-// could make the server anew for an object that is gone.
-func (r *Reconciler) askForRest(ctx context.Context, p *pass) error {
-	removed := p.did == v1alpha1.OperationDelete || p.did == v1alpha1.OperationRelease
-	if removed && p.fresh {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	retain := p.vm.Spec.DeletionPolicy == v1alpha1.DeletionRetain
-	if err := r.Inventory.Delete(ctx, p.target(), retain); err != nil && !errors.Is(err, driver.ErrNotFound) {
-		return err
-	}
-	return p.look(ctx)
 }

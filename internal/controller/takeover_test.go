@@ -177,28 +177,6 @@ func TestRetainMeanwhile(t *testing.T) {
 	}
 }
 
-// TestLettingGoShutsOutPredecessors : even if there is nothing to remove, a late
-// call of theirs can make no server afterwards.
-func TestLettingGoShutsOutPredecessors(t *testing.T) {
-	t.Parallel()
-	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
-	g.reconcile()
-	g.letServerGo()
-	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
-		t.Fatal(err)
-	}
-	g.reconcile()
-	if g.vm() != nil {
-		t.Fatal("the object is still there")
-	}
-	late := driver.ServerSpec{Target: driver.Target{UID: "uid-1", Epoch: 6}, Name: "vm", Namespace: "default", Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1 << 30}
-	if _, err := g.engine.Driver.Ensure(t.Context(), late); !errors.Is(err, driver.ErrFenced) {
-		t.Errorf("a predecessor's late call ended with %v, want %v", err, driver.ErrFenced)
-	}
-	g.wantServer(false)
-}
-
 // TestClockOfThePredecessor : a clock that was ahead delays nothing.
 func TestClockOfThePredecessor(t *testing.T) {
 	t.Parallel()
