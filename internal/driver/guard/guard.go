@@ -79,7 +79,7 @@ func (g *guarded) Delete(ctx context.Context, t driver.Target, retain bool) erro
 }
 
 func (g *guarded) call(ctx context.Context, method string, do func(context.Context, uint64) error) error {
-	ctx, epoch, leave, err := g.gate.Enter(ctx)
+	ctx, epoch, leave, err := enter(ctx, g.gate)
 	if err != nil {
 		return driver.Errorf(driver.ErrFenced, "nothing was done: %w", err)
 	}
