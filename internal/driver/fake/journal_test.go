@@ -63,21 +63,26 @@ func TestJournal(t *testing.T) {
 			if got := deeds(entries); !slices.Equal(got, want) {
 				t.Fatalf("the journal has %q, want %q", got, want)
 			}
-			for _, e := range entries {
-				if e.UID != "one" || e.Cluster != "c" || e.PID != os.Getpid() || e.At.IsZero() {
-					t.Errorf("an entry is %+v", e)
-				}
-			}
-			created, changed := entries[0], entries[1]
-			switch {
-			case created.Had != nil || created.Has == nil || created.Has.ID == "" || created.Has.State != driver.StateRunning:
-				t.Errorf("the creation is told as %+v", created)
-			case *changed.Had != *created.Has || changed.Has.State != driver.StateStopped || changed.Has.Run != created.Has.Run:
-				t.Errorf("the stop is told as from %+v to %+v", changed.Had, changed.Has)
-			case entries[3].Has != nil || *entries[3].Had != *changed.Has:
-				t.Errorf("the deletion is told as %+v", entries[3])
-			}
+			checkEntries(t, entries)
 		})
+	}
+}
+
+func checkEntries(t *testing.T, entries []fake.Entry) {
+	t.Helper()
+	for _, e := range entries {
+		if e.UID != "one" || e.Cluster != "c" || e.PID != os.Getpid() || e.At.IsZero() {
+			t.Errorf("an entry is %+v", e)
+		}
+	}
+	created, changed := entries[0], entries[1]
+	switch {
+	case created.Had != nil || created.Has == nil || created.Has.ID == "" || created.Has.State != driver.StateRunning:
+		t.Errorf("the creation is told as %+v", created)
+	case *changed.Had != *created.Has || changed.Has.State != driver.StateStopped || changed.Has.Run != created.Has.Run:
+		t.Errorf("the stop is told as from %+v to %+v", changed.Had, changed.Has)
+	case entries[3].Has != nil || *entries[3].Had != *changed.Has:
+		t.Errorf("the deletion is told as %+v", entries[3])
 	}
 }
 
