@@ -45,7 +45,8 @@ type Entry struct {
 	UID     types.UID `json:"uid"`
 	Method  string    `json:"method"`
 	Deed    Deed      `json:"deed"`
-	// Had is the server before the change, and Has after it; nil is none.
+	// Had is the server before the change, and Has after it; nil is none, as
+	// after a release.
 	Had *Sketch `json:"had,omitempty"`
 	Has *Sketch `json:"has,omitempty"`
 }
@@ -58,7 +59,7 @@ type Sketch struct {
 }
 
 func sketch(r *Record) *Sketch {
-	if r == nil {
+	if r == nil || r.Retained {
 		return nil
 	}
 	return &Sketch{ID: r.ID, Run: r.Run, State: r.State}

@@ -75,14 +75,18 @@ func checkEntries(t *testing.T, entries []fake.Entry) {
 			t.Errorf("an entry is %+v", e)
 		}
 	}
-	created, changed := entries[0], entries[1]
-	switch {
-	case created.Had != nil || created.Has == nil || created.Has.ID == "" || created.Has.State != driver.StateRunning:
-		t.Errorf("the creation is told as %+v", created)
-	case *changed.Had != *created.Has || changed.Has.State != driver.StateStopped || changed.Has.Run != created.Has.Run:
+	created, changed, deleted, released := entries[0], entries[1], entries[3], entries[5]
+	if created.Had != nil || created.Has.ID == "" || created.Has.State != driver.StateRunning {
+		t.Errorf("the creation is told as from %+v to %+v", created.Had, created.Has)
+	}
+	if *changed.Had != *created.Has || changed.Has.State != driver.StateStopped || changed.Has.Run != created.Has.Run {
 		t.Errorf("the stop is told as from %+v to %+v", changed.Had, changed.Has)
-	case entries[3].Has != nil || *entries[3].Had != *changed.Has:
-		t.Errorf("the deletion is told as %+v", entries[3])
+	}
+	if *deleted.Had != *changed.Has || *released.Had != *entries[4].Has {
+		t.Errorf("the ends are told as of %+v and %+v", deleted.Had, released.Had)
+	}
+	if deleted.Has != nil || released.Has != nil {
+		t.Errorf("there is %+v and %+v after the end", deleted.Has, released.Has)
 	}
 }
 
