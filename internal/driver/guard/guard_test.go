@@ -129,6 +129,21 @@ func TestFencedIsCountedAndLoggedOnce(t *testing.T) {
 	}
 }
 
+func TestRefusalIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	lines := 0
+	log := funcr.New(func(string, string) { lines++ }, funcr.Options{})
+	d := guard.Wrap("some", &engine{}, &gate{closed: errors.New("closed")}, log, nil)
+	for range 3 {
+		if err := both(t, d); !errors.Is(err, driver.ErrFenced) {
+			t.Errorf("got error %v, want %v", err, driver.ErrFenced)
+		}
+	}
+	if lines != 1 {
+		t.Errorf("%d lines were logged, want 1", lines)
+	}
+}
+
 // TestTransparent : a driver behind an open gate is still the driver.
 func TestTransparent(t *testing.T) {
 	t.Parallel()
