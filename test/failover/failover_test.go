@@ -110,9 +110,6 @@ func TestFailover(t *testing.T) {
 		all.Add(f)
 	}
 	t.Logf("in %d worlds:\n%s", p.worlds, all)
-	for _, v := range all.Violations {
-		t.Error(v)
-	}
 }
 
 func storms(t *testing.T, binary string, faults []Kind, seed uint64) Figures {
@@ -127,6 +124,9 @@ func storms(t *testing.T, binary string, faults []Kind, seed uint64) Figures {
 	}
 	f := Count(e)
 	f.Took, f.Leads = time.Since(begin), w.leads()
+	for _, v := range f.Violations {
+		t.Errorf("%s\n%s", v, e.History(v.UID))
+	}
 	return f
 }
 

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
@@ -88,6 +90,28 @@ func (e Evidence) blame(entry fake.Entry) Kind {
 		return common.Kind
 	}
 	return nothing
+}
+
+// History is all that is known of a server, for people.
+func (e Evidence) History(uid types.UID) string {
+	asked := e.Asked[uid]
+	lines := []string{fmt.Sprintf("asked for: %+v", asked)}
+	from, to := asked.DeletedAt, asked.DeletedAt
+	for _, entry := range e.Journal {
+		if entry.UID != uid {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", show(entry), e.process(entry).Replica, tell(entry.Had), tell(entry.Has)))
+		if to = entry.At; from.IsZero() || entry.At.Before(from) {
+			from = entry.At
+		}
+	}
+	for _, f := range e.Faults {
+		if f.To.After(from.Add(-aftermath)) && f.From.Before(to.Add(aftermath)) {
+			lines = append(lines, fmt.Sprintf("%s, process %d, from %s to %s", f.Kind, f.PID, f.From.UTC().Format(time.StampMilli), f.To.UTC().Format(time.StampMilli)))
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // Add sums up the figures of several worlds.

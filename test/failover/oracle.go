@@ -130,7 +130,7 @@ func fallen(uid types.UID, entries []fake.Entry) []Violation {
 }
 
 func show(e fake.Entry) string {
-	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Deed, e.PID, e.Epoch, e.At.Format(time.StampMilli))
+	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Deed, e.PID, e.Epoch, e.At.UTC().Format(time.StampMilli))
 }
 
 // life is what became of a server, as far as its entries tell.

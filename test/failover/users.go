@@ -100,22 +100,29 @@ func (u *user) create(ctx context.Context) error {
 		b.Action(api.ActionStopped)
 		starts = 0
 	}
-	err := insist(ctx, func(ctx context.Context) (err error) {
-		u.vm, err = u.vms.Create(ctx, b.Obj(), metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) { // the answer to an earlier try was lost
-			u.vm, err = u.vms.Get(ctx, u.name, metav1.GetOptions{})
-		}
-		return err
-	})
-	if err != nil {
+	if err := u.begin(ctx, b.Obj(), starts); err != nil {
 		return err
 	}
-	u.book.note(u.vm.UID, func(a *Asked) { a.Name, a.AtMost = u.name, starts })
 	if u.random.often(hasty) {
 		sleep(ctx, u.random.upTo(maxPause))
 		return u.delete(ctx)
 	}
 	return u.granted(ctx, starts)
+}
+
+// begin has the VirtualMachine there, to be started so many times.
+func (u *user) begin(ctx context.Context, vm *api.VirtualMachine, starts int) error {
+	err := insist(ctx, func(ctx context.Context) (err error) {
+		u.vm, err = u.vms.Create(ctx, vm, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) { // the answer to an earlier try was lost
+			u.vm, err = u.vms.Get(ctx, u.name, metav1.GetOptions{})
+		}
+		return err
+	})
+	if err == nil {
+		u.book.note(u.vm.UID, func(a *Asked) { a.Name, a.AtMost = u.name, starts })
+	}
+	return err
 }
 
 // wish asks for one more thing of a VirtualMachine that is as was asked before.
