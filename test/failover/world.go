@@ -27,7 +27,6 @@ import (
 
 const (
 	leaseName = "drover-controller"
-	replicas  = 3
 	users     = 14
 	slowUsers = 4
 	// requestLimit is how long a replica's request for the Lease may take.
@@ -38,6 +37,10 @@ const (
 	// readPeriod is the time from one look at the journal to the next.
 	readPeriod = 5 * time.Millisecond
 )
+
+// latencies of the fake engine, one for each replica. A call that is halted in it
+// goes on at once, where one that is slow by a fault is likely to be cut.
+var latencies = []string{"20ms", "50ms", "200ms"}
 
 // program builds drover-controller.
 func program(t testing.TB, tags string) string {
@@ -86,11 +89,11 @@ func newWorld(t testing.TB, binary, dir string, seed uint64) *world {
 	if err := errors.Join(os.WriteFile(w.journal, nil, 0o600), os.WriteFile(faults, []byte(slow.String()), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	for n := range replicas {
+	for n, latency := range latencies {
 		proxy := w.NewAPIProxy(t)
 		w.replicas = append(w.replicas, &replica{
 			name: fmt.Sprintf("replica-%d", n), binary: binary, proxy: proxy,
-			args: append(w.args(faults), "--kubeconfig="+proxy.Kubeconfig),
+			args: append(w.args(faults), "--fake-latency="+latency, "--kubeconfig="+proxy.Kubeconfig),
 		})
 	}
 	return w
@@ -101,7 +104,7 @@ func newWorld(t testing.TB, binary, dir string, seed uint64) *world {
 func (w *world) args(faults string) []string {
 	return []string{
 		"--vm-driver=fake", "--fake-dir=" + w.FakeDir, "--fake-journal=" + w.journal, "--fake-faults=" + faults,
-		"--fake-latency=30ms", "--fake-boot-time=50ms", "--fake-shutdown-time=50ms", "--orphan-grace=24h",
+		"--fake-boot-time=50ms", "--fake-shutdown-time=50ms", "--orphan-grace=24h",
 		"--leader-elect-lease-duration=" + lease.String(), "--leader-elect-renew-deadline=1500ms",
 		"--leader-elect-retry-period=250ms", "--leader-elect-request-timeout=" + requestLimit.String(), "--leader-elect-margin=250ms",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
