@@ -91,6 +91,28 @@ func TestDeletedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestLetGoWithoutAServer : a predecessor that was halted in the creation makes
+// none when it goes on, though its successor has changed nothing before.
+func TestLetGoWithoutAServer(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").Bound("fake/" + g.inv.Get("none").EngineID))
+	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
+		t.Fatal(err)
+	}
+	g.reconcile()
+	if vm := g.vm(); vm != nil {
+		t.Fatalf("the object is still there: %v", vm.Finalizers)
+	}
+	spec := driver.ServerSpec{
+		Target: driver.Target{UID: "uid-1", Epoch: g.r.Epoch() - 1}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9,
+	}
+	if _, err := g.engine.Ensure(t.Context(), spec); !errors.Is(err, driver.ErrFenced) {
+		t.Errorf("the predecessor's call: got error %v, want %v", err, driver.ErrFenced)
+	}
+	g.wantServer(false)
+}
+
 // TestWhoMayNotActDoesNotReport : a refused step is no failure of the VM's.
 func TestWhoMayNotActDoesNotReport(t *testing.T) {
 	t.Parallel()

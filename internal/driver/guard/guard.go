@@ -79,7 +79,7 @@ func (g *guarded) Delete(ctx context.Context, t driver.Target, retain bool) erro
 }
 
 func (g *guarded) call(ctx context.Context, method string, do func(context.Context, uint64) error) error {
-	inside, epoch, leave, err := g.gate.Enter(ctx)
+	inside, epoch, leave, err := enter(ctx, g.gate)
 	if err != nil {
 		g.told.refused.Do(func() {
 			g.log.Info("A call was not let through; further ones are counted and not logged", "method", method, "cause", err.Error())
