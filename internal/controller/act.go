@@ -25,7 +25,7 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	if p.plan.step == stepFinish {
 		return r.finish(ctx, p)
 	}
-	if err := r.confirm(ctx, p); err != nil {
+	if confirmed, err := r.confirm(ctx, p); !confirmed || err != nil {
 		return false, err
 	}
 	if p.plan.intent {
@@ -41,15 +41,31 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	return false, nil
 }
 
-// confirm has the API say that the object is as the pass has it, before a server
-// is made or removed for it. The cache may be behind, on a replica that has just
-// become the leader above all: its predecessor may have let the object go, and a
-// user may want to keep the server.
-func (r *Reconciler) confirm(ctx context.Context, p *pass) error {
+// confirm makes sure of what a creation or a removal rests on, where that is not
+// news of this very pass. A replica that has just become the leader may lag behind
+// its predecessor, who may have let the object go or made the server, and behind a
+// user who wants to keep the server. Unless it is confirmed the pass decides anew.
+func (r *Reconciler) confirm(ctx context.Context, p *pass) (confirmed bool, err error) {
 	creates := p.plan.step == stepEnsure && p.plan.operation == api.OperationCreate
 	if p.live || !creates && p.plan.step != stepDelete {
-		return nil
+		return true, nil
 	}
+	if err := r.confirmObject(ctx, p); err != nil {
+		return false, err
+	}
+	p.live = true
+	if !creates || p.fresh {
+		return true, nil
+	}
+	if err := p.look(ctx); err != nil {
+		p.fail(p.plan, err)
+		return false, nil
+	}
+	return p.seen.Answer == inventory.Gone, nil
+}
+
+// confirmObject has the API say that the object is as the pass has it.
+func (r *Reconciler) confirmObject(ctx context.Context, p *pass) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	now := &api.VirtualMachine{}
@@ -63,7 +79,6 @@ func (r *Reconciler) confirm(ctx context.Context, p *pass) error {
 		r.recent.remember(now)
 		return apierrors.NewConflict(api.Resource("virtualmachines"), p.base.Name, errors.New("the cache is behind"))
 	}
-	p.live = true
 	return nil
 }
 

@@ -113,6 +113,26 @@ func TestLetGoWithoutAServer(t *testing.T) {
 	g.wantServer(false)
 }
 
+// TestServerMadeByThePredecessor : a new leader that has not heard of the server
+// yet does not take its own adoption of it for a creation, after which a restart
+// that was asked for would count as done.
+func TestServerMadeByThePredecessor(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	run := g.server().Run
+	g.engine.behind = true
+	g.startInventory()
+	g.newReconciler()
+	at := metav1.NewTime(t0)
+	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
+	g.reconcile()
+	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {
+		t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, g.vm().Status.RestartedAt)
+	}
+}
+
 // TestWhoMayNotActDoesNotReport : a refused step is no failure of the VM's.
 func TestWhoMayNotActDoesNotReport(t *testing.T) {
 	t.Parallel()
