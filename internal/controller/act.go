@@ -25,13 +25,13 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	if p.plan.step == stepFinish {
 		return r.finish(ctx, p)
 	}
-	if confirmed, err := r.confirm(ctx, p); !confirmed || err != nil {
-		return false, err
-	}
 	if p.plan.intent {
 		if err := r.writeIntent(ctx, p); err != nil {
 			return false, err
 		}
+	}
+	if confirmed, err := r.confirm(ctx, p); !confirmed || err != nil {
+		return false, err
 	}
 	result := r.call(ctx, p)
 	if driver.MayNotAct(result.err) {
@@ -41,19 +41,22 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	return false, nil
 }
 
-// confirm makes sure of what a creation or a removal rests on, where that is not
-// news of this very pass. A replica that has just become the leader may lag behind
-// its predecessor, who may have let the object go or made the server, and behind a
-// user who wants to keep the server. Unless it is confirmed the pass decides anew.
+// confirm makes sure of what a step rests on, where that is not news of this very
+// pass. A replica that has just become the leader may lag behind its predecessor,
+// who may have let the object go or made the server, and behind users. A creation
+// and a removal are always confirmed, other steps where the object was not seen
+// since this lead began. Unless it is confirmed the pass decides anew.
 func (r *Reconciler) confirm(ctx context.Context, p *pass) (confirmed bool, err error) {
 	creates := p.plan.step == stepEnsure && p.plan.operation == api.OperationCreate
-	if p.live || !creates && p.plan.step != stepDelete {
+	must := creates || p.plan.step == stepDelete
+	if p.live || !must && r.recent.seenSince(p.base, r.Epoch()) {
 		return true, nil
 	}
 	if err := r.confirmObject(ctx, p); err != nil {
 		return false, err
 	}
 	p.live = true
+	r.recent.saw(p.base)
 	if !creates || p.fresh {
 		return true, nil
 	}

@@ -48,6 +48,8 @@ type rig struct {
 	writes int
 	// statusErr fails writes of the status.
 	statusErr error
+	// behind is what the cache has, where a test says so.
+	behind *api.VirtualMachine
 	// deposed is why the reconciler may not act.
 	deposed error
 }
