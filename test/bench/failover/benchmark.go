@@ -181,6 +181,10 @@ func (b *benchmark) measure(ctx context.Context, r *report, vms int) error {
 		return err
 	}
 	begin := time.Now()
+	before, err := bench.NewMeter(b.pids())
+	if err != nil {
+		return err
+	}
 	for n := range b.Runs {
 		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			for _, f := range b.fleets {
@@ -196,8 +200,23 @@ func (b *benchmark) measure(ctx context.Context, r *report, vms int) error {
 			}
 		}
 	}
+	after, err := bench.NewMeter(b.pids())
+	r.Others = append(r.Others, after.Others(before))
 	tell("%d runs with %d VMs took %s", b.Runs, vms, round(time.Since(begin)))
-	return nil
+	return err
+}
+
+// pids of all processes that run.
+func (b *benchmark) pids() []int {
+	pids := []int{b.cluster.PID()}
+	for _, f := range b.fleets {
+		for _, r := range f.replicas {
+			if !r.Over() {
+				pids = append(pids, r.PID())
+			}
+		}
+	}
+	return pids
 }
 
 func (b *benchmark) close() (err error) {

@@ -102,13 +102,6 @@ func holderOf(e leaseEvent) string {
 	return name
 }
 
-func (f *fleet) pids() (all []int) {
-	for _, r := range f.replicas {
-		all = append(all, r.PID())
-	}
-	return all
-}
-
 // stop ends all replicas.
 func (f *fleet) stop() (err error) {
 	for _, r := range f.replicas {
