@@ -109,5 +109,6 @@ func (f *fleet) stop() (err error) {
 			err = errors.Join(err, r.Stop())
 		}
 	}
+	f.replicas = nil
 	return err
 }

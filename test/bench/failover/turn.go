@@ -86,7 +86,10 @@ func (b *benchmark) steady(ctx context.Context) error {
 			return err
 		}
 	}
-	return bench.AwaitQuiet(ctx, b.pids()...)
+	if err := bench.AwaitQuiet(ctx, b.pids()...); err != nil || b.Calm == 0 {
+		return err
+	}
+	return bench.AwaitCalm(ctx, b.Calm)
 }
 
 // ended makes sure that a leader that was told to stop did so well.
