@@ -14,7 +14,7 @@ KUBE = $(shell go -C standalone list -m -f '{{.Version}}' k8s.io/kubernetes)
 KUBE_PARTS = $(subst ., ,$(KUBE:v%=%))
 KUBE_PKG := k8s.io/component-base/version
 KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 1,$(KUBE_PARTS)) -X $(KUBE_PKG).gitMinor=$(word 2,$(KUBE_PARTS))
-# Flags for drover up: make up ARGS="--port 7443"
+# Flags for drover up and benchmarks: make up ARGS="--port 7443"
 ARGS ?=
 # The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
 IMAGE ?= drover-controller:dev
@@ -69,6 +69,11 @@ verify: build ## fail when generated files or the docs are stale
 .PHONY: bench-up
 bench-up: build ## print how long drover up takes, cold and warm, and how much memory
 	hack/bench-up.sh
+
+.PHONY: bench-failover
+bench-failover: build ## print how soon another replica leads, beside client-go's elector; flags by ARGS="..."
+	go build -buildvcs=false -o bin/bench-failover ./test/bench/failover
+	bin/bench-failover $(ARGS)
 
 .PHONY: clean
 clean: ## remove bin/ (built programs and tools)
