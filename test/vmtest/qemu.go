@@ -1,0 +1,19 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vmtest
+
+import (
+	"os/exec"
+	"testing"
+)
+
+// QEMU returns the path of the QEMU that tests run.
+func QEMU(t testing.TB) string {
+	t.Helper()
+	path, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		t.Fatalf("the tests need QEMU, which hack/qemu.sh installs: %v", err)
+	}
+	return path
+}
