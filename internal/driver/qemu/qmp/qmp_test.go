@@ -33,10 +33,11 @@ type mock struct {
 }
 
 // dialMock connects a client to a mock that play plays.
-func dialMock(t *testing.T, ctx context.Context, onEvent func(qmp.Event), play func(m *mock)) (*qmp.Client, error) {
+func dialMock(ctx context.Context, t *testing.T, onEvent func(qmp.Event), play func(m *mock)) (*qmp.Client, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
-	listener, err := net.Listen("unix", path)
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +48,7 @@ func dialMock(t *testing.T, ctx context.Context, onEvent func(qmp.Event), play f
 		if err != nil {
 			return
 		}
-		defer conn.Close()
+		defer func() { _ = conn.Close() }()
 		play(&mock{t: t, conn: conn, lines: bufio.NewScanner(conn)})
 	}()
 	c, err := qmp.Dial(ctx, path, onEvent)
@@ -55,7 +56,7 @@ func dialMock(t *testing.T, ctx context.Context, onEvent func(qmp.Event), play f
 		if c != nil {
 			c.Close()
 		}
-		listener.Close()
+		_ = listener.Close()
 		<-done
 	})
 	return c, err
@@ -109,7 +110,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 func TestExecute(t *testing.T) {
 	t.Parallel()
 	events := make(chan qmp.Event, 1)
-	c, err := dialMock(t, within(t, patience), func(e qmp.Event) { events <- e }, func(m *mock) {
+	c, err := dialMock(within(t, patience), t, func(e qmp.Event) { events <- e }, func(m *mock) {
 		m.begin()
 		_, id := m.hear()
 		m.say(`{"timestamp": {"seconds": 1700000000, "microseconds": 5}, "event": "STOP", "data": {"a": 1}}` + "\n")
@@ -133,7 +134,7 @@ func TestExecute(t *testing.T) {
 
 func TestRefusal(t *testing.T) {
 	t.Parallel()
-	c, err := dialMock(t, within(t, patience), nil, func(m *mock) {
+	c, err := dialMock(within(t, patience), t, nil, func(m *mock) {
 		m.begin()
 		_, id := m.hear()
 		m.say(`{"error": {"class": "GenericError", "desc": "no such thing"}, "id": ` + id.String() + "}\n")
@@ -158,7 +159,7 @@ func TestRefusal(t *testing.T) {
 // TestLateAnswer : what comes after its caller has left is nobody's answer.
 func TestLateAnswer(t *testing.T) {
 	t.Parallel()
-	c, err := dialMock(t, within(t, patience), nil, func(m *mock) {
+	c, err := dialMock(within(t, patience), t, nil, func(m *mock) {
 		m.begin()
 		_, first := m.hear()
 		_, second := m.hear()
@@ -197,7 +198,7 @@ func TestBadPeers(t *testing.T) {
 			if strings.Contains(c.says, "deadline") {
 				ctx = within(t, soon)
 			}
-			if _, err := dialMock(t, ctx, nil, c.play); err == nil || !strings.Contains(err.Error(), c.says) {
+			if _, err := dialMock(ctx, t, nil, c.play); err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got the error %v, want %q", err, c.says)
 			}
 		})
@@ -206,7 +207,7 @@ func TestBadPeers(t *testing.T) {
 
 func TestHangUpWhileWaiting(t *testing.T) {
 	t.Parallel()
-	c, err := dialMock(t, within(t, patience), nil, func(m *mock) {
+	c, err := dialMock(within(t, patience), t, nil, func(m *mock) {
 		m.begin()
 		m.hear()
 	})
