@@ -2,8 +2,9 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Makes sure that QEMU for this kind of machine is there: installs it by apt, as
-# root or with sudo, where it is missing. Safe to run again and again.
+# Makes sure that QEMU is there, and qemu-img, by which tests check disks: installs
+# them by apt, as root or with sudo, where they are missing. Safe to run again and
+# again.
 set -o errexit -o nounset -o pipefail
 
 readonly program=qemu-system-x86_64
@@ -32,5 +33,6 @@ apt_install() {
 		die "apt-get could not install $*"
 }
 
-command -v "${program}" >/dev/null || apt_install qemu-system-x86 seabios ipxe-qemu
+command -v "${program}" >/dev/null || apt_install qemu-system-x86 seabios
+command -v qemu-img >/dev/null || apt_install qemu-utils
 echo "qemu.sh: $("${program}" --version | head -n 1)"

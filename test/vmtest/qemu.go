@@ -17,3 +17,13 @@ func QEMU(t testing.TB) string {
 	}
 	return path
 }
+
+// QEMUImg runs qemu-img and returns what it printed.
+func QEMUImg(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "qemu-img", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("qemu-img %v (hack/qemu.sh installs it): %v\n%s", args, err, out)
+	}
+	return string(out)
+}
