@@ -32,7 +32,8 @@ _start:	cli
 	mov	%ax, %ss
 	mov	$0x7c00, %sp
 	ljmp	$0, $begin
-begin:	in	$0xa1, %al		# IRQ 9 is ACPI's; nobody here would answer it
+begin:	mov	%dl, drive		# that the BIOS booted from
+	in	$0xa1, %al		# IRQ 9 is ACPI's; nobody here would answer it
 	or	$2, %al
 	out	%al, $0xa1
 	sti
@@ -98,12 +99,11 @@ reset:	mov	$0xfe, %al
 stay:	hlt
 	jmp	stay
 
-disk:	mov	$SECTOR2, %bx		# %dl is the disk that the BIOS booted
+disk:	mov	$SECTOR2, %bx
 	mov	$2, %cx			# cylinder 0, sector 2
 	mov	$0, %dh
-	push	%dx
+	mov	drive, %dl
 	int	$0x13
-	pop	%dx
 	ret
 
 print:	lodsb
@@ -125,6 +125,7 @@ banner:	.asciz	"drover guest "
 tail:	.byte	' ', LETTER, '\r', '\n', 0
 deaf:	.byte	STUBBORN
 burns:	.byte	0
+drive:	.byte	0
 
 	.org	510
 	.word	0xaa55

@@ -1,0 +1,94 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"regexp"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Limits of a machine.
+const (
+	maxCPUs   = 255
+	minMemory = 1 << 20
+	maxMemory = 1 << 42
+)
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// checkUID : a machine's UID is its SMBIOS UUID too.
+func checkUID(uid types.UID) error {
+	if uuidPattern.MatchString(string(uid)) {
+		return nil
+	}
+	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
+}
+
+// check refuses a spec that no machine could be made of.
+func check(spec driver.ServerSpec) error {
+	if err := checkUID(spec.UID); err != nil {
+		return err
+	}
+	switch spec.Power {
+	case driver.PowerOn, driver.PowerOff, driver.PowerPaused:
+	default:
+		return driver.Errorf(driver.ErrInvalid, "action is %q: it must be %s, %s or %s", spec.Power, driver.PowerOn, driver.PowerOff, driver.PowerPaused)
+	}
+	if err := checkSizes(spec); err != nil {
+		return err
+	}
+	if err := checkPorts(spec.Ports); err != nil {
+		return err
+	}
+	return checkSupport(spec)
+}
+
+func checkSizes(spec driver.ServerSpec) error {
+	switch {
+	case spec.CPUMilli <= 0 || spec.CPUMilli > maxCPUs*1000:
+		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0 and at most %d", spec.CPUMilli, maxCPUs)
+	case spec.MemoryBytes < minMemory || spec.MemoryBytes > maxMemory:
+		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be from %d to %d", spec.MemoryBytes, minMemory, maxMemory)
+	case spec.RootDiskBytes < 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0", spec.RootDiskBytes)
+	}
+	return nil
+}
+
+func checkPorts(ports []driver.Port) error {
+	for i, p := range ports {
+		switch {
+		case p.Protocol != "" && p.Protocol != "TCP" && p.Protocol != "UDP":
+			return driver.Errorf(driver.ErrInvalid, "ports[%d].protocol is %q: it must be TCP or UDP", i, p.Protocol)
+		case p.Port < 1 || p.Port > 65535:
+			return driver.Errorf(driver.ErrInvalid, "ports[%d].port is %d: it must be from 1 to 65535", i, p.Port)
+		case p.HostPort < 0 || p.HostPort > 65535:
+			return driver.Errorf(driver.ErrInvalid, "ports[%d].hostPort is %d: it must be from 0 to 65535", i, p.HostPort)
+		}
+	}
+	return nil
+}
+
+// checkSupport refuses what the driver cannot honour yet.
+func checkSupport(spec driver.ServerSpec) error {
+	for _, f := range []struct {
+		name string
+		set  bool
+	}{
+		{"volumes", len(spec.Volumes) > 0},
+		{"userData", !spec.UserData.IsZero()},
+		{"networkData", !spec.NetworkData.IsZero()},
+		{"sshAuthorizedKeys", len(spec.SSHKeys) > 0},
+		{"image.kernel", spec.Image.Kernel != nil},
+		{"image.checksum", spec.Image.Checksum != ""},
+	} {
+		if f.set {
+			return driver.Errorf(driver.ErrUnsupported, "spec.%s is not supported by the qemu driver", f.name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
+)
+
+// Names in a server's directory.
+const (
+	recordFile    = "server.json"
+	runLockFile   = "run.lock"
+	pidFile       = "pid"
+	rootDiskFile  = "root.qcow2"
+	ctlSocket     = "ctl.sock"
+	eventsSocket  = "events.sock"
+	serialSocket  = "serial.sock"
+	serialLogFile = "serial.log"
+	logFile       = "qemu.log"
+)
+
+// phase tells how far a server's run has come.
+type phase string
+
+const (
+	// phaseNone : it never ran.
+	phaseNone phase = ""
+	// phaseStarting : its QEMU is being started. A server that is found so and
+	// that does not run has not got any further, and did nothing.
+	phaseStarting phase = "starting"
+	// phaseOn : it runs, or it ran and the end is in its end file.
+	phaseOn phase = "on"
+)
+
+// record is what is written down of a server, by whoever holds its lock.
+type record struct {
+	ClusterID string    `json:"clusterID"`
+	UID       types.UID `json:"uid"`
+	ID        string    `json:"id"`
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	Epoch     uint64    `json:"epoch"`
+	Retained  bool      `json:"retained,omitempty"`
+
+	Phase     phase     `json:"phase,omitempty"`
+	Run       string    `json:"run,omitempty"`
+	StartedAt time.Time `json:"startedAt,omitzero"`
+	// LastExit is that of the run before, while one is starting.
+	LastExit *driver.Exit `json:"lastExit,omitempty"`
+	Stop     *stop        `json:"stop,omitempty"`
+
+	Settings settings `json:"settings"`
+	Root     disk     `json:"root"`
+}
+
+// settings are what of the spec takes a restart to change.
+type settings struct {
+	CPUMilli    int64         `json:"cpuMilli"`
+	MemoryBytes int64         `json:"memoryBytes"`
+	Image       string        `json:"image"`
+	Ports       []driver.Port `json:"ports,omitempty"`
+}
+
+// stop is a stop that was begun and is carried through.
+type stop struct {
+	By time.Time `json:"by,omitzero"`
+}
+
+func (d *Driver) settingsOf(spec driver.ServerSpec) settings {
+	return settings{CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: d.imageOf(spec), Ports: spec.Ports}
+}
+
+// pending names the fields of the spec that the settings do not have yet.
+func (s settings) pending(want settings) []string {
+	var fields []string
+	for _, f := range []struct {
+		name    string
+		differs bool
+	}{
+		{"resource.cpu", s.CPUMilli != want.CPUMilli},
+		{"resource.memory", s.MemoryBytes != want.MemoryBytes},
+		{"image", s.Image != want.Image},
+		{"ports", !slices.Equal(s.Ports, want.Ports)},
+	} {
+		if f.differs {
+			fields = append(fields, f.name)
+		}
+	}
+	return fields
+}
+
+func newName() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
+
+// home is a server's directory.
+type home struct {
+	dir  *enginedir.Dir
+	path string
+}
+
+func (d *Driver) home(uid types.UID) home {
+	return home{d.dir, d.dir.Path(vmsDir, string(uid))}
+}
+
+func (h home) file(name string) string { return filepath.Join(h.path, name) }
+
+// exists tells whether there is a directory at all.
+func (h home) exists() (bool, error) {
+	_, err := os.Lstat(h.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// load reads the record; its error is fs.ErrNotExist only where there is no
+// directory: a server that cannot be read is not one that is gone.
+func (h home) load() (record, error) {
+	var r record
+	content, err := os.ReadFile(h.file(recordFile))
+	if err != nil {
+		if there, statErr := h.exists(); !there {
+			return r, errors.Join(fs.ErrNotExist, statErr)
+		}
+		return r, fmt.Errorf("mend or remove %s: %s", h.path, err.Error())
+	}
+	if err := json.Unmarshal(content, &r); err != nil {
+		return r, fmt.Errorf("mend %s: %w", h.file(recordFile), err)
+	}
+	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
+		return r, fmt.Errorf("mend %s: clusterID, uid or id is missing", h.file(recordFile))
+	}
+	return r, nil
+}
+
+func (h home) save(r record) error {
+	content, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return h.dir.Replace(h.file(recordFile), append(content, '\n'))
+}
+
+// endFile has how a run ended. It is written once, before anybody makes QEMU
+// quit.
+func (h home) endFile(run string) string { return h.file("end-" + run + ".json") }
+
+// noteEnd writes an end down and returns the one that was written first.
+func (h home) noteEnd(run string, end driver.Exit) (driver.Exit, error) {
+	content, err := json.Marshal(end)
+	if err != nil {
+		return end, err
+	}
+	err = h.dir.Create(h.endFile(run), content)
+	if !errors.Is(err, fs.ErrExist) {
+		return end, err
+	}
+	first, err := h.end(run)
+	if err != nil || first == nil {
+		return end, err
+	}
+	return *first, nil
+}
+
+// end returns how a run ended, nil where nobody wrote it down.
+func (h home) end(run string) (*driver.Exit, error) {
+	content, err := os.ReadFile(h.endFile(run))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // Nil is the answer for no end.
+	}
+	if err != nil {
+		return nil, err
+	}
+	var end driver.Exit
+	if err := json.Unmarshal(content, &end); err != nil {
+		return nil, fmt.Errorf("mend or remove %s: %w", h.endFile(run), err)
+	}
+	return &end, nil
+}
+
+// forgetEnds removes the ends of runs that were.
+func (h home) forgetEnds() {
+	old, _ := filepath.Glob(h.endFile("*"))
+	for _, path := range old {
+		_ = os.Remove(path)
+	}
+}
