@@ -149,7 +149,7 @@ func (d *Driver) tend(ctx context.Context, h home) (stopping bool, err error) {
 
 func (d *Driver) collect(ctx context.Context, h home, c *qmp.Client, r record, end driver.Exit) error {
 	end.At = d.Clock.Now()
-	if _, err := h.noteEnd(r.Run, end); err != nil {
+	if _, err := h.noteEnd(r, end); err != nil {
 		return err
 	}
 	d.ring(r.UID)

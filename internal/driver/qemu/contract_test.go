@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"context"
 	"net"
 	"os"
 	"path/filepath"
@@ -30,8 +31,8 @@ func TestContract(t *testing.T) {
 		OtherImage:   e.other,
 		Losable: func(t *testing.T, clusterID string) drivertest.Losable {
 			t.Helper()
-			dir, err := os.MkdirTemp(filepath.Dir(e.dir), "own")
-			must(t, err)
+			dir := filepath.Join(t.TempDir(), "own")
+			t.Cleanup(func() { endMachines(t, filepath.Dir(dir)) })
 			move := func(from, to string) func() {
 				return func() {
 					if err := os.Rename(from, to); err != nil {
@@ -82,7 +83,7 @@ func (e *engine) hands() drivertest.Hands {
 	return drivertest.Hands{
 		Kill: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			must(t, e.homeOf(t, s).kill(t.Context(), s.UID))
+			must(t, e.homeOf(t, s).kill(context.WithoutCancel(t.Context()), s.UID))
 		},
 		Stop: func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -103,7 +104,7 @@ func (e *engine) hands() drivertest.Hands {
 		Remove: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			h := e.homeOf(t, s)
-			must(t, h.kill(t.Context(), s.UID))
+			must(t, h.kill(context.WithoutCancel(t.Context()), s.UID))
 			must(t, os.RemoveAll(h.path))
 		},
 		Burn: func(t *testing.T, s driver.Server) {
@@ -120,7 +121,7 @@ func (e *engine) tell(t *testing.T, s driver.Server, text string) {
 	vmtest.Eventually(t, patience, "the guest listens", func() error {
 		content, err := os.ReadFile(h.file(serialLogFile))
 		if err == nil && !strings.Contains(string(content), "drover guest") {
-			err = errText(content)
+			err = textError(content)
 		}
 		return err
 	})

@@ -53,6 +53,7 @@ func (d *Driver) nothingLeft(t driver.Target, lock *enginedir.Lock, none error) 
 // forget removes what is kept of a server beside its directory.
 func (d *Driver) forget(uid types.UID, lock *enginedir.Lock) {
 	d.pressed.forget(uid)
+	d.forgetEnds(uid)
 	_ = os.Remove(d.dir.Path(bellsDir, string(uid)))
 	lock.Remove()
 }
@@ -90,7 +91,7 @@ func (d *Driver) release(s server) error {
 // putAside frees the UID of a server that was marked. Its QEMU goes on in the
 // directory, wherever that is.
 func (d *Driver) putAside(s server) error {
-	if err := os.Rename(s.path, d.dir.Path(retainedDir, string(s.UID)+"."+s.ID)); err != nil {
+	if err := os.Rename(s.path, d.retainedPath(s.UID, s.ID)); err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", s.UID, err)
 	}
 	d.ring(s.UID)

@@ -30,12 +30,8 @@ type engine struct {
 func newEngine(t *testing.T) *engine {
 	t.Helper()
 	vmtest.QEMU(t)
-	dir, err := os.MkdirTemp("", "q")
-	must(t, err)
-	t.Cleanup(func() {
-		endMachines(t, dir)
-		must(t, os.RemoveAll(dir))
-	})
+	dir := t.TempDir()
+	t.Cleanup(func() { endMachines(t, dir) })
 	e := &engine{dir: filepath.Join(dir, "engine"), images: filepath.Join(dir, "images")}
 	must(t, os.Mkdir(e.images, 0o700))
 	e.plain = vmtest.BootGuest(t, e.images, "A", false)
@@ -97,16 +93,16 @@ func reach(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) d
 	vmtest.Eventually(t, patience, "Ensure reaches "+string(want), func() (err error) {
 		s, err = d.Ensure(t.Context(), spec)
 		if err == nil && s.State != want {
-			err = errState(s)
+			err = stateError(s)
 		}
 		return err
 	})
 	return s
 }
 
-type errState driver.Server
+type stateError driver.Server
 
-func (s errState) Error() string { return "it is " + string(s.State) + ": " + s.Doing }
+func (s stateError) Error() string { return "it is " + string(s.State) + ": " + s.Doing }
 
 // serial waits until the guest has printed a text.
 func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
@@ -115,15 +111,15 @@ func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 	vmtest.Eventually(t, patience, "the guest prints "+text, func() error {
 		content, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(content), text) {
-			err = errText(content)
+			err = textError(content)
 		}
 		return err
 	})
 }
 
-type errText string
+type textError string
 
-func (e errText) Error() string { return "it printed " + string(e) }
+func (e textError) Error() string { return "it printed " + string(e) }
 
 // gone deletes a server until nothing is left.
 func gone(t *testing.T, d *Driver, spec driver.ServerSpec) {

@@ -103,13 +103,13 @@ func (s *server) findEnd(now time.Time) error {
 	if !s.on {
 		end = driver.Exit{Code: codeKilled, Reason: "Killed"}
 	}
-	known, err := s.home.end(s.Run)
+	known, err := s.endOf(s.record)
 	if err != nil {
 		return err
 	}
 	if known == nil {
 		end.At = now
-		end, err = s.noteEnd(s.Run, end)
+		end, err = s.noteEnd(s.record, end)
 		known = &end
 	}
 	s.end = known

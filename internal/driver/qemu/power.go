@@ -145,7 +145,7 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 			return err
 		}
 	}
-	s.forgetEnds()
+	d.forgetEnds(s.UID)
 	s.Phase, s.LastExit = phaseOn, nil
 	return d.dir.Explain(s.save(s.record))
 }
@@ -225,7 +225,7 @@ func (p *pressed) forget(uid types.UID) {
 
 // force ends a run that the guest did not end.
 func (d *Driver) force(ctx context.Context, s *server) error {
-	if _, err := s.noteEnd(s.Run, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()}); err != nil {
+	if _, err := s.noteEnd(s.record, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()}); err != nil {
 		return d.dir.Explain(err)
 	}
 	return s.quit(ctx)

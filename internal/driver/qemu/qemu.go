@@ -23,8 +23,8 @@
 //	  events.sock          QMP, for who listens to events
 //	  serial.sock          the serial console; serial.log has what it printed
 //	  qemu.log             what QEMU printed
-//	  end-<run>.json       how the run ended
 //	retained/<uid>.<id>/   a server that was released
+//	ends/<uid>.<id>.<run>.json  how a run ended
 //	bells/<uid>            written when a server changes, for those who watch
 //	images/                a place for images, always allowed
 //	locks/, epochs/, tmp/  see package enginedir
@@ -61,6 +61,7 @@ const (
 	vmsDir      = "vms"
 	retainedDir = "retained"
 	bellsDir    = "bells"
+	endsDir     = "ends"
 	imagesDir   = "images"
 )
 
@@ -114,7 +115,7 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != AccelKVM && o.Accel != AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, AccelAuto, AccelKVM, AccelTCG)
 	}
-	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, o.Clock.Now(), vmsDir, retainedDir, bellsDir, imagesDir)
+	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, o.Clock.Now(), vmsDir, retainedDir, bellsDir, endsDir, imagesDir)
 	if err != nil {
 		return nil, err
 	}

@@ -34,12 +34,10 @@ const (
 	logFile       = "qemu.log"
 )
 
-// phase tells how far a server's run has come.
+// phase tells how far a server's run has come; empty before the first.
 type phase string
 
 const (
-	// phaseNone : it never ran.
-	phaseNone phase = ""
 	// phaseStarting : its QEMU is being started. A server that is found so and
 	// that does not run has not got any further, and did nothing.
 	phaseStarting phase = "starting"
@@ -156,29 +154,32 @@ func (h home) save(r record) error {
 }
 
 // endFile has how a run ended. It is written once, before anybody makes QEMU
-// quit.
-func (h home) endFile(run string) string { return h.file("end-" + run + ".json") }
+// quit, and lies outside of the server's directory, which a person may be about
+// to remove.
+func (h home) endFile(r record) string {
+	return h.dir.Path(endsDir, string(r.UID)+"."+r.ID+"."+r.Run+".json")
+}
 
 // noteEnd writes an end down and returns the one that was written first.
-func (h home) noteEnd(run string, end driver.Exit) (driver.Exit, error) {
+func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(end)
 	if err != nil {
 		return end, err
 	}
-	err = h.dir.Create(h.endFile(run), content)
+	err = h.dir.Create(h.endFile(r), content)
 	if !errors.Is(err, fs.ErrExist) {
 		return end, err
 	}
-	first, err := h.end(run)
+	first, err := h.endOf(r)
 	if err != nil || first == nil {
 		return end, err
 	}
 	return *first, nil
 }
 
-// end returns how a run ended, nil where nobody wrote it down.
-func (h home) end(run string) (*driver.Exit, error) {
-	content, err := os.ReadFile(h.endFile(run))
+// endOf returns how the run ended, nil where nobody wrote it down.
+func (h home) endOf(r record) (*driver.Exit, error) {
+	content, err := os.ReadFile(h.endFile(r))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is the answer for no end.
 	}
@@ -187,15 +188,23 @@ func (h home) end(run string) (*driver.Exit, error) {
 	}
 	var end driver.Exit
 	if err := json.Unmarshal(content, &end); err != nil {
-		return nil, fmt.Errorf("mend or remove %s: %w", h.endFile(run), err)
+		return nil, fmt.Errorf("mend or remove %s: %w", h.endFile(r), err)
 	}
 	return &end, nil
 }
 
-// forgetEnds removes the ends of runs that were.
-func (h home) forgetEnds() {
-	old, _ := filepath.Glob(h.endFile("*"))
+// forgetEnds removes the ends of runs that were, save those of servers that were
+// released.
+func (d *Driver) forgetEnds(uid types.UID) {
+	old, _ := filepath.Glob(d.dir.Path(endsDir, string(uid)+".*.json"))
 	for _, path := range old {
-		_ = os.Remove(path)
+		id, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), string(uid)+"."), ".")
+		if there, err := (home{d.dir, d.retainedPath(uid, id)}).exists(); !there && err == nil {
+			_ = os.Remove(path)
+		}
 	}
+}
+
+func (d *Driver) retainedPath(uid types.UID, id string) string {
+	return d.dir.Path(retainedDir, string(uid)+"."+id)
 }

@@ -100,8 +100,9 @@ func (w *watch) next(ctx context.Context) bool {
 			return false
 		}
 		w.changed(ctx, event)
-	case <-w.files.Errors:
-		return false // events were lost
+	case err := <-w.files.Errors:
+		_ = err // Whatever it is, events were lost, and who watches has to list again.
+		return false
 	case uid := <-w.ended:
 		w.release(ctx, uid)
 	case out <- head:
