@@ -4,8 +4,12 @@
 package vmtest
 
 import (
+	"context"
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 )
 
@@ -28,3 +32,50 @@ func BootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 	}
 	return path
 }
+
+// Linux is the Linux guest of hack/guest/linux.
+type Linux struct {
+	Kernel, Initrd string
+}
+
+// LinuxGuest builds the Linux guest in bin/guest of this checkout and returns
+// copies of its files in dir.
+func LinuxGuest(t testing.TB, dir string) Linux {
+	t.Helper()
+	built, err := linuxGuest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := Linux{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
+	for from, to := range map[string]string{built.Kernel: g.Kernel, built.Initrd: g.Initrd} {
+		content, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(to, content, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return g
+}
+
+// linuxGuest builds it once a process.
+var linuxGuest = sync.OnceValues(func() (Linux, error) {
+	root, err := repoRoot()
+	if err != nil {
+		return Linux{}, err
+	}
+	unlock, err := lockBuild(root)
+	if err != nil {
+		return Linux{}, err
+	}
+	defer unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), imagesWithin)
+	defer cancel()
+	dir := filepath.Join(root, "bin", "guest")
+	out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "linux-guest.sh"), dir).CombinedOutput()
+	if err != nil {
+		return Linux{}, fmt.Errorf("building the Linux guest: %w\n%s", err, out)
+	}
+	return Linux{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}, nil
+})

@@ -145,10 +145,10 @@ func (d *Dir) Reach() error {
 }
 
 // Explain says of a change that failed whether the folder is lost or only this
-// change failed.
+// change failed. An error that says of what kind it is stays as it is.
 func (d *Dir) Explain(err error) error {
-	if err == nil {
-		return nil
+	if !driver.Ambiguous(err) {
+		return err
 	}
 	if lost := d.Reach(); lost != nil {
 		return lost

@@ -123,7 +123,11 @@ func (a *accelerator) choose(ctx context.Context, d *Driver) (string, error) {
 //	mov $0x2a, %al; out %al, $0xf4; hlt; jmp .
 var probeGuest = []byte{0xb0, 0x2a, 0xe6, 0xf4, 0xf4, 0xeb, 0xfe}
 
-const probeCode = 0x2a<<1 | 1
+const (
+	probeCode = 0x2a<<1 | 1
+	// probeSize is that of a disk from which the BIOS boots.
+	probeSize = 1 << 20
+)
 
 // probeKVM runs a guest. A KVM device that opens proves nothing: inside of other
 // machines guests may hang.
@@ -136,10 +140,10 @@ func (d *Driver) probeKVM(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	sector := make([]byte, 512)
-	copy(sector, probeGuest)
-	sector[510], sector[511] = 0x55, 0xaa
-	if err := os.WriteFile(filepath.Join(tmp, "probe"), sector, 0o600); err != nil {
+	content := make([]byte, probeSize)
+	copy(content, probeGuest)
+	content[510], content[511] = 0x55, 0xaa
+	if err := os.WriteFile(filepath.Join(tmp, "probe"), content, 0o600); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeWithin)

@@ -22,6 +22,7 @@ type machine struct {
 	CPUs        int64
 	MemoryBytes int64
 	Root        *drive
+	Kernel      *kernel
 	Forwards    []forward
 }
 
@@ -29,6 +30,11 @@ type machine struct {
 type drive struct {
 	Path    string
 	Backing *layer
+}
+
+// kernel is booted in place of what is on the disk.
+type kernel struct {
+	Path, Initrd, Cmdline string
 }
 
 type layer struct {
@@ -68,6 +74,9 @@ func (m machine) arguments() []string {
 	if m.Root != nil {
 		args = append(args, m.Root.arguments("root", object{"bootindex": 1})...)
 	}
+	if m.Kernel != nil {
+		args = append(args, m.Kernel.arguments()...)
+	}
 	return args
 }
 
@@ -76,6 +85,14 @@ func cpuModel(accel string) string {
 		return "host"
 	}
 	return "max"
+}
+
+func (k kernel) arguments() []string {
+	args := []string{"-kernel", k.Path, "-append", k.Cmdline}
+	if k.Initrd != "" {
+		args = append(args, "-initrd", k.Initrd)
+	}
+	return args
 }
 
 // object is a JSON object; its text has the keys in order.

@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"regexp"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -43,6 +44,9 @@ func check(spec driver.ServerSpec) error {
 	}
 	if err := checkPorts(spec.Ports); err != nil {
 		return err
+	}
+	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
+		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
 	}
 	return checkSupport(spec)
 }
@@ -83,7 +87,6 @@ func checkSupport(spec driver.ServerSpec) error {
 		{"userData", !spec.UserData.IsZero()},
 		{"networkData", !spec.NetworkData.IsZero()},
 		{"sshAuthorizedKeys", len(spec.SSHKeys) > 0},
-		{"image.kernel", spec.Image.Kernel != nil},
 		{"image.checksum", spec.Image.Checksum != ""},
 	} {
 		if f.set {

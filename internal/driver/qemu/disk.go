@@ -37,15 +37,12 @@ func (d *Driver) imageOf(spec driver.ServerSpec) string { return cmp.Or(spec.Ima
 
 // openImage looks at the image that a source names.
 func (d *Driver) openImage(source string) (image, error) {
-	path, err := imagePath(source)
-	if err != nil {
-		return image{}, err
-	}
-	f, err := d.openAllowed(path)
+	f, err := d.openSource("image.source", source)
 	if err != nil {
 		return image{}, err
 	}
 	defer func() { _ = f.Close() }()
+	path := sourcePath(source)
 	i, err := describeImage(f)
 	if err != nil {
 		return image{}, unavailable("image %s: %w", path, err)
@@ -58,24 +55,21 @@ func unavailable(format string, args ...any) error {
 	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, format, args...))
 }
 
-// imagePath is the file that a source names.
-func imagePath(source string) (string, error) {
+func sourcePath(source string) string { return strings.TrimPrefix(source, "file://") }
+
+// openSource opens the file that a field of the spec names. It is below one of
+// the allowed folders, and no symbolic link leads out of them.
+func (d *Driver) openSource(field, source string) (*os.File, error) {
 	const forms = "it must be the absolute path of a file, or file:// before one"
-	path, _ := strings.CutPrefix(source, "file://")
+	path := sourcePath(source)
 	switch {
 	case source == "":
-		return "", driver.Errorf(driver.ErrInvalid, "spec.image.source is empty and there is no default image: %s", forms)
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is empty and there is no default: %s", field, forms)
 	case !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
-		return "", driver.Errorf(driver.ErrInvalid, "spec.image.source is %q: %s", source, forms)
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, source, forms)
 	case filepath.Clean(path) != path:
-		return "", driver.Errorf(driver.ErrInvalid, "spec.image.source is %q: a path must be written without .., . and doubled /", source)
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, source)
 	}
-	return path, nil
-}
-
-// openAllowed opens a file below one of the allowed folders. No symbolic link
-// leads out of them.
-func (d *Driver) openAllowed(path string) (*os.File, error) {
 	dirs := append([]string{d.dir.Path(imagesDir)}, d.ImageDirs...)
 	for _, dir := range dirs {
 		name, err := filepath.Rel(dir, path)
@@ -88,7 +82,7 @@ func (d *Driver) openAllowed(path string) (*os.File, error) {
 		}
 		return f, nil
 	}
-	return nil, driver.Errorf(driver.ErrInvalid, "spec.image.source is %q: images may be in %s", path, strings.Join(dirs, ", "))
+	return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: images may be in %s", field, source, strings.Join(dirs, ", "))
 }
 
 func openBelow(dir, name string) (*os.File, error) {
@@ -110,6 +104,26 @@ func openBelow(dir, name string) (*os.File, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// kernelOf finds the files of a kernel that is booted directly.
+func (d *Driver) kernelOf(spec driver.ServerSpec) (*kernel, error) {
+	k := spec.Image.Kernel
+	if k == nil {
+		return nil, nil //nolint:nilnil // Nil is for the disk's own.
+	}
+	files := map[string]string{"image.kernel.source": k.Source}
+	if k.Initrd != "" {
+		files["image.kernel.initrd"] = k.Initrd
+	}
+	for field, source := range files {
+		f, err := d.openSource(field, source)
+		if err != nil {
+			return nil, err
+		}
+		_ = f.Close()
+	}
+	return &kernel{Path: sourcePath(k.Source), Initrd: sourcePath(k.Initrd), Cmdline: k.Cmdline}, nil
 }
 
 func describeImage(f *os.File) (image, error) {
@@ -138,16 +152,24 @@ func (s *server) checkDisk(spec driver.ServerSpec) error {
 	return nil
 }
 
-// makeRoot makes a root disk on top of the spec's image.
+// makeRoot makes a root disk on top of the spec's image. A kernel that is booted
+// directly may do without an image, and without a disk.
 func (d *Driver) makeRoot(h home, spec driver.ServerSpec) (disk, error) {
-	i, err := d.openImage(d.imageOf(spec))
+	source, size := d.imageOf(spec), spec.RootDiskBytes
+	if source == "" && spec.Image.Kernel != nil {
+		if size == 0 {
+			return disk{}, nil
+		}
+		return disk{Size: size}, diskimage.CreateQcow2(h.file(rootDiskFile), size, nil)
+	}
+	i, err := d.openImage(source)
 	if err != nil {
 		return disk{}, err
 	}
-	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < i.Size {
-		return disk{}, driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: the image %s needs %d", spec.RootDiskBytes, i.Path, i.Size)
+	if size != 0 && size < i.Size {
+		return disk{}, driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: the image %s needs %d", size, i.Path, i.Size)
 	}
-	size := max(spec.RootDiskBytes, i.Size)
+	size = max(size, i.Size)
 	err = diskimage.CreateQcow2(h.file(rootDiskFile), size, &diskimage.Backing{Path: i.Path, Format: i.Format})
 	return disk{Size: size, Image: i}, err
 }
@@ -155,21 +177,28 @@ func (d *Driver) makeRoot(h home, spec driver.ServerSpec) (disk, error) {
 // prepareRoot makes sure that the root disk is the one that the spec asks for. A
 // new image needs a new disk.
 func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec) (*drive, error) {
-	if s.Root.Image.Source != d.imageOf(spec) {
+	if s.Root.Image.Source != d.imageOf(spec) || (s.Root.Size == 0 && spec.RootDiskBytes > 0) {
 		if err := d.replaceRoot(s, spec); err != nil {
 			return nil, err
 		}
 	}
-	if err := d.checkImage(s.Root.Image); err != nil {
+	was := s.Root.Image
+	switch {
+	case s.Root.Size == 0:
+		return nil, nil //nolint:nilnil // Nil is for no disk.
+	case was.Path == "":
+		return &drive{Path: rootDiskFile}, nil
+	}
+	if err := d.checkImage(was); err != nil {
 		return nil, err
 	}
-	return &drive{Path: rootDiskFile, Backing: &layer{Path: s.Root.Image.Path, Format: s.Root.Image.Format}}, nil
+	return &drive{Path: rootDiskFile, Backing: &layer{Path: was.Path, Format: was.Format}}, nil
 }
 
 // checkImage : a disk is worth nothing on top of anything but the image that it
 // was made on.
 func (d *Driver) checkImage(was image) error {
-	f, err := d.openAllowed(was.Path)
+	f, err := d.openSource("image.source", was.Path)
 	if err != nil {
 		return err
 	}
@@ -195,10 +224,12 @@ func (d *Driver) replaceRoot(s *server, spec driver.ServerSpec) error {
 		return d.dir.Explain(err)
 	}
 	s.Root = root
-	if err := errors.Join(os.Rename(filepath.Join(tmp, rootDiskFile), s.file(rootDiskFile)), s.save(s.record)); err != nil {
-		return d.dir.Explain(err)
+	if root.Size > 0 {
+		err = os.Rename(filepath.Join(tmp, rootDiskFile), s.file(rootDiskFile))
+	} else {
+		err = os.RemoveAll(s.file(rootDiskFile))
 	}
-	return nil
+	return d.dir.Explain(errors.Join(err, s.save(s.record)))
 }
 
 // grow makes the root disk of a QEMU that is up larger, if the spec does.

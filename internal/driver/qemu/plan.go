@@ -36,7 +36,7 @@ func nextStep(s server, spec driver.ServerSpec) step {
 		return stepFinish
 	case s.Stop != nil, spec.Power == driver.PowerOff, spec.EndRun != "" && s.Run == spec.EndRun:
 		return stepStop
-	case spec.RootDiskBytes > s.Root.Size:
+	case s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size:
 		return stepGrow
 	case spec.Power == driver.PowerPaused && !s.isPaused():
 		return stepPause

@@ -66,13 +66,17 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	if err != nil {
 		return machine{}, err
 	}
+	kernel, err := d.kernelOf(spec)
+	if err != nil {
+		return machine{}, err
+	}
 	forwards, err := forwardsOf(ctx, spec.Ports)
 	if err != nil {
 		return machine{}, err
 	}
 	return machine{
 		UID: s.UID, ID: s.ID, Accel: accel, CPUs: (spec.CPUMilli + 999) / 1000, MemoryBytes: spec.MemoryBytes,
-		Root: root, Forwards: forwards,
+		Root: root, Kernel: kernel, Forwards: forwards,
 	}, nil
 }
 

@@ -70,7 +70,8 @@ type record struct {
 type settings struct {
 	CPUMilli    int64         `json:"cpuMilli"`
 	MemoryBytes int64         `json:"memoryBytes"`
-	Image       string        `json:"image"`
+	Image       string        `json:"image,omitempty"`
+	Kernel      driver.Kernel `json:"kernel,omitzero"`
 	Ports       []driver.Port `json:"ports,omitempty"`
 }
 
@@ -80,7 +81,11 @@ type stop struct {
 }
 
 func (d *Driver) settingsOf(spec driver.ServerSpec) settings {
-	return settings{CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: d.imageOf(spec), Ports: spec.Ports}
+	s := settings{CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: d.imageOf(spec), Ports: spec.Ports}
+	if spec.Image.Kernel != nil {
+		s.Kernel = *spec.Image.Kernel
+	}
+	return s
 }
 
 // pending names the fields of the spec that the settings do not have yet.
@@ -92,7 +97,7 @@ func (s settings) pending(want settings) []string {
 	}{
 		{"resource.cpu", s.CPUMilli != want.CPUMilli},
 		{"resource.memory", s.MemoryBytes != want.MemoryBytes},
-		{"image", s.Image != want.Image},
+		{"image", s.Image != want.Image || s.Kernel != want.Kernel},
 		{"ports", !slices.Equal(s.Ports, want.Ports)},
 	} {
 		if f.differs {

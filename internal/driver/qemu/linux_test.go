@@ -1,0 +1,139 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// told is what the Linux guest tells of itself: see hack/guest/linux.
+type told struct {
+	Boots     int
+	Cmdline   string
+	CPUs      int
+	MemoryKiB int64
+	Disks     map[string]struct {
+		Size     int64
+		Serial   string
+		ReadOnly bool
+	}
+	Seed map[string]string
+}
+
+// linuxSpec is a Linux guest, and the host port that leads to its web server.
+func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
+	t.Helper()
+	guest := vmtest.LinuxGuest(t, e.images)
+	port, err := freePort(t.Context(), forward{Protocol: "tcp"})
+	must(t, err)
+	spec := e.spec()
+	spec.CPUMilli, spec.MemoryBytes, spec.RootDiskBytes = 1500, 256<<20, 64<<20
+	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: port}}
+	spec.Image = driver.Image{Kernel: &driver.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 drover=a,b\"c"}}
+	return spec, port
+}
+
+// get asks the guest's web server.
+func get(t *testing.T, port int32, path string) (*told, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", port, path), nil)
+	must(t, err)
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if path != "/" {
+		return nil, nil //nolint:nilnil // There is nothing to tell.
+	}
+	var r told
+	return &r, json.NewDecoder(answer.Body).Decode(&r)
+}
+
+func report(t *testing.T, port int32) *told {
+	t.Helper()
+	var r *told
+	vmtest.Eventually(t, patience, "the guest answers by its host port", func() (err error) {
+		r, err = get(t, port, "/")
+		return err
+	})
+	return r
+}
+
+// TestLinux : a whole guest with a kernel of its own, a network, a disk that
+// keeps what was written, and ACPI.
+func TestLinux(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, port := e.linuxSpec(t)
+	first := reach(t, d, spec, driver.StateRunning)
+	r := report(t, port)
+	if r.Boots != 1 || r.CPUs != 2 || r.MemoryKiB > 256<<10 || r.MemoryKiB < 192<<10 || !strings.HasSuffix(r.Cmdline, `drover=a,b"c`) {
+		t.Errorf("the guest tells %+v", r)
+	}
+	if vda := r.Disks["vda"]; vda.Size != 64<<20 || vda.ReadOnly {
+		t.Errorf("its disk is %+v", vda)
+	}
+
+	off := spec
+	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
+	stopped := reach(t, d, off, driver.StateStopped)
+	if stopped.Exit == nil || stopped.Exit.Code != 0 {
+		t.Errorf("it ended with %+v", stopped.Exit)
+	}
+	again := reach(t, d, spec, driver.StateRunning)
+	if r := report(t, port); r.Boots != 2 || again.Run == first.Run {
+		t.Errorf("started again the guest tells %+v", r)
+	}
+
+	_, _ = get(t, port, "/panic")
+	if end := ended(t, d, spec.UID); end.Reason != "GuestPanicked" {
+		t.Errorf("a kernel that panicked ended with %+v", end)
+	}
+	gone(t, d, spec)
+	if _, err := get(t, port, "/"); err == nil {
+		t.Error("the host port still answers")
+	}
+}
+
+// TestKernelFiles : a kernel has to be in the allowed folders, as images do.
+func TestKernelFiles(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	for name, c := range map[string]struct {
+		kernel driver.Kernel
+		kind   error
+		says   string
+	}{
+		"no source":      {driver.Kernel{}, driver.ErrInvalid, "image.kernel.source is empty"},
+		"outside":        {driver.Kernel{Source: "/etc/passwd"}, driver.ErrInvalid, `image.kernel.source is "/etc/passwd"`},
+		"initrd outside": {driver.Kernel{Source: e.plain, Initrd: "/etc/shadow"}, driver.ErrInvalid, "image.kernel.initrd"},
+		"missing":        {driver.Kernel{Source: e.images + "/none"}, driver.ErrRetry, "no such file"},
+		"zero byte":      {driver.Kernel{Source: e.plain, Cmdline: "a\x00b"}, driver.ErrInvalid, "zero byte"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := e.spec()
+			spec.Image = driver.Image{Kernel: &c.kernel}
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, c.kind, c.says)
+			if err := d.Delete(t.Context(), spec.Target, false); err != nil && !errors.Is(err, driver.ErrNotFound) {
+				t.Error(err)
+			}
+		})
+	}
+}
