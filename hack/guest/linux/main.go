@@ -36,7 +36,7 @@ type report struct {
 	Boots     int               `json:"boots"`
 	Cmdline   string            `json:"cmdline"`
 	CPUs      int               `json:"cpus"`
-	MemoryKiB int64             `json:"memoryKiB"`
+	MemoryKiB uint64            `json:"memoryKiB"`
 	Disks     map[string]disk   `json:"disks"` // by name, such as vda
 	Seed      map[string]string `json:"seed"`  // the files of a cloud-init disk
 }
@@ -68,7 +68,7 @@ func say(what string, err error) {
 
 func mounts() error {
 	for _, m := range []struct{ kind, path string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}} {
-		if err := os.MkdirAll(m.path, 0o755); err != nil {
+		if err := os.MkdirAll(m.path, 0o750); err != nil {
 			return err
 		}
 		if err := unix.Mount(m.kind, m.path, m.kind, 0, ""); err != nil {
@@ -97,7 +97,7 @@ func loadModules(dir string) {
 }
 
 func loadModule(path string) error {
-	f, err := os.Open(path)
+	f, err := os.Open(path) //nolint:gosec // of this guest
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func setAddress(s int, name string, address, mask []byte) error {
 
 // countBoot counts in the disk's second sector.
 func countBoot(path string) (int, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_SYNC, 0)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_SYNC, 0) //nolint:gosec // of this guest
 	if err != nil {
 		return 1, err
 	}
@@ -172,12 +172,12 @@ func newReport(boots int) report {
 	say("sysinfo", unix.Sysinfo(&info))
 	return report{
 		Boots: boots, Cmdline: read("/proc/cmdline"), CPUs: runtime.NumCPU(),
-		MemoryKiB: int64(info.Totalram) * int64(info.Unit) / 1024, Disks: disks(), Seed: seed(),
+		MemoryKiB: info.Totalram * uint64(info.Unit) / 1024, Disks: disks(), Seed: seed(),
 	}
 }
 
 func read(path string) string {
-	content, _ := os.ReadFile(path)
+	content, _ := os.ReadFile(path) //nolint:gosec // of this guest
 	return strings.TrimSpace(string(content))
 }
 
@@ -196,7 +196,7 @@ func disks() map[string]disk {
 // seed reads the cloud-init disk, which is an ISO 9660 file system.
 func seed() map[string]string {
 	const at = "/seed"
-	_ = os.MkdirAll(at, 0o755)
+	_ = os.MkdirAll(at, 0o750)
 	devices, _ := filepath.Glob("/dev/vd?")
 	for _, device := range devices {
 		if unix.Mount(device, at, "iso9660", unix.MS_RDONLY, "") != nil {
@@ -224,8 +224,9 @@ func serve(r report) error {
 	})
 	http.HandleFunc("/eat", func(_ http.ResponseWriter, q *http.Request) {
 		mib, _ := strconv.Atoi(q.FormValue("mib"))
-		for page := range eaten(mib) {
-			eatenMemory[page] = 1
+		eaten = make([]byte, mib<<20)
+		for page := 0; page < len(eaten); page += os.Getpagesize() {
+			eaten[page] = 1
 		}
 	})
 	http.HandleFunc("/panic", func(http.ResponseWriter, *http.Request) {
@@ -237,25 +238,16 @@ func serve(r report) error {
 	return server.ListenAndServe()
 }
 
-var eatenMemory []byte
-
-// eaten takes memory and yields an offset in each page of it.
-func eaten(mib int) func(func(int) bool) {
-	eatenMemory = make([]byte, mib<<20)
-	return func(yield func(int) bool) {
-		for at := 0; at < len(eatenMemory) && yield(at); at += os.Getpagesize() {
-		}
-	}
-}
+var eaten []byte
 
 // powerButton waits for the key of that name.
 func powerButton() {
 	const keyType, keyPower, pressed = 1, 116, 1
-	for tries := 0; tries < 100; tries++ {
+	for range 100 {
 		devices, _ := filepath.Glob("/dev/input/event*")
 		for _, device := range devices {
 			go func() {
-				f, err := os.Open(device)
+				f, err := os.Open(device) //nolint:gosec // of this guest
 				if err != nil {
 					return
 				}
@@ -274,7 +266,7 @@ func powerButton() {
 		if len(devices) > 0 {
 			return
 		}
-		time.Sleep(50 * time.Millisecond)
+		<-time.After(50 * time.Millisecond)
 	}
 	fmt.Println("drover linux guest: there is no power button")
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 )
 
 // machine is all that the command line depends on. Paths are absolute, or
@@ -22,6 +24,7 @@ type machine struct {
 	CPUs        int64
 	MemoryBytes int64
 	Root        *drive
+	Seed        string // an ISO 9660 image
 	Kernel      *kernel
 	Forwards    []forward
 }
@@ -30,6 +33,14 @@ type machine struct {
 type drive struct {
 	Path    string
 	Backing *layer
+}
+
+func seedArguments(path string) []string {
+	node := object{
+		"driver": diskimage.Raw, "node-name": "seed", "read-only": true,
+		"file": object{"driver": "file", "filename": path, "read-only": true},
+	}
+	return []string{"-blockdev", node.text(), "-device", object{"driver": "virtio-blk-pci", "drive": "seed", "id": "disk-seed", "serial": "seed"}.text()}
 }
 
 // kernel is booted in place of what is on the disk.
@@ -73,6 +84,9 @@ func (m machine) arguments() []string {
 	args = append(args, m.network()...)
 	if m.Root != nil {
 		args = append(args, m.Root.arguments("root", object{"bootindex": 1})...)
+	}
+	if m.Seed != "" {
+		args = append(args, seedArguments(m.Seed)...)
 	}
 	if m.Kernel != nil {
 		args = append(args, m.Kernel.arguments()...)
@@ -130,7 +144,7 @@ func macOf(uid types.UID) string {
 // no pointer in a file.
 func (d drive) arguments(name string, device object) []string {
 	node := object{
-		"driver": "qcow2", "node-name": name, "discard": "unmap",
+		"driver": diskimage.Qcow2, "node-name": name, "discard": "unmap",
 		"file":    object{"driver": "file", "filename": d.Path, "discard": "unmap"},
 		"backing": nil,
 	}
@@ -146,7 +160,7 @@ func (l layer) node() object {
 		"driver": l.Format, "read-only": true,
 		"file": object{"driver": "file", "filename": l.Path, "read-only": true},
 	}
-	if l.Format == "qcow2" {
+	if l.Format == diskimage.Qcow2 {
 		node["backing"] = nil
 	}
 	return node

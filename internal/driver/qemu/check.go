@@ -84,9 +84,6 @@ func checkSupport(spec driver.ServerSpec) error {
 		set  bool
 	}{
 		{"volumes", len(spec.Volumes) > 0},
-		{"userData", !spec.UserData.IsZero()},
-		{"networkData", !spec.NetworkData.IsZero()},
-		{"sshAuthorizedKeys", len(spec.SSHKeys) > 0},
 		{"image.checksum", spec.Image.Checksum != ""},
 	} {
 		if f.set {

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -136,4 +138,46 @@ func TestKernelFiles(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSeed : a guest finds what cloud-init reads, to the letter, and finds the
+// change at its next start. Outside nobody sees it.
+func TestSeed(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, port := e.linuxSpec(t)
+	odd := "#cloud-config\npassword: \"'$(reboot)`x` %s \\ é 漢\"\n" + strings.Repeat("# long\n", 20000)
+	spec.UserData, spec.NetworkData = driver.NewSecret(odd), driver.NewSecret("version: 2\n")
+	spec.SSHKeys = []string{"ssh-ed25519 AAAA odd\"'$(reboot) key"}
+	s := reach(t, d, spec, driver.StateRunning)
+	seed := report(t, port).Seed
+	if seed["user-data"] != odd || seed["network-config"] != "version: 2\n" {
+		t.Errorf("the guest found user-data of %d bytes and the network-config %q", len(seed["user-data"]), seed["network-config"])
+	}
+	var meta map[string]any
+	must(t, json.Unmarshal([]byte(seed["meta-data"]), &meta))
+	if meta["instance-id"] != string(spec.UID) || meta["local-hostname"] != "test-vm" || meta["public-keys"].([]any)[0] != spec.SSHKeys[0] {
+		t.Errorf("the guest found the meta-data %v", meta)
+	}
+	if info, err := os.Stat(d.home(spec.UID).file(seedFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the disk's mode is %v, %v", info.Mode(), err)
+	}
+
+	changed := spec
+	changed.UserData, changed.NetworkData, changed.SSHKeys = driver.NewSecret("other"), driver.Secret{}, nil
+	waiting := reach(t, d, changed, driver.StateRunning)
+	if want := []string{"sshAuthorizedKeys", "userData", "networkData"}; !slices.Equal(waiting.Pending, want) {
+		t.Errorf("pending are %v, want %v", waiting.Pending, want)
+	}
+	changed.EndRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
+	reach(t, d, changed, driver.StateRunning)
+	vmtest.Eventually(t, patience, "the guest finds the change", func() error {
+		r, err := get(t, port, "/")
+		if err == nil && (len(r.Seed) != 2 || r.Seed["user-data"] != "other") {
+			err = fmt.Errorf("it found %.200v", r.Seed)
+		}
+		return err
+	})
+	gone(t, d, spec)
 }

@@ -70,13 +70,16 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	if err != nil {
 		return machine{}, err
 	}
+	if err := d.makeSeed(s.home, spec); err != nil {
+		return machine{}, d.dir.Explain(err)
+	}
 	forwards, err := forwardsOf(ctx, spec.Ports)
 	if err != nil {
 		return machine{}, err
 	}
 	return machine{
 		UID: s.UID, ID: s.ID, Accel: accel, CPUs: (spec.CPUMilli + 999) / 1000, MemoryBytes: spec.MemoryBytes,
-		Root: root, Kernel: kernel, Forwards: forwards,
+		Root: root, Seed: seedFile, Kernel: kernel, Forwards: forwards,
 	}, nil
 }
 

@@ -7,7 +7,8 @@
 // the spec says, one step of nextStep (plan.go) after the other. The other files
 // have one concern each: argv.go makes the command line, process.go starts and
 // finds processes, observe.go tells the state a server is in, power.go starts
-// and stops, disk.go makes disks from images, watch.go and attend.go tell of
+// and stops, disk.go makes disks from images, seed.go what cloud-init reads,
+// watch.go and attend.go tell of
 // changes. The packages below speak with QEMU (qmp) and know disk images
 // (diskimage).
 //
@@ -19,6 +20,7 @@
 //	  run.lock             locked by its QEMU, and by nobody else, while that runs
 //	  pid                  of its QEMU
 //	  root.qcow2           its root disk
+//	  seed.iso             what cloud-init reads, secrets included
 //	  ctl.sock             QMP, for one command after the other
 //	  events.sock          QMP, for who listens to events
 //	  serial.sock          the serial console; serial.log has what it printed

@@ -27,6 +27,7 @@ const (
 	runLockFile   = "run.lock"
 	pidFile       = "pid"
 	rootDiskFile  = "root.qcow2"
+	seedFile      = "seed.iso"
 	ctlSocket     = "ctl.sock"
 	eventsSocket  = "events.sock"
 	serialSocket  = "serial.sock"
@@ -73,6 +74,10 @@ type settings struct {
 	Image       string        `json:"image,omitempty"`
 	Kernel      driver.Kernel `json:"kernel,omitzero"`
 	Ports       []driver.Port `json:"ports,omitempty"`
+	SSHKeys     []string      `json:"sshKeys,omitempty"`
+	// UserData and NetworkData are hashes, to tell whether the texts changed.
+	UserData    string `json:"userData,omitempty"`
+	NetworkData string `json:"networkData,omitempty"`
 }
 
 // stop is a stop that was begun and is carried through.
@@ -81,7 +86,10 @@ type stop struct {
 }
 
 func (d *Driver) settingsOf(spec driver.ServerSpec) settings {
-	s := settings{CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: d.imageOf(spec), Ports: spec.Ports}
+	s := settings{
+		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: d.imageOf(spec), Ports: spec.Ports,
+		SSHKeys: spec.SSHKeys, UserData: hash(spec.UserData), NetworkData: hash(spec.NetworkData),
+	}
 	if spec.Image.Kernel != nil {
 		s.Kernel = *spec.Image.Kernel
 	}
@@ -99,6 +107,9 @@ func (s settings) pending(want settings) []string {
 		{"resource.memory", s.MemoryBytes != want.MemoryBytes},
 		{"image", s.Image != want.Image || s.Kernel != want.Kernel},
 		{"ports", !slices.Equal(s.Ports, want.Ports)},
+		{"sshAuthorizedKeys", !slices.Equal(s.SSHKeys, want.SSHKeys)},
+		{"userData", s.UserData != want.UserData},
+		{"networkData", s.NetworkData != want.NetworkData},
 	} {
 		if f.differs {
 			fields = append(fields, f.name)
