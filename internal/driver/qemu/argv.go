@@ -24,6 +24,7 @@ type machine struct {
 	CPUs        int64
 	MemoryBytes int64
 	Root        *drive
+	Volumes     []volume
 	Seed        string // an ISO 9660 image
 	Kernel      *kernel
 	Forwards    []forward
@@ -31,9 +32,21 @@ type machine struct {
 
 // drive is a disk of a machine: a qcow2 file, on top of an image if it has one.
 type drive struct {
-	Path    string
-	Backing *layer
+	Path     string
+	Backing  *layer
+	ReadOnly bool
 }
+
+// volume is a further disk; the guest sees its name as the serial number.
+type volume struct {
+	Name string
+	drive
+}
+
+// Names that disks have in QEMU.
+const rootNode = "root"
+
+func volumeNode(name string) string { return "volume-" + name }
 
 func seedArguments(path string) []string {
 	node := object{
@@ -83,7 +96,10 @@ func (m machine) arguments() []string {
 	}
 	args = append(args, m.network()...)
 	if m.Root != nil {
-		args = append(args, m.Root.arguments("root", object{"bootindex": 1})...)
+		args = append(args, m.Root.arguments(rootNode, object{"bootindex": 1})...)
+	}
+	for _, v := range m.Volumes {
+		args = append(args, v.arguments(volumeNode(v.Name), object{"serial": v.Name})...)
 	}
 	if m.Seed != "" {
 		args = append(args, seedArguments(m.Seed)...)
@@ -147,6 +163,9 @@ func (d drive) arguments(name string, device object) []string {
 		"driver": diskimage.Qcow2, "node-name": name, "discard": "unmap",
 		"file":    object{"driver": "file", "filename": d.Path, "discard": "unmap"},
 		"backing": nil,
+	}
+	if d.ReadOnly {
+		node["read-only"] = true
 	}
 	if d.Backing != nil {
 		node["backing"] = d.Backing.node()

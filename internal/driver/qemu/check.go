@@ -45,6 +45,9 @@ func check(spec driver.ServerSpec) error {
 	if err := checkPorts(spec.Ports); err != nil {
 		return err
 	}
+	if err := checkVolumes(spec.Volumes); err != nil {
+		return err
+	}
 	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
 		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
 	}
@@ -59,6 +62,26 @@ func checkSizes(spec driver.ServerSpec) error {
 		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be from %d to %d", spec.MemoryBytes, minMemory, maxMemory)
 	case spec.RootDiskBytes < 0:
 		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0", spec.RootDiskBytes)
+	}
+	return nil
+}
+
+var volumeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$`)
+
+func checkVolumes(volumes []driver.Volume) error {
+	names := map[string]bool{}
+	for i, v := range volumes {
+		switch {
+		case !volumeName.MatchString(v.Name):
+			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %.40q: it must be 1 to 20 small letters, digits and -", i, v.Name)
+		case names[v.Name]:
+			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %s, as another's is", i, v.Name)
+		case v.SizeBytes < 1<<20 || v.SizeBytes > 1<<50:
+			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: it must be from 1Mi to 1Pi", i, v.Name, v.SizeBytes)
+		case v.Image != nil && v.Image.Checksum != "":
+			return driver.Errorf(driver.ErrUnsupported, "volumes[%d].source.image.checksum (%s) is not supported by the qemu driver", i, v.Name)
+		}
+		names[v.Name] = true
 	}
 	return nil
 }
@@ -83,7 +106,6 @@ func checkSupport(spec driver.ServerSpec) error {
 		name string
 		set  bool
 	}{
-		{"volumes", len(spec.Volumes) > 0},
 		{"image.checksum", spec.Image.Checksum != ""},
 	} {
 		if f.set {

@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -33,7 +35,9 @@ type image struct {
 	Stamp  string `json:"stamp"`
 }
 
-func (d *Driver) imageOf(spec driver.ServerSpec) string { return cmp.Or(spec.Image.Source, d.Image) }
+// imageOf is the image that a spec asks for, or the one that is there: a default
+// that changes touches no server.
+func imageOf(spec driver.ServerSpec, have string) string { return cmp.Or(spec.Image.Source, have) }
 
 // openImage looks at the image that a source names.
 func (d *Driver) openImage(source string) (image, error) {
@@ -144,55 +148,75 @@ func stampOf(info fs.FileInfo) string {
 	return fmt.Sprintf("%d-%d-%d", inode, info.Size(), info.ModTime().UnixNano())
 }
 
-// checkDisk refuses what only the disk at hand can tell.
-func (s *server) checkDisk(spec driver.ServerSpec) error {
+// checkDisks refuses what only the disks at hand can tell.
+func (s *server) checkDisks(spec driver.ServerSpec) error {
+	const grows = "it may only grow, and the server has"
 	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < s.Root.Size {
-		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it may only grow, and the server has %d", spec.RootDiskBytes, s.Root.Size)
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, s.Root.Size)
+	}
+	for i, v := range spec.Volumes {
+		if have := s.Volumes[v.Name].Size; v.SizeBytes < have {
+			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: %s %d", i, v.Name, v.SizeBytes, grows, have)
+		}
 	}
 	return nil
 }
 
-// makeRoot makes a root disk on top of the spec's image. A kernel that is booted
-// directly may do without an image, and without a disk.
-func (d *Driver) makeRoot(h home, spec driver.ServerSpec) (disk, error) {
-	source, size := d.imageOf(spec), spec.RootDiskBytes
-	if source == "" && spec.Image.Kernel != nil {
-		if size == 0 {
-			return disk{}, nil
-		}
-		return disk{Size: size}, diskimage.CreateQcow2(h.file(rootDiskFile), size, nil)
+// makeDisk makes a disk on top of an image, or a blank one where none is named.
+// Without a size it has the image's.
+func (d *Driver) makeDisk(path, field, source string, size int64) (disk, error) {
+	if source == "" {
+		return disk{Size: size}, diskimage.CreateQcow2(path, size, nil)
 	}
 	i, err := d.openImage(source)
 	if err != nil {
 		return disk{}, err
 	}
 	if size != 0 && size < i.Size {
-		return disk{}, driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: the image %s needs %d", size, i.Path, i.Size)
+		return disk{}, driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", field, size, i.Path, i.Size)
 	}
 	size = max(size, i.Size)
-	err = diskimage.CreateQcow2(h.file(rootDiskFile), size, &diskimage.Backing{Path: i.Path, Format: i.Format})
-	return disk{Size: size, Image: i}, err
+	return disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: i.Path, Format: i.Format})
+}
+
+// makeRoot makes a root disk. A kernel that is booted directly may do without an
+// image, and without a disk.
+func (d *Driver) makeRoot(h home, spec driver.ServerSpec, source string) (disk, error) {
+	if source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
+		return disk{}, nil
+	}
+	if source == "" && spec.Image.Kernel == nil {
+		_, err := d.openSource("image.source", source)
+		return disk{}, err
+	}
+	return d.makeDisk(h.file(rootDiskFile), "resource.rootDisk", source, spec.RootDiskBytes)
 }
 
 // prepareRoot makes sure that the root disk is the one that the spec asks for. A
 // new image needs a new disk.
 func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec) (*drive, error) {
-	if s.Root.Image.Source != d.imageOf(spec) || (s.Root.Size == 0 && spec.RootDiskBytes > 0) {
-		if err := d.replaceRoot(s, spec); err != nil {
+	source := imageOf(spec, s.Settings.Image)
+	if s.Root.Image.Source != source || (s.Root.Size == 0 && spec.RootDiskBytes > 0) {
+		if err := d.replaceRoot(s, spec, source); err != nil {
 			return nil, err
 		}
 	}
-	was := s.Root.Image
-	switch {
-	case s.Root.Size == 0:
+	if s.Root.Size == 0 {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
-	case was.Path == "":
-		return &drive{Path: rootDiskFile}, nil
+	}
+	return d.driveOf(rootDiskFile, s.Root)
+}
+
+// driveOf is how a machine gets a disk.
+func (d *Driver) driveOf(path string, have disk) (*drive, error) {
+	was := have.Image
+	if was.Path == "" {
+		return &drive{Path: path}, nil
 	}
 	if err := d.checkImage(was); err != nil {
 		return nil, err
 	}
-	return &drive{Path: rootDiskFile, Backing: &layer{Path: was.Path, Format: was.Format}}, nil
+	return &drive{Path: path, Backing: &layer{Path: was.Path, Format: was.Format}}, nil
 }
 
 // checkImage : a disk is worth nothing on top of anything but the image that it
@@ -213,33 +237,118 @@ func (d *Driver) checkImage(was image) error {
 	return nil
 }
 
-func (d *Driver) replaceRoot(s *server, spec driver.ServerSpec) error {
+// replaceRoot says first that there is no root disk, so that after a crash none is
+// taken for another.
+func (d *Driver) replaceRoot(s *server, spec driver.ServerSpec, source string) error {
 	tmp, err := d.dir.Temp()
 	if err != nil {
 		return d.dir.Explain(err)
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	root, err := d.makeRoot(home{d.dir, tmp}, spec)
+	root, err := d.makeRoot(home{d.dir, tmp}, spec, source)
 	if err != nil {
 		return d.dir.Explain(err)
 	}
-	s.Root = root
+	s.Root = disk{}
+	if err := s.save(s.record); err != nil {
+		return d.dir.Explain(err)
+	}
 	if root.Size > 0 {
 		err = os.Rename(filepath.Join(tmp, rootDiskFile), s.file(rootDiskFile))
 	} else {
 		err = os.RemoveAll(s.file(rootDiskFile))
 	}
+	s.Root = root
 	return d.dir.Explain(errors.Join(err, s.save(s.record)))
 }
 
-// grow makes the root disk of a QEMU that is up larger, if the spec does.
-func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) error {
-	if spec.RootDiskBytes <= s.Root.Size {
-		return nil
+// prepareVolumes makes the volumes that are not there yet. One that the spec does
+// not name any more stays where it is, for the time that it does again.
+func (d *Driver) prepareVolumes(s *server, spec driver.ServerSpec) ([]volume, error) {
+	volumes := make([]volume, 0, len(spec.Volumes))
+	for i, v := range spec.Volumes {
+		if _, made := s.Volumes[v.Name]; !made {
+			if err := d.makeVolume(s, i, v); err != nil {
+				return nil, d.dir.Explain(err)
+			}
+		}
+		root, err := d.driveOf(volumeFile(v.Name), s.Volumes[v.Name])
+		if err != nil {
+			return nil, err
+		}
+		root.ReadOnly = v.ReadOnly
+		volumes = append(volumes, volume{v.Name, *root})
 	}
-	if err := s.command(ctx, "block_resize", object{"node-name": "root", "size": spec.RootDiskBytes}, nil); err != nil {
+	return volumes, nil
+}
+
+func volumeFile(name string) string { return "volume-" + name + ".qcow2" }
+
+// makeVolume moves a volume into place before it is written down: one that is
+// nobody's yet is replaced.
+func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
+	tmp, err := d.dir.Temp()
+	if err != nil {
 		return err
 	}
-	s.Root.Size = spec.RootDiskBytes
+	defer func() { _ = os.RemoveAll(tmp) }()
+	path := filepath.Join(tmp, volumeFile(v.Name))
+	made, err := d.makeDisk(path, fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), sourceOf(v), v.SizeBytes)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(path, s.file(volumeFile(v.Name))); err != nil {
+		return err
+	}
+	s.Volumes = maps.Clone(s.Volumes)
+	if s.Volumes == nil {
+		s.Volumes = map[string]disk{}
+	}
+	s.Volumes[v.Name] = made
+	return s.save(s.record)
+}
+
+func sourceOf(v driver.Volume) string {
+	if v.Image == nil {
+		return ""
+	}
+	return v.Image.Source
+}
+
+// outgrown are the disks, by QEMU's name for them, that the spec wants larger.
+func (s *server) outgrown(spec driver.ServerSpec) map[string]int64 {
+	sizes := map[string]int64{}
+	if s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size {
+		sizes[rootNode] = spec.RootDiskBytes
+	}
+	for _, v := range spec.Volumes {
+		attached := slices.ContainsFunc(s.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name })
+		if have := s.Volumes[v.Name].Size; attached && v.SizeBytes > have {
+			sizes[volumeNode(v.Name)] = v.SizeBytes
+		}
+	}
+	return sizes
+}
+
+// grow makes disks of a QEMU that is up larger, if the spec does.
+func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) error {
+	sizes := s.outgrown(spec)
+	if len(sizes) == 0 {
+		return nil
+	}
+	for node, size := range sizes {
+		if err := s.command(ctx, "block_resize", object{"node-name": node, "size": size}, nil); err != nil {
+			return err
+		}
+	}
+	s.Root.Size = max(s.Root.Size, sizes[rootNode])
+	s.Volumes = maps.Clone(s.Volumes)
+	for _, v := range spec.Volumes {
+		if size, grown := sizes[volumeNode(v.Name)]; grown {
+			made := s.Volumes[v.Name]
+			made.Size = size
+			s.Volumes[v.Name] = made
+		}
+	}
 	return d.dir.Explain(s.save(s.record))
 }

@@ -39,7 +39,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	s, err := d.find(ctx, spec.Target)
 	switch {
 	case err == nil:
-		return s, s.checkDisk(spec)
+		return s, s.checkDisks(spec)
 	case !errors.Is(err, driver.ErrNotFound):
 		return server{}, err
 	case spec.ID != "":
@@ -87,13 +87,14 @@ func (d *Driver) create(spec driver.ServerSpec) error {
 	if err := os.Mkdir(h.path, 0o700); err != nil {
 		return err
 	}
-	root, err := d.makeRoot(h, spec)
+	settings := settingsOf(spec, d.Image)
+	root, err := d.makeRoot(h, spec, settings.Image)
 	if err != nil {
 		return err
 	}
 	if err := h.save(record{
 		ClusterID: d.ClusterID, UID: spec.UID, ID: newName(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
-		Settings: d.settingsOf(spec), Root: root,
+		Settings: settings, Root: root,
 	}); err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 	out := s.report()
 	if s.alive() {
-		out.Pending = s.Settings.pending(d.settingsOf(spec))
+		out.Pending = s.Settings.pending(settingsOf(spec, s.Settings.Image))
 	}
 	return out
 }

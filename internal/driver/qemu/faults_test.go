@@ -546,3 +546,27 @@ func TestEpochsHold(t *testing.T) {
 	target := driver.Target{UID: uuid.NewUUID(), Epoch: 8}
 	wantError(t, d.Delete(t.Context(), target, false), driver.ErrFenced)
 }
+
+// TestDefaultImage : a default that changes touches no server.
+func TestDefaultImage(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.Image = e.plain
+	d := openWith(t, o)
+	spec := e.spec()
+	spec.Image.Source = ""
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	o.Image = e.other
+	d = openWith(t, o)
+	if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 {
+		t.Errorf("pending are %v", s.Pending)
+	}
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 2 A")
+	gone(t, d, spec)
+}

@@ -181,3 +181,84 @@ func TestSeed(t *testing.T) {
 	})
 	gone(t, d, spec)
 }
+
+// TestVolumes : the guest finds them by name, sees them grow, and what it wrote
+// outlives a time without them.
+func TestVolumes(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, port := e.linuxSpec(t)
+	data := driver.Volume{Name: "data", SizeBytes: 8 << 20}
+	copied := driver.Volume{Name: "copied-0123456789-xy", SizeBytes: 4 << 20, ReadOnly: true, Image: &driver.Image{Source: e.plain}}
+	spec.Volumes = []driver.Volume{data, copied}
+	s := reach(t, d, spec, driver.StateRunning)
+	disks := report(t, port).Disks
+	if v := disks["vdb"]; v.Serial != "data" || v.Size != 8<<20 || v.ReadOnly {
+		t.Errorf("the first volume is %+v of %v", v, disks)
+	}
+	if v := disks["vdc"]; v.Serial != copied.Name || v.Size != 4<<20 || !v.ReadOnly {
+		t.Errorf("the second volume is %+v of %v", v, disks)
+	}
+
+	spec.Volumes[0].SizeBytes = 16 << 20
+	if grown := reach(t, d, spec, driver.StateRunning); grown.Run != s.Run || len(grown.Pending) != 0 {
+		t.Errorf("grown it is %+v", grown)
+	}
+	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).file(volumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
+		t.Errorf("the volume is %s", info)
+	}
+	smaller := spec
+	smaller.Volumes = []driver.Volume{data}
+	_, err := d.Ensure(t.Context(), smaller)
+	wantError(t, err, driver.ErrInvalid, "volumes[0].size (data) is 8388608 bytes", "may only grow")
+
+	without := spec
+	without.Volumes = nil
+	if waiting := reach(t, d, without, driver.StateRunning); !slices.Equal(waiting.Pending, []string{"volumes"}) {
+		t.Errorf("pending are %v", waiting.Pending)
+	}
+	without.EndRun, without.StopBy = s.Run, time.Now().Add(time.Hour)
+	reach(t, d, without, driver.StateRunning)
+	if _, err := os.Stat(d.home(spec.UID).file(volumeFile("data"))); err != nil {
+		t.Errorf("a volume that is not named for a while: %v", err)
+	}
+	gone(t, d, spec)
+}
+
+func TestBadVolumes(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	for name, c := range map[string]struct {
+		volumes []driver.Volume
+		kind    error
+		says    string
+	}{
+		"name":    {[]driver.Volume{{Name: "../x", SizeBytes: 1 << 20}}, driver.ErrInvalid, "volumes[0].name"},
+		"long":    {[]driver.Volume{{Name: strings.Repeat("x", 21), SizeBytes: 1 << 20}}, driver.ErrInvalid, "volumes[0].name"},
+		"twice":   {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20}, {Name: "x", SizeBytes: 1 << 20}}, driver.ErrInvalid, "volumes[1].name"},
+		"size":    {[]driver.Volume{{Name: "x"}}, driver.ErrInvalid, "volumes[0].size"},
+		"small":   {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.big(t)}}}, driver.ErrInvalid, "needs 5242880"},
+		"missing": {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.images + "/none"}}}, driver.ErrRetry, "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := e.spec()
+			spec.Volumes = c.volumes
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, c.kind, c.says)
+			if err := d.Delete(t.Context(), spec.Target, false); err != nil && !errors.Is(err, driver.ErrNotFound) {
+				t.Error(err)
+			}
+			leavesNothing(t, d)
+		})
+	}
+}
+
+// big is an image of 5 MiB.
+func (e *engine) big(t *testing.T) string {
+	t.Helper()
+	path := e.images + "/big.qcow2"
+	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", path, "5M")
+	return path
+}

@@ -16,7 +16,7 @@ const (
 	stepStart  step = "start"  // a new run
 	stepFinish step = "finish" // a start that was cut off
 	stepStop   step = "stop"
-	stepGrow   step = "growth of the disk"
+	stepGrow   step = "growth of the disks"
 	stepPause  step = "pause"
 	stepResume step = "resume"
 )
@@ -36,7 +36,7 @@ func nextStep(s server, spec driver.ServerSpec) step {
 		return stepFinish
 	case s.Stop != nil, spec.Power == driver.PowerOff, spec.EndRun != "" && s.Run == spec.EndRun:
 		return stepStop
-	case s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size:
+	case len(s.outgrown(spec)) > 0:
 		return stepGrow
 	case spec.Power == driver.PowerPaused && !s.isPaused():
 		return stepPause

@@ -42,7 +42,7 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	}
 	defer func() { _ = runLock.Close() }()
 	s.Phase, s.Run, s.StartedAt = phaseStarting, newName(), d.Clock.Now()
-	s.LastExit, s.Stop, s.Settings = s.end, nil, d.settingsOf(spec)
+	s.LastExit, s.Stop, s.Settings = s.end, nil, settingsOf(spec, s.Settings.Image)
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
@@ -66,6 +66,10 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	if err != nil {
 		return machine{}, err
 	}
+	volumes, err := d.prepareVolumes(s, spec)
+	if err != nil {
+		return machine{}, err
+	}
 	kernel, err := d.kernelOf(spec)
 	if err != nil {
 		return machine{}, err
@@ -79,7 +83,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	}
 	return machine{
 		UID: s.UID, ID: s.ID, Accel: accel, CPUs: (spec.CPUMilli + 999) / 1000, MemoryBytes: spec.MemoryBytes,
-		Root: root, Seed: seedFile, Kernel: kernel, Forwards: forwards,
+		Root: root, Volumes: volumes, Seed: seedFile, Kernel: kernel, Forwards: forwards,
 	}, nil
 }
 

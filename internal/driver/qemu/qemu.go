@@ -20,6 +20,7 @@
 //	  run.lock             locked by its QEMU, and by nobody else, while that runs
 //	  pid                  of its QEMU
 //	  root.qcow2           its root disk
+//	  volume-<name>.qcow2  its further disks
 //	  seed.iso             what cloud-init reads, secrets included
 //	  ctl.sock             QMP, for one command after the other
 //	  events.sock          QMP, for who listens to events

@@ -65,19 +65,28 @@ type record struct {
 
 	Settings settings `json:"settings"`
 	Root     disk     `json:"root"`
+	// Volumes by name, those included that are not attached any more.
+	Volumes map[string]disk `json:"volumes,omitempty"`
 }
 
 // settings are what of the spec takes a restart to change.
 type settings struct {
-	CPUMilli    int64         `json:"cpuMilli"`
-	MemoryBytes int64         `json:"memoryBytes"`
-	Image       string        `json:"image,omitempty"`
-	Kernel      driver.Kernel `json:"kernel,omitzero"`
-	Ports       []driver.Port `json:"ports,omitempty"`
-	SSHKeys     []string      `json:"sshKeys,omitempty"`
+	CPUMilli    int64            `json:"cpuMilli"`
+	MemoryBytes int64            `json:"memoryBytes"`
+	Image       string           `json:"image,omitempty"`
+	Kernel      driver.Kernel    `json:"kernel,omitzero"`
+	Ports       []driver.Port    `json:"ports,omitempty"`
+	Volumes     []volumeSettings `json:"volumes,omitempty"`
+	SSHKeys     []string         `json:"sshKeys,omitempty"`
 	// UserData and NetworkData are hashes, to tell whether the texts changed.
 	UserData    string `json:"userData,omitempty"`
 	NetworkData string `json:"networkData,omitempty"`
+}
+
+type volumeSettings struct {
+	Name     string `json:"name"`
+	Source   string `json:"source,omitempty"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
 // stop is a stop that was begun and is carried through.
@@ -85,13 +94,17 @@ type stop struct {
 	By time.Time `json:"by,omitzero"`
 }
 
-func (d *Driver) settingsOf(spec driver.ServerSpec) settings {
+// settingsOf a spec, for a server that has an image, or has not.
+func settingsOf(spec driver.ServerSpec, image string) settings {
 	s := settings{
-		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: d.imageOf(spec), Ports: spec.Ports,
+		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: imageOf(spec, image), Ports: spec.Ports,
 		SSHKeys: spec.SSHKeys, UserData: hash(spec.UserData), NetworkData: hash(spec.NetworkData),
 	}
 	if spec.Image.Kernel != nil {
 		s.Kernel = *spec.Image.Kernel
+	}
+	for _, v := range spec.Volumes {
+		s.Volumes = append(s.Volumes, volumeSettings{v.Name, sourceOf(v), v.ReadOnly})
 	}
 	return s
 }
@@ -106,6 +119,7 @@ func (s settings) pending(want settings) []string {
 		{"resource.cpu", s.CPUMilli != want.CPUMilli},
 		{"resource.memory", s.MemoryBytes != want.MemoryBytes},
 		{"image", s.Image != want.Image || s.Kernel != want.Kernel},
+		{"volumes", !slices.Equal(s.Volumes, want.Volumes)},
 		{"ports", !slices.Equal(s.Ports, want.Ports)},
 		{"sshAuthorizedKeys", !slices.Equal(s.SSHKeys, want.SSHKeys)},
 		{"userData", s.UserData != want.UserData},
