@@ -192,8 +192,12 @@ func isStill(f *os.File) bool {
 	return err == nil && os.SameFile(held, named)
 }
 
-// Release gives the lock back.
-func (l *Lock) Release() { _ = l.file.Close() }
+// Release gives the lock back. To close the file would not do: a process that is
+// being forked at this moment has it too.
+func (l *Lock) Release() {
+	_ = syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN)
+	_ = l.file.Close()
+}
 
 // Remove gives the lock of a server back of which nothing is left.
 func (l *Lock) Remove() {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -195,4 +196,20 @@ func TestSweep(t *testing.T) {
 	if _, err := os.Stat(half); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("what is old and half done is still there: %v", err)
 	}
+}
+
+// TestReleaseWhileForking : a lock that was given back is free, although a
+// process that was forked meanwhile still has the file.
+func TestReleaseWhileForking(t *testing.T) {
+	t.Parallel()
+	d := open(t, t.TempDir())
+	l, err := d.Lock("uid")
+	must(t, err)
+	held, err := syscall.Dup(enginedir.FD(l))
+	must(t, err)
+	defer func() { _ = syscall.Close(held) }()
+	l.Release()
+	again, err := d.Lock("uid")
+	must(t, err)
+	again.Release()
 }

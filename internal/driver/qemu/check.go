@@ -4,12 +4,14 @@
 package qemu
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
 // Limits of a machine.
@@ -51,7 +53,7 @@ func check(spec driver.ServerSpec) error {
 	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
 		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
 	}
-	return checkSupport(spec)
+	return imagestore.Check("image", spec.Image)
 }
 
 func checkSizes(spec driver.ServerSpec) error {
@@ -78,10 +80,13 @@ func checkVolumes(volumes []driver.Volume) error {
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %s, as another's is", i, v.Name)
 		case v.SizeBytes < 1<<20 || v.SizeBytes > 1<<50:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: it must be from 1Mi to 1Pi", i, v.Name, v.SizeBytes)
-		case v.Image != nil && v.Image.Checksum != "":
-			return driver.Errorf(driver.ErrUnsupported, "volumes[%d].source.image.checksum (%s) is not supported by the qemu driver", i, v.Name)
 		}
 		names[v.Name] = true
+		if v.Image != nil {
+			if err := imagestore.Check(fmt.Sprintf("volumes[%d].source.image", i), *v.Image); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -95,21 +100,6 @@ func checkPorts(ports []driver.Port) error {
 			return driver.Errorf(driver.ErrInvalid, "ports[%d].port is %d: it must be from 1 to 65535", i, p.Port)
 		case p.HostPort < 0 || p.HostPort > 65535:
 			return driver.Errorf(driver.ErrInvalid, "ports[%d].hostPort is %d: it must be from 0 to 65535", i, p.HostPort)
-		}
-	}
-	return nil
-}
-
-// checkSupport refuses what the driver cannot honour yet.
-func checkSupport(spec driver.ServerSpec) error {
-	for _, f := range []struct {
-		name string
-		set  bool
-	}{
-		{"image.checksum", spec.Image.Checksum != ""},
-	} {
-		if f.set {
-			return driver.Errorf(driver.ErrUnsupported, "spec.%s is not supported by the qemu driver", f.name)
 		}
 	}
 	return nil

@@ -21,6 +21,10 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	if err != nil {
 		return err
 	}
+	if err := d.images.Abandon(ctx, t.UID); err != nil {
+		lock.Release()
+		return err
+	}
 	s, err := d.find(ctx, t)
 	switch {
 	case errors.Is(err, driver.ErrNotFound):

@@ -4,7 +4,6 @@
 package qemu
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
 // disk is a disk that was made, and the image that it stands on.
@@ -28,7 +28,8 @@ type disk struct {
 
 // image is a file that a disk stands on, as it was when the disk was made.
 type image struct {
-	Source string `json:"source"`
+	imageSettings
+
 	Path   string `json:"path"`
 	Format string `json:"format"`
 	Size   int64  `json:"size"`
@@ -37,22 +38,52 @@ type image struct {
 
 // imageOf is the image that a spec asks for, or the one that is there: a default
 // that changes touches no server.
-func imageOf(spec driver.ServerSpec, have string) string { return cmp.Or(spec.Image.Source, have) }
+func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
+	if spec.Image.Source == "" {
+		return have
+	}
+	return imageSettings{spec.Image.Source, spec.Image.Checksum}
+}
 
-// openImage looks at the image that a source names.
-func (d *Driver) openImage(source string) (image, error) {
-	f, err := d.openSource("image.source", source)
+// imageSettings are what tells one image from another.
+type imageSettings struct {
+	Source   string `json:"source,omitempty"`
+	Checksum string `json:"checksum,omitempty"`
+}
+
+// openImage looks at an image that is on this host.
+func (d *Driver) openImage(asked imageSettings) (image, error) {
+	f, err := d.openFound(asked)
 	if err != nil {
 		return image{}, err
 	}
 	defer func() { _ = f.Close() }()
-	path := sourcePath(source)
 	i, err := describeImage(f)
 	if err != nil {
-		return image{}, unavailable("image %s: %w", path, err)
+		return image{}, unavailable("image %s: %w", asked.Source, err)
 	}
-	i.Source, i.Path = source, path
+	i.imageSettings, i.Path = asked, sourcePath(asked.Source)
+	if imagestore.IsRemote(asked.Source) {
+		i.Path = f.Name()
+	}
 	return i, nil
+}
+
+// openFound opens the file of an image: the one that it names, or the one that
+// was fetched.
+func (d *Driver) openFound(asked imageSettings) (*os.File, error) {
+	if !imagestore.IsRemote(asked.Source) {
+		return d.openSource("image.source", asked.Source)
+	}
+	path, there := d.images.Path(driver.Image{Source: asked.Source, Checksum: asked.Checksum})
+	if !there {
+		return nil, unavailable("image %s has to be fetched first", asked.Source)
+	}
+	f, err := os.Open(path) //nolint:gosec // in the driver's folder
+	if err != nil {
+		return nil, unavailable("image %s: %w", asked.Source, err)
+	}
+	return f, nil
 }
 
 func unavailable(format string, args ...any) error {
@@ -64,7 +95,10 @@ func sourcePath(source string) string { return strings.TrimPrefix(source, "file:
 // openSource opens the file that a field of the spec names. It is below one of
 // the allowed folders, and no symbolic link leads out of them.
 func (d *Driver) openSource(field, source string) (*os.File, error) {
-	const forms = "it must be the absolute path of a file, or file:// before one"
+	forms := "it must be the absolute path of a file, or file:// before one"
+	if field == "image.source" {
+		forms += ", or begin with http://, https:// or oci://"
+	}
 	path := sourcePath(source)
 	switch {
 	case source == "":
@@ -164,11 +198,11 @@ func (s *server) checkDisks(spec driver.ServerSpec) error {
 
 // makeDisk makes a disk on top of an image, or a blank one where none is named.
 // Without a size it has the image's.
-func (d *Driver) makeDisk(path, field, source string, size int64) (disk, error) {
-	if source == "" {
+func (d *Driver) makeDisk(path, field string, asked imageSettings, size int64) (disk, error) {
+	if asked.Source == "" {
 		return disk{Size: size}, diskimage.CreateQcow2(path, size, nil)
 	}
-	i, err := d.openImage(source)
+	i, err := d.openImage(asked)
 	if err != nil {
 		return disk{}, err
 	}
@@ -181,23 +215,22 @@ func (d *Driver) makeDisk(path, field, source string, size int64) (disk, error) 
 
 // makeRoot makes a root disk. A kernel that is booted directly may do without an
 // image, and without a disk.
-func (d *Driver) makeRoot(h home, spec driver.ServerSpec, source string) (disk, error) {
-	if source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
+func (d *Driver) makeRoot(h home, spec driver.ServerSpec, asked imageSettings) (disk, error) {
+	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disk{}, nil
 	}
-	if source == "" && spec.Image.Kernel == nil {
-		_, err := d.openSource("image.source", source)
+	if asked.Source == "" && spec.Image.Kernel == nil {
+		_, err := d.openSource("image.source", asked.Source)
 		return disk{}, err
 	}
-	return d.makeDisk(h.file(rootDiskFile), "resource.rootDisk", source, spec.RootDiskBytes)
+	return d.makeDisk(h.file(rootDiskFile), "resource.rootDisk", asked, spec.RootDiskBytes)
 }
 
 // prepareRoot makes sure that the root disk is the one that the spec asks for. A
 // new image needs a new disk.
 func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec) (*drive, error) {
-	source := imageOf(spec, s.Settings.Image)
-	if s.Root.Image.Source != source || (s.Root.Size == 0 && spec.RootDiskBytes > 0) {
-		if err := d.replaceRoot(s, spec, source); err != nil {
+	if s.needsRoot(spec) {
+		if err := d.replaceRoot(s, spec, imageOf(spec, s.Settings.Image)); err != nil {
 			return nil, err
 		}
 	}
@@ -205,6 +238,10 @@ func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec) (*drive, error) 
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
 	return d.driveOf(rootDiskFile, s.Root)
+}
+
+func (s *server) needsRoot(spec driver.ServerSpec) bool {
+	return s.Root.Image.imageSettings != imageOf(spec, s.Settings.Image) || (s.Root.Size == 0 && spec.RootDiskBytes > 0)
 }
 
 // driveOf is how a machine gets a disk.
@@ -222,7 +259,7 @@ func (d *Driver) driveOf(path string, have disk) (*drive, error) {
 // checkImage : a disk is worth nothing on top of anything but the image that it
 // was made on.
 func (d *Driver) checkImage(was image) error {
-	f, err := d.openSource("image.source", was.Path)
+	f, err := d.reopen(was)
 	if err != nil {
 		return err
 	}
@@ -237,15 +274,28 @@ func (d *Driver) checkImage(was image) error {
 	return nil
 }
 
+// reopen opens the image of a disk. What a source stands for may have changed, but
+// not what was fetched by it then.
+func (d *Driver) reopen(was image) (*os.File, error) {
+	if !imagestore.IsRemote(was.Source) {
+		return d.openSource("image.source", was.Path)
+	}
+	f, err := os.Open(was.Path)
+	if err != nil {
+		return nil, unavailable("image %s: %w", was.Source, err)
+	}
+	return f, nil
+}
+
 // replaceRoot says first that there is no root disk, so that after a crash none is
 // taken for another.
-func (d *Driver) replaceRoot(s *server, spec driver.ServerSpec, source string) error {
+func (d *Driver) replaceRoot(s *server, spec driver.ServerSpec, asked imageSettings) error {
 	tmp, err := d.dir.Temp()
 	if err != nil {
 		return d.dir.Explain(err)
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	root, err := d.makeRoot(home{d.dir, tmp}, spec, source)
+	root, err := d.makeRoot(home{d.dir, tmp}, spec, asked)
 	if err != nil {
 		return d.dir.Explain(err)
 	}
@@ -293,7 +343,7 @@ func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
 	path := filepath.Join(tmp, volumeFile(v.Name))
-	made, err := d.makeDisk(path, fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), sourceOf(v), v.SizeBytes)
+	made, err := d.makeDisk(path, fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes)
 	if err != nil {
 		return err
 	}
@@ -308,11 +358,41 @@ func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 	return s.save(s.record)
 }
 
-func sourceOf(v driver.Volume) string {
+func imageOfVolume(v driver.Volume) imageSettings {
 	if v.Image == nil {
-		return ""
+		return imageSettings{}
 	}
-	return v.Image.Source
+	return imageSettings{v.Image.Source, v.Image.Checksum}
+}
+
+// fetching tells whether a server has to wait for an image that a disk is to be
+// made of.
+func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
+	for _, i := range s.images(spec, imageSettings{Source: d.Image}) {
+		if waits, err := d.images.Wait(ctx, spec, i); waits || err != nil {
+			return waits, err
+		}
+	}
+	d.images.Used(spec.UID)
+	return false, nil
+}
+
+// images are those, of what has to be fetched, that a disk is still to be made of.
+func (s server) images(spec driver.ServerSpec, byDefault imageSettings) []driver.Image {
+	have := s.Settings.Image
+	if s.ID == "" {
+		have = byDefault
+	}
+	var all []driver.Image
+	if root := imageOf(spec, have); imagestore.IsRemote(root.Source) && s.Root.Image.imageSettings != root {
+		all = append(all, driver.Image{Source: root.Source, Checksum: root.Checksum, PullPolicy: spec.Image.PullPolicy})
+	}
+	for _, v := range spec.Volumes {
+		if _, made := s.Volumes[v.Name]; !made && v.Image != nil && imagestore.IsRemote(v.Image.Source) {
+			all = append(all, *v.Image)
+		}
+	}
+	return all
 }
 
 // outgrown are the disks, by QEMU's name for them, that the spec wants larger.

@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,10 +29,24 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	}
 	defer lock.Release()
 	s, err := d.findOrCreate(ctx, spec)
+	if errors.Is(err, errFetching) {
+		return d.pending(spec), nil
+	}
 	if err != nil {
 		return driver.Server{}, err
 	}
 	return d.converge(ctx, s, spec)
+}
+
+// errFetching says that there can be no server before its image.
+var errFetching = errors.New("its image is being fetched")
+
+// pending is a server that is nothing but a fetch yet.
+func (d *Driver) pending(spec driver.ServerSpec) driver.Server {
+	for _, s := range d.images.Pending(spec.UID) {
+		return s
+	}
+	return driver.Server{UID: spec.UID, Namespace: spec.Namespace, Name: spec.Name, State: driver.StatePending}
 }
 
 // findOrCreate returns the server of the spec's UID.
@@ -47,6 +62,9 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	}
 	if err := d.killStrays(spec.UID); err != nil {
 		return server{}, err
+	}
+	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
+		return server{}, cmp.Or(err, errFetching)
 	}
 	if err := d.create(spec); err != nil {
 		return server{}, d.dir.Explain(err)
@@ -87,7 +105,7 @@ func (d *Driver) create(spec driver.ServerSpec) error {
 	if err := os.Mkdir(h.path, 0o700); err != nil {
 		return err
 	}
-	settings := settingsOf(spec, d.Image)
+	settings := settingsOf(spec, imageSettings{Source: d.Image})
 	root, err := d.makeRoot(h, spec, settings.Image)
 	if err != nil {
 		return err
@@ -130,6 +148,7 @@ func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 	if s.alive() {
 		out.Pending = s.Settings.pending(settingsOf(spec, s.Settings.Image))
 	}
+	out.Doing = cmp.Or(out.Doing, d.images.Doing(s.UID))
 	return out
 }
 
@@ -139,6 +158,9 @@ func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.Ser
 	case stepReap:
 		return false, d.reap(ctx, s)
 	case stepStart:
+		if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
+			return waits, err
+		}
 		return false, d.start(ctx, s, spec)
 	case stepFinish:
 		return false, d.finishStart(ctx, s, spec)

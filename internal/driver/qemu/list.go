@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -26,8 +27,17 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 		return nil, err
 	}
 	servers := make([]driver.Server, 0, len(found))
+	met := map[types.UID]bool{}
 	for _, s := range found {
-		servers = append(servers, s.report())
+		out := s.report()
+		out.Doing = cmp.Or(out.Doing, d.images.Doing(s.UID))
+		servers = append(servers, out)
+		met[s.UID] = met[s.UID] || !s.Retained
+	}
+	for _, p := range d.images.Pending(uids...) {
+		if !met[p.UID] {
+			servers = append(servers, p)
+		}
 	}
 	return servers, nil
 }

@@ -9,8 +9,8 @@
 // finds processes, observe.go tells the state a server is in, power.go starts
 // and stops, disk.go makes disks from images, seed.go what cloud-init reads,
 // watch.go and attend.go tell of
-// changes. The packages below speak with QEMU (qmp) and know disk images
-// (diskimage).
+// changes. The packages below speak with QEMU (qmp), know disk images
+// (diskimage) and fetch them (imagestore).
 //
 // # The folder
 //
@@ -30,6 +30,7 @@
 //	ends/<uid>.<id>.<run>.json  how a run ended
 //	bells/<uid>            written when a server changes, for those who watch
 //	images/                a place for images, always allowed
+//	cache/                 images that were fetched: see package imagestore
 //	locks/, epochs/, tmp/  see package enginedir
 //
 // # Processes
@@ -57,6 +58,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
 // Names in the folder.
@@ -66,6 +68,7 @@ const (
 	bellsDir    = "bells"
 	endsDir     = "ends"
 	imagesDir   = "images"
+	cacheDir    = "cache"
 )
 
 // DefaultBinary is the QEMU that machines run on.
@@ -100,6 +103,7 @@ type Driver struct {
 	program program
 	accel   accelerator
 	pressed pressed
+	images  *imagestore.Store
 }
 
 var (
@@ -118,14 +122,16 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != AccelKVM && o.Accel != AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, AccelAuto, AccelKVM, AccelTCG)
 	}
-	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, o.Clock.Now(), vmsDir, retainedDir, bellsDir, endsDir, imagesDir)
+	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, o.Clock.Now(), vmsDir, retainedDir, bellsDir, endsDir, imagesDir, cacheDir)
 	if err != nil {
 		return nil, err
 	}
 	if err := checkSocketPaths(dir); err != nil {
 		return nil, err
 	}
-	return &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}}, nil
+	d := &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}}
+	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ring}
+	return d, nil
 }
 
 func (o Options) withDefaults() Options {

@@ -73,7 +73,7 @@ type record struct {
 type settings struct {
 	CPUMilli    int64            `json:"cpuMilli"`
 	MemoryBytes int64            `json:"memoryBytes"`
-	Image       string           `json:"image,omitempty"`
+	Image       imageSettings    `json:"image,omitzero"`
 	Kernel      driver.Kernel    `json:"kernel,omitzero"`
 	Ports       []driver.Port    `json:"ports,omitempty"`
 	Volumes     []volumeSettings `json:"volumes,omitempty"`
@@ -84,9 +84,9 @@ type settings struct {
 }
 
 type volumeSettings struct {
-	Name     string `json:"name"`
-	Source   string `json:"source,omitempty"`
-	ReadOnly bool   `json:"readOnly,omitempty"`
+	Name     string        `json:"name"`
+	Image    imageSettings `json:"image,omitzero"`
+	ReadOnly bool          `json:"readOnly,omitempty"`
 }
 
 // stop is a stop that was begun and is carried through.
@@ -95,7 +95,7 @@ type stop struct {
 }
 
 // settingsOf a spec, for a server that has an image, or has not.
-func settingsOf(spec driver.ServerSpec, image string) settings {
+func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 	s := settings{
 		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: imageOf(spec, image), Ports: spec.Ports,
 		SSHKeys: spec.SSHKeys, UserData: hash(spec.UserData), NetworkData: hash(spec.NetworkData),
@@ -104,7 +104,7 @@ func settingsOf(spec driver.ServerSpec, image string) settings {
 		s.Kernel = *spec.Image.Kernel
 	}
 	for _, v := range spec.Volumes {
-		s.Volumes = append(s.Volumes, volumeSettings{v.Name, sourceOf(v), v.ReadOnly})
+		s.Volumes = append(s.Volumes, volumeSettings{v.Name, imageOfVolume(v), v.ReadOnly})
 	}
 	return s
 }
