@@ -75,7 +75,7 @@ func TestControllerKilled(t *testing.T) {
 		text, err := json.Marshal(plan)
 		must(t, err)
 		d := e.open(t)
-		controller := exec.CommandContext(t.Context(), os.Args[0])
+		controller := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // this test itself
 		controller.Env = append(os.Environ(), crashEnv+"="+string(text))
 		must(t, controller.Start())
 		vmtest.Eventually(t, patience, fmt.Sprintf("%d machines are there", atLeast), func() error {
