@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes sure that what the tests need is there: a C compiler, which go test
-# -race links with, and a Docker engine that answers. It installs what is
+# -race links with, a Docker engine that answers, and QEMU. It installs what is
 # missing by apt, as root or with sudo, and fails where it cannot.
 set -o errexit -o nounset -o pipefail
 
@@ -36,3 +36,4 @@ apt_install() {
 compiler="$(go env CC)"
 command -v "${compiler%% *}" >/dev/null || apt_install gcc libc6-dev
 "${here}/dockerd.sh"
+"${here}/qemu.sh"

@@ -56,6 +56,9 @@ func newControllerOptions() *app.Options {
 // controllerParts are Drover's own controller and, before it, the choice of its
 // drivers, which a person wants to see.
 func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []part.Part {
+	if o.controller.Drivers.QEMUDir == "" {
+		o.controller.Drivers.QEMUDir = filepath.Join(plane.Dir.Drivers(), "qemu")
+	}
 	if o.controller.Drivers.FakeDir == "" {
 		o.controller.Drivers.FakeDir = filepath.Join(plane.Dir.Drivers(), "fake")
 	}

@@ -68,6 +68,7 @@ func (o *upOptions) addFlags(cmd *cobra.Command) {
 	_ = f.MarkHidden("unsafe-no-fsync")
 	_ = f.MarkHidden("all-apis")
 	o.controller.AddControllerFlags(f)
+	f.Lookup("qemu-dir").Usage = "qemu: folder that holds the machines, one directory each, and images (default DIR/drivers/qemu)"
 	f.Lookup("fake-dir").Usage = "fake: folder that holds one file a server, shared by all who use it (default DIR/drivers/fake)"
 }
 

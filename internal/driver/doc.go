@@ -7,6 +7,6 @@
 // and drivertest.Run checks every driver against them. errors.go holds the
 // sentinel errors by which a driver says what kind of failure it met.
 //
-// The drivers live in folders of their own (fake, docker), the table package
+// The drivers live in folders of their own (fake, docker, qemu), the table package
 // lists them, and decorators (metrics, faults) add one concern each.
 package driver

@@ -18,7 +18,7 @@ func TestValidate(t *testing.T) {
 	}{
 		"the defaults":      {func(*Options) {}, ""},
 		"no threads":        {func(o *Options) { o.Threads = 0 }, "--threads is 0: it must be at least 1"},
-		"an unknown driver": {func(o *Options) { o.VMDriver = "xen" }, `"xen" is not a driver; known are docker, fake`},
+		"an unknown driver": {func(o *Options) { o.VMDriver = "xen" }, `"xen" is not a driver; known are docker, qemu, fake`},
 		"an unknown policy": {func(o *Options) { o.OrphanPolicy = "keep" }, `--orphan-policy is "keep": it must be one of delete, report`},
 		"a negative number": {func(o *Options) { o.OrphanMax = -1 }, "--orphan-max is -1"},
 		"no grace":          {func(o *Options) { o.OrphanGrace = 0 }, "--orphan-grace is 0s: it must be at least 1s"},

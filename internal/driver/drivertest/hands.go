@@ -4,6 +4,7 @@
 package drivertest
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 
@@ -88,17 +89,18 @@ func testRemovedByHand(t *testing.T, e *env) {
 // own restarter does what the policy says and no more.
 func testEndsByItself(t *testing.T, e *env) {
 	need(t, e.Hands.Exit != nil, "Hands.Exit")
+	fails := cmp.Or(e.FailCode, 3)
 	for _, c := range []struct {
 		policy driver.RestartPolicy
 		code   int
 		starts bool
 	}{
 		{driver.RestartNever, 0, false},
-		{driver.RestartNever, 3, false},
+		{driver.RestartNever, fails, false},
 		{driver.RestartOnFailure, 0, false},
-		{driver.RestartOnFailure, 3, true},
+		{driver.RestartOnFailure, fails, true},
 		{driver.RestartAlways, 0, true},
-		{driver.RestartAlways, 3, true},
+		{driver.RestartAlways, fails, true},
 	} {
 		t.Run(fmt.Sprintf("%s with code %d", c.policy, c.code), func(t *testing.T) {
 			spec := e.spec(t, "ends")

@@ -54,6 +54,10 @@ type Harness struct {
 	// looks for secrets in it.
 	Visible func(t *testing.T, s driver.Server) string
 
+	// FailCode is the exit code of a guest that fails by itself, where guests
+	// cannot choose one; 3 where it is zero.
+	FailCode int
+
 	// Restarts says that the engine has a restarter of its own, which follows
 	// RestartPolicy.
 	Restarts bool

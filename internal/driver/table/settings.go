@@ -12,11 +12,18 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/faults"
+	"cloudnative.tw/drover/internal/driver/qemu"
 )
 
 // Settings are the drivers' flags.
 type Settings struct {
 	DockerImage string
+
+	QEMUDir       string
+	QEMUImageDirs []string
+	QEMUImage     string
+	QEMUAccel     string
+	QEMUBinary    string
 
 	FakeDir         string
 	FakeBootTime    time.Duration
@@ -28,11 +35,18 @@ type Settings struct {
 }
 
 // DefaultSettings returns the defaults.
-func DefaultSettings() Settings { return Settings{DockerImage: "nginx"} }
+func DefaultSettings() Settings {
+	return Settings{DockerImage: "nginx", QEMUAccel: qemu.AccelAuto, QEMUBinary: qemu.DefaultBinary}
+}
 
 // AddFlags adds the drivers' flags.
 func (s *Settings) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&s.DockerImage, "docker-image", s.DockerImage, "docker: image of a VirtualMachine that names none")
+	fs.StringVar(&s.QEMUDir, "qemu-dir", s.QEMUDir, "qemu: folder that holds the machines, one directory each, and images; needed to run any")
+	fs.StringSliceVar(&s.QEMUImageDirs, "qemu-image-dirs", s.QEMUImageDirs, "qemu: folders that image.source may name files in, besides images in --qemu-dir")
+	fs.StringVar(&s.QEMUImage, "qemu-image", s.QEMUImage, "qemu: image of a VirtualMachine that names none; empty means that each has to name one")
+	fs.StringVar(&s.QEMUAccel, "qemu-accel", s.QEMUAccel, "qemu: kvm, tcg (emulation), or auto for kvm where a guest really runs under it")
+	fs.StringVar(&s.QEMUBinary, "qemu-binary", s.QEMUBinary, "qemu: the QEMU to run")
 	fs.StringVar(&s.FakeDir, "fake-dir", s.FakeDir, "fake: folder that holds one file a server, shared by all who use it; empty keeps the servers in memory")
 	fs.DurationVar(&s.FakeBootTime, "fake-boot-time", s.FakeBootTime, "fake: how long a server takes to boot")
 	fs.DurationVar(&s.FakeStopTime, "fake-shutdown-time", s.FakeStopTime, "fake: how long a server takes to stop when it is asked to")
@@ -44,6 +58,13 @@ func (s *Settings) AddFlags(fs *pflag.FlagSet) {
 
 func openDocker(o Options) (driver.Driver, error) {
 	return docker.New(docker.Options{ClusterID: o.ClusterID, Image: o.DockerImage, Log: o.Log, Clock: o.Clock})
+}
+
+func openQEMU(o Options) (driver.Driver, error) {
+	return qemu.New(qemu.Options{
+		ClusterID: o.ClusterID, Dir: o.QEMUDir, ImageDirs: o.QEMUImageDirs, Image: o.QEMUImage, Accel: o.QEMUAccel, Binary: o.QEMUBinary,
+		Log: o.Log, Clock: o.Clock,
+	})
 }
 
 func openFake(o Options) (driver.Driver, error) {

@@ -35,6 +35,7 @@ var entries = []struct {
 	open func(Options) (driver.Driver, error)
 }{
 	{"docker", openDocker},
+	{"qemu", openQEMU},
 	{"fake", openFake},
 }
 

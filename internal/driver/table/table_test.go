@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
 )
 
 func TestParse(t *testing.T) {
@@ -25,7 +26,7 @@ func TestParse(t *testing.T) {
 		"auto":              {"auto", "", nil},
 		"one":               {"fake", "", []string{"fake"}},
 		"several, in order": {"fake, docker", "", []string{"fake", "docker"}},
-		"unknown":           {"fake,xen", `"xen" is not a driver; known are docker, fake, or auto alone`, nil},
+		"unknown":           {"fake,xen", `"xen" is not a driver; known are docker, qemu, fake, or auto alone`, nil},
 		"empty":             {"", `"" is not a driver`, nil},
 		"twice":             {"fake,fake", `"fake" is there twice`, nil},
 		"auto beside names": {"auto,fake", `"auto" is not a driver`, nil},
@@ -64,6 +65,23 @@ func TestAuto(t *testing.T) {
 	opened, err := Open(t.Context(), Auto, options())
 	if err != nil || !slices.Equal(names(opened), []string{"fake"}) {
 		t.Errorf("opened %q, %v", names(opened), err)
+	}
+}
+
+// TestAutoQEMU : QEMU counts where it is installed and has a folder.
+func TestAutoQEMU(t *testing.T) {
+	vmtest.QEMU(t)
+	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
+	o := options()
+	o.QEMUDir = t.TempDir()
+	opened, err := Open(t.Context(), Auto, o)
+	if err != nil || !slices.Equal(names(opened), []string{"qemu", "fake"}) {
+		t.Errorf("opened %q, %v", names(opened), err)
+	}
+	o.QEMUBinary = "qemu-of-nowhere"
+	opened, err = Open(t.Context(), Auto, o)
+	if err != nil || !slices.Equal(names(opened), []string{"fake"}) {
+		t.Errorf("without QEMU: opened %q, %v", names(opened), err)
 	}
 }
 

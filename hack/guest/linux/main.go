@@ -1,0 +1,279 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Program linux is the init of the Linux guest for tests: with a kernel of
+// Debian's and a few of its modules it is all there is in the initramfs.
+// hack/linux-guest.sh builds it.
+//
+// It counts its boots in the second sector of the first disk, prints "drover
+// linux guest N is up" to the console, powers off at the power button, and
+// serves on port 80:
+//
+//	/        a report, as JSON: see report
+//	/burn    burns CPU from now on
+//	/eat?mib=N  takes memory
+//	/panic   panics
+//	/off     powers off by itself
+package main
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// report is what the guest tells of itself.
+type report struct {
+	Boots     int               `json:"boots"`
+	Cmdline   string            `json:"cmdline"`
+	CPUs      int               `json:"cpus"`
+	MemoryKiB uint64            `json:"memoryKiB"`
+	Disks     map[string]disk   `json:"disks"` // by name, such as vda
+	Seed      map[string]string `json:"seed"`  // the files of a cloud-init disk
+}
+
+type disk struct {
+	Size     int64  `json:"size"`
+	Serial   string `json:"serial"`
+	ReadOnly bool   `json:"readOnly"`
+}
+
+func main() {
+	say("mounts", mounts())
+	loadModules("/modules")
+	go powerButton()
+	say("network", network())
+	boots, err := countBoot("/dev/vda")
+	say("disk", err)
+	r := newReport(boots)
+	fmt.Printf("drover linux guest %d is up\n", boots)
+	say("HTTP", serve(r))
+	powerOff()
+}
+
+func say(what string, err error) {
+	if err != nil {
+		fmt.Printf("drover linux guest: %s: %v\n", what, err)
+	}
+}
+
+func mounts() error {
+	for _, m := range []struct{ kind, path string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}} {
+		if err := os.MkdirAll(m.path, 0o750); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.kind, m.path, m.kind, 0, ""); err != nil {
+			return fmt.Errorf("%s: %w", m.path, err)
+		}
+	}
+	return nil
+}
+
+// loadModules tries until no more go in: some need others.
+func loadModules(dir string) {
+	left, _ := filepath.Glob(filepath.Join(dir, "*.ko"))
+	for before := -1; before != len(left); {
+		before = len(left)
+		var failed []string
+		for _, path := range left {
+			if loadModule(path) != nil {
+				failed = append(failed, path)
+			}
+		}
+		left = failed
+	}
+	if len(left) > 0 {
+		fmt.Println("drover linux guest: modules that did not load:", left)
+	}
+}
+
+func loadModule(path string) error {
+	f, err := os.Open(path) //nolint:gosec // of this guest
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	return unix.FinitModule(int(f.Fd()), "", 0)
+}
+
+// network sets the address that QEMU's user network expects.
+func network() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(s) }()
+	for _, i := range []struct {
+		name          string
+		address, mask []byte
+	}{
+		{"lo", []byte{127, 0, 0, 1}, []byte{255, 0, 0, 0}},
+		{"eth0", []byte{10, 0, 2, 15}, []byte{255, 255, 255, 0}},
+	} {
+		if err := setAddress(s, i.name, i.address, i.mask); err != nil {
+			return fmt.Errorf("%s: %w", i.name, err)
+		}
+	}
+	return nil
+}
+
+func setAddress(s int, name string, address, mask []byte) error {
+	for _, set := range []struct {
+		request uint
+		value   []byte
+	}{{unix.SIOCSIFADDR, address}, {unix.SIOCSIFNETMASK, mask}} {
+		r, err := unix.NewIfreq(name)
+		if err != nil {
+			return err
+		}
+		if err := r.SetInet4Addr(set.value); err != nil {
+			return err
+		}
+		if err := unix.IoctlIfreq(s, set.request, r); err != nil {
+			return err
+		}
+	}
+	r, err := unix.NewIfreq(name)
+	if err != nil {
+		return err
+	}
+	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
+}
+
+// countBoot counts in the disk's second sector.
+func countBoot(path string) (int, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_SYNC, 0) //nolint:gosec // of this guest
+	if err != nil {
+		return 1, err
+	}
+	defer func() { _ = f.Close() }()
+	var sector [512]byte
+	if _, err := f.ReadAt(sector[:], 512); err != nil {
+		return 1, err
+	}
+	boots := binary.LittleEndian.Uint32(sector[:]) + 1
+	binary.LittleEndian.PutUint32(sector[:], boots)
+	_, err = f.WriteAt(sector[:], 512)
+	return int(boots), err
+}
+
+func newReport(boots int) report {
+	var info unix.Sysinfo_t
+	say("sysinfo", unix.Sysinfo(&info))
+	return report{
+		Boots: boots, Cmdline: read("/proc/cmdline"), CPUs: runtime.NumCPU(),
+		MemoryKiB: info.Totalram * uint64(info.Unit) / 1024, Disks: disks(), Seed: seed(),
+	}
+}
+
+func read(path string) string {
+	content, _ := os.ReadFile(path) //nolint:gosec // of this guest
+	return strings.TrimSpace(string(content))
+}
+
+func disks() map[string]disk {
+	found := map[string]disk{}
+	dirs, _ := filepath.Glob("/sys/block/vd*")
+	for _, dir := range dirs {
+		sectors, _ := strconv.ParseInt(read(filepath.Join(dir, "size")), 10, 64)
+		found[filepath.Base(dir)] = disk{
+			Size: sectors * 512, Serial: read(filepath.Join(dir, "serial")), ReadOnly: read(filepath.Join(dir, "ro")) == "1",
+		}
+	}
+	return found
+}
+
+// seed reads the cloud-init disk, which is an ISO 9660 file system.
+func seed() map[string]string {
+	const at = "/seed"
+	_ = os.MkdirAll(at, 0o750)
+	devices, _ := filepath.Glob("/dev/vd?")
+	for _, device := range devices {
+		if unix.Mount(device, at, "iso9660", unix.MS_RDONLY, "") != nil {
+			continue
+		}
+		files := map[string]string{}
+		names, _ := os.ReadDir(at)
+		for _, name := range names {
+			content, _ := os.ReadFile(filepath.Join(at, name.Name()))
+			files[name.Name()] = string(content)
+		}
+		return files
+	}
+	return nil
+}
+
+func serve(r report) error {
+	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(r) })
+	http.HandleFunc("/burn", func(http.ResponseWriter, *http.Request) {
+		go func() {
+			for {
+				runtime.Gosched()
+			}
+		}()
+	})
+	http.HandleFunc("/eat", func(_ http.ResponseWriter, q *http.Request) {
+		mib, _ := strconv.Atoi(q.FormValue("mib"))
+		eaten = make([]byte, mib<<20)
+		for page := 0; page < len(eaten); page += os.Getpagesize() {
+			eaten[page] = 1
+		}
+	})
+	http.HandleFunc("/panic", func(http.ResponseWriter, *http.Request) {
+		_ = os.WriteFile("/proc/sys/kernel/sysrq", []byte("1"), 0)
+		_ = os.WriteFile("/proc/sysrq-trigger", []byte("c"), 0)
+	})
+	http.HandleFunc("/off", func(http.ResponseWriter, *http.Request) { powerOff() })
+	server := &http.Server{Addr: ":80", ReadHeaderTimeout: 10 * time.Second}
+	return server.ListenAndServe()
+}
+
+var eaten []byte
+
+// powerButton waits for the key of that name.
+func powerButton() {
+	const keyType, keyPower, pressed = 1, 116, 1
+	for range 100 {
+		devices, _ := filepath.Glob("/dev/input/event*")
+		for _, device := range devices {
+			go func() {
+				f, err := os.Open(device) //nolint:gosec // of this guest
+				if err != nil {
+					return
+				}
+				var event [24]byte
+				for {
+					if _, err := f.Read(event[:]); err != nil {
+						return
+					}
+					kind, code, value := binary.LittleEndian.Uint16(event[16:]), binary.LittleEndian.Uint16(event[18:]), binary.LittleEndian.Uint32(event[20:])
+					if kind == keyType && code == keyPower && value == pressed {
+						powerOff()
+					}
+				}
+			}()
+		}
+		if len(devices) > 0 {
+			return
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+	fmt.Println("drover linux guest: there is no power button")
+}
+
+func powerOff() {
+	fmt.Println("drover linux guest powers off")
+	unix.Sync()
+	say("power off", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
+	select {}
+}

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds the Linux guest for tests: DIR/vmlinuz, Debian's kernel for clouds, and
+# DIR/initrd, with hack/guest/linux as its init and the modules that it needs.
+#
+#     hack/linux-guest.sh DIR
+#
+# The kernel comes by apt-get download and is not installed. One that is there
+# already is kept; the init is built each time.
+set -o errexit -o nounset -o pipefail
+
+readonly dir="${1:?usage: hack/linux-guest.sh DIR}"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+readonly modules=(
+	virtio virtio_ring virtio_pci virtio_pci_modern_dev virtio_pci_legacy_dev
+	virtio_blk failover net_failover virtio_net virtio_balloon virtio-rng
+	evdev button cdrom isofs pvpanic pvpanic-mmio
+)
+
+die() {
+	echo "linux-guest.sh: $*" >&2
+	exit 1
+}
+
+as_root() {
+	if [[ "$(id -u)" -eq 0 ]]; then
+		"$@"
+	elif command -v sudo >/dev/null; then
+		sudo -- "$@"
+	else
+		die "needs root or sudo to run: $*"
+	fi
+}
+
+# kernel_package is the one that the package of no version stands for.
+kernel_package() {
+	apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image-/ {name = $2} END {print name}'
+}
+
+fetch_kernel() {
+	local package work
+	command -v apt-get >/dev/null || die "there is no apt-get to get a kernel with: put vmlinuz and modules into ${dir} by hand"
+	package="$(kernel_package)"
+	work="$(mktemp -d)"
+	if [[ -z "${package}" ]] || ! (cd "${work}" && apt-get download -qq "${package}" >/dev/null 2>&1); then
+		as_root apt-get update -qq >/dev/null || die "apt-get update failed"
+		package="$(kernel_package)"
+		(cd "${work}" && apt-get download -qq "${package}" >/dev/null) || die "apt-get could not download ${package}"
+	fi
+	dpkg -x "${work}"/*.deb "${work}/root"
+	mkdir -p "${dir}/modules"
+	local module
+	for module in "${modules[@]}"; do
+		find "${work}/root/lib/modules" -name "${module}.ko" -exec cp {} "${dir}/modules/" \;
+	done
+	mv "${work}"/root/boot/vmlinuz-* "${dir}/vmlinuz"
+	rm -rf "${work}"
+}
+
+# pack makes the archive that the kernel unpacks. It may be one after the other
+# of them, so that no cpio is needed for the program: see hack/guest/pack.
+pack() {
+	local work
+	work="$(mktemp -d)"
+	(cd "${root}" && CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build -buildvcs=false -trimpath -ldflags "-s -w" -o "${work}/init" ./hack/guest/linux)
+	mkdir "${work}/modules"
+	cp "${dir}"/modules/*.ko "${work}/modules/"
+	(cd "${root}" && go run -buildvcs=false ./hack/guest/pack "${work}" >"${dir}/initrd.new")
+	mv "${dir}/initrd.new" "${dir}/initrd"
+	rm -rf "${work}"
+}
+
+mkdir -p "${dir}"
+[[ -f "${dir}/vmlinuz" ]] || fetch_kernel
+pack

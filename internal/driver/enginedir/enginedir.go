@@ -1,0 +1,256 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package enginedir is the groundwork of an engine that is a folder, shared by
+// several controllers: an identity, a lock for each server, the epochs of the
+// leaders that have acted, and files that are written whole or not at all.
+//
+// Start with Open. Lock and then Admit come before each change of a server.
+package enginedir
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Names in the folder.
+const (
+	IDFile    = "engine-id"
+	locksDir  = "locks"
+	epochsDir = "epochs"
+	tmpDir    = "tmp"
+)
+
+// leftoverAge is when something in tmp cannot be in use any more.
+const leftoverAge = 10 * time.Minute
+
+// Dir is an engine's folder.
+type Dir struct {
+	path, name string
+	subs       []string
+
+	mu     sync.Mutex
+	pinned string // the engine that calls act on
+}
+
+// Open makes the folder and the sub-folders named where they are missing. The
+// name, such as "the qemu driver's folder", is for errors.
+func Open(name, path string, now time.Time, subs ...string) (*Dir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	d := &Dir{path: path, name: name, subs: append(subs, locksDir, epochsDir, tmpDir)}
+	if err := errors.Join(os.MkdirAll(path, 0o700), d.MakeFolders()); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	d.sweep(now)
+	if err := d.makeID(); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	_, err = d.ID()
+	return d, err
+}
+
+// Path of something in the folder.
+func (d *Dir) Path(names ...string) string {
+	return filepath.Join(append([]string{d.path}, names...)...)
+}
+
+// MakeFolders makes the sub-folders, which a person may have removed.
+func (d *Dir) MakeFolders() error {
+	for _, sub := range d.subs {
+		if err := os.Mkdir(d.Path(sub), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweep removes what processes that were killed left half done.
+func (d *Dir) sweep(now time.Time) {
+	entries, err := os.ReadDir(d.Path(tmpDir))
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err == nil && now.Sub(info.ModTime()) > leftoverAge {
+			_ = os.RemoveAll(d.Path(tmpDir, entry.Name()))
+		}
+	}
+}
+
+// makeID gives a new folder its identity; of two processes that try, one wins.
+func (d *Dir) makeID() error {
+	if _, err := os.Lstat(d.Path(IDFile)); err == nil {
+		return nil
+	}
+	err := d.Create(d.Path(IDFile), []byte(string(uuid.NewUUID())+"\n"))
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+// ID reads the engine's identity, which is the one to act on from then on.
+func (d *Dir) ID() (string, error) {
+	id, err := d.readID()
+	if err != nil {
+		return "", err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pinned = id
+	return id, nil
+}
+
+func (d *Dir) readID() (string, error) {
+	content, err := os.ReadFile(d.Path(IDFile))
+	if err != nil {
+		return "", driver.Errorf(driver.ErrUnavailable, "%s: %w", d.name, err)
+	}
+	id := strings.TrimSpace(string(content))
+	if driver.CheckUID(types.UID(id)) != nil {
+		return "", driver.Errorf(driver.ErrUnavailable, "%s does not hold a UUID", d.Path(IDFile))
+	}
+	return id, nil
+}
+
+// Reach makes sure that the folder is there and still the same engine: a folder
+// that was emptied, moved or not mounted is not an engine without servers.
+func (d *Dir) Reach() error {
+	id, err := d.readID()
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if id != d.pinned {
+		return driver.Errorf(driver.ErrUnavailable, "%s is another engine now: its id was %s and is %s", d.path, d.pinned, id)
+	}
+	return nil
+}
+
+// Explain says of a change that failed whether the folder is lost or only this
+// change failed. An error that says of what kind it is stays as it is.
+func (d *Dir) Explain(err error) error {
+	if !driver.Ambiguous(err) {
+		return err
+	}
+	if lost := d.Reach(); lost != nil {
+		return lost
+	}
+	_ = d.MakeFolders()
+	return driver.Errorf(driver.ErrRetry, "%w", err)
+}
+
+// Lock is a server's lock, held.
+type Lock struct {
+	file *os.File
+}
+
+// Lock takes a server's lock, or says that another caller has it: a process
+// that was halted must not halt the others.
+func (d *Dir) Lock(uid types.UID) (*Lock, error) {
+	for {
+		f, err := os.OpenFile(d.Path(locksDir, string(uid)), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, d.Explain(err)
+		}
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			_ = f.Close()
+			return nil, driver.Errorf(driver.ErrRetry, "the server %s is being changed by another caller: %w", uid, err)
+		}
+		if isStill(f) {
+			return &Lock{f}, nil
+		}
+		_ = f.Close()
+	}
+}
+
+// isStill tells whether a file has its name: who holds the lock of one that was
+// removed holds nothing.
+func isStill(f *os.File) bool {
+	held, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	named, err := os.Stat(f.Name())
+	return err == nil && os.SameFile(held, named)
+}
+
+// Release gives the lock back. To close the file would not do: a process that is
+// being forked at this moment has it too.
+func (l *Lock) Release() {
+	_ = syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN)
+	_ = l.file.Close()
+}
+
+// Remove gives the lock of a server back of which nothing is left.
+func (l *Lock) Remove() {
+	_ = os.Remove(l.file.Name())
+	l.Release()
+}
+
+// Create makes a file, whole or not at all, and fails if it is there.
+func (d *Dir) Create(path string, content []byte) error {
+	tmp, err := d.write(content)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp) }()
+	return os.Link(tmp, path)
+}
+
+// Replace makes a file or replaces it, whole or not at all.
+func (d *Dir) Replace(path string, content []byte) error {
+	tmp, err := d.write(content)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp) }()
+	return os.Rename(tmp, path)
+}
+
+func (d *Dir) write(content []byte) (string, error) {
+	f, err := os.CreateTemp(d.Path(tmpDir), "write-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Close()); err != nil {
+		_ = os.Remove(f.Name())
+		return "", err
+	}
+	return f.Name(), nil
+}
+
+// Temp makes a folder for something that is moved into place once it is whole.
+// What is left of it after a crash is swept.
+func (d *Dir) Temp() (string, error) { return os.MkdirTemp(d.Path(tmpDir), "make-*") }
+
+// Discard removes a file or folder, so that it is gone at once even where its
+// removal takes a while or is cut off.
+func (d *Dir) Discard(path string) error {
+	tmp, err := d.Temp()
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(path, filepath.Join(tmp, "gone")); err != nil {
+		return errors.Join(err, os.Remove(tmp))
+	}
+	return os.RemoveAll(tmp)
+}

@@ -1,0 +1,173 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"sync"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Accelerators.
+const (
+	// AccelAuto : KVM where a guest really runs under it, else TCG.
+	AccelAuto = "auto"
+	// AccelKVM : the processor's own virtualisation.
+	AccelKVM = "kvm"
+	// AccelTCG : emulation, which works everywhere and is slow.
+	AccelTCG = "tcg"
+)
+
+const (
+	// probeWithin is how long a guest of a few instructions may take.
+	probeWithin = 3 * time.Second
+	// askWithin is how long QEMU may take to tell its version.
+	askWithin = 10 * time.Second
+	// minMajor and minMinor are of the first QEMU that takes -device as JSON.
+	minMajor, minMinor = 6, 2
+)
+
+// program is the QEMU that machines run on. Its version is asked for once.
+type program struct {
+	name string
+
+	mu sync.Mutex
+	ok bool
+}
+
+var versionPattern = regexp.MustCompile(`version (\d+)\.(\d+)`)
+
+// check refuses a QEMU that is missing or too old.
+func (p *program) check(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, p.name, "--version").Output() //nolint:gosec // an option
+	if errors.Is(err, exec.ErrNotFound) {
+		return driver.Errorf(driver.ErrUnavailable, "%s is not installed, or not in PATH", p.name)
+	}
+	if err != nil {
+		return driver.Errorf(driver.ErrUnavailable, "asking %s for its version: %w", p.name, err)
+	}
+	if err := checkVersion(out); err != nil {
+		return driver.Errorf(driver.ErrUnavailable, "%s: %w", p.name, err)
+	}
+	p.ok = true
+	return nil
+}
+
+func checkVersion(out []byte) error {
+	found := versionPattern.FindSubmatch(out)
+	if found == nil {
+		return fmt.Errorf("it does not tell its version but %.80q", out)
+	}
+	major, _ := strconv.Atoi(string(found[1]))
+	minor, _ := strconv.Atoi(string(found[2]))
+	if major < minMajor || (major == minMajor && minor < minMinor) {
+		return fmt.Errorf("it is version %d.%d, and %d.%d or newer is needed", major, minor, minMajor, minMinor)
+	}
+	return nil
+}
+
+// accelerator chooses what guests run on, once.
+type accelerator struct {
+	wanted string
+
+	mu     sync.Mutex
+	chosen string
+}
+
+func (a *accelerator) choose(ctx context.Context, d *Driver) (string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.chosen != "" {
+		return a.chosen, nil
+	}
+	if err := d.program.check(ctx); err != nil {
+		return "", err
+	}
+	if a.wanted != AccelAuto {
+		a.chosen = a.wanted
+		return a.chosen, nil
+	}
+	err := d.probeKVM(ctx)
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	a.chosen = AccelKVM
+	if err != nil {
+		a.chosen = AccelTCG
+		d.Log.Info("Machines are emulated, which is slow: no guest runs under KVM", "cause", err.Error())
+	} else {
+		d.Log.Info("Machines run under KVM: a guest did")
+	}
+	return a.chosen, nil
+}
+
+// probeGuest tells QEMU to exit with a code that nothing else gives, and halts:
+//
+//	mov $0x2a, %al; out %al, $0xf4; hlt; jmp .
+var probeGuest = []byte{0xb0, 0x2a, 0xe6, 0xf4, 0xf4, 0xeb, 0xfe}
+
+const (
+	probeCode = 0x2a<<1 | 1
+	// probeSize is that of a disk from which the BIOS boots.
+	probeSize = 1 << 20
+)
+
+// probeKVM runs a guest. A KVM device that opens proves nothing: inside of other
+// machines guests may hang.
+func (d *Driver) probeKVM(ctx context.Context) error {
+	if err := openKVM(); err != nil {
+		return err
+	}
+	tmp, err := d.dir.Temp()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	content := make([]byte, probeSize)
+	copy(content, probeGuest)
+	content[510], content[511] = 0x55, 0xaa
+	if err := os.WriteFile(filepath.Join(tmp, "probe"), content, 0o600); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeWithin)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, d.Binary, //nolint:gosec // an option
+		"-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", AccelKVM, "-cpu", "host", "-m", "16M",
+		"-blockdev", object{"driver": "raw", "node-name": "probe", "read-only": true, "file": object{"driver": "file", "filename": "probe"}}.text(),
+		"-device", object{"driver": "virtio-blk-pci", "drive": "probe", "bootindex": 1}.text(),
+		"-device", object{"driver": "isa-debug-exit", "iobase": 0xf4, "iosize": 4}.text())
+	cmd.Dir = tmp
+	out, err := cmd.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == probeCode {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("a guest hung for %v", probeWithin)
+	}
+	return fmt.Errorf("a guest did not run: %w: %.200s", err, out)
+}
+
+func openKVM() error {
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}

@@ -1,0 +1,157 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+)
+
+// attendant stays with one server while its QEMU runs. Of several, in this and
+// in other processes, QEMU gives its events to the first; the others wait in line
+// and learn of QEMU's end by it.
+type attendant struct {
+	poke  chan struct{} // has a value when something about the server changed
+	again bool          // it changed, and who attends may have missed it
+}
+
+// attend sees to it that somebody attends a server.
+func (w *watch) attend(ctx context.Context, uid types.UID) {
+	if a := w.attendants[uid]; a != nil {
+		a.again = true
+		poke(a.poke)
+		return
+	}
+	a := &attendant{poke: make(chan struct{}, 1)}
+	w.attendants[uid] = a
+	go func() {
+		w.driver.attend(ctx, uid, a.poke)
+		w.ended <- uid
+	}()
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// release takes leave of an attendant whose QEMU is not there.
+func (w *watch) release(ctx context.Context, uid types.UID) {
+	again := w.attendants[uid].again
+	delete(w.attendants, uid)
+	if again {
+		w.attend(ctx, uid)
+	}
+}
+
+// dismiss waits until all have left.
+func (w *watch) dismiss() {
+	for len(w.attendants) > 0 {
+		delete(w.attendants, <-w.ended)
+	}
+}
+
+// news are the events that make a server worth another look.
+var news = map[string]bool{
+	"STOP": true, "RESUME": true, "RESET": true, "SHUTDOWN": true, "GUEST_PANICKED": true, "BLOCK_IO_ERROR": true,
+}
+
+// attend listens to a QEMU until it is gone. It collects guests that have ended
+// and presses the power button again for those that are to stop.
+func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{}) {
+	h := d.home(uid)
+	c, err := h.dial(ctx, eventsSocket, func(e qmp.Event) {
+		if news[e.Name] {
+			d.ring(uid)
+		}
+	})
+	if ctx.Err() != nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return // there is no QEMU
+	}
+	if err == nil {
+		defer c.Close()
+		d.listen(ctx, h, c, changed)
+	}
+	// QEMU has ended. Whoever looks first writes down how.
+	if _, err := d.observe(ctx, h); !errors.Is(err, fs.ErrNotExist) {
+		d.ring(uid)
+	}
+}
+
+func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-chan struct{}) {
+	timer := d.Clock.NewTimer(pressEvery)
+	defer timer.Stop()
+	for {
+		stopping, err := d.tend(ctx, h)
+		if err != nil {
+			d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
+		}
+		var again <-chan time.Time
+		if stopping {
+			timer.Reset(pressEvery)
+			again = timer.C()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.Done():
+			return
+		case <-changed:
+		case <-again:
+		}
+	}
+}
+
+// tend does what needs no decision any more: it makes a QEMU quit whose guest has
+// ended, and carries on a stop that was begun. It has no lock, so it says
+// everything by one connection, which cannot lead to a later run, and reads the
+// record after it was made, which cannot be of an earlier one.
+func (d *Driver) tend(ctx context.Context, h home) (stopping bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, commandWithin)
+	defer cancel()
+	c, err := h.dial(ctx, ctlSocket, nil)
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	r, err := h.load()
+	if err != nil || r.Phase != phaseOn {
+		return false, err
+	}
+	var answer struct {
+		Status string `json:"status"`
+	}
+	if err := c.Execute(ctx, "query-status", nil, &answer); err != nil {
+		return false, err
+	}
+	if end, over := ends[answer.Status]; over {
+		return false, d.collect(ctx, h, c, r, end)
+	}
+	if r.Stop == nil {
+		return false, nil
+	}
+	if d.pressed.due(r.UID, r.Run, d.Clock.Now()) {
+		err = powerDown(ctx, c, answer.Status == statusPaused)
+	}
+	return true, err
+}
+
+func (d *Driver) collect(ctx context.Context, h home, c *qmp.Client, r record, end driver.Exit) error {
+	end.At = d.Clock.Now()
+	if _, err := h.noteEnd(r, end); err != nil {
+		return err
+	}
+	d.ring(r.UID)
+	return c.Execute(ctx, "quit", nil, nil)
+}

@@ -1,0 +1,106 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+)
+
+// Limits of a machine.
+const (
+	maxCPUs   = 255
+	minMemory = 1 << 20
+	maxMemory = 1 << 42
+)
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// checkUID : a machine's UID is its SMBIOS UUID too.
+func checkUID(uid types.UID) error {
+	if uuidPattern.MatchString(string(uid)) {
+		return nil
+	}
+	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
+}
+
+// check refuses a spec that no machine could be made of.
+func check(spec driver.ServerSpec) error {
+	if err := checkUID(spec.UID); err != nil {
+		return err
+	}
+	switch spec.Power {
+	case driver.PowerOn, driver.PowerOff, driver.PowerPaused:
+	default:
+		return driver.Errorf(driver.ErrInvalid, "action is %q: it must be %s, %s or %s", spec.Power, driver.PowerOn, driver.PowerOff, driver.PowerPaused)
+	}
+	if err := checkSizes(spec); err != nil {
+		return err
+	}
+	if err := checkPorts(spec.Ports); err != nil {
+		return err
+	}
+	if err := checkVolumes(spec.Volumes); err != nil {
+		return err
+	}
+	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
+		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
+	}
+	return imagestore.Check("image", spec.Image)
+}
+
+func checkSizes(spec driver.ServerSpec) error {
+	switch {
+	case spec.CPUMilli <= 0 || spec.CPUMilli > maxCPUs*1000:
+		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0 and at most %d", spec.CPUMilli, maxCPUs)
+	case spec.MemoryBytes < minMemory || spec.MemoryBytes > maxMemory:
+		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be from %d to %d", spec.MemoryBytes, minMemory, maxMemory)
+	case spec.RootDiskBytes < 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0", spec.RootDiskBytes)
+	}
+	return nil
+}
+
+var volumeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,18}[a-z0-9])?$`)
+
+func checkVolumes(volumes []driver.Volume) error {
+	names := map[string]bool{}
+	for i, v := range volumes {
+		switch {
+		case !volumeName.MatchString(v.Name):
+			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %.40q: it must be 1 to 20 small letters, digits and -", i, v.Name)
+		case names[v.Name]:
+			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %s, as another's is", i, v.Name)
+		case v.SizeBytes < 1<<20 || v.SizeBytes > 1<<50:
+			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: it must be from 1Mi to 1Pi", i, v.Name, v.SizeBytes)
+		}
+		names[v.Name] = true
+		if v.Image != nil {
+			if err := imagestore.Check(fmt.Sprintf("volumes[%d].source.image", i), *v.Image); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func checkPorts(ports []driver.Port) error {
+	for i, p := range ports {
+		switch {
+		case p.Protocol != "" && p.Protocol != "TCP" && p.Protocol != "UDP":
+			return driver.Errorf(driver.ErrInvalid, "ports[%d].protocol is %q: it must be TCP or UDP", i, p.Protocol)
+		case p.Port < 1 || p.Port > 65535:
+			return driver.Errorf(driver.ErrInvalid, "ports[%d].port is %d: it must be from 1 to 65535", i, p.Port)
+		case p.HostPort < 0 || p.HostPort > 65535:
+			return driver.Errorf(driver.ErrInvalid, "ports[%d].hostPort is %d: it must be from 0 to 65535", i, p.HostPort)
+		}
+	}
+	return nil
+}

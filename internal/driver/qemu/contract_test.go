@@ -1,0 +1,149 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+func TestContract(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	drivertest.Run(t, drivertest.Harness{
+		Open: func(t *testing.T, clusterID string) driver.Driver {
+			t.Helper()
+			return e.openAs(t, clusterID, e.dir)
+		},
+		Spec:         func(*testing.T) driver.ServerSpec { return e.spec() },
+		StubbornSpec: func(*testing.T) driver.ServerSpec { return e.stubbornSpec() },
+		OtherImage:   e.other,
+		Losable: func(t *testing.T, clusterID string) drivertest.Losable {
+			t.Helper()
+			dir := filepath.Join(t.TempDir(), "own")
+			t.Cleanup(func() { endMachines(t, filepath.Dir(dir)) })
+			move := func(from, to string) func() {
+				return func() {
+					if err := os.Rename(from, to); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			return drivertest.Losable{
+				Driver: e.openAs(t, clusterID, dir), Lose: move(dir, dir+".away"), Restore: move(dir+".away", dir),
+			}
+		},
+		Hands:    e.hands(),
+		FailCode: codePanicked,
+		Visible:  e.visible,
+		Patience: patience,
+		Lacks: map[string]string{
+			"StartedByHand": "a machine cannot be started without its driver",
+		},
+	})
+}
+
+func (e *engine) openAs(t *testing.T, clusterID, dir string) *Driver {
+	t.Helper()
+	o := e.options()
+	o.ClusterID, o.Dir = clusterID, dir
+	return openWith(t, o)
+}
+
+func (e *engine) stubbornSpec() driver.ServerSpec {
+	spec := e.spec()
+	spec.Image.Source = e.stubborn
+	return spec
+}
+
+// homeOf finds a server's directory without a driver.
+func (e *engine) homeOf(t *testing.T, s driver.Server) home {
+	t.Helper()
+	dir, err := enginedir.Open("the test's folder", e.dir, time.Now())
+	must(t, err)
+	path := dir.Path(vmsDir, string(s.UID))
+	if s.Retained {
+		path = dir.Path(retainedDir, string(s.UID)+"."+s.ID)
+	}
+	return home{dir, path}
+}
+
+func (e *engine) hands() drivertest.Hands {
+	return drivertest.Hands{
+		Kill: func(t *testing.T, s driver.Server) {
+			t.Helper()
+			must(t, e.homeOf(t, s).kill(context.WithoutCancel(t.Context()), s.UID))
+		},
+		Stop: func(t *testing.T, s driver.Server) {
+			t.Helper()
+			e.tell(t, s, "x")
+		},
+		Exit: func(t *testing.T, s driver.Server, code int) {
+			t.Helper()
+			if code == 0 {
+				e.tell(t, s, "x")
+			} else {
+				e.tell(t, s, "p")
+			}
+		},
+		Pause: func(t *testing.T, s driver.Server) {
+			t.Helper()
+			must(t, e.homeOf(t, s).command(t.Context(), "stop", nil, nil))
+		},
+		Remove: func(t *testing.T, s driver.Server) {
+			t.Helper()
+			h := e.homeOf(t, s)
+			must(t, h.kill(context.WithoutCancel(t.Context()), s.UID))
+			must(t, os.RemoveAll(h.path))
+		},
+		Burn: func(t *testing.T, s driver.Server) {
+			t.Helper()
+			e.tell(t, s, "b")
+		},
+	}
+}
+
+// tell says something to the guest by its serial console once it listens.
+func (e *engine) tell(t *testing.T, s driver.Server, text string) {
+	t.Helper()
+	h := e.homeOf(t, s)
+	vmtest.Eventually(t, patience, "the guest listens", func() error {
+		content, err := os.ReadFile(h.file(serialLogFile))
+		if err == nil && !strings.Contains(string(content), "drover guest") {
+			err = textError(content)
+		}
+		return err
+	})
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.file(serialSocket))
+	must(t, err)
+	defer func() { _ = conn.Close() }()
+	_, err = conn.Write([]byte(text))
+	must(t, err)
+}
+
+// visible is the command line, and what is in files besides the disk's, although
+// nobody but the driver's user can read those.
+func (e *engine) visible(t *testing.T, s driver.Server) string {
+	t.Helper()
+	h := e.homeOf(t, s)
+	line, err := os.ReadFile(procPath(h.pid(s.UID), "cmdline"))
+	must(t, err)
+	text := string(line)
+	for _, name := range []string{recordFile, logFile, serialLogFile, pidFile} {
+		content, err := os.ReadFile(h.file(name))
+		must(t, err)
+		text += string(content)
+	}
+	return text
+}

@@ -1,0 +1,103 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
+)
+
+// Delete removes a server, or puts it aside.
+func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	lock, err := d.enterChange(ctx, t)
+	if err != nil {
+		return err
+	}
+	if err := d.images.Abandon(ctx, t.UID); err != nil {
+		lock.Release()
+		return err
+	}
+	s, err := d.find(ctx, t)
+	switch {
+	case errors.Is(err, driver.ErrNotFound):
+		return d.nothingLeft(t, lock, err)
+	case driver.ReasonOf(err) == driver.ReasonNameConflict:
+		err = driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
+	case err == nil && retain:
+		err = d.release(s)
+	case err == nil:
+		return d.remove(ctx, s, lock)
+	}
+	lock.Release()
+	return err
+}
+
+// nothingLeft makes sure that nothing is, once there is no directory.
+func (d *Driver) nothingLeft(t driver.Target, lock *enginedir.Lock, none error) error {
+	if there, err := d.home(t.UID).exists(); there || err != nil {
+		lock.Release()
+		return none
+	}
+	if err := d.killStrays(t.UID); err != nil {
+		lock.Release()
+		return err
+	}
+	d.forget(t.UID, lock)
+	return none
+}
+
+// forget removes what is kept of a server beside its directory.
+func (d *Driver) forget(uid types.UID, lock *enginedir.Lock) {
+	d.pressed.forget(uid)
+	d.forgetEnds(uid)
+	_ = os.Remove(d.dir.Path(bellsDir, string(uid)))
+	lock.Remove()
+}
+
+// remove ends the server, whose disk nobody will read again, and removes all
+// that belongs to it.
+func (d *Driver) remove(ctx context.Context, s server, lock *enginedir.Lock) error {
+	if s.on {
+		if err := s.kill(ctx, s.UID); err != nil {
+			lock.Release()
+			return err
+		}
+	}
+	if err := d.dir.Discard(s.path); err != nil {
+		lock.Release()
+		return d.dir.Explain(err)
+	}
+	d.forget(s.UID, lock)
+	return nil
+}
+
+// release marks a server first, so that a release which is cut off is finished
+// by the next call.
+func (d *Driver) release(s server) error {
+	s.Retained = true
+	if err := s.save(s.record); err != nil {
+		return d.dir.Explain(err)
+	}
+	if err := d.putAside(s); err != nil {
+		return d.dir.Explain(err)
+	}
+	return nil
+}
+
+// putAside frees the UID of a server that was marked. Its QEMU goes on in the
+// directory, wherever that is.
+func (d *Driver) putAside(s server) error {
+	if err := os.Rename(s.path, d.retainedPath(s.UID, s.ID)); err != nil {
+		return fmt.Errorf("putting the released server %s aside: %w", s.UID, err)
+	}
+	d.ring(s.UID)
+	return nil
+}

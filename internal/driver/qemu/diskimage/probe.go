@@ -1,0 +1,257 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package diskimage knows disk images by their content: Probe tells what an
+// image is and refuses what is not fit to boot strangers' disks from, and
+// CreateQcow2 makes new disks, blank or on top of an image.
+package diskimage
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Formats of images.
+const (
+	Raw   = "raw"
+	Qcow2 = "qcow2"
+)
+
+const sector = 512
+
+// Info is what an image is.
+type Info struct {
+	Format string
+	// Size that a machine sees.
+	Size int64
+}
+
+// foreign are formats that a raw image must not be taken for, by what they begin
+// with.
+var foreign = []struct{ magic, name string }{
+	{"KDMV", "a VMDK image"},
+	{"# Disk DescriptorFile", "a VMDK descriptor"},
+	{"vhdxfile", "a VHDX image"},
+	{"conectix", "a VHD image"},
+	{"QED\x00", "a QED image"},
+	{"<<< ", "a VDI image"},
+	{"\x1f\x8b", "compressed by gzip"},
+	{"\xfd7zXZ\x00", "compressed by xz"},
+	{"BZh", "compressed by bzip2"},
+	{"\x28\xb5\x2f\xfd", "compressed by zstd"},
+	{"PK\x03\x04", "a zip archive"},
+	{"\x7fELF", "an ELF program"},
+}
+
+// signs are what a raw disk has at certain places.
+var signs = []struct {
+	at    int64
+	magic string
+}{
+	{510, "\x55\xaa"},          // boot sector, MBR, the MBR that protects a GPT
+	{512, "EFI PART"},          // GPT
+	{4096, "EFI PART"},         // GPT with sectors of 4 KiB
+	{1080, "\x53\xef"},         // ext2, ext3, ext4
+	{0, "XFSB"},                // XFS
+	{65600, "_BHRfS_M"},        // Btrfs
+	{0, "hsqs"},                // Squashfs
+	{1024, "\xe2\xe1\xf5\xe0"}, // EROFS
+	{32769, "CD001"},           // ISO 9660
+	{512, "LABELONE"},          // LVM
+}
+
+// Probe tells what an image is. An error says why it cannot be used. Images that
+// point to other files are refused: whoever may name an image could read any
+// file of the host by them.
+func Probe(image io.ReaderAt, length int64) (Info, error) {
+	head := make([]byte, min(length, sector))
+	if _, err := image.ReadAt(head, 0); err != nil && !errors.Is(err, io.EOF) {
+		return Info{}, err
+	}
+	if bytes.HasPrefix(head, []byte(magic)) {
+		return probeQcow2(image, length)
+	}
+	for _, f := range foreign {
+		if bytes.HasPrefix(head, []byte(f.magic)) {
+			return Info{}, fmt.Errorf("it is %s: only raw and qcow2 images are taken", f.name)
+		}
+	}
+	return probeRaw(image, length)
+}
+
+func probeRaw(image io.ReaderAt, length int64) (Info, error) {
+	if length == 0 {
+		return Info{}, errors.New("it is empty")
+	}
+	if !looksLikeDisk(image) {
+		return Info{}, errors.New("it is no disk image: it has neither a boot sector, nor a partition table, nor a known file system, and is no qcow2 image")
+	}
+	if length%sector != 0 {
+		return Info{}, fmt.Errorf("it is %d bytes long, which is no multiple of %d: a raw image that was cut off", length, sector)
+	}
+	return Info{Format: Raw, Size: length}, nil
+}
+
+func looksLikeDisk(image io.ReaderAt) bool {
+	for _, s := range signs {
+		found := make([]byte, len(s.magic))
+		if n, _ := image.ReadAt(found, s.at); n == len(found) && string(found) == s.magic {
+			return true
+		}
+	}
+	return false
+}
+
+// header is that of a qcow2 image, as in QEMU's docs/interop/qcow2.txt.
+type header struct {
+	Magic              [4]byte
+	Version            uint32
+	BackingFileOffset  uint64
+	BackingFileSize    uint32
+	ClusterBits        uint32
+	Size               uint64
+	CryptMethod        uint32
+	L1Size             uint32
+	L1TableOffset      uint64
+	RefcountOffset     uint64
+	RefcountClusters   uint32
+	Snapshots          uint32
+	SnapshotsOffset    uint64
+	Incompatible       uint64 // from here on in version 3
+	Compatible         uint64
+	Autoclear          uint64
+	RefcountOrder      uint32
+	HeaderLength       uint32
+	CompressionAndRest uint64
+}
+
+// Values in the header.
+const (
+	magic           = "QFI\xfb"
+	featureCorrupt  = 1 << 1
+	featureDataFile = 1 << 2
+	featureWideL2   = 1 << 4
+	knownFeatures   = 1<<5 - 1
+	maxL1           = 32 << 20 // bytes, as QEMU has it
+	maxSize         = 1 << 56
+)
+
+func probeQcow2(image io.ReaderAt, length int64) (Info, error) {
+	var h header
+	if err := binary.Read(io.NewSectionReader(image, 0, length), binary.BigEndian, &h); err != nil {
+		return Info{}, errors.New("it is a qcow2 image that was cut off in its header")
+	}
+	if h.Version < 3 {
+		h.Incompatible = 0
+	}
+	if err := h.check(); err != nil {
+		return Info{}, err
+	}
+	if err := h.checkTables(image, length); err != nil {
+		return Info{}, err
+	}
+	return Info{Format: Qcow2, Size: int64(h.Size)}, nil //nolint:gosec // at most maxSize
+}
+
+func (h header) check() error {
+	switch {
+	case h.Version != 2 && h.Version != 3:
+		return fmt.Errorf("it is a qcow2 image of version %d: only 2 and 3 are taken", h.Version)
+	case h.BackingFileOffset != 0:
+		return errors.New("it is a qcow2 image with a backing file, which is refused: make one image of both by qemu-img convert")
+	case h.Incompatible&featureDataFile != 0:
+		return errors.New("it is a qcow2 image with a data file, which is refused: make one image of both by qemu-img convert")
+	case h.CryptMethod != 0:
+		return errors.New("it is an encrypted qcow2 image, which is refused")
+	case h.Incompatible&featureCorrupt != 0:
+		return errors.New("it is a qcow2 image that is marked as corrupt: mend it by qemu-img check -r all")
+	case h.Incompatible&^knownFeatures != 0:
+		return fmt.Errorf("it is a qcow2 image with the unknown features %#x", h.Incompatible&^knownFeatures)
+	case h.ClusterBits < 9 || h.ClusterBits > 21, h.Size == 0, h.Size > maxSize, h.Size%sector != 0, uint64(h.L1Size)*8 > maxL1:
+		return errors.New("it is a qcow2 image with a header that makes no sense")
+	}
+	return nil
+}
+
+// checkTables finds images that were cut off: QEMU would read zeros where data
+// is missing.
+func (h header) checkTables(image io.ReaderAt, length int64) error {
+	cutOff := errors.New("it is a qcow2 image that was cut off")
+	cluster := int64(1) << h.ClusterBits
+	refcounts := int64(h.RefcountClusters) * cluster
+	if !inside(h.L1TableOffset, int64(h.L1Size)*8, length) || !inside(h.RefcountOffset, refcounts, length) {
+		return cutOff
+	}
+	tables, err := readTable(image, h.L1TableOffset, int64(h.L1Size)*8, 8)
+	if err != nil {
+		return err
+	}
+	checked := map[uint64]bool{}
+	for _, entry := range tables {
+		at := entry & offsetMask
+		if at == 0 || checked[at] {
+			continue
+		}
+		checked[at] = true
+		if !inside(at, cluster, length) {
+			return cutOff
+		}
+		if ok, err := h.checkL2(image, at, length); err != nil || !ok {
+			return errors.Join(err, cutOff)
+		}
+	}
+	return nil
+}
+
+const (
+	offsetMask     = 0x00fffffffffffe00
+	compressedFlag = 1 << 62
+)
+
+// checkL2 : the last cluster may be shorter than others.
+func (h header) checkL2(image io.ReaderAt, at uint64, length int64) (ok bool, err error) {
+	width := int64(8)
+	if h.Incompatible&featureWideL2 != 0 {
+		width = 16
+	}
+	entries, err := readTable(image, at, int64(1)<<h.ClusterBits, width)
+	if err != nil {
+		return false, err
+	}
+	for _, entry := range entries {
+		if !inside(h.dataOffset(entry), 0, length) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// dataOffset is where a cluster's data begins; compressed ones have fewer bits
+// for that.
+func (h header) dataOffset(entry uint64) uint64 {
+	if entry&compressedFlag != 0 {
+		return entry & (1<<(62-(h.ClusterBits-8)) - 1)
+	}
+	return entry & offsetMask
+}
+
+// inside : an offset of zero stands for nothing.
+func inside(at uint64, size, length int64) bool {
+	return at == 0 || (at < uint64(length) && size <= length-int64(at)) //nolint:gosec // below length
+}
+
+// readTable reads the first 8 bytes of each entry.
+func readTable(image io.ReaderAt, at uint64, size, width int64) ([]uint64, error) {
+	content := make([]byte, size)
+	if _, err := image.ReadAt(content, int64(at)); err != nil && !errors.Is(err, io.EOF) { //nolint:gosec // inside of the file
+		return nil, err
+	}
+	entries := make([]uint64, 0, size/width)
+	for i := int64(0); i < size; i += width {
+		entries = append(entries, binary.BigEndian.Uint64(content[i:]))
+	}
+	return entries, nil
+}

@@ -1,0 +1,178 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// maxSteps is more than any way from one state to another takes.
+const maxSteps = 6
+
+// Ensure creates a server or takes it to what the spec says.
+func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	if err := check(spec); err != nil {
+		return driver.Server{}, err
+	}
+	lock, err := d.enterChange(ctx, spec.Target)
+	if err != nil {
+		return driver.Server{}, err
+	}
+	defer lock.Release()
+	s, err := d.findOrCreate(ctx, spec)
+	if errors.Is(err, errFetching) {
+		return d.pending(spec), nil
+	}
+	if err != nil {
+		return driver.Server{}, err
+	}
+	return d.converge(ctx, s, spec)
+}
+
+// errFetching says that there can be no server before its image.
+var errFetching = errors.New("its image is being fetched")
+
+// pending is a server that is nothing but a fetch yet.
+func (d *Driver) pending(spec driver.ServerSpec) driver.Server {
+	for _, s := range d.images.Pending(spec.UID) {
+		return s
+	}
+	return driver.Server{UID: spec.UID, Namespace: spec.Namespace, Name: spec.Name, State: driver.StatePending}
+}
+
+// findOrCreate returns the server of the spec's UID.
+func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (server, error) {
+	s, err := d.find(ctx, spec.Target)
+	switch {
+	case err == nil:
+		return s, s.checkDisks(spec)
+	case !errors.Is(err, driver.ErrNotFound):
+		return server{}, err
+	case spec.ID != "":
+		return server{}, err
+	}
+	if err := d.killStrays(spec.UID); err != nil {
+		return server{}, err
+	}
+	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
+		return server{}, cmp.Or(err, errFetching)
+	}
+	if err := d.create(spec); err != nil {
+		return server{}, d.dir.Explain(err)
+	}
+	d.ring(spec.UID)
+	return d.find(ctx, spec.Target)
+}
+
+// find looks at the server of a UID, whose lock the caller has. It also finishes
+// a release that was cut off.
+func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
+	none := driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
+	s, err := d.observe(ctx, d.home(t.UID))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return server{}, none
+	case err != nil:
+		return server{}, driver.Errorf(driver.ErrUnavailable, "%w", err)
+	case s.Retained:
+		return server{}, errors.Join(none, d.putAside(s))
+	case s.ClusterID != d.ClusterID:
+		return server{}, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+			"the engine has a server of UID %s that is not this cluster's", t.UID))
+	case t.ID != "" && t.ID != s.ID:
+		return server{}, driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, s.ID, t.ID)
+	}
+	return s, nil
+}
+
+// create makes a server that is off: whole, or not at all.
+func (d *Driver) create(spec driver.ServerSpec) error {
+	tmp, err := d.dir.Temp()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	h := home{d.dir, filepath.Join(tmp, "vm")}
+	if err := os.Mkdir(h.path, 0o700); err != nil {
+		return err
+	}
+	settings := settingsOf(spec, imageSettings{Source: d.Image})
+	root, err := d.makeRoot(h, spec, settings.Image)
+	if err != nil {
+		return err
+	}
+	if err := h.save(record{
+		ClusterID: d.ClusterID, UID: spec.UID, ID: newName(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+		Settings: settings, Root: root,
+	}); err != nil {
+		return err
+	}
+	return os.Rename(h.path, d.home(spec.UID).path)
+}
+
+// converge takes one step after the other until there is none left, or one that
+// takes its time.
+func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec) (driver.Server, error) {
+	for range maxSteps {
+		next := nextStep(s, spec)
+		if next == stepNone {
+			return d.result(s, spec), nil
+		}
+		waits, err := d.take(ctx, next, &s, spec)
+		if err != nil {
+			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, s.UID, err)
+		}
+		d.ring(s.UID)
+		if s, err = d.observe(ctx, s.home); err != nil {
+			return driver.Server{}, err
+		}
+		if waits {
+			return d.result(s, spec), nil
+		}
+	}
+	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", s.UID)
+}
+
+// result fills in what only the spec tells.
+func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
+	out := s.report()
+	if s.alive() {
+		out.Pending = s.Settings.pending(settingsOf(spec, s.Settings.Image))
+	}
+	out.Doing = cmp.Or(out.Doing, d.images.Doing(s.UID))
+	return out
+}
+
+// take does one step; waits tells that the next one has to wait for the guest.
+func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.ServerSpec) (waits bool, err error) {
+	switch next {
+	case stepReap:
+		return false, d.reap(ctx, s)
+	case stepStart:
+		if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
+			return waits, err
+		}
+		return false, d.start(ctx, s, spec)
+	case stepFinish:
+		return false, d.finishStart(ctx, s, spec)
+	case stepStop:
+		return d.stop(ctx, s, spec)
+	case stepGrow:
+		return false, d.grow(ctx, s, spec)
+	case stepPause:
+		return false, s.command(ctx, "stop", nil, nil)
+	case stepResume:
+		return false, s.command(ctx, "cont", nil, nil)
+	case stepNone:
+	}
+	return true, nil
+}

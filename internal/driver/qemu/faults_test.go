@@ -1,0 +1,572 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// wantError checks kind, reason and text of an error.
+func wantError(t *testing.T, err, kind error, says ...string) {
+	t.Helper()
+	for _, k := range []error{driver.ErrNotFound, driver.ErrInvalid, driver.ErrUnsupported, driver.ErrRetry, driver.ErrExhausted, driver.ErrUnavailable, driver.ErrFenced} {
+		if errors.Is(err, k) != errors.Is(kind, k) {
+			t.Errorf("got the error %v, want the kind %q: it is %q %v", err, kind, k, errors.Is(err, k))
+			return
+		}
+	}
+	for _, text := range says {
+		if !strings.Contains(err.Error()+" "+driver.ReasonOf(err), text) {
+			t.Errorf("got the error %q with reason %q, want %q in it", err, driver.ReasonOf(err), text)
+		}
+	}
+}
+
+// leavesNothing : a server that could not be made is not there.
+func leavesNothing(t *testing.T, d *Driver) {
+	t.Helper()
+	for _, sub := range []string{vmsDir, "tmp"} {
+		left, err := os.ReadDir(d.dir.Path(sub))
+		must(t, err)
+		if len(left) != 0 {
+			t.Errorf("left behind in %s: %v", sub, left)
+		}
+	}
+}
+
+func TestBadImages(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	outside := filepath.Join(t.TempDir(), "outside.img")
+	must(t, os.Link(e.plain, outside))
+	file := func(name, content string) string {
+		path := filepath.Join(e.images, name)
+		must(t, os.WriteFile(path, []byte(content), 0o600))
+		return path
+	}
+	link := filepath.Join(e.images, "link.img")
+	must(t, os.Symlink(outside, link))
+	onTop := filepath.Join(e.images, "ontop.qcow2")
+	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", e.plain, onTop)
+	socket := filepath.Join(e.images, "socket")
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
+	must(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+
+	const missing = "ImageUnavailable"
+	for name, c := range map[string]struct {
+		source string
+		kind   error
+		says   []string
+	}{
+		"none":             {"", driver.ErrInvalid, []string{"spec.image.source is empty"}},
+		"no path":          {"nginx", driver.ErrInvalid, []string{`"nginx"`, "absolute path"}},
+		"another form":     {"ftp://x/y.img", driver.ErrInvalid, []string{"absolute path"}},
+		"dots":             {e.images + "/../images/boot-A0.img", driver.ErrInvalid, []string{"without .."}},
+		"outside":          {outside, driver.ErrInvalid, []string{"images may be in", e.images}},
+		"a link out":       {link, driver.ErrRetry, []string{missing, "escapes"}},
+		"missing":          {filepath.Join(e.images, "none.img"), driver.ErrRetry, []string{missing, "no such file"}},
+		"a folder":         {e.images + "/.", driver.ErrInvalid, []string{"without .., ."}},
+		"the folder":       {e.images, driver.ErrRetry, []string{missing, "no regular file"}},
+		"a socket":         {socket, driver.ErrRetry, []string{missing}},
+		"text":             {file("text.img", strings.Repeat("text\n", 512)), driver.ErrRetry, []string{missing, "no disk image"}},
+		"empty":            {file("empty.img", ""), driver.ErrRetry, []string{missing, "empty"}},
+		"on another image": {onTop, driver.ErrRetry, []string{missing, "backing file"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := e.spec()
+			spec.Image.Source = c.source
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, c.kind, c.says...)
+			leavesNothing(t, d)
+		})
+	}
+}
+
+// TestImageAppears : what was missing is found by the next try.
+func TestImageAppears(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Image.Source = "file://" + filepath.Join(e.images, "late, \"odd\" %s\nname.img")
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, "no such file")
+	must(t, os.Link(e.plain, strings.TrimPrefix(spec.Image.Source, "file://")))
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	gone(t, d, spec)
+}
+
+// TestImageChanged : a disk on top of an image that changed is not used.
+func TestImageChanged(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, off := e.spec(), e.spec()
+	off.Target, off.Power = spec.Target, driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	content, err := os.ReadFile(e.plain)
+	must(t, err)
+	must(t, os.Rename(e.plain, e.plain+".old"))
+	must(t, os.WriteFile(e.plain, content, 0o600)) //nolint:gosec // the test's own
+	_, err = d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, "was changed or replaced", "ImageUnavailable")
+	must(t, os.Rename(e.plain+".old", e.plain))
+	reach(t, d, spec, driver.StateRunning)
+	gone(t, d, spec)
+}
+
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	tooMuch := e.spec()
+	tooMuch.MemoryBytes = 1 << 42
+	_, err := d.Ensure(t.Context(), tooMuch)
+	wantError(t, err, driver.ErrExhausted, "needed 4398046511104 bytes, available")
+	small := e.spec()
+	small.RootDiskBytes = 1000
+	_, err = d.Ensure(t.Context(), small)
+	wantError(t, err, driver.ErrInvalid, "resource.rootDisk is 1000 bytes", "needs 1048576")
+
+	spec := e.spec()
+	spec.RootDiskBytes = 5 << 20
+	s := reach(t, d, spec, driver.StateRunning)
+	if s.Applied.RootDiskBytes != 5<<20 {
+		t.Errorf("it has %+v", s.Applied)
+	}
+	spec.RootDiskBytes = 9 << 20
+	grown := reach(t, d, spec, driver.StateRunning)
+	if grown.Applied.RootDiskBytes != 9<<20 || grown.Run != s.Run || len(grown.Pending) != 0 {
+		t.Errorf("grown it is %+v", grown)
+	}
+	off := spec
+	off.Power, off.RootDiskBytes = driver.PowerOff, 20<<20
+	reach(t, d, off, driver.StateStopped)
+	spec.RootDiskBytes = 20 << 20
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 2 A")
+	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).file(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
+		t.Errorf("the disk is %s", info)
+	}
+	spec.RootDiskBytes = 9 << 20
+	_, err = d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrInvalid, "may only grow")
+	gone(t, d, spec)
+	_, err = d.Ensure(t.Context(), tooMuch)
+	wantError(t, err, driver.ErrExhausted)
+	gone(t, d, tooMuch)
+}
+
+func TestPortTaken(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
+	must(t, err)
+	spec := e.spec()
+	spec.Ports = []driver.Port{
+		{Name: "any", Protocol: "TCP", Port: 22},
+		{Name: "web", Protocol: "TCP", Port: 80, HostPort: portOf(listener.Addr())},
+		{Name: "dns", Protocol: "UDP", Port: 53},
+	}
+	_, err = d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, "ports[1] (web)", "address already in use", driver.ReasonPortConflict)
+	if s := d.home(spec.UID); s.pid(spec.UID) != 0 {
+		t.Error("a machine runs")
+	}
+	must(t, listener.Close())
+	reach(t, d, spec, driver.StateRunning)
+	gone(t, d, spec)
+}
+
+// TestStartCutOff plays controllers that were killed while they started a
+// machine: before there was a QEMU, and before the guest was let go.
+func TestStartCutOff(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	first := reach(t, d, spec, driver.StateRunning)
+	h := d.home(spec.UID)
+	pid := h.pid(spec.UID)
+	rewind := func() {
+		r, err := h.load()
+		must(t, err)
+		r.Phase = phaseStarting
+		must(t, h.save(r))
+	}
+	must(t, h.command(t.Context(), "stop", nil, nil))
+	must(t, os.Remove(h.file(pidFile)))
+	rewind()
+	next := e.open(t)
+	listed, err := next.List(t.Context())
+	must(t, err)
+	if len(listed) != 1 || listed[0].State != driver.StateStarting {
+		t.Errorf("a machine that is starting is %+v", listed)
+	}
+	adopted := reach(t, next, spec, driver.StateRunning)
+	if adopted.Run != first.Run || h.pid(spec.UID) != pid {
+		t.Errorf("the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.pid(spec.UID))
+	}
+
+	must(t, h.kill(t.Context(), spec.UID))
+	rewind()
+	listed, err = next.List(t.Context())
+	must(t, err)
+	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Exit != nil {
+		t.Errorf("a machine that did not come to start is %+v", listed)
+	}
+	again := reach(t, next, spec, driver.StateRunning)
+	if again.Run == first.Run {
+		t.Error("a new start has the run of the one before")
+	}
+	gone(t, next, spec)
+}
+
+// TestRunsOnce : who has the run lock keeps others from starting.
+func TestRunsOnce(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, off := e.spec(), e.spec()
+	off.Target, off.Power = spec.Target, driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	lock, err := d.home(spec.UID).claimRun()
+	must(t, err)
+	if _, err := d.home(spec.UID).claimRun(); !errors.Is(err, driver.ErrRetry) {
+		t.Errorf("the run lock is given out twice: %v", err)
+	}
+	must(t, lock.Close())
+	gone(t, d, spec)
+}
+
+// TestDirectoryRemoved : a machine whose directory was removed under it is ended
+// when the server is made again, and when it is deleted.
+func TestDirectoryRemoved(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	for name, next := range map[string]func(spec driver.ServerSpec){
+		"made again": func(spec driver.ServerSpec) { reach(t, d, spec, driver.StateRunning) },
+		"deleted": func(spec driver.ServerSpec) {
+			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+		},
+	} {
+		spec := e.spec()
+		reach(t, d, spec, driver.StateRunning)
+		h := d.home(spec.UID)
+		pid := h.pid(spec.UID)
+		must(t, os.RemoveAll(h.path))
+		next(spec)
+		vmtest.Eventually(t, patience, "the machine that lost its directory ends: "+name, func() error {
+			if hasUUID(pid, spec.UID) {
+				return errors.New("it runs")
+			}
+			return nil
+		})
+		gone(t, d, spec)
+	}
+}
+
+// TestEndsUnattended : how a guest ended is known to a controller that came
+// later, and to one that watched.
+func TestEndsUnattended(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for say, want := range map[string]driver.Exit{
+		"x": {Code: 0, Reason: "Completed"},
+		"p": {Code: 1, Reason: "GuestPanicked"},
+		"":  {Code: 137, Reason: "Killed"},
+	} {
+		for _, watched := range []bool{false, true} {
+			d := e.open(t)
+			spec := e.spec()
+			s := reach(t, d, spec, driver.StateRunning)
+			if watched {
+				follow(t, d)
+			}
+			if say == "" {
+				must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+			} else {
+				e.tell(t, s, say)
+			}
+			end := ended(t, e.open(t), spec.UID)
+			if end.Code != want.Code || end.Reason != want.Reason || end.At.IsZero() {
+				t.Errorf("watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
+			}
+			if watched {
+				vmtest.Eventually(t, patience, "QEMU is gone", func() error {
+					if on, err := d.home(spec.UID).running(); on {
+						return errors.Join(errors.New("it runs"), err)
+					}
+					return nil
+				})
+			}
+			if again := ended(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
+				t.Errorf("the end was %+v and is %+v", end, again)
+			}
+			gone(t, d, spec)
+		}
+	}
+}
+
+func ended(t *testing.T, d *Driver, uid types.UID) *driver.Exit {
+	t.Helper()
+	var end *driver.Exit
+	vmtest.Eventually(t, patience, "List shows an end", func() error {
+		servers, err := d.List(t.Context(), uid)
+		if err != nil || len(servers) != 1 || servers[0].Exit == nil {
+			return errors.Join(err, errors.New("none yet"))
+		}
+		end = servers[0].Exit
+		return nil
+	})
+	return end
+}
+
+// follow keeps a watch open until the test ends.
+func follow(t *testing.T, d *Driver) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	uids, err := d.Watch(ctx)
+	must(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range uids {
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+// TestStopTooEarly : a guest that was not ready for the power button gets it
+// pressed again, though nobody calls.
+func TestStopTooEarly(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	follow(t, d)
+	off := e.spec()
+	paused := off
+	paused.Power = driver.PowerPaused
+	reach(t, d, paused, driver.StatePaused)
+	off.Power = driver.PowerOff
+	_, err := d.Ensure(t.Context(), off)
+	must(t, err)
+	if end := ended(t, d, off.UID); end.Code != 0 {
+		t.Errorf("it ended with %+v", end)
+	}
+	gone(t, d, off)
+}
+
+func TestBrokenRecord(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Power = driver.PowerOff
+	reach(t, d, spec, driver.StateStopped)
+	path := d.home(spec.UID).file(recordFile)
+	content, err := os.ReadFile(path)
+	must(t, err)
+	for name, broken := range map[string]string{"nonsense": "{", "empty": "{}"} {
+		must(t, os.WriteFile(path, []byte(broken), 0o600))
+		_, err := d.List(t.Context())
+		wantError(t, err, driver.ErrUnavailable, "mend", path)
+		_, err = d.Ensure(t.Context(), spec)
+		wantError(t, err, driver.ErrUnavailable, "mend")
+		if err := d.Delete(t.Context(), spec.Target, false); !errors.Is(err, driver.ErrUnavailable) {
+			t.Errorf("%s: Delete says %v", name, err)
+		}
+	}
+	must(t, os.WriteFile(path, content, 0o600)) //nolint:gosec // the test's own
+	gone(t, d, spec)
+}
+
+// script is a program in place of QEMU.
+func script(t *testing.T, body string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "qemu")
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o700))
+	return path
+}
+
+func TestPrograms(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for name, c := range map[string]struct{ binary, says string }{
+		"missing":  {"qemu-of-nowhere", "is not installed"},
+		"too old":  {script(t, "echo QEMU emulator version 5.2.0"), "it is version 5.2, and 6.2 or newer is needed"},
+		"silent":   {script(t, "true"), "does not tell its version"},
+		"failing":  {script(t, "exit 1"), "exit status 1"},
+		"no QEMU":  {"/etc/passwd", "permission denied"},
+		"the real": {DefaultBinary, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := e.options()
+			o.Binary = c.binary
+			_, err := openWith(t, o).EngineID(t.Context())
+			if c.says == "" {
+				must(t, err)
+				return
+			}
+			wantError(t, err, driver.ErrUnavailable, c.says)
+		})
+	}
+}
+
+// TestQEMUFails : a QEMU that does not come up leaves the server as it was, and
+// its own words are told.
+func TestQEMUFails(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for words, c := range map[string]struct {
+		kind error
+		says string
+	}{
+		"it is broken": {driver.ErrRetry, "QEMU did not start: it is broken"},
+		"Could not set up host forwarding rule 'tcp::80-:80'":         {driver.ErrRetry, driver.ReasonPortConflict},
+		"cannot set up guest memory 'pc.ram': Cannot allocate memory": {driver.ErrExhausted, "no memory"},
+		"Failed to get \"write\" lock":                                {driver.ErrRetry, driver.ReasonImageUnavailable},
+	} {
+		o := e.options()
+		o.Binary = script(t, "case $1 in --version) echo version 7.2;; *) echo '"+strings.ReplaceAll(words, "'", `'\''`)+"'; exit 1;; esac")
+		d := openWith(t, o)
+		spec := e.spec()
+		_, err := d.Ensure(t.Context(), spec)
+		wantError(t, err, c.kind, c.says)
+		servers, err := d.List(t.Context(), spec.UID)
+		must(t, err)
+		if len(servers) != 1 || servers[0].State != driver.StateStopped || servers[0].Run != "" || servers[0].Exit != nil {
+			t.Errorf("it is %+v", servers)
+		}
+		gone(t, d, spec)
+	}
+}
+
+// TestAccelerator : KVM is chosen where a guest runs under it and nowhere else.
+func TestAccelerator(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	kvm := openKVM() == nil
+	for name, c := range map[string]struct {
+		body string
+		want string
+	}{
+		"a guest runs":   {"exit 85", AccelKVM},
+		"a guest hangs":  {"exec sleep 60", AccelTCG},
+		"QEMU refuses":   {"echo no KVM; exit 1", AccelTCG},
+		"it ends early":  {"exit 0", AccelTCG},
+		"another answer": {"exit 3", AccelTCG},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := e.options()
+			o.Accel = AccelAuto
+			o.Binary = script(t, "case $1 in --version) echo version 7.2;; *) "+c.body+";; esac")
+			d := openWith(t, o)
+			want := c.want
+			if !kvm {
+				want = AccelTCG
+			}
+			for range 2 {
+				if got, err := d.accel.choose(t.Context(), d); err != nil || got != want {
+					t.Errorf("got %q and error %v, want %q", got, err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestProbeGuest : the guest of the probe does what the probe waits for.
+func TestProbeGuest(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.Binary = script(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
+	d := openWith(t, o)
+	var err error
+	for range 10 { // a loaded machine may take longer than the probe waits
+		if err = d.probeKVM(t.Context()); err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+			return
+		}
+	}
+	t.Error(err)
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	short, long := t.TempDir(), filepath.Join(t.TempDir(), strings.Repeat("d", 80))
+	for name, c := range map[string]struct {
+		o    Options
+		says string
+	}{
+		"no cluster":          {Options{Dir: short}, "cluster id"},
+		"no folder":           {Options{ClusterID: "c"}, "needs a folder"},
+		"another accelerator": {Options{ClusterID: "c", Dir: short, Accel: "xen"}, `"xen": it must be auto, kvm or tcg`},
+		"a long path":         {Options{ClusterID: "c", Dir: long}, "limited to 107"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got the error %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+// TestEpochsHold : the driver's folder is fenced as package enginedir says.
+func TestEpochsHold(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	d, err := New(Options{ClusterID: "c", Dir: dir, Clock: clock.RealClock{}})
+	must(t, err)
+	other, err := enginedir.Open("the test's folder", dir, time.Now())
+	must(t, err)
+	must(t, other.Admit("c", 9))
+	target := driver.Target{UID: uuid.NewUUID(), Epoch: 8}
+	wantError(t, d.Delete(t.Context(), target, false), driver.ErrFenced)
+}
+
+// TestDefaultImage : a default that changes touches no server.
+func TestDefaultImage(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.Image = e.plain
+	d := openWith(t, o)
+	spec := e.spec()
+	spec.Image.Source = ""
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	o.Image = e.other
+	d = openWith(t, o)
+	if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 {
+		t.Errorf("pending are %v", s.Pending)
+	}
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 2 A")
+	gone(t, d, spec)
+}

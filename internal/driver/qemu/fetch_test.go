@@ -1,0 +1,159 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// TestWebImage : a server is pending while its image is fetched, a Delete ends
+// that, and the next one boots what was fetched.
+func TestWebImage(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	content, err := os.ReadFile(e.plain)
+	must(t, err)
+	gate := make(chan struct{})
+	begun := make(chan struct{}, 10)
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		begun <- struct{}{}
+		select {
+		case <-gate:
+			_, _ = w.Write(content)
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(web.Close)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: web.URL + "/boot.img", Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
+	for range 2 {
+		s, err := d.Ensure(t.Context(), spec)
+		must(t, err)
+		if s.State != driver.StatePending || !strings.Contains(s.Doing, "fetching "+web.URL) || s.Name != spec.Name {
+			t.Errorf("it is %+v", s)
+		}
+	}
+	listed, err := d.List(t.Context(), spec.UID)
+	must(t, err)
+	if len(listed) != 1 || listed[0].State != driver.StatePending || listed[0].Namespace != spec.Namespace {
+		t.Errorf("listed: %+v", listed)
+	}
+	<-begun
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+	if listed, err = d.List(t.Context()); err != nil || len(listed) != 0 {
+		t.Errorf("listed: %+v, %v", listed, err)
+	}
+	leavesNothing(t, d)
+	close(gate)
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+
+	// A volume of another image is fetched at the restart that is to attach it.
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &spec.Image}}
+	spec.EndRun = reach(t, e.open(t), spec, driver.StateRunning).Run
+	reach(t, e.open(t), spec, driver.StateRunning)
+	gone(t, d, spec)
+}
+
+// TestWrongChecksum : it is told, shown by List, and nothing is made.
+func TestWrongChecksum(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	web := httptest.NewServer(http.FileServer(http.Dir(e.images)))
+	t.Cleanup(web.Close)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: web.URL + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
+	err := d.waitFor(t, spec)
+	wantError(t, err, driver.ErrRetry, "its checksum is sha256:", driver.ReasonImageUnavailable)
+	listed, err := d.List(t.Context(), spec.UID)
+	must(t, err)
+	if len(listed) != 1 || listed[0].State != driver.StatePending || listed[0].Err == nil {
+		t.Errorf("listed: %+v", listed)
+	}
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+	leavesNothing(t, d)
+}
+
+// waitFor repeats Ensure until it fails.
+func (d *Driver) waitFor(t *testing.T, spec driver.ServerSpec) error {
+	t.Helper()
+	for {
+		if _, err := d.Ensure(t.Context(), spec); err != nil {
+			return err
+		}
+		if !pause(t.Context(), lookEvery) {
+			return errors.New("Ensure does not fail")
+		}
+	}
+}
+
+// TestContainerDisk boots what KubeVirt's users have in their registries, and
+// goes on doing so when the registry has something else under that name.
+func TestContainerDisk(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	reference := strings.TrimPrefix(server.URL, "http://") + "/disks/boot:1"
+	pushDisk(t, reference, e.plain)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: "oci://" + reference, PullPolicy: driver.PullAlways}
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+
+	pushDisk(t, reference, e.other)
+	other := e.spec()
+	other.Image = spec.Image
+	reach(t, d, other, driver.StateRunning)
+	serial(t, d, other, "drover guest 1 B")
+
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 2 A")
+	gone(t, d, spec)
+	gone(t, d, other)
+}
+
+func pushDisk(t *testing.T, reference, path string) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	must(t, err)
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	must(t, w.WriteHeader(&tar.Header{Name: "disk/boot.img", Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
+	_, err = w.Write(content)
+	must(t, errors.Join(err, w.Close()))
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
+	must(t, err)
+	image, err := mutate.AppendLayers(empty.Image, layer)
+	must(t, err)
+	ref, err := name.ParseReference(reference)
+	must(t, err)
+	must(t, remote.Write(ref, image))
+}

@@ -1,0 +1,132 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// patience is for a loaded machine that emulates many others.
+const patience = 90 * time.Second
+
+// engine is a folder for servers, and the images beside it.
+type engine struct {
+	dir, images            string
+	plain, other, stubborn string
+}
+
+// newEngine makes an engine whose machines do not outlive the test.
+func newEngine(t *testing.T) *engine {
+	t.Helper()
+	vmtest.QEMU(t)
+	dir := t.TempDir()
+	t.Cleanup(func() { endMachines(t, dir) })
+	e := &engine{dir: filepath.Join(dir, "engine"), images: filepath.Join(dir, "images")}
+	must(t, os.Mkdir(e.images, 0o700))
+	e.plain = vmtest.BootGuest(t, e.images, "A", false)
+	e.other = vmtest.BootGuest(t, e.images, "B", false)
+	e.stubborn = vmtest.BootGuest(t, e.images, "S", true)
+	return e
+}
+
+// endMachines ends what a test that failed has left running below a folder.
+func endMachines(t *testing.T, dir string) {
+	t.Helper()
+	below := func(pid int) bool {
+		cwd, err := os.Readlink(procPath(pid, "cwd"))
+		return err == nil && strings.HasPrefix(cwd, dir+"/")
+	}
+	for _, pid := range processes() {
+		if below(pid) && pid != os.Getpid() {
+			t.Errorf("a machine was left running: process %d", pid)
+			must(t, killProcess(pid, below))
+		}
+	}
+}
+
+func (e *engine) options() Options {
+	return Options{ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: AccelTCG}
+}
+
+func (e *engine) open(t *testing.T) *Driver {
+	t.Helper()
+	return openWith(t, e.options())
+}
+
+func openWith(t *testing.T, o Options) *Driver {
+	t.Helper()
+	d, err := New(o)
+	must(t, err)
+	return d
+}
+
+func (e *engine) spec() driver.ServerSpec {
+	return driver.ServerSpec{
+		Target:    driver.Target{UID: uuid.NewUUID(), Epoch: 1},
+		Namespace: "default", Name: "test-vm", Power: driver.PowerOn, RestartPolicy: driver.RestartNever,
+		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: e.plain},
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reach repeats Ensure until the server is in a state.
+func reach(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) driver.Server {
+	t.Helper()
+	var s driver.Server
+	vmtest.Eventually(t, patience, "Ensure reaches "+string(want), func() (err error) {
+		s, err = d.Ensure(t.Context(), spec)
+		if err == nil && s.State != want {
+			err = stateError(s)
+		}
+		return err
+	})
+	return s
+}
+
+type stateError driver.Server
+
+func (s stateError) Error() string { return "it is " + string(s.State) + ": " + s.Doing }
+
+// serial waits until the guest has printed a text.
+func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
+	t.Helper()
+	path := d.home(spec.UID).file(serialLogFile)
+	vmtest.Eventually(t, patience, "the guest prints "+text, func() error {
+		content, err := os.ReadFile(path)
+		if err == nil && !strings.Contains(string(content), text) {
+			err = textError(content)
+		}
+		return err
+	})
+}
+
+type textError string
+
+func (e textError) Error() string { return "it printed " + string(e) }
+
+// gone deletes a server until nothing is left.
+func gone(t *testing.T, d *Driver, spec driver.ServerSpec) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	_ = d.Delete(ctx, spec.Target, false)
+	if err := d.Delete(ctx, driver.Target{UID: spec.UID}, false); err == nil {
+		t.Error("Delete does not say that nothing is left")
+	}
+}

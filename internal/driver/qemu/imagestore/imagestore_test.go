@@ -1,0 +1,382 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package imagestore_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const patience = time.Minute
+
+// disk is a raw disk of 1 MiB.
+func disk() []byte {
+	content := bytes.Repeat([]byte("drover! "), 1<<17)
+	copy(content[510:], "\x55\xaa")
+	return content
+}
+
+func checksum(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newStore(t *testing.T) *imagestore.Store {
+	t.Helper()
+	dir, err := enginedir.Open("the test's folder", t.TempDir(), time.Now(), "cache")
+	must(t, err)
+	return &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stall: patience, Tell: func(types.UID) {}}
+}
+
+func serve(t *testing.T, f http.HandlerFunc) string {
+	t.Helper()
+	server := httptest.NewServer(f)
+	t.Cleanup(server.Close)
+	return server.URL + "/disk.img"
+}
+
+func someone() driver.ServerSpec {
+	return driver.ServerSpec{Target: driver.Target{UID: uuid.NewUUID()}, Namespace: "default", Name: "vm"}
+}
+
+// wait repeats Wait until the image is there or there is an error.
+func wait(t *testing.T, s *imagestore.Store, who driver.ServerSpec, i driver.Image) error {
+	t.Helper()
+	var got error
+	vmtest.Eventually(t, patience, "the fetch ends", func() error {
+		var waits bool
+		if waits, got = s.Wait(t.Context(), who, i); waits {
+			return errors.New(s.Doing(who.UID))
+		}
+		return nil
+	})
+	return got
+}
+
+// clean : nothing half done is left.
+func clean(t *testing.T, s *imagestore.Store, images int) {
+	t.Helper()
+	left, err := os.ReadDir(s.Dir.Path("tmp"))
+	must(t, err)
+	if len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	have, err := s.List()
+	must(t, err)
+	if len(have) != images {
+		t.Errorf("the store has %v, want %d", have, images)
+	}
+}
+
+// TestOnce : many who want one image fetch it once.
+func TestOnce(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	var asked atomic.Int32
+	gate := make(chan struct{})
+	url := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		<-gate
+		_, _ = w.Write(content)
+	})
+	s := newStore(t)
+	told := make(chan types.UID, 100)
+	s.Tell = func(uid types.UID) { told <- uid }
+	image := driver.Image{Source: url, Checksum: checksum(content)}
+	var who []driver.ServerSpec
+	for range 5 {
+		spec := someone()
+		who = append(who, spec)
+		if waits, err := s.Wait(t.Context(), spec, image); !waits || err != nil {
+			t.Fatalf("got %v and error %v", waits, err)
+		}
+	}
+	pending := s.Pending()
+	if len(pending) != 5 || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Doing, "fetching "+url) || pending[0].Name != "vm" {
+		t.Errorf("pending are %+v", pending)
+	}
+	close(gate)
+	waitsFor := map[types.UID]bool{}
+	for len(waitsFor) < 5 {
+		waitsFor[<-told] = true
+	}
+	for _, spec := range who {
+		must(t, wait(t, s, spec, image))
+		s.Used(spec.UID)
+	}
+	path, there := s.Path(image)
+	got, err := os.ReadFile(path)
+	if !there || err != nil || !bytes.Equal(got, content) {
+		t.Errorf("the image is not what was served: %v %v", there, err)
+	}
+	if n := asked.Load(); n != 1 || len(s.Pending()) != 0 {
+		t.Errorf("it was fetched %d times, and pending are %v", n, s.Pending())
+	}
+	clean(t, s, 1)
+}
+
+func TestFailures(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	for name, c := range map[string]struct {
+		serve    http.HandlerFunc
+		checksum string
+		says     string
+	}{
+		"not there":      {http.NotFound, checksum(content), "404"},
+		"another image":  {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }, checksum([]byte("x")), "its checksum is " + checksum(content)},
+		"text":           {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }, checksum([]byte("hello")), "no disk image"},
+		"cut off":        {cutOff(content), checksum(content), "unexpected EOF"},
+		"stalls":         {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum(content), "no progress for"},
+		"stalls midway":  {stall(content), checksum(content), "no progress for"},
+		"nobody listens": {nil, checksum(content), "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := "http://127.0.0.1:1/disk.img"
+			if c.serve != nil {
+				url = serve(t, c.serve)
+			}
+			s, who := newStore(t), someone()
+			if strings.Contains(name, "stalls") {
+				s.Stall = 200 * time.Millisecond
+			}
+			image := driver.Image{Source: url, Checksum: c.checksum}
+			err := wait(t, s, who, image)
+			if !errors.Is(err, driver.ErrRetry) || driver.ReasonOf(err) != driver.ReasonImageUnavailable || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got the error %v, want %q", err, c.says)
+			}
+			if p := s.Pending(who.UID); len(p) != 1 || p[0].Err == nil {
+				t.Errorf("pending is %+v, want it with the error", p)
+			}
+			if waits, err := s.Wait(t.Context(), who, image); !waits || err != nil {
+				t.Errorf("the next call begins no new fetch: %v %v", waits, err)
+			}
+			must(t, s.Abandon(t.Context(), who.UID))
+			clean(t, s, 0)
+		})
+	}
+}
+
+func cutOff(content []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", fmt.Sprint(len(content)))
+		_, _ = w.Write(content[:1000])
+	}
+}
+
+func stall(content []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", fmt.Sprint(len(content)))
+		_, _ = w.Write(content[:1000])
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}
+}
+
+// TestAbandon : the last who leaves ends the fetch, and not before.
+func TestAbandon(t *testing.T) {
+	t.Parallel()
+	begun := make(chan context.Context, 10)
+	url := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		begun <- r.Context()
+		<-r.Context().Done()
+	})
+	s, one, two := newStore(t), someone(), someone()
+	image := driver.Image{Source: url, Checksum: checksum(nil)}
+	for _, who := range []driver.ServerSpec{one, two} {
+		_, err := s.Wait(t.Context(), who, image)
+		must(t, err)
+	}
+	request := <-begun
+	must(t, s.Abandon(t.Context(), one.UID))
+	if request.Err() != nil || len(s.Pending()) != 1 {
+		t.Errorf("the fetch ended while one waits for it: %v", s.Pending())
+	}
+	must(t, s.Abandon(t.Context(), two.UID))
+	<-request.Done()
+	clean(t, s, 0)
+}
+
+// TestNever : what may not be fetched is used if it is there.
+func TestNever(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
+	s, who := newStore(t), someone()
+	image := driver.Image{Source: url, Checksum: checksum(content), PullPolicy: driver.PullNever}
+	if _, err := s.Wait(t.Context(), who, image); !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), "pullPolicy is Never") {
+		t.Errorf("got the error %v", err)
+	}
+	image.PullPolicy = ""
+	must(t, wait(t, s, who, image))
+	image.PullPolicy = driver.PullNever
+	must(t, wait(t, s, who, image))
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	good := checksum(nil)
+	for name, c := range map[string]struct {
+		image driver.Image
+		kind  error
+	}{
+		"a file":                {driver.Image{Source: "/x.img"}, nil},
+		"a file, checksum":      {driver.Image{Source: "/x.img", Checksum: good}, driver.ErrUnsupported},
+		"web":                   {driver.Image{Source: "https://x/y", Checksum: good}, nil},
+		"web, no checksum":      {driver.Image{Source: "https://x/y"}, driver.ErrInvalid},
+		"web, bad checksum":     {driver.Image{Source: "http://x/y", Checksum: "md5:1"}, driver.ErrInvalid},
+		"registry":              {driver.Image{Source: "oci://x/y"}, nil},
+		"registry and checksum": {driver.Image{Source: "oci://x/y", Checksum: good}, nil},
+	} {
+		if err := imagestore.Check("image", c.image); !errors.Is(err, c.kind) {
+			t.Errorf("%s: got the error %v, want %v", name, err, c.kind)
+		}
+	}
+}
+
+// push puts files into an image of a registry of the test's own.
+func push(t *testing.T, files map[string][]byte) string {
+	t.Helper()
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	reference := strings.TrimPrefix(server.URL, "http://") + "/disks/debian:12"
+	image := empty.Image
+	for path, content := range files {
+		var archive bytes.Buffer
+		w := tar.NewWriter(&archive)
+		must(t, w.WriteHeader(&tar.Header{Name: path, Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
+		_, err := w.Write(content)
+		must(t, errors.Join(err, w.Close()))
+		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
+		must(t, err)
+		image, err = mutate.AppendLayers(image, layer)
+		must(t, err)
+	}
+	ref, err := name.ParseReference(reference)
+	must(t, err)
+	must(t, remote.Write(ref, image))
+	return "oci://" + reference
+}
+
+// TestRegistry : the layout of container disks, and what is none.
+func TestRegistry(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	for name, c := range map[string]struct {
+		files map[string][]byte
+		says  string
+	}{
+		"a disk":           {map[string][]byte{"disk/debian.img": content}, ""},
+		"beside others":    {map[string][]byte{"./disk/debian.img": content, "etc/disk/x": content, "disk/.hidden": content}, ""},
+		"no disk":          {map[string][]byte{"disk.img": content, "disk/sub/x": content}, "no disk in /disk"},
+		"two disks":        {map[string][]byte{"disk/a": content, "disk/b": content}, "more than one file"},
+		"no disk image":    {map[string][]byte{"disk/a": []byte("hello")}, "no disk image"},
+		"not in registry":  {nil, "MANIFEST_UNKNOWN"},
+		"no such registry": {nil, "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			source := push(t, c.files)
+			switch name {
+			case "not in registry":
+				source = strings.Replace(source, ":12", ":13", 1)
+			case "no such registry":
+				source = "oci://127.0.0.1:1/x"
+			}
+			s, who := newStore(t), someone()
+			image := driver.Image{Source: source}
+			err := wait(t, s, who, image)
+			path, there := s.Path(image)
+			if c.says != "" {
+				if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), c.says) || there {
+					t.Errorf("got the error %v, want %q", err, c.says)
+				}
+				clean(t, s, 0)
+				return
+			}
+			must(t, err)
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
+				t.Errorf("the disk is not what was pushed: %v", err)
+			}
+			clean(t, s, 1)
+		})
+	}
+}
+
+// TestAlways asks the registry each time, if no checksum says what to have.
+func TestAlways(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	var mu sync.Mutex
+	content := disk()
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.Contains(r.URL.Path, "/manifests/12") && r.Method == http.MethodGet {
+			asked.Add(1)
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	must(t, w.WriteHeader(&tar.Header{Name: "disk/x", Size: int64(len(content)), Typeflag: tar.TypeReg}))
+	_, err := w.Write(content)
+	must(t, errors.Join(err, w.Close()))
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
+	must(t, err)
+	image, err := mutate.AppendLayers(empty.Image, layer)
+	must(t, err)
+	ref, err := name.ParseReference(strings.TrimPrefix(server.URL, "http://") + "/x:12")
+	must(t, err)
+	must(t, remote.Write(ref, image))
+
+	s := newStore(t)
+	for policy, want := range map[driver.PullPolicy]int32{driver.PullIfNotPresent: 1, driver.PullAlways: 2} {
+		asked.Store(0)
+		for range 2 {
+			who := someone()
+			must(t, wait(t, s, who, driver.Image{Source: "oci://" + ref.String(), PullPolicy: policy}))
+			s.Used(who.UID)
+		}
+		if got := asked.Load(); got > want || (policy == driver.PullAlways && got != want) {
+			t.Errorf("%s asked the registry %d times, want %d", policy, got, want)
+		}
+	}
+}

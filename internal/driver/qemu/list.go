@@ -1,0 +1,140 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// atOnce is how many servers are looked at, at a time.
+const atOnce = 16
+
+// List looks at the servers.
+func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	found, err := d.look(ctx, uids)
+	if err != nil {
+		return nil, err
+	}
+	servers := make([]driver.Server, 0, len(found))
+	met := map[types.UID]bool{}
+	for _, s := range found {
+		out := s.report()
+		out.Doing = cmp.Or(out.Doing, d.images.Doing(s.UID))
+		servers = append(servers, out)
+		met[s.UID] = met[s.UID] || !s.Retained
+	}
+	for _, p := range d.images.Pending(uids...) {
+		if !met[p.UID] {
+			servers = append(servers, p)
+		}
+	}
+	return servers, nil
+}
+
+// look observes this cluster's servers: those of the UIDs, or all where none is
+// named, the released ones included.
+func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
+	homes, err := d.homes(ctx, uids)
+	if err != nil {
+		return nil, err
+	}
+	all, err := d.observeAll(ctx, homes)
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
+	}
+	named := len(uids) > 0
+	var ours []server
+	places := map[string]int{}
+	for _, s := range all {
+		if s.ClusterID != d.ClusterID || (named && s.Retained) {
+			continue
+		}
+		// One that was released in between is met twice.
+		if i, met := places[s.ID]; met {
+			ours[i] = s
+			continue
+		}
+		places[s.ID] = len(ours)
+		ours = append(ours, s)
+	}
+	return ours, d.dir.Reach() // which may have gone meanwhile
+}
+
+// homes are the directories of servers, the released ones last, so that a server
+// that is being released is met in one place at least.
+func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]home, error) {
+	if err := enter(ctx); err != nil {
+		return nil, err
+	}
+	if err := d.dir.Reach(); err != nil {
+		return nil, err
+	}
+	if len(uids) > 0 {
+		return d.homesOf(uids)
+	}
+	var homes []home
+	for _, sub := range []string{vmsDir, retainedDir} {
+		entries, err := os.ReadDir(d.dir.Path(sub))
+		if err != nil {
+			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
+		}
+		for _, entry := range entries {
+			uid, _, _ := strings.Cut(entry.Name(), ".")
+			if entry.IsDir() && checkUID(types.UID(uid)) == nil {
+				homes = append(homes, home{d.dir, d.dir.Path(sub, entry.Name())})
+			}
+		}
+	}
+	return homes, nil
+}
+
+func (d *Driver) homesOf(uids []types.UID) ([]home, error) {
+	asked := make(map[types.UID]bool, len(uids))
+	var homes []home
+	for _, uid := range uids {
+		if err := driver.CheckUID(uid); err != nil {
+			return nil, err
+		}
+		if !asked[uid] {
+			asked[uid] = true
+			homes = append(homes, d.home(uid))
+		}
+	}
+	return homes, nil
+}
+
+// observeAll leaves out what is gone meanwhile.
+func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error) {
+	servers, errs := make([]server, len(homes)), make([]error, len(homes))
+	var all sync.WaitGroup
+	places := make(chan struct{}, atOnce)
+	for i, h := range homes {
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			servers[i], errs[i] = d.observe(ctx, h)
+		})
+	}
+	all.Wait()
+	found := servers[:0]
+	for i, s := range servers {
+		switch {
+		case errs[i] == nil:
+			found = append(found, s)
+		case !errors.Is(errs[i], fs.ErrNotExist):
+			return nil, errs[i]
+		}
+	}
+	return found, nil
+}

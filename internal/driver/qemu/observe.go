@@ -1,0 +1,196 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+)
+
+const (
+	// commandWithin bounds what is said to one QEMU at a time.
+	commandWithin = 5 * time.Second
+	// leavesWithin is how long a QEMU that hung up may take to be gone.
+	leavesWithin = 500 * time.Millisecond
+)
+
+// Exit codes. A machine has none, so these follow what processes have: 0 for an
+// end in good order and 128 and the signal's number for a kill.
+const (
+	codeShutDown = 0
+	codePanicked = 1
+	codeBroken   = 2
+	codeKilled   = 137
+)
+
+// Run states of QEMU that mean something here.
+const (
+	statusPrelaunch = "prelaunch"
+	statusPaused    = "paused"
+	statusIOError   = "io-error"
+	statusShutdown  = "shutdown"
+	statusPanicked  = "guest-panicked"
+	statusInternal  = "internal-error"
+)
+
+// ends are the states that a guest does not come back from, and what they mean.
+var ends = map[string]driver.Exit{
+	statusShutdown: {Code: codeShutDown, Reason: "Completed"},
+	statusPanicked: {Code: codePanicked, Reason: "GuestPanicked"},
+	statusInternal: {Code: codeBroken, Reason: "InternalError"},
+}
+
+// server is a server as it is found.
+type server struct {
+	home
+	record
+	// on tells whether its QEMU is there, even if the guest in it has ended.
+	on bool
+	// status is QEMU's run state, empty if it does not tell; silence says why.
+	status  string
+	silence error
+	// end of the last run, nil while the run goes on and if there was none.
+	end *driver.Exit
+}
+
+// observe looks at a server. An end that it finds and that nobody wrote down
+// yet, it writes down.
+func (d *Driver) observe(ctx context.Context, h home) (server, error) {
+	r, err := h.load()
+	if err != nil {
+		return server{}, err
+	}
+	s := server{home: h, record: r}
+	if err := s.look(ctx); err != nil {
+		return s, err
+	}
+	return s, s.findEnd(d.Clock.Now())
+}
+
+func (s *server) look(ctx context.Context) (err error) {
+	if s.on, err = s.running(); err != nil || !s.on {
+		return err
+	}
+	s.status, s.silence = s.ask(ctx)
+	if s.silence == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	// One that hangs up may be about to end.
+	if s.untilOff(ctx, leavesWithin) == nil {
+		s.on, s.silence = false, nil
+	}
+	return ctx.Err()
+}
+
+func (s *server) findEnd(now time.Time) error {
+	if s.Phase != phaseOn {
+		s.end = s.LastExit
+		return nil
+	}
+	end, over := ends[s.status]
+	if s.on && !over {
+		return nil
+	}
+	if !s.on {
+		end = driver.Exit{Code: codeKilled, Reason: "Killed"}
+	}
+	known, err := s.endOf(s.record)
+	if err != nil {
+		return err
+	}
+	if known == nil {
+		end.At = now
+		end, err = s.noteEnd(s.record, end)
+		known = &end
+	}
+	s.end = known
+	return err
+}
+
+// alive tells whether a guest runs, or could go on.
+func (s *server) alive() bool { return s.on && (s.Phase == phaseStarting || s.end == nil) }
+
+func (s *server) stopping() bool { return s.alive() && s.Phase == phaseOn && s.Stop != nil }
+
+func (s *server) state() driver.State {
+	switch {
+	case !s.alive():
+		return driver.StateStopped
+	case s.Phase == phaseStarting:
+		return driver.StateStarting
+	case s.stopping():
+		return driver.StateStopping
+	case s.isPaused():
+		return driver.StatePaused
+	}
+	return driver.StateRunning
+}
+
+func (s *server) isPaused() bool {
+	return s.status == statusPaused || s.status == statusPrelaunch || s.status == statusIOError
+}
+
+// report is the server as the contract has it.
+func (s *server) report() driver.Server {
+	out := driver.Server{
+		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name,
+		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,
+		Applied: driver.Resources{CPUMilli: s.Settings.CPUMilli, MemoryBytes: s.Settings.MemoryBytes, RootDiskBytes: s.Root.Size},
+	}
+	switch {
+	case !s.alive():
+		out.Exit = s.end
+	case s.silence != nil:
+		out.Doing = "QEMU does not answer: " + s.silence.Error()
+	case s.status == statusIOError:
+		out.Err = errors.New("the guest was paused by an error of its disk: see whether the host's disk is full")
+	case s.stopping():
+		out.Doing = "waiting for the guest to power off"
+	}
+	return out
+}
+
+// ask asks for QEMU's run state.
+func (h home) ask(ctx context.Context) (status string, err error) {
+	var answer struct {
+		Status string `json:"status"`
+	}
+	err = h.command(ctx, "query-status", nil, &answer)
+	return answer.Status, err
+}
+
+// command says one thing to QEMU by its control socket.
+func (h home) command(ctx context.Context, command string, arguments, result any) error {
+	ctx, cancel := context.WithTimeout(ctx, commandWithin)
+	defer cancel()
+	c, err := h.dial(ctx, ctlSocket, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.Execute(ctx, command, arguments, result)
+}
+
+// dial connects to a socket in the directory by way of the directory's
+// descriptor, so that the length of its path does not matter.
+func (h home) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (*qmp.Client, error) {
+	dir, err := os.Open(h.path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	c, err := qmp.Dial(ctx, filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socket), onEvent)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", h.file(socket), err)
+	}
+	return c, nil
+}

@@ -1,0 +1,47 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// step is one thing to do to a server.
+type step string
+
+const (
+	stepNone   step = "none"
+	stepReap   step = "reap"   // a QEMU whose guest has ended
+	stepStart  step = "start"  // a new run
+	stepFinish step = "finish" // a start that was cut off
+	stepStop   step = "stop"
+	stepGrow   step = "growth of the disks"
+	stepPause  step = "pause"
+	stepResume step = "resume"
+)
+
+// nextStep is what takes a server nearer to its spec. A stop that was begun is
+// carried through whatever the spec says meanwhile, since a power button that
+// was pressed cannot be let go.
+func nextStep(s server, spec driver.ServerSpec) step {
+	switch {
+	case s.on && !s.alive():
+		return stepReap
+	case !s.alive() && spec.Power == driver.PowerOff:
+		return stepNone
+	case !s.alive():
+		return stepStart
+	case s.Phase == phaseStarting:
+		return stepFinish
+	case s.Stop != nil, spec.Power == driver.PowerOff, spec.EndRun != "" && s.Run == spec.EndRun:
+		return stepStop
+	case len(s.outgrown(spec)) > 0:
+		return stepGrow
+	case spec.Power == driver.PowerPaused && !s.isPaused():
+		return stepPause
+	case spec.Power == driver.PowerOn && s.isPaused():
+		return stepResume
+	}
+	return stepNone
+}

@@ -1,0 +1,264 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"regexp"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+)
+
+const (
+	// startWithin is how long QEMU may take until it answers.
+	startWithin = 20 * time.Second
+	// quitWithin is how long QEMU may take to end by itself before it is killed.
+	quitWithin = 2 * time.Second
+	// pressEvery is the time from one press of the power button to the next, for
+	// a guest that was not ready for the first.
+	pressEvery = 2 * time.Second
+)
+
+// start begins a run. It writes down what it is about to do, starts QEMU with
+// the guest still halted, and lets the guest go.
+func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) error {
+	m, err := d.prepare(ctx, s, spec)
+	if err != nil {
+		return err
+	}
+	before := s.record
+	runLock, err := s.claimRun()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = runLock.Close() }()
+	s.Phase, s.Run, s.StartedAt = phaseStarting, newName(), d.Clock.Now()
+	s.LastExit, s.Stop, s.Settings = s.end, nil, settingsOf(spec, s.Settings.Image)
+	if err := s.save(s.record); err != nil {
+		return d.dir.Explain(err)
+	}
+	if err := d.launch(ctx, s, m, runLock); err != nil {
+		_ = runLock.Close()
+		return errors.Join(err, d.undoStart(ctx, s, before))
+	}
+	return d.finishStart(ctx, s, spec)
+}
+
+// prepare gathers what a run needs, and changes nothing where something lacks.
+func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec) (machine, error) {
+	accel, err := d.accel.choose(ctx, d)
+	if err != nil {
+		return machine{}, err
+	}
+	if err := checkMemory(spec.MemoryBytes); err != nil {
+		return machine{}, err
+	}
+	root, err := d.prepareRoot(s, spec)
+	if err != nil {
+		return machine{}, err
+	}
+	volumes, err := d.prepareVolumes(s, spec)
+	if err != nil {
+		return machine{}, err
+	}
+	kernel, err := d.kernelOf(spec)
+	if err != nil {
+		return machine{}, err
+	}
+	if err := d.makeSeed(s.home, spec); err != nil {
+		return machine{}, d.dir.Explain(err)
+	}
+	forwards, err := forwardsOf(ctx, spec.Ports)
+	if err != nil {
+		return machine{}, err
+	}
+	return machine{
+		UID: s.UID, ID: s.ID, Accel: accel, CPUs: (spec.CPUMilli + 999) / 1000, MemoryBytes: spec.MemoryBytes,
+		Root: root, Volumes: volumes, Seed: seedFile, Kernel: kernel, Forwards: forwards,
+	}, nil
+}
+
+// launch starts QEMU and waits until it answers or has ended.
+func (d *Driver) launch(ctx context.Context, s *server, m machine, runLock *os.File) error {
+	for _, socket := range []string{ctlSocket, eventsSocket, serialSocket} {
+		if err := os.Remove(s.file(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	c, err := s.spawn(ctx, d.Binary, m.arguments(), runLock)
+	if err != nil {
+		return driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	for {
+		select {
+		case <-c.ended:
+			return explainStart(s.lastWords())
+		default:
+		}
+		// One that does not answer in time is left to the next call.
+		if _, err := s.ask(ctx); err == nil || !pause(ctx, lookEvery) {
+			return nil
+		}
+	}
+}
+
+// undoStart : a server whose QEMU did not come up is as it was.
+func (d *Driver) undoStart(ctx context.Context, s *server, before record) error {
+	if err := s.kill(ctx, s.UID); err != nil {
+		return err
+	}
+	s.record = before
+	return s.save(before)
+}
+
+// Reasons that QEMU gives for not starting.
+var (
+	portTaken    = regexp.MustCompile(`(?i)could not set up host forwarding rule '([^']*)'`)
+	memoryLacks  = regexp.MustCompile(`(?i)cannot (set up guest|allocate) memory`)
+	imageChanged = regexp.MustCompile(`(?i)could not open|image is|failed to get .* lock`)
+)
+
+func explainStart(words string) error {
+	switch {
+	case portTaken.MatchString(words):
+		return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "a host port is taken: %s", words))
+	case memoryLacks.MatchString(words):
+		return driver.Errorf(driver.ErrExhausted, "QEMU got no memory: %s", words)
+	case imageChanged.MatchString(words):
+		return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "QEMU did not start: %s", words))
+	}
+	return driver.Errorf(driver.ErrRetry, "QEMU did not start: %s", words)
+}
+
+// finishStart lets the guest of a QEMU go that is up, whoever started it.
+func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerSpec) error {
+	for _, socket := range []string{ctlSocket, eventsSocket, serialSocket} {
+		if err := os.Chmod(s.file(socket), 0o600); err != nil {
+			return err
+		}
+	}
+	if err := d.grow(ctx, s, spec); err != nil {
+		return err
+	}
+	if spec.Power != driver.PowerPaused {
+		if err := s.command(ctx, "cont", nil, nil); err != nil {
+			return err
+		}
+	}
+	d.forgetEnds(s.UID)
+	s.Phase, s.LastExit = phaseOn, nil
+	return d.dir.Explain(s.save(s.record))
+}
+
+// stop presses the power button, and ends the run when StopBy has passed.
+func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
+	now := stop{By: spec.StopBy}
+	if s.Stop != nil && spec.Power != driver.PowerOff && spec.EndRun != s.Run {
+		now.By = s.Stop.By
+	}
+	if !now.By.IsZero() && !d.Clock.Now().Before(now.By) {
+		return false, d.force(ctx, s)
+	}
+	if s.Stop == nil || !s.Stop.By.Equal(now.By) {
+		s.Stop = &now
+		if err := s.save(s.record); err != nil {
+			return true, d.dir.Explain(err)
+		}
+	}
+	return true, d.press(ctx, s)
+}
+
+// press presses the power button now and then. A guest that is paused would not
+// feel it.
+func (d *Driver) press(ctx context.Context, s *server) error {
+	if !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, commandWithin)
+	defer cancel()
+	c, err := s.dial(ctx, ctlSocket, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return powerDown(ctx, c, s.isPaused())
+}
+
+func powerDown(ctx context.Context, c *qmp.Client, paused bool) error {
+	if paused {
+		if err := c.Execute(ctx, "cont", nil, nil); err != nil {
+			return err
+		}
+	}
+	return c.Execute(ctx, "system_powerdown", nil, nil)
+}
+
+// pressed remembers when power buttons were pressed.
+type pressed struct {
+	mu   sync.Mutex
+	last map[types.UID]press
+}
+
+type press struct {
+	run string
+	at  time.Time
+}
+
+func (p *pressed) due(uid types.UID, run string, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if last, known := p.last[uid]; known && last.run == run && now.Sub(last.at) < pressEvery {
+		return false
+	}
+	if p.last == nil {
+		p.last = map[types.UID]press{}
+	}
+	p.last[uid] = press{run, now}
+	return true
+}
+
+func (p *pressed) forget(uid types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.last, uid)
+}
+
+// force ends a run that the guest did not end.
+func (d *Driver) force(ctx context.Context, s *server) error {
+	if _, err := s.noteEnd(s.record, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()}); err != nil {
+		return d.dir.Explain(err)
+	}
+	return s.quit(ctx)
+}
+
+// reap makes a QEMU go whose guest has ended; the end is written down.
+func (d *Driver) reap(ctx context.Context, s *server) error {
+	d.pressed.forget(s.UID)
+	return s.quit(ctx)
+}
+
+// quit makes QEMU end: in good order, so that its disks are as they should be,
+// or else by force.
+func (s *server) quit(ctx context.Context) error {
+	asked, cancel := context.WithTimeout(ctx, quitWithin)
+	defer cancel()
+	err := s.command(asked, "quit", nil, nil)
+	if _, refused := errors.AsType[*qmp.Error](err); !refused && s.untilOff(asked, quitWithin) == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return s.kill(ctx, s.UID)
+}

@@ -1,0 +1,230 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+const (
+	// endsWithin is how long a QEMU that was killed may take to be gone.
+	endsWithin = 5 * time.Second
+	// lookEvery is the time from one look at a process to the next.
+	lookEvery = 5 * time.Millisecond
+	// logTail is how much of QEMU's log an error tells.
+	logTail = 500
+)
+
+// The run lock is a lock on an open file, which QEMU inherits and does not know
+// of. The kernel frees it when the last process that has it ends, so it tells
+// without doubt whether a server runs, and whoever starts one has it first.
+var wholeFile = unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+
+// running tells whether somebody holds the run lock.
+func (h home) running() (bool, error) {
+	f, err := os.OpenFile(h.file(runLockFile), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = f.Close() }()
+	lock := wholeFile
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
+		return false, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	return lock.Type != unix.F_UNLCK, nil
+}
+
+// claimRun takes the run lock for a process that is to be started.
+func (h home) claimRun() (*os.File, error) {
+	f, err := os.OpenFile(h.file(runLockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	lock := wholeFile
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		return nil, errors.Join(driver.Errorf(driver.ErrRetry, "the server runs already: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// child is a QEMU that this process has started.
+type child struct {
+	ended chan struct{}
+	err   error
+}
+
+// spawn starts QEMU in a session of its own. It gets neither the controller's
+// environment nor its files.
+func (h home) spawn(ctx context.Context, binary string, args []string, runLock *os.File) (*child, error) {
+	log, err := os.OpenFile(h.file(logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }()
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), binary, args...) //nolint:gosec // made by arguments
+	cmd.Dir = h.path
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{runLock}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	c := &child{ended: make(chan struct{})}
+	go func() {
+		defer close(c.ended)
+		c.err = cmd.Wait()
+	}()
+	return c, h.dir.Replace(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
+}
+
+// lastWords is the end of what QEMU printed.
+func (h home) lastWords() string {
+	content, err := os.ReadFile(h.file(logFile))
+	if err != nil {
+		return err.Error()
+	}
+	text := strings.TrimSpace(string(content))
+	return text[max(0, len(text)-logTail):]
+}
+
+// pid finds the server's QEMU: by the pid file where that is right, else among
+// all processes. Zero means that there is none.
+func (h home) pid(uid types.UID) int {
+	if content, err := os.ReadFile(h.file(pidFile)); err == nil {
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil && h.isOurs(pid, uid) {
+			return pid
+		}
+	}
+	for _, pid := range processes() {
+		if h.isOurs(pid, uid) {
+			return pid
+		}
+	}
+	return 0
+}
+
+func processes() []int {
+	names, _ := filepath.Glob("/proc/[0-9]*")
+	pids := make([]int, 0, len(names))
+	for _, name := range names {
+		if pid, err := strconv.Atoi(filepath.Base(name)); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// isOurs : a QEMU works in its server's directory, wherever that was moved, and
+// has the UID on its command line.
+func (h home) isOurs(pid int, uid types.UID) bool {
+	here, err := os.Stat(h.path)
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(procPath(pid, "cwd"))
+	return err == nil && os.SameFile(here, there) && hasUUID(pid, uid)
+}
+
+func procPath(pid int, name string) string {
+	return filepath.Join("/proc", strconv.Itoa(pid), name)
+}
+
+func hasUUID(pid int, uid types.UID) bool {
+	line, err := os.ReadFile(procPath(pid, "cmdline"))
+	return err == nil && bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00"))
+}
+
+// kill ends the server's QEMU at once and waits until it is gone.
+func (h home) kill(ctx context.Context, uid types.UID) error {
+	if err := killProcess(h.pid(uid), func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
+		return fmt.Errorf("killing the QEMU of %s: %w", uid, err)
+	}
+	return h.untilOff(ctx, endsWithin)
+}
+
+// killProcess makes sure, by a handle on the process, that the one which was
+// checked is the one that gets the signal.
+func killProcess(pid int, isIt func(pid int) bool) error {
+	if pid == 0 {
+		return nil
+	}
+	handle, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(handle) }()
+	if !isIt(pid) {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0); !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+// untilOff waits until nobody holds the run lock.
+func (h home) untilOff(ctx context.Context, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for {
+		on, err := h.running()
+		if err != nil || !on {
+			return err
+		}
+		if !pause(ctx, lookEvery) {
+			return fmt.Errorf("QEMU still runs: %w", ctx.Err())
+		}
+	}
+}
+
+// pause waits; it tells whether ctx goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	<-timer.Done()
+	return ctx.Err() == nil
+}
+
+// killStrays ends machines of a UID whose directory was removed under them.
+func (d *Driver) killStrays(uid types.UID) error {
+	gone := d.dir.Path(vmsDir, string(uid)) + " (deleted)"
+	isStray := func(pid int) bool {
+		cwd, err := os.Readlink(procPath(pid, "cwd"))
+		return err == nil && cwd == gone && hasUUID(pid, uid)
+	}
+	for _, pid := range processes() {
+		if !isStray(pid) {
+			continue
+		}
+		d.Log.Info("Machine ended: its directory was removed", "uid", uid, "pid", pid)
+		if err := killProcess(pid, isStray); err != nil {
+			return fmt.Errorf("killing the stray QEMU %d of %s: %w", pid, uid, err)
+		}
+	}
+	return nil
+}

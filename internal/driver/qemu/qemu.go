@@ -1,0 +1,214 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package qemu runs servers as QEMU machines on this host, one process each.
+//
+// Start with Ensure in ensure.go, which looks at a server and takes it to what
+// the spec says, one step of nextStep (plan.go) after the other. The other files
+// have one concern each: argv.go makes the command line, process.go starts and
+// finds processes, observe.go tells the state a server is in, power.go starts
+// and stops, disk.go makes disks from images, seed.go what cloud-init reads,
+// watch.go and attend.go tell of
+// changes. The packages below speak with QEMU (qmp), know disk images
+// (diskimage) and fetch them (imagestore).
+//
+// # The folder
+//
+//	engine-id              the engine's identity, a UUID
+//	vms/<uid>/             one server, mode 0700
+//	  server.json          what it is: a record
+//	  run.lock             locked by its QEMU, and by nobody else, while that runs
+//	  pid                  of its QEMU
+//	  root.qcow2           its root disk
+//	  volume-<name>.qcow2  its further disks
+//	  seed.iso             what cloud-init reads, secrets included
+//	  ctl.sock             QMP, for one command after the other
+//	  events.sock          QMP, for who listens to events
+//	  serial.sock          the serial console; serial.log has what it printed
+//	  qemu.log             what QEMU printed
+//	retained/<uid>.<id>/   a server that was released
+//	ends/<uid>.<id>.<run>.json  how a run ended
+//	bells/<uid>            written when a server changes, for those who watch
+//	images/                a place for images, always allowed
+//	cache/                 images that were fetched: see package imagestore
+//	locks/, epochs/, tmp/  see package enginedir
+//
+// # Processes
+//
+// A machine outlives the controller that started it: it has a session of its
+// own and is found again by its run lock, which the kernel takes from it when it
+// ends, and by its directory, which is its working directory and stays so when
+// that is moved. Which one it is stands on its command line too: -uuid and
+// -name.
+//
+// A guest that shuts down or panics leaves its QEMU paused, so that the next
+// controller can tell one from the other, and from a QEMU that was killed. Who
+// sees it first writes the end down and makes QEMU quit.
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+)
+
+// Names in the folder.
+const (
+	vmsDir      = "vms"
+	retainedDir = "retained"
+	bellsDir    = "bells"
+	endsDir     = "ends"
+	imagesDir   = "images"
+	cacheDir    = "cache"
+)
+
+// DefaultBinary is the QEMU that machines run on.
+const DefaultBinary = "qemu-system-x86_64"
+
+// Options of a Driver.
+type Options struct {
+	// ClusterID marks the servers as this cluster's. Required.
+	ClusterID string
+	// Dir is the folder that holds the servers. Required.
+	Dir string
+	// ImageDirs are the folders that image.source may name files in, besides
+	// the folder "images" in Dir.
+	ImageDirs []string
+	// Image is the image of a server that names none; empty means that each has
+	// to.
+	Image string
+	// Accel is AccelAuto, AccelKVM or AccelTCG.
+	Accel string
+	// Binary is the QEMU to run; empty means DefaultBinary.
+	Binary string
+	// Clock is the real one where it is nil.
+	Clock clock.WithTicker
+	Log   logr.Logger
+}
+
+// Driver runs servers as QEMU machines.
+type Driver struct {
+	Options
+
+	dir     *enginedir.Dir
+	program program
+	accel   accelerator
+	pressed pressed
+	images  *imagestore.Store
+}
+
+var (
+	_ driver.Driver     = (*Driver)(nil)
+	_ driver.Identifier = (*Driver)(nil)
+)
+
+// New opens the folder, and makes it where it is missing.
+func New(o Options) (*Driver, error) {
+	o = o.withDefaults()
+	switch {
+	case o.ClusterID == "":
+		return nil, errors.New("the qemu driver needs a cluster id")
+	case o.Dir == "":
+		return nil, errors.New("the qemu driver needs a folder")
+	case o.Accel != AccelAuto && o.Accel != AccelKVM && o.Accel != AccelTCG:
+		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, AccelAuto, AccelKVM, AccelTCG)
+	}
+	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, o.Clock.Now(), vmsDir, retainedDir, bellsDir, endsDir, imagesDir, cacheDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkSocketPaths(dir); err != nil {
+		return nil, err
+	}
+	d := &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}}
+	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ring}
+	return d, nil
+}
+
+func (o Options) withDefaults() Options {
+	if o.Accel == "" {
+		o.Accel = AccelAuto
+	}
+	if o.Binary == "" {
+		o.Binary = DefaultBinary
+	}
+	if o.Clock == nil {
+		o.Clock = clock.RealClock{}
+	}
+	if o.Log.GetSink() == nil {
+		o.Log = logr.Discard()
+	}
+	return o
+}
+
+// maxSocketPath is what fits into a Unix socket's address.
+const maxSocketPath = 107
+
+// checkSocketPaths keeps the sockets within reach of people and their tools. The
+// driver itself has a way around the limit.
+func checkSocketPaths(dir *enginedir.Dir) error {
+	longest := dir.Path(vmsDir, string(uuid.NewUUID()), eventsSocket)
+	if len(longest) <= maxSocketPath {
+		return nil
+	}
+	return fmt.Errorf("the qemu driver's folder is %s: its path has %d bytes and may have %d, since sockets below it are limited to %d",
+		dir.Path(), len(dir.Path()), maxSocketPath-(len(longest)-len(dir.Path())), maxSocketPath)
+}
+
+// EngineID returns the folder's own UUID, if there is a QEMU to run machines on.
+func (d *Driver) EngineID(ctx context.Context) (string, error) {
+	if err := enter(ctx); err != nil {
+		return "", err
+	}
+	if err := d.program.check(ctx); err != nil {
+		return "", err
+	}
+	return d.dir.ID()
+}
+
+// enter is the way into every call.
+func enter(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("the call to the qemu driver was cut short: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+// enterChange is the way into a change of a server. It has changed nothing where
+// it fails.
+func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*enginedir.Lock, error) {
+	if err := enter(ctx); err != nil {
+		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	if err := checkUID(t.UID); err != nil {
+		return nil, err
+	}
+	if err := d.dir.Reach(); err != nil {
+		return nil, err
+	}
+	lock, err := d.dir.Lock(t.UID)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.dir.Admit(d.ClusterID, t.Epoch); err != nil {
+		lock.Release()
+		return nil, err
+	}
+	return lock, nil
+}
+
+// ring tells all who watch, in whatever process, that a server has changed.
+func (d *Driver) ring(uid types.UID) {
+	if err := d.dir.Replace(d.dir.Path(bellsDir, string(uid)), nil); err != nil {
+		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
+	}
+}

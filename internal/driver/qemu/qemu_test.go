@@ -1,0 +1,52 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"os"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// TestLife : a guest is booted, seen, stopped by its power button, booted again
+// with its disk as it was, and removed without a trace.
+func TestLife(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	first := reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	listed, err := d.List(t.Context())
+	must(t, err)
+	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
+		t.Errorf("listed: %+v", listed)
+	}
+	pid := d.home(spec.UID).pid(spec.UID)
+	if pid == 0 {
+		t.Fatal("it has no process")
+	}
+
+	off := spec
+	off.Power = driver.PowerOff
+	stopped := reach(t, d, off, driver.StateStopped)
+	if stopped.Exit == nil || stopped.Exit.Code != 0 || stopped.Exit.Reason != "Completed" {
+		t.Errorf("it ended with %+v", stopped.Exit)
+	}
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 2 A")
+
+	gone(t, d, spec)
+	if _, err := os.Stat(procPath(pid, "cwd")); err == nil {
+		t.Error("its process is still there")
+	}
+	for _, sub := range []string{vmsDir, retainedDir, bellsDir, endsDir, "locks", "tmp"} {
+		left, err := os.ReadDir(d.dir.Path(sub))
+		must(t, err)
+		if len(left) != 0 {
+			t.Errorf("left behind in %s: %v", sub, left)
+		}
+	}
+}

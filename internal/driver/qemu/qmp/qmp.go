@@ -1,0 +1,286 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package qmp speaks the QEMU Machine Protocol on a Unix socket.
+//
+// Start with Dial. QEMU serves one client of a socket at a time; the next ones
+// wait in line and get their greeting when their turn has come.
+package qmp
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// maxMessage bounds what one message may take of memory.
+	maxMessage = 4 << 20
+	// redialEvery is the time from one try to the next while the line is full.
+	redialEvery = 20 * time.Millisecond
+)
+
+// ErrClosed is the cause of a connection that this side closed.
+var ErrClosed = errors.New("the connection was closed")
+
+// Error is QEMU's own refusal of a command.
+type Error struct {
+	Command string `json:"-"`
+	Class   string `json:"class"`
+	Desc    string `json:"desc"`
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("QEMU refused %s: %s", e.Command, e.Desc) }
+
+// Event is something that QEMU tells unasked.
+type Event struct {
+	Name string
+	Data json.RawMessage
+	At   time.Time
+}
+
+// Version of QEMU.
+type Version struct {
+	Major int `json:"major"`
+	Minor int `json:"minor"`
+	Micro int `json:"micro"`
+}
+
+// Client is one connection. Its methods may be called from many goroutines.
+type Client struct {
+	conn    net.Conn
+	onEvent func(Event)
+	version Version
+	greeted chan struct{}
+	over    chan struct{}
+	writing sync.Mutex
+
+	mu      sync.Mutex
+	cause   error
+	lastID  uint64
+	waiting map[uint64]chan message
+}
+
+// message is anything that QEMU sends.
+type message struct {
+	Greeting *struct {
+		Version struct {
+			QEMU Version `json:"qemu"`
+		} `json:"version"`
+	} `json:"QMP"`
+	ID     uint64          `json:"id"`
+	Return json.RawMessage `json:"return"`
+	Error  *Error          `json:"error"`
+	Event  string          `json:"event"`
+	Data   json.RawMessage `json:"data"`
+	Stamp  struct {
+		Seconds      int64 `json:"seconds"`
+		Microseconds int64 `json:"microseconds"`
+	} `json:"timestamp"`
+}
+
+// Dial connects, waits for the greeting and turns commands on, all before ctx
+// ends. Events go to onEvent, one by one and in order; it must not wait for the
+// client, and may be nil.
+func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error) {
+	conn, err := connect(ctx, path)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to QEMU: %w", err)
+	}
+	c := &Client{
+		conn: conn, onEvent: onEvent, waiting: map[uint64]chan message{},
+		greeted: make(chan struct{}), over: make(chan struct{}),
+	}
+	go c.read()
+	if err := c.begin(ctx); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// connect joins the line. One that is full is no error yet: clients leave it
+// soon, and the kernel does not tell when.
+func connect(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	for {
+		conn, err := d.DialContext(ctx, "unix", path)
+		if !errors.Is(err, syscall.EAGAIN) {
+			return conn, err
+		}
+		pause, cancel := context.WithTimeout(ctx, redialEvery)
+		<-pause.Done()
+		cancel()
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("%s: too many clients are waiting: %w", path, ctx.Err())
+		}
+	}
+}
+
+func (c *Client) begin(ctx context.Context) error {
+	select {
+	case <-c.greeted:
+	case <-c.over:
+		return fmt.Errorf("waiting for QEMU's greeting: %w", c.Err())
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for QEMU's greeting: %w", ctx.Err())
+	}
+	return c.Execute(ctx, "qmp_capabilities", nil, nil)
+}
+
+// Version of the QEMU that answered.
+func (c *Client) Version() Version { return c.version }
+
+// Done is closed when the connection is over; Err tells why.
+func (c *Client) Done() <-chan struct{} { return c.over }
+
+// Err returns why the connection is over, or nil.
+func (c *Client) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cause
+}
+
+// Close ends the connection.
+func (c *Client) Close() { c.end(ErrClosed) }
+
+func (c *Client) end(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cause != nil {
+		return
+	}
+	c.cause = cause
+	close(c.over)
+	_ = c.conn.Close()
+}
+
+// Execute runs a command and puts its answer into result, which may be nil. An
+// answer that comes after ctx has ended is dropped, and the connection goes on.
+func (c *Client) Execute(ctx context.Context, command string, arguments, result any) error {
+	id, answer := c.expect()
+	defer c.forget(id)
+	if err := c.send(ctx, id, command, arguments); err != nil {
+		return fmt.Errorf("sending %s to QEMU: %w", command, err)
+	}
+	select {
+	case m := <-answer:
+		return m.into(command, result)
+	case <-c.over:
+		return fmt.Errorf("waiting for QEMU's answer to %s: %w", command, c.Err())
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for QEMU's answer to %s: %w", command, ctx.Err())
+	}
+}
+
+func (m message) into(command string, result any) error {
+	if m.Error != nil {
+		m.Error.Command = command
+		return m.Error
+	}
+	if result == nil {
+		return nil
+	}
+	if err := json.Unmarshal(m.Return, result); err != nil {
+		return fmt.Errorf("QEMU's answer to %s: %w", command, err)
+	}
+	return nil
+}
+
+func (c *Client) expect() (uint64, chan message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lastID++
+	answer := make(chan message, 1)
+	c.waiting[c.lastID] = answer
+	return c.lastID, answer
+}
+
+func (c *Client) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.waiting, id)
+}
+
+// send writes one command. A command that is cut off in the middle would spoil
+// all that follow, so that ends the connection.
+func (c *Client) send(ctx context.Context, id uint64, command string, arguments any) error {
+	line, err := json.Marshal(struct {
+		Execute   string `json:"execute"`
+		Arguments any    `json:"arguments,omitempty"`
+		ID        uint64 `json:"id"`
+	}{command, arguments, id})
+	if err != nil {
+		return err
+	}
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	deadline, _ := ctx.Deadline()
+	_ = c.conn.SetWriteDeadline(deadline)
+	_, err = c.conn.Write(append(line, '\n'))
+	if err != nil {
+		c.end(err)
+	}
+	return err
+}
+
+// read takes what QEMU sends until the connection is over.
+func (c *Client) read() {
+	lines := bufio.NewScanner(c.conn)
+	lines.Buffer(nil, maxMessage)
+	for lines.Scan() {
+		var m message
+		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
+			c.end(fmt.Errorf("QEMU sent what is no QMP: %w", err))
+			return
+		}
+		c.take(m)
+	}
+	err := lines.Err()
+	if err == nil {
+		err = errors.New("QEMU hung up")
+	}
+	c.end(err)
+}
+
+func (c *Client) take(m message) {
+	switch {
+	case m.Greeting != nil:
+		c.greet(m.Greeting.Version.QEMU)
+	case m.Event != "":
+		if c.onEvent != nil {
+			at := time.Unix(m.Stamp.Seconds, m.Stamp.Microseconds*int64(time.Microsecond))
+			c.onEvent(Event{Name: m.Event, Data: m.Data, At: at})
+		}
+	default:
+		c.answer(m)
+	}
+}
+
+// greet takes the first greeting; a connection has no other.
+func (c *Client) greet(v Version) {
+	select {
+	case <-c.greeted:
+	default:
+		c.version = v
+		close(c.greeted)
+	}
+}
+
+func (c *Client) answer(m message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if answer, waits := c.waiting[m.ID]; waits {
+		delete(c.waiting, m.ID)
+		answer <- m
+	}
+}

@@ -1,0 +1,240 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
+)
+
+// Names in a server's directory.
+const (
+	recordFile    = "server.json"
+	runLockFile   = "run.lock"
+	pidFile       = "pid"
+	rootDiskFile  = "root.qcow2"
+	seedFile      = "seed.iso"
+	ctlSocket     = "ctl.sock"
+	eventsSocket  = "events.sock"
+	serialSocket  = "serial.sock"
+	serialLogFile = "serial.log"
+	logFile       = "qemu.log"
+)
+
+// phase tells how far a server's run has come; empty before the first.
+type phase string
+
+const (
+	// phaseStarting : its QEMU is being started. A server that is found so and
+	// that does not run has not got any further, and did nothing.
+	phaseStarting phase = "starting"
+	// phaseOn : it runs, or it ran and the end is in its end file.
+	phaseOn phase = "on"
+)
+
+// record is what is written down of a server, by whoever holds its lock.
+type record struct {
+	ClusterID string    `json:"clusterID"`
+	UID       types.UID `json:"uid"`
+	ID        string    `json:"id"`
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	Epoch     uint64    `json:"epoch"`
+	Retained  bool      `json:"retained,omitempty"`
+
+	Phase     phase     `json:"phase,omitempty"`
+	Run       string    `json:"run,omitempty"`
+	StartedAt time.Time `json:"startedAt,omitzero"`
+	// LastExit is that of the run before, while one is starting.
+	LastExit *driver.Exit `json:"lastExit,omitempty"`
+	Stop     *stop        `json:"stop,omitempty"`
+
+	Settings settings `json:"settings"`
+	Root     disk     `json:"root"`
+	// Volumes by name, those included that are not attached any more.
+	Volumes map[string]disk `json:"volumes,omitempty"`
+}
+
+// settings are what of the spec takes a restart to change.
+type settings struct {
+	CPUMilli    int64            `json:"cpuMilli"`
+	MemoryBytes int64            `json:"memoryBytes"`
+	Image       imageSettings    `json:"image,omitzero"`
+	Kernel      driver.Kernel    `json:"kernel,omitzero"`
+	Ports       []driver.Port    `json:"ports,omitempty"`
+	Volumes     []volumeSettings `json:"volumes,omitempty"`
+	SSHKeys     []string         `json:"sshKeys,omitempty"`
+	// UserData and NetworkData are hashes, to tell whether the texts changed.
+	UserData    string `json:"userData,omitempty"`
+	NetworkData string `json:"networkData,omitempty"`
+}
+
+type volumeSettings struct {
+	Name     string        `json:"name"`
+	Image    imageSettings `json:"image,omitzero"`
+	ReadOnly bool          `json:"readOnly,omitempty"`
+}
+
+// stop is a stop that was begun and is carried through.
+type stop struct {
+	By time.Time `json:"by,omitzero"`
+}
+
+// settingsOf a spec, for a server that has an image, or has not.
+func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
+	s := settings{
+		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: imageOf(spec, image), Ports: spec.Ports,
+		SSHKeys: spec.SSHKeys, UserData: hash(spec.UserData), NetworkData: hash(spec.NetworkData),
+	}
+	if spec.Image.Kernel != nil {
+		s.Kernel = *spec.Image.Kernel
+	}
+	for _, v := range spec.Volumes {
+		s.Volumes = append(s.Volumes, volumeSettings{v.Name, imageOfVolume(v), v.ReadOnly})
+	}
+	return s
+}
+
+// pending names the fields of the spec that the settings do not have yet.
+func (s settings) pending(want settings) []string {
+	var fields []string
+	for _, f := range []struct {
+		name    string
+		differs bool
+	}{
+		{"resource.cpu", s.CPUMilli != want.CPUMilli},
+		{"resource.memory", s.MemoryBytes != want.MemoryBytes},
+		{"image", s.Image != want.Image || s.Kernel != want.Kernel},
+		{"volumes", !slices.Equal(s.Volumes, want.Volumes)},
+		{"ports", !slices.Equal(s.Ports, want.Ports)},
+		{"sshAuthorizedKeys", !slices.Equal(s.SSHKeys, want.SSHKeys)},
+		{"userData", s.UserData != want.UserData},
+		{"networkData", s.NetworkData != want.NetworkData},
+	} {
+		if f.differs {
+			fields = append(fields, f.name)
+		}
+	}
+	return fields
+}
+
+func newName() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
+
+// home is a server's directory.
+type home struct {
+	dir  *enginedir.Dir
+	path string
+}
+
+func (d *Driver) home(uid types.UID) home {
+	return home{d.dir, d.dir.Path(vmsDir, string(uid))}
+}
+
+func (h home) file(name string) string { return filepath.Join(h.path, name) }
+
+// exists tells whether there is a directory at all.
+func (h home) exists() (bool, error) {
+	_, err := os.Lstat(h.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// load reads the record; its error is fs.ErrNotExist only where there is no
+// directory: a server that cannot be read is not one that is gone.
+func (h home) load() (record, error) {
+	var r record
+	content, err := os.ReadFile(h.file(recordFile))
+	if err != nil {
+		if there, statErr := h.exists(); !there {
+			return r, errors.Join(fs.ErrNotExist, statErr)
+		}
+		return r, fmt.Errorf("mend or remove %s: %s", h.path, err.Error())
+	}
+	if err := json.Unmarshal(content, &r); err != nil {
+		return r, fmt.Errorf("mend %s: %w", h.file(recordFile), err)
+	}
+	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
+		return r, fmt.Errorf("mend %s: clusterID, uid or id is missing", h.file(recordFile))
+	}
+	return r, nil
+}
+
+func (h home) save(r record) error {
+	content, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return h.dir.Replace(h.file(recordFile), append(content, '\n'))
+}
+
+// endFile has how a run ended. It is written once, before anybody makes QEMU
+// quit, and lies outside of the server's directory, which a person may be about
+// to remove.
+func (h home) endFile(r record) string {
+	return h.dir.Path(endsDir, string(r.UID)+"."+r.ID+"."+r.Run+".json")
+}
+
+// noteEnd writes an end down and returns the one that was written first.
+func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
+	content, err := json.Marshal(end)
+	if err != nil {
+		return end, err
+	}
+	err = h.dir.Create(h.endFile(r), content)
+	if !errors.Is(err, fs.ErrExist) {
+		return end, err
+	}
+	first, err := h.endOf(r)
+	if err != nil || first == nil {
+		return end, err
+	}
+	return *first, nil
+}
+
+// endOf returns how the run ended, nil where nobody wrote it down.
+func (h home) endOf(r record) (*driver.Exit, error) {
+	content, err := os.ReadFile(h.endFile(r))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // Nil is the answer for no end.
+	}
+	if err != nil {
+		return nil, err
+	}
+	var end driver.Exit
+	if err := json.Unmarshal(content, &end); err != nil {
+		return nil, fmt.Errorf("mend or remove %s: %w", h.endFile(r), err)
+	}
+	return &end, nil
+}
+
+// forgetEnds removes the ends of runs that were, save those of servers that were
+// released.
+func (d *Driver) forgetEnds(uid types.UID) {
+	old, _ := filepath.Glob(d.dir.Path(endsDir, string(uid)+".*.json"))
+	for _, path := range old {
+		id, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), string(uid)+"."), ".")
+		if there, err := (home{d.dir, d.retainedPath(uid, id)}).exists(); !there && err == nil {
+			_ = os.Remove(path)
+		}
+	}
+}
+
+func (d *Driver) retainedPath(uid types.UID, id string) string {
+	return d.dir.Path(retainedDir, string(uid)+"."+id)
+}

@@ -1,0 +1,80 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// perTick is the unit of CPU time in /proc, which is the same on all kinds of
+// machine that Go runs on.
+const perTick = 10 * time.Millisecond
+
+// Usage reads what the machines' processes have used.
+func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
+	if len(uids) == 0 {
+		return nil, enter(ctx)
+	}
+	servers, err := d.look(ctx, uids)
+	if err != nil {
+		return nil, err
+	}
+	samples := make([]driver.Usage, 0, len(servers))
+	for _, s := range servers {
+		if !s.alive() || s.Phase != phaseOn {
+			continue
+		}
+		u, err := sample(s.pid(s.UID))
+		if err != nil {
+			continue // it has ended meanwhile
+		}
+		u.UID, u.Run, u.At = s.UID, s.Run, d.Clock.Now()
+		u.MemoryBytes = min(u.MemoryBytes, s.Settings.MemoryBytes)
+		samples = append(samples, u)
+	}
+	return samples, nil
+}
+
+// sample reads a process's CPU time and resident size.
+func sample(pid int) (driver.Usage, error) {
+	if pid == 0 {
+		return driver.Usage{}, errors.New("no process")
+	}
+	stat, err := os.ReadFile(procPath(pid, "stat"))
+	if err != nil {
+		return driver.Usage{}, err
+	}
+	return parseStat(stat)
+}
+
+// parseStat reads /proc/<pid>/stat, whose second field may have blanks in it.
+func parseStat(stat []byte) (driver.Usage, error) {
+	const userTime, systemTime, resident = 11, 12, 21 // after the second field
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= resident {
+		return driver.Usage{}, fmt.Errorf("it has %d fields", len(fields))
+	}
+	var values [3]int64
+	for i, at := range []int{userTime, systemTime, resident} {
+		n, err := strconv.ParseInt(string(fields[at]), 10, 64)
+		if err != nil {
+			return driver.Usage{}, err
+		}
+		values[i] = n
+	}
+	return driver.Usage{
+		CPU:         time.Duration(values[0]+values[1]) * perTick,
+		MemoryBytes: values[2] * int64(os.Getpagesize()),
+	}, nil
+}

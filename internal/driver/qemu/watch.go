@@ -1,0 +1,153 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
+)
+
+// Watch tells of servers whose bell is rung, whose directory comes or goes, and
+// of those that QEMU itself tells of.
+func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
+	if err := enter(ctx); err != nil {
+		return nil, err
+	}
+	_ = d.dir.MakeFolders()
+	files, err := d.notify()
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrUnavailable, "watching the qemu driver's folder: %w", err)
+	}
+	// Only now: a folder that goes from here on closes the watch. Whoever opens
+	// one starts anew, so this is where another engine is accepted.
+	if _, err := d.dir.ID(); err != nil {
+		_ = files.Close()
+		return nil, err
+	}
+	homes, err := d.homes(ctx, nil)
+	if err != nil {
+		_ = files.Close()
+		return nil, err
+	}
+	w := &watch{
+		driver: d, files: files, out: make(chan types.UID), ended: make(chan types.UID),
+		queued: map[types.UID]bool{}, attendants: map[types.UID]*attendant{},
+	}
+	go w.run(ctx, homes)
+	return w.out, nil
+}
+
+func (d *Driver) notify() (*fsnotify.Watcher, error) {
+	files, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	for _, sub := range []string{"", vmsDir, retainedDir, bellsDir} {
+		if err := files.Add(d.dir.Path(sub)); err != nil {
+			_ = files.Close()
+			return nil, err
+		}
+	}
+	return files, nil
+}
+
+// watch serves one call of Watch.
+type watch struct {
+	driver *Driver
+	files  *fsnotify.Watcher
+	out    chan types.UID
+	ended  chan types.UID // attendants that have
+
+	order      []types.UID // to be sent, each once
+	queued     map[types.UID]bool
+	attendants map[types.UID]*attendant
+}
+
+func (w *watch) run(ctx context.Context, homes []home) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer close(w.out)
+	defer w.dismiss()
+	defer cancel()
+	defer func() { _ = w.files.Close() }()
+	for _, h := range homes {
+		w.attend(ctx, uidOf(h.path))
+	}
+	for w.next(ctx) {
+	}
+}
+
+// next handles one thing that happens; it tells whether the watch goes on.
+func (w *watch) next(ctx context.Context) bool {
+	// A nil channel is never ready: there is nothing to send.
+	var out chan types.UID
+	var head types.UID
+	if len(w.order) > 0 {
+		out, head = w.out, w.order[0]
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case event, open := <-w.files.Events:
+		if !open || w.isEnd(event) {
+			return false
+		}
+		w.changed(ctx, event)
+	case err := <-w.files.Errors:
+		_ = err // Whatever it is, events were lost, and who watches has to list again.
+		return false
+	case uid := <-w.ended:
+		w.release(ctx, uid)
+	case out <- head:
+		delete(w.queued, head)
+		w.order = w.order[1:]
+	}
+	return true
+}
+
+// isEnd : the folder, or its identity, is not what it was.
+func (w *watch) isEnd(event fsnotify.Event) bool {
+	dir := w.driver.dir
+	switch event.Name {
+	case dir.Path(), dir.Path(vmsDir), dir.Path(retainedDir), dir.Path(bellsDir):
+		return event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename)
+	case dir.Path(enginedir.IDFile):
+		return event.Op != fsnotify.Chmod
+	}
+	return false
+}
+
+// uidOf is the UID in the name of a directory or a bell; empty if it is nobody's.
+func uidOf(path string) types.UID {
+	uid, _, _ := strings.Cut(filepath.Base(path), ".")
+	if checkUID(types.UID(uid)) != nil {
+		return ""
+	}
+	return types.UID(uid)
+}
+
+func (w *watch) changed(ctx context.Context, event fsnotify.Event) {
+	uid := uidOf(event.Name)
+	if uid == "" || event.Op == fsnotify.Chmod {
+		return
+	}
+	if r, err := w.driver.home(uid).load(); err == nil && r.ClusterID != w.driver.ClusterID {
+		return
+	}
+	w.tell(uid)
+	w.attend(ctx, uid)
+}
+
+func (w *watch) tell(uid types.UID) {
+	if !w.queued[uid] {
+		w.queued[uid] = true
+		w.order = append(w.order, uid)
+	}
+}
