@@ -5,8 +5,10 @@ package vmtest
 
 import (
 	"errors"
+	"fmt"
 	"os/exec"
 	"syscall"
+	"time"
 )
 
 // Process is a program that a test runs and that cannot outlive it.
@@ -46,3 +48,13 @@ func (p *Process) Over() bool { return p.process.over() }
 
 // Output is what it printed so far.
 func (p *Process) Output() string { return p.output.String() }
+
+// Wait waits for its end, without causing it, and tells how that was.
+func (p *Process) Wait(within time.Duration) error {
+	select {
+	case <-p.process.done:
+		return p.process.err
+	case <-time.After(within):
+		return fmt.Errorf("has not ended within %s", within)
+	}
+}

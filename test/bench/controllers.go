@@ -1,0 +1,69 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// probeTimeout bounds a question to a controller's health endpoint.
+const probeTimeout = time.Second
+
+// Controller is a replica of drover-controller.
+type Controller struct {
+	*vmtest.Process
+	ready string
+}
+
+// StartController starts a replica; args are flags beyond those of its health
+// endpoint.
+func StartController(ctx context.Context, binary string, args ...string) (*Controller, error) {
+	address, err := freeAddress(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p, err := vmtest.StartProcess(binary, append([]string{"--health-probe-bind-address=" + address}, args...), nil)
+	if err != nil {
+		return nil, err
+	}
+	return &Controller{Process: p, ready: "http://" + address + "/readyz"}, nil
+}
+
+// freeAddress is one that nobody listens on at the moment.
+func freeAddress(ctx context.Context) (string, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return listener.Addr().String(), listener.Close()
+}
+
+// Ready is content once the controller's caches are filled.
+func (c *Controller) Ready() error {
+	if c.Over() {
+		return errors.New("the controller has ended")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.ready, nil)
+	if err != nil {
+		return err
+	}
+	answer, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("/readyz says %s", answer.Status)
+	}
+	return nil
+}

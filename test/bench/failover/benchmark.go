@@ -1,0 +1,188 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned"
+	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// Names of the fleets, which are those of their Leases too.
+const (
+	nameDrover = "drover"
+	namePlain  = "client-go"
+)
+
+// Namespaces of the VMs that are there from the beginning, and of those that
+// are created while nobody leads.
+const (
+	manyNamespace = "many"
+	gapNamespace  = "gap"
+)
+
+// benchmark is one run of the program.
+type benchmark struct {
+	options
+	temp    string
+	cluster *vmtest.Cluster
+	kube    kubernetes.Interface
+	vms     versioned.Interface
+	gapVMs  typed.VirtualMachineInterface
+	gap     *bench.Log[*api.VirtualMachine]
+	fleets  []*fleet // Drover's and the plain one
+}
+
+func benchmarkMain(ctx context.Context, o options) (err error) {
+	b := &benchmark{options: o}
+	defer func() { err = errors.Join(err, b.close()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // the watches, before what they watch
+	if err := b.open(ctx); err != nil {
+		return err
+	}
+	r := newReport(o)
+	if err := b.run(ctx, r); err != nil {
+		return err
+	}
+	r.sum()
+	if err := r.print(os.Stdout); err != nil {
+		return err
+	}
+	return bench.WriteJSON(o.JSON, r)
+}
+
+func (b *benchmark) open(ctx context.Context) (err error) {
+	if b.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
+		return err
+	}
+	if b.cluster, err = vmtest.NewCluster(vmtest.ClusterOptions{Durable: true}); err != nil {
+		return err
+	}
+	if b.kube, err = kubernetes.NewForConfig(b.cluster.Config); err != nil {
+		return err
+	}
+	if b.vms, err = versioned.NewForConfig(b.cluster.Config); err != nil {
+		return err
+	}
+	for _, name := range []string{manyNamespace, gapNamespace} {
+		if err := bench.MakeNamespace(ctx, b.kube, name); err != nil {
+			return err
+		}
+	}
+	b.gapVMs = b.vms.CloudnativeV1alpha1().VirtualMachines(gapNamespace)
+	if b.gap, err = bench.Follow[*api.VirtualMachine](ctx, bench.WatchVMs(b.gapVMs)); err != nil {
+		return err
+	}
+	return b.openFleets(ctx)
+}
+
+func (b *benchmark) openFleets(ctx context.Context) error {
+	launchers := map[string]func(context.Context, string) (*replica, error){
+		nameDrover: b.startDrover,
+		namePlain: func(_ context.Context, identity string) (*replica, error) {
+			return startPlain(b.cluster.Kubeconfig, namePlain, identity, b.Settings)
+		},
+	}
+	for _, name := range []string{nameDrover, namePlain} {
+		log, err := b.followLease(ctx, name)
+		if err != nil {
+			return err
+		}
+		b.fleets = append(b.fleets, &fleet{name: name, log: log, launch: launchers[name]})
+	}
+	return nil
+}
+
+func (b *benchmark) followLease(ctx context.Context, name string) (*bench.Log[*coordinationv1.Lease], error) {
+	leases := b.kube.CoordinationV1().RESTClient()
+	return bench.Follow[*coordinationv1.Lease](ctx, cache.NewListWatchFromClient(
+		leases, "leases", metav1.NamespaceDefault, fields.OneTermEqualSelector(metav1.ObjectNameField, name)))
+}
+
+func (b *benchmark) startDrover(ctx context.Context, identity string) (*replica, error) {
+	c, err := bench.StartController(ctx, b.Controller, append([]string{
+		"--kubeconfig=" + b.cluster.Kubeconfig, "--vm-driver=fake", "--fake-dir=" + filepath.Join(b.temp, "fake"),
+		"--metrics-bind-address=0", "--holder-identity=" + identity,
+		"--lease-lock-name=" + nameDrover, "--lease-lock-namespace=" + metav1.NamespaceDefault,
+	}, timeArgs("leader-elect-", b.Settings)...)...)
+	if err != nil {
+		return nil, err
+	}
+	return &replica{Process: c.Process, identity: identity, ready: c.Ready}, nil
+}
+
+// run measures without VMs, then makes them and measures with them.
+func (b *benchmark) run(ctx context.Context, r *report) error {
+	if err := b.measure(ctx, r, 0); err != nil || b.VMs == 0 {
+		return err
+	}
+	tell("Creating %d VMs, %d at a time", b.VMs, b.AtOnce)
+	made, err := bench.MakeVMs(ctx, b.vms.CloudnativeV1alpha1().VirtualMachines(manyNamespace), b.VMs, b.AtOnce)
+	if err != nil {
+		return err
+	}
+	tell("All created after %s, Active after %s, settled after %s", round(made.Created), round(made.Active), round(made.Settled))
+	r.Made = made
+	return b.measure(ctx, r, b.VMs)
+}
+
+// measure has the fleets take turns, so that what the machine does besides
+// meets both.
+func (b *benchmark) measure(ctx context.Context, r *report, vms int) error {
+	if err := b.steady(ctx); err != nil {
+		return err
+	}
+	begin := time.Now()
+	for n := range b.Runs {
+		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+			for _, f := range b.fleets {
+				name := ""
+				if f.name == nameDrover {
+					name = fmt.Sprintf("gap-%d-%d-%d", vms, sig, n)
+				}
+				h, err := b.turn(ctx, f, sig, name)
+				if err != nil {
+					return fmt.Errorf("with %d VMs, run %d: %w", vms, n+1, err)
+				}
+				r.add(f.name, vms, sig, h)
+			}
+		}
+	}
+	tell("%d runs with %d VMs took %s", b.Runs, vms, round(time.Since(begin)))
+	return nil
+}
+
+func (b *benchmark) close() (err error) {
+	for _, f := range b.fleets {
+		err = errors.Join(err, f.stop())
+	}
+	if b.cluster != nil {
+		err = errors.Join(err, b.cluster.Close())
+	}
+	return errors.Join(err, os.RemoveAll(b.temp))
+}
+
+// tell says how far it is.
+func tell(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
+}
+
+func round(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }

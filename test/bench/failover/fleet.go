@@ -1,0 +1,104 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+
+	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// steadyWithin is how long replicas may take to be there, ready and led.
+const steadyWithin = 2 * time.Minute
+
+type leaseEvent = bench.Event[*coordinationv1.Lease]
+
+// fleet is the replicas of one kind, and the Lease that they share.
+type fleet struct {
+	name     string
+	log      *bench.Log[*coordinationv1.Lease]
+	launch   func(ctx context.Context, identity string) (*replica, error)
+	replicas []*replica
+	started  int
+}
+
+// replica is a process that takes part in an election.
+type replica struct {
+	*vmtest.Process
+	identity string
+	ready    func() error
+}
+
+// fill starts replicas until there are as many as wanted, and waits until all
+// of them are ready.
+func (f *fleet) fill(ctx context.Context, want int) error {
+	alive := f.replicas[:0]
+	for _, r := range f.replicas {
+		if !r.Over() {
+			alive = append(alive, r)
+		}
+	}
+	for f.replicas = alive; len(f.replicas) < want; {
+		f.started++
+		r, err := f.launch(ctx, fmt.Sprintf("%s-%d", f.name, f.started))
+		if err != nil {
+			return fmt.Errorf("start a replica of %s: %w", f.name, err)
+		}
+		f.replicas = append(f.replicas, r)
+	}
+	for _, r := range f.replicas {
+		if _, err := vmtest.Poll(steadyWithin, r.ready); err != nil {
+			return fmt.Errorf("%s is not ready: %w; it printed:\n%s", r.identity, err, r.Output())
+		}
+	}
+	return nil
+}
+
+// leader is the replica that the Lease names.
+func (f *fleet) leader() (lead *replica, err error) {
+	_, err = vmtest.Poll(steadyWithin, func() error {
+		last, _ := f.log.Last()
+		for _, r := range f.replicas {
+			if holderOf(last) == r.identity {
+				lead = r
+				return nil
+			}
+		}
+		return fmt.Errorf("the Lease names %q, none of the replicas of %s", holderOf(last), f.name)
+	})
+	return lead, err
+}
+
+// holderOf is the name that a replica was given; Drover adds a suffix to it.
+func holderOf(e leaseEvent) string {
+	if e.Object == nil || e.Object.Spec.HolderIdentity == nil {
+		return ""
+	}
+	name, _, _ := strings.Cut(*e.Object.Spec.HolderIdentity, "_")
+	return name
+}
+
+func (f *fleet) pids() (all []int) {
+	for _, r := range f.replicas {
+		all = append(all, r.PID())
+	}
+	return all
+}
+
+// stop ends all replicas.
+func (f *fleet) stop() (err error) {
+	for _, r := range f.replicas {
+		if !r.Over() {
+			err = errors.Join(err, r.Stop())
+		}
+	}
+	return err
+}

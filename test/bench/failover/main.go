@@ -1,0 +1,114 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Program failover measures how fast another replica of drover-controller takes
+// over when the leader is told to stop and when it is killed, without VMs and
+// with many, beside client-go's elector as it comes.
+//
+// Start with benchmark.run in benchmark.go. turn.go has one change of leader,
+// fleet.go the replicas, plain.go the elector to compare with (this program
+// again, with another verb), report.go the figures and the aims.
+//
+// Everything is real processes against one drover up. Both kinds are measured
+// from outside and alike: by a watch of the Lease, and of the VMs, in this
+// process. Nothing fails for being slow; what does not work at all does.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"cloudnative.tw/drover/internal/leader"
+)
+
+// options are the flags.
+type options struct {
+	Runs       int             `json:"runs"`
+	VMs        int             `json:"vms"`
+	Replicas   int             `json:"replicas"`
+	Settings   leader.Settings `json:"-"`
+	AtOnce     int             `json:"-"`
+	Controller string          `json:"-"`
+	JSON       string          `json:"-"`
+}
+
+func main() {
+	if err := mainError(os.Args[1:]); err != nil && !errors.Is(err, pflag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "failover:", err)
+		os.Exit(1)
+	}
+}
+
+func mainError(args []string) error {
+	if len(args) > 0 && args[0] == plainVerb {
+		return plainMain(args[1:])
+	}
+	o := options{Settings: leader.Settings{
+		Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,
+		Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond,
+	}}
+	flags := pflag.NewFlagSet("failover", pflag.ContinueOnError)
+	o.addFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if err := o.validate(); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return benchmarkMain(ctx, o)
+}
+
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	flags.IntVar(&o.Runs, "runs", 20, "changes of leader for each signal, kind of elector and number of VMs")
+	flags.IntVar(&o.VMs, "vms", 10000, "how many VMs the second half runs with")
+	flags.IntVar(&o.Replicas, "replicas", 3, "replicas of each kind, at least 2")
+	flags.IntVar(&o.AtOnce, "at-once", 16, "how many VMs are created at a time")
+	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
+	flags.StringVar(&o.JSON, "json", "bin/bench/failover.json", "file that gets all figures")
+	addTimes(flags, &o.Settings)
+}
+
+func (o *options) validate() error {
+	switch {
+	case o.Runs < 1:
+		return fmt.Errorf("--runs is %d: it must be at least 1", o.Runs)
+	case o.VMs < 0:
+		return fmt.Errorf("--vms is %d: it must not be negative", o.VMs)
+	case o.Replicas < 2:
+		return fmt.Errorf("--replicas is %d: it must be at least 2", o.Replicas)
+	case o.AtOnce < 1:
+		return fmt.Errorf("--at-once is %d: it must be at least 1", o.AtOnce)
+	}
+	return o.Settings.Validate()
+}
+
+// times are the flags of an election, without their prefix.
+func times(s *leader.Settings) map[string]*time.Duration {
+	return map[string]*time.Duration{
+		"lease-duration": &s.Lease, "renew-deadline": &s.Renew, "retry-period": &s.Retry,
+		"request-timeout": &s.Request, "margin": &s.Margin,
+	}
+}
+
+func addTimes(flags *pflag.FlagSet, s *leader.Settings) {
+	for name, value := range times(s) {
+		flags.DurationVar(value, name, *value, "as drover-controller's --leader-elect-"+name)
+	}
+}
+
+// timeArgs are the settings as flags.
+func timeArgs(prefix string, s leader.Settings) (args []string) {
+	for name, value := range times(&s) {
+		args = append(args, fmt.Sprintf("--%s%s=%s", prefix, name, value))
+	}
+	return args
+}

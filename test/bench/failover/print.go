@@ -1,0 +1,111 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/test/bench"
+)
+
+// print writes the report for people.
+func (r *report) print(w io.Writer) error {
+	o := r.Options
+	fmt.Fprintf(w, "\n%s\n%d runs each, %d replicas of each kind, %s\n", r.Machine, o.Runs, o.Replicas, strings.Join(r.Times, " "))
+	if o.VMs > 0 {
+		fmt.Fprintf(w, "%d VMs: all created after %s, Active after %s, settled after %s\n",
+			o.VMs, round(r.Made.Created), round(r.Made.Active), round(r.Made.Settled))
+	}
+	r.printOdd(w)
+	fmt.Fprintln(w)
+	if err := r.printFigures(w); err != nil || len(r.Added) == 0 {
+		return err
+	}
+	fmt.Fprintf(w, "\nWhat %d VMs add to the median, and the noise of that:\n\n", o.VMs)
+	return r.printAdded(w)
+}
+
+// printOdd tells of handovers that some figures do without.
+func (r *report) printOdd(w io.Writer) {
+	for _, vms := range r.counts() {
+		for _, name := range []string{nameDrover, namePlain} {
+			seen := r.seen[place{name, vms, syscall.SIGTERM}]
+			if n := count(seen, func(h handover) bool { return h.Released == 0 }); n > 0 {
+				fmt.Fprintf(w, "SIGTERM with %d VMs: in %d of %d runs %s did not release the Lease, and the others waited it out\n", vms, n, len(seen), name)
+			}
+		}
+		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+			seen := r.seen[place{nameDrover, vms, sig}]
+			if n := count(seen, func(h handover) bool { return !h.InGap }); n > 0 {
+				fmt.Fprintf(w, "%s with %d VMs: in %d of %d runs the VM did not fall into the gap, and does not count\n", signalName(sig), vms, n, len(seen))
+			}
+		}
+	}
+}
+
+func count(seen []handover, is func(handover) bool) (n int) {
+	for _, h := range seen {
+		if is(h) {
+			n++
+		}
+	}
+	return n
+}
+
+func (r *report) printFigures(w io.Writer) error {
+	t := bench.NewTable("signal", "from, to", "VMs", "Drover p50", "p99", "max", "client-go p50", "p99", "max", "client-go / Drover p50", "p99", "aim")
+	for _, line := range r.Rows {
+		ours, plain := line.Drover.Summary, line.Plain.Summary
+		cells := []string{line.Signal, line.What, fmt.Sprint(line.VMs)}
+		cells = append(cells, show(ours)...)
+		cells = append(cells, show(plain)...)
+		cells = append(cells, ratio(plain.P50, ours.P50), ratio(plain.P99, ours.P99), verdict(line.Aim, line.Met))
+		t.Row(cells...)
+	}
+	return t.Print(w)
+}
+
+func show(s bench.Summary) []string {
+	if s.Runs == 0 {
+		return []string{"", "", ""}
+	}
+	return []string{bench.Show(s.P50), bench.Show(s.P99), bench.Show(s.Max)}
+}
+
+func ratio(of, to time.Duration) string {
+	if of <= 0 || to <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.2f", float64(of)/float64(to))
+}
+
+func verdict(aim string, met *bool) string {
+	switch {
+	case met == nil:
+		return ""
+	case *met:
+		return aim + ": met"
+	}
+	return aim + ": missed"
+}
+
+func (r *report) printAdded(w io.Writer) error {
+	t := bench.NewTable("signal", "from, to", "Drover", "noise", "client-go", "noise", "aim")
+	for _, a := range r.Added {
+		plain := []string{"", ""}
+		if a.Plain != nil {
+			plain = a.Plain.cells()
+		}
+		t.Row(append(append([]string{a.Signal, a.What}, append(a.Drover.cells(), plain...)...), verdict("nothing to be seen", &a.Met))...)
+	}
+	return t.Print(w)
+}
+
+func (c change) cells() []string {
+	return []string{fmt.Sprintf("%+.1f ms", c.By), fmt.Sprintf("± %.1f ms", c.Noise)}
+}

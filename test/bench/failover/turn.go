@@ -1,0 +1,159 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"syscall"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/bench"
+)
+
+// turnWithin is how long a handover may take beyond the Lease.
+const turnWithin = time.Minute
+
+type vmEvent = bench.Event[*api.VirtualMachine]
+
+// handover is what was seen of one change of leader. Times are since the
+// signal.
+type handover struct {
+	// Released : the old leader has emptied the Lease; 0 if it has not, as when
+	// it was killed.
+	Released time.Duration
+	// Elected : the Lease names a new leader.
+	Elected time.Duration
+	// Created : the API server has the VM; 0 without one.
+	Created time.Duration
+	// Reconciled : Drover's first write to the VM.
+	Reconciled time.Duration
+	// InGap : the VM came after the signal, and before the new leader, which
+	// then was the first to write to it.
+	InGap bool
+}
+
+// turn has the leader of a fleet end, and watches what comes of it.
+func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name string) (handover, error) {
+	if err := b.steady(ctx); err != nil {
+		return handover{}, err
+	}
+	lead, err := f.leader()
+	if err != nil {
+		return handover{}, err
+	}
+	// Kills shall come at any time between two renewals.
+	if err := bench.Pause(ctx, rand.N(b.Settings.Retry)); err != nil { //nolint:gosec // no secret
+		return handover{}, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, b.Settings.Lease+turnWithin, errors.New("not seen in time"))
+	defer cancel()
+	w := &witness{b: b, ctx: ctx, old: lead.identity, log: f.log, from: f.log.Len(), vmFrom: b.gap.Len()}
+	w.signalled = time.Now()
+	if err := syscall.Kill(lead.PID(), sig); err != nil {
+		return handover{}, err
+	}
+	if name != "" {
+		err = w.create(name)
+	}
+	err = errors.Join(err, w.see())
+	if err == nil && name != "" {
+		err = w.seeVM(name)
+	}
+	if err != nil {
+		return w.handover, fmt.Errorf("%s of %s: %w; it printed:\n%s", sig, lead.identity, err, lead.Output())
+	}
+	return w.handover, ended(lead, sig)
+}
+
+// steady waits until all replicas are there and nobody has anything left to do.
+func (b *benchmark) steady(ctx context.Context) error {
+	pids := []int{b.cluster.PID()}
+	for _, f := range b.fleets {
+		if err := f.fill(ctx, b.Replicas); err != nil {
+			return err
+		}
+		pids = append(pids, f.pids()...)
+	}
+	return bench.AwaitQuiet(ctx, pids...)
+}
+
+// ended makes sure that a leader that was told to stop did so well.
+func ended(lead *replica, sig syscall.Signal) error {
+	err := lead.Wait(turnWithin)
+	if err != nil && sig != syscall.SIGKILL {
+		return fmt.Errorf("%s did not stop well: %w; it printed:\n%s", lead.identity, err, lead.Output())
+	}
+	return nil
+}
+
+// witness follows one handover.
+type witness struct {
+	handover
+	b         *benchmark
+	ctx       context.Context
+	old       string
+	log       *bench.Log[*coordinationv1.Lease]
+	from      int
+	vmFrom    int
+	signalled time.Time
+	elected   uint64
+}
+
+// see waits for the new leader, and takes in the release, if there is one.
+func (w *witness) see() error {
+	first, err := w.log.Await(w.ctx, w.from, func(e leaseEvent) bool { return holderOf(e) != w.old })
+	if err != nil {
+		return fmt.Errorf("a change of the Lease's holder: %w", err)
+	}
+	if holderOf(first) == "" {
+		w.Released = first.At.Sub(w.signalled)
+	}
+	next, err := w.log.Await(w.ctx, w.from, func(e leaseEvent) bool { return holderOf(e) != w.old && holderOf(e) != "" })
+	if err != nil {
+		return fmt.Errorf("a new leader: %w", err)
+	}
+	w.Elected, w.elected = next.At.Sub(w.signalled), next.Version
+	return nil
+}
+
+func (w *witness) create(name string) error {
+	_, err := bench.CreateVM(w.ctx, w.b.gapVMs, name)
+	return err
+}
+
+// seeVM waits for the first write to the VM, and removes it.
+func (w *witness) seeVM(name string) error {
+	made, err := w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name })
+	if err != nil {
+		return fmt.Errorf("the VM: %w", err)
+	}
+	touched, err := w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && isTouched(e.Object) })
+	if err != nil {
+		return fmt.Errorf("the first write to the VM: %w", err)
+	}
+	w.Created, w.Reconciled = made.At.Sub(w.signalled), touched.At.Sub(w.signalled)
+	w.InGap = made.Version < w.elected && w.elected < touched.Version
+	if err := w.b.gapVMs.Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	_, err = w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && e.Type == watch.Deleted })
+	if err != nil {
+		return fmt.Errorf("the VM's removal: %w", err)
+	}
+	return nil
+}
+
+// isTouched tells whether Drover has written to a VM.
+func isTouched(vm *api.VirtualMachine) bool {
+	return slices.Contains(vm.Finalizers, api.FinalizerServer) || vm.Status.ObservedGeneration > 0
+}

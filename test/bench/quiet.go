@@ -1,0 +1,127 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Quiet means that the processes used less than that part of one CPU over a
+// while.
+const (
+	quietPart   = 0.3
+	quietWhile  = 300 * time.Millisecond
+	quietWithin = 2 * time.Minute
+)
+
+// tick is the unit of times in /proc; it is the same on every Linux.
+const tick = 10 * time.Millisecond
+
+// AwaitQuiet waits until processes have nothing left to do but their routine.
+func AwaitQuiet(ctx context.Context, pids ...int) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, quietWithin, fmt.Errorf("the processes were not quiet within %s", quietWithin))
+	defer cancel()
+	before, err := cpuTime(pids)
+	for err == nil {
+		if err = Pause(ctx, quietWhile); err != nil {
+			return err
+		}
+		var now time.Duration
+		if now, err = cpuTime(pids); now-before < time.Duration(quietPart*float64(quietWhile)) {
+			return err
+		}
+		before = now
+	}
+	return err
+}
+
+// Pause sleeps, unless ctx ends.
+func Pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// cpuTime is what processes have used so far.
+func cpuTime(pids []int) (sum time.Duration, err error) {
+	for _, pid := range pids {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return 0, err
+		}
+		_, fields, _ := strings.Cut(string(stat), ") ") // the name before may have blanks
+		used, err := ticks(strings.Fields(fields), 11, 12)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+		}
+		sum += used
+	}
+	return sum, nil
+}
+
+func ticks(fields []string, which ...int) (sum time.Duration, err error) {
+	for _, n := range which {
+		if n >= len(fields) {
+			return 0, errors.New("it has too few fields")
+		}
+		value, err := strconv.ParseInt(fields[n], 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(value) * tick
+	}
+	return sum, nil
+}
+
+// Machine is where a benchmark ran.
+type Machine struct {
+	CPUs      int     `json:"cpus"`
+	CPU       string  `json:"cpu"`
+	MemoryGiB int     `json:"memoryGiB"`
+	Kernel    string  `json:"kernel"`
+	Go        string  `json:"go"`
+	Load      float64 `json:"load"` // runnable threads over the last minute, before the benchmark
+}
+
+// ThisMachine tells of this one. What cannot be read is left out.
+func ThisMachine() Machine {
+	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	load, _ := os.ReadFile("/proc/loadavg")
+	m := Machine{
+		CPUs: runtime.NumCPU(), CPU: procLine("/proc/cpuinfo", "model name"),
+		Kernel: strings.TrimSpace(string(kernel)), Go: runtime.Version(),
+	}
+	_, _ = fmt.Sscan(string(load), &m.Load)
+	var kib int
+	_, _ = fmt.Sscan(procLine("/proc/meminfo", "MemTotal"), &kib)
+	m.MemoryGiB = (kib + 1<<19) >> 20
+	return m
+}
+
+func (m Machine) String() string {
+	return fmt.Sprintf("%d CPUs (%s), %d GiB, Linux %s, %s, load before %.2f", m.CPUs, m.CPU, m.MemoryGiB, m.Kernel, m.Go, m.Load)
+}
+
+// procLine is what follows the colon of a line.
+func procLine(path, name string) string {
+	content, _ := os.ReadFile(path)
+	for line := range strings.Lines(string(content)) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,97 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Sample is a set of times that were measured alike.
+type Sample []time.Duration
+
+// Percentile is the nearest rank: with n times, the p-th is the ceil(p/100 x n)
+// smallest, so p99 of fewer than 100 is the largest. An empty sample has none.
+func (s Sample) Percentile(p float64) time.Duration {
+	if len(s) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(s))
+	rank := int(math.Ceil(p / 100 * float64(len(s))))
+	return sorted[min(max(rank, 1), len(s))-1]
+}
+
+// Median is the middle, or the mean of the two middle ones.
+func (s Sample) Median() time.Duration {
+	if len(s) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(s))
+	half := len(s) / 2
+	if len(s)%2 == 1 {
+		return sorted[half]
+	}
+	return (sorted[half-1] + sorted[half]) / 2
+}
+
+// Summary is what is told of a sample.
+type Summary struct {
+	Runs               int
+	Min, P50, P99, Max time.Duration
+}
+
+// Summary of the sample.
+func (s Sample) Summary() Summary {
+	return Summary{Runs: len(s), Min: s.Percentile(0), P50: s.Median(), P99: s.Percentile(99), Max: s.Percentile(100)}
+}
+
+// MarshalJSON writes milliseconds.
+func (s Sample) MarshalJSON() ([]byte, error) {
+	all := make([]float64, len(s))
+	for n, d := range s {
+		all[n] = Milliseconds(d)
+	}
+	return json.Marshal(all)
+}
+
+// MarshalJSON writes milliseconds.
+func (s Summary) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Runs  int     `json:"runs"`
+		MinMS float64 `json:"minMilliseconds"`
+		P50MS float64 `json:"p50Milliseconds"`
+		P99MS float64 `json:"p99Milliseconds"`
+		MaxMS float64 `json:"maxMilliseconds"`
+	}{s.Runs, Milliseconds(s.Min), Milliseconds(s.P50), Milliseconds(s.P99), Milliseconds(s.Max)})
+}
+
+// Milliseconds of a duration.
+func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// resamples is how often Difference draws; more would change no digit shown.
+const resamples = 4000
+
+// Difference is how much larger b's median is than a's, and the noise of that:
+// half of the range in which 95 of 100 differences lie when runs are drawn anew
+// from those that were measured (bootstrap). A difference below its noise may
+// be none. The draw is the same every time.
+func Difference(a, b Sample) (median, noise time.Duration) {
+	draw := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // statistics, not secrets
+	differences := make(Sample, resamples)
+	for n := range differences {
+		differences[n] = again(draw, b).Median() - again(draw, a).Median()
+	}
+	return b.Median() - a.Median(), (differences.Percentile(97.5) - differences.Percentile(2.5)) / 2
+}
+
+func again(draw *rand.Rand, s Sample) Sample {
+	drawn := make(Sample, len(s))
+	for n := range drawn {
+		drawn[n] = s[draw.IntN(len(s))]
+	}
+	return drawn
+}

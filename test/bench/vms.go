@@ -1,0 +1,122 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// callTimeout bounds one request of a benchmark.
+const callTimeout = 30 * time.Second
+
+// MakeNamespace makes a namespace.
+func MakeNamespace(ctx context.Context, kube kubernetes.Interface, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	_, err := kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
+	return err
+}
+
+// WatchVMs lists and watches the VMs of a namespace.
+func WatchVMs(vms typed.VirtualMachineInterface) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return vms.List(ctx, o) },
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return vms.Watch(ctx, o)
+		},
+	}
+}
+
+// Made is how long it took, from the first creation.
+type Made struct {
+	// Created : the API server has all VMs.
+	Created time.Duration `json:"createdNanoseconds"`
+	// Active : all run.
+	Active time.Duration `json:"activeNanoseconds"`
+	// Settled : all have shown what they use, after which nothing changes.
+	Settled time.Duration `json:"settledNanoseconds"`
+}
+
+// MakeVMs creates VMs called vm-<n>, several at a time, and waits until all of
+// them have settled.
+func MakeVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOnce int) (Made, error) {
+	group, ctx := errgroup.WithContext(ctx)
+	w, err := watchFrom(ctx, WatchVMs(vms))
+	if err != nil {
+		return Made{}, err
+	}
+	defer w.Stop()
+	var made Made
+	begin := time.Now()
+	group.Go(func() error {
+		defer func() { made.Created = time.Since(begin) }()
+		return createVMs(ctx, vms, count, atOnce)
+	})
+	group.Go(func() error { return made.await(ctx, w, count, begin) })
+	return made, group.Wait()
+}
+
+func createVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOnce int) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for n := range count {
+		group.Go(func() error {
+			_, err := CreateVM(ctx, vms, fmt.Sprintf("vm-%05d", n))
+			return err
+		})
+	}
+	return group.Wait()
+}
+
+// CreateVM creates a small VM.
+func CreateVM(ctx context.Context, vms typed.VirtualMachineInterface, name string) (*api.VirtualMachine, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	vm := vmtest.VM(name).Obj()
+	vm.Namespace = ""
+	return vms.Create(ctx, vm, metav1.CreateOptions{})
+}
+
+// await counts the VMs that a watch shows until all have settled.
+func (m *Made) await(ctx context.Context, w watch.Interface, count int, begin time.Time) error {
+	active, settled := sets.New[string](), sets.New[string]()
+	for settled.Len() < count {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("of %d VMs, %d are Active and %d have settled: %w", count, active.Len(), settled.Len(), context.Cause(ctx))
+		case e, open := <-w.ResultChan():
+			vm, ok := e.Object.(*api.VirtualMachine)
+			if !open || !ok {
+				return fmt.Errorf("the watch of the VMs ended: %v", e.Object)
+			}
+			if vm.Status.Phase != api.PhaseActive {
+				continue
+			}
+			if active.Insert(vm.Name); active.Len() == count && m.Active == 0 {
+				m.Active = time.Since(begin)
+			}
+			if vm.Status.Server != nil && vm.Status.Server.Usage != nil {
+				settled.Insert(vm.Name)
+			}
+		}
+	}
+	m.Settled = time.Since(begin)
+	return nil
+}
