@@ -26,7 +26,7 @@ type Controller struct {
 // StartController starts a replica; args are flags beyond those of its health
 // endpoint.
 func StartController(ctx context.Context, binary string, args ...string) (*Controller, error) {
-	address, err := freeAddress(ctx)
+	address, err := FreeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -37,8 +37,8 @@ func StartController(ctx context.Context, binary string, args ...string) (*Contr
 	return &Controller{Process: p, ready: "http://" + address + "/readyz"}, nil
 }
 
-// freeAddress is one that nobody listens on at the moment.
-func freeAddress(ctx context.Context) (string, error) {
+// FreeAddress is one that nobody listens on at the moment.
+func FreeAddress(ctx context.Context) (string, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
