@@ -23,14 +23,14 @@ type Controller struct {
 	ready string
 }
 
-// StartController starts a replica; args are flags beyond those of its health
-// endpoint.
-func StartController(ctx context.Context, binary string, args ...string) (*Controller, error) {
+// StartController starts a replica; env comes on top of this process's
+// environment, args are flags beyond those of its health endpoint.
+func StartController(ctx context.Context, binary string, env []string, args ...string) (*Controller, error) {
 	address, err := FreeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p, err := vmtest.StartProcess(binary, append([]string{"--health-probe-bind-address=" + address}, args...), nil)
+	p, err := vmtest.StartProcess(binary, append([]string{"--health-probe-bind-address=" + address}, args...), env)
 	if err != nil {
 		return nil, err
 	}

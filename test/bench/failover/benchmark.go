@@ -118,7 +118,7 @@ func (b *benchmark) followLease(ctx context.Context, name string) (*bench.Log[*c
 }
 
 func (b *benchmark) startDrover(ctx context.Context, identity string) (*replica, error) {
-	c, err := bench.StartController(ctx, b.Controller, append([]string{
+	c, err := bench.StartController(ctx, b.Controller, nil, append([]string{
 		"--kubeconfig=" + b.cluster.Kubeconfig, "--vm-driver=fake", "--fake-dir=" + filepath.Join(b.temp, "fake"),
 		"--metrics-bind-address=0", "--holder-identity=" + identity,
 		"--lease-lock-name=" + nameDrover, "--lease-lock-namespace=" + metav1.NamespaceDefault,
