@@ -59,6 +59,10 @@ type Options struct {
 // lane tells of VMs whose driver does not run here. It returns the reconcilers
 // in the order of the inventories.
 func Setup(mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
+	recorder := newSender("drover", mgr.GetClient(), o.Clock, mgr.GetLogger())
+	if err := mgr.Add(recorder); err != nil {
+		return nil, err
+	}
 	var lanes []*Reconciler
 	names := make([]string, len(o.Inventories))
 	for n, inv := range o.Inventories {
@@ -66,7 +70,7 @@ func Setup(mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
 	}
 	for _, inv := range append(slices.Clone(o.Inventories), nil) {
 		r := &Reconciler{
-			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: mgr.GetEventRecorder("drover"),
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder,
 			Clock: o.Clock, Drivers: names, Inventory: inv, Epoch: o.Epoch,
 		}
 		if inv != nil {
