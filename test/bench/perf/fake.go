@@ -5,13 +5,16 @@ package main
 
 import (
 	"context"
+	"errors"
+	"os"
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
 )
 
-// round is what one turn of creating and deleting VMs took.
-type round struct{ active, gone, cpu time.Duration }
+// round is what one turn of creating and deleting VMs took: times, and the CPU
+// time of the controller and of all processes.
+type round struct{ active, gone, cpu, cpuAll, cpuGone time.Duration }
 
 // fake measures how long fake VMs take to Active and to their end, beside noop.
 // For what 10,000 cost each, beside 1,000, turns of both are taken in this run.
@@ -30,7 +33,7 @@ func (b *benchmark) fake(ctx context.Context) error {
 }
 
 func (b *benchmark) fakeOf(ctx context.Context, w *world, n int) error {
-	var ours, floor []round
+	var ours, noop, bare []round
 	err := takeTurns(b.pairs(n), func(int) error {
 		p, err := w.drover(ctx, nil, "--vm-driver=fake")
 		if err != nil {
@@ -38,27 +41,43 @@ func (b *benchmark) fakeOf(ctx context.Context, w *world, n int) error {
 		}
 		ours, err = w.round(ctx, p, n, ours)
 		return p.stop(err)
-	}, func(int) error {
-		p, err := w.floor(floorNoop)
-		if err != nil {
-			return err
-		}
-		floor, err = w.round(ctx, p, n, floor)
-		return p.stop(err)
-	})
+	}, w.floorRounds(ctx, floorNoop, n, &noop), w.floorRounds(ctx, floorBare, n, &bare))
 	if err != nil {
 		return err
 	}
-	active := func(r round) float64 { return milliseconds(r.active) }
-	row := b.report.add("fake", activeText, n, "ms", each(ours, active)...).beside(floorNoop, each(floor, active)...)
-	if n == 1000 {
-		row.ratioAtMost("fake-1000", 1.2)
+	for _, f := range roundFigures {
+		of := func(r round) float64 { return f.of(r, n) }
+		row := b.report.add("fake", f.what, n, "ms", each(ours, of)...).beside(floorNoop, each(noop, of)...)
+		if n == 1000 && f.what == activeText {
+			row.ratioAtMost("fake-1000", 1.2)
+		}
+		b.report.add("fake", f.what+", beside the barest", n, "ms", each(ours, of)...).beside(floorBare, each(bare, of)...)
 	}
-	gone := func(r round) float64 { return milliseconds(r.gone) }
-	b.report.add("fake", "delete all", n, "ms", each(ours, gone)...).beside(floorNoop, each(floor, gone)...)
-	cpu := func(r round) float64 { return milliseconds(r.cpu) / float64(n) }
-	b.report.add("fake", "CPU of the controller per VM created", n, "ms", each(ours, cpu)...).beside(floorNoop, each(floor, cpu)...)
 	return nil
+}
+
+// floorRounds is a floor's turn.
+func (w *world) floorRounds(ctx context.Context, floor string, n int, rounds *[]round) contender {
+	return func(int) error {
+		p, err := w.floor(floor)
+		if err != nil {
+			return err
+		}
+		*rounds, err = w.round(ctx, p, n, *rounds)
+		return p.stop(err)
+	}
+}
+
+// roundFigures are what rounds with n VMs are told by.
+var roundFigures = []struct {
+	what string
+	of   func(r round, n int) float64
+}{
+	{activeText, func(r round, _ int) float64 { return milliseconds(r.active) }},
+	{"delete all", func(r round, _ int) float64 { return milliseconds(r.gone) }},
+	{"CPU of the controller, per VM created", func(r round, n int) float64 { return milliseconds(r.cpu) / float64(n) }},
+	{"CPU of all processes, per VM created", func(r round, n int) float64 { return milliseconds(r.cpuAll) / float64(n) }},
+	{"CPU of all processes, per VM deleted", func(r round, n int) float64 { return milliseconds(r.cpuGone) / float64(n) }},
 }
 
 const activeText = "create to Active"
@@ -75,24 +94,41 @@ func (w *world) round(ctx context.Context, p *process, n int, rounds []round) ([
 	if err := w.quiet(ctx, p); err != nil {
 		return rounds, err
 	}
-	before, err := bench.CPUTime(p.PID())
-	if err != nil {
-		return rounds, err
-	}
 	var r round
-	if r.active, err = w.create(ctx, n); err != nil {
+	var err error
+	if r.cpu, r.cpuAll, err = w.used(p, func() (err error) {
+		r.active, err = w.create(ctx, n)
+		return err
+	}); err != nil {
 		return rounds, err
 	}
-	after, err := bench.CPUTime(p.PID())
-	if err != nil {
-		return rounds, err
-	}
-	r.cpu = after - before
 	if err := w.quiet(ctx, p); err != nil {
 		return rounds, err
 	}
-	r.gone, err = w.delete(ctx, n)
+	_, r.cpuGone, err = w.used(p, func() (err error) {
+		r.gone, err = w.delete(ctx, n)
+		return err
+	})
 	return append(rounds, r), err
+}
+
+// used is the CPU time of the controller, and of it, the API server and this
+// program together, while something is done.
+func (w *world) used(p *process, do func() error) (own, all time.Duration, err error) {
+	pids := []int{p.PID(), w.cluster.PID(), os.Getpid()}
+	read := func(sign time.Duration) {
+		for n, pid := range pids {
+			used, cpuErr := bench.CPUTime(pid)
+			err = errors.Join(err, cpuErr)
+			if all += sign * used; n == 0 {
+				own += sign * used
+			}
+		}
+	}
+	read(-1)
+	err = errors.Join(err, do())
+	read(1)
+	return own, all, err
 }
 
 // perVM holds the time per VM of many against that of 1,000.

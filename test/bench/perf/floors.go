@@ -22,11 +22,13 @@ import (
 // else. They run as this program with the floor's name as first argument.
 var floors = map[string]func(context.Context, *rest.Config) error{
 	floorNoop:  noop,
+	floorBare:  bareNoop,
 	floorCache: bareCache,
 }
 
 const (
 	floorNoop  = "noop"
+	floorBare  = "bare-noop"
 	floorCache = "cache"
 	// floorReady is what a floor prints when its cache is filled.
 	floorReady = "cache filled"

@@ -33,9 +33,14 @@ type noopController struct {
 	client versioned.Interface
 	lister listers.VirtualMachineLister
 	queue  workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	status func(*api.VirtualMachine) api.VirtualMachineStatus
 }
 
-func noop(ctx context.Context, cfg *rest.Config) error {
+func noop(ctx context.Context, cfg *rest.Config) error { return runNoop(ctx, cfg, activeStatus) }
+
+func bareNoop(ctx context.Context, cfg *rest.Config) error { return runNoop(ctx, cfg, bareStatus) }
+
+func runNoop(ctx context.Context, cfg *rest.Config, status func(*api.VirtualMachine) api.VirtualMachineStatus) error {
 	c, err := versioned.NewForConfig(cfg)
 	if err != nil {
 		return err
@@ -43,7 +48,7 @@ func noop(ctx context.Context, cfg *rest.Config) error {
 	informers := newInformers(c)
 	vms := informers.Cloudnative().V1alpha1().VirtualMachines()
 	n := &noopController{
-		client: c, lister: vms.Lister(),
+		client: c, lister: vms.Lister(), status: status,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName]()),
 	}
 	if _, err := vms.Informer().AddEventHandler(n.handler()); err != nil {
@@ -113,9 +118,30 @@ func (n *noopController) reconcile(ctx context.Context, key cache.ObjectName) er
 	if err := n.patch(ctx, key, map[string]any{"metadata": map[string]any{"finalizers": []string{api.FinalizerServer}}}); err != nil {
 		return err
 	}
-	return n.patch(ctx, key, map[string]any{"status": map[string]any{
-		"phase": api.PhaseActive, "observedGeneration": vm.Generation,
-	}}, "status")
+	return n.patch(ctx, key, map[string]any{"status": n.status(vm)}, "status")
+}
+
+// activeStatus has what the API says of an Active VM, which no controller for
+// this API can leave out.
+func activeStatus(vm *api.VirtualMachine) api.VirtualMachineStatus {
+	now := metav1.NowMicro()
+	status := api.VirtualMachineStatus{
+		ObservedGeneration: vm.Generation, Phase: api.PhaseActive, Reason: api.ReasonRunning, Driver: "fake",
+		Server:    &api.ServerStatus{ID: "fake-" + string(vm.UID)[:18], State: "Running", Generation: vm.Generation},
+		Addresses: []string{"10.1.2.3"}, StartTime: &now, LastUpdateTime: &now,
+	}
+	for _, kind := range []string{api.ConditionReady, api.ConditionRunning, api.ConditionObserved} {
+		status.Conditions = append(status.Conditions, metav1.Condition{
+			Type: kind, Status: metav1.ConditionTrue, Reason: api.ReasonRunning,
+			ObservedGeneration: vm.Generation, LastTransitionTime: metav1.NewTime(now.Time),
+		})
+	}
+	return status
+}
+
+// bareStatus is the phase alone.
+func bareStatus(vm *api.VirtualMachine) api.VirtualMachineStatus {
+	return api.VirtualMachineStatus{Phase: api.PhaseActive, ObservedGeneration: vm.Generation}
 }
 
 func (n *noopController) patch(ctx context.Context, key cache.ObjectName, change map[string]any, sub ...string) error {

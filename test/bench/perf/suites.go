@@ -93,19 +93,15 @@ func (b *benchmark) pairs(vms int) int {
 	return b.Pairs
 }
 
-// contender is one of two that are compared.
+// contender is one of those that are compared.
 type contender func(turn int) error
 
-// takeTurns runs both the same number of times. Who begins changes, so that what
-// one leaves behind meets both.
-func takeTurns(turns int, ours, floor contender) error {
+// takeTurns runs all the same number of times. Who begins changes, so that what
+// one leaves behind meets all.
+func takeTurns(turns int, contenders ...contender) error {
 	for turn := range turns {
-		first, second := ours, floor
-		if turn%2 == 1 {
-			first, second = floor, ours
-		}
-		for _, run := range []contender{first, second} {
-			if err := run(turn); err != nil {
+		for n := range contenders {
+			if err := contenders[(turn+n)%len(contenders)](turn); err != nil {
 				return fmt.Errorf("turn %d: %w", turn+1, err)
 			}
 		}
