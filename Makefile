@@ -49,6 +49,10 @@ image: ## build the container image into bin/image, without an engine; IMAGE, PL
 test: build ## run all tests: unit, contract (fake, docker), integration; installs what they need
 	@hack/test.sh
 
+.PHONY: failover
+failover: build ## test failover at length (10 minutes): replicas halted, killed, cut off, while users keep them busy
+	DROVER_FAILOVER=full DROVER_BIN="$(CURDIR)/bin/drover" go test -count 1 -timeout 60m -v ./test/failover
+
 .PHONY: lint
 lint: ## run golangci-lint on all modules, formatting included
 	hack/verify-lint.sh

@@ -17,6 +17,7 @@ import (
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/part"
@@ -26,8 +27,19 @@ import (
 // grants them itself.
 const stopControllerBy = 5500 * time.Millisecond
 
-// holder names every drover up in the Lease of its own API.
-const holder = "drover-up"
+// holder names every drover up in the Lease of its own API. Neither a pod nor a
+// host can be called that.
+const holder = "drover_up"
+
+// patient are the times of an election in which it matters little how soon
+// another process takes over, and much that a slow disk does not end this one,
+// and the API with it.
+func patient() leader.Settings {
+	return leader.Settings{
+		Lease: time.Minute, Renew: 40 * time.Second, Retry: 5 * time.Second,
+		Request: 5 * time.Second, Margin: time.Second,
+	}
+}
 
 // newControllerOptions are the controller's, for a program on a host of many:
 // no ports but the API's, and simulated servers that outlive the process. Another
@@ -36,7 +48,7 @@ const holder = "drover-up"
 func newControllerOptions() *app.Options {
 	o := app.NewOptions()
 	o.MetricsAddress, o.HealthAddress = "0", "0"
-	o.HolderIdentity, o.LeaseLockNamespace = holder, metav1.NamespaceDefault
+	o.HolderIdentity, o.LeaseLockNamespace, o.Election = holder, metav1.NamespaceDefault, patient()
 	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, holder+"_") }
 	return o
 }

@@ -18,9 +18,9 @@ import (
 )
 
 // act carries the plan's step out and takes note of what came of it. It
-// reports done when the object has been let go. Its error is the API's, or
-// ErrFenced: who may not act does not report either. Other errors of the engine
-// are part of the pass.
+// reports done when the object has been let go. Its error is the API's, or that
+// this process may not act: then it does not report either. Other errors of the
+// engine are part of the pass.
 func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	if p.plan.step == stepFinish {
 		return r.finish(ctx, p)
@@ -34,7 +34,7 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 		}
 	}
 	result := r.call(ctx, p)
-	if errors.Is(result.err, driver.ErrFenced) {
+	if driver.MayNotAct(result.err) {
 		return false, result.err
 	}
 	p.settle(ctx, result)
@@ -42,10 +42,12 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 }
 
 // confirm has the API say that the object is as the pass has it, before a server
-// is made for it. The cache may be behind, on a replica that has just become the
-// leader above all: its predecessor may have let the object go.
+// is made or removed for it. The cache may be behind, on a replica that has just
+// become the leader above all: its predecessor may have let the object go, and a
+// user may want to keep the server.
 func (r *Reconciler) confirm(ctx context.Context, p *pass) error {
-	if p.live || p.plan.operation != api.OperationCreate || p.plan.step != stepEnsure {
+	creates := p.plan.step == stepEnsure && p.plan.operation == api.OperationCreate
+	if p.live || !creates && p.plan.step != stepDelete {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

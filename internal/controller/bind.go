@@ -44,6 +44,9 @@ func isBound(vm *api.VirtualMachine) bool {
 // patch writes the difference between two versions of an object's metadata; it
 // fails with a conflict if somebody has written the object meanwhile.
 func (r *Reconciler) patch(ctx context.Context, from, to *api.VirtualMachine) (*api.VirtualMachine, error) {
+	if err := r.mayReport(); err != nil {
+		return from, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if err := r.Client.Patch(ctx, to, client.MergeFromWithOptions(from, client.MergeFromWithOptimisticLock{})); err != nil {

@@ -44,7 +44,9 @@ func decideDeletionUnknown(in input) plan {
 	return p
 }
 
-// decideDeletionGone ends the deletion, once "gone" can be believed.
+// decideDeletionGone ends the deletion, once "gone" can be believed. Before that
+// the engine is told to delete even what is not there: a leader that was halted
+// in a creation, and goes on when the object is no more, is then fenced off.
 func decideDeletionGone(in input) plan {
 	p := terminating(api.OperationDelete, api.ReasonTerminating, "")
 	if in.now.Before(in.seen.SettlesAt) {
@@ -54,6 +56,9 @@ func decideDeletionGone(in input) plan {
 		return p
 	}
 	p.step = stepFinish
+	if in.did != api.OperationDelete && in.did != api.OperationRelease {
+		p.step, p.retain = stepDelete, in.vm.Spec.DeletionPolicy == api.DeletionRetain
+	}
 	return afterRemoval(in, p)
 }
 

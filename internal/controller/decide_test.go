@@ -159,7 +159,7 @@ func TestDecideMatrix(t *testing.T) {
 // TestDecideDeletionMatrix has a row for every state and deletion policy.
 func TestDecideDeletionMatrix(t *testing.T) {
 	rows := map[string]struct{ remove, retain string }{
-		"gone":       {"finish Delete => Terminating Terminating", "finish Delete => Terminating Terminating"},
+		"gone":       {"delete Delete => Terminating Terminating", "delete Delete => Terminating Terminating"},
 		"pending":    {"delete Delete => Terminating Terminating", "delete Release => Terminating Releasing"},
 		"starting":   {"ensure Off Stop => Terminating Stopping", "delete Release => Terminating Releasing"},
 		"running":    {"ensure Off Stop => Terminating Stopping", "delete Release => Terminating Releasing"},
@@ -296,14 +296,16 @@ func TestDecide(t *testing.T) {
 		"a failing start waits":                        {vm: observed().Status(failing(api.OperationStart, 1, time.Second)).Status(left("id-1", driver.StateStopped)), seen: present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
 		"a failing start after an end goes on":         {vm: observed().RestartPolicy(api.RestartNever).Status(off(api.ReasonStoppedAsAsked)).Status(failing(api.OperationStart, 1, 0)).Status(left("id-1", driver.StateStopped)), seen: ended(1), want: "ensure On Start => Creating Starting"},
 		"a failing pull waits":                         {vm: observed().Status(failing(api.OperationCreate, 1, time.Second)).Status(left("", driver.StatePending)), seen: gone(), want: "wait Create => Failed OperationFailed"},
-		"backoff does not hold a deletion":             {vm: observed().Deleted(t0).Status(failing(api.OperationCreate, 9, time.Minute)), seen: gone(), want: "finish Delete => Terminating Terminating"},
+		"backoff does not hold a deletion":             {vm: observed().Deleted(t0).Status(failing(api.OperationCreate, 9, time.Minute)), seen: gone(), want: "delete Delete => Terminating Terminating"},
+		"a deletion that found nothing is the end":     {vm: observed().Deleted(t0), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
+		"a release is the end":                         {vm: observed().Deleted(t0).DeletionPolicy(api.DeletionRetain), seen: gone(), change: did(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
 		"stalled stays":                                {vm: observed().Status(stalled), seen: gone(), want: "wait Create => Failed Invalid"},
 		"stalled ends with a new spec":                 {vm: observed().Status(stalled).Generation(3), seen: gone(), want: "ensure On Create => Creating Creating"},
 		"stalled without an operation is over":         {vm: observed().Status(stalled).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), seen: gone(), want: "ensure On Create => Creating Creating"},
 		"not bound yet":                                {vm: vmtest.VM("vm").UID("uid-1").Generation(1), seen: gone(), want: "wait =>  ", check: wakesAt(bindRetry)},
 		"the first list is waited for":                 {vm: observed(), seen: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  "},
 		"a failing proof that it is gone waits":        {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)), seen: gone(), want: "wait Delete => Terminating OperationFailed"},
-		"an engine that returns ends a removal's wait": {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)), seen: back, want: "finish Delete => Terminating Terminating"},
+		"an engine that returns ends a removal's wait": {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)), seen: back, want: "delete Delete => Terminating Terminating"},
 		"an unresponsive server is not ready":          {vm: observed(), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Err = errors.New("inspect hangs") }), want: "wait => Active Unresponsive", check: says("inspect hangs")},
 		"a change while the engine restarts it":        {vm: observed().Generation(3), seen: present(driver.StateRestarting), want: "ensure On Update => Active Updating"},
 		"a failing removal waits and says so":          {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)).Status(left("id-1", driver.StateStopped)), seen: ended(0), want: "wait Delete => Terminating OperationFailed", check: isBlocked("boom; next try at 2026-01-02T03:04:06Z")},

@@ -6,7 +6,9 @@ package controller
 import (
 	"context"
 	"sync"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,6 +33,7 @@ func (r *Reconciler) get(ctx context.Context, key types.NamespacedName) (*api.Vi
 // gather puts the VirtualMachine and the inventory's answer side by side.
 func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
 	p := &pass{r: r, base: vm, vm: vm.DeepCopy()}
+	boundTimes(&p.vm.Status, r.Clock.Now())
 	if vm.Status.Server != nil {
 		p.shown = vm.Status.Server.Generation
 	}
@@ -39,6 +42,23 @@ func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
 	}
 	p.probe = r.probes.check(vm, p.seen)
 	return p
+}
+
+// boundTimes takes times that another host's clock has put into the future for
+// what they can be at the most, so that nobody waits for that clock.
+func boundTimes(status *api.VirtualMachineStatus, now time.Time) {
+	op := status.Operation
+	if op == nil {
+		return
+	}
+	if op.StartedAt.After(now) {
+		op.StartedAt = metav1.NewMicroTime(now)
+	}
+	latest := now.Add(backoff(op.Attempts, status.Reason == api.ReasonExhausted))
+	if op.NextRetryTime != nil && op.NextRetryTime.After(latest) {
+		next := metav1.NewMicroTime(latest)
+		op.NextRetryTime = &next
+	}
 }
 
 // look renews what is known of the server by asking the engine. An engine that

@@ -52,6 +52,7 @@ type Options struct {
 	Threads int
 	Clock   clock.WithTicker
 	Epoch   func() uint64
+	MayAct  func() error
 }
 
 // Setup adds one lane per driver to the manager: a controller with a queue and
@@ -71,7 +72,7 @@ func Setup(mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
 	for _, inv := range append(slices.Clone(o.Inventories), nil) {
 		r := &Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: recorder,
-			Clock: o.Clock, Drivers: names, Inventory: inv, Epoch: o.Epoch,
+			Clock: o.Clock, Drivers: names, Inventory: inv, Epoch: o.Epoch, MayAct: o.MayAct,
 		}
 		if inv != nil {
 			r.Driver = inv.Name
@@ -101,8 +102,12 @@ func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
 	if err := c.Watch(source.Kind(mgr.GetCache(), &api.VirtualMachine{}, r.handler())); err != nil {
 		return err
 	}
-	if r.Inventory == nil {
+	takeOver := func(ctx context.Context, q queue) error {
+		go r.takeOver(ctx, q, mgr.Elected())
 		return nil
+	}
+	if err := c.Watch(source.Func(takeOver)); err != nil || r.Inventory == nil {
+		return err
 	}
 	return c.Watch(source.Func(r.follow))
 }
@@ -134,7 +139,7 @@ func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, re
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue) {
 			if r.laneOf(e.Object) == r.Driver {
-				add(q, keyOf(e.Object), startPriority(e))
+				r.add(q, startPriority(e), keyOf(e.Object))
 			}
 		},
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue) {
@@ -143,25 +148,36 @@ func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, re
 				return
 			}
 			if priority, ok := worth(e.ObjectOld, e.ObjectNew); ok {
-				add(q, keyOf(e.ObjectNew), priority)
+				r.add(q, priority, keyOf(e.ObjectNew))
 			}
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q queue) {
 			if r.laneOf(e.Object) == r.Driver {
-				add(q, keyOf(e.Object), prioRoutine)
+				r.add(q, prioRoutine, keyOf(e.Object))
 			}
 		},
 	}
 }
 
 func startPriority(e event.TypedCreateEvent[*api.VirtualMachine]) int {
-	switch {
-	case e.Object.DeletionTimestamp != nil:
-		return prioDeletion
-	case e.IsInInitialList:
-		return prioRoutine
+	if e.IsInInitialList {
+		return rank(e.Object)
 	}
-	return prioUser
+	return max(rank(e.Object), prioUser)
+}
+
+// rank is the priority of a VirtualMachine of which nothing is known but what
+// it says.
+func rank(vm *api.VirtualMachine) int {
+	switch {
+	case vm.DeletionTimestamp != nil:
+		return prioDeletion
+	case vm.Status.ObservedGeneration != vm.Generation:
+		return prioUser
+	case vm.Status.Operation != nil:
+		return prioEngine
+	}
+	return prioRoutine
 }
 
 // worth tells whether a change of the object needs a look, and how soon.
@@ -182,19 +198,29 @@ func worth(old, vm *api.VirtualMachine) (priority int, ok bool) {
 // follow puts a VirtualMachine into the queue when its server changed.
 func (r *Reconciler) follow(ctx context.Context, q queue) error {
 	r.probes = &prober{ctx: ctx, clock: r.Clock, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
-		add(q, key, prioEngine)
+		r.add(q, prioEngine, key)
 	}}
 	r.Inventory.Subscribe(func(c inventory.Change) {
 		switch {
 		case c.All:
 			go r.addAll(ctx, q)
 		case c.Routine:
-			add(q, c.VM, prioRoutine)
+			r.add(q, prioRoutine, c.VM)
 		default:
-			add(q, c.VM, prioEngine)
+			r.add(q, prioEngine, c.VM)
 		}
 	})
 	return nil
+}
+
+// takeOver fills the queue once this process leads, and what its predecessor
+// has left undone comes first.
+func (r *Reconciler) takeOver(ctx context.Context, q queue, elected <-chan struct{}) {
+	select {
+	case <-elected:
+		r.addAll(ctx, q)
+	case <-ctx.Done():
+	}
 }
 
 // addAll puts every VirtualMachine of the lane into the queue.
@@ -204,18 +230,35 @@ func (r *Reconciler) addAll(ctx context.Context, q queue) {
 		ctrl.LoggerFrom(ctx).Error(err, "List the VirtualMachines in the cache", "driver", r.Driver)
 		return
 	}
+	var routine []types.NamespacedName
 	for n := range all.Items {
-		if vm := &all.Items[n]; r.laneOf(vm) == r.Driver {
-			add(q, keyOf(vm), prioRoutine)
+		vm := &all.Items[n]
+		switch priority := rank(vm); {
+		case r.laneOf(vm) != r.Driver:
+		case priority > prioRoutine:
+			r.add(q, priority, keyOf(vm))
+		default:
+			routine = append(routine, keyOf(vm))
 		}
 	}
+	r.add(q, prioRoutine, routine...)
 }
 
-func add(q queue, key types.NamespacedName, priority int) {
-	req := reconcile.Request{NamespacedName: key}
-	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
-		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, req)
+// add puts requests into the queue. A standby's stays empty: what it is told,
+// the leader sees to, and a queue would remember as urgent what is long done.
+func (r *Reconciler) add(q queue, priority int, keys ...types.NamespacedName) {
+	if r.Epoch() == 0 {
 		return
 	}
-	q.Add(req)
+	requests := make([]reconcile.Request, len(keys))
+	for n, key := range keys {
+		requests[n].NamespacedName = key
+	}
+	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
+		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, requests...)
+		return
+	}
+	for _, request := range requests {
+		q.Add(request)
+	}
 }

@@ -5,7 +5,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -50,6 +49,8 @@ type Reconciler struct {
 	Inventory *inventory.Inventory
 	// Epoch of the leader that acts.
 	Epoch func() uint64
+	// MayAct is an error while this process does not certainly lead.
+	MayAct func() error
 
 	recent recent
 	probes *prober
@@ -87,7 +88,7 @@ func retry(err error) (ctrl.Result, error) {
 		return ctrl.Result{RequeueAfter: conflictRetry}, nil
 	case apierrors.IsNotFound(err):
 		return ctrl.Result{}, nil
-	case errors.Is(err, driver.ErrFenced):
+	case driver.MayNotAct(err):
 		return ctrl.Result{RequeueAfter: fencedRetry}, nil
 	}
 	return ctrl.Result{}, err

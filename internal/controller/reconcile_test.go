@@ -48,6 +48,8 @@ type rig struct {
 	writes int
 	// statusErr fails writes of the status.
 	statusErr error
+	// deposed is why the reconciler may not act.
+	deposed error
 }
 
 // meddler stands between the inventory and the driver and, where a test says
@@ -138,6 +140,7 @@ func (g *rig) newReconciler() {
 	g.r = &Reconciler{
 		Client: g.api, Live: g.api, Recorder: g.events, Clock: g.clock,
 		Driver: "fake", Drivers: []string{"fake"}, Inventory: g.inv, Epoch: func() uint64 { return 7 },
+		MayAct: func() error { return g.deposed },
 	}
 }
 

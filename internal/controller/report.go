@@ -43,7 +43,7 @@ func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 		return wakeAt(now, p.plan.wake), nil
 	}
 	next := p.status(now)
-	if until := calm(&p.base.Status, &next, p.did != "" || len(p.notes) > 0); now.Before(until) {
+	if until := calm(&p.base.Status, &next, p.did != "" || len(p.notes) > 0, now); now.Before(until) {
 		return wakeAt(now, earlier(until, p.plan.wake)), nil
 	}
 	before := p.base.Status
@@ -64,6 +64,9 @@ func (r *Reconciler) write(ctx context.Context, p *pass) error {
 	}
 	stamp := metav1.NewMicroTime(now)
 	next.LastUpdateTime = &stamp
+	if err := r.mayReport(); err != nil {
+		return err
+	}
 	vm := p.base.DeepCopy()
 	vm.Status = next
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
@@ -73,6 +76,15 @@ func (r *Reconciler) write(ctx context.Context, p *pass) error {
 	}
 	r.recent.remember(vm)
 	p.base, p.vm, p.live = vm, vm.DeepCopy(), true
+	return nil
+}
+
+// mayReport keeps a leader that was deposed from telling what it takes for the
+// state.
+func (r *Reconciler) mayReport() error {
+	if err := r.MayAct(); err != nil {
+		return driver.Errorf(driver.ErrFenced, "nothing was written: %w", err)
+	}
 	return nil
 }
 
@@ -232,12 +244,15 @@ func conditionTrue(conditions []metav1.Condition, kind string) bool {
 // calm says until when a change may wait: what only tells of progress, and what
 // the engine's restarter does without us. What Drover did or failed to do, as
 // acted says, is told at once.
-func calm(base, next *api.VirtualMachineStatus, acted bool) time.Time {
+func calm(base, next *api.VirtualMachineStatus, acted bool, now time.Time) time.Time {
 	ours := acted || base.Operation != nil && base.Operation.Type == api.OperationRestart
 	if base.LastUpdateTime == nil || ours || base.ObservedGeneration != next.ObservedGeneration {
 		return time.Time{}
 	}
 	last := base.LastUpdateTime.Time
+	if last.After(now) { // by another host's clock
+		return time.Time{}
+	}
 	switch {
 	case base.Reason == api.ReasonRestarting || next.Reason == api.ReasonRestarting || base.RestartCount != next.RestartCount:
 		return last.Add(restartPeriod)

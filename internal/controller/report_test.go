@@ -182,12 +182,16 @@ func TestCalm(t *testing.T) {
 		"a fetch goes on":              {fetching, fetching, false, progressPeriod},
 		"a fetch begins":               {running, fetching, false, 0},
 		"a new spec":                   {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
-		"nothing was written before":   {&api.VirtualMachineStatus{Reason: api.ReasonRestarting}, running, false, 0},
+		"written by a clock ahead": {status(api.PhaseCreating, api.ReasonFetching, func(s *api.VirtualMachineStatus) {
+			ahead := metav1.NewMicroTime(t0.Add(time.Hour))
+			s.LastUpdateTime = &ahead
+		}), fetching, false, 0},
+		"nothing was written before": {&api.VirtualMachineStatus{Reason: api.ReasonRestarting}, running, false, 0},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got time.Duration
-			if until := calm(tc.base, tc.next, tc.acted); !until.IsZero() {
+			if until := calm(tc.base, tc.next, tc.acted, t0); !until.IsZero() {
 				got = until.Sub(t0)
 			}
 			if got != tc.want {

@@ -5,8 +5,11 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"testing"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -88,6 +91,28 @@ func TestDeletedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestLetGoWithoutAServer : a predecessor that was halted in the creation makes
+// none when it goes on, though its successor has changed nothing before.
+func TestLetGoWithoutAServer(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").Bound("fake/" + g.inv.Get("none").EngineID))
+	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
+		t.Fatal(err)
+	}
+	g.reconcile()
+	if vm := g.vm(); vm != nil {
+		t.Fatalf("the object is still there: %v", vm.Finalizers)
+	}
+	spec := driver.ServerSpec{
+		Target: driver.Target{UID: "uid-1", Epoch: g.r.Epoch() - 1}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9,
+	}
+	if _, err := g.engine.Ensure(t.Context(), spec); !errors.Is(err, driver.ErrFenced) {
+		t.Errorf("the predecessor's call: got error %v, want %v", err, driver.ErrFenced)
+	}
+	g.wantServer(false)
+}
+
 // TestWhoMayNotActDoesNotReport : a refused step is no failure of the VM's.
 func TestWhoMayNotActDoesNotReport(t *testing.T) {
 	t.Parallel()
@@ -110,4 +135,78 @@ func TestWhoMayNotActDoesNotReport(t *testing.T) {
 	g.engine.ensure = nil
 	g.reconcile()
 	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
+}
+
+// TestCallCutShort : neither is a call that was cut short, since the lead was
+// lost.
+func TestCallCutShort(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrDeposed, "another replica leads")
+	}
+	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
+	if writes := g.counting(func() { _, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}) }); writes != 0 {
+		t.Errorf("%d writes, want none", writes)
+	}
+}
+
+// TestDeposedWritesNothing : what a deposed leader takes for the state may be
+// wrong.
+func TestDeposedWritesNothing(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.memory.SetAvailable(false)
+	g.eventually("the engine is unknown", func() bool {
+		g.clock.Step(time.Second)
+		return g.inv.Get("uid-1").Answer == inventory.Unknown
+	})
+	g.clock.Step(10 * time.Second)
+	g.deposed = errors.New("another replica leads")
+	if writes := g.counting(func() { _, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}) }); writes != 0 {
+		t.Errorf("%d writes, want none", writes)
+	}
+	g.deposed = nil
+	g.reconcile()
+	g.wantPhase(api.PhaseUnknown, api.ReasonEngineUnavailable)
+}
+
+// TestRetainMeanwhile : what the user has said last counts for a removal, even
+// if the new leader's cache has not heard it.
+func TestRetainMeanwhile(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
+		t.Fatal(err)
+	}
+	g.takeOver()
+	g.edit(func(spec *api.VirtualMachineSpec) { spec.DeletionPolicy = api.DeletionRetain })
+	for range 5 {
+		if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
+			t.Fatal(err)
+		}
+		g.clock.Step(time.Minute)
+	}
+	records := g.memory.Records()
+	if len(records) != 1 || !records[0].Retained {
+		t.Errorf("the engine has %+v: want the server released", records)
+	}
+}
+
+// TestClockOfThePredecessor : a clock that was ahead delays nothing.
+func TestClockOfThePredecessor(t *testing.T) {
+	t.Parallel()
+	next := metav1.NewMicroTime(t0.Add(time.Hour))
+	status := api.VirtualMachineStatus{Operation: &api.Operation{Attempts: 1, StartedAt: metav1.NewMicroTime(t0.Add(time.Hour)), NextRetryTime: &next}}
+	boundTimes(&status, t0)
+	op := status.Operation
+	if !op.StartedAt.Time.Equal(t0) || !op.NextRetryTime.Time.Equal(t0.Add(firstBackoff)) {
+		t.Errorf("began %s, next try %s: want now and the backoff from now", op.StartedAt, op.NextRetryTime)
+	}
 }

@@ -29,6 +29,9 @@ var (
 	// ErrFenced : this process has not the right to act, since a newer epoch has
 	// acted or it does not certainly lead. Nothing was changed.
 	ErrFenced = errors.New("fenced")
+	// ErrDeposed : the right to act ended during the call, which may have been
+	// done all the same.
+	ErrDeposed = errors.New("deposed")
 )
 
 type kindError struct {
@@ -76,6 +79,10 @@ func ReasonOf(err error) string {
 	}
 	return ""
 }
+
+// MayNotAct tells whether a call failed for want of the right to act, which says
+// nothing about the server.
+func MayNotAct(err error) bool { return errors.Is(err, ErrFenced) || errors.Is(err, ErrDeposed) }
 
 // Ambiguous tells whether a mutation that failed with err may have been done
 // all the same, now or a little later: every error that no sentinel explains,

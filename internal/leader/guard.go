@@ -36,7 +36,6 @@ type Guard struct {
 	until    time.Duration
 	renewed  time.Duration
 	calls    map[*call]struct{}
-	drained  []chan struct{}
 	watching bool
 	refusals uint64
 }
@@ -88,18 +87,25 @@ func (g *Guard) refuse() error {
 	return nil
 }
 
+// Check is an error while this process does not certainly lead. Who only reports
+// needs no more.
+func (g *Guard) Check() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.closed != nil:
+		return g.closed
+	case !g.endless && g.boot() >= g.until:
+		return ErrLapsed
+	}
+	return nil
+}
+
 func (g *Guard) leave(c *call) {
 	c.cancel(nil)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.calls, c)
-	if len(g.calls) > 0 {
-		return
-	}
-	for _, done := range g.drained {
-		close(done)
-	}
-	g.drained = nil
 }
 
 // watch has the calls cut short when the guard lapses. It wants the lock held.
@@ -162,24 +168,6 @@ func (g *Guard) revoke(cause error) {
 	defer g.mu.Unlock()
 	g.closed = cause
 	g.cut(cause)
-}
-
-// Drain waits until no call is in flight.
-func (g *Guard) Drain(ctx context.Context) error {
-	g.mu.Lock()
-	if len(g.calls) == 0 {
-		g.mu.Unlock()
-		return nil
-	}
-	done := make(chan struct{})
-	g.drained = append(g.drained, done)
-	g.mu.Unlock()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // InFlight is the number of calls that have not left.

@@ -108,12 +108,12 @@ func guardCountsSuspendedTime(t *testing.T) {
 	}
 }
 
-func TestGuardShutDrainRevoke(t *testing.T) {
+func TestGuardShutAndRevoke(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, guardShutDrainRevoke)
+	synctest.Test(t, guardShutAndRevoke)
 }
 
-func guardShutDrainRevoke(t *testing.T) {
+func guardShutAndRevoke(t *testing.T) {
 	h := newHands()
 	h.open(7, 0, term)
 	ctx, leave := h.enter(t, nil)
@@ -122,16 +122,12 @@ func guardShutDrainRevoke(t *testing.T) {
 	if ctx.Err() != nil {
 		t.Error("shutting the guard cut a call short")
 	}
-	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	if h.Drain(short) == nil || h.InFlight() != 1 {
-		t.Error("Drain did not wait for the call")
+	if h.InFlight() != 1 {
+		t.Errorf("%d calls in flight, want 1", h.InFlight())
 	}
-	drained := make(chan error, 1)
-	go func() { drained <- h.Drain(t.Context()) }()
 	leave()
-	if err := <-drained; err != nil {
-		t.Errorf("Drain: %v", err)
+	if h.InFlight() != 0 || !errors.Is(h.Check(), ErrShut) {
+		t.Errorf("%d calls in flight, check says %v", h.InFlight(), h.Check())
 	}
 
 	h = newHands()

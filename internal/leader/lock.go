@@ -43,6 +43,9 @@ type Options struct {
 	// Dead tells of a holder that certainly is no more, so that nobody has to
 	// wait its Lease out; nil knows of none.
 	Dead func(holder string) bool
+	// Warm returns when this process could act at once; until then it leaves the
+	// Lease to others. Nil is always.
+	Warm func(ctx context.Context) error
 }
 
 // ErrLost is what an error of Lock.Err is.
@@ -68,6 +71,9 @@ var _ resourcelock.Interface = (*Lock)(nil)
 func NewLock(o Options) *Lock {
 	if o.Dead == nil {
 		o.Dead = func(string) bool { return false }
+	}
+	if o.Warm == nil {
+		o.Warm = func(context.Context) error { return nil }
 	}
 	return &Lock{
 		o: o, guard: NewGuard(o.Clock, o.Boot),
@@ -115,6 +121,9 @@ func (l *Lock) RecordEvent(string) {}
 // Lease is to be had, and shows it without a holder, or as not found.
 func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	leading, err := l.role()
+	if err == nil && !leading {
+		err = l.o.Warm(ctx)
+	}
 	if err == nil {
 		err = l.read(ctx)
 	}
@@ -328,16 +337,17 @@ func (l *Lock) renew(ctx context.Context) error {
 func (l *Lock) own() (*coordinationv1.Lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.over != nil {
+	if errors.Is(l.over, ErrLost) {
 		return nil, l.over
 	}
-	if !l.leading || l.sight.holder() != l.o.Identity {
+	if l.sight.holder() != l.o.Identity {
 		return nil, ErrNotLeading
 	}
 	return l.sight.lease.DeepCopy(), nil
 }
 
-// releaseTries bounds how often a release that met a renewal under way is sent.
+// releaseTries bounds how often a release is sent that met a renewal under way or
+// whose answer was lost.
 const releaseTries = 3
 
 // release empties the Lease, which lets somebody else take it at once. It does
@@ -348,16 +358,17 @@ func (l *Lock) release(ctx context.Context) error {
 	if n := l.guard.InFlight(); n > 0 {
 		return fmt.Errorf("the Lease is not released: %d calls to engines have not ended", n)
 	}
+	l.resign()
+	var err error
 	for range releaseTries {
-		err := l.empty(ctx)
-		if !apierrors.IsConflict(err) {
+		if err = l.empty(ctx); err == nil || errors.Is(err, ErrLost) {
 			return err
 		}
-		if err := l.read(ctx); err != nil {
-			return err
+		if readErr := l.read(ctx); readErr == nil && !l.holds() {
+			return nil // the answer to an earlier try was lost
 		}
 	}
-	return errors.New("the Lease is not released: somebody else writes it")
+	return fmt.Errorf("the Lease is not released: %w", err)
 }
 
 func (l *Lock) empty(ctx context.Context) error {
@@ -368,10 +379,8 @@ func (l *Lock) empty(ctx context.Context) error {
 	now := metav1.NewMicroTime(l.o.Clock.Now())
 	next.Spec.HolderIdentity, next.Spec.LeaseDurationSeconds = new(""), new(int32(1))
 	next.Spec.AcquireTime, next.Spec.RenewTime = &now, &now
-	l.resign(ErrShut)
 	answer, version, err := l.write(ctx, next)
 	if err != nil {
-		l.resign(nil)
 		return err
 	}
 	l.o.Log.Info("Released the lead", "lease", l.Describe(), "identity", l.o.Identity)
@@ -380,18 +389,26 @@ func (l *Lock) empty(ctx context.Context) error {
 }
 
 // resign is done before a release is sent, so that the Lock does not take its
-// own release for a loss, and undone when it failed.
-func (l *Lock) resign(over error) {
+// own release for a loss. Nothing undoes it.
+func (l *Lock) resign() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !errors.Is(l.over, ErrLost) {
-		l.leading, l.over = over == nil, over
+	if l.leading {
+		l.leading, l.over = false, ErrShut
 	}
 }
 
-// write creates or updates the Lease.
+func (l *Lock) holds() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sight.holder() == l.o.Identity
+}
+
+// write creates or updates the Lease. Once sent it waits for the answer, even if
+// ctx ends: a process that is stopped must know whether it has the Lease, so as
+// to release it.
 func (l *Lock) write(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, l.o.Settings.Request)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.o.Settings.Request)
 	defer cancel()
 	var answer *coordinationv1.Lease
 	var err error

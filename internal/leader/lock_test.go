@@ -4,6 +4,7 @@
 package leader
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -301,6 +302,133 @@ func TestDeadHolder(t *testing.T) {
 	})
 }
 
+// standbyOf starts a leader and a standby.
+func standbyOf(t *testing.T, api *leaseAPI) (leader, standby *replica) {
+	t.Helper()
+	leader = start(t, api, "leader", DefaultSettings())
+	pass(time.Second)
+	standby = start(t, api, "standby", DefaultSettings())
+	pass(5 * time.Second)
+	return leader, standby
+}
+
+// neverBoth lets time go by in which only one may act, until the standby does.
+func neverBoth(t *testing.T, leader, standby *replica) {
+	t.Helper()
+	for range 400 {
+		pass(lag)
+		if leader.mayAct(t) && standby.mayAct(t) {
+			t.Fatal("two may act at once")
+		}
+	}
+	if !standby.mayAct(t) {
+		t.Error("the standby never led")
+	}
+}
+
+// TestHandsOnTheLeaseOfOneCutOff : whatever people do to the Lease of a leader
+// that cannot see it, its guard closes before another one's opens.
+func TestHandsOnTheLeaseOfOneCutOff(t *testing.T) {
+	t.Parallel()
+	for name, edit := range map[string]func(api *leaseAPI){
+		"deleted": func(api *leaseAPI) { api.edit(nil) },
+		"shortened": func(api *leaseAPI) {
+			api.edit(func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = new(int32(1)) })
+		},
+		"made anew": func(api *leaseAPI) {
+			api.edit(nil)
+			_, _ = api.create(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "it"}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				api := newLeaseAPI()
+				leader, standby := standbyOf(t, api)
+				leader.wire.set(func(w *wire) { w.cut = true })
+				edit(api)
+				neverBoth(t, leader, standby)
+			})
+		})
+	}
+}
+
+// TestDeletedUnseen : a standby that was cut off has missed renewals, and waits
+// as if the last one had been just now.
+func TestDeletedUnseen(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader, standby := standbyOf(t, api)
+		standby.wire.set(func(w *wire) { w.cut = true })
+		pass(12 * time.Second)
+		leader.wire.set(func(w *wire) { w.cut = true })
+		api.edit(nil)
+		standby.wire.set(func(w *wire) { w.cut = false })
+		neverBoth(t, leader, standby)
+	})
+}
+
+// TestStoppedWhileTaking : who is stopped before it knows that it has won lets
+// go of what it won.
+func TestStoppedWhileTaking(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader, one := standbyOf(t, api)
+		two := start(t, api, "two", DefaultSettings())
+		pass(5 * time.Second)
+		two.wire.set(func(w *wire) { w.slow = 50 * time.Millisecond }) // one is faster
+		one.wire.set(func(w *wire) { w.late = 20 * time.Millisecond })
+		go leader.stop()
+		pass(10 * time.Millisecond)
+		one.stop()
+		two.wire.set(func(w *wire) { w.slow = 0 })
+		pass(2 * time.Second)
+		wantLeader(t, two, leader, one, two)
+	})
+}
+
+// TestReleaseWhoseAnswerIsLost is a release all the same.
+func TestReleaseWhoseAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader, standby := standbyOf(t, api)
+		leader.wire.set(func(w *wire) { w.late = 2 * time.Second })
+		_ = leader.Update(t.Context(), resourcelock.LeaderElectionRecord{})
+		pass(lag)
+		wantLeader(t, standby, leader, standby)
+		if !errors.Is(leader.Err(), ErrShut) || leader.Healthy() != nil {
+			t.Errorf("it says %v, and of its health %v", leader.Err(), leader.Healthy())
+		}
+	})
+}
+
+// TestColdStandby : who could not act leaves the Lease to others.
+func TestColdStandby(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		warm := make(chan struct{})
+		cold := start(t, api, "cold", DefaultSettings(), func(o *Options) {
+			o.Warm = func(ctx context.Context) error {
+				select {
+				case <-warm:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		})
+		pass(time.Minute)
+		wantLeader(t, nil, cold)
+		close(warm)
+		pass(atOnce)
+		wantLeader(t, cold, cold)
+	})
+}
+
 // TestNeverTwo lets replicas come, go and lose their ways to the API at random,
 // and looks all the time whether two could act at once.
 func TestNeverTwo(t *testing.T) {
@@ -397,7 +525,7 @@ func TestSightKeepsToTheNewest(t *testing.T) {
 		t.Error("a live read of a restored cluster was not believed")
 	}
 	s.seeLive(nil, 5, 5, 7*time.Second, usual)
-	if at := s.freeAt(usual); at != 26*time.Second {
+	if at := s.freeAt(usual); at != 27*time.Second {
 		t.Errorf("free at %s: want a deleted Lease waited out", at)
 	}
 }

@@ -70,13 +70,14 @@ func (s Settings) leaderGivesUpFirst() error {
 		s.Retry, s.Renew, s.Request, s.Margin, sum, s.Lease)
 }
 
-// guardStaysOpen : while renewals succeed, calls can start at any time.
+// guardStaysOpen : while renewals succeed, calls can start at any time. From the
+// sending of one renewal to the answer of the next there are up to two requests.
 func (s Settings) guardStaysOpen() error {
-	sum := s.Retry + s.Request + s.Margin + Spare
+	sum := s.Retry + 2*s.Request + s.Margin + Spare
 	if sum <= s.Lease {
 		return nil
 	}
-	return fmt.Errorf("retry period + request timeout + margin + %s <= lease does not hold: %s + %s + %s + %s = %s is more than %s",
+	return fmt.Errorf("retry period + 2 x request timeout + margin + %s <= lease does not hold: %s + 2 x %s + %s + %s = %s is more than %s",
 		Spare, s.Retry, s.Request, s.Margin, Spare, sum, s.Lease)
 }
 

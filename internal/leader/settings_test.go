@@ -33,13 +33,13 @@ func TestSettings(t *testing.T) {
 		"renewed less than once": {with(60*time.Second, 10*time.Second, 9*time.Second), "renew deadline > 1.2 x retry period does not hold"},
 		"negative margin":        {Settings{Lease: time.Second, Renew: 2, Retry: 1, Request: 1, Margin: -1}, "margin"},
 		"3 s lease": {Settings{
-			Lease: 3 * time.Second, Renew: time.Second, Retry: 200 * time.Millisecond,
-			Request: 250 * time.Millisecond, Margin: 500 * time.Millisecond,
+			Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,
+			Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond,
 		}, ""},
 		"guard shut in between": {Settings{
 			Lease: 3 * time.Second, Renew: time.Second, Retry: 500 * time.Millisecond,
 			Request: 250 * time.Millisecond, Margin: 500 * time.Millisecond,
-		}, "retry period + request timeout + margin + 2s <= lease does not hold"},
+		}, "retry period + 2 x request timeout + margin + 2s <= lease does not hold"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

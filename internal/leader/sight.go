@@ -52,7 +52,7 @@ func (s *sight) seeLive(lease *coordinationv1.Lease, version, asked uint64, now 
 func (s *sight) take(lease *coordinationv1.Lease, version uint64, now time.Duration, usual time.Duration) {
 	switch {
 	case lease == nil && s.holder() != "":
-		s.mourned = s.changed + s.term(usual)
+		s.mourned = now + s.term(usual) // it may have been renewed unseen
 	case lease != nil && (s.lease == nil || lease.UID != s.lease.UID || !equality.Semantic.DeepEqual(lease.Spec, s.lease.Spec)):
 		s.changed = now
 	}
@@ -66,13 +66,13 @@ func (s *sight) holder() string {
 	return *s.lease.Spec.HolderIdentity
 }
 
-// term is for how long the holder asked for the Lease; usual stands in where it
-// did not say.
+// term is for how long the holder may count on the Lease: as long as it asked
+// for, and no less than usual, since somebody may have shortened it by hand.
 func (s *sight) term(usual time.Duration) time.Duration {
 	if s.lease == nil || s.lease.Spec.LeaseDurationSeconds == nil {
 		return usual
 	}
-	return time.Duration(*s.lease.Spec.LeaseDurationSeconds) * time.Second
+	return max(usual, time.Duration(*s.lease.Spec.LeaseDurationSeconds)*time.Second)
 }
 
 func (s *sight) transitions() int32 {
@@ -85,13 +85,10 @@ func (s *sight) transitions() int32 {
 // freeAt is when the Lease can be taken by somebody who is not its holder, 0
 // for at once.
 func (s *sight) freeAt(usual time.Duration) time.Duration {
-	switch {
-	case s.lease == nil:
+	if s.holder() == "" {
 		return s.mourned
-	case s.holder() == "":
-		return 0
 	}
-	return s.changed + s.term(usual)
+	return max(s.mourned, s.changed+s.term(usual))
 }
 
 func versionOf(lease *coordinationv1.Lease) (uint64, error) {

@@ -29,11 +29,19 @@ var errSilent = errors.New("nothing was heard for as long as a Lease lasts")
 // Watch follows the Lease until ctx ends. It has to run while this process may
 // lead, its stop included.
 func (l *Lock) Watch(ctx context.Context) {
+	pause, told := watchAgain, false
 	for ctx.Err() == nil {
-		if err := l.follow(ctx); err != nil && ctx.Err() == nil {
-			l.o.Log.V(1).Info("Watch of the Lease ended", "lease", l.Describe(), "cause", err.Error())
+		began := l.o.Boot()
+		err := l.follow(ctx)
+		if l.o.Boot()-began > l.o.Settings.Retry {
+			pause, told = watchAgain, false
 		}
-		_ = l.pause(ctx, nil, watchAgain)
+		if err != nil && ctx.Err() == nil && !told {
+			l.o.Log.Info("The Lease cannot be watched, so a release may be seen late", "lease", l.Describe(), "cause", err.Error())
+			told = true
+		}
+		_ = l.pause(ctx, nil, pause)
+		pause = min(2*pause, max(watchAgain, l.o.Settings.Retry))
 	}
 }
 

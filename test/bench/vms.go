@@ -76,8 +76,7 @@ func MakeVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOn
 // CreateVMs creates VMs called vm-<n>, several at a time.
 func CreateVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOnce int) error {
 	return Each(ctx, count, atOnce, func(ctx context.Context, n int) error {
-		_, err := CreateVM(ctx, vms, NameOf(n))
-		return err
+		return CreateVM(ctx, vms, NameOf(n))
 	})
 }
 
@@ -138,12 +137,22 @@ func nextVM(ctx context.Context, w watch.Interface) (watch.Event, *api.VirtualMa
 }
 
 // CreateVM creates a small VM.
-func CreateVM(ctx context.Context, vms typed.VirtualMachineInterface, name string) (*api.VirtualMachine, error) {
+func CreateVM(ctx context.Context, vms typed.VirtualMachineInterface, name string) error {
+	return create(ctx, vms, name, metav1.CreateOptions{})
+}
+
+// TryCreate goes through a creation and creates nothing.
+func TryCreate(ctx context.Context, vms typed.VirtualMachineInterface) error {
+	return create(ctx, vms, "try", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+}
+
+func create(ctx context.Context, vms typed.VirtualMachineInterface, name string, opts metav1.CreateOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	vm := vmtest.VM(name).Obj()
 	vm.Namespace = ""
-	return vms.Create(ctx, vm, metav1.CreateOptions{})
+	_, err := vms.Create(ctx, vm, opts)
+	return err
 }
 
 // await counts the VMs that a watch shows until all have settled.

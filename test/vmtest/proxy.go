@@ -4,27 +4,20 @@
 package vmtest
 
 import (
-	"context"
-	"io"
+	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
+
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 // Proxy stands before a Docker engine and can be cut, as if the engine was
 // stopped.
-type Proxy struct {
-	t               testing.TB
-	path            string
-	network, engine string
-
-	mu       sync.Mutex
-	listener net.Listener
-	conns    map[net.Conn]bool
-}
+type Proxy struct{ *relay }
 
 // NewProxy opens a way to the engine that DOCKER_HOST names.
 func NewProxy(t testing.TB) *Proxy {
@@ -33,89 +26,56 @@ func NewProxy(t testing.TB) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{t: t, path: filepath.Join(dir, "docker.sock"), conns: map[net.Conn]bool{}}
-	p.network, p.engine, _ = strings.Cut(Docker(t).DaemonHost(), "://")
-	p.Restore()
-	t.Cleanup(func() {
-		p.Cut()
-		_ = os.RemoveAll(dir)
-	})
-	return p
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	network, engine, _ := strings.Cut(Docker(t).DaemonHost(), "://")
+	here := address{"unix", filepath.Join(dir, "docker.sock")}
+	return &Proxy{newRelay(t, here, address{network, engine})}
 }
 
 // Env has a program go through the proxy.
-func (p *Proxy) Env() []string { return []string{"DOCKER_HOST=unix://" + p.path} }
+func (p *Proxy) Env() []string { return []string{"DOCKER_HOST=unix://" + p.here.String()} }
 
-// Cut breaks what is connected and lets nobody connect.
-func (p *Proxy) Cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.listener == nil {
-		return
-	}
-	_ = p.listener.Close()
-	p.listener = nil
-	for c := range p.conns {
-		_ = c.Close()
-	}
-	p.conns = map[net.Conn]bool{}
+// address is a net.Addr that is known before anybody listens there.
+type address struct{ network, name string }
+
+func (a address) Network() string { return a.network }
+func (a address) String() string  { return a.name }
+
+// APIProxy stands before the API server of a cluster, for one of its clients,
+// and can be cut, swallow everything, or be late with replies.
+type APIProxy struct {
+	*relay
+	// Kubeconfig is the file that has a program go through the proxy.
+	Kubeconfig string
 }
 
-// Restore brings the engine back.
-func (p *Proxy) Restore() {
-	p.t.Helper()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", p.path)
+// proxyHost is not where programs connect from, so that a port that is free while
+// the proxy is cut stays free.
+const proxyHost = "127.0.0.2:0"
+
+// NewAPIProxy opens a way to the cluster's API server.
+func (c *Cluster) NewAPIProxy(t testing.TB) *APIProxy {
+	t.Helper()
+	server, err := url.Parse(c.Config.Host)
 	if err != nil {
-		p.t.Fatalf("listening on %s: %v", p.path, err)
+		t.Fatal(err)
 	}
-	p.listener = l
-	go p.accept(l)
+	p := &APIProxy{newRelay(t, address{"tcp", proxyHost}, address{"tcp", server.Host}), filepath.Join(t.TempDir(), "kubeconfig")}
+	if err := c.writeKubeconfig(p.Kubeconfig, p.here, server.Hostname()); err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
-func (p *Proxy) accept(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go p.serve(c)
+// writeKubeconfig writes the admin's kubeconfig for another address of the
+// server, whose certificate holds for name.
+func (c *Cluster) writeKubeconfig(path string, at net.Addr, name string) error {
+	config, err := clientcmd.LoadFromFile(c.Kubeconfig)
+	if err != nil {
+		return err
 	}
-}
-
-func (p *Proxy) serve(c net.Conn) {
-	e, err := (&net.Dialer{}).DialContext(context.Background(), p.network, p.engine)
-	if err != nil || !p.track(c, e) {
-		_ = c.Close()
-		return
+	for _, cluster := range config.Clusters {
+		cluster.Server, cluster.TLSServerName = fmt.Sprintf("https://%s", at), name
 	}
-	var both sync.WaitGroup
-	for from, to := range map[net.Conn]net.Conn{c: e, e: c} {
-		both.Go(func() {
-			_, _ = io.Copy(to, from)
-			_, _ = c.Close(), e.Close()
-		})
-	}
-	both.Wait()
-	p.forget(c, e)
-}
-
-// track is false when the proxy was cut meanwhile.
-func (p *Proxy) track(c, e net.Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.listener == nil {
-		_ = e.Close()
-		return false
-	}
-	p.conns[c], p.conns[e] = true, true
-	return true
-}
-
-func (p *Proxy) forget(c, e net.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.conns, c)
-	delete(p.conns, e)
+	return clientcmd.WriteToFile(*config, path)
 }

@@ -19,8 +19,9 @@ import (
 	"cloudnative.tw/drover/internal/leader"
 )
 
-// newLock is how this process takes part in the election; nil without one.
-func newLock(o *Options, cfg *rest.Config) (*leader.Lock, error) {
+// newLock is how this process takes part in the election, once it is warm; nil
+// without one.
+func newLock(o *Options, cfg *rest.Config, warm func(context.Context) error) (*leader.Lock, error) {
 	if !o.LeaderElect {
 		return nil, nil //nolint:nilnil // Nil is the answer for no election.
 	}
@@ -38,7 +39,7 @@ func newLock(o *Options, cfg *rest.Config) (*leader.Lock, error) {
 	}
 	return leader.NewLock(leader.Options{
 		Leases: api.Leases(namespace), Namespace: namespace, Name: o.LeaseLockName, Identity: identity,
-		Settings: o.Election, Clock: clock.RealClock{}, Boot: leader.BootTime, Log: ctrl.Log.WithName("leader"), Dead: o.DeadHolder,
+		Settings: o.Election, Clock: clock.RealClock{}, Boot: leader.BootTime, Log: ctrl.Log.WithName("leader"), Dead: o.DeadHolder, Warm: warm,
 	}), nil
 }
 

@@ -48,7 +48,8 @@ type Options struct {
 
 	Drivers table.Settings
 
-	// Started is called once the cache is filled and work begins; nil is nobody.
+	// Started is called once the cache is filled and this process acts or stands
+	// by; nil is nobody.
 	Started func()
 }
 

@@ -24,6 +24,12 @@ func TestValidate(t *testing.T) {
 		"no grace":          {func(o *Options) { o.OrphanGrace = 0 }, "--orphan-grace is 0s: it must be at least 1s"},
 		"a short period":    {func(o *Options) { o.UsagePeriod = time.Millisecond }, "--usage-period is 1ms"},
 		"a short list":      {func(o *Options) { o.ListPeriod = time.Millisecond }, "--list-period is 1ms"},
+		"no Lease":          {func(o *Options) { o.LeaseLockName = "" }, "--lease-lock-name is empty"},
+		"a long election":   {elections(60*time.Second, 15*time.Second, 5*time.Second), ""},
+		"a tight election": {elections(3*time.Second, 2900*time.Millisecond, 500*time.Millisecond),
+			"leader election: retry period + renew deadline + 2 x request timeout + margin <= lease does not hold: 500ms + 2.9s + 2 x 1s + 1s = 6.4s is more than 3s"},
+		"part of a second": {elections(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
+		"no election":      {func(o *Options) { o.LeaderElect, o.Election.Lease, o.LeaseLockName = false, 0, "" }, ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -37,11 +43,33 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+func elections(lease, renew, retry time.Duration) func(*Options) {
+	return func(o *Options) { o.Election.Lease, o.Election.Renew, o.Election.Retry = lease, renew, retry }
+}
+
+// TestLeaseNamespace : a pod's namespace means nothing to another cluster.
+func TestLeaseNamespace(t *testing.T) {
+	for name, tc := range map[string]struct{ flag, kubeconfig, want string }{
+		"given":              {"blue", "/x", "blue"},
+		"given, no file":     {"blue", "", "blue"},
+		"with a kubeconfig":  {"", "/x", "default"},
+		"neither, nor a pod": {"", "", "default"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := &Options{LeaseLockNamespace: tc.flag, Kubeconfig: tc.kubeconfig}
+			if got, err := o.leaseNamespace(); err != nil || got != tc.want {
+				t.Errorf("got %q, %v; want %q", got, err, tc.want)
+			}
+		})
+	}
+}
+
 // TestFlagsOfTheTutorials : they are accepted as they stand there.
 func TestFlagsOfTheTutorials(t *testing.T) {
 	args := []string{
 		"--kubeconfig=/x", "--threads=2", "--vm-driver=docker", "--leader-elect=true", "--holder-identity=test1",
-		"--lease-lock-name=vm-controller", "--lease-lock-namespace=default", "-v=2", "--logtostderr",
+		"--lease-lock-name=vm-controller", "--lease-lock-namespace=default", "--leader-elect-lease-duration=60s",
+		"--leader-elect-renew-deadline=15s", "--leader-elect-retry-period=5s", "-v=2", "--logtostderr",
 		"--metrics-bind-address=:1", "--health-probe-bind-address=:2",
 	}
 	cmd := NewCommand()

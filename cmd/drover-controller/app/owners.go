@@ -4,6 +4,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 
@@ -57,13 +59,33 @@ func liveOwners(reader client.Reader) inventory.Owners {
 	}
 }
 
-// cachesSynced is ready once the API cache is.
-func cachesSynced(mgr ctrl.Manager) healthz.Checker {
+// errNotFilled : what is in the cache is not all there is.
+var errNotFilled = errors.New("the cache of VirtualMachines is not filled yet")
+
+// vmInformer is what fills the cache with VirtualMachines.
+func vmInformer(ctx context.Context, mgr ctrl.Manager) (cache.Informer, error) {
+	return mgr.GetCache().GetInformer(ctx, &api.VirtualMachine{}, cache.BlockUntilSynced(false))
+}
+
+// cacheFilled waits until the cache has all VirtualMachines.
+func cacheFilled(ctx context.Context, mgr ctrl.Manager) error {
+	if _, err := vmInformer(ctx, mgr); err != nil {
+		return err
+	}
+	if !mgr.GetCache().WaitForCacheSync(ctx) {
+		return cmp.Or(context.Cause(ctx), errNotFilled)
+	}
+	return nil
+}
+
+// cacheIsFilled is ready when the cache has all VirtualMachines.
+func cacheIsFilled(mgr ctrl.Manager) healthz.Checker {
 	return func(req *http.Request) error {
-		if !mgr.GetCache().WaitForCacheSync(req.Context()) {
-			return errors.New("the cache of VirtualMachines is not synced yet")
+		informer, err := vmInformer(req.Context(), mgr)
+		if err == nil && !informer.HasSynced() {
+			err = errNotFilled
 		}
-		return nil
+		return err
 	}
 }
 

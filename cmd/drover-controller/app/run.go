@@ -21,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -44,11 +43,12 @@ const (
 // Run runs the controller until ctx ends.
 func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	cfg = configFor(o, cfg)
-	lock, err := newLock(o, cfg)
+	var mgr ctrl.Manager
+	lock, err := newLock(o, cfg, func(ctx context.Context) error { return cacheFilled(ctx, mgr) })
 	if err != nil {
 		return err
 	}
-	mgr, err := newManager(o, cfg, lock)
+	mgr, err = newManager(o, cfg, lock)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	if err := addLanes(mgr, o, inventories, guard); err != nil {
 		return err
 	}
-	if err := mgr.Add(tellStart(o.Started)); err != nil {
+	if err := mgr.Add(&starter{mgr: mgr, tell: o.Started}); err != nil {
 		return err
 	}
 	return run(ctx, mgr, lock)
@@ -76,14 +76,21 @@ func configFor(o *Options, cfg *rest.Config) *rest.Config {
 	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
 }
 
-// tellStart is run by the manager after the caches are filled, on the leader.
-func tellStart(started func()) manager.RunnableFunc {
-	return func(context.Context) error {
-		if started != nil {
-			started()
-		}
-		return nil
+// starter tells that this process acts or stands by, with its cache filled.
+type starter struct {
+	mgr  ctrl.Manager
+	tell func()
+}
+
+// NeedLeaderElection has the manager run it on standbys too.
+func (s *starter) NeedLeaderElection() bool { return false }
+
+// Start implements manager.Runnable.
+func (s *starter) Start(ctx context.Context) error {
+	if err := cacheFilled(ctx, s.mgr); err == nil && s.tell != nil {
+		s.tell()
 	}
+	return nil
 }
 
 func newManager(o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, error) {
@@ -134,7 +141,7 @@ func healthChecks(mgr ctrl.Manager, lock *leader.Lock) error {
 			return err
 		}
 	}
-	return mgr.AddReadyzCheck("caches", cachesSynced(mgr))
+	return mgr.AddReadyzCheck("caches", cacheIsFilled(mgr))
 }
 
 // ClusterID returns the cluster's identity: the UID of namespace kube-system.
@@ -195,7 +202,7 @@ func openInventories(ctx context.Context, o *Options, reader client.Reader, gate
 // addLanes has the manager run a lane for each inventory.
 func addLanes(mgr ctrl.Manager, o *Options, inventories []*inventory.Inventory, guard *leader.Guard) error {
 	lanes, err := controller.Setup(mgr, controller.Options{
-		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Epoch: guard.Epoch,
+		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Epoch: guard.Epoch, MayAct: guard.Check,
 	})
 	if err != nil {
 		return err

@@ -29,6 +29,9 @@ type Options struct {
 	Dir string
 	// Memory is the engine to use where Dir is empty; nil makes a new one.
 	Memory *Memory
+	// Journal is a file to which every change is appended as a line, an Entry;
+	// empty means none.
+	Journal string
 	// BootTime is how long a server is Starting.
 	BootTime time.Duration
 	// ShutdownTime is how long a server takes to stop when it is asked to.
@@ -75,6 +78,9 @@ func New(o Options) (*Driver, error) {
 		o.Clock = clock.RealClock{}
 	}
 	s, err := openStore(o)
+	if err == nil && o.Journal != "" {
+		s, err = openJournal(o.Journal, s, o.Clock)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +121,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	}
 	now := d.clock.Now()
 	var made Record
-	err := d.store.change(spec.UID, claim{d.clusterID, spec.Epoch}, func(old *Record) (*Record, error) {
+	err := d.store.change(spec.UID, claim{d.clusterID, spec.Epoch, "Ensure"}, func(old *Record) (*Record, error) {
 		r, err := d.begin(old, spec)
 		if err != nil {
 			return nil, err
@@ -153,7 +159,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	if err := driver.CheckUID(t.UID); err != nil {
 		return err
 	}
-	err := d.store.change(t.UID, claim{d.clusterID, t.Epoch}, func(old *Record) (*Record, error) {
+	err := d.store.change(t.UID, claim{d.clusterID, t.Epoch, "Delete"}, func(old *Record) (*Record, error) {
 		if old == nil || old.ClusterID != d.clusterID || (t.ID != "" && old.ID != t.ID) {
 			return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
 		}

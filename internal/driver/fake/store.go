@@ -7,8 +7,6 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
-
-	"cloudnative.tw/drover/internal/driver"
 )
 
 // store keeps the records. Records that it gives out are the caller's to
@@ -37,14 +35,7 @@ type store interface {
 type claim struct {
 	clusterID string
 	epoch     uint64
-}
-
-// against compares the claim with the cluster's highest epoch so far.
-func (c claim) against(highest uint64) error {
-	if c.epoch == 0 || c.epoch >= highest {
-		return nil
-	}
-	return driver.Errorf(driver.ErrFenced, "epoch %d has acted on the engine, and this call's is %d: a newer leader has taken over", highest, c.epoch)
+	method    string // for the journal
 }
 
 // uidQueue is a queue of UIDs, each in it at most once.

@@ -36,7 +36,7 @@ type guarded struct {
 	gate   Gate
 	log    logr.Logger
 	fenced *prometheus.CounterVec
-	told   sync.Once
+	told   struct{ refused, fenced sync.Once }
 }
 
 // Wrap puts d behind the gate. Several drivers can share a registry; nil counts
@@ -79,15 +79,21 @@ func (g *guarded) Delete(ctx context.Context, t driver.Target, retain bool) erro
 }
 
 func (g *guarded) call(ctx context.Context, method string, do func(context.Context, uint64) error) error {
-	ctx, epoch, leave, err := g.gate.Enter(ctx)
+	inside, epoch, leave, err := enter(ctx, g.gate)
 	if err != nil {
+		g.told.refused.Do(func() {
+			g.log.Info("A call was not let through; further ones are counted and not logged", "method", method, "cause", err.Error())
+		})
 		return driver.Errorf(driver.ErrFenced, "nothing was done: %w", err)
 	}
 	defer leave()
-	err = do(ctx, epoch)
+	err = do(inside, epoch)
+	if err != nil && inside.Err() != nil && ctx.Err() == nil {
+		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(inside), err) //nolint:errorlint // Of a kind of its own.
+	}
 	if errors.Is(err, driver.ErrFenced) {
 		g.fenced.WithLabelValues(method).Inc()
-		g.told.Do(func() {
+		g.told.fenced.Do(func() {
 			g.log.Error(err, "The engine refused a call of this replica; further ones are counted and not logged", "method", method, "epoch", epoch)
 		})
 	}

@@ -93,13 +93,18 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestCallEndsWithTheRight : the driver's context is the gate's.
+// TestCallEndsWithTheRight : the driver's context is the gate's, and what it
+// fails with then says nothing about the server.
 func TestCallEndsWithTheRight(t *testing.T) {
 	t.Parallel()
 	g := &gate{epoch: 7}
-	e := &engine{during: func(ctx context.Context) error { g.cancel(); return ctx.Err() }}
-	if err := both(t, guard.Wrap("some", e, g, logr.Discard(), nil)); !errors.Is(err, context.Canceled) {
-		t.Errorf("got error %v, want %v", err, context.Canceled)
+	e := &engine{during: func(ctx context.Context) error {
+		g.cancel()
+		return driver.Errorf(driver.ErrRetry, "%w", ctx.Err())
+	}}
+	err := both(t, guard.Wrap("some", e, g, logr.Discard(), nil))
+	if !errors.Is(err, driver.ErrDeposed) || errors.Is(err, driver.ErrRetry) || !driver.Ambiguous(err) {
+		t.Errorf("got error %v, want %v alone, which is ambiguous", err, driver.ErrDeposed)
 	}
 }
 
@@ -123,6 +128,21 @@ func TestFencedIsCountedAndLoggedOnce(t *testing.T) {
 	`
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(want)); err != nil {
 		t.Error(err)
+	}
+	if lines != 1 {
+		t.Errorf("%d lines were logged, want 1", lines)
+	}
+}
+
+func TestRefusalIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	lines := 0
+	log := funcr.New(func(string, string) { lines++ }, funcr.Options{})
+	d := guard.Wrap("some", &engine{}, &gate{closed: errors.New("closed")}, log, nil)
+	for range 3 {
+		if err := both(t, d); !errors.Is(err, driver.ErrFenced) {
+			t.Errorf("got error %v, want %v", err, driver.ErrFenced)
+		}
 	}
 	if lines != 1 {
 		t.Errorf("%d lines were logged, want 1", lines)

@@ -24,6 +24,7 @@ type Settings struct {
 	FakeLatency     time.Duration
 	FakeFailureRate float64
 	FakeFaults      string
+	FakeJournal     string
 }
 
 // DefaultSettings returns the defaults.
@@ -38,6 +39,7 @@ func (s *Settings) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&s.FakeLatency, "fake-latency", s.FakeLatency, "fake: how long each call takes")
 	fs.Float64Var(&s.FakeFailureRate, "fake-failure-rate", s.FakeFailureRate, "fake: share of calls that fail, 0 to 1")
 	fs.StringVar(&s.FakeFaults, "fake-faults", s.FakeFaults, "fake: file that names faults by VirtualMachine, read when it changes")
+	fs.StringVar(&s.FakeJournal, "fake-journal", s.FakeJournal, "fake: file to which every change of a server is appended as a line of JSON, for tests; empty means none")
 }
 
 func openDocker(o Options) (driver.Driver, error) {
@@ -47,7 +49,7 @@ func openDocker(o Options) (driver.Driver, error) {
 func openFake(o Options) (driver.Driver, error) {
 	d, err := fake.New(fake.Options{
 		ClusterID: o.ClusterID, Dir: o.FakeDir, BootTime: o.FakeBootTime, ShutdownTime: o.FakeStopTime, Latency: o.FakeLatency,
-		FailureRate: o.FakeFailureRate, Log: o.Log, Clock: o.Clock,
+		FailureRate: o.FakeFailureRate, Journal: o.FakeJournal, Log: o.Log, Clock: o.Clock,
 	})
 	if err != nil || o.FakeFaults == "" {
 		return d, err

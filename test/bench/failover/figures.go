@@ -41,6 +41,7 @@ func figures(lease time.Duration) []figure {
 		{sig: syscall.SIGTERM, what: "signal to new leader", of: func(h handover) (time.Duration, bool) { return h.Elected, true }},
 		{sig: syscall.SIGTERM, what: "new leader to first reconcile", of: inGap(elected)},
 		{sig: syscall.SIGTERM, what: "signal to first reconcile", of: inGap(signalled)},
+		{sig: syscall.SIGKILL, what: "last renewal to new leader", of: func(h handover) (time.Duration, bool) { return h.Elected - h.Renewed, true }},
 		{
 			sig: syscall.SIGKILL, what: "kill to new leader", aim: lease + crashSpare, percentile: 100,
 			of: func(h handover) (time.Duration, bool) { return h.Elected, true },

@@ -27,7 +27,9 @@ type fleet struct {
 	log      *bench.Log[*coordinationv1.Lease]
 	launch   func(ctx context.Context, identity string) (*replica, error)
 	replicas []*replica
+	want     int
 	started  int
+	lost     int // ended though nobody told them to
 }
 
 // replica is a process that takes part in an election.
@@ -35,18 +37,22 @@ type replica struct {
 	*vmtest.Process
 	identity string
 	ready    func() error
+	// dismissed is set when its end is wanted.
+	dismissed bool
 }
 
-// fill starts replicas until there are as many as wanted, and waits until all
-// of them are ready.
-func (f *fleet) fill(ctx context.Context, want int) error {
+// fill starts replicas until there are as many as wanted.
+func (f *fleet) fill(ctx context.Context) error {
 	alive := f.replicas[:0]
 	for _, r := range f.replicas {
 		if !r.Over() {
 			alive = append(alive, r)
+		} else if !r.dismissed {
+			f.lost++
+			tell("%s ended by itself: %s", r.identity, lastLine(r.Output()))
 		}
 	}
-	for f.replicas = alive; len(f.replicas) < want; {
+	for f.replicas = alive; len(f.replicas) < f.want; {
 		f.started++
 		r, err := f.launch(ctx, fmt.Sprintf("%s-%d", f.name, f.started))
 		if err != nil {
@@ -54,12 +60,22 @@ func (f *fleet) fill(ctx context.Context, want int) error {
 		}
 		f.replicas = append(f.replicas, r)
 	}
+	return nil
+}
+
+// awaitReady waits until all replicas take part in the election.
+func (f *fleet) awaitReady() error {
 	for _, r := range f.replicas {
 		if _, err := vmtest.Poll(steadyWithin, r.ready); err != nil {
 			return fmt.Errorf("%s is not ready: %w; it printed:\n%s", r.identity, err, r.Output())
 		}
 	}
 	return nil
+}
+
+func lastLine(output string) string {
+	lines := strings.Split(strings.TrimSpace(output), "\n")
+	return lines[len(lines)-1]
 }
 
 // leader is the replica that the Lease names.

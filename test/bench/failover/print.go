@@ -32,6 +32,11 @@ func (r *report) print(w io.Writer) error {
 
 // printOdd tells of handovers that some figures do without.
 func (r *report) printOdd(w io.Writer) {
+	for _, name := range []string{nameDrover, namePlain} {
+		if n := r.Lost[name]; n > 0 {
+			fmt.Fprintf(w, "%d replicas of %s ended by themselves, having lost the Lease\n", n, name)
+		}
+	}
 	for _, vms := range r.counts() {
 		for _, name := range []string{nameDrover, namePlain} {
 			seen := r.seen[place{name, vms, syscall.SIGTERM}]

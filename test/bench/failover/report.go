@@ -21,6 +21,8 @@ type report struct {
 	Made    bench.Made    `json:"made"`
 	Rows    []row         `json:"figures"`
 	Added   []added       `json:"addedByVMs"`
+	// Lost counts replicas that ended though nobody told them to.
+	Lost map[string]int `json:"endedByThemselves"`
 
 	seen map[place][]handover
 }
@@ -66,7 +68,7 @@ type change struct {
 func newReport(o options) *report {
 	times := timeArgs("", o.Settings)
 	slices.Sort(times)
-	return &report{Machine: bench.ThisMachine(), Options: o, Times: times, seen: map[place][]handover{}}
+	return &report{Machine: bench.ThisMachine(), Options: o, Times: times, Lost: map[string]int{}, seen: map[place][]handover{}}
 }
 
 func (r *report) add(fleet string, vms int, sig syscall.Signal, h handover) {

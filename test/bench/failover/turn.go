@@ -28,6 +28,9 @@ type vmEvent = bench.Event[*api.VirtualMachine]
 // handover is what was seen of one change of leader. Times are since the
 // signal.
 type handover struct {
+	// Renewed : the old leader was last seen to write the Lease, before the
+	// signal in most cases and thus negative.
+	Renewed time.Duration
 	// Released : the old leader has emptied the Lease; 0 if it has not, as when
 	// it was killed.
 	Released time.Duration
@@ -57,13 +60,14 @@ func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Settings.Lease+turnWithin, errors.New("not seen in time"))
 	defer cancel()
-	w := &witness{b: b, ctx: ctx, old: lead.identity, log: f.log, from: f.log.Len(), vmFrom: b.gap.Len()}
+	w := &witness{b: b, ctx: ctx, old: lead.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.gap.Len()}
+	lead.dismissed = true
 	w.signalled = time.Now()
 	if err := syscall.Kill(lead.PID(), sig); err != nil {
 		return handover{}, err
 	}
 	if name != "" {
-		err = w.create(name)
+		err = bench.CreateVM(ctx, b.gapVMs, name)
 	}
 	err = errors.Join(err, w.see())
 	if err == nil && name != "" {
@@ -79,7 +83,7 @@ func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name
 func (b *benchmark) steady(ctx context.Context) error {
 	pids := []int{b.cluster.PID()}
 	for _, f := range b.fleets {
-		if err := f.fill(ctx, b.Replicas); err != nil {
+		if err := errors.Join(f.fill(ctx), f.awaitReady()); err != nil {
 			return err
 		}
 		pids = append(pids, f.pids()...)
@@ -111,7 +115,12 @@ type witness struct {
 
 // see waits for the new leader, and takes in the release, if there is one.
 func (w *witness) see() error {
-	first, err := w.log.Await(w.ctx, w.from, func(e leaseEvent) bool { return holderOf(e) != w.old })
+	first, err := w.log.Await(w.ctx, w.from, func(e leaseEvent) bool {
+		if holderOf(e) == w.old {
+			w.Renewed = e.At.Sub(w.signalled)
+		}
+		return holderOf(e) != w.old
+	})
 	if err != nil {
 		return fmt.Errorf("a change of the Lease's holder: %w", err)
 	}
@@ -124,11 +133,6 @@ func (w *witness) see() error {
 	}
 	w.Elected, w.elected = next.At.Sub(w.signalled), next.Version
 	return nil
-}
-
-func (w *witness) create(name string) error {
-	_, err := bench.CreateVM(w.ctx, w.b.gapVMs, name)
-	return err
 }
 
 // seeVM waits for the first write to the VM, and removes it.

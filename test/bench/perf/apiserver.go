@@ -28,8 +28,7 @@ func (b *benchmark) apiserver(ctx context.Context) error {
 		do   func(ctx context.Context, n int) error
 	}{
 		{"create", func(ctx context.Context, n int) error {
-			_, err := bench.CreateVM(ctx, w.vms, bench.NameOf(n))
-			return err
+			return bench.CreateVM(ctx, w.vms, bench.NameOf(n))
 		}},
 		{"patch", func(ctx context.Context, n int) error {
 			return w.patch(ctx, n, `{"metadata":{"annotations":{"example.org/note":"patched"}}}`)

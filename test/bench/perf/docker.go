@@ -93,8 +93,7 @@ func (b *benchmark) reportOne(o ones, activeText, goneText string, vms int) *row
 // newVM makes one more VM and deletes it.
 func (w *world) newVM(ctx context.Context, name string) (r round, err error) {
 	r.active, err = w.until(ctx, 1, isActive, func(ctx context.Context) error {
-		_, err := bench.CreateVM(ctx, w.vms, name)
-		return err
+		return bench.CreateVM(ctx, w.vms, name)
 	})
 	if err != nil {
 		return r, err

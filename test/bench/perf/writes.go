@@ -101,8 +101,7 @@ func (w *world) act(ctx context.Context, a action, vms int) error {
 }
 
 func (w *world) makeOne(ctx context.Context, n int) error {
-	_, err := bench.CreateVM(ctx, w.vms, bench.NameOf(n))
-	return err
+	return bench.CreateVM(ctx, w.vms, bench.NameOf(n))
 }
 
 func (w *world) deleteOne(ctx context.Context, n int) error {

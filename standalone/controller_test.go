@@ -1,0 +1,28 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"testing"
+
+	"cloudnative.tw/drover/internal/leader"
+)
+
+// TestAPredecessorIsDead : whoever has the data dir need not wait for another
+// drover up, but for every other controller.
+func TestAPredecessorIsDead(t *testing.T) {
+	t.Parallel()
+	o := newControllerOptions()
+	own, err := leader.Identity(o.HolderIdentity)
+	if err := o.Validate(); err != nil {
+		t.Error(err)
+	}
+	if err != nil || !o.DeadHolder(own) {
+		t.Errorf("%q, %v: want it dead", own, err)
+	}
+	other, err := leader.Identity("drover-up")
+	if err != nil || o.DeadHolder(other) || o.DeadHolder("") {
+		t.Errorf("%q, %v: want it alive", other, err)
+	}
+}

@@ -1,0 +1,174 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+// aftermath is how long after its end a fault is blamed for what happens.
+const aftermath = 10 * time.Second
+
+// nothing stands for the fault where there was none.
+const nothing Kind = "no fault"
+
+// Figures are what a run came to.
+type Figures struct {
+	Took time.Duration
+	// Leads counts how often a replica became the leader, Epochs those epochs
+	// that changed something, Actors the processes that did.
+	Leads, Epochs, Actors int
+	Faults                map[Kind]int
+	Deeds                 map[fake.Deed]int
+	// Refused counts fenced calls by the fault during which they came.
+	Refused map[Kind]int
+	// Vain counts changes that were accepted and never made, since their process
+	// was killed in between.
+	Vain                int
+	VMs, Deleted, Looks int
+	Violations          []Violation
+}
+
+// Count makes figures of the evidence.
+func Count(e Evidence) Figures {
+	f := Figures{
+		Faults: map[Kind]int{}, Deeds: map[fake.Deed]int{}, Refused: map[Kind]int{},
+		VMs: len(e.Asked), Looks: len(e.Sights), Violations: Judge(e),
+	}
+	epochs, actors := map[uint64]bool{}, map[int]bool{}
+	for _, entry := range e.Journal {
+		f.Deeds[entry.Deed]++
+		if entry.Deed == fake.DeedRefused {
+			f.Refused[e.blame(entry)]++
+			continue
+		}
+		epochs[entry.Epoch], actors[entry.PID] = true, true
+	}
+	f.Epochs, f.Actors = len(epochs), len(actors)
+	for _, fault := range e.Faults {
+		f.Faults[fault.Kind]++
+	}
+	for uid, entries := range byServer(e.Journal) {
+		f.Vain += e.trace(uid, entries).lost
+	}
+	for _, asked := range e.Asked {
+		if !asked.DeletedAt.IsZero() {
+			f.Deleted++
+		}
+	}
+	return f
+}
+
+// blame finds the fault of an entry: the process's own latest one, else the
+// latest that struck all.
+func (e Evidence) blame(entry fake.Entry) Kind {
+	own, common := Fault{}, Fault{}
+	for _, fault := range e.Faults {
+		if entry.At.Before(fault.From) || entry.At.After(fault.To.Add(aftermath)) {
+			continue
+		}
+		if fault.PID == entry.PID && fault.From.After(own.From) {
+			own = fault
+		}
+		if fault.PID == 0 && fault.From.After(common.From) {
+			common = fault
+		}
+	}
+	switch {
+	case own.Kind != "":
+		return own.Kind
+	case common.Kind != "":
+		return common.Kind
+	}
+	return nothing
+}
+
+// History is all that is known of a server, for people.
+func (e Evidence) History(uid types.UID) string {
+	asked := e.Asked[uid]
+	lines := []string{fmt.Sprintf("asked for: %+v", asked)}
+	from, to := asked.DeletedAt, asked.DeletedAt
+	for _, entry := range e.Journal {
+		if entry.UID != uid {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", show(entry), e.process(entry).Replica, tell(entry.Had), tell(entry.Has)))
+		if to = entry.At; from.IsZero() || entry.At.Before(from) {
+			from = entry.At
+		}
+	}
+	for _, f := range e.Faults {
+		if f.To.After(from.Add(-aftermath)) && f.From.Before(to.Add(aftermath)) {
+			lines = append(lines, fmt.Sprintf("%s, process %d, from %s to %s", f.Kind, f.PID, f.From.UTC().Format(time.StampMilli), f.To.UTC().Format(time.StampMilli)))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Add sums up the figures of several worlds.
+func (f *Figures) Add(g Figures) {
+	f.Took = max(f.Took, g.Took)
+	f.Leads, f.Epochs, f.Actors = f.Leads+g.Leads, f.Epochs+g.Epochs, f.Actors+g.Actors
+	f.Faults, f.Deeds, f.Refused = sum(f.Faults, g.Faults), sum(f.Deeds, g.Deeds), sum(f.Refused, g.Refused)
+	f.Vain, f.VMs, f.Deleted, f.Looks = f.Vain+g.Vain, f.VMs+g.VMs, f.Deleted+g.Deleted, f.Looks+g.Looks
+	f.Violations = append(f.Violations, g.Violations...)
+}
+
+func sum[K comparable](a, b map[K]int) map[K]int {
+	out := map[K]int{}
+	for _, m := range []map[K]int{a, b} {
+		for k, n := range m {
+			out[k] += n
+		}
+	}
+	return out
+}
+
+// String is a table for people.
+func (f Figures) String() string {
+	var b strings.Builder
+	line := func(what, format string, args ...any) {
+		fmt.Fprintf(&b, "  %-12s %s\n", what, fmt.Sprintf(format, args...))
+	}
+	line("took", "%s", f.Took.Round(time.Second))
+	line("faults", "%s", list(f.Faults))
+	line("leaders", "%d elected; %d processes and %d epochs changed something", f.Leads, f.Actors, f.Epochs)
+	line("VMs", "%d, %d of them deleted; %d looks at finalizers", f.VMs, f.Deleted, f.Looks)
+	changes := maps.Clone(f.Deeds)
+	delete(changes, fake.DeedRefused)
+	line("changes", "%s; %d of them accepted and not made, their process ended", list(changes), f.Vain)
+	line("fenced", "%s", list(f.Refused))
+	line("violations", "%s", list(f.broken()))
+	return b.String()
+}
+
+func (f Figures) broken() map[Rule]int {
+	rules := map[Rule]int{}
+	for _, v := range f.Violations {
+		rules[v.Rule]++
+	}
+	return rules
+}
+
+// list is a sum with what it is made of.
+func list[K ~string](counts map[K]int) string {
+	total := 0
+	var parts []string
+	for _, k := range slices.Sorted(maps.Keys(counts)) {
+		total += counts[k]
+		parts = append(parts, fmt.Sprintf("%s %d", k, counts[k]))
+	}
+	if len(parts) == 0 {
+		return "0"
+	}
+	return fmt.Sprintf("%d (%s)", total, strings.Join(parts, ", "))
+}

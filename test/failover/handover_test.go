@@ -1,0 +1,84 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestHaltedInCreations : a leader is halted while it makes servers. The next
+// one, which has nothing else to do, lets the objects go, for they were deleted.
+// When the first one goes on, it must not make servers that nobody owns.
+func TestHaltedInCreations(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, program(t, ""), folder(t, "halted"), 0)
+	for _, r := range w.replicas {
+		// Long enough to be met, and short enough to be over before the process
+		// looks at the clock: then some calls go on that should have been cut.
+		r.args = append(r.args, "--fake-latency=800ms")
+	}
+	makers := w.users
+	w.users = nil
+	e := w.run(t, func(ctx context.Context, w *world) ([]Fault, error) {
+		ctx, cancel := context.WithTimeout(ctx, calmWithin)
+		defer cancel()
+		fault, err := w.haltInCreations(ctx, makers)
+		return []Fault{fault}, err
+	})
+	t.Logf("%d calls were fenced", Count(e).Refused[Halt])
+	for _, v := range Judge(e) {
+		t.Errorf("%s\n%s", v, e.History(v.UID))
+	}
+}
+
+func (w *world) haltInCreations(ctx context.Context, makers []*user) (f Fault, err error) {
+	err = together(makers, func(u *user) error {
+		return errors.Join(u.begin(ctx, vmtest.VM(u.name).Obj(), 1), u.await(ctx, creating))
+	})
+	r := w.leader(ctx)
+	if err != nil || r == nil {
+		return f, errors.Join(err, errors.New("nobody leads"))
+	}
+	p, _ := r.seize()
+	f = Fault{Kind: Halt, PID: p.PID(), From: time.Now()}
+	if err := signal(p, syscall.SIGSTOP); err != nil {
+		return f, err
+	}
+	err = together(makers, func(u *user) error { return u.delete(ctx) })
+	f.To = time.Now()
+	if err := errors.Join(err, signal(p, syscall.SIGCONT)); err != nil {
+		return f, err
+	}
+	for ctx.Err() == nil && !p.Over() { // it lost the Lease
+		sleep(ctx, lookPeriod)
+	}
+	return f, ctx.Err()
+}
+
+func together(all []*user, do func(*user) error) error {
+	errs := make(chan error, len(all))
+	for _, u := range all {
+		go func() { errs <- do(u) }()
+	}
+	var err error
+	for range all {
+		err = errors.Join(err, <-errs)
+	}
+	return err
+}
+
+// creating : its server is being made right now.
+func creating(vm *api.VirtualMachine) error {
+	if vm == nil || vm.Status.Operation == nil || vm.Status.Operation.Type != api.OperationCreate {
+		return errors.New("its server is not begun")
+	}
+	return nil
+}

@@ -1,0 +1,325 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+// Evidence is all that the oracle looks at.
+type Evidence struct {
+	// Journal is the fake engine's, in its order.
+	Journal []fake.Entry
+	// Processes are all replicas that ever ran.
+	Processes []Process
+	Faults    []Fault
+	// Asked is what users asked for, of all VirtualMachines that ever were.
+	Asked map[types.UID]Asked
+	// Sights are looks at VirtualMachines whose server had been begun.
+	Sights []Sight
+	// VMs and Servers are what there is at the end.
+	VMs     map[types.UID]*api.VirtualMachine
+	Servers map[types.UID]*fake.Record
+}
+
+// Process is a replica's, from its start to its end, which is zero while it runs.
+type Process struct {
+	Replica  string
+	PID      int
+	From, To time.Time
+}
+
+// Asked is what users asked for one VirtualMachine.
+type Asked struct {
+	Name string
+	// DeletedAt is when its deletion was asked for, or zero.
+	DeletedAt time.Time
+	// AtLeast and AtMost are how often its server may have been started. They
+	// differ where users did not wait for one wish to be granted before the next.
+	AtLeast, AtMost int
+}
+
+// Sight is a VirtualMachine as the API had it at some time after Since.
+type Sight struct {
+	UID       types.UID
+	Since     time.Time
+	Finalizer bool
+}
+
+// Rule is what must hold.
+type Rule string
+
+// The rules.
+const (
+	// RuleEpochs : for each server, accepted epochs never fall.
+	RuleEpochs Rule = "epochs never fall"
+	// RuleOnce : for each UID one server is made, once.
+	RuleOnce Rule = "one server, made once"
+	// RuleKept : a server stays what the last change made of it, and nobody
+	// removes it whom no user asked to.
+	RuleKept Rule = "nothing is lost"
+	// RuleStarts : a server is started as often as users asked for.
+	RuleStarts Rule = "started as often as asked"
+	// RuleFinalizer : the finalizer is there before the server.
+	RuleFinalizer Rule = "the finalizer comes first"
+	// RuleEnd : in the end all is as users left it.
+	RuleEnd Rule = "all as asked in the end"
+)
+
+// Violation is a breach of a rule.
+type Violation struct {
+	Rule Rule
+	UID  types.UID
+	Text string
+}
+
+func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Rule, v.UID, v.Text) }
+
+// Judge says which rules were broken.
+func Judge(e Evidence) []Violation {
+	var all []Violation
+	servers := byServer(e.Journal)
+	for _, uid := range slices.Sorted(maps.Keys(servers)) {
+		s := e.trace(uid, servers[uid])
+		all = slices.Concat(all, fallen(uid, servers[uid]), s.broken, e.once(s), e.starts(s), e.asked(s))
+	}
+	return slices.Concat(all, e.finalizers(), e.end())
+}
+
+// byServer is the journal of each server, without the calls that were refused.
+func byServer(journal []fake.Entry) map[types.UID][]fake.Entry {
+	servers := map[types.UID][]fake.Entry{}
+	for _, entry := range journal {
+		if entry.Deed != fake.DeedRefused {
+			servers[entry.UID] = append(servers[entry.UID], entry)
+		}
+	}
+	return servers
+}
+
+// Fallen finds changes that were accepted of a leader after one of a later one.
+func Fallen(journal []fake.Entry) []Violation {
+	var all []Violation
+	for uid, entries := range byServer(journal) {
+		all = append(all, fallen(uid, entries)...)
+	}
+	return all
+}
+
+func fallen(uid types.UID, entries []fake.Entry) []Violation {
+	var all []Violation
+	var last fake.Entry
+	for _, entry := range entries {
+		if entry.Epoch < last.Epoch {
+			all = append(all, Violation{RuleEpochs, uid, fmt.Sprintf("%s after %s", show(entry), show(last))})
+			continue
+		}
+		last = entry
+	}
+	return all
+}
+
+func show(e fake.Entry) string {
+	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Deed, e.PID, e.Epoch, e.At.UTC().Format(time.StampMilli))
+}
+
+// life is what became of a server, as far as its entries tell.
+type life struct {
+	uid types.UID
+	// done are the entries whose change came to be.
+	done   []fake.Entry
+	lost   int // entries whose change did not
+	broken []Violation
+}
+
+// trace follows a server from entry to entry. A change that the next entry, or
+// the server in the end, knows nothing of was never made, which is right only
+// if its process had come to its end.
+func (e Evidence) trace(uid types.UID, entries []fake.Entry) life {
+	l := life{uid: uid}
+	var had *fake.Sketch
+	for n, entry := range entries {
+		if !same(entry.Had, had) {
+			l.broken = append(l.broken, Violation{RuleKept, uid, fmt.Sprintf("%s found %s, and %s was left", show(entry), tell(entry.Had), tell(had))})
+		}
+		next, at := e.found(uid), time.Time{}
+		if n+1 < len(entries) {
+			next, at = entries[n+1].Had, entries[n+1].At
+		}
+		if !same(entry.Has, next) && same(entry.Had, next) && e.over(entry, at) {
+			l.lost++
+			had = entry.Had
+			continue
+		}
+		l.done, had = append(l.done, entry), entry.Has
+	}
+	if found := e.found(uid); !same(found, had) {
+		l.broken = append(l.broken, Violation{RuleKept, uid, fmt.Sprintf("there is %s in the end, and %s was left", tell(found), tell(had))})
+	}
+	return l
+}
+
+// found is the server that there is in the end.
+func (e Evidence) found(uid types.UID) *fake.Sketch {
+	r := e.Servers[uid]
+	if r == nil {
+		return nil
+	}
+	return &fake.Sketch{ID: r.ID, Run: r.Run, State: r.State}
+}
+
+// noticed is how long after a process's end that is noticed.
+const noticed = time.Second
+
+// over tells whether the process that made an entry had ended by some time, or
+// at all where that is zero.
+func (e Evidence) over(entry fake.Entry, by time.Time) bool {
+	p := e.process(entry)
+	return !p.To.IsZero() && (by.IsZero() || p.To.Before(by.Add(noticed)))
+}
+
+// process is the one that made an entry; PIDs are used again.
+func (e Evidence) process(entry fake.Entry) Process {
+	for _, p := range e.Processes {
+		if p.PID == entry.PID && !entry.At.Before(p.From) && (p.To.IsZero() || !entry.At.After(p.To)) {
+			return p
+		}
+	}
+	return Process{}
+}
+
+func same(a, b *fake.Sketch) bool { return a == b || a != nil && b != nil && *a == *b }
+
+func tell(s *fake.Sketch) string {
+	if s == nil {
+		return "no server"
+	}
+	return fmt.Sprintf("%s, run %q, %s", s.ID, s.Run, s.State)
+}
+
+// once : one creation, and the same server from then on.
+func (e Evidence) once(l life) []Violation {
+	var all []Violation
+	id := ""
+	for _, entry := range l.done {
+		switch {
+		case entry.Deed == fake.DeedCreate && id != "":
+			all = append(all, Violation{RuleOnce, l.uid, fmt.Sprintf("%s, though %s had been made", show(entry), id)})
+		case entry.Deed != fake.DeedCreate && (entry.Had == nil || entry.Has != nil && entry.Has.ID != entry.Had.ID):
+			all = append(all, Violation{RuleOnce, l.uid, fmt.Sprintf("%s made %s of %s", show(entry), tell(entry.Has), tell(entry.Had))})
+		}
+		if entry.Has != nil {
+			id = entry.Has.ID
+		}
+	}
+	return all
+}
+
+// starts counts runs.
+func (e Evidence) starts(l life) []Violation {
+	runs, last := 0, ""
+	for _, entry := range l.done {
+		if entry.Has != nil && entry.Has.Run != last {
+			runs++
+			last = entry.Has.Run
+		}
+	}
+	asked, known := e.Asked[l.uid]
+	if !known || runs >= asked.AtLeast && runs <= asked.AtMost {
+		return nil
+	}
+	return []Violation{{RuleStarts, l.uid, fmt.Sprintf("%s was started %d times: %d to %d times were asked for", asked.Name, runs, asked.AtLeast, asked.AtMost)}}
+}
+
+// asked : whatever there is a server for, a user asked for it, and it is removed
+// only after a user asked for that.
+func (e Evidence) asked(l life) []Violation {
+	asked, known := e.Asked[l.uid]
+	if !known {
+		return []Violation{{RuleKept, l.uid, "there is an entry for it, and no user asked for it"}}
+	}
+	for _, entry := range l.done {
+		if entry.Has == nil && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
+			return []Violation{{RuleKept, l.uid, fmt.Sprintf("%s, and no user had asked for that", show(entry))}}
+		}
+	}
+	return nil
+}
+
+// finalizers : who was seen without one had no server before.
+func (e Evidence) finalizers() []Violation {
+	var all []Violation
+	for _, sight := range e.Sights {
+		begun := slices.IndexFunc(e.Journal, func(entry fake.Entry) bool {
+			return entry.UID == sight.UID && entry.Deed == fake.DeedCreate && entry.At.Before(sight.Since)
+		})
+		if !sight.Finalizer && begun >= 0 {
+			all = append(all, Violation{RuleFinalizer, sight.UID, show(e.Journal[begun]) + ", and the finalizer was not there yet"})
+		}
+	}
+	return all
+}
+
+// end : every VirtualMachine that users left has its server, as they left it, and
+// of the others nothing is left.
+func (e Evidence) end() []Violation {
+	var all []Violation
+	broken := func(uid types.UID, format string, args ...any) {
+		all = append(all, Violation{RuleEnd, uid, fmt.Sprintf(format, args...)})
+	}
+	for uid, asked := range e.Asked {
+		vm, server := e.VMs[uid], e.Servers[uid]
+		switch {
+		case !asked.DeletedAt.IsZero() && vm != nil:
+			broken(uid, "%s was deleted and is there", asked.Name)
+		case asked.DeletedAt.IsZero() && vm == nil:
+			broken(uid, "%s is gone", asked.Name)
+		case vm != nil && server == nil:
+			broken(uid, "%s has no server", asked.Name)
+		case vm != nil:
+			if err := settled(vm, server); err != nil {
+				broken(uid, "%s: %v", asked.Name, err)
+			}
+		}
+	}
+	for uid, server := range e.Servers {
+		if e.VMs[uid] == nil {
+			broken(uid, "server %s has no VirtualMachine", server.ID)
+		}
+	}
+	return all
+}
+
+// settled wants VM and server to be as the spec says.
+func settled(vm *api.VirtualMachine, server *fake.Record) error {
+	if err := granted(vm); err != nil {
+		return err
+	}
+	states := map[api.Action]driver.State{
+		api.ActionActive: driver.StateRunning, api.ActionStopped: driver.StateStopped, api.ActionPaused: driver.StatePaused,
+	}
+	state := server.State
+	if state == driver.StateStopping && !server.StopsAt.IsZero() {
+		state = driver.StateStopped // by the time; the record says so once it is changed
+	}
+	cpu := vm.Spec.Resource[api.ResourceCPU]
+	switch {
+	case state != states[vm.Spec.Action]:
+		return fmt.Errorf("its server is %s for action %s", state, vm.Spec.Action)
+	case server.CPUMilli != cpu.MilliValue():
+		return fmt.Errorf("its server has %dm of CPU, want %s", server.CPUMilli, cpu.String())
+	case vm.Status.Server == nil || vm.Status.Server.ID != server.ID:
+		return fmt.Errorf("its server is %s, and its status tells of %+v", server.ID, vm.Status.Server)
+	}
+	return nil
+}

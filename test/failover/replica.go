@@ -1,0 +1,130 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const (
+	// lookPeriod is how soon the end of a process is noticed.
+	lookPeriod = 10 * time.Millisecond
+	// restartDelay is the time from a process's end to the next one's start.
+	restartDelay = 200 * time.Millisecond
+)
+
+// replica is a controller that is started again whenever it ends, as by a
+// kubelet, and reaches the API server by a way of its own.
+type replica struct {
+	name   string
+	binary string
+	args   []string
+	proxy  *vmtest.APIProxy
+
+	mu      sync.Mutex
+	process *vmtest.Process // nil between two
+	struck  bool            // a fault is on it
+	all     []Process
+	output  strings.Builder
+}
+
+// keep runs it until ctx ends. The error is that it cannot be started.
+func (r *replica) keep(ctx context.Context) error {
+	for ctx.Err() == nil {
+		from := time.Now()
+		p, err := vmtest.StartProcess(r.binary, r.args, []string{"POD_NAME=" + r.name}) //nolint:contextcheck // ctx has it end well
+		if err != nil {
+			return fmt.Errorf("start %s: %w", r.name, err)
+		}
+		r.began(p, from)
+		stopped := false
+		for !p.Over() {
+			if ctx.Err() != nil && !stopped {
+				stopped = true
+				_ = p.Stop() // whether it leads decides how that ends
+			}
+			time.Sleep(lookPeriod)
+		}
+		r.ended(p)
+		sleep(ctx, restartDelay)
+	}
+	return nil
+}
+
+func (r *replica) began(p *vmtest.Process, from time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.process = p
+	r.all = append(r.all, Process{Replica: r.name, PID: p.PID(), From: from})
+}
+
+func (r *replica) ended(p *vmtest.Process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.process = nil
+	r.all[len(r.all)-1].To = time.Now()
+	fmt.Fprintf(&r.output, "=== %s, process %d, ended at %s\n%s", r.name, p.PID(), time.Now().Format(time.StampMilli), p.Output())
+}
+
+// processes are all that it ever was.
+func (r *replica) processes() []Process {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]Process(nil), r.all...)
+}
+
+// printed is what all of them printed.
+func (r *replica) printed() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.process == nil {
+		return r.output.String()
+	}
+	return r.output.String() + r.process.Output()
+}
+
+// seize is for a fault that is about to strike: nobody else strikes meanwhile.
+// It fails if somebody does or if the replica does not run.
+func (r *replica) seize() (*vmtest.Process, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.struck || r.process == nil {
+		return nil, false
+	}
+	r.struck = true
+	return r.process, true
+}
+
+func (r *replica) letGo() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.struck = false
+}
+
+// signal sends one to a process unless it has ended.
+func signal(p *vmtest.Process, s syscall.Signal) error {
+	if p.Over() {
+		return nil
+	}
+	if err := syscall.Kill(p.PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("signal %s to process %d: %w", s, p.PID(), err)
+	}
+	return nil
+}
+
+// sleep ends early when ctx does.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -1,0 +1,269 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/rig"
+)
+
+const (
+	leaseName = "drover-controller"
+	users     = 14
+	slowUsers = 4
+	// requestLimit is how long a replica's request for the Lease may take.
+	requestLimit = 250 * time.Millisecond
+	// calmWithin is how long all may take to be as users asked, after the last
+	// fault.
+	calmWithin = 2 * time.Minute
+	// readPeriod is the time from one look at the journal to the next.
+	readPeriod = 5 * time.Millisecond
+)
+
+// latencies of the fake engine, one for each replica. A call that is halted in it
+// goes on at once, where one that is slow by a fault is likely to be cut.
+var latencies = []string{"20ms", "50ms", "200ms"}
+
+// program builds drover-controller.
+func program(t testing.TB, tags string) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "drover-controller")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-tags="+tags, "-o", binary, "cloudnative.tw/drover/cmd/drover-controller")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build drover-controller: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// world is a cluster, replicas, and users who keep them busy.
+type world struct {
+	*rig.World
+	replicas []*replica
+	users    []*user
+	book     *book
+	// patience is how long all may take to be as users asked, after the last
+	// fault; 0 is for a world where that does not matter.
+	patience time.Duration
+	// dir has what is left of it: journal and logs.
+	dir, journal string
+}
+
+func newWorld(t testing.TB, binary, dir string, seed uint64) *world {
+	t.Helper()
+	w := &world{
+		World: rig.Start(t), book: &book{asked: map[types.UID]Asked{}},
+		dir: dir, journal: filepath.Join(dir, "journal"), patience: calmWithin,
+	}
+	faults := filepath.Join(dir, "faults.yaml")
+	var slow strings.Builder
+	for n := range users {
+		u := &user{
+			vms: w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), book: w.book,
+			random: newChance(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n),
+		}
+		w.users = append(w.users, u)
+		if n < slowUsers {
+			fmt.Fprintf(&slow, "%s: {latency: 700ms}\n", u.name)
+		}
+	}
+	if err := errors.Join(os.WriteFile(w.journal, nil, 0o600), os.WriteFile(faults, []byte(slow.String()), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for n, latency := range latencies {
+		proxy := w.NewAPIProxy(t)
+		w.replicas = append(w.replicas, &replica{
+			name: fmt.Sprintf("replica-%d", n), binary: binary, proxy: proxy,
+			args: append(w.args(faults), "--fake-latency="+latency, "--kubeconfig="+proxy.Kubeconfig),
+		})
+	}
+	return w
+}
+
+// args have calls last long enough for faults to strike meanwhile, and no
+// orphan swept, so that none goes unnoticed.
+func (w *world) args(faults string) []string {
+	return []string{
+		"--vm-driver=fake", "--fake-dir=" + w.FakeDir, "--fake-journal=" + w.journal, "--fake-faults=" + faults,
+		"--fake-boot-time=50ms", "--fake-shutdown-time=50ms", "--orphan-grace=24h",
+		"--leader-elect-lease-duration=" + lease.String(), "--leader-elect-renew-deadline=1500ms",
+		"--leader-elect-retry-period=250ms", "--leader-elect-request-timeout=" + requestLimit.String(), "--leader-elect-margin=250ms",
+		"--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
+	}
+}
+
+// weather strikes a world until it is satisfied, and tells of the faults.
+type weather func(ctx context.Context, w *world) ([]Fault, error)
+
+// run lets users live in the world while faults strike, then waits until all is
+// as they asked, and gathers the evidence.
+func (w *world) run(t testing.TB, strike weather) Evidence {
+	t.Helper()
+	begin := time.Now()
+	cluster, stopCluster := context.WithCancel(t.Context())
+	defer stopCluster()
+	var kept, watched, lived sync.WaitGroup
+	for _, r := range w.replicas {
+		kept.Go(func() { complain(t, r.keep(cluster)) })
+	}
+	lookout := &lookout{world: w}
+	watched.Go(func() { lookout.keep(cluster) })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	stop := make(chan struct{})
+	for _, u := range w.users {
+		lived.Go(func() {
+			if err := u.live(ctx, stop); w.patience > 0 {
+				complain(t, err)
+			}
+		})
+	}
+	faults, err := strike(ctx, w)
+	complain(t, err)
+	timer := time.AfterFunc(w.patience, func() { cancel(fmt.Errorf("not within %s after the last fault", w.patience)) })
+	close(stop)
+	lived.Wait()
+	timer.Stop()
+	e := w.gather(t)
+	stopCluster()
+	kept.Wait()
+	watched.Wait()
+	e.Faults, e.Sights = faults, lookout.sights
+	for _, r := range w.replicas {
+		e.Processes = append(e.Processes, r.processes()...)
+	}
+	w.keepLogs(t)
+	t.Logf("the world lasted %s", time.Since(begin).Round(time.Second))
+	return e
+}
+
+// complain fails the test from any goroutine.
+func complain(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// gather takes down what there is in the end, before the replicas stop.
+func (w *world) gather(t testing.TB) Evidence {
+	t.Helper()
+	e := Evidence{Asked: w.book.asked, VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.Fakes(t)}
+	list, err := w.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range list.Items {
+		e.VMs[list.Items[n].UID] = &list.Items[n]
+	}
+	if e.Journal, err = readJournal(w.journal, new(int64)); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// readJournal reads the whole lines from an offset on, and moves it.
+func readJournal(path string, offset *int64) ([]fake.Entry, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	content := make([]byte, info.Size()-*offset)
+	if _, err := f.ReadAt(content, *offset); err != nil {
+		return nil, err
+	}
+	var entries []fake.Entry
+	for line := range bytes.Lines(content) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break
+		}
+		var entry fake.Entry
+		if err := json.Unmarshal(line, &entry); err != nil {
+			return nil, fmt.Errorf("journal: %q: %w", line, err)
+		}
+		*offset += int64(len(line))
+		entries = append(entries, entry)
+	}
+	return entries, nil
+}
+
+// keepLogs leaves what the replicas printed beside the journal.
+func (w *world) keepLogs(t testing.TB) {
+	t.Helper()
+	for _, r := range w.replicas {
+		complain(t, os.WriteFile(filepath.Join(w.dir, r.name+".log"), []byte(r.printed()), 0o600))
+	}
+}
+
+// leads counts how often a replica became the leader.
+func (w *world) leads() int {
+	n := 0
+	for _, r := range w.replicas {
+		n += strings.Count(r.printed(), "Became leader")
+	}
+	return n
+}
+
+// lookout looks at each VirtualMachine as soon as its server is begun.
+type lookout struct {
+	*world
+	sights []Sight
+}
+
+func (l *lookout) keep(ctx context.Context) {
+	var offset int64
+	for ; ctx.Err() == nil; sleep(ctx, readPeriod) {
+		entries, err := readJournal(l.journal, &offset)
+		if err != nil {
+			continue // gather tells
+		}
+		for _, entry := range entries {
+			if entry.Deed == fake.DeedCreate {
+				l.look(ctx, entry.UID)
+			}
+		}
+	}
+}
+
+func (l *lookout) look(ctx context.Context, uid types.UID) {
+	name, ok := l.book.name(uid)
+	for begin := time.Now(); !ok && time.Since(begin) < time.Second; name, ok = l.book.name(uid) {
+		sleep(ctx, readPeriod) // the server may be there before its user has heard of the object
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	since := time.Now()
+	vm, err := l.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
+	if err != nil || vm.UID != uid {
+		return
+	}
+	has := false
+	for _, f := range vm.Finalizers {
+		has = has || f == api.FinalizerServer
+	}
+	l.sights = append(l.sights, Sight{UID: uid, Since: since, Finalizer: has})
+}

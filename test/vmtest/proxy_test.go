@@ -1,0 +1,110 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vmtest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// impatience is how long a request waits that is to get no answer, and patience
+// how long one that is.
+const (
+	impatience = 500 * time.Millisecond
+	patience   = time.Minute
+)
+
+// through asks the API server by way of a proxy.
+type through struct {
+	t      *testing.T
+	client kubernetes.Interface
+}
+
+func (p *through) create(name string, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(p.t.Context(), within)
+	defer cancel()
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	_, err := p.client.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{})
+	return err
+}
+
+// has asks the API server itself.
+func has(t *testing.T, c *Cluster, name string) bool {
+	t.Helper()
+	_, err := clientOf(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+func newThrough(t *testing.T, p *APIProxy) *through {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", p.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.NextProtos = []string{"http/1.1"} // a request that times out takes its connection with it
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &through{t, client}
+}
+
+func TestAPIProxy(t *testing.T) {
+	c := StartCluster(t, ClusterOptions{})
+	proxy := c.NewAPIProxy(t)
+	client := newThrough(t, proxy)
+	pass := func(t *testing.T, name string) {
+		t.Helper()
+		if err := client.create(name, patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pass(t, "first")
+	t.Run("cut", func(t *testing.T) {
+		proxy.Cut()
+		if err := client.create("cut", patience); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want a connection that is refused", err)
+		}
+		proxy.Restore()
+		pass(t, "after-cut")
+	})
+	t.Run("blackhole", func(t *testing.T) {
+		proxy.Blackhole()
+		err := client.create("held", impatience)
+		if !errors.Is(err, context.DeadlineExceeded) || has(t, c, "held") {
+			t.Errorf("got %v, and the object is there: %v; want no answer, nor an object", err, has(t, c, "held"))
+		}
+		done := make(chan error, 1)
+		go func() { done <- client.create("kept-back", patience) }()
+		proxy.Restore()
+		if err := <-done; err != nil {
+			t.Errorf("after the end of it: %v", err)
+		}
+	})
+	t.Run("late", func(t *testing.T) {
+		pass(t, "connects")
+		proxy.Late(2 * impatience)
+		if err := client.create("unanswered", impatience); !errors.Is(err, context.DeadlineExceeded) || !has(t, c, "unanswered") {
+			t.Errorf("got %v, and the object is there: %v; want no answer, and an object", err, has(t, c, "unanswered"))
+		}
+		begin := time.Now()
+		pass(t, "answered-late")
+		if took := time.Since(begin); took < 2*impatience {
+			t.Errorf("it took %s, want at least %s", took, 2*impatience)
+		}
+		proxy.Restore()
+		pass(t, "after-late")
+	})
+}
