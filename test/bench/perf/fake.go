@@ -115,20 +115,27 @@ func (w *world) round(ctx context.Context, p *process, n int, rounds []round) ([
 // used is the CPU time of the controller, and of it, the API server and this
 // program together, while something is done.
 func (w *world) used(p *process, do func() error) (own, all time.Duration, err error) {
-	pids := []int{p.PID(), w.cluster.PID(), os.Getpid()}
-	read := func(sign time.Duration) {
-		for n, pid := range pids {
-			used, cpuErr := bench.CPUTime(pid)
-			err = errors.Join(err, cpuErr)
-			if all += sign * used; n == 0 {
-				own += sign * used
-			}
-		}
+	before, err := w.cpuTimes(p)
+	if err != nil {
+		return 0, 0, err
 	}
-	read(-1)
-	err = errors.Join(err, do())
-	read(1)
-	return own, all, err
+	if err := do(); err != nil {
+		return 0, 0, err
+	}
+	after, err := w.cpuTimes(p)
+	for n := range after {
+		all += after[n] - before[n]
+	}
+	return after[0] - before[0], all, err
+}
+
+// cpuTimes are those of the controller, the API server and this program.
+func (w *world) cpuTimes(p *process) (all [3]time.Duration, err error) {
+	for n, pid := range []int{p.PID(), w.cluster.PID(), os.Getpid()} {
+		used, cpuErr := bench.CPUTime(pid)
+		all[n], err = used, errors.Join(err, cpuErr)
+	}
+	return all, err
 }
 
 // perVM holds the time per VM of many against that of 1,000.

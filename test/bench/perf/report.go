@@ -113,9 +113,9 @@ func (r *row) beside(name string, floor ...float64) *row {
 	f := measure(floor)
 	r.Beside, r.Floor = name, &f
 	var ratios []float64
-	for n := range min(len(floor), len(r.Ours.Runs)) {
-		if floor[n] > 0 {
-			ratios = append(ratios, r.Ours.Runs[n]/floor[n])
+	for n, ours := range r.Ours.Runs {
+		if n < len(floor) && floor[n] > 0 {
+			ratios = append(ratios, ours/floor[n])
 		}
 	}
 	if len(ratios) > 0 {
@@ -194,9 +194,9 @@ func verdict(met bool) string {
 func (r *report) printAims(w io.Writer) error {
 	t := bench.NewTable("what", "aim", "measured", "verdict")
 	for _, a := range aims {
-		figure, met, any := r.decide(a.key)
+		figure, met, found := r.decide(a.key)
 		said := "not measured in this run"
-		if any {
+		if found {
 			said = verdict(met)
 		}
 		t.Row(a.what, a.limit, figure, said)
@@ -206,7 +206,7 @@ func (r *report) printAims(w io.Writer) error {
 
 // decide sums an aim's rows up: all have to meet it. Where there are several,
 // those that miss are named.
-func (r *report) decide(aim string) (figure string, met, any bool) {
+func (r *report) decide(aim string) (figure string, met, found bool) {
 	var figures, missed []string
 	for _, row := range r.Rows {
 		if row.Aim != aim || row.Met == nil {
@@ -232,8 +232,7 @@ func (r *report) decide(aim string) (figure string, met, any bool) {
 	return figures[0], true, true
 }
 
-// seconds and milliseconds of durations.
-func seconds(d time.Duration) float64      { return d.Seconds() }
+// milliseconds of a duration.
 func milliseconds(d time.Duration) float64 { return bench.Milliseconds(d) }
 
 // megabytes of bytes.
