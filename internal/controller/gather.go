@@ -109,6 +109,9 @@ func (c *recent) newer(key types.NamespacedName, cached *api.VirtualMachine) *ap
 	if own == nil {
 		return cached
 	}
+	if own.UID == cached.UID && letGo(own) {
+		return own // the object goes with this write, which has no version of its own
+	}
 	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)
 	if err != nil || order <= 0 || own.UID != cached.UID {
 		delete(c.written, key)

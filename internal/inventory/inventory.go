@@ -100,7 +100,11 @@ type Inventory struct {
 	cause     error
 	seq       uint64
 	entries   map[types.UID]*entry
+	marked    map[types.UID]bool // entries to look at, so that nobody searches all
 	notify    []func(Change)
+
+	asking  sync.Mutex    // held while the engine's id is asked for by confirm
+	waiting *confirmation // the next one; under mu
 
 	dirty   chan struct{} // somebody asks for a look at the marked entries
 	suspect chan struct{} // somebody saw the engine fail
@@ -131,8 +135,8 @@ func New(o Options) (*Inventory, error) {
 	setDefault(&o.CallTimeout, 30*time.Second)
 	return &Inventory{
 		Options: o, id: id, began: o.Clock.Now(), cause: errors.New("the engine has not been listed yet"),
-		entries: map[types.UID]*entry{},
-		dirty:   make(chan struct{}, 1), suspect: make(chan struct{}, 1),
+		entries: map[types.UID]*entry{}, marked: map[types.UID]bool{},
+		dirty: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -199,8 +203,45 @@ func (i *Inventory) Look(ctx context.Context, uid types.UID) (Observation, error
 	return i.Get(uid), err
 }
 
-// confirm makes sure that the engine answers and is the one that is known.
+// confirm makes sure that the engine answers and is the one that is known. One
+// question does for all who wait for it to be asked: it comes after what each of
+// them has been told.
 func (i *Inventory) confirm(ctx context.Context) error {
+	c, first := i.joinConfirmation()
+	if first {
+		i.asking.Lock()
+		defer i.asking.Unlock()
+		i.mu.Lock()
+		i.waiting = nil // who comes from now on is told by the next one
+		i.mu.Unlock()
+		c.err = i.askWhetherSame(context.WithoutCancel(ctx))
+		close(c.done)
+		return c.err
+	}
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// confirmation is a question for the engine's id that has not been asked yet.
+type confirmation struct {
+	done chan struct{}
+	err  error
+}
+
+func (i *Inventory) joinConfirmation() (c *confirmation, first bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if first = i.waiting == nil; first {
+		i.waiting = &confirmation{done: make(chan struct{})}
+	}
+	return i.waiting, first
+}
+
+func (i *Inventory) askWhetherSame(ctx context.Context) error {
 	id, err := i.askID(ctx)
 	if err != nil {
 		return err

@@ -12,8 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// retryPeriod is the time from one try to reach a lost engine to the next.
-const retryPeriod = time.Second
+const (
+	// retryPeriod is the time from one try to reach a lost engine to the next.
+	retryPeriod = time.Second
+	// maxRest is the longest time between two looks at what events have named.
+	maxRest = 100 * time.Millisecond
+)
 
 var errWatchClosed = errors.New("the engine closed its event stream")
 
@@ -155,10 +159,13 @@ func (i *Inventory) lose(cause error) {
 	}
 }
 
-// keepUp looks at what the events name, and at everything once a period.
+// keepUp looks at what the events name, and at everything once a period. Looks
+// at a busy engine take a part of its time that is bounded: after each it rests
+// for a while that depends on how long it took, in which events add up.
 func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
 	period := i.Clock.NewTicker(i.ListPeriod)
 	defer period.Stop()
+	dirty, rested := i.dirty, (<-chan time.Time)(nil)
 	for {
 		var err error
 		select {
@@ -169,8 +176,14 @@ func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
 				return errWatchClosed
 			}
 			i.mark(uid)
-		case <-i.dirty:
+		case <-dirty:
+			began := i.Clock.Now()
 			err = i.lookAtMarked(ctx)
+			if rest := restAfter(i.Clock.Since(began)); rest > 0 {
+				dirty, rested = nil, i.Clock.After(rest)
+			}
+		case <-rested:
+			dirty, rested = i.dirty, nil
 		case <-i.suspect:
 			err = i.complete(ctx)
 		case <-period.C():
@@ -182,11 +195,20 @@ func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
 	}
 }
 
+// restAfter a look has it take a quarter of the time at most. What is over in a
+// moment needs no rest.
+func restAfter(took time.Duration) time.Duration {
+	if took < time.Millisecond {
+		return 0
+	}
+	return min(3*took, maxRest)
+}
+
 func (i *Inventory) mark(uid types.UID) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	e := i.entry(uid)
-	e.look = true
+	e.look, i.marked[uid] = true, true
 	if e.busy == 0 {
 		poke(i.dirty)
 	}
@@ -197,9 +219,10 @@ func (i *Inventory) mark(uid types.UID) {
 func (i *Inventory) lookAtMarked(ctx context.Context) error {
 	i.mu.Lock()
 	var uids []types.UID
-	for uid, e := range i.entries {
-		if e.look && e.busy == 0 {
+	for uid := range i.marked {
+		if e := i.entry(uid); e.busy == 0 {
 			e.look = false
+			delete(i.marked, uid)
 			uids = append(uids, uid)
 		}
 	}

@@ -23,22 +23,22 @@ type Controller struct {
 	ready string
 }
 
-// StartController starts a replica; args are flags beyond those of its health
-// endpoint.
-func StartController(ctx context.Context, binary string, args ...string) (*Controller, error) {
-	address, err := freeAddress(ctx)
+// StartController starts a replica; env comes on top of this process's
+// environment, args are flags beyond those of its health endpoint.
+func StartController(ctx context.Context, binary string, env []string, args ...string) (*Controller, error) {
+	address, err := FreeAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p, err := vmtest.StartProcess(binary, append([]string{"--health-probe-bind-address=" + address}, args...), nil)
+	p, err := vmtest.StartProcess(binary, append([]string{"--health-probe-bind-address=" + address}, args...), env)
 	if err != nil {
 		return nil, err
 	}
 	return &Controller{Process: p, ready: "http://" + address + "/readyz"}, nil
 }
 
-// freeAddress is one that nobody listens on at the moment.
-func freeAddress(ctx context.Context) (string, error) {
+// FreeAddress is one that nobody listens on at the moment.
+func FreeAddress(ctx context.Context) (string, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err

@@ -97,7 +97,7 @@ func AwaitCalm(ctx context.Context, within time.Duration) error {
 // ownTime is the CPU time of this process, its children, and those that have
 // ended.
 func ownTime(pids []int) (time.Duration, error) {
-	sum, err := cpuTime(pids)
+	sum, err := CPUTime(pids...)
 	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
 		var u syscall.Rusage
 		if err := syscall.Getrusage(who, &u); err != nil {

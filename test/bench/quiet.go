@@ -29,13 +29,13 @@ const tick = 10 * time.Millisecond
 func AwaitQuiet(ctx context.Context, pids ...int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, quietWithin, fmt.Errorf("the processes were not quiet within %s", quietWithin))
 	defer cancel()
-	before, err := cpuTime(pids)
+	before, err := CPUTime(pids...)
 	for err == nil {
 		if err = Pause(ctx, quietWhile); err != nil {
 			return err
 		}
 		var now time.Duration
-		if now, err = cpuTime(pids); now-before < time.Duration(quietPart*float64(quietWhile)) {
+		if now, err = CPUTime(pids...); now-before < time.Duration(quietPart*float64(quietWhile)) {
 			return err
 		}
 		before = now
@@ -55,9 +55,9 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// cpuTime is what processes have used so far; those that have ended count for
-// nothing.
-func cpuTime(pids []int) (sum time.Duration, err error) {
+// CPUTime is what processes have used so far, in steps of 10 ms; those that have
+// ended count for nothing.
+func CPUTime(pids ...int) (sum time.Duration, err error) {
 	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
@@ -74,6 +74,26 @@ func cpuTime(pids []int) (sum time.Duration, err error) {
 		sum += used
 	}
 	return sum, nil
+}
+
+// Memory is what of a process is in memory, in bytes.
+type Memory struct {
+	Resident  int64 // what ps shows as RSS
+	Anonymous int64 // that without the program's file: heap and stacks
+}
+
+// MemoryOf a process.
+func MemoryOf(pid int) (Memory, error) {
+	path := fmt.Sprintf("/proc/%d/status", pid)
+	var resident, anonymous int64
+	_, err := fmt.Sscan(procLine(path, "VmRSS"), &resident)
+	if err == nil {
+		_, err = fmt.Sscan(procLine(path, "RssAnon"), &anonymous)
+	}
+	if err != nil {
+		return Memory{}, fmt.Errorf("%s: VmRSS and RssAnon: %w", path, err)
+	}
+	return Memory{Resident: resident << 10, Anonymous: anonymous << 10}, nil
 }
 
 func ticks(fields []string, which ...int) (sum time.Duration, err error) {

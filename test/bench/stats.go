@@ -14,9 +14,18 @@ import (
 // Sample is a set of times that were measured alike.
 type Sample []time.Duration
 
-// Percentile is the nearest rank: with n times, the p-th is the ceil(p/100 x n)
-// smallest, so p99 of fewer than 100 is the largest. An empty sample has none.
-func (s Sample) Percentile(p float64) time.Duration {
+// Percentile is that of Percentile.
+func (s Sample) Percentile(p float64) time.Duration { return Percentile(s, p) }
+
+// Median is that of Median.
+func (s Sample) Median() time.Duration { return Median(s) }
+
+// number is what can be measured.
+type number interface{ ~int64 | ~float64 }
+
+// Percentile is the nearest rank: with n values, the p-th is the ceil(p/100 x n)
+// smallest, so p99 of fewer than 100 is the largest. No values have none.
+func Percentile[T number](s []T, p float64) T {
 	if len(s) == 0 {
 		return 0
 	}
@@ -26,7 +35,7 @@ func (s Sample) Percentile(p float64) time.Duration {
 }
 
 // Median is the middle, or the mean of the two middle ones.
-func (s Sample) Median() time.Duration {
+func Median[T number](s []T) T {
 	if len(s) == 0 {
 		return 0
 	}

@@ -67,19 +67,73 @@ func MakeVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOn
 	begin := time.Now()
 	group.Go(func() error {
 		defer func() { made.Created = time.Since(begin) }()
-		return createVMs(ctx, vms, count, atOnce)
+		return CreateVMs(ctx, vms, count, atOnce)
 	})
 	group.Go(func() error { return made.await(ctx, w, count, begin) })
 	return made, group.Wait()
 }
 
-func createVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOnce int) error {
+// CreateVMs creates VMs called vm-<n>, several at a time.
+func CreateVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOnce int) error {
+	return Each(ctx, count, atOnce, func(ctx context.Context, n int) error {
+		return CreateVM(ctx, vms, NameOf(n))
+	})
+}
+
+// NameOf the n-th VM.
+func NameOf(n int) string { return fmt.Sprintf("vm-%05d", n) }
+
+// Each calls do for 0 to count-1, several at a time.
+func Each(ctx context.Context, count, atOnce int, do func(ctx context.Context, n int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	for n := range count {
-		group.Go(func() error { return CreateVM(ctx, vms, fmt.Sprintf("vm-%05d", n)) })
+		group.Go(func() error { return do(ctx, n) })
 	}
 	return group.Wait()
+}
+
+// UntilAll calls do, and waits until a watch has shown that many VMs of which
+// match holds, each counted once. It returns how long that took.
+func UntilAll(ctx context.Context, vms typed.VirtualMachineInterface, count int, match func(watch.Event, *api.VirtualMachine) bool, do func(context.Context) error) (time.Duration, error) {
+	group, ctx := errgroup.WithContext(ctx)
+	w, err := watchFrom(ctx, WatchVMs(vms))
+	if err != nil {
+		return 0, err
+	}
+	defer w.Stop()
+	begin := time.Now()
+	var took time.Duration
+	group.Go(func() error { return do(ctx) })
+	group.Go(func() error {
+		seen := sets.New[string]()
+		for seen.Len() < count {
+			e, vm, err := nextVM(ctx, w)
+			if err != nil {
+				return fmt.Errorf("%d of %d VMs: %w", seen.Len(), count, err)
+			}
+			if match(e, vm) {
+				seen.Insert(vm.Name)
+			}
+		}
+		took = time.Since(begin)
+		return nil
+	})
+	return took, group.Wait()
+}
+
+// nextVM is the next event of a watch.
+func nextVM(ctx context.Context, w watch.Interface) (watch.Event, *api.VirtualMachine, error) {
+	select {
+	case <-ctx.Done():
+		return watch.Event{}, nil, context.Cause(ctx)
+	case e, open := <-w.ResultChan():
+		vm, ok := e.Object.(*api.VirtualMachine)
+		if !open || !ok {
+			return e, nil, fmt.Errorf("the watch of the VMs ended: %v", e.Object)
+		}
+		return e, vm, nil
+	}
 }
 
 // CreateVM creates a small VM.
@@ -105,23 +159,18 @@ func create(ctx context.Context, vms typed.VirtualMachineInterface, name string,
 func (m *Made) await(ctx context.Context, w watch.Interface, count int, begin time.Time) error {
 	active, settled := sets.New[string](), sets.New[string]()
 	for settled.Len() < count {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("of %d VMs, %d are Active and %d have settled: %w", count, active.Len(), settled.Len(), context.Cause(ctx))
-		case e, open := <-w.ResultChan():
-			vm, ok := e.Object.(*api.VirtualMachine)
-			if !open || !ok {
-				return fmt.Errorf("the watch of the VMs ended: %v", e.Object)
-			}
-			if vm.Status.Phase != api.PhaseActive {
-				continue
-			}
-			if active.Insert(vm.Name); active.Len() == count && m.Active == 0 {
-				m.Active = time.Since(begin)
-			}
-			if vm.Status.Server != nil && vm.Status.Server.Usage != nil {
-				settled.Insert(vm.Name)
-			}
+		_, vm, err := nextVM(ctx, w)
+		if err != nil {
+			return fmt.Errorf("of %d VMs, %d are Active and %d have settled: %w", count, active.Len(), settled.Len(), err)
+		}
+		if vm.Status.Phase != api.PhaseActive {
+			continue
+		}
+		if active.Insert(vm.Name); active.Len() == count && m.Active == 0 {
+			m.Active = time.Since(begin)
+		}
+		if vm.Status.Server != nil && vm.Status.Server.Usage != nil {
+			settled.Insert(vm.Name)
 		}
 	}
 	m.Settled = time.Since(begin)

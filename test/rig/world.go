@@ -195,7 +195,7 @@ type Metrics []byte
 func (m Metrics) Sum(name string, labels ...string) (sum float64) {
 	for line := range strings.Lines(string(m)) {
 		line = strings.TrimSpace(line)
-		if !strings.HasPrefix(line, name+"{") {
+		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
 			continue
 		}
 		has := true

@@ -37,6 +37,7 @@ type Options struct {
 	MetricsSecure  bool
 	MetricsCertDir string
 	HealthAddress  string
+	PprofAddress   string
 	KubeAPIQPS     float32
 
 	UsagePeriod  time.Duration
@@ -57,7 +58,7 @@ func NewOptions() *Options {
 	return &Options{
 		Threads: 16, VMDriver: table.Auto,
 		LeaderElect: true, Election: leader.DefaultSettings(), LeaseLockName: "drover-controller",
-		MetricsAddress: "127.0.0.1:8080", HealthAddress: "127.0.0.1:8081", KubeAPIQPS: -1,
+		MetricsAddress: "127.0.0.1:8080", HealthAddress: "127.0.0.1:8081", PprofAddress: "0", KubeAPIQPS: -1,
 		UsagePeriod: 30 * time.Second, ListPeriod: 30 * time.Second,
 		OrphanGrace: time.Minute, OrphanPolicy: string(inventory.OrphanDelete),
 		Drivers: table.DefaultSettings(),
@@ -92,6 +93,7 @@ func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.MetricsSecure, "metrics-secure", o.MetricsSecure, "serve metrics by HTTPS, and only to those whose token the API server allows to get /metrics")
 	fs.StringVar(&o.MetricsCertDir, "metrics-cert-dir", o.MetricsCertDir, "folder with tls.crt and tls.key for --metrics-secure; empty means a certificate that the program signs itself")
 	fs.StringVar(&o.HealthAddress, "health-probe-bind-address", o.HealthAddress, "address of /healthz and /readyz; 0 turns them off")
+	fs.StringVar(&o.PprofAddress, "pprof-bind-address", o.PprofAddress, "address of /debug/pprof, which shows anybody who asks what the program does; 0 turns it off")
 	fs.Float32Var(&o.KubeAPIQPS, "kube-api-qps", o.KubeAPIQPS, "requests a second to the API server; negative leaves the limit to the server's priority and fairness")
 	fs.DurationVar(&o.UsagePeriod, "usage-period", o.UsagePeriod, "time from one usage sample to the next")
 	fs.DurationVar(&o.ListPeriod, "list-period", o.ListPeriod, "time from one complete list of an engine to the next; events are followed in between")

@@ -110,6 +110,7 @@ func newManager(o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, 
 		Cache:                   cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
 		Metrics:                 metricsOptions(o),
 		HealthProbeBindAddress:  o.HealthAddress,
+		PprofBindAddress:        o.PprofAddress,
 		GracefulShutdownTimeout: new(stopTimeout),
 	}
 	elect(&options, o, lock)

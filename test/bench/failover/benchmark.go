@@ -129,7 +129,7 @@ func (b *benchmark) startDrover(ctx context.Context, identity string) (*replica,
 }
 
 func (b *benchmark) startController(ctx context.Context, args ...string) (*bench.Controller, error) {
-	return bench.StartController(ctx, b.Controller, append([]string{
+	return bench.StartController(ctx, b.Controller, nil, append([]string{
 		"--kubeconfig=" + b.cluster.Kubeconfig, "--vm-driver=fake", "--fake-dir=" + filepath.Join(b.temp, "fake"),
 		"--metrics-bind-address=0",
 	}, args...)...)

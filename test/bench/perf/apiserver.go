@@ -1,0 +1,71 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/test/bench"
+)
+
+// rateVMs is how many VMs the rates are measured with.
+const rateVMs = 1000
+
+// apiserver measures how fast the API server takes what users and controllers
+// write, with nobody watching.
+func (b *benchmark) apiserver(ctx context.Context) error {
+	w, err := b.world(ctx)
+	if err != nil {
+		return err
+	}
+	steps := []struct {
+		what string
+		do   func(ctx context.Context, n int) error
+	}{
+		{"create", func(ctx context.Context, n int) error {
+			return bench.CreateVM(ctx, w.vms, bench.NameOf(n))
+		}},
+		{"patch", func(ctx context.Context, n int) error {
+			return w.patch(ctx, n, `{"metadata":{"annotations":{"example.org/note":"patched"}}}`)
+		}},
+		{"patch of the status", func(ctx context.Context, n int) error {
+			return w.patch(ctx, n, `{"status":{"phase":"Active","observedGeneration":1}}`, "status")
+		}},
+		{"delete", func(ctx context.Context, n int) error {
+			return w.vms.Delete(ctx, bench.NameOf(n), metav1.DeleteOptions{})
+		}},
+	}
+	rates := make([][]float64, len(steps))
+	for range b.Runs {
+		for n, step := range steps {
+			rate, err := b.rate(ctx, step.do)
+			if err != nil {
+				return err
+			}
+			rates[n] = append(rates[n], rate)
+		}
+	}
+	for n, step := range steps {
+		b.report.add("apiserver", step.what+", 16 at a time", rateVMs, "1/s", rates[n]...)
+	}
+	return nil
+}
+
+// rate is how many a second are done.
+func (b *benchmark) rate(ctx context.Context, do func(ctx context.Context, n int) error) (float64, error) {
+	ctx, cancel := bounded(ctx, rateVMs)
+	defer cancel()
+	begin := time.Now()
+	err := bench.Each(ctx, rateVMs, noopWorkers, do)
+	return rateVMs / time.Since(begin).Seconds(), err
+}
+
+func (w *world) patch(ctx context.Context, n int, change string, sub ...string) error {
+	_, err := w.vms.Patch(ctx, bench.NameOf(n), types.MergePatchType, []byte(change), metav1.PatchOptions{}, sub...)
+	return err
+}

@@ -1,0 +1,97 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const (
+	// engineAtOnce is how many containers the floor works on at a time.
+	engineAtOnce = 8
+	// floorLabel marks the floor's containers.
+	floorLabel = "cloudnative.tw/bench-floor"
+)
+
+// engine is the floor of the docker driver: the Docker API's own calls, for
+// containers like Drover's.
+type engine struct{ client *client.Client }
+
+func openEngine() (*engine, error) {
+	c, err := vmtest.OpenDocker()
+	return &engine{client: c}, err
+}
+
+// create creates and starts containers.
+func (e *engine) create(ctx context.Context, count int) (took time.Duration, ids []string, err error) {
+	ctx, cancel := bounded(ctx, count)
+	defer cancel()
+	var mu sync.Mutex
+	begin := time.Now()
+	err = bench.Each(ctx, count, engineAtOnce, func(ctx context.Context, n int) error {
+		made, err := e.client.ContainerCreate(ctx, likeDrovers(n))
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		ids = append(ids, made.ID)
+		mu.Unlock()
+		_, err = e.client.ContainerStart(ctx, made.ID, client.ContainerStartOptions{})
+		return err
+	})
+	return time.Since(begin), ids, err
+}
+
+// likeDrovers is the container that Drover makes for a VM of this benchmark.
+func likeDrovers(n int) client.ContainerCreateOptions {
+	const cpus, memory = 2, 4e9
+	return client.ContainerCreateOptions{
+		Name: fmt.Sprintf("drover-bench-%05d", n),
+		Config: &container.Config{
+			Image: vmtest.GuestPlain, Hostname: bench.NameOf(n), Labels: map[string]string{floorLabel: "true"},
+		},
+		HostConfig: &container.HostConfig{
+			Resources:     container.Resources{NanoCPUs: cpus * 1e9, Memory: memory, MemorySwap: memory},
+			RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyUnlessStopped},
+		},
+	}
+}
+
+// delete stops and removes containers.
+func (e *engine) delete(ctx context.Context, ids []string) (time.Duration, error) {
+	ctx, cancel := bounded(ctx, len(ids))
+	defer cancel()
+	begin := time.Now()
+	err := bench.Each(ctx, len(ids), engineAtOnce, func(ctx context.Context, n int) error {
+		if _, err := e.client.ContainerStop(ctx, ids[n], client.ContainerStopOptions{}); err != nil {
+			return err
+		}
+		_, err := e.client.ContainerRemove(ctx, ids[n], client.ContainerRemoveOptions{RemoveVolumes: true})
+		return err
+	})
+	return time.Since(begin), err
+}
+
+// clear removes what an earlier run has left.
+func (e *engine) clear(ctx context.Context) { removeAll(ctx, e.client, floorLabel) }
+
+// removeAll removes the containers that have a label.
+func removeAll(ctx context.Context, c *client.Client, label string) {
+	all, err := c.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", label)})
+	if err != nil {
+		return // without an engine there are no containers
+	}
+	for _, one := range all.Items {
+		_, _ = c.ContainerRemove(ctx, one.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	}
+}

@@ -1,0 +1,164 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"cloudnative.tw/drover/test/bench"
+)
+
+// round is what one turn of creating and deleting VMs took: times, and the CPU
+// time of the controller and of all processes.
+type round struct{ active, gone, cpu, cpuAll, cpuGone time.Duration }
+
+// fake measures how long fake VMs take to Active and to their end, beside noop.
+// For what 10,000 cost each, beside 1,000, turns of both are taken in this run.
+func (b *benchmark) fake(ctx context.Context) error {
+	w, err := b.world(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range b.Sizes {
+		if err := b.fakeOf(ctx, w, n); err != nil {
+			return err
+		}
+	}
+	b.perVM()
+	return nil
+}
+
+func (b *benchmark) fakeOf(ctx context.Context, w *world, n int) error {
+	var ours, noop, bare []round
+	err := takeTurns(b.pairs(n), func(int) error {
+		p, err := w.drover(ctx, nil, "--vm-driver=fake")
+		if err != nil {
+			return err
+		}
+		ours, err = w.round(ctx, p, n, ours)
+		return p.stop(err)
+	}, w.floorRounds(ctx, floorNoop, n, &noop), w.floorRounds(ctx, floorBare, n, &bare))
+	if err != nil {
+		return err
+	}
+	for _, f := range roundFigures {
+		of := func(r round) float64 { return f.of(r, n) }
+		row := b.report.add("fake", f.what, n, "ms", each(ours, of)...).beside(floorNoop, each(noop, of)...)
+		if n == 1000 && f.what == activeText {
+			row.ratioAtMost("fake-1000", 1.2)
+		}
+		b.report.add("fake", f.what+", beside the barest", n, "ms", each(ours, of)...).beside(floorBare, each(bare, of)...)
+	}
+	return nil
+}
+
+// floorRounds is a floor's turn.
+func (w *world) floorRounds(ctx context.Context, floor string, n int, rounds *[]round) contender {
+	return func(int) error {
+		p, err := w.floor(floor)
+		if err != nil {
+			return err
+		}
+		*rounds, err = w.round(ctx, p, n, *rounds)
+		return p.stop(err)
+	}
+}
+
+// roundFigures are what rounds with n VMs are told by.
+var roundFigures = []struct {
+	what string
+	of   func(r round, n int) float64
+}{
+	{activeText, func(r round, _ int) float64 { return milliseconds(r.active) }},
+	{"delete all", func(r round, _ int) float64 { return milliseconds(r.gone) }},
+	{"CPU of the controller, per VM created", func(r round, n int) float64 { return milliseconds(r.cpu) / float64(n) }},
+	{"CPU of all processes, per VM created", func(r round, n int) float64 { return milliseconds(r.cpuAll) / float64(n) }},
+	{"CPU of all processes, per VM deleted", func(r round, n int) float64 { return milliseconds(r.cpuGone) / float64(n) }},
+}
+
+const activeText = "create to Active"
+
+// round creates VMs and deletes them. One is made before, so that connections
+// are open.
+func (w *world) round(ctx context.Context, p *process, n int, rounds []round) ([]round, error) {
+	if _, err := w.create(ctx, 1); err != nil {
+		return rounds, err
+	}
+	if _, err := w.delete(ctx, 1); err != nil {
+		return rounds, err
+	}
+	if err := w.quiet(ctx, p); err != nil {
+		return rounds, err
+	}
+	var r round
+	var err error
+	if r.cpu, r.cpuAll, err = w.used(p, func() (err error) {
+		r.active, err = w.create(ctx, n)
+		return err
+	}); err != nil {
+		return rounds, err
+	}
+	if err := w.quiet(ctx, p); err != nil {
+		return rounds, err
+	}
+	_, r.cpuGone, err = w.used(p, func() (err error) {
+		r.gone, err = w.delete(ctx, n)
+		return err
+	})
+	return append(rounds, r), err
+}
+
+// used is the CPU time of the controller, and of it, the API server and this
+// program together, while something is done.
+func (w *world) used(p *process, do func() error) (own, all time.Duration, err error) {
+	before, err := w.cpuTimes(p)
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := do(); err != nil {
+		return 0, 0, err
+	}
+	after, err := w.cpuTimes(p)
+	for n := range after {
+		all += after[n] - before[n]
+	}
+	return after[0] - before[0], all, err
+}
+
+// cpuTimes are those of the controller, the API server and this program.
+func (w *world) cpuTimes(p *process) (all [3]time.Duration, err error) {
+	for n, pid := range []int{p.PID(), w.cluster.PID(), os.Getpid()} {
+		used, cpuErr := bench.CPUTime(pid)
+		all[n], err = used, errors.Join(err, cpuErr)
+	}
+	return all, err
+}
+
+// perVM holds the time per VM of many against that of 1,000.
+func (b *benchmark) perVM() {
+	base, ok := b.report.find("fake", activeText, 1000)
+	for _, n := range b.Sizes {
+		have, found := b.report.find("fake", activeText, n)
+		if !ok || !found || n <= 1000 {
+			continue
+		}
+		row := b.report.add("fake", "create to Active, per VM", n, "ms", have.Median/float64(n)).
+			beside("1,000 VMs", base.Median/1000)
+		if n == 10000 {
+			row.ratioAtMost("fake-10000", 1.2)
+		}
+	}
+}
+
+// each picks a figure of everything that was measured.
+func each[T any](all []T, pick func(T) float64) []float64 {
+	figures := make([]float64, len(all))
+	for n, one := range all {
+		figures[n] = pick(one)
+	}
+	return figures
+}

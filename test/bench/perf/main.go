@@ -1,0 +1,107 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Program perf measures how fast Drover is and what it costs, beside floors: what
+// the same machine takes, in the same run, for the part that no controller can
+// leave out.
+//
+// Start with suites in suites.go, each of which has a file. world.go has the API
+// server and the processes that are measured, noop.go, cache.go and engine.go
+// the floors, report.go the figures and the aims.
+//
+// Everything is real: bin/drover up --without-controller, bin/drover-controller
+// as a process of its own, and a Docker engine. What is compared takes turns.
+// Nothing fails for being slow; what does not work at all does.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// options are the flags.
+type options struct {
+	Suites     []string      `json:"suites"`
+	Sizes      []int         `json:"sizes"`
+	Runs       int           `json:"runs"`
+	Pairs      int           `json:"pairs"`
+	BigPairs   int           `json:"bigPairs"`
+	Samples    int           `json:"samples"`
+	DockerVMs  int           `json:"dockerVMs"`
+	Rest       time.Duration `json:"restNanoseconds"`
+	AtOnce     int           `json:"atOnce"`
+	Flags      []string      `json:"flags,omitempty"`
+	Controller string        `json:"-"`
+	JSON       string        `json:"-"`
+	Keep       bool          `json:"-"`
+}
+
+func main() {
+	if err := mainError(os.Args[1:]); err != nil && !errors.Is(err, pflag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "perf:", err)
+		os.Exit(1)
+	}
+}
+
+func mainError(args []string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if len(args) > 0 && floors[args[0]] != nil {
+		return floorMain(ctx, floors[args[0]], args[1:])
+	}
+	o := options{}
+	flags := pflag.NewFlagSet("perf", pflag.ContinueOnError)
+	o.addFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if err := o.validate(); err != nil {
+		return err
+	}
+	return benchmarkMain(ctx, o)
+}
+
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	flags.StringSliceVar(&o.Suites, "suites", suiteNames(), "what is measured")
+	flags.IntSliceVar(&o.Sizes, "sizes", []int{1, 100, 1000}, "numbers of VMs, of the fake driver, in rising order")
+	flags.IntVar(&o.Runs, "runs", 5, "how often what has no floor is measured")
+	flags.IntVar(&o.Pairs, "pairs", 10, "how often what is compared takes turns")
+	flags.IntVar(&o.BigPairs, "big-pairs", 10, "the same with more than 1,000 VMs")
+	flags.IntVar(&o.Samples, "samples", 40, "new VMs, one after the other, for percentiles")
+	flags.IntVar(&o.DockerVMs, "docker-vms", 100, "number of VMs on the Docker engine")
+	flags.DurationVar(&o.Rest, "rest", time.Minute, "how long VMs at rest are watched")
+	flags.IntVar(&o.AtOnce, "at-once", 16, "how many requests of users are under way at a time")
+	flags.StringArrayVar(&o.Flags, "flag", nil, "further flag of drover-controller")
+	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
+	flags.StringVar(&o.JSON, "json", "bin/bench/perf.json", "file that gets all figures")
+	flags.BoolVar(&o.Keep, "keep", false, "keep the file's figures of what this run does not measure")
+}
+
+func (o *options) validate() error {
+	for _, name := range o.Suites {
+		if !slices.Contains(suiteNames(), name) {
+			return fmt.Errorf("--suites has %q: it must be among %s", name, strings.Join(suiteNames(), ", "))
+		}
+	}
+	if len(o.Sizes) == 0 || o.Sizes[0] < 1 || !slices.IsSorted(o.Sizes) {
+		return fmt.Errorf("--sizes is %v: it must be rising numbers from 1", o.Sizes)
+	}
+	for flag, n := range map[string]int{
+		"runs": o.Runs, "pairs": o.Pairs, "big-pairs": o.BigPairs, "samples": o.Samples,
+		"docker-vms": o.DockerVMs, "at-once": o.AtOnce,
+	} {
+		if n < 1 {
+			return fmt.Errorf("--%s is %d: it must be at least 1", flag, n)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned"
+	listers "cloudnative.tw/drover/client/listers/cloudnative/v1alpha1"
+)
+
+// noopWorkers are as many as drover-controller has.
+const noopWorkers = 16
+
+// noopController writes, for every VM, the finalizer and then the status once,
+// and takes the finalizer away when the VM is deleted. No controller that tells
+// of its work and cleans up can write less.
+type noopController struct {
+	client versioned.Interface
+	lister listers.VirtualMachineLister
+	queue  workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	status func(*api.VirtualMachine) api.VirtualMachineStatus
+}
+
+func noop(ctx context.Context, cfg *rest.Config) error { return runNoop(ctx, cfg, activeStatus) }
+
+func bareNoop(ctx context.Context, cfg *rest.Config) error { return runNoop(ctx, cfg, bareStatus) }
+
+func runNoop(ctx context.Context, cfg *rest.Config, status func(*api.VirtualMachine) api.VirtualMachineStatus) error {
+	c, err := versioned.NewForConfig(cfg)
+	if err != nil {
+		return err
+	}
+	informers := newInformers(c)
+	vms := informers.Cloudnative().V1alpha1().VirtualMachines()
+	n := &noopController{
+		client: c, lister: vms.Lister(), status: status,
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName]()),
+	}
+	if _, err := vms.Informer().AddEventHandler(n.handler()); err != nil {
+		return err
+	}
+	if err := fill(ctx, informers); err != nil {
+		return err
+	}
+	var workers sync.WaitGroup
+	for range noopWorkers {
+		workers.Go(func() { n.work(ctx) })
+	}
+	<-ctx.Done()
+	n.queue.ShutDown()
+	workers.Wait()
+	informers.Shutdown()
+	return nil
+}
+
+// handler queues new VMs and those that are deleted. Its own writes wake
+// nothing.
+func (n *noopController) handler() cache.ResourceEventHandler {
+	add := func(object any) {
+		if vm, ok := object.(*api.VirtualMachine); ok {
+			n.queue.Add(cache.MetaObjectToName(vm))
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: add,
+		UpdateFunc: func(old, now any) {
+			before, ok := old.(*api.VirtualMachine)
+			after, okToo := now.(*api.VirtualMachine)
+			if ok && okToo && before.DeletionTimestamp == nil && after.DeletionTimestamp != nil {
+				add(now)
+			}
+		},
+	}
+}
+
+func (n *noopController) work(ctx context.Context) {
+	for {
+		key, over := n.queue.Get()
+		if over {
+			return
+		}
+		if err := n.reconcile(ctx, key); err != nil && !apierrors.IsNotFound(err) {
+			fmt.Fprintln(os.Stderr, key, err)
+			n.queue.AddRateLimited(key)
+		} else {
+			n.queue.Forget(key)
+		}
+		n.queue.Done(key)
+	}
+}
+
+func (n *noopController) reconcile(ctx context.Context, key cache.ObjectName) error {
+	vm, err := n.lister.VirtualMachines(key.Namespace).Get(key.Name)
+	if err != nil {
+		return err
+	}
+	switch {
+	case vm.DeletionTimestamp != nil:
+		return n.patch(ctx, key, map[string]any{"metadata": map[string]any{"finalizers": []string{}}})
+	case slices.Contains(vm.Finalizers, api.FinalizerServer):
+		return nil
+	}
+	if err := n.patch(ctx, key, map[string]any{"metadata": map[string]any{"finalizers": []string{api.FinalizerServer}}}); err != nil {
+		return err
+	}
+	return n.patch(ctx, key, map[string]any{"status": n.status(vm)}, "status")
+}
+
+// activeStatus has what the API says of an Active VM, which no controller for
+// this API can leave out.
+func activeStatus(vm *api.VirtualMachine) api.VirtualMachineStatus {
+	now := metav1.NowMicro()
+	status := api.VirtualMachineStatus{
+		ObservedGeneration: vm.Generation, Phase: api.PhaseActive, Reason: api.ReasonRunning, Driver: "fake",
+		Server:    &api.ServerStatus{ID: "fake-" + string(vm.UID)[:18], State: "Running", Generation: vm.Generation},
+		Addresses: []string{"10.1.2.3"}, StartTime: &now, LastUpdateTime: &now,
+	}
+	for _, kind := range []string{api.ConditionReady, api.ConditionRunning, api.ConditionObserved} {
+		status.Conditions = append(status.Conditions, metav1.Condition{
+			Type: kind, Status: metav1.ConditionTrue, Reason: api.ReasonRunning,
+			ObservedGeneration: vm.Generation, LastTransitionTime: metav1.NewTime(now.Time),
+		})
+	}
+	return status
+}
+
+// bareStatus is the phase alone.
+func bareStatus(vm *api.VirtualMachine) api.VirtualMachineStatus {
+	return api.VirtualMachineStatus{Phase: api.PhaseActive, ObservedGeneration: vm.Generation}
+}
+
+func (n *noopController) patch(ctx context.Context, key cache.ObjectName, change map[string]any, sub ...string) error {
+	content, err := json.Marshal(change)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, atLeast)
+	defer cancel()
+	_, err = n.client.CloudnativeV1alpha1().VirtualMachines(key.Namespace).
+		Patch(ctx, key.Name, types.MergePatchType, content, metav1.PatchOptions{}, sub...)
+	return err
+}

@@ -1,0 +1,115 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"cloudnative.tw/drover/test/bench"
+)
+
+// suites in the order in which they run.
+var suites = []struct {
+	name string
+	run  func(*benchmark, context.Context) error
+}{
+	{"apiserver", (*benchmark).apiserver},
+	{"fake", (*benchmark).fake},
+	{"idle", (*benchmark).idle},
+	{"restart", (*benchmark).restart},
+	{"writes", (*benchmark).writes},
+	{"slow", (*benchmark).slow},
+	{"docker", (*benchmark).dockerSuite},
+	{"up", (*benchmark).up},
+}
+
+func suiteNames() []string {
+	names := make([]string, len(suites))
+	for n, s := range suites {
+		names[n] = s.name
+	}
+	return names
+}
+
+// benchmark is one run of the program.
+type benchmark struct {
+	options
+	report *report
+	shared *world
+}
+
+func benchmarkMain(ctx context.Context, o options) (err error) {
+	b := &benchmark{options: o, report: newReport(o)}
+	defer func() { err = errors.Join(err, b.close()) }()
+	if o.Keep {
+		if err := b.report.load(o.JSON); err != nil {
+			return err
+		}
+	}
+	for _, s := range suites {
+		if !slices.Contains(o.Suites, s.name) {
+			continue
+		}
+		begin := time.Now()
+		if err := s.run(b, ctx); err != nil {
+			return fmt.Errorf("suite %s: %w", s.name, err)
+		}
+		tell("Suite %s took %s", s.name, time.Since(begin).Round(time.Second))
+		if err := bench.WriteJSON(o.JSON, b.report); err != nil {
+			return err
+		}
+	}
+	return b.report.print(os.Stdout)
+}
+
+// world is the one that suites share which leave it empty.
+func (b *benchmark) world(ctx context.Context) (*world, error) {
+	if b.shared != nil {
+		return b.shared, nil
+	}
+	w, err := b.newWorld(ctx)
+	b.shared = w
+	return w, err
+}
+
+func (b *benchmark) close() error {
+	if b.shared == nil {
+		return nil
+	}
+	return b.shared.close()
+}
+
+// pairs is how often what is compared takes turns with that many VMs.
+func (b *benchmark) pairs(vms int) int {
+	if vms > 1000 {
+		return b.BigPairs
+	}
+	return b.Pairs
+}
+
+// contender is one of those that are compared.
+type contender func(turn int) error
+
+// takeTurns runs all the same number of times. Who begins changes, so that what
+// one leaves behind meets all.
+func takeTurns(turns int, contenders ...contender) error {
+	for turn := range turns {
+		for n := range contenders {
+			if err := contenders[(turn+n)%len(contenders)](turn); err != nil {
+				return fmt.Errorf("turn %d: %w", turn+1, err)
+			}
+		}
+	}
+	return nil
+}
+
+// tell says how far it is.
+func tell(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
+}

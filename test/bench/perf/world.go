@@ -1,0 +1,212 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned"
+	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const (
+	// vmsNamespace is where VMs are made, idleNamespace where those are that
+	// others are made among.
+	vmsNamespace  = "bench"
+	idleNamespace = "idle"
+	// readyWithin is how long a process may take until its caches are filled.
+	readyWithin = 2 * time.Minute
+	// perVM and atLeast bound what is done to VMs.
+	perVM   = time.Second
+	atLeast = 2 * time.Minute
+)
+
+// world is an API server, and what VMs need beside it.
+type world struct {
+	b       *benchmark
+	cluster *vmtest.Cluster
+	kube    kubernetes.Interface
+	client  versioned.Interface
+	vms     typed.VirtualMachineInterface
+	id      string // of the cluster, as servers carry it
+	temp    string
+}
+
+func (b *benchmark) newWorld(ctx context.Context) (*world, error) {
+	w := &world{b: b}
+	var err error
+	if w.cluster, err = vmtest.NewCluster(vmtest.ClusterOptions{Durable: true}); err != nil {
+		return nil, err
+	}
+	if err := w.open(ctx); err != nil {
+		return nil, errors.Join(err, w.close())
+	}
+	return w, nil
+}
+
+func (w *world) open(ctx context.Context) (err error) {
+	if w.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
+		return err
+	}
+	if w.kube, err = kubernetes.NewForConfig(w.cluster.Config); err != nil {
+		return err
+	}
+	if w.client, err = versioned.NewForConfig(w.cluster.Config); err != nil {
+		return err
+	}
+	for _, name := range []string{vmsNamespace, idleNamespace} {
+		if err := bench.MakeNamespace(ctx, w.kube, name); err != nil {
+			return err
+		}
+	}
+	w.vms = w.in(vmsNamespace)
+	system, err := w.kube.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err == nil {
+		w.id = string(system.UID)
+	}
+	return err
+}
+
+func (w *world) in(namespace string) typed.VirtualMachineInterface {
+	return w.client.CloudnativeV1alpha1().VirtualMachines(namespace)
+}
+
+// close removes containers too, which are there only if a suite failed.
+func (w *world) close() error {
+	err := w.cluster.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), atLeast)
+	defer cancel()
+	if engine, openErr := client.New(client.FromEnv); openErr == nil && w.id != "" {
+		removeAll(ctx, engine, docker.LabelCluster+"="+w.id)
+		_ = engine.Close()
+	}
+	return errors.Join(err, os.RemoveAll(w.temp))
+}
+
+// process is a process that is measured.
+type process struct {
+	*vmtest.Process
+	metrics string // address of its metrics
+}
+
+// drover starts a controller, which is alone.
+func (w *world) drover(ctx context.Context, env []string, args ...string) (*process, error) {
+	address, err := bench.FreeAddress(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := append([]string{
+		"--kubeconfig=" + w.cluster.Kubeconfig, "--leader-elect=false", "--metrics-bind-address=" + address,
+		"--docker-image=" + vmtest.GuestPlain,
+	}, args...)
+	c, err := bench.StartController(ctx, w.b.Controller, env, append(all, w.b.Flags...)...)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{Process: c.Process, metrics: "http://" + address + "/metrics"}
+	return p, p.await(c.Ready)
+}
+
+// fakeDir is a folder for fake servers, other than those in memory.
+func (w *world) fakeDir(name string) string { return filepath.Join(w.temp, name) }
+
+// floor starts this program as a floor.
+func (w *world) floor(name string) (*process, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	child, err := vmtest.StartProcess(self, []string{name, w.cluster.Kubeconfig}, nil)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{Process: child}
+	return p, p.await(func() error {
+		if !strings.Contains(child.Output(), floorReady) {
+			return errors.New("its cache is not filled")
+		}
+		return nil
+	})
+}
+
+func (p *process) await(ready func() error) error {
+	_, err := vmtest.Poll(readyWithin, func() error {
+		if p.Over() {
+			return errors.New("it has ended")
+		}
+		return ready()
+	})
+	if err != nil {
+		return fmt.Errorf("not ready: %w; it printed:\n%s", err, p.Output())
+	}
+	return nil
+}
+
+// stop ends the process and joins an error of what was done with it.
+func (p *process) stop(err error) error {
+	if err != nil {
+		err = fmt.Errorf("%w; the process printed:\n%s", err, p.Output())
+	}
+	return errors.Join(err, p.Stop())
+}
+
+// scrape reads the process's metrics.
+func (p *process) scrape(ctx context.Context) (rig.Metrics, error) { return get(ctx, p.metrics) }
+
+// apiMetrics are those of the API server.
+func (w *world) apiMetrics(ctx context.Context) (rig.Metrics, error) {
+	return w.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+}
+
+// bounded gives time for something to be done with that many VMs.
+func bounded(ctx context.Context, vms int) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, max(atLeast, time.Duration(vms)*perVM), errors.New("not done in time"))
+}
+
+// create makes VMs, and returns how long it took until all were Active.
+func (w *world) create(ctx context.Context, count int) (time.Duration, error) {
+	return w.until(ctx, count, isActive, func(ctx context.Context) error {
+		return bench.CreateVMs(ctx, w.vms, count, w.b.AtOnce)
+	})
+}
+
+// delete deletes those VMs, and returns how long it took until all were gone.
+func (w *world) delete(ctx context.Context, count int) (time.Duration, error) {
+	return w.until(ctx, count, isGone, func(ctx context.Context) error {
+		return bench.Each(ctx, count, w.b.AtOnce, func(ctx context.Context, n int) error {
+			return w.vms.Delete(ctx, bench.NameOf(n), metav1.DeleteOptions{})
+		})
+	})
+}
+
+func (w *world) until(ctx context.Context, count int, match func(watch.Event, *api.VirtualMachine) bool, do func(context.Context) error) (time.Duration, error) {
+	ctx, cancel := bounded(ctx, count)
+	defer cancel()
+	return bench.UntilAll(ctx, w.vms, count, match, do)
+}
+
+func isActive(_ watch.Event, vm *api.VirtualMachine) bool { return vm.Status.Phase == api.PhaseActive }
+
+func isGone(e watch.Event, _ *api.VirtualMachine) bool { return e.Type == watch.Deleted }
+
+// quiet waits until nobody has anything left to do.
+func (w *world) quiet(ctx context.Context, p *process) error {
+	return bench.AwaitQuiet(ctx, w.cluster.PID(), p.PID())
+}

@@ -1,0 +1,125 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestDockerCreateWrites : the start of a container takes longer than what is
+// told by its result alone, so a creation may write the finalizer, what is under
+// way, and the result. For the fake driver TestWritesPerAction of
+// internal/controller counts exactly.
+func TestDockerCreateWrites(t *testing.T) {
+	t.Parallel()
+	const most = 3
+	w := rig.Start(t)
+	w.Run(t, "--vm-driver=docker", "--usage-period=1h") // the first sample is one more write
+	vm := w.Create(t, small("few", "default", "docker"))
+	history := w.Record(t, vm)
+	active := w.Await(t, vm, rig.Soon, rig.Active)
+	vmtest.Always(t, 3*time.Second, time.Second, "nothing more is written", func() error {
+		if now := w.Get(t, vm); now.ResourceVersion != active.ResourceVersion {
+			return fmt.Errorf("after Active came %s", rig.Show(now))
+		}
+		return nil
+	})
+	all := history.Until(t, active)
+	if writes := len(all) - 1; writes > most {
+		for _, one := range all {
+			t.Log(rig.Show(one))
+		}
+		t.Errorf("%d writes, want at most %d", writes, most)
+	}
+}
+
+const (
+	lifecycles   = 1000
+	livesAtATime = 100
+	// spareGoroutines is what connections, timers and the like may come and go by.
+	spareGoroutines = 20
+)
+
+// TestNoGoroutineStays : a controller has no more goroutines after 1,000 VMs
+// have come and gone than after the first 100.
+func TestNoGoroutineStays(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	address, err := bench.FreeAddress(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Spawn(t, nil, "--vm-driver=fake", "--fake-dir=", "--metrics-bind-address="+address)
+	live(t, w, "warm")
+	before := goroutines(t, address)
+	for n := range lifecycles / livesAtATime {
+		live(t, w, fmt.Sprintf("turn-%d", n))
+	}
+	vmtest.Eventually(t, rig.Soon, "the goroutines of 1,000 lives are gone", func() error {
+		if now := goroutines(t, address); now > before+spareGoroutines {
+			return fmt.Errorf("%v, before it were %v", now, before)
+		}
+		return nil
+	})
+}
+
+// live has VMs come and go.
+func live(t *testing.T, w *rig.World, name string) {
+	t.Helper()
+	vms := w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
+	for n := range livesAtATime {
+		w.Create(t, small(fmt.Sprintf("%s-%d", name, n), metav1.NamespaceDefault, "fake").Probe(80))
+	}
+	left := func(want func(phase string) bool) func() error {
+		return func() error {
+			all, err := vms.List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for _, vm := range all.Items {
+				if !want(string(vm.Status.Phase)) {
+					return fmt.Errorf("%s is %q", vm.Name, vm.Status.Phase)
+				}
+			}
+			return nil
+		}
+	}
+	vmtest.Eventually(t, rig.Soon, "all are Active", left(func(phase string) bool { return phase == "Active" }))
+	if err := vms.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	vmtest.Eventually(t, rig.Soon, "all are gone", left(func(string) bool { return false }))
+}
+
+// goroutines reads the controller's own count.
+func goroutines(t *testing.T, address string) float64 {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), rig.Soon)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := io.ReadAll(answer.Body)
+	if err := errors.Join(err, answer.Body.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return rig.Metrics(page).Sum("go_goroutines")
+}
