@@ -224,7 +224,7 @@ func (s *storm) hurt(ctx context.Context, kind Kind, r *replica, p *vmtest.Proce
 		return errors.New("it strikes no single replica")
 	}
 	sleep(ctx, s.random.upTo(longest))
-	r.proxy.Restore() //nolint:contextcheck // the proxy's connections have no context
+	r.proxy.Restore()
 	return nil
 }
 
@@ -264,5 +264,5 @@ func (s *storm) killAPI(ctx context.Context) error {
 		return err
 	}
 	sleep(ctx, s.random.upTo(lease))
-	return s.Start() //nolint:contextcheck // the cluster outlives the fault
+	return s.Start()
 }

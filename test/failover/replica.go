@@ -41,7 +41,7 @@ type replica struct {
 func (r *replica) keep(ctx context.Context) error {
 	for ctx.Err() == nil {
 		from := time.Now()
-		p, err := vmtest.StartProcess(r.binary, r.args, []string{"POD_NAME=" + r.name}) //nolint:contextcheck // ctx has it end well
+		p, err := vmtest.StartProcess(r.binary, r.args, []string{"POD_NAME=" + r.name})
 		if err != nil {
 			return fmt.Errorf("start %s: %w", r.name, err)
 		}

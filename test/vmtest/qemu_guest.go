@@ -50,7 +50,7 @@ func LinuxGuest(t testing.TB, dir string) Linux {
 	for from, to := range map[string]string{built.Kernel: g.Kernel, built.Initrd: g.Initrd} {
 		content, err := os.ReadFile(from)
 		if err == nil {
-			err = os.WriteFile(to, content, 0o600) //nolint:gosec // the test's
+			err = os.WriteFile(to, content, 0o600)
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -126,7 +126,7 @@ func TestImageChanged(t *testing.T) {
 	content, err := os.ReadFile(e.plain)
 	must(t, err)
 	must(t, os.Rename(e.plain, e.plain+".old"))
-	must(t, os.WriteFile(e.plain, content, 0o600)) //nolint:gosec // the test's own
+	must(t, os.WriteFile(e.plain, content, 0o600))
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "was changed or replaced", "ImageUnavailable")
 	must(t, os.Rename(e.plain+".old", e.plain))
@@ -398,7 +398,7 @@ func TestBrokenRecord(t *testing.T) {
 			t.Errorf("%s: Delete says %v", name, err)
 		}
 	}
-	must(t, os.WriteFile(path, content, 0o600)) //nolint:gosec // the test's own
+	must(t, os.WriteFile(path, content, 0o600))
 	gone(t, d, spec)
 }
 
