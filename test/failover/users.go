@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
@@ -225,16 +226,24 @@ func (u *user) granted(ctx context.Context, starts int) error {
 	return err
 }
 
-// delete waits until it is gone, for its name is to be used again.
+// delete waits until it is gone, for its name is to be used again. It deletes
+// what it has just read: without that, kube-apiserver removes an object at once
+// whose finalizer is added while it is being deleted (kubernetes/kubernetes
+// #77988), and its server is left to the orphan sweep.
 func (u *user) delete(ctx context.Context) error {
 	uid := u.vm.UID
 	u.book.note(uid, func(a *Asked) { a.DeletedAt = time.Now() })
 	err := insist(ctx, func(ctx context.Context) error {
-		err := u.vms.Delete(ctx, u.name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))})
+		vm, err := u.vms.Get(ctx, u.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return client.IgnoreNotFound(u.vms.Delete(ctx, u.name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &vm.ResourceVersion},
+		}))
 	})
 	if err != nil {
 		return err
