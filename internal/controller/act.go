@@ -19,14 +19,14 @@ import (
 
 // act carries the plan's step out and takes note of what came of it. It
 // reports done when the object has been let go. Its error is the API's, or that
-// this process may not act: then it does not report either. Other errors of the
-// engine are part of the pass.
+// this process may not act, or that a restart cannot be begun: then it does not
+// report either. Other errors of the engine are part of the pass.
 func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	if p.plan.step == stepFinish {
 		return r.finish(ctx, p)
 	}
 	if p.plan.intent {
-		if err := r.writeIntent(ctx, p); err != nil {
+		if written, err := r.intend(ctx, p); !written || err != nil {
 			return false, err
 		}
 	}
@@ -109,6 +109,22 @@ func (r *Reconciler) call(ctx context.Context, p *pass) outcome {
 		logf.FromContext(ctx).V(1).Info("Progress not written", "cause", err.Error())
 	}
 	return <-result
+}
+
+// intend names the run that a restart is to end, once the engine has said that it
+// is the last one: of an older run it would seem that it has been ended already.
+// Otherwise the pass decides anew.
+func (r *Reconciler) intend(ctx context.Context, p *pass) (written bool, err error) {
+	run := p.plan.endRun
+	if !p.fresh {
+		if err := p.look(ctx); err != nil {
+			return false, err // a failure in the status would name the run
+		}
+	}
+	if p.seen.Answer != inventory.Present || p.seen.Server.Run != run {
+		return false, nil
+	}
+	return true, r.writeIntent(ctx, p)
 }
 
 // writeIntent writes the operation down before it is taken, so that whoever

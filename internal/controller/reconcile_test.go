@@ -62,15 +62,16 @@ type meddler struct {
 	ensure func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error)
 	delete func(func() error) error
 	calls  int
-	// behind has complete lists show nothing, as if they were from before.
+	// behind has complete lists show before, as if they were from then.
 	behind bool
+	before []driver.Server
 }
 
 func (m *meddler) Unwrap() driver.Driver { return m.Driver }
 
 func (m *meddler) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	if m.behind && len(uids) == 0 {
-		return nil, nil
+		return m.before, nil
 	}
 	return m.Driver.List(ctx, uids...)
 }

@@ -153,6 +153,30 @@ func TestServerMadeByThePredecessor(t *testing.T) {
 	}
 }
 
+// TestStartedByThePredecessor : a new leader that has not heard of the server's
+// last start yet ends that run, not an older one, when a restart is asked for.
+func TestStartedByThePredecessor(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.engine.before, _ = g.engine.Driver.List(t.Context())
+	for _, action := range []api.Action{api.ActionStopped, api.ActionActive} {
+		g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = action })
+		g.reconcile()
+	}
+	run := g.server().Run
+	g.engine.behind = true
+	g.startInventory()
+	g.newReconciler()
+	at := metav1.NewTime(t0)
+	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
+	g.reconcile()
+	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {
+		t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, g.vm().Status.RestartedAt)
+	}
+}
+
 // TestWhoMayNotActDoesNotReport : a refused step is no failure of the VM's.
 func TestWhoMayNotActDoesNotReport(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
@@ -225,11 +226,26 @@ func (u *user) granted(ctx context.Context, starts int) error {
 	return err
 }
 
-// delete waits until it is gone, for its name is to be used again.
+// delete waits until it is gone, for its name is to be used again. It deletes
+// what it has just read: without that, kube-apiserver removes an object at once
+// whose finalizer is added while it is being deleted (kubernetes/kubernetes
+// #77988), and its server is left to the orphan sweep.
 func (u *user) delete(ctx context.Context) error {
 	uid := u.vm.UID
 	u.book.note(uid, func(a *Asked) { a.DeletedAt = time.Now() })
-	if err := insist(ctx, func(ctx context.Context) error { return u.deleteOnce(ctx, uid) }); err != nil {
+	err := insist(ctx, func(ctx context.Context) error {
+		vm, err := u.vms.Get(ctx, u.name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return client.IgnoreNotFound(u.vms.Delete(ctx, u.name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &vm.ResourceVersion},
+		}))
+	})
+	if err != nil {
 		return err
 	}
 	u.vm = nil
@@ -239,24 +255,6 @@ func (u *user) delete(ctx context.Context) error {
 		}
 		return nil
 	})
-}
-
-// deleteOnce names the version that it has seen: without that the API server
-// lets an object go at once that gets its finalizer while the deletion is under
-// way, and the server made for it is left to the orphan sweep, which is off here.
-func (u *user) deleteOnce(ctx context.Context, uid types.UID) error {
-	now, err := u.vms.Get(ctx, u.name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && now.UID != uid {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	seen := &metav1.Preconditions{UID: &uid, ResourceVersion: &now.ResourceVersion}
-	if err := u.vms.Delete(ctx, u.name, metav1.DeleteOptions{Preconditions: seen}); !apierrors.IsNotFound(err) {
-		return err
-	}
-	return nil
 }
 
 // await looks until check is content. Its error is what check said last.

@@ -18,6 +18,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/fake"
@@ -50,7 +51,7 @@ type world struct {
 	// patience is how long all may take to be as users asked, after the last
 	// fault; 0 is for a world where that does not matter.
 	patience time.Duration
-	// dir has what is left of it: journal and logs.
+	// dir has what is left of it: journal, logs and objects.
 	dir, journal string
 }
 
@@ -113,6 +114,7 @@ func (w *world) run(t testing.TB, strike weather) Evidence {
 	}
 	lookout := &lookout{world: w}
 	watched.Go(func() { lookout.keep(cluster) })
+	watched.Go(func() { complain(t, w.record(cluster)) })
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	stop := make(chan struct{})
@@ -195,6 +197,32 @@ func readJournal(path string, offset *int64) ([]fake.Entry, error) {
 		entries = append(entries, entry)
 	}
 	return entries, nil
+}
+
+// record writes down what the VirtualMachines were, for people who look for the
+// cause of a violation.
+func (w *world) record(ctx context.Context) error {
+	f, err := os.Create(filepath.Join(w.dir, "objects"))
+	if err != nil {
+		return err
+	}
+	lines := json.NewEncoder(f)
+	for ; ctx.Err() == nil; sleep(ctx, userLooks) {
+		changes, err := w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
+		if err != nil {
+			continue // the API server is down
+		}
+		for change := range changes.ResultChan() {
+			if vm, ok := change.Object.(*api.VirtualMachine); ok {
+				vm.ManagedFields = nil
+			}
+			_ = lines.Encode(struct {
+				At    time.Time
+				Event watch.Event
+			}{time.Now().UTC(), change})
+		}
+	}
+	return f.Close()
 }
 
 // keepLogs leaves what the replicas printed beside the journal.
