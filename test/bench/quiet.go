@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Quiet means that the processes used less than that part of one CPU over a
-// while.
+// Quiet means that processes used less than that part of one CPU over a while,
+// and calm that all of them together used less than that part of all CPUs.
 const (
 	quietPart   = 0.3
 	quietWhile  = 300 * time.Millisecond
