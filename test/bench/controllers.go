@@ -30,6 +30,7 @@ func StartController(ctx context.Context, binary string, args ...string) (*Contr
 	if err != nil {
 		return nil, err
 	}
+	//nolint:contextcheck // the replica lives until it is told to end
 	p, err := vmtest.StartProcess(binary, append([]string{"--health-probe-bind-address=" + address}, args...), nil)
 	if err != nil {
 		return nil, err

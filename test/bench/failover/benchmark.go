@@ -63,9 +63,7 @@ func benchmarkMain(ctx context.Context, o options) (err error) {
 		return err
 	}
 	r.sum()
-	if err := r.print(os.Stdout); err != nil {
-		return err
-	}
+	fmt.Print(r.text())
 	return bench.WriteJSON(o.JSON, r)
 }
 
@@ -73,6 +71,7 @@ func (b *benchmark) open(ctx context.Context) (err error) {
 	if b.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
 		return err
 	}
+	//nolint:contextcheck // what is started lives until close
 	if b.cluster, err = vmtest.NewCluster(vmtest.ClusterOptions{Durable: true}); err != nil {
 		return err
 	}
@@ -98,6 +97,7 @@ func (b *benchmark) openFleets(ctx context.Context) error {
 	launchers := map[string]func(context.Context, string) (*replica, error){
 		nameDrover: b.startDrover,
 		namePlain: func(_ context.Context, identity string) (*replica, error) {
+			//nolint:contextcheck // a replica lives until it is told to end
 			return startPlain(b.cluster.Kubeconfig, namePlain, identity, b.Settings)
 		},
 	}
