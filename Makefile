@@ -25,7 +25,7 @@ PUSH ?= false
 
 .PHONY: help
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## show Drover at work: start it, run a VM as a container, load it, delete it, clean up
@@ -87,9 +87,10 @@ bench-up: build ## print how long drover up takes, cold and warm, and how much m
 	hack/bench-up.sh
 
 .PHONY: bench-failover
-bench-failover: build ## print how soon another replica leads, beside client-go's elector; flags by ARGS="..."
-	go build -buildvcs=false -o bin/bench-failover ./test/bench/failover
-	bin/bench-failover $(ARGS)
+bench-failover: build ## print how fast a standby takes over, beside a plain elector, with 0 and 10,000 VMs; ARGS
+	@mkdir -p bin/bench
+	go build -buildvcs=false -o bin/bench/failover ./test/bench/failover
+	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/failover $(ARGS)
 
 .PHONY: clean
 clean: ## remove bin/ (built programs and tools)

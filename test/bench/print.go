@@ -6,9 +6,9 @@ package bench
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -24,21 +24,18 @@ func NewTable(header ...string) *Table { return &Table{rows: [][]string{header}}
 // Row adds a row; missing cells are empty.
 func (t *Table) Row(cells ...string) { t.rows = append(t.rows, cells) }
 
-// Print writes the table.
-func (t *Table) Print(w io.Writer) error {
+// String is the table, with aligned columns.
+func (t *Table) String() string {
 	width := len(t.rows[0])
-	rule := make([]string, width)
-	for n := range rule {
-		rule[n] = "---"
+	rule := slices.Repeat([]string{"---"}, width)
+	var text strings.Builder
+	tab := tabwriter.NewWriter(&text, 0, 0, 1, ' ', 0)
+	for _, row := range slices.Concat([][]string{t.rows[0], rule}, t.rows[1:]) {
+		cells := append(slices.Clone(row), make([]string, width-len(row))...)
+		_, _ = fmt.Fprintf(tab, "| %s\t|\n", strings.Join(cells, "\t| "))
 	}
-	tab := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
-	for n, row := range append([][]string{t.rows[0], rule}, t.rows[1:]...) {
-		cells := append(append([]string{}, row...), make([]string, max(0, width-len(row)))...)
-		if _, err := fmt.Fprintf(tab, "| %s\t|\n", strings.Join(cells, "\t| ")); err != nil {
-			return fmt.Errorf("row %d of the table: %w", n, err)
-		}
-	}
-	return tab.Flush()
+	_ = tab.Flush()
+	return text.String()
 }
 
 // Show prints a duration in milliseconds, with as many digits as tell

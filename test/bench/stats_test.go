@@ -51,3 +51,19 @@ func TestDifference(t *testing.T) {
 		t.Errorf("the same: difference %s, noise %s", d, noise)
 	}
 }
+
+func TestTable(t *testing.T) {
+	table := NewTable("what", "how long")
+	table.Row("a", Show(1234567*time.Nanosecond))
+	table.Row("longer", Show(1234*time.Millisecond))
+	table.Row("nothing")
+	want := "" +
+		"| what    | how long |\n" +
+		"| ---     | ---      |\n" +
+		"| a       | 1.2 ms   |\n" +
+		"| longer  | 1234 ms  |\n" +
+		"| nothing |          |\n"
+	if got := table.String(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}

@@ -63,9 +63,7 @@ func benchmarkMain(ctx context.Context, o options) (err error) {
 		return err
 	}
 	r.sum()
-	if err := r.print(os.Stdout); err != nil {
-		return err
-	}
+	fmt.Print(r.text())
 	return bench.WriteJSON(o.JSON, r)
 }
 

@@ -63,14 +63,21 @@ func (f *fleet) fill(ctx context.Context) error {
 	return nil
 }
 
-// awaitReady waits until all replicas take part in the election.
-func (f *fleet) awaitReady() error {
-	for _, r := range f.replicas {
-		if _, err := vmtest.Poll(steadyWithin, r.ready); err != nil {
-			return fmt.Errorf("%s is not ready: %w; it printed:\n%s", r.identity, err, r.Output())
+// complete waits until there are as many replicas as wanted, and all of them
+// take part in the election.
+func (f *fleet) complete(ctx context.Context) error {
+	_, err := vmtest.Poll(steadyWithin, func() error {
+		if err := f.fill(ctx); err != nil {
+			return err
 		}
-	}
-	return nil
+		for _, r := range f.replicas {
+			if err := r.ready(); err != nil {
+				return fmt.Errorf("%s is not ready: %w; it printed:\n%s", r.identity, err, r.Output())
+			}
+		}
+		return ctx.Err()
+	})
+	return err
 }
 
 func lastLine(output string) string {

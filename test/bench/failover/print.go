@@ -5,7 +5,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"strings"
 	"syscall"
 	"time"
@@ -13,28 +12,28 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// print writes the report for people.
-func (r *report) print(w io.Writer) error {
+// text is the report for people.
+func (r *report) text() string {
+	var w strings.Builder
 	o := r.Options
-	fmt.Fprintf(w, "\n%s\n%d runs each, %d replicas of each kind, %s\n", r.Machine, o.Runs, o.Replicas, strings.Join(r.Times, " "))
+	fmt.Fprintf(&w, "\n%s\n%d runs each, %d replicas of each kind, %s\n", r.Machine, o.Runs, o.Replicas, strings.Join(r.Times, " "))
 	if o.VMs > 0 {
-		fmt.Fprintf(w, "%d VMs: all created after %s, Active after %s, settled after %s\n",
+		fmt.Fprintf(&w, "%d VMs: all created after %s, Active after %s, settled after %s\n",
 			o.VMs, round(r.Made.Created), round(r.Made.Active), round(r.Made.Settled))
 	}
 	for n, vms := range r.counts() {
-		fmt.Fprintf(w, "Other programs took %.0f %% of the CPUs during the runs with %d VMs\n", r.Others[n], vms)
+		fmt.Fprintf(&w, "Other programs took %.0f %% of the CPUs during the runs with %d VMs\n", r.Others[n], vms)
 	}
-	r.printOdd(w)
-	fmt.Fprintln(w)
-	if err := r.printFigures(w); err != nil || len(r.Added) == 0 {
-		return err
+	r.tellOdd(&w)
+	fmt.Fprintf(&w, "\n%s", r.figures())
+	if len(r.Added) > 0 {
+		fmt.Fprintf(&w, "\nWhat %d VMs add to the median, and the noise of that:\n\n%s", o.VMs, r.added())
 	}
-	fmt.Fprintf(w, "\nWhat %d VMs add to the median, and the noise of that:\n\n", o.VMs)
-	return r.printAdded(w)
+	return w.String()
 }
 
-// printOdd tells of handovers that some figures do without.
-func (r *report) printOdd(w io.Writer) {
+// tellOdd tells of handovers that some figures do without.
+func (r *report) tellOdd(w *strings.Builder) {
 	for _, name := range []string{nameDrover, namePlain} {
 		if n := r.Lost[name]; n > 0 {
 			fmt.Fprintf(w, "%d replicas of %s ended by themselves, having lost the Lease\n", n, name)
@@ -65,7 +64,7 @@ func count(seen []handover, is func(handover) bool) (n int) {
 	return n
 }
 
-func (r *report) printFigures(w io.Writer) error {
+func (r *report) figures() string {
 	t := bench.NewTable("signal", "from, to", "VMs", "Drover p50", "p99", "max", "client-go p50", "p99", "max", "client-go / Drover p50", "p99", "aim")
 	for _, line := range r.Rows {
 		ours, plain := line.Drover.Summary, line.Plain.Summary
@@ -75,7 +74,7 @@ func (r *report) printFigures(w io.Writer) error {
 		cells = append(cells, ratio(plain.P50, ours.P50), ratio(plain.P99, ours.P99), verdict(line.Aim, line.Met))
 		t.Row(cells...)
 	}
-	return t.Print(w)
+	return t.String()
 }
 
 func show(s bench.Summary) []string {
@@ -102,7 +101,7 @@ func verdict(aim string, met *bool) string {
 	return aim + ": missed"
 }
 
-func (r *report) printAdded(w io.Writer) error {
+func (r *report) added() string {
 	t := bench.NewTable("signal", "from, to", "Drover", "noise", "client-go", "noise", "aim")
 	for _, a := range r.Added {
 		plain := []string{"", ""}
@@ -111,7 +110,7 @@ func (r *report) printAdded(w io.Writer) error {
 		}
 		t.Row(append(append([]string{a.Signal, a.What}, append(a.Drover.cells(), plain...)...), verdict("nothing to be seen", &a.Met))...)
 	}
-	return t.Print(w)
+	return t.String()
 }
 
 func (c change) cells() []string {

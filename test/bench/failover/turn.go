@@ -82,7 +82,7 @@ func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name
 // steady waits until all replicas are there and nobody has anything left to do.
 func (b *benchmark) steady(ctx context.Context) error {
 	for _, f := range b.fleets {
-		if err := errors.Join(f.fill(ctx), f.awaitReady()); err != nil {
+		if err := f.complete(ctx); err != nil {
 			return err
 		}
 	}

@@ -163,10 +163,7 @@ func (r *report) print(w io.Writer) error {
 	for _, row := range r.Rows {
 		t.Row(row.cells()...)
 	}
-	if err := t.Print(w); err != nil {
-		return err
-	}
-	fmt.Fprintln(w)
+	fmt.Fprintln(w, t)
 	return r.printAims(w)
 }
 
@@ -201,7 +198,8 @@ func (r *report) printAims(w io.Writer) error {
 		}
 		t.Row(a.what, a.limit, figure, said)
 	}
-	return t.Print(w)
+	_, err := fmt.Fprint(w, t)
+	return err
 }
 
 // decide sums an aim's rows up: all have to meet it. Where there are several,
