@@ -14,10 +14,8 @@ KUBE = $(shell go -C standalone list -m -f '{{.Version}}' k8s.io/kubernetes)
 KUBE_PARTS = $(subst ., ,$(KUBE:v%=%))
 KUBE_PKG := k8s.io/component-base/version
 KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 1,$(KUBE_PARTS)) -X $(KUBE_PKG).gitMinor=$(word 2,$(KUBE_PARTS))
-# Flags for drover up: make up ARGS="--port 7443"
+# Flags for drover up and benchmarks: make up ARGS="--port 7443"
 ARGS ?=
-# Flags of the benchmarks: make bench BENCH_ARGS="--suites docker --pairs 3"
-BENCH_ARGS ?=
 # The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
 IMAGE ?= drover-controller:dev
 PLATFORMS ?= linux/$(shell go env GOARCH)
@@ -70,11 +68,11 @@ verify: build ## fail when generated files or the docs are stale
 
 .PHONY: bench
 bench: bench-build ## measure speed and cost beside floors, with up to 1,000 VMs; 20 minutes
-	bin/bench-perf --sizes 1,100,1000 $(BENCH_ARGS)
+	bin/bench-perf --sizes 1,100,1000 $(ARGS)
 
 .PHONY: bench-full
 bench-full: bench-build ## the same with up to 10,000 VMs and longer rests, and plots; hours
-	bin/bench-perf --sizes 1,100,1000,5000,10000 --rest 5m --json bin/bench/perf-full.json $(BENCH_ARGS)
+	bin/bench-perf --sizes 1,100,1000,5000,10000 --rest 5m --json bin/bench/perf-full.json $(ARGS)
 	GOFLAGS= go -C hack/plot run -buildvcs=false . "$(CURDIR)/bin/bench/perf-full.json" "$(CURDIR)/bin/bench/perf-full.png"
 
 .PHONY: bench-build
@@ -85,6 +83,11 @@ bench-build: build
 .PHONY: bench-up
 bench-up: build ## print how long drover up takes, cold and warm, and how much memory
 	hack/bench-up.sh
+
+.PHONY: bench-failover
+bench-failover: build ## print how soon another replica leads, beside client-go's elector; flags by ARGS="..."
+	go build -buildvcs=false -o bin/bench-failover ./test/bench/failover
+	bin/bench-failover $(ARGS)
 
 .PHONY: clean
 clean: ## remove bin/ (built programs and tools)

@@ -25,13 +25,13 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	if p.plan.step == stepFinish {
 		return r.finish(ctx, p)
 	}
-	if err := r.confirm(ctx, p); err != nil {
-		return false, err
-	}
 	if p.plan.intent {
 		if err := r.writeIntent(ctx, p); err != nil {
 			return false, err
 		}
+	}
+	if confirmed, err := r.confirm(ctx, p); !confirmed || err != nil {
+		return false, err
 	}
 	result := r.call(ctx, p)
 	if driver.MayNotAct(result.err) {
@@ -41,15 +41,34 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	return false, nil
 }
 
-// confirm has the API say that the object is as the pass has it, before a server
-// is made or removed for it. The cache may be behind, on a replica that has just
-// become the leader above all: its predecessor may have let the object go, and a
-// user may want to keep the server.
-func (r *Reconciler) confirm(ctx context.Context, p *pass) error {
+// confirm makes sure of what a step rests on, where that is not news of this very
+// pass. A replica that has just become the leader may lag behind its predecessor,
+// who may have let the object go or made the server, and behind users. A creation
+// and a removal are always confirmed, other steps where the object was not seen
+// since this lead began. Unless it is confirmed the pass decides anew.
+func (r *Reconciler) confirm(ctx context.Context, p *pass) (confirmed bool, err error) {
 	creates := p.plan.step == stepEnsure && p.plan.operation == api.OperationCreate
-	if p.live || !creates && p.plan.step != stepDelete {
-		return nil
+	must := creates || p.plan.step == stepDelete
+	if p.live || !must && r.recent.seenSince(p.base, r.Epoch()) {
+		return true, nil
 	}
+	if err := r.confirmObject(ctx, p); err != nil {
+		return false, err
+	}
+	p.live = true
+	r.recent.saw(p.base)
+	if !creates || p.fresh {
+		return true, nil
+	}
+	if err := p.look(ctx); err != nil {
+		p.fail(p.plan, err)
+		return false, nil
+	}
+	return p.seen.Answer == inventory.Gone, nil
+}
+
+// confirmObject has the API say that the object is as the pass has it.
+func (r *Reconciler) confirmObject(ctx context.Context, p *pass) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	now := &api.VirtualMachine{}
@@ -63,7 +82,6 @@ func (r *Reconciler) confirm(ctx context.Context, p *pass) error {
 		r.recent.remember(now)
 		return apierrors.NewConflict(api.Resource("virtualmachines"), p.base.Name, errors.New("the cache is behind"))
 	}
-	p.live = true
 	return nil
 }
 

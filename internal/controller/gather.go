@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"strconv"
 	"sync"
 	"time"
 
@@ -71,10 +72,34 @@ func (p *pass) look(ctx context.Context) error {
 	return err
 }
 
-// recent remembers our own last write of each object until the cache has it.
+// recent remembers our own last write of each object until the cache has it, and
+// which objects the API itself has shown.
 type recent struct {
 	mu      sync.Mutex
 	written map[types.NamespacedName]*api.VirtualMachine
+	shown   map[types.NamespacedName]types.UID
+}
+
+// saw takes note that the API has shown the object.
+func (c *recent) saw(vm *api.VirtualMachine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.shown == nil {
+		c.shown = map[types.NamespacedName]types.UID{}
+	}
+	c.shown[client.ObjectKeyFromObject(vm)] = vm.UID
+}
+
+// seenSince tells whether the object was seen since a lead of that epoch began:
+// it was written later, or the API has shown it. A process has one lead.
+func (c *recent) seenSince(vm *api.VirtualMachine, epoch uint64) bool {
+	order, err := resourceversion.CompareResourceVersion(vm.ResourceVersion, strconv.FormatUint(epoch, 10))
+	if err == nil && order >= 0 {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.shown[client.ObjectKeyFromObject(vm)] == vm.UID
 }
 
 func (c *recent) newer(key types.NamespacedName, cached *api.VirtualMachine) *api.VirtualMachine {
@@ -113,6 +138,7 @@ func (c *recent) forget(key types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.written, key)
+	delete(c.shown, key)
 }
 
 // isUp tells whether a server's guest can be talked to.

@@ -134,26 +134,36 @@ func (r *Reconciler) laneOf(vm *api.VirtualMachine) string {
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // handler puts a VirtualMachine into the queue when a user changed it. Our own
-// writes wake nothing.
+// writes wake nothing. A standby keeps what is undone instead.
 func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue) {
-			if r.laneOf(e.Object) == r.Driver {
-				r.add(q, startPriority(e), keyOf(e.Object))
+			switch {
+			case r.laneOf(e.Object) != r.Driver:
+			case r.standsBy():
+				r.undone.set(e.Object)
+			default:
+				add(q, keyOf(e.Object), startPriority(e))
 			}
 		},
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue) {
 			r.recent.caughtUp(e.ObjectNew)
-			if r.laneOf(e.ObjectNew) != r.Driver {
-				return
-			}
-			if priority, ok := worth(e.ObjectOld, e.ObjectNew); ok {
-				r.add(q, priority, keyOf(e.ObjectNew))
+			priority, ok := worth(e.ObjectOld, e.ObjectNew)
+			switch {
+			case r.laneOf(e.ObjectNew) != r.Driver:
+			case r.standsBy():
+				r.undone.set(e.ObjectNew)
+			case ok:
+				add(q, keyOf(e.ObjectNew), priority)
 			}
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q queue) {
-			if r.laneOf(e.Object) == r.Driver {
-				r.add(q, prioRoutine, keyOf(e.Object))
+			switch {
+			case r.laneOf(e.Object) != r.Driver:
+			case r.standsBy():
+				r.undone.forget(keyOf(e.Object))
+			default:
+				add(q, keyOf(e.Object), prioRoutine)
 			}
 		},
 	}
@@ -164,20 +174,6 @@ func startPriority(e event.TypedCreateEvent[*api.VirtualMachine]) int {
 		return rank(e.Object)
 	}
 	return max(rank(e.Object), prioUser)
-}
-
-// rank is the priority of a VirtualMachine of which nothing is known but what
-// it says.
-func rank(vm *api.VirtualMachine) int {
-	switch {
-	case vm.DeletionTimestamp != nil:
-		return prioDeletion
-	case vm.Status.ObservedGeneration != vm.Generation:
-		return prioUser
-	case vm.Status.Operation != nil:
-		return prioEngine
-	}
-	return prioRoutine
 }
 
 // worth tells whether a change of the object needs a look, and how soon.
@@ -198,29 +194,21 @@ func worth(old, vm *api.VirtualMachine) (priority int, ok bool) {
 // follow puts a VirtualMachine into the queue when its server changed.
 func (r *Reconciler) follow(ctx context.Context, q queue) error {
 	r.probes = &prober{ctx: ctx, clock: r.Clock, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
-		r.add(q, prioEngine, key)
+		add(q, key, prioEngine)
 	}}
 	r.Inventory.Subscribe(func(c inventory.Change) {
 		switch {
+		case r.standsBy():
+			r.undone.raise(c)
 		case c.All:
 			go r.addAll(ctx, q)
 		case c.Routine:
-			r.add(q, prioRoutine, c.VM)
+			add(q, c.VM, prioRoutine)
 		default:
-			r.add(q, prioEngine, c.VM)
+			add(q, c.VM, prioEngine)
 		}
 	})
 	return nil
-}
-
-// takeOver fills the queue once this process leads, and what its predecessor
-// has left undone comes first.
-func (r *Reconciler) takeOver(ctx context.Context, q queue, elected <-chan struct{}) {
-	select {
-	case <-elected:
-		r.addAll(ctx, q)
-	case <-ctx.Done():
-	}
 }
 
 // addAll puts every VirtualMachine of the lane into the queue.
@@ -230,35 +218,18 @@ func (r *Reconciler) addAll(ctx context.Context, q queue) {
 		ctrl.LoggerFrom(ctx).Error(err, "List the VirtualMachines in the cache", "driver", r.Driver)
 		return
 	}
-	var routine []types.NamespacedName
 	for n := range all.Items {
-		vm := &all.Items[n]
-		switch priority := rank(vm); {
-		case r.laneOf(vm) != r.Driver:
-		case priority > prioRoutine:
-			r.add(q, priority, keyOf(vm))
-		default:
-			routine = append(routine, keyOf(vm))
+		if vm := &all.Items[n]; r.laneOf(vm) == r.Driver {
+			add(q, keyOf(vm), prioRoutine)
 		}
 	}
-	r.add(q, prioRoutine, routine...)
 }
 
-// add puts requests into the queue. A standby's stays empty: what it is told,
-// the leader sees to, and a queue would remember as urgent what is long done.
-func (r *Reconciler) add(q queue, priority int, keys ...types.NamespacedName) {
-	if r.Epoch() == 0 {
-		return
-	}
-	requests := make([]reconcile.Request, len(keys))
-	for n, key := range keys {
-		requests[n].NamespacedName = key
-	}
+func add(q queue, key types.NamespacedName, priority int) {
+	req := reconcile.Request{NamespacedName: key}
 	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
-		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, requests...)
+		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, req)
 		return
 	}
-	for _, request := range requests {
-		q.Add(request)
-	}
+	q.Add(req)
 }

@@ -5,62 +5,127 @@ package controller
 
 import (
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestTakeOverBeginsWithWhatIsUndone : what a standby was told long ago, and the
-// leader has done, must not come before what nobody has done.
+// standby is a replica with a queue, which it fills once it leads.
+type standby struct {
+	*rig
+	epoch   atomic.Uint64
+	elected chan struct{}
+	q       priorityqueue.PriorityQueue[reconcile.Request]
+}
+
+func newStandby(t *testing.T) *standby {
+	s := &standby{rig: newRig(t, fake.Options{}), elected: make(chan struct{}), q: priorityqueue.New[reconcile.Request]("test")}
+	t.Cleanup(s.q.ShutDown)
+	s.r.Epoch = s.epoch.Load
+	done := make(chan struct{})
+	go func() { defer close(done); s.r.takeOver(t.Context(), s.q, s.elected) }()
+	t.Cleanup(func() { <-done })
+	return s
+}
+
+// created, changed and deleted tell of an object as the cache does.
+func (s *standby) created(b *vmtest.Builder) *api.VirtualMachine {
+	s.t.Helper()
+	vm := b.Generation(1).Obj()
+	if err := s.api.Create(s.t.Context(), vm.DeepCopy()); err != nil {
+		s.t.Fatal(err)
+	}
+	s.r.handler().Create(s.t.Context(), event.TypedCreateEvent[*api.VirtualMachine]{Object: vm}, s.q)
+	return vm
+}
+
+func (s *standby) changed(old *api.VirtualMachine, change func(*api.VirtualMachine)) *api.VirtualMachine {
+	vm := old.DeepCopy()
+	change(vm)
+	s.r.handler().Update(s.t.Context(), event.TypedUpdateEvent[*api.VirtualMachine]{ObjectOld: old, ObjectNew: vm}, s.q)
+	return vm
+}
+
+func (s *standby) deleted(vm *api.VirtualMachine) {
+	s.r.handler().Delete(s.t.Context(), event.TypedDeleteEvent[*api.VirtualMachine]{Object: vm}, s.q)
+}
+
+func (s *standby) lead() {
+	s.epoch.Store(7)
+	close(s.elected)
+}
+
+// next takes requests out of the queue.
+func (s *standby) next(count int) (names []string) {
+	for range count {
+		request, _ := s.q.Get()
+		s.q.Done(request)
+		names = append(names, request.Name)
+	}
+	return names
+}
+
+func observed1(vm *api.VirtualMachine) { vm.Status.ObservedGeneration = 1 }
+
+// TestTakeOverBeginsWithWhatIsUndone : what a standby was told long ago, and
+// the leader has done, comes after what nobody has done.
 func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, fake.Options{})
-	epoch := uint64(0)
-	g.r.Epoch = func() uint64 { return epoch }
-	q := priorityqueue.New[reconcile.Request]("test")
-	defer q.ShutDown()
-	done := func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 }
-	stuck := func(s *api.VirtualMachineStatus) { s.ObservedGeneration, s.Operation = 1, &api.Operation{} }
-	for _, b := range []*vmtest.Builder{
-		vmtest.VM("a").Status(done), vmtest.VM("b").Status(done), vmtest.VM("failing").Status(stuck), vmtest.VM("new"),
-		vmtest.VM("leaving").Bound("fake/x").Status(done).Deleted(t0), vmtest.VM("other").Driver("docker"),
-	} {
-		vm := b.Generation(1).Obj()
-		g.r.handler().Create(t.Context(), event.TypedCreateEvent[*api.VirtualMachine]{Object: vm}, q)
-		deleted := vm.DeletionTimestamp != nil
-		vm.DeletionTimestamp = nil
-		if err := g.api.Create(t.Context(), vm); err != nil {
-			t.Fatal(err)
-		}
-		if deleted {
-			if err := g.api.Delete(t.Context(), vm); err != nil {
-				t.Fatal(err)
-			}
-		}
+	s := newStandby(t)
+	for _, name := range []string{"a", "b", "crashed"} {
+		s.changed(s.created(vmtest.VM(name)), observed1)
 	}
-	if n := q.Len(); n != 0 {
-		t.Errorf("a standby has queued %d requests", n)
+	failing := s.changed(s.created(vmtest.VM("failing")), observed1)
+	s.changed(failing, func(vm *api.VirtualMachine) { vm.Status.Operation = &api.Operation{} })
+	s.r.undone.raise(inventory.Change{VM: types.NamespacedName{Namespace: "default", Name: "crashed"}})
+	s.r.undone.raise(inventory.Change{VM: types.NamespacedName{Namespace: "default", Name: "a"}, Routine: true})
+	s.created(vmtest.VM("new"))
+	leaving := s.changed(s.created(vmtest.VM("leaving").Bound("fake/x")), observed1)
+	s.changed(leaving, func(vm *api.VirtualMachine) { vm.DeletionTimestamp = &metav1.Time{Time: t0} })
+	s.deleted(s.created(vmtest.VM("gone")))
+	s.created(vmtest.VM("other").Driver("docker"))
+	if n := s.q.Len(); n != 0 {
+		t.Fatalf("a standby has queued %d requests", n)
 	}
 
-	epoch = 7
-	elected := make(chan struct{})
-	close(elected)
-	g.r.takeOver(t.Context(), q, elected)
-	var got []string
-	for range 5 {
-		request, _ := q.Get()
-		got = append(got, request.Name)
+	s.lead()
+	undone := s.next(4)
+	slices.Sort(undone[2:])
+	if want := []string{"leaving", "new", "crashed", "failing"}; !slices.Equal(undone, want) {
+		t.Errorf("the new leader begins with %v, want %v", undone, want)
 	}
-	if want := []string{"leaving", "new", "failing"}; !slices.Equal(got[:3], want) || q.Len() != 0 {
-		t.Errorf("the new leader begins with %v and has %d left: want %v first, and nothing of another lane", got, q.Len(), want)
+	if n := s.q.Len(); n != 0 {
+		t.Errorf("%d more are looked at at once", n)
 	}
+	s.clock.Step(2 * routineAfter)
+	s.eventually("it looks at all of its lane", func() bool { return s.q.Len() > 0 })
+	if rest := s.next(s.q.Len()); !slices.Contains(rest, "a") || !slices.Contains(rest, "b") || slices.Contains(rest, "other") {
+		t.Errorf("later it looks at %v", rest)
+	}
+}
+
+// TestLeaderQueuesAtOnce : a standby that was elected is an ordinary leader.
+func TestLeaderQueuesAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newStandby(t)
+	s.lead()
+	s.created(vmtest.VM("new"))
+	if got := s.next(1); got[0] != "new" {
+		t.Errorf("it begins with %v", got)
+	}
+	s.eventually("it waits to look at the rest", s.clock.HasWaiters)
+	s.clock.Step(2 * routineAfter)
 }
 
 // TestWhatIsSeenFirst : the priorities of objects that a leader did not know.

@@ -54,6 +54,7 @@ type Reconciler struct {
 
 	recent recent
 	probes *prober
+	undone undone
 }
 
 // Reconcile compares a VirtualMachine with its server and takes the step that

@@ -48,6 +48,8 @@ type rig struct {
 	writes int
 	// statusErr fails writes of the status.
 	statusErr error
+	// behind is what the cache has, where a test says so.
+	behind *api.VirtualMachine
 	// deposed is why the reconciler may not act.
 	deposed error
 }
@@ -60,9 +62,18 @@ type meddler struct {
 	ensure func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error)
 	delete func(func() error) error
 	calls  int
+	// behind has complete lists show nothing, as if they were from before.
+	behind bool
 }
 
 func (m *meddler) Unwrap() driver.Driver { return m.Driver }
+
+func (m *meddler) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	if m.behind && len(uids) == 0 {
+		return nil, nil
+	}
+	return m.Driver.List(ctx, uids...)
+}
 
 func (m *meddler) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	m.mu.Lock()

@@ -26,11 +26,11 @@ import (
 // now.
 func (g *rig) takeOver() {
 	g.t.Helper()
-	old := g.vm()
+	g.behind = g.vm()
 	g.newReconciler()
 	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-			old.DeepCopyInto(obj.(*api.VirtualMachine)) //nolint:forcetypeassert // there are no other Gets
+			g.behind.DeepCopyInto(obj.(*api.VirtualMachine)) //nolint:forcetypeassert // there are no other Gets
 			return nil
 		},
 	})
@@ -111,6 +111,46 @@ func TestLetGoWithoutAServer(t *testing.T) {
 		t.Errorf("the predecessor's call: got error %v, want %v", err, driver.ErrFenced)
 	}
 	g.wantServer(false)
+}
+
+// TestStoppedByThePredecessor : what a user has asked for meanwhile is not undone
+// by a new leader that has not heard of it.
+func TestStoppedByThePredecessor(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	old := g.vm()
+	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
+	g.reconcile()
+	run := g.server().Run
+	g.takeOver()
+	old.DeepCopyInto(g.behind)
+	g.r.Epoch = func() uint64 { return 1 << 40 } // all of it was before this lead
+	g.reconcile()
+	if server := g.server(); server.State != driver.StateStopped || server.Run != run {
+		t.Errorf("the server is %s, run %s: want it left off", server.State, server.Run)
+	}
+}
+
+// TestServerMadeByThePredecessor : a new leader that has not heard of the server
+// yet does not take its own adoption of it for a creation, after which a restart
+// that was asked for would count as done.
+func TestServerMadeByThePredecessor(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	run := g.server().Run
+	g.engine.behind = true
+	g.startInventory()
+	g.newReconciler()
+	at := metav1.NewTime(t0)
+	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
+	g.reconcile()
+	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {
+		t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, g.vm().Status.RestartedAt)
+	}
 }
 
 // TestWhoMayNotActDoesNotReport : a refused step is no failure of the VM's.

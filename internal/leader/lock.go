@@ -415,7 +415,7 @@ func (l *Lock) write(ctx context.Context, next *coordinationv1.Lease) (*coordina
 	if next.ResourceVersion == "" {
 		answer, err = l.o.Leases.Create(ctx, next, metav1.CreateOptions{})
 		if apierrors.IsNotFound(err) { // the namespace: not a race that was lost
-			err = fmt.Errorf("create the Lease %s: %s", l.Describe(), err)
+			err = fmt.Errorf("create the Lease %s: %w", l.Describe(), errors.New(err.Error()))
 		}
 	} else {
 		answer, err = l.o.Leases.Update(ctx, next, metav1.UpdateOptions{})

@@ -8,14 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
-// Quiet means that the processes used less than that part of one CPU over a
-// while.
+// Quiet means that processes used less than that part of one CPU over a while,
+// and calm that all of them together used less than that part of all CPUs.
 const (
 	quietPart   = 0.3
 	quietWhile  = 300 * time.Millisecond
@@ -55,10 +55,14 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// CPUTime is what processes have used so far, in steps of 10 ms.
+// CPUTime is what processes have used so far, in steps of 10 ms; those that have
+// ended count for nothing.
 func CPUTime(pids ...int) (sum time.Duration, err error) {
 	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue
+		}
 		if err != nil {
 			return 0, err
 		}
@@ -104,44 +108,4 @@ func ticks(fields []string, which ...int) (sum time.Duration, err error) {
 		sum += time.Duration(value) * tick
 	}
 	return sum, nil
-}
-
-// Machine is where a benchmark ran.
-type Machine struct {
-	CPUs      int     `json:"cpus"`
-	CPU       string  `json:"cpu"`
-	MemoryGiB int     `json:"memoryGiB"`
-	Kernel    string  `json:"kernel"`
-	Go        string  `json:"go"`
-	Load      float64 `json:"load"` // runnable threads over the last minute, before the benchmark
-}
-
-// ThisMachine tells of this one. What cannot be read is left out.
-func ThisMachine() Machine {
-	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
-	load, _ := os.ReadFile("/proc/loadavg")
-	m := Machine{
-		CPUs: runtime.NumCPU(), CPU: procLine("/proc/cpuinfo", "model name"),
-		Kernel: strings.TrimSpace(string(kernel)), Go: runtime.Version(),
-	}
-	_, _ = fmt.Sscan(string(load), &m.Load)
-	var kib int
-	_, _ = fmt.Sscan(procLine("/proc/meminfo", "MemTotal"), &kib)
-	m.MemoryGiB = (kib + 1<<19) >> 20
-	return m
-}
-
-func (m Machine) String() string {
-	return fmt.Sprintf("%d CPUs (%s), %d GiB, Linux %s, %s, load before %.2f", m.CPUs, m.CPU, m.MemoryGiB, m.Kernel, m.Go, m.Load)
-}
-
-// procLine is what follows the colon of a line.
-func procLine(path, name string) string {
-	content, _ := os.ReadFile(path)
-	for line := range strings.Lines(string(content)) {
-		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
 }

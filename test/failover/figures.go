@@ -96,18 +96,16 @@ func (e Evidence) blame(entry fake.Entry) Kind {
 func (e Evidence) History(uid types.UID) string {
 	asked := e.Asked[uid]
 	lines := []string{fmt.Sprintf("asked for: %+v", asked)}
-	from, to := asked.DeletedAt, asked.DeletedAt
+	pids := map[int]bool{0: true}
 	for _, entry := range e.Journal {
 		if entry.UID != uid {
 			continue
 		}
 		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", show(entry), e.process(entry).Replica, tell(entry.Had), tell(entry.Has)))
-		if to = entry.At; from.IsZero() || entry.At.Before(from) {
-			from = entry.At
-		}
+		pids[entry.PID] = true
 	}
 	for _, f := range e.Faults {
-		if f.To.After(from.Add(-aftermath)) && f.From.Before(to.Add(aftermath)) {
+		if pids[f.PID] {
 			lines = append(lines, fmt.Sprintf("%s, process %d, from %s to %s", f.Kind, f.PID, f.From.UTC().Format(time.StampMilli), f.To.UTC().Format(time.StampMilli)))
 		}
 	}

@@ -19,7 +19,7 @@ import (
 // When the first one goes on, it must not make servers that nobody owns.
 func TestHaltedInCreations(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, program(t, ""), folder(t, "halted"), 0)
+	w := newWorld(t, program(t, fenced), folder(t, "halted"), 0)
 	for _, r := range w.replicas {
 		// Long enough to be met, and short enough to be over before the process
 		// looks at the clock: then some calls go on that should have been cut.

@@ -229,14 +229,7 @@ func (u *user) granted(ctx context.Context, starts int) error {
 func (u *user) delete(ctx context.Context) error {
 	uid := u.vm.UID
 	u.book.note(uid, func(a *Asked) { a.DeletedAt = time.Now() })
-	err := insist(ctx, func(ctx context.Context) error {
-		err := u.vms.Delete(ctx, u.name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
-	})
-	if err != nil {
+	if err := insist(ctx, func(ctx context.Context) error { return u.deleteOnce(ctx, uid) }); err != nil {
 		return err
 	}
 	u.vm = nil
@@ -246,6 +239,24 @@ func (u *user) delete(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// deleteOnce names the version that it has seen: without that the API server
+// lets an object go at once that gets its finalizer while the deletion is under
+// way, and the server made for it is left to the orphan sweep, which is off here.
+func (u *user) deleteOnce(ctx context.Context, uid types.UID) error {
+	now, err := u.vms.Get(ctx, u.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && now.UID != uid {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	seen := &metav1.Preconditions{UID: &uid, ResourceVersion: &now.ResourceVersion}
+	if err := u.vms.Delete(ctx, u.name, metav1.DeleteOptions{Preconditions: seen}); !apierrors.IsNotFound(err) {
+		return err
+	}
+	return nil
 }
 
 // await looks until check is content. Its error is what check said last.

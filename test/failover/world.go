@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -41,19 +40,6 @@ const (
 // latencies of the fake engine, one for each replica. A call that is halted in it
 // goes on at once, where one that is slow by a fault is likely to be cut.
 var latencies = []string{"20ms", "50ms", "200ms"}
-
-// program builds drover-controller.
-func program(t testing.TB, tags string) string {
-	t.Helper()
-	binary := filepath.Join(t.TempDir(), "drover-controller")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-tags="+tags, "-o", binary, "cloudnative.tw/drover/cmd/drover-controller")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build drover-controller: %v\n%s", err, out)
-	}
-	return binary
-}
 
 // world is a cluster, replicas, and users who keep them busy.
 type world struct {

@@ -89,7 +89,7 @@ func (g *guarded) call(ctx context.Context, method string, do func(context.Conte
 	defer leave()
 	err = do(inside, epoch)
 	if err != nil && inside.Err() != nil && ctx.Err() == nil {
-		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(inside), err) //nolint:errorlint // Of a kind of its own.
+		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(inside), err)
 	}
 	if errors.Is(err, driver.ErrFenced) {
 		g.fenced.WithLabelValues(method).Inc()

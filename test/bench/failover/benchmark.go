@@ -118,15 +118,21 @@ func (b *benchmark) followLease(ctx context.Context, name string) (*bench.Log[*c
 }
 
 func (b *benchmark) startDrover(ctx context.Context, identity string) (*replica, error) {
-	c, err := bench.StartController(ctx, b.Controller, nil, append([]string{
-		"--kubeconfig=" + b.cluster.Kubeconfig, "--vm-driver=fake", "--fake-dir=" + filepath.Join(b.temp, "fake"),
-		"--metrics-bind-address=0", "--holder-identity=" + identity,
+	c, err := b.startController(ctx, append([]string{
+		"--holder-identity=" + identity,
 		"--lease-lock-name=" + nameDrover, "--lease-lock-namespace=" + metav1.NamespaceDefault,
 	}, timeArgs("leader-elect-", b.Settings)...)...)
 	if err != nil {
 		return nil, err
 	}
 	return &replica{Process: c.Process, identity: identity, ready: c.Ready}, nil
+}
+
+func (b *benchmark) startController(ctx context.Context, args ...string) (*bench.Controller, error) {
+	return bench.StartController(ctx, b.Controller, nil, append([]string{
+		"--kubeconfig=" + b.cluster.Kubeconfig, "--vm-driver=fake", "--fake-dir=" + filepath.Join(b.temp, "fake"),
+		"--metrics-bind-address=0",
+	}, args...)...)
 }
 
 // run measures without VMs, then makes them and measures with them.
@@ -144,30 +150,25 @@ func (b *benchmark) run(ctx context.Context, r *report) error {
 	return err
 }
 
-// makeVMs keeps replicas up meanwhile, as a kubelet would: a machine that is
-// too busy may cost leaders their Lease.
+// makeVMs has a controller without election make the servers: so much work at
+// once can cost leaders a Lease that is short.
 func (b *benchmark) makeVMs(ctx context.Context, r *report) error {
-	tell("Creating %d VMs, %d at a time", b.VMs, b.AtOnce)
-	ctx, cancel := context.WithCancel(ctx)
-	kept := make(chan error, 1)
-	go func() { kept <- b.keepUp(ctx) }()
-	made, err := bench.MakeVMs(ctx, b.vms.CloudnativeV1alpha1().VirtualMachines(manyNamespace), b.VMs, b.AtOnce)
-	cancel()
-	tell("All created after %s, Active after %s, settled after %s", round(made.Created), round(made.Active), round(made.Settled))
-	r.Made = made
-	return errors.Join(err, <-kept)
-}
-
-// keepUp replaces replicas that end, until ctx does.
-func (b *benchmark) keepUp(ctx context.Context) error {
-	for bench.Pause(ctx, time.Second) == nil {
-		for _, f := range b.fleets {
-			if err := f.fill(ctx); err != nil && ctx.Err() == nil {
-				return err
-			}
+	for _, f := range b.fleets {
+		if err := f.stop(); err != nil {
+			return err
 		}
 	}
-	return nil
+	maker, err := b.startController(ctx, "--leader-elect=false")
+	if err != nil {
+		return err
+	}
+	tell("Creating %d VMs, %d at a time", b.VMs, b.AtOnce)
+	r.Made, err = bench.MakeVMs(ctx, b.vms.CloudnativeV1alpha1().VirtualMachines(manyNamespace), b.VMs, b.AtOnce)
+	if err != nil {
+		return errors.Join(err, maker.Stop())
+	}
+	tell("All created after %s, Active after %s, settled after %s", round(r.Made.Created), round(r.Made.Active), round(r.Made.Settled))
+	return maker.Stop()
 }
 
 // measure has the fleets take turns, so that what the machine does besides
@@ -181,6 +182,10 @@ func (b *benchmark) measure(ctx context.Context, r *report, vms int) error {
 		return err
 	}
 	begin := time.Now()
+	before, err := bench.NewMeter(b.pids())
+	if err != nil {
+		return err
+	}
 	for n := range b.Runs {
 		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			for _, f := range b.fleets {
@@ -196,8 +201,23 @@ func (b *benchmark) measure(ctx context.Context, r *report, vms int) error {
 			}
 		}
 	}
+	after, err := bench.NewMeter(b.pids())
+	r.Others = append(r.Others, after.Others(before))
 	tell("%d runs with %d VMs took %s", b.Runs, vms, round(time.Since(begin)))
-	return nil
+	return err
+}
+
+// pids of all processes that run.
+func (b *benchmark) pids() []int {
+	pids := []int{b.cluster.PID()}
+	for _, f := range b.fleets {
+		for _, r := range f.replicas {
+			if !r.Over() {
+				pids = append(pids, r.PID())
+			}
+		}
+	}
+	return pids
 }
 
 func (b *benchmark) close() (err error) {

@@ -102,13 +102,6 @@ func holderOf(e leaseEvent) string {
 	return name
 }
 
-func (f *fleet) pids() (all []int) {
-	for _, r := range f.replicas {
-		all = append(all, r.PID())
-	}
-	return all
-}
-
 // stop ends all replicas.
 func (f *fleet) stop() (err error) {
 	for _, r := range f.replicas {
@@ -116,5 +109,6 @@ func (f *fleet) stop() (err error) {
 			err = errors.Join(err, r.Stop())
 		}
 	}
+	f.replicas = nil
 	return err
 }

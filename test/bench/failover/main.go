@@ -34,6 +34,7 @@ type options struct {
 	VMs        int             `json:"vms"`
 	Replicas   int             `json:"replicas"`
 	Settings   leader.Settings `json:"-"`
+	Calm       time.Duration   `json:"-"`
 	AtOnce     int             `json:"-"`
 	Controller string          `json:"-"`
 	JSON       string          `json:"-"`
@@ -71,6 +72,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.Runs, "runs", 20, "changes of leader for each signal, kind of elector and number of VMs")
 	flags.IntVar(&o.VMs, "vms", 10000, "how many VMs the second half runs with")
 	flags.IntVar(&o.Replicas, "replicas", 3, "replicas of each kind, at least 2")
+	flags.DurationVar(&o.Calm, "calm", 0, "wait so long before each change of leader for other programs to leave the CPUs idle")
 	flags.IntVar(&o.AtOnce, "at-once", 16, "how many VMs are created at a time")
 	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
 	flags.StringVar(&o.JSON, "json", "bin/bench/failover.json", "file that gets all figures")

@@ -21,6 +21,9 @@ func (r *report) print(w io.Writer) error {
 		fmt.Fprintf(w, "%d VMs: all created after %s, Active after %s, settled after %s\n",
 			o.VMs, round(r.Made.Created), round(r.Made.Active), round(r.Made.Settled))
 	}
+	for n, vms := range r.counts() {
+		fmt.Fprintf(w, "Other programs took %.0f %% of the CPUs during the runs with %d VMs\n", r.Others[n], vms)
+	}
 	r.printOdd(w)
 	fmt.Fprintln(w)
 	if err := r.printFigures(w); err != nil || len(r.Added) == 0 {

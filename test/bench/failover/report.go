@@ -21,6 +21,9 @@ type report struct {
 	Made    bench.Made    `json:"made"`
 	Rows    []row         `json:"figures"`
 	Added   []added       `json:"addedByVMs"`
+	// Others is what other programs took of the CPUs meanwhile, in per cent,
+	// without VMs and with them.
+	Others []float64 `json:"othersPercentOfCPUs"`
 	// Lost counts replicas that ended though nobody told them to.
 	Lost map[string]int `json:"endedByThemselves"`
 

@@ -81,14 +81,15 @@ func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name
 
 // steady waits until all replicas are there and nobody has anything left to do.
 func (b *benchmark) steady(ctx context.Context) error {
-	pids := []int{b.cluster.PID()}
 	for _, f := range b.fleets {
 		if err := errors.Join(f.fill(ctx), f.awaitReady()); err != nil {
 			return err
 		}
-		pids = append(pids, f.pids()...)
 	}
-	return bench.AwaitQuiet(ctx, pids...)
+	if err := bench.AwaitQuiet(ctx, b.pids()...); err != nil || b.Calm == 0 {
+		return err
+	}
+	return bench.AwaitCalm(ctx, b.Calm)
 }
 
 // ended makes sure that a leader that was told to stop did so well.

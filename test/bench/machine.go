@@ -1,0 +1,127 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Machine is where a benchmark ran.
+type Machine struct {
+	CPUs      int     `json:"cpus"`
+	CPU       string  `json:"cpu"`
+	MemoryGiB int     `json:"memoryGiB"`
+	Kernel    string  `json:"kernel"`
+	Go        string  `json:"go"`
+	Load      float64 `json:"load"` // runnable threads over the last minute, before the benchmark
+}
+
+// ThisMachine tells of this one. What cannot be read is left out.
+func ThisMachine() Machine {
+	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	load, _ := os.ReadFile("/proc/loadavg")
+	m := Machine{
+		CPUs: runtime.NumCPU(), CPU: procLine("/proc/cpuinfo", "model name"),
+		Kernel: strings.TrimSpace(string(kernel)), Go: runtime.Version(),
+	}
+	_, _ = fmt.Sscan(string(load), &m.Load)
+	var kib int
+	_, _ = fmt.Sscan(procLine("/proc/meminfo", "MemTotal"), &kib)
+	m.MemoryGiB = (kib + 1<<19) >> 20
+	return m
+}
+
+func (m Machine) String() string {
+	return fmt.Sprintf("%d CPUs (%s), %d GiB, Linux %s, %s, load before %.2f", m.CPUs, m.CPU, m.MemoryGiB, m.Kernel, m.Go, m.Load)
+}
+
+// procLine is what follows the colon of a line.
+func procLine(path, name string) string {
+	content, _ := os.ReadFile(path)
+	for line := range strings.Lines(string(content)) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// Meter tells how much of the machine other programs take.
+type Meter struct{ busy, total, own time.Duration }
+
+// NewMeter begins to measure; pids are this process's children that run.
+func NewMeter(pids []int) (Meter, error) {
+	own, err := ownTime(pids)
+	if err != nil {
+		return Meter{}, err
+	}
+	busy, total, err := machineTime()
+	return Meter{busy: busy, total: total, own: own}, err
+}
+
+// Others is the part of all CPUs that other programs, and other machines on the
+// same host, took since begin, in per cent.
+func (m Meter) Others(begin Meter) float64 {
+	others := (m.busy - begin.busy) - (m.own - begin.own)
+	return 100 * float64(max(others, 0)) / float64(max(m.total-begin.total, 1))
+}
+
+// AwaitCalm waits until all programs together leave most of the CPUs idle, for
+// so long at most.
+func AwaitCalm(ctx context.Context, within time.Duration) error {
+	for begin := time.Now(); ; {
+		before, all, err := machineTime()
+		if err != nil {
+			return err
+		}
+		if err := Pause(ctx, quietWhile); err != nil {
+			return err
+		}
+		busy, total, err := machineTime()
+		if err != nil {
+			return err
+		}
+		if calm := busy-before < time.Duration(quietPart*float64(total-all)); calm || time.Since(begin) > within {
+			return nil
+		}
+	}
+}
+
+// ownTime is the CPU time of this process, its children, and those that have
+// ended.
+func ownTime(pids []int) (time.Duration, error) {
+	sum, err := CPUTime(pids...)
+	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
+		var u syscall.Rusage
+		if err := syscall.Getrusage(who, &u); err != nil {
+			return 0, err
+		}
+		sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	return sum, err
+}
+
+// machineTime is that of all CPUs; time stolen from this machine is busy.
+func machineTime() (busy, total time.Duration, err error) {
+	content, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, err
+	}
+	line, _, _ := strings.Cut(string(content), "\n")
+	fields := strings.Fields(line)
+	idle, err := ticks(fields, 4, 5)
+	if err != nil {
+		return 0, 0, fmt.Errorf("/proc/stat: %w", err)
+	}
+	if busy, err = ticks(fields, 1, 2, 3, 6, 7, 8); err != nil {
+		return 0, 0, fmt.Errorf("/proc/stat: %w", err)
+	}
+	return busy, busy + idle, nil
+}
