@@ -68,7 +68,7 @@ verify: build ## fail when generated files or the docs are stale
 
 .PHONY: bench
 bench: bench-build ## measure speed and cost beside floors, with up to 1,000 VMs; 20 minutes
-	bin/bench-perf --sizes 1,100,1000 $(ARGS)
+	bin/bench-perf --sizes 1,100,1000 --docker-pairs 5 --samples 20 --barest=false $(ARGS)
 
 .PHONY: bench-full
 bench-full: bench-build ## the same with up to 10,000 VMs and longer rests, and plots; hours
