@@ -16,8 +16,6 @@ KUBE_PKG := k8s.io/component-base/version
 KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 1,$(KUBE_PARTS)) -X $(KUBE_PKG).gitMinor=$(word 2,$(KUBE_PARTS))
 # Flags for drover up and benchmarks: make up ARGS="--port 7443"
 ARGS ?=
-# Flags of the benchmarks: make bench BENCH_ARGS="--suites docker --pairs 3"
-BENCH_ARGS ?=
 # The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
 IMAGE ?= drover-controller:dev
 PLATFORMS ?= linux/$(shell go env GOARCH)
@@ -70,11 +68,11 @@ verify: build ## fail when generated files or the docs are stale
 
 .PHONY: bench
 bench: bench-build ## measure speed and cost beside floors, with up to 1,000 VMs; 20 minutes
-	bin/bench-perf --sizes 1,100,1000 $(BENCH_ARGS)
+	bin/bench-perf --sizes 1,100,1000 --docker-pairs 5 --samples 20 --barest=false $(ARGS)
 
 .PHONY: bench-full
 bench-full: bench-build ## the same with up to 10,000 VMs and longer rests, and plots; hours
-	bin/bench-perf --sizes 1,100,1000,5000,10000 --rest 5m --json bin/bench/perf-full.json $(BENCH_ARGS)
+	bin/bench-perf --sizes 1,100,1000,5000,10000 --rest 5m --json bin/bench/perf-full.json $(ARGS)
 	GOFLAGS= go -C hack/plot run -buildvcs=false . "$(CURDIR)/bin/bench/perf-full.json" "$(CURDIR)/bin/bench/perf-full.png"
 
 .PHONY: bench-build

@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"encoding/json"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -41,15 +42,21 @@ func isBound(vm *api.VirtualMachine) bool {
 	return controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && vm.Annotations[api.AnnotationBound] != ""
 }
 
-// patch writes the difference between two versions of an object's metadata; it
-// fails with a conflict if somebody has written the object meanwhile.
+// patch writes the finalizers and the binding of an object, which is all of the
+// metadata that Drover changes; it fails with a conflict if somebody has written
+// the object meanwhile.
 func (r *Reconciler) patch(ctx context.Context, from, to *api.VirtualMachine) (*api.VirtualMachine, error) {
-	if err := r.mayReport(); err != nil {
-		return from, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err := r.Client.Patch(ctx, to, client.MergeFromWithOptions(from, client.MergeFromWithOptimisticLock{})); err != nil {
+	change := map[string]any{"resourceVersion": from.ResourceVersion, "finalizers": to.Finalizers}
+	if bound := to.Annotations[api.AnnotationBound]; bound != from.Annotations[api.AnnotationBound] {
+		change["annotations"] = map[string]string{api.AnnotationBound: bound}
+	}
+	content, err := json.Marshal(map[string]any{"metadata": change})
+	if err != nil {
+		return from, err
+	}
+	if err := r.Client.Patch(ctx, to, client.RawPatch(types.MergePatchType, content)); err != nil {
 		return from, err
 	}
 	r.recent.remember(to)

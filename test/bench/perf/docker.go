@@ -111,7 +111,7 @@ func (w *world) newVM(ctx context.Context, name string) (r round, err error) {
 func (b *benchmark) dockerMany(ctx context.Context, w *world, e *engine, p *process) error {
 	var o ones
 	n := b.DockerVMs
-	err := takeTurns(b.Pairs, func(int) error {
+	err := takeTurns(b.DockerPairs, func(int) error {
 		r, err := w.round(ctx, p, n, nil)
 		if err == nil {
 			o.active, o.gone = append(o.active, milliseconds(r[0].active)), append(o.gone, milliseconds(r[0].gone))

@@ -34,15 +34,18 @@ func (b *benchmark) fake(ctx context.Context) error {
 
 func (b *benchmark) fakeOf(ctx context.Context, w *world, n int) error {
 	var ours, noop, bare []round
-	err := takeTurns(b.pairs(n), func(int) error {
+	contenders := []contender{func(int) error {
 		p, err := w.drover(ctx, nil, "--vm-driver=fake")
 		if err != nil {
 			return err
 		}
 		ours, err = w.round(ctx, p, n, ours)
 		return p.stop(err)
-	}, w.floorRounds(ctx, floorNoop, n, &noop), w.floorRounds(ctx, floorBare, n, &bare))
-	if err != nil {
+	}, w.floorRounds(ctx, floorNoop, n, &noop)}
+	if b.Barest {
+		contenders = append(contenders, w.floorRounds(ctx, floorBare, n, &bare))
+	}
+	if err := takeTurns(b.pairs(n), contenders...); err != nil {
 		return err
 	}
 	for _, f := range roundFigures {
@@ -51,7 +54,9 @@ func (b *benchmark) fakeOf(ctx context.Context, w *world, n int) error {
 		if n == 1000 && f.what == activeText {
 			row.ratioAtMost("fake-1000", 1.2)
 		}
-		b.report.add("fake", f.what+", beside the barest", n, "ms", each(ours, of)...).beside(floorBare, each(bare, of)...)
+		if b.Barest {
+			b.report.add("fake", f.what+", beside the barest", n, "ms", each(ours, of)...).beside(floorBare, each(bare, of)...)
+		}
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // flushed is how long after the last change events and the like are over.
-const flushed = 10 * time.Second
+const flushed = 5 * time.Second
 
 // idle measures what VMs cost that nobody touches, and how long one more takes
 // among them, beside one in a cluster that has none.

@@ -30,19 +30,21 @@ import (
 
 // options are the flags.
 type options struct {
-	Suites     []string      `json:"suites"`
-	Sizes      []int         `json:"sizes"`
-	Runs       int           `json:"runs"`
-	Pairs      int           `json:"pairs"`
-	BigPairs   int           `json:"bigPairs"`
-	Samples    int           `json:"samples"`
-	DockerVMs  int           `json:"dockerVMs"`
-	Rest       time.Duration `json:"restNanoseconds"`
-	AtOnce     int           `json:"atOnce"`
-	Flags      []string      `json:"flags,omitempty"`
-	Controller string        `json:"-"`
-	JSON       string        `json:"-"`
-	Keep       bool          `json:"-"`
+	Suites      []string      `json:"suites"`
+	Sizes       []int         `json:"sizes"`
+	Runs        int           `json:"runs"`
+	Pairs       int           `json:"pairs"`
+	BigPairs    int           `json:"bigPairs"`
+	DockerPairs int           `json:"dockerPairs"`
+	Barest      bool          `json:"barest"`
+	Samples     int           `json:"samples"`
+	DockerVMs   int           `json:"dockerVMs"`
+	Rest        time.Duration `json:"restNanoseconds"`
+	AtOnce      int           `json:"atOnce"`
+	Flags       []string      `json:"flags,omitempty"`
+	Controller  string        `json:"-"`
+	JSON        string        `json:"-"`
+	Keep        bool          `json:"-"`
 }
 
 func main() {
@@ -76,6 +78,8 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.Runs, "runs", 5, "how often what has no floor is measured")
 	flags.IntVar(&o.Pairs, "pairs", 10, "how often what is compared takes turns")
 	flags.IntVar(&o.BigPairs, "big-pairs", 10, "the same with more than 1,000 VMs")
+	flags.IntVar(&o.DockerPairs, "docker-pairs", 10, "the same with --docker-vms containers")
+	flags.BoolVar(&o.Barest, "barest", true, "measure beside the barest floor too")
 	flags.IntVar(&o.Samples, "samples", 40, "new VMs, one after the other, for percentiles")
 	flags.IntVar(&o.DockerVMs, "docker-vms", 100, "number of VMs on the Docker engine")
 	flags.DurationVar(&o.Rest, "rest", time.Minute, "how long VMs at rest are watched")
@@ -96,7 +100,7 @@ func (o *options) validate() error {
 		return fmt.Errorf("--sizes is %v: it must be rising numbers from 1", o.Sizes)
 	}
 	for flag, n := range map[string]int{
-		"runs": o.Runs, "pairs": o.Pairs, "big-pairs": o.BigPairs, "samples": o.Samples,
+		"runs": o.Runs, "pairs": o.Pairs, "big-pairs": o.BigPairs, "docker-pairs": o.DockerPairs, "samples": o.Samples,
 		"docker-vms": o.DockerVMs, "at-once": o.AtOnce,
 	} {
 		if n < 1 {

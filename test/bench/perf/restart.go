@@ -15,14 +15,14 @@ import (
 
 // settleTime is how long a process that has filled its caches may take to give
 // memory back.
-const settleTime = 10 * time.Second
+const settleTime = 5 * time.Second
 
 // restart measures how long a controller that starts takes to know every VM's
 // server, and its memory, beside a bare cache. Servers are in a folder, since
 // those in memory go with the controller.
 func (b *benchmark) restart(ctx context.Context) error {
 	for _, n := range append([]int{0}, b.Sizes...) {
-		if n != 0 && n < 100 {
+		if n != 0 && n < 1000 {
 			continue
 		}
 		if err := b.restartOf(ctx, n); err != nil {
