@@ -48,7 +48,7 @@ func TestKubectlDoesNotFallBackToAnotherCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600); err != nil { //nolint:gosec // A file of the test.
+	if err := os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	missing := filepath.Join(t.TempDir(), "missing")
