@@ -28,7 +28,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	s, err := d.find(ctx, t)
 	switch {
 	case errors.Is(err, driver.ErrNotFound):
-		return d.nothingLeft(t, lock, err)
+		return d.nothingLeft(ctx, t, lock, err)
 	case driver.ReasonOf(err) == driver.ReasonNameConflict:
 		err = driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
 	case err == nil && retain:
@@ -41,12 +41,12 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 }
 
 // nothingLeft makes sure that nothing is, once there is no directory.
-func (d *Driver) nothingLeft(t driver.Target, lock *enginedir.Lock, none error) error {
+func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *enginedir.Lock, none error) error {
 	if there, err := d.home(t.UID).exists(); there || err != nil {
 		lock.Release()
 		return none
 	}
-	if err := d.killStrays(t.UID); err != nil {
+	if err := d.killStrays(ctx, t.UID); err != nil {
 		lock.Release()
 		return err
 	}

@@ -60,7 +60,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	case spec.ID != "":
 		return server{}, err
 	}
-	if err := d.killStrays(spec.UID); err != nil {
+	if err := d.killStrays(ctx, spec.UID); err != nil {
 		return server{}, err
 	}
 	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {

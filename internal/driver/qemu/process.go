@@ -158,15 +158,15 @@ func hasUUID(pid int, uid types.UID) bool {
 
 // kill ends the server's QEMU at once and waits until it is gone.
 func (h home) kill(ctx context.Context, uid types.UID) error {
-	if err := killProcess(h.pid(uid), func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
+	if err := killProcess(ctx, h.pid(uid), func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
 		return fmt.Errorf("killing the QEMU of %s: %w", uid, err)
 	}
 	return h.untilOff(ctx, endsWithin)
 }
 
 // killProcess makes sure, by a handle on the process, that the one which was
-// checked is the one that gets the signal.
-func killProcess(pid int, isIt func(pid int) bool) error {
+// checked is the one that gets the signal, and waits until it is gone.
+func killProcess(ctx context.Context, pid int, isIt func(pid int) bool) error {
 	if pid == 0 {
 		return nil
 	}
@@ -181,10 +181,33 @@ func killProcess(pid int, isIt func(pid int) bool) error {
 	if !isIt(pid) {
 		return nil
 	}
-	if err := unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0); !errors.Is(err, unix.ESRCH) {
+	err = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	return nil
+	return untilEnded(ctx, handle)
+}
+
+// untilEnded waits for a process by its handle, which can be read from once
+// none of its threads runs any more.
+func untilEnded(ctx context.Context, handle int) error {
+	ctx, cancel := context.WithTimeout(ctx, endsWithin)
+	defer cancel()
+	fds := []unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}} //nolint:gosec // a descriptor is small
+	for {
+		n, err := unix.Poll(fds, int(lookEvery.Milliseconds()))
+		switch {
+		case n > 0:
+			return nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return err
+		case ctx.Err() != nil:
+			return fmt.Errorf("it still runs after SIGKILL: %w", ctx.Err())
+		}
+	}
 }
 
 // untilOff waits until nobody holds the run lock.
@@ -211,7 +234,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 }
 
 // killStrays ends machines of a UID whose directory was removed under them.
-func (d *Driver) killStrays(uid types.UID) error {
+func (d *Driver) killStrays(ctx context.Context, uid types.UID) error {
 	gone := d.dir.Path(vmsDir, string(uid)) + " (deleted)"
 	isStray := func(pid int) bool {
 		cwd, err := os.Readlink(procPath(pid, "cwd"))
@@ -222,7 +245,7 @@ func (d *Driver) killStrays(uid types.UID) error {
 			continue
 		}
 		d.Log.Info("Machine ended: its directory was removed", "uid", uid, "pid", pid)
-		if err := killProcess(pid, isStray); err != nil {
+		if err := killProcess(ctx, pid, isStray); err != nil {
 			return fmt.Errorf("killing the stray QEMU %d of %s: %w", pid, uid, err)
 		}
 	}
