@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -49,10 +50,11 @@ type Options struct {
 	// Inventories by driver, the default driver first.
 	Inventories []*inventory.Inventory
 	// Threads is the number of workers per driver.
-	Threads int
-	Clock   clock.WithTicker
-	Epoch   func() uint64
-	MayAct  func() error
+	Threads  int
+	Clock    clock.WithTicker
+	Recorder events.EventRecorder
+	Epoch    func() uint64
+	MayAct   func() error
 }
 
 // Setup adds one lane per driver to the manager: a controller with a queue and
@@ -67,7 +69,7 @@ func Setup(mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
 	}
 	for _, inv := range append(slices.Clone(o.Inventories), nil) {
 		r := &Reconciler{
-			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: mgr.GetEventRecorder("drover"),
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: o.Recorder,
 			Clock: o.Clock, Drivers: names, Inventory: inv, Epoch: o.Epoch, MayAct: o.MayAct,
 		}
 		if inv != nil {
@@ -195,7 +197,7 @@ func (r *Reconciler) follow(ctx context.Context, q queue) error {
 	r.Inventory.Subscribe(func(c inventory.Change) {
 		switch {
 		case r.standsBy():
-			r.undone.raise(c)
+			r.undone.raise(c, r.Clock.Now())
 		case c.All:
 			go r.addAll(ctx, q)
 		case c.Routine:

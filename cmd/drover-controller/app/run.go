@@ -60,7 +60,15 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	if err := addLanes(mgr, o, inventories, guard); err != nil {
+	recorder, endEvents, err := newRecorder(ctx, mgr)
+	if err != nil {
+		return err
+	}
+	defer endEvents()
+	if err := addLanes(mgr, o, controller.Options{
+		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Recorder: recorder,
+		Epoch: guard.Epoch, MayAct: guard.Check,
+	}); err != nil {
 		return err
 	}
 	if err := mgr.Add(&starter{mgr: mgr, tell: o.Started}); err != nil {
@@ -200,10 +208,8 @@ func openInventories(ctx context.Context, o *Options, reader client.Reader, gate
 }
 
 // addLanes has the manager run a lane for each inventory.
-func addLanes(mgr ctrl.Manager, o *Options, inventories []*inventory.Inventory, guard *leader.Guard) error {
-	lanes, err := controller.Setup(mgr, controller.Options{
-		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Epoch: guard.Epoch, MayAct: guard.Check,
-	})
+func addLanes(mgr ctrl.Manager, o *Options, of controller.Options) error {
+	lanes, err := controller.Setup(mgr, of)
 	if err != nil {
 		return err
 	}

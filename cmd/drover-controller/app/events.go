@@ -1,0 +1,75 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"sync"
+
+	eventsv1 "k8s.io/api/events/v1"
+	typedeventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+// reporter is what events name as their source.
+const reporter = "drover"
+
+// newRecorder returns a recorder of events, and what ends it.
+func newRecorder(ctx context.Context, mgr ctrl.Manager) (r events.EventRecorder, end func(), err error) {
+	client, err := typedeventsv1.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, nil, err
+	}
+	b := events.NewBroadcaster(&singleFile{next: &events.EventSinkImpl{Interface: client}})
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // what the last calls tell of is sent too
+	end = func() {
+		b.Shutdown()
+		cancel()
+	}
+	if err := b.StartRecordingToSinkWithContext(ctx); err != nil {
+		end()
+		return nil, nil, err
+	}
+	return b.NewRecorder(mgr.GetScheme(), reporter), end, nil
+}
+
+// singleFile sends events one at a time. client-go sends each in a goroutine of
+// its own: when many VMs change at once, hundreds of events would compete with
+// the writes that matter.
+type singleFile struct {
+	mu   sync.Mutex
+	next events.EventSink
+}
+
+// enter waits for its turn, which does not last for ever.
+func (s *singleFile) enter(ctx context.Context) (context.Context, func()) {
+	s.mu.Lock()
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	return ctx, func() {
+		cancel()
+		s.mu.Unlock()
+	}
+}
+
+// Create implements events.EventSink.
+func (s *singleFile) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+	ctx, done := s.enter(ctx)
+	defer done()
+	return s.next.Create(ctx, event)
+}
+
+// Update implements events.EventSink.
+func (s *singleFile) Update(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+	ctx, done := s.enter(ctx)
+	defer done()
+	return s.next.Update(ctx, event)
+}
+
+// Patch implements events.EventSink.
+func (s *singleFile) Patch(ctx context.Context, event *eventsv1.Event, patch []byte) (*eventsv1.Event, error) {
+	ctx, done := s.enter(ctx)
+	defer done()
+	return s.next.Patch(ctx, event, patch)
+}
