@@ -88,8 +88,13 @@ func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	}
 	failing := s.changed(s.created(vmtest.VM("failing")), observed1)
 	s.changed(failing, func(vm *api.VirtualMachine) { vm.Status.Operation = &api.Operation{} })
-	s.r.undone.raise(inventory.Change{VM: types.NamespacedName{Namespace: "default", Name: "crashed"}})
-	s.r.undone.raise(inventory.Change{VM: types.NamespacedName{Namespace: "default", Name: "a"}, Routine: true})
+	raise := func(name string, routine bool, ago time.Duration) {
+		vm := types.NamespacedName{Namespace: "default", Name: name}
+		s.r.undone.raise(inventory.Change{VM: vm, Routine: routine}, s.clock.Now().Add(-ago))
+	}
+	raise("crashed", false, seenToWithin)
+	raise("a", true, 0)
+	raise("b", false, seenToWithin+1)
 	s.created(vmtest.VM("new"))
 	leaving := s.changed(s.created(vmtest.VM("leaving").Bound("fake/x")), observed1)
 	s.changed(leaving, func(vm *api.VirtualMachine) { vm.DeletionTimestamp = &metav1.Time{Time: t0} })

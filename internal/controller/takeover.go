@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/inventory"
@@ -18,6 +19,9 @@ import (
 // Looking at thousands of VMs takes all CPUs for a while, and what is undone
 // should have them first.
 const routineAfter = time.Second
+
+// seenToWithin is when a leader has certainly seen to what an engine told of.
+const seenToWithin = time.Minute
 
 // rank is the priority of a VirtualMachine by what it says itself.
 func rank(vm *api.VirtualMachine) int {
@@ -35,49 +39,59 @@ func rank(vm *api.VirtualMachine) int {
 // undone is what a standby's leader has not seen to yet, by priority. A queue
 // could not keep it: what is done would have to leave it again.
 type undone struct {
-	mu    sync.Mutex
-	ranks map[types.NamespacedName]int
+	mu     sync.Mutex
+	ranks  map[types.NamespacedName]int       // by what objects say
+	raised map[types.NamespacedName]time.Time // when an engine told of a change
 }
 
 // set takes what an object says.
 func (u *undone) set(vm *api.VirtualMachine) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.ranks == nil {
-		u.ranks = map[types.NamespacedName]int{}
-	}
-	u.ranks[keyOf(vm)] = rank(vm)
-	if u.ranks[keyOf(vm)] == prioRoutine {
-		delete(u.ranks, keyOf(vm))
+	key := keyOf(vm)
+	delete(u.raised, key)
+	delete(u.ranks, key)
+	if rank := rank(vm); rank != prioRoutine {
+		put(&u.ranks, key, rank)
 	}
 }
 
 // raise takes what an engine says. If the leader has to do something about it,
-// it writes the object, and set hears of it.
-func (u *undone) raise(c inventory.Change) {
+// it writes the object, and set hears of it; else it stays, to become old.
+func (u *undone) raise(c inventory.Change, now time.Time) {
 	if c.All || c.Routine {
 		return
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.ranks == nil {
-		u.ranks = map[types.NamespacedName]int{}
+	put(&u.raised, c.VM, now)
+}
+
+func put[V any](m *map[types.NamespacedName]V, key types.NamespacedName, value V) {
+	if *m == nil {
+		*m = map[types.NamespacedName]V{}
 	}
-	u.ranks[c.VM] = max(u.ranks[c.VM], prioEngine)
+	(*m)[key] = value
 }
 
 func (u *undone) forget(key types.NamespacedName) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	delete(u.ranks, key)
+	delete(u.raised, key)
 }
 
 // take empties it.
-func (u *undone) take() map[types.NamespacedName]int {
+func (u *undone) take(now time.Time) map[types.NamespacedName]int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	for key, at := range u.raised {
+		if now.Sub(at) <= seenToWithin {
+			put(&u.ranks, key, max(u.ranks[key], prioEngine))
+		}
+	}
 	ranks := u.ranks
-	u.ranks = nil
+	u.ranks, u.raised = nil, nil
 	return ranks
 }
 
@@ -92,12 +106,24 @@ func (r *Reconciler) takeOver(ctx context.Context, q queue, elected <-chan struc
 	case <-ctx.Done():
 		return
 	}
-	for key, priority := range r.undone.take() {
-		add(q, key, priority)
-	}
+	r.addUndone(q)
 	select {
 	case <-r.Clock.After(routineAfter):
 		r.addAll(ctx, q)
 	case <-ctx.Done():
 	}
+}
+
+// addUndone puts what is undone into the queue, what users wait for first: of
+// thousands, the last is put in many milliseconds later.
+func (r *Reconciler) addUndone(q queue) {
+	ranks := r.undone.take(r.Clock.Now())
+	for _, priority := range []int{prioDeletion, prioUser, prioEngine} {
+		for key, rank := range ranks {
+			if rank == priority {
+				add(q, key, rank)
+			}
+		}
+	}
+	ctrl.Log.V(1).Info("Took over", "driver", r.Driver, "undone", len(ranks))
 }

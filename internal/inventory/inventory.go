@@ -367,8 +367,14 @@ func (i *Inventory) merge(began uint64, found map[types.UID][]driver.Server, uid
 		}
 		i.prune(uid, e)
 	}
+	if i.neverKnown() {
+		return nil // gain tells of all at once
+	}
 	return changes
 }
+
+// neverKnown tells whether the engine's first list is still under way.
+func (i *Inventory) neverKnown() bool { return !i.known && !i.failed && i.downSince.IsZero() }
 
 // union returns the UIDs that are cached or found.
 func (i *Inventory) union(found map[types.UID][]driver.Server) []types.UID {

@@ -53,6 +53,29 @@ func TestUnknownUntilListed(t *testing.T) {
 	}
 }
 
+// TestTheFirstListIsToldOnce : what was there before is told of together, since
+// none of it has changed.
+func TestTheFirstListIsToldOnce(t *testing.T) {
+	g := newRig(t)
+	g.add("a")
+	g.add("b")
+	g.start()
+	g.wantSoon("b", Present)
+	g.eventually("it is told", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return len(g.changes) > 0
+	})
+	if told := g.told(); len(told) != 1 || !told[0].All {
+		t.Errorf("told %+v, want once that all is to be looked at", told)
+	}
+	g.edit("a", func(r *fake.Record) { r.State = driver.StateStopped })
+	g.eventually("a change is told", func() bool {
+		told := g.told()
+		return len(told) == 1 && told[0].UID == "a"
+	})
+}
+
 // TestAnIncompleteListIsNone : until a list has come to its end with the same
 // engine on both sides, nothing is known.
 func TestAnIncompleteListIsNone(t *testing.T) {

@@ -116,12 +116,11 @@ func (i *Inventory) meet(id string) {
 // gain opens the cache for answers.
 func (i *Inventory) gain() {
 	i.mu.Lock()
-	was, first := i.known, i.downSince.IsZero() && !i.failed
+	tell := i.neverKnown() || !i.known && i.failed
 	i.known = true
 	if i.failed {
 		i.backSince = i.Clock.Now()
 	}
-	tell := !was && (first || i.failed)
 	i.failed = false
 	knownServers.WithLabelValues(i.Name).Set(float64(len(i.entries)))
 	i.mu.Unlock()

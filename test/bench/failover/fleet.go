@@ -109,11 +109,19 @@ func holderOf(e leaseEvent) string {
 	return name
 }
 
+// stop ends it, and has it say what went wrong.
+func (r *replica) stop() error {
+	if err := r.Stop(); err != nil {
+		return fmt.Errorf("%s did not stop well: %w; it printed:\n%s", r.identity, err, r.Output())
+	}
+	return nil
+}
+
 // stop ends all replicas.
 func (f *fleet) stop() (err error) {
 	for _, r := range f.replicas {
 		if !r.Over() {
-			err = errors.Join(err, r.Stop())
+			err = errors.Join(err, r.stop())
 		}
 	}
 	f.replicas = nil
