@@ -4,6 +4,7 @@
 package fake
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -208,7 +209,7 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 	return content, info, nil
 }
 
-func (s *dirStore) list() ([]Record, error) {
+func (s *dirStore) list(ctx context.Context) ([]Record, error) {
 	if err := s.reach(); err != nil {
 		return nil, err
 	}
@@ -223,7 +224,7 @@ func (s *dirStore) list() ([]Record, error) {
 	places := map[identity]int{}
 	var all []Record
 	for _, name := range names {
-		r, err := s.readNamed(name)
+		r, err := s.readNamed(ctx, name)
 		if err != nil {
 			return nil, err
 		}
@@ -244,7 +245,10 @@ func (s *dirStore) list() ([]Record, error) {
 }
 
 // readNamed reads a file by its name under the folder.
-func (s *dirStore) readNamed(name string) (*Record, error) {
+func (s *dirStore) readNamed(ctx context.Context, name string) (*Record, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	uid, _, _ := uidOf(filepath.Base(name))
 	r, _, err := s.read(s.path(name), uid)
 	if err != nil {

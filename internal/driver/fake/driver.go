@@ -4,6 +4,7 @@
 package fake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -181,7 +182,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	if err := d.enter(ctx); err != nil {
 		return nil, err
 	}
-	records, err := d.records(uids)
+	records, err := d.records(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
@@ -196,9 +197,9 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 }
 
 // records returns those of the UIDs, or all where none is named.
-func (d *Driver) records(uids []types.UID) ([]Record, error) {
+func (d *Driver) records(ctx context.Context, uids []types.UID) ([]Record, error) {
 	if len(uids) == 0 {
-		return d.store.list()
+		return d.store.list(ctx)
 	}
 	records := make([]Record, 0, len(uids))
 	asked := make(map[types.UID]bool, len(uids))
@@ -207,7 +208,7 @@ func (d *Driver) records(uids []types.UID) ([]Record, error) {
 			continue
 		}
 		asked[uid] = true
-		if err := driver.CheckUID(uid); err != nil {
+		if err := cmp.Or(ctx.Err(), driver.CheckUID(uid)); err != nil {
 			return nil, err
 		}
 		r, err := d.store.get(uid)
@@ -226,7 +227,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if err := d.enter(ctx); err != nil || len(uids) == 0 {
 		return nil, err
 	}
-	records, err := d.records(uids)
+	records, err := d.records(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
@@ -253,7 +254,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err != nil {
 		return nil, err
 	}
-	records, err := d.store.list()
+	records, err := d.store.list(ctx)
 	if err != nil {
 		stop()
 		return nil, err

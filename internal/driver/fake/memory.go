@@ -5,6 +5,7 @@ package fake
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"reflect"
 	"slices"
@@ -112,7 +113,7 @@ func (m *Memory) get(uid types.UID) (*Record, error) {
 	return m.find(uid), m.reach()
 }
 
-func (m *Memory) list() ([]Record, error) {
+func (m *Memory) list(context.Context) ([]Record, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if err := m.reach(); err != nil {

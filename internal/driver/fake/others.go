@@ -16,7 +16,7 @@ func (d *Driver) Others(ctx context.Context) (map[string]int, error) {
 	if err := d.enter(ctx); err != nil {
 		return nil, err
 	}
-	records, err := d.store.list()
+	records, err := d.store.list(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@
 package fake
 
 import (
+	"context"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -18,7 +19,7 @@ type store interface {
 	// get returns the record of uid, or nil.
 	get(uid types.UID) (*Record, error)
 	// list returns all records, those of released servers included.
-	list() ([]Record, error)
+	list(ctx context.Context) ([]Record, error)
 	// change replaces the record of uid (nil where there is none) by what edit
 	// makes of it (nil removes it), atomically. A record that edit marks as
 	// retained is put aside: it is no longer the record of its uid. Where a

@@ -1,0 +1,33 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"k8s.io/utils/clock"
+)
+
+// TestAListEndsWithItsContext : a list of a folder of thousands takes seconds on
+// a busy host, and must not hold up a controller that is told to stop.
+func TestAListEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	store, err := openDir(t.TempDir(), clock.RealClock{}.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.create(store.path("5b3d1a0e-0000-4000-8000-000000000001"+suffix), []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if all, err := store.list(ctx); err != nil || len(all) != 1 {
+		t.Fatalf("list: %v, %v", all, err)
+	}
+	cancel()
+	if all, err := store.list(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("list of a context that has ended: %v, %v", all, err)
+	}
+}
