@@ -59,14 +59,14 @@ func (d *Driver) image(spec driver.ServerSpec) string {
 // checkCapacity asks the engine before it is asked for more than there is:
 // Docker refuses the CPUs in its own words and takes any amount of memory.
 func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) error {
-	info, err := d.info(ctx)
+	host, err := d.hostSize(ctx)
 	switch {
 	case err != nil:
 		return err
-	case spec.CPUMilli > int64(info.NCPU)*1000:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", cpuText(spec.CPUMilli), info.NCPU)
-	case info.MemTotal > 0 && spec.MemoryBytes > info.MemTotal:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", sizeText(spec.MemoryBytes), roughly(info.MemTotal))
+	case spec.CPUMilli > int64(host.cpus)*1000:
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", cpuText(spec.CPUMilli), host.cpus)
+	case host.memory > 0 && spec.MemoryBytes > host.memory:
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", sizeText(spec.MemoryBytes), roughly(host.memory))
 	}
 	return nil
 }

@@ -70,6 +70,7 @@ type Driver struct {
 
 	host    string
 	client  atomic.Pointer[client.Client]
+	size    atomic.Pointer[size]
 	locks   locks
 	cache   cache
 	stops   stops

@@ -6,6 +6,7 @@ package docker
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/moby/moby/api/types/system"
 	"github.com/moby/moby/client"
@@ -102,5 +103,30 @@ func (d *Driver) info(ctx context.Context) (info system.Info, err error) {
 		info = res.Info
 		return err
 	})
+	if err == nil {
+		d.size.Store(&size{cpus: info.NCPU, memory: info.MemTotal, at: d.Clock.Now()})
+	}
 	return info, err
+}
+
+// sizeAge is how long the host's size is taken to be what it was. The question
+// is a dear one: the engine runs other programs to answer it.
+const sizeAge = time.Minute
+
+// size is what a host has.
+type size struct {
+	cpus   int
+	memory int64 // bytes
+	at     time.Time
+}
+
+// hostSize asks for it if nobody did lately.
+func (d *Driver) hostSize(ctx context.Context) (size, error) {
+	if s := d.size.Load(); s != nil && d.Clock.Since(s.at) < sizeAge {
+		return *s, nil
+	}
+	if _, err := d.info(ctx); err != nil {
+		return size{}, err
+	}
+	return *d.size.Load(), nil
 }
