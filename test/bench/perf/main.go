@@ -75,7 +75,7 @@ func mainError(args []string) error {
 func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&o.Suites, "suites", suiteNames(), "what is measured")
 	flags.IntSliceVar(&o.Sizes, "sizes", []int{1, 100, 1000}, "numbers of VMs, of the fake driver, in rising order")
-	flags.IntVar(&o.Runs, "runs", 5, "how often what has no floor is measured")
+	flags.IntVar(&o.Runs, "runs", 5, "how often starts, a slow engine and what has no floor are measured")
 	flags.IntVar(&o.Pairs, "pairs", 10, "how often what is compared takes turns")
 	flags.IntVar(&o.BigPairs, "big-pairs", 10, "the same with more than 1,000 VMs")
 	flags.IntVar(&o.DockerPairs, "docker-pairs", 10, "the same with --docker-vms containers")

@@ -55,7 +55,7 @@ func (b *benchmark) restartOf(ctx context.Context, n int) (err error) {
 		return err
 	}
 	var ours, floor []start
-	err = takeTurns(b.pairs(n), func(int) error {
+	err = takeTurns(min(b.Runs, b.pairs(n)), func(int) error {
 		s, err := w.start(ctx, n)
 		ours = append(ours, s)
 		return err

@@ -55,7 +55,7 @@ func (b *benchmark) slowTurns(ctx context.Context, w *world, engine *slowEngine,
 	if _, err := w.round(ctx, p, quickVMs, nil); err != nil { // connections, caches
 		return err
 	}
-	err := takeTurns(b.Pairs, func(turn int) (err error) {
+	err := takeTurns(b.Runs, func(turn int) (err error) {
 		if err := engine.load(ctx, w, turn); err != nil {
 			return err
 		}

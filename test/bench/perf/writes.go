@@ -17,7 +17,8 @@ import (
 )
 
 // action is what a user does to VMs, what comes of it, and how many writes it
-// may take. slow is how many of its steps may take longer than 100 ms.
+// may take. slow is how many of its steps may take longer than 100 ms: a stop is
+// two, the signal and what the guest does about it.
 type action struct {
 	what  string
 	do    func(w *world, ctx context.Context, n int) error
@@ -28,12 +29,12 @@ type action struct {
 
 var actions = []action{
 	{"create", (*world).makeOne, isActive, 2, 1},
-	{"stop", edit(`{"spec":{"action":"stopped"}}`), isPhase(api.PhaseStopped), 1, 1},
+	{"stop", edit(`{"spec":{"action":"stopped"}}`), isPhase(api.PhaseStopped), 1, 2},
 	{"start", edit(`{"spec":{"action":"active"}}`), isPhase(api.PhaseActive), 1, 1},
 	{"pause", edit(`{"spec":{"action":"paused"}}`), isPhase(api.PhasePaused), 1, 1},
 	{"resume", edit(`{"spec":{"action":"active"}}`), isPhase(api.PhaseActive), 1, 1},
-	{"restart", edit(`{"spec":{"restartedAt":"2026-01-01T00:00:00Z"}}`), isRestarted, 2, 2},
-	{"delete", (*world).deleteOne, isGone, 1, 1},
+	{"restart", edit(`{"spec":{"restartedAt":"2026-01-01T00:00:00Z"}}`), isRestarted, 2, 3},
+	{"delete", (*world).deleteOne, isGone, 1, 2},
 }
 
 // writes counts what each action writes to VMs in the API. Usage is not sampled
