@@ -81,6 +81,9 @@ func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{
 	}
 	if err == nil {
 		defer c.Close()
+		if r, err := h.load(); err == nil && r.Phase == phaseStarting {
+			d.ring(uid) // nobody may be left who waits for it to come up
+		}
 		d.listen(ctx, h, c, changed)
 	}
 	// QEMU has ended. Whoever looks first writes down how.

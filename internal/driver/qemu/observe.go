@@ -125,8 +125,10 @@ func (s *server) state() driver.State {
 	switch {
 	case !s.alive():
 		return driver.StateStopped
-	case s.Phase == phaseStarting:
+	case s.Phase == phaseStarting && s.silence != nil:
 		return driver.StateStarting
+	case s.Phase == phaseStarting:
+		return driver.StatePaused // it is up, and no start goes on without a call
 	case s.stopping():
 		return driver.StateStopping
 	case s.isPaused():

@@ -141,7 +141,9 @@ func explainStart(words string) error {
 	return driver.Errorf(driver.ErrRetry, "QEMU did not start: %s", words)
 }
 
-// finishStart lets the guest of a QEMU go that is up, whoever started it.
+// finishStart lets the guest of a QEMU go that is up, whoever started it. It does
+// so last: whoever is killed before leaves a server that is found paused, so that
+// the next leader resumes it.
 func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerSpec) error {
 	for _, socket := range []string{ctlSocket, eventsSocket, serialSocket} {
 		if err := os.Chmod(s.file(socket), 0o600); err != nil {
@@ -151,14 +153,15 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	if err := d.grow(ctx, s, spec); err != nil {
 		return err
 	}
-	if spec.Power != driver.PowerPaused {
-		if err := s.command(ctx, "cont", nil, nil); err != nil {
-			return err
-		}
-	}
 	d.forgetEnds(s.UID)
 	s.Phase, s.LastExit = phaseOn, nil
-	return d.dir.Explain(s.save(s.record))
+	if err := s.save(s.record); err != nil {
+		return d.dir.Explain(err)
+	}
+	if spec.Power == driver.PowerPaused {
+		return nil
+	}
+	return s.command(ctx, "cont", nil, nil)
 }
 
 // stop presses the power button, and ends the run when StopBy has passed.
