@@ -50,6 +50,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -206,9 +207,14 @@ func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*enginedir.L
 	return lock, nil
 }
 
-// ring tells all who watch, in whatever process, that a server has changed.
+// ring tells all who watch, in whatever process, that a server has changed. Who
+// rings for one that is gone meanwhile, or not there yet, leaves no bell behind.
 func (d *Driver) ring(uid types.UID) {
-	if err := d.dir.Replace(d.dir.Path(bellsDir, string(uid)), nil); err != nil {
+	bell := d.dir.Path(bellsDir, string(uid))
+	if err := d.dir.Replace(bell, nil); err != nil {
 		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
+	}
+	if there, err := d.home(uid).exists(); !there && err == nil {
+		_ = os.Remove(bell)
 	}
 }
