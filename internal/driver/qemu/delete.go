@@ -32,9 +32,9 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	case driver.ReasonOf(err) == driver.ReasonNameConflict:
 		err = driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
 	case err == nil && retain:
-		err = d.release(s)
+		err = d.release(t, s)
 	case err == nil:
-		return d.remove(ctx, s, lock)
+		return d.remove(ctx, t, s, lock)
 	}
 	lock.Release()
 	return err
@@ -64,7 +64,11 @@ func (d *Driver) forget(uid types.UID, lock *enginedir.Lock) {
 
 // remove ends the server, whose disk nobody will read again, and removes all
 // that belongs to it.
-func (d *Driver) remove(ctx context.Context, s server, lock *enginedir.Lock) error {
+func (d *Driver) remove(ctx context.Context, t driver.Target, s server, lock *enginedir.Lock) error {
+	if err := d.journal.note(t, deedDelete); err != nil {
+		lock.Release()
+		return err
+	}
 	if s.on {
 		if err := s.kill(ctx, s.UID); err != nil {
 			lock.Release()
@@ -81,7 +85,10 @@ func (d *Driver) remove(ctx context.Context, s server, lock *enginedir.Lock) err
 
 // release marks a server first, so that a release which is cut off is finished
 // by the next call.
-func (d *Driver) release(s server) error {
+func (d *Driver) release(t driver.Target, s server) error {
+	if err := d.journal.note(t, deedRelease); err != nil {
+		return err
+	}
 	s.Retained = true
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)

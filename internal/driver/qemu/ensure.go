@@ -66,6 +66,9 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
 		return server{}, cmp.Or(err, errFetching)
 	}
+	if err := d.journal.note(spec.Target, deedCreate); err != nil {
+		return server{}, err
+	}
 	if err := d.create(spec); err != nil {
 		return server{}, d.dir.Explain(err)
 	}
@@ -154,6 +157,9 @@ func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 
 // take does one step; waits tells that the next one has to wait for the guest.
 func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.ServerSpec) (waits bool, err error) {
+	if err := d.journal.note(spec.Target, string(next)); err != nil {
+		return false, err
+	}
 	switch next {
 	case stepReap:
 		return false, d.reap(ctx, s)

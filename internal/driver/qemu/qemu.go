@@ -9,7 +9,7 @@
 // finds processes, observe.go tells the state a server is in, power.go starts
 // and stops, disk.go makes disks from images, seed.go what cloud-init reads,
 // watch.go and attend.go tell of
-// changes. The packages below speak with QEMU (qmp), know disk images
+// changes, journal.go writes down who changed what. The packages below speak with QEMU (qmp), know disk images
 // (diskimage) and fetch them (imagestore).
 //
 // # The folder
@@ -91,6 +91,9 @@ type Options struct {
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
 	Binary string
+	// Journal is a file to which every change of a server is appended as a line, an
+	// Entry; empty means none.
+	Journal string
 	// Clock is the real one where it is nil.
 	Clock clock.WithTicker
 	Log   logr.Logger
@@ -105,6 +108,7 @@ type Driver struct {
 	accel   accelerator
 	pressed pressed
 	images  *imagestore.Store
+	journal *journal
 }
 
 var (
@@ -130,7 +134,11 @@ func New(o Options) (*Driver, error) {
 	if err := checkSocketPaths(dir); err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}}
+	journal, err := openJournal(o)
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}, journal: journal}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ring}
 	return d, nil
 }
@@ -201,6 +209,9 @@ func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*enginedir.L
 		return nil, err
 	}
 	if err := d.dir.Admit(d.ClusterID, t.Epoch); err != nil {
+		if errors.Is(err, driver.ErrFenced) {
+			_ = d.journal.note(t, deedRefused) // it stays refused
+		}
 		lock.Release()
 		return nil, err
 	}

@@ -24,6 +24,7 @@ type Settings struct {
 	QEMUImage     string
 	QEMUAccel     string
 	QEMUBinary    string
+	QEMUJournal   string
 
 	FakeDir         string
 	FakeBootTime    time.Duration
@@ -47,6 +48,7 @@ func (s *Settings) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&s.QEMUImage, "qemu-image", s.QEMUImage, "qemu: image of a VirtualMachine that names none; empty means that each has to name one")
 	fs.StringVar(&s.QEMUAccel, "qemu-accel", s.QEMUAccel, "qemu: kvm, tcg (emulation), or auto for kvm where a guest really runs under it")
 	fs.StringVar(&s.QEMUBinary, "qemu-binary", s.QEMUBinary, "qemu: the QEMU to run")
+	fs.StringVar(&s.QEMUJournal, "qemu-journal", s.QEMUJournal, "qemu: file to which every change of a machine is appended as a line of JSON: when, by which process and epoch, what; empty means none")
 	fs.StringVar(&s.FakeDir, "fake-dir", s.FakeDir, "fake: folder that holds one file a server, shared by all who use it; empty keeps the servers in memory")
 	fs.DurationVar(&s.FakeBootTime, "fake-boot-time", s.FakeBootTime, "fake: how long a server takes to boot")
 	fs.DurationVar(&s.FakeStopTime, "fake-shutdown-time", s.FakeStopTime, "fake: how long a server takes to stop when it is asked to")
@@ -63,7 +65,7 @@ func openDocker(o Options) (driver.Driver, error) {
 func openQEMU(o Options) (driver.Driver, error) {
 	return qemu.New(qemu.Options{
 		ClusterID: o.ClusterID, Dir: o.QEMUDir, ImageDirs: o.QEMUImageDirs, Image: o.QEMUImage, Accel: o.QEMUAccel, Binary: o.QEMUBinary,
-		Log: o.Log, Clock: o.Clock,
+		Journal: o.QEMUJournal, Log: o.Log, Clock: o.Clock,
 	})
 }
 

@@ -1,0 +1,72 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Deeds that are no steps of a server. Refused is a call that the fence did not
+// let through.
+const (
+	deedCreate  = "create"
+	deedDelete  = "delete"
+	deedRelease = "release"
+	deedRefused = "refused"
+)
+
+// Entry is a line of the journal: what is about to be done to a server, or a call
+// that was refused. Of one server, entries stand in the order in which leaders
+// were let through, for they are written while its lock is held. One that is
+// killed in between leaves an entry of what it did not come to do.
+type Entry struct {
+	At      time.Time `json:"at"`
+	PID     int       `json:"pid"`
+	Cluster string    `json:"cluster"`
+	Epoch   uint64    `json:"epoch"`
+	UID     types.UID `json:"uid"`
+	Deed    string    `json:"deed"`
+}
+
+// journal is a file that several controllers share; nil is for none.
+type journal struct {
+	file    *os.File
+	clock   clock.PassiveClock
+	cluster string
+}
+
+func openJournal(o Options) (*journal, error) {
+	if o.Journal == "" {
+		return nil, nil //nolint:nilnil // Nil is the answer for no journal.
+	}
+	f, err := os.OpenFile(o.Journal, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("the qemu driver's journal: %w", err)
+	}
+	return &journal{f, o.Clock, o.ClusterID}, nil
+}
+
+// note adds one line by one write, so that those of several processes do not mix.
+// What cannot be written down is not done.
+func (j *journal) note(t driver.Target, deed string) error {
+	if j == nil {
+		return nil
+	}
+	line, err := json.Marshal(Entry{j.clock.Now().UTC(), os.Getpid(), j.cluster, t.Epoch, t.UID, deed})
+	if err == nil {
+		_, err = j.file.Write(append(line, '\n'))
+	}
+	if err != nil {
+		return driver.Errorf(driver.ErrRetry, "the qemu driver's journal: %w", err)
+	}
+	return nil
+}
