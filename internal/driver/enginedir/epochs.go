@@ -11,8 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-
-	"cloudnative.tw/drover/internal/driver"
 )
 
 // keptEpochs is how many of a cluster's epochs are kept.
@@ -33,19 +31,20 @@ func (d *Dir) Admit(cluster string, epoch uint64) error {
 	if err != nil {
 		return d.Explain(err)
 	}
-	if !slices.Contains(epochs, epoch) && compare(epoch, epochs) == nil {
+	if !slices.Contains(epochs, epoch) && Compare(epoch, highest(epochs)) == nil {
 		if epochs, err = putDown(dir, epoch); err != nil {
 			return d.Explain(err)
 		}
 	}
-	return compare(epoch, epochs)
+	return Compare(epoch, highest(epochs))
 }
 
-func compare(epoch uint64, epochs []uint64) error {
-	if len(epochs) == 0 || epoch >= epochs[len(epochs)-1] {
-		return nil
+// highest of epochs in order; 0 where there is none.
+func highest(epochs []uint64) uint64 {
+	if len(epochs) == 0 {
+		return 0
 	}
-	return driver.Errorf(driver.ErrFenced, "epoch %d has acted on the engine, and this call's is %d: a newer leader has taken over", epochs[len(epochs)-1], epoch)
+	return epochs[len(epochs)-1]
 }
 
 // readEpochs returns them in order.
