@@ -29,23 +29,24 @@ func makeRoom() (after func() error, err error) {
 }
 
 var (
-	fenced   = sync.OnceValues(func() (string, error) { return build("") })
-	unfenced = sync.OnceValues(func() (string, error) { return build("unfenced") })
+	fenced   = sync.OnceValues(func() (string, error) { return build("cmd/drover-controller", "") })
+	unfenced = sync.OnceValues(func() (string, error) { return build("cmd/drover-controller", "unfenced") })
+	recorder = sync.OnceValues(func() (string, error) { return build("test/failover/recorder", "") })
 )
 
-// build makes a drover-controller.
-func build(tags string) (string, error) {
-	binary := filepath.Join(programs, "drover-controller-"+tags)
+// build makes a program of this module.
+func build(pkg, tags string) (string, error) {
+	binary := filepath.Join(programs, filepath.Base(pkg)+"-"+tags)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-tags="+tags, "-o", binary, "cloudnative.tw/drover/cmd/drover-controller")
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-tags="+tags, "-o", binary, "cloudnative.tw/drover/"+pkg)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build drover-controller: %w\n%s", err, out)
+		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, out)
 	}
 	return binary, nil
 }
 
-// program is what one of the two builds made.
+// program is what one of the builds made.
 func program(t testing.TB, build func() (string, error)) string {
 	t.Helper()
 	binary, err := build()

@@ -60,8 +60,12 @@ type user struct {
 	random *chance
 	name   string
 
-	vm       *api.VirtualMachine
-	restarts int
+	// ofMachines : the VirtualMachine is a QEMU machine, and is deleted when the user
+	// leaves.
+	ofMachines bool
+
+	vm                *api.VirtualMachine
+	restarts, resizes int
 }
 
 // live goes on until stop is closed, then waits for what was asked for last. It
@@ -74,6 +78,8 @@ func (u *user) live(ctx context.Context, stop <-chan struct{}) error {
 			err = u.create(ctx)
 		case u.vm != nil && !over(stop):
 			err = u.wish(ctx)
+		case u.vm != nil && u.ofMachines:
+			err = u.delete(ctx)
 		default:
 			return nil
 		}
@@ -141,8 +147,18 @@ func (u *user) wish(ctx context.Context) error {
 	case running && do < 14:
 		return u.restart(ctx)
 	}
+	return u.ask(ctx, 0, u.resize())
+}
+
+// resize asks for another size, of what takes no restart to change.
+func (u *user) resize() func(*api.VirtualMachineSpec) {
+	if u.ofMachines {
+		u.resizes++
+		disk := resource.NewQuantity(int64(1+u.resizes)<<20, resource.BinarySI)
+		return func(spec *api.VirtualMachineSpec) { spec.Resource[api.ResourceRootDisk] = *disk }
+	}
 	cpu := resource.NewMilliQuantity(100+int64(u.random.intn(900)), resource.DecimalSI)
-	return u.ask(ctx, 0, func(spec *api.VirtualMachineSpec) { spec.Resource[api.ResourceCPU] = *cpu })
+	return func(spec *api.VirtualMachineSpec) { spec.Resource[api.ResourceCPU] = *cpu }
 }
 
 func (u *user) power(ctx context.Context, action api.Action) error {

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -55,47 +54,68 @@ type world struct {
 	dir, journal string
 }
 
+// newWorld has the fake engine, whose calls last long enough for faults to strike
+// meanwhile.
 func newWorld(t testing.TB, binary, dir string, seed uint64) *world {
+	t.Helper()
+	w := emptyWorld(t, dir)
+	w.populate(users, seed)
+	faults := filepath.Join(dir, "faults.yaml")
+	var slow strings.Builder
+	for _, u := range w.users[:slowUsers] {
+		fmt.Fprintf(&slow, "%s: {latency: 700ms}\n", u.name)
+	}
+	if err := os.WriteFile(faults, []byte(slow.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, latency := range latencies {
+		w.addReplica(t, binary,
+			"--vm-driver=fake", "--fake-dir="+w.FakeDir, "--fake-journal="+w.journal, "--fake-faults="+faults,
+			"--fake-boot-time=50ms", "--fake-shutdown-time=50ms", "--fake-latency="+latency)
+	}
+	return w
+}
+
+// emptyWorld has neither users nor replicas.
+func emptyWorld(t testing.TB, dir string) *world {
 	t.Helper()
 	w := &world{
 		World: rig.Start(t), book: &book{asked: map[types.UID]Asked{}},
 		dir: dir, journal: filepath.Join(dir, "journal"), patience: calmWithin,
 	}
-	faults := filepath.Join(dir, "faults.yaml")
-	var slow strings.Builder
-	for n := range users {
-		u := &user{
-			vms: w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), book: w.book,
-			random: newChance(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n),
-		}
-		w.users = append(w.users, u)
-		if n < slowUsers {
-			fmt.Fprintf(&slow, "%s: {latency: 700ms}\n", u.name)
-		}
-	}
-	if err := errors.Join(os.WriteFile(w.journal, nil, 0o600), os.WriteFile(faults, []byte(slow.String()), 0o600)); err != nil {
+	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {
 		t.Fatal(err)
-	}
-	for n, latency := range latencies {
-		proxy := w.NewAPIProxy(t)
-		w.replicas = append(w.replicas, &replica{
-			name: fmt.Sprintf("replica-%d", n), binary: binary, proxy: proxy,
-			args: append(w.args(faults), "--fake-latency="+latency, "--kubeconfig="+proxy.Kubeconfig),
-		})
 	}
 	return w
 }
 
-// args have calls last long enough for faults to strike meanwhile, and no
-// orphan swept, so that none goes unnoticed.
-func (w *world) args(faults string) []string {
-	return []string{
-		"--vm-driver=fake", "--fake-dir=" + w.FakeDir, "--fake-journal=" + w.journal, "--fake-faults=" + faults,
-		"--fake-boot-time=50ms", "--fake-shutdown-time=50ms", "--orphan-grace=24h",
-		"--leader-elect-lease-duration=" + lease.String(), "--leader-elect-renew-deadline=1500ms",
-		"--leader-elect-retry-period=250ms", "--leader-elect-request-timeout=" + requestLimit.String(), "--leader-elect-margin=250ms",
-		"--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
+// populate lets users move in.
+func (w *world) populate(count int, seed uint64) {
+	for n := range count {
+		w.users = append(w.users, &user{
+			vms: w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), book: w.book,
+			random: newChance(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n), //nolint:gosec // small
+		})
 	}
+}
+
+func (w *world) addReplica(t testing.TB, binary string, args ...string) {
+	t.Helper()
+	proxy := w.NewAPIProxy(t)
+	w.replicas = append(w.replicas, &replica{
+		name: fmt.Sprintf("replica-%d", len(w.replicas)), binary: binary, proxy: proxy,
+		args: append(args, commonArgs("--kubeconfig="+proxy.Kubeconfig)...),
+	})
+}
+
+// commonArgs have no orphan swept, so that none goes unnoticed.
+func commonArgs(more ...string) []string {
+	return append(more,
+		"--orphan-grace=24h",
+		"--leader-elect-lease-duration="+lease.String(), "--leader-elect-renew-deadline=1500ms",
+		"--leader-elect-retry-period=250ms", "--leader-elect-request-timeout="+requestLimit.String(), "--leader-elect-margin=250ms",
+		"--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
+	)
 }
 
 // weather strikes a world until it is satisfied, and tells of the faults.

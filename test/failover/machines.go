@@ -1,0 +1,137 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/failover/births"
+)
+
+// MachineEvidence is what there is to judge by where servers are QEMU machines:
+// what leaders wrote down in the driver's journal, and what the recorder, which is
+// no part of Drover, saw of their processes.
+type MachineEvidence struct {
+	Evidence
+	Births []births.Birth
+	// Left is what was found in the end, when all was deleted: processes and files.
+	Left []string
+}
+
+// The rules for machines.
+const (
+	// RuleAlone : while a QEMU runs for a UID, no other is started for it.
+	RuleAlone Rule = "one QEMU at a time"
+	// RuleRun : for each run one QEMU is started.
+	RuleRun Rule = "one QEMU a run"
+	// RuleNothing : in the end nothing is left behind.
+	RuleNothing Rule = "nothing is left behind"
+)
+
+// JudgeMachines says which rules were broken.
+func JudgeMachines(e MachineEvidence) []Violation {
+	all := slices.Concat(Fallen(e.Journal), e.finalizers(), e.removals())
+	born := map[types.UID][]births.Birth{}
+	for _, b := range e.Births {
+		born[b.UID] = append(born[b.UID], b)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(born)) {
+		all = append(all, alone(born[uid])...)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(e.Asked)) {
+		all = append(all, e.startsOf(uid, len(born[uid]))...)
+		delete(born, uid)
+	}
+	for uid := range born {
+		all = append(all, Violation{RuleKept, uid, "a QEMU was started for it, and no user asked for it"})
+	}
+	for _, left := range e.Left {
+		all = append(all, Violation{RuleNothing, "", left})
+	}
+	return all
+}
+
+// alone looks at the births of one server.
+func alone(all []births.Birth) []Violation {
+	var broken []Violation
+	runs := map[string]int{}
+	for _, b := range all {
+		if len(b.Others) > 0 {
+			broken = append(broken, Violation{RuleAlone, b.UID, fmt.Sprintf("process %d was started at %s while %v ran", b.PID, b.At.Format(time.StampMilli), b.Others)})
+		}
+		if before, known := runs[b.Run]; known {
+			broken = append(broken, Violation{RuleRun, b.UID, fmt.Sprintf("process %d was started for run %q, as %d was", b.PID, b.Run, before)})
+		}
+		runs[b.Run] = b.PID
+	}
+	return broken
+}
+
+// startsOf holds the number of starts against what a user asked for.
+func (e MachineEvidence) startsOf(uid types.UID, count int) []Violation {
+	asked := e.Asked[uid]
+	if count >= asked.AtLeast && count <= asked.AtMost {
+		return nil
+	}
+	return []Violation{{RuleStarts, uid, fmt.Sprintf("%s was started %d times: %d to %d times were asked for", asked.Name, count, asked.AtLeast, asked.AtMost)}}
+}
+
+// removals : a server is made once, and removed only after a user asked for that.
+func (e MachineEvidence) removals() []Violation {
+	var broken []Violation
+	for uid, entries := range byServer(e.Journal) {
+		asked, known := e.Asked[uid]
+		if !known {
+			broken = append(broken, Violation{RuleKept, uid, "there is an entry for it, and no user asked for it"})
+			continue
+		}
+		for n, entry := range entries {
+			if entry.Deed == fake.DeedCreate && n > 0 && entries[n-1].Deed != fake.DeedCreate {
+				broken = append(broken, Violation{RuleOnce, uid, show(entry) + ", though it had been made"})
+			}
+			if entry.Deed == fake.DeedDelete && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
+				broken = append(broken, Violation{RuleKept, uid, show(entry) + ", and no user had asked for that"})
+			}
+		}
+	}
+	return broken
+}
+
+// Story is all that is known of a machine, for people.
+func (e MachineEvidence) Story(uid types.UID) string {
+	lines := []string{e.History(uid)}
+	for _, b := range e.Births {
+		if b.UID == uid {
+			lines = append(lines, fmt.Sprintf("QEMU %d was started at %s for run %q; beside it ran %v", b.PID, b.At.Format(time.StampMilli), b.Run, b.Others))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Summary is what a run came to, in a line.
+func (e MachineEvidence) Summary() string {
+	faults, deeds, deleted := map[Kind]int{}, map[fake.Deed]int{}, 0
+	epochs := map[uint64]bool{}
+	for _, f := range e.Faults {
+		faults[f.Kind]++
+	}
+	for _, entry := range e.Journal {
+		deeds[entry.Deed]++
+		epochs[entry.Epoch] = true
+	}
+	for _, asked := range e.Asked {
+		if !asked.DeletedAt.IsZero() {
+			deleted++
+		}
+	}
+	return fmt.Sprintf("faults %s\nepochs %d\nVMs %d, %d of them deleted\nQEMU started %d times\ndeeds %s\nlooks at finalizers %d",
+		list(faults), len(epochs), len(e.Asked), deleted, len(e.Births), list(deeds), len(e.Sights))
+}

@@ -1,0 +1,235 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/failover/births"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const (
+	machineUsers    = 6
+	machineReplicas = 3
+)
+
+// machinePlans are for worlds of QEMU machines, which take more of the host than
+// simulated servers.
+var machinePlans = map[string]plan{
+	"":     {1, map[Kind]int{Halt: 4, Kill: 4, Term: 3}},
+	"full": {1, map[Kind]int{Halt: 30, Kill: 20, Term: 15, Cut: 5, Late: 5, Unlease: 5}},
+}
+
+// newMachines is a world whose servers are QEMU machines with the guest of one
+// boot sector.
+func newMachines(t testing.TB, binary, dir string, seed uint64) *world {
+	t.Helper()
+	vmtest.QEMU(t)
+	w := emptyWorld(t, dir)
+	w.populate(machineUsers, seed)
+	for _, u := range w.users {
+		u.ofMachines = true
+	}
+	if err := errors.Join(os.Mkdir(w.images(), 0o700), os.Symlink(program(t, recorder), w.recorder())); err != nil {
+		t.Fatal(err)
+	}
+	guest := vmtest.BootGuest(t, w.images(), "A", false)
+	for range machineReplicas {
+		w.addReplica(t, binary,
+			"--vm-driver=qemu", "--qemu-dir="+w.engine(), "--qemu-image-dirs="+w.images(), "--qemu-image="+guest,
+			"--qemu-accel=tcg", "--qemu-binary="+w.recorder(), "--qemu-journal="+w.journal)
+	}
+	t.Cleanup(func() { w.endMachines(t) })
+	return w
+}
+
+func (w *world) engine() string   { return filepath.Join(w.dir, "engine") }
+func (w *world) images() string   { return filepath.Join(w.dir, "images") }
+func (w *world) recorder() string { return filepath.Join(w.dir, "qemu") }
+
+// endMachines ends what a test that failed has left running.
+func (w *world) endMachines(t testing.TB) {
+	t.Helper()
+	for uid := range w.book.asked {
+		pids, err := births.Processes(uid)
+		complain(t, err)
+		for _, pid := range pids {
+			t.Errorf("a machine was left running: process %d", pid)
+			complain(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
+	}
+}
+
+// judgeMachines has the world live through faults and reads what became of it.
+func (w *world) judgeMachines(t testing.TB, strike weather) MachineEvidence {
+	t.Helper()
+	e := MachineEvidence{Evidence: w.run(t, strike)}
+	var err error
+	if e.Births, err = births.Read(w.recorder() + births.Suffix); err != nil {
+		t.Fatal(err)
+	}
+	// A QEMU may take a moment to end after the controller has.
+	if _, err := vmtest.Poll(rig.Soon, func() error {
+		if e.Left = w.left(t); len(e.Left) > 0 {
+			return errors.New("something is left")
+		}
+		return nil
+	}); err != nil {
+		t.Log(err)
+	}
+	return e
+}
+
+// left is what there still is of machines once all are deleted. What a process
+// that was killed left half done is swept when it is old.
+func (w *world) left(t testing.TB) []string {
+	t.Helper()
+	var all []string
+	for uid, asked := range w.book.asked {
+		pids, err := births.Processes(uid)
+		complain(t, err)
+		for _, pid := range pids {
+			all = append(all, fmt.Sprintf("process %d of %s (%s)", pid, uid, asked.Name))
+		}
+	}
+	if _, err := enginedir.Open("the engine's folder", w.engine(), time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	err := filepath.WalkDir(w.engine(), func(path string, entry os.DirEntry, err error) error {
+		name, _ := filepath.Rel(w.engine(), path)
+		if err == nil && strings.ContainsRune(name, '/') && !strings.HasPrefix(name, "epochs/") {
+			all = append(all, name)
+		}
+		return err
+	})
+	complain(t, err)
+	return all
+}
+
+// TestMachines : whatever happens to replicas, no server has two QEMUs, each run
+// is started once, nothing is lost and nothing is left behind.
+func TestMachines(t *testing.T) {
+	t.Parallel()
+	p, known := machinePlans[os.Getenv(sizeEnv)]
+	if !known {
+		t.Fatalf("%s is %q: it must be full or empty", sizeEnv, os.Getenv(sizeEnv))
+	}
+	seed := seedOf(t)
+	w := newMachines(t, program(t, fenced), folder(t, "machines"), seed)
+	e := w.judgeMachines(t, func(ctx context.Context, w *world) ([]Fault, error) {
+		return newStorm(w, p.kinds(), seed).rage(ctx)
+	})
+	t.Log(e.Summary())
+	if len(e.Faults) != len(p.kinds()) || len(e.Births) < machineUsers {
+		t.Errorf("%d faults struck, want %d; %d machines were started", len(e.Faults), len(p.kinds()), len(e.Births))
+	}
+	for _, v := range JudgeMachines(e) {
+		t.Errorf("%s\n%s", v, e.Story(v.UID))
+	}
+}
+
+// TestMachinesCheckCanFail : without guard and fence, replicas that were halted act
+// on machines after their successors, and it shows. It takes long, so the test at
+// length has it.
+func TestMachinesCheckCanFail(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(sizeEnv) != "full" {
+		t.Skipf("it takes minutes: %s=full has it", sizeEnv)
+	}
+	seed := seedOf(t)
+	w := newMachines(t, program(t, unfenced), folder(t, "machines-unfenced"), seed)
+	e := w.judgeMachines(t, func(ctx context.Context, w *world) ([]Fault, error) {
+		ctx, cancel := context.WithTimeout(ctx, haltsWithin)
+		defer cancel()
+		go func() {
+			for ; ctx.Err() == nil; sleep(ctx, time.Second) {
+				if len(fallenSoFar(w.journal)) >= enough {
+					cancel()
+				}
+			}
+		}()
+		return newStorm(w, plan{faults: map[Kind]int{Halt: maxHalts}}.kinds(), seed).rage(ctx)
+	})
+	t.Logf("without guard and fence:\n%s", e.Summary())
+	violations := JudgeMachines(e)
+	for _, v := range violations {
+		t.Log(v)
+	}
+	if len(violations) == 0 {
+		t.Error("no violation was found: the check is worth nothing")
+	}
+}
+
+// machineStory is evidence that is made by hand.
+func machineStory() MachineEvidence {
+	asked := newStory().Evidence
+	asked.Journal = []fake.Entry{{At: second(1), PID: 11, Epoch: 5, UID: one, Deed: fake.DeedCreate}, {At: second(2), PID: 11, Epoch: 5, UID: one, Deed: "start"}}
+	return MachineEvidence{Evidence: asked, Births: []births.Birth{{At: second(3), PID: 21, UID: one, Run: "run-1"}}}
+}
+
+func TestJudgeMachines(t *testing.T) {
+	t.Parallel()
+	entry := func(e *MachineEvidence, epoch uint64, uid types.UID, deed fake.Deed) {
+		e.Journal = append(e.Journal, fake.Entry{At: second(10), PID: 12, Epoch: epoch, UID: uid, Deed: deed})
+	}
+	born := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
+		e.Births = append(e.Births, births.Birth{At: second(9), PID: 22, UID: uid, Run: run, Others: others})
+	}
+	twice := func(e *MachineEvidence) { e.Asked[one] = Asked{"vm-1", time.Time{}, 2, 2} }
+	for name, c := range map[string]struct {
+		change func(*MachineEvidence)
+		want   Rule // empty: all is well
+	}{
+		"a start":   {func(*MachineEvidence) {}, ""},
+		"a restart": {func(e *MachineEvidence) { twice(e); born(e, one, "run-2") }, ""},
+		"refused":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, fake.DeedRefused) }, ""},
+		"deleted": {func(e *MachineEvidence) {
+			e.Asked[one] = Asked{"vm-1", second(5), 1, 1}
+			entry(e, 6, one, fake.DeedDelete)
+		}, ""},
+		"old epoch":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, "resume") }, RuleEpochs},
+		"two at once": {func(e *MachineEvidence) { twice(e); born(e, one, "run-2", 21) }, RuleAlone},
+		"run twice":   {func(e *MachineEvidence) { twice(e); born(e, one, "run-1") }, RuleRun},
+		"once more":   {func(e *MachineEvidence) { born(e, one, "run-2") }, RuleStarts},
+		"never":       {func(e *MachineEvidence) { e.Births = nil }, RuleStarts},
+		"unasked":     {func(e *MachineEvidence) { entry(e, 6, one, fake.DeedDelete) }, RuleKept},
+		"too early": {func(e *MachineEvidence) {
+			e.Asked[one] = Asked{"vm-1", second(11), 1, 1}
+			entry(e, 6, one, fake.DeedDelete)
+		}, RuleKept},
+		"nobody's":   {func(e *MachineEvidence) { born(e, two, "run-1") }, RuleKept},
+		"entry only": {func(e *MachineEvidence) { entry(e, 6, two, fake.DeedCreate) }, RuleKept},
+		"finalizer":  {func(e *MachineEvidence) { e.Sights = []Sight{{one, second(4), false}} }, RuleFinalizer},
+		"made again": {func(e *MachineEvidence) { entry(e, 6, one, fake.DeedCreate) }, RuleOnce},
+		"left":       {func(e *MachineEvidence) { e.Left = []string{"process 21"} }, RuleNothing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := machineStory()
+			c.change(&e)
+			violations := JudgeMachines(e)
+			found := c.want == ""
+			for _, v := range violations {
+				found = found || v.Rule == c.want
+			}
+			if !found || c.want == "" && len(violations) > 0 {
+				t.Errorf("got %v, want %q", violations, c.want)
+			}
+		})
+	}
+}

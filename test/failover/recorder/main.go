@@ -1,0 +1,72 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Program recorder stands where Drover looks for QEMU. It writes down that it was
+// started, for which server and run, and who else runs for the same server, and
+// then becomes QEMU: the process stays the same.
+//
+// The file that it writes to has the path by which it was started, and the suffix
+// of births: a link to it is all that a world of its own needs.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/test/failover/births"
+)
+
+func main() {
+	fmt.Fprintln(os.Stderr, "recorder:", run())
+	os.Exit(1)
+}
+
+// run does not return unless it fails.
+func run() error {
+	if n := slices.Index(os.Args, "-uuid"); n >= 0 && n+1 < len(os.Args) {
+		if err := record(os.Args[0]+births.Suffix, types.UID(os.Args[n+1])); err != nil {
+			return err
+		}
+	}
+	qemu, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(qemu, append([]string{qemu}, os.Args[1:]...), os.Environ())
+}
+
+// record looks for others before it writes. Of two that start at the same time,
+// one at least sees the other.
+func record(path string, uid types.UID) error {
+	var server struct{ Run string }
+	content, err := os.ReadFile("server.json")
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(content, &server); err != nil {
+		return err
+	}
+	all, err := births.Processes(uid)
+	if err != nil {
+		return err
+	}
+	others := slices.DeleteFunc(all, func(pid int) bool { return pid == os.Getpid() })
+	line, err := json.Marshal(births.Birth{At: time.Now().UTC(), PID: os.Getpid(), UID: uid, Run: server.Run, Others: others})
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n')) // one write, so that lines do not mix
+	return errors.Join(err, f.Close())
+}
