@@ -144,8 +144,9 @@ func (d *Dir) Reach() error {
 	return nil
 }
 
-// Explain says of a change that failed whether the folder is lost or only this
-// change failed. An error that says of what kind it is stays as it is.
+// Explain says of a change that failed whether the folder is lost, its disk is
+// full, or only this change failed. An error that says of what kind it is stays as
+// it is.
 func (d *Dir) Explain(err error) error {
 	if !driver.Ambiguous(err) {
 		return err
@@ -154,6 +155,9 @@ func (d *Dir) Explain(err error) error {
 		return lost
 	}
 	_ = d.MakeFolders()
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return driver.Errorf(driver.ErrExhausted, "%s has no room left on its disk: %w", d.name, err)
+	}
 	return driver.Errorf(driver.ErrRetry, "%w", err)
 }
 

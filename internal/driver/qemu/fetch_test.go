@@ -15,7 +15,9 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -138,6 +140,62 @@ func TestContainerDisk(t *testing.T) {
 	serial(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 	gone(t, d, other)
+}
+
+// TestRegistryStalls : a registry that stops to answer ends the fetch, and nothing
+// of it is left.
+func TestRegistryStalls(t *testing.T) {
+	t.Parallel()
+	for name, part := range map[string]string{"ping": "/v2/", "index": "/manifests/", "layer": "/blobs/"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t)
+			d := e.open(t)
+			d.images.Stall = time.Second
+			var stalls atomic.Bool
+			inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if !stalls.Load() || !strings.Contains(r.URL.Path, part) {
+					inner.ServeHTTP(w, r)
+					return
+				}
+				if part == "/blobs/" {
+					inner.ServeHTTP(&halfway{ResponseWriter: w}, r)
+				}
+				<-r.Context().Done()
+			}))
+			t.Cleanup(server.Close)
+			reference := strings.TrimPrefix(server.URL, "http://") + "/disks/boot:1"
+			pushDisk(t, reference, e.plain)
+			spec := e.spec()
+			spec.Image = driver.Image{Source: "oci://" + reference}
+			stalls.Store(true)
+			wantError(t, d.waitFor(t, spec), driver.ErrRetry, reference, "no progress for 1s", driver.ReasonImageUnavailable)
+			leavesNothing(t, d)
+			stalls.Store(false)
+			reach(t, d, spec, driver.StateRunning)
+			serial(t, d, spec, "drover guest 1 A")
+			gone(t, d, spec)
+		})
+	}
+}
+
+// halfway lets through the begin of an answer.
+type halfway struct {
+	http.ResponseWriter
+
+	sent int
+}
+
+func (h *halfway) Write(p []byte) (int, error) {
+	const begin = 100
+	n := min(len(p), begin-h.sent)
+	h.sent += n
+	if _, err := h.ResponseWriter.Write(p[:n]); err != nil {
+		return 0, err
+	}
+	h.ResponseWriter.(http.Flusher).Flush()
+	return len(p), nil
 }
 
 func pushDisk(t *testing.T, reference, path string) {
