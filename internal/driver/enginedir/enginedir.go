@@ -221,11 +221,19 @@ func (d *Dir) Create(path string, content []byte) error {
 
 // Replace makes a file or replaces it, whole or not at all.
 func (d *Dir) Replace(path string, content []byte) error {
+	return d.ReplaceIf(path, content, func() error { return nil })
+}
+
+// ReplaceIf is Replace unless check, the last thing before, has an error.
+func (d *Dir) ReplaceIf(path string, content []byte, check func() error) error {
 	tmp, err := d.write(content)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.Remove(tmp) }()
+	if err := check(); err != nil {
+		return err
+	}
 	return os.Rename(tmp, path)
 }
 

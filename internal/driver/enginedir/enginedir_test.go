@@ -166,6 +166,10 @@ func TestFiles(t *testing.T) {
 		t.Errorf("creating it twice: %v", err)
 	}
 	must(t, d.Replace(path, []byte("three")))
+	refuses := errors.New("it was touched")
+	if err := d.ReplaceIf(path, []byte("four"), func() error { return refuses }); !errors.Is(err, refuses) {
+		t.Errorf("replacing what was touched: %v", err)
+	}
 	content, err := os.ReadFile(path)
 	must(t, err)
 	if string(content) != "three" {

@@ -19,7 +19,7 @@ func TestAListEndsWithItsContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := store.create(store.path("5b3d1a0e-0000-4000-8000-000000000001"+suffix), []byte("{}")); err != nil {
+	if err := store.dir.Create(store.dir.Path("5b3d1a0e-0000-4000-8000-000000000001"+suffix), []byte("{}")); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

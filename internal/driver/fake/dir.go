@@ -14,141 +14,55 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 // Names in the folder.
 const (
-	engineIDFile = "engine-id"
-	retainedDir  = "retained"
-	locksDir     = "locks"
-	epochsDir    = "epochs"
-	tmpDir       = "tmp"
-	suffix       = ".json"
+	retainedDir = "retained"
+	suffix      = ".json"
 )
 
-const (
-	// leftoverAge is when a file in tmp cannot be in use any more.
-	leftoverAge = 10 * time.Minute
-	// maxFile keeps a file that was put there by mistake out of memory.
-	maxFile = 1 << 20
-)
+// maxFile keeps a file that was put there by mistake out of memory.
+const maxFile = 1 << 20
 
 // dirStore keeps the records in a folder, one file each. Whoever changes a
 // record holds its lock file; whoever creates one links it into place, so there
 // is never half a file and never a second server of a UID.
 type dirStore struct {
-	dir string
+	dir *enginedir.Dir
 
-	mu     sync.Mutex
-	pinned string // the engine that calls act on
-	boxes  map[*mailbox]bool
-	known  map[string]bool // names that a list has shown
+	mu    sync.Mutex
+	boxes map[*mailbox]bool
+	known map[string]bool // names that a list has shown
 }
 
-func openDir(dir string, now time.Time) (*dirStore, error) {
-	dir, err := filepath.Abs(dir)
+func openDir(path string, now time.Time) (*dirStore, error) {
+	dir, err := enginedir.Open("the fake driver's folder", path, now, retainedDir)
 	if err != nil {
-		return nil, fmt.Errorf("the fake driver's folder: %w", err)
+		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("the fake driver's folder: %w", err)
-	}
-	s := &dirStore{dir: dir, boxes: map[*mailbox]bool{}, known: map[string]bool{}}
-	if err := s.makeFolders(); err != nil {
-		return nil, fmt.Errorf("the fake driver's folder: %w", err)
-	}
-	s.sweep(now)
-	if err := s.makeEngineID(); err != nil {
-		return nil, fmt.Errorf("the fake driver's folder: %w", err)
-	}
-	_, err = s.engineID()
-	return s, err
+	return &dirStore{dir: dir, boxes: map[*mailbox]bool{}, known: map[string]bool{}}, nil
 }
 
-func (s *dirStore) path(names ...string) string {
-	return filepath.Join(append([]string{s.dir}, names...)...)
-}
+func (s *dirStore) engineID() (string, error) { return s.dir.ID() }
 
-// makeFolders makes the folders in the folder, which a person may have removed.
-func (s *dirStore) makeFolders() error {
-	for _, sub := range []string{retainedDir, locksDir, epochsDir, tmpDir} {
-		if err := os.Mkdir(s.path(sub), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-	}
-	return nil
-}
-
-// sweep removes what processes that were killed left half written.
-func (s *dirStore) sweep(now time.Time) {
-	entries, err := os.ReadDir(s.path(tmpDir))
-	if err != nil {
-		return
-	}
-	for _, entry := range entries {
-		info, err := entry.Info()
-		if err == nil && now.Sub(info.ModTime()) > leftoverAge {
-			_ = os.Remove(s.path(tmpDir, entry.Name()))
-		}
-	}
-}
-
-// makeEngineID gives a new folder its identity; of two processes that try, one
-// wins.
-func (s *dirStore) makeEngineID() error {
-	if _, err := os.Lstat(s.path(engineIDFile)); err == nil {
-		return nil
-	}
-	err := s.create(s.path(engineIDFile), []byte(string(uuid.NewUUID())+"\n"))
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	return err
-}
-
-func (s *dirStore) engineID() (string, error) {
-	id, err := s.readEngineID()
-	if err != nil {
-		return "", err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pinned = id
-	return id, nil
-}
-
-func (s *dirStore) readEngineID() (string, error) {
-	content, err := os.ReadFile(s.path(engineIDFile))
-	if err != nil {
-		return "", driver.Errorf(driver.ErrUnavailable, "the fake driver's folder: %w", err)
-	}
-	id := strings.TrimSpace(string(content))
-	if driver.CheckUID(types.UID(id)) != nil {
-		return "", driver.Errorf(driver.ErrUnavailable, "%s does not hold a UUID", s.path(engineIDFile))
-	}
-	return id, nil
-}
-
-// reach makes sure that the folder is there and still the same engine: a folder
-// that was emptied, moved or not mounted is not an engine without servers.
+// reach makes sure that the folder is there and still the same engine. Who watches
+// one that is not has to start anew.
 func (s *dirStore) reach() error {
-	id, err := s.readEngineID()
+	err := s.dir.Reach()
+	if err == nil {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil && id != s.pinned {
-		err = driver.Errorf(driver.ErrUnavailable, "%s is another engine now: its id was %s and is %s", s.dir, s.pinned, id)
-	}
-	if err != nil {
-		for box := range s.boxes {
-			box.close()
-		}
+	for box := range s.boxes {
+		box.close()
 	}
 	return err
 }
@@ -157,7 +71,7 @@ func (s *dirStore) get(uid types.UID) (*Record, error) {
 	if err := s.reach(); err != nil {
 		return nil, err
 	}
-	r, _, err := s.read(s.path(string(uid)+suffix), uid)
+	r, _, err := s.read(s.dir.Path(string(uid)+suffix), uid)
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
@@ -250,7 +164,7 @@ func (s *dirStore) readNamed(ctx context.Context, name string) (*Record, error) 
 		return nil, err
 	}
 	uid, _, _ := uidOf(filepath.Base(name))
-	r, _, err := s.read(s.path(name), uid)
+	r, _, err := s.read(s.dir.Path(name), uid)
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
@@ -289,7 +203,7 @@ func (s *dirStore) names() ([]string, error) {
 }
 
 func (s *dirStore) scan(sub string, found map[string]bool) error {
-	entries, err := os.ReadDir(s.path(sub))
+	entries, err := os.ReadDir(s.dir.Path(sub))
 	if sub == retainedDir && errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -313,7 +227,7 @@ func (s *dirStore) remember(found map[string]bool) {
 		if found[name] {
 			continue
 		}
-		if _, err := os.Lstat(s.path(name)); err == nil {
+		if _, err := os.Lstat(s.dir.Path(name)); err == nil {
 			found[name] = true
 		}
 	}
@@ -335,13 +249,13 @@ func (s *dirStore) change(uid types.UID, by claim, edit func(*Record) (*Record, 
 	if err := s.reach(); err != nil {
 		return err
 	}
-	unlock, err := s.lock(uid)
+	lock, err := s.dir.Lock(uid)
 	if err != nil {
-		return err
+		return s.explain(err)
 	}
-	defer unlock()
-	if err := s.admit(by); err != nil {
-		return err
+	defer lock.Release()
+	if err := s.dir.Admit(by.clusterID, by.epoch); err != nil {
+		return s.explain(err)
 	}
 	old, stamp, err := s.readForChange(uid)
 	if err != nil {
@@ -365,26 +279,11 @@ func clone(r *Record) *Record {
 // readForChange also finishes a release that a crash, or a person, left half
 // done.
 func (s *dirStore) readForChange(uid types.UID) (*Record, fs.FileInfo, error) {
-	r, stamp, err := s.read(s.path(string(uid)+suffix), uid)
+	r, stamp, err := s.read(s.dir.Path(string(uid)+suffix), uid)
 	if err != nil || r == nil || !r.Retained {
 		return r, stamp, err
 	}
 	return nil, nil, s.putAside(r)
-}
-
-// lock takes the lock of a UID for this process, or says that another one has
-// it: a process that was halted must not halt the others. Lock files are never
-// removed, for whoever holds one that is gone holds nothing.
-func (s *dirStore) lock(uid types.UID) (func(), error) {
-	f, err := os.OpenFile(s.path(locksDir, string(uid)), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, s.explain(err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close()
-		return nil, driver.Errorf(driver.ErrRetry, "the fake server %s is being changed by another caller: %w", uid, err)
-	}
-	return func() { _ = f.Close() }, nil
 }
 
 // explain says whether the folder is lost or only this change failed.
@@ -395,13 +294,12 @@ func (s *dirStore) explain(err error) error {
 	if lost := s.reach(); lost != nil {
 		return lost
 	}
-	_ = s.makeFolders()
-	return driver.Errorf(driver.ErrRetry, "%w", err)
+	return s.dir.Explain(err)
 }
 
 // put stores a record whose file was as stamp says (nil: not there).
 func (s *dirStore) put(uid types.UID, stamp fs.FileInfo, next *Record) error {
-	path := s.path(string(uid) + suffix)
+	path := s.dir.Path(string(uid) + suffix)
 	if next == nil {
 		return os.Remove(path)
 	}
@@ -410,7 +308,7 @@ func (s *dirStore) put(uid types.UID, stamp fs.FileInfo, next *Record) error {
 		return err
 	}
 	if stamp == nil {
-		return s.create(path, content)
+		return s.dir.Create(path, content)
 	}
 	if err := s.replace(path, stamp, content); err != nil {
 		return err
@@ -423,45 +321,19 @@ func (s *dirStore) put(uid types.UID, stamp fs.FileInfo, next *Record) error {
 
 // putAside frees the UID of a server that was marked as released.
 func (s *dirStore) putAside(r *Record) error {
-	return os.Rename(s.path(string(r.UID)+suffix), s.path(retainedDir, string(r.UID)+"."+r.ID+suffix))
-}
-
-// create makes a file, whole or not at all, and fails if it is there.
-func (s *dirStore) create(path string, content []byte) error {
-	tmp, err := s.write(content)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp) }()
-	return os.Link(tmp, path)
+	return os.Rename(s.dir.Path(string(r.UID)+suffix), s.dir.Path(retainedDir, string(r.UID)+"."+r.ID+suffix))
 }
 
 // replace replaces a file that nobody has touched since stamp was taken.
 func (s *dirStore) replace(path string, stamp fs.FileInfo, content []byte) error {
-	tmp, err := s.write(content)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp) }()
-	now, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	if !os.SameFile(now, stamp) || !now.ModTime().Equal(stamp.ModTime()) || now.Size() != stamp.Size() {
-		return fmt.Errorf("%s was changed by hand just now", path)
-	}
-	return os.Rename(tmp, path)
-}
-
-func (s *dirStore) write(content []byte) (string, error) {
-	f, err := os.CreateTemp(s.path(tmpDir), "write-*")
-	if err != nil {
-		return "", err
-	}
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Close()); err != nil {
-		_ = os.Remove(f.Name())
-		return "", err
-	}
-	return f.Name(), nil
+	return s.dir.ReplaceIf(path, content, func() error {
+		now, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if !os.SameFile(now, stamp) || !now.ModTime().Equal(stamp.ModTime()) || now.Size() != stamp.Size() {
+			return fmt.Errorf("%s was changed by hand just now", path)
+		}
+		return nil
+	})
 }

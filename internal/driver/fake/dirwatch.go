@@ -9,10 +9,11 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 func (s *dirStore) watch() (*mailbox, func(), error) {
-	_ = s.makeFolders()
+	_ = s.dir.MakeFolders()
 	w, err := s.notify()
 	if err != nil {
 		return nil, nil, driver.Errorf(driver.ErrUnavailable, "watching the fake driver's folder: %w", err)
@@ -42,7 +43,7 @@ func (s *dirStore) notify() (*fsnotify.Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{s.dir, s.path(retainedDir)} {
+	for _, dir := range []string{s.dir.Path(), s.dir.Path(retainedDir)} {
 		if err := w.Add(dir); err != nil {
 			_ = w.Close()
 			return nil, err
@@ -74,9 +75,9 @@ func (s *dirStore) feed(w *fsnotify.Watcher, box *mailbox) {
 // isEnd : the folder, or its identity, is not what it was.
 func (s *dirStore) isEnd(event fsnotify.Event) bool {
 	switch event.Name {
-	case s.dir, s.path(retainedDir):
+	case s.dir.Path(), s.dir.Path(retainedDir):
 		return event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename)
-	case s.path(engineIDFile):
+	case s.dir.Path(enginedir.IDFile):
 		return event.Op != fsnotify.Chmod
 	}
 	return false

@@ -48,7 +48,7 @@ func TestHaltedLeaderHoldsNobodyUp(t *testing.T) {
 	if err := ensureAt(t, d, "held", 6); !errors.Is(err, driver.ErrRetry) {
 		t.Errorf("the next leader, on that server: got error %v, want %v", err, driver.ErrRetry)
 	}
-	if err := halted.Close(); err != nil {
+	if err := errors.Join(syscall.Flock(int(halted.Fd()), syscall.LOCK_UN), halted.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if err := ensureAt(t, d, "held", 5); !errors.Is(err, driver.ErrFenced) {

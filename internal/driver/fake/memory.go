@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 // Memory is an engine in memory. Several Drivers can share one, as several
@@ -128,7 +129,7 @@ func (m *Memory) change(uid types.UID, by claim, edit func(*Record) (*Record, er
 	if err := m.reach(); err != nil {
 		return err
 	}
-	if err := by.against(m.epochs[by.clusterID]); err != nil {
+	if err := enginedir.Compare(by.epoch, m.epochs[by.clusterID]); err != nil {
 		return err
 	}
 	m.epochs[by.clusterID] = max(m.epochs[by.clusterID], by.epoch)
