@@ -190,13 +190,17 @@ func (h home) endFile(r record) string {
 	return h.dir.Path(endsDir, string(r.UID)+"."+r.ID+"."+r.Run+".json")
 }
 
-// noteEnd writes an end down and returns the one that was written first.
+// noteEnd writes an end down and returns the one that was written first. That of a
+// server which was removed meanwhile is of no use to anybody.
 func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(end)
 	if err != nil {
 		return end, err
 	}
 	err = h.dir.Create(h.endFile(r), content)
+	if err == nil && h.isGone(r) {
+		return end, os.Remove(h.endFile(r))
+	}
 	if !errors.Is(err, fs.ErrExist) {
 		return end, err
 	}
@@ -205,6 +209,16 @@ func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 		return end, err
 	}
 	return *first, nil
+}
+
+// isGone tells whether a server was removed, and not only put aside.
+func (h home) isGone(r record) bool {
+	for _, path := range []string{h.path, retainedPath(h.dir, r.UID, r.ID)} {
+		if there, err := (home{h.dir, path}).exists(); there || err != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // endOf returns how the run ended, nil where nobody wrote it down.
@@ -235,6 +249,8 @@ func (d *Driver) forgetEnds(uid types.UID) {
 	}
 }
 
-func (d *Driver) retainedPath(uid types.UID, id string) string {
-	return d.dir.Path(retainedDir, string(uid)+"."+id)
+func (d *Driver) retainedPath(uid types.UID, id string) string { return retainedPath(d.dir, uid, id) }
+
+func retainedPath(dir *enginedir.Dir, uid types.UID, id string) string {
+	return dir.Path(retainedDir, string(uid)+"."+id)
 }
