@@ -38,7 +38,7 @@ const (
 	// lease is the length of the Lease; faults last up to three times as long.
 	lease   = 3 * time.Second
 	longest = 3 * lease
-	// hands are how many faults strike at a time.
+	// hands are how many faults strike at a time, where nothing else is said.
 	hands = 2
 	// maxGap is the longest pause between one fault and the next of a hand.
 	maxGap = 1500 * time.Millisecond
@@ -61,6 +61,7 @@ type Fault struct {
 type storm struct {
 	*world
 	random *chance
+	hands  int
 
 	mu     sync.Mutex
 	left   []Kind
@@ -99,19 +100,19 @@ func (c *chance) often(share float64) bool {
 
 // newStorm has the faults of a plan in a random order.
 func newStorm(w *world, plan []Kind, seed uint64) *storm {
-	s := &storm{world: w, random: newChance(seed, 1), left: append([]Kind(nil), plan...)}
+	s := &storm{world: w, random: newChance(seed, 1), hands: hands, left: append([]Kind(nil), plan...)}
 	s.random.random.Shuffle(len(s.left), func(i, j int) { s.left[i], s.left[j] = s.left[j], s.left[i] })
 	return s
 }
 
 // rage strikes until no fault is left, or ctx ends.
 func (s *storm) rage(ctx context.Context) ([]Fault, error) {
-	errs := make(chan error, hands)
-	for range hands {
+	errs := make(chan error, s.hands)
+	for range s.hands {
 		go func() { errs <- s.hand(ctx) }()
 	}
 	var err error
-	for range hands {
+	for range s.hands {
 		err = errors.Join(err, <-errs)
 	}
 	return s.faults, err

@@ -31,7 +31,7 @@ const (
 // machinePlans are for worlds of QEMU machines, which take more of the host than
 // simulated servers.
 var machinePlans = map[string]plan{
-	"":     {1, map[Kind]int{Halt: 4, Kill: 4, Term: 3}},
+	"":     {1, map[Kind]int{Halt: 5, Kill: 5, Term: 4}},
 	"full": {1, map[Kind]int{Halt: 30, Kill: 20, Term: 15, Cut: 5, Late: 5, Unlease: 5}},
 }
 
@@ -45,20 +45,24 @@ func newMachines(t testing.TB, binary, dir string, seed uint64) *world {
 	for _, u := range w.users {
 		u.ofMachines = true
 	}
+	var err error
+	if w.engine, err = os.MkdirTemp("", "drover-machines-"); err != nil { // sockets want short paths
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { complain(t, os.RemoveAll(w.engine)) })
 	if err := errors.Join(os.Mkdir(w.images(), 0o700), os.Symlink(program(t, recorder), w.recorder())); err != nil {
 		t.Fatal(err)
 	}
 	guest := vmtest.BootGuest(t, w.images(), "A", false)
 	for range machineReplicas {
 		w.addReplica(t, binary,
-			"--vm-driver=qemu", "--qemu-dir="+w.engine(), "--qemu-image-dirs="+w.images(), "--qemu-image="+guest,
+			"--vm-driver=qemu", "--qemu-dir="+w.engine, "--qemu-image-dirs="+w.images(), "--qemu-image="+guest,
 			"--qemu-accel=tcg", "--qemu-binary="+w.recorder(), "--qemu-journal="+w.journal)
 	}
 	t.Cleanup(func() { w.endMachines(t) })
 	return w
 }
 
-func (w *world) engine() string   { return filepath.Join(w.dir, "engine") }
 func (w *world) images() string   { return filepath.Join(w.dir, "images") }
 func (w *world) recorder() string { return filepath.Join(w.dir, "qemu") }
 
@@ -107,11 +111,11 @@ func (w *world) left(t testing.TB) []string {
 			all = append(all, fmt.Sprintf("process %d of %s (%s)", pid, uid, asked.Name))
 		}
 	}
-	if _, err := enginedir.Open("the engine's folder", w.engine(), time.Now().Add(time.Hour)); err != nil {
+	if _, err := enginedir.Open("the engine's folder", w.engine, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	err := filepath.WalkDir(w.engine(), func(path string, entry os.DirEntry, err error) error {
-		name, _ := filepath.Rel(w.engine(), path)
+	err := filepath.WalkDir(w.engine, func(path string, entry os.DirEntry, err error) error {
+		name, _ := filepath.Rel(w.engine, path)
 		if err == nil && strings.ContainsRune(name, '/') && !strings.HasPrefix(name, "epochs/") {
 			all = append(all, name)
 		}
@@ -132,7 +136,9 @@ func TestMachines(t *testing.T) {
 	seed := seedOf(t)
 	w := newMachines(t, program(t, fenced), folder(t, "machines"), seed)
 	e := w.judgeMachines(t, func(ctx context.Context, w *world) ([]Fault, error) {
-		return newStorm(w, p.kinds(), seed).rage(ctx)
+		s := newStorm(w, p.kinds(), seed)
+		s.hands = 1 // machines take a while, in which there should be a leader
+		return s.rage(ctx)
 	})
 	t.Log(e.Summary())
 	if len(e.Faults) != len(p.kinds()) || len(e.Births) < machineUsers {

@@ -52,6 +52,8 @@ type world struct {
 	patience time.Duration
 	// dir has what is left of it: journal, logs and objects.
 	dir, journal string
+	// engine is the folder of QEMU machines.
+	engine string
 }
 
 // newWorld has the fake engine, whose calls last long enough for faults to strike
