@@ -95,6 +95,13 @@ bench-failover: build ## print how fast a standby takes over, beside a plain ele
 	go build -buildvcs=false -o bin/bench/failover ./test/bench/failover
 	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/failover $(ARGS)
 
+.PHONY: bench-qemu
+bench-qemu: build ## print how long a QEMU machine takes, beside QEMU alone, and the memory it adds; ARGS
+	@hack/qemu.sh
+	@mkdir -p bin/bench
+	go build -buildvcs=false -o bin/bench/qemu ./test/bench/qemu
+	@DROVER_BIN="$${DROVER_BIN:-$(CURDIR)/bin/drover}" bin/bench/qemu $(ARGS)
+
 .PHONY: clean
 clean: ## remove bin/ (built programs and tools)
 	rm -rf bin

@@ -1,0 +1,222 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned"
+	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/bench"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const (
+	// within bounds whatever is done once.
+	within = 2 * time.Minute
+	// lookEvery is the time from one look for what a guest printed to the next.
+	lookEvery = time.Millisecond
+)
+
+// benchmark is one run of the program.
+type benchmark struct {
+	options
+	temp    string
+	guest   string
+	cluster *vmtest.Cluster
+	vms     typed.VirtualMachineInterface
+	log     *bench.Log[*api.VirtualMachine]
+	report  *report
+}
+
+func benchmarkMain(ctx context.Context, o options) (err error) {
+	b := &benchmark{options: o, report: newReport(o)}
+	defer func() { err = errors.Join(err, b.close()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // the watch, before what it watches
+	if err := b.open(ctx); err != nil {
+		return err
+	}
+	if err := b.run(ctx); err != nil {
+		return err
+	}
+	fmt.Print(b.report.text())
+	return bench.WriteJSON(o.JSON, b.report)
+}
+
+func (b *benchmark) open(ctx context.Context) (err error) {
+	if b.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
+		return err
+	}
+	b.guest = filepath.Join(b.temp, "guest.img")
+	if out, err := exec.CommandContext(ctx, "hack/boot-guest.sh", b.guest).CombinedOutput(); err != nil { //nolint:gosec // a name of our own
+		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
+	}
+	if b.cluster, err = vmtest.NewCluster(vmtest.ClusterOptions{Durable: true}); err != nil {
+		return err
+	}
+	kube, err := kubernetes.NewForConfig(b.cluster.Config)
+	if err != nil {
+		return err
+	}
+	client, err := versioned.NewForConfig(b.cluster.Config)
+	if err != nil {
+		return err
+	}
+	const namespace = "bench"
+	if err := bench.MakeNamespace(ctx, kube, namespace); err != nil {
+		return err
+	}
+	b.vms = client.CloudnativeV1alpha1().VirtualMachines(namespace)
+	b.log, err = bench.Follow[*api.VirtualMachine](ctx, bench.WatchVMs(b.vms))
+	return err
+}
+
+// engine is the folder of the machines.
+func (b *benchmark) engine() string { return filepath.Join(b.temp, "engine") }
+
+// start starts a controller, which is alone, and waits until it is ready.
+func (b *benchmark) start(ctx context.Context) (*bench.Controller, error) {
+	c, err := bench.StartController(ctx, b.Controller, nil,
+		"--kubeconfig="+b.cluster.Kubeconfig, "--leader-elect=false", "--metrics-bind-address=0", "--vm-driver=qemu",
+		"--qemu-dir="+b.engine(), "--qemu-image-dirs="+b.temp, "--qemu-image="+b.guest,
+		"--qemu-accel="+b.Accel, "--qemu-binary="+b.Binary)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := vmtest.Poll(within, c.Ready); err != nil {
+		return nil, fmt.Errorf("%w; it printed:\n%s", errors.Join(err, c.Stop()), c.Output())
+	}
+	return c, nil
+}
+
+// stop ends a controller and joins an error of what was done with it.
+func stop(c *bench.Controller, err error) error {
+	if err != nil {
+		err = fmt.Errorf("%w; the controller printed:\n%s", err, c.Output())
+	}
+	return errors.Join(err, c.Stop())
+}
+
+func (b *benchmark) quiet(ctx context.Context, c *bench.Controller) error {
+	return bench.AwaitQuiet(ctx, b.cluster.PID(), c.PID())
+}
+
+func (b *benchmark) run(ctx context.Context) error {
+	c, err := b.start(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stop(c, b.compare(ctx, c)); err != nil || b.Machines == 0 {
+		return err
+	}
+	return b.memory(ctx)
+}
+
+// compare has both take turns. Who begins changes, so that what one leaves behind
+// meets both.
+func (b *benchmark) compare(ctx context.Context, c *bench.Controller) error {
+	tell("Making the machine that the command line is taken from")
+	m, err := b.model(ctx)
+	if err != nil {
+		return err
+	}
+	var ours, direct times
+	drover := func(n int) error { return ours.add(b.drover(ctx, c, fmt.Sprintf("vm-%d", n))) }
+	alone := func(n int) error { return direct.add(b.direct(ctx, c, m, n)) }
+	for n := range b.Turns {
+		first, second := drover, alone
+		if n%2 == 1 {
+			first, second = alone, drover
+		}
+		if err := first(n); err != nil {
+			return fmt.Errorf("turn %d: %w", n+1, err)
+		}
+		if err := second(n); err != nil {
+			return fmt.Errorf("turn %d: %w", n+1, err)
+		}
+		tell("Turn %d of %d: apply to Active %s, to output %s; alone to an answer %s, to output %s", n+1, b.Turns,
+			bench.Show(ours.up[n]), bench.Show(ours.output[n]), bench.Show(direct.up[n]), bench.Show(direct.output[n]))
+	}
+	b.report.compare(ours, direct)
+	return nil
+}
+
+// times are those of several turns.
+type times struct {
+	// up : until VM is Active, or QEMU answers; output : until the guest printed.
+	up, output bench.Sample
+}
+
+func (t *times) add(up, output time.Duration, err error) error {
+	t.up, t.output = append(t.up, up), append(t.output, output)
+	return err
+}
+
+// firstOutput waits until something is in a file, and returns when that was.
+func firstOutput(ctx context.Context, path string) (time.Time, error) {
+	for {
+		if info, err := os.Stat(path); err == nil && info.Size() > 0 {
+			return time.Now(), nil
+		}
+		if err := bench.Pause(ctx, lookEvery); err != nil {
+			return time.Time{}, fmt.Errorf("waiting for output in %s: %w", path, err)
+		}
+	}
+}
+
+// close ends machines too, which are there only if something failed.
+func (b *benchmark) close() (err error) {
+	if b.cluster != nil {
+		err = b.cluster.Close()
+	}
+	return errors.Join(err, endBelow(b.temp), os.RemoveAll(b.temp))
+}
+
+// endBelow kills the processes that work in a folder below another.
+func endBelow(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	links, err := filepath.Glob("/proc/[0-9]*/cwd")
+	for _, link := range links {
+		cwd, readErr := os.Readlink(link)
+		if readErr != nil || !strings.HasPrefix(cwd, dir+"/") {
+			continue
+		}
+		pid, parseErr := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+		if parseErr != nil {
+			continue
+		}
+		if killErr := syscall.Kill(pid, syscall.SIGKILL); !errors.Is(killErr, syscall.ESRCH) {
+			err = errors.Join(err, killErr)
+		}
+	}
+	return err
+}
+
+// newVM makes a small VM.
+func (b *benchmark) newVM(ctx context.Context, name string, action api.Action) (*api.VirtualMachine, error) {
+	vm := vmtest.VM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Action(action).Obj()
+	vm.Namespace = ""
+	return b.vms.Create(ctx, vm, metav1.CreateOptions{})
+}
+
+// tell says how far it is.
+func tell(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
+}

@@ -1,0 +1,143 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+	"cloudnative.tw/drover/test/bench"
+)
+
+// model is a machine of Drover's whose guest never ran: its command line, and the
+// folder with its files.
+type model struct {
+	args []string
+	dir  string
+}
+
+// modelFiles are the ones that QEMU opens.
+var modelFiles = []string{"root.qcow2", "seed.iso"}
+
+// model makes one and takes it down. It is the first VM too, for which connections
+// are opened and the like.
+func (b *benchmark) model(ctx context.Context) (m model, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, within, errors.New("the model was not done in time"))
+	defer cancel()
+	const name = "model"
+	from := b.log.Len()
+	vm, err := b.newVM(ctx, name, api.ActionPaused)
+	if err != nil {
+		return m, err
+	}
+	if _, err := b.await(ctx, from, name, api.PhasePaused); err != nil {
+		return m, err
+	}
+	home := filepath.Join(b.engine(), "vms", string(vm.UID))
+	if m.args, err = commandLine(home); err != nil {
+		return m, err
+	}
+	m.dir = filepath.Join(b.temp, name)
+	if err := copyFiles(m.dir, home); err != nil {
+		return m, err
+	}
+	b.report.Command = strings.Join(m.args, " ")
+	return m, b.delete(ctx, name)
+}
+
+// commandLine is that of the machine in a folder, but that the guest runs at once.
+func commandLine(home string) ([]string, error) {
+	pid, err := os.ReadFile(filepath.Join(home, "pid"))
+	if err != nil {
+		return nil, err
+	}
+	line, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(pid)), "cmdline"))
+	if err != nil {
+		return nil, err
+	}
+	args := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+	running := slices.DeleteFunc(args, func(arg string) bool { return arg == "-S" })
+	if len(running) < 2 {
+		return nil, fmt.Errorf("the command line of process %s is %q", pid, line)
+	}
+	return running, nil
+}
+
+func copyFiles(to, from string) error {
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return err
+	}
+	for _, name := range modelFiles {
+		content, err := os.ReadFile(filepath.Join(from, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, name), content, 0o600)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// direct starts the model's command line, and ends it.
+func (b *benchmark) direct(ctx context.Context, c *bench.Controller, m model, n int) (answers, output time.Duration, err error) {
+	dir := filepath.Join(b.temp, fmt.Sprintf("direct-%d", n))
+	if err := copyFiles(dir, m.dir); err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := b.quiet(ctx, c); err != nil {
+		return 0, 0, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, within, errors.New("QEMU was not up in time"))
+	defer cancel()
+	var printed strings.Builder
+	cmd := exec.CommandContext(ctx, m.args[0], m.args[1:]...) //nolint:gosec // Drover's own
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &printed, &printed
+	begin := time.Now()
+	if err := cmd.Start(); err != nil {
+		return 0, 0, err
+	}
+	answers, output, err = watchStart(ctx, dir, begin)
+	cancel()
+	_ = cmd.Wait() // it was killed
+	if err != nil {
+		err = fmt.Errorf("%w; QEMU printed: %s", err, printed.String())
+	}
+	return answers, output, err
+}
+
+// watchStart looks at a QEMU as the driver does and as the benchmark does.
+func watchStart(ctx context.Context, dir string, begin time.Time) (answers, output time.Duration, err error) {
+	up := make(chan time.Time, 1)
+	go func() {
+		defer close(up)
+		for ctx.Err() == nil {
+			if c, err := qmp.Dial(ctx, filepath.Join(dir, "ctl.sock"), nil); err == nil {
+				up <- time.Now()
+				c.Close()
+				return
+			}
+			_ = bench.Pause(ctx, 5*time.Millisecond)
+		}
+	}()
+	printed, err := firstOutput(ctx, filepath.Join(dir, "serial.log"))
+	if err != nil {
+		return 0, 0, err
+	}
+	answered, ok := <-up
+	if !ok {
+		return 0, 0, context.Cause(ctx)
+	}
+	return answered.Sub(begin), printed.Sub(begin), nil
+}

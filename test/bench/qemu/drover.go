@@ -1,0 +1,60 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/bench"
+)
+
+// drover has Drover make a machine and delete it.
+func (b *benchmark) drover(ctx context.Context, c *bench.Controller, name string) (active, output time.Duration, err error) {
+	if err := b.quiet(ctx, c); err != nil {
+		return 0, 0, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, within, errors.New("the machine was not done in time"))
+	defer cancel()
+	from, begin := b.log.Len(), time.Now()
+	vm, err := b.newVM(ctx, name, api.ActionActive)
+	if err != nil {
+		return 0, 0, err
+	}
+	printed, err := firstOutput(ctx, filepath.Join(b.engine(), "vms", string(vm.UID), "serial.log"))
+	if err != nil {
+		return 0, 0, err
+	}
+	up, err := b.await(ctx, from, name, api.PhaseActive)
+	if err != nil {
+		return 0, 0, err
+	}
+	return up.Sub(begin), printed.Sub(begin), b.delete(ctx, name)
+}
+
+// await waits until a VM is in a phase, and returns when that was seen.
+func (b *benchmark) await(ctx context.Context, from int, name string, phase api.Phase) (time.Time, error) {
+	e, err := b.log.Await(ctx, from, func(e bench.Event[*api.VirtualMachine]) bool {
+		return e.Object.Name == name && e.Object.Status.Phase == phase
+	})
+	return e.At, err
+}
+
+// delete waits until a VM is gone.
+func (b *benchmark) delete(ctx context.Context, name string) error {
+	from := b.log.Len()
+	if err := b.vms.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	_, err := b.log.Await(ctx, from, func(e bench.Event[*api.VirtualMachine]) bool {
+		return e.Object.Name == name && e.Type == watch.Deleted
+	})
+	return err
+}

@@ -1,0 +1,84 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Program qemu measures how long a QEMU machine takes from kubectl apply to Active
+// and to the first byte that its guest prints, beside the same QEMU command line
+// started directly, and what a machine adds to the controller's memory.
+//
+// Start with benchmark.run in benchmark.go. drover.go has a turn of Drover's,
+// direct.go one of QEMU alone, memory.go the memory, report.go the figures and the
+// aims.
+//
+// Everything is real: bin/drover up --without-controller, bin/drover-controller as
+// a process of its own, and QEMU. The guest is that of one boot sector, which prints
+// as soon as the BIOS is done. Nothing fails for being slow; what does not work at
+// all does.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"cloudnative.tw/drover/internal/driver/qemu"
+)
+
+// options are the flags.
+type options struct {
+	Turns      int    `json:"turns"`
+	Machines   int    `json:"machines"`
+	Starts     int    `json:"starts"`
+	Accel      string `json:"accel"`
+	Binary     string `json:"-"`
+	Controller string `json:"-"`
+	JSON       string `json:"-"`
+}
+
+func main() {
+	if err := mainError(os.Args[1:]); err != nil && !errors.Is(err, pflag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "qemu:", err)
+		os.Exit(1)
+	}
+}
+
+func mainError(args []string) error {
+	o := options{}
+	flags := pflag.NewFlagSet("qemu", pflag.ContinueOnError)
+	o.addFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if err := o.validate(); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return benchmarkMain(ctx, o)
+}
+
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	flags.IntVar(&o.Turns, "turns", 20, "how often Drover and QEMU alone take turns")
+	flags.IntVar(&o.Machines, "machines", 20, "how many machines the controller's memory is measured with; 0 leaves that out")
+	flags.IntVar(&o.Starts, "starts", 5, "how often the controller is started for that, without machines and with them")
+	flags.StringVar(&o.Accel, "accel", qemu.AccelAuto, "as drover-controller's --qemu-accel")
+	flags.StringVar(&o.Binary, "binary", qemu.DefaultBinary, "as drover-controller's --qemu-binary")
+	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
+	flags.StringVar(&o.JSON, "json", "bin/bench/qemu.json", "file that gets all figures")
+}
+
+func (o *options) validate() error {
+	switch {
+	case o.Turns < 1:
+		return fmt.Errorf("--turns is %d: it must be at least 1", o.Turns)
+	case o.Machines < 0:
+		return fmt.Errorf("--machines is %d: it must not be negative", o.Machines)
+	case o.Starts < 1:
+		return fmt.Errorf("--starts is %d: it must be at least 1", o.Starts)
+	}
+	return nil
+}
