@@ -53,6 +53,12 @@ test: build ## run all tests: unit, contract (fake, docker), integration; instal
 failover: build ## test failover at length (10 minutes): replicas halted, killed, cut off, while users keep them busy
 	DROVER_FAILOVER=full DROVER_BIN="$(CURDIR)/bin/drover" go test -count 1 -timeout 60m -v ./test/failover
 
+.PHONY: test-debian
+test-debian: ## boot a Debian under qemu and see from inside what cloud-init made of its user-data; root, 10 minutes
+	hack/qemu.sh
+	hack/debian-guest.sh "$(CURDIR)/bin/guest/debian"
+	DROVER_DEBIAN_GUEST="$(CURDIR)/bin/guest/debian" go test -count 1 -timeout 60m -v -run '^TestDebian$$' ./internal/driver/qemu
+
 .PHONY: lint
 lint: ## run golangci-lint on all modules, formatting included
 	hack/verify-lint.sh

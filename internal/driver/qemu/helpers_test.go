@@ -96,8 +96,13 @@ func must(t *testing.T, err error) {
 // reach repeats Ensure until the server is in a state.
 func reach(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) driver.Server {
 	t.Helper()
+	return reachWithin(t, d, spec, want, patience)
+}
+
+func reachWithin(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State, within time.Duration) driver.Server {
+	t.Helper()
 	var s driver.Server
-	vmtest.Eventually(t, patience, "Ensure reaches "+string(want), func() (err error) {
+	vmtest.Eventually(t, within, "Ensure reaches "+string(want), func() (err error) {
 		s, err = d.Ensure(t.Context(), spec)
 		if err == nil && s.State != want {
 			err = stateError(s)

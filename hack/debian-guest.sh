@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds a Debian guest with the real cloud-init, for the slow test of what that
+# makes of a VM's user-data: DIR/debian.img, a raw disk that is one ext4 file system,
+# and its kernel and initial RAM disk, DIR/vmlinuz and DIR/initrd.img.
+#
+#     hack/debian-guest.sh DIR
+#
+# It needs root, takes a few minutes and 2 GB below DIR, and keeps what is there.
+# SUITE (bookworm) and MIRROR say which Debian; debootstrap is installed by apt
+# where it is missing.
+set -o errexit -o nounset -o pipefail
+
+readonly dir="${1:?usage: hack/debian-guest.sh DIR}"
+readonly suite="${SUITE:-bookworm}" mirror="${MIRROR:-http://deb.debian.org/debian}"
+readonly size=2G
+# The network is for a cloud-init that has something to configure.
+readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo
+
+die() {
+	echo "debian-guest.sh: $*" >&2
+	exit 1
+}
+
+apt_install() {
+	command -v apt-get >/dev/null || die "$* is missing and there is no apt-get to install it with: install it by hand"
+	echo "debian-guest.sh: installing $*"
+	env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 && return
+	apt-get update -qq >/dev/null || die "apt-get update failed"
+	env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
+		die "apt-get could not install $*"
+}
+
+# bootstrap makes the guest's file system in a folder.
+bootstrap() {
+	local root="$1"
+	debootstrap --variant=minbase --include="${packages}" "${suite}" "${root}" "${mirror}" >"${root}.log" 2>&1 ||
+		die "debootstrap failed: $(tail -n 20 "${root}.log" "${root}/debootstrap/debootstrap.log" 2>/dev/null)"
+	echo "/dev/vda / ext4 defaults 0 1" >"${root}/etc/fstab"
+	echo drover-before-cloud-init >"${root}/etc/hostname"
+	# Nothing else is looked for, as where a cloud is known.
+	echo "datasource_list: [NoCloud]" >"${root}/etc/cloud/cloud.cfg.d/90_drover.cfg"
+	rm -f "${root}"/var/cache/apt/archives/*.deb "${root}/etc/machine-id"
+	: >"${root}/etc/machine-id"
+}
+
+main() {
+	[[ -f "${dir}/debian.img" && -f "${dir}/vmlinuz" && -f "${dir}/initrd.img" ]] && exit 0
+	[[ "$(id -u)" -eq 0 ]] || die "debootstrap needs root"
+	command -v debootstrap >/dev/null || apt_install debootstrap
+	command -v mke2fs >/dev/null || apt_install e2fsprogs
+	mkdir -p "${dir}"
+	work="$(mktemp -d "${dir}/work.XXXXXX")"
+	trap 'rm -rf "${work}"' EXIT
+	echo "debian-guest.sh: making a Debian ${suite} in ${dir}, which takes a few minutes"
+	bootstrap "${work}/root"
+	cp "${work}"/root/boot/vmlinuz-* "${work}/vmlinuz"
+	cp "${work}"/root/boot/initrd.img-* "${work}/initrd.img"
+	mke2fs -q -t ext4 -d "${work}/root" "${work}/debian.img" "${size}"
+	mv "${work}/vmlinuz" "${work}/initrd.img" "${work}/debian.img" "${dir}/"
+}
+
+main

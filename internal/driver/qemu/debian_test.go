@@ -1,0 +1,140 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// debianEnv is the folder of the guest that hack/debian-guest.sh builds.
+const debianEnv = "DROVER_DEBIAN_GUEST"
+
+const (
+	// bootsWithin is how long a Debian may take to boot where it is emulated.
+	bootsWithin = 20 * time.Minute
+	// answersWithin is how long its shell may take.
+	answersWithin = 2 * time.Minute
+)
+
+// TestDebian : the real cloud-init finds what it is given. All of it is looked at
+// from inside, by who logs in at the serial console.
+func TestDebian(t *testing.T) {
+	dir := os.Getenv(debianEnv)
+	if dir == "" {
+		t.Skipf("%s is empty: make test-debian builds the guest and runs this, which takes minutes", debianEnv)
+	}
+	e := newEngine(t)
+	o := e.options()
+	o.ImageDirs = []string{dir}
+	d := openWith(t, o)
+	const password = "sesame \"quoted\", $HOME"
+	spec := e.spec()
+	spec.Name, spec.CPUMilli, spec.MemoryBytes = "debian-guest", 2000, 1<<30
+	spec.RootDiskBytes = 3 << 30
+	spec.Image = driver.Image{Source: filepath.Join(dir, "debian.img"), Kernel: &driver.Kernel{
+		Source: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1",
+	}}
+	spec.SSHKeys = []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDrover drover@test"}
+	spec.UserData = driver.NewSecret(fmt.Sprintf(`#cloud-config
+password: %q
+chpasswd: {expire: false}
+write_files:
+- path: /etc/drover-test
+  content: "written by cloud-init, for %s"
+`, password, spec.UID))
+	reach(t, d, spec, driver.StateRunning)
+	c := attach(t, d.home(spec.UID))
+	c.await(bootsWithin, "finished at") // cloud-init's last words
+	c.login("debian", password)
+	for command, want := range map[string]string{
+		"hostname":                          "debian-guest",
+		"cat .ssh/authorized_keys":          spec.SSHKeys[0],
+		"cat /etc/drover-test":              "written by cloud-init, for " + string(spec.UID),
+		"sudo cloud-init query instance_id": string(spec.UID),
+		"lsblk -bdno SIZE /dev/vda":         fmt.Sprint(spec.RootDiskBytes),
+	} {
+		if got := c.run(command); got != want {
+			t.Errorf("%s says %q, want %q", command, got, want)
+		}
+	}
+	off := spec
+	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(bootsWithin)
+	c.close()
+	if s := reachWithin(t, d, off, driver.StateStopped, bootsWithin); s.Exit == nil || s.Exit.Code != 0 {
+		t.Errorf("it ended with %+v", s.Exit)
+	}
+	gone(t, d, spec)
+}
+
+// console is a person at the serial console.
+type console struct {
+	t    *testing.T
+	conn net.Conn
+	said bytes.Buffer // what was not looked at yet
+}
+
+func attach(t *testing.T, h home) *console {
+	t.Helper()
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.file(serialSocket))
+	must(t, err)
+	c := &console{t: t, conn: conn}
+	t.Cleanup(c.close)
+	return c
+}
+
+func (c *console) close() { _ = c.conn.Close() }
+
+func (c *console) say(text string) {
+	c.t.Helper()
+	_, err := c.conn.Write([]byte(text))
+	must(c.t, err)
+}
+
+// await reads on until a text has come, and returns what came before.
+func (c *console) await(within time.Duration, text string) string {
+	c.t.Helper()
+	must(c.t, c.conn.SetReadDeadline(time.Now().Add(within)))
+	for part := make([]byte, 4096); ; {
+		if before, after, found := strings.Cut(c.said.String(), text); found {
+			c.said.Reset()
+			c.said.WriteString(after)
+			return before
+		}
+		n, err := c.conn.Read(part)
+		c.said.Write(part[:n])
+		if err != nil {
+			c.t.Fatalf("waiting for %q on the console: %v; it had %s", text, err, c.said.String())
+		}
+	}
+}
+
+func (c *console) login(user, password string) {
+	c.t.Helper()
+	c.say("\r")
+	c.await(answersWithin, "login: ")
+	c.say(user + "\r")
+	c.await(answersWithin, "assword: ")
+	c.say(password + "\r")
+	c.await(answersWithin, "$ ")
+	c.say("stty -echo; PS1=\r")
+	c.run("sudo dmesg -n 1") // the kernel is silent from here on
+}
+
+// run returns what a command prints.
+func (c *console) run(command string) string {
+	c.t.Helper()
+	// The marks are not in what is sent, which may be echoed.
+	c.say("echo '<'\"<\"; " + command + "; echo '>'\">\"\r")
+	c.await(answersWithin, "<<")
+	return strings.TrimSpace(c.await(answersWithin, ">>"))
+}
