@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/enginedir"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/failover/births"
@@ -37,11 +38,11 @@ var machinePlans = map[string]plan{
 
 // newMachines is a world whose servers are QEMU machines with the guest of one
 // boot sector.
-func newMachines(t testing.TB, binary, dir string, seed uint64) *world {
+func newMachines(t testing.TB, binary, dir string, users int, seed uint64) *world {
 	t.Helper()
 	vmtest.QEMU(t)
 	w := emptyWorld(t, dir)
-	w.populate(machineUsers, seed)
+	w.populate(users, seed)
 	for _, u := range w.users {
 		u.ofMachines = true
 	}
@@ -134,7 +135,7 @@ func TestMachines(t *testing.T) {
 		t.Fatalf("%s is %q: it must be full or empty", sizeEnv, os.Getenv(sizeEnv))
 	}
 	seed := seedOf(t)
-	w := newMachines(t, program(t, fenced), folder(t, "machines"), seed)
+	w := newMachines(t, program(t, fenced), folder(t, "machines"), machineUsers, seed)
 	e := w.judgeMachines(t, func(ctx context.Context, w *world) ([]Fault, error) {
 		s := newStorm(w, p.kinds(), seed)
 		s.hands = 1 // machines take a while, in which there should be a leader
@@ -149,6 +150,50 @@ func TestMachines(t *testing.T) {
 	}
 }
 
+// TestKilledInStarts : a leader is killed while it starts machines. The next one
+// takes them all on as they are, and starts the others.
+func TestKilledInStarts(t *testing.T) {
+	t.Parallel()
+	w := newMachines(t, program(t, fenced), folder(t, "starts"), 10, 0)
+	makers := w.users
+	w.users = nil
+	e := w.judgeMachines(t, func(ctx context.Context, w *world) ([]Fault, error) {
+		ctx, cancel := context.WithTimeout(ctx, calmWithin)
+		defer cancel()
+		fault, err := w.killInStarts(ctx, makers)
+		return []Fault{fault}, err
+	})
+	t.Log(e.Summary())
+	for _, v := range JudgeMachines(e) {
+		t.Errorf("%s\n%s", v, e.Story(v.UID))
+	}
+}
+
+func (w *world) killInStarts(ctx context.Context, makers []*user) (f Fault, err error) {
+	err = together(makers, func(u *user) error {
+		return u.begin(ctx, vmtest.VM(u.name).Resource(api.ResourceMemory, "32M").Obj(), 1)
+	})
+	for n := 0; n < len(makers)/3 && err == nil; sleep(ctx, lookPeriod) {
+		var born []births.Birth
+		born, err = births.Read(w.recorder() + births.Suffix)
+		n, err = len(born), errors.Join(err, ctx.Err())
+	}
+	r := w.leader(ctx)
+	if err != nil || r == nil {
+		return f, errors.Join(err, errors.New("nobody leads"))
+	}
+	p, ok := r.seize()
+	if !ok {
+		return f, errors.New("the leader does not run")
+	}
+	f = Fault{Kind: Kill, PID: p.PID(), From: time.Now()}
+	err = signal(p, syscall.SIGKILL)
+	r.letGo()
+	err = errors.Join(err, together(makers, func(u *user) error { return u.granted(ctx, 1) }))
+	f.To = time.Now()
+	return f, errors.Join(err, together(makers, func(u *user) error { return u.delete(ctx) }))
+}
+
 // TestMachinesCheckCanFail : without guard and fence, replicas that were halted act
 // on machines after their successors, and it shows. It takes long, so the test at
 // length has it.
@@ -158,7 +203,7 @@ func TestMachinesCheckCanFail(t *testing.T) {
 		t.Skipf("it takes minutes: %s=full has it", sizeEnv)
 	}
 	seed := seedOf(t)
-	w := newMachines(t, program(t, unfenced), folder(t, "machines-unfenced"), seed)
+	w := newMachines(t, program(t, unfenced), folder(t, "machines-unfenced"), machineUsers, seed)
 	e := w.judgeMachines(t, func(ctx context.Context, w *world) ([]Fault, error) {
 		ctx, cancel := context.WithTimeout(ctx, haltsWithin)
 		defer cancel()
