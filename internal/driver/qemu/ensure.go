@@ -177,7 +177,7 @@ func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.Ser
 	case stepPause:
 		return false, s.command(ctx, "stop", nil, nil)
 	case stepResume:
-		return false, s.command(ctx, "cont", nil, nil)
+		return false, s.resume(ctx)
 	case stepNone:
 	}
 	return true, nil

@@ -128,6 +128,8 @@ func TestDiskFullRunning(t *testing.T) {
 		}
 		return nil
 	})
+	_, err := d.Ensure(t.Context(), on)
+	wantError(t, err, driver.ErrExhausted, "resume of server", "disk is full")
 	must(t, os.Remove(filler))
 	after := reach(t, d, on, driver.StateRunning)
 	serial(t, d, on, "drover guest 1 A")

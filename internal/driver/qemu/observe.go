@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -154,7 +153,7 @@ func (s *server) report() driver.Server {
 	case s.silence != nil:
 		out.Doing = "QEMU does not answer: " + s.silence.Error()
 	case s.status == statusIOError:
-		out.Err = errors.New("the guest was paused by an error of its disk: see whether the host's disk is full")
+		out.Err = errDisk
 	case s.stopping():
 		out.Doing = "waiting for the guest to power off"
 	}

@@ -23,6 +23,8 @@ const (
 	startWithin = 20 * time.Second
 	// quitWithin is how long QEMU may take to end by itself before it is killed.
 	quitWithin = 2 * time.Second
+	// writesWithin is how long a guest is looked at that waited for its disk.
+	writesWithin = time.Second
 	// pressEvery is the time from one press of the power button to the next, for
 	// a guest that was not ready for the first.
 	pressEvery = 2 * time.Second
@@ -162,6 +164,26 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 		return nil
 	}
 	return s.command(ctx, "cont", nil, nil)
+}
+
+// errDisk is what a guest waits for whose writes fail for lack of room.
+var errDisk = driver.Errorf(driver.ErrExhausted, "the guest was paused by an error of its disk: see whether the host's disk is full")
+
+// resume lets a guest go on. One that was paused by an error of its disk tries the
+// same write again: whether that works shows at once, and who does not look would
+// resume it again and again.
+func (s *server) resume(ctx context.Context) error {
+	if err := s.command(ctx, "cont", nil, nil); err != nil || s.status != statusIOError {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, writesWithin)
+	defer cancel()
+	for pause(ctx, 10*lookEvery) {
+		if status, err := s.ask(ctx); err == nil && status == statusIOError {
+			return errDisk
+		}
+	}
+	return nil
 }
 
 // stop presses the power button, and ends the run when StopBy has passed.
