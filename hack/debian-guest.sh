@@ -16,8 +16,9 @@ set -o errexit -o nounset -o pipefail
 readonly dir="${1:?usage: hack/debian-guest.sh DIR}"
 readonly suite="${SUITE:-bookworm}" mirror="${MIRROR:-http://deb.debian.org/debian}"
 readonly size=2G
-# The network is for a cloud-init that has something to configure.
-readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo
+# The network is for a cloud-init that has something to configure; python3-cffi-backend
+# stands for a virtual package, of which debootstrap knows nothing.
+readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo,python3-cffi-backend
 
 die() {
 	echo "debian-guest.sh: $*" >&2
