@@ -9,5 +9,6 @@
 // Start with Judge in oracle.go, which says from the journal what was done that
 // must not be; figures.go counts. world.go puts a world together, replica.go
 // keeps a replica running, faults.go strikes, users.go has VirtualMachines
-// created, changed and deleted.
+// created, changed and deleted. machines.go judges worlds whose servers are QEMU
+// machines, by the driver's journal and by what the recorder saw of their processes.
 package failover
