@@ -47,7 +47,7 @@ func newMachines(t testing.TB, binary, dir string, users int, seed uint64) *worl
 		u.ofMachines = true
 	}
 	var err error
-	if w.engine, err = os.MkdirTemp("", "drover-machines-"); err != nil { // sockets want short paths
+	if w.engine, err = os.MkdirTemp("", "drover-machines-"); err != nil { //nolint:usetesting // Sockets want short paths.
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { complain(t, os.RemoveAll(w.engine)) })
@@ -115,7 +115,7 @@ func (w *world) left(t testing.TB) []string {
 	if _, err := enginedir.Open("the engine's folder", w.engine, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	err := filepath.WalkDir(w.engine, func(path string, entry os.DirEntry, err error) error {
+	err := filepath.WalkDir(w.engine, func(path string, _ os.DirEntry, err error) error {
 		name, _ := filepath.Rel(w.engine, path)
 		if err == nil && strings.ContainsRune(name, '/') && !strings.HasPrefix(name, "epochs/") {
 			all = append(all, name)

@@ -96,7 +96,7 @@ func (w *world) populate(count int, seed uint64) {
 	for n := range count {
 		w.users = append(w.users, &user{
 			vms: w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), book: w.book,
-			random: newChance(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n), //nolint:gosec // small
+			random: newChance(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n),
 		})
 	}
 }

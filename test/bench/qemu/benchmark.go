@@ -63,7 +63,7 @@ func (b *benchmark) open(ctx context.Context) (err error) {
 		return err
 	}
 	b.guest = filepath.Join(b.temp, "guest.img")
-	if out, err := exec.CommandContext(ctx, "hack/boot-guest.sh", b.guest).CombinedOutput(); err != nil { //nolint:gosec // a name of our own
+	if out, err := exec.CommandContext(ctx, "hack/boot-guest.sh", b.guest).CombinedOutput(); err != nil {
 		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
 	}
 	if b.cluster, err = vmtest.NewCluster(vmtest.ClusterOptions{Durable: true}); err != nil {

@@ -102,7 +102,7 @@ func (b *benchmark) direct(ctx context.Context, c *bench.Controller, m model, n 
 	ctx, cancel := context.WithTimeoutCause(ctx, within, errors.New("QEMU was not up in time"))
 	defer cancel()
 	var printed strings.Builder
-	cmd := exec.CommandContext(ctx, m.args[0], m.args[1:]...) //nolint:gosec // Drover's own
+	cmd := exec.CommandContext(ctx, m.args[0], m.args[1:]...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &printed, &printed
 	begin := time.Now()
 	if err := cmd.Start(); err != nil {

@@ -40,7 +40,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	return syscall.Exec(qemu, append([]string{qemu}, os.Args[1:]...), os.Environ())
+	return syscall.Exec(qemu, append([]string{qemu}, os.Args[1:]...), os.Environ()) //nolint:gosec // It is started as QEMU.
 }
 
 // record looks for others before it writes. Of two that start at the same time,
