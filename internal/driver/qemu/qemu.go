@@ -50,6 +50,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -213,3 +214,6 @@ func (d *Driver) ring(uid types.UID) {
 		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
 	}
 }
+
+// unring removes the bell of a server that is gone.
+func (d *Driver) unring(uid types.UID) { _ = os.Remove(d.dir.Path(bellsDir, string(uid))) }
