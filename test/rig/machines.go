@@ -1,0 +1,66 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Machines returns the processes of QEMUs that run a UID.
+func Machines(t testing.TB, uid types.UID) []int {
+	t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, path := range lines {
+		line, err := os.ReadFile(path) //nolint:gosec // of a process
+		if err != nil || !bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00")) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// EndMachines has the machines of a UID end with the test, if it fails to.
+func EndMachines(t testing.TB, uid types.UID) {
+	t.Cleanup(func() {
+		for _, pid := range Machines(t, uid) {
+			t.Errorf("a machine was left running: process %d", pid)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+}
+
+// FilesOf returns the files below a folder that carry a UID in their path.
+func FilesOf(t testing.TB, dir string, uid types.UID) []string {
+	t.Helper()
+	var found []string
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if strings.Contains(path, string(uid)) {
+			found = append(found, path)
+		}
+		if os.IsNotExist(err) { // removed in front of our eyes
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
