@@ -90,7 +90,7 @@ apply() {
 	run cat "${work}/${vm}.yaml"
 	watch_begin
 	run bin/drover kubectl apply -f "${work}/${vm}.yaml"
-	until_within "${boot_within}" is_ready || fail "${vm} was not Ready within ${boot_within} s: $(field .status.message)"
+	run bin/drover kubectl wait --for=condition=Ready --timeout="${boot_within}s" "vm/${vm}"
 	watch_end
 	uid="$(field .metadata.uid)"
 	home="${data}/drivers/qemu/vms/${uid}"
@@ -98,11 +98,7 @@ apply() {
 	run bin/drover kubectl get vms --output wide
 }
 
-is_ready() {
-	[[ "$(field '.status.conditions[?(@.type=="Ready")].status} {.status.observedGeneration')" == "True $(field .metadata.generation)" ]]
-}
-
-process_is_there() { [[ "$(readlink "/proc/$(<"${home}/pid")/cwd" 2>/dev/null)" == "${home}" ]]; }
+process_is_there() { [[ "/proc/$(<"${home}/pid")/cwd" -ef "${home}" ]]; }
 
 look() {
 	step "See what the machine printed to its serial console"
@@ -154,7 +150,7 @@ power_on() {
 	step "Power it on again: the guest counts its boots on its disk"
 	watch_begin
 	action active
-	until_within "${boot_within}" is_ready || fail "${vm} was not Ready within ${boot_within} s: $(field .status.message)"
+	run bin/drover kubectl wait --for=condition=Ready --timeout="${boot_within}s" "vm/${vm}"
 	watch_end
 	port="$(field '.status.ports[?(@.name=="http")].hostPort')"
 	http_get 2
