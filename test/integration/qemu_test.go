@@ -44,6 +44,7 @@ func newMachines(t *testing.T) *machines {
 	t.Helper()
 	vmtest.QEMU(t)
 	temp := t.TempDir()
+	rig.EndMachines(t, temp)
 	m := &machines{World: rig.Start(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
 	if err := os.Mkdir(m.images, 0o700); err != nil {
 		t.Fatal(err)
@@ -114,7 +115,6 @@ func TestMachine(t *testing.T) {
 	t.Parallel()
 	m := newMachines(t)
 	vm := m.Create(t, m.linux(t))
-	rig.EndMachines(t, vm.UID)
 	history := m.Record(t, vm)
 	vm = m.Await(t, vm, boot, rig.Active)
 	if r := ask(t, vm); r.Boots != 1 || r.Seed["user-data"] != userData {

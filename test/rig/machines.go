@@ -36,11 +36,20 @@ func Machines(t testing.TB, uid types.UID) []int {
 	return pids
 }
 
-// EndMachines has the machines of a UID end with the test, if it fails to.
-func EndMachines(t testing.TB, uid types.UID) {
+// EndMachines has the machines below a folder end with the test, if it fails to.
+// It has to be called before a controller is started: what is cleaned up later
+// is so after that has stopped, which would start a machine again.
+func EndMachines(t testing.TB, dir string) {
+	t.Helper()
 	t.Cleanup(func() {
-		for _, pid := range Machines(t, uid) {
-			t.Errorf("a machine was left running: process %d", pid)
+		links, _ := filepath.Glob("/proc/[0-9]*/cwd")
+		for _, link := range links {
+			at, err := os.Readlink(link)
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+			if err != nil || pid == os.Getpid() || !strings.HasPrefix(at, dir+"/") {
+				continue
+			}
+			t.Errorf("a machine was left running: process %d in %s", pid, at)
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	})
