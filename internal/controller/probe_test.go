@@ -82,8 +82,11 @@ func TestPortsInStatus(t *testing.T) {
 	}
 	spec := []api.Port{tcp("any", 80, 0), tcp("fixed", 80, 8080), {Name: "dns", Protocol: api.ProtocolUDP, Port: 53}, tcp("waits", 90, 9090)}
 	open := []driver.Port{
-		{Protocol: "TCP", Port: 53, HostPort: 5353}, {Protocol: "UDP", Port: 53, HostPort: 5354},
-		{Protocol: "TCP", Port: 80, HostPort: 8080}, {Protocol: "TCP", Port: 80, HostPort: 32768}, {Protocol: "TCP", Port: 90, HostPort: 9191},
+		{Protocol: "TCP", Port: 53, HostPort: 5353},
+		{Protocol: "UDP", Port: 53, HostPort: 5354},
+		{Protocol: "TCP", Port: 80, HostPort: 8080},
+		{Protocol: "TCP", Port: 80, HostPort: 32768},
+		{Protocol: "TCP", Port: 90, HostPort: 9191},
 	}
 	vm := observed().Spec(func(s *api.VirtualMachineSpec) { s.Ports = spec }).Obj()
 	up := change(present(driver.StateRunning), func(s *driver.Server) { s.Ports = open })

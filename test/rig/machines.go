@@ -25,7 +25,7 @@ func Machines(t testing.TB, uid types.UID) []int {
 	}
 	var pids []int
 	for _, path := range lines {
-		line, err := os.ReadFile(path) //nolint:gosec // of a process
+		line, err := os.ReadFile(path)
 		if err != nil || !bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00")) {
 			continue
 		}

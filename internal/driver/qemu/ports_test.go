@@ -161,12 +161,16 @@ func TestReach(t *testing.T) {
 	if waiting := reach(t, d, renamed, driver.StateRunning); len(waiting.Pending) != 0 {
 		t.Errorf("with another name pending are %v", waiting.Pending)
 	}
-	off := spec
-	off.Power, off.StopBy = driver.PowerOff, time.Now()
-	if stopped := reach(t, d, off, driver.StateStopped); len(stopped.Addresses) != 0 || len(stopped.Ports) != 0 {
+	isNotReachedOff(t, d, spec)
+	gone(t, d, spec)
+}
+
+func isNotReachedOff(t *testing.T, d *Driver, spec driver.ServerSpec) {
+	t.Helper()
+	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
+	if stopped := reach(t, d, spec, driver.StateStopped); len(stopped.Addresses) != 0 || len(stopped.Ports) != 0 {
 		t.Errorf("a machine that is off is reached by %v and %+v", stopped.Addresses, stopped.Ports)
 	}
-	gone(t, d, spec)
 }
 
 func TestHostAddress(t *testing.T) {
