@@ -16,6 +16,8 @@ KUBE_PKG := k8s.io/component-base/version
 KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 1,$(KUBE_PARTS)) -X $(KUBE_PKG).gitMinor=$(word 2,$(KUBE_PARTS))
 # Flags for drover up and benchmarks: make up ARGS="--port 7443"
 ARGS ?=
+# What the demo runs: docker, qemu or fake.
+DRIVER ?= docker
 # The container image: make image IMAGE=registry.example/drover-controller:v1 PUSH=true
 IMAGE ?= drover-controller:dev
 PLATFORMS ?= linux/$(shell go env GOARCH)
@@ -26,8 +28,8 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## show Drover at work: start it, run a VM as a container, load it, delete it, clean up
-	@hack/demo.sh
+demo: ## show Drover at work: start it, run a VM as a container, load it, delete it, clean up; DRIVER=qemu: as a machine
+	@DRIVER="$(DRIVER)" hack/demo.sh $(ARGS)
 
 .PHONY: up
 up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C stops it

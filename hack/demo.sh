@@ -6,45 +6,36 @@
 # a temporary data dir, applies examples/test-vm.yaml, looks at the VM and its
 # container, puts load on it, deletes it, and cleans up. make demo calls it.
 #
+#     [DRIVER=docker|qemu|fake] hack/demo.sh [FLAG...]
+#
 # It needs Go, make, and root or sudo for what is missing (a Docker engine). On
-# a host that cannot have one it goes on with simulated servers and says so.
+# a host that cannot have one it goes on with simulated servers and says so. With
+# DRIVER=qemu it is another show: see hack/demo-qemu.sh. Flags go to drover up.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[[ "${DRIVER:-}" != qemu ]] || exec hack/demo-qemu.sh "$@"
+source hack/demo-lib.sh
+
+readonly more_flags=("$@")
 
 readonly image=drover-demo-guest:latest
 readonly manifest=examples/test-vm.yaml # what it asks for, as its driver has it:
 readonly cpus=2 nano_cpus=2000000000 cpu_milli=2000 memory=4000000000
-readonly usage_period=5 # seconds; 30 unless told otherwise, too long for a show
 
-driver=docker
+driver="${DRIVER:-docker}"
 reachable=yes   # container addresses can be reached from here
-work=""         # folder of this run
-data=""         # the data dir in it
 cluster=""      # marks the containers of this run
 image_before="" # image of that name that was there already
 image_made=""
 engine_started="" # set when this run started the Docker engine
-up_pid=""
-watch_pid=""
 uid=""
 id=""
-out=""
-begun=0
-
-bold="" dim="" plain=""
-if [[ -t 1 ]]; then
-	bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'
-fi
 
 main() {
-	trap cleanup EXIT
-	trap 'exit 130' INT
-	trap 'exit 143' TERM HUP
-	command -v go >/dev/null || fail "there is no Go on this machine: https://go.dev/doc/install"
-	work="$(mktemp -d "${TMPDIR:-/tmp}/drover-demo-XXXXXX")"
-	data="${work}/data"
-	choose_driver
+	[[ "${driver}" == docker || "${driver}" == fake ]] || fail "DRIVER is ${driver}: it must be docker, qemu or fake"
+	begin
+	[[ "${driver}" == fake ]] || choose_driver
 	build
 	start
 	apply
@@ -54,63 +45,6 @@ main() {
 	stop
 	echo
 	echo "${bold}All of it worked${plain}, with the ${driver} driver, in $((SECONDS - begun)) s after the build. Next: make up, and README.md."
-}
-
-# Telling.
-
-step() {
-	echo
-	echo "${bold}== $1${plain}"
-	shift
-	[[ $# -eq 0 ]] || printf '   %s\n' "$@"
-}
-
-say() { echo "   $*"; }
-
-fail() {
-	echo "${bold}demo: $*${plain}" >&2
-	[[ ! -s "${work}/up.log" ]] || tail -n 20 "${work}/up.log" | sed 's/^/   drover up: /' >&2
-	[[ ! -s "${data}/logs/drover.log" ]] || tail -n 20 "${data}/logs/drover.log" | sed 's/^/   its log:   /' >&2
-	exit 1
-}
-
-indent() { sed -u 's/^/   /'; }
-
-# typed writes a command as a person would type it.
-typed() {
-	local word line=""
-	for word in "$@"; do
-		[[ "${word}" =~ ^([A-Za-z0-9_./:=,@%+-]+|&)$ ]] || word="'${word}'"
-		line+=" ${word}"
-	done
-	echo "   ${dim}\$${plain}${bold}${line}${plain}"
-}
-
-# run shows a command and its output, and leaves the output in $out.
-run() {
-	typed "$@"
-	local status=0
-	out="$("$@" 2>&1)" || status=$?
-	[[ -z "${out}" ]] || indent <<<"${out}"
-	[[ "${status}" -eq 0 ]] || fail "that command ended with exit status ${status}"
-}
-
-# run_live is run for what takes long.
-run_live() {
-	typed "$@"
-	"$@" 2>&1 | indent || fail "that command failed"
-}
-
-kubectl() { bin/drover kubectl "$@"; }
-
-# until_within SECONDS COMMAND... waits for the command to succeed.
-until_within() {
-	local deadline=$((SECONDS + $1))
-	shift
-	until "$@"; do
-		[[ "${SECONDS}" -lt "${deadline}" ]] || return 1
-		sleep 0.2
-	done
 }
 
 # Docker.
@@ -161,7 +95,7 @@ in_group() {
 again_in_group() {
 	say "Your user may not talk to the engine. This run borrows its group, docker, by sudo."
 	local status=0
-	in_group hack/demo.sh || status=$?
+	in_group hack/demo.sh "${more_flags[@]}" || status=$?
 	exit "${status}"
 }
 
@@ -180,9 +114,7 @@ check_host() {
 # The show.
 
 build() {
-	step "Build Drover" "The first time, Go compiles a whole Kubernetes API server: that takes minutes."
-	run_live make --no-print-directory build
-	begun="${SECONDS}"
+	build_drover
 	[[ "${driver}" == docker ]] || return 0
 	step "Build a small guest image: a static Go HTTP server, no registry needed"
 	image_before="$(docker image ls --quiet --no-trunc "${image}")"
@@ -191,48 +123,11 @@ build() {
 }
 
 start() {
-	step "Start Drover" "etcd, kube-apiserver and the controller in one process, on a temporary data dir."
-	local flags=(--data-dir "${data}" --port 0 --usage-period "${usage_period}s")
-	if [[ "${driver}" == docker ]]; then
-		flags+=(--vm-driver docker --docker-image "${image}")
-	else
-		flags+=(--vm-driver fake --fake-dir "${work}/fake" --fake-boot-time 1s)
-	fi
-	typed bin/drover up "${flags[@]}"
-	# A session of its own: Ctrl-C is for this script, which stops it in order.
-	setsid bin/drover up "${flags[@]}" >"${work}/up.log" 2>&1 </dev/null &
-	up_pid=$!
-	until_within 180 up_is_ready || fail "drover up was not ready within 180 s"
-	indent <"${work}/up.log"
-	export KUBECONFIG="${data}/kubeconfig"
+	local flags=(--vm-driver fake --fake-dir "${work}/fake" --fake-boot-time 1s)
+	[[ "${driver}" == fake ]] || flags=(--vm-driver docker --docker-image "${image}")
+	start_drover "${flags[@]}" "${more_flags[@]}"
 	cluster="$(kubectl get namespace kube-system --output jsonpath='{.metadata.uid}')"
-	echo
-	typed export "KUBECONFIG=${KUBECONFIG}"
 }
-
-up_is_ready() {
-	kill -0 "${up_pid}" 2>/dev/null || fail "drover up ended"
-	[[ -e "${data}/run/ready" ]]
-}
-
-# watch_begin shows the VMs from now on, a row whenever one changes.
-watch_begin() {
-	typed bin/drover kubectl get vms --watch "&"
-	: >"${work}/watch"
-	: >"${work}/requests"
-	bin/drover kubectl -v=6 get vms --watch > >(tee "${work}/watch" | indent) 2>"${work}/requests" &
-	watch_pid=$!
-	until_within 20 grep -q 'watch=true' "${work}/requests" || fail "kubectl get vms --watch did not begin"
-}
-
-watch_end() {
-	[[ -n "${watch_pid}" ]] || return 0
-	kill "${watch_pid}" 2>/dev/null || true
-	wait "${watch_pid}" 2>/dev/null || true
-	watch_pid=""
-}
-
-watched() { grep -q "$1" "${work}/watch"; }
 
 apply() {
 	step "Ask for a virtual machine and see how its status changes"
@@ -246,8 +141,6 @@ apply() {
 	id="$(field .status.server.id)"
 }
 
-field() { kubectl get vm test-vm --output "jsonpath={$1}"; }
-
 look() {
 	if [[ "${driver}" == docker ]]; then look_at_container; else look_at_file; fi
 	step "Look at the virtual machine" "CPU is per cent of one CPU, MEMORY per cent of the VM's. They are sampled" \
@@ -256,8 +149,6 @@ look() {
 	run bin/drover kubectl get vms
 	run bin/drover kubectl get vms --output wide
 }
-
-has_usage() { [[ -n "$(field .status.server.usage.cpu)" ]]; }
 
 look_at_container() {
 	step "Look at the container that runs it" "cpu: 2 is ${nano_cpus} NanoCpus, memory: 4G is ${memory} bytes."
@@ -333,18 +224,6 @@ delete() {
 	fi
 }
 
-stop() {
-	step "Stop Drover" "Servers would go on running, and the next start would take them over."
-	local lines status=0
-	lines="$(wc -l <"${work}/up.log")"
-	typed kill "${up_pid}"
-	kill "${up_pid}"
-	wait "${up_pid}" || status=$?
-	up_pid=""
-	tail -n "+$((lines + 1))" "${work}/up.log" | sed '/^$/d' | indent
-	[[ "${status}" -eq 0 ]] || fail "drover up ended with exit status ${status}"
-}
-
 # Cleaning up. It ends what this run started and nothing else.
 
 cleanup() {
@@ -360,15 +239,6 @@ cleanup() {
 	[[ -z "${work}" ]] || rm -rf "${work}"
 	exit "${status}"
 }
-
-stop_up() {
-	[[ -n "${up_pid}" ]] || return 0
-	kill "${up_pid}" 2>/dev/null
-	until_within 20 up_is_over || kill -KILL "${up_pid}" 2>/dev/null
-	wait "${up_pid}" 2>/dev/null
-}
-
-up_is_over() { ! kill -0 "${up_pid}" 2>/dev/null; }
 
 # remove_containers removes what a run that was broken off left.
 remove_containers() {

@@ -29,6 +29,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &cloudnativev1alpha1.OperationApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Port"):
 		return &cloudnativev1alpha1.PortApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PortStatus"):
+		return &cloudnativev1alpha1.PortStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Probe"):
 		return &cloudnativev1alpha1.ProbeApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyRef"):

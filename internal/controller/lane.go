@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
 
@@ -191,7 +192,8 @@ func worth(old, vm *api.VirtualMachine) (priority int, ok bool) {
 
 // follow puts a VirtualMachine into the queue when its server changed.
 func (r *Reconciler) follow(ctx context.Context, q queue) error {
-	r.probes = &prober{ctx: ctx, clock: r.Clock, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
+	asks, _ := driver.As[driver.Prober](r.Inventory.Driver)
+	r.probes = &prober{ctx: ctx, clock: r.Clock, driver: asks, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
 		add(q, key, prioEngine)
 	}}
 	r.Inventory.Subscribe(func(c inventory.Change) {

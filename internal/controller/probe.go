@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
 
@@ -27,9 +28,10 @@ type probeState struct {
 // prober runs the readiness probes of running servers in the background, so
 // that no guest holds a worker.
 type prober struct {
-	ctx   context.Context // ends all probes
-	clock clock.WithTicker
-	wake  func(types.NamespacedName)
+	ctx    context.Context // ends all probes
+	clock  clock.WithTicker
+	driver driver.Prober // nil if servers are asked at their own addresses
+	wake   func(types.NamespacedName)
 
 	mu     sync.Mutex
 	probes map[types.NamespacedName]*probe
@@ -42,9 +44,20 @@ type probe struct {
 	state  probeState
 }
 
+// probeTarget is a port of a server's run. The address is empty where the driver
+// asks.
 type probeTarget struct {
+	uid             types.UID
 	run, address    string
+	port            int32
 	period, timeout time.Duration
+}
+
+func (t probeTarget) String() string {
+	if t.address != "" {
+		return t.address
+	}
+	return fmt.Sprintf("port %d", t.port)
 }
 
 // check returns what the probe says, and starts or stops it as needed.
@@ -60,11 +73,11 @@ func (b *prober) check(vm *api.VirtualMachine, seen inventory.Observation) probe
 		b.forget(key)
 		return probeState{wanted: spec != nil, asked: true, text: "the server does not run"}
 	}
-	if len(seen.Server.Addresses) == 0 {
+	if b.driver == nil && len(seen.Server.Addresses) == 0 {
 		b.forget(key)
 		return probeState{wanted: true, asked: true, text: "readinessProbe: the server has no address"}
 	}
-	target := targetOf(spec, seen)
+	target := b.targetOf(spec, seen)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	have := b.probes[key]
@@ -74,13 +87,16 @@ func (b *prober) check(vm *api.VirtualMachine, seen inventory.Observation) probe
 	return have.state
 }
 
-func targetOf(spec *api.Probe, seen inventory.Observation) probeTarget {
-	port := strconv.Itoa(int(spec.TCPSocket.Port))
-	return probeTarget{
-		run: seen.Server.Run, address: net.JoinHostPort(seen.Server.Addresses[0], port),
+func (b *prober) targetOf(spec *api.Probe, seen inventory.Observation) probeTarget {
+	target := probeTarget{
+		uid: seen.Server.UID, run: seen.Server.Run, port: spec.TCPSocket.Port,
 		period:  max(time.Duration(spec.PeriodSeconds)*time.Second, time.Second),
 		timeout: max(time.Duration(spec.TimeoutSeconds)*time.Second, time.Second),
 	}
+	if b.driver == nil {
+		target.address = net.JoinHostPort(seen.Server.Addresses[0], strconv.Itoa(int(target.port)))
+	}
+	return target
 }
 
 // start replaces the probe of a VM; it outlives the pass that starts it. The
@@ -90,7 +106,7 @@ func (b *prober) start(key types.NamespacedName, target probeTarget) *probe {
 		old.stop()
 	}
 	ctx, stop := context.WithCancel(b.ctx)
-	next := &probe{target: target, stop: stop, state: probeState{wanted: true, text: "readinessProbe: " + target.address + " was not asked yet"}}
+	next := &probe{target: target, stop: stop, state: probeState{wanted: true, text: "readinessProbe: " + target.String() + " was not asked yet"}}
 	b.probes[key] = next
 	go b.run(ctx, key, next)
 	return next
@@ -114,7 +130,7 @@ func (b *prober) run(ctx context.Context, key types.NamespacedName, p *probe) {
 	period := b.clock.NewTicker(p.target.period)
 	defer period.Stop()
 	for {
-		b.record(key, p, dial(ctx, p.target))
+		b.record(key, p, b.ask(ctx, p.target))
 		select {
 		case <-ctx.Done():
 			return
@@ -137,9 +153,13 @@ func (b *prober) record(key types.NamespacedName, p *probe, err error) {
 	}
 }
 
-func dial(ctx context.Context, target probeTarget) error {
-	dialer := net.Dialer{Timeout: target.timeout}
-	conn, err := dialer.DialContext(ctx, "tcp", target.address)
+func (b *prober) ask(ctx context.Context, target probeTarget) error {
+	ctx, cancel := context.WithTimeout(ctx, target.timeout)
+	defer cancel()
+	if b.driver != nil {
+		return b.driver.Probe(ctx, target.uid, target.port)
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", target.address)
 	if err != nil {
 		return err
 	}

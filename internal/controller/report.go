@@ -21,9 +21,10 @@ import (
 )
 
 const (
-	// maxText and maxAddresses bound the status, as the CRD does.
+	// maxText, maxAddresses and maxPorts bound the status, as the CRD does.
 	maxText      = 4096
 	maxAddresses = 64
+	maxPorts     = 64
 	// progressPeriod is the least time between two writes that only tell of
 	// progress, such as a pull's.
 	progressPeriod = 2 * time.Second
@@ -126,12 +127,13 @@ func (p *pass) operation() *api.Operation {
 
 // describe copies what was seen of the server.
 func (p *pass) describe(next *api.VirtualMachineStatus) {
-	next.Server, next.Addresses = p.serverStatus(), nil
+	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
 	if p.seen.Answer != inventory.Present {
 		return
 	}
 	server := p.seen.Server
 	next.Addresses = server.Addresses[:min(len(server.Addresses), maxAddresses)]
+	next.Ports = portStatuses(p.vm.Spec.Ports, server.Ports[:min(len(server.Ports), maxPorts)])
 	if server.StartedAt.IsZero() {
 		return
 	}
@@ -140,6 +142,31 @@ func (p *pass) describe(next *api.VirtualMachineStatus) {
 		next.RestartCount++
 	}
 	next.StartTime = &started
+}
+
+// portStatuses gives the open ports the names that the spec has for them.
+func portStatuses(asked []api.Port, open []driver.Port) []api.PortStatus {
+	var all []api.PortStatus
+	unused := slices.Clone(asked)
+	for _, o := range open {
+		next := api.PortStatus{Protocol: api.Protocol(o.Protocol), Port: o.Port, HostPort: o.HostPort}
+		n := indexOf(unused, next, o.HostPort)
+		if n < 0 {
+			n = indexOf(unused, next, 0)
+		}
+		if n >= 0 {
+			next.Name = unused[n].Name
+			unused = slices.Delete(unused, n, n+1)
+		}
+		all = append(all, next)
+	}
+	return all
+}
+
+func indexOf(asked []api.Port, open api.PortStatus, hostPort int32) int {
+	return slices.IndexFunc(asked, func(p api.Port) bool {
+		return p.Protocol == open.Protocol && p.Port == open.Port && p.HostPort == hostPort
+	})
 }
 
 // serverStatus is the server as seen. Usage that moved by less than a point

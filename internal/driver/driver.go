@@ -74,6 +74,15 @@ type Surveyor interface {
 	Others(ctx context.Context) (map[string]int, error)
 }
 
+// Prober asks whether a server takes connections. It is for a driver under which
+// a plain connection does not tell: what leads to the server from outside would
+// answer in its place. It is optional.
+type Prober interface {
+	// Probe returns nil once a TCP port of the server, as the server itself
+	// counts, has taken a connection. It waits for that until ctx ends.
+	Probe(ctx context.Context, uid types.UID, port int32) error
+}
+
 // Target names a server and carries the right to act on it.
 type Target struct {
 	// UID of the VirtualMachine; it identifies the server everywhere.
@@ -224,8 +233,13 @@ type Server struct {
 	Applied Resources
 	// Pending names the fields of the spec that wait for a restart. List leaves
 	// it empty where the spec is needed to tell; Ensure always fills it.
-	Pending   []string
+	Pending []string
+	// Addresses under which the server answers: its own, or those of the host
+	// where only Ports lead to it.
 	Addresses []string
+	// Ports of the host that lead to the server now. HostPort is always set,
+	// and Name never: that is the spec's to tell.
+	Ports []Port
 	// Retained is set on a server that was released. It has no owner and is
 	// never swept.
 	Retained bool

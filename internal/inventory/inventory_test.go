@@ -413,6 +413,7 @@ func TestWhatOnlyEnsureCanTellIsNoChange(t *testing.T) {
 		"no error":          {func(s *driver.Server) { s.Err = nil }, false},
 		"state":             {func(s *driver.Server) { s.State = driver.StateStopped }, false},
 		"addresses":         {func(s *driver.Server) { s.Addresses = []string{"10.0.0.1"} }, false},
+		"ports":             {func(s *driver.Server) { s.Ports = []driver.Port{{Port: 80, HostPort: 8080}} }, false},
 		"what it is doing":  {func(s *driver.Server) { s.Doing = "pulling" }, false},
 	} {
 		t.Run(name, func(t *testing.T) {

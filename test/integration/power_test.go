@@ -6,11 +6,11 @@ package integration
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -275,19 +275,13 @@ func TestPorts(t *testing.T) {
 	t.Parallel()
 	ns := world.Namespace(t)
 	vm := world.Active(t, small("one", ns, "docker").Port("http", 80, 0))
-	bindings := rig.Container(t, vm).NetworkSettings.Ports
-	var port string
-	for inside, outside := range bindings {
-		if inside.String() == "80/tcp" && len(outside) > 0 {
-			port = outside[0].HostPort
-		}
+	bindings := rig.Container(t, vm).NetworkSettings.Ports[network.MustParsePort("80/tcp")]
+	if len(bindings) == 0 || len(vm.Status.Ports) != 1 {
+		t.Fatalf("published are %v, status.ports %+v", bindings, vm.Status.Ports)
 	}
-	if port == "" || !strings.Contains(vm.Status.Message, port) {
-		t.Fatalf("published are %v, message %q", bindings, vm.Status.Message)
-	}
-	var host int32
-	if _, err := fmt.Sscan(port, &host); err != nil {
-		t.Fatal(err)
+	port, host := bindings[0].HostPort, vm.Status.Ports[0].HostPort
+	if want := (api.PortStatus{Name: "http", Protocol: api.ProtocolTCP, Port: 80, HostPort: host}); vm.Status.Ports[0] != want || fmt.Sprint(host) != port {
+		t.Fatalf("published are %v, status.ports %+v", bindings, vm.Status.Ports)
 	}
 	second := world.Create(t, small("two", ns, "docker").Port("http", 80, host))
 	world.Await(t, second, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonPortConflict), rig.Says("spec.ports[0].hostPort"), rig.Says(port))

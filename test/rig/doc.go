@@ -6,6 +6,6 @@
 // process or in one of its own.
 //
 // Start with World in world.go. controller.go runs controllers, vms.go creates
-// VirtualMachines and waits for what becomes of them, servers.go looks at the
-// engines behind Drover's back.
+// VirtualMachines and waits for what becomes of them, servers.go and machines.go
+// look at the engines behind Drover's back.
 package rig

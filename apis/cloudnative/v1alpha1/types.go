@@ -411,6 +411,11 @@ type VirtualMachineStatus struct {
 	// +listType=atomic
 	// +optional
 	Addresses []string `json:"addresses,omitempty"`
+	// ports of the host that lead to the server, while it runs.
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	// +optional
+	Ports []PortStatus `json:"ports,omitempty"`
 	// operation is the step that is under way or failing.
 	// +optional
 	Operation *Operation `json:"operation,omitempty"`
@@ -427,6 +432,25 @@ type VirtualMachineStatus struct {
 	// lastUpdateTime is when this status was written.
 	// +optional
 	LastUpdateTime *metav1.MicroTime `json:"lastUpdateTime,omitempty"`
+}
+
+// PortStatus is a port of the host that leads to the server.
+type PortStatus struct {
+	// name that the spec gives the port; empty if the spec does not have it any
+	// more.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Name string `json:"name,omitempty"`
+	// protocol is TCP or UDP.
+	// +required
+	Protocol Protocol `json:"protocol"`
+	// port inside of the server.
+	// +required
+	Port int32 `json:"port"`
+	// hostPort is the port of the host: the spec's, or what was chosen where
+	// that has none.
+	// +required
+	HostPort int32 `json:"hostPort"`
 }
 
 // ServerStatus is what a driver runs for a VirtualMachine.

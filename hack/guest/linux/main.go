@@ -27,6 +27,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -122,6 +123,30 @@ func network() error {
 		if err := setAddress(s, i.name, i.address, i.mask); err != nil {
 			return fmt.Errorf("%s: %w", i.name, err)
 		}
+	}
+	return addRoute(s, [4]byte{10, 0, 2, 2})
+}
+
+// routeEntry is the kernel's struct rtentry.
+type routeEntry struct {
+	_                          uint64
+	destination, gateway, mask unix.RawSockaddrInet4
+	flags, _                   uint16
+	_, _, _, _, _, _, _        uint64
+}
+
+// addRoute adds the default route: without it the guest answers nobody but its
+// host by 127.0.0.1, whom QEMU presents as the gateway.
+func addRoute(s int, gateway [4]byte) error {
+	r := routeEntry{
+		destination: unix.RawSockaddrInet4{Family: unix.AF_INET},
+		gateway:     unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: gateway},
+		mask:        unix.RawSockaddrInet4{Family: unix.AF_INET},
+		flags:       unix.RTF_UP | unix.RTF_GATEWAY,
+	}
+	//nolint:gosec // the kernel wants a pointer
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCADDRT, uintptr(unsafe.Pointer(&r))); errno != 0 {
+		return fmt.Errorf("default route: %w", errno)
 	}
 	return nil
 }

@@ -248,12 +248,11 @@ func TestPorts(t *testing.T) {
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: fixed}, {Name: "any", Port: 81}, {Name: "dns", Protocol: "UDP", Port: 53}}
 	s := reach(t, d, spec, driver.StateRunning)
 	until(t, "the published port", func() error { return answersAt(t, fmt.Sprint(fixed)) })
-	for _, port := range []string{"81/tcp", "53/udp"} {
-		if !strings.Contains(s.Note, "port "+port+" is published as host port ") {
-			t.Errorf("the note %q does not tell where %s is", s.Note, port)
-		}
+	if open := s.Ports; len(open) != 3 || open[0].Protocol != "UDP" || open[0].HostPort == 0 || open[2].HostPort == 0 ||
+		open[1] != (driver.Port{Protocol: "TCP", Port: 80, HostPort: fixed}) {
+		t.Errorf("open are %+v", open)
 	}
-	if listed := listOf(t, d, spec.UID)[0]; listed.Note != s.Note || !slices.Equal(listed.Addresses, s.Addresses) {
+	if listed := listOf(t, d, spec.UID)[0]; !slices.Equal(listed.Ports, s.Ports) || !slices.Equal(listed.Addresses, s.Addresses) {
 		t.Errorf("List shows %+v, Ensure %+v", listed, s)
 	}
 
@@ -272,8 +271,10 @@ func TestPorts(t *testing.T) {
 		}
 		return err
 	})
-	_, port, _ := strings.Cut(after.Note, "port 80/tcp is published as host port ")
-	until(t, "the port that the engine chose", func() error { return answersAt(t, port) })
+	if len(after.Ports) != 1 {
+		t.Fatalf("open are %+v, want one", after.Ports)
+	}
+	until(t, "the port that the engine chose", func() error { return answersAt(t, fmt.Sprint(after.Ports[0].HostPort)) })
 }
 
 func TestPortConflict(t *testing.T) {

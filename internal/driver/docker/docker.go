@@ -17,7 +17,7 @@
 //     unless the new name ends in ".retained": that is the mark of a released
 //     server, the only one that Docker lets one put on a container later.
 //   - Server.Addresses are the addresses inside of Docker's networks. A host port
-//     that the engine chose is told in Server.Note.
+//     that the engine chose is another one at each start.
 //   - Images are pulled without credentials. One from a private registry has to
 //     be pulled by hand; image.pullPolicy IfNotPresent then uses it.
 //   - Docker cannot compare epochs. Unique names protect creation, IDs that were

@@ -5,7 +5,6 @@ package docker
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -35,14 +34,10 @@ func (n *notes) of(r record) string {
 	if !ok {
 		disk = r.rootDisk
 	}
-	var texts []string
-	if disk > 0 {
-		texts = append(texts, "rootDisk "+sizeText(disk)+" is not enforced: most Docker storage drivers cannot limit it")
+	if disk <= 0 {
+		return ""
 	}
-	if r.published != "" {
-		texts = append(texts, r.published)
-	}
-	return strings.Join(texts, "; ")
+	return "rootDisk " + sizeText(disk) + " is not enforced: most Docker storage drivers cannot limit it"
 }
 
 // prune forgets all but the containers that there are.

@@ -4,6 +4,7 @@
 package docker
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -34,8 +35,8 @@ type record struct {
 	image, ports          string // as asked for at creation
 	rootDisk              int64  // as asked for at creation
 	addresses             []string
-	published             string // host ports that the engine chose
-	unresponsive          error  // the engine does not answer about it
+	published             []driver.Port // on the host, while it runs
+	unresponsive          error         // the engine does not answer about it
 }
 
 func newRecord(in container.InspectResponse) record {
@@ -53,7 +54,7 @@ func newRecord(in container.InspectResponse) record {
 	}
 	if n := in.NetworkSettings; n != nil {
 		r.addresses = addressesOf(n.Networks)
-		r.published = publishedText(r.ports, n.Ports)
+		r.published = publishedPorts(n.Ports)
 	}
 	return r
 }
@@ -110,21 +111,25 @@ func addressesOf(networks map[string]*network.EndpointSettings) []string {
 	return all
 }
 
-// publishedText tells people the host ports that they did not choose themselves.
-func publishedText(asked string, ports network.PortMap) string {
-	var texts []string
-	for p := range strings.SplitSeq(asked, ",") {
-		inside, chosen := strings.CutSuffix(p, ":0")
-		if !chosen {
-			continue
-		}
-		for port, bindings := range ports {
-			if port.String() == inside && len(bindings) > 0 {
-				texts = append(texts, fmt.Sprintf("port %s is published as host port %s", inside, bindings[0].HostPort))
+// publishedPorts takes what is published for IPv4 and for IPv6 as one, in an
+// order that lasts.
+func publishedPorts(published network.PortMap) []driver.Port {
+	var ports []driver.Port
+	for inside, bindings := range published {
+		for _, b := range bindings {
+			outside, err := strconv.ParseUint(b.HostPort, 10, 16)
+			if err != nil || outside == 0 || inside.Proto() == network.SCTP {
+				continue
 			}
+			ports = append(ports, driver.Port{
+				Protocol: strings.ToUpper(string(inside.Proto())), Port: int32(inside.Num()), HostPort: int32(outside),
+			})
 		}
 	}
-	return strings.Join(texts, "; ")
+	slices.SortFunc(ports, func(a, b driver.Port) int {
+		return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostPort, b.HostPort))
+	})
+	return slices.Compact(ports)
 }
 
 // alive: there is a run that has to end before another can begin.
@@ -177,6 +182,7 @@ func (d *Driver) server(r record) driver.Server {
 		Run: r.run(), State: r.serverState(), Exit: r.exit(), StartedAt: r.startedAt,
 		Applied:   driver.Resources{CPUMilli: r.cpuMilli, MemoryBytes: r.memory},
 		Addresses: r.addresses,
+		Ports:     r.published,
 		Retained:  isRetained(r.name),
 		Note:      d.notes.of(r),
 		Err:       r.unresponsive,

@@ -195,13 +195,13 @@ func TestTexts(t *testing.T) {
 		}
 	}
 	bindings := network.PortMap{
-		network.MustParsePort("80/tcp"): {{HostIP: netip.IPv4Unspecified(), HostPort: "32768"}, {HostIP: netip.IPv6Unspecified(), HostPort: "32768"}},
+		network.MustParsePort("80/tcp"): {{HostIP: netip.IPv4Unspecified(), HostPort: "32768"}, {HostIP: netip.IPv6Unspecified(), HostPort: "32768"}, {HostPort: "32769"}},
 		network.MustParsePort("53/udp"): {{HostPort: "5353"}},
 		network.MustParsePort("81/tcp"): nil,
 	}
-	asked := portsText([]driver.Port{{Port: 80}, {Port: 53, Protocol: "UDP", HostPort: 5353}, {Port: 81}})
-	if got, want := publishedText(asked, bindings), "port 80/tcp is published as host port 32768"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+	want := []driver.Port{{Protocol: "UDP", Port: 53, HostPort: 5353}, {Protocol: "TCP", Port: 80, HostPort: 32768}, {Protocol: "TCP", Port: 80, HostPort: 32769}}
+	if got := publishedPorts(bindings); !slices.Equal(got, want) {
+		t.Errorf("published are %+v, want %+v", got, want)
 	}
 }
 

@@ -67,8 +67,11 @@ type layer struct {
 
 // forward leads a port of the host to one of the guest.
 type forward struct {
-	Protocol       string // tcp or udp
-	HostPort, Port int32
+	Protocol string `json:"protocol"` // tcp or udp
+	HostPort int32  `json:"hostPort"`
+	Port     int32  `json:"port"`
+	// Chosen is set where the spec has no host port.
+	Chosen bool `json:"chosen,omitempty"`
 }
 
 // arguments make the command line. Text that a user chose stands in JSON or in

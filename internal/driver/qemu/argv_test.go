@@ -35,7 +35,7 @@ func TestArguments(t *testing.T) {
 	m := machine{
 		UID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "0123456789abcdef", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
 		Root:     &drive{Path: rootDiskFile, Backing: &layer{Path: "/images/a.qcow2", Format: diskimage.Qcow2}},
-		Forwards: []forward{{"tcp", 8080, 80}, {"udp", 5353, 53}},
+		Forwards: []forward{{Protocol: "tcp", HostPort: 8080, Port: 80}, {Protocol: "udp", HostPort: 5353, Port: 53}},
 	}
 	args := m.arguments()
 	for _, pair := range [][2]string{

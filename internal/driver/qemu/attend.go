@@ -87,8 +87,12 @@ func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{
 		d.listen(ctx, h, c, changed)
 	}
 	// QEMU has ended. Whoever looks first writes down how.
-	if _, err := d.observe(ctx, h); !errors.Is(err, fs.ErrNotExist) {
-		d.ring(uid)
+	if _, err := d.observe(ctx, h); errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	d.ring(uid)
+	if there, err := h.exists(); !there && err == nil {
+		d.unring(uid) // removed meanwhile, bell and all
 	}
 }
 

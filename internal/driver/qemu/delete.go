@@ -58,7 +58,7 @@ func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *engined
 func (d *Driver) forget(uid types.UID, lock *enginedir.Lock) {
 	d.pressed.forget(uid)
 	d.forgetEnds(uid)
-	_ = os.Remove(d.dir.Path(bellsDir, string(uid)))
+	d.unring(uid)
 	lock.Remove()
 }
 

@@ -147,7 +147,7 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 
 // result fills in what only the spec tells.
 func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
-	out := s.report()
+	out := d.report(s)
 	if s.alive() {
 		out.Pending = s.Settings.pending(settingsOf(spec, s.Settings.Image))
 	}

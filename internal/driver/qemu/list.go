@@ -29,7 +29,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	servers := make([]driver.Server, 0, len(found))
 	met := map[types.UID]bool{}
 	for _, s := range found {
-		out := s.report()
+		out := d.report(s)
 		out.Doing = cmp.Or(out.Doing, d.images.Doing(s.UID))
 		servers = append(servers, out)
 		met[s.UID] = met[s.UID] || !s.Retained

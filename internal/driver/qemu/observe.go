@@ -6,6 +6,7 @@ package qemu
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -72,7 +73,16 @@ func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 	if err := s.look(ctx); err != nil {
 		return s, err
 	}
-	return s, s.findEnd(d.Clock.Now())
+	if err := s.findEnd(d.Clock.Now()); err != nil || s.on {
+		return s, err
+	}
+	// One that was removed meanwhile leaves nothing, not even how it ended.
+	there, err := h.exists()
+	if !there && err == nil {
+		d.forgetEnds(r.UID)
+		err = fs.ErrNotExist
+	}
+	return s, err
 }
 
 func (s *server) look(ctx context.Context) (err error) {

@@ -45,6 +45,7 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	defer func() { _ = runLock.Close() }()
 	s.Phase, s.Run, s.StartedAt = phaseStarting, newName(), d.Clock.Now()
 	s.LastExit, s.Stop, s.Settings = s.end, nil, settingsOf(spec, s.Settings.Image)
+	s.Forwards = m.Forwards
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
@@ -79,7 +80,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	if err := d.makeSeed(s.home, spec); err != nil {
 		return machine{}, d.dir.Explain(err)
 	}
-	forwards, err := forwardsOf(ctx, spec.Ports)
+	forwards, err := chooseForwards(ctx, spec.Ports, s.Forwards, freePort)
 	if err != nil {
 		return machine{}, err
 	}

@@ -8,7 +8,7 @@
 // have one concern each: argv.go makes the command line, process.go starts and
 // finds processes, observe.go tells the state a server is in, power.go starts
 // and stops, disk.go makes disks from images, seed.go what cloud-init reads,
-// watch.go and attend.go tell of
+// ports.go and probe.go lead to the guest, watch.go and attend.go tell of
 // changes, journal.go writes down who changed what. The packages below speak with QEMU (qmp), know disk images
 // (diskimage) and fetch them (imagestore).
 //
@@ -107,6 +107,7 @@ type Driver struct {
 	program program
 	accel   accelerator
 	pressed pressed
+	address hostAddress
 	images  *imagestore.Store
 	journal *journal
 }
@@ -229,3 +230,6 @@ func (d *Driver) ring(uid types.UID) {
 		_ = os.Remove(bell)
 	}
 }
+
+// unring removes the bell of a server that is gone.
+func (d *Driver) unring(uid types.UID) { _ = os.Remove(d.dir.Path(bellsDir, string(uid))) }

@@ -63,6 +63,9 @@ type record struct {
 	LastExit *driver.Exit `json:"lastExit,omitempty"`
 	Stop     *stop        `json:"stop,omitempty"`
 
+	// Forwards are those of the last run.
+	Forwards []forward `json:"forwards,omitempty"`
+
 	Settings settings `json:"settings"`
 	Root     disk     `json:"root"`
 	// Volumes by name, those included that are not attached any more.
@@ -120,7 +123,7 @@ func (s settings) pending(want settings) []string {
 		{"resource.memory", s.MemoryBytes != want.MemoryBytes},
 		{"image", s.Image != want.Image || s.Kernel != want.Kernel},
 		{"volumes", !slices.Equal(s.Volumes, want.Volumes)},
-		{"ports", !slices.Equal(s.Ports, want.Ports)},
+		{"ports", !slices.EqualFunc(s.Ports, want.Ports, samePort)},
 		{"sshAuthorizedKeys", !slices.Equal(s.SSHKeys, want.SSHKeys)},
 		{"userData", s.UserData != want.UserData},
 		{"networkData", s.NetworkData != want.NetworkData},

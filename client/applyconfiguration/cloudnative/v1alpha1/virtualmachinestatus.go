@@ -34,6 +34,8 @@ type VirtualMachineStatusApplyConfiguration struct {
 	Server *ServerStatusApplyConfiguration `json:"server,omitempty"`
 	// addresses under which the server answers.
 	Addresses []string `json:"addresses,omitempty"`
+	// ports of the host that lead to the server, while it runs.
+	Ports []PortStatusApplyConfiguration `json:"ports,omitempty"`
 	// operation is the step that is under way or failing.
 	Operation *OperationApplyConfiguration `json:"operation,omitempty"`
 	// restartedAt is the last spec.restartedAt that was handled.
@@ -119,6 +121,19 @@ func (b *VirtualMachineStatusApplyConfiguration) WithServer(value *ServerStatusA
 func (b *VirtualMachineStatusApplyConfiguration) WithAddresses(values ...string) *VirtualMachineStatusApplyConfiguration {
 	for i := range values {
 		b.Addresses = append(b.Addresses, values[i])
+	}
+	return b
+}
+
+// WithPorts adds the given value to the Ports field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Ports field.
+func (b *VirtualMachineStatusApplyConfiguration) WithPorts(values ...*PortStatusApplyConfiguration) *VirtualMachineStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithPorts")
+		}
+		b.Ports = append(b.Ports, *values[i])
 	}
 	return b
 }

@@ -1,0 +1,159 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// chooser returns the host port of a forward if it can be had, or, where that is
+// 0, one that can.
+type chooser func(context.Context, forward) (int32, error)
+
+// chooseForwards finds host ports for the ports of a spec. Those that the spec
+// names come first, so that none of them is chosen for another port. One that is
+// taken is named here, since QEMU would not say which of the spec's it is.
+func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, choose chooser) ([]forward, error) {
+	forwards := make([]forward, len(ports))
+	used := map[forward]bool{}
+	for _, chosen := range []bool{false, true} {
+		for i, p := range ports {
+			if (p.HostPort == 0) != chosen {
+				continue
+			}
+			f, err := chooseForward(ctx, p, before, used, choose)
+			if err != nil {
+				return nil, driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
+					"ports[%d] (%s): host port %d/%s cannot be had: %w", i, p.Name, p.HostPort, f.Protocol, err))
+			}
+			forwards[i], used[f.outside()] = f, true
+		}
+	}
+	return forwards, nil
+}
+
+// chooseTries is how often a port that another of the machine's has is given
+// back.
+const chooseTries = 10
+
+// chooseForward takes, where the spec leaves the choice, the port of the run
+// before if it can be had.
+func chooseForward(ctx context.Context, p driver.Port, before []forward, used map[forward]bool, choose chooser) (f forward, err error) {
+	f = forward{Protocol: protocolOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
+	if !f.Chosen {
+		_, err = choose(ctx, f)
+		return f, err
+	}
+	for _, old := range before {
+		f.HostPort = old.HostPort
+		if f != old || used[f.outside()] {
+			continue
+		}
+		if _, err := choose(ctx, f); err == nil {
+			return f, nil
+		}
+	}
+	for range chooseTries {
+		f.HostPort = 0
+		if f.HostPort, err = choose(ctx, f); err != nil || !used[f.outside()] {
+			return f, err
+		}
+	}
+	return f, errors.New("the host offers the same ports over and over")
+}
+
+func protocolOf(p driver.Port) string {
+	if p.Protocol == "UDP" {
+		return "udp"
+	}
+	return "tcp"
+}
+
+// samePort : a port's name is Drover's own, and no guest knows it.
+func samePort(a, b driver.Port) bool {
+	return a.Port == b.Port && a.HostPort == b.HostPort && protocolOf(a) == protocolOf(b)
+}
+
+// outside is what no two forwards may have in common.
+func (f forward) outside() forward { return forward{Protocol: f.Protocol, HostPort: f.HostPort} }
+
+// freePort is a chooser that tries.
+func freePort(ctx context.Context, f forward) (int32, error) {
+	var config net.ListenConfig
+	address := net.JoinHostPort("0.0.0.0", strconv.Itoa(int(f.HostPort)))
+	if f.Protocol == "udp" {
+		conn, err := config.ListenPacket(ctx, "udp4", address)
+		if err != nil {
+			return 0, err
+		}
+		return portOf(conn.LocalAddr()), conn.Close()
+	}
+	listener, err := config.Listen(ctx, "tcp4", address)
+	if err != nil {
+		return 0, err
+	}
+	return portOf(listener.Addr()), listener.Close()
+}
+
+func portOf(a net.Addr) int32 {
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		return int32(a.Port) //nolint:gosec // 16 bits
+	case *net.UDPAddr:
+		return int32(a.Port) //nolint:gosec // 16 bits
+	}
+	return 0
+}
+
+// report is the server as the contract has it, with the way to reach it. A
+// machine's own address means nothing outside of its QEMU.
+func (d *Driver) report(s server) driver.Server {
+	out := s.report()
+	if !s.alive() || len(s.Forwards) == 0 {
+		return out
+	}
+	out.Addresses = []string{d.address.get(d.Clock.Now())}
+	for _, f := range s.Forwards {
+		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort})
+	}
+	return out
+}
+
+const (
+	// loopback is where machines are reached from their host, in any case.
+	loopback = "127.0.0.1"
+	// addressHolds is how long the host's address is not looked up again.
+	addressHolds = 10 * time.Second
+)
+
+// hostAddress is the IPv4 address of this host that others know it by, most
+// likely: that of its default route.
+type hostAddress struct {
+	mu      sync.Mutex
+	text    string
+	renewAt time.Time
+}
+
+func (a *hostAddress) get(now time.Time) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now.Before(a.renewAt) {
+		return a.text
+	}
+	a.text, a.renewAt = loopback, now.Add(addressHolds)
+	if ip, err := utilnet.ChooseHostInterface(); err == nil && ip.To4() != nil {
+		a.text = ip.String()
+	}
+	return a.text
+}

@@ -1,0 +1,190 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// host plays one that has some ports taken and offers others in turn.
+type host struct {
+	taken  []int32
+	offers []int32
+}
+
+func (h *host) choose(_ context.Context, f forward) (int32, error) {
+	switch {
+	case slices.Contains(h.taken, f.HostPort):
+		return 0, errors.New("address already in use")
+	case f.HostPort != 0:
+		return f.HostPort, nil
+	case len(h.offers) == 0:
+		return 0, errors.New("none is left")
+	}
+	next := h.offers[0]
+	h.offers = h.offers[1:]
+	return next, nil
+}
+
+func TestChooseForwards(t *testing.T) {
+	t.Parallel()
+	any80, fixed80 := driver.Port{Name: "http", Protocol: "TCP", Port: 80}, driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}
+	any81, dns := driver.Port{Name: "more", Port: 81}, driver.Port{Name: "dns", Protocol: "UDP", Port: 53}
+	had := func(protocol string, hostPort, port int32) forward {
+		return forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
+	}
+	asked := forward{Protocol: "tcp", HostPort: 8080, Port: 80}
+	for name, c := range map[string]struct {
+		ports  []driver.Port
+		before []forward
+		host   host
+		want   []forward
+		says   string
+	}{
+		"none":                            {},
+		"asked for":                       {ports: []driver.Port{fixed80}, want: []forward{asked}},
+		"asked for and taken":             {ports: []driver.Port{any81, fixed80}, host: host{taken: []int32{8080}}, says: "ports[1] (http): host port 8080/tcp cannot be had"},
+		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []forward{had("tcp", 1, 80), had("udp", 2, 53)}},
+		"chosen and none left":            {ports: []driver.Port{any80}, says: "none is left"},
+		"the same again":                  {ports: []driver.Port{any80, dns}, before: []forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []forward{had("tcp", 8, 80), had("udp", 7, 53)}},
+		"another if that is taken":        {ports: []driver.Port{any80}, before: []forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []forward{had("tcp", 9, 80)}},
+		"another's of before":             {ports: []driver.Port{any81}, before: []forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []forward{had("tcp", 9, 81)}},
+		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []forward{asked}, host: host{offers: []int32{9}}, want: []forward{had("tcp", 9, 80)}},
+		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []forward{had("tcp", 9, 81), asked}},
+		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := chooseForwards(t.Context(), c.ports, c.before, c.host.choose)
+			if c.says != "" {
+				wantError(t, err, driver.ErrRetry, c.says, driver.ReasonPortConflict)
+			} else if err != nil || !slices.Equal(got, c.want) {
+				t.Errorf("got %+v, %v, want %+v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestIsConnected(t *testing.T) {
+	t.Parallel()
+	const table = "Hub -1 (net):\r\n" +
+		"  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n" +
+		"  TCP[%s]      12       127.1.2.3 45081       10.0.2.15    80     0     0\r\n" +
+		"  TCP[ESTABLISHED]      13       127.1.2.30 45081       10.0.2.15    80     0     0\r\n" +
+		"  TCP[HOST_FORWARD]   8               * 45081       10.0.2.15    80     0     0\r\n"
+	for state, want := range map[string]bool{"ESTABLISHED": true, "CLOSE_WAIT": true, "SYN_SENT": false, "NONE": false} {
+		if got := isConnected(fmt.Sprintf(table, state), "127.1.2.3"); got != want {
+			t.Errorf("%s: got %t", state, got)
+		}
+	}
+	if isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.4") || isConnected("", "127.1.2.3") {
+		t.Error("a connection that is not in the table is taken for one that was answered")
+	}
+	if isConnected(table, oneLoopback()) || !strings.HasPrefix(oneLoopback(), "127.") {
+		t.Error("the address is not one of the host's own")
+	}
+}
+
+func probe(t *testing.T, d *Driver, spec driver.ServerSpec, port int32) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	return d.Probe(ctx, spec.UID, port)
+}
+
+// TestProbeOfWhatDoesNotListen : a guest without a network has taken no
+// connection, even though its host port takes them.
+func TestProbeOfWhatDoesNotListen(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}, {Name: "dns", Protocol: "UDP", Port: 53}}
+	s := reach(t, d, spec, driver.StateRunning)
+	if len(s.Ports) != 2 {
+		t.Fatalf("open are %+v", s.Ports)
+	}
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", s.Ports[0].HostPort))
+	must(t, err)
+	must(t, conn.Close())
+	for port, says := range map[int32]string{
+		80: fmt.Sprintf("port 80 of the guest, which host port %d leads to, took no connection", s.Ports[0].HostPort),
+		53: "tcpSocket.port is 53", 81: "tcpSocket.port is 81",
+	} {
+		if err := probe(t, d, spec, port); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("port %d: got %v, want %q", port, err, says)
+		}
+	}
+	gone(t, d, spec)
+	if err := probe(t, d, spec, 80); err == nil {
+		t.Error("a machine that is gone is ready")
+	}
+}
+
+// TestReach : the ports that were chosen are told, lead to the guest once the
+// probe says so, and stay for the next controller.
+func TestReach(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, _ := e.linuxSpec(t)
+	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}, {Name: "other", Protocol: "TCP", Port: 81}}
+	s := reach(t, d, spec, driver.StateRunning)
+	if len(s.Addresses) != 1 || len(s.Ports) != 2 || s.Ports[0].Port != 80 || s.Ports[0].Protocol != "TCP" || s.Ports[0].Name != "" {
+		t.Fatalf("it is reached by %v and %+v", s.Addresses, s.Ports)
+	}
+	vmtest.Eventually(t, patience, "the probe succeeds", func() error { return probe(t, d, spec, 80) })
+	if r, err := get(t, s.Ports[0].HostPort, "/"); err != nil || r.Boots != 1 {
+		t.Errorf("once the probe has succeeded the guest tells %+v, %v", r, err)
+	}
+	if err := probe(t, d, spec, 81); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("a port that nobody serves: %v", err)
+	}
+
+	listed, err := e.open(t).List(t.Context(), spec.UID)
+	must(t, err)
+	if len(listed) != 1 || !slices.Equal(listed[0].Ports, s.Ports) || !slices.Equal(listed[0].Addresses, s.Addresses) {
+		t.Errorf("the next controller sees %+v, want %+v", listed, s)
+	}
+	renamed := spec
+	renamed.Ports = []driver.Port{{Name: "web", Protocol: "TCP", Port: 80}, {Name: "other", Port: 81}}
+	if waiting := reach(t, d, renamed, driver.StateRunning); len(waiting.Pending) != 0 {
+		t.Errorf("with another name pending are %v", waiting.Pending)
+	}
+	isNotReachedOff(t, d, spec)
+	gone(t, d, spec)
+}
+
+func isNotReachedOff(t *testing.T, d *Driver, spec driver.ServerSpec) {
+	t.Helper()
+	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
+	if stopped := reach(t, d, spec, driver.StateStopped); len(stopped.Addresses) != 0 || len(stopped.Ports) != 0 {
+		t.Errorf("a machine that is off is reached by %v and %+v", stopped.Addresses, stopped.Ports)
+	}
+}
+
+func TestHostAddress(t *testing.T) {
+	t.Parallel()
+	var a hostAddress
+	first := a.get(time.Unix(0, 0))
+	if ip := net.ParseIP(first); ip == nil || ip.To4() == nil {
+		t.Errorf("it is %q, want an IPv4 address", first)
+	}
+	a.text = "10.9.8.7"
+	if held := a.get(time.Unix(0, 0).Add(addressHolds - 1)); held != "10.9.8.7" {
+		t.Errorf("it was looked up again: %s", held)
+	}
+	if renewed := a.get(time.Unix(0, 0).Add(addressHolds)); renewed != first {
+		t.Errorf("it was not looked up again: %s", renewed)
+	}
+}

@@ -1,0 +1,193 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const (
+	// boot is how long an emulated guest may take on a loaded machine.
+	boot = 4 * time.Minute
+	// guestGrace is more than any test waits, so that no stop is forced.
+	guestGrace = 3600
+	userData   = "#cloud-config\npassword: \"a'b,c=d\"\n"
+)
+
+// machines is a world whose VMs are real machines, and the folders for them.
+type machines struct {
+	*rig.World
+	dir, images string
+	controller  *rig.Local
+}
+
+func newMachines(t *testing.T) *machines {
+	t.Helper()
+	vmtest.QEMU(t)
+	temp := t.TempDir()
+	rig.EndMachines(t, temp)
+	m := &machines{World: rig.Start(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
+	if err := os.Mkdir(m.images, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m.start(t)
+	return m
+}
+
+func (m *machines) start(t *testing.T) {
+	t.Helper()
+	m.controller = m.Run(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg")
+}
+
+// linux is a VM with the Linux guest, which serves on port 80.
+func (m *machines) linux(t *testing.T) *vmtest.Builder {
+	t.Helper()
+	guest := vmtest.LinuxGuest(t, m.images)
+	return vmtest.VM("linux").Namespace(m.Namespace(t)).Driver("qemu").Grace(guestGrace).
+		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, "64Mi").
+		Port("http", 80, 0).Probe(80).
+		Spec(func(s *api.VirtualMachineSpec) {
+			text := userData
+			s.UserData = &api.DataSource{Inline: &text}
+			s.Image = &api.Image{Kernel: &api.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1"}}
+			s.ReadinessProbe.TimeoutSeconds = 10
+		})
+}
+
+// told is what the guest tells of itself.
+type told struct {
+	Boots int
+	Seed  map[string]string
+}
+
+// ask asks the guest once, where its status says that it is reached.
+func ask(t *testing.T, vm *api.VirtualMachine) told {
+	t.Helper()
+	if len(vm.Status.Addresses) != 1 || len(vm.Status.Ports) != 1 {
+		t.Fatalf("it is reached by %v and %+v", vm.Status.Addresses, vm.Status.Ports)
+	}
+	port := vm.Status.Ports[0]
+	if port.HostPort == 0 || port != (api.PortStatus{Name: "http", Protocol: api.ProtocolTCP, Port: 80, HostPort: port.HostPort}) {
+		t.Fatalf("its port is %+v", port)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	url := "http://" + net.JoinHostPort(vm.Status.Addresses[0], strconv.Itoa(int(port.HostPort)))
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatalf("the guest is ready and does not answer: %v", err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	var r told
+	if err := json.NewDecoder(answer.Body).Decode(&r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestMachine takes a real machine through its life: it is ready when its guest
+// answers, outlives the controller, is powered off by its power button, boots
+// again with its disk, and leaves nothing.
+func TestMachine(t *testing.T) {
+	t.Parallel()
+	m := newMachines(t)
+	vm := m.Create(t, m.linux(t))
+	history := m.Record(t, vm)
+	vm = m.Await(t, vm, boot, rig.Active)
+	if r := ask(t, vm); r.Boots != 1 || r.Seed["user-data"] != userData {
+		t.Errorf("the guest tells %+v", r)
+	}
+	if !slices.ContainsFunc(history.Until(t, vm), awaitsProbe) {
+		t.Error("it was never told that the machine runs and is not ready yet")
+	}
+	m.outlivesController(t, vm)
+
+	vm = m.Edit(t, vm, setAction(api.ActionStopped))
+	vm = m.Await(t, vm, boot, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked), rig.Condition(api.ConditionReady, metav1.ConditionTrue))
+	if s := vm.Status; len(s.Addresses) != 0 || len(s.Ports) != 0 || len(rig.Machines(t, vm.UID)) != 0 {
+		t.Errorf("off it is reached by %v and %+v, and has the processes %v", s.Addresses, s.Ports, rig.Machines(t, vm.UID))
+	}
+	m.printed(t, vm, "drover linux guest powers off")
+
+	vm = m.Edit(t, vm, setAction(api.ActionActive))
+	vm = m.Await(t, vm, boot, rig.Active)
+	if r := ask(t, vm); r.Boots != 2 {
+		t.Errorf("the guest on the same disk tells %+v", r)
+	}
+	m.leavesNothing(t, vm)
+}
+
+func awaitsProbe(vm *api.VirtualMachine) bool {
+	return errors.Join(
+		rig.Phase(api.PhaseActive, api.ReasonProbeFailing)(vm),
+		rig.Condition(api.ConditionRunning, metav1.ConditionTrue)(vm),
+		rig.Condition(api.ConditionReady, metav1.ConditionFalse)(vm),
+	) == nil
+}
+
+// outlivesController : the next controller finds the same process, and the same
+// way to reach it.
+func (m *machines) outlivesController(t *testing.T, vm *api.VirtualMachine) {
+	t.Helper()
+	before := rig.Machines(t, vm.UID)
+	m.controller.MustStop(t)
+	m.start(t)
+	vm = m.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.PeriodSeconds = 1 })
+	next := m.Await(t, vm, boot, rig.Active)
+	if pids := rig.Machines(t, vm.UID); len(pids) != 1 || !slices.Equal(pids, before) {
+		t.Errorf("the processes were %v and are %v, want one and the same", before, pids)
+	}
+	if !slices.Equal(next.Status.Ports, vm.Status.Ports) || next.Status.RestartCount != 0 {
+		t.Errorf("the status was %s and is %s", rig.Show(vm), rig.Show(next))
+	}
+	if r := ask(t, next); r.Boots != 1 {
+		t.Errorf("the guest tells %+v", r)
+	}
+}
+
+// printed wants a text on the guest's console.
+func (m *machines) printed(t *testing.T, vm *api.VirtualMachine, text string) {
+	t.Helper()
+	log, err := os.ReadFile(filepath.Join(m.dir, "vms", string(vm.UID), "serial.log"))
+	if err != nil || !strings.Contains(string(log), text) {
+		t.Errorf("the console shows %q, %v, want %q", log, err, text)
+	}
+}
+
+func (m *machines) leavesNothing(t *testing.T, vm *api.VirtualMachine) {
+	t.Helper()
+	m.Delete(t, vm)
+	m.AwaitGone(t, vm, boot)
+	if pids := rig.Machines(t, vm.UID); len(pids) != 0 {
+		t.Errorf("processes are left: %v", pids)
+	}
+	vmtest.Eventually(t, rig.Soon, "no file is left", func() error {
+		if files := rig.FilesOf(t, m.dir, vm.UID); len(files) != 0 {
+			return fmt.Errorf("there are %v", files)
+		}
+		return nil
+	})
+}

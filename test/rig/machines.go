@@ -1,0 +1,75 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Machines returns the processes of QEMUs that run a UID.
+func Machines(t testing.TB, uid types.UID) []int {
+	t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	for _, path := range lines {
+		line, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00")) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// EndMachines has the machines below a folder end with the test, if it fails to.
+// It has to be called before a controller is started: what is cleaned up later
+// is so after that has stopped, which would start a machine again.
+func EndMachines(t testing.TB, dir string) {
+	t.Helper()
+	t.Cleanup(func() {
+		links, _ := filepath.Glob("/proc/[0-9]*/cwd")
+		for _, link := range links {
+			at, err := os.Readlink(link)
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+			if err != nil || pid == os.Getpid() || !strings.HasPrefix(at, dir+"/") {
+				continue
+			}
+			t.Errorf("a machine was left running: process %d in %s", pid, at)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+}
+
+// FilesOf returns the files below a folder that carry a UID in their path.
+func FilesOf(t testing.TB, dir string, uid types.UID) []string {
+	t.Helper()
+	var found []string
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if strings.Contains(path, string(uid)) {
+			found = append(found, path)
+		}
+		if os.IsNotExist(err) { // removed in front of our eyes
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
