@@ -5,6 +5,7 @@ package driver
 
 import (
 	"context"
+	"io"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -72,6 +73,21 @@ type Identifier interface {
 type Surveyor interface {
 	// Others counts the servers of other clusters, by cluster id.
 	Others(ctx context.Context) (map[string]int, error)
+}
+
+// Consoler attaches to the consoles of servers. It is optional.
+type Consoler interface {
+	// Console attaches to a server's console until it is closed or ctx ends.
+	//
+	// Many may read at a time. Each first gets the end of what was printed
+	// before, then what is printed from then on, and io.EOF once the server has
+	// stopped. One that reads too slowly misses some.
+	//
+	// One may write at a time: who writes first keeps the right until Close, and
+	// the Write of another fails with ErrConsoleTaken.
+	//
+	// Errors: ErrNotFound, and ErrRetry for a server that does not run.
+	Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error)
 }
 
 // Target names a server and carries the right to act on it.

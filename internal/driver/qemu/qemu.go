@@ -25,7 +25,9 @@
 //	  ctl.sock             QMP, for one command after the other
 //	  events.sock          QMP, for who listens to events
 //	  serial.sock          the serial console; serial.log has what it printed
+//	  writer.lock          locked by who writes to the console by way of a driver
 //	  qemu.log             what QEMU printed
+//	  *.log.1              what a log had before it was cut
 //	retained/<uid>.<id>/   a server that was released
 //	ends/<uid>.<id>.<run>.json  how a run ended
 //	bells/<uid>            written when a server changes, for those who watch
@@ -104,11 +106,13 @@ type Driver struct {
 	accel   accelerator
 	pressed pressed
 	images  *imagestore.Store
+	logs    logBound
 }
 
 var (
 	_ driver.Driver     = (*Driver)(nil)
 	_ driver.Identifier = (*Driver)(nil)
+	_ driver.Consoler   = (*Driver)(nil)
 )
 
 // New opens the folder, and makes it where it is missing.
@@ -129,7 +133,7 @@ func New(o Options) (*Driver, error) {
 	if err := checkSocketPaths(dir); err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}}
+	d := &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}, logs: defaultLogBound}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ring}
 	return d, nil
 }

@@ -33,6 +33,10 @@ const (
 	serialSocket  = "serial.sock"
 	serialLogFile = "serial.log"
 	logFile       = "qemu.log"
+	// writerLock is held by who writes to the console.
+	writerLock = "writer.lock"
+	// oldLog ends the name of what a log had before it was cut.
+	oldLog = ".1"
 )
 
 // phase tells how far a server's run has come; empty before the first.
