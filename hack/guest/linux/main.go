@@ -11,7 +11,7 @@
 //
 //	/        a report, as JSON: see report
 //	/burn    burns CPU from now on
-//	/eat?mib=N  takes memory
+//	/eat?mib=N  has so much memory taken, no more and no less
 //	/panic   panics
 //	/off     powers off by itself
 package main
@@ -24,6 +24,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -224,6 +225,8 @@ func serve(r report) error {
 	})
 	http.HandleFunc("/eat", func(_ http.ResponseWriter, q *http.Request) {
 		mib, _ := strconv.Atoi(q.FormValue("mib"))
+		eaten = nil
+		debug.FreeOSMemory()
 		eaten = make([]byte, mib<<20)
 		for page := 0; page < len(eaten); page += os.Getpagesize() {
 			eaten[page] = 1

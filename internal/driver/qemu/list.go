@@ -114,19 +114,24 @@ func (d *Driver) homesOf(uids []types.UID) ([]home, error) {
 	return homes, nil
 }
 
-// observeAll leaves out what is gone meanwhile.
-func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error) {
-	servers, errs := make([]server, len(homes)), make([]error, len(homes))
+// each does something n times, several at once.
+func each(n int, do func(i int)) {
 	var all sync.WaitGroup
 	places := make(chan struct{}, atOnce)
-	for i, h := range homes {
+	for i := range n {
 		places <- struct{}{}
 		all.Go(func() {
 			defer func() { <-places }()
-			servers[i], errs[i] = d.observe(ctx, h)
+			do(i)
 		})
 	}
 	all.Wait()
+}
+
+// observeAll leaves out what is gone meanwhile.
+func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error) {
+	servers, errs := make([]server, len(homes)), make([]error, len(homes))
+	each(len(homes), func(i int) { servers[i], errs[i] = d.observe(ctx, homes[i]) })
 	found := servers[:0]
 	for i, s := range servers {
 		switch {
