@@ -71,6 +71,7 @@ func (d *Driver) remove(ctx context.Context, s server, lock *enginedir.Lock) err
 			return err
 		}
 	}
+	d.dropGroup(ctx, s.CPUGroup)
 	if err := d.dir.Discard(s.path); err != nil {
 		lock.Release()
 		return d.dir.Explain(err)

@@ -123,6 +123,9 @@ func (d *Driver) create(spec driver.ServerSpec) error {
 // takes its time.
 func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec) (driver.Server, error) {
 	for range maxSteps {
+		if !s.on {
+			d.dropGroup(ctx, s.CPUGroup)
+		}
 		next := nextStep(s, spec)
 		if next == stepNone {
 			return d.result(s, spec), nil

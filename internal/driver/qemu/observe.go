@@ -146,6 +146,9 @@ func (s *server) report() driver.Server {
 		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,
 		Applied: driver.Resources{CPUMilli: s.Settings.CPUMilli, MemoryBytes: s.Settings.MemoryBytes, RootDiskBytes: s.Root.Size},
 	}
+	if s.alive() {
+		out.Note = s.CPUNote
+	}
 	switch {
 	case !s.alive():
 		out.Exit = s.end

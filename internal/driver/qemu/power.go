@@ -43,6 +43,7 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	defer func() { _ = runLock.Close() }()
 	s.Phase, s.Run, s.StartedAt = phaseStarting, newName(), d.Clock.Now()
 	s.LastExit, s.Stop, s.Settings = s.end, nil, settingsOf(spec, s.Settings.Image)
+	d.planGroup(s, spec.CPUMilli)
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
@@ -82,7 +83,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 		return machine{}, err
 	}
 	return machine{
-		UID: s.UID, ID: s.ID, Accel: accel, CPUs: (spec.CPUMilli + 999) / 1000, MemoryBytes: spec.MemoryBytes,
+		UID: s.UID, ID: s.ID, Accel: accel, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
 		Root: root, Volumes: volumes, Seed: seedFile, Kernel: kernel, Forwards: forwards,
 	}, nil
 }
@@ -118,6 +119,7 @@ func (d *Driver) undoStart(ctx context.Context, s *server, before record) error 
 	if err := s.kill(ctx, s.UID); err != nil {
 		return err
 	}
+	d.dropGroup(ctx, s.CPUGroup)
 	s.record = before
 	return s.save(before)
 }
@@ -151,6 +153,7 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	if err := d.grow(ctx, s, spec); err != nil {
 		return err
 	}
+	d.limitCPU(ctx, s)
 	if spec.Power != driver.PowerPaused {
 		if err := s.command(ctx, "cont", nil, nil); err != nil {
 			return err

@@ -43,6 +43,9 @@
 // that is moved. Which one it is stands on its command line too: -uuid and
 // -name.
 //
+// One that has a fraction of a CPU is in a control group of its own, named after
+// the UID, where such can be made.
+//
 // A guest that shuts down or panics leaves its QEMU paused, so that the next
 // controller can tell one from the other, and from a QEMU that was killed. Who
 // sees it first writes the end down and makes QEMU quit.
@@ -107,6 +110,7 @@ type Driver struct {
 	pressed pressed
 	images  *imagestore.Store
 	logs    logBound
+	groups  func() (groups, error)
 }
 
 var (
@@ -133,7 +137,7 @@ func New(o Options) (*Driver, error) {
 	if err := checkSocketPaths(dir); err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}, logs: defaultLogBound}
+	d := &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}, logs: defaultLogBound, groups: findGroups}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ring}
 	return d, nil
 }

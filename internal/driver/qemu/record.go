@@ -66,6 +66,10 @@ type record struct {
 	// LastExit is that of the run before, while one is starting.
 	LastExit *driver.Exit `json:"lastExit,omitempty"`
 	Stop     *stop        `json:"stop,omitempty"`
+	// CPUGroup is the control group that holds the run to a fraction of a CPU;
+	// CPUNote says why there is none.
+	CPUGroup string `json:"cpuGroup,omitempty"`
+	CPUNote  string `json:"cpuNote,omitempty"`
 
 	Settings settings `json:"settings"`
 	Root     disk     `json:"root"`
