@@ -34,7 +34,7 @@ const (
 type console struct {
 	home
 
-	ctx context.Context //nolint:containedctx // It is as long as the console's.
+	ctx context.Context // ends with the console
 	end context.CancelCauseFunc
 	log *os.File
 	at  int64 // in the log; Read's own

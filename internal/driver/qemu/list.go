@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 // atOnce is how many servers are looked at, at a time.
@@ -83,16 +84,20 @@ func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]home, error) {
 	if len(uids) > 0 {
 		return d.homesOf(uids)
 	}
+	return homesIn(d.dir)
+}
+
+func homesIn(dir *enginedir.Dir) ([]home, error) {
 	var homes []home
 	for _, sub := range []string{vmsDir, retainedDir} {
-		entries, err := os.ReadDir(d.dir.Path(sub))
+		entries, err := os.ReadDir(dir.Path(sub))
 		if err != nil {
 			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 		}
 		for _, entry := range entries {
 			uid, _, _ := strings.Cut(entry.Name(), ".")
 			if entry.IsDir() && checkUID(types.UID(uid)) == nil {
-				homes = append(homes, home{d.dir, d.dir.Path(sub, entry.Name())})
+				homes = append(homes, home{dir, dir.Path(sub, entry.Name())})
 			}
 		}
 	}

@@ -63,6 +63,11 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	if err := checkMemory(spec.MemoryBytes); err != nil {
 		return machine{}, err
 	}
+	release, err := d.images.Hold()
+	if err != nil {
+		return machine{}, err
+	}
+	defer release()
 	root, err := d.prepareRoot(s, spec)
 	if err != nil {
 		return machine{}, err

@@ -91,6 +91,8 @@ type Options struct {
 	// Image is the image of a server that names none; empty means that each has
 	// to.
 	Image string
+	// UncheckedImages lets image.checksum be left out for images from web servers.
+	UncheckedImages bool
 	// Accel is AccelAuto, AccelKVM or AccelTCG.
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
