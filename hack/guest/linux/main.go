@@ -225,12 +225,11 @@ func serve(r report) error {
 	})
 	http.HandleFunc("/eat", func(_ http.ResponseWriter, q *http.Request) {
 		mib, _ := strconv.Atoi(q.FormValue("mib"))
-		eaten = nil
-		debug.FreeOSMemory()
 		eaten = make([]byte, mib<<20)
 		for page := 0; page < len(eaten); page += os.Getpagesize() {
 			eaten[page] = 1
 		}
+		debug.FreeOSMemory()
 	})
 	http.HandleFunc("/panic", func(http.ResponseWriter, *http.Request) {
 		_ = os.WriteFile("/proc/sys/kernel/sysrq", []byte("1"), 0)

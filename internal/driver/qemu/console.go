@@ -58,9 +58,9 @@ func (d *Driver) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	if err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
-	c := &console{home: s.home, log: log, at: max(0, info.Size()-consoleTail)}
-	c.ctx, c.end = context.WithCancelCause(ctx)
-	context.AfterFunc(c.ctx, c.hangUp)
+	ctx, end := context.WithCancelCause(ctx)
+	c := &console{home: s.home, ctx: ctx, end: end, log: log, at: max(0, info.Size()-consoleTail)}
+	context.AfterFunc(ctx, c.hangUp)
 	return c, nil
 }
 

@@ -65,7 +65,7 @@ func (s *Store) sources(entries []fs.DirEntry) map[string][]string {
 		if !strings.HasPrefix(entry.Name(), refPrefix) {
 			continue
 		}
-		content, err := os.ReadFile(s.Dir.Path(s.Sub, entry.Name())) //nolint:gosec // in the store
+		content, err := os.ReadFile(s.Dir.Path(s.Sub, entry.Name()))
 		if name, source := parseRef(content); err == nil && source != "" {
 			found[name] = append(found[name], source)
 		}
