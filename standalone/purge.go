@@ -9,12 +9,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"path/filepath"
 	"strings"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/purge"
@@ -131,6 +134,9 @@ func (o *purgeOptions) removeData(dir *datadir.Dir) error {
 	if !o.data {
 		return nil
 	}
+	if err := checkNoMachines(dir); err != nil {
+		return err
+	}
 	left, err := dir.Remove()
 	if err != nil {
 		return err
@@ -138,6 +144,37 @@ func (o *purgeOptions) removeData(dir *datadir.Dir) error {
 	o.printf("Data removed.\n")
 	if len(left) > 0 {
 		o.printf("%s stays, since these are not Drover's: %s\n", dir.Layout, strings.Join(left, ", "))
+	}
+	return nil
+}
+
+// checkNoMachines : machines that were released, or are another installation's,
+// may run, and their disks may be in the data dir.
+func checkNoMachines(dir *datadir.Dir) error {
+	dirs, err := engines.QEMUDirs(dir.Engines())
+	if err != nil {
+		return err
+	}
+	for _, path := range dirs {
+		below, err := filepath.Rel(string(dir.Layout), path)
+		if err != nil || !filepath.IsLocal(below) {
+			continue
+		}
+		folder, err := qemu.OpenCache(path, clock.RealClock{})
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		machines, err := folder.Machines()
+		if err != nil {
+			return err
+		}
+		if len(machines) > 0 {
+			return fmt.Errorf("the data stays: it holds machines that were released or are not this installation's; end them, and move or remove %s",
+				strings.Join(machines, ", "))
+		}
 	}
 	return nil
 }

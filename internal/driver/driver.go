@@ -5,6 +5,7 @@ package driver
 
 import (
 	"context"
+	"io"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -81,6 +82,21 @@ type Prober interface {
 	// Probe returns nil once a TCP port of the server, as the server itself
 	// counts, has taken a connection. It waits for that until ctx ends.
 	Probe(ctx context.Context, uid types.UID, port int32) error
+}
+
+// Consoler attaches to the consoles of servers. It is optional.
+type Consoler interface {
+	// Console attaches to a server's console until it is closed or ctx ends.
+	//
+	// Many may read at a time. Each first gets the end of what was printed
+	// before, then what is printed from then on, and io.EOF once the server has
+	// stopped. One that reads too slowly misses some.
+	//
+	// One may write at a time: who writes first keeps the right until Close, and
+	// the Write of another fails with ErrConsoleTaken.
+	//
+	// Errors: ErrNotFound, and ErrRetry for a server that does not run.
+	Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error)
 }
 
 // Target names a server and carries the right to act on it.

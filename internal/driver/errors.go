@@ -34,6 +34,9 @@ var (
 	ErrDeposed = errors.New("deposed")
 )
 
+// ErrConsoleTaken : somebody else writes to the console.
+var ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
+
 type kindError struct {
 	kind, err error
 }

@@ -11,7 +11,7 @@
 //
 //	/        a report, as JSON: see report
 //	/burn    burns CPU from now on
-//	/eat?mib=N  takes memory
+//	/eat?mib=N  has so much memory taken, no more and no less
 //	/panic   panics
 //	/off     powers off by itself
 package main
@@ -24,6 +24,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -253,6 +254,7 @@ func serve(r report) error {
 		for page := 0; page < len(eaten); page += os.Getpagesize() {
 			eaten[page] = 1
 		}
+		debug.FreeOSMemory()
 	})
 	http.HandleFunc("/panic", func(http.ResponseWriter, *http.Request) {
 		_ = os.WriteFile("/proc/sys/kernel/sysrq", []byte("1"), 0)

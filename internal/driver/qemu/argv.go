@@ -110,7 +110,7 @@ func (m machine) arguments() []string {
 	if m.Kernel != nil {
 		args = append(args, m.Kernel.arguments()...)
 	}
-	return args
+	return append(args, "-device", balloon.text())
 }
 
 func cpuModel(accel string) string {

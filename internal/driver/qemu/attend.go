@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/qmp"
@@ -97,27 +98,39 @@ func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{
 }
 
 func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-chan struct{}) {
-	timer := d.Clock.NewTimer(pressEvery)
+	timer, logs := d.Clock.NewTimer(pressEvery), d.Clock.NewTicker(d.logs.every)
 	defer timer.Stop()
+	defer logs.Stop()
+	d.cutLogs(h)
+	again := d.tendAgain(ctx, h, timer)
 	for {
-		stopping, err := d.tend(ctx, h)
-		if err != nil {
-			d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
-		}
-		var again <-chan time.Time
-		if stopping {
-			timer.Reset(pressEvery)
-			again = timer.C()
-		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.Done():
 			return
+		case <-logs.C():
+			d.cutLogs(h)
+			continue
 		case <-changed:
 		case <-again:
 		}
+		again = d.tendAgain(ctx, h, timer)
 	}
+}
+
+// tendAgain tends a server, and returns what tells when to do so again; it is nil
+// where only a change of the server does.
+func (d *Driver) tendAgain(ctx context.Context, h home, timer clock.Timer) <-chan time.Time {
+	stopping, err := d.tend(ctx, h)
+	if err != nil {
+		d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
+	}
+	if !stopping {
+		return nil
+	}
+	timer.Reset(pressEvery)
+	return timer.C()
 }
 
 // tend does what needs no decision any more: it makes a QEMU quit whose guest has

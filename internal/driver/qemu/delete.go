@@ -75,6 +75,7 @@ func (d *Driver) remove(ctx context.Context, t driver.Target, s server, lock *en
 			return err
 		}
 	}
+	d.dropGroup(ctx, s.CPUGroup)
 	if err := d.dir.Discard(s.path); err != nil {
 		lock.Release()
 		return d.dir.Explain(err)
@@ -102,6 +103,12 @@ func (d *Driver) release(t driver.Target, s server) error {
 // putAside frees the UID of a server that was marked. Its QEMU goes on in the
 // directory, wherever that is.
 func (d *Driver) putAside(s server) error {
+	// Who looks for the images in use must not miss it on its way.
+	release, err := d.images.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := os.Rename(s.path, d.retainedPath(s.UID, s.ID)); err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", s.UID, err)
 	}

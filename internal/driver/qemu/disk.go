@@ -368,8 +368,8 @@ func imageOfVolume(v driver.Volume) imageSettings {
 // fetching tells whether a server has to wait for an image that a disk is to be
 // made of.
 func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
-	for _, i := range s.images(spec, imageSettings{Source: d.Image}) {
-		if waits, err := d.images.Wait(ctx, spec, i); waits || err != nil {
+	for _, i := range s.newImages(spec, imageSettings{Source: d.Image}) {
+		if waits, err := d.images.Wait(ctx, spec, i.Image); waits || err != nil {
 			return waits, err
 		}
 	}
@@ -377,22 +377,40 @@ func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec)
 	return false, nil
 }
 
-// images are those, of what has to be fetched, that a disk is still to be made of.
-func (s server) images(spec driver.ServerSpec, byDefault imageSettings) []driver.Image {
+// newImage is one that a field of the spec names and that is to be fetched.
+type newImage struct {
+	field string
+	driver.Image
+}
+
+// newImages are those, of what has to be fetched, that a disk is still to be made of.
+func (s server) newImages(spec driver.ServerSpec, byDefault imageSettings) []newImage {
 	have := s.Settings.Image
 	if s.ID == "" {
 		have = byDefault
 	}
-	var all []driver.Image
+	var all []newImage
 	if root := imageOf(spec, have); imagestore.IsRemote(root.Source) && s.Root.Image.imageSettings != root {
-		all = append(all, driver.Image{Source: root.Source, Checksum: root.Checksum, PullPolicy: spec.Image.PullPolicy})
+		all = append(all, newImage{"image", driver.Image{Source: root.Source, Checksum: root.Checksum, PullPolicy: spec.Image.PullPolicy}})
 	}
-	for _, v := range spec.Volumes {
+	for i, v := range spec.Volumes {
 		if _, made := s.Volumes[v.Name]; !made && v.Image != nil && imagestore.IsRemote(v.Image.Source) {
-			all = append(all, *v.Image)
+			all = append(all, newImage{fmt.Sprintf("volumes[%d].source.image", i), *v.Image})
 		}
 	}
 	return all
+}
+
+// checkNewImages refuses what could be anything. Disks that were made of such an
+// image stay in use, whatever the flag was then.
+func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
+	for _, i := range s.newImages(spec, imageSettings{Source: d.Image}) {
+		if imagestore.IsUnchecked(i.Image) && !d.UncheckedImages {
+			return driver.Errorf(driver.ErrInvalid,
+				"%s.checksum is empty: an image from a web server needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)
+		}
+	}
+	return nil
 }
 
 // outgrown are the disks, by QEMU's name for them, that the spec wants larger.

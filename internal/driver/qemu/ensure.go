@@ -54,10 +54,13 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	s, err := d.find(ctx, spec.Target)
 	switch {
 	case err == nil:
-		return s, s.checkDisks(spec)
+		return s, cmp.Or(s.checkDisks(spec), d.checkNewImages(s, spec))
 	case !errors.Is(err, driver.ErrNotFound):
 		return server{}, err
 	case spec.ID != "":
+		return server{}, err
+	}
+	if err := d.checkNewImages(server{}, spec); err != nil {
 		return server{}, err
 	}
 	if err := d.killStrays(ctx, spec.UID); err != nil {
@@ -108,6 +111,11 @@ func (d *Driver) create(spec driver.ServerSpec) error {
 	if err := os.Mkdir(h.path, 0o700); err != nil {
 		return err
 	}
+	release, err := d.images.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
 	settings := settingsOf(spec, imageSettings{Source: d.Image})
 	root, err := d.makeRoot(h, spec, settings.Image)
 	if err != nil {
@@ -126,6 +134,9 @@ func (d *Driver) create(spec driver.ServerSpec) error {
 // takes its time.
 func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec) (driver.Server, error) {
 	for range maxSteps {
+		if !s.on {
+			d.dropGroup(ctx, s.CPUGroup)
+		}
 		next := nextStep(s, spec)
 		if next == stepNone {
 			return d.result(s, spec), nil

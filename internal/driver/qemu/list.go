@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 // atOnce is how many servers are looked at, at a time.
@@ -83,16 +84,20 @@ func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]home, error) {
 	if len(uids) > 0 {
 		return d.homesOf(uids)
 	}
+	return homesIn(d.dir)
+}
+
+func homesIn(dir *enginedir.Dir) ([]home, error) {
 	var homes []home
 	for _, sub := range []string{vmsDir, retainedDir} {
-		entries, err := os.ReadDir(d.dir.Path(sub))
+		entries, err := os.ReadDir(dir.Path(sub))
 		if err != nil {
 			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 		}
 		for _, entry := range entries {
 			uid, _, _ := strings.Cut(entry.Name(), ".")
 			if entry.IsDir() && checkUID(types.UID(uid)) == nil {
-				homes = append(homes, home{d.dir, d.dir.Path(sub, entry.Name())})
+				homes = append(homes, home{dir, dir.Path(sub, entry.Name())})
 			}
 		}
 	}
@@ -114,19 +119,24 @@ func (d *Driver) homesOf(uids []types.UID) ([]home, error) {
 	return homes, nil
 }
 
-// observeAll leaves out what is gone meanwhile.
-func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error) {
-	servers, errs := make([]server, len(homes)), make([]error, len(homes))
+// each does something n times, several at once.
+func each(n int, do func(i int)) {
 	var all sync.WaitGroup
 	places := make(chan struct{}, atOnce)
-	for i, h := range homes {
+	for i := range n {
 		places <- struct{}{}
 		all.Go(func() {
 			defer func() { <-places }()
-			servers[i], errs[i] = d.observe(ctx, h)
+			do(i)
 		})
 	}
 	all.Wait()
+}
+
+// observeAll leaves out what is gone meanwhile.
+func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error) {
+	servers, errs := make([]server, len(homes)), make([]error, len(homes))
+	each(len(homes), func(i int) { servers[i], errs[i] = d.observe(ctx, homes[i]) })
 	found := servers[:0]
 	for i, s := range servers {
 		switch {

@@ -157,6 +157,9 @@ func (s *server) report() driver.Server {
 		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,
 		Applied: driver.Resources{CPUMilli: s.Settings.CPUMilli, MemoryBytes: s.Settings.MemoryBytes, RootDiskBytes: s.Root.Size},
 	}
+	if s.alive() {
+		out.Note = s.CPUNote
+	}
 	switch {
 	case !s.alive():
 		out.Exit = s.end
@@ -191,17 +194,25 @@ func (h home) command(ctx context.Context, command string, arguments, result any
 	return c.Execute(ctx, command, arguments, result)
 }
 
-// dial connects to a socket in the directory by way of the directory's
-// descriptor, so that the length of its path does not matter.
-func (h home) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (*qmp.Client, error) {
+// dial connects to a QMP socket in the directory.
+func (h home) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
+	err = h.atSocket(socket, func(path string) error {
+		c, err = qmp.Dial(ctx, path, onEvent)
+		return err
+	})
+	return c, err
+}
+
+// atSocket names a socket in the directory by way of the directory's descriptor,
+// so that the length of its path does not matter.
+func (h home) atSocket(socket string, connect func(path string) error) error {
 	dir, err := os.Open(h.path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = dir.Close() }()
-	c, err := qmp.Dial(ctx, filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socket), onEvent)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", h.file(socket), err)
+	if err := connect(filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socket)); err != nil {
+		return fmt.Errorf("%s: %w", h.file(socket), err)
 	}
-	return c, nil
+	return nil
 }

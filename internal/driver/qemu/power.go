@@ -46,6 +46,7 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	s.Phase, s.Run, s.StartedAt = phaseStarting, newName(), d.Clock.Now()
 	s.LastExit, s.Stop, s.Settings = s.end, nil, settingsOf(spec, s.Settings.Image)
 	s.Forwards = m.Forwards
+	d.planGroup(s, spec.CPUMilli)
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
@@ -65,6 +66,11 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	if err := checkMemory(spec.MemoryBytes); err != nil {
 		return machine{}, err
 	}
+	release, err := d.images.Hold()
+	if err != nil {
+		return machine{}, err
+	}
+	defer release()
 	root, err := d.prepareRoot(s, spec)
 	if err != nil {
 		return machine{}, err
@@ -85,7 +91,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 		return machine{}, err
 	}
 	return machine{
-		UID: s.UID, ID: s.ID, Accel: accel, CPUs: (spec.CPUMilli + 999) / 1000, MemoryBytes: spec.MemoryBytes,
+		UID: s.UID, ID: s.ID, Accel: accel, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
 		Root: root, Volumes: volumes, Seed: seedFile, Kernel: kernel, Forwards: forwards,
 	}, nil
 }
@@ -121,6 +127,7 @@ func (d *Driver) undoStart(ctx context.Context, s *server, before record) error 
 	if err := s.kill(ctx, s.UID); err != nil {
 		return err
 	}
+	d.dropGroup(ctx, s.CPUGroup)
 	s.record = before
 	return s.save(before)
 }
@@ -156,6 +163,7 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	if err := d.grow(ctx, s, spec); err != nil {
 		return err
 	}
+	d.limitCPU(ctx, s)
 	d.forgetEnds(s.UID)
 	s.Phase, s.LastExit = phaseOn, nil
 	if err := s.save(s.record); err != nil {

@@ -245,9 +245,11 @@ func (d *Driver) killStrays(ctx context.Context, uid types.UID) error {
 			continue
 		}
 		d.Log.Info("Machine ended: its directory was removed", "uid", uid, "pid", pid)
+		group := groupOfStray(pid, uid)
 		if err := killProcess(ctx, pid, isStray); err != nil {
 			return fmt.Errorf("killing the stray QEMU %d of %s: %w", pid, uid, err)
 		}
+		d.dropGroup(ctx, group)
 	}
 	return nil
 }

@@ -25,7 +25,9 @@
 //	  ctl.sock             QMP, for one command after the other
 //	  events.sock          QMP, for who listens to events
 //	  serial.sock          the serial console; serial.log has what it printed
+//	  writer.lock          locked by who writes to the console by way of a driver
 //	  qemu.log             what QEMU printed
+//	  *.log.1              what a log had before it was cut
 //	retained/<uid>.<id>/   a server that was released
 //	ends/<uid>.<id>.<run>.json  how a run ended
 //	bells/<uid>            written when a server changes, for those who watch
@@ -40,6 +42,9 @@
 // ends, and by its directory, which is its working directory and stays so when
 // that is moved. Which one it is stands on its command line too: -uuid and
 // -name.
+//
+// One that has a fraction of a CPU is in a control group of its own, named after
+// the UID, where such can be made.
 //
 // A guest that shuts down or panics leaves its QEMU paused, so that the next
 // controller can tell one from the other, and from a QEMU that was killed. Who
@@ -87,6 +92,8 @@ type Options struct {
 	// Image is the image of a server that names none; empty means that each has
 	// to.
 	Image string
+	// UncheckedImages lets image.checksum be left out for images from web servers.
+	UncheckedImages bool
 	// Accel is AccelAuto, AccelKVM or AccelTCG.
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
@@ -110,11 +117,14 @@ type Driver struct {
 	address hostAddress
 	images  *imagestore.Store
 	journal *journal
+	logs    logBound
+	groups  func() (groups, error)
 }
 
 var (
 	_ driver.Driver     = (*Driver)(nil)
 	_ driver.Identifier = (*Driver)(nil)
+	_ driver.Consoler   = (*Driver)(nil)
 )
 
 // New opens the folder, and makes it where it is missing.
@@ -139,7 +149,10 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel}, journal: journal}
+	d := &Driver{
+		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
+		logs: defaultLogBound, groups: findGroups, journal: journal,
+	}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ring}
 	return d, nil
 }

@@ -33,6 +33,10 @@ const (
 	serialSocket  = "serial.sock"
 	serialLogFile = "serial.log"
 	logFile       = "qemu.log"
+	// writerLock is held by who writes to the console.
+	writerLock = "writer.lock"
+	// oldLog ends the name of what a log had before it was cut.
+	oldLog = ".1"
 )
 
 // phase tells how far a server's run has come; empty before the first.
@@ -62,6 +66,10 @@ type record struct {
 	// LastExit is that of the run before, while one is starting.
 	LastExit *driver.Exit `json:"lastExit,omitempty"`
 	Stop     *stop        `json:"stop,omitempty"`
+	// CPUGroup is the control group that holds the run to a fraction of a CPU;
+	// CPUNote says why there is none.
+	CPUGroup string `json:"cpuGroup,omitempty"`
+	CPUNote  string `json:"cpuNote,omitempty"`
 
 	// Forwards are those of the last run.
 	Forwards []forward `json:"forwards,omitempty"`

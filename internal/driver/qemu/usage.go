@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -21,7 +22,8 @@ import (
 // machine that Go runs on.
 const perTick = 10 * time.Millisecond
 
-// Usage reads what the machines' processes have used.
+// Usage reads what the machines' processes have used, and what their guests tell
+// of their memory.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if len(uids) == 0 {
 		return nil, enter(ctx)
@@ -30,20 +32,29 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if err != nil {
 		return nil, err
 	}
-	samples := make([]driver.Usage, 0, len(servers))
-	for _, s := range servers {
-		if !s.alive() || s.Phase != phaseOn {
-			continue
+	servers = slices.DeleteFunc(servers, func(s server) bool { return !s.alive() || s.Phase != phaseOn })
+	samples, errs := make([]driver.Usage, len(servers)), make([]error, len(servers))
+	each(len(servers), func(i int) { samples[i], errs[i] = d.sample(ctx, &servers[i]) })
+	found := samples[:0]
+	for i, u := range samples {
+		if errs[i] == nil { // else it has ended meanwhile
+			found = append(found, u)
 		}
-		u, err := sample(s.pid(s.UID))
-		if err != nil {
-			continue // it has ended meanwhile
-		}
-		u.UID, u.Run, u.At = s.UID, s.Run, d.Clock.Now()
-		u.MemoryBytes = min(u.MemoryBytes, s.Settings.MemoryBytes)
-		samples = append(samples, u)
 	}
-	return samples, nil
+	return found, nil
+}
+
+func (d *Driver) sample(ctx context.Context, s *server) (driver.Usage, error) {
+	u, err := sample(s.pid(s.UID))
+	if err != nil {
+		return u, err
+	}
+	u.UID, u.Run, u.At = s.UID, s.Run, d.Clock.Now()
+	if used, told := s.guestMemory(ctx, u.At); told {
+		u.MemoryBytes = used
+	}
+	u.MemoryBytes = min(u.MemoryBytes, s.Settings.MemoryBytes)
+	return u, nil
 }
 
 // sample reads a process's CPU time and resident size.

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/go-logr/logr"
@@ -28,6 +29,7 @@ import (
 type Engine struct {
 	Driver  string `json:"driver"`
 	FakeDir string `json:"fakeDir,omitempty"`
+	QEMUDir string `json:"qemuDir,omitempty"`
 }
 
 // Choose turns the --vm-driver list into names, asking engines where it is
@@ -43,18 +45,18 @@ func Choose(ctx context.Context, file, list string, o table.Options) (names, oth
 	for i, d := range opened {
 		names[i] = d.Name
 	}
-	return names, table.Others(ctx, opened), keep(file, names, o.FakeDir)
+	return names, table.Others(ctx, opened), keep(file, names, o.Settings)
 }
 
-func keep(file string, names []string, fakeDir string) error {
+func keep(file string, names []string, s table.Settings) error {
 	known, err := load(file)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		engine := Engine{Driver: name}
-		if name == "fake" {
-			engine.FakeDir = fakeDir
+		engine, err := newEngine(name, s)
+		if err != nil {
+			return err
 		}
 		if !slices.Contains(known, engine) {
 			known = append(known, engine)
@@ -65,6 +67,31 @@ func keep(file string, names []string, fakeDir string) error {
 		return err
 	}
 	return atomicfile.Update(file, append(data, '\n'), 0o600)
+}
+
+// newEngine has whole paths, for purge may be run in another folder.
+func newEngine(name string, s table.Settings) (Engine, error) {
+	engine := Engine{Driver: name}
+	var err error
+	switch name {
+	case "fake":
+		engine.FakeDir, err = filepath.Abs(s.FakeDir)
+	case "qemu":
+		engine.QEMUDir, err = filepath.Abs(s.QEMUDir)
+	}
+	return engine, err
+}
+
+// QEMUDirs are the folders of machines that the installation has used.
+func QEMUDirs(file string) ([]string, error) {
+	known, err := load(file)
+	var dirs []string
+	for _, engine := range known {
+		if engine.QEMUDir != "" {
+			dirs = append(dirs, engine.QEMUDir)
+		}
+	}
+	return dirs, err
 }
 
 func load(file string) ([]Engine, error) {
@@ -91,7 +118,7 @@ func Reopen(ctx context.Context, file, clusterID string, c clock.WithTicker, log
 	var all []table.Opened
 	for _, engine := range known {
 		settings := table.DefaultSettings()
-		settings.FakeDir = engine.FakeDir
+		settings.FakeDir, settings.QEMUDir = engine.FakeDir, engine.QEMUDir
 		opened, err := table.Open(ctx, engine.Driver, table.Options{
 			Settings: settings, ClusterID: clusterID, Clock: c, Log: log, Registerer: prometheus.NewRegistry(),
 		})

@@ -75,6 +75,29 @@ func TestReopenFindsTheServersOfEarlierRuns(t *testing.T) {
 	}
 }
 
+// TestQEMUDirs : machines are found wherever purge is run, and without QEMU.
+func TestQEMUDirs(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "engines.json")
+	t.Chdir(dir)
+	o := options("")
+	o.QEMUDir = "machines"
+	if _, _, err := Choose(t.Context(), file, "qemu", o); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(t.TempDir())
+	if dirs, err := QEMUDirs(file); err != nil || !slices.Equal(dirs, []string{filepath.Join(dir, "machines")}) {
+		t.Errorf("the folders are %q, %v", dirs, err)
+	}
+	opened := reopen(t, file)
+	if len(opened) != 1 || opened[0].Name != "qemu" {
+		t.Fatalf("opened %v", opened)
+	}
+	if servers, err := opened[0].Driver.List(t.Context()); err != nil || len(servers) != 0 {
+		t.Errorf("it lists %v, %v", servers, err)
+	}
+}
+
 func makeServer(t *testing.T, d driver.Driver, uid types.UID) {
 	t.Helper()
 	_, err := d.Ensure(t.Context(), driver.ServerSpec{

@@ -78,6 +78,13 @@ const (
 	ociScheme   = "oci://"
 )
 
+// Names in the store: an image by its digest, and a source by its own hash.
+const (
+	imagePrefix = "sha256-"
+	refPrefix   = "ref-"
+	lockFile    = "lock"
+)
+
 var checksumPattern = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
 // Check refuses what can never be fetched.
@@ -87,10 +94,14 @@ func Check(field string, i driver.Image) error {
 		return driver.Errorf(driver.ErrInvalid, "%s.checksum is %.100q: it must be sha256: and 64 digits of 0-9a-f", field, i.Checksum)
 	case !IsRemote(i.Source) && i.Checksum != "":
 		return driver.Errorf(driver.ErrUnsupported, "%s.checksum: it is for images that are fetched, and %q is a file", field, i.Source)
-	case !strings.HasPrefix(i.Source, ociScheme) && IsRemote(i.Source) && i.Checksum == "":
-		return driver.Errorf(driver.ErrInvalid, "%s.checksum is empty: an image from a web server needs one, sha256: and 64 digits", field)
 	}
 	return nil
+}
+
+// IsUnchecked tells whether whoever can change what a server sends, chooses what
+// the image is. A registry is asked by digest.
+func IsUnchecked(i driver.Image) bool {
+	return i.Checksum == "" && IsRemote(i.Source) && !strings.HasPrefix(i.Source, ociScheme)
 }
 
 // Path of an image that is there.
@@ -101,16 +112,22 @@ func (s *Store) Path(i driver.Image) (path string, there bool) {
 		if err != nil {
 			return "", false
 		}
-		name = filepath.Base(string(content))
+		name, _ = parseRef(content)
 	}
 	path = s.Dir.Path(s.Sub, name)
-	_, err := os.Stat(path)
+	_, err := os.Stat(path) //nolint:gosec // in the store, since only the last part of a name counts
 	return path, err == nil
 }
 
 func (s *Store) refPath(source string) string {
 	sum := sha256.Sum256([]byte(source))
-	return s.Dir.Path(s.Sub, "ref-"+hex.EncodeToString(sum[:]))
+	return s.Dir.Path(s.Sub, refPrefix+hex.EncodeToString(sum[:]))
+}
+
+// parseRef reads what a source stood for when it was fetched last.
+func parseRef(content []byte) (name, source string) {
+	name, source, _ = strings.Cut(strings.TrimSuffix(string(content), "\n"), "\n")
+	return filepath.Base(name), source
 }
 
 // get fetches an image and puts it into its place.
@@ -131,11 +148,12 @@ func (s *Store) get(ctx context.Context, f *fetch) error {
 	if err := errors.Join(err, out.Sync(), out.Close()); err != nil {
 		return err
 	}
-	name := "sha256-" + digest
-	if err := os.Rename(out.Name(), s.Dir.Path(s.Sub, name)); err != nil {
+	name := imagePrefix + digest
+	// Not renamed: disks stand on the file that may be there already.
+	if err := os.Link(out.Name(), s.Dir.Path(s.Sub, name)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return s.Dir.Replace(s.refPath(f.key.source), []byte(name))
+	return s.Dir.Replace(s.refPath(f.key.source), []byte(name+"\n"+f.key.source+"\n"))
 }
 
 // download writes an image to out and checks what came.
@@ -177,30 +195,4 @@ func checkImage(f *os.File) error {
 	}
 	_, err = diskimage.Probe(f, info.Size())
 	return err
-}
-
-// Image is one in the store.
-type Image struct {
-	Name string
-	Size int64
-}
-
-// List tells what is in the store.
-func (s *Store) List() ([]Image, error) {
-	entries, err := os.ReadDir(s.Dir.Path(s.Sub))
-	if err != nil {
-		return nil, err
-	}
-	var images []Image
-	for _, entry := range entries {
-		info, err := entry.Info()
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			return nil, err
-		case strings.HasPrefix(entry.Name(), "sha256-"):
-			images = append(images, Image{entry.Name(), info.Size()})
-		}
-	}
-	return images, nil
 }

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -258,7 +259,7 @@ func TestCheck(t *testing.T) {
 		"a file":                {driver.Image{Source: "/x.img"}, nil},
 		"a file, checksum":      {driver.Image{Source: "/x.img", Checksum: good}, driver.ErrUnsupported},
 		"web":                   {driver.Image{Source: "https://x/y", Checksum: good}, nil},
-		"web, no checksum":      {driver.Image{Source: "https://x/y"}, driver.ErrInvalid},
+		"web, no checksum":      {driver.Image{Source: "https://x/y"}, nil},
 		"web, bad checksum":     {driver.Image{Source: "http://x/y", Checksum: "md5:1"}, driver.ErrInvalid},
 		"registry":              {driver.Image{Source: "oci://x/y"}, nil},
 		"registry and checksum": {driver.Image{Source: "oci://x/y", Checksum: good}, nil},
@@ -266,7 +267,90 @@ func TestCheck(t *testing.T) {
 		if err := imagestore.Check("image", c.image); !errors.Is(err, c.kind) {
 			t.Errorf("%s: got the error %v, want %v", name, err, c.kind)
 		}
+		if got := imagestore.IsUnchecked(c.image); got != (name == "web, no checksum") {
+			t.Errorf("%s: it counts as unchecked: %v", name, got)
+		}
 	}
+}
+
+// TestFetchedAgain : an image that comes once more, by another source, is still
+// the same file, which disks stand on.
+func TestFetchedAgain(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	s := newStore(t)
+	var files []os.FileInfo
+	var sources []string
+	for range 2 {
+		url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
+		image := driver.Image{Source: url}
+		must(t, wait(t, s, someone(), image))
+		path, _ := s.Path(image)
+		info, err := os.Stat(path)
+		must(t, err)
+		files, sources = append(files, info), append(sources, url)
+	}
+	if !os.SameFile(files[0], files[1]) || !files[0].ModTime().Equal(files[1].ModTime()) {
+		t.Errorf("it was replaced: %v, %v", files[0], files[1])
+	}
+	clean(t, s, 1)
+	have, err := s.List()
+	must(t, err)
+	slices.Sort(sources)
+	if i := have[0]; i.Digest != checksum(content) || i.Size != int64(len(content)) || i.FetchedAt.IsZero() || !slices.Equal(i.Sources, sources) {
+		t.Errorf("the store tells %+v, want the sources %q", i, sources)
+	}
+}
+
+// TestPrune : it waits for disks that are being made, others wait for it, and
+// what it removed is fetched again.
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	var kept, removed imagestore.Image
+	images := map[string]driver.Image{}
+	for i := range 2 {
+		content := append(disk(), make([]byte, 512*i)...)
+		image := driver.Image{Source: serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })}
+		must(t, wait(t, s, someone(), image))
+		images[checksum(content)] = image
+	}
+	have, err := s.List()
+	must(t, err)
+	kept, removed = have[0], have[1]
+	used := func() (map[string]bool, error) {
+		_, err := s.Hold()
+		if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), "being pruned") {
+			t.Errorf("a disk could be made meanwhile: %v", err)
+		}
+		return map[string]bool{kept.Name: true}, nil
+	}
+
+	release, err := s.Hold()
+	must(t, err)
+	cut, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := s.Prune(cut, used); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("it did not wait: %v", err)
+	}
+	release()
+	if _, err := s.Prune(t.Context(), func() (map[string]bool, error) { return nil, io.ErrNoProgress }); !errors.Is(err, io.ErrNoProgress) {
+		t.Errorf("got the error %v", err)
+	}
+	clean(t, s, 2)
+	pruned, err := s.Prune(t.Context(), used)
+	must(t, err)
+	if len(pruned) != 1 || pruned[0].Name != removed.Name {
+		t.Errorf("it removed %+v, want %+v", pruned, removed)
+	}
+	clean(t, s, 1)
+	for digest, there := range map[string]bool{kept.Digest: true, removed.Digest: false} {
+		if _, got := s.Path(images[digest]); got != there {
+			t.Errorf("%s is there: %v", digest, got)
+		}
+	}
+	must(t, wait(t, s, someone(), images[removed.Digest]))
+	clean(t, s, 2)
 }
 
 // push puts files into an image of a registry of the test's own.

@@ -1,0 +1,81 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+func TestBalloonStats(t *testing.T) {
+	t.Parallel()
+	const none = "18446744073709551615"
+	for name, c := range map[string]struct {
+		total, free, available string
+		updated                int
+		used                   int64
+		told                   bool
+	}{
+		"all":       {"1000", "100", "400", 1, 600, true},
+		"old Linux": {"1000", "100", none, 1, 900, true},
+		"never":     {none, none, none, 0, 0, false},
+		"no total":  {none, "100", "400", 1, 0, false},
+		"no rest":   {"1000", none, none, 1, 0, false},
+		"nonsense":  {"1000", "100", "1001", 1, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var stats balloonStats
+			must(t, json.Unmarshal(fmt.Appendf(nil,
+				`{"last-update": %d, "stats": {"stat-total-memory": %s, "stat-free-memory": %s, "stat-available-memory": %s, "stat-swap-in": 0}}`,
+				c.updated, c.total, c.free, c.available), &stats))
+			if used, told := stats.used(); used != c.used || told != c.told {
+				t.Errorf("used are %d, %v; want %d, %v", used, told, c.used, c.told)
+			}
+		})
+	}
+}
+
+// TestGuestMemory : memory counts as the guest sees it, so it is less again after
+// a program has given some back, which the host never sees.
+func TestGuestMemory(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, port := e.linuxSpec(t)
+	reach(t, d, spec, driver.StateRunning)
+	report(t, port)
+	const eaten = 120 << 20
+	for _, mib := range []int{eaten >> 20, 0} {
+		if _, err := get(t, port, fmt.Sprintf("/eat?mib=%d", mib)); err != nil {
+			t.Fatal(err)
+		}
+		vmtest.Eventually(t, patience, fmt.Sprintf("the guest uses %d MiB and a little", mib), func() error {
+			used, err := d.memory(t, spec)
+			if err == nil && (used == 0 || (used > eaten) != (mib > 0)) {
+				err = fmt.Errorf("it uses %d MiB", used>>20)
+			}
+			return err
+		})
+	}
+	process, err := sample(d.home(spec.UID).pid(spec.UID))
+	must(t, err)
+	if process.MemoryBytes < eaten {
+		t.Errorf("QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)
+	}
+	gone(t, d, spec)
+}
+
+func (d *Driver) memory(t *testing.T, spec driver.ServerSpec) (int64, error) {
+	t.Helper()
+	samples, err := d.Usage(t.Context(), spec.UID)
+	if err != nil || len(samples) != 1 {
+		return 0, fmt.Errorf("there are %d samples: %w", len(samples), err)
+	}
+	return samples[0].MemoryBytes, nil
+}

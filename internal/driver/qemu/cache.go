@@ -1,0 +1,118 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+)
+
+// Cache is the images that were fetched into a folder, for programs that run no
+// machines there. Controllers may run beside it.
+type Cache struct {
+	dir   *enginedir.Dir
+	store *imagestore.Store
+}
+
+// CachedImage is one of them.
+type CachedImage struct {
+	imagestore.Image
+	// UsedBy are the machines whose disks stand on it, as namespace/name, those
+	// of other clusters and released ones included.
+	UsedBy []string
+}
+
+// OpenCache opens a folder of the driver, which must be there.
+func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
+	if _, err := os.Stat(filepath.Join(path, enginedir.IDFile)); err != nil {
+		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
+	}
+	dir, err := enginedir.Open("the qemu driver's folder", path, c.Now(), vmsDir, retainedDir, cacheDir)
+	if err != nil {
+		return nil, err
+	}
+	return &Cache{dir: dir, store: &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: c}}, nil
+}
+
+// Machines are the directories of all machines, of whatever cluster.
+func (c *Cache) Machines() ([]string, error) {
+	homes, err := homesIn(c.dir)
+	paths := make([]string, 0, len(homes))
+	for _, h := range homes {
+		paths = append(paths, h.path)
+	}
+	return paths, err
+}
+
+// List tells what is there, and who uses it.
+func (c *Cache) List() ([]CachedImage, error) {
+	images, err := c.store.List()
+	if err != nil {
+		return nil, err
+	}
+	users, err := c.users()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]CachedImage, 0, len(images))
+	for _, i := range images {
+		all = append(all, CachedImage{i, users[i.Name]})
+	}
+	return all, nil
+}
+
+// Prune removes what no machine uses, and returns it.
+func (c *Cache) Prune(ctx context.Context) ([]imagestore.Image, error) {
+	return c.store.Prune(ctx, func() (map[string]bool, error) {
+		users, err := c.users()
+		used := make(map[string]bool, len(users))
+		for name := range users {
+			used[name] = true
+		}
+		return used, err
+	})
+}
+
+// users of images, by the name of the file: the folder may have been moved. A
+// server that cannot be read may use any, so that is an error.
+func (c *Cache) users() (map[string][]string, error) {
+	homes, err := homesIn(c.dir)
+	if err != nil {
+		return nil, err
+	}
+	users := map[string][]string{}
+	for _, h := range homes {
+		r, err := h.load()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range r.stoodOn() {
+			users[name] = append(users[name], r.Namespace+"/"+r.Name)
+		}
+	}
+	return users, nil
+}
+
+// stoodOn are the names of images that a server's disks stand on, each once.
+func (r record) stoodOn() []string {
+	names := []string{filepath.Base(r.Root.Image.Path)}
+	for _, v := range r.Volumes {
+		names = append(names, filepath.Base(v.Image.Path))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}

@@ -1,0 +1,219 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// groupPrefix begins the names of machines' control groups.
+	groupPrefix = "drover-"
+	// ownGroup is where a service manager may have put the controller, so that
+	// the groups of machines can be beside it: version 2 has none below a group
+	// that has processes.
+	ownGroup = "controller"
+	// cpuPeriod is that of a quota, in microseconds; minQuota is the kernel's.
+	cpuPeriod, minQuota = 100_000, 1_000
+)
+
+// groups is a folder of control groups by which CPU time can be limited.
+type groups struct {
+	path    string
+	unified bool // version 2
+}
+
+// findGroups finds the folder that this process may make groups in, if it may.
+func findGroups() (groups, error) {
+	g, err := groupOf(os.Getpid())
+	if err == nil && g.unified && filepath.Base(g.path) == ownGroup {
+		g.path = filepath.Dir(g.path)
+	}
+	return g, err
+}
+
+// groupOf finds the group that a process is in.
+func groupOf(pid int) (groups, error) {
+	membership, err := os.ReadFile(procPath(pid, "cgroup"))
+	if err != nil {
+		return groups{}, err
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return groups{}, err
+	}
+	return parseGroup(string(membership), string(mounts))
+}
+
+// parseGroup reads /proc/<pid>/cgroup, a line a hierarchy: number, controllers,
+// path. Version 2 names no controllers, and both versions may be there.
+func parseGroup(membership, mounts string) (groups, error) {
+	var path, unified string
+	for line := range strings.Lines(membership) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		switch {
+		case len(fields) != 3:
+		case slices.Contains(strings.Split(fields[1], ","), "cpu"):
+			path = fields[2]
+		case fields[1] == "":
+			unified = fields[2]
+		}
+	}
+	if path != "" {
+		folder, err := mountedGroup(mounts, "cgroup", "cpu", path)
+		return groups{path: folder}, err
+	}
+	folder, err := mountedGroup(mounts, "cgroup2", "", unified)
+	return groups{path: folder, unified: true}, err
+}
+
+// mountedGroup finds where a group can be seen.
+func mountedGroup(mounts, kind, option, path string) (string, error) {
+	const root, point = 3, 4
+	for lines := bufio.NewScanner(strings.NewReader(mounts)); lines.Scan(); {
+		mount, about, _ := strings.Cut(lines.Text(), " - ")
+		fields, is := strings.Fields(mount), strings.Fields(about)
+		if len(fields) <= point || len(is) < 3 || is[0] != kind {
+			continue
+		}
+		if option != "" && !slices.Contains(strings.Split(is[2], ","), option) {
+			continue
+		}
+		below, err := filepath.Rel(fields[root], path)
+		if err == nil && filepath.IsLocal(below) {
+			return filepath.Join(fields[point], below), nil
+		}
+	}
+	return "", errors.New("no control group for CPU time is mounted")
+}
+
+func (g groups) of(uid types.UID) string { return filepath.Join(g.path, groupPrefix+string(uid)) }
+
+// limit makes a group, sets its quota and moves a process into it.
+func (g groups) limit(group string, cpuMilli int64, pid int) error {
+	if g.unified {
+		if err := enableCPU(filepath.Dir(group)); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // as groups are
+		return err
+	}
+	quota := max(cpuMilli*cpuPeriod/1000, minQuota)
+	settings := [][2]string{{"cpu.cfs_period_us", strconv.Itoa(cpuPeriod)}, {"cpu.cfs_quota_us", strconv.FormatInt(quota, 10)}}
+	if g.unified {
+		settings = [][2]string{{"cpu.max", fmt.Sprintf("%d %d", quota, cpuPeriod)}}
+	}
+	for _, s := range append(settings, [2]string{"cgroup.procs", strconv.Itoa(pid)}) {
+		if err := writeGroup(group, s[0], s[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enableCPU has version 2 give the groups in a folder their shares.
+func enableCPU(folder string) error {
+	const file = "cgroup.subtree_control"
+	enabled, err := os.ReadFile(filepath.Join(folder, file)) //nolint:gosec // a control group's
+	if err != nil || slices.Contains(strings.Fields(string(enabled)), "cpu") {
+		return err
+	}
+	return writeGroup(folder, file, "+cpu")
+}
+
+// writeGroup does not make a file: what is not the kernel's has no effect.
+func writeGroup(group, file, text string) error {
+	f, err := os.OpenFile(filepath.Join(group, file), os.O_WRONLY, 0) //nolint:gosec // a control group's
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+// removeGroup removes a group whose last process has ended or is about to.
+func removeGroup(ctx context.Context, group string) error {
+	ctx, cancel := context.WithTimeout(ctx, leavesWithin)
+	defer cancel()
+	for {
+		// Not RemoveAll: the kernel's files go with the group.
+		err := os.Remove(group)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if !pause(ctx, lookEvery) {
+			return err
+		}
+	}
+}
+
+// planGroup says where a run's control group will be, if its CPUs are not whole.
+func (d *Driver) planGroup(s *server, cpuMilli int64) {
+	s.CPUGroup, s.CPUNote = "", ""
+	if cpuMilli%1000 == 0 {
+		return
+	}
+	g, err := d.groups()
+	if err != nil {
+		d.noteWhole(s, cpuMilli, err)
+		return
+	}
+	s.CPUGroup = g.of(s.UID)
+}
+
+// limitCPU holds a QEMU to its fraction of a CPU. Where that cannot be it has the
+// whole one, and says so.
+func (d *Driver) limitCPU(ctx context.Context, s *server) {
+	if s.CPUGroup == "" {
+		return
+	}
+	g, err := d.groups()
+	if err == nil {
+		err = g.limit(s.CPUGroup, s.Settings.CPUMilli, s.pid(s.UID))
+	}
+	if err != nil {
+		d.dropGroup(ctx, s.CPUGroup)
+		s.CPUGroup = ""
+		d.noteWhole(s, s.Settings.CPUMilli, err)
+	}
+}
+
+func (d *Driver) noteWhole(s *server, cpuMilli int64, err error) {
+	s.CPUNote = fmt.Sprintf("resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
+	d.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", s.UID, "cpuMilli", cpuMilli, "cause", err.Error())
+}
+
+func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }
+
+// dropGroup removes the control group of a run that is over. One that stays
+// limits nobody.
+func (d *Driver) dropGroup(ctx context.Context, group string) {
+	if group == "" || !strings.HasPrefix(filepath.Base(group), groupPrefix) {
+		return
+	}
+	if err := removeGroup(ctx, group); err != nil {
+		d.Log.Info("Control group could not be removed", "group", group, "cause", err.Error())
+	}
+}
+
+// groupOfStray is the group of a QEMU that has no record any more.
+func groupOfStray(pid int, uid types.UID) string {
+	g, err := groupOf(pid)
+	if err != nil || filepath.Base(g.path) != groupPrefix+string(uid) {
+		return ""
+	}
+	return g.path
+}

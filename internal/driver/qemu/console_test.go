@@ -1,0 +1,222 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// screen shows what a console printed.
+type screen struct {
+	io.ReadWriteCloser
+
+	mu   sync.Mutex
+	text string
+	err  error
+}
+
+func attach(t *testing.T, d *Driver, spec driver.ServerSpec) *screen {
+	t.Helper()
+	c, err := d.Console(t.Context(), spec.UID)
+	must(t, err)
+	s := &screen{ReadWriteCloser: c}
+	t.Cleanup(func() { _ = s.Close() })
+	go func() {
+		buffer := make([]byte, 1<<10)
+		for {
+			n, err := c.Read(buffer)
+			s.mu.Lock()
+			s.text, s.err = s.text+string(buffer[:n]), err
+			s.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return s
+}
+
+func (s *screen) read() (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text, s.err
+}
+
+// shows waits until the text is there once, and no more than once.
+func (s *screen) shows(t *testing.T, what string) {
+	t.Helper()
+	vmtest.Eventually(t, patience, "the console shows "+what, func() error {
+		text, err := s.read()
+		if strings.Count(text, what) != 1 {
+			return fmt.Errorf("it shows %q, %w", text, err)
+		}
+		return nil
+	})
+}
+
+// ends waits until there is nothing more to read, and why.
+func (s *screen) ends(t *testing.T, why error) {
+	t.Helper()
+	vmtest.Eventually(t, patience, "the console ends", func() error {
+		if _, err := s.read(); !errors.Is(err, why) {
+			return fmt.Errorf("it ended with %w, not with %w", err, why)
+		}
+		return nil
+	})
+}
+
+// TestConsole : all who are attached see the same, from before they came, and one
+// of them types.
+func TestConsole(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	first, second := attach(t, d, spec), attach(t, e.open(t), spec)
+	first.shows(t, "drover guest 1 A\r\n")
+	second.shows(t, "drover guest 1 A\r\n")
+
+	_, err := first.Write([]byte("z"))
+	must(t, err)
+	first.shows(t, "A\r\nz")
+	second.shows(t, "A\r\nz")
+	if _, err := second.Write([]byte("w")); !errors.Is(err, driver.ErrConsoleTaken) {
+		t.Errorf("beside another one it writes: %v", err)
+	}
+	must(t, first.Close())
+	first.ends(t, os.ErrClosed)
+	if _, err := first.Write([]byte("w")); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a console that was closed writes: %v", err)
+	}
+	_, err = second.Write([]byte("y"))
+	must(t, err)
+	second.shows(t, "A\r\nzy")
+
+	_, err = second.Write([]byte("x"))
+	must(t, err)
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	second.ends(t, io.EOF)
+	_, err = d.Console(t.Context(), spec.UID)
+	wantError(t, err, driver.ErrRetry, "does not run")
+	gone(t, d, spec)
+}
+
+func TestConsoleOfNobody(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	_, err := d.Console(t.Context(), uuid.NewUUID())
+	wantError(t, err, driver.ErrNotFound)
+	_, err = d.Console(t.Context(), "../x")
+	wantError(t, err, driver.ErrInvalid, "metadata.uid")
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	_, err = e.openAs(t, "cluster-2", e.dir).Console(t.Context(), spec.UID)
+	wantError(t, err, driver.ErrNotFound)
+	gone(t, d, spec)
+}
+
+// TestLogsStaySmall : what a guest prints while nobody attends it is cut by the
+// first who does, and what it prints then is cut too. Who reads the console goes
+// on.
+func TestLogsStaySmall(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	d.logs = logBound{size: 4 << 10, every: 10 * time.Millisecond}
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	c := attach(t, d, spec)
+	log := d.home(spec.UID).file(serialLogFile)
+	prints := func(letter string, n int) {
+		t.Helper()
+		_, err := c.Write([]byte(strings.Repeat(letter, n)))
+		must(t, err)
+	}
+	prints("b", 1) // it listens all the time from then on
+	prints("u", 10<<10)
+	vmtest.Eventually(t, patience, "the log grows", func() error {
+		content, err := os.ReadFile(log)
+		if n := bytes.Count(content, []byte("u")); n < 10<<10 && err == nil {
+			err = fmt.Errorf("it has %d of them", n)
+		}
+		return err
+	})
+
+	_, err := d.Watch(t.Context())
+	must(t, err)
+	vmtest.Eventually(t, patience, "the log is cut", func() error {
+		if size := sizeOf(t, log); size != 0 {
+			return fmt.Errorf("it has %d bytes", size)
+		}
+		return nil
+	})
+	if old, err := os.ReadFile(log + oldLog); err != nil || len(old) != 4<<10 || len(bytes.Trim(old, "u")) != 0 {
+		t.Errorf("put aside were %d bytes: %v", len(old), err)
+	}
+	prints("v", 20<<10)
+	vmtest.Eventually(t, patience, "the console shows the end", func() error {
+		prints("!", 1)
+		if text, err := c.read(); !strings.Contains(text, "!") {
+			return fmt.Errorf("it shows %q, %w", text[max(0, len(text)-10):], err)
+		}
+		return nil
+	})
+	vmtest.Eventually(t, patience, "the log stays small", func() error {
+		if size, old := sizeOf(t, log), sizeOf(t, log+oldLog); size > 4<<10 || old > 8<<10 {
+			return fmt.Errorf("it has %d bytes, and %d before", size, old)
+		}
+		return nil
+	})
+	gone(t, d, spec)
+	leavesNothing(t, d)
+}
+
+func sizeOf(t *testing.T, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	must(t, err)
+	return info.Size()
+}
+
+// TestCutLog : the end is put aside, and who has the log open goes on in it.
+func TestCutLog(t *testing.T) {
+	t.Parallel()
+	d := openWith(t, Options{ClusterID: "cluster-1", Dir: t.TempDir(), Accel: AccelTCG})
+	h := home{d.dir, d.dir.Path(imagesDir)}
+	must(t, h.cutLog("some.log", 10))
+	log, err := os.OpenFile(h.file("some.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	must(t, err)
+	defer func() { _ = log.Close() }()
+	for _, c := range []struct{ prints, log, old string }{
+		{"0123456789abcdef", "", "6789abcdef"},
+		{"more", "", "more"},
+	} {
+		_, err = log.WriteString(c.prints)
+		must(t, err)
+		must(t, h.cutLog("some.log", 10))
+		for name, want := range map[string]string{"some.log": c.log, "some.log" + oldLog: c.old} {
+			if got, err := os.ReadFile(h.file(name)); err != nil || string(got) != want {
+				t.Errorf("%s has %q, %v; want %q", name, got, err, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,164 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package imagestore
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// lockEvery is the time from one try to have the store alone to the next.
+const lockEvery = 10 * time.Millisecond
+
+// Image is one in the store.
+type Image struct {
+	// Digest is "sha256:" and 64 digits.
+	Digest string
+	// Sources stand for the image, as far as they were fetched last. There is
+	// none where each stands for another image by now.
+	Sources   []string
+	Name      string // of its file
+	Size      int64
+	FetchedAt time.Time
+}
+
+// List tells what is in the store.
+func (s *Store) List() ([]Image, error) {
+	entries, err := os.ReadDir(s.Dir.Path(s.Sub))
+	if err != nil {
+		return nil, err
+	}
+	sources := s.sources(entries)
+	var images []Image
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), imagePrefix) {
+			continue
+		}
+		info, err := entry.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, Image{
+			Digest: strings.Replace(entry.Name(), "-", ":", 1), Sources: sources[entry.Name()],
+			Name: entry.Name(), Size: info.Size(), FetchedAt: info.ModTime(),
+		})
+	}
+	return images, nil
+}
+
+// sources of the images, by name.
+func (s *Store) sources(entries []fs.DirEntry) map[string][]string {
+	found := map[string][]string{}
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), refPrefix) {
+			continue
+		}
+		content, err := os.ReadFile(s.Dir.Path(s.Sub, entry.Name()))
+		if name, source := parseRef(content); err == nil && source != "" {
+			found[name] = append(found[name], source)
+		}
+	}
+	for _, all := range found {
+		slices.Sort(all)
+	}
+	return found
+}
+
+// Hold keeps images from being pruned while a disk is made of one, until it is
+// written down that the disk stands on it.
+func (s *Store) Hold() (release func(), err error) {
+	lock, err := s.lock(syscall.LOCK_SH)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, driver.Errorf(driver.ErrRetry, "images are being pruned: %w", err)
+	}
+	if err != nil {
+		return nil, s.Dir.Explain(err)
+	}
+	return func() { unlock(lock) }, nil
+}
+
+// Prune removes the images that nobody uses, and returns them. It asks which are
+// used, by name, when no disk is being made of any.
+func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error)) ([]Image, error) {
+	lock, err := s.lockAlone(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock(lock)
+	names, err := used()
+	if err != nil {
+		return nil, err
+	}
+	images, err := s.List()
+	if err != nil {
+		return nil, err
+	}
+	var removed []Image
+	for _, i := range images {
+		if names[i.Name] {
+			continue
+		}
+		if err := s.remove(i); err != nil {
+			return removed, err
+		}
+		removed = append(removed, i)
+	}
+	return removed, nil
+}
+
+// remove takes the image first: a source that stands for nothing is fetched
+// again.
+func (s *Store) remove(i Image) error {
+	if err := os.Remove(s.Dir.Path(s.Sub, i.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var errs []error
+	for _, source := range i.Sources {
+		errs = append(errs, os.Remove(s.refPath(source)))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Store) lockAlone(ctx context.Context) (*os.File, error) {
+	for {
+		lock, err := s.lock(syscall.LOCK_EX)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return lock, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, driver.Errorf(driver.ErrRetry, "disks are being made of images all the time: %w", ctx.Err())
+		case <-s.Clock.After(lockEvery):
+		}
+	}
+}
+
+func (s *Store) lock(how int) (*os.File, error) {
+	f, err := os.OpenFile(s.Dir.Path(s.Sub, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// unlock gives a lock back. To close the file would not do: a process that is
+// being forked at this moment has it too.
+func unlock(f *os.File) {
+	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
+	_ = f.Close()
+}

@@ -1,0 +1,184 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/engines"
+)
+
+// pruneWithin bounds the wait for disks that are being made.
+const pruneWithin = time.Minute
+
+type imageOptions struct {
+	dataDir, qemuDir string
+	clock            clock.WithTicker
+	out              io.Writer
+}
+
+func newImageCommand() *cobra.Command {
+	o := &imageOptions{clock: clock.RealClock{}}
+	cmd := &cobra.Command{
+		Use:   "image",
+		Short: "Show and remove the images that the qemu driver has fetched",
+		Long: `Show and remove the images that the qemu driver has fetched, from web servers and
+from registries. Drover may run meanwhile.`,
+	}
+	cmd.AddCommand(
+		o.command("list", "Show the images and the machines that use them", o.list),
+		o.command("prune", "Remove the images that no machine uses", o.prune),
+	)
+	return cmd
+}
+
+func (o *imageOptions) command(name, short string, run func(context.Context, []*qemu.Cache) error) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: name, Short: short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.out = cmd.OutOrStdout()
+			caches, err := o.open()
+			if err != nil {
+				return err
+			}
+			return run(cmd.Context(), caches)
+		},
+	}
+	addDataDirFlag(cmd, &o.dataDir)
+	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines (default those that the Drover of the data dir has used)")
+	return cmd
+}
+
+// open needs no data dir where a folder of machines is named, as for a
+// drover-controller.
+func (o *imageOptions) open() ([]*qemu.Cache, error) {
+	dirs := []string{o.qemuDir}
+	if o.qemuDir == "" {
+		var err error
+		if dirs, err = o.usedDirs(); err != nil {
+			return nil, err
+		}
+	}
+	caches := make([]*qemu.Cache, 0, len(dirs))
+	for _, dir := range dirs {
+		c, err := qemu.OpenCache(dir, o.clock)
+		if errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
+			continue // one that was used once, and removed
+		}
+		if err != nil {
+			return nil, err
+		}
+		caches = append(caches, c)
+	}
+	return caches, nil
+}
+
+func (o *imageOptions) usedDirs() ([]string, error) {
+	path, err := filepath.Abs(o.dataDir)
+	if err != nil {
+		return nil, err
+	}
+	layout := datadir.Layout(path)
+	found, err := layout.Exists()
+	if err == nil && !found {
+		err = fmt.Errorf("%s is no Drover data dir", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return engines.QEMUDirs(layout.Engines())
+}
+
+func (o *imageOptions) list(_ context.Context, caches []*qemu.Cache) error {
+	var images []qemu.CachedImage
+	for _, c := range caches {
+		some, err := c.List()
+		if err != nil {
+			return err
+		}
+		images = append(images, some...)
+	}
+	if len(images) == 0 {
+		return o.printf("No images.\n")
+	}
+	slices.SortStableFunc(images, func(a, b qemu.CachedImage) int { return cmp.Compare(sources(a.Sources), sources(b.Sources)) })
+	table := tabwriter.NewWriter(o.out, 0, 0, 3, ' ', 0)
+	_, _ = fmt.Fprintln(table, "DIGEST\tSIZE\tAGE\tUSED BY\tSOURCE")
+	for _, i := range images {
+		age := duration.HumanDuration(o.clock.Since(i.FetchedAt))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", shortDigest(i.Digest), size(i.Size), age, users(i.UsedBy), sources(i.Sources))
+	}
+	return table.Flush()
+}
+
+func (o *imageOptions) prune(ctx context.Context, caches []*qemu.Cache) error {
+	ctx, cancel := context.WithTimeout(ctx, pruneWithin)
+	defer cancel()
+	var count int
+	var bytes int64
+	var errs []error
+	for _, c := range caches {
+		removed, err := c.Prune(ctx)
+		errs = append(errs, err)
+		for _, i := range removed {
+			count, bytes = count+1, bytes+i.Size
+			errs = append(errs, o.printf("%s   %s   %s\n", shortDigest(i.Digest), size(i.Size), sources(i.Sources)))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if count == 0 {
+		return o.printf("No images to remove.\n")
+	}
+	return o.printf("Removed: %d, %s.\n", count, size(bytes))
+}
+
+func (o *imageOptions) printf(format string, args ...any) error {
+	_, err := fmt.Fprintf(o.out, format, args...)
+	return err
+}
+
+// shortDigest is what tells images apart for people.
+func shortDigest(digest string) string {
+	const digits = len("sha256:") + 12
+	return digest[:min(len(digest), digits)]
+}
+
+func size(bytes int64) string { return fmt.Sprintf("%.1f MB", float64(bytes)/1e6) }
+
+// users are few enough to be read.
+func users(names []string) string {
+	const shown = 3
+	switch {
+	case len(names) == 0:
+		return "-"
+	case len(names) > shown:
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:shown], ","), len(names)-shown)
+	}
+	return strings.Join(names, ",")
+}
+
+func sources(all []string) string {
+	if len(all) == 0 {
+		return "-"
+	}
+	return strings.Join(all, ",")
+}

@@ -1,0 +1,219 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/engines"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// patience is for a loaded machine that emulates others.
+const patience = 90 * time.Second
+
+// host is a data dir that had machines, whose Drover is stopped, and an image.
+type host struct {
+	driver.Driver
+
+	data, machines, image string
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	vmtest.QEMU(t)
+	h := &host{data: filepath.Join(t.TempDir(), "d"), image: vmtest.BootGuest(t, t.TempDir(), "A", false)}
+	dir, err := datadir.Open(h.data)
+	must(t, err)
+	must(t, dir.SetClusterID("cluster-1"))
+	h.machines = filepath.Join(dir.Drivers(), "qemu")
+	o := table.Options{Settings: table.DefaultSettings(), ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()}
+	o.QEMUDir, o.QEMUAccel, o.QEMUImageDirs, o.QEMUUnchecked = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
+	_, _, err = engines.Choose(t.Context(), dir.Engines(), "qemu", o)
+	must(t, err)
+	must(t, dir.Close())
+	opened, err := table.Open(t.Context(), "qemu", o)
+	must(t, err)
+	h.Driver = opened[0].Driver
+	return h
+}
+
+// run has a machine run.
+func (h *host) run(t *testing.T, name, image string) (target driver.Target, pid string) {
+	t.Helper()
+	spec := driver.ServerSpec{
+		Target:    driver.Target{UID: uuid.NewUUID(), Epoch: 1},
+		Namespace: "default", Name: name, Power: driver.PowerOn, RestartPolicy: driver.RestartNever,
+		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: image},
+	}
+	t.Cleanup(func() { h.end(t, spec.UID) })
+	vmtest.Eventually(t, patience, name+" runs", func() error {
+		s, err := h.Ensure(t.Context(), spec)
+		if err == nil && s.State != driver.StateRunning {
+			err = errors.New(string(s.State) + " " + s.Doing)
+		}
+		return err
+	})
+	content, err := os.ReadFile(filepath.Join(h.machines, "vms", string(spec.UID), "pid"))
+	must(t, err)
+	return driver.Target{UID: spec.UID}, strings.TrimSpace(string(content))
+}
+
+// end leaves no machine behind, whatever a test did.
+func (h *host) end(t *testing.T, uid types.UID) {
+	t.Helper()
+	pids, _ := filepath.Glob("/proc/[0-9]*")
+	for _, path := range pids {
+		line, _ := os.ReadFile(filepath.Join(path, "cmdline"))
+		if !bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00")) {
+			continue
+		}
+		kill(t, filepath.Base(path))
+	}
+}
+
+func kill(t *testing.T, pid string) {
+	t.Helper()
+	number, err := strconv.Atoi(pid)
+	must(t, err)
+	if err := syscall.Kill(number, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		t.Error(err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runDrover runs a command, and returns what it printed.
+func runDrover(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	root := newRootCommand()
+	root.SetArgs(args)
+	root.SetOut(&out)
+	err := root.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func runs(pid string) bool {
+	line, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
+	return err == nil && len(line) > 0
+}
+
+// TestPurge : those that run are ended, and nothing of them is left,
+// but those that were released run on and keep their disks.
+func TestPurge(t *testing.T) {
+	h := newHost(t)
+	var pids []string
+	for _, name := range []string{"one", "two"} {
+		_, pid := h.run(t, name, h.image)
+		pids = append(pids, pid)
+	}
+	released, kept := h.run(t, "kept", h.image)
+	must(t, h.Delete(t.Context(), released, true))
+	if err := h.Delete(t.Context(), released, true); !errors.Is(err, driver.ErrNotFound) {
+		t.Errorf("it was released, and Delete returns %v", err)
+	}
+
+	out, err := runDrover(t, "purge", "--yes", "--data", "--data-dir", h.data)
+	if err == nil || !strings.Contains(err.Error(), "the data stays") || !strings.Contains(out, "Removed: 2 servers.") {
+		t.Errorf("it printed %s, and failed with %v", out, err)
+	}
+	for _, pid := range pids {
+		if runs(pid) {
+			t.Errorf("machine %s runs", pid)
+		}
+	}
+	if !runs(kept) {
+		t.Error("the machine that was released does not run")
+	}
+	for _, sub := range []string{"vms", "bells", "ends", "locks", "tmp"} {
+		left, err := os.ReadDir(filepath.Join(h.machines, sub))
+		if err != nil || len(left) != 0 {
+			t.Errorf("left in %s: %v, %v", sub, left, err)
+		}
+	}
+
+	kill(t, kept)
+	vmtest.Eventually(t, patience, "it ends", func() error {
+		if runs(kept) {
+			return errors.New("it runs")
+		}
+		return nil
+	})
+	must(t, os.RemoveAll(filepath.Join(h.machines, "retained")))
+	if out, err := runDrover(t, "purge", "--yes", "--data", "--data-dir", h.data); err != nil {
+		t.Errorf("it printed %s, and failed with %v", out, err)
+	}
+	if _, err := os.Stat(h.data); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the data dir is there: %v", err)
+	}
+}
+
+// TestImages : the commands work while Drover holds its data dir.
+func TestImages(t *testing.T) {
+	h := newHost(t)
+	held, err := datadir.Open(h.data)
+	must(t, err)
+	defer func() { _ = held.Close() }()
+	wantPrint(t, "No images.\n", "image", "list", "--data-dir", h.data)
+	wantPrint(t, "No images to remove.\n", "image", "prune", "--data-dir", h.data)
+	web := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(h.image))))
+	t.Cleanup(web.Close)
+	source := web.URL + "/" + filepath.Base(h.image)
+	target, _ := h.run(t, "vm", source)
+
+	for _, place := range [][]string{{"--data-dir", h.data}, {"--data-dir", t.TempDir(), "--qemu-dir", h.machines}} {
+		out, err := runDrover(t, append([]string{"image", "list"}, place...)...)
+		lines := strings.Split(out, "\n")
+		if err != nil || len(lines) != 3 || !strings.HasPrefix(lines[0], "DIGEST ") {
+			t.Fatalf("%v: it printed %q, %v", place, out, err)
+		}
+		for _, want := range []string{"sha256:", " 1.0 MB ", " default/vm ", source} {
+			if !strings.Contains(lines[1], want) {
+				t.Errorf("%q lacks %q", lines[1], want)
+			}
+		}
+	}
+	wantPrint(t, "No images to remove.\n", "image", "prune", "--data-dir", h.data)
+	must(t, h.Delete(t.Context(), target, false))
+	out, err := runDrover(t, "image", "prune", "--data-dir", h.data)
+	if err != nil || !strings.Contains(out, source) || !strings.HasSuffix(out, "Removed: 1, 1.0 MB.\n") {
+		t.Errorf("it printed %q, %v", out, err)
+	}
+	wantPrint(t, "No images.\n", "image", "list", "--data-dir", h.data)
+	if _, err := runDrover(t, "image", "list", "--data-dir", t.TempDir()); err == nil || !strings.Contains(err.Error(), "is no Drover data dir") {
+		t.Errorf("of a folder that is none: %v", err)
+	}
+}
+
+func wantPrint(t *testing.T, want string, args ...string) {
+	t.Helper()
+	if out, err := runDrover(t, args...); err != nil || out != want {
+		t.Errorf("%q printed %q, %v; want %q", args, out, err, want)
+	}
+}
