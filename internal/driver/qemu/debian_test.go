@@ -53,7 +53,7 @@ write_files:
   content: "written by cloud-init, for %s"
 `, password, spec.UID))
 	reach(t, d, spec, driver.StateRunning)
-	c := attach(t, d.home(spec.UID))
+	c := sitAt(t, d.home(spec.UID))
 	c.await(bootsWithin, "finished at") // cloud-init's last words
 	c.login("debian", password)
 	for command, want := range map[string]string{
@@ -76,32 +76,32 @@ write_files:
 	gone(t, d, spec)
 }
 
-// console is a person at the serial console.
-type console struct {
+// terminal is a person at the serial console.
+type terminal struct {
 	t    *testing.T
 	conn net.Conn
 	said bytes.Buffer // what was not looked at yet
 }
 
-func attach(t *testing.T, h home) *console {
+func sitAt(t *testing.T, h home) *terminal {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.file(serialSocket))
 	must(t, err)
-	c := &console{t: t, conn: conn}
+	c := &terminal{t: t, conn: conn}
 	t.Cleanup(c.close)
 	return c
 }
 
-func (c *console) close() { _ = c.conn.Close() }
+func (c *terminal) close() { _ = c.conn.Close() }
 
-func (c *console) say(text string) {
+func (c *terminal) say(text string) {
 	c.t.Helper()
 	_, err := c.conn.Write([]byte(text))
 	must(c.t, err)
 }
 
 // await reads on until a text has come, and returns what came before.
-func (c *console) await(within time.Duration, text string) string {
+func (c *terminal) await(within time.Duration, text string) string {
 	c.t.Helper()
 	must(c.t, c.conn.SetReadDeadline(time.Now().Add(within)))
 	for part := make([]byte, 4096); ; {
@@ -118,7 +118,7 @@ func (c *console) await(within time.Duration, text string) string {
 	}
 }
 
-func (c *console) login(user, password string) {
+func (c *terminal) login(user, password string) {
 	c.t.Helper()
 	c.say("\r")
 	c.await(answersWithin, "login: ")
@@ -131,7 +131,7 @@ func (c *console) login(user, password string) {
 }
 
 // run returns what a command prints.
-func (c *console) run(command string) string {
+func (c *terminal) run(command string) string {
 	c.t.Helper()
 	// The marks are not in what is sent, which may be echoed.
 	c.say("echo '<'\"<\"; " + command + "; echo '>'\">\"\r")
