@@ -149,7 +149,7 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 		if s, err = d.observe(ctx, s.home); err != nil {
 			return driver.Server{}, err
 		}
-		if waits {
+		if waits && !s.ended() {
 			return d.result(s, spec), nil
 		}
 	}

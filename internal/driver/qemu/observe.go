@@ -128,6 +128,9 @@ func (s *server) findEnd(now time.Time) error {
 // alive tells whether a guest runs, or could go on.
 func (s *server) alive() bool { return s.on && (s.Phase == phaseStarting || s.end == nil) }
 
+// ended tells whether a QEMU waits to be reaped whose guest has ended.
+func (s *server) ended() bool { return s.on && !s.alive() }
+
 func (s *server) stopping() bool { return s.alive() && s.Phase == phaseOn && s.Stop != nil }
 
 func (s *server) state() driver.State {

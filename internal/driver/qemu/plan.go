@@ -26,7 +26,7 @@ const (
 // was pressed cannot be let go.
 func nextStep(s server, spec driver.ServerSpec) step {
 	switch {
-	case s.on && !s.alive():
+	case s.ended():
 		return stepReap
 	case !s.alive() && spec.Power == driver.PowerOff:
 		return stepNone
