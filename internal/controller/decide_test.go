@@ -319,6 +319,7 @@ func TestDecide(t *testing.T) {
 		"a fetch goes on":                      {vm: observed(), seen: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: says("pulling: 3 %")},
 		"a fetch that was begun just now":      {vm: observed().Generation(3), seen: fetching("pulling", nil), change: showed(3), want: "wait Create => Creating Fetching"},
 		"a fetch for an old spec":              {vm: observed().Generation(3), seen: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
+		"a fetch that has ended":               {vm: observed(), seen: fetching("", nil), want: "ensure On Create => Creating Creating"},
 		"a fetch that failed":                  {vm: observed(), seen: fetching("", errors.New("no such image")), want: "ensure On Create => Creating Creating"},
 		"a stop is forced":                     {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 5*time.Second, "")), seen: present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: stopsBy(0)},
 		"a stop is not forced yet":             {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 4*time.Second, "")), seen: present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wakesAt(time.Second)},

@@ -207,8 +207,8 @@ type State string
 
 // The states.
 const (
-	// StatePending : there is no server yet, something is being fetched for it,
-	// or the fetch failed (Err).
+	// StatePending : there is no server yet, something is being fetched for it
+	// (Doing), or was and waits for the next Ensure, or the fetch failed (Err).
 	StatePending State = "Pending"
 	// StateStarting : the server was started and is not up yet.
 	StateStarting State = "Starting"

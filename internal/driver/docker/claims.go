@@ -178,9 +178,6 @@ func (c *claim) server(uid types.UID) driver.Server {
 		return s
 	}
 	s.Namespace, s.Name, s.Err, s.Doing = c.namespace, c.name, c.err, c.doing()
-	if c.fetch == nil && c.err == nil {
-		s.Doing = "pulled " + c.image
-	}
 	return s
 }
 

@@ -104,7 +104,7 @@ func TestPullProgress(t *testing.T) {
 	drain(events)
 	release()
 	waitFor(t, events, spec.UID)
-	seen(t, d, spec.UID, "the end of the pull", func(s driver.Server) bool { return s.Doing == "pulled "+spec.Image.Source })
+	seen(t, d, spec.UID, "the end of the pull", func(s driver.Server) bool { return s.State == driver.StatePending && s.Doing == "" && s.Err == nil })
 	if s := ensure(t, d, spec); s.State != driver.StateRunning || s.Doing != "" {
 		t.Errorf("after the pull Ensure gave %+v, want it running", s)
 	}

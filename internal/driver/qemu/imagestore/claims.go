@@ -248,11 +248,7 @@ func (s *Store) Pending(uids ...types.UID) []driver.Server {
 		if len(uids) > 0 && !slices.Contains(uids, uid) {
 			continue
 		}
-		p := driver.Server{UID: uid, State: driver.StatePending, Namespace: c.namespace, Name: c.name, Err: c.err, Doing: c.doing()}
-		if c.fetch == nil && c.err == nil {
-			p.Doing = "fetched " + c.key.source
-		}
-		all = append(all, p)
+		all = append(all, driver.Server{UID: uid, State: driver.StatePending, Namespace: c.namespace, Name: c.name, Err: c.err, Doing: c.doing()})
 	}
 	return all
 }

@@ -137,6 +137,13 @@ func TestOnce(t *testing.T) {
 	}
 	for _, spec := range who {
 		must(t, wait(t, s, spec, image))
+	}
+	for _, p := range s.Pending() {
+		if p.Doing != "" || p.Err != nil {
+			t.Errorf("after the fetch, for which nobody has to wait any more, pending is %+v", p)
+		}
+	}
+	for _, spec := range who {
 		s.Used(spec.UID)
 	}
 	path, there := s.Path(image)
