@@ -95,7 +95,8 @@ func (e Evidence) blame(entry fake.Entry) Kind {
 // History is all that is known of a server, for people.
 func (e Evidence) History(uid types.UID) string {
 	asked := e.Asked[uid]
-	lines := []string{fmt.Sprintf("asked for: %+v", asked)}
+	lines := []string{fmt.Sprintf("asked for: %s, deleted at %s, started %d to %d times", asked.Name, asked.DeletedAt.UTC().Format(time.StampMilli), asked.AtLeast, asked.AtMost)}
+	lines = append(lines, asked.Wishes...)
 	pids := map[int]bool{0: true}
 	for _, entry := range e.Journal {
 		if entry.UID != uid {

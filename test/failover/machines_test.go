@@ -244,7 +244,7 @@ func TestJudgeMachines(t *testing.T) {
 	born := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
 		e.Births = append(e.Births, births.Birth{At: second(9), PID: 22, UID: uid, Run: run, Others: others})
 	}
-	twice := func(e *MachineEvidence) { e.Asked[one] = Asked{"vm-1", time.Time{}, 2, 2} }
+	twice := func(e *MachineEvidence) { e.Asked[one] = Asked{"vm-1", time.Time{}, 2, 2, nil} }
 	for name, c := range map[string]struct {
 		change func(*MachineEvidence)
 		want   Rule // empty: all is well
@@ -253,7 +253,7 @@ func TestJudgeMachines(t *testing.T) {
 		"a restart": {func(e *MachineEvidence) { twice(e); born(e, one, "run-2") }, ""},
 		"refused":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, fake.DeedRefused) }, ""},
 		"deleted": {func(e *MachineEvidence) {
-			e.Asked[one] = Asked{"vm-1", second(5), 1, 1}
+			e.Asked[one] = Asked{"vm-1", second(5), 1, 1, nil}
 			entry(e, 6, one, fake.DeedDelete)
 		}, ""},
 		"old epoch":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, "resume") }, RuleEpochs},
@@ -263,7 +263,7 @@ func TestJudgeMachines(t *testing.T) {
 		"never":       {func(e *MachineEvidence) { e.Births = nil }, RuleStarts},
 		"unasked":     {func(e *MachineEvidence) { entry(e, 6, one, fake.DeedDelete) }, RuleKept},
 		"too early": {func(e *MachineEvidence) {
-			e.Asked[one] = Asked{"vm-1", second(11), 1, 1}
+			e.Asked[one] = Asked{"vm-1", second(11), 1, 1, nil}
 			entry(e, 6, one, fake.DeedDelete)
 		}, RuleKept},
 		"nobody's":   {func(e *MachineEvidence) { born(e, two, "run-1") }, RuleKept},

@@ -47,6 +47,8 @@ type Asked struct {
 	// AtLeast and AtMost are how often its server may have been started. They
 	// differ where users did not wait for one wish to be granted before the next.
 	AtLeast, AtMost int
+	// Wishes are for people who read what went wrong.
+	Wishes []string
 }
 
 // Sight is a VirtualMachine as the API had it at some time after Since.

@@ -38,7 +38,7 @@ type story struct {
 func newStory() *story {
 	return &story{Evidence: Evidence{
 		Processes: []Process{{"replica-1", 11, start, time.Time{}}, {"replica-2", 12, start, time.Time{}}},
-		Asked:     map[types.UID]Asked{one: {"vm-1", time.Time{}, 1, 1}},
+		Asked:     map[types.UID]Asked{one: {"vm-1", time.Time{}, 1, 1, nil}},
 		VMs:       map[types.UID]*api.VirtualMachine{}, Servers: map[types.UID]*fake.Record{},
 	}}
 }
@@ -110,7 +110,7 @@ func created() *story { return newStory().entry(11, 5, one, fake.DeedCreate, "",
 
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	twoStarts := func(asked map[types.UID]Asked) { asked[one] = Asked{"vm-1", time.Time{}, 2, 2} }
+	twoStarts := func(asked map[types.UID]Asked) { asked[one] = Asked{"vm-1", time.Time{}, 2, 2, nil} }
 	for name, c := range map[string]struct {
 		story *story
 		want  Rule // empty: all is well
@@ -121,7 +121,7 @@ func TestJudge(t *testing.T) {
 		"refused":           {created().entry(12, 6, one, fake.DeedChange, first, first).entry(11, 5, one, fake.DeedRefused, "", "").left(one, first), ""},
 		"stop and start":    {created().asked(twoStarts).entry(11, 5, one, fake.DeedChange, first, stopped).entry(12, 6, one, fake.DeedChange, stopped, again).left(one, again), ""},
 		"deletion":          {created().deleted().entry(12, 6, one, fake.DeedDelete, first, ""), ""},
-		"two servers' own":  {created().asked(func(a map[types.UID]Asked) { a[two] = Asked{"vm-2", time.Time{}, 1, 1} }).entry(12, 6, two, fake.DeedCreate, "", another).entry(11, 5, one, fake.DeedChange, first, first).left(one, first).left(two, another), ""},
+		"two servers' own":  {created().asked(func(a map[types.UID]Asked) { a[two] = Asked{"vm-2", time.Time{}, 1, 1, nil} }).entry(12, 6, two, fake.DeedCreate, "", another).entry(11, 5, one, fake.DeedChange, first, first).left(one, first).left(two, another), ""},
 		"killed in between": {created().killed().entry(12, 6, one, fake.DeedCreate, "", another).left(one, another), ""},
 		"killed at the end": {created().asked(twoStarts).entry(11, 5, one, fake.DeedChange, first, again).entry(11, 5, one, fake.DeedDelete, again, "").killed().left(one, again), ""},
 

@@ -223,8 +223,18 @@ func (u *user) edit(ctx context.Context, change func(*api.VirtualMachineSpec)) e
 		if now, err = u.vms.Update(ctx, now, metav1.UpdateOptions{}); err == nil {
 			u.vm = now
 		}
+		u.tell(now, err)
 		return err
 	})
+}
+
+// tell writes down what was wished for.
+func (u *user) tell(vm *api.VirtualMachine, err error) {
+	wish := fmt.Sprintf("%s: %v", time.Now().UTC().Format(time.StampMilli), err)
+	if err == nil {
+		wish = fmt.Sprintf("%s: generation %d, %s, restart %d", time.Now().UTC().Format(time.StampMilli), vm.Generation, vm.Spec.Action, u.restarts)
+	}
+	u.book.note(u.vm.UID, func(a *Asked) { a.Wishes = append(a.Wishes, wish) })
 }
 
 // granted waits until the VirtualMachine is as its spec says.
