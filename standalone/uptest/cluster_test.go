@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -64,6 +65,7 @@ func TestDeletingAnOwner(t *testing.T) {
 			ns := newNamespace(t, client)
 			owner := create(t, client, ns, configMap("owner"))
 			createVM(t, objects, ns, newVM("vm", owner))
+			awaitCollector(t, objects, ns)
 
 			err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), owner.Name, metav1.DeleteOptions{PropagationPolicy: &policy})
 			if err != nil {
@@ -77,12 +79,28 @@ func TestDeletingAnOwner(t *testing.T) {
 				assertLetGo(t, objects, ns)
 				return
 			}
-			vmtest.Eventually(t, soon, "the dependent goes", func() error {
-				_, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), "vm", metav1.GetOptions{})
-				return wantNotFound(err)
-			})
+			awaitGone(t, objects, ns, "vm")
 		})
 	}
+}
+
+// awaitCollector waits until the garbage collector has heard of the VMs so far. An
+// owner that goes before would leave it with dependents that it did not know of,
+// and it would take them for orphans to be collected, whatever the policy said.
+func awaitCollector(t *testing.T, objects dynamic.Interface, ns string) {
+	t.Helper()
+	nobody := configMap("nobody")
+	nobody.UID = uuid.NewUUID()
+	createVM(t, objects, ns, newVM("collected", nobody))
+	awaitGone(t, objects, ns, "collected")
+}
+
+func awaitGone(t *testing.T, objects dynamic.Interface, ns, name string) {
+	t.Helper()
+	vmtest.Eventually(t, soon, name+" goes", func() error {
+		_, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), name, metav1.GetOptions{})
+		return wantNotFound(err)
+	})
 }
 
 // assertLetGo waits for the reference to be taken out, which ends the work of
