@@ -259,6 +259,9 @@ func (p *pass) fail(plan plan, err error) {
 		return
 	}
 	status := &p.vm.Status
+	if plan.handled {
+		status.RestartedAt = p.vm.Spec.RestartedAt // the operation that said so gives way to this one
+	}
 	op := p.newOperation()
 	op.Type, op.Run = plan.operation, plan.endRun
 	if have := status.Operation; have != nil && have.Type == op.Type && have.Generation == op.Generation {

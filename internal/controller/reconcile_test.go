@@ -672,6 +672,37 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	}
 }
 
+// TestRestartWhoseEndFails : the next leader finds the new run not going yet, and its
+// first try to let it go fails. That is no reason to restart once more.
+func TestRestartWhoseEndFails(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.clock.Step(time.Minute)
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	restarts, others := 0, 0
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		if spec.EndRun != "" {
+			restarts++
+			_, _ = live()
+			_ = g.memory.Edit("uid-1", func(r *fake.Record) { r.State = driver.StatePaused })
+			return driver.Server{}, driver.Errorf(driver.ErrRetry, "the answer got lost")
+		}
+		if others++; others == 1 {
+			return driver.Server{}, driver.Errorf(driver.ErrRetry, "locked by a leader that was halted")
+		}
+		return live()
+	}
+	for range 5 {
+		g.reconcile()
+		g.clock.Step(time.Minute)
+	}
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if restarts != 1 || g.vm().Status.RestartCount != 1 || others < 2 {
+		t.Errorf("restarted %d times, restartCount %d, %d other calls", restarts, g.vm().Status.RestartCount, others)
+	}
+}
+
 // TestUnavailableForOne : an engine that answers, but not about this server, is
 // no outage: it is told of, and tried ever less often.
 func TestUnavailableForOne(t *testing.T) {
