@@ -262,11 +262,7 @@ func (p *pass) fail(plan plan, err error) {
 	if plan.handled {
 		status.RestartedAt = p.vm.Spec.RestartedAt // the operation that said so gives way to this one
 	}
-	op := p.newOperation()
-	op.Type, op.Run = plan.operation, plan.endRun
-	if have := status.Operation; have != nil && have.Type == op.Type && have.Generation == op.Generation {
-		op = have.DeepCopy()
-	}
+	op := p.failing(plan)
 	op.Attempts++
 	op.LastError = clip(err.Error())
 	status.Operation, status.Reason, status.Message = op, reasonOf(err), op.LastError
@@ -280,6 +276,16 @@ func (p *pass) fail(plan plan, err error) {
 		p.setStalled(false)
 	}
 	p.noteFailure(plan.operation, err)
+}
+
+// failing is the operation that has failed, with the attempts before.
+func (p *pass) failing(plan plan) *api.Operation {
+	op := p.newOperation()
+	op.Type, op.Run = plan.operation, plan.endRun
+	if have := p.vm.Status.Operation; have != nil && have.Type == op.Type && have.Generation == op.Generation {
+		return have.DeepCopy()
+	}
+	return op
 }
 
 // newOperation is the plan's operation as it begins.
