@@ -138,11 +138,7 @@ func TestOnce(t *testing.T) {
 	for _, spec := range who {
 		must(t, wait(t, s, spec, image))
 	}
-	for _, p := range s.Pending() {
-		if p.Doing != "" || p.Err != nil {
-			t.Errorf("after the fetch, for which nobody has to wait any more, pending is %+v", p)
-		}
-	}
+	nobodyWaits(t, s)
 	for _, spec := range who {
 		s.Used(spec.UID)
 	}
@@ -155,6 +151,17 @@ func TestOnce(t *testing.T) {
 		t.Errorf("it was fetched %d times, and pending are %v", n, s.Pending())
 	}
 	clean(t, s, 1)
+}
+
+// nobodyWaits : what is pending after a fetch does nothing, for it only waits to be
+// used.
+func nobodyWaits(t *testing.T, s *Store) {
+	t.Helper()
+	for _, p := range s.Pending() {
+		if p.Doing != "" || p.Err != nil {
+			t.Errorf("after the fetch pending is %+v", p)
+		}
+	}
 }
 
 func TestFailures(t *testing.T) {
