@@ -155,7 +155,7 @@ func TestOnce(t *testing.T) {
 
 // nobodyWaits : what is pending after a fetch does nothing, for it only waits to be
 // used.
-func nobodyWaits(t *testing.T, s *Store) {
+func nobodyWaits(t *testing.T, s *imagestore.Store) {
 	t.Helper()
 	for _, p := range s.Pending() {
 		if p.Doing != "" || p.Err != nil {
