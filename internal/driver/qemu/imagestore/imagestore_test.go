@@ -138,10 +138,7 @@ func TestOnce(t *testing.T) {
 	for _, spec := range who {
 		must(t, wait(t, s, spec, image))
 	}
-	nobodyWaits(t, s)
-	for _, spec := range who {
-		s.Used(spec.UID)
-	}
+	nobodyWaits(t, s, who)
 	path, there := s.Path(image)
 	got, err := os.ReadFile(path)
 	if !there || err != nil || !bytes.Equal(got, content) {
@@ -154,13 +151,16 @@ func TestOnce(t *testing.T) {
 }
 
 // nobodyWaits : what is pending after a fetch does nothing, for it only waits to be
-// used.
-func nobodyWaits(t *testing.T, s *imagestore.Store) {
+// used. It is used then.
+func nobodyWaits(t *testing.T, s *imagestore.Store, who []driver.ServerSpec) {
 	t.Helper()
 	for _, p := range s.Pending() {
 		if p.Doing != "" || p.Err != nil {
 			t.Errorf("after the fetch pending is %+v", p)
 		}
+	}
+	for _, spec := range who {
+		s.Used(spec.UID)
 	}
 }
 
