@@ -13,26 +13,15 @@
 # where it is missing.
 set -o errexit -o nounset -o pipefail
 
+# shellcheck source=hack/install-lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
+
 readonly dir="${1:?usage: hack/debian-guest.sh DIR}"
 readonly suite="${SUITE:-bookworm}" mirror="${MIRROR:-http://deb.debian.org/debian}"
 readonly size=2G
 # The network is for a cloud-init that has something to configure; python3-cffi-backend
 # stands for a virtual package, of which debootstrap knows nothing.
 readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo,python3-cffi-backend
-
-die() {
-	echo "debian-guest.sh: $*" >&2
-	exit 1
-}
-
-apt_install() {
-	command -v apt-get >/dev/null || die "$* is missing and there is no apt-get to install it with: install it by hand"
-	echo "debian-guest.sh: installing $*"
-	env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 && return
-	apt-get update -qq >/dev/null || die "apt-get update failed"
-	env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
-		die "apt-get could not install $*"
-}
 
 # bootstrap makes the guest's file system in a folder.
 bootstrap() {

@@ -8,26 +8,14 @@
 # is how many seconds the engine gets to come up.
 set -euo pipefail
 
+# shellcheck source=hack/install-lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
+
 readonly wait_seconds="${DOCKERD_WAIT:-60}"
 readonly log=/var/log/dockerd.log
 readonly pidfile=/var/run/docker.pid
 
 say() { echo "dockerd.sh: $*"; }
-die() {
-	echo "dockerd.sh: $*" >&2
-	exit 1
-}
-
-# as_root runs a command as root, or says what it would have needed root for.
-as_root() {
-	if [ "$(id -u)" -eq 0 ]; then
-		"$@"
-	elif command -v sudo >/dev/null; then
-		sudo -- "$@"
-	else
-		die "needs root or sudo to run: $*"
-	fi
-}
 
 # answers tells whether an engine answers this user, or root ("answers as_root").
 answers() { command -v docker >/dev/null && "$@" timeout 10 docker info >/dev/null 2>&1; }
@@ -37,15 +25,6 @@ report() {
 }
 
 have() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null; }
-
-apt_install() {
-	have apt-get || die "there is no $1 and no apt-get to install it with: install a Docker engine by hand"
-	say "installing $1"
-	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 && return
-	as_root apt-get update -qq >/dev/null 2>&1 || die "apt-get update failed: run it by hand to see why"
-	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
-		die "apt-get could not install $*"
-}
 
 # Newer releases ship the docker command apart from the engine.
 install() {

@@ -11,6 +11,9 @@
 # already is kept; the init is built each time.
 set -o errexit -o nounset -o pipefail
 
+# shellcheck source=hack/install-lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
+
 readonly dir="${1:?usage: hack/linux-guest.sh DIR}"
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 readonly modules=(
@@ -18,21 +21,6 @@ readonly modules=(
 	virtio_blk failover net_failover virtio_net virtio_balloon virtio-rng
 	evdev button cdrom isofs pvpanic pvpanic-mmio
 )
-
-die() {
-	echo "linux-guest.sh: $*" >&2
-	exit 1
-}
-
-as_root() {
-	if [[ "$(id -u)" -eq 0 ]]; then
-		"$@"
-	elif command -v sudo >/dev/null; then
-		sudo -- "$@"
-	else
-		die "needs root or sudo to run: $*"
-	fi
-}
 
 # kernel_package is the one that the package of no version stands for.
 kernel_package() {
@@ -45,7 +33,7 @@ fetch_kernel() {
 	package="$(kernel_package)"
 	work="$(mktemp -d)"
 	if [[ -z "${package}" ]] || ! (cd "${work}" && apt-get download -qq "${package}" >/dev/null 2>&1); then
-		as_root apt-get update -qq >/dev/null || die "apt-get update failed"
+		apt_update
 		package="$(kernel_package)"
 		(cd "${work}" && apt-get download -qq "${package}" >/dev/null) || die "apt-get could not download ${package}"
 	fi

@@ -7,31 +7,10 @@
 # again.
 set -o errexit -o nounset -o pipefail
 
+# shellcheck source=hack/install-lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
+
 readonly program=qemu-system-x86_64
-
-die() {
-	echo "qemu.sh: $*" >&2
-	exit 1
-}
-
-as_root() {
-	if [[ "$(id -u)" -eq 0 ]]; then
-		"$@"
-	elif command -v sudo >/dev/null; then
-		sudo -- "$@"
-	else
-		die "needs root or sudo to run: $*"
-	fi
-}
-
-apt_install() {
-	command -v apt-get >/dev/null || die "${program} is missing and there is no apt-get to install it with: install it by hand"
-	echo "qemu.sh: installing $*"
-	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 && return
-	as_root apt-get update -qq >/dev/null || die "apt-get update failed"
-	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
-		die "apt-get could not install $*"
-}
 
 command -v "${program}" >/dev/null || apt_install qemu-system-x86 seabios
 command -v qemu-img >/dev/null || apt_install qemu-utils
