@@ -179,6 +179,20 @@ func (i *Inventory) observe(uid types.UID) Observation {
 	return o
 }
 
+// servers returns all that are known, or nil while the engine is not.
+func (i *Inventory) servers() []driver.Server {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if !i.known {
+		return nil
+	}
+	servers := make([]driver.Server, 0, len(i.entries))
+	for _, e := range i.entries {
+		servers = append(servers, e.servers...)
+	}
+	return servers
+}
+
 // ids returns the servers' IDs where there are several.
 func ids(servers []driver.Server) []string {
 	if len(servers) < 2 {
@@ -339,12 +353,18 @@ func (i *Inventory) list(ctx context.Context, uids ...types.UID) error {
 	return nil
 }
 
-// group orders servers by UID. A retained server is no server of its UID.
+// group orders servers by UID. A retained server is no server of its UID. What
+// it returns shares the memory of servers: who keeps a part of it copies that.
 func group(servers []driver.Server) map[types.UID][]driver.Server {
 	found := make(map[types.UID][]driver.Server, len(servers))
-	for _, s := range servers {
-		if !s.Retained {
-			found[s.UID] = append(found[s.UID], s)
+	for n := range servers {
+		uid := servers[n].UID
+		switch {
+		case servers[n].Retained:
+		case found[uid] == nil:
+			found[uid] = servers[n : n+1 : n+1]
+		default:
+			found[uid] = append(found[uid], servers[n])
 		}
 	}
 	return found
@@ -399,7 +419,7 @@ func (e *entry) replace(uid types.UID, found []driver.Server) (Change, bool) {
 	if same(old, found) {
 		return Change{}, false
 	}
-	e.servers = found
+	e.servers = slices.Clone(found)
 	e.forgetUsage()
 	named := found
 	if len(named) == 0 {
@@ -426,10 +446,26 @@ func see(s driver.Server) seen {
 }
 
 func same(a, b []driver.Server) bool {
-	return slices.EqualFunc(a, b, func(x, y driver.Server) bool {
-		return reflect.DeepEqual(see(x), see(y))
-	})
+	if len(a) != len(b) {
+		return false
+	}
+	for n := range a {
+		if !alike(&a[n], &b[n]) {
+			return false
+		}
+	}
+	return true
 }
+
+// alike copies only what has to be changed before it can be compared.
+func alike(a, b *driver.Server) bool {
+	if plain(a) && plain(b) {
+		return reflect.DeepEqual(a, b)
+	}
+	return reflect.DeepEqual(see(*a), see(*b))
+}
+
+func plain(s *driver.Server) bool { return s.Pending == nil && s.Err == nil }
 
 // prune forgets a UID that nothing is known about.
 func (i *Inventory) prune(uid types.UID, e *entry) {

@@ -30,7 +30,7 @@ const (
 type Sweep struct {
 	Inventory *Inventory
 	// Cached reads the UIDs of all VirtualMachines from the API cache; it spares
-	// the live reading while every server has its owner there.
+	// the live readings while every server has its owner there.
 	Cached Owners
 	// Live reads them from the API.
 	Live Owners
@@ -87,44 +87,60 @@ func (s *Sweep) Start(ctx context.Context) error {
 // NeedLeaderElection has only the leader sweep.
 func (s *Sweep) NeedLeaderElection() bool { return true }
 
-// Once takes one reading: the engine first, the API live after, so that a VM
-// created meanwhile is seen as an owner.
+// Once takes one reading. It is a live one unless the caches know each server
+// and its owner: the engine first, the API after, so that a VM created meanwhile
+// is seen as an owner.
 func (s *Sweep) Once(ctx context.Context) error {
-	servers, err := s.listEngine(ctx)
-	if err != nil {
-		return err
+	servers, found, err := s.readCaches(ctx)
+	if err == nil && (servers == nil || len(found) > 0) {
+		servers, found, err = s.readLive(ctx)
 	}
-	total := len(servers)
-	found, err := s.ownerless(ctx, servers)
 	if err != nil {
 		return err
 	}
 	s.remember(found)
 	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(found)))
-	if s.freeze(len(found), total) {
+	if s.freeze(len(found), len(servers)) {
 		return nil
 	}
 	return s.remove(ctx, found)
 }
 
-// listEngine returns the servers that may be swept.
-func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
-	defer cancel()
-	all, err := s.Inventory.Driver.List(ctx)
-	if err != nil {
-		return nil, err
+// readCaches returns the servers that the inventory knows and those without an
+// owner, or no servers at all, nil, while it knows nothing.
+func (s *Sweep) readCaches(ctx context.Context) (servers, found []driver.Server, err error) {
+	if servers = s.Inventory.servers(); servers == nil {
+		return nil, nil, nil
 	}
-	return slices.DeleteFunc(all, func(server driver.Server) bool {
-		return server.Retained || server.State == driver.StatePending
-	}), nil
+	servers = sweepable(servers)
+	found, err = s.ownerless(ctx, servers, s.Cached)
+	return servers, found, err
 }
 
-// ownerless returns the servers that neither the cache nor the API knows.
-func (s *Sweep) ownerless(ctx context.Context, servers []driver.Server) ([]driver.Server, error) {
+// readLive returns the engine's servers and those that neither the cache nor
+// the API knows an owner of.
+func (s *Sweep) readLive(ctx context.Context) (servers, found []driver.Server, err error) {
+	called, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
+	defer cancel()
+	if servers, err = s.Inventory.Driver.List(called); err != nil {
+		return nil, nil, err
+	}
+	servers = sweepable(servers)
+	found, err = s.ownerless(ctx, servers, s.Cached, s.Live)
+	return servers, found, err
+}
+
+func sweepable(servers []driver.Server) []driver.Server {
+	return slices.DeleteFunc(servers, func(server driver.Server) bool {
+		return server.Retained || server.State == driver.StatePending
+	})
+}
+
+// ownerless returns the servers that none of the readings knows an owner of.
+func (s *Sweep) ownerless(ctx context.Context, servers []driver.Server, readings ...Owners) ([]driver.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
-	for _, read := range []Owners{s.Cached, s.Live} {
+	for _, read := range readings {
 		if len(servers) == 0 {
 			break
 		}
@@ -132,9 +148,19 @@ func (s *Sweep) ownerless(ctx context.Context, servers []driver.Server) ([]drive
 		if err != nil {
 			return nil, fmt.Errorf("read the VirtualMachines: %w", err)
 		}
-		servers = slices.DeleteFunc(servers, func(server driver.Server) bool { return owners[server.UID] })
+		servers = without(servers, owners)
 	}
 	return servers, nil
+}
+
+func without(servers []driver.Server, owners map[types.UID]bool) []driver.Server {
+	var left []driver.Server
+	for n := range servers {
+		if !owners[servers[n].UID] {
+			left = append(left, servers[n])
+		}
+	}
+	return left
 }
 
 // remember counts this reading for what was found and forgets the rest.
