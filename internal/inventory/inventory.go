@@ -179,18 +179,18 @@ func (i *Inventory) observe(uid types.UID) Observation {
 	return o
 }
 
-// servers returns all that are known, or nil while the engine is not.
-func (i *Inventory) servers() []driver.Server {
+// withServers returns the UIDs that have servers; known is false while that
+// cannot be told.
+func (i *Inventory) withServers() (uids []types.UID, known bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if !i.known {
-		return nil
+	uids = make([]types.UID, 0, len(i.entries))
+	for uid, e := range i.entries {
+		if len(e.servers) > 0 {
+			uids = append(uids, uid)
+		}
 	}
-	servers := make([]driver.Server, 0, len(i.entries))
-	for _, e := range i.entries {
-		servers = append(servers, e.servers...)
-	}
-	return servers
+	return uids, i.known
 }
 
 // ids returns the servers' IDs where there are several.

@@ -29,8 +29,8 @@ const (
 // not know, and nothing at all when suspiciously many look orphaned.
 type Sweep struct {
 	Inventory *Inventory
-	// Cached reads the UIDs of all VirtualMachines from the API cache; it spares
-	// the live readings while every server has its owner there.
+	// Cached reads the UIDs of all VirtualMachines from the API cache. While every
+	// known server has its owner there, nothing is read live.
 	Cached Owners
 	// Live reads them from the API.
 	Live Owners
@@ -87,16 +87,17 @@ func (s *Sweep) Start(ctx context.Context) error {
 // NeedLeaderElection has only the leader sweep.
 func (s *Sweep) NeedLeaderElection() bool { return true }
 
-// Once takes one reading. It is a live one unless the caches know each server
-// and its owner: the engine first, the API after, so that a VM created meanwhile
-// is seen as an owner.
+// Once takes one reading, unless the caches know an owner of every server.
 func (s *Sweep) Once(ctx context.Context) error {
-	servers, found, err := s.readCaches(ctx)
-	if err == nil && (servers == nil || len(found) > 0) {
-		servers, found, err = s.readLive(ctx)
-	}
+	owned, err := s.allOwned(ctx)
 	if err != nil {
 		return err
+	}
+	var servers, found []driver.Server
+	if !owned {
+		if servers, found, err = s.read(ctx); err != nil {
+			return err
+		}
 	}
 	s.remember(found)
 	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(found)))
@@ -106,61 +107,62 @@ func (s *Sweep) Once(ctx context.Context) error {
 	return s.remove(ctx, found)
 }
 
-// readCaches returns the servers that the inventory knows and those without an
-// owner, or no servers at all, nil, while it knows nothing.
-func (s *Sweep) readCaches(ctx context.Context) (servers, found []driver.Server, err error) {
-	if servers = s.Inventory.servers(); servers == nil {
-		return nil, nil, nil
+// allOwned tells whether the engine's servers are known and all have an owner
+// in the API cache.
+func (s *Sweep) allOwned(ctx context.Context) (bool, error) {
+	uids, known := s.Inventory.withServers()
+	if !known {
+		return false, nil
 	}
-	servers = sweepable(servers)
-	found, err = s.ownerless(ctx, servers, s.Cached)
-	return servers, found, err
+	owners, err := s.owners(ctx, s.Cached)
+	if err != nil {
+		return false, err
+	}
+	return !slices.ContainsFunc(uids, func(uid types.UID) bool { return !owners[uid] }), nil
 }
 
-// readLive returns the engine's servers and those that neither the cache nor
-// the API knows an owner of.
-func (s *Sweep) readLive(ctx context.Context) (servers, found []driver.Server, err error) {
-	called, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
-	defer cancel()
-	if servers, err = s.Inventory.Driver.List(called); err != nil {
+// read returns the servers that may be swept, and those of them that neither the
+// cache nor the API knows an owner of. The engine comes first, the API live
+// after, so that a VM created meanwhile is seen as an owner.
+func (s *Sweep) read(ctx context.Context) (servers, found []driver.Server, err error) {
+	if servers, err = s.listEngine(ctx); err != nil {
 		return nil, nil, err
 	}
-	servers = sweepable(servers)
-	found, err = s.ownerless(ctx, servers, s.Cached, s.Live)
-	return servers, found, err
-}
-
-func sweepable(servers []driver.Server) []driver.Server {
-	return slices.DeleteFunc(servers, func(server driver.Server) bool {
-		return server.Retained || server.State == driver.StatePending
-	})
-}
-
-// ownerless returns the servers that none of the readings knows an owner of.
-func (s *Sweep) ownerless(ctx context.Context, servers []driver.Server, readings ...Owners) ([]driver.Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
-	defer cancel()
-	for _, read := range readings {
-		if len(servers) == 0 {
+	found = slices.Clone(servers)
+	for _, read := range []Owners{s.Cached, s.Live} {
+		if len(found) == 0 {
 			break
 		}
-		owners, err := read(ctx)
+		owners, err := s.owners(ctx, read)
 		if err != nil {
-			return nil, fmt.Errorf("read the VirtualMachines: %w", err)
+			return nil, nil, err
 		}
-		servers = without(servers, owners)
+		found = slices.DeleteFunc(found, func(server driver.Server) bool { return owners[server.UID] })
 	}
-	return servers, nil
+	return servers, found, nil
 }
 
-func without(servers []driver.Server, owners map[types.UID]bool) []driver.Server {
-	var left []driver.Server
-	for n := range servers {
-		if !owners[servers[n].UID] {
-			left = append(left, servers[n])
-		}
+// listEngine returns the servers that may be swept.
+func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
+	defer cancel()
+	all, err := s.Inventory.Driver.List(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return left
+	return slices.DeleteFunc(all, func(server driver.Server) bool {
+		return server.Retained || server.State == driver.StatePending
+	}), nil
+}
+
+func (s *Sweep) owners(ctx context.Context, read Owners) (map[types.UID]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
+	defer cancel()
+	owners, err := read(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the VirtualMachines: %w", err)
+	}
+	return owners, nil
 }
 
 // remember counts this reading for what was found and forgets the rest.

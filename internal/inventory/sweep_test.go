@@ -221,7 +221,8 @@ func TestTheEngineIsListedFirst(t *testing.T) {
 	}
 }
 
-// TestTheAPIIsSpared while the cache knows all owners.
+// TestTheAPIIsSpared while the cache knows all owners, and the engine too once
+// the inventory knows it.
 func TestTheAPIIsSpared(t *testing.T) {
 	b := newBroom(t)
 	b.addAll(5)
@@ -229,9 +230,33 @@ func TestTheAPIIsSpared(t *testing.T) {
 		b.owners[types.UID(fmt.Sprintf("s%d", n))] = true
 	}
 	b.once()
-	if b.lives != 0 {
-		t.Errorf("the API was read %d times", b.lives)
+	if b.lives != 0 || b.engine.lists != 1 {
+		t.Errorf("the API was read %d times and the engine %d times, want 0 and 1", b.lives, b.engine.lists)
 	}
+	b.start().wantSoon("none", Gone)
+	lists := hook(b.engine, &b.engine.lists)
+	b.once()
+	if now := hook(b.engine, &b.engine.lists); b.lives != 0 || now != lists {
+		t.Errorf("the API was read %d times and the engine %d times, want none", b.lives, now-lists)
+	}
+}
+
+// TestAnOrphanThatTheInventoryKnows is proven by live readings all the same.
+func TestAnOrphanThatTheInventoryKnows(t *testing.T) {
+	b := newBroom(t)
+	b.sweep.Grace = 0
+	b.addAll(3)
+	b.owners["s1"], b.owners["s2"] = true, true
+	b.cached = map[types.UID]bool{"s1": true}
+	b.start().wantSoon("none", Gone)
+	lists := hook(b.engine, &b.engine.lists)
+	b.once()
+	if now := hook(b.engine, &b.engine.lists); b.lives != 1 || now != lists+1 {
+		t.Errorf("the API was read %d times and the engine %d times, want both once", b.lives, now-lists)
+	}
+	b.want("s0 s1 s2")
+	b.once()
+	b.want("s1 s2")
 }
 
 func TestFreeze(t *testing.T) {

@@ -123,7 +123,10 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 	return content, info, nil
 }
 
-func (s *dirStore) list(ctx context.Context) ([]Record, error) {
+func (s *dirStore) list(ctx context.Context, uids ...types.UID) ([]Record, error) {
+	if len(uids) > 0 {
+		return s.listSome(ctx, uids)
+	}
 	if err := s.reach(); err != nil {
 		return nil, err
 	}
@@ -156,6 +159,23 @@ func (s *dirStore) list(ctx context.Context) ([]Record, error) {
 	}
 	// The folder may have gone while it was read.
 	return all, s.reach()
+}
+
+func (s *dirStore) listSome(ctx context.Context, uids []types.UID) ([]Record, error) {
+	some := make([]Record, 0, len(uids))
+	for _, uid := range uids {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		r, err := s.get(uid)
+		if err != nil {
+			return nil, err
+		}
+		if r != nil {
+			some = append(some, *r)
+		}
+	}
+	return some, nil
 }
 
 // readNamed reads a file by its name under the folder.

@@ -4,7 +4,6 @@
 package fake
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -198,28 +197,19 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 
 // records returns those of the UIDs, or all where none is named.
 func (d *Driver) records(ctx context.Context, uids []types.UID) ([]Record, error) {
-	if len(uids) == 0 {
-		return d.store.list(ctx)
-	}
-	records := make([]Record, 0, len(uids))
 	asked := make(map[types.UID]bool, len(uids))
+	each := make([]types.UID, 0, len(uids))
 	for _, uid := range uids {
 		if asked[uid] {
 			continue
 		}
+		if err := driver.CheckUID(uid); err != nil {
+			return nil, err
+		}
 		asked[uid] = true
-		if err := cmp.Or(ctx.Err(), driver.CheckUID(uid)); err != nil {
-			return nil, err
-		}
-		r, err := d.store.get(uid)
-		if err != nil {
-			return nil, err
-		}
-		if r != nil {
-			records = append(records, *r)
-		}
+		each = append(each, uid)
 	}
-	return records, nil
+	return d.store.list(ctx, each...)
 }
 
 // Usage computes what the servers would have used.

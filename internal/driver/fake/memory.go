@@ -114,13 +114,22 @@ func (m *Memory) get(uid types.UID) (*Record, error) {
 	return m.find(uid), m.reach()
 }
 
-func (m *Memory) list(context.Context) ([]Record, error) {
+func (m *Memory) list(_ context.Context, uids ...types.UID) ([]Record, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if err := m.reach(); err != nil {
 		return nil, err
 	}
-	return m.all(), nil
+	if len(uids) == 0 {
+		return m.all(), nil
+	}
+	some := make([]Record, 0, len(uids))
+	for _, uid := range uids {
+		if r, ok := m.servers[uid]; ok {
+			some = append(some, r)
+		}
+	}
+	return some, nil
 }
 
 func (m *Memory) change(uid types.UID, by claim, edit func(*Record) (*Record, error)) error {

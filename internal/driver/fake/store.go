@@ -18,8 +18,9 @@ type store interface {
 	engineID() (string, error)
 	// get returns the record of uid, or nil.
 	get(uid types.UID) (*Record, error)
-	// list returns all records, those of released servers included.
-	list(ctx context.Context) ([]Record, error)
+	// list returns the records that there are of some uids, or all records, those
+	// of released servers included.
+	list(ctx context.Context, uids ...types.UID) ([]Record, error)
 	// change replaces the record of uid (nil where there is none) by what edit
 	// makes of it (nil removes it), atomically. A record that edit marks as
 	// retained is put aside: it is no longer the record of its uid. Where a
