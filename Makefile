@@ -85,7 +85,7 @@ bench-full: bench ## bench, then 5,000 and 10,000 VMs with longer rests, and plo
 
 .PHONY: bench-big
 bench-big: bench-build ## the part of bench-full with many VMs, added to bin/bench/perf-full.json
-	bin/bench-perf --suites fake,idle,restart --sizes 5000,10000 --big-pairs 3 --samples 30 --rest 3m --barest=false --keep --json bin/bench/perf-full.json $(ARGS)
+	bin/bench-perf --suites fake,idle,restart --sizes 5000,10000 --big-pairs 3 --samples 60 --rest 3m --barest=false --keep --json bin/bench/perf-full.json $(ARGS)
 	GOFLAGS= go -C hack/plot run -buildvcs=false . "$(CURDIR)/bin/bench/perf-full.json" "$(CURDIR)/bin/bench/perf-full.png"
 
 .PHONY: bench-build
