@@ -25,7 +25,7 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if waits, err := d.fetching(ctx, spec); err != nil {
 		return driver.Server{}, err
 	} else if waits {
-		return d.fetches.pending(spec.UID), nil
+		return d.fetches.Server(spec.UID), nil
 	}
 	r, err := d.createContainer(ctx, spec)
 	if err != nil {
@@ -48,7 +48,7 @@ func (d *Driver) createContainer(ctx context.Context, spec driver.ServerSpec) (r
 	if err != nil {
 		return record{}, explainCreate(spec, image, err)
 	}
-	d.fetches.used(spec.UID)
+	d.fetches.Keep(spec.UID)
 	r := record{id: id}
 	return r, d.refresh(ctx, &r)
 }

@@ -25,7 +25,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	}
 	defer release()
 
-	if err := d.fetches.abandon(ctx, t.UID); err != nil {
+	if err := d.fetches.Abandon(ctx, t.UID); err != nil {
 		return err
 	}
 	s, err := d.lookUp(ctx, t)

@@ -37,6 +37,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fetches"
 )
 
 // Defaults of Options.
@@ -75,7 +76,7 @@ type Driver struct {
 	cache   cache
 	stops   stops
 	notes   notes
-	fetches fetches
+	fetches *fetches.Book
 	watches watches
 }
 
@@ -91,6 +92,7 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("docker: a cluster id is needed")
 	}
 	d := &Driver{Options: o.withDefaults()}
+	d.fetches = &fetches.Book{Clock: d.Clock, Stall: d.PullStall, Tell: d.watches.tell}
 	c, err := d.newClient()
 	if err != nil {
 		return nil, err
@@ -138,7 +140,7 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 
 // Close cancels pulls that are under way and joins them.
 func (d *Driver) Close() {
-	d.fetches.closeAll()
+	d.fetches.Close()
 	if c := d.client.Load(); c != nil {
 		_ = c.Close()
 	}

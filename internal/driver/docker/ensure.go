@@ -79,7 +79,7 @@ func (d *Driver) advance(ctx context.Context, spec driver.ServerSpec, r *record)
 	}
 	if next == stepNone {
 		if len(pending) == 0 {
-			d.fetches.used(spec.UID) // for a change that was taken back
+			d.fetches.Keep(spec.UID) // for a change that was taken back
 		}
 		return true, nil
 	}

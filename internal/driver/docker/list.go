@@ -11,6 +11,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -32,7 +33,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	defer cancel()
 	// Fetches first: one that ends meanwhile in a container is seen twice
 	// rather than never.
-	fetching := d.fetches.list(uids)
+	fetching := d.fetches.Pending(uids...)
 	summaries, err := d.summaries(ctx, true, uids...)
 	if err != nil {
 		return nil, err
@@ -90,9 +91,15 @@ func (d *Driver) summaries(ctx context.Context, evenStopped bool, uids ...types.
 func (d *Driver) records(ctx context.Context, summaries []container.Summary, cached bool) ([]record, error) {
 	records := make([]record, len(summaries))
 	errs := make([]error, len(summaries))
-	eachInParallel(summaries, inspectLimit, func(i int, s container.Summary) {
-		records[i], errs[i] = d.record(ctx, s, cached)
-	})
+	var all errgroup.Group
+	all.SetLimit(inspectLimit)
+	for i, s := range summaries {
+		all.Go(func() error {
+			records[i], errs[i] = d.record(ctx, s, cached)
+			return nil
+		})
+	}
+	_ = all.Wait()
 	there := records[:0]
 	for i, r := range records {
 		switch {

@@ -19,16 +19,14 @@ type layer struct {
 	here           bool
 }
 
-// add tells whether m changed anything.
-func (p *progress) add(m jsonstream.Message) bool {
+func (p *progress) add(m jsonstream.Message) {
 	if m.ID == "" {
-		return false
+		return
 	}
 	if p.layers == nil {
 		p.layers = map[string]layer{}
 	}
-	was := p.layers[m.ID]
-	now := was
+	now := p.layers[m.ID]
 	switch m.Status {
 	case "Downloading":
 		if m.Progress != nil && m.Progress.Total > 0 {
@@ -38,7 +36,6 @@ func (p *progress) add(m jsonstream.Message) bool {
 		now.current, now.here = now.total, true
 	}
 	p.layers[m.ID] = now
-	return now != was
 }
 
 // text is for people, such as "pulling nginx: 34% (12.3/36.1 MB)". Layers that

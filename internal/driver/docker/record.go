@@ -190,7 +190,7 @@ func (d *Driver) server(r record) driver.Server {
 	if stop, ok := d.stops.of(r); ok {
 		s.State, s.Doing = driver.StateStopping, stop.String()
 	} else if !s.Retained {
-		s.Doing = d.fetches.doing(r.uid)
+		s.Doing = d.fetches.Doing(r.uid)
 	}
 	return s
 }

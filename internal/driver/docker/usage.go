@@ -11,6 +11,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -37,9 +38,15 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	}
 	samples := make([]*driver.Usage, len(records))
 	errs := make([]error, len(records))
-	eachInParallel(records, statsLimit, func(i int, r record) {
-		samples[i], errs[i] = d.usage(ctx, r)
-	})
+	var all errgroup.Group
+	all.SetLimit(statsLimit)
+	for i, r := range records {
+		all.Go(func() error {
+			samples[i], errs[i] = d.usage(ctx, r)
+			return nil
+		})
+	}
+	_ = all.Wait()
 	return collect(samples, errs)
 }
 

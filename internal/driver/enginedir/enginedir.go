@@ -161,27 +161,39 @@ func (d *Dir) Explain(err error) error {
 	return driver.Errorf(driver.ErrRetry, "%w", err)
 }
 
-// Lock is a server's lock, held.
+// Lock is one that is held.
 type Lock struct {
 	file *os.File
+}
+
+// TryLock locks a file, which it makes where it is missing: with others
+// (syscall.LOCK_SH) or alone (LOCK_EX). It does not wait: EWOULDBLOCK says that
+// another caller has it.
+func TryLock(path string, how int) (*Lock, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // The path is the caller's.
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &Lock{f}, nil
 }
 
 // Lock takes a server's lock, or says that another caller has it: a process
 // that was halted must not halt the others.
 func (d *Dir) Lock(uid types.UID) (*Lock, error) {
 	for {
-		f, err := os.OpenFile(d.Path(locksDir, string(uid)), os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			return nil, d.Explain(err)
-		}
-		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-			_ = f.Close()
+		l, err := TryLock(d.Path(locksDir, string(uid)), syscall.LOCK_EX)
+		switch {
+		case errors.Is(err, syscall.EWOULDBLOCK):
 			return nil, driver.Errorf(driver.ErrRetry, "the server %s is being changed by another caller: %w", uid, err)
+		case err != nil:
+			return nil, d.Explain(err)
+		case isStill(l.file):
+			return l, nil
 		}
-		if isStill(f) {
-			return &Lock{f}, nil
-		}
-		_ = f.Close()
+		_ = l.file.Close()
 	}
 }
 

@@ -4,9 +4,7 @@
 package fake
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"reflect"
 	"time"
@@ -15,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 // Deed is what an Entry tells of.
@@ -68,16 +67,16 @@ func sketch(r *Record) *Sketch {
 // journaled is a store that writes down what changes.
 type journaled struct {
 	store
-	file  *os.File
-	clock clock.PassiveClock
+	journal *enginedir.Journal
+	clock   clock.PassiveClock
 }
 
 func openJournal(path string, s store, c clock.PassiveClock) (store, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // The path is a flag.
+	j, err := enginedir.OpenJournal("the fake driver's journal", path)
 	if err != nil {
-		return nil, fmt.Errorf("the fake driver's journal: %w", err)
+		return nil, err
 	}
-	return &journaled{store: s, file: f, clock: c}, nil
+	return &journaled{store: s, journal: j, clock: c}, nil
 }
 
 func (j *journaled) change(uid types.UID, by claim, edit func(*Record) (*Record, error)) error {
@@ -107,17 +106,8 @@ func deedOf(had, next *Record) Deed {
 	return DeedChange
 }
 
-// write adds one line by one write, so that those of several processes do not
-// mix. What cannot be written down is not done.
 func (j *journaled) write(uid types.UID, by claim, e Entry) error {
 	e.At, e.PID, e.UID = j.clock.Now().UTC(), os.Getpid(), uid
 	e.Cluster, e.Epoch, e.Method = by.clusterID, by.epoch, by.method
-	line, err := json.Marshal(e)
-	if err == nil {
-		_, err = j.file.Write(append(line, '\n'))
-	}
-	if err != nil {
-		return driver.Errorf(driver.ErrRetry, "the fake driver's journal: %w", err)
-	}
-	return nil
+	return j.journal.Write(e)
 }

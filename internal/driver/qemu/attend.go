@@ -88,12 +88,8 @@ func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{
 		d.listen(ctx, h, c, changed)
 	}
 	// QEMU has ended. Whoever looks first writes down how.
-	if _, err := d.observe(ctx, h); errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	d.ring(uid)
-	if there, err := h.exists(); !there && err == nil {
-		d.unring(uid) // removed meanwhile, bell and all
+	if _, err := d.observe(ctx, h); !errors.Is(err, fs.ErrNotExist) {
+		d.ring(uid)
 	}
 }
 
@@ -149,20 +145,18 @@ func (d *Driver) tend(ctx context.Context, h home) (stopping bool, err error) {
 	if err != nil || r.Phase != phaseOn {
 		return false, err
 	}
-	var answer struct {
-		Status string `json:"status"`
-	}
-	if err := c.Execute(ctx, "query-status", nil, &answer); err != nil {
+	status, err := askStatus(ctx, c)
+	if err != nil {
 		return false, err
 	}
-	if end, over := ends[answer.Status]; over {
+	if end, over := ends[status]; over {
 		return false, d.collect(ctx, h, c, r, end)
 	}
 	if r.Stop == nil {
 		return false, nil
 	}
 	if d.pressed.due(r.UID, r.Run, d.Clock.Now()) {
-		err = powerDown(ctx, c, answer.Status == statusPaused)
+		err = powerDown(ctx, c, status == statusPaused)
 	}
 	return true, err
 }

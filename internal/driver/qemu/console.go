@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 const (
@@ -40,7 +41,7 @@ type console struct {
 	at  int64 // in the log; Read's own
 
 	mu    sync.Mutex
-	right *os.File // the lock of who may write
+	right *enginedir.Lock // to write
 	line  net.Conn
 }
 
@@ -163,7 +164,7 @@ func (c *console) writer() (net.Conn, error) {
 	}
 	line, err := c.connect()
 	if err != nil {
-		unlock(right)
+		right.Release()
 		return nil, err
 	}
 	// What comes by the line is in the log too, but it must be taken, or else
@@ -175,26 +176,12 @@ func (c *console) writer() (net.Conn, error) {
 
 // claimWriter takes the right to write. QEMU would let a second writer wait for
 // the first one's end, with all that was typed meanwhile.
-func (c *console) claimWriter() (*os.File, error) {
-	f, err := os.OpenFile(c.file(writerLock), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
+func (c *console) claimWriter() (*enginedir.Lock, error) {
+	right, err := enginedir.TryLock(c.file(writerLock), syscall.LOCK_EX)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = driver.ErrConsoleTaken
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			err = driver.ErrConsoleTaken
-		}
-		return nil, err
-	}
-	return f, nil
-}
-
-// unlock gives a lock back. To close the file would not do: a process that is
-// being forked at this moment has it too.
-func unlock(f *os.File) {
-	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
-	_ = f.Close()
+	return right, err
 }
 
 func (c *console) connect() (line net.Conn, err error) {
@@ -224,7 +211,7 @@ func (c *console) hangUp() {
 	_ = c.log.Close()
 	if c.line != nil {
 		_ = c.line.Close()
-		unlock(c.right)
+		c.right.Release()
 		c.line, c.right = nil, nil
 	}
 }

@@ -79,9 +79,13 @@ func (d *Driver) openFound(asked imageSettings) (*os.File, error) {
 	if !there {
 		return nil, unavailable("image %s has to be fetched first", asked.Source)
 	}
+	return openFetched(path, asked.Source)
+}
+
+func openFetched(path, source string) (*os.File, error) {
 	f, err := os.Open(path) //nolint:gosec // in the driver's folder
 	if err != nil {
-		return nil, unavailable("image %s: %w", asked.Source, err)
+		return nil, unavailable("image %s: %w", source, err)
 	}
 	return f, nil
 }
@@ -280,11 +284,7 @@ func (d *Driver) reopen(was image) (*os.File, error) {
 	if !imagestore.IsRemote(was.Source) {
 		return d.openSource("image.source", was.Path)
 	}
-	f, err := os.Open(was.Path)
-	if err != nil {
-		return nil, unavailable("image %s: %w", was.Source, err)
-	}
-	return f, nil
+	return openFetched(was.Path, was.Source)
 }
 
 // replaceRoot says first that there is no root disk, so that after a crash none is
@@ -368,13 +368,15 @@ func imageOfVolume(v driver.Volume) imageSettings {
 // fetching tells whether a server has to wait for an image that a disk is to be
 // made of.
 func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
+	var images []driver.Image
 	for _, i := range s.newImages(spec, imageSettings{Source: d.Image}) {
-		if waits, err := d.images.Wait(ctx, spec, i.Image); waits || err != nil {
-			return waits, err
-		}
+		images = append(images, i.Image)
 	}
-	d.images.Used(spec.UID)
-	return false, nil
+	waits, err = d.images.Wait(ctx, spec, images...)
+	if !waits && err == nil {
+		d.images.Keep(spec.UID)
+	}
+	return waits, err
 }
 
 // newImage is one that a field of the spec names and that is to be fetched.

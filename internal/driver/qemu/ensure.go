@@ -30,7 +30,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	defer lock.Release()
 	s, err := d.findOrCreate(ctx, spec)
 	if errors.Is(err, errFetching) {
-		return d.pending(spec), nil
+		return d.images.Server(spec.UID), nil
 	}
 	if err != nil {
 		return driver.Server{}, err
@@ -40,14 +40,6 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 
 // errFetching says that there can be no server before its image.
 var errFetching = errors.New("its image is being fetched")
-
-// pending is a server that is nothing but a fetch yet.
-func (d *Driver) pending(spec driver.ServerSpec) driver.Server {
-	for _, s := range d.images.Pending(spec.UID) {
-		return s
-	}
-	return driver.Server{UID: spec.UID, Namespace: spec.Namespace, Name: spec.Name, State: driver.StatePending}
-}
 
 // findOrCreate returns the server of the spec's UID.
 func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (server, error) {

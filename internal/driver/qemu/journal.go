@@ -4,8 +4,6 @@
 package qemu
 
 import (
-	"encoding/json"
-	"fmt"
 	"os"
 	"time"
 
@@ -13,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 // Deeds that are no steps of a server. Refused is a call that the fence did not
@@ -39,7 +38,7 @@ type Entry struct {
 
 // journal is a file that several controllers share; nil is for none.
 type journal struct {
-	file    *os.File
+	file    *enginedir.Journal
 	clock   clock.PassiveClock
 	cluster string
 }
@@ -48,25 +47,16 @@ func openJournal(o Options) (*journal, error) {
 	if o.Journal == "" {
 		return nil, nil //nolint:nilnil // Nil is the answer for no journal.
 	}
-	f, err := os.OpenFile(o.Journal, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	f, err := enginedir.OpenJournal("the qemu driver's journal", o.Journal)
 	if err != nil {
-		return nil, fmt.Errorf("the qemu driver's journal: %w", err)
+		return nil, err
 	}
 	return &journal{f, o.Clock, o.ClusterID}, nil
 }
 
-// note adds one line by one write, so that those of several processes do not mix.
-// What cannot be written down is not done.
 func (j *journal) note(t driver.Target, deed string) error {
 	if j == nil {
 		return nil
 	}
-	line, err := json.Marshal(Entry{j.clock.Now().UTC(), os.Getpid(), j.cluster, t.Epoch, t.UID, deed})
-	if err == nil {
-		_, err = j.file.Write(append(line, '\n'))
-	}
-	if err != nil {
-		return driver.Errorf(driver.ErrRetry, "the qemu driver's journal: %w", err)
-	}
-	return nil
+	return j.file.Write(Entry{j.clock.Now().UTC(), os.Getpid(), j.cluster, t.Epoch, t.UID, deed})
 }

@@ -9,9 +9,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
-	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -95,8 +94,7 @@ func homesIn(dir *enginedir.Dir) ([]home, error) {
 			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 		}
 		for _, entry := range entries {
-			uid, _, _ := strings.Cut(entry.Name(), ".")
-			if entry.IsDir() && checkUID(types.UID(uid)) == nil {
+			if entry.IsDir() && uidOf(entry.Name()) != "" {
 				homes = append(homes, home{dir, dir.Path(sub, entry.Name())})
 			}
 		}
@@ -119,24 +117,18 @@ func (d *Driver) homesOf(uids []types.UID) ([]home, error) {
 	return homes, nil
 }
 
-// each does something n times, several at once.
-func each(n int, do func(i int)) {
-	var all sync.WaitGroup
-	places := make(chan struct{}, atOnce)
-	for i := range n {
-		places <- struct{}{}
-		all.Go(func() {
-			defer func() { <-places }()
-			do(i)
-		})
-	}
-	all.Wait()
-}
-
 // observeAll leaves out what is gone meanwhile.
 func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error) {
 	servers, errs := make([]server, len(homes)), make([]error, len(homes))
-	each(len(homes), func(i int) { servers[i], errs[i] = d.observe(ctx, homes[i]) })
+	var all errgroup.Group
+	all.SetLimit(atOnce)
+	for i, h := range homes {
+		all.Go(func() error {
+			servers[i], errs[i] = d.observe(ctx, h)
+			return nil
+		})
+	}
+	_ = all.Wait()
 	found := servers[:0]
 	for i, s := range servers {
 		switch {

@@ -178,15 +178,30 @@ func (s *server) report() driver.Server {
 
 // ask asks for QEMU's run state.
 func (h home) ask(ctx context.Context) (status string, err error) {
+	err = h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
+		status, err = askStatus(ctx, c)
+		return err
+	})
+	return status, err
+}
+
+func askStatus(ctx context.Context, c *qmp.Client) (string, error) {
 	var answer struct {
 		Status string `json:"status"`
 	}
-	err = h.command(ctx, "query-status", nil, &answer)
+	err := c.Execute(ctx, "query-status", nil, &answer)
 	return answer.Status, err
 }
 
 // command says one thing to QEMU by its control socket.
 func (h home) command(ctx context.Context, command string, arguments, result any) error {
+	return h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
+		return c.Execute(ctx, command, arguments, result)
+	})
+}
+
+// control talks with QEMU by its control socket.
+func (h home) control(ctx context.Context, talk func(context.Context, *qmp.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, commandWithin)
 	defer cancel()
 	c, err := h.dial(ctx, ctlSocket, nil)
@@ -194,7 +209,7 @@ func (h home) command(ctx context.Context, command string, arguments, result any
 		return err
 	}
 	defer c.Close()
-	return c.Execute(ctx, command, arguments, result)
+	return talk(ctx, c)
 }
 
 // dial connects to a QMP socket in the directory.

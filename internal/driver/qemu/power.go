@@ -98,7 +98,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 
 // launch starts QEMU and waits until it answers or has ended.
 func (d *Driver) launch(ctx context.Context, s *server, m machine, runLock *os.File) error {
-	for _, socket := range []string{ctlSocket, eventsSocket, serialSocket} {
+	for _, socket := range sockets {
 		if err := os.Remove(s.file(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -155,7 +155,7 @@ func explainStart(words string) error {
 // so last: whoever is killed before leaves a server that is found paused, so that
 // the next leader resumes it.
 func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerSpec) error {
-	for _, socket := range []string{ctlSocket, eventsSocket, serialSocket} {
+	for _, socket := range sockets {
 		if err := os.Chmod(s.file(socket), 0o600); err != nil {
 			return err
 		}
@@ -219,14 +219,7 @@ func (d *Driver) press(ctx context.Context, s *server) error {
 	if !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, commandWithin)
-	defer cancel()
-	c, err := s.dial(ctx, ctlSocket, nil)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return powerDown(ctx, c, s.isPaused())
+	return s.control(ctx, func(ctx context.Context, c *qmp.Client) error { return powerDown(ctx, c, s.isPaused()) })
 }
 
 func powerDown(ctx context.Context, c *qmp.Client, paused bool) error {

@@ -64,6 +64,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/fetches"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
@@ -153,7 +154,7 @@ func New(o Options) (*Driver, error) {
 		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
 		logs: defaultLogBound, groups: findGroups, journal: journal,
 	}
-	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ring}
+	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Book: fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ringAll}}
 	return d, nil
 }
 
@@ -240,7 +241,13 @@ func (d *Driver) ring(uid types.UID) {
 		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
 	}
 	if there, err := d.home(uid).exists(); !there && err == nil {
-		_ = os.Remove(bell)
+		d.unring(uid) // removed meanwhile, bell and all
+	}
+}
+
+func (d *Driver) ringAll(uids ...types.UID) {
+	for _, uid := range uids {
+		d.ring(uid)
 	}
 }
 

@@ -39,6 +39,9 @@ const (
 	oldLog = ".1"
 )
 
+// sockets are those that QEMU makes, and that it is talked to by.
+var sockets = []string{ctlSocket, eventsSocket, serialSocket}
+
 // phase tells how far a server's run has come; empty before the first.
 type phase string
 

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -34,7 +35,15 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	}
 	servers = slices.DeleteFunc(servers, func(s server) bool { return !s.alive() || s.Phase != phaseOn })
 	samples, errs := make([]driver.Usage, len(servers)), make([]error, len(servers))
-	each(len(servers), func(i int) { samples[i], errs[i] = d.sample(ctx, &servers[i]) })
+	var all errgroup.Group
+	all.SetLimit(atOnce)
+	for i := range servers {
+		all.Go(func() error {
+			samples[i], errs[i] = d.sample(ctx, &servers[i])
+			return nil
+		})
+	}
+	_ = all.Wait()
 	found := samples[:0]
 	for i, u := range samples {
 		if errs[i] == nil { // else it has ended meanwhile

@@ -10,9 +10,6 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/types"
-
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 // Watch tells of servers whose bell is rung, whose directory comes or goes, and
@@ -21,15 +18,8 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := enter(ctx); err != nil {
 		return nil, err
 	}
-	_ = d.dir.MakeFolders()
-	files, err := d.notify()
+	files, err := d.dir.Notify(vmsDir, retainedDir, bellsDir)
 	if err != nil {
-		return nil, driver.Errorf(driver.ErrUnavailable, "watching the qemu driver's folder: %w", err)
-	}
-	// Only now: a folder that goes from here on closes the watch. Whoever opens
-	// one starts anew, so this is where another engine is accepted.
-	if _, err := d.dir.ID(); err != nil {
-		_ = files.Close()
 		return nil, err
 	}
 	homes, err := d.homes(ctx, nil)
@@ -43,20 +33,6 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	}
 	go w.run(ctx, homes)
 	return w.out, nil
-}
-
-func (d *Driver) notify() (*fsnotify.Watcher, error) {
-	files, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, err
-	}
-	for _, sub := range []string{"", vmsDir, retainedDir, bellsDir} {
-		if err := files.Add(d.dir.Path(sub)); err != nil {
-			_ = files.Close()
-			return nil, err
-		}
-	}
-	return files, nil
 }
 
 // watch serves one call of Watch.
@@ -96,7 +72,7 @@ func (w *watch) next(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	case event, open := <-w.files.Events:
-		if !open || w.isEnd(event) {
+		if !open || w.driver.dir.IsEnd(event) {
 			return false
 		}
 		w.changed(ctx, event)
@@ -110,18 +86,6 @@ func (w *watch) next(ctx context.Context) bool {
 		w.order = w.order[1:]
 	}
 	return true
-}
-
-// isEnd : the folder, or its identity, is not what it was.
-func (w *watch) isEnd(event fsnotify.Event) bool {
-	dir := w.driver.dir
-	switch event.Name {
-	case dir.Path(), dir.Path(vmsDir), dir.Path(retainedDir), dir.Path(bellsDir):
-		return event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename)
-	case dir.Path(enginedir.IDFile):
-		return event.Op != fsnotify.Chmod
-	}
-	return false
 }
 
 // uidOf is the UID in the name of a directory or a bell; empty if it is nobody's.

@@ -16,16 +16,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/test/bench"
 )
 
 // options are the flags.
@@ -41,34 +38,23 @@ type options struct {
 }
 
 func main() {
-	if err := mainError(os.Args[1:]); err != nil && !errors.Is(err, pflag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "failover:", err)
-		os.Exit(1)
-	}
+	bench.Main("failover", func(ctx context.Context, args []string) error {
+		if len(args) > 0 && args[0] == plainVerb {
+			return plainMain(ctx, args[1:])
+		}
+		o := options{Settings: leader.Settings{
+			Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,
+			Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond,
+		}}
+		if err := bench.Parse("failover", args, &o); err != nil {
+			return err
+		}
+		return benchmarkMain(ctx, o)
+	})
 }
 
-func mainError(args []string) error {
-	if len(args) > 0 && args[0] == plainVerb {
-		return plainMain(args[1:])
-	}
-	o := options{Settings: leader.Settings{
-		Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,
-		Request: 250 * time.Millisecond, Margin: 250 * time.Millisecond,
-	}}
-	flags := pflag.NewFlagSet("failover", pflag.ContinueOnError)
-	o.addFlags(flags)
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if err := o.validate(); err != nil {
-		return err
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	return benchmarkMain(ctx, o)
-}
-
-func (o *options) addFlags(flags *pflag.FlagSet) {
+// AddFlags implements bench.Options.
+func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.Runs, "runs", 20, "changes of leader for each signal, kind of elector and number of VMs")
 	flags.IntVar(&o.VMs, "vms", 10000, "how many VMs the second half runs with")
 	flags.IntVar(&o.Replicas, "replicas", 3, "replicas of each kind, at least 2")
@@ -79,7 +65,8 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	addTimes(flags, &o.Settings)
 }
 
-func (o *options) validate() error {
+// Validate implements bench.Options.
+func (o *options) Validate() error {
 	switch {
 	case o.Runs < 1:
 		return fmt.Errorf("--runs is %d: it must be at least 1", o.Runs)

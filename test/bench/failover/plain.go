@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,7 +27,7 @@ const plainVerb = "elector"
 const sawLeader = "the leader is"
 
 // plainMain elects with client-go as it comes and does nothing else.
-func plainMain(args []string) error {
+func plainMain(ctx context.Context, args []string) error {
 	var kubeconfig, lease, identity string
 	var s leader.Settings
 	flags := pflag.NewFlagSet(plainVerb, pflag.ContinueOnError)
@@ -49,13 +47,11 @@ func plainMain(args []string) error {
 	if err != nil {
 		return err
 	}
-	return elect(lock, s)
+	return elect(ctx, lock, s)
 }
 
 // elect ends without an error only if it was told to stop.
-func elect(lock resourcelock.Interface, s leader.Settings) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+func elect(ctx context.Context, lock resourcelock.Interface, s leader.Settings) error {
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: lock, LeaseDuration: s.Lease, RenewDeadline: s.Renew, RetryPeriod: s.Retry, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{

@@ -92,13 +92,10 @@ func ratio(of, to time.Duration) string {
 }
 
 func verdict(aim string, met *bool) string {
-	switch {
-	case met == nil:
+	if met == nil {
 		return ""
-	case *met:
-		return aim + ": met"
 	}
-	return aim + ": missed"
+	return aim + ": " + bench.Verdict(*met)
 }
 
 func (r *report) added() string {

@@ -16,16 +16,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"cloudnative.tw/drover/test/bench"
 )
 
 // options are the flags.
@@ -48,31 +46,20 @@ type options struct {
 }
 
 func main() {
-	if err := mainError(os.Args[1:]); err != nil && !errors.Is(err, pflag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "perf:", err)
-		os.Exit(1)
-	}
+	bench.Main("perf", func(ctx context.Context, args []string) error {
+		if len(args) > 0 && floors[args[0]] != nil {
+			return floorMain(ctx, floors[args[0]], args[1:])
+		}
+		o := options{}
+		if err := bench.Parse("perf", args, &o); err != nil {
+			return err
+		}
+		return benchmarkMain(ctx, o)
+	})
 }
 
-func mainError(args []string) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if len(args) > 0 && floors[args[0]] != nil {
-		return floorMain(ctx, floors[args[0]], args[1:])
-	}
-	o := options{}
-	flags := pflag.NewFlagSet("perf", pflag.ContinueOnError)
-	o.addFlags(flags)
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if err := o.validate(); err != nil {
-		return err
-	}
-	return benchmarkMain(ctx, o)
-}
-
-func (o *options) addFlags(flags *pflag.FlagSet) {
+// AddFlags implements bench.Options.
+func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&o.Suites, "suites", suiteNames(), "what is measured")
 	flags.IntSliceVar(&o.Sizes, "sizes", []int{1, 100, 1000}, "numbers of VMs, of the fake driver, in rising order")
 	flags.IntVar(&o.Runs, "runs", 5, "how often starts, a slow engine and what has no floor are measured")
@@ -90,7 +77,8 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.Keep, "keep", false, "keep the file's figures of what this run does not measure")
 }
 
-func (o *options) validate() error {
+// Validate implements bench.Options.
+func (o *options) Validate() error {
 	for _, name := range o.Suites {
 		if !slices.Contains(suiteNames(), name) {
 			return fmt.Errorf("--suites has %q: it must be among %s", name, strings.Join(suiteNames(), ", "))

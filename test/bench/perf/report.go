@@ -177,16 +177,9 @@ func (r *row) cells() []string {
 		cells[7] = r.Ratio.String()
 	}
 	if r.Met != nil {
-		cells[8] = verdict(*r.Met)
+		cells[8] = bench.Verdict(*r.Met)
 	}
 	return cells
-}
-
-func verdict(met bool) string {
-	if met {
-		return "met"
-	}
-	return "missed"
 }
 
 func (r *report) printAims(w io.Writer) error {
@@ -195,7 +188,7 @@ func (r *report) printAims(w io.Writer) error {
 		figure, met, found := r.decide(a.key)
 		said := "not measured in this run"
 		if found {
-			said = verdict(met)
+			said = bench.Verdict(met)
 		}
 		t.Row(a.what, a.limit, figure, said)
 	}

@@ -17,15 +17,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/pflag"
 
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/test/bench"
 )
 
 // options are the flags.
@@ -40,28 +37,17 @@ type options struct {
 }
 
 func main() {
-	if err := mainError(os.Args[1:]); err != nil && !errors.Is(err, pflag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "qemu:", err)
-		os.Exit(1)
-	}
+	bench.Main("qemu", func(ctx context.Context, args []string) error {
+		o := options{}
+		if err := bench.Parse("qemu", args, &o); err != nil {
+			return err
+		}
+		return benchmarkMain(ctx, o)
+	})
 }
 
-func mainError(args []string) error {
-	o := options{}
-	flags := pflag.NewFlagSet("qemu", pflag.ContinueOnError)
-	o.addFlags(flags)
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if err := o.validate(); err != nil {
-		return err
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	return benchmarkMain(ctx, o)
-}
-
-func (o *options) addFlags(flags *pflag.FlagSet) {
+// AddFlags implements bench.Options.
+func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.Turns, "turns", 20, "how often Drover and QEMU alone take turns")
 	flags.IntVar(&o.Machines, "machines", 20, "how many machines the controller's memory is measured with; 0 leaves that out")
 	flags.IntVar(&o.Starts, "starts", 5, "how often the controller is started for that, without machines and with them")
@@ -71,7 +57,8 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.JSON, "json", "bin/bench/qemu.json", "file that gets all figures")
 }
 
-func (o *options) validate() error {
+// Validate implements bench.Options.
+func (o *options) Validate() error {
 	switch {
 	case o.Turns < 1:
 		return fmt.Errorf("--turns is %d: it must be at least 1", o.Turns)

@@ -75,7 +75,7 @@ func (r *report) text() string {
 	fmt.Fprintf(&w, "\n%s\n%d turns. Medians, and in brackets the range.\n\n", r.Machine, r.Options.Turns)
 	t := bench.NewTable("what", "Drover", "QEMU alone", "takes", "Drover takes longer by", "aim: at most "+bench.Show(aim))
 	for _, row := range r.Rows {
-		t.Row(row.What, row.Drover.String(), row.Beside, row.Alone.String(), fmt.Sprintf("%.1f ms, +- %.1f ms", row.Over, row.Noise), verdict(row.Met))
+		t.Row(row.What, row.Drover.String(), row.Beside, row.Alone.String(), fmt.Sprintf("%.1f ms, +- %.1f ms", row.Over, row.Noise), bench.Verdict(row.Met))
 	}
 	fmt.Fprint(&w, t)
 	if m := r.Memory; m != nil {
@@ -87,13 +87,6 @@ func (r *report) text() string {
 
 func (m measured) String() string {
 	return fmt.Sprintf("%s (%s to %s)", bench.Show(m.Summary.P50), bench.Show(m.Summary.Min), bench.Show(m.Summary.Max))
-}
-
-func verdict(met bool) string {
-	if met {
-		return "met"
-	}
-	return "missed"
 }
 
 func megabytes(bytes []float64) string {

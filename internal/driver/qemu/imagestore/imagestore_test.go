@@ -34,6 +34,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/fetches"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/test/vmtest"
 )
@@ -60,7 +61,9 @@ func newStore(t *testing.T) *imagestore.Store {
 	t.Helper()
 	dir, err := enginedir.Open("the test's folder", t.TempDir(), time.Now(), "cache")
 	must(t, err)
-	return &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stall: patience, Tell: func(types.UID) {}}
+	return &imagestore.Store{Dir: dir, Sub: "cache", Book: fetches.Book{
+		Clock: clock.RealClock{}, Stall: patience, Tell: func(...types.UID) {},
+	}}
 }
 
 func serve(t *testing.T, f http.HandlerFunc) string {
@@ -75,12 +78,12 @@ func someone() driver.ServerSpec {
 }
 
 // wait repeats Wait until the image is there or there is an error.
-func wait(t *testing.T, s *imagestore.Store, who driver.ServerSpec, i driver.Image) error {
+func wait(t *testing.T, s *imagestore.Store, who driver.ServerSpec, images ...driver.Image) error {
 	t.Helper()
 	var got error
 	vmtest.Eventually(t, patience, "the fetch ends", func() error {
 		var waits bool
-		if waits, got = s.Wait(t.Context(), who, i); waits {
+		if waits, got = s.Wait(t.Context(), who, images...); waits {
 			return errors.New(s.Doing(who.UID))
 		}
 		return nil
@@ -116,7 +119,11 @@ func TestOnce(t *testing.T) {
 	})
 	s := newStore(t)
 	told := make(chan types.UID, 100)
-	s.Tell = func(uid types.UID) { told <- uid }
+	s.Tell = func(uids ...types.UID) {
+		for _, uid := range uids {
+			told <- uid
+		}
+	}
 	image := driver.Image{Source: url, Checksum: checksum(content)}
 	var who []driver.ServerSpec
 	for range 5 {
@@ -160,7 +167,7 @@ func nobodyWaits(t *testing.T, s *imagestore.Store, who []driver.ServerSpec) {
 		}
 	}
 	for _, spec := range who {
-		s.Used(spec.UID)
+		s.Keep(spec.UID)
 	}
 }
 
@@ -471,10 +478,30 @@ func TestAlways(t *testing.T) {
 		for range 2 {
 			who := someone()
 			must(t, wait(t, s, who, driver.Image{Source: "oci://" + ref.String(), PullPolicy: policy}))
-			s.Used(who.UID)
+			s.Keep(who.UID)
 		}
 		if got := asked.Load(); got > want || (policy == driver.PullAlways && got != want) {
 			t.Errorf("%s asked the registry %d times, want %d", policy, got, want)
 		}
+	}
+}
+
+// TestAlwaysOfTwo : a server that wants two images anew gets both, once each.
+func TestAlwaysOfTwo(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	var asked [2]atomic.Int32
+	var images []driver.Image
+	for n := range asked {
+		url := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			asked[n].Add(1)
+			_, _ = w.Write(content)
+		})
+		images = append(images, driver.Image{Source: url, PullPolicy: driver.PullAlways})
+	}
+	s, who := newStore(t), someone()
+	must(t, wait(t, s, who, images...))
+	if first, second := asked[0].Load(), asked[1].Load(); first != 1 || second != 1 {
+		t.Errorf("they were fetched %d and %d times, want each once", first, second)
 	}
 }

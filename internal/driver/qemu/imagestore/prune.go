@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 )
 
 // lockEvery is the time from one try to have the store alone to the next.
@@ -86,7 +87,7 @@ func (s *Store) Hold() (release func(), err error) {
 	if err != nil {
 		return nil, s.Dir.Explain(err)
 	}
-	return func() { unlock(lock) }, nil
+	return lock.Release, nil
 }
 
 // Prune removes the images that nobody uses, and returns them. It asks which are
@@ -96,7 +97,7 @@ func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error))
 	if err != nil {
 		return nil, err
 	}
-	defer unlock(lock)
+	defer lock.Release()
 	names, err := used()
 	if err != nil {
 		return nil, err
@@ -131,7 +132,7 @@ func (s *Store) remove(i Image) error {
 	return errors.Join(errs...)
 }
 
-func (s *Store) lockAlone(ctx context.Context) (*os.File, error) {
+func (s *Store) lockAlone(ctx context.Context) (*enginedir.Lock, error) {
 	for {
 		lock, err := s.lock(syscall.LOCK_EX)
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
@@ -145,20 +146,6 @@ func (s *Store) lockAlone(ctx context.Context) (*os.File, error) {
 	}
 }
 
-func (s *Store) lock(how int) (*os.File, error) {
-	f, err := os.OpenFile(s.Dir.Path(s.Sub, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-// unlock gives a lock back. To close the file would not do: a process that is
-// being forked at this moment has it too.
-func unlock(f *os.File) {
-	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
-	_ = f.Close()
+func (s *Store) lock(how int) (*enginedir.Lock, error) {
+	return enginedir.TryLock(s.Dir.Path(s.Sub, lockFile), how)
 }

@@ -1,0 +1,153 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package imagestore
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fetches"
+	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+)
+
+// Wait tells whether a server has to wait for one of the images, and begins to
+// fetch it where needed. A fetch that failed is told once; the call after that
+// begins a new one. The server's interest in other images ends.
+func (s *Store) Wait(ctx context.Context, spec driver.ServerSpec, images ...driver.Image) (waits bool, err error) {
+	keys := make([]string, len(images))
+	for n, i := range images {
+		keys[n] = keyOf(i)
+	}
+	s.Keep(spec.UID, keys...)
+	for n, i := range images {
+		if waits, err := s.waitForOne(ctx, spec, i, keys[n]); waits || err != nil {
+			return waits, err
+		}
+	}
+	return false, nil
+}
+
+// keyOf tells one fetch from another.
+func keyOf(i driver.Image) string { return i.Source + " " + i.Checksum }
+
+func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver.Image, key string) (waits bool, err error) {
+	_, there := s.Path(i)
+	if i.PullPolicy == driver.PullNever && !there {
+		return false, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
+			"image %s was not fetched before and its pullPolicy is Never", i.Source))
+	}
+	// A checksum leaves nothing to fetch again.
+	if there && (i.PullPolicy != driver.PullAlways || i.Checksum != "") {
+		return false, nil
+	}
+	outcome, err := s.Outcome(spec.UID, key)
+	switch {
+	case err != nil:
+		return false, err
+	case outcome == fetches.Running:
+		return true, nil
+	case outcome == fetches.Fetched && there:
+		return false, nil
+	}
+	s.Begin(ctx, spec, key, "fetching "+i.Source, func(ctx context.Context, f *fetches.Fetch) error {
+		if err := s.fetch(ctx, i, f); err != nil {
+			return fmt.Errorf("image %s: %w", i.Source, err)
+		}
+		return nil
+	})
+	return true, nil
+}
+
+// fetch fetches an image and puts it into its place.
+func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) error {
+	tmp, err := s.Dir.Temp()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	out, err := os.OpenFile(filepath.Join(tmp, "image"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the engine's folder
+	if err != nil {
+		return err
+	}
+	digest, err := download(ctx, i, out, f)
+	if err == nil {
+		err = checkImage(out)
+	}
+	if err := errors.Join(err, out.Sync(), out.Close()); err != nil {
+		return err
+	}
+	name := imagePrefix + digest
+	// Not renamed: disks stand on the file that may be there already.
+	if err := os.Link(out.Name(), s.Dir.Path(s.Sub, name)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return s.Dir.Replace(s.refPath(i.Source), []byte(name+"\n"+i.Source+"\n"))
+}
+
+// download writes an image to out and checks what came.
+func download(ctx context.Context, i driver.Image, out io.Writer, f *fetches.Fetch) (digest string, err error) {
+	body, total, err := open(ctx, i.Source)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = body.Close() }()
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(out, sum, &meter{fetch: f, source: i.Source, total: total}), body)
+	if err != nil {
+		return "", err
+	}
+	if total > 0 && n != total {
+		return "", fmt.Errorf("it ended after %d of %d bytes", n, total)
+	}
+	digest = hex.EncodeToString(sum.Sum(nil))
+	if want := strings.TrimPrefix(i.Checksum, "sha256:"); want != "" && want != digest {
+		return "", fmt.Errorf("its checksum is sha256:%s, and %s was asked for", digest, i.Checksum)
+	}
+	return digest, nil
+}
+
+// meter counts what came.
+type meter struct {
+	fetch      *fetches.Fetch
+	source     string
+	got, total int64 // the latter is 0 where it is not known
+}
+
+func (m *meter) Write(p []byte) (int, error) {
+	m.got += int64(len(p))
+	got, total := float64(m.got)/1e6, float64(m.total)/1e6
+	doing := fmt.Sprintf("fetching %s: %.1f MB", m.source, got)
+	if m.total > 0 {
+		doing = fmt.Sprintf("fetching %s: %.0f%% (%.1f/%.1f MB)", m.source, got*100/total, got, total)
+	}
+	m.fetch.Progress(doing)
+	return len(p), nil
+}
+
+// open returns an image's content, and its length where that is known.
+func open(ctx context.Context, source string) (io.ReadCloser, int64, error) {
+	if reference, ok := strings.CutPrefix(source, ociScheme); ok {
+		body, err := openOCI(ctx, reference)
+		return body, 0, err
+	}
+	return openHTTP(ctx, source)
+}
+
+func checkImage(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	_, err = diskimage.Probe(f, info.Size())
+	return err
+}
