@@ -133,6 +133,21 @@ func TestStoppedByThePredecessor(t *testing.T) {
 	}
 }
 
+// wantRestartByNewLeader asks a new leader that is behind for a restart, which ends
+// a run.
+func (g *rig) wantRestartByNewLeader(run string) {
+	g.t.Helper()
+	g.engine.behind = true
+	g.startInventory()
+	g.newReconciler()
+	at := metav1.NewTime(t0)
+	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
+	g.reconcile()
+	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {
+		g.t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, g.vm().Status.RestartedAt)
+	}
+}
+
 // TestServerMadeByThePredecessor : a new leader that has not heard of the server
 // yet does not take its own adoption of it for a creation, after which a restart
 // that was asked for would count as done.
@@ -142,15 +157,7 @@ func TestServerMadeByThePredecessor(t *testing.T) {
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	run := g.server().Run
-	g.engine.behind = true
-	g.startInventory()
-	g.newReconciler()
-	at := metav1.NewTime(t0)
-	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
-	g.reconcile()
-	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {
-		t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, g.vm().Status.RestartedAt)
-	}
+	g.wantRestartByNewLeader(run)
 }
 
 // TestStartedByThePredecessor : a new leader that has not heard of the server's
@@ -166,15 +173,7 @@ func TestStartedByThePredecessor(t *testing.T) {
 		g.reconcile()
 	}
 	run := g.server().Run
-	g.engine.behind = true
-	g.startInventory()
-	g.newReconciler()
-	at := metav1.NewTime(t0)
-	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
-	g.reconcile()
-	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {
-		t.Errorf("run %q after %q, restarted at %v: want a restart", g.server().Run, run, g.vm().Status.RestartedAt)
-	}
+	g.wantRestartByNewLeader(run)
 }
 
 // TestWhoMayNotActDoesNotReport : a refused step is no failure of the VM's.
