@@ -161,10 +161,10 @@ func (p *process) await(ready func() error) error {
 
 // stop ends the process and joins an error of what was done with it.
 func (p *process) stop(err error) error {
-	if err != nil {
+	if err = errors.Join(err, p.Stop()); err != nil {
 		err = fmt.Errorf("%w; the process printed:\n%s", err, p.Output())
 	}
-	return errors.Join(err, p.Stop())
+	return err
 }
 
 // scrape reads the process's metrics.
