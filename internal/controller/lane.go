@@ -91,7 +91,7 @@ func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
 	}
 	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
 		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
-		SkipNameValidation: new(true),
+		SkipNameValidation: new(true), NewQueue: newQueue(mgr.GetLogger()),
 		// For errors of the API alone: backoff on engines is decide's.
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry),
 	})

@@ -1,0 +1,92 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"math"
+	"strconv"
+	"sync"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// laneQueue is controller-runtime's priority queue, shut down only when nobody
+// waits in it. In v0.24 a shutdown that meets an item on its way to a worker
+// leaves the queue locked for ever, and with it the other workers, so that a stop
+// fails (https://github.com/kubernetes-sigs/controller-runtime/issues/3538,
+// mended in v0.25, which wants Kubernetes 1.37).
+type laneQueue struct {
+	priorityqueue.PriorityQueue[reconcile.Request]
+
+	mu      sync.Mutex
+	closed  bool
+	waiting int // callers of Get
+}
+
+func newQueue(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Request]) queue {
+	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) queue {
+		return &laneQueue{PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[reconcile.Request]) {
+			o.Log, o.RateLimiter = log.WithValues("controller", name), limiter
+		})}
+	}
+}
+
+// GetWithPriority implements priorityqueue.PriorityQueue.
+func (q *laneQueue) GetWithPriority() (item reconcile.Request, priority int, shutdown bool) {
+	if !q.enter() {
+		return item, 0, true
+	}
+	item, priority, shutdown = q.PriorityQueue.GetWithPriority()
+	return item, priority, q.leave() || shutdown
+}
+
+// Get implements workqueue.TypedInterface.
+func (q *laneQueue) Get() (item reconcile.Request, shutdown bool) {
+	item, _, shutdown = q.GetWithPriority()
+	return item, shutdown
+}
+
+func (q *laneQueue) enter() (open bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.closed {
+		q.waiting++
+	}
+	return !q.closed
+}
+
+// leave tells whether the queue was closed meanwhile. The last one shuts it down.
+func (q *laneQueue) leave() (closed bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting--
+	if q.closed && q.waiting == 0 {
+		q.PriorityQueue.ShutDown()
+	}
+	return q.closed
+}
+
+// ShutDown gives everybody who waits something to leave with.
+func (q *laneQueue) ShutDown() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	q.closed = true
+	if q.waiting == 0 {
+		q.PriorityQueue.ShutDown()
+	}
+	for n := range q.waiting {
+		farewell := reconcile.Request{}
+		farewell.Name = "shutdown/" + strconv.Itoa(n) // no object has such a name
+		q.AddWithOpts(priorityqueue.AddOpts{Priority: new(math.MaxInt)}, farewell)
+	}
+}
+
+// ShutDownWithDrain implements workqueue.TypedInterface.
+func (q *laneQueue) ShutDownWithDrain() { q.ShutDown() }
