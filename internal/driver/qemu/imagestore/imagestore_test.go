@@ -17,17 +17,19 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
@@ -374,28 +376,98 @@ func TestPrune(t *testing.T) {
 	clean(t, s, 2)
 }
 
-// push puts files into an image of a registry of the test's own.
-func push(t *testing.T, files map[string][]byte) string {
+// archive is a tar archive of one file.
+func archive(t *testing.T, path string, content []byte) []byte {
 	t.Helper()
-	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	must(t, w.WriteHeader(&tar.Header{Name: path, Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
+	_, err := w.Write(content)
+	must(t, errors.Join(err, w.Close()))
+	return archive.Bytes()
+}
+
+// compressed is a layer of an archive.
+func compressed(t *testing.T, archive []byte) v1.Layer {
+	t.Helper()
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
+	must(t, err)
+	return layer
+}
+
+// plain is a layer of an archive whose blob is the archive itself.
+func plain(archive []byte) v1.Layer { return static.NewLayer(archive, mediatypes.OCIUncompressedLayer) }
+
+// push puts an image into a registry of the test's own. Its answers go through
+// around.
+func push(t *testing.T, around func(http.Handler) http.Handler, layers ...v1.Layer) string {
+	t.Helper()
+	server := httptest.NewServer(around(registry.New(registry.Logger(log.New(io.Discard, "", 0)))))
 	t.Cleanup(server.Close)
 	reference := strings.TrimPrefix(server.URL, "http://") + "/disks/debian:12"
-	image := empty.Image
-	for path, content := range files {
-		var archive bytes.Buffer
-		w := tar.NewWriter(&archive)
-		must(t, w.WriteHeader(&tar.Header{Name: path, Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
-		_, err := w.Write(content)
-		must(t, errors.Join(err, w.Close()))
-		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
-		must(t, err)
-		image, err = mutate.AppendLayers(image, layer)
-		must(t, err)
-	}
+	image, err := mutate.AppendLayers(empty.Image, layers...)
+	must(t, err)
 	ref, err := name.ParseReference(reference)
 	must(t, err)
 	must(t, remote.Write(ref, image))
 	return "oci://" + reference
+}
+
+// honest is a registry as it is.
+func honest(inner http.Handler) http.Handler { return inner }
+
+// blobs has a registry answer in another way where it is asked for a blob.
+func blobs(answer func(w http.ResponseWriter, r *http.Request, blob []byte)) func(http.Handler) http.Handler {
+	return func(inner http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") {
+				inner.ServeHTTP(w, r)
+				return
+			}
+			recorded := httptest.NewRecorder()
+			inner.ServeHTTP(recorded, r)
+			answer(w, r, recorded.Body.Bytes())
+		})
+	}
+}
+
+// TestRegistryFails : a blob that cannot be had or is not what its digest says is
+// told as what it is, in the layer of the disk and in others.
+func TestRegistryFails(t *testing.T) {
+	t.Parallel()
+	replace := func(old, with string) func(http.ResponseWriter, *http.Request, []byte) {
+		return func(w http.ResponseWriter, _ *http.Request, blob []byte) {
+			_, _ = w.Write(bytes.Replace(blob, []byte(old), []byte(with), 1))
+		}
+	}
+	refuse := func(status int) func(http.ResponseWriter, *http.Request, []byte) {
+		return func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(status) }
+	}
+	for name, c := range map[string]struct {
+		answer func(http.ResponseWriter, *http.Request, []byte)
+		says   string
+	}{
+		"blob is not there":     {refuse(http.StatusNotFound), "404"},
+		"blob is not given out": {refuse(http.StatusForbidden), "403"},
+		"disk was changed":      {replace("drover! ", "tamper! "), "error verifying sha256 checksum"},
+		"layer below changed":   {replace("below the disk", "above the disk"), "error verifying sha256 checksum"},
+		"layer above changed":   {replace("over the disk", "next the disk"), "error verifying sha256 checksum"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			image := driver.Image{Source: push(t, blobs(c.answer),
+				plain(archive(t, "below", []byte("below the disk"))), plain(archive(t, "disk/debian.img", disk())), plain(archive(t, "over", []byte("over the disk"))))}
+			s := newStore(t)
+			err := wait(t, s, someone(), image)
+			if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got the error %v, want %q", err, c.says)
+			}
+			if _, there := s.Path(image); there {
+				t.Error("the image is there")
+			}
+			clean(t, s, 0)
+		})
+	}
 }
 
 // TestRegistry : the layout of container disks, and what is none.
@@ -416,7 +488,11 @@ func TestRegistry(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			source := push(t, c.files)
+			var layers []v1.Layer
+			for path, content := range c.files {
+				layers = append(layers, compressed(t, archive(t, path, content)))
+			}
+			source := push(t, honest, layers...)
 			switch name {
 			case "not in registry":
 				source = strings.Replace(source, ":12", ":13", 1)
@@ -447,37 +523,20 @@ func TestRegistry(t *testing.T) {
 func TestAlways(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32
-	var mu sync.Mutex
-	content := disk()
-	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		if strings.Contains(r.URL.Path, "/manifests/12") && r.Method == http.MethodGet {
-			asked.Add(1)
-		}
-		inner.ServeHTTP(w, r)
-	}))
-	t.Cleanup(server.Close)
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	must(t, w.WriteHeader(&tar.Header{Name: "disk/x", Size: int64(len(content)), Typeflag: tar.TypeReg}))
-	_, err := w.Write(content)
-	must(t, errors.Join(err, w.Close()))
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
-	must(t, err)
-	image, err := mutate.AppendLayers(empty.Image, layer)
-	must(t, err)
-	ref, err := name.ParseReference(strings.TrimPrefix(server.URL, "http://") + "/x:12")
-	must(t, err)
-	must(t, remote.Write(ref, image))
-
+	source := push(t, func(inner http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(r.URL.Path, "/manifests/12") && r.Method == http.MethodGet {
+				asked.Add(1)
+			}
+			inner.ServeHTTP(w, r)
+		})
+	}, compressed(t, archive(t, "disk/x", disk())))
 	s := newStore(t)
 	for policy, want := range map[driver.PullPolicy]int32{driver.PullIfNotPresent: 1, driver.PullAlways: 2} {
 		asked.Store(0)
 		for range 2 {
 			who := someone()
-			must(t, wait(t, s, who, driver.Image{Source: "oci://" + ref.String(), PullPolicy: policy}))
+			must(t, wait(t, s, who, driver.Image{Source: source, PullPolicy: policy}))
 			s.Keep(who.UID)
 		}
 		if got := asked.Load(); got > want || (policy == driver.PullAlways && got != want) {

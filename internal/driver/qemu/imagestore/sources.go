@@ -59,45 +59,64 @@ func openOCI(ctx context.Context, reference string) (io.ReadCloser, error) {
 		return nil, err
 	}
 	content := mutate.Extract(image)
-	disk, err := findDisk(tar.NewReader(content))
-	if err != nil {
+	a := &archive{tar.NewReader(content), content}
+	if err := a.nextDisk(); err != nil {
 		return nil, errors.Join(err, content.Close())
 	}
-	return &inArchive{disk, content}, nil
+	return a, nil
 }
 
-// inArchive is one file of an archive. That there is no other is checked at its
-// end.
-type inArchive struct {
-	files *tar.Reader
-	io.Closer
+// archive is the content of an image, of which the disk is read.
+type archive struct {
+	files   *tar.Reader
+	content io.ReadCloser
 }
 
-func (a *inArchive) Read(p []byte) (int, error) {
+func (a *archive) Close() error { return a.content.Close() }
+
+// Read reads the disk. Whether what came is what the image's digests say, and that
+// there is no other disk, shows at the end of the image alone, so the disk does not
+// end before.
+func (a *archive) Read(p []byte) (int, error) {
 	n, err := a.files.Read(p)
-	if errors.Is(err, io.EOF) {
-		if _, other := findDisk(a.files); other == nil {
-			err = fmt.Errorf("there is more than one file in /%s: it must hold one disk", diskFolder)
-		}
+	if !errors.Is(err, io.EOF) {
+		return n, err
+	}
+	err = a.nextDisk()
+	switch {
+	case err == nil:
+		return n, fmt.Errorf("there is more than one file in /%s: it must hold one disk", diskFolder)
+	case errors.Is(err, errNoDisk):
+		return n, io.EOF
 	}
 	return n, err
 }
 
 var errNoDisk = fmt.Errorf("there is no disk in /%s of the image", diskFolder)
 
-// findDisk goes to the next disk.
-func findDisk(files *tar.Reader) (*tar.Reader, error) {
+// nextDisk goes to the next disk. It is errNoDisk only if all of the image was
+// read and is as it should be.
+func (a *archive) nextDisk() error {
 	for {
-		entry, err := files.Next()
+		entry, err := a.files.Next()
 		if errors.Is(err, io.EOF) {
-			return nil, errNoDisk
+			return a.end()
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		dir, base := path.Split(strings.TrimPrefix(path.Clean("/"+entry.Name), "/"))
 		if entry.Typeflag == tar.TypeReg && dir == diskFolder+"/" && !strings.HasPrefix(base, ".") {
-			return files, nil
+			return nil
 		}
 	}
+}
+
+// end : what went wrong is told after the end of the archive, which looks whole
+// all the same.
+func (a *archive) end() error {
+	if _, err := io.Copy(io.Discard, a.content); err != nil {
+		return err
+	}
+	return errNoDisk
 }
