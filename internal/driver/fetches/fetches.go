@@ -166,13 +166,18 @@ func (f *Fetch) doingNow() string {
 	return f.doing
 }
 
-// Progress says that the fetch goes on, and what it is doing now. Who waits is
-// told of news now and then.
-func (f *Fetch) Progress(doing string) {
+// Alive says that the fetch goes on.
+func (f *Fetch) Alive() {
 	select {
 	case f.alive <- struct{}{}:
 	default:
 	}
+}
+
+// Progress says that the fetch goes on, and what it is doing now. Who waits is
+// told of news now and then.
+func (f *Fetch) Progress(doing string) {
+	f.Alive()
 	f.book.Tell(f.book.progressed(f, doing)...)
 }
 

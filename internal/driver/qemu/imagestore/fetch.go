@@ -96,7 +96,7 @@ func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) err
 
 // download writes an image to out and checks what came.
 func download(ctx context.Context, i driver.Image, out io.Writer, f *fetches.Fetch) (digest string, err error) {
-	body, total, err := open(ctx, i.Source)
+	body, total, err := open(ctx, i.Source, f.Alive)
 	if err != nil {
 		return "", err
 	}
@@ -135,9 +135,9 @@ func (m *meter) Write(p []byte) (int, error) {
 }
 
 // open returns an image's content, and its length where that is known.
-func open(ctx context.Context, source string) (io.ReadCloser, int64, error) {
+func open(ctx context.Context, source string, alive func()) (io.ReadCloser, int64, error) {
 	if reference, ok := strings.CutPrefix(source, ociScheme); ok {
-		body, err := openOCI(ctx, reference)
+		body, err := openOCI(ctx, reference, alive)
 		return body, 0, err
 	}
 	return openHTTP(ctx, source)

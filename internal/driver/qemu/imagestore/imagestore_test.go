@@ -470,6 +470,36 @@ func TestRegistryFails(t *testing.T) {
 	}
 }
 
+// TestSlowLayer : a layer that takes longer than a fetch may be silent is no
+// silence, even if nothing of it is used.
+func TestSlowLayer(t *testing.T) {
+	t.Parallel()
+	const pieces, pace = 30, 100 * time.Millisecond
+	hidden, content := archive(t, "disk/debian.img", []byte("an older disk")), disk()
+	slowly := func(w http.ResponseWriter, r *http.Request, blob []byte) {
+		if !bytes.Equal(blob, hidden) {
+			_, _ = w.Write(blob)
+			return
+		}
+		for piece := range slices.Chunk(blob, (len(blob)+pieces-1)/pieces) {
+			_, _ = w.Write(piece)
+			w.(http.Flusher).Flush()
+			select {
+			case <-time.After(pace):
+			case <-r.Context().Done():
+			}
+		}
+	}
+	s := newStore(t)
+	s.Stall = pieces * pace / 2
+	image := driver.Image{Source: push(t, blobs(slowly), plain(hidden), plain(archive(t, "disk/debian.img", content)))}
+	must(t, wait(t, s, someone(), image))
+	path, _ := s.Path(image)
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("the disk is not what was pushed: %v", err)
+	}
+}
+
 // TestRegistry : the layout of container disks, and what is none.
 func TestRegistry(t *testing.T) {
 	t.Parallel()

@@ -48,13 +48,16 @@ func openHTTP(ctx context.Context, url string) (io.ReadCloser, int64, error) {
 // diskFolder is where an image for machines has its disk, as container disks do.
 const diskFolder = "disk"
 
-// openOCI finds the disk in an image of a registry.
-func openOCI(ctx context.Context, reference string) (io.ReadCloser, error) {
+// openOCI finds the disk in an image of a registry. Alive is called whenever
+// something of the image comes, of the disk or of what has to be read before and
+// after it.
+func openOCI(ctx context.Context, reference string, alive func()) (io.ReadCloser, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
 		return nil, err
 	}
-	image, err := remote.Image(ref, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithPlatform(platform))
+	image, err := remote.Image(ref, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithPlatform(platform),
+		remote.WithTransport(&heardTransport{remote.DefaultTransport, alive}))
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +67,36 @@ func openOCI(ctx context.Context, reference string) (io.ReadCloser, error) {
 		return nil, errors.Join(err, content.Close())
 	}
 	return a, nil
+}
+
+// heardTransport tells of all that comes.
+type heardTransport struct {
+	http.RoundTripper
+
+	alive func()
+}
+
+// RoundTrip implements http.RoundTripper.
+func (h *heardTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	answer, err := h.RoundTripper.RoundTrip(request)
+	if err == nil {
+		answer.Body = &heardBody{answer.Body, h.alive}
+	}
+	return answer, err
+}
+
+type heardBody struct {
+	io.ReadCloser
+
+	alive func()
+}
+
+func (h *heardBody) Read(p []byte) (int, error) {
+	n, err := h.ReadCloser.Read(p)
+	if n > 0 {
+		h.alive()
+	}
+	return n, err
 }
 
 // archive is the content of an image, of which the disk is read.
