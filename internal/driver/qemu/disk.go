@@ -51,6 +51,22 @@ type imageSettings struct {
 	Checksum string `json:"checksum,omitempty"`
 }
 
+// isSame tells whether what is asked for is the image that a disk stands on. It is
+// if that has the same digest, however it is named now: what the guest wrote is
+// not thrown away for a checksum that was added, or another server that has the
+// same.
+func (d *Driver) isSame(have image, asked imageSettings) bool {
+	switch {
+	case have.imageSettings == asked:
+		return true
+	case asked.Source == "" || imagestore.IsRemote(have.Source) != imagestore.IsRemote(asked.Source):
+		return false
+	case !imagestore.IsRemote(asked.Source):
+		return sourcePath(asked.Source) == have.Path
+	}
+	return d.images.Digest(driver.Image{Source: asked.Source, Checksum: asked.Checksum}) == imagestore.DigestOf(have.Path)
+}
+
 // openImage looks at an image that is on this host.
 func (d *Driver) openImage(asked imageSettings) (image, error) {
 	f, err := d.openFound(asked)
@@ -233,19 +249,17 @@ func (d *Driver) makeRoot(h home, spec driver.ServerSpec, asked imageSettings) (
 // prepareRoot makes sure that the root disk is the one that the spec asks for. A
 // new image needs a new disk.
 func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec) (*drive, error) {
-	if s.needsRoot(spec) {
-		if err := d.replaceRoot(s, spec, imageOf(spec, s.Settings.Image)); err != nil {
+	asked := imageOf(spec, s.Settings.Image)
+	if !d.isSame(s.Root.Image, asked) || (s.Root.Size == 0 && spec.RootDiskBytes > 0) {
+		if err := d.replaceRoot(s, spec, asked); err != nil {
 			return nil, err
 		}
 	}
+	s.Root.Image.imageSettings = asked
 	if s.Root.Size == 0 {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
 	return d.driveOf(rootDiskFile, s.Root)
-}
-
-func (s *server) needsRoot(spec driver.ServerSpec) bool {
-	return s.Root.Image.imageSettings != imageOf(spec, s.Settings.Image) || (s.Root.Size == 0 && spec.RootDiskBytes > 0)
 }
 
 // driveOf is how a machine gets a disk.
@@ -369,7 +383,7 @@ func imageOfVolume(v driver.Volume) imageSettings {
 // made of.
 func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
 	var images []driver.Image
-	for _, i := range s.newImages(spec, imageSettings{Source: d.Image}) {
+	for _, i := range d.newImages(s, spec) {
 		images = append(images, i.Image)
 	}
 	waits, err = d.images.Wait(ctx, spec, images...)
@@ -386,13 +400,13 @@ type newImage struct {
 }
 
 // newImages are those, of what has to be fetched, that a disk is still to be made of.
-func (s server) newImages(spec driver.ServerSpec, byDefault imageSettings) []newImage {
+func (d *Driver) newImages(s server, spec driver.ServerSpec) []newImage {
 	have := s.Settings.Image
 	if s.ID == "" {
-		have = byDefault
+		have = imageSettings{Source: d.Image}
 	}
 	var all []newImage
-	if root := imageOf(spec, have); imagestore.IsRemote(root.Source) && s.Root.Image.imageSettings != root {
+	if root := imageOf(spec, have); imagestore.IsRemote(root.Source) && !d.isSame(s.Root.Image, root) {
 		all = append(all, newImage{"image", driver.Image{Source: root.Source, Checksum: root.Checksum, PullPolicy: spec.Image.PullPolicy}})
 	}
 	for i, v := range spec.Volumes {
@@ -406,7 +420,7 @@ func (s server) newImages(spec driver.ServerSpec, byDefault imageSettings) []new
 // checkNewImages refuses what could be anything. Disks that were made of such an
 // image stay in use, whatever the flag was then.
 func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
-	for _, i := range s.newImages(spec, imageSettings{Source: d.Image}) {
+	for _, i := range d.newImages(s, spec) {
 		if imagestore.IsUnchecked(i.Image) && !d.UncheckedImages {
 			return driver.Errorf(driver.ErrInvalid,
 				"%s.checksum is empty: an image from a web server needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)

@@ -152,7 +152,11 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 	out := d.report(s)
 	if s.alive() {
-		out.Pending = s.Settings.pending(settingsOf(spec, s.Settings.Image))
+		want := settingsOf(spec, s.Settings.Image)
+		if d.isSame(s.Root.Image, want.Image) {
+			want.Image = s.Settings.Image
+		}
+		out.Pending = s.Settings.pending(want)
 	}
 	out.Doing = cmp.Or(out.Doing, d.images.Doing(s.UID))
 	return out

@@ -78,18 +78,32 @@ func IsUnchecked(i driver.Image) bool {
 	return i.Checksum == "" && IsRemote(i.Source) && !strings.HasPrefix(i.Source, ociScheme)
 }
 
-// Path of an image that is there.
-func (s *Store) Path(i driver.Image) (path string, there bool) {
-	name := strings.Replace(i.Checksum, ":", "-", 1)
-	if name == "" {
-		content, err := os.ReadFile(s.refPath(i.Source))
-		if err != nil {
-			return "", false
-		}
-		name, _ = parseRef(content)
+// Digest of an image, sha256: and 64 digits: the one that it must have or else that
+// of what its source stood for when it was last fetched. It is empty where only a
+// fetch will tell.
+func (s *Store) Digest(i driver.Image) string {
+	if i.Checksum != "" {
+		return i.Checksum
 	}
-	path = s.Dir.Path(s.Sub, name)
-	_, err := os.Stat(path) //nolint:gosec // in the store, since only the last part of a name counts
+	content, err := os.ReadFile(s.refPath(i.Source))
+	if err != nil {
+		return ""
+	}
+	name, _ := parseRef(content)
+	return DigestOf(name)
+}
+
+// DigestOf is the digest of the image in a file of the store.
+func DigestOf(path string) string { return strings.Replace(filepath.Base(path), "-", ":", 1) }
+
+// Path of an image, and whether it is there.
+func (s *Store) Path(i driver.Image) (path string, there bool) {
+	digest := s.Digest(i)
+	if digest == "" {
+		return "", false
+	}
+	path = s.Dir.Path(s.Sub, strings.Replace(digest, ":", "-", 1))
+	_, err := os.Stat(path) //nolint:gosec // in the store: a checksum was checked, and of a name only the last part counts
 	return path, err == nil
 }
 

@@ -52,7 +52,7 @@ func (s *Store) List() ([]Image, error) {
 			return nil, err
 		}
 		images = append(images, Image{
-			Digest: strings.Replace(entry.Name(), "-", ":", 1), Sources: sources[entry.Name()],
+			Digest: DigestOf(entry.Name()), Sources: sources[entry.Name()],
 			Name: entry.Name(), Size: info.Size(), FetchedAt: info.ModTime(),
 		})
 	}
