@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -26,7 +27,9 @@ type disk struct {
 	Image image `json:"image"`
 }
 
-// image is a file that a disk stands on, as it was when the disk was made.
+// image is a file that a disk stands on, as it was when the disk was made. One that
+// was fetched is in the store, wherever that is by now: of its path, only the name
+// counts, which tells its content.
 type image struct {
 	imageSettings
 
@@ -74,13 +77,9 @@ func (d *Driver) openImage(asked imageSettings) (image, error) {
 		return image{}, err
 	}
 	defer func() { _ = f.Close() }()
-	i, err := describeImage(f)
+	i, err := describeImage(f, asked)
 	if err != nil {
 		return image{}, unavailable("image %s: %w", asked.Source, err)
-	}
-	i.imageSettings, i.Path = asked, sourcePath(asked.Source)
-	if imagestore.IsRemote(asked.Source) {
-		i.Path = f.Name()
 	}
 	return i, nil
 }
@@ -95,13 +94,9 @@ func (d *Driver) openFound(asked imageSettings) (*os.File, error) {
 	if !there {
 		return nil, unavailable("image %s has to be fetched first", asked.Source)
 	}
-	return openFetched(path, asked.Source)
-}
-
-func openFetched(path, source string) (*os.File, error) {
 	f, err := os.Open(path) //nolint:gosec // in the driver's folder
 	if err != nil {
-		return nil, unavailable("image %s: %w", source, err)
+		return nil, unavailable("image %s: %w", asked.Source, err)
 	}
 	return f, nil
 }
@@ -184,22 +179,35 @@ func (d *Driver) kernelOf(spec driver.ServerSpec) (*kernel, error) {
 	return &kernel{Path: sourcePath(k.Source), Initrd: sourcePath(k.Initrd), Cmdline: k.Cmdline}, nil
 }
 
-func describeImage(f *os.File) (image, error) {
+func describeImage(f *os.File, asked imageSettings) (image, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return image{}, err
 	}
+	i := image{imageSettings: asked, Path: sourcePath(asked.Source)}
+	if imagestore.IsRemote(asked.Source) {
+		i.Path = filepath.Base(f.Name())
+	}
+	i.Stamp = i.stampOf(info)
 	probed, err := diskimage.Probe(f, info.Size())
-	return image{Format: probed.Format, Size: probed.Size, Stamp: stampOf(info)}, err
+	i.Format, i.Size = probed.Format, probed.Size
+	return i, err
 }
 
-// stampOf changes when a file does.
-func stampOf(info fs.FileInfo) string {
-	var inode uint64
-	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
-		inode = stat.Ino
+// stampOf changes when the image's file does, and not when that is copied with its
+// times, as from a backup. A file of the store may have been fetched again, and is
+// named after its content, but it may have been cut off.
+func (i image) stampOf(info fs.FileInfo) string {
+	if imagestore.IsRemote(i.Source) {
+		return strconv.FormatInt(info.Size(), 10)
 	}
-	return fmt.Sprintf("%d-%d-%d", inode, info.Size(), info.ModTime().UnixNano())
+	return fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())
+}
+
+// fetched is the image, which is in the store, as it is fetched again: by its
+// digest, whatever its source stands for by now.
+func (i image) fetched(policy driver.PullPolicy) driver.Image {
+	return driver.Image{Source: i.Source, Checksum: imagestore.DigestOf(i.Path), PullPolicy: policy}
 }
 
 // checkDisks refuses what only the disks at hand can tell.
@@ -227,10 +235,10 @@ func (d *Driver) makeDisk(path, field string, asked imageSettings, size int64) (
 		return disk{}, err
 	}
 	if size != 0 && size < i.Size {
-		return disk{}, driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", field, size, i.Path, i.Size)
+		return disk{}, driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", field, size, i.Source, i.Size)
 	}
 	size = max(size, i.Size)
-	return disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: i.Path, Format: i.Format})
+	return disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
 }
 
 // makeRoot makes a root disk. A kernel that is booted directly may do without an
@@ -271,7 +279,16 @@ func (d *Driver) driveOf(path string, have disk) (*drive, error) {
 	if err := d.checkImage(was); err != nil {
 		return nil, err
 	}
-	return &drive{Path: path, Backing: &layer{Path: was.Path, Format: was.Format}}, nil
+	return &drive{Path: path, Backing: &layer{Path: d.pathOf(was), Format: was.Format}}, nil
+}
+
+// pathOf is where an image is now.
+func (d *Driver) pathOf(i image) string {
+	if !imagestore.IsRemote(i.Source) {
+		return i.Path
+	}
+	path, _ := d.images.Path(i.fetched(""))
+	return path
 }
 
 // checkImage : a disk is worth nothing on top of anything but the image that it
@@ -286,10 +303,13 @@ func (d *Driver) checkImage(was image) error {
 	if err != nil {
 		return unavailable("image %s: %w", was.Path, err)
 	}
-	if stampOf(info) != was.Stamp {
-		return unavailable("image %s was changed or replaced since the server's disk was made on top of it: put it back, or name another image", was.Path)
+	switch {
+	case was.stampOf(info) == was.Stamp:
+		return nil
+	case imagestore.IsRemote(was.Source):
+		return unavailable("image %s was cut off or changed in %s: remove that file, and it is fetched again", was.Source, d.pathOf(was))
 	}
-	return nil
+	return unavailable("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included", was.Path)
 }
 
 // reopen opens the image of a disk. What a source stands for may have changed, but
@@ -298,7 +318,7 @@ func (d *Driver) reopen(was image) (*os.File, error) {
 	if !imagestore.IsRemote(was.Source) {
 		return d.openSource("image.source", was.Path)
 	}
-	return openFetched(was.Path, was.Source)
+	return d.openFound(imageSettings{was.Source, was.fetched("").Checksum})
 }
 
 // replaceRoot says first that there is no root disk, so that after a crash none is
@@ -379,11 +399,11 @@ func imageOfVolume(v driver.Volume) imageSettings {
 	return imageSettings{v.Image.Source, v.Image.Checksum}
 }
 
-// fetching tells whether a server has to wait for an image that a disk is to be
+// fetching tells whether a server has to wait for an image that one of its disks is
 // made of.
 func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
 	var images []driver.Image
-	for _, i := range d.newImages(s, spec) {
+	for _, i := range d.imagesOf(s, spec) {
 		images = append(images, i.Image)
 	}
 	waits, err = d.images.Wait(ctx, spec, images...)
@@ -393,34 +413,47 @@ func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec)
 	return waits, err
 }
 
-// newImage is one that a field of the spec names and that is to be fetched.
-type newImage struct {
+// namedImage is one that has to be fetched if it is not there, and the field that
+// names it.
+type namedImage struct {
 	field string
 	driver.Image
 }
 
-// newImages are those, of what has to be fetched, that a disk is still to be made of.
-func (d *Driver) newImages(s server, spec driver.ServerSpec) []newImage {
+// imagesOf are those, of what is fetched, that a server's next run needs: as the
+// spec names them where a disk is still to be made of one, and else by their digest.
+func (d *Driver) imagesOf(s server, spec driver.ServerSpec) []namedImage {
+	all := []namedImage{{"image", d.rootImage(s, spec)}}
+	for i, v := range spec.Volumes {
+		var asked driver.Image
+		if v.Image != nil {
+			asked = *v.Image
+		}
+		if made, is := s.Volumes[v.Name]; is {
+			asked = made.Image.fetched(asked.PullPolicy)
+		}
+		all = append(all, namedImage{fmt.Sprintf("volumes[%d].source.image", i), asked})
+	}
+	return slices.DeleteFunc(all, func(i namedImage) bool { return !imagestore.IsRemote(i.Source) })
+}
+
+func (d *Driver) rootImage(s server, spec driver.ServerSpec) driver.Image {
 	have := s.Settings.Image
 	if s.ID == "" {
 		have = imageSettings{Source: d.Image}
 	}
-	var all []newImage
-	if root := imageOf(spec, have); imagestore.IsRemote(root.Source) && !d.isSame(s.Root.Image, root) {
-		all = append(all, newImage{"image", driver.Image{Source: root.Source, Checksum: root.Checksum, PullPolicy: spec.Image.PullPolicy}})
+	asked := imageOf(spec, have)
+	image := driver.Image{Source: asked.Source, Checksum: asked.Checksum, PullPolicy: spec.Image.PullPolicy}
+	if d.isSame(s.Root.Image, asked) {
+		image.Checksum = imagestore.DigestOf(s.Root.Image.Path)
 	}
-	for i, v := range spec.Volumes {
-		if _, made := s.Volumes[v.Name]; !made && v.Image != nil && imagestore.IsRemote(v.Image.Source) {
-			all = append(all, newImage{fmt.Sprintf("volumes[%d].source.image", i), *v.Image})
-		}
-	}
-	return all
+	return image
 }
 
-// checkNewImages refuses what could be anything. Disks that were made of such an
-// image stay in use, whatever the flag was then.
-func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
-	for _, i := range d.newImages(s, spec) {
+// checkImages refuses what could be anything. Disks that were made of such an image
+// stay in use, whatever the flag was then.
+func (d *Driver) checkImages(s server, spec driver.ServerSpec) error {
+	for _, i := range d.imagesOf(s, spec) {
 		if imagestore.IsUnchecked(i.Image) && !d.UncheckedImages {
 			return driver.Errorf(driver.ErrInvalid,
 				"%s.checksum is empty: an image from a web server needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)

@@ -46,13 +46,13 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	s, err := d.find(ctx, spec.Target)
 	switch {
 	case err == nil:
-		return s, cmp.Or(s.checkDisks(spec), d.checkNewImages(s, spec))
+		return s, cmp.Or(s.checkDisks(spec), d.checkImages(s, spec))
 	case !errors.Is(err, driver.ErrNotFound):
 		return server{}, err
 	case spec.ID != "":
 		return server{}, err
 	}
-	if err := d.checkNewImages(server{}, spec); err != nil {
+	if err := d.checkImages(server{}, spec); err != nil {
 		return server{}, err
 	}
 	if err := d.killStrays(ctx, spec.UID); err != nil {

@@ -91,3 +91,91 @@ func TestSameFile(t *testing.T) {
 	restart(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }
+
+// off stops a machine whose guest has booted.
+func off(t *testing.T, d *Driver, spec driver.ServerSpec) {
+	t.Helper()
+	spec.Power = driver.PowerOff
+	reach(t, d, spec, driver.StateStopped)
+}
+
+// TestImageRestored : an image that was put back by copying it with its times is
+// the one that the disk was made on.
+func TestImageRestored(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	off(t, d, spec)
+	content, err := os.ReadFile(e.plain)
+	must(t, err)
+	info, err := os.Stat(e.plain)
+	must(t, err)
+	must(t, os.Rename(e.plain, e.plain+".old")) // which keeps its inode
+	must(t, os.WriteFile(e.plain, content, 0o600))
+	must(t, os.Chtimes(e.plain, info.ModTime(), info.ModTime()))
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 2 A")
+	gone(t, d, spec)
+}
+
+// TestCacheRemoved : an image that a disk stands on is fetched again, but nothing
+// else in its place.
+func TestCacheRemoved(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.UncheckedImages = true
+	d := openWith(t, o)
+	spec := e.spec()
+	spec.Image.Source = e.web(t) + "/boot-A0.img"
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.web(t) + "/boot-B0.img"}}}
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	off(t, d, spec)
+	must(t, os.RemoveAll(d.dir.Path(cacheDir)))
+	must(t, os.Rename(e.plain, e.plain+".old"))
+	must(t, os.Link(e.other, e.plain))
+	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "its checksum is "+checksumOf(t, e.other), driver.ReasonImageUnavailable)
+	never := spec
+	never.Image.PullPolicy = driver.PullNever
+	wantError(t, d.waitFor(t, never), driver.ErrRetry, "not among those that were fetched", driver.ReasonImageUnavailable)
+
+	must(t, os.Rename(e.plain+".old", e.plain))
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 2 A")
+	off(t, d, spec)
+	path, there := d.images.Path(spec.Image)
+	if !there {
+		t.Fatal("the image is not in the store")
+	}
+	must(t, os.Truncate(path, 512))
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, "cut off or changed in "+path, driver.ReasonImageUnavailable)
+	must(t, os.Remove(path))
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 3 A")
+	gone(t, d, spec)
+}
+
+// TestFolderMoved : machines are as they were in a folder that was moved with the
+// images that were fetched.
+func TestFolderMoved(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: e.web(t) + "/boot-A0.img", Checksum: checksumOf(t, e.plain)}
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	off(t, d, spec)
+	moved := e.dir + "-moved"
+	must(t, os.Rename(e.dir, moved))
+	e.dir = moved
+	d = e.open(t)
+	reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 2 A")
+	gone(t, d, spec)
+}

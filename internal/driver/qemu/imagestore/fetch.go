@@ -44,7 +44,7 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 	_, there := s.Path(i)
 	if i.PullPolicy == driver.PullNever && !there {
 		return false, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
-			"image %s was not fetched before and its pullPolicy is Never", i.Source))
+			"image %s is not among those that were fetched, and its pullPolicy is Never", i.Source))
 	}
 	// A checksum leaves nothing to fetch again.
 	if there && (i.PullPolicy != driver.PullAlways || i.Checksum != "") {
@@ -68,8 +68,15 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 	return true, nil
 }
 
-// fetch fetches an image and puts it into its place.
+// fetch fetches an image and puts it into its place. A person may have removed that
+// with all that was in it.
 func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) error {
+	if err := s.Dir.Reach(); err != nil {
+		return err
+	}
+	if err := s.Dir.MakeFolders(); err != nil {
+		return err
+	}
 	tmp, err := s.Dir.Temp()
 	if err != nil {
 		return err
