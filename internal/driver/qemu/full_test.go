@@ -50,7 +50,8 @@ func (e *engine) fill(t *testing.T) string {
 	return path
 }
 
-// TestDiskFullFetching : what came of an image that has no room is thrown away.
+// TestDiskFullFetching : what came of an image that does not leave room for others
+// is thrown away.
 func TestDiskFullFetching(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -59,11 +60,11 @@ func TestDiskFullFetching(t *testing.T) {
 	content, err := os.ReadFile(e.plain)
 	must(t, err)
 	content = append(content, make([]byte, 3<<20)...)
-	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }))
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })) // of a length that is not told
 	t.Cleanup(web.Close)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: web.URL, Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
-	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "no space left on device", driver.ReasonImageUnavailable)
+	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "it has at least", "bytes are free on the disk of "+e.dir, driver.ReasonImageUnavailable)
 	leavesNothing(t, d)
 	if have, err := d.images.List(); err != nil || len(have) != 0 {
 		t.Errorf("the store has %v, %v", have, err)

@@ -82,32 +82,48 @@ func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) err
 		return err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	out, err := os.OpenFile(filepath.Join(tmp, "image"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the engine's folder
+	path := filepath.Join(tmp, "image")
+	digest, err := s.fetchTo(ctx, path, i, f)
 	if err != nil {
-		return err
-	}
-	digest, err := download(ctx, i, out, f)
-	if err == nil {
-		err = checkImage(out)
-	}
-	if err := errors.Join(err, out.Sync(), out.Close()); err != nil {
 		return err
 	}
 	name := imagePrefix + digest
 	// Not renamed: disks stand on the file that may be there already.
-	if err := os.Link(out.Name(), s.Dir.Path(s.Sub, name)); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Link(path, s.Dir.Path(s.Sub, name)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return s.Dir.Replace(s.refPath(i.Source), []byte(name+"\n"+i.Source+"\n"))
 }
 
+// fetchTo makes a file of an image that is one.
+func (s *Store) fetchTo(ctx context.Context, path string, i driver.Image, f *fetches.Fetch) (digest string, err error) {
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the engine's folder
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	digest, err = download(ctx, i, &roomyFile{file: out, dir: s.Dir.Path()}, f)
+	if err != nil {
+		return "", err
+	}
+	if err := checkImage(out); err != nil {
+		return "", err
+	}
+	return digest, out.Sync()
+}
+
 // download writes an image to out and checks what came.
-func download(ctx context.Context, i driver.Image, out io.Writer, f *fetches.Fetch) (digest string, err error) {
+func download(ctx context.Context, i driver.Image, out *roomyFile, f *fetches.Fetch) (digest string, err error) {
 	body, total, err := open(ctx, i.Source, f.Alive)
 	if err != nil {
 		return "", err
 	}
 	defer func() { _ = body.Close() }()
+	if total > 0 {
+		if err := out.checkRoom(total, fmt.Sprintf("it has %d bytes", total)); err != nil {
+			return "", err
+		}
+	}
 	sum := sha256.New()
 	n, err := io.Copy(io.MultiWriter(out, sum, &meter{fetch: f, source: i.Source, total: total}), body)
 	if err != nil {

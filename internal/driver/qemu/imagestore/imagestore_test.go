@@ -188,6 +188,7 @@ func TestFailures(t *testing.T) {
 		"stalls":         {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum(content), "no progress for"},
 		"stalls midway":  {stall(content), checksum(content), "no progress for"},
 		"nobody listens": {nil, checksum(content), "refused"},
+		"endless":        {endless, checksum(content), "it has 1152921504606846976 bytes, and there is no room for it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -214,6 +215,14 @@ func TestFailures(t *testing.T) {
 			clean(t, s, 0)
 		})
 	}
+}
+
+// endless says that more is to come than any disk has room for.
+func endless(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Length", "1152921504606846976")
+	w.WriteHeader(http.StatusOK)
+	w.(http.Flusher).Flush()
+	<-r.Context().Done()
 }
 
 func cutOff(content []byte) http.HandlerFunc {
