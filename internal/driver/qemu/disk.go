@@ -71,13 +71,13 @@ func (d *Driver) isSame(have image, asked imageSettings) bool {
 }
 
 // openImage looks at an image that is on this host.
-func (d *Driver) openImage(asked imageSettings) (image, error) {
+func (d *Driver) openImage(ctx context.Context, asked imageSettings) (image, error) {
 	f, err := d.openFound(asked)
 	if err != nil {
 		return image{}, err
 	}
 	defer func() { _ = f.Close() }()
-	i, err := describeImage(f, asked)
+	i, err := describeImage(ctx, f, asked)
 	if err != nil {
 		return image{}, unavailable("image %s: %w", asked.Source, err)
 	}
@@ -179,7 +179,7 @@ func (d *Driver) kernelOf(spec driver.ServerSpec) (*kernel, error) {
 	return &kernel{Path: sourcePath(k.Source), Initrd: sourcePath(k.Initrd), Cmdline: k.Cmdline}, nil
 }
 
-func describeImage(f *os.File, asked imageSettings) (image, error) {
+func describeImage(ctx context.Context, f *os.File, asked imageSettings) (image, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return image{}, err
@@ -189,7 +189,7 @@ func describeImage(f *os.File, asked imageSettings) (image, error) {
 		i.Path = filepath.Base(f.Name())
 	}
 	i.Stamp = i.stampOf(info)
-	probed, err := diskimage.Probe(f, info.Size())
+	probed, err := diskimage.Probe(ctx, f, info.Size())
 	i.Format, i.Size = probed.Format, probed.Size
 	return i, err
 }
@@ -226,11 +226,11 @@ func (s *server) checkDisks(spec driver.ServerSpec) error {
 
 // makeDisk makes a disk on top of an image, or a blank one where none is named.
 // Without a size it has the image's.
-func (d *Driver) makeDisk(path, field string, asked imageSettings, size int64) (disk, error) {
+func (d *Driver) makeDisk(ctx context.Context, path, field string, asked imageSettings, size int64) (disk, error) {
 	if asked.Source == "" {
 		return disk{Size: size}, diskimage.CreateQcow2(path, size, nil)
 	}
-	i, err := d.openImage(asked)
+	i, err := d.openImage(ctx, asked)
 	if err != nil {
 		return disk{}, err
 	}
@@ -243,7 +243,7 @@ func (d *Driver) makeDisk(path, field string, asked imageSettings, size int64) (
 
 // makeRoot makes a root disk. A kernel that is booted directly may do without an
 // image, and without a disk.
-func (d *Driver) makeRoot(h home, spec driver.ServerSpec, asked imageSettings) (disk, error) {
+func (d *Driver) makeRoot(ctx context.Context, h home, spec driver.ServerSpec, asked imageSettings) (disk, error) {
 	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disk{}, nil
 	}
@@ -251,15 +251,15 @@ func (d *Driver) makeRoot(h home, spec driver.ServerSpec, asked imageSettings) (
 		_, err := d.openSource("image.source", asked.Source)
 		return disk{}, err
 	}
-	return d.makeDisk(h.file(rootDiskFile), "resource.rootDisk", asked, spec.RootDiskBytes)
+	return d.makeDisk(ctx, h.file(rootDiskFile), "resource.rootDisk", asked, spec.RootDiskBytes)
 }
 
 // prepareRoot makes sure that the root disk is the one that the spec asks for. A
 // new image needs a new disk.
-func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec) (*drive, error) {
+func (d *Driver) prepareRoot(ctx context.Context, s *server, spec driver.ServerSpec) (*drive, error) {
 	asked := imageOf(spec, s.Settings.Image)
 	if !d.isSame(s.Root.Image, asked) || (s.Root.Size == 0 && spec.RootDiskBytes > 0) {
-		if err := d.replaceRoot(s, spec, asked); err != nil {
+		if err := d.replaceRoot(ctx, s, spec, asked); err != nil {
 			return nil, err
 		}
 	}
@@ -323,13 +323,13 @@ func (d *Driver) reopen(was image) (*os.File, error) {
 
 // replaceRoot says first that there is no root disk, so that after a crash none is
 // taken for another.
-func (d *Driver) replaceRoot(s *server, spec driver.ServerSpec, asked imageSettings) error {
+func (d *Driver) replaceRoot(ctx context.Context, s *server, spec driver.ServerSpec, asked imageSettings) error {
 	tmp, err := d.dir.Temp()
 	if err != nil {
 		return d.dir.Explain(err)
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	root, err := d.makeRoot(home{d.dir, tmp}, spec, asked)
+	root, err := d.makeRoot(ctx, home{d.dir, tmp}, spec, asked)
 	if err != nil {
 		return d.dir.Explain(err)
 	}
@@ -348,11 +348,11 @@ func (d *Driver) replaceRoot(s *server, spec driver.ServerSpec, asked imageSetti
 
 // prepareVolumes makes the volumes that are not there yet. One that the spec does
 // not name any more stays where it is, for the time that it does again.
-func (d *Driver) prepareVolumes(s *server, spec driver.ServerSpec) ([]volume, error) {
+func (d *Driver) prepareVolumes(ctx context.Context, s *server, spec driver.ServerSpec) ([]volume, error) {
 	volumes := make([]volume, 0, len(spec.Volumes))
 	for i, v := range spec.Volumes {
 		if _, made := s.Volumes[v.Name]; !made {
-			if err := d.makeVolume(s, i, v); err != nil {
+			if err := d.makeVolume(ctx, s, i, v); err != nil {
 				return nil, d.dir.Explain(err)
 			}
 		}
@@ -370,14 +370,14 @@ func volumeFile(name string) string { return "volume-" + name + ".qcow2" }
 
 // makeVolume moves a volume into place before it is written down: one that is
 // nobody's yet is replaced.
-func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
+func (d *Driver) makeVolume(ctx context.Context, s *server, i int, v driver.Volume) error {
 	tmp, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
 	path := filepath.Join(tmp, volumeFile(v.Name))
-	made, err := d.makeDisk(path, fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes)
+	made, err := d.makeDisk(ctx, path, fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes)
 	if err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if err := d.journal.note(spec.Target, deedCreate); err != nil {
 		return server{}, err
 	}
-	if err := d.create(spec); err != nil {
+	if err := d.create(ctx, spec); err != nil {
 		return server{}, d.dir.Explain(err)
 	}
 	d.ring(spec.UID)
@@ -93,7 +93,7 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 }
 
 // create makes a server that is off: whole, or not at all.
-func (d *Driver) create(spec driver.ServerSpec) error {
+func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 	tmp, err := d.dir.Temp()
 	if err != nil {
 		return err
@@ -109,7 +109,7 @@ func (d *Driver) create(spec driver.ServerSpec) error {
 	}
 	defer release()
 	settings := settingsOf(spec, imageSettings{Source: d.Image})
-	root, err := d.makeRoot(h, spec, settings.Image)
+	root, err := d.makeRoot(ctx, h, spec, settings.Image)
 	if err != nil {
 		return err
 	}

@@ -71,11 +71,11 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 		return machine{}, err
 	}
 	defer release()
-	root, err := d.prepareRoot(s, spec)
+	root, err := d.prepareRoot(ctx, s, spec)
 	if err != nil {
 		return machine{}, err
 	}
-	volumes, err := d.prepareVolumes(s, spec)
+	volumes, err := d.prepareVolumes(ctx, s, spec)
 	if err != nil {
 		return machine{}, err
 	}

@@ -5,7 +5,10 @@ package diskimage_test
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,7 +34,7 @@ func probe(t *testing.T, path string) (diskimage.Info, error) {
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	must(t, err)
-	return diskimage.Probe(f, info.Size())
+	return diskimage.Probe(t.Context(), f, info.Size())
 }
 
 // rawDisk is a disk with an MBR and data in it.
@@ -60,6 +63,62 @@ func made(t *testing.T, args ...string) string {
 	return path
 }
 
+// Places in the header of a qcow2 image.
+const (
+	l1Size   = 36
+	l1Offset = 40
+)
+
+// patched is an image in which a number of so many bits was changed.
+func patched(t *testing.T, path string, at int64, bits int, value uint64) string {
+	t.Helper()
+	number := binary.BigEndian.AppendUint64(nil, value)[8-bits/8:]
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	_, err = f.WriteAt(number, at)
+	must(t, errors.Join(err, f.Close()))
+	return path
+}
+
+// l1Of is where the L1 table of an image begins.
+func l1Of(t *testing.T, path string) int64 {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	must(t, err)
+	return int64(binary.BigEndian.Uint64(content[l1Offset:]))
+}
+
+// longL1 is a disk of 1 GiB, for which two entries of the L1 table do, and which
+// has a third that leads nowhere.
+func longL1(t *testing.T) string {
+	t.Helper()
+	path := made(t, "create", "-q", "-f", "qcow2", "OUT", "1G")
+	return patched(t, patched(t, path, l1Size, 32, 3), l1Of(t, path)+2*8, 64, 1<<40)
+}
+
+// overlapping has an L2 table that begins within a cluster, as many might that
+// share their bytes.
+func overlapping(t *testing.T) string {
+	t.Helper()
+	path := made(t, "create", "-q", "-f", "qcow2", "OUT", "1G")
+	return patched(t, path, l1Of(t, path), 64, 512)
+}
+
+// TestProbeEnds with its context, though there is more to read.
+func TestProbeEnds(t *testing.T) {
+	t.Parallel()
+	f, err := os.Open(made(t, "convert", "-q", "-O", "qcow2", "-f", "raw", rawDisk(t), "OUT"))
+	must(t, err)
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got, err := diskimage.Probe(ctx, f, info.Size()); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %+v and error %v", got, err)
+	}
+}
+
 func TestProbeTakes(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -73,6 +132,7 @@ func TestProbeTakes(t *testing.T) {
 		"compressed qcow2":   {made(t, "convert", "-q", "-c", "-O", "qcow2", "-f", "raw", rawDisk(t), "OUT"), diskimage.Info{Format: "qcow2", Size: 3 * mib}},
 		"zstd qcow2":         {made(t, "convert", "-q", "-c", "-o", "compression_type=zstd", "-O", "qcow2", "-f", "raw", rawDisk(t), "OUT"), diskimage.Info{Format: "qcow2", Size: 3 * mib}},
 		"qcow2 with wide L2": {made(t, "convert", "-q", "-o", "extended_l2=on", "-O", "qcow2", "-f", "raw", rawDisk(t), "OUT"), diskimage.Info{Format: "qcow2", Size: 3 * mib}},
+		"more L1 than disk":  {longL1(t), diskimage.Info{Format: "qcow2", Size: 1 << 30}},
 		"small clusters":     {made(t, "convert", "-q", "-o", "cluster_size=512", "-O", "qcow2", "-f", "raw", rawDisk(t), "OUT"), diskimage.Info{Format: "qcow2", Size: 3 * mib}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -106,6 +166,9 @@ func TestProbeRefuses(t *testing.T) {
 		"qcow2, header cut off":   {cut(made(t, "create", "-q", "-f", "qcow2", "OUT", "1G"), 60), "cut off"},
 		"qcow2, tables cut off":   {cut(made(t, "create", "-q", "-f", "qcow2", "OUT", "1G"), 100_000), "cut off"},
 		"qcow2, data cut off":     {cut(made(t, "convert", "-q", "-O", "qcow2", "-f", "raw", base, "OUT"), mib), "cut off"},
+		"qcow2, tables overlap":   {overlapping(t), "table 0 begins at byte 512, within a cluster of 65536 bytes"},
+		"qcow2, L1 too short":     {patched(t, made(t, "create", "-q", "-f", "qcow2", "OUT", "1G"), l1Size, 32, 1), "no sense"},
+		"qcow2, L1 off a cluster": {patched(t, made(t, "create", "-q", "-f", "qcow2", "OUT", "1G"), l1Offset, 64, 512), "no sense"},
 		"compressed, cut off":     {cut(made(t, "convert", "-q", "-c", "-O", "qcow2", "-f", "raw", base, "OUT"), 5*65536+10), "cut off"},
 		"qcow2, unknown features": {file(t, "QFI\xfb\x00\x00\x00\x03"+strings.Repeat("\x00", 64)+"\x00\x00\x00\x00\x00\x01\x00\x00"+strings.Repeat("\x00", 40)), "unknown features"},
 		"qcow2 of nonsense":       {file(t, "QFI\xfb\x00\x00\x00\x03"+strings.Repeat("\x00", 200)), "no sense"},
@@ -126,7 +189,7 @@ func FuzzProbe(f *testing.F) {
 	f.Add([]byte("QFI\xfb\x00\x00\x00\x02" + strings.Repeat("\x00", 200)))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, content []byte) {
-		info, err := diskimage.Probe(bytes.NewReader(content), int64(len(content)))
+		info, err := diskimage.Probe(t.Context(), bytes.NewReader(content), int64(len(content)))
 		if err == nil && (info.Size <= 0 || info.Size%512 != 0) {
 			t.Errorf("got %+v", info)
 		}

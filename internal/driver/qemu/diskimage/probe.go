@@ -8,6 +8,7 @@ package diskimage
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -66,13 +67,13 @@ var signs = []struct {
 // Probe tells what an image is. An error says why it cannot be used. Images that
 // point to other files are refused: whoever may name an image could read any
 // file of the host by them.
-func Probe(image io.ReaderAt, length int64) (Info, error) {
+func Probe(ctx context.Context, image io.ReaderAt, length int64) (Info, error) {
 	head := make([]byte, min(length, sector))
 	if _, err := image.ReadAt(head, 0); err != nil && !errors.Is(err, io.EOF) {
 		return Info{}, err
 	}
 	if bytes.HasPrefix(head, []byte(magic)) {
-		return probeQcow2(image, length)
+		return probeQcow2(ctx, image, length)
 	}
 	for _, f := range foreign {
 		if bytes.HasPrefix(head, []byte(f.magic)) {
@@ -139,7 +140,7 @@ const (
 	maxSize         = 1 << 56
 )
 
-func probeQcow2(image io.ReaderAt, length int64) (Info, error) {
+func probeQcow2(ctx context.Context, image io.ReaderAt, length int64) (Info, error) {
 	var h header
 	if err := binary.Read(io.NewSectionReader(image, 0, length), binary.BigEndian, &h); err != nil {
 		return Info{}, errors.New("it is a qcow2 image that was cut off in its header")
@@ -150,7 +151,7 @@ func probeQcow2(image io.ReaderAt, length int64) (Info, error) {
 	if err := h.check(); err != nil {
 		return Info{}, err
 	}
-	if err := h.checkTables(image, length); err != nil {
+	if err := h.checkTables(ctx, image, length); err != nil {
 		return Info{}, err
 	}
 	return Info{Format: Qcow2, Size: int64(h.Size)}, nil //nolint:gosec // at most maxSize
@@ -170,41 +171,61 @@ func (h header) check() error {
 		return errors.New("it is a qcow2 image that is marked as corrupt: mend it by qemu-img check -r all")
 	case h.Incompatible&^knownFeatures != 0:
 		return fmt.Errorf("it is a qcow2 image with the unknown features %#x", h.Incompatible&^knownFeatures)
-	case h.ClusterBits < 9 || h.ClusterBits > 21, h.Size == 0, h.Size > maxSize, h.Size%sector != 0, uint64(h.L1Size)*8 > maxL1:
+	case h.ClusterBits < 9 || h.ClusterBits > 21, h.Size == 0, h.Size > maxSize, h.Size%sector != 0, uint64(h.L1Size)*8 > maxL1, h.neededL1() > int64(h.L1Size), h.L1TableOffset%uint64(h.cluster()) != 0: //nolint:gosec // not negative
 		return errors.New("it is a qcow2 image with a header that makes no sense")
 	}
 	return nil
 }
 
-// checkTables finds images that were cut off: QEMU would read zeros where data
-// is missing.
-func (h header) checkTables(image io.ReaderAt, length int64) error {
-	cutOff := errors.New("it is a qcow2 image that was cut off")
-	cluster := int64(1) << h.ClusterBits
-	refcounts := int64(h.RefcountClusters) * cluster
-	if !inside(h.L1TableOffset, int64(h.L1Size)*8, length) || !inside(h.RefcountOffset, refcounts, length) {
-		return cutOff
+// width of an entry of an L2 table.
+func (h header) width() int64 {
+	if h.Incompatible&featureWideL2 != 0 {
+		return 16
 	}
-	tables, err := readTable(image, h.L1TableOffset, int64(h.L1Size)*8, 8)
+	return 8
+}
+
+func (h header) cluster() int64 { return int64(1) << h.ClusterBits }
+
+// neededL1 is how many entries of the L1 table the disk has. Those after them are
+// never read.
+func (h header) neededL1() int64 {
+	covers := h.cluster() / h.width() * h.cluster()
+	return (int64(h.Size) + covers - 1) / covers //nolint:gosec // at most maxSize
+}
+
+// checkTables finds images that were cut off: QEMU would read zeros where data
+// is missing. A table begins where a cluster does, so no image has more of them
+// than it has clusters.
+func (h header) checkTables(ctx context.Context, image io.ReaderAt, length int64) error {
+	if !inside(h.L1TableOffset, h.neededL1()*8, length) || !inside(h.RefcountOffset, int64(h.RefcountClusters)*h.cluster(), length) {
+		return errCutOff
+	}
+	tables, err := readTable(image, h.L1TableOffset, h.neededL1()*8, 8)
 	if err != nil {
 		return err
 	}
-	checked := map[uint64]bool{}
-	for _, entry := range tables {
+	checked := map[uint64]bool{0: true} // which stands for none
+	for n, entry := range tables {
 		at := entry & offsetMask
-		if at == 0 || checked[at] {
+		if checked[at] {
 			continue
 		}
 		checked[at] = true
-		if !inside(at, cluster, length) {
-			return cutOff
+		if at%uint64(h.cluster()) != 0 { //nolint:gosec // not negative
+			return fmt.Errorf("it is a qcow2 image that is broken: its table %d begins at byte %d, within a cluster of %d bytes", n, at, h.cluster())
 		}
-		if ok, err := h.checkL2(image, at, length); err != nil || !ok {
-			return errors.Join(err, cutOff)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := h.checkL2(image, at, length); err != nil {
+			return err
 		}
 	}
 	return nil
 }
+
+var errCutOff = errors.New("it is a qcow2 image that was cut off")
 
 const (
 	offsetMask     = 0x00fffffffffffe00
@@ -212,21 +233,20 @@ const (
 )
 
 // checkL2 : the last cluster may be shorter than others.
-func (h header) checkL2(image io.ReaderAt, at uint64, length int64) (ok bool, err error) {
-	width := int64(8)
-	if h.Incompatible&featureWideL2 != 0 {
-		width = 16
+func (h header) checkL2(image io.ReaderAt, at uint64, length int64) error {
+	if !inside(at, h.cluster(), length) {
+		return errCutOff
 	}
-	entries, err := readTable(image, at, int64(1)<<h.ClusterBits, width)
+	entries, err := readTable(image, at, h.cluster(), h.width())
 	if err != nil {
-		return false, err
+		return err
 	}
 	for _, entry := range entries {
 		if !inside(h.dataOffset(entry), 0, length) {
-			return false, nil
+			return errCutOff
 		}
 	}
-	return true, nil
+	return nil
 }
 
 // dataOffset is where a cluster's data begins; compressed ones have fewer bits

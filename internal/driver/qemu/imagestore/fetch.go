@@ -106,7 +106,7 @@ func (s *Store) fetchTo(ctx context.Context, path string, i driver.Image, f *fet
 	if err != nil {
 		return "", err
 	}
-	if err := checkImage(out); err != nil {
+	if err := checkImage(ctx, out); err != nil {
 		return "", err
 	}
 	return digest, out.Sync()
@@ -166,11 +166,11 @@ func open(ctx context.Context, source string, alive func()) (io.ReadCloser, int6
 	return openHTTP(ctx, source)
 }
 
-func checkImage(f *os.File) error {
+func checkImage(ctx context.Context, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	_, err = diskimage.Probe(f, info.Size())
+	_, err = diskimage.Probe(ctx, f, info.Size())
 	return err
 }
