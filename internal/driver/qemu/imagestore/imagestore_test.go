@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -73,6 +74,69 @@ func serve(t *testing.T, f http.HandlerFunc) string {
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
 	return server.URL + "/disk.img"
+}
+
+// TestMain has web servers of tests trusted, which all have the same certificate.
+func TestMain(m *testing.M) {
+	server := httptest.NewTLSServer(nil)
+	server.Close()
+	trusted, err := os.CreateTemp("", "drover-test-*.pem")
+	if err == nil {
+		err = errors.Join(pem.Encode(trusted, &pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), trusted.Close(),
+			os.Setenv("SSL_CERT_FILE", trusted.Name()))
+	}
+	if err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.Remove(trusted.Name())
+	os.Exit(code)
+}
+
+// TestRedirects : they lead anywhere but out of https.
+func TestRedirects(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	give := func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }
+	web := func(secure bool, f http.HandlerFunc) string {
+		server := httptest.NewUnstartedServer(f)
+		if secure {
+			server.StartTLS()
+		} else {
+			server.Start()
+		}
+		t.Cleanup(server.Close)
+		return server.URL
+	}
+	for name, c := range map[string]struct {
+		from, to bool // https
+		says     string
+	}{
+		"http to http":   {false, false, ""},
+		"http to https":  {false, true, ""},
+		"https to https": {true, true, ""},
+		"https to http":  {true, false, "it may only go on to https://"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			to := web(c.to, give)
+			from := web(c.from, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, to, http.StatusFound) })
+			s := newStore(t)
+			err := wait(t, s, someone(), driver.Image{Source: from, Checksum: checksum(content)})
+			if c.says == "" {
+				must(t, err)
+				return
+			}
+			if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), from+" redirects to "+to) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got the error %v", err)
+			}
+			clean(t, s, 0)
+		})
+	}
+	around := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.String(), http.StatusFound) })
+	if err := wait(t, newStore(t), someone(), driver.Image{Source: around, Checksum: checksum(content)}); err == nil || !strings.Contains(err.Error(), "more than 10 times") {
+		t.Errorf("got the error %v", err)
+	}
 }
 
 func someone() driver.ServerSpec {

@@ -34,7 +34,7 @@ func openHTTP(ctx context.Context, url string) (io.ReadCloser, int64, error) {
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.ResponseHeaderTimeout = answersWithin
-	answer, err := (&http.Client{Transport: transport}).Do(request)
+	answer, err := (&http.Client{Transport: transport, CheckRedirect: checkRedirect}).Do(request)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -43,6 +43,22 @@ func openHTTP(ctx context.Context, url string) (io.ReadCloser, int64, error) {
 		return nil, 0, fmt.Errorf("the server answered %s", answer.Status)
 	}
 	return answer.Body, max(answer.ContentLength, 0), nil
+}
+
+// maxRedirects is how many redirects lead to an image at most.
+const maxRedirects = 10
+
+// checkRedirect refuses to leave https, by which alone nobody on the way can
+// change what is sent.
+func checkRedirect(next *http.Request, via []*http.Request) error {
+	last := via[len(via)-1].URL
+	switch {
+	case len(via) > maxRedirects:
+		return fmt.Errorf("it was redirected more than %d times", maxRedirects)
+	case last.Scheme == "https" && next.URL.Scheme != "https":
+		return fmt.Errorf("%s redirects to %s: from https:// it may only go on to https://", last.Redacted(), next.URL.Redacted())
+	}
+	return nil
 }
 
 // diskFolder is where an image for machines has its disk, as container disks do.
