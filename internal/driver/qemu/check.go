@@ -4,7 +4,6 @@
 package qemu
 
 import (
-	"fmt"
 	"regexp"
 	"strings"
 
@@ -53,7 +52,7 @@ func check(spec driver.ServerSpec) error {
 	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
 		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
 	}
-	return imagestore.Check("image", spec.Image)
+	return imagestore.Check(rootField, spec.Image)
 }
 
 func checkSizes(spec driver.ServerSpec) error {
@@ -83,7 +82,7 @@ func checkVolumes(volumes []driver.Volume) error {
 		}
 		names[v.Name] = true
 		if v.Image != nil {
-			if err := imagestore.Check(fmt.Sprintf("volumes[%d].source.image", i), *v.Image); err != nil {
+			if err := imagestore.Check(volumeField(i), *v.Image); err != nil {
 				return err
 			}
 		}

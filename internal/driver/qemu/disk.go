@@ -70,9 +70,15 @@ func (d *Driver) isSame(have image, asked imageSettings) bool {
 	return d.images.Digest(driver.Image{Source: asked.Source, Checksum: asked.Checksum}) == imagestore.DigestOf(have.Path)
 }
 
+// rootField is the field that names the image of the root disk.
+const rootField = "image"
+
+// volumeField is the one that names the image of a volume.
+func volumeField(i int) string { return fmt.Sprintf("volumes[%d].source.image", i) }
+
 // openImage looks at an image that is on this host.
-func (d *Driver) openImage(ctx context.Context, asked imageSettings) (image, error) {
-	f, err := d.openFound(asked)
+func (d *Driver) openImage(ctx context.Context, field string, asked imageSettings) (image, error) {
+	f, err := d.openFound(field, asked)
 	if err != nil {
 		return image{}, err
 	}
@@ -86,9 +92,9 @@ func (d *Driver) openImage(ctx context.Context, asked imageSettings) (image, err
 
 // openFound opens the file of an image: the one that it names, or the one that
 // was fetched.
-func (d *Driver) openFound(asked imageSettings) (*os.File, error) {
+func (d *Driver) openFound(field string, asked imageSettings) (*os.File, error) {
 	if !imagestore.IsRemote(asked.Source) {
-		return d.openSource("image.source", asked.Source)
+		return d.openSource(field+".source", asked.Source)
 	}
 	path, there := d.images.Path(driver.Image{Source: asked.Source, Checksum: asked.Checksum})
 	if !there {
@@ -111,7 +117,7 @@ func sourcePath(source string) string { return strings.TrimPrefix(source, "file:
 // the allowed folders, and no symbolic link leads out of them.
 func (d *Driver) openSource(field, source string) (*os.File, error) {
 	forms := "it must be the absolute path of a file, or file:// before one"
-	if field == "image.source" {
+	if strings.HasSuffix(field, "image.source") {
 		forms += ", or begin with http://, https:// or oci://"
 	}
 	path := sourcePath(source)
@@ -224,20 +230,27 @@ func (s *server) checkDisks(spec driver.ServerSpec) error {
 	return nil
 }
 
+// order is what a disk is to be, and the fields that say so.
+type order struct {
+	imageField, sizeField string
+	image                 imageSettings
+	size                  int64
+}
+
 // makeDisk makes a disk on top of an image, or a blank one where none is named.
 // Without a size it has the image's.
-func (d *Driver) makeDisk(ctx context.Context, path, field string, asked imageSettings, size int64) (disk, error) {
-	if asked.Source == "" {
-		return disk{Size: size}, diskimage.CreateQcow2(path, size, nil)
+func (d *Driver) makeDisk(ctx context.Context, path string, o order) (disk, error) {
+	if o.image.Source == "" {
+		return disk{Size: o.size}, diskimage.CreateQcow2(path, o.size, nil)
 	}
-	i, err := d.openImage(ctx, asked)
+	i, err := d.openImage(ctx, o.imageField, o.image)
 	if err != nil {
 		return disk{}, err
 	}
-	if size != 0 && size < i.Size {
-		return disk{}, driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", field, size, i.Source, i.Size)
+	if o.size != 0 && o.size < i.Size {
+		return disk{}, driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, i.Source, i.Size)
 	}
-	size = max(size, i.Size)
+	size := max(o.size, i.Size)
 	return disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
 }
 
@@ -248,10 +261,10 @@ func (d *Driver) makeRoot(ctx context.Context, h home, spec driver.ServerSpec, a
 		return disk{}, nil
 	}
 	if asked.Source == "" && spec.Image.Kernel == nil {
-		_, err := d.openSource("image.source", asked.Source)
+		_, err := d.openFound(rootField, asked)
 		return disk{}, err
 	}
-	return d.makeDisk(ctx, h.file(rootDiskFile), "resource.rootDisk", asked, spec.RootDiskBytes)
+	return d.makeDisk(ctx, h.file(rootDiskFile), order{rootField, "resource.rootDisk", asked, spec.RootDiskBytes})
 }
 
 // prepareRoot makes sure that the root disk is the one that the spec asks for. A
@@ -267,16 +280,16 @@ func (d *Driver) prepareRoot(ctx context.Context, s *server, spec driver.ServerS
 	if s.Root.Size == 0 {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	return d.driveOf(rootDiskFile, s.Root)
+	return d.driveOf(rootField, rootDiskFile, s.Root)
 }
 
-// driveOf is how a machine gets a disk.
-func (d *Driver) driveOf(path string, have disk) (*drive, error) {
+// driveOf is how a machine gets a disk, whose image the field names.
+func (d *Driver) driveOf(field, path string, have disk) (*drive, error) {
 	was := have.Image
 	if was.Path == "" {
 		return &drive{Path: path}, nil
 	}
-	if err := d.checkImage(was); err != nil {
+	if err := d.checkImage(field, was); err != nil {
 		return nil, err
 	}
 	return &drive{Path: path, Backing: &layer{Path: d.pathOf(was), Format: was.Format}}, nil
@@ -293,8 +306,8 @@ func (d *Driver) pathOf(i image) string {
 
 // checkImage : a disk is worth nothing on top of anything but the image that it
 // was made on.
-func (d *Driver) checkImage(was image) error {
-	f, err := d.reopen(was)
+func (d *Driver) checkImage(field string, was image) error {
+	f, err := d.reopen(field, was)
 	if err != nil {
 		return err
 	}
@@ -314,11 +327,11 @@ func (d *Driver) checkImage(was image) error {
 
 // reopen opens the image of a disk. What a source stands for may have changed, but
 // not what was fetched by it then.
-func (d *Driver) reopen(was image) (*os.File, error) {
+func (d *Driver) reopen(field string, was image) (*os.File, error) {
 	if !imagestore.IsRemote(was.Source) {
-		return d.openSource("image.source", was.Path)
+		return d.openFound(field, imageSettings{Source: was.Path})
 	}
-	return d.openFound(imageSettings{was.Source, was.fetched("").Checksum})
+	return d.openFound(field, imageSettings{was.Source, was.fetched("").Checksum})
 }
 
 // replaceRoot says first that there is no root disk, so that after a crash none is
@@ -356,12 +369,12 @@ func (d *Driver) prepareVolumes(ctx context.Context, s *server, spec driver.Serv
 				return nil, d.dir.Explain(err)
 			}
 		}
-		root, err := d.driveOf(volumeFile(v.Name), s.Volumes[v.Name])
+		attached, err := d.driveOf(volumeField(i), volumeFile(v.Name), s.Volumes[v.Name])
 		if err != nil {
 			return nil, err
 		}
-		root.ReadOnly = v.ReadOnly
-		volumes = append(volumes, volume{v.Name, *root})
+		attached.ReadOnly = v.ReadOnly
+		volumes = append(volumes, volume{v.Name, *attached})
 	}
 	return volumes, nil
 }
@@ -377,7 +390,7 @@ func (d *Driver) makeVolume(ctx context.Context, s *server, i int, v driver.Volu
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
 	path := filepath.Join(tmp, volumeFile(v.Name))
-	made, err := d.makeDisk(ctx, path, fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes)
+	made, err := d.makeDisk(ctx, path, order{volumeField(i), fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes})
 	if err != nil {
 		return err
 	}
@@ -423,7 +436,7 @@ type namedImage struct {
 // imagesOf are those, of what is fetched, that a server's next run needs: as the
 // spec names them where a disk is still to be made of one, and else by their digest.
 func (d *Driver) imagesOf(s server, spec driver.ServerSpec) []namedImage {
-	all := []namedImage{{"image", d.rootImage(s, spec)}}
+	all := []namedImage{{rootField, d.rootImage(s, spec)}}
 	for i, v := range spec.Volumes {
 		var asked driver.Image
 		if v.Image != nil {
@@ -432,7 +445,7 @@ func (d *Driver) imagesOf(s server, spec driver.ServerSpec) []namedImage {
 		if made, is := s.Volumes[v.Name]; is {
 			asked = made.Image.fetched(asked.PullPolicy)
 		}
-		all = append(all, namedImage{fmt.Sprintf("volumes[%d].source.image", i), asked})
+		all = append(all, namedImage{volumeField(i), asked})
 	}
 	return slices.DeleteFunc(all, func(i namedImage) bool { return !imagestore.IsRemote(i.Source) })
 }
