@@ -273,6 +273,8 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
+const immutableVolume = `spec.volumes[1].source: Invalid value: source and checksum of a volume's image are immutable: the volume is made from it once, so another one needs a volume of another name`
+
 const immutable = `; to move the VirtualMachine to another driver, delete it and create it anew`
 
 var updateCases = map[string]struct {
@@ -302,8 +304,13 @@ var updateCases = map[string]struct {
 	"driver removed": {`{driver: docker, resource: {cpu: 1, memory: 1G}}`, minimal, []string{
 		`spec.driver: Invalid value: driver is immutable: it was docker and is now not set` + immutable,
 	}},
-	"volume grows":   {volume("2G"), volume("3G"), nil},
-	"volume removed": {volume("2G"), minimal, nil},
+	"volume grows":            {volume("2G"), volume("3G"), nil},
+	"volume removed":          {volume("2G"), minimal, nil},
+	"volume's pullPolicy":     {imageVolume("{source: a, pullPolicy: Never}"), imageVolume("{source: a}"), nil},
+	"volume's image changed":  {imageVolume("{source: a}"), imageVolume("{source: b}"), []string{immutableVolume}},
+	"volume's image added":    {volume("2G"), imageVolume("{source: a}"), []string{immutableVolume}},
+	"volume's image removed":  {imageVolume("{source: a}"), volume("2G"), []string{immutableVolume}},
+	"volume's checksum added": {imageVolume("{source: a}"), imageVolume(`{source: a, checksum: "sha256:` + strings.Repeat("0", 64) + `"}`), []string{immutableVolume}},
 	"volume shrinks": {volume("2G"), volume("1G"), []string{
 		`spec.volumes[1].size: Invalid value: "1G": size may only grow: it was 2G and is now 1G`,
 	}},
@@ -360,6 +367,8 @@ func named(name string) string {
 func volume(size string) string {
 	return `{resource: {cpu: 1, memory: 1G}, volumes: [{name: a, size: 1G}, {name: b, size: ` + size + `}]}`
 }
+
+func imageVolume(image string) string { return volume(`2G, source: {image: ` + image + `}`) }
 
 func repeat(n int, format string) string {
 	items := make([]string, n)

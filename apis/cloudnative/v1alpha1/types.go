@@ -239,6 +239,8 @@ type Kernel struct {
 }
 
 // Volume is a further disk.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.source) && has(self.source.image) && has(self.source.image.source) ? self.source.image.source : '') == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.source) ? oldSelf.source.image.source : '') && (has(self.source) && has(self.source.image) && has(self.source.image.checksum) ? self.source.image.checksum : '') == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.checksum) ? oldSelf.source.image.checksum : '')",fieldPath=".source",message="source and checksum of a volume's image are immutable: the volume is made from it once, so another one needs a volume of another name"
 type Volume struct {
 	// name of the volume; the guest sees it as the disk's serial number.
 	// +kubebuilder:validation:MinLength=1
@@ -251,7 +253,8 @@ type Volume struct {
 	// +kubebuilder:validation:XValidation:rule="!isQuantity(string(self)) || quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="size may only grow",messageExpression="'size may only grow: it was ' + string(oldSelf) + ' and is now ' + string(self)"
 	// +required
 	Size resource.Quantity `json:"size"`
-	// source is what the volume holds at first. Empty means blank.
+	// source is what the volume holds at first. Empty means blank. Its image
+	// cannot be changed later.
 	// +optional
 	Source *VolumeSource `json:"source,omitempty"`
 	// readOnly refuses writes by the guest.

@@ -179,3 +179,23 @@ func TestFolderMoved(t *testing.T) {
 	serial(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }
+
+// TestVolumeImageChanged : a volume is made once, so another image waits for
+// nothing.
+func TestVolumeImageChanged(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.plain}}}
+	reach(t, d, spec, driver.StateRunning)
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.other}}}
+	if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 {
+		t.Errorf("pending are %v", s.Pending)
+	}
+	spec.Volumes[0].ReadOnly = true
+	if s := reach(t, d, spec, driver.StateRunning); !slices.Equal(s.Pending, []string{"volumes"}) {
+		t.Errorf("read-only: pending are %v", s.Pending)
+	}
+	gone(t, d, spec)
+}

@@ -97,10 +97,10 @@ type settings struct {
 	NetworkData string `json:"networkData,omitempty"`
 }
 
+// volumeSettings leave out the image: a volume is made of it once.
 type volumeSettings struct {
-	Name     string        `json:"name"`
-	Image    imageSettings `json:"image,omitzero"`
-	ReadOnly bool          `json:"readOnly,omitempty"`
+	Name     string `json:"name"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
 // stop is a stop that was begun and is carried through.
@@ -118,7 +118,7 @@ func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 		s.Kernel = *spec.Image.Kernel
 	}
 	for _, v := range spec.Volumes {
-		s.Volumes = append(s.Volumes, volumeSettings{v.Name, imageOfVolume(v), v.ReadOnly})
+		s.Volumes = append(s.Volumes, volumeSettings{v.Name, v.ReadOnly})
 	}
 	return s
 }

@@ -18,7 +18,8 @@ type VolumeApplyConfiguration struct {
 	Name *string `json:"name,omitempty"`
 	// size of the volume; it may only grow.
 	Size *resource.Quantity `json:"size,omitempty"`
-	// source is what the volume holds at first. Empty means blank.
+	// source is what the volume holds at first. Empty means blank. Its image
+	// cannot be changed later.
 	Source *VolumeSourceApplyConfiguration `json:"source,omitempty"`
 	// readOnly refuses writes by the guest.
 	ReadOnly *bool `json:"readOnly,omitempty"`
