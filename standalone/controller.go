@@ -23,8 +23,8 @@ import (
 	"cloudnative.tw/drover/standalone/internal/part"
 )
 
-// stopControllerBy leaves the controller's running calls the time that it
-// grants them itself.
+// stopControllerBy leaves the controller's running calls and fetches the time that
+// it grants them itself.
 const stopControllerBy = 5500 * time.Millisecond
 
 // holder names every drover up in the Lease of its own API. Neither a pod nor a

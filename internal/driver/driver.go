@@ -75,6 +75,13 @@ type Surveyor interface {
 	Others(ctx context.Context) (map[string]int, error)
 }
 
+// Closer ends what a driver does in the background. It is optional.
+type Closer interface {
+	// Close cancels fetches and joins them. An error tells of one that did not
+	// end before ctx did.
+	Close(ctx context.Context) error
+}
+
 // Prober asks whether a server takes connections. It is for a driver under which
 // a plain connection does not tell: what leads to the server from outside would
 // answer in its place. It is optional.

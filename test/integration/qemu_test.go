@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -190,4 +191,26 @@ func (m *machines) leavesNothing(t *testing.T, vm *api.VirtualMachine) {
 		}
 		return nil
 	})
+}
+
+// TestQEMUStopEndsDownloads : a controller that stops takes its downloads with it,
+// and what came of them.
+func TestQEMUStopEndsDownloads(t *testing.T) {
+	begun := make(chan struct{}, 1)
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		begun <- struct{}{}
+		<-r.Context().Done()
+	}))
+	t.Cleanup(web.Close)
+	m := newMachines(t)
+	m.Create(t, small("fetching", m.Namespace(t), "qemu").Spec(func(s *api.VirtualMachineSpec) {
+		s.Image = &api.Image{Source: web.URL, Checksum: "sha256:" + strings.Repeat("0", 64)}
+	}))
+	<-begun
+	m.controller.MustStop(t)
+	left, err := os.ReadDir(filepath.Join(m.dir, "tmp"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
 }

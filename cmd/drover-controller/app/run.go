@@ -36,6 +36,9 @@ import (
 const (
 	// stopTimeout is how long running calls may take to end on a stop.
 	stopTimeout = 5 * time.Second
+	// closeTimeout is how long what the drivers do in the background may take to
+	// end after that: it is cancelled.
+	closeTimeout = 400 * time.Millisecond
 	// askTimeout bounds a question to the API at the start.
 	askTimeout = 10 * time.Second
 )
@@ -56,10 +59,11 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	inventories, err := openInventories(ctx, o, mgr.GetAPIReader(), guard)
+	inventories, closeDrivers, err := openInventories(ctx, o, mgr.GetAPIReader(), guard)
 	if err != nil {
 		return err
 	}
+	defer closeDrivers()
 	recorder, endEvents, err := newRecorder(ctx, mgr)
 	if err != nil {
 		return err
@@ -179,32 +183,40 @@ func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 	return strconv.ParseUint(vms.ResourceVersion, 10, 64)
 }
 
-func openInventories(ctx context.Context, o *Options, reader client.Reader, gate guard.Gate) ([]*inventory.Inventory, error) {
+func openInventories(ctx context.Context, o *Options, reader client.Reader, gate guard.Gate) (all []*inventory.Inventory, closeDrivers func(), err error) {
 	cluster, err := ClusterID(ctx, reader)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	opened, err := table.Open(ctx, o.VMDriver, table.Options{
 		Settings: o.Drivers, ClusterID: cluster, Log: ctrl.Log, Clock: clock.RealClock{}, Registerer: metrics.Registry, Gate: gate,
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, line := range table.Others(ctx, opened) {
 		ctrl.Log.Info(line)
 	}
-	var out []*inventory.Inventory
 	for _, d := range opened {
 		inv, err := inventory.New(inventory.Options{
 			Name: d.Name, Driver: d.Driver, Clock: clock.RealClock{}, Log: ctrl.Log,
 			ListPeriod: o.ListPeriod, UsagePeriod: o.UsagePeriod,
 		})
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		out = append(out, inv)
+		all = append(all, inv)
 	}
-	return out, nil
+	return all, func() { endFetches(ctx, opened) }, nil
+}
+
+// endFetches comes when ctx has ended.
+func endFetches(ctx context.Context, opened []table.Opened) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	if err := table.Close(ctx, opened); err != nil {
+		ctrl.Log.Info("Fetch left behind", "cause", err.Error())
+	}
 }
 
 // addLanes has the manager run a lane for each inventory.

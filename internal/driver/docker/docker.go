@@ -83,6 +83,7 @@ type Driver struct {
 var (
 	_ driver.Driver     = (*Driver)(nil)
 	_ driver.Identifier = (*Driver)(nil)
+	_ driver.Closer     = (*Driver)(nil)
 )
 
 // New returns a driver for the engine that DOCKER_HOST, DOCKER_CERT_PATH and
@@ -139,9 +140,10 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 }
 
 // Close cancels pulls that are under way and joins them.
-func (d *Driver) Close() {
-	d.fetches.Close()
+func (d *Driver) Close(ctx context.Context) error {
+	err := d.fetches.Close(ctx)
 	if c := d.client.Load(); c != nil {
 		_ = c.Close()
 	}
+	return err
 }

@@ -64,7 +64,7 @@ func newDriver(t *testing.T, o Options) *Driver {
 	o.Log, o.Clock = testr.New(t), clock.RealClock{}
 	d, err := New(o)
 	must(t, err)
-	t.Cleanup(d.Close)
+	t.Cleanup(func() { must(t, d.Close(context.WithoutCancel(t.Context()))) })
 	return d
 }
 

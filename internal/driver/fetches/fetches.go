@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -267,7 +268,12 @@ func (b *Book) Abandon(ctx context.Context, uid types.UID) error {
 	b.mu.Lock()
 	dropped := b.drop(uid, nil)
 	b.mu.Unlock()
-	for _, f := range dropped {
+	return join(ctx, dropped)
+}
+
+// join waits for the end of fetches that were cancelled.
+func join(ctx context.Context, cancelled []*Fetch) error {
+	for _, f := range cancelled {
 		select {
 		case <-f.done:
 		case <-ctx.Done():
@@ -277,18 +283,16 @@ func (b *Book) Abandon(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// Close cancels all fetches and joins them.
-func (b *Book) Close() {
+// Close cancels all fetches, and waits for their end. It is ErrRetry if ctx ends
+// before.
+func (b *Book) Close(ctx context.Context) error {
 	b.mu.Lock()
-	var all []*Fetch
-	for _, f := range b.running {
-		f.cancel(errAbandoned)
-		all = append(all, f)
-	}
+	all := slices.Collect(maps.Values(b.running))
 	b.mu.Unlock()
 	for _, f := range all {
-		<-f.done
+		f.cancel(errAbandoned)
 	}
+	return join(ctx, all)
 }
 
 // Doing says how the fetches that a server waits for go, or nothing.

@@ -44,7 +44,11 @@ func newRig(t *testing.T) *rig {
 			r.told <- uid
 		}
 	}}
-	t.Cleanup(r.Close)
+	t.Cleanup(func() {
+		if err := r.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
 	return r
 }
 
@@ -175,6 +179,17 @@ func TestAbandonDoesNotWaitForEver(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	close(hangs)
+}
+
+// TestClose : all fetches end with their book.
+func TestClose(t *testing.T) {
+	r := newRig(t)
+	r.begin("a", "x")
+	r.begin("b", "y")
+	x, y := r.next(), r.next()
+	if err := r.Close(t.Context()); err != nil || x.ctx.Err() == nil || y.ctx.Err() == nil {
+		t.Errorf("error %v; x: %v, y: %v", err, x.ctx.Err(), y.ctx.Err())
+	}
 }
 
 // TestCallersEnd : a fetch goes on after the call that began it.

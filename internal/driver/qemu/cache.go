@@ -15,7 +15,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver/enginedir"
-	"cloudnative.tw/drover/internal/driver/fetches"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
@@ -43,7 +42,7 @@ func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Cache{dir: dir, store: &imagestore.Store{Dir: dir, Sub: cacheDir, Book: fetches.Book{Clock: c}}}, nil
+	return &Cache{dir: dir, store: &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: c}}, nil
 }
 
 // Machines are the directories of all machines, of whatever cluster.

@@ -21,7 +21,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	if err != nil {
 		return err
 	}
-	if err := d.images.Abandon(ctx, t.UID); err != nil {
+	if err := d.fetches.Abandon(ctx, t.UID); err != nil {
 		lock.Release()
 		return err
 	}

@@ -271,7 +271,7 @@ func (d *Driver) makeRoot(ctx context.Context, h home, spec driver.ServerSpec, a
 // new image needs a new disk.
 func (d *Driver) prepareRoot(ctx context.Context, s *server, spec driver.ServerSpec) (*drive, error) {
 	asked := imageOf(spec, s.Settings.Image)
-	if !d.isSame(s.Root.Image, asked) || (s.Root.Size == 0 && spec.RootDiskBytes > 0) {
+	if d.needsRoot(s, spec) {
 		if err := d.replaceRoot(ctx, s, spec, asked); err != nil {
 			return nil, err
 		}
@@ -281,6 +281,10 @@ func (d *Driver) prepareRoot(ctx context.Context, s *server, spec driver.ServerS
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
 	return d.driveOf(rootField, rootDiskFile, s.Root)
+}
+
+func (d *Driver) needsRoot(s *server, spec driver.ServerSpec) bool {
+	return !d.isSame(s.Root.Image, imageOf(spec, s.Settings.Image)) || (s.Root.Size == 0 && spec.RootDiskBytes > 0)
 }
 
 // driveOf is how a machine gets a disk, whose image the field names.
@@ -421,7 +425,7 @@ func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec)
 	}
 	waits, err = d.images.Wait(ctx, spec, images...)
 	if !waits && err == nil {
-		d.images.Keep(spec.UID)
+		d.fetches.Keep(spec.UID)
 	}
 	return waits, err
 }
@@ -463,9 +467,9 @@ func (d *Driver) rootImage(s server, spec driver.ServerSpec) driver.Image {
 	return image
 }
 
-// checkImages refuses what could be anything. Disks that were made of such an image
-// stay in use, whatever the flag was then.
-func (d *Driver) checkImages(s server, spec driver.ServerSpec) error {
+// checkNewImages refuses what could be anything. Disks that were made of such an
+// image stay in use, whatever the flag was then.
+func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 	for _, i := range d.imagesOf(s, spec) {
 		if imagestore.IsUnchecked(i.Image) && !d.UncheckedImages {
 			return driver.Errorf(driver.ErrInvalid,

@@ -30,7 +30,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	defer lock.Release()
 	s, err := d.findOrCreate(ctx, spec)
 	if errors.Is(err, errFetching) {
-		return d.images.Server(spec.UID), nil
+		return d.fetches.Server(spec.UID), nil
 	}
 	if err != nil {
 		return driver.Server{}, err
@@ -46,13 +46,13 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	s, err := d.find(ctx, spec.Target)
 	switch {
 	case err == nil:
-		return s, cmp.Or(s.checkDisks(spec), d.checkImages(s, spec))
+		return s, cmp.Or(s.checkDisks(spec), d.checkNewImages(s, spec))
 	case !errors.Is(err, driver.ErrNotFound):
 		return server{}, err
 	case spec.ID != "":
 		return server{}, err
 	}
-	if err := d.checkImages(server{}, spec); err != nil {
+	if err := d.checkNewImages(server{}, spec); err != nil {
 		return server{}, err
 	}
 	if err := d.killStrays(ctx, spec.UID); err != nil {
@@ -158,7 +158,7 @@ func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 		}
 		out.Pending = s.Settings.pending(want)
 	}
-	out.Doing = cmp.Or(out.Doing, d.images.Doing(s.UID))
+	out.Doing = cmp.Or(out.Doing, d.fetches.Doing(s.UID))
 	return out
 }
 

@@ -151,7 +151,7 @@ func TestRegistryStalls(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
 			d := e.open(t)
-			d.images.Stall = time.Second
+			d.fetches.Stall = time.Second
 			var stalls atomic.Bool
 			inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

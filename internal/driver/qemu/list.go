@@ -30,11 +30,11 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	met := map[types.UID]bool{}
 	for _, s := range found {
 		out := d.report(s)
-		out.Doing = cmp.Or(out.Doing, d.images.Doing(s.UID))
+		out.Doing = cmp.Or(out.Doing, d.fetches.Doing(s.UID))
 		servers = append(servers, out)
 		met[s.UID] = met[s.UID] || !s.Retained
 	}
-	for _, p := range d.images.Pending(uids...) {
+	for _, p := range d.fetches.Pending(uids...) {
 		if !met[p.UID] {
 			servers = append(servers, p)
 		}

@@ -116,6 +116,7 @@ type Driver struct {
 	accel   accelerator
 	pressed pressed
 	address hostAddress
+	fetches *fetches.Book
 	images  *imagestore.Store
 	journal *journal
 	logs    logBound
@@ -126,6 +127,7 @@ var (
 	_ driver.Driver     = (*Driver)(nil)
 	_ driver.Identifier = (*Driver)(nil)
 	_ driver.Consoler   = (*Driver)(nil)
+	_ driver.Closer     = (*Driver)(nil)
 )
 
 // New opens the folder, and makes it where it is missing.
@@ -154,9 +156,13 @@ func New(o Options) (*Driver, error) {
 		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
 		logs: defaultLogBound, groups: findGroups, journal: journal,
 	}
-	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Book: fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ringAll}}
+	d.fetches = &fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ringAll}
+	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches}
 	return d, nil
 }
+
+// Close cancels downloads that are under way and joins them. Machines run on.
+func (d *Driver) Close(ctx context.Context) error { return d.fetches.Close(ctx) }
 
 func (o Options) withDefaults() Options {
 	if o.Accel == "" {

@@ -135,6 +135,21 @@ func open(name string, o Options) (driver.Driver, error) {
 	return nil, fmt.Errorf("unknown driver %q", name)
 }
 
+// Close ends what the drivers do in the background, as far as it ends before ctx.
+func Close(ctx context.Context, opened []Opened) error {
+	var errs []error
+	for _, o := range opened {
+		closer, ok := driver.As[driver.Closer](o.Driver)
+		if !ok {
+			continue
+		}
+		if err := closer.Close(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("driver %s: %w", o.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // answers asks the engine who it is.
 func answers(ctx context.Context, name string, d driver.Driver, log logr.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)

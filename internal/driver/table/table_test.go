@@ -6,12 +6,17 @@ package table
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -82,6 +87,40 @@ func TestAutoQEMU(t *testing.T) {
 	opened, err = Open(t.Context(), Auto, o)
 	if err != nil || !slices.Equal(names(opened), []string{"fake"}) {
 		t.Errorf("without QEMU: opened %q, %v", names(opened), err)
+	}
+}
+
+// TestClose ends a download, through all that is wrapped around the driver, and
+// nothing of it is left.
+func TestClose(t *testing.T) {
+	begun, ended := make(chan struct{}), make(chan struct{})
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		close(begun)
+		<-r.Context().Done()
+		close(ended)
+	}))
+	t.Cleanup(web.Close)
+	o := options()
+	o.QEMUDir = t.TempDir()
+	opened, err := Open(t.Context(), "qemu,fake", o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := opened[0].Driver.Ensure(t.Context(), driver.ServerSpec{
+		Target: driver.Target{UID: uuid.NewUUID(), Epoch: 1}, Namespace: "default", Name: "vm", Power: driver.PowerOn,
+		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: web.URL, Checksum: "sha256:" + strings.Repeat("0", 64)},
+	})
+	if err != nil || s.State != driver.StatePending {
+		t.Fatalf("it is %+v, %v", s, err)
+	}
+	<-begun
+	if err := Close(t.Context(), opened); err != nil {
+		t.Error(err)
+	}
+	<-ended
+	if left, err := os.ReadDir(filepath.Join(o.QEMUDir, "tmp")); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
 

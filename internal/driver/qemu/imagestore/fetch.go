@@ -28,7 +28,7 @@ func (s *Store) Wait(ctx context.Context, spec driver.ServerSpec, images ...driv
 	for n, i := range images {
 		keys[n] = keyOf(i)
 	}
-	s.Keep(spec.UID, keys...)
+	s.Fetches.Keep(spec.UID, keys...)
 	for n, i := range images {
 		if waits, err := s.waitForOne(ctx, spec, i, keys[n]); waits || err != nil {
 			return waits, err
@@ -50,7 +50,7 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 	if there && (i.PullPolicy != driver.PullAlways || i.Checksum != "") {
 		return false, nil
 	}
-	outcome, err := s.Outcome(spec.UID, key)
+	outcome, err := s.Fetches.Outcome(spec.UID, key)
 	switch {
 	case err != nil:
 		return false, err
@@ -59,7 +59,7 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 	case outcome == fetches.Fetched && there:
 		return false, nil
 	}
-	s.Begin(ctx, spec, key, "fetching "+i.Source, func(ctx context.Context, f *fetches.Fetch) error {
+	s.Fetches.Begin(ctx, spec, key, "fetching "+i.Source, func(ctx context.Context, f *fetches.Fetch) error {
 		if err := s.fetch(ctx, i, f); err != nil {
 			return fmt.Errorf("image %s: %w", i.Source, err)
 		}

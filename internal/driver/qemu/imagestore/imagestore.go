@@ -19,6 +19,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/enginedir"
 	"cloudnative.tw/drover/internal/driver/fetches"
@@ -27,12 +29,14 @@ import (
 // DefaultStall is how long a fetch may go without any progress.
 const DefaultStall = time.Minute
 
-// Store is a folder of images, and the fetches under way.
+// Store is a folder of images.
 type Store struct {
 	// Dir is the engine's folder, Sub the store's in it.
-	Dir *enginedir.Dir
-	Sub string
-	fetches.Book
+	Dir   *enginedir.Dir
+	Sub   string
+	Clock clock.Clock
+	// Fetches knows those under way. Who fetches nothing needs none.
+	Fetches *fetches.Book
 }
 
 // IsRemote tells whether a source has to be fetched.

@@ -64,7 +64,7 @@ func newStore(t *testing.T) *imagestore.Store {
 	t.Helper()
 	dir, err := enginedir.Open("the test's folder", t.TempDir(), time.Now(), "cache")
 	must(t, err)
-	return &imagestore.Store{Dir: dir, Sub: "cache", Book: fetches.Book{
+	return &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &fetches.Book{
 		Clock: clock.RealClock{}, Stall: patience, Tell: func(...types.UID) {},
 	}}
 }
@@ -150,7 +150,7 @@ func wait(t *testing.T, s *imagestore.Store, who driver.ServerSpec, images ...dr
 	vmtest.Eventually(t, patience, "the fetch ends", func() error {
 		var waits bool
 		if waits, got = s.Wait(t.Context(), who, images...); waits {
-			return errors.New(s.Doing(who.UID))
+			return errors.New(s.Fetches.Doing(who.UID))
 		}
 		return nil
 	})
@@ -185,7 +185,7 @@ func TestOnce(t *testing.T) {
 	})
 	s := newStore(t)
 	told := make(chan types.UID, 100)
-	s.Tell = func(uids ...types.UID) {
+	s.Fetches.Tell = func(uids ...types.UID) {
 		for _, uid := range uids {
 			told <- uid
 		}
@@ -199,7 +199,7 @@ func TestOnce(t *testing.T) {
 			t.Fatalf("got %v and error %v", waits, err)
 		}
 	}
-	pending := s.Pending()
+	pending := s.Fetches.Pending()
 	if len(pending) != 5 || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Doing, "fetching "+url) || pending[0].Name != "vm" {
 		t.Errorf("pending are %+v", pending)
 	}
@@ -217,8 +217,8 @@ func TestOnce(t *testing.T) {
 	if !there || err != nil || !bytes.Equal(got, content) {
 		t.Errorf("the image is not what was served: %v %v", there, err)
 	}
-	if n := asked.Load(); n != 1 || len(s.Pending()) != 0 {
-		t.Errorf("it was fetched %d times, and pending are %v", n, s.Pending())
+	if n := asked.Load(); n != 1 || len(s.Fetches.Pending()) != 0 {
+		t.Errorf("it was fetched %d times, and pending are %v", n, s.Fetches.Pending())
 	}
 	clean(t, s, 1)
 }
@@ -227,13 +227,13 @@ func TestOnce(t *testing.T) {
 // used. It is used then.
 func nobodyWaits(t *testing.T, s *imagestore.Store, who []driver.ServerSpec) {
 	t.Helper()
-	for _, p := range s.Pending() {
+	for _, p := range s.Fetches.Pending() {
 		if p.Doing != "" || p.Err != nil {
 			t.Errorf("after the fetch pending is %+v", p)
 		}
 	}
 	for _, spec := range who {
-		s.Keep(spec.UID)
+		s.Fetches.Keep(spec.UID)
 	}
 }
 
@@ -262,20 +262,20 @@ func TestFailures(t *testing.T) {
 			}
 			s, who := newStore(t), someone()
 			if strings.Contains(name, "stalls") {
-				s.Stall = 200 * time.Millisecond
+				s.Fetches.Stall = 200 * time.Millisecond
 			}
 			image := driver.Image{Source: url, Checksum: c.checksum}
 			err := wait(t, s, who, image)
 			if !errors.Is(err, driver.ErrRetry) || driver.ReasonOf(err) != driver.ReasonImageUnavailable || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got the error %v, want %q", err, c.says)
 			}
-			if p := s.Pending(who.UID); len(p) != 1 || p[0].Err == nil {
+			if p := s.Fetches.Pending(who.UID); len(p) != 1 || p[0].Err == nil {
 				t.Errorf("pending is %+v, want it with the error", p)
 			}
 			if waits, err := s.Wait(t.Context(), who, image); !waits || err != nil {
 				t.Errorf("the next call begins no new fetch: %v %v", waits, err)
 			}
-			must(t, s.Abandon(t.Context(), who.UID))
+			must(t, s.Fetches.Abandon(t.Context(), who.UID))
 			clean(t, s, 0)
 		})
 	}
@@ -320,11 +320,11 @@ func TestAbandon(t *testing.T) {
 		must(t, err)
 	}
 	request := <-begun
-	must(t, s.Abandon(t.Context(), one.UID))
-	if request.Err() != nil || len(s.Pending()) != 1 {
-		t.Errorf("the fetch ended while one waits for it: %v", s.Pending())
+	must(t, s.Fetches.Abandon(t.Context(), one.UID))
+	if request.Err() != nil || len(s.Fetches.Pending()) != 1 {
+		t.Errorf("the fetch ended while one waits for it: %v", s.Fetches.Pending())
 	}
-	must(t, s.Abandon(t.Context(), two.UID))
+	must(t, s.Fetches.Abandon(t.Context(), two.UID))
 	<-request.Done()
 	clean(t, s, 0)
 }
@@ -564,7 +564,7 @@ func TestSlowLayer(t *testing.T) {
 		}
 	}
 	s := newStore(t)
-	s.Stall = pieces * pace / 2
+	s.Fetches.Stall = pieces * pace / 2
 	image := driver.Image{Source: push(t, blobs(slowly), plain(hidden), plain(archive(t, "disk/debian.img", content)))}
 	must(t, wait(t, s, someone(), image))
 	path, _ := s.Path(image)
@@ -640,7 +640,7 @@ func TestAlways(t *testing.T) {
 		for range 2 {
 			who := someone()
 			must(t, wait(t, s, who, driver.Image{Source: source, PullPolicy: policy}))
-			s.Keep(who.UID)
+			s.Fetches.Keep(who.UID)
 		}
 		if got := asked.Load(); got > want || (policy == driver.PullAlways && got != want) {
 			t.Errorf("%s asked the registry %d times, want %d", policy, got, want)
