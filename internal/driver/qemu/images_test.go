@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -151,7 +152,7 @@ func TestCacheRemoved(t *testing.T) {
 	if !there {
 		t.Fatal("the image is not in the store")
 	}
-	must(t, os.Truncate(path, 512))
+	must(t, errors.Join(os.Chmod(path, 0o600), os.Truncate(path, 512)))
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "cut off or changed in "+path, driver.ReasonImageUnavailable)
 	must(t, os.Remove(path))

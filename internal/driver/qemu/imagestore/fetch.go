@@ -95,9 +95,9 @@ func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) err
 	return s.Dir.Replace(s.refPath(i.Source), []byte(name+"\n"+i.Source+"\n"))
 }
 
-// fetchTo makes a file of an image that is one.
+// fetchTo makes a file of an image that is one, and that nobody is to change.
 func (s *Store) fetchTo(ctx context.Context, path string, i driver.Image, f *fetches.Fetch) (digest string, err error) {
-	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the engine's folder
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400) //nolint:gosec // in the engine's folder
 	if err != nil {
 		return "", err
 	}
