@@ -241,8 +241,10 @@ func TestBadVolumes(t *testing.T) {
 		"size":    {[]driver.Volume{{Name: "x"}}, driver.ErrInvalid, "volumes[0].size"},
 		"small":   {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.big(t)}}}, driver.ErrInvalid, "needs 5242880"},
 		"missing": {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.images + "/none"}}}, driver.ErrRetry, "no such file"},
-		"nowhere": {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20}, {Name: "y", SizeBytes: 1 << 20, Image: &driver.Image{Source: "nginx"}}}, driver.ErrInvalid,
-			`spec.volumes[1].source.image.source is "nginx": it must be the absolute path of a file, or file:// before one, or begin with http://`},
+		"nowhere": {
+			[]driver.Volume{{Name: "x", SizeBytes: 1 << 20}, {Name: "y", SizeBytes: 1 << 20, Image: &driver.Image{Source: "nginx"}}}, driver.ErrInvalid,
+			`spec.volumes[1].source.image.source is "nginx": it must be the absolute path of a file, or file:// before one, or begin with http://`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
