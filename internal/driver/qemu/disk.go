@@ -290,11 +290,11 @@ func (d *Driver) reopen(was image) (*os.File, error) {
 // replaceRoot says first that there is no root disk, so that after a crash none is
 // taken for another.
 func (d *Driver) replaceRoot(s *server, spec driver.ServerSpec, asked imageSettings) error {
-	tmp, err := d.dir.Temp()
+	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return d.dir.Explain(err)
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	root, err := d.makeRoot(home{d.dir, tmp}, spec, asked)
 	if err != nil {
 		return d.dir.Explain(err)
@@ -337,11 +337,11 @@ func volumeFile(name string) string { return "volume-" + name + ".qcow2" }
 // makeVolume moves a volume into place before it is written down: one that is
 // nobody's yet is replaced.
 func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
-	tmp, err := d.dir.Temp()
+	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	path := filepath.Join(tmp, volumeFile(v.Name))
 	made, err := d.makeDisk(path, fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes)
 	if err != nil {

@@ -94,11 +94,11 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 
 // create makes a server that is off: whole, or not at all.
 func (d *Driver) create(spec driver.ServerSpec) error {
-	tmp, err := d.dir.Temp()
+	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	h := home{d.dir, filepath.Join(tmp, "vm")}
 	if err := os.Mkdir(h.path, 0o700); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (d *Driver) create(spec driver.ServerSpec) error {
 	}); err != nil {
 		return err
 	}
-	return os.Rename(h.path, d.home(spec.UID).path)
+	return d.dir.Install(h.path, d.home(spec.UID).path)
 }
 
 // converge takes one step after the other until there is none left, or one that

@@ -96,7 +96,7 @@ func (h home) spawn(ctx context.Context, binary string, args []string, runLock *
 		defer close(c.ended)
 		c.err = cmd.Wait()
 	}()
-	return c, h.dir.Replace(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
+	return c, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
 }
 
 // lastWords is the end of what QEMU printed.

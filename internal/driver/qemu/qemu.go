@@ -139,7 +139,7 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != AccelKVM && o.Accel != AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, AccelAuto, AccelKVM, AccelTCG)
 	}
-	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, o.Clock.Now(), vmsDir, retainedDir, bellsDir, endsDir, imagesDir, cacheDir)
+	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, vmsDir, retainedDir, bellsDir, endsDir, imagesDir, cacheDir)
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +237,7 @@ func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*enginedir.L
 // rings for one that is gone meanwhile, or not there yet, leaves no bell behind.
 func (d *Driver) ring(uid types.UID) {
 	bell := d.dir.Path(bellsDir, string(uid))
-	if err := d.dir.Replace(bell, nil); err != nil {
+	if err := d.dir.ReplaceFleeting(bell, nil); err != nil {
 		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
 	}
 	if there, err := d.home(uid).exists(); !there && err == nil {

@@ -70,11 +70,11 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 
 // fetch fetches an image and puts it into its place.
 func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) error {
-	tmp, err := s.Dir.Temp()
+	tmp, remove, err := s.Dir.Temp()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	out, err := os.OpenFile(filepath.Join(tmp, "image"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the engine's folder
 	if err != nil {
 		return err
@@ -89,6 +89,10 @@ func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) err
 	name := imagePrefix + digest
 	// Not renamed: disks stand on the file that may be there already.
 	if err := os.Link(out.Name(), s.Dir.Path(s.Sub, name)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	// What stands on it is written down later, and must not outlive it.
+	if err := s.Dir.Sync(s.Dir.Path(s.Sub)); err != nil {
 		return err
 	}
 	return s.Dir.Replace(s.refPath(i.Source), []byte(name+"\n"+i.Source+"\n"))

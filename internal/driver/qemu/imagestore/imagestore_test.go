@@ -59,8 +59,18 @@ func must(t *testing.T, err error) {
 
 func newStore(t *testing.T) *imagestore.Store {
 	t.Helper()
-	dir, err := enginedir.Open("the test's folder", t.TempDir(), time.Now(), "cache")
+	dir, err := enginedir.Open("the test's folder", t.TempDir(), "cache")
 	must(t, err)
+	// A fetch ends a moment after its image is there.
+	t.Cleanup(func() {
+		vmtest.Eventually(t, patience, "all fetches have ended", func() error {
+			left, err := os.ReadDir(dir.Path("tmp"))
+			if err == nil && len(left) != 0 {
+				err = fmt.Errorf("left behind: %v", left)
+			}
+			return err
+		})
+	})
 	return &imagestore.Store{Dir: dir, Sub: "cache", Book: fetches.Book{
 		Clock: clock.RealClock{}, Stall: patience, Tell: func(...types.UID) {},
 	}}
@@ -157,15 +167,18 @@ func TestOnce(t *testing.T) {
 	clean(t, s, 1)
 }
 
-// nobodyWaits : what is pending after a fetch does nothing, for it only waits to be
-// used. It is used then.
+// nobodyWaits : what is pending after a fetch, which ends a moment after its image
+// is there, does nothing, for it only waits to be used. It is used then.
 func nobodyWaits(t *testing.T, s *imagestore.Store, who []driver.ServerSpec) {
 	t.Helper()
-	for _, p := range s.Pending() {
-		if p.Doing != "" || p.Err != nil {
-			t.Errorf("after the fetch pending is %+v", p)
+	vmtest.Eventually(t, patience, "nothing is done for those who wait", func() error {
+		for _, p := range s.Pending() {
+			if p.Doing != "" || p.Err != nil {
+				return fmt.Errorf("pending is %+v", p)
+			}
 		}
-	}
+		return nil
+	})
 	for _, spec := range who {
 		s.Keep(spec.UID)
 	}
