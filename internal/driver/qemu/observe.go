@@ -58,8 +58,10 @@ type server struct {
 	// status is QEMU's run state, empty if it does not tell; silence says why.
 	status  string
 	silence error
-	// end of the last run, nil while the run goes on and if there was none.
-	end *driver.Exit
+	// end of the last run, nil while the run goes on and if there was none; unkept
+	// says why it could not be written down.
+	end    *driver.Exit
+	unkept error
 }
 
 // observe looks at a server. An end that it finds and that nobody wrote down
@@ -73,7 +75,7 @@ func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 	if err := s.look(ctx); err != nil {
 		return s, err
 	}
-	if err := s.findEnd(d.Clock.Now()); err != nil || s.on {
+	if err := d.findEnd(&s); err != nil || s.on {
 		return s, err
 	}
 	// One that was removed meanwhile leaves nothing, not even how it ended.
@@ -100,7 +102,9 @@ func (s *server) look(ctx context.Context) (err error) {
 	return ctx.Err()
 }
 
-func (s *server) findEnd(now time.Time) error {
+// findEnd goes on with an end that cannot be written down: a disk that is full is
+// no reason not to see, or remove, what is on it.
+func (d *Driver) findEnd(s *server) error {
 	if s.Phase != phaseOn {
 		s.end = s.LastExit
 		return nil
@@ -117,12 +121,12 @@ func (s *server) findEnd(now time.Time) error {
 		return err
 	}
 	if known == nil {
-		end.At = now
-		end, err = s.noteEnd(s.record, end)
+		end.At = d.Clock.Now()
+		end, s.unkept = d.keepEnd(s.home, s.record, end)
 		known = &end
 	}
 	s.end = known
-	return err
+	return nil
 }
 
 // alive tells whether a guest runs, or could go on.

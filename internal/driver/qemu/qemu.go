@@ -56,6 +56,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -118,8 +119,10 @@ type Driver struct {
 	address hostAddress
 	images  *imagestore.Store
 	journal *journal
-	logs    logBound
-	groups  func() (groups, error)
+	// unwritten are the ends of runs for which there was no room, by their files.
+	unwritten sync.Map
+	logs      logBound
+	groups    func() (groups, error)
 }
 
 var (

@@ -225,6 +225,25 @@ func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	return *first, nil
 }
 
+// keepEnd writes an end down as noteEnd does. One that it has no room for it
+// remembers, as it was seen first, so that the next look finds the same.
+func (d *Driver) keepEnd(h home, r record, end driver.Exit) (driver.Exit, error) {
+	file := h.endFile(r)
+	if before, met := d.unwritten.Load(file); met {
+		end = before.(driver.Exit)
+	}
+	first, err := h.noteEnd(r, end)
+	if err == nil {
+		d.unwritten.Delete(file)
+		return first, nil
+	}
+	before, met := d.unwritten.LoadOrStore(file, end)
+	if !met {
+		d.Log.Info("Machine has ended, and that cannot be written down", "uid", r.UID, "end", end.Reason, "cause", err.Error())
+	}
+	return before.(driver.Exit), d.dir.Explain(err)
+}
+
 // isGone tells whether a server was removed, and not only put aside.
 func (h home) isGone(r record) bool {
 	for _, path := range []string{h.path, retainedPath(h.dir, r.UID, r.ID)} {
@@ -261,6 +280,12 @@ func (d *Driver) forgetEnds(uid types.UID) {
 			_ = os.Remove(path)
 		}
 	}
+	d.unwritten.Range(func(file, _ any) bool {
+		if strings.HasPrefix(filepath.Base(file.(string)), string(uid)+".") {
+			d.unwritten.Delete(file)
+		}
+		return true
+	})
 }
 
 func (d *Driver) retainedPath(uid types.UID, id string) string { return retainedPath(d.dir, uid, id) }
