@@ -79,6 +79,8 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return server{}, none
+	case isBroken(err):
+		return server{}, driver.Errorf(driver.ErrRetry, "%w", err)
 	case err != nil:
 		return server{}, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	case s.Retained:

@@ -381,30 +381,6 @@ func TestStopTooEarly(t *testing.T) {
 	gone(t, d, off)
 }
 
-func TestBrokenRecord(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
-	spec := e.spec()
-	spec.Power = driver.PowerOff
-	reach(t, d, spec, driver.StateStopped)
-	path := d.home(spec.UID).file(recordFile)
-	content, err := os.ReadFile(path)
-	must(t, err)
-	for name, broken := range map[string]string{"nonsense": "{", "empty": "{}"} {
-		must(t, os.WriteFile(path, []byte(broken), 0o600))
-		_, err := d.List(t.Context())
-		wantError(t, err, driver.ErrUnavailable, "mend", path)
-		_, err = d.Ensure(t.Context(), spec)
-		wantError(t, err, driver.ErrUnavailable, "mend")
-		if err := d.Delete(t.Context(), spec.Target, false); !errors.Is(err, driver.ErrUnavailable) {
-			t.Errorf("%s: Delete says %v", name, err)
-		}
-	}
-	must(t, os.WriteFile(path, content, 0o600))
-	gone(t, d, spec)
-}
-
 // script is a program in place of QEMU.
 func script(t *testing.T, body string) string {
 	t.Helper()

@@ -32,6 +32,9 @@ const (
 	codeKilled   = 137
 )
 
+// reasonKilled is how a run ended whose QEMU is gone without a word.
+const reasonKilled = "Killed"
+
 // Run states of QEMU that mean something here.
 const (
 	statusPrelaunch = "prelaunch"
@@ -62,12 +65,18 @@ type server struct {
 	// says why it could not be written down.
 	end    *driver.Exit
 	unkept error
+	// broken says why no more is known of it than its UID and whether it is on.
+	broken error
 }
 
 // observe looks at a server. An end that it finds and that nobody wrote down
-// yet, it writes down.
+// yet, it writes down. Where the record is broken it fails, and still returns
+// what can be known.
 func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 	r, err := h.load()
+	if isBroken(err) {
+		return h.observeBroken(err)
+	}
 	if err != nil {
 		return server{}, err
 	}
@@ -85,6 +94,17 @@ func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 		err = fs.ErrNotExist
 	}
 	return s, err
+}
+
+func (h home) observeBroken(cause error) (server, error) {
+	s := server{home: h, broken: cause}
+	s.UID, s.Retained = uidOf(h.path), filepath.Base(filepath.Dir(h.path)) == retainedDir
+	on, err := h.running()
+	if err != nil {
+		return s, err
+	}
+	s.on = on
+	return s, cause
 }
 
 func (s *server) look(ctx context.Context) (err error) {
@@ -114,7 +134,7 @@ func (d *Driver) findEnd(s *server) error {
 		return nil
 	}
 	if !s.on {
-		end = driver.Exit{Code: codeKilled, Reason: "Killed"}
+		end = driver.Exit{Code: codeKilled, Reason: reasonKilled}
 	}
 	known, err := s.endOf(s.record)
 	if err != nil {
@@ -168,6 +188,8 @@ func (s *server) report() driver.Server {
 		out.Note = s.CPUNote
 	}
 	switch {
+	case s.broken != nil:
+		out.Err = s.broken
 	case !s.alive():
 		out.Exit = s.end
 	case s.silence != nil:

@@ -169,22 +169,31 @@ func (h home) exists() (bool, error) {
 	return err == nil, err
 }
 
+// brokenError says why a record cannot be read. Whose its server is and what that
+// is made of nobody knows then, so nobody touches it until it is mended.
+type brokenError struct{ error }
+
+func isBroken(err error) bool {
+	_, broken := errors.AsType[brokenError](err)
+	return broken
+}
+
 // load reads the record; its error is fs.ErrNotExist only where there is no
 // directory: a server that cannot be read is not one that is gone.
 func (h home) load() (record, error) {
 	var r record
 	content, err := os.ReadFile(h.file(recordFile))
 	if err != nil {
-		if there, statErr := h.exists(); !there {
-			return r, errors.Join(fs.ErrNotExist, statErr)
+		if there, statErr := h.exists(); !there && statErr == nil {
+			return r, fs.ErrNotExist
 		}
-		return r, fmt.Errorf("mend or remove %s: %s", h.path, err.Error())
+		return r, brokenError{fmt.Errorf("mend or remove %s: %w", h.path, err)}
 	}
 	if err := json.Unmarshal(content, &r); err != nil {
-		return r, fmt.Errorf("mend %s: %w", h.file(recordFile), err)
+		return r, brokenError{fmt.Errorf("mend %s: %w", h.file(recordFile), err)}
 	}
 	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
-		return r, fmt.Errorf("mend %s: clusterID, uid or id is missing", h.file(recordFile))
+		return r, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", h.file(recordFile))}
 	}
 	return r, nil
 }
@@ -254,7 +263,8 @@ func (h home) isGone(r record) bool {
 	return true
 }
 
-// endOf returns how the run ended, nil where nobody wrote it down.
+// endOf returns how the run ended, nil where nobody wrote it down. What a power cut
+// has left of an end says no more than that there was one.
 func (h home) endOf(r record) (*driver.Exit, error) {
 	content, err := os.ReadFile(h.endFile(r))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -264,10 +274,14 @@ func (h home) endOf(r record) (*driver.Exit, error) {
 		return nil, err
 	}
 	var end driver.Exit
-	if err := json.Unmarshal(content, &end); err != nil {
-		return nil, fmt.Errorf("mend or remove %s: %w", h.endFile(r), err)
+	if json.Unmarshal(content, &end) == nil && end.Reason != "" {
+		return &end, nil
 	}
-	return &end, nil
+	info, err := os.Stat(h.endFile(r))
+	if err != nil {
+		return nil, err
+	}
+	return &driver.Exit{Code: codeKilled, Reason: reasonKilled, At: info.ModTime()}, nil
 }
 
 // forgetEnds removes the ends of runs that were, save those of servers that were
