@@ -84,7 +84,10 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 	case err != nil:
 		return server{}, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	case s.Retained:
-		return server{}, errors.Join(none, d.putAside(s))
+		if err := d.putAside(s); err != nil {
+			return server{}, d.dir.Explain(err)
+		}
+		return server{}, none
 	case s.ClusterID != d.ClusterID:
 		return server{}, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the engine has a server of UID %s that is not this cluster's", t.UID))

@@ -90,3 +90,25 @@ func TestBrokenEnd(t *testing.T) {
 	reach(t, d, spec, driver.StateStopped)
 	gone(t, d, spec)
 }
+
+// TestReleaseHalfDone : a server that cannot be put aside is not gone.
+func TestReleaseHalfDone(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Power = driver.PowerOff
+	s := reach(t, d, spec, driver.StateStopped)
+	inTheWay := d.retainedPath(spec.UID, s.ID)
+	must(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
+	for range 2 { // the first marks it, the second finds it marked
+		wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrRetry, "aside")
+	}
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, "aside")
+	must(t, os.RemoveAll(inTheWay))
+	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
+	if there, err := (home{d.dir, inTheWay}).exists(); !there {
+		t.Errorf("it is not among the released: %v", err)
+	}
+}
