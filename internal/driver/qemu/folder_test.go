@@ -4,11 +4,13 @@
 package qemu
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
 )
 
 // TestBrokenRecord : a server whose record cannot be read is shown, and whether it
@@ -111,4 +113,26 @@ func TestReleaseHalfDone(t *testing.T) {
 	if there, err := (home{d.dir, inTheWay}).exists(); !there {
 		t.Errorf("it is not among the released: %v", err)
 	}
+}
+
+// TestStrayBehindALink : the machine is found by a path that is not the
+// one that the driver was given.
+func TestStrayBehindALink(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	must(t, os.Mkdir(e.dir+".real", 0o700))
+	must(t, os.Symlink(e.dir+".real", e.dir))
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	h := d.home(spec.UID)
+	pid := h.pid(spec.UID)
+	must(t, os.RemoveAll(h.path))
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+	vmtest.Eventually(t, patience, "the machine ends", func() error {
+		if hasUUID(pid, spec.UID) {
+			return errors.New("it runs")
+		}
+		return nil
+	})
 }

@@ -235,7 +235,12 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 // killStrays ends machines of a UID whose directory was removed under them.
 func (d *Driver) killStrays(ctx context.Context, uid types.UID) error {
-	gone := d.dir.Path(vmsDir, string(uid)) + " (deleted)"
+	// The kernel tells a path without symbolic links.
+	vms, err := filepath.EvalSymlinks(d.dir.Path(vmsDir))
+	if err != nil {
+		return d.dir.Explain(err)
+	}
+	gone := filepath.Join(vms, string(uid)) + " (deleted)"
 	isStray := func(pid int) bool {
 		cwd, err := os.Readlink(procPath(pid, "cwd"))
 		return err == nil && cwd == gone && hasUUID(pid, uid)
