@@ -167,8 +167,13 @@ type Lock struct {
 // TryLock locks a file, which it makes where it is missing: with others
 // (syscall.LOCK_SH) or alone (LOCK_EX). It does not wait: EWOULDBLOCK says that
 // another caller has it.
-func TryLock(path string, how int) (*Lock, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // The path is the caller's.
+func TryLock(path string, how int) (*Lock, error) { return tryLock(path, os.O_CREATE, how) }
+
+// TryLockExisting is TryLock, but where there is no file that is an error.
+func TryLockExisting(path string, how int) (*Lock, error) { return tryLock(path, 0, how) }
+
+func tryLock(path string, create, how int) (*Lock, error) {
+	f, err := os.OpenFile(path, create|os.O_RDWR, 0o600) //nolint:gosec // The path is the caller's.
 	if err != nil {
 		return nil, err
 	}

@@ -158,6 +158,9 @@ func New(o Options) (*Driver, error) {
 		logs: defaultLogBound, groups: findGroups, journal: journal,
 	}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Book: fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ringAll}}
+	if err := d.images.MakeLock(); err != nil {
+		return nil, fmt.Errorf("the qemu driver's images: %w", err)
+	}
 	return d, nil
 }
 

@@ -11,14 +11,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -516,5 +519,26 @@ func TestAlwaysOfTwo(t *testing.T) {
 	must(t, wait(t, s, who, images...))
 	if first, second := asked[0].Load(), asked[1].Load(); first != 1 || second != 1 {
 		t.Errorf("they were fetched %d and %d times, want each once", first, second)
+	}
+}
+
+// TestForeignLock : one that another user has made is told of at once, and not at
+// each machine.
+func TestForeignLock(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	must(t, s.MakeLock())
+	lock := s.Dir.Path("cache", "lock")
+	must(t, os.Chmod(lock, 0))
+	const nobody = 65534
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		_ = syscall.Setfsuid(nobody)
+		result <- s.MakeLock()
+	}()
+	err := <-result
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), lock) || !strings.Contains(err.Error(), "chown") {
+		t.Errorf("got the error %v", err)
 	}
 }
