@@ -7,6 +7,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -135,4 +137,44 @@ func TestStrayBehindALink(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestImageDirs : no image may be Drover's own file, whatever link leads there.
+func TestImageDirs(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	in := func(names ...string) string { return filepath.Join(append([]string{base}, names...)...) }
+	must(t, os.MkdirAll(in("data", "qemu", "images"), 0o700))
+	must(t, os.Mkdir(in("elsewhere"), 0o700))
+	must(t, os.Symlink(in("data"), in("link")))
+	for name, c := range map[string]struct {
+		images, says string
+	}{
+		"relative":          {"images", `has "images": each must be the absolute path`},
+		"empty":             {"", "each must be the absolute path"},
+		"all of the host":   {"/", "must not hold, or be in"},
+		"above":             {base, in("data", "qemu")},
+		"the engine":        {in("data", "qemu"), in("data", "qemu")},
+		"a machine":         {in("data", "qemu", "vms"), in("data", "qemu")},
+		"unclean":           {in("data", "x") + "/../qemu/cache/", in("data", "qemu")},
+		"the data dir":      {in("data"), in("data")},
+		"in the data dir":   {in("data", "pki"), in("data")},
+		"a link there":      {in("link", "qemu", "vms"), in("data", "qemu")},
+		"images":            {in("data", "qemu", "images"), ""},
+		"in images":         {in("data", "qemu", "images", "mine"), ""},
+		"images by a link":  {in("link", "qemu", "images"), ""},
+		"elsewhere":         {in("elsewhere"), ""},
+		"not there yet":     {in("later", "on"), ""},
+		"alike but another": {in("data.images"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := New(Options{ClusterID: "c", Dir: in("data", "qemu"), Private: []string{in("data")}, ImageDirs: []string{in("elsewhere"), c.images}})
+			if (err != nil) != (c.says != "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
+				t.Errorf("got the error %v, want %q", err, c.says)
+			}
+			if err != nil && (!strings.Contains(err.Error(), "--qemu-image-dirs") || !strings.Contains(err.Error(), strconv.Quote(c.images))) {
+				t.Errorf("the error %q does not name the flag and its value", err)
+			}
+		})
+	}
 }

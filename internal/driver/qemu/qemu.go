@@ -91,6 +91,9 @@ type Options struct {
 	// ImageDirs are the folders that image.source may name files in, besides
 	// the folder "images" in Dir.
 	ImageDirs []string
+	// Private are further folders, such as the program's own data, that no image may
+	// come from.
+	Private []string
 	// Image is the image of a server that names none; empty means that each has
 	// to.
 	Image string
@@ -146,7 +149,7 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkSocketPaths(dir); err != nil {
+	if err := errors.Join(checkSocketPaths(dir), o.checkImageDirs(dir)); err != nil {
 		return nil, err
 	}
 	journal, err := openJournal(o)
