@@ -193,8 +193,12 @@ func (s *server) checkDisks(spec driver.ServerSpec) error {
 		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, s.Root.Size)
 	}
 	for i, v := range spec.Volumes {
-		if have := s.Volumes[v.Name].Size; v.SizeBytes < have {
+		switch have := s.Volumes[v.Name].Size; {
+		case v.SizeBytes < have:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: %s %d", i, v.Name, v.SizeBytes, grows, have)
+		case have > 0 && v.SizeBytes > have && v.ReadOnly:
+			return driver.Errorf(driver.ErrUnsupported, "volumes[%d].size (%s) is %d bytes: what is readOnly cannot grow, and the server has %d: leave readOnly out until it has grown",
+				i, v.Name, v.SizeBytes, have)
 		}
 	}
 	return nil
@@ -415,20 +419,24 @@ func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 	return nil
 }
 
-// outgrown are the disks, by QEMU's name for them, that the spec wants larger.
+// outgrown are the disks, by QEMU's name for them, that the spec wants larger and
+// that can be, as they are attached now.
 func (s *server) outgrown(spec driver.ServerSpec) map[string]int64 {
 	sizes := map[string]int64{}
 	if s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size {
 		sizes[rootNode] = spec.RootDiskBytes
 	}
 	for _, v := range spec.Volumes {
-		attached := slices.ContainsFunc(s.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name })
-		if have := s.Volumes[v.Name].Size; attached && v.SizeBytes > have {
+		writable := slices.ContainsFunc(s.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
+		if have := s.Volumes[v.Name].Size; writable && v.SizeBytes > have {
 			sizes[volumeNode(v.Name)] = v.SizeBytes
 		}
 	}
 	return sizes
 }
+
+// sector is what the sizes of disks are whole numbers of, in QEMU.
+const sector = 512
 
 // grow makes disks of a QEMU that is up larger, if the spec does.
 func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) error {
@@ -437,7 +445,8 @@ func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) er
 		return nil
 	}
 	for node, size := range sizes {
-		if err := s.command(ctx, "block_resize", object{"node-name": node, "size": size}, nil); err != nil {
+		whole := (size + sector - 1) / sector * sector
+		if err := s.command(ctx, "block_resize", object{"node-name": node, "size": whole}, nil); err != nil {
 			return err
 		}
 	}
