@@ -154,12 +154,14 @@ func (d *Driver) kernelOf(spec driver.ServerSpec) (*kernel, error) {
 	if k == nil {
 		return nil, nil //nolint:nilnil // Nil is for the disk's own.
 	}
-	files := map[string]string{"image.kernel.source": k.Source}
+	// In order, so that of two that are missing the same one is told each time.
+	type named struct{ field, source string }
+	files := []named{{"image.kernel.source", k.Source}}
 	if k.Initrd != "" {
-		files["image.kernel.initrd"] = k.Initrd
+		files = append(files, named{"image.kernel.initrd", k.Initrd})
 	}
-	for field, source := range files {
-		f, err := d.openSource(field, source)
+	for _, file := range files {
+		f, err := d.openSource(file.field, file.source)
 		if err != nil {
 			return nil, err
 		}
