@@ -22,9 +22,12 @@ readonly modules=(
 	evdev button cdrom isofs pvpanic pvpanic-mmio
 )
 
-# kernel_package is the one that the package of no version stands for.
+# cloud_kernel is the package of no version.
+readonly cloud_kernel=linux-image-cloud-amd64
+
+# kernel_package is the one that it stands for, if there is any.
 kernel_package() {
-	apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image-/ {name = $2} END {print name}'
+	{ apt-cache depends "${cloud_kernel}" 2>/dev/null || true; } | awk '/Depends: linux-image-/ {name = $2} END {print name}'
 }
 
 fetch_kernel() {
@@ -35,16 +38,29 @@ fetch_kernel() {
 	if [[ -z "${package}" ]] || ! (cd "${work}" && apt-get download -qq "${package}" >/dev/null 2>&1); then
 		apt_update
 		package="$(kernel_package)"
+		[[ -n "${package}" ]] ||
+			die "apt knows no package ${cloud_kernel}, which is Debian's: put vmlinuz and modules into ${dir} by hand"
 		(cd "${work}" && apt-get download -qq "${package}" >/dev/null) || die "apt-get could not download ${package}"
 	fi
 	dpkg -x "${work}"/*.deb "${work}/root"
 	mkdir -p "${dir}/modules"
 	local module
 	for module in "${modules[@]}"; do
-		find "${work}/root/lib/modules" -name "${module}.ko" -exec cp {} "${dir}/modules/" \;
+		find "${work}/root" \( -name "${module}.ko" -o -name "${module}.ko.xz" \) -exec cp {} "${dir}/modules/" \;
 	done
+	unpack_modules
+	compgen -G "${dir}/modules/*.ko" >/dev/null || die "${package} has none of the modules ${modules[*]}"
 	mv "${work}"/root/boot/vmlinuz-* "${dir}/vmlinuz"
 	rm -rf "${work}"
+}
+
+# unpack_modules : from release 13 on Debian has them compressed, and the guest's
+# init loads plain ones.
+unpack_modules() {
+	local packed=("${dir}"/modules/*.ko.xz)
+	[[ -e "${packed[0]}" ]] || return 0
+	command -v xz >/dev/null || apt_install xz-utils
+	xz --decompress --force "${packed[@]}"
 }
 
 # pack makes the archive that the kernel unpacks. It may be one after the other

@@ -62,6 +62,7 @@ func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) 
 	if o.controller.Drivers.FakeDir == "" {
 		o.controller.Drivers.FakeDir = filepath.Join(plane.Dir.Drivers(), "fake")
 	}
+	o.controller.Drivers.Private = []string{string(plane.Dir.Layout)}
 	return []part.Part{
 		{Name: "drivers", Within: time.Minute, Ready: func(ctx context.Context) error {
 			return o.chooseDrivers(ctx, plane, news)

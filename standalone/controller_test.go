@@ -4,10 +4,23 @@
 package main
 
 import (
+	"slices"
 	"testing"
 
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/standalone/internal/controlplane"
+	"cloudnative.tw/drover/standalone/internal/datadir"
 )
+
+// TestNoImagesFromTheDataDir : the drivers know what is the program's own.
+func TestNoImagesFromTheDataDir(t *testing.T) {
+	t.Parallel()
+	o := &upOptions{controller: newControllerOptions()}
+	o.controllerParts(&controlplane.Config{Dir: &datadir.Dir{Layout: "/data"}}, nil)
+	if own := o.controller.Drivers.Private; !slices.Equal(own, []string{"/data"}) {
+		t.Errorf("its own folders are %q", own)
+	}
+}
 
 // TestAPredecessorIsDead : whoever has the data dir need not wait for another
 // drover up, but for every other controller.

@@ -200,7 +200,7 @@ func (r *Reconciler) follow(ctx context.Context, q queue) error {
 		switch {
 		case r.standsBy():
 			r.undone.raise(c, r.Clock.Now())
-		case c.All:
+		case c.All, c.VM.Name == "" && !c.Routine:
 			go r.addAll(ctx, q)
 		case c.Routine:
 			add(q, c.VM, prioRoutine)

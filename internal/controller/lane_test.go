@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/vmtest"
@@ -150,5 +151,29 @@ func TestWhatIsSeenFirst(t *testing.T) {
 		if got := startPriority(tc.event); got != tc.want {
 			t.Errorf("%s: priority %d, want %d", name, got, tc.want)
 		}
+	}
+}
+
+// TestAServerOfNobodyKnown may be any VirtualMachine's.
+func TestAServerOfNobodyKnown(t *testing.T) {
+	t.Parallel()
+	s := newStandby(t)
+	s.lead()
+	for _, name := range []string{"a", "b"} {
+		s.created(vmtest.VM(name))
+	}
+	s.next(2)
+	if err := s.r.follow(t.Context(), s.q); err != nil {
+		t.Fatal(err)
+	}
+	err := s.memory.Edit("uid-9", func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateRunning })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.eventually("all are looked at", func() bool { return s.q.Len() == 2 })
+	names := s.next(2)
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"a", "b"}) {
+		t.Errorf("it looks at %v", names)
 	}
 }

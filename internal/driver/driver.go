@@ -237,7 +237,9 @@ const (
 // Server is what a driver runs for a VirtualMachine.
 type Server struct {
 	UID types.UID
-	// ID is the engine's name for the server, empty in StatePending.
+	// ID is the engine's name for the server, empty in StatePending, and where
+	// nothing can be told of a server but that it is there: Err says why, and until
+	// that is mended every call about it fails and changes nothing.
 	ID              string
 	Namespace, Name string
 	// Run has a new value at every start; a restart names the run it ends.

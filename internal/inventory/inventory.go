@@ -64,7 +64,8 @@ type Change struct {
 	// All is set when the whole engine came or went; the rest is empty then.
 	All bool
 	UID types.UID
-	// VM is the name of the VirtualMachine that the server was made for.
+	// VM is the name of the VirtualMachine that the server was made for, empty
+	// where the engine cannot tell.
 	VM types.NamespacedName
 	// Routine is set when only the usage moved.
 	Routine bool
@@ -421,12 +422,17 @@ func (e *entry) replace(uid types.UID, found []driver.Server) (Change, bool) {
 	}
 	e.servers = slices.Clone(found)
 	e.forgetUsage()
-	named := found
-	if len(named) == 0 {
-		named = old
+	return Change{UID: uid, VM: nameOf(slices.Concat(found, old))}, true
+}
+
+// nameOf is what the first of the servers says that says whose it is.
+func nameOf(servers []driver.Server) types.NamespacedName {
+	for _, s := range servers {
+		if s.Name != "" {
+			return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+		}
 	}
-	vm := types.NamespacedName{Namespace: named[0].Namespace, Name: named[0].Name}
-	return Change{UID: uid, VM: vm}, true
+	return types.NamespacedName{}
 }
 
 // seen is what of a server can be compared: without what only Ensure can tell,

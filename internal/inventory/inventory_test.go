@@ -153,6 +153,29 @@ func TestFollowsTheEngine(t *testing.T) {
 	})
 }
 
+// TestToldByTheNameThatWasKnown : of a server that breaks, and of one that nobody
+// ever could tell anything of.
+func TestToldByTheNameThatWasKnown(t *testing.T) {
+	g := listed(t)
+	g.add("a")
+	g.wantSoon("a", Present)
+	g.told()
+	g.engine.set(func() {
+		g.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+			servers, err := do()
+			for n := range servers {
+				servers[n] = driver.Server{UID: servers[n].UID, State: servers[n].State, Err: errors.New("broken")}
+			}
+			return servers, err
+		}
+	})
+	g.edit("a", func(r *fake.Record) { r.State = driver.StatePaused })
+	g.add("b")
+	for _, want := range []Change{{UID: "a", VM: types.NamespacedName{Namespace: "default", Name: "vm-a"}}, {UID: "b"}} {
+		g.eventually("it is told", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return slices.Contains(g.changes, want) })
+	}
+}
+
 // TestOwnActionsAreNotTold : what they came to is in the cache at once.
 func TestOwnActionsAreNotTold(t *testing.T) {
 	g := listed(t)

@@ -142,7 +142,8 @@ func (s *Sweep) read(ctx context.Context) (servers, found []driver.Server, err e
 	return servers, found, nil
 }
 
-// listEngine returns the servers that may be swept.
+// listEngine returns the servers that may be swept. One without an ID, of which the
+// engine can tell no more, may be another cluster's.
 func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
@@ -151,7 +152,7 @@ func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(all, func(server driver.Server) bool {
-		return server.Retained || server.State == driver.StatePending
+		return server.Retained || server.State == driver.StatePending || server.ID == ""
 	}), nil
 }
 

@@ -148,6 +148,15 @@ func TestNeverSwept(t *testing.T) {
 				return servers, err
 			}
 		},
+		"nobody knows whose": func(b *broom) {
+			b.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
+				servers, err := do()
+				for n := range servers {
+					servers[n] = driver.Server{UID: servers[n].UID, State: servers[n].State, Err: errors.New("broken")}
+				}
+				return servers, err
+			}
+		},
 		"orphan by policy report": func(b *broom) { b.sweep.Policy = OrphanReport },
 	} {
 		t.Run(name, func(t *testing.T) {

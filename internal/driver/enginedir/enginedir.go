@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -33,11 +32,12 @@ const (
 	tmpDir    = "tmp"
 )
 
-// leftoverAge is when something in tmp cannot be in use any more.
-const leftoverAge = 10 * time.Minute
-
 // Dir is an engine's folder.
 type Dir struct {
+	// Fleeting is set where nothing in the folder has to outlive a power cut, so
+	// that nobody waits for the disk.
+	Fleeting bool
+
 	path, name string
 	subs       []string
 
@@ -47,7 +47,7 @@ type Dir struct {
 
 // Open makes the folder and the sub-folders named where they are missing. The
 // name, such as "the qemu driver's folder", is for errors.
-func Open(name, path string, now time.Time, subs ...string) (*Dir, error) {
+func Open(name, path string, subs ...string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -56,10 +56,22 @@ func Open(name, path string, now time.Time, subs ...string) (*Dir, error) {
 	if err := errors.Join(os.MkdirAll(path, 0o700), d.MakeFolders()); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	d.sweep(now)
+	d.sweep()
 	if err := d.makeID(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
+	_, err = d.ID()
+	return d, err
+}
+
+// OpenExisting opens a folder that is an engine already, and makes nothing in it:
+// what root makes, the engine's own user could not open.
+func OpenExisting(name, path string) (*Dir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	d := &Dir{path: path, name: name}
 	_, err = d.ID()
 	return d, err
 }
@@ -77,20 +89,6 @@ func (d *Dir) MakeFolders() error {
 		}
 	}
 	return nil
-}
-
-// sweep removes what processes that were killed left half done.
-func (d *Dir) sweep(now time.Time) {
-	entries, err := os.ReadDir(d.Path(tmpDir))
-	if err != nil {
-		return
-	}
-	for _, entry := range entries {
-		info, err := entry.Info()
-		if err == nil && now.Sub(info.ModTime()) > leftoverAge {
-			_ = os.RemoveAll(d.Path(tmpDir, entry.Name()))
-		}
-	}
 }
 
 // makeID gives a new folder its identity; of two processes that try, one wins.
@@ -169,8 +167,13 @@ type Lock struct {
 // TryLock locks a file, which it makes where it is missing: with others
 // (syscall.LOCK_SH) or alone (LOCK_EX). It does not wait: EWOULDBLOCK says that
 // another caller has it.
-func TryLock(path string, how int) (*Lock, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // The path is the caller's.
+func TryLock(path string, how int) (*Lock, error) { return tryLock(path, os.O_CREATE, how) }
+
+// TryLockExisting is TryLock, but where there is no file that is an error.
+func TryLockExisting(path string, how int) (*Lock, error) { return tryLock(path, 0, how) }
+
+func tryLock(path string, create, how int) (*Lock, error) {
+	f, err := os.OpenFile(path, create|os.O_RDWR, 0o600) //nolint:gosec // The path is the caller's.
 	if err != nil {
 		return nil, err
 	}
@@ -215,66 +218,9 @@ func (l *Lock) Release() {
 	_ = l.file.Close()
 }
 
-// Remove gives the lock of a server back of which nothing is left.
+// Remove gives the lock back of something of which nothing is left, and removes
+// the file that it is on.
 func (l *Lock) Remove() {
 	_ = os.Remove(l.file.Name())
 	l.Release()
-}
-
-// Create makes a file, whole or not at all, and fails if it is there.
-func (d *Dir) Create(path string, content []byte) error {
-	tmp, err := d.write(content)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp) }()
-	return os.Link(tmp, path)
-}
-
-// Replace makes a file or replaces it, whole or not at all.
-func (d *Dir) Replace(path string, content []byte) error {
-	return d.ReplaceIf(path, content, func() error { return nil })
-}
-
-// ReplaceIf is Replace unless check, the last thing before, has an error.
-func (d *Dir) ReplaceIf(path string, content []byte, check func() error) error {
-	tmp, err := d.write(content)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp) }()
-	if err := check(); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
-}
-
-func (d *Dir) write(content []byte) (string, error) {
-	f, err := os.CreateTemp(d.Path(tmpDir), "write-*")
-	if err != nil {
-		return "", err
-	}
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Close()); err != nil {
-		_ = os.Remove(f.Name())
-		return "", err
-	}
-	return f.Name(), nil
-}
-
-// Temp makes a folder for something that is moved into place once it is whole.
-// What is left of it after a crash is swept.
-func (d *Dir) Temp() (string, error) { return os.MkdirTemp(d.Path(tmpDir), "make-*") }
-
-// Discard removes a file or folder, so that it is gone at once even where its
-// removal takes a while or is cut off.
-func (d *Dir) Discard(path string) error {
-	tmp, err := d.Temp()
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(path, filepath.Join(tmp, "gone")); err != nil {
-		return errors.Join(err, os.Remove(tmp))
-	}
-	return os.RemoveAll(tmp)
 }

@@ -8,7 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -20,7 +21,7 @@ import (
 
 func open(t *testing.T, path string) *enginedir.Dir {
 	t.Helper()
-	d, err := enginedir.Open("the test's folder", path, time.Now(), "servers")
+	d, err := enginedir.Open("the test's folder", path, "servers")
 	must(t, err)
 	return d
 }
@@ -48,7 +49,7 @@ func TestIdentity(t *testing.T) {
 	var ids sync.Map
 	for range 8 {
 		all.Go(func() {
-			d, err := enginedir.Open("the test's folder", path, time.Now())
+			d, err := enginedir.Open("the test's folder", path)
 			if err != nil {
 				t.Error(err)
 				return
@@ -186,19 +187,108 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// TestSweep : what somebody makes stays for as long as it takes, whoever comes
+// meanwhile, and what a process that was killed left is gone at the next chance.
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	d := open(t, t.TempDir())
-	half, err := d.Temp()
+	whole, remove, err := d.Temp()
 	must(t, err)
-	must(t, os.WriteFile(filepath.Join(half, "disk"), []byte("half"), 0o600))
-	open(t, d.Path())
-	_, err = os.Stat(half)
+	disk := filepath.Join(whole, "disk")
+	must(t, os.WriteFile(disk, []byte("half"), 0o600))
+	old := time.Now().Add(-time.Hour)
+	must(t, os.Chtimes(whole, old, old))
+	for name, next := range map[string]func(){
+		"another process opens the engine": func() { open(t, d.Path()) },
+		"another server is made":           func() { makeAndRemove(t, d) },
+	} {
+		half := d.Path("tmp", "make-half")
+		must(t, os.MkdirAll(filepath.Join(half, "vm"), 0o700))
+		must(t, os.WriteFile(d.Path("tmp", "write-half"), []byte("{"), 0o600))
+		must(t, os.WriteFile(d.Path("tmp", "gone-half"), nil, 0o600))
+		next()
+		if left := names(t, d.Path("tmp")); !slices.Equal(left, []string{filepath.Base(whole)}) {
+			t.Errorf("%s: there are %q in tmp, want %s alone", name, left, filepath.Base(whole))
+		}
+	}
+	if content, err := os.ReadFile(disk); err != nil || string(content) != "half" {
+		t.Errorf("what is being made is %q, %v", content, err)
+	}
+	remove()
+	if left := names(t, d.Path("tmp")); len(left) != 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+func makeAndRemove(t *testing.T, d *enginedir.Dir) {
+	t.Helper()
+	_, remove, err := d.Temp()
 	must(t, err)
-	_, err = enginedir.Open("the test's folder", d.Path(), time.Now().Add(time.Hour))
+	remove()
+}
+
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
 	must(t, err)
-	if _, err := os.Stat(half); err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("what is old and half done is still there: %v", err)
+	all := make([]string, len(entries))
+	for i, entry := range entries {
+		all[i] = entry.Name()
+	}
+	return all
+}
+
+// TestSweepRace : who sweeps while others make something never takes it from
+// them.
+func TestSweepRace(t *testing.T) {
+	t.Parallel()
+	d := open(t, t.TempDir())
+	var all sync.WaitGroup
+	for n := range 8 {
+		all.Go(func() {
+			path := d.Path("servers", strconv.Itoa(n))
+			for range 200 {
+				tmp, remove, err := d.Temp()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				half := filepath.Join(tmp, "half")
+				if err := errors.Join(os.WriteFile(half, nil, 0o600), d.Replace(path, nil), os.Remove(half)); err != nil {
+					t.Error(err)
+				}
+				remove()
+			}
+		})
+	}
+	all.Wait()
+	if left := names(t, d.Path("tmp")); len(left) != 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// TestOpenExisting : it makes nothing, not even what is missing.
+func TestOpenExisting(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "new")
+	_, err := enginedir.OpenExisting("the test's folder", path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of a folder that is not there: %v", err)
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("it was made")
+	}
+	d := open(t, path)
+	must(t, os.Remove(d.Path("locks")))
+	must(t, os.WriteFile(d.Path("tmp", "write-half"), nil, 0o600))
+	there, err := enginedir.OpenExisting("the test's folder", path)
+	must(t, err)
+	must(t, there.Reach())
+	if left := names(t, path); slices.Contains(left, "locks") {
+		t.Errorf("it made a folder: %q", left)
+	}
+	if left := names(t, d.Path("tmp")); len(left) != 1 {
+		t.Errorf("it swept: %q", left)
 	}
 }
 

@@ -7,15 +7,13 @@ import (
 	"context"
 	"errors"
 	"testing"
-
-	"k8s.io/utils/clock"
 )
 
 // TestAListEndsWithItsContext : a list of a folder of thousands takes seconds on
 // a busy host, and must not hold up a controller that is told to stop.
 func TestAListEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	store, err := openDir(t.TempDir(), clock.RealClock{}.Now())
+	store, err := openDir(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

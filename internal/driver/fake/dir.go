@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -42,11 +41,12 @@ type dirStore struct {
 	known map[string]bool // names that a list has shown
 }
 
-func openDir(path string, now time.Time) (*dirStore, error) {
-	dir, err := enginedir.Open("the fake driver's folder", path, now, retainedDir)
+func openDir(path string) (*dirStore, error) {
+	dir, err := enginedir.Open("the fake driver's folder", path, retainedDir)
 	if err != nil {
 		return nil, err
 	}
+	dir.Fleeting = true // as simulated servers are
 	return &dirStore{dir: dir, boxes: map[*mailbox]bool{}, known: map[string]bool{}}, nil
 }
 

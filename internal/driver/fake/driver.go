@@ -94,7 +94,7 @@ func New(o Options) (*Driver, error) {
 func openStore(o Options) (store, error) {
 	switch {
 	case o.Dir != "":
-		return openDir(o.Dir, o.Clock.Now())
+		return openDir(o.Dir)
 	case o.Memory != nil:
 		return o.Memory, nil
 	}

@@ -135,11 +135,11 @@ func (d *Driver) probeKVM(ctx context.Context) error {
 	if err := openKVM(); err != nil {
 		return err
 	}
-	tmp, err := d.dir.Temp()
+	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	content := make([]byte, probeSize)
 	copy(content, probeGuest)
 	content[510], content[511] = 0x55, 0xaa

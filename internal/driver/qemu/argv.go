@@ -48,12 +48,16 @@ const rootNode = "root"
 
 func volumeNode(name string) string { return "volume-" + name }
 
+// seedSerial is no volume's name, which has no capital letters. A guest knows the
+// disk by its label.
+const seedSerial = seedLabel
+
 func seedArguments(path string) []string {
 	node := object{
 		"driver": diskimage.Raw, "node-name": "seed", "read-only": true,
 		"file": object{"driver": "file", "filename": path, "read-only": true},
 	}
-	return []string{"-blockdev", node.text(), "-device", object{"driver": "virtio-blk-pci", "drive": "seed", "id": "disk-seed", "serial": "seed"}.text()}
+	return []string{"-blockdev", node.text(), "-device", object{"driver": "virtio-blk-pci", "drive": "seed", "id": "disk-seed", "serial": seedSerial}.text()}
 }
 
 // kernel is booted in place of what is on the disk.

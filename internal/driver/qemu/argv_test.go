@@ -5,10 +5,12 @@ package qemu
 
 import (
 	"encoding/json"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 )
 
@@ -63,26 +65,96 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// FuzzArguments : whatever a path looks like, it stays one text in one option.
+// TestSerials : no volume is taken for cloud-init's disk.
+func TestSerials(t *testing.T) {
+	t.Parallel()
+	seed := decode(t, seedArguments(seedFile), "-device", "virtio-blk")["serial"].(string)
+	err := checkVolumes([]driver.Volume{{Name: seed, SizeBytes: 1 << 20}})
+	wantError(t, err, driver.ErrInvalid, "volumes[0].name", seed)
+	must(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
+}
+
+// texts are those of users that are on the command line.
+type texts struct {
+	image, kernel, initrd, cmdline, volume string
+	hostPort, port                         int32
+}
+
+func (x texts) arguments() []string {
+	return machine{
+		Root:    &drive{Path: rootDiskFile, Backing: &layer{Path: x.image, Format: diskimage.Raw}},
+		Volumes: []volume{{x.volume, drive{Path: volumeFile(x.volume)}}},
+		Seed:    seedFile, Kernel: &kernel{Path: x.kernel, Initrd: x.initrd, Cmdline: x.cmdline},
+		Forwards: []forward{{Protocol: "tcp", HostPort: x.hostPort, Port: x.port}, {Protocol: "udp", HostPort: x.port, Port: x.hostPort}},
+	}.arguments()
+}
+
+var plainTexts = texts{"x", "x", "x", "x", "x", 1, 1}
+
+// FuzzArguments : whatever users' texts look like, each stays one text in one place.
 func FuzzArguments(f *testing.F) {
-	for _, path := range []string{"/images/a.img", `a,b="c"`, "x\ny", "'$(reboot)`x`", "file=/etc/shadow,readonly=off", "漢", "", "\x00", "-drive"} {
-		f.Add(path)
+	for _, text := range []string{"/images/a.img", `a,b="c"`, "x\ny", "'$(reboot)`x`", "file=/etc/shadow,readonly=off", "漢", "", "\x00", "-drive", ",hostfwd=tcp::22-:22"} {
+		f.Add(text, text, text, text, text, int32(8080), int32(80))
 	}
-	plain := machine{Root: &drive{Path: rootDiskFile, Backing: &layer{Path: "x", Format: diskimage.Raw}}}.arguments()
-	f.Fuzz(func(t *testing.T, path string) {
-		path = strings.ToValidUTF8(path, "?")
-		args := machine{Root: &drive{Path: rootDiskFile, Backing: &layer{Path: path, Format: diskimage.Raw}}}.arguments()
+	plain := plainTexts.arguments()
+	f.Fuzz(func(t *testing.T, image, kernel, initrd, cmdline, volume string, hostPort, port int32) {
+		x := texts{strings.ToValidUTF8(image, "?"), kernel, "/" + initrd, cmdline, strings.ToValidUTF8(volume, "?"), hostPort, port}
+		args := x.arguments()
 		if len(args) != len(plain) {
-			t.Fatalf("%q changes the number of arguments from %d to %d", path, len(plain), len(args))
+			t.Fatalf("%+v changes the number of arguments from %d to %d", x, len(plain), len(args))
 		}
+		whole := map[string]string{"-kernel": x.kernel, "-initrd": x.initrd, "-append": x.cmdline}
 		for i, arg := range args {
-			if arg != plain[i] && args[i-1] != "-blockdev" {
-				t.Errorf("%q changes %s from %q to %q", path, args[i-1], plain[i], arg)
+			if arg == plain[i] {
+				continue
+			}
+			switch flag := plain[i-1]; flag {
+			case "-blockdev", "-device", "-netdev":
+			default:
+				if want, may := whole[flag]; !may || arg != want {
+					t.Errorf("%+v changes %s from %q to %q", x, flag, plain[i], arg)
+				}
 			}
 		}
-		backing := decode(t, args, "-blockdev", "root.qcow2")["backing"].(map[string]any)
-		if got := backing["file"].(map[string]any)["filename"]; got != path {
-			t.Errorf("QEMU would read %q, want %q", got, path)
-		}
+		x.check(t, args)
 	})
+}
+
+var netdevPattern = regexp.MustCompile(`^user,id=net,hostfwd=tcp::-?\d+-:-?\d+,hostfwd=udp::-?\d+-:-?\d+$`)
+
+// check looks at the options that hold the texts among other things.
+func (x texts) check(t *testing.T, args []string) {
+	t.Helper()
+	disks, devices := values(t, args, "-blockdev"), values(t, args, "-device")
+	backing := disks[0]["backing"].(map[string]any)["file"].(map[string]any)
+	if backing["filename"] != x.image || len(backing) != 3 {
+		t.Errorf("QEMU would read %v, want %q", backing, x.image)
+	}
+	if own := disks[1]["file"].(map[string]any); own["filename"] != volumeFile(x.volume) || disks[1]["node-name"] != volumeNode(x.volume) {
+		t.Errorf("the volume %q is %v", x.volume, disks[1])
+	}
+	i := slices.IndexFunc(devices, func(d map[string]any) bool { return d["drive"] == volumeNode(x.volume) })
+	if i < 0 || devices[i]["serial"] != x.volume || len(devices[i]) != 4 {
+		t.Errorf("the volume %q is none of the devices %v", x.volume, devices)
+	}
+	if netdev := args[slices.Index(plainTexts.arguments(), "-netdev")+1]; !netdevPattern.MatchString(netdev) {
+		t.Errorf("the network is %q", netdev)
+	}
+}
+
+// values are the JSON values of a flag, in order.
+func values(t *testing.T, args []string, flag string) []map[string]any {
+	t.Helper()
+	var all []map[string]any
+	for i, arg := range plainTexts.arguments() {
+		if arg != flag {
+			continue
+		}
+		var value map[string]any
+		if err := json.Unmarshal([]byte(args[i+1]), &value); err != nil {
+			t.Fatalf("%s is followed by %q: %v", flag, args[i+1], err)
+		}
+		all = append(all, value)
+	}
+	return all
 }

@@ -118,11 +118,11 @@ func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-ch
 // tendAgain tends a server, and returns what tells when to do so again; it is nil
 // where only a change of the server does.
 func (d *Driver) tendAgain(ctx context.Context, h home, timer clock.Timer) <-chan time.Time {
-	stopping, err := d.tend(ctx, h)
+	unfinished, err := d.tend(ctx, h)
 	if err != nil {
 		d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
 	}
-	if !stopping {
+	if !unfinished {
 		return nil
 	}
 	timer.Reset(pressEvery)
@@ -133,7 +133,7 @@ func (d *Driver) tendAgain(ctx context.Context, h home, timer clock.Timer) <-cha
 // ended, and carries on a stop that was begun. It has no lock, so it says
 // everything by one connection, which cannot lead to a later run, and reads the
 // record after it was made, which cannot be of an earlier one.
-func (d *Driver) tend(ctx context.Context, h home) (stopping bool, err error) {
+func (d *Driver) tend(ctx context.Context, h home) (unfinished bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, commandWithin)
 	defer cancel()
 	c, err := h.dial(ctx, ctlSocket, nil)
@@ -150,7 +150,8 @@ func (d *Driver) tend(ctx context.Context, h home) (stopping bool, err error) {
 		return false, err
 	}
 	if end, over := ends[status]; over {
-		return false, d.collect(ctx, h, c, r, end)
+		err = d.collect(ctx, h, c, r, end)
+		return err != nil, err
 	}
 	if r.Stop == nil {
 		return false, nil
@@ -163,7 +164,7 @@ func (d *Driver) tend(ctx context.Context, h home) (stopping bool, err error) {
 
 func (d *Driver) collect(ctx context.Context, h home, c *qmp.Client, r record, end driver.Exit) error {
 	end.At = d.Clock.Now()
-	if _, err := h.noteEnd(r, end); err != nil {
+	if _, err := d.keepEnd(h, r, end); err != nil {
 		return err
 	}
 	d.ring(r.UID)

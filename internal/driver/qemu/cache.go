@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -33,14 +32,12 @@ type CachedImage struct {
 	UsedBy []string
 }
 
-// OpenCache opens a folder of the driver, which must be there.
+// OpenCache opens a folder of the driver, which must be there. Nothing is made in
+// it, since who looks at images may be another user than who runs machines.
 func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
-	if _, err := os.Stat(filepath.Join(path, enginedir.IDFile)); err != nil {
-		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
-	}
-	dir, err := enginedir.Open("the qemu driver's folder", path, c.Now(), vmsDir, retainedDir, cacheDir)
+	dir, err := enginedir.OpenExisting("the qemu driver's folder", path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
 	}
 	return &Cache{dir: dir, store: &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: c}}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -103,6 +104,42 @@ func TestCache(t *testing.T) {
 	specs["volume"] = withoutPower(specs["volume"])
 	reach(t, d, specs["volume"], driver.StateStopped)
 	gone(t, d, specs["volume"])
+}
+
+// TestCacheMakesNothing : root may look at images where another user runs machines,
+// and there may be none yet.
+func TestCacheMakesNothing(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	e.open(t)
+	lock := filepath.Join(e.dir, cacheDir, "lock")
+	if _, err := os.Stat(lock); err != nil {
+		t.Errorf("the driver makes no lock: %v", err)
+	}
+	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, bellsDir)} {
+		must(t, os.Remove(missing))
+		before := tree(t, e.dir)
+		c, err := OpenCache(e.dir, clock.RealClock{})
+		must(t, err)
+		wantUsers(t, c)
+		if removed, err := c.Prune(t.Context()); err != nil || len(removed) != 0 {
+			t.Errorf("it removed %+v, %v", removed, err)
+		}
+		if after := tree(t, e.dir); !slices.Equal(after, before) {
+			t.Errorf("there was %q, and is %q", before, after)
+		}
+	}
+}
+
+// tree is all that is below a folder.
+func tree(t *testing.T, dir string) []string {
+	t.Helper()
+	var all []string
+	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		all = append(all, path)
+		return err
+	}))
+	return all
 }
 
 func withoutPower(spec driver.ServerSpec) driver.ServerSpec {

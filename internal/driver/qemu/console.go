@@ -80,6 +80,8 @@ func (d *Driver) attachable(ctx context.Context, uid types.UID) (server, error) 
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && (s.ClusterID != d.ClusterID || s.Retained):
 		return server{}, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
+	case isBroken(err):
+		return server{}, driver.Errorf(driver.ErrRetry, "%w", err)
 	case err != nil:
 		return server{}, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	case !s.alive():

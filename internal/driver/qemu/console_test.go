@@ -161,8 +161,7 @@ func TestLogsStaySmall(t *testing.T) {
 		return err
 	})
 
-	_, err := d.Watch(t.Context())
-	must(t, err)
+	follow(t, d)
 	vmtest.Eventually(t, patience, "the log is cut", func() error {
 		if size := sizeOf(t, log); size != 0 {
 			return fmt.Errorf("it has %d bytes", size)

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
@@ -70,7 +69,7 @@ func (e *engine) stubbornSpec() driver.ServerSpec {
 // homeOf finds a server's directory without a driver.
 func (e *engine) homeOf(t *testing.T, s driver.Server) home {
 	t.Helper()
-	dir, err := enginedir.Open("the test's folder", e.dir, time.Now())
+	dir, err := enginedir.Open("the test's folder", e.dir)
 	must(t, err)
 	path := dir.Path(vmsDir, string(s.UID))
 	if s.Retained {

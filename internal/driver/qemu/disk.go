@@ -171,12 +171,14 @@ func (d *Driver) kernelOf(spec driver.ServerSpec) (*kernel, error) {
 	if k == nil {
 		return nil, nil //nolint:nilnil // Nil is for the disk's own.
 	}
-	files := map[string]string{"image.kernel.source": k.Source}
+	// In order, so that of two that are missing the same one is told each time.
+	type named struct{ field, source string }
+	files := []named{{"image.kernel.source", k.Source}}
 	if k.Initrd != "" {
-		files["image.kernel.initrd"] = k.Initrd
+		files = append(files, named{"image.kernel.initrd", k.Initrd})
 	}
-	for field, source := range files {
-		f, err := d.openSource(field, source)
+	for _, file := range files {
+		f, err := d.openSource(file.field, file.source)
 		if err != nil {
 			return nil, err
 		}
@@ -223,8 +225,12 @@ func (s *server) checkDisks(spec driver.ServerSpec) error {
 		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, s.Root.Size)
 	}
 	for i, v := range spec.Volumes {
-		if have := s.Volumes[v.Name].Size; v.SizeBytes < have {
+		switch have := s.Volumes[v.Name].Size; {
+		case v.SizeBytes < have:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: %s %d", i, v.Name, v.SizeBytes, grows, have)
+		case have > 0 && v.SizeBytes > have && v.ReadOnly:
+			return driver.Errorf(driver.ErrUnsupported, "volumes[%d].size (%s) is %d bytes: what is readOnly cannot grow, and the server has %d: leave readOnly out until it has grown",
+				i, v.Name, v.SizeBytes, have)
 		}
 	}
 	return nil
@@ -341,11 +347,11 @@ func (d *Driver) reopen(field string, was image) (*os.File, error) {
 // replaceRoot says first that there is no root disk, so that after a crash none is
 // taken for another.
 func (d *Driver) replaceRoot(ctx context.Context, s *server, spec driver.ServerSpec, asked imageSettings) error {
-	tmp, err := d.dir.Temp()
+	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return d.dir.Explain(err)
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	root, err := d.makeRoot(ctx, home{d.dir, tmp}, spec, asked)
 	if err != nil {
 		return d.dir.Explain(err)
@@ -388,11 +394,11 @@ func volumeFile(name string) string { return "volume-" + name + ".qcow2" }
 // makeVolume moves a volume into place before it is written down: one that is
 // nobody's yet is replaced.
 func (d *Driver) makeVolume(ctx context.Context, s *server, i int, v driver.Volume) error {
-	tmp, err := d.dir.Temp()
+	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	path := filepath.Join(tmp, volumeFile(v.Name))
 	made, err := d.makeDisk(ctx, path, order{volumeField(i), fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes})
 	if err != nil {
@@ -479,20 +485,24 @@ func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 	return nil
 }
 
-// outgrown are the disks, by QEMU's name for them, that the spec wants larger.
+// outgrown are the disks, by QEMU's name for them, that the spec wants larger and
+// that can be, as they are attached now.
 func (s *server) outgrown(spec driver.ServerSpec) map[string]int64 {
 	sizes := map[string]int64{}
 	if s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size {
 		sizes[rootNode] = spec.RootDiskBytes
 	}
 	for _, v := range spec.Volumes {
-		attached := slices.ContainsFunc(s.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name })
-		if have := s.Volumes[v.Name].Size; attached && v.SizeBytes > have {
+		writable := slices.ContainsFunc(s.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
+		if have := s.Volumes[v.Name].Size; writable && v.SizeBytes > have {
 			sizes[volumeNode(v.Name)] = v.SizeBytes
 		}
 	}
 	return sizes
 }
+
+// sector is what the sizes of disks are whole numbers of, in QEMU.
+const sector = 512
 
 // grow makes disks of a QEMU that is up larger, if the spec does.
 func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) error {
@@ -501,7 +511,8 @@ func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) er
 		return nil
 	}
 	for node, size := range sizes {
-		if err := s.command(ctx, "block_resize", object{"node-name": node, "size": size}, nil); err != nil {
+		whole := (size + sector - 1) / sector * sector
+		if err := s.command(ctx, "block_resize", object{"node-name": node, "size": whole}, nil); err != nil {
 			return err
 		}
 	}

@@ -79,10 +79,15 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return server{}, none
+	case isBroken(err):
+		return server{}, driver.Errorf(driver.ErrRetry, "%w", err)
 	case err != nil:
 		return server{}, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	case s.Retained:
-		return server{}, errors.Join(none, d.putAside(s))
+		if err := d.putAside(s); err != nil {
+			return server{}, d.dir.Explain(err)
+		}
+		return server{}, none
 	case s.ClusterID != d.ClusterID:
 		return server{}, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the engine has a server of UID %s that is not this cluster's", t.UID))
@@ -94,11 +99,11 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 
 // create makes a server that is off: whole, or not at all.
 func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
-	tmp, err := d.dir.Temp()
+	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	h := home{d.dir, filepath.Join(tmp, "vm")}
 	if err := os.Mkdir(h.path, 0o700); err != nil {
 		return err
@@ -119,7 +124,7 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 	}); err != nil {
 		return err
 	}
-	return os.Rename(h.path, d.home(spec.UID).path)
+	return d.dir.Install(h.path, d.home(spec.UID).path)
 }
 
 // converge takes one step after the other until there is none left, or one that

@@ -13,12 +13,17 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/vmtest"
 )
+
+// inodes is how many files fit on a small disk, fewer than which no file system
+// would have.
+const inodes = 1000
 
 // smallDisk gives the engine's folder a disk of its own, of so many MiB.
 func (e *engine) smallDisk(t *testing.T, size int) {
@@ -32,7 +37,7 @@ func (e *engine) smallDisk(t *testing.T, size int) {
 	t.Cleanup(func() { must(t, unix.Unmount(e.dir, unix.MNT_DETACH)) })
 }
 
-func sizeOption(size int) string { return fmt.Sprintf("size=%dm", size) }
+func sizeOption(size int) string { return fmt.Sprintf("size=%dm,nr_inodes=%d", size, inodes) }
 
 // fill takes what is left of the disk; the file that does is returned.
 func (e *engine) fill(t *testing.T) string {
@@ -48,6 +53,18 @@ func (e *engine) fill(t *testing.T) string {
 	}
 	must(t, f.Close())
 	return path
+}
+
+// fillInodes leaves no room for another file or folder either.
+func (e *engine) fillInodes(t *testing.T) {
+	t.Helper()
+	var err error
+	for n := 0; err == nil; n++ {
+		err = os.WriteFile(filepath.Join(e.dir, fmt.Sprintf("filler-%d", n)), nil, 0o600)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
 }
 
 // TestDiskFullFetching : what came of an image that does not leave room for others
@@ -138,4 +155,72 @@ func TestDiskFullRunning(t *testing.T) {
 		t.Error("it was started anew")
 	}
 	gone(t, d, on)
+}
+
+// TestDiskFullEnding : where there is no room for a word, a guest's end is seen all
+// the same, the servers beside it are too, one that is to stop is ended, and all
+// can be deleted.
+func TestDiskFullEnding(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	e.smallDisk(t, 8)
+	d := e.open(t)
+	ends, stays := e.spec(), e.stubbornSpec()
+	first := reach(t, d, ends, driver.StateRunning)
+	serial(t, d, ends, "drover guest 1 A")
+	reach(t, d, stays, driver.StateRunning)
+	serial(t, d, stays, "drover guest 1 S")
+	_ = e.fill(t)
+	e.fillInodes(t)
+
+	e.tell(t, first, "x")
+	end := ended(t, d, ends.UID)
+	if again := ended(t, d, ends.UID); *again != *end || end.Reason != "Completed" {
+		t.Errorf("it ended with %+v, and then with %+v", end, again)
+	}
+	listed, err := d.List(t.Context())
+	if err != nil || len(listed) != 2 {
+		t.Errorf("List tells of %+v, %v", listed, err)
+	}
+	_, err = d.Ensure(t.Context(), ends)
+	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
+	if pid := d.home(ends.UID).pid(ends.UID); pid == 0 {
+		t.Error("the QEMU is gone that tells how its guest ended")
+	}
+	stays.Power, stays.StopBy = driver.PowerOff, time.Now()
+	if s := reach(t, d, stays, driver.StateStopped); s.Exit == nil || s.Exit.Reason != "Forced" {
+		t.Errorf("it ended with %+v", s.Exit)
+	}
+	for _, spec := range []driver.ServerSpec{ends, stays} {
+		e.fillInodes(t) // those that a machine leaves as it goes
+		must(t, d.Delete(t.Context(), spec.Target, false))
+	}
+	leavesNothing(t, d)
+}
+
+// TestEndWrittenLater : an end for which there was no room is written down, and its
+// QEMU collected, once there is.
+func TestEndWrittenLater(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	e.smallDisk(t, 8)
+	d := e.open(t)
+	follow(t, d)
+	spec := e.spec()
+	s := reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	filler := e.fill(t)
+	e.tell(t, s, "x")
+	end := ended(t, d, spec.UID)
+	must(t, os.Remove(filler))
+	vmtest.Eventually(t, patience, "its QEMU is collected", func() error {
+		if pid := d.home(spec.UID).pid(spec.UID); pid != 0 {
+			return fmt.Errorf("it is process %d", pid)
+		}
+		return nil
+	})
+	if later := ended(t, e.open(t), spec.UID); !later.At.Equal(end.At) || later.Reason != "Completed" {
+		t.Errorf("it ended with %+v, and for another controller with %+v", end, later)
+	}
+	gone(t, d, spec)
 }

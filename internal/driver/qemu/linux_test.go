@@ -112,6 +112,20 @@ func TestLinux(t *testing.T) {
 	}
 }
 
+// TestKernelFilesInOrder : an error that changes from one try to the next would be
+// news each time.
+func TestKernelFilesInOrder(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Image.Kernel = &driver.Kernel{Source: e.images + "/no-kernel", Initrd: e.images + "/no-initrd"}
+	for range 20 {
+		_, err := d.kernelOf(spec)
+		wantError(t, err, driver.ErrRetry, "no-kernel: no such file")
+	}
+}
+
 // TestKernelFiles : a kernel has to be in the allowed folders, as images do.
 func TestKernelFiles(t *testing.T) {
 	t.Parallel()

@@ -43,7 +43,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 }
 
 // look observes this cluster's servers: those of the UIDs, or all where none is
-// named, the released ones included.
+// named, the released ones included. One that is broken may be anybody's.
 func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 	homes, err := d.homes(ctx, uids)
 	if err != nil {
@@ -55,17 +55,18 @@ func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 	}
 	named := len(uids) > 0
 	var ours []server
-	places := map[string]int{}
+	places := map[driver.Target]int{}
 	for _, s := range all {
-		if s.ClusterID != d.ClusterID || (named && s.Retained) {
+		if (s.ClusterID != d.ClusterID && s.broken == nil) || (named && s.Retained) {
 			continue
 		}
 		// One that was released in between is met twice.
-		if i, met := places[s.ID]; met {
+		who := driver.Target{UID: s.UID, ID: s.ID}
+		if i, met := places[who]; met {
 			ours[i] = s
 			continue
 		}
-		places[s.ID] = len(ours)
+		places[who] = len(ours)
 		ours = append(ours, s)
 	}
 	return ours, d.dir.Reach() // which may have gone meanwhile
@@ -117,7 +118,8 @@ func (d *Driver) homesOf(uids []types.UID) ([]home, error) {
 	return homes, nil
 }
 
-// observeAll leaves out what is gone meanwhile.
+// observeAll leaves out what is gone meanwhile. A server that is broken is one of
+// many, and keeps nobody from seeing the others.
 func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error) {
 	servers, errs := make([]server, len(homes)), make([]error, len(homes))
 	var all errgroup.Group
@@ -132,7 +134,7 @@ func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error)
 	found := servers[:0]
 	for i, s := range servers {
 		switch {
-		case errs[i] == nil:
+		case errs[i] == nil, isBroken(errs[i]):
 			found = append(found, s)
 		case !errors.Is(errs[i], fs.ErrNotExist):
 			return nil, errs[i]

@@ -58,11 +58,11 @@ func (h home) putEndAside(log *os.File, keep int64) error {
 	if err != nil {
 		return err
 	}
-	tmp, err := h.dir.Temp()
+	tmp, remove, err := h.dir.Temp()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	aside, err := os.OpenFile(filepath.Join(tmp, "log"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) //nolint:gosec // in the engine's folder
 	if err != nil {
 		return err

@@ -32,6 +32,9 @@ const (
 	codeKilled   = 137
 )
 
+// reasonKilled is how a run ended whose QEMU is gone without a word.
+const reasonKilled = "Killed"
+
 // Run states of QEMU that mean something here.
 const (
 	statusPrelaunch = "prelaunch"
@@ -58,14 +61,22 @@ type server struct {
 	// status is QEMU's run state, empty if it does not tell; silence says why.
 	status  string
 	silence error
-	// end of the last run, nil while the run goes on and if there was none.
-	end *driver.Exit
+	// end of the last run, nil while the run goes on and if there was none; unkept
+	// says why it could not be written down.
+	end    *driver.Exit
+	unkept error
+	// broken says why no more is known of it than its UID and whether it is on.
+	broken error
 }
 
 // observe looks at a server. An end that it finds and that nobody wrote down
-// yet, it writes down.
+// yet, it writes down. Where the record is broken it fails, and still returns
+// what can be known.
 func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 	r, err := h.load()
+	if isBroken(err) {
+		return h.observeBroken(err)
+	}
 	if err != nil {
 		return server{}, err
 	}
@@ -73,7 +84,7 @@ func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 	if err := s.look(ctx); err != nil {
 		return s, err
 	}
-	if err := s.findEnd(d.Clock.Now()); err != nil || s.on {
+	if err := d.findEnd(&s); err != nil || s.on {
 		return s, err
 	}
 	// One that was removed meanwhile leaves nothing, not even how it ended.
@@ -83,6 +94,17 @@ func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 		err = fs.ErrNotExist
 	}
 	return s, err
+}
+
+func (h home) observeBroken(cause error) (server, error) {
+	s := server{home: h, broken: cause}
+	s.UID, s.Retained = uidOf(h.path), filepath.Base(filepath.Dir(h.path)) == retainedDir
+	on, err := h.running()
+	if err != nil {
+		return s, err
+	}
+	s.on = on
+	return s, cause
 }
 
 func (s *server) look(ctx context.Context) (err error) {
@@ -100,7 +122,9 @@ func (s *server) look(ctx context.Context) (err error) {
 	return ctx.Err()
 }
 
-func (s *server) findEnd(now time.Time) error {
+// findEnd goes on with an end that cannot be written down: a disk that is full is
+// no reason not to see, or remove, what is on it.
+func (d *Driver) findEnd(s *server) error {
 	if s.Phase != phaseOn {
 		s.end = s.LastExit
 		return nil
@@ -110,19 +134,19 @@ func (s *server) findEnd(now time.Time) error {
 		return nil
 	}
 	if !s.on {
-		end = driver.Exit{Code: codeKilled, Reason: "Killed"}
+		end = driver.Exit{Code: codeKilled, Reason: reasonKilled}
 	}
 	known, err := s.endOf(s.record)
 	if err != nil {
 		return err
 	}
 	if known == nil {
-		end.At = now
-		end, err = s.noteEnd(s.record, end)
+		end.At = d.Clock.Now()
+		end, s.unkept = d.keepEnd(s.home, s.record, end)
 		known = &end
 	}
 	s.end = known
-	return err
+	return nil
 }
 
 // alive tells whether a guest runs, or could go on.
@@ -164,6 +188,8 @@ func (s *server) report() driver.Server {
 		out.Note = s.CPUNote
 	}
 	switch {
+	case s.broken != nil:
+		out.Err = s.broken
 	case !s.alive():
 		out.Exit = s.end
 	case s.silence != nil:

@@ -261,16 +261,19 @@ func (p *pressed) forget(uid types.UID) {
 	delete(p.last, uid)
 }
 
-// force ends a run that the guest did not end.
+// force ends a run that the guest did not end. It does so even where nobody can
+// write that down.
 func (d *Driver) force(ctx context.Context, s *server) error {
-	if _, err := s.noteEnd(s.record, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()}); err != nil {
-		return d.dir.Explain(err)
-	}
+	_, _ = d.keepEnd(s.home, s.record, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()})
 	return s.quit(ctx)
 }
 
-// reap makes a QEMU go whose guest has ended; the end is written down.
+// reap makes a QEMU go whose guest has ended. Where the end is not written down,
+// QEMU stays to tell of it.
 func (d *Driver) reap(ctx context.Context, s *server) error {
+	if s.unkept != nil {
+		return s.unkept
+	}
 	d.pressed.forget(s.UID)
 	return s.quit(ctx)
 }

@@ -96,7 +96,7 @@ func (h home) spawn(ctx context.Context, binary string, args []string, runLock *
 		defer close(c.ended)
 		c.err = cmd.Wait()
 	}()
-	return c, h.dir.Replace(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
+	return c, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
 }
 
 // lastWords is the end of what QEMU printed.
@@ -235,7 +235,12 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 // killStrays ends machines of a UID whose directory was removed under them.
 func (d *Driver) killStrays(ctx context.Context, uid types.UID) error {
-	gone := d.dir.Path(vmsDir, string(uid)) + " (deleted)"
+	// The kernel tells a path without symbolic links.
+	vms, err := filepath.EvalSymlinks(d.dir.Path(vmsDir))
+	if err != nil {
+		return d.dir.Explain(err)
+	}
+	gone := filepath.Join(vms, string(uid)) + " (deleted)"
 	isStray := func(pid int) bool {
 		cwd, err := os.Readlink(procPath(pid, "cwd"))
 		return err == nil && cwd == gone && hasUUID(pid, uid)

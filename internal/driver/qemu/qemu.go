@@ -56,6 +56,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -90,6 +91,9 @@ type Options struct {
 	// ImageDirs are the folders that image.source may name files in, besides
 	// the folder "images" in Dir.
 	ImageDirs []string
+	// Private are further folders, such as the program's own data, that no image may
+	// come from.
+	Private []string
 	// Image is the image of a server that names none; empty means that each has
 	// to.
 	Image string
@@ -119,8 +123,10 @@ type Driver struct {
 	fetches *fetches.Book
 	images  *imagestore.Store
 	journal *journal
-	logs    logBound
-	groups  func() (groups, error)
+	// unwritten are the ends of runs for which there was no room, by their files.
+	unwritten sync.Map
+	logs      logBound
+	groups    func() (groups, error)
 }
 
 var (
@@ -141,11 +147,11 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != AccelKVM && o.Accel != AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, AccelAuto, AccelKVM, AccelTCG)
 	}
-	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, o.Clock.Now(), vmsDir, retainedDir, bellsDir, endsDir, imagesDir, cacheDir)
+	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, vmsDir, retainedDir, bellsDir, endsDir, imagesDir, cacheDir)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkSocketPaths(dir); err != nil {
+	if err := errors.Join(checkSocketPaths(dir), o.checkImageDirs(dir)); err != nil {
 		return nil, err
 	}
 	journal, err := openJournal(o)
@@ -158,6 +164,9 @@ func New(o Options) (*Driver, error) {
 	}
 	d.fetches = &fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ringAll}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches}
+	if err := d.images.MakeLock(); err != nil {
+		return nil, fmt.Errorf("the qemu driver's images: %w", err)
+	}
 	return d, nil
 }
 
@@ -243,7 +252,7 @@ func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*enginedir.L
 // rings for one that is gone meanwhile, or not there yet, leaves no bell behind.
 func (d *Driver) ring(uid types.UID) {
 	bell := d.dir.Path(bellsDir, string(uid))
-	if err := d.dir.Replace(bell, nil); err != nil {
+	if err := d.dir.ReplaceFleeting(bell, nil); err != nil {
 		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
 	}
 	if there, err := d.home(uid).exists(); !there && err == nil {

@@ -169,22 +169,31 @@ func (h home) exists() (bool, error) {
 	return err == nil, err
 }
 
+// brokenError says why a record cannot be read. Whose its server is and what that
+// is made of nobody knows then, so nobody touches it until it is mended.
+type brokenError struct{ error }
+
+func isBroken(err error) bool {
+	_, broken := errors.AsType[brokenError](err)
+	return broken
+}
+
 // load reads the record; its error is fs.ErrNotExist only where there is no
 // directory: a server that cannot be read is not one that is gone.
 func (h home) load() (record, error) {
 	var r record
 	content, err := os.ReadFile(h.file(recordFile))
 	if err != nil {
-		if there, statErr := h.exists(); !there {
-			return r, errors.Join(fs.ErrNotExist, statErr)
+		if there, statErr := h.exists(); !there && statErr == nil {
+			return r, fs.ErrNotExist
 		}
-		return r, fmt.Errorf("mend or remove %s: %s", h.path, err.Error())
+		return r, brokenError{fmt.Errorf("mend or remove %s: %w", h.path, err)}
 	}
 	if err := json.Unmarshal(content, &r); err != nil {
-		return r, fmt.Errorf("mend %s: %w", h.file(recordFile), err)
+		return r, brokenError{fmt.Errorf("mend %s: %w", h.file(recordFile), err)}
 	}
 	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
-		return r, fmt.Errorf("mend %s: clusterID, uid or id is missing", h.file(recordFile))
+		return r, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", h.file(recordFile))}
 	}
 	return r, nil
 }
@@ -225,6 +234,25 @@ func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	return *first, nil
 }
 
+// keepEnd writes an end down as noteEnd does. One that it has no room for it
+// remembers, as it was seen first, so that the next look finds the same.
+func (d *Driver) keepEnd(h home, r record, end driver.Exit) (driver.Exit, error) {
+	file := h.endFile(r)
+	if before, met := d.unwritten.Load(file); met {
+		end = before.(driver.Exit)
+	}
+	first, err := h.noteEnd(r, end)
+	if err == nil {
+		d.unwritten.Delete(file)
+		return first, nil
+	}
+	before, met := d.unwritten.LoadOrStore(file, end)
+	if !met {
+		d.Log.Info("Machine has ended, and that cannot be written down", "uid", r.UID, "end", end.Reason, "cause", err.Error())
+	}
+	return before.(driver.Exit), d.dir.Explain(err)
+}
+
 // isGone tells whether a server was removed, and not only put aside.
 func (h home) isGone(r record) bool {
 	for _, path := range []string{h.path, retainedPath(h.dir, r.UID, r.ID)} {
@@ -235,7 +263,8 @@ func (h home) isGone(r record) bool {
 	return true
 }
 
-// endOf returns how the run ended, nil where nobody wrote it down.
+// endOf returns how the run ended, nil where nobody wrote it down. What a power cut
+// has left of an end says no more than that there was one.
 func (h home) endOf(r record) (*driver.Exit, error) {
 	content, err := os.ReadFile(h.endFile(r))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -245,10 +274,14 @@ func (h home) endOf(r record) (*driver.Exit, error) {
 		return nil, err
 	}
 	var end driver.Exit
-	if err := json.Unmarshal(content, &end); err != nil {
-		return nil, fmt.Errorf("mend or remove %s: %w", h.endFile(r), err)
+	if json.Unmarshal(content, &end) == nil && end.Reason != "" {
+		return &end, nil
 	}
-	return &end, nil
+	info, err := os.Stat(h.endFile(r))
+	if err != nil {
+		return nil, err
+	}
+	return &driver.Exit{Code: codeKilled, Reason: reasonKilled, At: info.ModTime()}, nil
 }
 
 // forgetEnds removes the ends of runs that were, save those of servers that were
@@ -261,6 +294,12 @@ func (d *Driver) forgetEnds(uid types.UID) {
 			_ = os.Remove(path)
 		}
 	}
+	d.unwritten.Range(func(file, _ any) bool {
+		if strings.HasPrefix(filepath.Base(file.(string)), string(uid)+".") {
+			d.unwritten.Delete(file)
+		}
+		return true
+	})
 }
 
 func (d *Driver) retainedPath(uid types.UID, id string) string { return retainedPath(d.dir, uid, id) }

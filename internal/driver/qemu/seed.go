@@ -33,11 +33,11 @@ func (d *Driver) makeSeed(h home, spec driver.ServerSpec) error {
 	if err != nil {
 		return err
 	}
-	tmp, err := d.dir.Temp()
+	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	image := filepath.Join(tmp, seedFile)
 	if err := writeISO(image, filepath.Join(tmp, "files"), files); err != nil {
 		return fmt.Errorf("the disk for cloud-init: %w", err)

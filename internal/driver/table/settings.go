@@ -26,6 +26,9 @@ type Settings struct {
 	QEMUAccel     string
 	QEMUBinary    string
 	QEMUJournal   string
+	// Private are the program's own folders, which no machine gets an image from.
+	// There is no flag for it.
+	Private []string
 
 	FakeDir         string
 	FakeBootTime    time.Duration
@@ -45,7 +48,7 @@ func DefaultSettings() Settings {
 func (s *Settings) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&s.DockerImage, "docker-image", s.DockerImage, "docker: image of a VirtualMachine that names none")
 	fs.StringVar(&s.QEMUDir, "qemu-dir", s.QEMUDir, "qemu: folder that holds the machines, one directory each, and images; needed to run any")
-	fs.StringSliceVar(&s.QEMUImageDirs, "qemu-image-dirs", s.QEMUImageDirs, "qemu: folders that image.source may name files in, besides images in --qemu-dir")
+	fs.StringSliceVar(&s.QEMUImageDirs, "qemu-image-dirs", s.QEMUImageDirs, "qemu: folders that image.source may name files in, besides images in --qemu-dir: absolute paths, apart from where Drover keeps its own files")
 	fs.StringVar(&s.QEMUImage, "qemu-image", s.QEMUImage, "qemu: image of a VirtualMachine that names none; empty means that each has to name one")
 	fs.BoolVar(&s.QEMUUnchecked, "qemu-unchecked-images", s.QEMUUnchecked, "qemu: take images from web servers without image.checksum too: whoever can change what a server sends, chooses what is booted")
 	fs.StringVar(&s.QEMUAccel, "qemu-accel", s.QEMUAccel, "qemu: kvm, tcg (emulation), or auto for kvm where a guest really runs under it")
@@ -66,7 +69,7 @@ func openDocker(o Options) (driver.Driver, error) {
 
 func openQEMU(o Options) (driver.Driver, error) {
 	return qemu.New(qemu.Options{
-		ClusterID: o.ClusterID, Dir: o.QEMUDir, ImageDirs: o.QEMUImageDirs, Image: o.QEMUImage, UncheckedImages: o.QEMUUnchecked, Accel: o.QEMUAccel, Binary: o.QEMUBinary,
+		ClusterID: o.ClusterID, Dir: o.QEMUDir, ImageDirs: o.QEMUImageDirs, Private: o.Private, Image: o.QEMUImage, UncheckedImages: o.QEMUUnchecked, Accel: o.QEMUAccel, Binary: o.QEMUBinary,
 		Journal: o.QEMUJournal, Log: o.Log, Clock: o.Clock,
 	})
 }

@@ -62,7 +62,10 @@ func (b *benchmark) open(ctx context.Context) (err error) {
 	if b.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
 		return err
 	}
-	b.guest = filepath.Join(b.temp, "guest.img")
+	if err := os.Mkdir(b.images(), 0o700); err != nil {
+		return err
+	}
+	b.guest = filepath.Join(b.images(), "guest.img")
 	if out, err := exec.CommandContext(ctx, "hack/boot-guest.sh", b.guest).CombinedOutput(); err != nil {
 		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
 	}
@@ -89,11 +92,14 @@ func (b *benchmark) open(ctx context.Context) (err error) {
 // engine is the folder of the machines.
 func (b *benchmark) engine() string { return filepath.Join(b.temp, "engine") }
 
+// images is the folder of the guest's image.
+func (b *benchmark) images() string { return filepath.Join(b.temp, "images") }
+
 // start starts a controller, which is alone, and waits until it is ready.
 func (b *benchmark) start(ctx context.Context) (*bench.Controller, error) {
 	c, err := bench.StartController(ctx, b.Controller, nil,
 		"--kubeconfig="+b.cluster.Kubeconfig, "--leader-elect=false", "--metrics-bind-address=0", "--vm-driver=qemu",
-		"--qemu-dir="+b.engine(), "--qemu-image-dirs="+b.temp, "--qemu-image="+b.guest,
+		"--qemu-dir="+b.engine(), "--qemu-image-dirs="+b.images(), "--qemu-image="+b.guest,
 		"--qemu-accel="+b.Accel, "--qemu-binary="+b.Binary)
 	if err != nil {
 		return nil, err

@@ -77,11 +77,11 @@ func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) err
 	if err := s.Dir.MakeFolders(); err != nil {
 		return err
 	}
-	tmp, err := s.Dir.Temp()
+	tmp, remove, err := s.Dir.Temp()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer remove()
 	path := filepath.Join(tmp, "image")
 	digest, err := s.fetchTo(ctx, path, i, f)
 	if err != nil {
@@ -90,6 +90,10 @@ func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) err
 	name := imagePrefix + digest
 	// Not renamed: disks stand on the file that may be there already.
 	if err := os.Link(path, s.Dir.Path(s.Sub, name)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	// What stands on it is written down later, and must not outlive it.
+	if err := s.Dir.Sync(s.Dir.Path(s.Sub)); err != nil {
 		return err
 	}
 	return s.Dir.Replace(s.refPath(i.Source), []byte(name+"\n"+i.Source+"\n"))

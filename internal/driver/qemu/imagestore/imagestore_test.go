@@ -12,13 +12,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -62,8 +65,18 @@ func must(t *testing.T, err error) {
 
 func newStore(t *testing.T) *imagestore.Store {
 	t.Helper()
-	dir, err := enginedir.Open("the test's folder", t.TempDir(), time.Now(), "cache")
+	dir, err := enginedir.Open("the test's folder", t.TempDir(), "cache")
 	must(t, err)
+	// A fetch ends a moment after its image is there.
+	t.Cleanup(func() {
+		vmtest.Eventually(t, patience, "all fetches have ended", func() error {
+			left, err := os.ReadDir(dir.Path("tmp"))
+			if err == nil && len(left) != 0 {
+				err = fmt.Errorf("left behind: %v", left)
+			}
+			return err
+		})
+	})
 	return &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &fetches.Book{
 		Clock: clock.RealClock{}, Stall: patience, Tell: func(...types.UID) {},
 	}}
@@ -223,15 +236,18 @@ func TestOnce(t *testing.T) {
 	clean(t, s, 1)
 }
 
-// nobodyWaits : what is pending after a fetch does nothing, for it only waits to be
-// used. It is used then.
+// nobodyWaits : what is pending after a fetch, which ends a moment after its image
+// is there, does nothing, for it only waits to be used. It is used then.
 func nobodyWaits(t *testing.T, s *imagestore.Store, who []driver.ServerSpec) {
 	t.Helper()
-	for _, p := range s.Fetches.Pending() {
-		if p.Doing != "" || p.Err != nil {
-			t.Errorf("after the fetch pending is %+v", p)
+	vmtest.Eventually(t, patience, "nothing is done for those who wait", func() error {
+		for _, p := range s.Fetches.Pending() {
+			if p.Doing != "" || p.Err != nil {
+				return fmt.Errorf("pending is %+v", p)
+			}
 		}
-	}
+		return nil
+	})
 	for _, spec := range who {
 		s.Fetches.Keep(spec.UID)
 	}
@@ -668,5 +684,26 @@ func TestAlwaysOfTwo(t *testing.T) {
 	must(t, wait(t, s, who, images...))
 	if first, second := asked[0].Load(), asked[1].Load(); first != 1 || second != 1 {
 		t.Errorf("they were fetched %d and %d times, want each once", first, second)
+	}
+}
+
+// TestForeignLock : one that another user has made is told of at once, and not at
+// each machine.
+func TestForeignLock(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	must(t, s.MakeLock())
+	lock := s.Dir.Path("cache", "lock")
+	must(t, os.Chmod(lock, 0))
+	const nobody = 65534
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		_ = syscall.Setfsuid(nobody)
+		result <- s.MakeLock()
+	}()
+	err := <-result
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), lock) || !strings.Contains(err.Error(), "chown") {
+		t.Errorf("got the error %v", err)
 	}
 }

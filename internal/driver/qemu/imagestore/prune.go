@@ -6,6 +6,7 @@ package imagestore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
@@ -35,6 +36,9 @@ type Image struct {
 // List tells what is in the store.
 func (s *Store) List() ([]Image, error) {
 	entries, err := os.ReadDir(s.Dir.Path(s.Sub))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -77,10 +81,27 @@ func (s *Store) sources(entries []fs.DirEntry) map[string][]string {
 	return found
 }
 
+// MakeLock makes what the images are locked by. Who makes machines does it, before
+// anybody else comes whose file he could not open.
+func (s *Store) MakeLock() error {
+	lock, err := enginedir.TryLock(s.lockPath(), syscall.LOCK_SH)
+	switch {
+	case errors.Is(err, syscall.EWOULDBLOCK):
+		return nil
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w: user %d, who runs Drover, must be able to write to it; it must be given to that user (chown), or removed while no Drover runs",
+			err, os.Geteuid())
+	case err != nil:
+		return err
+	}
+	lock.Release()
+	return nil
+}
+
 // Hold keeps images from being pruned while a disk is made of one, until it is
 // written down that the disk stands on it.
 func (s *Store) Hold() (release func(), err error) {
-	lock, err := s.lock(syscall.LOCK_SH)
+	lock, err := enginedir.TryLock(s.lockPath(), syscall.LOCK_SH)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil, driver.Errorf(driver.ErrRetry, "images are being pruned: %w", err)
 	}
@@ -91,9 +112,13 @@ func (s *Store) Hold() (release func(), err error) {
 }
 
 // Prune removes the images that nobody uses, and returns them. It asks which are
-// used, by name, when no disk is being made of any.
+// used, by name, when no disk is being made of any. Where there is no lock there
+// never was an image.
 func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error)) ([]Image, error) {
 	lock, err := s.lockAlone(ctx)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +159,7 @@ func (s *Store) remove(i Image) error {
 
 func (s *Store) lockAlone(ctx context.Context) (*enginedir.Lock, error) {
 	for {
-		lock, err := s.lock(syscall.LOCK_EX)
+		lock, err := enginedir.TryLockExisting(s.lockPath(), syscall.LOCK_EX)
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return lock, err
 		}
@@ -146,6 +171,4 @@ func (s *Store) lockAlone(ctx context.Context) (*enginedir.Lock, error) {
 	}
 }
 
-func (s *Store) lock(how int) (*enginedir.Lock, error) {
-	return enginedir.TryLock(s.Dir.Path(s.Sub, lockFile), how)
-}
+func (s *Store) lockPath() string { return s.Dir.Path(s.Sub, lockFile) }

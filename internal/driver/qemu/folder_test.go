@@ -1,0 +1,180 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestBrokenRecord : a server whose record cannot be read is shown, and whether it
+// runs. Nobody touches it, and the others go on.
+func TestBrokenRecord(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, other := e.spec(), e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	path := d.home(spec.UID).file(recordFile)
+	content, err := os.ReadFile(path)
+	must(t, err)
+	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": "{}"} {
+		must(t, os.WriteFile(path, []byte(broken), 0o600))
+		wantBroken(t, d, spec, name, driver.StateRunning)
+		wantBroken(t, e.openAs(t, "cluster-2", e.dir), spec, name, driver.StateRunning)
+		other.Power = driver.PowerOn
+		reach(t, d, other, driver.StateRunning)
+		gone(t, d, other)
+	}
+	must(t, os.Remove(path))
+	wantBroken(t, d, spec, "none", driver.StateRunning)
+	must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+	wantBroken(t, d, spec, "none and off", driver.StateStopped)
+	must(t, os.WriteFile(path, content, 0o600))
+	if end := ended(t, d, spec.UID); end.Reason != "Killed" {
+		t.Errorf("mended, it ended with %+v", end)
+	}
+	gone(t, d, spec)
+	leavesNothing(t, d)
+}
+
+// wantBroken : it is listed, with what is wrong, and every call refuses.
+func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, state driver.State) {
+	t.Helper()
+	servers, err := d.List(t.Context())
+	must(t, err)
+	if len(servers) != 1 || servers[0].UID != spec.UID || servers[0].ID != "" || servers[0].State != state {
+		t.Fatalf("%s: List tells of %+v", what, servers)
+	}
+	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "mend", d.home(spec.UID).path)
+	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
+		t.Errorf("%s: Usage says %v", what, err)
+	}
+	_, err = d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, "mend")
+	for _, retain := range []bool{false, true} {
+		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "mend")
+	}
+	if on, err := d.home(spec.UID).running(); on != (state == driver.StateRunning) || err != nil {
+		t.Errorf("%s: it runs: %v, %v", what, on, err)
+	}
+}
+
+// TestBrokenEnd : what a power cut leaves of an end says that there was one.
+func TestBrokenEnd(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	s := reach(t, d, spec, driver.StateRunning)
+	e.tell(t, s, "x")
+	if end := ended(t, d, spec.UID); end.Reason != "Completed" {
+		t.Errorf("it ended with %+v", end)
+	}
+	ends, err := filepath.Glob(d.dir.Path(endsDir, "*"))
+	if err != nil || len(ends) != 1 {
+		t.Fatalf("the ends are %q, %v", ends, err)
+	}
+	for _, broken := range []string{"", "{", "{}", "null"} {
+		must(t, os.WriteFile(ends[0], []byte(broken), 0o600))
+		end := ended(t, d, spec.UID)
+		if again := ended(t, d, spec.UID); *again != *end || end.Code != codeKilled || end.Reason != "Killed" || end.At.IsZero() {
+			t.Errorf("%q: it ended with %+v, and then with %+v", broken, end, again)
+		}
+	}
+	spec.Power = driver.PowerOff
+	reach(t, d, spec, driver.StateStopped)
+	gone(t, d, spec)
+}
+
+// TestReleaseHalfDone : a server that cannot be put aside is not gone.
+func TestReleaseHalfDone(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Power = driver.PowerOff
+	s := reach(t, d, spec, driver.StateStopped)
+	inTheWay := d.retainedPath(spec.UID, s.ID)
+	must(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
+	for range 2 { // the first marks it, the second finds it marked
+		wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrRetry, "aside")
+	}
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, "aside")
+	must(t, os.RemoveAll(inTheWay))
+	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
+	if there, err := (home{d.dir, inTheWay}).exists(); !there {
+		t.Errorf("it is not among the released: %v", err)
+	}
+}
+
+// TestStrayBehindALink : the machine is found by a path that is not the
+// one that the driver was given.
+func TestStrayBehindALink(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	must(t, os.Mkdir(e.dir+".real", 0o700))
+	must(t, os.Symlink(e.dir+".real", e.dir))
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	h := d.home(spec.UID)
+	pid := h.pid(spec.UID)
+	must(t, os.RemoveAll(h.path))
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+	vmtest.Eventually(t, patience, "the machine ends", func() error {
+		if hasUUID(pid, spec.UID) {
+			return errors.New("it runs")
+		}
+		return nil
+	})
+}
+
+// TestImageDirs : no image may be Drover's own file, whatever link leads there.
+func TestImageDirs(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	in := func(names ...string) string { return filepath.Join(append([]string{base}, names...)...) }
+	must(t, os.MkdirAll(in("data", "qemu", "images"), 0o700))
+	must(t, os.Mkdir(in("elsewhere"), 0o700))
+	must(t, os.Symlink(in("data"), in("link")))
+	for name, c := range map[string]struct {
+		images, says string
+	}{
+		"relative":          {"images", `has "images": each must be the absolute path`},
+		"empty":             {"", "each must be the absolute path"},
+		"all of the host":   {"/", "must not hold, or be in"},
+		"above":             {base, in("data", "qemu")},
+		"the engine":        {in("data", "qemu"), in("data", "qemu")},
+		"a machine":         {in("data", "qemu", "vms"), in("data", "qemu")},
+		"unclean":           {in("data", "x") + "/../qemu/cache/", in("data", "qemu")},
+		"the data dir":      {in("data"), in("data")},
+		"in the data dir":   {in("data", "pki"), in("data")},
+		"a link there":      {in("link", "qemu", "vms"), in("data", "qemu")},
+		"images":            {in("data", "qemu", "images"), ""},
+		"in images":         {in("data", "qemu", "images", "mine"), ""},
+		"images by a link":  {in("link", "qemu", "images"), ""},
+		"elsewhere":         {in("elsewhere"), ""},
+		"not there yet":     {in("later", "on"), ""},
+		"alike but another": {in("data.images"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := New(Options{ClusterID: "c", Dir: in("data", "qemu"), Private: []string{in("data")}, ImageDirs: []string{in("elsewhere"), c.images}})
+			if (err != nil) != (c.says != "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
+				t.Errorf("got the error %v, want %q", err, c.says)
+			}
+			if err != nil && (!strings.Contains(err.Error(), "--qemu-image-dirs") || !strings.Contains(err.Error(), strconv.Quote(c.images))) {
+				t.Errorf("the error %q does not name the flag and its value", err)
+			}
+		})
+	}
+}

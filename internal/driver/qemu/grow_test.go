@@ -1,0 +1,76 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// wantDisk compares the size of a disk in the server's directory.
+func wantDisk(t *testing.T, d *Driver, spec driver.ServerSpec, file string, want int64) {
+	t.Helper()
+	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).file(file)); !strings.Contains(info, fmt.Sprintf("(%d bytes)", want)) {
+		t.Errorf("%s should have %d bytes: it is %s", file, want, info)
+	}
+}
+
+// TestGrowToAnySize : disks have whole sectors, whatever a size is.
+func TestGrowToAnySize(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.RootDiskBytes = 5 << 20
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1<<20 + 1}}
+	first := reach(t, d, spec, driver.StateRunning)
+	wantDisk(t, d, spec, volumeFile("data"), 1<<20+512)
+	for _, more := range []int64{1, 2, 513} {
+		spec.RootDiskBytes = 5<<20 + more
+		spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2<<20 + more}}
+		s := reach(t, d, spec, driver.StateRunning)
+		if s.Applied.RootDiskBytes != spec.RootDiskBytes || s.Run != first.Run || len(s.Pending) != 0 {
+			t.Errorf("grown by %d it is %+v", more, s)
+		}
+		whole := (more + 511) / 512 * 512
+		wantDisk(t, d, spec, rootDiskFile, 5<<20+whole)
+		wantDisk(t, d, spec, volumeFile("data"), 2<<20+whole)
+	}
+	gone(t, d, spec)
+}
+
+// TestGrowReadOnly : a volume that cannot be written to cannot grow, and what holds
+// it up is named. It grows with the restart after which it can be written to.
+func TestGrowReadOnly(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	volumes := func(size int64, readOnly bool) []driver.Volume {
+		return []driver.Volume{{Name: "data", SizeBytes: size, ReadOnly: readOnly}}
+	}
+	spec := e.spec()
+	spec.Volumes = volumes(4<<20, true)
+	first := reach(t, d, spec, driver.StateRunning)
+	spec.Volumes = volumes(8<<20, true)
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrUnsupported, "volumes[0].size (data) is 8388608 bytes", "readOnly", "the server has 4194304")
+
+	spec.Volumes = volumes(8<<20, false)
+	if s := reach(t, d, spec, driver.StateRunning); s.Run != first.Run || !slices.Equal(s.Pending, []string{"volumes"}) {
+		t.Errorf("before the restart it is %+v", s)
+	}
+	wantDisk(t, d, spec, volumeFile("data"), 4<<20)
+	spec.EndRun, spec.StopBy = first.Run, time.Now()
+	if s := reach(t, d, spec, driver.StateRunning); s.Run == first.Run || len(s.Pending) != 0 {
+		t.Errorf("after the restart it is %+v", s)
+	}
+	wantDisk(t, d, spec, volumeFile("data"), 8<<20)
+	gone(t, d, spec)
+}

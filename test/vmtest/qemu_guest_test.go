@@ -1,0 +1,77 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package vmtest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// packages stand in for the host's: a kernel with compressed modules, as Debian 13
+// has them, or none at all.
+func packages(t *testing.T, depends string) (env []string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, body := range map[string]string{
+		"sudo":      `shift; exec "$@"`,
+		"apt-cache": `echo "` + depends + `" | grep . || exit 100`,
+		"apt-get":   `[ "$1" != download ] || touch "$3.deb"`,
+		"dpkg": `mkdir -p "$3/boot" "$3/usr/lib/modules/1/kernel"
+			echo kernel >"$3/boot/vmlinuz-1"
+			echo module | xz >"$3/usr/lib/modules/1/kernel/virtio_blk.ko.xz"
+			echo module >"$3/usr/lib/modules/1/kernel/button.ko"
+			echo other >"$3/usr/lib/modules/1/kernel/other.ko"`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\nset -e\n"+body+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+}
+
+func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
+	t.Helper()
+	root, err := repoRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = filepath.Join(t.TempDir(), "guest")
+	cmd := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "linux-guest.sh"), dir)
+	cmd.Env = env
+	printed, err := cmd.CombinedOutput()
+	return dir, string(printed), err
+}
+
+// TestLinuxGuestUnpacksModules : the guest's init can load them.
+func TestLinuxGuestUnpacksModules(t *testing.T) {
+	t.Parallel()
+	dir, out, err := runLinuxGuest(t, packages(t, "  Depends: linux-image-1-cloud-amd64"))
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for name, want := range map[string]string{"vmlinuz": "kernel\n", "modules/virtio_blk.ko": "module\n", "modules/button.ko": "module\n"} {
+		if content, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(content) != want {
+			t.Errorf("%s holds %q, %v", name, content, err)
+		}
+	}
+	modules, err := os.ReadDir(filepath.Join(dir, "modules"))
+	if err != nil || len(modules) != 2 {
+		t.Errorf("the modules are %v, %v", modules, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "initrd")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLinuxGuestWithoutAKernel : what is missing is named.
+func TestLinuxGuestWithoutAKernel(t *testing.T) {
+	t.Parallel()
+	_, out, err := runLinuxGuest(t, packages(t, ""))
+	if err == nil || !strings.Contains(out, "apt knows no package linux-image-cloud-amd64") {
+		t.Errorf("%v: it printed %s", err, out)
+	}
+}
