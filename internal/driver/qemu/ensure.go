@@ -20,7 +20,7 @@ const maxSteps = 6
 
 // Ensure creates a server or takes it to what the spec says.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := check(spec); err != nil {
+	if err := checkPower(spec); err != nil {
 		return driver.Server{}, err
 	}
 	lock, err := d.enterChange(ctx, spec.Target)
@@ -41,18 +41,19 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 // errFetching says that there can be no server before its image.
 var errFetching = errors.New("its image is being fetched")
 
-// findOrCreate returns the server of the spec's UID.
+// findOrCreate returns the server of the spec's UID. A stop comes before all else,
+// so that a spec which no machine can be made like does not keep one on.
 func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (server, error) {
 	s, err := d.find(ctx, spec.Target)
 	switch {
+	case err == nil && spec.Power == driver.PowerOff:
+		return s, nil
 	case err == nil:
-		return s, cmp.Or(s.checkDisks(spec), d.checkNewImages(s, spec))
-	case !errors.Is(err, driver.ErrNotFound):
-		return server{}, err
-	case spec.ID != "":
+		return s, d.checkSpec(s, spec)
+	case !errors.Is(err, driver.ErrNotFound) || spec.ID != "":
 		return server{}, err
 	}
-	if err := d.checkNewImages(server{}, spec); err != nil {
+	if err := d.checkSpec(server{}, spec); err != nil {
 		return server{}, err
 	}
 	if err := d.killStrays(ctx, spec.UID); err != nil {

@@ -176,6 +176,47 @@ func TestSizes(t *testing.T) {
 	gone(t, d, tooMuch)
 }
 
+// TestStopOfWhatIsInvalid : a spec that no machine could be made like starts none
+// and keeps none on.
+func TestStopOfWhatIsInvalid(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	for name, change := range map[string]func(*driver.ServerSpec){
+		"resource.cpu":      func(s *driver.ServerSpec) { s.CPUMilli = 300_000 },
+		"resource.rootDisk": func(s *driver.ServerSpec) { s.RootDiskBytes = 1 << 20 },
+		"image.checksum":    func(s *driver.ServerSpec) { s.Image = driver.Image{Source: "https://example.org/a.img"} },
+		"volumes[0].name":   func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "_"}} },
+		"ports[0].hostPort": func(s *driver.ServerSpec) { s.Ports = []driver.Port{{Port: 80, HostPort: 70_000}} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := e.spec()
+			spec.RootDiskBytes = 2 << 20
+			reach(t, d, spec, driver.StateRunning)
+			change(&spec)
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, driver.ErrInvalid, name)
+			off := spec
+			off.Power = driver.PowerOff
+			s := reach(t, d, off, driver.StateStopped)
+			if s.Exit == nil || s.Exit.Code != 0 {
+				t.Errorf("it ended with %+v", s.Exit)
+			}
+			if s.Applied.CPUMilli != 0 || s.Applied.MemoryBytes != 0 {
+				t.Errorf("while it is off it has %+v", s.Applied)
+			}
+			_, err = d.Ensure(t.Context(), spec)
+			wantError(t, err, driver.ErrInvalid, name)
+			gone(t, d, spec)
+		})
+	}
+	none := e.spec()
+	none.Power, none.CPUMilli = driver.PowerOff, 300_000
+	_, err := d.Ensure(t.Context(), none)
+	wantError(t, err, driver.ErrInvalid, "resource.cpu")
+	leavesNothing(t, d)
+}
+
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

@@ -158,9 +158,12 @@ func (s *server) report() driver.Server {
 	out := driver.Server{
 		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name,
 		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,
-		Applied: driver.Resources{CPUMilli: s.Settings.CPUMilli, MemoryBytes: s.Settings.MemoryBytes, RootDiskBytes: s.Root.Size},
+		Applied: driver.Resources{RootDiskBytes: s.Root.Size},
 	}
+	// One that is off has no CPUs and no memory until it is started with what the
+	// spec says then.
 	if s.alive() {
+		out.Applied.CPUMilli, out.Applied.MemoryBytes = s.Settings.CPUMilli, s.Settings.MemoryBytes
 		out.Note = s.CPUNote
 	}
 	switch {
