@@ -322,6 +322,8 @@ func decideRestart(in input) (plan, bool) {
 		return plan{}, false
 	}
 	p := ensure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
+	// The stop is still to begin: what comes before it takes nothing of its time.
+	p.stopBy = in.now.Add(grace(in.vm))
 	if under {
 		p.endRun = op.Run
 	} else {

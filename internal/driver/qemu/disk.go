@@ -206,15 +206,21 @@ func (d *Driver) makeDisk(path, field string, asked imageSettings, size int64) (
 	if asked.Source == "" {
 		return disk{Size: size}, diskimage.CreateQcow2(path, size, nil)
 	}
-	i, err := d.openImage(asked)
+	i, err := d.imageFor(field, asked, size)
 	if err != nil {
 		return disk{}, err
 	}
-	if size != 0 && size < i.Size {
-		return disk{}, driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", field, size, i.Path, i.Size)
-	}
 	size = max(size, i.Size)
 	return disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: i.Path, Format: i.Format})
+}
+
+// imageFor is the image of a disk, which has to be as large at least.
+func (d *Driver) imageFor(field string, asked imageSettings, size int64) (image, error) {
+	i, err := d.openImage(asked)
+	if err == nil && size != 0 && size < i.Size {
+		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", field, size, i.Path, i.Size)
+	}
+	return i, err
 }
 
 // makeRoot makes a root disk. A kernel that is booted directly may do without an
@@ -334,6 +340,11 @@ func (d *Driver) prepareVolumes(s *server, spec driver.ServerSpec) ([]volume, er
 
 func volumeFile(name string) string { return "volume-" + name + ".qcow2" }
 
+// volumeSize names the field in errors.
+func volumeSize(i int, v driver.Volume) string {
+	return fmt.Sprintf("volumes[%d].size (%s)", i, v.Name)
+}
+
 // makeVolume moves a volume into place before it is written down: one that is
 // nobody's yet is replaced.
 func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
@@ -343,7 +354,7 @@ func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
 	path := filepath.Join(tmp, volumeFile(v.Name))
-	made, err := d.makeDisk(path, fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes)
+	made, err := d.makeDisk(path, volumeSize(i, v), imageOfVolume(v), v.SizeBytes)
 	if err != nil {
 		return err
 	}
@@ -366,17 +377,14 @@ func imageOfVolume(v driver.Volume) imageSettings {
 }
 
 // fetching tells whether a server has to wait for an image that a disk is to be
-// made of.
+// made of. What was fetched stays the server's until the caller has no more use
+// for it: else one that is always to be fetched would be so twice.
 func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
 	var images []driver.Image
 	for _, i := range s.newImages(spec, imageSettings{Source: d.Image}) {
 		images = append(images, i.Image)
 	}
-	waits, err = d.images.Wait(ctx, spec, images...)
-	if !waits && err == nil {
-		d.images.Keep(spec.UID)
-	}
-	return waits, err
+	return d.images.Wait(ctx, spec, images...)
 }
 
 // newImage is one that a field of the spec names and that is to be fetched.
@@ -413,6 +421,41 @@ func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 		}
 	}
 	return nil
+}
+
+// checkImages makes sure that the next run finds what it is to be made of, and
+// makes nothing.
+func (d *Driver) checkImages(s *server, spec driver.ServerSpec) error {
+	if _, err := d.kernelOf(spec); err != nil {
+		return err
+	}
+	if err := d.checkRoot(s, spec); err != nil {
+		return err
+	}
+	for i, v := range spec.Volumes {
+		have, made := s.Volumes[v.Name]
+		_, err := d.driveOf("", have)
+		if !made && v.Image != nil {
+			_, err = d.imageFor(volumeSize(i, v), imageOfVolume(v), v.SizeBytes)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Driver) checkRoot(s *server, spec driver.ServerSpec) error {
+	asked := imageOf(spec, s.Settings.Image)
+	if !s.needsRoot(spec) {
+		_, err := d.driveOf(rootDiskFile, s.Root)
+		return err
+	}
+	if asked.Source == "" && spec.Image.Kernel != nil {
+		return nil
+	}
+	_, err := d.imageFor("resource.rootDisk", asked, spec.RootDiskBytes)
+	return err
 }
 
 // outgrown are the disks, by QEMU's name for them, that the spec wants larger.

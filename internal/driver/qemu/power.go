@@ -195,6 +195,19 @@ func (s *server) resume(ctx context.Context) error {
 	return nil
 }
 
+// beforeStop keeps a run on that another is to follow until that has its images:
+// else the guest would be off while they are fetched, and for good where they
+// cannot be had.
+func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
+	if s.Stop != nil || spec.Power == driver.PowerOff {
+		return false, nil
+	}
+	if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
+		return waits, err
+	}
+	return false, d.checkImages(s, spec)
+}
+
 // stop presses the power button, and ends the run when StopBy has passed.
 func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
 	now := stop{By: spec.StopBy}
