@@ -249,15 +249,9 @@ func TestStartCutOff(t *testing.T) {
 	first := reach(t, d, spec, driver.StateRunning)
 	h := d.home(spec.UID)
 	pid := h.pid(spec.UID)
-	rewind := func() {
-		r, err := h.load()
-		must(t, err)
-		r.Phase = phaseStarting
-		must(t, h.save(r))
-	}
 	must(t, h.command(t.Context(), "stop", nil, nil))
 	must(t, os.Remove(h.file(pidFile)))
-	rewind()
+	rewind(t, h)
 	next := e.open(t)
 	listed, err := next.List(t.Context())
 	must(t, err)
@@ -270,7 +264,7 @@ func TestStartCutOff(t *testing.T) {
 	}
 
 	must(t, h.kill(t.Context(), spec.UID))
-	rewind()
+	rewind(t, h)
 	listed, err = next.List(t.Context())
 	must(t, err)
 	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Exit != nil {
@@ -281,6 +275,38 @@ func TestStartCutOff(t *testing.T) {
 		t.Error("a new start has the run of the one before")
 	}
 	gone(t, next, spec)
+}
+
+// rewind has a start look as if it was cut off before the guest was let go.
+func rewind(t *testing.T, h home) {
+	t.Helper()
+	r, err := h.load()
+	must(t, err)
+	r.Phase = phaseStarting
+	must(t, h.save(r))
+}
+
+// TestStopOfWhatStarts : a guest that was not let go yet is not booted to be
+// stopped.
+func TestStopOfWhatStarts(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Power = driver.PowerPaused
+	s := reach(t, d, spec, driver.StatePaused)
+	rewind(t, d.home(spec.UID))
+	off := spec
+	off.Power = driver.PowerOff
+	stopped, err := d.Ensure(t.Context(), off)
+	must(t, err)
+	if stopped.State != driver.StateStopped || stopped.Run != s.Run || stopped.Exit != nil {
+		t.Errorf("it is %+v", stopped)
+	}
+	if printed, err := os.ReadFile(d.home(spec.UID).file(serialLogFile)); err != nil || len(printed) > 0 {
+		t.Errorf("the guest printed %q, %v", printed, err)
+	}
+	gone(t, d, spec)
 }
 
 // TestRunsOnce : who has the run lock keeps others from starting.

@@ -208,8 +208,13 @@ func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSp
 	return false, d.checkImages(s, spec)
 }
 
-// stop presses the power button, and ends the run when StopBy has passed.
+// stop presses the power button, and ends the run when StopBy has passed. A guest
+// that was not let go yet has nothing to shut down: its start may be one that
+// cannot be finished.
 func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
+	if s.Phase == phaseStarting {
+		return false, s.quit(ctx)
+	}
 	now := stop{By: spec.StopBy}
 	if s.Stop != nil && spec.Power != driver.PowerOff && spec.EndRun != s.Run {
 		now.By = s.Stop.By
