@@ -102,8 +102,7 @@ func (s *server) look(ctx context.Context) (err error) {
 
 func (s *server) findEnd(now time.Time) error {
 	if s.Phase != phaseOn {
-		s.end = s.LastExit
-		return nil
+		return nil // no guest was let go: the end of the run before is not this one's
 	}
 	end, over := ends[s.status]
 	if s.on && !over {

@@ -44,8 +44,7 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	}
 	defer func() { _ = runLock.Close() }()
 	s.Phase, s.Run, s.StartedAt = phaseStarting, newName(), d.Clock.Now()
-	s.LastExit, s.Stop, s.Settings = s.end, nil, settingsOf(spec, s.Settings.Image)
-	s.Forwards = m.Forwards
+	s.Stop, s.Settings, s.Forwards = nil, settingsOf(spec, s.Settings.Image), m.Forwards
 	d.planGroup(s, spec.CPUMilli)
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
@@ -165,7 +164,7 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	}
 	d.limitCPU(ctx, s)
 	d.forgetEnds(s.UID)
-	s.Phase, s.LastExit = phaseOn, nil
+	s.Phase = phaseOn
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
