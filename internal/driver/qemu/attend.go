@@ -17,9 +17,14 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/qmp"
 )
 
+// tendEvery is the time from one look at a server to the next while another
+// attendant has its events.
+const tendEvery = time.Second
+
 // attendant stays with one server while its QEMU runs. Of several, in this and
-// in other processes, QEMU gives its events to the first; the others wait in line
-// and learn of QEMU's end by it.
+// in other processes, QEMU gives its events to the first. The others wait in line,
+// learn of QEMU's end by it, and look after the server too, since the first may
+// have been halted.
 type attendant struct {
 	poke  chan struct{} // has a value when something about the server changed
 	again bool          // it changed, and who attends may have missed it
@@ -72,11 +77,7 @@ var news = map[string]bool{
 // and presses the power button again for those that are to stop.
 func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{}) {
 	h := d.home(uid)
-	c, err := h.dial(ctx, eventsSocket, func(e qmp.Event) {
-		if news[e.Name] {
-			d.ring(uid)
-		}
-	})
+	c, err := d.join(ctx, h, uid)
 	if ctx.Err() != nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return // there is no QEMU
 	}
@@ -90,6 +91,29 @@ func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{
 	// QEMU has ended. Whoever looks first writes down how.
 	if _, err := d.observe(ctx, h); !errors.Is(err, fs.ErrNotExist) {
 		d.ring(uid)
+	}
+}
+
+// join connects to a QEMU's events, and tends the server until its turn has come.
+func (d *Driver) join(ctx context.Context, h home, uid types.UID) (c *qmp.Client, err error) {
+	joined := make(chan struct{})
+	go func() {
+		defer close(joined)
+		c, err = h.dial(ctx, eventsSocket, func(e qmp.Event) {
+			if news[e.Name] {
+				d.ring(uid)
+			}
+		})
+	}()
+	ticker := d.Clock.NewTicker(tendEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-joined:
+			return c, err
+		case <-ticker.C():
+			d.tendNow(ctx, h)
+		}
 	}
 }
 
@@ -118,15 +142,20 @@ func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-ch
 // tendAgain tends a server, and returns what tells when to do so again; it is nil
 // where only a change of the server does.
 func (d *Driver) tendAgain(ctx context.Context, h home, timer clock.Timer) <-chan time.Time {
-	stopping, err := d.tend(ctx, h)
-	if err != nil {
-		d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
-	}
-	if !stopping {
+	if !d.tendNow(ctx, h) {
 		return nil
 	}
 	timer.Reset(pressEvery)
 	return timer.C()
+}
+
+// tendNow is tend, for who can do nothing about its error.
+func (d *Driver) tendNow(ctx context.Context, h home) (stopping bool) {
+	stopping, err := d.tend(ctx, h)
+	if err != nil {
+		d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
+	}
+	return stopping
 }
 
 // tend does what needs no decision any more: it makes a QEMU quit whose guest has

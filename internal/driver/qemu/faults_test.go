@@ -445,6 +445,41 @@ func TestStopTooEarly(t *testing.T) {
 	gone(t, d, off)
 }
 
+// TestEventsHeld : whoever has the events of a machine may have been halted. The
+// others see to it that its guest is collected when it ends, and that it feels the
+// power button.
+func TestEventsHeld(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	ends, stops := e.spec(), e.spec()
+	for _, spec := range []driver.ServerSpec{ends, stops} {
+		paused := spec
+		paused.Power = driver.PowerPaused
+		reach(t, d, paused, driver.StatePaused)
+		halted, err := d.home(spec.UID).dial(t.Context(), eventsSocket, nil)
+		must(t, err)
+		defer halted.Close()
+	}
+	follow(t, d)
+	e.tell(t, reach(t, d, ends, driver.StateRunning), "x")
+	stops.Power = driver.PowerOff
+	_, err := d.Ensure(t.Context(), stops) // too early: its guest has yet to boot
+	must(t, err)
+	for _, spec := range []driver.ServerSpec{ends, stops} {
+		vmtest.Eventually(t, patience, "QEMU is gone", func() error {
+			if on, err := d.home(spec.UID).running(); on {
+				return errors.Join(errors.New("it runs"), err)
+			}
+			return nil
+		})
+		if end := ended(t, d, spec.UID); end.Code != 0 {
+			t.Errorf("it ended with %+v", end)
+		}
+		gone(t, d, spec)
+	}
+}
+
 func TestBrokenRecord(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
