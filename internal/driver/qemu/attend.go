@@ -131,7 +131,9 @@ func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-ch
 			return
 		case <-logs.C():
 			d.cutLogs(h)
-			continue
+			if _, silent := d.silent.Load(h.path); !silent {
+				continue
+			}
 		case <-changed:
 		case <-again:
 		}
@@ -149,11 +151,14 @@ func (d *Driver) tendAgain(ctx context.Context, h home, timer clock.Timer) <-cha
 	return timer.C()
 }
 
-// tendNow is tend, for who can do nothing about its error.
+// tendNow is tend, for who can do nothing about its error. Of a QEMU that answers
+// again it tells, since no event does.
 func (d *Driver) tendNow(ctx context.Context, h home) (stopping bool) {
 	stopping, err := d.tend(ctx, h)
 	if err != nil {
 		d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
+	} else if _, was := d.silent.LoadAndDelete(h.path); was {
+		d.ring(uidOf(h.path))
 	}
 	return stopping
 }

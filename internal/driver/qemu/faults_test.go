@@ -6,10 +6,12 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -478,6 +480,47 @@ func TestEventsHeld(t *testing.T) {
 		}
 		gone(t, d, spec)
 	}
+}
+
+// TestSilence : a QEMU that does not answer does not hold up the list for long, is
+// told of, and is told of again when it answers.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	d.logs.every = 10 * time.Millisecond
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	told, err := d.Watch(ctx)
+	must(t, err)
+	handle, err := os.FindProcess(d.home(spec.UID).pid(spec.UID))
+	must(t, err)
+	must(t, handle.Signal(syscall.SIGSTOP))
+	begin := time.Now()
+	listed, err := d.List(t.Context())
+	must(t, err)
+	if took := time.Since(begin); took > commandWithin-time.Second {
+		t.Errorf("the list took %v", took)
+	}
+	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Err == nil || !strings.Contains(listed[0].Err.Error(), "QEMU does not answer") {
+		t.Errorf("listed: %+v", listed)
+	}
+	must(t, handle.Signal(syscall.SIGCONT))
+	if uid := <-told; uid != spec.UID {
+		t.Errorf("told of %q", uid)
+	}
+	vmtest.Eventually(t, patience, "it answers", func() error {
+		if listed, err = d.List(t.Context()); err != nil || len(listed) != 1 || listed[0].Err != nil {
+			return fmt.Errorf("listed: %+v, %w", listed, err)
+		}
+		return nil
+	})
+	cancel()
+	for range told {
+	}
+	gone(t, d, spec)
 }
 
 func TestBrokenRecord(t *testing.T) {

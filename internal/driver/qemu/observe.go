@@ -19,6 +19,9 @@ import (
 const (
 	// commandWithin bounds what is said to one QEMU at a time.
 	commandWithin = 5 * time.Second
+	// glanceWithin bounds the question to one of many, so that those which are
+	// silent do not keep the others from being told of.
+	glanceWithin = time.Second
 	// leavesWithin is how long a QEMU that hung up may take to be gone.
 	leavesWithin = 500 * time.Millisecond
 )
@@ -65,12 +68,17 @@ type server struct {
 // observe looks at a server. An end that it finds and that nobody wrote down
 // yet, it writes down.
 func (d *Driver) observe(ctx context.Context, h home) (server, error) {
+	return d.observeWithin(ctx, h, commandWithin)
+}
+
+// observeWithin is observe for who waits only so long for QEMU's answer.
+func (d *Driver) observeWithin(ctx context.Context, h home, within time.Duration) (server, error) {
 	r, err := h.load()
 	if err != nil {
 		return server{}, err
 	}
 	s := server{home: h, record: r}
-	if err := s.look(ctx); err != nil {
+	if err := s.look(ctx, within); err != nil {
 		return s, err
 	}
 	if err := s.findEnd(d.Clock.Now()); err != nil || s.on {
@@ -85,12 +93,14 @@ func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 	return s, err
 }
 
-func (s *server) look(ctx context.Context) (err error) {
+func (s *server) look(ctx context.Context, within time.Duration) (err error) {
 	if s.on, err = s.running(); err != nil || !s.on {
 		return err
 	}
-	s.status, s.silence = s.ask(ctx)
-	if s.silence == nil || ctx.Err() != nil {
+	asked, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	s.status, s.silence = s.ask(asked)
+	if s.silence == nil || ctx.Err() != nil || asked.Err() != nil {
 		return ctx.Err()
 	}
 	// One that hangs up may be about to end.
@@ -169,7 +179,8 @@ func (s *server) report() driver.Server {
 	case !s.alive():
 		out.Exit = s.end
 	case s.silence != nil:
-		out.Doing = "QEMU does not answer: " + s.silence.Error()
+		out.Err = fmt.Errorf("QEMU does not answer: %w", s.silence)
+		out.Doing = out.Err.Error()
 	case s.status == statusIOError:
 		out.Err = errDisk
 	case s.stopping():

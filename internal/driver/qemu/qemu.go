@@ -56,6 +56,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -120,6 +121,8 @@ type Driver struct {
 	journal *journal
 	logs    logBound
 	groups  func() (groups, error)
+	// silent has the directories of machines whose QEMU did not answer a List.
+	silent sync.Map
 }
 
 var (
