@@ -48,6 +48,9 @@ func startMachines(text string) {
 	if err != nil {
 		panic(err)
 	}
+	if _, err := d.List(context.Background()); err != nil { // as controllers do first
+		panic(err)
+	}
 	var all sync.WaitGroup
 	for _, uid := range plan.UIDs {
 		all.Go(func() { _, _ = d.Ensure(context.Background(), plan.spec(uid)) })

@@ -58,6 +58,7 @@ func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *engined
 func (d *Driver) forget(uid types.UID, lock *enginedir.Lock) {
 	d.pressed.forget(uid)
 	d.silent.Delete(d.home(uid).path)
+	d.told.Delete(uid)
 	d.forgetEnds(uid)
 	d.unring(uid)
 	lock.Remove()

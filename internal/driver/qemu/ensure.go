@@ -132,7 +132,7 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 			d.dropGroup(ctx, s.CPUGroup)
 		}
 		next := nextStep(s, spec)
-		if next == stepNone {
+		if next == stepNone || next == stepStart && !d.mayStart(s, spec) {
 			return d.result(s, spec), nil
 		}
 		waits, err := d.take(ctx, next, &s, spec)
@@ -148,6 +148,15 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 		}
 	}
 	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", s.UID)
+}
+
+// mayStart tells whether a start is asked for. How a run ended is told before
+// another follows it, since the restart policy is the caller's to apply: who asks
+// for a server that is on may not know yet that it has ended, be it a moment before
+// the call or during it.
+func (d *Driver) mayStart(s server, spec driver.ServerSpec) bool {
+	told, _ := d.told.Load(s.UID)
+	return s.end == nil || s.Run == spec.EndRun || s.Run == told
 }
 
 // result fills in what only the spec tells.

@@ -123,6 +123,8 @@ type Driver struct {
 	groups  func() (groups, error)
 	// silent has the directories of machines whose QEMU did not answer a List.
 	silent sync.Map
+	// told has, by UID, the last run whose end a caller was told of.
+	told sync.Map
 }
 
 var (
