@@ -26,22 +26,23 @@ const tendEvery = time.Second
 // learn of QEMU's end by it, and look after the server too, since the first may
 // have been halted.
 type attendant struct {
+	home  home
 	poke  chan struct{} // has a value when something about the server changed
 	again bool          // it changed, and who attends may have missed it
 }
 
-// attend sees to it that somebody attends a server.
-func (w *watch) attend(ctx context.Context, uid types.UID) {
-	if a := w.attendants[uid]; a != nil {
+// attend sees to it that somebody attends a server of this cluster.
+func (w *watch) attend(ctx context.Context, h home) {
+	if a := w.attendants[h.path]; a != nil {
 		a.again = true
 		poke(a.poke)
 		return
 	}
-	a := &attendant{poke: make(chan struct{}, 1)}
-	w.attendants[uid] = a
+	a := &attendant{home: h, poke: make(chan struct{}, 1)}
+	w.attendants[h.path] = a
 	go func() {
-		w.driver.attend(ctx, uid, a.poke)
-		w.ended <- uid
+		w.driver.attend(ctx, h, a.poke)
+		w.ended <- h.path
 	}()
 }
 
@@ -53,11 +54,11 @@ func poke(c chan struct{}) {
 }
 
 // release takes leave of an attendant whose QEMU is not there.
-func (w *watch) release(ctx context.Context, uid types.UID) {
-	again := w.attendants[uid].again
-	delete(w.attendants, uid)
-	if again {
-		w.attend(ctx, uid)
+func (w *watch) release(ctx context.Context, path string) {
+	a := w.attendants[path]
+	delete(w.attendants, path)
+	if a.again {
+		w.attend(ctx, a.home)
 	}
 }
 
@@ -75,8 +76,8 @@ var news = map[string]bool{
 
 // attend listens to a QEMU until it is gone. It collects guests that have ended
 // and presses the power button again for those that are to stop.
-func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{}) {
-	h := d.home(uid)
+func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
+	uid := uidOf(h.path)
 	c, err := d.join(ctx, h, uid)
 	if ctx.Err() != nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return // there is no QEMU
@@ -88,7 +89,8 @@ func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{
 		}
 		d.listen(ctx, h, c, changed)
 	}
-	// QEMU has ended. Whoever looks first writes down how.
+	// QEMU has ended, or its directory is another one now. Whoever looks first
+	// writes down how it ended.
 	if _, err := d.observe(ctx, h); !errors.Is(err, fs.ErrNotExist) {
 		d.ring(uid)
 	}
@@ -117,13 +119,15 @@ func (d *Driver) join(ctx context.Context, h home, uid types.UID) (c *qmp.Client
 	}
 }
 
+// listen attends a server until its QEMU hangs up or its directory is moved: where
+// that is then, somebody else waits for the events.
 func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-chan struct{}) {
 	timer, logs := d.Clock.NewTimer(pressEvery), d.Clock.NewTicker(d.logs.every)
 	defer timer.Stop()
 	defer logs.Stop()
 	d.cutLogs(h)
 	again := d.tendAgain(ctx, h, timer)
-	for {
+	for h.isThere() {
 		select {
 		case <-ctx.Done():
 			return

@@ -6,12 +6,10 @@ package qemu
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -383,12 +381,7 @@ func TestEndsUnattended(t *testing.T) {
 				t.Errorf("watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
 			}
 			if watched {
-				vmtest.Eventually(t, patience, "QEMU is gone", func() error {
-					if on, err := d.home(spec.UID).running(); on {
-						return errors.Join(errors.New("it runs"), err)
-					}
-					return nil
-				})
+				isOver(t, d.home(spec.UID))
 			}
 			if again := ended(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
 				t.Errorf("the end was %+v and is %+v", end, again)
@@ -445,82 +438,6 @@ func TestStopTooEarly(t *testing.T) {
 		t.Errorf("it ended with %+v", end)
 	}
 	gone(t, d, off)
-}
-
-// TestEventsHeld : whoever has the events of a machine may have been halted. The
-// others see to it that its guest is collected when it ends, and that it feels the
-// power button.
-func TestEventsHeld(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
-	ends, stops := e.spec(), e.spec()
-	for _, spec := range []driver.ServerSpec{ends, stops} {
-		paused := spec
-		paused.Power = driver.PowerPaused
-		reach(t, d, paused, driver.StatePaused)
-		halted, err := d.home(spec.UID).dial(t.Context(), eventsSocket, nil)
-		must(t, err)
-		defer halted.Close()
-	}
-	follow(t, d)
-	e.tell(t, reach(t, d, ends, driver.StateRunning), "x")
-	stops.Power = driver.PowerOff
-	_, err := d.Ensure(t.Context(), stops) // too early: its guest has yet to boot
-	must(t, err)
-	for _, spec := range []driver.ServerSpec{ends, stops} {
-		vmtest.Eventually(t, patience, "QEMU is gone", func() error {
-			if on, err := d.home(spec.UID).running(); on {
-				return errors.Join(errors.New("it runs"), err)
-			}
-			return nil
-		})
-		if end := ended(t, d, spec.UID); end.Code != 0 {
-			t.Errorf("it ended with %+v", end)
-		}
-		gone(t, d, spec)
-	}
-}
-
-// TestSilence : a QEMU that does not answer does not hold up the list for long, is
-// told of, and is told of again when it answers.
-func TestSilence(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
-	d.logs.every = 10 * time.Millisecond
-	spec := e.spec()
-	reach(t, d, spec, driver.StateRunning)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	told, err := d.Watch(ctx)
-	must(t, err)
-	handle, err := os.FindProcess(d.home(spec.UID).pid(spec.UID))
-	must(t, err)
-	must(t, handle.Signal(syscall.SIGSTOP))
-	begin := time.Now()
-	listed, err := d.List(t.Context())
-	must(t, err)
-	if took := time.Since(begin); took > commandWithin-time.Second {
-		t.Errorf("the list took %v", took)
-	}
-	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Err == nil || !strings.Contains(listed[0].Err.Error(), "QEMU does not answer") {
-		t.Errorf("listed: %+v", listed)
-	}
-	must(t, handle.Signal(syscall.SIGCONT))
-	if uid := <-told; uid != spec.UID {
-		t.Errorf("told of %q", uid)
-	}
-	vmtest.Eventually(t, patience, "it answers", func() error {
-		if listed, err = d.List(t.Context()); err != nil || len(listed) != 1 || listed[0].Err != nil {
-			return fmt.Errorf("listed: %+v, %w", listed, err)
-		}
-		return nil
-	})
-	cancel()
-	for range told {
-	}
-	gone(t, d, spec)
 }
 
 func TestBrokenRecord(t *testing.T) {

@@ -167,6 +167,12 @@ func (h home) exists() (bool, error) {
 	return err == nil, err
 }
 
+// isThere tells whether the directory may be.
+func (h home) isThere() bool {
+	there, err := h.exists()
+	return there || err != nil
+}
+
 // load reads the record; its error is fs.ErrNotExist only where there is no
 // directory: a server that cannot be read is not one that is gone.
 func (h home) load() (record, error) {
