@@ -79,7 +79,7 @@ var news = map[string]bool{
 func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
 	uid := uidOf(h.path)
 	c, err := d.join(ctx, h, uid)
-	if ctx.Err() != nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return // there is no QEMU
 	}
 	if err == nil {
@@ -88,6 +88,9 @@ func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
 			d.ring(uid) // nobody may be left who waits for it to come up
 		}
 		d.listen(ctx, h, c, changed)
+	}
+	if ctx.Err() != nil {
+		return // nothing has changed but who attends
 	}
 	// QEMU has ended, or its directory is another one now. Whoever looks first
 	// writes down how it ended.

@@ -146,3 +146,33 @@ func TestSilence(t *testing.T) {
 	}
 	gone(t, d, spec)
 }
+
+// TestLeavesQuietly : who stops to watch does not ring for machines to which nothing
+// has happened.
+func TestLeavesQuietly(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	d.silent.Store(d.home(spec.UID).path, true)
+	told, err := d.Watch(ctx)
+	must(t, err)
+	if uid := <-told; uid != spec.UID { // that it answers, by who attends it from now on
+		t.Errorf("told of %q", uid)
+	}
+	bell := d.dir.Path(bellsDir, string(spec.UID))
+	heard, err := os.Stat(bell)
+	must(t, err)
+	cancel()
+	for range told {
+	}
+	after, err := os.Stat(bell)
+	must(t, err)
+	if !os.SameFile(heard, after) || !heard.ModTime().Equal(after.ModTime()) {
+		t.Error("it rings")
+	}
+	gone(t, d, spec)
+}
