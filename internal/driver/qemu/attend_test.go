@@ -176,3 +176,24 @@ func TestLeavesQuietly(t *testing.T) {
 	}
 	gone(t, d, spec)
 }
+
+// TestKilledAfterLettingGo : a leader that is killed when it has just let a guest go
+// leaves a machine that the others attend.
+func TestKilledAfterLettingGo(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	off := e.spec()
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	follow(t, d)
+	on := off
+	on.Power = driver.PowerOn
+	h := d.home(on.UID)
+	s, err := d.observe(t.Context(), h)
+	must(t, err)
+	must(t, d.start(t.Context(), &s, on)) // and no step after that
+	e.tell(t, driver.Server{UID: on.UID}, "x")
+	isOver(t, h)
+	gone(t, d, on)
+}

@@ -171,6 +171,9 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	if spec.Power == driver.PowerPaused {
 		return nil
 	}
+	// Before, so that others attend the machine even if this is the last that its
+	// leader does.
+	d.ring(s.UID)
 	return s.command(ctx, "cont", nil, nil)
 }
 
