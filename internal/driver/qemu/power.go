@@ -33,6 +33,11 @@ const (
 // start begins a run. It writes down what it is about to do, starts QEMU with
 // the guest still halted, and lets the guest go.
 func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) error {
+	release, err := d.room.take(s.ID, spec.MemoryBytes, d.hostMemory)
+	if err != nil {
+		return err
+	}
+	defer release()
 	m, err := d.prepare(ctx, s, spec)
 	if err != nil {
 		return err
@@ -60,9 +65,6 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec) (machine, error) {
 	accel, err := d.accel.choose(ctx, d)
 	if err != nil {
-		return machine{}, err
-	}
-	if err := checkMemory(spec.MemoryBytes); err != nil {
 		return machine{}, err
 	}
 	release, err := d.images.Hold()

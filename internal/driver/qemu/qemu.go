@@ -120,6 +120,7 @@ type Driver struct {
 	images  *imagestore.Store
 	journal *journal
 	logs    logBound
+	room    reservations
 	groups  func() (groups, error)
 	// silent has the directories of machines whose QEMU did not answer a List.
 	silent sync.Map
