@@ -145,7 +145,7 @@ func (m machine) network() []string {
 	var netdev strings.Builder
 	netdev.WriteString("user,id=net")
 	for _, f := range m.Forwards {
-		fmt.Fprintf(&netdev, ",hostfwd=%s::%d-:%d", f.Protocol, f.HostPort, f.Port)
+		netdev.WriteString(",hostfwd=" + f.rule())
 	}
 	return []string{
 		"-netdev", netdev.String(),

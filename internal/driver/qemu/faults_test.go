@@ -506,7 +506,6 @@ func TestQEMUFails(t *testing.T) {
 		says string
 	}{
 		"it is broken": {driver.ErrRetry, "QEMU did not start: it is broken"},
-		"Could not set up host forwarding rule 'tcp::80-:80'":         {driver.ErrRetry, driver.ReasonPortConflict},
 		"cannot set up guest memory 'pc.ram': Cannot allocate memory": {driver.ErrExhausted, "no memory"},
 		"Failed to get \"write\" lock":                                {driver.ErrRetry, driver.ReasonImageUnavailable},
 	} {

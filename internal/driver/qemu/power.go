@@ -54,7 +54,7 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
-	if err := d.launch(ctx, s, m, runLock); err != nil {
+	if err := d.launch(ctx, s, m, spec.Ports, runLock); err != nil {
 		_ = runLock.Close()
 		return errors.Join(err, d.undoStart(ctx, s, before))
 	}
@@ -87,7 +87,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	if err := d.makeSeed(s.home, spec); err != nil {
 		return machine{}, d.dir.Explain(err)
 	}
-	forwards, err := chooseForwards(ctx, spec.Ports, s.Forwards, freePort)
+	forwards, err := chooseForwards(ctx, spec.Ports, s.Forwards, d.choose)
 	if err != nil {
 		return machine{}, err
 	}
@@ -97,28 +97,55 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	}, nil
 }
 
-// launch starts QEMU and waits until it answers or has ended.
-func (d *Driver) launch(ctx context.Context, s *server, m machine, runLock *os.File) error {
+// launch starts QEMU. A host port that was chosen may be taken by another before
+// QEMU has it, as by a machine that is started at the same time: then there is
+// another choice.
+func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []driver.Port, runLock *os.File) error {
+	for try := 1; ; try++ {
+		up, err := d.comeUp(ctx, s, m, runLock)
+		if up || err != nil {
+			return err
+		}
+		words := s.lastWords()
+		n := takenPort(words, m.Forwards)
+		if n < 0 {
+			return explainStart(words)
+		}
+		if !m.Forwards[n].Chosen || try == chooseTries {
+			return portConflict(n, ports[n], m.Forwards[n], errors.New(words))
+		}
+		if m.Forwards, err = chooseForwards(ctx, ports, m.Forwards, d.choose); err != nil {
+			return err
+		}
+		s.Forwards = m.Forwards
+		if err := s.save(s.record); err != nil {
+			return d.dir.Explain(err)
+		}
+	}
+}
+
+// comeUp starts QEMU and waits until it answers or has ended.
+func (d *Driver) comeUp(ctx context.Context, s *server, m machine, runLock *os.File) (up bool, err error) {
 	for _, socket := range sockets {
 		if err := os.Remove(s.file(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+			return false, err
 		}
 	}
 	c, err := s.spawn(ctx, d.Binary, m.arguments(), runLock)
 	if err != nil {
-		return driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
+		return false, driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	for {
 		select {
 		case <-c.ended:
-			return explainStart(s.lastWords())
+			return false, nil
 		default:
 		}
 		// One that does not answer in time is left to the next call.
 		if _, err := s.ask(ctx); err == nil || !pause(ctx, lookEvery) {
-			return nil
+			return true, nil
 		}
 	}
 }
@@ -135,15 +162,12 @@ func (d *Driver) undoStart(ctx context.Context, s *server, before record) error 
 
 // Reasons that QEMU gives for not starting.
 var (
-	portTaken    = regexp.MustCompile(`(?i)could not set up host forwarding rule '([^']*)'`)
 	memoryLacks  = regexp.MustCompile(`(?i)cannot (set up guest|allocate) memory`)
 	imageChanged = regexp.MustCompile(`(?i)could not open|image is|failed to get .* lock`)
 )
 
 func explainStart(words string) error {
 	switch {
-	case portTaken.MatchString(words):
-		return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "a host port is taken: %s", words))
 	case memoryLacks.MatchString(words):
 		return driver.Errorf(driver.ErrExhausted, "QEMU got no memory: %s", words)
 	case imageChanged.MatchString(words):

@@ -122,6 +122,7 @@ type Driver struct {
 	logs    logBound
 	room    reservations
 	groups  func() (groups, error)
+	choose  chooser
 	// silent has the directories of machines whose QEMU did not answer a List.
 	silent sync.Map
 	// told has, by UID, the last run whose end a caller was told of.
@@ -158,7 +159,7 @@ func New(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
-		logs: defaultLogBound, groups: findGroups, journal: journal,
+		logs: defaultLogBound, groups: findGroups, choose: freePort, journal: journal,
 	}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Book: fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ringAll}}
 	return d, nil
