@@ -558,6 +558,51 @@ func TestAccelerator(t *testing.T) {
 	}
 }
 
+// TestProbeHung : a guest that hung under KVM has a few more tries, minutes apart;
+// one that was refused has none.
+func TestProbeHung(t *testing.T) {
+	t.Parallel()
+	now := vmtest.Clock(time.Unix(0, 0))
+	for name, c := range map[string]struct {
+		outcomes []error
+		want     string // the accelerators that are chosen, minutes apart
+	}{
+		"it was busy":      {[]error{errHung, nil}, "tcg kvm kvm kvm kvm kvm"},
+		"it hangs":         {[]error{errHung, errHung, errHung, errHung}, "tcg tcg tcg tcg tcg tcg"},
+		"it hung and runs": {[]error{errHung, errHung, errHung, nil}, "tcg tcg tcg kvm kvm kvm"},
+		"it is refused":    {[]error{errors.New("no KVM")}, "tcg tcg tcg tcg tcg tcg"},
+		"it runs":          {[]error{nil}, "kvm kvm kvm kvm kvm kvm"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openWith(t, Options{ClusterID: "c", Dir: t.TempDir(), Clock: now, Binary: script(t, "echo version 7.2")})
+			left := c.outcomes
+			d.probe = func(context.Context) error {
+				if len(left) == 0 {
+					return errors.New("there is one probe too many")
+				}
+				err := left[0]
+				left = left[1:]
+				return err
+			}
+			var got []string
+			for range 6 {
+				now.Step(probeAgain)
+				chosen, err := d.accel.choose(t.Context(), d)
+				must(t, err)
+				again, err := d.accel.choose(t.Context(), d)
+				must(t, err)
+				if chosen != again {
+					t.Errorf("%s became %s at once", chosen, again)
+				}
+				got = append(got, chosen)
+			}
+			if all := strings.Join(got, " "); all != c.want || len(left) != 0 {
+				t.Errorf("got %s and %d probes too few, want %s", all, len(left), c.want)
+			}
+		})
+	}
+}
+
 // TestProbeGuest : the guest of the probe does what the probe waits for.
 func TestProbeGuest(t *testing.T) {
 	t.Parallel()

@@ -115,6 +115,7 @@ type Driver struct {
 	dir     *enginedir.Dir
 	program program
 	accel   accelerator
+	probe   func(context.Context) error // that of accel
 	pressed pressed
 	address hostAddress
 	images  *imagestore.Store
@@ -161,6 +162,7 @@ func New(o Options) (*Driver, error) {
 		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
 		logs: defaultLogBound, groups: findGroups, choose: freePort, journal: journal,
 	}
+	d.probe = d.probeKVM
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Book: fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ringAll}}
 	return d, nil
 }
