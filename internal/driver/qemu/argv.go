@@ -25,7 +25,6 @@ type machine struct {
 	MemoryBytes int64
 	Root        *drive
 	Volumes     []volume
-	Seed        string // an ISO 9660 image
 	Kernel      *kernel
 	Forwards    []forward
 }
@@ -48,10 +47,10 @@ const rootNode = "root"
 
 func volumeNode(name string) string { return "volume-" + name }
 
-func seedArguments(path string) []string {
+func seedArguments() []string {
 	node := object{
 		"driver": diskimage.Raw, "node-name": "seed", "read-only": true,
-		"file": object{"driver": "file", "filename": path, "read-only": true},
+		"file": object{"driver": "file", "filename": seedFile, "read-only": true},
 	}
 	return []string{"-blockdev", node.text(), "-device", object{"driver": "virtio-blk-pci", "drive": "seed", "id": "disk-seed", "serial": "seed"}.text()}
 }
@@ -104,9 +103,7 @@ func (m machine) arguments() []string {
 	for _, v := range m.Volumes {
 		args = append(args, v.arguments(volumeNode(v.Name), object{"serial": v.Name})...)
 	}
-	if m.Seed != "" {
-		args = append(args, seedArguments(m.Seed)...)
-	}
+	args = append(args, seedArguments()...)
 	if m.Kernel != nil {
 		args = append(args, m.Kernel.arguments()...)
 	}

@@ -104,8 +104,8 @@ func (d *Driver) join(ctx context.Context, h home, uid types.UID) (c *qmp.Client
 	joined := make(chan struct{})
 	go func() {
 		defer close(joined)
-		c, err = h.dial(ctx, eventsSocket, func(e qmp.Event) {
-			if news[e.Name] {
+		c, err = h.dial(ctx, eventsSocket, func(event string) {
+			if news[event] {
 				d.ring(uid)
 			}
 		})

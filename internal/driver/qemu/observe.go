@@ -226,7 +226,7 @@ func (h home) control(ctx context.Context, talk func(context.Context, *qmp.Clien
 }
 
 // dial connects to a QMP socket in the directory.
-func (h home) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
+func (h home) dial(ctx context.Context, socket string, onEvent func(name string)) (c *qmp.Client, err error) {
 	err = h.atSocket(socket, func(path string) error {
 		c, err = qmp.Dial(ctx, path, onEvent)
 		return err

@@ -93,7 +93,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	}
 	return machine{
 		UID: s.UID, ID: s.ID, Accel: accel, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
-		Root: root, Volumes: volumes, Seed: seedFile, Kernel: kernel, Forwards: forwards,
+		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards,
 	}, nil
 }
 
@@ -131,7 +131,7 @@ func (d *Driver) comeUp(ctx context.Context, s *server, m machine, runLock *os.F
 			return false, err
 		}
 	}
-	c, err := s.spawn(ctx, d.Binary, m.arguments(), runLock)
+	ended, err := s.spawn(ctx, d.Binary, m.arguments(), runLock)
 	if err != nil {
 		return false, driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
 	}
@@ -139,7 +139,7 @@ func (d *Driver) comeUp(ctx context.Context, s *server, m machine, runLock *os.F
 	defer cancel()
 	for {
 		select {
-		case <-c.ended:
+		case <-ended:
 			return false, nil
 		default:
 		}
