@@ -52,10 +52,13 @@ func TestRetained(t *testing.T) {
 			}
 			s.Retained = true
 			h := e.homeOf(t, s)
-			conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.file(serialSocket))
-			must(t, err)
+			var conn net.Conn
+			must(t, h.atSocket(serialSocket, func(path string) (err error) {
+				conn, err = (&net.Dialer{}).DialContext(t.Context(), "unix", path)
+				return err
+			}))
 			defer func() { _ = conn.Close() }()
-			_, err = conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it prints what it hears
+			_, err := conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it prints what it hears
 			must(t, err)
 			vmtest.Eventually(t, patience, "its log is cut", func() error {
 				old, err := os.ReadFile(h.file(serialLogFile + oldLog))
