@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -78,7 +77,7 @@ var news = map[string]bool{
 // and presses the power button again for those that are to stop.
 func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
 	uid := uidOf(h.path)
-	c, err := d.join(ctx, h, uid)
+	c, err := d.join(ctx, h, changed)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return // there is no QEMU
 	}
@@ -99,14 +98,16 @@ func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
 	}
 }
 
-// join connects to a QEMU's events, and tends the server until its turn has come.
-func (d *Driver) join(ctx context.Context, h home, uid types.UID) (c *qmp.Client, err error) {
+// join connects to a QEMU's events, and tends the server until its turn has come. Of
+// a server that was released nobody hears by a bell, so an event is a change too.
+func (d *Driver) join(ctx context.Context, h home, changed chan struct{}) (c *qmp.Client, err error) {
 	joined := make(chan struct{})
 	go func() {
 		defer close(joined)
 		c, err = h.dial(ctx, eventsSocket, func(event string) {
 			if news[event] {
-				d.ring(uid)
+				d.ring(uidOf(h.path))
+				poke(changed)
 			}
 		})
 	}()
