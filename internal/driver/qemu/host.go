@@ -31,7 +31,7 @@ func (r *reservations) take(id string, needed int64, look func() (int64, map[str
 	defer r.mu.Unlock()
 	available, promised, err := look()
 	if err != nil {
-		return func() {}, nil //nolint:nilerr // A host that does not tell is tried.
+		return func() {}, nil // a host that does not tell is tried
 	}
 	maps.Copy(promised, r.starting)
 	var others int64
