@@ -232,7 +232,13 @@ func (p *pass) succeed(plan plan, existed bool) {
 		status.Operation.Type, status.Operation.Attempts, status.Operation.LastError = plan.operation, attempts, plan.message
 		return
 	}
-	if op != nil && op.Type == plan.operation && plan.operation != api.OperationRestart && !underWay(p.seen) {
+	switch {
+	case op == nil || op.Type != plan.operation:
+	case plan.operation == api.OperationRestart:
+		if plan.reason == api.ReasonRestarting && p.seen.Server.State == driver.StateStopping {
+			op.StartedAt = p.now() // the stop has begun, and with it the grace period
+		}
+	case !underWay(p.seen):
 		status.Operation = nil
 	}
 }

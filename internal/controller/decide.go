@@ -322,6 +322,8 @@ func decideRestart(in input) (plan, bool) {
 		return plan{}, false
 	}
 	p := ensure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
+	// The stop is still to begin: what comes before it takes nothing of its time.
+	p.stopBy = in.now.Add(grace(in.vm))
 	if under {
 		p.endRun = op.Run
 	} else {
@@ -341,7 +343,7 @@ func restarting(in input) plan {
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in input) plan {
 	exit := in.seen.Server.Exit
-	if exit == nil || stoppedByUs(in.vm) {
+	if exit == nil || stoppedByUs(in) {
 		return ensure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
 	}
 	policy := in.vm.Spec.RestartPolicy
@@ -355,13 +357,15 @@ func decideEnded(in input) plan {
 }
 
 // stoppedByUs tells whether the server is off because Drover had it so. The
-// condition Running keeps that reason until the server is on again.
-func stoppedByUs(vm *api.VirtualMachine) bool {
-	if op := vm.Status.Operation; op != nil && op.Type == api.OperationStop {
+// condition Running keeps that reason until the server is on again, be it so short
+// that no status tells of it.
+func stoppedByUs(in input) bool {
+	status := &in.vm.Status
+	if op := status.Operation; op != nil && op.Type == api.OperationStop {
 		return true
 	}
-	c := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionRunning)
-	return c != nil && c.Reason == api.ReasonStoppedAsAsked
+	c := meta.FindStatusCondition(status.Conditions, api.ConditionRunning)
+	return c != nil && c.Reason == api.ReasonStoppedAsAsked && !startedAnew(status, in.seen.Server)
 }
 
 // startAgain starts a server that ended by itself: at once after a run that

@@ -672,6 +672,39 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	}
 }
 
+// TestRestartKeepsItsGrace : what a restart waits for before the stop takes nothing
+// of the guest's time to shut down.
+func TestRestartKeepsItsGrace(t *testing.T) {
+	g := newRig(t, fake.Options{ShutdownTime: 20 * time.Second})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	run := g.server().Run
+	g.clock.Step(time.Minute)
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	tries := 0
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		if tries++; tries == 1 {
+			return driver.Server{}, driver.Errorf(driver.ErrRetry, "the image cannot be had")
+		}
+		if !spec.StopBy.After(g.clock.Now()) {
+			t.Errorf("try %d: the guest has %v to shut down", tries, spec.StopBy.Sub(g.clock.Now()))
+		}
+		return live()
+	}
+	for _, later := range []time.Duration{time.Hour, 19 * time.Second, 0} {
+		g.reconcile()
+		g.clock.Step(later)
+	}
+	g.eventually("the guest has shut down", func() bool {
+		g.clock.Step(time.Second)
+		return g.server().State == driver.StateStopped
+	})
+	g.reconcile()
+	if g.server().Run == run || g.vm().Status.RestartCount != 1 || tries != 3 {
+		t.Errorf("run %s, restartCount %d, %d tries", g.server().Run, g.vm().Status.RestartCount, tries)
+	}
+}
+
 // TestRestartWhoseEndFails : the next leader finds the new run not going yet, and its
 // first try to let it go fails. That is no reason to restart once more.
 func TestRestartWhoseEndFails(t *testing.T) {

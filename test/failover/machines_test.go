@@ -134,9 +134,6 @@ func TestMachines(t *testing.T) {
 	if !known {
 		t.Fatalf("%s is %q: it must be full or empty", sizeEnv, os.Getenv(sizeEnv))
 	}
-	if os.Getenv(sizeEnv) == "" {
-		t.Skipf("a restart that was done twice is mended, and has yet to hold for many runs: %s=full has it", sizeEnv)
-	}
 	seed := seedOf(t)
 	w := newMachines(t, program(t, fenced), folder(t, "machines"), machineUsers, seed)
 	e := w.judgeMachines(t, func(ctx context.Context, w *world) ([]Fault, error) {

@@ -31,6 +31,10 @@ const (
 const (
 	// probeWithin is how long a guest of a few instructions may take.
 	probeWithin = 3 * time.Second
+	// probeAgain is when a guest that took longer has another try, since it may have
+	// been the host that was busy; probeTries is how many there are.
+	probeAgain = 5 * time.Minute
+	probeTries = 4
 	// askWithin is how long QEMU may take to tell its version.
 	askWithin = 10 * time.Second
 	// minMajor and minMinor are of the first QEMU that takes -device as JSON.
@@ -83,18 +87,20 @@ func checkVersion(out []byte) error {
 	return nil
 }
 
-// accelerator chooses what guests run on, once.
+// accelerator chooses what guests run on: once, but for a probe that hung.
 type accelerator struct {
 	wanted string
 
-	mu     sync.Mutex
-	chosen string
+	mu      sync.Mutex
+	chosen  string
+	tries   int
+	againAt time.Time // when to choose again; zero for never
 }
 
 func (a *accelerator) choose(ctx context.Context, d *Driver) (string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.chosen != "" {
+	if a.chosen != "" && (a.againAt.IsZero() || d.Clock.Now().Before(a.againAt)) {
 		return a.chosen, nil
 	}
 	if err := d.program.check(ctx); err != nil {
@@ -104,18 +110,29 @@ func (a *accelerator) choose(ctx context.Context, d *Driver) (string, error) {
 		a.chosen = a.wanted
 		return a.chosen, nil
 	}
-	err := d.probeKVM(ctx)
+	err := d.probe(ctx)
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
-	a.chosen = AccelKVM
-	if err != nil {
-		a.chosen = AccelTCG
-		d.Log.Info("Machines are emulated, which is slow: no guest runs under KVM", "cause", err.Error())
-	} else {
-		d.Log.Info("Machines run under KVM: a guest did")
-	}
+	a.judge(err, d)
 	return a.chosen, nil
+}
+
+// judge goes by what became of the probe's guest. One that was refused would be so
+// again.
+func (a *accelerator) judge(err error, d *Driver) {
+	a.chosen, a.againAt = AccelKVM, time.Time{}
+	if err == nil {
+		d.Log.Info("Machines run under KVM: a guest did")
+		return
+	}
+	a.chosen = AccelTCG
+	if a.tries++; !errors.Is(err, errHung) || a.tries == probeTries {
+		d.Log.Info("Machines are emulated, which is slow: no guest runs under KVM", "cause", err.Error())
+		return
+	}
+	a.againAt = d.Clock.Now().Add(probeAgain)
+	d.Log.Info("Machines are emulated for now, which is slow: a start after a while tries KVM again", "cause", err.Error(), "after", probeAgain.String())
 }
 
 // probeGuest tells QEMU to exit with a code that nothing else gives, and halts:
@@ -128,6 +145,8 @@ const (
 	// probeSize is that of a disk from which the BIOS boots.
 	probeSize = 1 << 20
 )
+
+var errHung = fmt.Errorf("a guest hung for %v", probeWithin)
 
 // probeKVM runs a guest. A KVM device that opens proves nothing: inside of other
 // machines guests may hang.
@@ -159,7 +178,7 @@ func (d *Driver) probeKVM(ctx context.Context) error {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("a guest hung for %v", probeWithin)
+		return errHung
 	}
 	return fmt.Errorf("a guest did not run: %w: %.200s", err, out)
 }

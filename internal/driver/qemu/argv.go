@@ -25,7 +25,6 @@ type machine struct {
 	MemoryBytes int64
 	Root        *drive
 	Volumes     []volume
-	Seed        string // an ISO 9660 image
 	Kernel      *kernel
 	Forwards    []forward
 }
@@ -52,10 +51,10 @@ func volumeNode(name string) string { return "volume-" + name }
 // disk by its label.
 const seedSerial = seedLabel
 
-func seedArguments(path string) []string {
+func seedArguments() []string {
 	node := object{
 		"driver": diskimage.Raw, "node-name": "seed", "read-only": true,
-		"file": object{"driver": "file", "filename": path, "read-only": true},
+		"file": object{"driver": "file", "filename": seedFile, "read-only": true},
 	}
 	return []string{"-blockdev", node.text(), "-device", object{"driver": "virtio-blk-pci", "drive": "seed", "id": "disk-seed", "serial": seedSerial}.text()}
 }
@@ -108,9 +107,7 @@ func (m machine) arguments() []string {
 	for _, v := range m.Volumes {
 		args = append(args, v.arguments(volumeNode(v.Name), object{"serial": v.Name})...)
 	}
-	if m.Seed != "" {
-		args = append(args, seedArguments(m.Seed)...)
-	}
+	args = append(args, seedArguments()...)
 	if m.Kernel != nil {
 		args = append(args, m.Kernel.arguments()...)
 	}
@@ -149,7 +146,7 @@ func (m machine) network() []string {
 	var netdev strings.Builder
 	netdev.WriteString("user,id=net")
 	for _, f := range m.Forwards {
-		fmt.Fprintf(&netdev, ",hostfwd=%s::%d-:%d", f.Protocol, f.HostPort, f.Port)
+		netdev.WriteString(",hostfwd=" + f.rule())
 	}
 	return []string{
 		"-netdev", netdev.String(),

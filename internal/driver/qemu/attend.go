@@ -10,33 +10,38 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/qmp"
 )
 
+// tendEvery is the time from one look at a server to the next while another
+// attendant has its events.
+const tendEvery = time.Second
+
 // attendant stays with one server while its QEMU runs. Of several, in this and
-// in other processes, QEMU gives its events to the first; the others wait in line
-// and learn of QEMU's end by it.
+// in other processes, QEMU gives its events to the first. The others wait in line,
+// learn of QEMU's end by it, and look after the server too, since the first may
+// have been halted.
 type attendant struct {
+	home  home
 	poke  chan struct{} // has a value when something about the server changed
 	again bool          // it changed, and who attends may have missed it
 }
 
-// attend sees to it that somebody attends a server.
-func (w *watch) attend(ctx context.Context, uid types.UID) {
-	if a := w.attendants[uid]; a != nil {
+// attend sees to it that somebody attends a server of this cluster.
+func (w *watch) attend(ctx context.Context, h home) {
+	if a := w.attendants[h.path]; a != nil {
 		a.again = true
 		poke(a.poke)
 		return
 	}
-	a := &attendant{poke: make(chan struct{}, 1)}
-	w.attendants[uid] = a
+	a := &attendant{home: h, poke: make(chan struct{}, 1)}
+	w.attendants[h.path] = a
 	go func() {
-		w.driver.attend(ctx, uid, a.poke)
-		w.ended <- uid
+		w.driver.attend(ctx, h, a.poke)
+		w.ended <- h.path
 	}()
 }
 
@@ -48,11 +53,11 @@ func poke(c chan struct{}) {
 }
 
 // release takes leave of an attendant whose QEMU is not there.
-func (w *watch) release(ctx context.Context, uid types.UID) {
-	again := w.attendants[uid].again
-	delete(w.attendants, uid)
-	if again {
-		w.attend(ctx, uid)
+func (w *watch) release(ctx context.Context, path string) {
+	a := w.attendants[path]
+	delete(w.attendants, path)
+	if a.again {
+		w.attend(ctx, a.home)
 	}
 }
 
@@ -70,14 +75,10 @@ var news = map[string]bool{
 
 // attend listens to a QEMU until it is gone. It collects guests that have ended
 // and presses the power button again for those that are to stop.
-func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{}) {
-	h := d.home(uid)
-	c, err := h.dial(ctx, eventsSocket, func(e qmp.Event) {
-		if news[e.Name] {
-			d.ring(uid)
-		}
-	})
-	if ctx.Err() != nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
+	uid := uidOf(h.path)
+	c, err := d.join(ctx, h, changed)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return // there is no QEMU
 	}
 	if err == nil {
@@ -87,19 +88,50 @@ func (d *Driver) attend(ctx context.Context, uid types.UID, changed chan struct{
 		}
 		d.listen(ctx, h, c, changed)
 	}
-	// QEMU has ended. Whoever looks first writes down how.
+	if ctx.Err() != nil {
+		return // nothing has changed but who attends
+	}
+	// QEMU has ended, or its directory is another one now. Whoever looks first
+	// writes down how it ended.
 	if _, err := d.observe(ctx, h); !errors.Is(err, fs.ErrNotExist) {
 		d.ring(uid)
 	}
 }
 
+// join connects to a QEMU's events, and tends the server until its turn has come. Of
+// a server that was released nobody hears by a bell, so an event is a change too.
+func (d *Driver) join(ctx context.Context, h home, changed chan struct{}) (c *qmp.Client, err error) {
+	joined := make(chan struct{})
+	go func() {
+		defer close(joined)
+		c, err = h.dial(ctx, eventsSocket, func(event string) {
+			if news[event] {
+				d.ring(uidOf(h.path))
+				poke(changed)
+			}
+		})
+	}()
+	ticker := d.Clock.NewTicker(tendEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-joined:
+			return c, err
+		case <-ticker.C():
+			d.tendNow(ctx, h)
+		}
+	}
+}
+
+// listen attends a server until its QEMU hangs up or its directory is moved: where
+// that is then, somebody else waits for the events.
 func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-chan struct{}) {
 	timer, logs := d.Clock.NewTimer(pressEvery), d.Clock.NewTicker(d.logs.every)
 	defer timer.Stop()
 	defer logs.Stop()
 	d.cutLogs(h)
 	again := d.tendAgain(ctx, h, timer)
-	for {
+	for h.isThere() {
 		select {
 		case <-ctx.Done():
 			return
@@ -107,7 +139,9 @@ func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-ch
 			return
 		case <-logs.C():
 			d.cutLogs(h)
-			continue
+			if _, silent := d.silent.Load(h.path); !silent {
+				continue
+			}
 		case <-changed:
 		case <-again:
 		}
@@ -118,15 +152,23 @@ func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-ch
 // tendAgain tends a server, and returns what tells when to do so again; it is nil
 // where only a change of the server does.
 func (d *Driver) tendAgain(ctx context.Context, h home, timer clock.Timer) <-chan time.Time {
-	unfinished, err := d.tend(ctx, h)
-	if err != nil {
-		d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
-	}
-	if !unfinished {
+	if !d.tendNow(ctx, h) {
 		return nil
 	}
 	timer.Reset(pressEvery)
 	return timer.C()
+}
+
+// tendNow is tend, for who can do nothing about its error. Of a QEMU that answers
+// again it tells, since no event does.
+func (d *Driver) tendNow(ctx context.Context, h home) (stopping bool) {
+	stopping, err := d.tend(ctx, h)
+	if err != nil {
+		d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
+	} else if _, was := d.silent.LoadAndDelete(h.path); was {
+		d.ring(uidOf(h.path))
+	}
+	return stopping
 }
 
 // tend does what needs no decision any more: it makes a QEMU quit whose guest has

@@ -101,8 +101,9 @@ func mountedGroup(mounts, kind, option, path string) (string, error) {
 
 func (g groups) of(uid types.UID) string { return filepath.Join(g.path, groupPrefix+string(uid)) }
 
-// limit makes a group, sets its quota and moves a process into it.
-func (g groups) limit(group string, cpuMilli int64, pid int) error {
+// limit makes a group, sets its quota and moves a process into it, which is looked
+// for last: to write 0 for one that has ended would move the controller itself.
+func (g groups) limit(group string, cpuMilli int64, find func() int) error {
 	if g.unified {
 		if err := enableCPU(filepath.Dir(group)); err != nil {
 			return err
@@ -116,12 +117,16 @@ func (g groups) limit(group string, cpuMilli int64, pid int) error {
 	if g.unified {
 		settings = [][2]string{{"cpu.max", fmt.Sprintf("%d %d", quota, cpuPeriod)}}
 	}
-	for _, s := range append(settings, [2]string{"cgroup.procs", strconv.Itoa(pid)}) {
+	for _, s := range settings {
 		if err := writeGroup(group, s[0], s[1]); err != nil {
 			return err
 		}
 	}
-	return nil
+	pid := find()
+	if pid == 0 {
+		return errors.New("its QEMU has ended")
+	}
+	return writeGroup(group, "cgroup.procs", strconv.Itoa(pid))
 }
 
 // enableCPU has version 2 give the groups in a folder their shares.
@@ -182,7 +187,7 @@ func (d *Driver) limitCPU(ctx context.Context, s *server) {
 	}
 	g, err := d.groups()
 	if err == nil {
-		err = g.limit(s.CPUGroup, s.Settings.CPUMilli, s.pid(s.UID))
+		err = g.limit(s.CPUGroup, s.Settings.CPUMilli, func() int { return s.pid(s.UID) })
 	}
 	if err != nil {
 		d.dropGroup(ctx, s.CPUGroup)

@@ -65,7 +65,11 @@ func TestUnifiedLimit(t *testing.T) {
 	for path := range files {
 		must(t, os.WriteFile(path, nil, 0o600))
 	}
-	must(t, g.limit(group, 1500, 42))
+	if err := g.limit(group, 1500, func() int { return 0 }); err == nil {
+		t.Error("a QEMU that has ended is limited")
+	}
+	wantFile(t, filepath.Join(group, "cgroup.procs"), "") // 0 would be who writes it
+	must(t, g.limit(group, 1500, func() int { return 42 }))
 	for path, want := range files {
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
 			t.Errorf("%s has %q, %v; want %q", path, got, err, want)

@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"cmp"
 	"regexp"
 	"strings"
 
@@ -30,16 +31,26 @@ func checkUID(uid types.UID) error {
 	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
 }
 
-// check refuses a spec that no machine could be made of.
-func check(spec driver.ServerSpec) error {
+// checkPower refuses what names no server, or no state that one could be in. A stop
+// needs no more of the spec.
+func checkPower(spec driver.ServerSpec) error {
 	if err := checkUID(spec.UID); err != nil {
 		return err
 	}
 	switch spec.Power {
 	case driver.PowerOn, driver.PowerOff, driver.PowerPaused:
-	default:
-		return driver.Errorf(driver.ErrInvalid, "action is %q: it must be %s, %s or %s", spec.Power, driver.PowerOn, driver.PowerOff, driver.PowerPaused)
+		return nil
 	}
+	return driver.Errorf(driver.ErrInvalid, "action is %q: it must be %s, %s or %s", spec.Power, driver.PowerOn, driver.PowerOff, driver.PowerPaused)
+}
+
+// checkSpec refuses a spec that the server, or a new one, cannot be made like.
+func (d *Driver) checkSpec(s server, spec driver.ServerSpec) error {
+	return cmp.Or(check(spec), s.checkDisks(spec), d.checkNewImages(s, spec))
+}
+
+// check refuses a spec that no machine could be made of.
+func check(spec driver.ServerSpec) error {
 	if err := checkSizes(spec); err != nil {
 		return err
 	}

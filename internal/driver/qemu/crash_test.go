@@ -27,6 +27,7 @@ const crashEnv = "DROVER_TEST_START_MACHINES"
 type crashPlan struct {
 	Dir, Images string
 	Source      string
+	Binary      string // empty for the usual QEMU
 	UIDs        []types.UID
 }
 
@@ -43,8 +44,11 @@ func startMachines(text string) {
 	if err := json.Unmarshal([]byte(text), &plan); err != nil {
 		panic(err)
 	}
-	d, err := New(Options{ClusterID: "cluster-1", Dir: plan.Dir, ImageDirs: []string{plan.Images}, Accel: AccelTCG})
+	d, err := New(Options{ClusterID: "cluster-1", Dir: plan.Dir, ImageDirs: []string{plan.Images}, Accel: AccelTCG, Binary: plan.Binary})
 	if err != nil {
+		panic(err)
+	}
+	if _, err := d.List(context.Background()); err != nil { // as controllers do first
 		panic(err)
 	}
 	var all sync.WaitGroup
@@ -53,6 +57,16 @@ func startMachines(text string) {
 	}
 	all.Wait()
 	time.Sleep(time.Hour)
+}
+
+// controller is a process that carries the plan out.
+func (p crashPlan) controller(t *testing.T) *exec.Cmd {
+	t.Helper()
+	text, err := json.Marshal(p)
+	must(t, err)
+	cmd := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // this test itself
+	cmd.Env = append(os.Environ(), crashEnv+"="+string(text))
+	return cmd
 }
 
 func (p crashPlan) spec(uid types.UID) driver.ServerSpec {
@@ -72,11 +86,8 @@ func TestControllerKilled(t *testing.T) {
 		for range 10 {
 			plan.UIDs = append(plan.UIDs, e.spec().UID)
 		}
-		text, err := json.Marshal(plan)
-		must(t, err)
 		d := e.open(t)
-		controller := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // this test itself
-		controller.Env = append(os.Environ(), crashEnv+"="+string(text))
+		controller := plan.controller(t)
 		must(t, controller.Start())
 		vmtest.Eventually(t, patience, fmt.Sprintf("%d machines are there", atLeast), func() error {
 			if n := len(machines(d, plan.UIDs)); n < atLeast {
@@ -106,6 +117,32 @@ func TestControllerKilled(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestControllerKilledInStart : how the run before ended says nothing about one
+// that did not come to start.
+func TestControllerKilledInStart(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	off := spec
+	off.Power = driver.PowerOff
+	first := reach(t, d, spec, driver.StateRunning)
+	if end := reach(t, d, off, driver.StateStopped).Exit; end == nil || end.Code != 0 {
+		t.Fatalf("it ended with %+v", end)
+	}
+	// The controller is killed by what it starts, before there is a QEMU.
+	killer := script(t, "case $1 in --version) echo version 7.2;; *) kill -9 $PPID;; esac")
+	plan := crashPlan{Dir: e.dir, Images: e.images, Source: e.plain, Binary: killer, UIDs: []types.UID{spec.UID}}
+	_ = plan.controller(t).Run()
+	listed, err := e.open(t).List(t.Context(), spec.UID)
+	must(t, err)
+	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Run == first.Run || listed[0].Exit != nil {
+		t.Errorf("a machine that did not come to start is %+v", listed)
+	}
+	reach(t, d, spec, driver.StateRunning)
+	gone(t, d, spec)
 }
 
 // machines are the processes of each server that has any.

@@ -57,6 +57,8 @@ func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *engined
 // forget removes what is kept of a server beside its directory.
 func (d *Driver) forget(uid types.UID, lock *enginedir.Lock) {
 	d.pressed.forget(uid)
+	d.silent.Delete(d.home(uid).path)
+	d.told.Delete(uid)
 	d.forgetEnds(uid)
 	d.unring(uid)
 	lock.Remove()

@@ -249,15 +249,21 @@ func (d *Driver) makeDisk(ctx context.Context, path string, o order) (disk, erro
 	if o.image.Source == "" {
 		return disk{Size: o.size}, diskimage.CreateQcow2(path, o.size, nil)
 	}
-	i, err := d.openImage(ctx, o.imageField, o.image)
+	i, err := d.imageFor(ctx, o)
 	if err != nil {
 		return disk{}, err
 	}
-	if o.size != 0 && o.size < i.Size {
-		return disk{}, driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, i.Source, i.Size)
-	}
 	size := max(o.size, i.Size)
 	return disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
+}
+
+// imageFor is the image of a disk, which has to be as large at least.
+func (d *Driver) imageFor(ctx context.Context, o order) (image, error) {
+	i, err := d.openImage(ctx, o.imageField, o.image)
+	if err == nil && o.size != 0 && o.size < i.Size {
+		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, i.Source, i.Size)
+	}
+	return i, err
 }
 
 // makeRoot makes a root disk. A kernel that is booted directly may do without an
@@ -270,7 +276,11 @@ func (d *Driver) makeRoot(ctx context.Context, h home, spec driver.ServerSpec, a
 		_, err := d.openFound(rootField, asked)
 		return disk{}, err
 	}
-	return d.makeDisk(ctx, h.file(rootDiskFile), order{rootField, "resource.rootDisk", asked, spec.RootDiskBytes})
+	return d.makeDisk(ctx, h.file(rootDiskFile), rootOrder(spec, asked))
+}
+
+func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
+	return order{rootField, "resource.rootDisk", asked, spec.RootDiskBytes}
 }
 
 // prepareRoot makes sure that the root disk is the one that the spec asks for. A
@@ -391,6 +401,10 @@ func (d *Driver) prepareVolumes(ctx context.Context, s *server, spec driver.Serv
 
 func volumeFile(name string) string { return "volume-" + name + ".qcow2" }
 
+func volumeOrder(i int, v driver.Volume) order {
+	return order{volumeField(i), fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes}
+}
+
 // makeVolume moves a volume into place before it is written down: one that is
 // nobody's yet is replaced.
 func (d *Driver) makeVolume(ctx context.Context, s *server, i int, v driver.Volume) error {
@@ -400,7 +414,7 @@ func (d *Driver) makeVolume(ctx context.Context, s *server, i int, v driver.Volu
 	}
 	defer remove()
 	path := filepath.Join(tmp, volumeFile(v.Name))
-	made, err := d.makeDisk(ctx, path, order{volumeField(i), fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes})
+	made, err := d.makeDisk(ctx, path, volumeOrder(i, v))
 	if err != nil {
 		return err
 	}
@@ -422,18 +436,15 @@ func imageOfVolume(v driver.Volume) imageSettings {
 	return imageSettings{v.Image.Source, v.Image.Checksum}
 }
 
-// fetching tells whether a server has to wait for an image that one of its disks is
-// made of.
+// fetching tells whether a server has to wait for an image that a disk is to be
+// made of. What was fetched stays the server's until the caller has no more use
+// for it: else one that is always to be fetched would be so twice.
 func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
 	var images []driver.Image
 	for _, i := range d.imagesOf(s, spec) {
 		images = append(images, i.Image)
 	}
-	waits, err = d.images.Wait(ctx, spec, images...)
-	if !waits && err == nil {
-		d.fetches.Keep(spec.UID)
-	}
-	return waits, err
+	return d.images.Wait(ctx, spec, images...)
 }
 
 // namedImage is one that has to be fetched if it is not there, and the field that
@@ -483,6 +494,41 @@ func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 		}
 	}
 	return nil
+}
+
+// checkImages makes sure that the next run finds what it is to be made of, and
+// makes nothing.
+func (d *Driver) checkImages(ctx context.Context, s *server, spec driver.ServerSpec) error {
+	if _, err := d.kernelOf(spec); err != nil {
+		return err
+	}
+	if err := d.checkRoot(ctx, s, spec); err != nil {
+		return err
+	}
+	for i, v := range spec.Volumes {
+		have, made := s.Volumes[v.Name]
+		_, err := d.driveOf(volumeField(i), "", have)
+		if !made && v.Image != nil {
+			_, err = d.imageFor(ctx, volumeOrder(i, v))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Driver) checkRoot(ctx context.Context, s *server, spec driver.ServerSpec) error {
+	asked := imageOf(spec, s.Settings.Image)
+	if !d.needsRoot(s, spec) {
+		_, err := d.driveOf(rootField, rootDiskFile, s.Root)
+		return err
+	}
+	if asked.Source == "" && spec.Image.Kernel != nil {
+		return nil
+	}
+	_, err := d.imageFor(ctx, rootOrder(spec, asked))
+	return err
 }
 
 // outgrown are the disks, by QEMU's name for them, that the spec wants larger and

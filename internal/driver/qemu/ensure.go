@@ -20,7 +20,7 @@ const maxSteps = 6
 
 // Ensure creates a server or takes it to what the spec says.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := check(spec); err != nil {
+	if err := checkPower(spec); err != nil {
 		return driver.Server{}, err
 	}
 	lock, err := d.enterChange(ctx, spec.Target)
@@ -41,18 +41,19 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 // errFetching says that there can be no server before its image.
 var errFetching = errors.New("its image is being fetched")
 
-// findOrCreate returns the server of the spec's UID.
+// findOrCreate returns the server of the spec's UID. A stop comes before all else,
+// so that a spec which no machine can be made like does not keep one on.
 func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (server, error) {
 	s, err := d.find(ctx, spec.Target)
 	switch {
+	case err == nil && spec.Power == driver.PowerOff:
+		return s, nil
 	case err == nil:
-		return s, cmp.Or(s.checkDisks(spec), d.checkNewImages(s, spec))
-	case !errors.Is(err, driver.ErrNotFound):
-		return server{}, err
-	case spec.ID != "":
+		return s, d.checkSpec(s, spec)
+	case !errors.Is(err, driver.ErrNotFound) || spec.ID != "":
 		return server{}, err
 	}
-	if err := d.checkNewImages(server{}, spec); err != nil {
+	if err := d.checkSpec(server{}, spec); err != nil {
 		return server{}, err
 	}
 	if err := d.killStrays(ctx, spec.UID); err != nil {
@@ -61,6 +62,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
 		return server{}, cmp.Or(err, errFetching)
 	}
+	d.images.Keep(spec.UID)
 	if err := d.journal.note(spec.Target, deedCreate); err != nil {
 		return server{}, err
 	}
@@ -135,7 +137,7 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 			d.dropGroup(ctx, s.CPUGroup)
 		}
 		next := nextStep(s, spec)
-		if next == stepNone {
+		if next == stepNone || next == stepStart && !d.mayStart(s, spec) {
 			return d.result(s, spec), nil
 		}
 		waits, err := d.take(ctx, next, &s, spec)
@@ -151,6 +153,15 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 		}
 	}
 	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", s.UID)
+}
+
+// mayStart tells whether a start is asked for. How a run ended is told before
+// another follows it, since the restart policy is the caller's to apply: who asks
+// for a server that is on may not know yet that it has ended, be it a moment before
+// the call or during it.
+func (d *Driver) mayStart(s server, spec driver.ServerSpec) bool {
+	told, _ := d.told.Load(s.UID)
+	return s.end == nil || s.Run == spec.EndRun || s.Run == told
 }
 
 // result fills in what only the spec tells.
@@ -179,10 +190,14 @@ func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.Ser
 		if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
 			return waits, err
 		}
+		d.images.Keep(spec.UID)
 		return false, d.start(ctx, s, spec)
 	case stepFinish:
 		return false, d.finishStart(ctx, s, spec)
 	case stepStop:
+		if waits, err := d.beforeStop(ctx, s, spec); waits || err != nil {
+			return waits, err
+		}
 		return d.stop(ctx, s, spec)
 	case stepGrow:
 		return false, d.grow(ctx, s, spec)

@@ -179,6 +179,47 @@ func TestSizes(t *testing.T) {
 	gone(t, d, tooMuch)
 }
 
+// TestStopOfWhatIsInvalid : a spec that no machine could be made like starts none
+// and keeps none on.
+func TestStopOfWhatIsInvalid(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	for name, change := range map[string]func(*driver.ServerSpec){
+		"resource.cpu":      func(s *driver.ServerSpec) { s.CPUMilli = 300_000 },
+		"resource.rootDisk": func(s *driver.ServerSpec) { s.RootDiskBytes = 1 << 20 },
+		"image.checksum":    func(s *driver.ServerSpec) { s.Image = driver.Image{Source: "https://example.org/a.img"} },
+		"volumes[0].name":   func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "_"}} },
+		"ports[0].hostPort": func(s *driver.ServerSpec) { s.Ports = []driver.Port{{Port: 80, HostPort: 70_000}} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := e.spec()
+			spec.RootDiskBytes = 2 << 20
+			reach(t, d, spec, driver.StateRunning)
+			change(&spec)
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, driver.ErrInvalid, name)
+			off := spec
+			off.Power = driver.PowerOff
+			s := reach(t, d, off, driver.StateStopped)
+			if s.Exit == nil || s.Exit.Code != 0 {
+				t.Errorf("it ended with %+v", s.Exit)
+			}
+			if s.Applied.CPUMilli != 0 || s.Applied.MemoryBytes != 0 {
+				t.Errorf("while it is off it has %+v", s.Applied)
+			}
+			_, err = d.Ensure(t.Context(), spec)
+			wantError(t, err, driver.ErrInvalid, name)
+			gone(t, d, spec)
+		})
+	}
+	none := e.spec()
+	none.Power, none.CPUMilli = driver.PowerOff, 300_000
+	_, err := d.Ensure(t.Context(), none)
+	wantError(t, err, driver.ErrInvalid, "resource.cpu")
+	leavesNothing(t, d)
+}
+
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -211,15 +252,9 @@ func TestStartCutOff(t *testing.T) {
 	first := reach(t, d, spec, driver.StateRunning)
 	h := d.home(spec.UID)
 	pid := h.pid(spec.UID)
-	rewind := func() {
-		r, err := h.load()
-		must(t, err)
-		r.Phase = phaseStarting
-		must(t, h.save(r))
-	}
 	must(t, h.command(t.Context(), "stop", nil, nil))
 	must(t, os.Remove(h.file(pidFile)))
-	rewind()
+	rewind(t, h)
 	next := e.open(t)
 	listed, err := next.List(t.Context())
 	must(t, err)
@@ -232,7 +267,7 @@ func TestStartCutOff(t *testing.T) {
 	}
 
 	must(t, h.kill(t.Context(), spec.UID))
-	rewind()
+	rewind(t, h)
 	listed, err = next.List(t.Context())
 	must(t, err)
 	if len(listed) != 1 || listed[0].State != driver.StateStopped || listed[0].Exit != nil {
@@ -243,6 +278,38 @@ func TestStartCutOff(t *testing.T) {
 		t.Error("a new start has the run of the one before")
 	}
 	gone(t, next, spec)
+}
+
+// rewind has a start look as if it was cut off before the guest was let go.
+func rewind(t *testing.T, h home) {
+	t.Helper()
+	r, err := h.load()
+	must(t, err)
+	r.Phase = phaseStarting
+	must(t, h.save(r))
+}
+
+// TestStopOfWhatStarts : a guest that was not let go yet is not booted to be
+// stopped.
+func TestStopOfWhatStarts(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Power = driver.PowerPaused
+	s := reach(t, d, spec, driver.StatePaused)
+	rewind(t, d.home(spec.UID))
+	off := spec
+	off.Power = driver.PowerOff
+	stopped, err := d.Ensure(t.Context(), off)
+	must(t, err)
+	if stopped.State != driver.StateStopped || stopped.Run != s.Run || stopped.Exit != nil {
+		t.Errorf("it is %+v", stopped)
+	}
+	if printed, err := os.ReadFile(d.home(spec.UID).file(serialLogFile)); err != nil || len(printed) > 0 {
+		t.Errorf("the guest printed %q, %v", printed, err)
+	}
+	gone(t, d, spec)
 }
 
 // TestRunsOnce : who has the run lock keeps others from starting.
@@ -317,12 +384,7 @@ func TestEndsUnattended(t *testing.T) {
 				t.Errorf("watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
 			}
 			if watched {
-				vmtest.Eventually(t, patience, "QEMU is gone", func() error {
-					if on, err := d.home(spec.UID).running(); on {
-						return errors.Join(errors.New("it runs"), err)
-					}
-					return nil
-				})
+				isOver(t, d.home(spec.UID))
 			}
 			if again := ended(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
 				t.Errorf("the end was %+v and is %+v", end, again)
@@ -423,7 +485,6 @@ func TestQEMUFails(t *testing.T) {
 		says string
 	}{
 		"it is broken": {driver.ErrRetry, "QEMU did not start: it is broken"},
-		"Could not set up host forwarding rule 'tcp::80-:80'":         {driver.ErrRetry, driver.ReasonPortConflict},
 		"cannot set up guest memory 'pc.ram': Cannot allocate memory": {driver.ErrExhausted, "no memory"},
 		"Failed to get \"write\" lock":                                {driver.ErrRetry, driver.ReasonImageUnavailable},
 	} {
@@ -471,6 +532,51 @@ func TestAccelerator(t *testing.T) {
 				if got, err := d.accel.choose(t.Context(), d); err != nil || got != want {
 					t.Errorf("got %q and error %v, want %q", got, err, want)
 				}
+			}
+		})
+	}
+}
+
+// TestProbeHung : a guest that hung under KVM has a few more tries, minutes apart;
+// one that was refused has none.
+func TestProbeHung(t *testing.T) {
+	t.Parallel()
+	now := vmtest.Clock(time.Unix(0, 0))
+	for name, c := range map[string]struct {
+		outcomes []error
+		want     string // the accelerators that are chosen, minutes apart
+	}{
+		"it was busy":      {[]error{errHung, nil}, "tcg kvm kvm kvm kvm kvm"},
+		"it hangs":         {[]error{errHung, errHung, errHung, errHung}, "tcg tcg tcg tcg tcg tcg"},
+		"it hung and runs": {[]error{errHung, errHung, errHung, nil}, "tcg tcg tcg kvm kvm kvm"},
+		"it is refused":    {[]error{errors.New("no KVM")}, "tcg tcg tcg tcg tcg tcg"},
+		"it runs":          {[]error{nil}, "kvm kvm kvm kvm kvm kvm"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openWith(t, Options{ClusterID: "c", Dir: t.TempDir(), Clock: now, Binary: script(t, "echo version 7.2")})
+			left := c.outcomes
+			d.probe = func(context.Context) error {
+				if len(left) == 0 {
+					return errors.New("there is one probe too many")
+				}
+				err := left[0]
+				left = left[1:]
+				return err
+			}
+			var got []string
+			for range 6 {
+				now.Step(probeAgain)
+				chosen, err := d.accel.choose(t.Context(), d)
+				must(t, err)
+				again, err := d.accel.choose(t.Context(), d)
+				must(t, err)
+				if chosen != again {
+					t.Errorf("%s became %s at once", chosen, again)
+				}
+				got = append(got, chosen)
+			}
+			if all := strings.Join(got, " "); all != c.want || len(left) != 0 {
+				t.Errorf("got %s and %d probes too few, want %s", all, len(left), c.want)
 			}
 		})
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
 )
 
 // TestWebImage : a server is pending while its image is fetched, a Delete ends
@@ -76,6 +77,91 @@ func TestWebImage(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &spec.Image}}
 	spec.EndRun = reach(t, e.open(t), spec, driver.StateRunning).Run
 	reach(t, e.open(t), spec, driver.StateRunning)
+	gone(t, d, spec)
+}
+
+// TestRestartWithBadParts : a guest that is to be restarted with what cannot be had
+// runs on.
+func TestRestartWithBadParts(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	web := httptest.NewServer(http.FileServer(http.Dir(e.images)))
+	t.Cleanup(web.Close)
+	none, big := &driver.Image{Source: e.images + "/none"}, e.big(t)
+	spec := e.spec()
+	first := reach(t, d, spec, driver.StateRunning)
+	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	for name, c := range map[string]struct {
+		change func(*driver.ServerSpec)
+		kind   error
+		says   string
+	}{
+		"image":  {func(s *driver.ServerSpec) { s.Image = *none }, driver.ErrRetry, "no such file"},
+		"disk":   {func(s *driver.ServerSpec) { s.Image.Source, s.RootDiskBytes = big, 2<<20 }, driver.ErrInvalid, "needs 5242880"},
+		"kernel": {func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: none.Source} }, driver.ErrRetry, "no such file"},
+		"volume": {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: none}} }, driver.ErrRetry, "no such file"},
+		"checksum": {func(s *driver.ServerSpec) {
+			s.Image = driver.Image{Source: web.URL + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
+		}, driver.ErrRetry, "its checksum is sha256:"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad := spec
+			c.change(&bad)
+			wantError(t, d.waitFor(t, bad), c.kind, c.says)
+			listed, err := d.List(t.Context(), spec.UID)
+			must(t, err)
+			if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
+				t.Errorf("listed: %+v", listed)
+			}
+		})
+	}
+	gone(t, d, spec)
+}
+
+// TestRestartFetchesFirst : a guest runs on while the image of its next run is
+// fetched, which is done once.
+func TestRestartFetchesFirst(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.UncheckedImages = true
+	d := openWith(t, o)
+	gate := make(chan struct{})
+	var asked atomic.Int32
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		select {
+		case <-gate:
+			http.ServeFile(w, r, e.other)
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(web.Close)
+	spec := e.spec()
+	first := reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, "drover guest 1 A")
+	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	spec.Image = driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}
+	for range 2 {
+		s, err := d.Ensure(t.Context(), spec)
+		must(t, err)
+		if s.State != driver.StateRunning || s.Run != first.Run || !strings.Contains(s.Doing, "fetching "+web.URL) {
+			t.Errorf("it is %+v", s)
+		}
+	}
+	close(gate)
+	vmtest.Eventually(t, patience, "it is restarted", func() error {
+		s, err := d.Ensure(t.Context(), spec)
+		if err == nil && (s.State != driver.StateRunning || s.Run == first.Run) {
+			err = stateError(s)
+		}
+		return err
+	})
+	serial(t, d, spec, "drover guest 1 B")
+	if n := asked.Load(); n != 1 {
+		t.Errorf("it was fetched %d times", n)
+	}
 	gone(t, d, spec)
 }
 

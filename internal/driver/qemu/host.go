@@ -6,23 +6,74 @@ package qemu
 import (
 	"bufio"
 	"fmt"
+	"maps"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// checkMemory refuses a guest that the host has no room for.
-func checkMemory(needed int64) error {
-	available, err := memoryAvailable("/proc/meminfo")
+// reservations admit guests to the memory of the host.
+type reservations struct {
+	mu sync.Mutex
+	// starting has, by server, what guests are being started with.
+	starting map[string]int64
+}
+
+// take sets memory aside for a guest until its start is over, and refuses one
+// that the host has no room for. look tells what is available, and what each
+// machine that runs was promised and does not use yet: nobody has that, and still
+// it is not free.
+func (r *reservations) take(id string, needed int64, look func() (int64, map[string]int64, error)) (release func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	available, promised, err := look()
 	if err != nil {
-		return nil //nolint:nilerr // A host that does not tell is tried.
+		return func() {}, nil // a host that does not tell is tried
 	}
-	if needed > available {
-		return driver.Errorf(driver.ErrExhausted, "resource.memory: needed %d bytes, available on the host %d", needed, available)
+	maps.Copy(promised, r.starting)
+	var others int64
+	for _, n := range promised {
+		others += n
 	}
-	return nil
+	if needed > available-others {
+		return nil, driver.Errorf(driver.ErrExhausted,
+			"resource.memory: needed %d bytes, available on the host %d, of which %d are promised to other machines", needed, available, others)
+	}
+	if r.starting == nil {
+		r.starting = map[string]int64{}
+	}
+	r.starting[id] = needed
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.starting, id)
+	}, nil
+}
+
+// hostMemory is what reservations look at. Machines of other clusters and released
+// ones count as any.
+func (d *Driver) hostMemory() (available int64, promised map[string]int64, err error) {
+	if available, err = memoryAvailable("/proc/meminfo"); err != nil {
+		return 0, nil, err
+	}
+	homes, err := homesIn(d.dir)
+	promised = map[string]int64{}
+	for _, h := range homes {
+		if on, err := h.running(); err != nil || !on {
+			continue
+		}
+		r, err := h.load()
+		if err != nil {
+			continue
+		}
+		if used, err := sample(h.pid(r.UID)); err == nil {
+			promised[r.ID] = max(0, r.Settings.MemoryBytes-used.MemoryBytes)
+		}
+	}
+	return available, promised, err
 }
 
 func memoryAvailable(path string) (int64, error) {

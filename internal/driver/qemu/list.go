@@ -126,7 +126,10 @@ func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error)
 	all.SetLimit(atOnce)
 	for i, h := range homes {
 		all.Go(func() error {
-			servers[i], errs[i] = d.observe(ctx, h)
+			servers[i], errs[i] = d.observeWithin(ctx, h, glanceWithin)
+			if servers[i].silence != nil {
+				d.silent.Store(h.path, true)
+			}
 			return nil
 		})
 	}

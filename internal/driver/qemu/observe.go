@@ -19,6 +19,9 @@ import (
 const (
 	// commandWithin bounds what is said to one QEMU at a time.
 	commandWithin = 5 * time.Second
+	// glanceWithin bounds the question to one of many, so that those which are
+	// silent do not keep the others from being told of.
+	glanceWithin = time.Second
 	// leavesWithin is how long a QEMU that hung up may take to be gone.
 	leavesWithin = 500 * time.Millisecond
 )
@@ -73,6 +76,11 @@ type server struct {
 // yet, it writes down. Where the record is broken it fails, and still returns
 // what can be known.
 func (d *Driver) observe(ctx context.Context, h home) (server, error) {
+	return d.observeWithin(ctx, h, commandWithin)
+}
+
+// observeWithin is observe for who waits only so long for QEMU's answer.
+func (d *Driver) observeWithin(ctx context.Context, h home, within time.Duration) (server, error) {
 	r, err := h.load()
 	if isBroken(err) {
 		return h.observeBroken(err)
@@ -81,7 +89,7 @@ func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 		return server{}, err
 	}
 	s := server{home: h, record: r}
-	if err := s.look(ctx); err != nil {
+	if err := s.look(ctx, within); err != nil {
 		return s, err
 	}
 	if err := d.findEnd(&s); err != nil || s.on {
@@ -107,12 +115,14 @@ func (h home) observeBroken(cause error) (server, error) {
 	return s, cause
 }
 
-func (s *server) look(ctx context.Context) (err error) {
+func (s *server) look(ctx context.Context, within time.Duration) (err error) {
 	if s.on, err = s.running(); err != nil || !s.on {
 		return err
 	}
-	s.status, s.silence = s.ask(ctx)
-	if s.silence == nil || ctx.Err() != nil {
+	asked, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	s.status, s.silence = s.ask(asked)
+	if s.silence == nil || ctx.Err() != nil || asked.Err() != nil {
 		return ctx.Err()
 	}
 	// One that hangs up may be about to end.
@@ -126,8 +136,7 @@ func (s *server) look(ctx context.Context) (err error) {
 // no reason not to see, or remove, what is on it.
 func (d *Driver) findEnd(s *server) error {
 	if s.Phase != phaseOn {
-		s.end = s.LastExit
-		return nil
+		return nil // no guest was let go: the end of the run before is not this one's
 	}
 	end, over := ends[s.status]
 	if s.on && !over {
@@ -182,9 +191,12 @@ func (s *server) report() driver.Server {
 	out := driver.Server{
 		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name,
 		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,
-		Applied: driver.Resources{CPUMilli: s.Settings.CPUMilli, MemoryBytes: s.Settings.MemoryBytes, RootDiskBytes: s.Root.Size},
+		Applied: driver.Resources{RootDiskBytes: s.Root.Size},
 	}
+	// One that is off has no CPUs and no memory until it is started with what the
+	// spec says then.
 	if s.alive() {
+		out.Applied.CPUMilli, out.Applied.MemoryBytes = s.Settings.CPUMilli, s.Settings.MemoryBytes
 		out.Note = s.CPUNote
 	}
 	switch {
@@ -193,7 +205,8 @@ func (s *server) report() driver.Server {
 	case !s.alive():
 		out.Exit = s.end
 	case s.silence != nil:
-		out.Doing = "QEMU does not answer: " + s.silence.Error()
+		out.Err = fmt.Errorf("QEMU does not answer: %w", s.silence)
+		out.Doing = out.Err.Error()
 	case s.status == statusIOError:
 		out.Err = errDisk
 	case s.stopping():
@@ -239,7 +252,7 @@ func (h home) control(ctx context.Context, talk func(context.Context, *qmp.Clien
 }
 
 // dial connects to a QMP socket in the directory.
-func (h home) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
+func (h home) dial(ctx context.Context, socket string, onEvent func(name string)) (c *qmp.Client, err error) {
 	err = h.atSocket(socket, func(path string) error {
 		c, err = qmp.Dial(ctx, path, onEvent)
 		return err

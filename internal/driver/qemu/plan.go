@@ -32,10 +32,10 @@ func nextStep(s server, spec driver.ServerSpec) step {
 		return stepNone
 	case !s.alive():
 		return stepStart
-	case s.Phase == phaseStarting:
-		return stepFinish
 	case s.Stop != nil, spec.Power == driver.PowerOff, spec.EndRun != "" && s.Run == spec.EndRun:
 		return stepStop
+	case s.Phase == phaseStarting:
+		return stepFinish
 	case len(s.outgrown(spec)) > 0:
 		return stepGrow
 	case spec.Power == driver.PowerPaused && !s.isPaused():

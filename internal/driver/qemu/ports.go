@@ -6,7 +6,10 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,8 +25,7 @@ import (
 type chooser func(context.Context, forward) (int32, error)
 
 // chooseForwards finds host ports for the ports of a spec. Those that the spec
-// names come first, so that none of them is chosen for another port. One that is
-// taken is named here, since QEMU would not say which of the spec's it is.
+// names come first, so that none of them is chosen for another port.
 func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, choose chooser) ([]forward, error) {
 	forwards := make([]forward, len(ports))
 	used := map[forward]bool{}
@@ -34,8 +36,7 @@ func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, 
 			}
 			f, err := chooseForward(ctx, p, before, used, choose)
 			if err != nil {
-				return nil, driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
-					"ports[%d] (%s): host port %d/%s cannot be had: %w", i, p.Name, p.HostPort, f.Protocol, err))
+				return nil, portConflict(i, p, f, err)
 			}
 			forwards[i], used[f.outside()] = f, true
 		}
@@ -43,8 +44,21 @@ func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, 
 	return forwards, nil
 }
 
-// chooseTries is how often a port that another of the machine's has is given
-// back.
+// portConflict names the port of the spec that a host port is for.
+func portConflict(i int, p driver.Port, f forward, err error) error {
+	return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
+		"ports[%d] (%s): host port %d/%s cannot be had: %w", i, p.Name, f.HostPort, f.Protocol, err))
+}
+
+var ruleFailed = regexp.MustCompile(`(?i)could not set up host forwarding rule '([^']*)'`)
+
+// takenPort is the forward that QEMU ended over, -1 if it was none.
+func takenPort(words string, forwards []forward) int {
+	said := ruleFailed.FindStringSubmatch(words)
+	return slices.IndexFunc(forwards, func(f forward) bool { return said != nil && said[1] == f.rule() })
+}
+
+// chooseTries is how often a port that somebody else has is given back.
 const chooseTries = 10
 
 // chooseForward takes, where the spec leaves the choice, the port of the run
@@ -85,6 +99,9 @@ func samePort(a, b driver.Port) bool {
 	return a.Port == b.Port && a.HostPort == b.HostPort && protocolOf(a) == protocolOf(b)
 }
 
+// rule is how QEMU calls it.
+func (f forward) rule() string { return fmt.Sprintf("%s::%d-:%d", f.Protocol, f.HostPort, f.Port) }
+
 // outside is what no two forwards may have in common.
 func (f forward) outside() forward { return forward{Protocol: f.Protocol, HostPort: f.HostPort} }
 
@@ -120,6 +137,9 @@ func portOf(a net.Addr) int32 {
 // machine's own address means nothing outside of its QEMU.
 func (d *Driver) report(s server) driver.Server {
 	out := s.report()
+	if !s.alive() && !s.Retained {
+		d.told.Store(s.UID, s.Run)
+	}
 	if !s.alive() || len(s.Forwards) == 0 {
 		return out
 	}

@@ -75,6 +75,52 @@ func TestChooseForwards(t *testing.T) {
 	}
 }
 
+// taken is a host port that somebody else has for the time of the test.
+func taken(t *testing.T) int32 {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
+	must(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	return portOf(listener.Addr())
+}
+
+// TestPortTakenMeanwhile : a host port that was free when it was looked at and is not
+// when QEMU wants it is replaced if it was chosen, and named if it was asked for.
+func TestPortTakenMeanwhile(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	late := taken(t)
+	d.choose = func(ctx context.Context, f forward) (int32, error) {
+		if p := late; f.HostPort == 0 && f.Port == 80 && p != 0 {
+			late = 0 // once
+			return p, nil
+		}
+		return freePort(ctx, f)
+	}
+	spec := e.spec()
+	spec.Ports = []driver.Port{{Name: "ssh", Protocol: "TCP", Port: 22}, {Name: "http", Protocol: "TCP", Port: 80}}
+	s, err := d.Ensure(t.Context(), spec)
+	must(t, err)
+	if s.State != driver.StateRunning || len(s.Ports) != 2 || late != 0 {
+		t.Fatalf("it is %+v", s)
+	}
+	for _, p := range s.Ports {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", p.HostPort))
+		must(t, err)
+		must(t, conn.Close())
+	}
+	gone(t, d, spec)
+
+	asked := taken(t)
+	d.choose = func(_ context.Context, f forward) (int32, error) { return f.HostPort, nil }
+	fixed := e.spec()
+	fixed.Ports = []driver.Port{{Name: "web", Port: 8080, HostPort: asked}}
+	_, err = d.Ensure(t.Context(), fixed)
+	wantError(t, err, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp cannot be had", asked), driver.ReasonPortConflict)
+	gone(t, d, fixed)
+}
+
 func TestIsConnected(t *testing.T) {
 	t.Parallel()
 	const table = "Hub -1 (net):\r\n" +

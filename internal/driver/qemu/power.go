@@ -33,6 +33,11 @@ const (
 // start begins a run. It writes down what it is about to do, starts QEMU with
 // the guest still halted, and lets the guest go.
 func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) error {
+	release, err := d.room.take(s.ID, spec.MemoryBytes, d.hostMemory)
+	if err != nil {
+		return err
+	}
+	defer release()
 	m, err := d.prepare(ctx, s, spec)
 	if err != nil {
 		return err
@@ -44,13 +49,12 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	}
 	defer func() { _ = runLock.Close() }()
 	s.Phase, s.Run, s.StartedAt = phaseStarting, newName(), d.Clock.Now()
-	s.LastExit, s.Stop, s.Settings = s.end, nil, settingsOf(spec, s.Settings.Image)
-	s.Forwards = m.Forwards
+	s.Stop, s.Settings, s.Forwards = nil, settingsOf(spec, s.Settings.Image), m.Forwards
 	d.planGroup(s, spec.CPUMilli)
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
-	if err := d.launch(ctx, s, m, runLock); err != nil {
+	if err := d.launch(ctx, s, m, spec.Ports, runLock); err != nil {
 		_ = runLock.Close()
 		return errors.Join(err, d.undoStart(ctx, s, before))
 	}
@@ -61,9 +65,6 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec) (machine, error) {
 	accel, err := d.accel.choose(ctx, d)
 	if err != nil {
-		return machine{}, err
-	}
-	if err := checkMemory(spec.MemoryBytes); err != nil {
 		return machine{}, err
 	}
 	release, err := d.images.Hold()
@@ -86,38 +87,65 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	if err := d.makeSeed(s.home, spec); err != nil {
 		return machine{}, d.dir.Explain(err)
 	}
-	forwards, err := chooseForwards(ctx, spec.Ports, s.Forwards, freePort)
+	forwards, err := chooseForwards(ctx, spec.Ports, s.Forwards, d.choose)
 	if err != nil {
 		return machine{}, err
 	}
 	return machine{
 		UID: s.UID, ID: s.ID, Accel: accel, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
-		Root: root, Volumes: volumes, Seed: seedFile, Kernel: kernel, Forwards: forwards,
+		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards,
 	}, nil
 }
 
-// launch starts QEMU and waits until it answers or has ended.
-func (d *Driver) launch(ctx context.Context, s *server, m machine, runLock *os.File) error {
-	for _, socket := range sockets {
-		if err := os.Remove(s.file(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// launch starts QEMU. A host port that was chosen may be taken by another before
+// QEMU has it, as by a machine that is started at the same time: then there is
+// another choice.
+func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []driver.Port, runLock *os.File) error {
+	for try := 1; ; try++ {
+		up, err := d.comeUp(ctx, s, m, runLock)
+		if up || err != nil {
 			return err
 		}
+		words := s.lastWords()
+		n := takenPort(words, m.Forwards)
+		if n < 0 {
+			return explainStart(words)
+		}
+		if !m.Forwards[n].Chosen || try == chooseTries {
+			return portConflict(n, ports[n], m.Forwards[n], errors.New(words))
+		}
+		if m.Forwards, err = chooseForwards(ctx, ports, m.Forwards, d.choose); err != nil {
+			return err
+		}
+		s.Forwards = m.Forwards
+		if err := s.save(s.record); err != nil {
+			return d.dir.Explain(err)
+		}
 	}
-	c, err := s.spawn(ctx, d.Binary, m.arguments(), runLock)
+}
+
+// comeUp starts QEMU and waits until it answers or has ended.
+func (d *Driver) comeUp(ctx context.Context, s *server, m machine, runLock *os.File) (up bool, err error) {
+	for _, socket := range sockets {
+		if err := os.Remove(s.file(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, err
+		}
+	}
+	ended, err := s.spawn(ctx, d.Binary, m.arguments(), runLock)
 	if err != nil {
-		return driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
+		return false, driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	for {
 		select {
-		case <-c.ended:
-			return explainStart(s.lastWords())
+		case <-ended:
+			return false, nil
 		default:
 		}
 		// One that does not answer in time is left to the next call.
 		if _, err := s.ask(ctx); err == nil || !pause(ctx, lookEvery) {
-			return nil
+			return true, nil
 		}
 	}
 }
@@ -134,15 +162,12 @@ func (d *Driver) undoStart(ctx context.Context, s *server, before record) error 
 
 // Reasons that QEMU gives for not starting.
 var (
-	portTaken    = regexp.MustCompile(`(?i)could not set up host forwarding rule '([^']*)'`)
 	memoryLacks  = regexp.MustCompile(`(?i)cannot (set up guest|allocate) memory`)
 	imageChanged = regexp.MustCompile(`(?i)could not open|image is|failed to get .* lock`)
 )
 
 func explainStart(words string) error {
 	switch {
-	case portTaken.MatchString(words):
-		return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "a host port is taken: %s", words))
 	case memoryLacks.MatchString(words):
 		return driver.Errorf(driver.ErrExhausted, "QEMU got no memory: %s", words)
 	case imageChanged.MatchString(words):
@@ -165,13 +190,16 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	}
 	d.limitCPU(ctx, s)
 	d.forgetEnds(s.UID)
-	s.Phase, s.LastExit = phaseOn, nil
+	s.Phase = phaseOn
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
 	if spec.Power == driver.PowerPaused {
 		return nil
 	}
+	// Before, so that others attend the machine even if this is the last that its
+	// leader does.
+	d.ring(s.UID)
 	return s.command(ctx, "cont", nil, nil)
 }
 
@@ -195,8 +223,26 @@ func (s *server) resume(ctx context.Context) error {
 	return nil
 }
 
-// stop presses the power button, and ends the run when StopBy has passed.
+// beforeStop keeps a run on that another is to follow until that has its images:
+// else the guest would be off while they are fetched, and for good where they
+// cannot be had.
+func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
+	if s.Stop != nil || spec.Power == driver.PowerOff {
+		return false, nil
+	}
+	if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
+		return waits, err
+	}
+	return false, d.checkImages(s, spec)
+}
+
+// stop presses the power button, and ends the run when StopBy has passed. A guest
+// that was not let go yet has nothing to shut down: its start may be one that
+// cannot be finished.
 func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
+	if s.Phase == phaseStarting {
+		return false, s.quit(ctx)
+	}
 	now := stop{By: spec.StopBy}
 	if s.Stop != nil && spec.Power != driver.PowerOff && spec.EndRun != s.Run {
 		now.By = s.Stop.By

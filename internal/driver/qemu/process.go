@@ -68,15 +68,9 @@ func (h home) claimRun() (*os.File, error) {
 	return f, nil
 }
 
-// child is a QEMU that this process has started.
-type child struct {
-	ended chan struct{}
-	err   error
-}
-
-// spawn starts QEMU in a session of its own. It gets neither the controller's
-// environment nor its files.
-func (h home) spawn(ctx context.Context, binary string, args []string, runLock *os.File) (*child, error) {
+// spawn starts QEMU in a session of its own, and closes ended when that has. It gets
+// neither the controller's environment nor its files.
+func (h home) spawn(ctx context.Context, binary string, args []string, runLock *os.File) (ended <-chan struct{}, err error) {
 	log, err := os.OpenFile(h.file(logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -91,12 +85,12 @@ func (h home) spawn(ctx context.Context, binary string, args []string, runLock *
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	c := &child{ended: make(chan struct{})}
+	over := make(chan struct{})
 	go func() {
-		defer close(c.ended)
-		c.err = cmd.Wait()
+		defer close(over)
+		_ = cmd.Wait() // what QEMU printed tells more
 	}()
-	return c, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
+	return over, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
 }
 
 // lastWords is the end of what QEMU printed.

@@ -118,6 +118,7 @@ type Driver struct {
 	dir     *enginedir.Dir
 	program program
 	accel   accelerator
+	probe   func(context.Context) error // that of accel
 	pressed pressed
 	address hostAddress
 	fetches *fetches.Book
@@ -126,7 +127,13 @@ type Driver struct {
 	// unwritten are the ends of runs for which there was no room, by their files.
 	unwritten sync.Map
 	logs      logBound
+	room      reservations
 	groups    func() (groups, error)
+	choose    chooser
+	// silent has the directories of machines whose QEMU did not answer a List.
+	silent sync.Map
+	// told has, by UID, the last run whose end a caller was told of.
+	told sync.Map
 }
 
 var (
@@ -160,8 +167,9 @@ func New(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
-		logs: defaultLogBound, groups: findGroups, journal: journal,
+		logs: defaultLogBound, groups: findGroups, choose: freePort, journal: journal,
 	}
+	d.probe = d.probeKVM
 	d.fetches = &fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ringAll}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches}
 	if err := d.images.MakeLock(); err != nil {

@@ -66,9 +66,7 @@ type record struct {
 	Phase     phase     `json:"phase,omitempty"`
 	Run       string    `json:"run,omitempty"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
-	// LastExit is that of the run before, while one is starting.
-	LastExit *driver.Exit `json:"lastExit,omitempty"`
-	Stop     *stop        `json:"stop,omitempty"`
+	Stop      *stop     `json:"stop,omitempty"`
 	// CPUGroup is the control group that holds the run to a fraction of a CPU;
 	// CPUNote says why there is none.
 	CPUGroup string `json:"cpuGroup,omitempty"`
@@ -176,6 +174,12 @@ type brokenError struct{ error }
 func isBroken(err error) bool {
 	_, broken := errors.AsType[brokenError](err)
 	return broken
+}
+
+// isThere tells whether the directory may be.
+func (h home) isThere() bool {
+	there, err := h.exists()
+	return there || err != nil
 }
 
 // load reads the record; its error is fs.ErrNotExist only where there is no

@@ -28,8 +28,8 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 		return nil, err
 	}
 	w := &watch{
-		driver: d, files: files, out: make(chan types.UID), ended: make(chan types.UID),
-		queued: map[types.UID]bool{}, attendants: map[types.UID]*attendant{},
+		driver: d, files: files, out: make(chan types.UID), ended: make(chan string),
+		queued: map[types.UID]bool{}, attendants: map[string]*attendant{},
 	}
 	go w.run(ctx, homes)
 	return w.out, nil
@@ -40,11 +40,11 @@ type watch struct {
 	driver *Driver
 	files  *fsnotify.Watcher
 	out    chan types.UID
-	ended  chan types.UID // attendants that have
+	ended  chan string // attendants that have
 
 	order      []types.UID // to be sent, each once
 	queued     map[types.UID]bool
-	attendants map[types.UID]*attendant
+	attendants map[string]*attendant // by directory
 }
 
 func (w *watch) run(ctx context.Context, homes []home) {
@@ -54,7 +54,9 @@ func (w *watch) run(ctx context.Context, homes []home) {
 	defer cancel()
 	defer func() { _ = w.files.Close() }()
 	for _, h := range homes {
-		w.attend(ctx, uidOf(h.path))
+		if !w.isOthers(h) {
+			w.attend(ctx, h)
+		}
 	}
 	for w.next(ctx) {
 	}
@@ -79,8 +81,8 @@ func (w *watch) next(ctx context.Context) bool {
 	case err := <-w.files.Errors:
 		_ = err // Whatever it is, events were lost, and who watches has to list again.
 		return false
-	case uid := <-w.ended:
-		w.release(ctx, uid)
+	case path := <-w.ended:
+		w.release(ctx, path)
 	case out <- head:
 		delete(w.queued, head)
 		w.order = w.order[1:]
@@ -102,11 +104,21 @@ func (w *watch) changed(ctx context.Context, event fsnotify.Event) {
 	if uid == "" || event.Op == fsnotify.Chmod {
 		return
 	}
-	if r, err := w.driver.home(uid).load(); err == nil && r.ClusterID != w.driver.ClusterID {
+	h := w.driver.home(uid)
+	if filepath.Base(filepath.Dir(event.Name)) == retainedDir {
+		h.path = event.Name
+	}
+	if w.isOthers(h) {
 		return
 	}
 	w.tell(uid)
-	w.attend(ctx, uid)
+	w.attend(ctx, h)
+}
+
+// isOthers tells whether a server is another cluster's.
+func (w *watch) isOthers(h home) bool {
+	r, err := h.load()
+	return err == nil && r.ClusterID != w.driver.ClusterID
 }
 
 func (w *watch) tell(uid types.UID) {

@@ -26,8 +26,8 @@ const (
 	redialEvery = 20 * time.Millisecond
 )
 
-// ErrClosed is the cause of a connection that this side closed.
-var ErrClosed = errors.New("the connection was closed")
+// errClosed is the cause of a connection that this side closed.
+var errClosed = errors.New("the connection was closed")
 
 // Error is QEMU's own refusal of a command.
 type Error struct {
@@ -38,25 +38,10 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("QEMU refused %s: %s", e.Command, e.Desc) }
 
-// Event is something that QEMU tells unasked.
-type Event struct {
-	Name string
-	Data json.RawMessage
-	At   time.Time
-}
-
-// Version of QEMU.
-type Version struct {
-	Major int `json:"major"`
-	Minor int `json:"minor"`
-	Micro int `json:"micro"`
-}
-
 // Client is one connection. Its methods may be called from many goroutines.
 type Client struct {
 	conn    net.Conn
-	onEvent func(Event)
-	version Version
+	onEvent func(name string)
 	greeted chan struct{}
 	over    chan struct{}
 	writing sync.Mutex
@@ -69,26 +54,17 @@ type Client struct {
 
 // message is anything that QEMU sends.
 type message struct {
-	Greeting *struct {
-		Version struct {
-			QEMU Version `json:"qemu"`
-		} `json:"version"`
-	} `json:"QMP"`
-	ID     uint64          `json:"id"`
-	Return json.RawMessage `json:"return"`
-	Error  *Error          `json:"error"`
-	Event  string          `json:"event"`
-	Data   json.RawMessage `json:"data"`
-	Stamp  struct {
-		Seconds      int64 `json:"seconds"`
-		Microseconds int64 `json:"microseconds"`
-	} `json:"timestamp"`
+	Greeting *struct{}       `json:"QMP"`
+	ID       uint64          `json:"id"`
+	Return   json.RawMessage `json:"return"`
+	Error    *Error          `json:"error"`
+	Event    string          `json:"event"`
 }
 
 // Dial connects, waits for the greeting and turns commands on, all before ctx
-// ends. Events go to onEvent, one by one and in order; it must not wait for the
-// client, and may be nil.
-func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error) {
+// ends. The names of events go to onEvent, one by one and in order; it must not
+// wait for the client, and may be nil.
+func Dial(ctx context.Context, path string, onEvent func(name string)) (*Client, error) {
 	conn, err := connect(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to QEMU: %w", err)
@@ -134,9 +110,6 @@ func (c *Client) begin(ctx context.Context) error {
 	return c.Execute(ctx, "qmp_capabilities", nil, nil)
 }
 
-// Version of the QEMU that answered.
-func (c *Client) Version() Version { return c.version }
-
 // Done is closed when the connection is over; Err tells why.
 func (c *Client) Done() <-chan struct{} { return c.over }
 
@@ -148,7 +121,7 @@ func (c *Client) Err() error {
 }
 
 // Close ends the connection.
-func (c *Client) Close() { c.end(ErrClosed) }
+func (c *Client) Close() { c.end(errClosed) }
 
 func (c *Client) end(cause error) {
 	c.mu.Lock()
@@ -255,11 +228,10 @@ func (c *Client) read() {
 func (c *Client) take(m message) {
 	switch {
 	case m.Greeting != nil:
-		c.greet(m.Greeting.Version.QEMU)
+		c.greet()
 	case m.Event != "":
 		if c.onEvent != nil {
-			at := time.Unix(m.Stamp.Seconds, m.Stamp.Microseconds*int64(time.Microsecond))
-			c.onEvent(Event{Name: m.Event, Data: m.Data, At: at})
+			c.onEvent(m.Event)
 		}
 	default:
 		c.answer(m)
@@ -267,11 +239,10 @@ func (c *Client) take(m message) {
 }
 
 // greet takes the first greeting; a connection has no other.
-func (c *Client) greet(v Version) {
+func (c *Client) greet() {
 	select {
 	case <-c.greeted:
 	default:
-		c.version = v
 		close(c.greeted)
 	}
 }

@@ -33,7 +33,7 @@ type mock struct {
 }
 
 // dialMock connects a client to a mock that play plays.
-func dialMock(ctx context.Context, t *testing.T, onEvent func(qmp.Event), play func(m *mock)) (*qmp.Client, error) {
+func dialMock(ctx context.Context, t *testing.T, onEvent func(string), play func(m *mock)) (*qmp.Client, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	var config net.ListenConfig
@@ -109,8 +109,8 @@ func within(t *testing.T, d time.Duration) context.Context {
 
 func TestExecute(t *testing.T) {
 	t.Parallel()
-	events := make(chan qmp.Event, 1)
-	c, err := dialMock(within(t, patience), t, func(e qmp.Event) { events <- e }, func(m *mock) {
+	events := make(chan string, 1)
+	c, err := dialMock(within(t, patience), t, func(name string) { events <- name }, func(m *mock) {
 		m.begin()
 		_, id := m.hear()
 		m.say(`{"timestamp": {"seconds": 1700000000, "microseconds": 5}, "event": "STOP", "data": {"a": 1}}` + "\n")
@@ -124,11 +124,8 @@ func TestExecute(t *testing.T) {
 	if err := c.Execute(within(t, patience), "query-status", nil, &status); err != nil || status.Status != "running" {
 		t.Errorf("got the status %q and error %v", status.Status, err)
 	}
-	if v := c.Version(); v != (qmp.Version{Major: 7, Minor: 2, Micro: 22}) {
-		t.Errorf("got the version %v", v)
-	}
-	if e := <-events; e.Name != "STOP" || string(e.Data) != `{"a": 1}` || !e.At.Equal(time.Unix(1700000000, 5000)) {
-		t.Errorf("got the event %+v", e)
+	if name := <-events; name != "STOP" {
+		t.Errorf("got the event %q", name)
 	}
 }
 
@@ -237,7 +234,7 @@ func startQEMU(t *testing.T) string {
 }
 
 // dial connects to a QEMU that may not listen yet.
-func dial(t *testing.T, path string, onEvent func(qmp.Event)) *qmp.Client {
+func dial(t *testing.T, path string, onEvent func(string)) *qmp.Client {
 	t.Helper()
 	var c *qmp.Client
 	vmtest.Eventually(t, patience, "QEMU answers", func() (err error) {
@@ -251,11 +248,8 @@ func dial(t *testing.T, path string, onEvent func(qmp.Event)) *qmp.Client {
 func TestRealQEMU(t *testing.T) {
 	t.Parallel()
 	path := startQEMU(t)
-	events := make(chan qmp.Event, 10)
-	c := dial(t, path, func(e qmp.Event) { events <- e })
-	if c.Version().Major < 6 {
-		t.Errorf("got the version %v", c.Version())
-	}
+	events := make(chan string, 10)
+	c := dial(t, path, func(name string) { events <- name })
 	var status struct{ Status string }
 	if err := c.Execute(within(t, patience), "query-status", nil, &status); err != nil || status.Status != "prelaunch" {
 		t.Errorf("got the status %q and error %v", status.Status, err)
@@ -263,8 +257,8 @@ func TestRealQEMU(t *testing.T) {
 	if err := c.Execute(within(t, patience), "cont", nil, nil); err != nil {
 		t.Error(err)
 	}
-	if e := <-events; e.Name != "RESUME" || e.At.IsZero() {
-		t.Errorf("got the event %+v", e)
+	if name := <-events; name != "RESUME" {
+		t.Errorf("got the event %q", name)
 	}
 	if _, ok := errors.AsType[*qmp.Error](c.Execute(within(t, patience), "no-such-command", nil, nil)); !ok {
 		t.Error("QEMU took a command that there is not")

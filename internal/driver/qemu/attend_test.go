@@ -1,0 +1,204 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// isOver waits until a machine's QEMU has ended.
+func isOver(t *testing.T, h home) {
+	t.Helper()
+	vmtest.Eventually(t, patience, "QEMU is gone", func() error {
+		if on, err := h.running(); on {
+			return errors.Join(errors.New("it runs"), err)
+		}
+		return nil
+	})
+}
+
+// TestRetained : a machine that is released is looked after as before, by
+// who did so and by who comes later.
+func TestRetained(t *testing.T) {
+	t.Parallel()
+	for name, watched := range map[string]bool{"before": true, "later": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t)
+			d := e.open(t)
+			d.logs = logBound{size: 4 << 10, every: 10 * time.Millisecond}
+			spec := e.spec()
+			if watched {
+				follow(t, d)
+			}
+			s := reach(t, d, spec, driver.StateRunning)
+			serial(t, d, spec, "drover guest 1 A")
+			must(t, d.Delete(t.Context(), spec.Target, true))
+			if !watched {
+				follow(t, d)
+			}
+			s.Retained = true
+			h := e.homeOf(t, s)
+			var conn net.Conn
+			must(t, h.atSocket(serialSocket, func(path string) (err error) {
+				conn, err = (&net.Dialer{}).DialContext(t.Context(), "unix", path)
+				return err
+			}))
+			defer func() { _ = conn.Close() }()
+			go func() { _, _ = io.Copy(io.Discard, conn) }()                // else QEMU would hold the guest
+			_, err := conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it prints what it hears
+			must(t, err)
+			vmtest.Eventually(t, patience, "its log is cut", func() error {
+				old, err := os.ReadFile(h.file(serialLogFile + oldLog))
+				if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
+					err = fmt.Errorf("put aside were %d bytes", len(old))
+				}
+				return err
+			})
+			_, err = conn.Write([]byte("x"))
+			must(t, err)
+			isOver(t, h)
+			r, err := h.load()
+			must(t, err)
+			if end, err := h.endOf(r); err != nil || end == nil || end.Reason != "Completed" {
+				t.Errorf("it ended with %+v, %v", end, err)
+			}
+		})
+	}
+}
+
+// TestEventsHeld : whoever has the events of a machine may have been halted. The
+// others see to it that its guest is collected when it ends, and that it feels the
+// power button.
+func TestEventsHeld(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	ends, stops := e.spec(), e.spec()
+	for _, spec := range []driver.ServerSpec{ends, stops} {
+		paused := spec
+		paused.Power = driver.PowerPaused
+		reach(t, d, paused, driver.StatePaused)
+		halted, err := d.home(spec.UID).dial(t.Context(), eventsSocket, nil)
+		must(t, err)
+		defer halted.Close()
+	}
+	follow(t, d)
+	e.tell(t, reach(t, d, ends, driver.StateRunning), "x")
+	stops.Power = driver.PowerOff
+	_, err := d.Ensure(t.Context(), stops) // too early: its guest has yet to boot
+	must(t, err)
+	for _, spec := range []driver.ServerSpec{ends, stops} {
+		isOver(t, d.home(spec.UID))
+		if end := ended(t, d, spec.UID); end.Code != 0 {
+			t.Errorf("it ended with %+v", end)
+		}
+		gone(t, d, spec)
+	}
+}
+
+// TestSilence : a QEMU that does not answer does not hold up the list for long, is
+// told of, and is told of again when it answers.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	d.logs.every = 10 * time.Millisecond
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	told, err := d.Watch(ctx)
+	must(t, err)
+	handle, err := os.FindProcess(d.home(spec.UID).pid(spec.UID))
+	must(t, err)
+	must(t, handle.Signal(syscall.SIGSTOP))
+	begin := time.Now()
+	listed, err := d.List(t.Context())
+	must(t, err)
+	if took := time.Since(begin); took > commandWithin-time.Second {
+		t.Errorf("the list took %v", took)
+	}
+	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Err == nil || !strings.Contains(listed[0].Err.Error(), "QEMU does not answer") {
+		t.Errorf("listed: %+v", listed)
+	}
+	must(t, handle.Signal(syscall.SIGCONT))
+	if uid := <-told; uid != spec.UID {
+		t.Errorf("told of %q", uid)
+	}
+	vmtest.Eventually(t, patience, "it answers", func() error {
+		if listed, err = d.List(t.Context()); err != nil || len(listed) != 1 || listed[0].Err != nil {
+			return fmt.Errorf("listed: %+v, %w", listed, err)
+		}
+		return nil
+	})
+	cancel()
+	for range told {
+	}
+	gone(t, d, spec)
+}
+
+// TestLeavesQuietly : who stops to watch does not ring for machines to which nothing
+// has happened.
+func TestLeavesQuietly(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	d.silent.Store(d.home(spec.UID).path, true)
+	told, err := d.Watch(ctx)
+	must(t, err)
+	if uid := <-told; uid != spec.UID { // that it answers, by who attends it from now on
+		t.Errorf("told of %q", uid)
+	}
+	bell := d.dir.Path(bellsDir, string(spec.UID))
+	heard, err := os.Stat(bell)
+	must(t, err)
+	cancel()
+	for range told {
+	}
+	after, err := os.Stat(bell)
+	must(t, err)
+	if !os.SameFile(heard, after) || !heard.ModTime().Equal(after.ModTime()) {
+		t.Error("it rings")
+	}
+	gone(t, d, spec)
+}
+
+// TestKilledAfterLettingGo : a leader that is killed when it has just let a guest go
+// leaves a machine that the others attend.
+func TestKilledAfterLettingGo(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	off := e.spec()
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	follow(t, d)
+	on := off
+	on.Power = driver.PowerOn
+	h := d.home(on.UID)
+	s, err := d.observe(t.Context(), h)
+	must(t, err)
+	must(t, d.start(t.Context(), &s, on)) // and no step after that
+	e.tell(t, driver.Server{UID: on.UID}, "x")
+	isOver(t, h)
+	gone(t, d, on)
+}

@@ -1,0 +1,110 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr/funcr"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// hasEnded waits until the guest has, without anybody being told.
+func hasEnded(t *testing.T, h home) {
+	t.Helper()
+	vmtest.Eventually(t, patience, "the guest ends", func() error {
+		if status, err := h.ask(t.Context()); err != nil || status != statusShutdown {
+			return fmt.Errorf("it is %q, %w", status, err)
+		}
+		return nil
+	})
+}
+
+// TestEndIsTold : an end that nobody knows of is told by the call that meets it,
+// and only then is the machine started again.
+func TestEndIsTold(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	for name, c := range map[string]struct {
+		end    func(t *testing.T, h home, s driver.Server)
+		reason string
+	}{
+		"shut down": {func(t *testing.T, h home, s driver.Server) { t.Helper(); e.tell(t, s, "x"); hasEnded(t, h) }, "Completed"},
+		"killed":    {func(t *testing.T, h home, s driver.Server) { t.Helper(); must(t, h.kill(t.Context(), s.UID)) }, "Killed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := e.spec()
+			h := d.home(spec.UID)
+			first := reach(t, d, spec, driver.StateRunning)
+			serial(t, d, spec, "drover guest 1 A")
+			c.end(t, h, first)
+			s, err := d.Ensure(t.Context(), spec)
+			must(t, err)
+			if s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
+				t.Errorf("it is %+v", s)
+			}
+			if on, err := h.running(); on || err != nil {
+				t.Errorf("its QEMU runs: %v, %v", on, err)
+			}
+			second, err := d.Ensure(t.Context(), spec)
+			must(t, err)
+			if second.State != driver.StateRunning || second.Run == first.Run {
+				t.Errorf("started again it is %+v", second)
+			}
+
+			serial(t, d, spec, "drover guest 2 A")
+			c.end(t, h, second)
+			restart := spec
+			restart.EndRun = second.Run
+			third, err := d.Ensure(t.Context(), restart) // a restart asks for a start, whatever became of the run
+			must(t, err)
+			if third.State != driver.StateRunning || third.Run == second.Run {
+				t.Errorf("restarted it is %+v", third)
+			}
+			gone(t, d, spec)
+		})
+	}
+}
+
+// TestOneStartACall : a guest that ends as soon as it was let go is not started
+// again by the same call.
+func TestOneStartACall(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	spec := e.spec()
+	var d *Driver
+	ends := 0
+	o.Log = funcr.New(func(_, text string) {
+		// The last thing before the driver looks what became of a step.
+		if !strings.Contains(text, "Bell could not be rung") {
+			return
+		}
+		if status, err := d.home(spec.UID).ask(t.Context()); err == nil && status == "running" {
+			ends++
+			must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+		}
+	}, funcr.Options{Verbosity: 1})
+	d = openWith(t, o)
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	bells := d.dir.Path(bellsDir)
+	must(t, os.RemoveAll(bells))
+	must(t, os.WriteFile(bells, nil, 0o600))
+	s, err := d.Ensure(t.Context(), spec)
+	must(t, err)
+	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" || ends != 1 {
+		t.Errorf("it was started %d times and is %+v", ends, s)
+	}
+	must(t, os.Remove(bells))
+	must(t, os.Mkdir(bells, 0o700))
+	gone(t, d, spec)
+}
