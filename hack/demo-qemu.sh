@@ -41,7 +41,7 @@ main() {
 	delete
 	stop
 	echo
-	echo "${bold}All of it worked${plain}, with the qemu driver, in $((SECONDS - begun)) s after the build. Next: make up, and docs/drivers.md."
+	echo "${bold}All of it worked${plain}, with the qemu driver, in $((SECONDS - begun)) s after the build. Next: make up, and docs/qemu.md."
 }
 
 find_qemu() {
