@@ -93,7 +93,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// reach repeats Ensure until the server is in a state.
+// reach repeats Ensure until the server is in a state, by another run than the one
+// that is to end.
 func reach(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) driver.Server {
 	t.Helper()
 	return reachWithin(t, d, spec, want, patience)
@@ -104,7 +105,7 @@ func reachWithin(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.St
 	var s driver.Server
 	vmtest.Eventually(t, within, "Ensure reaches "+string(want), func() (err error) {
 		s, err = d.Ensure(t.Context(), spec)
-		if err == nil && s.State != want {
+		if err == nil && (s.State != want || want == driver.StateRunning && spec.EndRun != "" && s.Run == spec.EndRun) {
 			err = stateError(s)
 		}
 		return err
