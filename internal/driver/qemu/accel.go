@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"context"
+	_ "embed" // for the probe's guest
 	"errors"
 	"fmt"
 	"os"
@@ -29,7 +30,9 @@ const (
 )
 
 const (
-	// probeWithin is how long a guest of a few instructions may take.
+	// probeWithin is how long a guest may take that does next to nothing. Emulated
+	// it takes less than a second; under a KVM that is itself within a machine it
+	// may take many, and kernels minutes.
 	probeWithin = 3 * time.Second
 	// probeAgain is when a guest that took longer has another try, since it may have
 	// been the host that was busy; probeTries is how many there are.
@@ -135,10 +138,12 @@ func (a *accelerator) judge(err error, d *Driver) {
 	d.Log.Info("Machines are emulated for now, which is slow: a start after a while tries KVM again", "cause", err.Error(), "after", probeAgain.String())
 }
 
-// probeGuest tells QEMU to exit with a code that nothing else gives, and halts:
+// probeGuest is a boot sector, of hack/guest/probe.s: it goes where kernels go, to
+// 64-bit mode with paging, waits for 20 interrupts of the timer, which takes 70 ms,
+// and tells QEMU to exit with a code that nothing else gives.
 //
-//	mov $0x2a, %al; out %al, $0xf4; hlt; jmp .
-var probeGuest = []byte{0xb0, 0x2a, 0xe6, 0xf4, 0xf4, 0xeb, 0xfe}
+//go:embed probe.bin
+var probeGuest []byte
 
 const (
 	probeCode = 0x2a<<1 | 1
@@ -149,7 +154,7 @@ const (
 var errHung = fmt.Errorf("a guest hung for %v", probeWithin)
 
 // probeKVM runs a guest. A KVM device that opens proves nothing: inside of other
-// machines guests may hang.
+// machines guests may hang, or take so long that it is better to emulate them.
 func (d *Driver) probeKVM(ctx context.Context) error {
 	if err := openKVM(); err != nil {
 		return err
@@ -161,7 +166,6 @@ func (d *Driver) probeKVM(ctx context.Context) error {
 	defer remove()
 	content := make([]byte, probeSize)
 	copy(content, probeGuest)
-	content[510], content[511] = 0x55, 0xaa
 	if err := os.WriteFile(filepath.Join(tmp, "probe"), content, 0o600); err != nil {
 		return err
 	}

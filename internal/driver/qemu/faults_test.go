@@ -4,11 +4,13 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -596,6 +598,25 @@ func TestProbeGuest(t *testing.T) {
 		}
 	}
 	t.Error(err)
+}
+
+// TestProbeGuestSource : the probe's guest is what its source assembles to.
+func TestProbeGuestSource(t *testing.T) {
+	t.Parallel()
+	object, image := filepath.Join(t.TempDir(), "probe.o"), filepath.Join(t.TempDir(), "probe.img")
+	for _, command := range [][]string{
+		{"as", "-o", object, "../../../hack/guest/probe.s"},
+		{"ld", "-m", "elf_x86_64", "-Ttext", "0x7c00", "--oformat", "binary", "-o", image, object},
+	} {
+		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", command, err, out)
+		}
+	}
+	content, err := os.ReadFile(image)
+	must(t, err)
+	if !bytes.Equal(content, probeGuest) {
+		t.Errorf("probe.bin has %d bytes that are not hack/guest/probe.s: copy %s there", len(probeGuest), image)
+	}
 }
 
 func TestNewRefuses(t *testing.T) {
