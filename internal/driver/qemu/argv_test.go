@@ -68,7 +68,7 @@ func TestArguments(t *testing.T) {
 // TestSerials : no volume is taken for cloud-init's disk.
 func TestSerials(t *testing.T) {
 	t.Parallel()
-	seed := decode(t, seedArguments(seedFile), "-device", "virtio-blk")["serial"].(string)
+	seed := decode(t, seedArguments(), "-device", "virtio-blk")["serial"].(string)
 	err := checkVolumes([]driver.Volume{{Name: seed, SizeBytes: 1 << 20}})
 	wantError(t, err, driver.ErrInvalid, "volumes[0].name", seed)
 	must(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
@@ -82,9 +82,9 @@ type texts struct {
 
 func (x texts) arguments() []string {
 	return machine{
-		Root:    &drive{Path: rootDiskFile, Backing: &layer{Path: x.image, Format: diskimage.Raw}},
-		Volumes: []volume{{x.volume, drive{Path: volumeFile(x.volume)}}},
-		Seed:    seedFile, Kernel: &kernel{Path: x.kernel, Initrd: x.initrd, Cmdline: x.cmdline},
+		Root:     &drive{Path: rootDiskFile, Backing: &layer{Path: x.image, Format: diskimage.Raw}},
+		Volumes:  []volume{{x.volume, drive{Path: volumeFile(x.volume)}}},
+		Kernel:   &kernel{Path: x.kernel, Initrd: x.initrd, Cmdline: x.cmdline},
 		Forwards: []forward{{Protocol: "tcp", HostPort: x.hostPort, Port: x.port}, {Protocol: "udp", HostPort: x.port, Port: x.hostPort}},
 	}.arguments()
 }

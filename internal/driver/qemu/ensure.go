@@ -62,7 +62,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
 		return server{}, cmp.Or(err, errFetching)
 	}
-	d.images.Keep(spec.UID)
+	d.fetches.Keep(spec.UID)
 	if err := d.journal.note(spec.Target, deedCreate); err != nil {
 		return server{}, err
 	}
@@ -190,7 +190,7 @@ func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.Ser
 		if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
 			return waits, err
 		}
-		d.images.Keep(spec.UID)
+		d.fetches.Keep(spec.UID)
 		return false, d.start(ctx, s, spec)
 	case stepFinish:
 		return false, d.finishStart(ctx, s, spec)

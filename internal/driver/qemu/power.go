@@ -233,7 +233,7 @@ func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSp
 	if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
 		return waits, err
 	}
-	return false, d.checkImages(s, spec)
+	return false, d.checkImages(ctx, s, spec)
 }
 
 // stop presses the power button, and ends the run when StopBy has passed. A guest
