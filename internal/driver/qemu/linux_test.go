@@ -256,7 +256,8 @@ func TestBadVolumes(t *testing.T) {
 		"small":   {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.big(t)}}}, driver.ErrInvalid, "needs 5242880"},
 		"missing": {[]driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: &driver.Image{Source: e.images + "/none"}}}, driver.ErrRetry, "no such file"},
 		"nowhere": {
-			[]driver.Volume{{Name: "x", SizeBytes: 1 << 20}, {Name: "y", SizeBytes: 1 << 20, Image: &driver.Image{Source: "nginx"}}}, driver.ErrInvalid,
+			[]driver.Volume{{Name: "x", SizeBytes: 1 << 20}, {Name: "y", SizeBytes: 1 << 20, Image: &driver.Image{Source: "nginx"}}},
+			driver.ErrInvalid,
 			`spec.volumes[1].source.image.source is "nginx": it must be the absolute path of a file, or file:// before one, or begin with http://`,
 		},
 	} {
