@@ -240,7 +240,7 @@ type Kernel struct {
 
 // Volume is a further disk.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.source) && has(self.source.image) && has(self.source.image.source) ? self.source.image.source : '') == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.source) ? oldSelf.source.image.source : '') && (has(self.source) && has(self.source.image) && has(self.source.image.checksum) ? self.source.image.checksum : '') == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.checksum) ? oldSelf.source.image.checksum : '')",fieldPath=".source",message="source and checksum of a volume's image are immutable: the volume is made from it once, so another one needs a volume of another name"
+// +kubebuilder:validation:XValidation:rule=`(has(self.source) && has(self.source.image) && has(self.source.image.source) ? self.source.image.source : "") == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.source) ? oldSelf.source.image.source : "") && (has(self.source) && has(self.source.image) && has(self.source.image.checksum) ? self.source.image.checksum : "") == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.checksum) ? oldSelf.source.image.checksum : "")`,fieldPath=".source",message="source and checksum of a volume's image are immutable: the volume is made from it once, so another one needs a volume of another name"
 type Volume struct {
 	// name of the volume; the guest sees it as the disk's serial number.
 	// +kubebuilder:validation:MinLength=1
