@@ -46,13 +46,18 @@ func apply(ctx context.Context, client apiextensions.Interface, name string, man
 }
 
 // served asks the API itself: the Established condition comes a moment before
-// the first request is answered.
+// the first request is answered, and the list of kinds, from which kubectl
+// starts, may come a moment after.
 func served(ctx context.Context, client apiextensions.Interface, want *apiextensionsv1.CustomResourceDefinition) error {
 	for _, version := range want.Spec.Versions {
-		path := fmt.Sprintf("/apis/%s/%s/%s", want.Spec.Group, version.Name, want.Spec.Names.Plural)
-		_, err := client.Discovery().RESTClient().Get().AbsPath(path).Param("limit", "1").DoRaw(ctx)
-		if err != nil && version.Served {
-			return err
+		if !version.Served {
+			continue
+		}
+		group := fmt.Sprintf("/apis/%s/%s", want.Spec.Group, version.Name)
+		for _, path := range []string{group, group + "/" + want.Spec.Names.Plural} {
+			if _, err := client.Discovery().RESTClient().Get().AbsPath(path).Param("limit", "1").DoRaw(ctx); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
