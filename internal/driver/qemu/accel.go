@@ -153,38 +153,54 @@ const (
 
 var errHung = fmt.Errorf("a guest hung for %v", probeWithin)
 
+// tooSlow is how many times as long as emulated a guest may take under KVM.
+const tooSlow = 2
+
 // probeKVM runs a guest. A KVM device that opens proves nothing: inside of other
 // machines guests may hang, or take so long that it is better to emulate them.
 func (d *Driver) probeKVM(ctx context.Context) error {
 	if err := openKVM(); err != nil {
 		return err
 	}
-	tmp, remove, err := d.dir.Temp()
+	took, err := d.runProbe(ctx, AccelKVM, "host")
 	if err != nil {
 		return err
+	}
+	if emulated, err := d.runProbe(ctx, AccelTCG, "max"); err == nil && took > tooSlow*emulated {
+		return fmt.Errorf("a guest took %v, and %v emulated", took.Round(time.Millisecond), emulated.Round(time.Millisecond))
+	}
+	return nil
+}
+
+// runProbe tells how long the probe's guest took.
+func (d *Driver) runProbe(ctx context.Context, accel, cpu string) (took time.Duration, err error) {
+	tmp, remove, err := d.dir.Temp()
+	if err != nil {
+		return 0, err
 	}
 	defer remove()
 	content := make([]byte, probeSize)
 	copy(content, probeGuest)
 	if err := os.WriteFile(filepath.Join(tmp, "probe"), content, 0o600); err != nil {
-		return err
+		return 0, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeWithin)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.Binary, //nolint:gosec // an option
-		"-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", AccelKVM, "-cpu", "host", "-m", "16M",
+		"-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", accel, "-cpu", cpu, "-m", "16M",
 		"-blockdev", object{"driver": "raw", "node-name": "probe", "read-only": true, "file": object{"driver": "file", "filename": "probe"}}.text(),
 		"-device", object{"driver": "virtio-blk-pci", "drive": "probe", "bootindex": 1}.text(),
 		"-device", object{"driver": "isa-debug-exit", "iobase": 0xf4, "iosize": 4}.text())
 	cmd.Dir = tmp
+	begin := d.Clock.Now()
 	out, err := cmd.CombinedOutput()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == probeCode {
-		return nil
+		return d.Clock.Since(begin), nil
 	}
 	if ctx.Err() != nil {
-		return errHung
+		return 0, errHung
 	}
-	return fmt.Errorf("a guest did not run: %w: %.200s", err, out)
+	return 0, fmt.Errorf("a guest did not run: %w: %.200s", err, out)
 }
 
 func openKVM() error {
