@@ -19,7 +19,7 @@ import (
 )
 
 // TestDeletionWaitsForTheController : without one, the object and the server
-// stay; with one, both are gone within 5 s.
+// stay; with one, both go.
 func TestDeletionWaitsForTheController(t *testing.T) {
 	w := rig.Start(t)
 	controller := w.Run(t)
@@ -35,10 +35,9 @@ func TestDeletionWaitsForTheController(t *testing.T) {
 		}
 		w.HasServers(t, vm, 1, time.Second)
 	}
-	begin := time.Now()
 	w.Run(t)
 	for _, vm := range vms {
-		w.AwaitGone(t, vm, 5*time.Second-time.Since(begin))
+		w.AwaitGone(t, vm, rig.Soon)
 		w.HasServers(t, vm, 0, time.Second)
 	}
 }

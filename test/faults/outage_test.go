@@ -58,16 +58,16 @@ func TestOutage(t *testing.T) {
 			engine.stop()
 			begin := time.Now()
 			for _, vm := range []*api.VirtualMachine{kept, stopped} {
-				w.Await(t, vm, 15*time.Second, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
+				w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
 					rig.Condition(api.ConditionObserved, metav1.ConditionFalse), rig.Condition(api.ConditionReady, metav1.ConditionUnknown))
 			}
-			if took := time.Since(begin); took < 4900*time.Millisecond {
+			if took := time.Since(begin); took < shownAfter-100*time.Millisecond {
 				t.Errorf("the outage was shown after %s, want not before it has lasted 5 s", took)
 			}
 			meanwhile := w.Create(t, small("meanwhile", name))
 			unaffected := w.Active(t, small("unaffected", other(name)))
 			w.Await(t, elsewhere, time.Second, rig.Active, sameServer(elsewhere))
-			w.Await(t, meanwhile, 15*time.Second, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable))
+			w.Await(t, meanwhile, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable))
 
 			engine.start()
 			w.Await(t, kept, rig.Soon, rig.Active, sameServer(kept))
@@ -88,22 +88,42 @@ func TestShortOutageIsNotShown(t *testing.T) {
 	controller := w.Spawn(t, proxy.Env())
 	vm := w.Active(t, small("vm", "docker"))
 	history := w.Record(t, vm)
-
-	proxy.Cut()
-	w.AwaitLog(t, controller, "Engine lost")
-	proxy.Restore()
-	vm = edited(t, w, vm, "200m")
+	lasted := outage(t, w, proxy, controller, vm)
+	// On a busy machine the engine may be back too late.
+	for tries := 1; lasted > shownAfter && tries < 5; tries++ {
+		t.Logf("the outage lasted %s: once more", lasted)
+		controller.MustStop()
+		controller = w.Spawn(t, proxy.Env())
+		vm = edited(t, w, vm, "100m")
+		history = w.Record(t, vm)
+		lasted = outage(t, w, proxy, controller, vm)
+	}
 	controller.MustStop()
 	w.Spawn(t, proxy.Env())
 	vm = edited(t, w, vm, "300m")
 	for _, version := range history.Until(t, vm) {
 		if version.Status.Phase != api.PhaseActive {
-			t.Errorf("version %s was %s", version.ResourceVersion, rig.Show(version))
+			t.Errorf("an outage of %s was shown: version %s was %s", lasted, version.ResourceVersion, rig.Show(version))
 		}
 	}
 	if vm.Status.RestartCount != 0 {
 		t.Errorf("it was started again: %s", rig.Show(vm))
 	}
+}
+
+// shownAfter is how long an outage lasts before VMs are shown to be Unknown.
+const shownAfter = 5 * time.Second
+
+// outage cuts a controller's way to the engine, and returns for how long it was
+// cut at most.
+func outage(t *testing.T, w *rig.World, proxy *vmtest.Proxy, controller *rig.Child, vm *api.VirtualMachine) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	proxy.Cut()
+	w.AwaitLog(t, controller, "Engine lost")
+	proxy.Restore()
+	edited(t, w, vm, "200m")
+	return time.Since(begin)
 }
 
 // edited changes the CPU and waits until that is done.
@@ -131,7 +151,7 @@ func TestDeletionWithTheEngineDown(t *testing.T) {
 			w.Delete(t, vm)
 			w.Delete(t, failing)
 			for _, vm := range []*api.VirtualMachine{vm, failing} {
-				w.Await(t, vm, 15*time.Second, rig.Phase(api.PhaseTerminating, api.ReasonEngineUnavailable),
+				w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonEngineUnavailable),
 					rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue), rig.Says("may still be there"), rig.Says("out of reach"))
 			}
 			engine.start()

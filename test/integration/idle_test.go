@@ -15,7 +15,7 @@ import (
 
 const (
 	idleVMs  = 100
-	idleTime = 60 * time.Second
+	idleTime = 30 * time.Second
 )
 
 // TestIdleVMsWriteNothing : in a minute of 100 idle VMs the API server counts

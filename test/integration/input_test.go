@@ -83,7 +83,7 @@ func TestDriverThatDoesNotRunHere(t *testing.T) {
 		rig.Condition(api.ConditionStalled, metav1.ConditionTrue), rig.Condition(api.ConditionReady, metav1.ConditionFalse))
 	world.AwaitEvent(t, vm, api.ReasonUnknownDriver)
 	world.Delete(t, vm)
-	world.AwaitGone(t, vm, 5*time.Second)
+	world.AwaitGone(t, vm, rig.Soon)
 }
 
 func TestDriverCannotBeChanged(t *testing.T) {

@@ -19,7 +19,9 @@ import (
 )
 
 // world has one controller for all tests. Its orphan sweep is as quick as it
-// can be, so that all tests would notice if it touched what it must not.
+// can be, so that all tests would notice if it touched what it must not. It does
+// not list the engines but when it starts, so that what is done by hand is seen
+// because the engines tell of it.
 var world *rig.World
 
 func TestMain(m *testing.M) { os.Exit(rig.Main(m, startWorld)) }
@@ -32,7 +34,7 @@ func startWorld() (func() error, error) {
 	if err != nil {
 		return nil, err
 	}
-	controller, err := w.RunLocal("--usage-period=2s", "--orphan-grace=2s")
+	controller, err := w.RunLocal("--usage-period=2s", "--orphan-grace=2s", "--list-period=1h")
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
 	}

@@ -22,7 +22,7 @@ const asController = "DROVER_TEST_AS_CONTROLLER"
 
 // atOnce is how many tests run at a time: they wait most of the time, so they
 // can be more than there are CPUs.
-const atOnce = "8"
+const atOnce = "6"
 
 // Main runs a package's tests. It belongs into every TestMain that uses this
 // package, since it also makes the test program a controller where a test wants

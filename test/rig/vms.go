@@ -26,7 +26,7 @@ import (
 
 // Soon is how long a step may take on a slow and busy machine where nothing
 // asks for less.
-const Soon = 60 * time.Second
+const Soon = 2 * time.Minute
 
 func (w *World) in(ns string) typed.VirtualMachineInterface {
 	return w.VMs.CloudnativeV1alpha1().VirtualMachines(ns)

@@ -8,8 +8,13 @@ import (
 	"time"
 )
 
-// pollPeriod is the time from one look to the next.
-const pollPeriod = 25 * time.Millisecond
+// One look follows another after a tenth of the time that the wait has lasted,
+// within these bounds: a result is seen at most a tenth late, and many tests
+// that wait for a slow machine do not make it slower.
+const (
+	shortestPause = 10 * time.Millisecond
+	longestPause  = 500 * time.Millisecond
+)
 
 // Eventually looks until check is content, and fails the test with what check
 // said last if that takes too long. It returns how long it took.
@@ -25,13 +30,13 @@ func Eventually(t testing.TB, within time.Duration, what string, check func() er
 // Poll looks until check is content, and returns what it said last if that
 // takes too long.
 func Poll(within time.Duration, check func() error) (took time.Duration, err error) {
-	for begin := time.Now(); ; time.Sleep(pollPeriod) {
-		if err = check(); err == nil {
-			return time.Since(begin), nil
+	for begin := time.Now(); ; {
+		err = check()
+		took = time.Since(begin)
+		if err == nil || took > within {
+			return took, err
 		}
-		if time.Since(begin) > within {
-			return time.Since(begin), err
-		}
+		time.Sleep(min(max(took/10, shortestPause), longestPause))
 	}
 }
 

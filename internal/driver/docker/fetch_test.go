@@ -197,11 +197,7 @@ func TestPullCancelledByDelete(t *testing.T) {
 	spec := vm(t, d, r.image(t, "v1"))
 	ensure(t, d, spec)
 	until(t, "the layer to be asked for", func() error { return wantLayers(r, 1, 0) })
-	began := time.Now()
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
-	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("Delete took %v", took)
-	}
 	if all := listOf(t, d); len(all) != 0 {
 		t.Errorf("List shows %+v, want nothing", all)
 	}
