@@ -114,9 +114,10 @@ func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	if n := s.q.Len(); n != 0 {
 		t.Errorf("%d more are looked at at once", n)
 	}
+	s.eventually("it waits to look at the rest", s.clock.HasWaiters)
 	s.clock.Step(2 * routineAfter)
-	s.eventually("it looks at all of its lane", func() bool { return s.q.Len() > 0 })
-	if rest := s.next(s.q.Len()); !slices.Contains(rest, "a") || !slices.Contains(rest, "b") || slices.Contains(rest, "other") {
+	s.eventually("it looks at all of its lane", func() bool { return s.q.Len() == 7 })
+	if rest := s.next(7); !slices.Contains(rest, "a") || !slices.Contains(rest, "b") || slices.Contains(rest, "other") {
 		t.Errorf("later it looks at %v", rest)
 	}
 }

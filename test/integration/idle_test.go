@@ -18,7 +18,7 @@ const (
 	idleTime = 30 * time.Second
 )
 
-// TestIdleVMsWriteNothing : in a minute of 100 idle VMs the API server counts
+// TestIdleVMsWriteNothing : in half a minute of 100 idle VMs the API server counts
 // no write to VMs or events. Lists and samples are as frequent as they can be.
 func TestIdleVMsWriteNothing(t *testing.T) {
 	t.Parallel()
