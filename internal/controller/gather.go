@@ -41,7 +41,6 @@ func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
 	if r.Inventory != nil {
 		p.seen = r.Inventory.Get(vm.UID)
 	}
-	p.probe = r.probes.check(vm, p.seen)
 	return p
 }
 

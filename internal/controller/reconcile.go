@@ -68,9 +68,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return retry(err)
 	}
-	p := r.gather(bound) //nolint:contextcheck // a readiness probe outlives the pass that starts it
+	p := r.gather(bound)
 	p.live = bound != vm
 	for steps := 0; ; steps++ {
+		//nolint:contextcheck // a readiness probe outlives the pass that starts it
 		if p.decide(); p.plan.step == stepNone || steps == maxSteps {
 			break
 		}
@@ -122,7 +123,10 @@ type pass struct {
 	probe  probeState
 }
 
+// decide plans the next step. A server that the last one started is probed from
+// now on.
 func (p *pass) decide() {
+	p.probe = p.r.probes.check(p.base, p.seen)
 	p.plan = decide(input{
 		vm: p.vm, seen: p.seen, now: p.r.Clock.Now(), did: p.did, shown: p.shown, probe: p.probe,
 		driver: p.r.Driver, drivers: p.r.Drivers,

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -220,6 +222,15 @@ func (g *rig) reconcile() ctrl.Result {
 }
 
 // counting returns the writes that fn makes.
+// askRestart brings up a VM and asks for its restart.
+func (g *rig) askRestart() {
+	g.t.Helper()
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.clock.Step(time.Minute)
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+}
+
 func (g *rig) counting(fn func()) int {
 	before := g.writes
 	fn()
@@ -248,6 +259,22 @@ func (g *rig) wantWrites(want int, fn func()) {
 	g.t.Helper()
 	if got := g.counting(fn); got != want {
 		g.t.Errorf("%d API writes, want %d", got, want)
+	}
+}
+
+// TestProbeBeginsWithTheServer : in the pass that starts a server its probe
+// begins, so that nobody is told that the server does not run.
+func TestProbeBeginsWithTheServer(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.r.probes = &prober{
+		ctx: t.Context(), clock: clock.RealClock{}, driver: asked{errors.New("refused")},
+		probes: map[types.NamespacedName]*probe{}, wake: func(types.NamespacedName) {},
+	}
+	g.create(vmtest.VM("vm").Probe(80))
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonProbeFailing)
+	if vm := g.vm(); !strings.HasPrefix(vm.Status.Message, "readinessProbe: ") {
+		t.Errorf("the message is %q", vm.Status.Message)
 	}
 }
 
@@ -623,10 +650,7 @@ func TestChangesDuringAnOutage(t *testing.T) {
 // lost; the outage that follows must not have it restarted again.
 func TestOutageAfterARestart(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
-	g.reconcile()
-	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.askRestart()
 	restarts := 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if spec.EndRun == "" {
@@ -709,10 +733,7 @@ func TestRestartKeepsItsGrace(t *testing.T) {
 // first try to let it go fails. That is no reason to restart once more.
 func TestRestartWhoseEndFails(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
-	g.reconcile()
-	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.askRestart()
 	restarts, others := 0, 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if spec.EndRun != "" {
