@@ -11,6 +11,22 @@ import (
 
 var uidPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 
+// UniqueUIDs leaves each UID once. It refuses, with ErrInvalid, what CheckUID does.
+func UniqueUIDs(uids []types.UID) ([]types.UID, error) {
+	met := make(map[types.UID]bool, len(uids))
+	unique := make([]types.UID, 0, len(uids))
+	for _, uid := range uids {
+		if err := CheckUID(uid); err != nil {
+			return nil, err
+		}
+		if !met[uid] {
+			met[uid] = true
+			unique = append(unique, uid)
+		}
+	}
+	return unique, nil
+}
+
 // CheckUID refuses, with ErrInvalid, a UID that is not fit for a file name, a
 // label or a part of an engine-side name. Every driver calls it before a UID
 // gets there.

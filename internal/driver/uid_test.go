@@ -5,6 +5,7 @@ package driver
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,5 +34,15 @@ func TestCheckUID(t *testing.T) {
 		if good != (err == nil) || (err != nil && !errors.Is(err, ErrInvalid)) {
 			t.Errorf("CheckUID(%q): got %v, want it good: %v", uid, err, good)
 		}
+	}
+}
+
+func TestUniqueUIDs(t *testing.T) {
+	got, err := UniqueUIDs([]types.UID{"b", "a", "b"})
+	if err != nil || !slices.Equal(got, []types.UID{"b", "a"}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := UniqueUIDs([]types.UID{"a", "../x"}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("got %v, %v", got, err)
 	}
 }

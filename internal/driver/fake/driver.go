@@ -197,19 +197,11 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 
 // records returns those of the UIDs, or all where none is named.
 func (d *Driver) records(ctx context.Context, uids []types.UID) ([]Record, error) {
-	asked := make(map[types.UID]bool, len(uids))
-	each := make([]types.UID, 0, len(uids))
-	for _, uid := range uids {
-		if asked[uid] {
-			continue
-		}
-		if err := driver.CheckUID(uid); err != nil {
-			return nil, err
-		}
-		asked[uid] = true
-		each = append(each, uid)
+	uids, err := driver.UniqueUIDs(uids)
+	if err != nil {
+		return nil, err
 	}
-	return d.store.list(ctx, each...)
+	return d.store.list(ctx, uids...)
 }
 
 // Usage computes what the servers would have used.

@@ -18,7 +18,7 @@ import (
 
 // tendEvery is the time from one look at a server to the next while another
 // attendant has its events.
-const tendEvery = time.Second
+const tendEvery = 5 * time.Second
 
 // attendant stays with one server while its QEMU runs. Of several, in this and
 // in other processes, QEMU gives its events to the first. The others wait in line,

@@ -104,16 +104,13 @@ func homesIn(dir *enginedir.Dir) ([]home, error) {
 }
 
 func (d *Driver) homesOf(uids []types.UID) ([]home, error) {
-	asked := make(map[types.UID]bool, len(uids))
-	var homes []home
-	for _, uid := range uids {
-		if err := driver.CheckUID(uid); err != nil {
-			return nil, err
-		}
-		if !asked[uid] {
-			asked[uid] = true
-			homes = append(homes, d.home(uid))
-		}
+	uids, err := driver.UniqueUIDs(uids)
+	if err != nil {
+		return nil, err
+	}
+	homes := make([]home, len(uids))
+	for i, uid := range uids {
+		homes[i] = d.home(uid)
 	}
 	return homes, nil
 }

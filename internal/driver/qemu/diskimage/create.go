@@ -35,7 +35,7 @@ func CreateQcow2(path string, size int64, backing *Backing) error {
 	if size <= 0 || size > maxNew {
 		return fmt.Errorf("a disk of %d bytes: it must be more than 0 and at most %d", size, int64(maxNew))
 	}
-	content, length, err := newQcow2((size+sector-1)/sector*sector, backing)
+	content, length, err := newQcow2(WholeSectors(size), backing)
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,9 @@ const (
 
 const sector = 512
 
+// WholeSectors is a size in bytes, rounded up to what a disk can have in QEMU.
+func WholeSectors(size int64) int64 { return (size + sector - 1) / sector * sector }
+
 // Info is what an image is.
 type Info struct {
 	Format string

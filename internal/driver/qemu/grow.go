@@ -1,0 +1,52 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+)
+
+// outgrown are the disks, by QEMU's name for them, that the spec wants larger and
+// that can be, as they are attached now.
+func (s *server) outgrown(spec driver.ServerSpec) map[string]int64 {
+	sizes := map[string]int64{}
+	if s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size {
+		sizes[rootNode] = spec.RootDiskBytes
+	}
+	for _, v := range spec.Volumes {
+		writable := slices.ContainsFunc(s.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
+		if have := s.Volumes[v.Name].Size; writable && v.SizeBytes > have {
+			sizes[volumeNode(v.Name)] = v.SizeBytes
+		}
+	}
+	return sizes
+}
+
+// grow makes disks of a QEMU that is up larger, if the spec does.
+func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) error {
+	sizes := s.outgrown(spec)
+	if len(sizes) == 0 {
+		return nil
+	}
+	for node, size := range sizes {
+		if err := s.command(ctx, "block_resize", object{"node-name": node, "size": diskimage.WholeSectors(size)}, nil); err != nil {
+			return err
+		}
+	}
+	s.Root.Size = max(s.Root.Size, sizes[rootNode])
+	s.Volumes = maps.Clone(s.Volumes)
+	for _, v := range spec.Volumes {
+		if size, grown := sizes[volumeNode(v.Name)]; grown {
+			made := s.Volumes[v.Name]
+			made.Size = size
+			s.Volumes[v.Name] = made
+		}
+	}
+	return d.dir.Explain(s.save(s.record))
+}

@@ -1,0 +1,249 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+)
+
+// image is a file that a disk stands on, as it was when the disk was made. One that
+// was fetched is in the store, wherever that is by now: of its path, only the name
+// counts, which tells its content.
+type image struct {
+	imageSettings
+
+	Path   string `json:"path"`
+	Format string `json:"format"`
+	Size   int64  `json:"size"`
+	Stamp  string `json:"stamp"`
+}
+
+// imageSettings are what tells one image from another.
+type imageSettings struct {
+	Source   string `json:"source,omitempty"`
+	Checksum string `json:"checksum,omitempty"`
+}
+
+// imageOf is the image that a spec asks for, or the one that is there: a default
+// that changes touches no server.
+func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
+	if spec.Image.Source == "" {
+		return have
+	}
+	return imageSettings{spec.Image.Source, spec.Image.Checksum}
+}
+
+// ref is how the store is asked for the image.
+func (i imageSettings) ref() driver.Image {
+	return driver.Image{Source: i.Source, Checksum: i.Checksum}
+}
+
+// isSame tells whether what is asked for is the image that a disk stands on. It is
+// if that has the same digest, however it is named now: what the guest wrote is
+// not thrown away for a checksum that was added, or another server that has the
+// same.
+func (d *Driver) isSame(have image, asked imageSettings) bool {
+	switch {
+	case have.imageSettings == asked:
+		return true
+	case asked.Source == "" || imagestore.IsRemote(have.Source) != imagestore.IsRemote(asked.Source):
+		return false
+	case !imagestore.IsRemote(asked.Source):
+		return sourcePath(asked.Source) == have.Path
+	}
+	return d.images.Digest(asked.ref()) == imagestore.DigestOf(have.Path)
+}
+
+// openImage looks at an image that is on this host.
+func (d *Driver) openImage(ctx context.Context, field string, asked imageSettings) (image, error) {
+	f, err := d.openFound(field, asked)
+	if err != nil {
+		return image{}, err
+	}
+	defer func() { _ = f.Close() }()
+	i, err := describeImage(ctx, f, asked)
+	if err != nil {
+		return image{}, unavailable("image %s: %w", asked.Source, err)
+	}
+	return i, nil
+}
+
+// openFound opens the file of an image: the one that it names, or the one that
+// was fetched.
+func (d *Driver) openFound(field string, asked imageSettings) (*os.File, error) {
+	if !imagestore.IsRemote(asked.Source) {
+		return d.openSource(field+".source", asked.Source)
+	}
+	path, there := d.images.Path(asked.ref())
+	if !there {
+		return nil, unavailable("image %s has to be fetched first", asked.Source)
+	}
+	f, err := os.Open(path) //nolint:gosec // in the driver's folder
+	if err != nil {
+		return nil, unavailable("image %s: %w", asked.Source, err)
+	}
+	return f, nil
+}
+
+func unavailable(format string, args ...any) error {
+	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, format, args...))
+}
+
+func sourcePath(source string) string { return strings.TrimPrefix(source, "file://") }
+
+// openSource opens the file that a field of the spec names. It is below one of
+// the allowed folders, and no symbolic link leads out of them.
+func (d *Driver) openSource(field, source string) (*os.File, error) {
+	forms := "it must be the absolute path of a file, or file:// before one"
+	if strings.HasSuffix(field, "image.source") {
+		forms += ", or begin with http://, https:// or oci://"
+	}
+	path := sourcePath(source)
+	switch {
+	case source == "":
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is empty and there is no default: %s", field, forms)
+	case !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, source, forms)
+	case filepath.Clean(path) != path:
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, source)
+	}
+	dirs := append([]string{d.dir.Path(imagesDir)}, d.ImageDirs...)
+	for _, dir := range dirs {
+		name, err := filepath.Rel(dir, path)
+		if err != nil || !filepath.IsLocal(name) {
+			continue
+		}
+		f, err := openBelow(dir, name)
+		if err != nil {
+			return nil, unavailable("image %s: %w", path, err)
+		}
+		return f, nil
+	}
+	return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: images may be in %s", field, source, strings.Join(dirs, ", "))
+}
+
+func openBelow(dir, name string) (*os.File, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }()
+	// A pipe would wait for its other end.
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is no regular file")
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// kernelOf finds the files of a kernel that is booted directly.
+func (d *Driver) kernelOf(spec driver.ServerSpec) (*kernel, error) {
+	k := spec.Image.Kernel
+	if k == nil {
+		return nil, nil //nolint:nilnil // Nil is for the disk's own.
+	}
+	// In order, so that of two that are missing the same one is told each time.
+	type named struct{ field, source string }
+	files := []named{{"image.kernel.source", k.Source}}
+	if k.Initrd != "" {
+		files = append(files, named{"image.kernel.initrd", k.Initrd})
+	}
+	for _, file := range files {
+		f, err := d.openSource(file.field, file.source)
+		if err != nil {
+			return nil, err
+		}
+		_ = f.Close()
+	}
+	return &kernel{Path: sourcePath(k.Source), Initrd: sourcePath(k.Initrd), Cmdline: k.Cmdline}, nil
+}
+
+func describeImage(ctx context.Context, f *os.File, asked imageSettings) (image, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return image{}, err
+	}
+	i := image{imageSettings: asked, Path: sourcePath(asked.Source)}
+	if imagestore.IsRemote(asked.Source) {
+		i.Path = filepath.Base(f.Name())
+	}
+	i.Stamp = i.stampOf(info)
+	probed, err := diskimage.Probe(ctx, f, info.Size())
+	i.Format, i.Size = probed.Format, probed.Size
+	return i, err
+}
+
+// stampOf changes when the image's file does, and not when that is copied with its
+// times, as from a backup. A file of the store may have been fetched again, and is
+// named after its content, but it may have been cut off.
+func (i image) stampOf(info fs.FileInfo) string {
+	if imagestore.IsRemote(i.Source) {
+		return strconv.FormatInt(info.Size(), 10)
+	}
+	return fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())
+}
+
+// fetched is the image, which is in the store, as it is fetched again: by its
+// digest, whatever its source stands for by now.
+func (i image) fetched(policy driver.PullPolicy) driver.Image {
+	return driver.Image{Source: i.Source, Checksum: imagestore.DigestOf(i.Path), PullPolicy: policy}
+}
+
+// pathOf is where an image is now.
+func (d *Driver) pathOf(i image) string {
+	if !imagestore.IsRemote(i.Source) {
+		return i.Path
+	}
+	path, _ := d.images.Path(i.fetched(""))
+	return path
+}
+
+// checkImage : a disk is worth nothing on top of anything but the image that it
+// was made on.
+func (d *Driver) checkImage(field string, was image) error {
+	f, err := d.reopen(field, was)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return unavailable("image %s: %w", was.Path, err)
+	}
+	switch {
+	case was.stampOf(info) == was.Stamp:
+		return nil
+	case imagestore.IsRemote(was.Source):
+		return unavailable("image %s was cut off or changed in %s: remove that file, and it is fetched again", was.Source, d.pathOf(was))
+	}
+	return unavailable("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included", was.Path)
+}
+
+// reopen opens the image of a disk. What a source stands for may have changed, but
+// not what was fetched by it then.
+func (d *Driver) reopen(field string, was image) (*os.File, error) {
+	if !imagestore.IsRemote(was.Source) {
+		return d.openFound(field, imageSettings{Source: was.Path})
+	}
+	return d.openFound(field, imageSettings{was.Source, was.fetched("").Checksum})
+}
