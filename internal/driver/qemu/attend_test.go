@@ -45,8 +45,7 @@ func TestRetained(t *testing.T) {
 			if watched {
 				follow(t, d)
 			}
-			s := reach(t, d, spec, driver.StateRunning)
-			serial(t, d, spec, "drover guest 1 A")
+			s := boots(t, d, spec, "drover guest 1 A")
 			must(t, d.Delete(t.Context(), spec.Target, true))
 			if !watched {
 				follow(t, d)

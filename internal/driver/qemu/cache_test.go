@@ -4,8 +4,6 @@
 package qemu
 
 import (
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,25 +22,21 @@ func TestUncheckedImage(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	strict := e.open(t)
-	o := e.options()
-	o.UncheckedImages = true
-	lax := openWith(t, o)
-	web := httptest.NewServer(http.FileServer(http.Dir(e.images)))
-	t.Cleanup(web.Close)
+	lax := e.openUnchecked(t)
+	web := e.web(t)
 	spec := e.spec()
-	spec.Image.Source = web.URL + "/boot-A0.img"
+	spec.Image.Source = web + "/boot-A0.img"
 	_, err := strict.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrInvalid, "image.checksum is empty", "--qemu-unchecked-images")
 	leavesNothing(t, strict)
 
-	reach(t, lax, spec, driver.StateRunning)
-	serial(t, lax, spec, "drover guest 1 A")
+	boots(t, lax, spec, "drover guest 1 A")
 	off := spec
 	off.Power = driver.PowerOff
 	reach(t, strict, off, driver.StateStopped)
 	reach(t, strict, spec, driver.StateRunning)
 	changed := spec
-	changed.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web.URL + "/boot-B0.img"}}}
+	changed.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web + "/boot-B0.img"}}}
 	_, err = strict.Ensure(t.Context(), changed)
 	wantError(t, err, driver.ErrInvalid, "volumes[0].source.image.checksum is empty")
 	gone(t, strict, spec)
@@ -61,16 +55,15 @@ func TestCache(t *testing.T) {
 	d := openWith(t, o)
 	o.ClusterID = "cluster-2"
 	other := openWith(t, o)
-	web := httptest.NewServer(http.FileServer(http.Dir(e.images)))
-	t.Cleanup(web.Close)
+	web := e.web(t)
 	specs := map[string]driver.ServerSpec{}
 	for name, image := range map[string]string{"root": "/boot-A0.img", "volume": "/boot-B0.img", "theirs": "/boot-S1.img"} {
 		spec := e.spec()
 		spec.Name, spec.Power = name, driver.PowerOff
-		spec.Image.Source = web.URL + image
+		spec.Image.Source = web + image
 		if name == "volume" {
 			spec.Image.Source = e.plain
-			spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20, Image: &driver.Image{Source: web.URL + image}}}
+			spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20, Image: &driver.Image{Source: web + image}}}
 			spec.Power = driver.PowerOn
 		}
 		specs[name] = spec
@@ -88,7 +81,7 @@ func TestCache(t *testing.T) {
 	}
 	gone(t, other, specs["theirs"])
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume", "/boot-S1.img")
-	if removed, err := c.Prune(t.Context()); err != nil || len(removed) != 1 || removed[0].Sources[0] != web.URL+"/boot-S1.img" {
+	if removed, err := c.Prune(t.Context()); err != nil || len(removed) != 1 || removed[0].Sources[0] != web+"/boot-S1.img" {
 		t.Errorf("it removed %+v, %v", removed, err)
 	}
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")

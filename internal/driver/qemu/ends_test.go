@@ -42,8 +42,7 @@ func TestEndIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
 			h := d.home(spec.UID)
-			first := reach(t, d, spec, driver.StateRunning)
-			serial(t, d, spec, "drover guest 1 A")
+			first := boots(t, d, spec, "drover guest 1 A")
 			c.end(t, h, first)
 			s, err := d.Ensure(t.Context(), spec)
 			must(t, err)

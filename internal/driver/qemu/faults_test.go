@@ -116,8 +116,7 @@ func TestImageAppears(t *testing.T) {
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "no such file")
 	must(t, os.Link(e.plain, strings.TrimPrefix(spec.Image.Source, "file://")))
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 	gone(t, d, spec)
 }
 
@@ -168,8 +167,7 @@ func TestSizes(t *testing.T) {
 	off.Power, off.RootDiskBytes = driver.PowerOff, 20<<20
 	reach(t, d, off, driver.StateStopped)
 	spec.RootDiskBytes = 20 << 20
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 2 A")
+	boots(t, d, spec, "drover guest 2 A")
 	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).file(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
 		t.Errorf("the disk is %s", info)
 	}
@@ -663,8 +661,7 @@ func TestDefaultImage(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	spec.Image.Source = ""
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 	o.Image = e.other
 	d = openWith(t, o)
 	if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 {
@@ -673,7 +670,6 @@ func TestDefaultImage(t *testing.T) {
 	off := spec
 	off.Power = driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 2 A")
+	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }

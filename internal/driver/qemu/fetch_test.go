@@ -70,8 +70,7 @@ func TestWebImage(t *testing.T) {
 	}
 	leavesNothing(t, d)
 	close(gate)
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 
 	// A volume of another image is fetched at the restart that is to attach it.
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &spec.Image}}
@@ -86,8 +85,7 @@ func TestRestartWithBadParts(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	web := httptest.NewServer(http.FileServer(http.Dir(e.images)))
-	t.Cleanup(web.Close)
+	web := e.web(t)
 	none, big := &driver.Image{Source: e.images + "/none"}, e.big(t)
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
@@ -102,7 +100,7 @@ func TestRestartWithBadParts(t *testing.T) {
 		"kernel": {func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: none.Source} }, driver.ErrRetry, "no such file"},
 		"volume": {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: none}} }, driver.ErrRetry, "no such file"},
 		"checksum": {func(s *driver.ServerSpec) {
-			s.Image = driver.Image{Source: web.URL + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
+			s.Image = driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
 		}, driver.ErrRetry, "its checksum is sha256:"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -124,9 +122,7 @@ func TestRestartWithBadParts(t *testing.T) {
 func TestRestartFetchesFirst(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.UncheckedImages = true
-	d := openWith(t, o)
+	d := e.openUnchecked(t)
 	gate := make(chan struct{})
 	var asked atomic.Int32
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -139,8 +135,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 	}))
 	t.Cleanup(web.Close)
 	spec := e.spec()
-	first := reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	first := boots(t, d, spec, "drover guest 1 A")
 	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
 	spec.Image = driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}
 	for range 2 {
@@ -170,10 +165,9 @@ func TestWrongChecksum(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	web := httptest.NewServer(http.FileServer(http.Dir(e.images)))
-	t.Cleanup(web.Close)
+	web := e.web(t)
 	spec := e.spec()
-	spec.Image = driver.Image{Source: web.URL + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
+	spec.Image = driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
 	err := d.waitFor(t, spec)
 	wantError(t, err, driver.ErrRetry, "its checksum is sha256:", driver.ReasonImageUnavailable)
 	listed, err := d.List(t.Context(), spec.UID)
@@ -210,20 +204,17 @@ func TestContainerDisk(t *testing.T) {
 	pushDisk(t, reference, e.plain)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: "oci://" + reference, PullPolicy: driver.PullAlways}
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 
 	pushDisk(t, reference, e.other)
 	other := e.spec()
 	other.Image = spec.Image
-	reach(t, d, other, driver.StateRunning)
-	serial(t, d, other, "drover guest 1 B")
+	boots(t, d, other, "drover guest 1 B")
 
 	off := spec
 	off.Power = driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 2 A")
+	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 	gone(t, d, other)
 }
@@ -259,8 +250,7 @@ func TestRegistryStalls(t *testing.T) {
 			wantError(t, d.waitFor(t, spec), driver.ErrRetry, reference, "no progress for 1s", driver.ReasonImageUnavailable)
 			leavesNothing(t, d)
 			stalls.Store(false)
-			reach(t, d, spec, driver.StateRunning)
-			serial(t, d, spec, "drover guest 1 A")
+			boots(t, d, spec, "drover guest 1 A")
 			gone(t, d, spec)
 		})
 	}

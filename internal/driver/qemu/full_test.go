@@ -87,8 +87,7 @@ func TestDiskFullFetching(t *testing.T) {
 		t.Errorf("the store has %v, %v", have, err)
 	}
 	must(t, unix.Mount("drover-test", e.dir, "tmpfs", unix.MS_REMOUNT, sizeOption(32)))
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 	gone(t, d, spec)
 }
 
@@ -119,8 +118,7 @@ func TestDiskFullCreating(t *testing.T) {
 		t.Errorf("it is %+v", servers)
 	}
 	must(t, os.Remove(filler))
-	reach(t, d, on, driver.StateRunning)
-	serial(t, d, on, "drover guest 1 A")
+	boots(t, d, on, "drover guest 1 A")
 	gone(t, d, on)
 	leavesNothing(t, d)
 }
@@ -149,8 +147,7 @@ func TestDiskFullRunning(t *testing.T) {
 	_, err := d.Ensure(t.Context(), on)
 	wantError(t, err, driver.ErrExhausted, "resume of server", "disk is full")
 	must(t, os.Remove(filler))
-	after := reach(t, d, on, driver.StateRunning)
-	serial(t, d, on, "drover guest 1 A")
+	after := boots(t, d, on, "drover guest 1 A")
 	if after.Run != before.Run {
 		t.Error("it was started anew")
 	}
@@ -166,10 +163,8 @@ func TestDiskFullEnding(t *testing.T) {
 	e.smallDisk(t, 8)
 	d := e.open(t)
 	ends, stays := e.spec(), e.stubbornSpec()
-	first := reach(t, d, ends, driver.StateRunning)
-	serial(t, d, ends, "drover guest 1 A")
-	reach(t, d, stays, driver.StateRunning)
-	serial(t, d, stays, "drover guest 1 S")
+	first := boots(t, d, ends, "drover guest 1 A")
+	boots(t, d, stays, "drover guest 1 S")
 	_ = e.fill(t)
 	e.fillInodes(t)
 
@@ -207,8 +202,7 @@ func TestEndWrittenLater(t *testing.T) {
 	d := e.open(t)
 	follow(t, d)
 	spec := e.spec()
-	s := reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	s := boots(t, d, spec, "drover guest 1 A")
 	filler := e.fill(t)
 	e.tell(t, s, "x")
 	end := ended(t, d, spec.UID)

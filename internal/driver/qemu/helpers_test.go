@@ -117,6 +117,14 @@ type stateError driver.Server
 
 func (s stateError) Error() string { return "it is " + string(s.State) + ": " + s.Doing }
 
+// boots has a server run, and waits until its guest prints a text.
+func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.Server {
+	t.Helper()
+	s := reach(t, d, spec, driver.StateRunning)
+	serial(t, d, spec, text)
+	return s
+}
+
 // serial waits until the guest has printed a text.
 func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 	t.Helper()

@@ -25,6 +25,14 @@ func (e *engine) web(t *testing.T) string {
 	return server.URL
 }
 
+// openUnchecked takes images that have no checksum.
+func (e *engine) openUnchecked(t *testing.T) *Driver {
+	t.Helper()
+	o := e.options()
+	o.UncheckedImages = true
+	return openWith(t, o)
+}
+
 func checksumOf(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -40,8 +48,7 @@ func restart(t *testing.T, d *Driver, spec driver.ServerSpec, prints string) {
 	servers, err := d.List(t.Context(), spec.UID)
 	must(t, err)
 	spec.EndRun = servers[0].Run
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, prints)
+	boots(t, d, spec, prints)
 }
 
 // TestSameImage : an image that is named in another way leaves the root disk as
@@ -49,14 +56,11 @@ func restart(t *testing.T, d *Driver, spec driver.ServerSpec, prints string) {
 func TestSameImage(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.UncheckedImages = true
-	d := openWith(t, o)
+	d := e.openUnchecked(t)
 	here, mirror := e.web(t), e.web(t)
 	spec := e.spec()
 	spec.Image.Source = here + "/boot-A0.img"
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 	sum := checksumOf(t, e.plain)
 	for n, image := range []driver.Image{
 		{Source: here + "/boot-A0.img", Checksum: sum},
@@ -83,8 +87,7 @@ func TestSameFile(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	spec := e.spec()
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 	spec.Image.Source = "file://" + e.plain
 	if s := reach(t, d, spec, driver.StateRunning); len(s.Pending) != 0 {
 		t.Errorf("pending are %v", s.Pending)
@@ -107,8 +110,7 @@ func TestImageRestored(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	spec := e.spec()
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
 	content, err := os.ReadFile(e.plain)
 	must(t, err)
@@ -117,8 +119,7 @@ func TestImageRestored(t *testing.T) {
 	must(t, os.Rename(e.plain, e.plain+".old")) // which keeps its inode
 	must(t, os.WriteFile(e.plain, content, 0o600))
 	must(t, os.Chtimes(e.plain, info.ModTime(), info.ModTime()))
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 2 A")
+	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }
 
@@ -127,14 +128,11 @@ func TestImageRestored(t *testing.T) {
 func TestCacheRemoved(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	o := e.options()
-	o.UncheckedImages = true
-	d := openWith(t, o)
+	d := e.openUnchecked(t)
 	spec := e.spec()
 	spec.Image.Source = e.web(t) + "/boot-A0.img"
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.web(t) + "/boot-B0.img"}}}
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
 	must(t, os.RemoveAll(d.dir.Path(cacheDir)))
 	must(t, os.Rename(e.plain, e.plain+".old"))
@@ -145,8 +143,7 @@ func TestCacheRemoved(t *testing.T) {
 	wantError(t, d.waitFor(t, never), driver.ErrRetry, "not among those that were fetched", driver.ReasonImageUnavailable)
 
 	must(t, os.Rename(e.plain+".old", e.plain))
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 2 A")
+	boots(t, d, spec, "drover guest 2 A")
 	off(t, d, spec)
 	path, there := d.images.Path(spec.Image)
 	if !there {
@@ -156,8 +153,7 @@ func TestCacheRemoved(t *testing.T) {
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "cut off or changed in "+path, driver.ReasonImageUnavailable)
 	must(t, os.Remove(path))
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 3 A")
+	boots(t, d, spec, "drover guest 3 A")
 	gone(t, d, spec)
 }
 
@@ -169,15 +165,13 @@ func TestFolderMoved(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: e.web(t) + "/boot-A0.img", Checksum: checksumOf(t, e.plain)}
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
 	moved := e.dir + "-moved"
 	must(t, os.Rename(e.dir, moved))
 	e.dir = moved
 	d = e.open(t)
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 2 A")
+	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }
 

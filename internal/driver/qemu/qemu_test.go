@@ -17,8 +17,7 @@ func TestLife(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	spec := e.spec()
-	first := reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 1 A")
+	first := boots(t, d, spec, "drover guest 1 A")
 	listed, err := d.List(t.Context())
 	must(t, err)
 	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
@@ -35,8 +34,7 @@ func TestLife(t *testing.T) {
 	if stopped.Exit == nil || stopped.Exit.Code != 0 || stopped.Exit.Reason != "Completed" {
 		t.Errorf("it ended with %+v", stopped.Exit)
 	}
-	reach(t, d, spec, driver.StateRunning)
-	serial(t, d, spec, "drover guest 2 A")
+	boots(t, d, spec, "drover guest 2 A")
 
 	gone(t, d, spec)
 	if _, err := os.Stat(procPath(pid, "cwd")); err == nil {
