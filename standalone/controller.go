@@ -91,6 +91,16 @@ func (o *upOptions) controllerPart(plane *controlplane.Config) part.Part {
 	}
 }
 
+// example is a manifest for a first VirtualMachine. Machines need an image, which
+// is to be filled in.
+func (o *upOptions) example() string {
+	first, _, _ := strings.Cut(o.controller.VMDriver, ",")
+	if first == "qemu" && o.controller.Drivers.QEMUImage == "" {
+		return "examples/qemu-vm.yaml"
+	}
+	return "examples/test-vm.yaml"
+}
+
 // chooseDrivers settles what auto means for this run, so that the controller
 // runs what people were told and purge can find.
 func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Config, news *progress) error {

@@ -39,3 +39,20 @@ func TestAPredecessorIsDead(t *testing.T) {
 		t.Errorf("%q, %v: want it alive", other, err)
 	}
 }
+
+// TestExample : whoever follows what drover up prints gets a VM.
+func TestExample(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ drivers, image, want string }{
+		{"docker,qemu,fake", "", "test-vm"},
+		{"qemu,fake", "", "qemu-vm"},
+		{"qemu,fake", "/images/debian.qcow2", "test-vm"},
+		{"fake", "", "test-vm"},
+	} {
+		o := &upOptions{controller: newControllerOptions()}
+		o.controller.VMDriver, o.controller.Drivers.QEMUImage = tc.drivers, tc.image
+		if got := o.example(); got != "examples/"+tc.want+".yaml" {
+			t.Errorf("%+v: got %s", tc, got)
+		}
+	}
+}

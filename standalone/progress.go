@@ -65,8 +65,8 @@ func (p *progress) LeftBehind(name string, after time.Duration) {
 	p.printf("  %-24s did not stop in %.1f s, going on\n", name, after.Seconds())
 }
 
-// up says how to go on.
-func (p *progress) up(plane *controlplane.Config) {
+// up says how to go on, with a manifest that the default driver takes.
+func (p *progress) up(plane *controlplane.Config, example string) {
 	path := plane.Dir.Kubeconfig()
 	p.printf(`Ready after %.1f s at %s
 
@@ -74,9 +74,9 @@ Kubeconfig: %s
 Next, in another terminal:
 
   export KUBECONFIG=%s
-  kubectl apply -f examples/test-vm.yaml
+  kubectl apply -f %s
   kubectl get vms --watch
 
 (no kubectl? "%s kubectl" is one). Ctrl-C stops Drover.
-`, time.Since(p.begin).Seconds(), plane.URL(), path, path, os.Args[0])
+`, time.Since(p.begin).Seconds(), plane.URL(), path, path, example, os.Args[0])
 }

@@ -106,7 +106,7 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 	progress.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
 	runner := part.Runner{Clock: clock.RealClock{}, Observer: progress}
 	err = runner.Run(ctx, parts, func() error {
-		progress.up(plane)
+		progress.up(plane, o.example())
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage behind
 		return dir.SetReady()
 	})
