@@ -52,6 +52,13 @@ write_files:
 - path: /etc/drover-test
   content: "written by cloud-init, for %s"
 `, password, spec.UID))
+	spec.NetworkData = driver.NewSecret(fmt.Sprintf(`version: 2
+ethernets:
+  nic:
+    match: {macaddress: %q}
+    set-name: drover0
+    addresses: [10.0.2.77/24]
+`, macOf(spec.UID)))
 	reach(t, d, spec, driver.StateRunning)
 	c := sitAt(t, d.home(spec.UID))
 	c.await(bootsWithin, "finished at") // cloud-init's last words
@@ -60,8 +67,9 @@ write_files:
 		"hostname":                 "debian-guest",
 		"cat .ssh/authorized_keys": spec.SSHKeys[0],
 		"cat /etc/drover-test":     "written by cloud-init, for " + string(spec.UID),
-		"sudo cloud-init query instance_id 2>/dev/null": string(spec.UID),
-		"lsblk -bdno SIZE /dev/vda":                     fmt.Sprint(spec.RootDiskBytes),
+		"sudo cloud-init query instance_id 2>/dev/null":         string(spec.UID),
+		"ip -4 -o addr show dev drover0 | grep -o '10[^ ]*/24'": "10.0.2.77/24",
+		"lsblk -bdno SIZE /dev/vda":                             fmt.Sprint(spec.RootDiskBytes),
 	} {
 		if got := c.run(command); got != want {
 			t.Errorf("%s says %q, want %q", command, got, want)
