@@ -48,7 +48,7 @@ image: ## build the container image into bin/image, without an engine; IMAGE, PL
 	GOFLAGS= go -C hack/image run -buildvcs=false . --tag "$(IMAGE)" --version "$(VERSION)" --platforms "$(PLATFORMS)" --push=$(PUSH)
 
 .PHONY: test
-test: build ## run all tests: unit, contract (fake, docker), integration; installs what they need
+test: build ## run all tests: unit, contract (fake, docker, qemu), integration; installs what they need
 	@hack/test.sh
 
 .PHONY: failover

@@ -8,7 +8,7 @@
 #     hack/test.sh [FLAG...]
 #
 # Flags go to go test, for example -run TestContract. What the tests need, a C
-# compiler for -race and a Docker engine, is installed and started if it is
+# compiler for -race, a Docker engine and QEMU, is installed and started if it is
 # missing, and where that cannot be the run fails: no test is skipped for the
 # lack of an engine.
 set -o errexit -o nounset -o pipefail

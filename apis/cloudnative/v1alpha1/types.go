@@ -88,7 +88,7 @@ type VirtualMachineSpec struct {
 	// +optional
 	Driver string `json:"driver,omitempty"`
 
-	// image is what the server boots. Empty means the driver's default.
+	// image is what the server boots. Empty means the driver's default, if it has one.
 	// +optional
 	Image *Image `json:"image,omitempty"`
 

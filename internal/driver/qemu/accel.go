@@ -131,7 +131,7 @@ func (a *accelerator) judge(err error, d *Driver) {
 	}
 	a.chosen = AccelTCG
 	if a.tries++; !errors.Is(err, errHung) || a.tries == probeTries {
-		d.Log.Info("Machines are emulated, which is slow: no guest runs under KVM", "cause", err.Error())
+		d.Log.Info("Machines are emulated, which is slow: KVM does not do here", "cause", err.Error())
 		return
 	}
 	a.againAt = d.Clock.Now().Add(probeAgain)

@@ -24,7 +24,7 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// driver runs the server, for example docker, qemu or fake. Empty means the
 	// controller's first driver. It cannot be changed later.
 	Driver *string `json:"driver,omitempty"`
-	// image is what the server boots. Empty means the driver's default.
+	// image is what the server boots. Empty means the driver's default, if it has one.
 	Image *ImageApplyConfiguration `json:"image,omitempty"`
 	// volumes are further disks.
 	Volumes []VolumeApplyConfiguration `json:"volumes,omitempty"`
