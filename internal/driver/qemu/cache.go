@@ -107,6 +107,9 @@ func (c *Cache) users() (map[string][]string, error) {
 // stoodOn are the names of images that a server's disks stand on, each once.
 func (r record) stoodOn() []string {
 	names := []string{filepath.Base(r.Root.Image.Path)}
+	if r.Old != nil {
+		names = append(names, filepath.Base(r.Old.Image.Path))
+	}
 	for _, v := range r.Volumes {
 		names = append(names, filepath.Base(v.Image.Path))
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -125,15 +126,19 @@ func (d *Driver) driveOf(field, path string, have disk) (*drive, error) {
 }
 
 // replaceRoot says first that there is no root disk, so that after a crash none is
-// taken for another.
+// taken for another. The old one stays aside until a run with the new one begins:
+// a start that fails, for whatever reason, costs nobody a disk.
 func (d *Driver) replaceRoot(ctx context.Context, s *server, spec driver.ServerSpec, asked imageSettings) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return d.dir.Explain(err)
 	}
 	defer remove()
-	root, err := d.makeRoot(ctx, home{d.dir, tmp}, spec, asked)
+	root, err := d.otherRoot(ctx, s, home{d.dir, tmp}, spec, asked)
 	if err != nil {
+		return d.dir.Explain(err)
+	}
+	if err := s.keepOldRoot(); err != nil {
 		return d.dir.Explain(err)
 	}
 	s.Root = disk{}
@@ -147,6 +152,29 @@ func (d *Driver) replaceRoot(ctx context.Context, s *server, spec driver.ServerS
 	}
 	s.Root = root
 	return d.dir.Explain(errors.Join(err, s.save(s.record)))
+}
+
+// otherRoot is the root disk before this one, where that is asked for again, or a
+// new one.
+func (d *Driver) otherRoot(ctx context.Context, s *server, tmp home, spec driver.ServerSpec, asked imageSettings) (disk, error) {
+	if s.Old == nil || !d.isSame(s.Old.Image, asked) {
+		return d.makeRoot(ctx, tmp, spec, asked)
+	}
+	return *s.Old, os.Link(s.file(oldRootFile), tmp.file(rootDiskFile))
+}
+
+// keepOldRoot leaves the root disk aside that a guest had last. One that none has
+// had yet is no loss.
+func (s *server) keepOldRoot() error {
+	if s.Old != nil || s.Root.Size == 0 {
+		return nil
+	}
+	if err := os.Remove(s.file(oldRootFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	old := s.Root
+	s.Old = &old
+	return os.Link(s.file(rootDiskFile), s.file(oldRootFile))
 }
 
 // prepareVolumes makes the volumes that are not there yet. One that the spec does

@@ -62,7 +62,6 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
 		return server{}, cmp.Or(err, errFetching)
 	}
-	d.fetches.Keep(spec.UID)
 	if err := d.journal.note(spec.Target, deedCreate); err != nil {
 		return server{}, err
 	}
@@ -167,7 +166,7 @@ func (d *Driver) mayStart(s server, spec driver.ServerSpec) bool {
 // result fills in what only the spec tells.
 func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 	out := d.report(s)
-	if s.alive() {
+	if s.alive() && !spec.PowerOnly {
 		want := settingsOf(spec, s.Settings.Image)
 		if d.isSame(s.Root.Image, want.Image) {
 			want.Image = s.Settings.Image
@@ -190,8 +189,11 @@ func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.Ser
 		if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
 			return waits, err
 		}
+		if err := d.start(ctx, s, spec); err != nil {
+			return false, err
+		}
 		d.fetches.Keep(spec.UID)
-		return false, d.start(ctx, s, spec)
+		return false, nil
 	case stepFinish:
 		return false, d.finishStart(ctx, s, spec)
 	case stepStop:

@@ -29,18 +29,8 @@ type reservations struct {
 func (r *reservations) take(id string, needed int64, look func() (int64, map[string]int64, error)) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	available, promised, err := look()
-	if err != nil {
-		return func() {}, nil // a host that does not tell is tried
-	}
-	maps.Copy(promised, r.starting)
-	var others int64
-	for _, n := range promised {
-		others += n
-	}
-	if needed > available-others {
-		return nil, driver.Errorf(driver.ErrExhausted,
-			"resource.memory: needed %d bytes, available on the host %d, of which %d are promised to other machines", needed, available, others)
+	if err := r.admit(needed, 0, look); err != nil {
+		return nil, err
 	}
 	if r.starting == nil {
 		r.starting = map[string]int64{}
@@ -51,6 +41,32 @@ func (r *reservations) take(id string, needed int64, look func() (int64, map[str
 		defer r.mu.Unlock()
 		delete(r.starting, id)
 	}, nil
+}
+
+// check tells whether a guest would be admitted once another has given back what it
+// was started with.
+func (r *reservations) check(needed, given int64, look func() (int64, map[string]int64, error)) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.admit(needed, given, look)
+}
+
+// admit wants the lock held.
+func (r *reservations) admit(needed, given int64, look func() (int64, map[string]int64, error)) error {
+	available, promised, err := look()
+	if err != nil {
+		return nil //nolint:nilerr // A host that does not tell is tried.
+	}
+	maps.Copy(promised, r.starting)
+	var others int64
+	for _, n := range promised {
+		others += n
+	}
+	if available += given; needed > available-others {
+		return driver.Errorf(driver.ErrExhausted,
+			"resource.memory: needed %d bytes, available on the host %d, of which %d are promised to other machines", needed, available, others)
+	}
+	return nil
 }
 
 // hostMemory is what reservations look at. Machines of other clusters and released

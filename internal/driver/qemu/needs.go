@@ -54,8 +54,11 @@ func (d *Driver) rootImage(s server, spec driver.ServerSpec) driver.Image {
 	asked := imageOf(spec, have)
 	image := asked.ref()
 	image.PullPolicy = spec.Image.PullPolicy
-	if d.isSame(s.Root.Image, asked) {
-		image.Checksum = imagestore.DigestOf(s.Root.Image.Path)
+	for _, root := range []*disk{&s.Root, s.Old} {
+		if root != nil && d.isSame(root.Image, asked) {
+			image.Checksum = imagestore.DigestOf(root.Image.Path)
+			break
+		}
 	}
 	return image
 }
@@ -98,6 +101,10 @@ func (d *Driver) checkRoot(ctx context.Context, s *server, spec driver.ServerSpe
 	asked := imageOf(spec, s.Settings.Image)
 	if !d.needsRoot(s, spec) {
 		_, err := d.driveOf(rootField, rootDiskFile, s.Root)
+		return err
+	}
+	if s.Old != nil && d.isSame(s.Old.Image, asked) {
+		_, err := d.driveOf(rootField, oldRootFile, *s.Old)
 		return err
 	}
 	if asked.Source == "" && spec.Image.Kernel != nil {

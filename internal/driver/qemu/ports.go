@@ -44,6 +44,22 @@ func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, 
 	return forwards, nil
 }
 
+// checkForwards tells whether a machine that has some host ports can get the others
+// that a spec names.
+func checkForwards(ctx context.Context, ports []driver.Port, have []forward, choose chooser) error {
+	for i, p := range ports {
+		f := forward{Protocol: protocolOf(p), HostPort: p.HostPort, Port: p.Port}
+		isOwn := func(own forward) bool { return own.outside() == f.outside() }
+		if p.HostPort == 0 || slices.ContainsFunc(have, isOwn) {
+			continue
+		}
+		if _, err := choose(ctx, f); err != nil {
+			return portConflict(i, p, f, err)
+		}
+	}
+	return nil
+}
+
 // portConflict names the port of the spec that a host port is for.
 func portConflict(i int, p driver.Port, f forward, err error) error {
 	return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,

@@ -61,7 +61,8 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	return d.finishStart(ctx, s, spec)
 }
 
-// prepare gathers what a run needs, and changes nothing where something lacks.
+// prepare gathers what a run needs. The root disk is the last of it: where
+// something else lacks, nothing is changed.
 func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec) (machine, error) {
 	accel, err := d.accel.choose(ctx, d)
 	if err != nil {
@@ -72,10 +73,6 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 		return machine{}, err
 	}
 	defer release()
-	root, err := d.prepareRoot(ctx, s, spec)
-	if err != nil {
-		return machine{}, err
-	}
 	volumes, err := d.prepareVolumes(ctx, s, spec)
 	if err != nil {
 		return machine{}, err
@@ -88,6 +85,10 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 		return machine{}, d.dir.Explain(err)
 	}
 	forwards, err := chooseForwards(ctx, spec.Ports, s.Forwards, d.choose)
+	if err != nil {
+		return machine{}, err
+	}
+	root, err := d.prepareRoot(ctx, s, spec)
 	if err != nil {
 		return machine{}, err
 	}
@@ -190,10 +191,11 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	}
 	d.limitCPU(ctx, s)
 	d.forgetEnds(s.UID)
-	s.Phase = phaseOn
+	s.Phase, s.Old = phaseOn, nil
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
+	_ = os.Remove(s.file(oldRootFile)) // the next new root disk does it otherwise
 	if spec.Power == driver.PowerPaused {
 		return nil
 	}
@@ -223,9 +225,9 @@ func (s *server) resume(ctx context.Context) error {
 	return nil
 }
 
-// beforeStop keeps a run on that another is to follow until that has its images:
-// else the guest would be off while they are fetched, and for good where they
-// cannot be had.
+// beforeStop keeps a run on that another is to follow until that has what it needs:
+// else the guest would be off while an image is fetched, and for good where
+// something cannot be had.
 func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
 	if s.Stop != nil || spec.Power == driver.PowerOff {
 		return false, nil
@@ -233,7 +235,13 @@ func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSp
 	if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
 		return waits, err
 	}
-	return false, d.checkImages(ctx, s, spec)
+	if err := d.checkImages(ctx, s, spec); err != nil {
+		return false, err
+	}
+	if err := checkForwards(ctx, spec.Ports, s.Forwards, d.choose); err != nil {
+		return false, err
+	}
+	return false, d.room.check(spec.MemoryBytes, s.Settings.MemoryBytes, d.hostMemory)
 }
 
 // stop presses the power button, and ends the run when StopBy has passed. A guest

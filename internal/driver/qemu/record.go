@@ -27,6 +27,7 @@ const (
 	runLockFile   = "run.lock"
 	pidFile       = "pid"
 	rootDiskFile  = "root.qcow2"
+	oldRootFile   = "root.old.qcow2"
 	seedFile      = "seed.iso"
 	ctlSocket     = "ctl.sock"
 	eventsSocket  = "events.sock"
@@ -77,6 +78,8 @@ type record struct {
 
 	Settings settings `json:"settings"`
 	Root     disk     `json:"root"`
+	// Old is the root disk before this one, until a run with this one has begun.
+	Old *disk `json:"old,omitempty"`
 	// Volumes by name, those included that are not attached any more.
 	Volumes map[string]disk `json:"volumes,omitempty"`
 }

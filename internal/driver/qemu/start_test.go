@@ -1,0 +1,116 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// TestFailedStartKeepsRoot : what a guest wrote to its root disk outlives a start
+// with another image that fails, by whatever it does, in whichever process.
+func TestFailedStartKeepsRoot(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	boots(t, d, spec, "drover guest 1 A")
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+
+	another := spec
+	another.Image.Source = e.other
+	another.Ports = []driver.Port{{Name: "web", Port: 80, HostPort: taken(t)}}
+	_, err := d.Ensure(t.Context(), another)
+	wantError(t, err, driver.ErrRetry, driver.ReasonPortConflict)
+	d.choose = func(_ context.Context, f forward) (int32, error) { return f.HostPort, nil } // so that QEMU finds it
+	for range 2 {
+		_, err = d.Ensure(t.Context(), another)
+		wantError(t, err, driver.ErrRetry, driver.ReasonPortConflict)
+	}
+	if _, err := os.Stat(d.home(spec.UID).file(oldRootFile)); err != nil {
+		t.Errorf("the old root disk: %v", err)
+	}
+
+	d = e.open(t)
+	boots(t, d, spec, "drover guest 2 A")
+	reach(t, d, off, driver.StateStopped)
+	another.Ports = nil
+	boots(t, d, another, "drover guest 1 B")
+	for range 2 { // the second time nobody has an old one to leave aside
+		if _, err := os.Stat(d.home(spec.UID).file(oldRootFile)); !os.IsNotExist(err) {
+			t.Errorf("the old root disk is still there: %v", err)
+		}
+		reach(t, d, off, driver.StateStopped)
+		reach(t, d, another, driver.StateRunning)
+	}
+	gone(t, d, spec)
+}
+
+// TestRestartThatCannotBe : a guest is not shut down for a run that cannot begin.
+func TestRestartThatCannotBe(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	own, err := freePort(t.Context(), forward{Protocol: "tcp"})
+	must(t, err)
+	spec := e.spec()
+	spec.Ports = []driver.Port{{Name: "own", Port: 80, HostPort: own}}
+	first := reach(t, d, spec, driver.StateRunning)
+	spec.EndRun, spec.StopBy = first.Run, time.Now()
+
+	ports, memory := spec, spec
+	ports.Ports = append(ports.Ports, driver.Port{Name: "web", Port: 81, HostPort: taken(t)})
+	_, err = d.Ensure(t.Context(), ports)
+	wantError(t, err, driver.ErrRetry, "ports[1] (web)", driver.ReasonPortConflict)
+	memory.MemoryBytes = maxMemory
+	_, err = d.Ensure(t.Context(), memory)
+	wantError(t, err, driver.ErrExhausted, "resource.memory")
+	if all, err := d.List(t.Context()); err != nil || len(all) != 1 || all[0].Run != first.Run || all[0].State != driver.StateRunning {
+		t.Errorf("listed: %+v, %v, want it to run on", all, err)
+	}
+	reach(t, d, spec, driver.StateRunning) // with the port that it has
+	gone(t, d, spec)
+}
+
+// TestFetchedOnce : what was fetched is used by the start that it is for, however
+// many tries that takes.
+func TestFetchedOnce(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.openUnchecked(t)
+	var mu sync.Mutex
+	fetched := map[string]int{}
+	files := http.FileServer(http.Dir(e.images))
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		fetched[r.URL.Path]++
+		mu.Unlock()
+		files.ServeHTTP(w, r)
+	}))
+	t.Cleanup(web.Close)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: web.URL + "/boot-A0.img", PullPolicy: driver.PullAlways}
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web.URL + "/boot-B0.img", PullPolicy: driver.PullAlways}}}
+	tooLarge := spec
+	tooLarge.MemoryBytes = maxMemory
+	wantError(t, d.waitFor(t, tooLarge), driver.ErrExhausted)
+	for range 3 {
+		_, err := d.Ensure(t.Context(), tooLarge)
+		wantError(t, err, driver.ErrExhausted)
+	}
+	reach(t, d, spec, driver.StateRunning)
+	if fetched["/boot-A0.img"] != 1 || fetched["/boot-B0.img"] != 1 {
+		t.Errorf("it was fetched so many times: %v", fetched)
+	}
+	gone(t, d, spec)
+}
