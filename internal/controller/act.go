@@ -154,6 +154,7 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, pla
 	if hidden != nil && !powerOnly[plan.operation] {
 		return outcome{err: hidden}
 	}
+	spec.PowerOnly = hidden != nil
 	_, err := r.Inventory.Ensure(ctx, spec)
 	return outcome{err: err, partial: hidden != nil}
 }
@@ -196,6 +197,7 @@ func (p *pass) settle(ctx context.Context, o outcome) {
 			p.shown = p.vm.Generation
 		}
 		p.succeed(before, existed)
+		p.partial = o.partial
 		p.decide()
 		if p.plan.step == before.step && p.plan.operation == before.operation {
 			callErr = fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen))

@@ -39,6 +39,8 @@ type input struct {
 	drivers []string
 	// did is the operation that has just succeeded, if any.
 	did api.OperationType
+	// partial is set if the driver could not be shown all of the spec then.
+	partial bool
 	// shown is the generation of the spec that the driver was last shown.
 	shown int64
 	// probe is what the readiness probe says of a running server.
@@ -451,7 +453,7 @@ func pendingText(in input) string {
 	if fields := in.seen.Server.Pending; len(fields) > 0 {
 		return strings.Join(fields, ", ") + ": applied at the next restart (change spec.restartedAt to restart now)"
 	}
-	if c := meta.FindStatusCondition(in.vm.Status.Conditions, api.ConditionRestartRequired); c != nil && in.did == "" {
+	if c := meta.FindStatusCondition(in.vm.Status.Conditions, api.ConditionRestartRequired); c != nil && (in.did == "" || in.partial) {
 		return c.Message
 	}
 	return ""

@@ -115,6 +115,8 @@ type pass struct {
 	fresh bool
 	plan  plan
 	did   api.OperationType
+	// partial is set if the driver was not shown all of the spec then.
+	partial bool
 	// shown is the generation of the spec that the driver was last shown.
 	shown int64
 	// missed is set once the driver did not find the server that was seen.
@@ -128,7 +130,7 @@ type pass struct {
 func (p *pass) decide() {
 	p.probe = p.r.probes.check(p.base, p.seen)
 	p.plan = decide(input{
-		vm: p.vm, seen: p.seen, now: p.r.Clock.Now(), did: p.did, shown: p.shown, probe: p.probe,
+		vm: p.vm, seen: p.seen, now: p.r.Clock.Now(), did: p.did, partial: p.partial, shown: p.shown, probe: p.probe,
 		driver: p.r.Driver, drivers: p.r.Drivers,
 	})
 }

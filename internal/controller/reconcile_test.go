@@ -823,7 +823,8 @@ func TestUnknownDriverThatComes(t *testing.T) {
 	g.wantCondition(api.ConditionStalled, "")
 }
 
-// TestSecretThatWent : a Secret that was deleted does not keep a server on.
+// TestSecretThatWent : a Secret that was deleted does not keep a server on, and is
+// no change that a restart would bring.
 func TestSecretThatWent(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("x")}}
@@ -831,6 +832,11 @@ func TestSecretThatWent(t *testing.T) {
 	g.create(vmtest.VM("vm").UserDataSecret("init", "user-data"))
 	g.reconcile()
 	_ = g.api.Delete(t.Context(), secret)
+	_ = g.memory.Edit("uid-1", func(r *fake.Record) { r.State = driver.StatePaused })
+	g.eventually("the pause by hand is seen", func() bool { return g.server().State == driver.StatePaused })
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	g.wantCondition(api.ConditionRestartRequired, "")
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
 	g.reconcile()
 	if s := g.server().State; s != driver.StateStopped {

@@ -132,6 +132,9 @@ type ServerSpec struct {
 	// EndRun names a run (Server.Run) to end before the server is started: a
 	// restart, once. It means nothing when that run is over.
 	EndRun string
+	// PowerOnly is set where the caller could not read all of the spec, as with a
+	// Secret that is gone: the server's Power counts, and Pending is not told.
+	PowerOnly bool
 
 	// CPUMilli is in thousandths of a CPU, the sizes are in bytes. A
 	// RootDiskBytes of zero leaves the size to the driver.

@@ -168,7 +168,7 @@ func addressOf(uid types.UID) string {
 
 // pendingOf names what of spec waits for a restart.
 func pendingOf(r Record, spec driver.ServerSpec) []string {
-	if !r.on() {
+	if !r.on() || spec.PowerOnly {
 		return nil
 	}
 	has, wants := r.Config, configOf(spec)
