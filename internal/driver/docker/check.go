@@ -12,16 +12,20 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// check refuses what no container can have.
-func (d *Driver) check(spec driver.ServerSpec) error {
+// checkCall refuses what means nothing, whatever there is.
+func checkCall(spec driver.ServerSpec) error {
 	if err := driver.CheckUID(spec.UID); err != nil {
 		return err
 	}
 	switch spec.Power {
 	case driver.PowerOn, driver.PowerOff, driver.PowerPaused:
-	default:
-		return driver.Errorf(driver.ErrInvalid, "the power state is %q: it must be On, Off or Paused", spec.Power)
+		return nil
 	}
+	return driver.Errorf(driver.ErrInvalid, "the power state is %q: it must be On, Off or Paused", spec.Power)
+}
+
+// check refuses what no container can have.
+func (d *Driver) check(spec driver.ServerSpec) error {
 	if _, err := reference.ParseAnyReference(d.image(spec)); err != nil {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source: %q is not an image reference such as nginx or registry.example.org/team/app:v1: %w", d.image(spec), err)
 	}

@@ -196,6 +196,20 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestRefusedSpecStops : what no container can have keeps none on.
+func TestRefusedSpecStops(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	reach(t, d, spec, driver.StateRunning)
+	spec.UserData, spec.Image.Source = driver.NewSecret("x"), "https://x/y.img"
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrInvalid, "")
+}
+
 func TestRootDiskIsNoted(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})

@@ -19,7 +19,7 @@ const maxSteps = 8
 
 // Ensure implements driver.Driver.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := d.check(spec); err != nil {
+	if err := checkCall(spec); err != nil {
 		return driver.Server{}, err
 	}
 	ctx, cancel := d.bound(ctx)
@@ -31,11 +31,18 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	defer release()
 
 	r, err := d.find(ctx, spec.Target)
-	switch {
-	case errors.Is(err, driver.ErrNotFound) && spec.ID == "":
-		return d.create(ctx, spec)
-	case err != nil:
+	creates := errors.Is(err, driver.ErrNotFound) && spec.ID == ""
+	if err != nil && !creates {
 		return driver.Server{}, err
+	}
+	// Off needs nothing of the spec: one that cannot be honoured keeps no server on.
+	if creates || spec.Power != driver.PowerOff {
+		if err := d.check(spec); err != nil {
+			return driver.Server{}, err
+		}
+	}
+	if creates {
+		return d.create(ctx, spec)
 	}
 	return d.converge(ctx, spec, r)
 }
