@@ -152,10 +152,15 @@ func hasUUID(pid int, uid types.UID) bool {
 
 // kill ends the server's QEMU at once and waits until it is gone.
 func (h home) kill(ctx context.Context, uid types.UID) error {
-	if err := killProcess(ctx, h.pid(uid), func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
+	found := h.pid(uid)
+	if err := killProcess(ctx, found, func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
 		return fmt.Errorf("killing the QEMU of %s: %w", uid, err)
 	}
-	return h.untilOff(ctx, endsWithin)
+	err := h.untilOff(ctx, endsWithin)
+	if found == 0 && errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("killing the QEMU of %s: its process cannot be found: does it run as another user than Drover, or in another container? %w", uid, err)
+	}
+	return err
 }
 
 // killProcess makes sure, by a handle on the process, that the one which was
