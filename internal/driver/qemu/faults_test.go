@@ -504,6 +504,21 @@ func TestQEMUFails(t *testing.T) {
 	}
 }
 
+// TestQEMUKilled : one that ends without a word says how, at least.
+func TestQEMUKilled(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for end, says := range map[string]string{"kill -9 $$": "signal: killed", "exit 3": "exit status 3", "true": "exit status 0"} {
+		o := e.options()
+		o.Binary = script(t, "case $1 in --version) echo version 7.2;; *) "+end+";; esac")
+		d := openWith(t, o)
+		spec := e.spec()
+		_, err := d.Ensure(t.Context(), spec)
+		wantError(t, err, driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with "+says)
+		gone(t, d, spec)
+	}
+}
+
 // TestAccelerator : KVM is chosen where a guest runs under it and nowhere else.
 func TestAccelerator(t *testing.T) {
 	t.Parallel()

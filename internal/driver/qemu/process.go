@@ -68,9 +68,9 @@ func (h home) claimRun() (*os.File, error) {
 	return f, nil
 }
 
-// spawn starts QEMU in a session of its own, and closes ended when that has. It gets
+// spawn starts QEMU in a session of its own; ended tells how that ended. It gets
 // neither the controller's environment nor its files.
-func (h home) spawn(ctx context.Context, binary string, args []string, runLock *os.File) (ended <-chan struct{}, err error) {
+func (h home) spawn(ctx context.Context, binary string, args []string, runLock *os.File) (ended <-chan string, err error) {
 	log, err := os.OpenFile(h.file(logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -85,10 +85,10 @@ func (h home) spawn(ctx context.Context, binary string, args []string, runLock *
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	over := make(chan struct{})
+	over := make(chan string, 1)
 	go func() {
-		defer close(over)
-		_ = cmd.Wait() // what QEMU printed tells more
+		_ = cmd.Wait() // which its state tells too
+		over <- cmd.ProcessState.String()
 	}()
 	return over, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
 }
