@@ -211,6 +211,10 @@ func readJournal(path string, offset *int64) ([]fake.Entry, error) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break
 		}
+		if len(line) == 1 { // two processes wrote at the same time
+			*offset++
+			continue
+		}
 		var entry fake.Entry
 		if err := json.Unmarshal(line, &entry); err != nil {
 			return nil, fmt.Errorf("journal: %q: %w", line, err)

@@ -20,7 +20,7 @@ type Journal struct {
 // OpenJournal makes the file where it is missing. The name, such as "the qemu
 // driver's journal", is for errors.
 func OpenJournal(name, path string) (*Journal, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // The path is a flag.
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600) //nolint:gosec // The path is a flag.
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -31,6 +31,9 @@ func OpenJournal(name, path string) (*Journal, error) {
 // mix. What cannot be written down is not to be done: it is ErrRetry.
 func (j *Journal) Write(entry any) error {
 	line, err := json.Marshal(entry)
+	if j.endsMidway() {
+		line = append([]byte{'\n'}, line...)
+	}
 	if err == nil {
 		_, err = j.file.Write(append(line, '\n'))
 	}
@@ -38,6 +41,19 @@ func (j *Journal) Write(entry any) error {
 		return driver.Errorf(driver.ErrRetry, "%s: %w", j.name, err)
 	}
 	return nil
+}
+
+// endsMidway tells whether the last line is cut off, by whoever met a disk that was
+// full. One that another process is about to end may look so too, which leaves an
+// empty line.
+func (j *Journal) endsMidway() bool {
+	info, err := j.file.Stat()
+	if err != nil || info.Size() == 0 {
+		return false
+	}
+	last := make([]byte, 1)
+	_, err = j.file.ReadAt(last, info.Size()-1)
+	return err == nil && last[0] != '\n'
 }
 
 // Close closes the file; nothing can be written after.

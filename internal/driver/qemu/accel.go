@@ -34,7 +34,7 @@ const (
 	// it takes less than a second; under a KVM that is itself within a machine it
 	// may take many, and kernels minutes.
 	probeWithin = 3 * time.Second
-	// probeAgain is when a guest that took longer has another try, since it may have
+	// probeAgain is when a guest that took too long has another try, since it may have
 	// been the host that was busy; probeTries is how many there are.
 	probeAgain = 5 * time.Minute
 	probeTries = 4
@@ -90,7 +90,7 @@ func checkVersion(out []byte) error {
 	return nil
 }
 
-// accelerator chooses what guests run on: once, but for a probe that hung.
+// accelerator chooses what guests run on: once, but for a probe that hung or was slow.
 type accelerator struct {
 	wanted string
 
@@ -117,6 +117,9 @@ func (a *accelerator) choose(ctx context.Context, d *Driver) (string, error) {
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
+	if _, is := errors.AsType[notProbedError](err); is {
+		return "", d.dir.Explain(err)
+	}
 	a.judge(err, d)
 	return a.chosen, nil
 }
@@ -130,7 +133,7 @@ func (a *accelerator) judge(err error, d *Driver) {
 		return
 	}
 	a.chosen = AccelTCG
-	if a.tries++; !errors.Is(err, errHung) || a.tries == probeTries {
+	if a.tries++; !mayHaveBeenBusy(err) || a.tries == probeTries {
 		d.Log.Info("Machines are emulated, which is slow: KVM does not do here", "cause", err.Error())
 		return
 	}
@@ -151,39 +154,64 @@ const (
 	probeSize = 1 << 20
 )
 
-var errHung = fmt.Errorf("a guest hung for %v", probeWithin)
+var (
+	errHung = fmt.Errorf("a guest hung for %v", probeWithin)
+	errSlow = errors.New("a guest was too slow")
+)
+
+// mayHaveBeenBusy tells whether it may have been the host, and not its KVM.
+func mayHaveBeenBusy(err error) bool { return errors.Is(err, errHung) || errors.Is(err, errSlow) }
+
+// notProbedError says why no guest was tried, which tells nothing of KVM: a disk that
+// is full has room later.
+type notProbedError struct{ error }
+
+func (e notProbedError) Unwrap() error { return e.error }
 
 // tooSlow is how many times as long as emulated a guest may take under KVM.
 const tooSlow = 2
 
 // probeKVM runs a guest. A KVM device that opens proves nothing: inside of other
 // machines guests may hang, or take so long that it is better to emulate them.
+// The emulated one comes first: QEMU's own files are then read from the disk at its
+// cost, and not at that of KVM.
 func (d *Driver) probeKVM(ctx context.Context) error {
 	if err := openKVM(); err != nil {
 		return err
 	}
-	took, err := d.runProbe(ctx, AccelKVM, "host")
+	tmp, remove, err := d.makeProbe()
+	if err != nil {
+		return notProbedError{fmt.Errorf("making the guest that is to show whether KVM does: %w", err)}
+	}
+	defer remove()
+	emulated, noneEmulated := d.runProbe(ctx, tmp, AccelTCG, "max")
+	took, err := d.runProbe(ctx, tmp, AccelKVM, "host")
 	if err != nil {
 		return err
 	}
-	if emulated, err := d.runProbe(ctx, AccelTCG, "max"); err == nil && took > tooSlow*emulated {
-		return fmt.Errorf("a guest took %v, and %v emulated", took.Round(time.Millisecond), emulated.Round(time.Millisecond))
+	if noneEmulated == nil && took > tooSlow*emulated {
+		return fmt.Errorf("%w: it took %v, and %v emulated", errSlow, took.Round(time.Millisecond), emulated.Round(time.Millisecond))
 	}
 	return nil
 }
 
-// runProbe tells how long the probe's guest took.
-func (d *Driver) runProbe(ctx context.Context, accel, cpu string) (took time.Duration, err error) {
-	tmp, remove, err := d.dir.Temp()
+// makeProbe makes a folder with the disk of the probe's guest.
+func (d *Driver) makeProbe() (tmp string, remove func(), err error) {
+	tmp, remove, err = d.dir.Temp()
 	if err != nil {
-		return 0, err
+		return "", nil, err
 	}
-	defer remove()
 	content := make([]byte, probeSize)
 	copy(content, probeGuest)
 	if err := os.WriteFile(filepath.Join(tmp, "probe"), content, 0o600); err != nil {
-		return 0, err
+		remove()
+		return "", nil, err
 	}
+	return tmp, remove, nil
+}
+
+// runProbe tells how long the probe's guest took.
+func (d *Driver) runProbe(ctx context.Context, tmp, accel, cpu string) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWithin)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.Binary, //nolint:gosec // an option

@@ -67,7 +67,7 @@ func (d *Driver) forget(uid types.UID, lock *enginedir.Lock) {
 // remove ends the server, whose disk nobody will read again, and removes all
 // that belongs to it.
 func (d *Driver) remove(ctx context.Context, t driver.Target, s server, lock *enginedir.Lock) error {
-	if err := d.journal.note(t, deedDelete); err != nil {
+	if err := d.noteDelete(t); err != nil {
 		lock.Release()
 		return err
 	}

@@ -504,6 +504,21 @@ func TestQEMUFails(t *testing.T) {
 	}
 }
 
+// TestQEMUKilled : one that ends without a word says how, at least.
+func TestQEMUKilled(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for end, says := range map[string]string{"kill -9 $$": "signal: killed", "exit 3": "exit status 3", "true": "exit status 0"} {
+		o := e.options()
+		o.Binary = script(t, "case $1 in --version) echo version 7.2;; *) "+end+";; esac")
+		d := openWith(t, o)
+		spec := e.spec()
+		_, err := d.Ensure(t.Context(), spec)
+		wantError(t, err, driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with "+says)
+		gone(t, d, spec)
+	}
+}
+
 // TestAccelerator : KVM is chosen where a guest runs under it and nowhere else.
 func TestAccelerator(t *testing.T) {
 	t.Parallel()
@@ -513,7 +528,7 @@ func TestAccelerator(t *testing.T) {
 		body string
 		want string
 	}{
-		"a guest runs":   {"exit 85", AccelKVM},
+		"a guest runs":   {runsUnderKVM, AccelKVM},
 		"a guest hangs":  {"exec sleep 60", AccelTCG},
 		"QEMU refuses":   {"echo no KVM; exit 1", AccelTCG},
 		"it ends early":  {"exit 0", AccelTCG},
@@ -538,11 +553,38 @@ func TestAccelerator(t *testing.T) {
 	}
 }
 
-// TestProbeHung : a guest that hung under KVM has a few more tries, minutes apart;
-// one that was refused has none.
+// TestProbeOrder : the emulated guest, which comes first, is the one that waits for
+// QEMU's files.
+func TestProbeOrder(t *testing.T) {
+	t.Parallel()
+	needsKVM(t)
+	e := newEngine(t)
+	o, ran := e.options(), filepath.Join(t.TempDir(), "ran")
+	o.Binary = script(t, `while [ $1 != -accel ]; do shift; done; echo $2 >> `+ran+`; [ $2 = kvm ] && exit 85`)
+	must(t, openWith(t, o).probeKVM(t.Context()))
+	content, err := os.ReadFile(ran)
+	must(t, err)
+	if string(content) != "tcg\nkvm\n" {
+		t.Errorf("guests ran under %q", content)
+	}
+}
+
+// runsUnderKVM is a guest whose time is not compared, since emulated it does not run.
+const runsUnderKVM = `case "$*" in *tcg*) exit 1;; *) exit 85;; esac`
+
+func needsKVM(t *testing.T) {
+	t.Helper()
+	if err := openKVM(); err != nil {
+		t.Skip("no guest is tried where there is no KVM: ", err)
+	}
+}
+
+// TestProbeHung : a guest that hung under KVM, or was slow, has a few more tries,
+// minutes apart; one that was refused has none.
 func TestProbeHung(t *testing.T) {
 	t.Parallel()
 	now := vmtest.Clock(time.Unix(0, 0))
+	slow := fmt.Errorf("%w: it took a minute", errSlow)
 	for name, c := range map[string]struct {
 		outcomes []error
 		want     string // the accelerators that are chosen, minutes apart
@@ -550,6 +592,8 @@ func TestProbeHung(t *testing.T) {
 		"it was busy":      {[]error{errHung, nil}, "tcg kvm kvm kvm kvm kvm"},
 		"it hangs":         {[]error{errHung, errHung, errHung, errHung}, "tcg tcg tcg tcg tcg tcg"},
 		"it hung and runs": {[]error{errHung, errHung, errHung, nil}, "tcg tcg tcg kvm kvm kvm"},
+		"it was slow":      {[]error{slow, nil}, "tcg kvm kvm kvm kvm kvm"},
+		"it is slow":       {[]error{slow, errHung, slow, slow}, "tcg tcg tcg tcg tcg tcg"},
 		"it is refused":    {[]error{errors.New("no KVM")}, "tcg tcg tcg tcg tcg tcg"},
 		"it runs":          {[]error{nil}, "kvm kvm kvm kvm kvm kvm"},
 	} {

@@ -5,11 +5,15 @@ package qemu
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/test/vmtest"
@@ -43,6 +47,77 @@ func TestBrokenRecord(t *testing.T) {
 		t.Errorf("mended, it ended with %+v", end)
 	}
 	gone(t, d, spec)
+	leavesNothing(t, d)
+}
+
+// TestUnreadRecord : what to do about a record depends on why it cannot be read.
+func TestUnreadRecord(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Power = driver.PowerOff
+	reach(t, d, spec, driver.StateStopped)
+	h := d.home(spec.UID)
+	for cause, c := range map[error]struct {
+		broken, remove bool
+	}{
+		unix.EMFILE: {false, false},
+		unix.ENFILE: {false, false},
+		unix.EIO:    {true, false},
+		unix.EACCES: {true, false},
+		unix.ENOENT: {true, true},
+	} {
+		err := h.unread(&os.PathError{Op: "open", Path: h.file(recordFile), Err: cause})
+		says := err.Error()
+		if isBroken(err) != c.broken || strings.Contains(says, "remove") != c.remove || errors.Is(err, driver.ErrUnavailable) == c.broken ||
+			strings.Contains(says, "mend") != c.broken || !strings.Contains(says, h.file(recordFile)+": "+cause.Error()) {
+			t.Errorf("%v: got the error %v, broken %v", cause, err, isBroken(err))
+		}
+	}
+	must(t, os.Rename(h.file(recordFile), h.file("kept")))
+	must(t, os.Mkdir(h.file(recordFile), 0o700))
+	wantBroken(t, d, spec, "a folder", driver.StateStopped)
+	must(t, os.Remove(h.file(recordFile)))
+	must(t, os.Rename(h.file("kept"), h.file(recordFile)))
+	gone(t, d, spec)
+	if _, err := h.load(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of one that is gone: %v", err)
+	}
+}
+
+// TestCopiedFolder : a copy of a server's folder is not that server again, nor
+// another one.
+func TestCopiedFolder(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, other := e.spec(), e.spec()
+	spec.Power = driver.PowerOff
+	reach(t, d, spec, driver.StateStopped)
+	copied := d.home(other.UID)
+	must(t, os.CopyFS(copied.path, os.DirFS(d.home(spec.UID).path)))
+	servers, err := d.List(t.Context())
+	must(t, err)
+	met := map[types.UID]driver.Server{}
+	for _, s := range servers {
+		met[s.UID] = s
+	}
+	if len(servers) != 2 || met[spec.UID].Err != nil || met[spec.UID].ID == "" || met[other.UID].ID != "" {
+		t.Fatalf("List tells of %+v", servers)
+	}
+	says := "mend " + copied.file(recordFile) + ": its uid is " + string(spec.UID)
+	wantError(t, driver.Errorf(driver.ErrRetry, "%w", met[other.UID].Err), driver.ErrRetry, says, "must be "+string(other.UID))
+	_, err = d.Ensure(t.Context(), other)
+	wantError(t, err, driver.ErrRetry, says)
+	wantError(t, d.Delete(t.Context(), other.Target, false), driver.ErrRetry, says)
+	must(t, os.RemoveAll(copied.path))
+	must(t, d.Delete(t.Context(), spec.Target, true))
+	servers, err = d.List(t.Context())
+	must(t, err)
+	if len(servers) != 1 || servers[0].UID != spec.UID || !servers[0].Retained || servers[0].Err != nil {
+		t.Errorf("released, it is %+v", servers)
+	}
 	leavesNothing(t, d)
 }
 

@@ -123,6 +123,26 @@ func TestDiskFullCreating(t *testing.T) {
 	leavesNothing(t, d)
 }
 
+// TestDiskFullProbing : a disk that has no room for the guest that shows whether KVM
+// does tells nothing of KVM.
+func TestDiskFullProbing(t *testing.T) {
+	t.Parallel()
+	needsKVM(t)
+	e := newEngine(t)
+	e.smallDisk(t, 8)
+	o := e.options()
+	o.Accel, o.Binary = AccelAuto, script(t, "case $1 in --version) echo version 7.2;; *) "+runsUnderKVM+";; esac")
+	d := openWith(t, o)
+	filler := e.fill(t)
+	_, err := d.accel.choose(t.Context(), d)
+	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "whether KVM does")
+	leavesNothing(t, d)
+	must(t, os.Remove(filler))
+	if got, err := d.accel.choose(t.Context(), d); err != nil || got != AccelKVM {
+		t.Errorf("once there is room: %q, %v", got, err)
+	}
+}
+
 // TestDiskFullRunning : a guest whose disk cannot grow waits, says so, and goes on
 // where it was once there is room.
 func TestDiskFullRunning(t *testing.T) {

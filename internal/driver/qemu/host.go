@@ -70,7 +70,8 @@ func (r *reservations) admit(needed, given int64, look func() (int64, map[string
 }
 
 // hostMemory is what reservations look at. Machines of other clusters and released
-// ones count as any.
+// ones count as any, and one whose use cannot be seen, as that of another user, as if
+// it used nothing yet.
 func (d *Driver) hostMemory() (available int64, promised map[string]int64, err error) {
 	if available, err = memoryAvailable("/proc/meminfo"); err != nil {
 		return 0, nil, err
@@ -85,9 +86,8 @@ func (d *Driver) hostMemory() (available int64, promised map[string]int64, err e
 		if err != nil {
 			continue
 		}
-		if used, err := sample(h.pid(r.UID)); err == nil {
-			promised[r.ID] = max(0, r.Settings.MemoryBytes-used.MemoryBytes)
-		}
+		used, _ := sample(h.pid(r.UID)) // nothing where it fails
+		promised[r.ID] = max(0, r.Settings.MemoryBytes-used.MemoryBytes)
 	}
 	return available, promised, err
 }

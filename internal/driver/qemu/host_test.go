@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"testing"
@@ -64,4 +65,29 @@ func TestPromised(t *testing.T) {
 	}
 	gone(t, d, spec)
 	gone(t, d, off)
+}
+
+// TestProcessHidden : a machine that runs, and whose process cannot be found, is
+// promised all its memory, and who is to kill it says what is wrong.
+func TestProcessHidden(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Power = driver.PowerOff
+	s := reach(t, d, spec, driver.StateStopped)
+	h := d.home(spec.UID)
+	held, err := h.claimRun()
+	must(t, err)
+	_, promised, err := d.hostMemory()
+	must(t, err)
+	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes {
+		t.Errorf("promised are %v", promised)
+	}
+	soon, cancel := context.WithTimeout(t.Context(), lookEvery)
+	defer cancel()
+	wantError(t, h.kill(soon, spec.UID), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
+	must(t, held.Close())
+	must(t, h.kill(t.Context(), spec.UID))
+	gone(t, d, spec)
 }

@@ -4,7 +4,9 @@
 package qemu
 
 import (
+	"errors"
 	"os"
+	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -59,4 +61,15 @@ func (j *journal) note(t driver.Target, deed string) error {
 		return nil
 	}
 	return j.file.Write(Entry{j.clock.Now().UTC(), os.Getpid(), j.cluster, t.Epoch, t.UID, deed})
+}
+
+// noteDelete is note, but that a journal which has no room keeps nobody from making
+// some.
+func (d *Driver) noteDelete(t driver.Target) error {
+	err := d.journal.note(t, deedDelete)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		d.Log.Info("Machine is deleted, and that cannot be written down", "uid", t.UID, "epoch", t.Epoch, "cause", err.Error())
+		return nil
+	}
+	return err
 }

@@ -46,6 +46,26 @@ func TestJournal(t *testing.T) {
 	leavesNothing(t, d)
 }
 
+// TestJournalFull : a journal that has no room keeps from all but deleting, which
+// makes some.
+func TestJournalFull(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	spec, off := e.spec(), e.spec()
+	off.Power = driver.PowerOff
+	reach(t, e.open(t), spec, driver.StateRunning)
+	reach(t, e.open(t), off, driver.StateStopped)
+	o := e.options()
+	o.Journal = "/dev/full"
+	d := openWith(t, o)
+	_, err := d.Ensure(t.Context(), e.spec())
+	wantError(t, err, driver.ErrRetry, "journal", "no space left")
+	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrRetry, "journal", "no space left")
+	must(t, d.Delete(t.Context(), spec.Target, false))
+	must(t, d.Delete(t.Context(), off.Target, false))
+	leavesNothing(t, d)
+}
+
 func deeds(t *testing.T, path string) []string {
 	t.Helper()
 	content, err := os.ReadFile(path)

@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -103,11 +104,11 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 // another choice.
 func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []driver.Port, runLock *os.File) error {
 	for try := 1; ; try++ {
-		up, err := d.comeUp(ctx, s, m, runLock)
-		if up || err != nil {
+		ended, err := d.comeUp(ctx, s, m, runLock)
+		if ended == "" || err != nil {
 			return err
 		}
-		words := s.lastWords()
+		words := cmp.Or(s.lastWords(), "it printed nothing, and ended with "+ended)
 		n := takenPort(words, m.Forwards)
 		if n < 0 {
 			return explainStart(words)
@@ -125,28 +126,28 @@ func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []drive
 	}
 }
 
-// comeUp starts QEMU and waits until it answers or has ended.
-func (d *Driver) comeUp(ctx context.Context, s *server, m machine, runLock *os.File) (up bool, err error) {
+// comeUp starts QEMU and waits until it answers or has ended, and tells how.
+func (d *Driver) comeUp(ctx context.Context, s *server, m machine, runLock *os.File) (ended string, err error) {
 	for _, socket := range sockets {
 		if err := os.Remove(s.file(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return false, err
+			return "", err
 		}
 	}
-	ended, err := s.spawn(ctx, d.Binary, m.arguments(), runLock)
+	over, err := s.spawn(ctx, d.Binary, m.arguments(), runLock)
 	if err != nil {
-		return false, driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
+		return "", driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	for {
 		select {
-		case <-ended:
-			return false, nil
+		case ended := <-over:
+			return ended, nil
 		default:
 		}
 		// One that does not answer in time is left to the next call.
 		if _, err := s.ask(ctx); err == nil || !pause(ctx, lookEvery) {
-			return true, nil
+			return "", nil
 		}
 	}
 }

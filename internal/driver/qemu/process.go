@@ -68,9 +68,9 @@ func (h home) claimRun() (*os.File, error) {
 	return f, nil
 }
 
-// spawn starts QEMU in a session of its own, and closes ended when that has. It gets
+// spawn starts QEMU in a session of its own; ended tells how that ended. It gets
 // neither the controller's environment nor its files.
-func (h home) spawn(ctx context.Context, binary string, args []string, runLock *os.File) (ended <-chan struct{}, err error) {
+func (h home) spawn(ctx context.Context, binary string, args []string, runLock *os.File) (ended <-chan string, err error) {
 	log, err := os.OpenFile(h.file(logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -85,10 +85,10 @@ func (h home) spawn(ctx context.Context, binary string, args []string, runLock *
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	over := make(chan struct{})
+	over := make(chan string, 1)
 	go func() {
-		defer close(over)
-		_ = cmd.Wait() // what QEMU printed tells more
+		_ = cmd.Wait() // which its state tells too
+		over <- cmd.ProcessState.String()
 	}()
 	return over, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
 }
@@ -152,10 +152,15 @@ func hasUUID(pid int, uid types.UID) bool {
 
 // kill ends the server's QEMU at once and waits until it is gone.
 func (h home) kill(ctx context.Context, uid types.UID) error {
-	if err := killProcess(ctx, h.pid(uid), func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
+	found := h.pid(uid)
+	if err := killProcess(ctx, found, func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
 		return fmt.Errorf("killing the QEMU of %s: %w", uid, err)
 	}
-	return h.untilOff(ctx, endsWithin)
+	err := h.untilOff(ctx, endsWithin)
+	if found == 0 && errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("killing the QEMU of %s: its process cannot be found: does it run as another user than Drover, or in another container? %w", uid, err)
+	}
+	return err
 }
 
 // killProcess makes sure, by a handle on the process, that the one which was

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -191,18 +192,33 @@ func (h home) load() (record, error) {
 	var r record
 	content, err := os.ReadFile(h.file(recordFile))
 	if err != nil {
-		if there, statErr := h.exists(); !there && statErr == nil {
-			return r, fs.ErrNotExist
-		}
-		return r, brokenError{fmt.Errorf("mend or remove %s: %w", h.path, err)}
+		return r, h.unread(err)
 	}
 	if err := json.Unmarshal(content, &r); err != nil {
-		return r, brokenError{fmt.Errorf("mend %s: %w", h.file(recordFile), err)}
+		return r, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", h.file(recordFile), err)}
 	}
 	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
 		return r, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", h.file(recordFile))}
 	}
+	if own := uidOf(h.path); r.UID != own {
+		return r, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", h.file(recordFile), r.UID, own)}
+	}
 	return r, nil
+}
+
+// unread says of a record that could not be read whether it is gone, may be read
+// later, or needs somebody to mend it. To remove a server helps only if it has none.
+func (h home) unread(err error) error {
+	if there, statErr := h.exists(); !there && statErr == nil {
+		return fs.ErrNotExist
+	}
+	switch {
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return driver.Errorf(driver.ErrUnavailable, "%w", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return brokenError{fmt.Errorf("mend or remove %s: %w", h.path, err)}
+	}
+	return brokenError{fmt.Errorf("mend what keeps Drover from reading this: %w", err)}
 }
 
 func (h home) save(r record) error {

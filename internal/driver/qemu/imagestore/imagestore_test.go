@@ -641,6 +641,124 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
+// entries is a layer of empty files and of disks, which are files that have a letter
+// for a content. A name that ends in / is a folder's.
+func entries(t *testing.T, all ...string) v1.Layer {
+	t.Helper()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	for _, entry := range all {
+		name, letter, is := strings.Cut(entry, "=")
+		header := tar.Header{Name: name, Mode: 0o555, Typeflag: tar.TypeReg}
+		var content []byte
+		switch {
+		case is:
+			content = lettered(letter)
+		case strings.HasSuffix(name, "/"):
+			header.Typeflag = tar.TypeDir
+		}
+		header.Size = int64(len(content))
+		must(t, w.WriteHeader(&header))
+		_, err := w.Write(content)
+		must(t, err)
+	}
+	must(t, w.Close())
+	return compressed(t, archive.Bytes())
+}
+
+// lettered is a disk that is told by its first letter.
+func lettered(letter string) []byte {
+	content := disk()
+	copy(content, letter)
+	return content
+}
+
+// TestRegistryLayers : a layer hides what those below have, and nothing of its own.
+func TestRegistryLayers(t *testing.T) {
+	t.Parallel()
+	const none, many = "no disk in /disk", "more than one file"
+	type layers [][]string // the lowest first
+	for name, c := range map[string]struct {
+		layers layers
+		want   string // the disk's letter, or what the error says
+	}{
+		"a newer disk":             {layers{{"disk/a=A"}, {"disk/a=B"}}, "B"},
+		"a disk below":             {layers{{"disk/", "disk/a=A"}, {"disk/"}, {"etc/x"}}, "A"},
+		"two disks":                {layers{{"disk/a=A"}, {"disk/b=B"}}, many},
+		"removed":                  {layers{{"disk/a=A"}, {"disk/.wh.a"}}, none},
+		"removed, and made again":  {layers{{"disk/a=A"}, {"disk/.wh.a"}, {"disk/a=B"}}, "B"},
+		"replaced by another":      {layers{{"disk/a=A"}, {"disk/b=B", "disk/.wh.a"}}, "B"},
+		"another is removed":       {layers{{"disk/a=A"}, {"disk/.wh.b", "etc/.wh.a"}}, "A"},
+		"the folder is removed":    {layers{{"disk/a=A"}, {".wh.disk"}}, none},
+		"the folder is new":        {layers{{"disk/a=A"}, {"./.wh.disk", "disk/", "disk/b=B"}}, "B"},
+		"the folder hides":         {layers{{"disk/a=A"}, {"disk/b=B", "disk/.wh..wh..opq"}}, "B"},
+		"all is hidden":            {layers{{"disk/a=A"}, {".wh..wh..opq", "disk/b=B"}}, "B"},
+		"another folder hides":     {layers{{"disk/a=A"}, {"etc/.wh..wh..opq", "etc/.wh.disk"}}, "A"},
+		"a file is in its place":   {layers{{"disk/a=A"}, {"disk"}}, none},
+		"a folder is in its place": {layers{{"disk/a=A"}, {"disk/a/"}}, none},
+		"the lowest of three":      {layers{{"disk/a=A"}, {"disk/b=B"}, {"disk/.wh.b"}}, "A"},
+		"hidden by the topmost":    {layers{{"disk/a=A"}, {"disk/b=B"}, {"disk/c=C", "disk/.wh..wh..opq"}}, "C"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var all []v1.Layer
+			for _, layer := range c.layers {
+				all = append(all, entries(t, layer...))
+			}
+			s, image := newStore(t), driver.Image{Source: push(t, honest, all...)}
+			err := wait(t, s, someone(), image)
+			if len(c.want) > 1 {
+				if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("got the error %v, want %q", err, c.want)
+				}
+				return
+			}
+			must(t, err)
+			path, _ := s.Path(image)
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, lettered(c.want)) {
+				t.Errorf("the disk is %.1q, %v, want %s", got, err, c.want)
+			}
+		})
+	}
+}
+
+// TestRegistryEntries : there is a limit to what an image has the store keep in mind,
+// and none to what is not looked at.
+func TestRegistryEntries(t *testing.T) {
+	t.Parallel()
+	many := func(prefix string) []string {
+		names := make([]string, 2000)
+		for n := range names {
+			names[n] = prefix + fmt.Sprint(n)
+		}
+		return append(names, "disk/a=A")
+	}
+	for name, c := range map[string]struct {
+		entries []string
+		says    string
+	}{
+		"beside the folder": {many("etc/x"), ""},
+		"below the folder":  {many("disk/sub/x"), ""},
+		"hidden":            {many("disk/.x"), "more than 1000 entries in /disk"},
+		"whiteouts":         {many("disk/.wh.x"), "more than 1000 entries in /disk"},
+		"a long name":       {[]string{"disk/." + strings.Repeat("x", 1<<18)}, "a name in /disk of the image has 262145 bytes: it may have 255"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, image := newStore(t), driver.Image{Source: push(t, honest, entries(t, c.entries...))}
+			err := wait(t, s, someone(), image)
+			if c.says == "" {
+				must(t, err)
+				return
+			}
+			if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got the error %v, want %q", err, c.says)
+			}
+			clean(t, s, 0)
+		})
+	}
+}
+
 // TestAlways asks the registry each time, if no checksum says what to have.
 func TestAlways(t *testing.T) {
 	t.Parallel()

@@ -4,20 +4,15 @@
 package imagestore
 
 import (
-	"archive/tar"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"path"
-	"strings"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
@@ -61,9 +56,6 @@ func checkRedirect(next *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// diskFolder is where an image for machines has its disk, as container disks do.
-const diskFolder = "disk"
-
 // openOCI finds the disk in an image of a registry. Alive is called whenever
 // something of the image comes, of the disk or of what has to be read before and
 // after it.
@@ -77,12 +69,7 @@ func openOCI(ctx context.Context, reference string, alive func()) (io.ReadCloser
 	if err != nil {
 		return nil, err
 	}
-	content := mutate.Extract(image)
-	a := &archive{tar.NewReader(content), content}
-	if err := a.nextDisk(); err != nil {
-		return nil, errors.Join(err, content.Close())
-	}
-	return a, nil
+	return openArchive(image)
 }
 
 // heardTransport tells of all that comes.
@@ -113,59 +100,4 @@ func (h *heardBody) Read(p []byte) (int, error) {
 		h.alive()
 	}
 	return n, err
-}
-
-// archive is the content of an image, of which the disk is read.
-type archive struct {
-	files   *tar.Reader
-	content io.ReadCloser
-}
-
-func (a *archive) Close() error { return a.content.Close() }
-
-// Read reads the disk. Whether what came is what the image's digests say, and that
-// there is no other disk, shows at the end of the image alone, so the disk does not
-// end before.
-func (a *archive) Read(p []byte) (int, error) {
-	n, err := a.files.Read(p)
-	if !errors.Is(err, io.EOF) {
-		return n, err
-	}
-	err = a.nextDisk()
-	switch {
-	case err == nil:
-		return n, fmt.Errorf("there is more than one file in /%s: it must hold one disk", diskFolder)
-	case errors.Is(err, errNoDisk):
-		return n, io.EOF
-	}
-	return n, err
-}
-
-var errNoDisk = fmt.Errorf("there is no disk in /%s of the image", diskFolder)
-
-// nextDisk goes to the next disk. It is errNoDisk only if all of the image was
-// read and is as it should be.
-func (a *archive) nextDisk() error {
-	for {
-		entry, err := a.files.Next()
-		if errors.Is(err, io.EOF) {
-			return a.end()
-		}
-		if err != nil {
-			return err
-		}
-		dir, base := path.Split(strings.TrimPrefix(path.Clean("/"+entry.Name), "/"))
-		if entry.Typeflag == tar.TypeReg && dir == diskFolder+"/" && !strings.HasPrefix(base, ".") {
-			return nil
-		}
-	}
-}
-
-// end : what went wrong is told after the end of the archive, which looks whole
-// all the same.
-func (a *archive) end() error {
-	if _, err := io.Copy(io.Discard, a.content); err != nil {
-		return err
-	}
-	return errNoDisk
 }
