@@ -55,6 +55,7 @@ func refTo(owner *corev1.ConfigMap) metav1.OwnerReference {
 
 // The garbage collector must know VirtualMachines: it is started after the CRD.
 func TestDeletingAnOwner(t *testing.T) {
+	t.Parallel()
 	for policy, dependentStays := range map[metav1.DeletionPropagation]bool{
 		metav1.DeletePropagationForeground: false,
 		metav1.DeletePropagationBackground: false,
@@ -183,6 +184,7 @@ func installThings(t *testing.T, objects dynamic.Interface) schema.GroupVersionR
 }
 
 func TestDeletingANamespaceEndsWithAllInIt(t *testing.T) {
+	t.Parallel()
 	client, objects := clientFor(t, shared.Config), dynamicFor(t, shared.Config)
 	ns := newNamespace(t, client)
 	for i := range 20 {
@@ -200,6 +202,7 @@ func TestDeletingANamespaceEndsWithAllInIt(t *testing.T) {
 }
 
 func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
+	t.Parallel()
 	client := clientFor(t, shared.Config)
 	ns := newNamespace(t, client)
 	vmtest.Eventually(t, soon, "the namespace has its service account", func() error {
@@ -273,6 +276,7 @@ func allow(t *testing.T, client kubernetes.Interface, ns, role string) {
 }
 
 func TestRolesAggregate(t *testing.T) {
+	t.Parallel()
 	client := clientFor(t, shared.Config)
 	role := &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{
@@ -299,6 +303,7 @@ func TestRolesAggregate(t *testing.T) {
 }
 
 func TestStrangersAreTurnedAway(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{"/api/v1/namespaces", "/readyz", "/version"} {
 		anonymous := clientFor(t, rest.AnonymousClientConfig(shared.Config))
 		var code int
@@ -312,6 +317,7 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 // Nothing but the API can be reached: etcd above all has no door but a socket
 // in a folder that others cannot enter.
 func TestOnlyTheAPIListens(t *testing.T) {
+	t.Parallel()
 	own := socketsOf(t, shared.PID())
 	var listening []string
 	for _, table := range []string{"tcp", "tcp6"} {
@@ -364,6 +370,7 @@ func procNet(t *testing.T, pid int, table string) []string {
 }
 
 func TestFilesArePrivate(t *testing.T) {
+	t.Parallel()
 	err := filepath.WalkDir(shared.DataDir, func(path string, entry os.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -386,6 +393,7 @@ func TestFilesArePrivate(t *testing.T) {
 
 // What needs nodes is not served, rather than accepted and ignored.
 func TestWhatNeedsNodesIsNotServed(t *testing.T) {
+	t.Parallel()
 	groups, err := clientFor(t, shared.Config).Discovery().ServerGroups()
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 )
 
 func TestKubectlDefaultsToTheDataDir(t *testing.T) {
+	t.Parallel()
 	other := filepath.Join(t.TempDir(), "missing")
 	for name, tc := range map[string]struct {
 		env  []string
@@ -40,6 +41,7 @@ func TestKubectlDefaultsToTheDataDir(t *testing.T) {
 // What is typed while no Drover runs must not reach the cluster in
 // ~/.kube/config.
 func TestKubectlDoesNotFallBackToAnotherCluster(t *testing.T) {
+	t.Parallel()
 	home := t.TempDir()
 	if err := os.Mkdir(filepath.Join(home, ".kube"), 0o700); err != nil {
 		t.Fatal(err)
@@ -59,6 +61,7 @@ func TestKubectlDoesNotFallBackToAnotherCluster(t *testing.T) {
 }
 
 func TestKubectlKeepsItsExitCodes(t *testing.T) {
+	t.Parallel()
 	env := []string{"KUBECONFIG=" + shared.Kubeconfig}
 	if got := drover(t, "", env, "kubectl", "get", "configmap", "missing"); got.code != 1 || !strings.Contains(got.errOut, "NotFound") {
 		t.Errorf("missing object: %+v", got)
@@ -70,6 +73,7 @@ func TestKubectlKeepsItsExitCodes(t *testing.T) {
 }
 
 func TestHelpAndVersion(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		args []string
 		want []string
@@ -93,6 +97,7 @@ func TestHelpAndVersion(t *testing.T) {
 // Servers outlive Drover, the next start takes them over, and purge removes
 // them when Drover is stopped.
 func TestServersOutliveDroverUntilPurge(t *testing.T) {
+	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{
 		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true, Args: []string{"--vm-driver", "fake"},
 	})

@@ -31,6 +31,7 @@ import (
 // What the API has acknowledged is there after a crash, on a disk as people
 // have it.
 func TestKill9LosesNothingAcknowledged(t *testing.T) {
+	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{Durable: true})
 	host := c.Config.Host
 	client := clientFor(t, c.Config)
@@ -70,6 +71,7 @@ func TestKill9LosesNothingAcknowledged(t *testing.T) {
 
 // Watches are what holds a kube-apiserver up for a minute.
 func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
+	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
 	client := clientFor(t, c.Config)
 	for range 5 {
@@ -101,6 +103,7 @@ func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
 }
 
 func TestASecondCtrlCEndsAtOnce(t *testing.T) {
+	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
 	// An open watch makes the first one take a second or more.
 	w, err := clientFor(t, c.Config).CoreV1().ConfigMaps("").Watch(t.Context(), metav1.ListOptions{})
@@ -124,6 +127,7 @@ func TestASecondCtrlCEndsAtOnce(t *testing.T) {
 }
 
 func TestCtrlCWhileStarting(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	p, err := vmtest.StartProcess(binary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
 	if err != nil {
@@ -150,6 +154,7 @@ func assertStarts(t *testing.T, dir string) {
 // TestCrashBeforeEtcdIsAMember : the log is there, and the entry that makes etcd
 // a member of its own cluster is not.
 func TestCrashBeforeEtcdIsAMember(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
 	member := filepath.Join(dir, "etcd", "member")
 	if err := errors.Join(os.MkdirAll(filepath.Join(member, "snap"), 0o700), os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600)); err != nil {
@@ -170,6 +175,7 @@ func TestCrashBeforeEtcdIsAMember(t *testing.T) {
 }
 
 func TestCrashAnywhereInTheFirstStartIsRepaired(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
 	for _, milliseconds := range []int{20, 60, 120, 250, 500, 1000, 1800} {
 		after := time.Duration(milliseconds) * time.Millisecond
@@ -187,6 +193,7 @@ func TestCrashAnywhereInTheFirstStartIsRepaired(t *testing.T) {
 }
 
 func TestASecondInstanceIsRefused(t *testing.T) {
+	t.Parallel()
 	got := drover(t, "", nil, "up", "--data-dir", shared.DataDir, "--port", "0")
 	want := fmt.Sprintf("drover: data dir %s is in use by drover (pid %d)", shared.DataDir, shared.PID())
 	assertRefused(t, got, want)
@@ -204,6 +211,7 @@ func assertRefused(t *testing.T, got result, want string) {
 }
 
 func TestWhatCannotStartSaysWhyInOneLine(t *testing.T) {
+	t.Parallel()
 	u, err := url.Parse(shared.Config.Host)
 	if err != nil {
 		t.Fatal(err)
@@ -232,6 +240,7 @@ func TestWhatCannotStartSaysWhyInOneLine(t *testing.T) {
 }
 
 func TestAKeptPortThatIsTakenIsNamed(t *testing.T) {
+	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
 	if err := c.Stop(); err != nil {
 		t.Fatal(err)
@@ -252,6 +261,7 @@ func TestAKeptPortThatIsTakenIsNamed(t *testing.T) {
 // Neither a small disk at the start nor one that fills up later may end in a
 // page of Go. A file system of its own needs root.
 func TestAFullDiskIsNamed(t *testing.T) {
+	t.Parallel()
 	t.Run("at the start", func(t *testing.T) {
 		dir := mountTemp(t, 100)
 		got := drover(t, "", nil, "up", "--data-dir", filepath.Join(dir, "data"), "--port", "0", "--without-controller")
@@ -322,6 +332,7 @@ func fill(t *testing.T, path string) {
 }
 
 func TestALongDataDirPath(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long-", 40), strings.Repeat("deep/", 20), "data")
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{DataDir: dir})
 	create(t, clientFor(t, c.Config), "default", configMap("there"))
@@ -397,6 +408,7 @@ func servedCertificate(t *testing.T, c *vmtest.Cluster) *x509.Certificate {
 // Damaged certificates are made anew at the next start, and a damaged kubeconfig
 // is written again.
 func TestAStartRepairsItsFiles(t *testing.T) {
+	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
 	if err := c.Stop(); err != nil {
 		t.Fatal(err)
