@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -167,9 +168,19 @@ func (h home) exists() (bool, error) {
 	return err == nil, err
 }
 
-// brokenError says why a record cannot be read. Whose its server is and what that
-// is made of nobody knows then, so nobody touches it until it is mended.
+// brokenError says what of a server cannot be read, which is most often its record.
+// Whose it is and what it is made of nobody knows then, so nobody touches it until
+// it is mended.
 type brokenError struct{ error }
+
+// breaks has an error be one server's own, which keeps nobody from seeing the
+// others. Where the process has no descriptors left, no server is to blame.
+func breaks(mend string, err error) error {
+	if err == nil || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		return err
+	}
+	return brokenError{fmt.Errorf("%s: %w", mend, err)}
+}
 
 func isBroken(err error) bool {
 	_, broken := errors.AsType[brokenError](err)
@@ -191,7 +202,7 @@ func (h home) load() (record, error) {
 		if there, statErr := h.exists(); !there && statErr == nil {
 			return r, fs.ErrNotExist
 		}
-		return r, brokenError{fmt.Errorf("mend or remove %s: %w", h.path, err)}
+		return r, breaks("mend or remove "+h.path, err)
 	}
 	if err := json.Unmarshal(content, &r); err != nil {
 		return r, brokenError{fmt.Errorf("mend %s: %w", h.file(recordFile), err)}
