@@ -201,3 +201,64 @@ func TestKilledAfterLettingGo(t *testing.T) {
 	isOver(t, h)
 	gone(t, d, on)
 }
+
+// TestRingsOnce : a machine that cannot be listened to is told of when that changes,
+// and not over and over by its own bell.
+func TestRingsOnce(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for name, files := range map[string][]string{
+		"its events":    {eventsSocket},
+		"all its files": {eventsSocket, runLockFile, recordFile},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := e.options()
+			now := vmtest.Clock(time.Now())
+			o.Clock = now
+			d := openWith(t, o)
+			spec, other := e.spec(), e.spec()
+			spec.Power, other.Power = driver.PowerOff, driver.PowerOff
+			reach(t, d, spec, driver.StateStopped)
+			reach(t, d, other, driver.StateStopped)
+			h := d.home(spec.UID)
+			record := h.file(recordFile)
+			must(t, os.Rename(record, record+".away"))
+			must(t, os.Link(record+".away", record))
+			for _, file := range files {
+				_ = os.Remove(h.file(file))
+				must(t, aLoop(h.file(file)))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			told, err := d.Watch(ctx)
+			must(t, err)
+			if uid := <-told; uid != spec.UID {
+				t.Errorf("told of %q", uid)
+			}
+			for range 100 { // in which time a bell that answers itself is heard
+				d.ring(other.UID)
+				for uid := <-told; uid != other.UID; uid = <-told {
+					t.Fatalf("told of %q again", uid)
+				}
+			}
+			_ = os.Remove(record)
+			must(t, os.WriteFile(record, nil, 0o600))
+			vmtest.Eventually(t, patience, "what has changed is told of", func() error {
+				now.Step(tendEvery)
+				select {
+				case <-told:
+					return nil
+				default:
+					return errors.New("nothing is")
+				}
+			})
+			must(t, os.Rename(record+".away", record))
+			must(t, errors.Join(os.Remove(h.file(eventsSocket)), os.RemoveAll(h.file(runLockFile))))
+			cancel()
+			for range told {
+			}
+			gone(t, d, spec)
+			gone(t, d, other)
+		})
+	}
+}
