@@ -144,6 +144,7 @@ func (d *Driver) join(ctx context.Context, h home, changed chan struct{}) (c *qm
 		case <-joined:
 			return c, err
 		case <-ticker.C():
+			d.cutLogs(h)
 			d.tendNow(ctx, h)
 		}
 	}

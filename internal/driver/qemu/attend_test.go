@@ -52,23 +52,8 @@ func TestRetained(t *testing.T) {
 			}
 			s.Retained = true
 			h := e.homeOf(t, s)
-			var conn net.Conn
-			must(t, h.atSocket(serialSocket, func(path string) (err error) {
-				conn, err = (&net.Dialer{}).DialContext(t.Context(), "unix", path)
-				return err
-			}))
-			defer func() { _ = conn.Close() }()
-			go func() { _, _ = io.Copy(io.Discard, conn) }()                // else QEMU would hold the guest
-			_, err := conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it prints what it hears
-			must(t, err)
-			vmtest.Eventually(t, patience, "its log is cut", func() error {
-				old, err := os.ReadFile(h.file(serialLogFile + oldLog))
-				if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
-					err = fmt.Errorf("put aside were %d bytes", len(old))
-				}
-				return err
-			})
-			_, err = conn.Write([]byte("x"))
+			conn := fillsLog(t, h)
+			_, err := conn.Write([]byte("x"))
 			must(t, err)
 			isOver(t, h)
 			r, err := h.load()
@@ -80,15 +65,37 @@ func TestRetained(t *testing.T) {
 	}
 }
 
+// fillsLog has a guest print until its log is cut, and returns its serial port.
+func fillsLog(t *testing.T, h home) (conn net.Conn) {
+	t.Helper()
+	must(t, h.atSocket(serialSocket, func(path string) (err error) {
+		conn, err = (&net.Dialer{}).DialContext(t.Context(), "unix", path)
+		return err
+	}))
+	t.Cleanup(func() { _ = conn.Close() })
+	go func() { _, _ = io.Copy(io.Discard, conn) }()                // else QEMU would hold the guest
+	_, err := conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it prints what it hears
+	must(t, err)
+	vmtest.Eventually(t, patience, "its log is cut", func() error {
+		old, err := os.ReadFile(h.file(serialLogFile + oldLog))
+		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
+			err = fmt.Errorf("put aside were %d bytes", len(old))
+		}
+		return err
+	})
+	return conn
+}
+
 // TestEventsHeld : whoever has the events of a machine may have been halted. The
-// others see to it that its guest is collected when it ends, and that it feels the
-// power button.
+// others see to it that its guest is collected when it ends, that it feels the power
+// button, and that its log is cut.
 func TestEventsHeld(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	ends, stops := e.spec(), e.spec()
-	for _, spec := range []driver.ServerSpec{ends, stops} {
+	d.logs.size = 4 << 10
+	ends, stops, prints := e.spec(), e.spec(), e.spec()
+	for _, spec := range []driver.ServerSpec{ends, stops, prints} {
 		paused := spec
 		paused.Power = driver.PowerPaused
 		reach(t, d, paused, driver.StatePaused)
@@ -108,6 +115,9 @@ func TestEventsHeld(t *testing.T) {
 		}
 		gone(t, d, spec)
 	}
+	boots(t, d, prints, "drover guest 1 A")
+	fillsLog(t, d.home(prints.UID))
+	gone(t, d, prints)
 }
 
 // TestSilence : a QEMU that does not answer does not hold up the list for long, is
