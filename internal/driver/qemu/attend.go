@@ -74,11 +74,20 @@ var news = map[string]bool{
 	"STOP": true, "RESUME": true, "RESET": true, "SHUTDOWN": true, "GUEST_PANICKED": true, "BLOCK_IO_ERROR": true,
 }
 
-// attend listens to a QEMU until it is gone. It collects guests that have ended
+// attend stays with a QEMU until it is gone.
+func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
+	r, _ := h.load()
+	d.stay(ctx, h, changed)
+	if r.Retained && ctx.Err() == nil {
+		d.dropGroup(ctx, r.CPUGroup) // nobody will start it again, or delete it
+	}
+}
+
+// stay listens to a QEMU until it is gone. It collects guests that have ended
 // and presses the power button again for those that are to stop. One that cannot be
 // listened to it tries again: at once if something has changed, else later, since
 // its own bell would call it back without end.
-func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
+func (d *Driver) stay(ctx context.Context, h home, changed chan struct{}) {
 	for seen := ""; d.attendOnce(ctx, h, changed); {
 		now, err := d.glimpse(ctx, h)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -231,10 +240,14 @@ func (d *Driver) tend(ctx context.Context, h home) (unfinished bool, err error) 
 	return true, err
 }
 
+// collect makes a QEMU quit once it is written down how its guest ended. Of one that
+// was released nobody asks.
 func (d *Driver) collect(ctx context.Context, h home, c *qmp.Client, r record, end driver.Exit) error {
 	end.At = d.Clock.Now()
-	if _, err := d.keepEnd(h, r, end); err != nil {
-		return err
+	if !r.Retained {
+		if _, err := d.keepEnd(h, r, end); err != nil {
+			return err
+		}
 	}
 	d.ring(r.UID)
 	return c.Execute(ctx, "quit", nil, nil)

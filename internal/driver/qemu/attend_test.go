@@ -9,9 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -32,37 +35,129 @@ func isOver(t *testing.T, h home) {
 }
 
 // TestRetained : a machine that is released is looked after as before, by
-// who did so and by who comes later.
+// who did so and by who comes later. When it has ended, nothing is left of it but its
+// directory.
 func TestRetained(t *testing.T) {
 	t.Parallel()
-	for name, watched := range map[string]bool{"before": true, "later": false} {
+	for name, c := range map[string]struct{ watched, killed bool }{"before": {true, false}, "later": {false, false}, "killed": {true, true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
 			d := e.open(t)
 			d.logs = logBound{size: 4 << 10, every: 10 * time.Millisecond}
 			spec := e.spec()
-			if watched {
+			if c.watched {
 				follow(t, d)
 			}
 			s := boots(t, d, spec, "drover guest 1 A")
+			group := e.giveGroup(t, d.home(spec.UID))
 			must(t, d.Delete(t.Context(), spec.Target, true))
-			if !watched {
+			isGone(t, d.dir.Path("locks", string(spec.UID)))
+			if !c.watched {
 				follow(t, d)
 			}
 			s.Retained = true
 			h := e.homeOf(t, s)
 			conn := fillsLog(t, h)
-			_, err := conn.Write([]byte("x"))
-			must(t, err)
+			if c.killed {
+				must(t, h.kill(t.Context(), spec.UID))
+				must(t, os.RemoveAll(h.path))
+			} else {
+				_, err := conn.Write([]byte("x"))
+				must(t, err)
+			}
 			isOver(t, h)
-			r, err := h.load()
+			vmtest.Eventually(t, patience, "its group is gone", func() error {
+				if _, err := os.Stat(group); !errors.Is(err, fs.ErrNotExist) {
+					return errors.Join(errors.New("it is there"), err)
+				}
+				return nil
+			})
+			listed, err := d.List(t.Context())
 			must(t, err)
-			if end, err := h.endOf(r); err != nil || end == nil || end.Reason != "Completed" {
-				t.Errorf("it ended with %+v, %v", end, err)
+			if shown := len(listed) == 1; shown == c.killed || shown && (listed[0].State != driver.StateStopped || !listed[0].Retained) {
+				t.Errorf("listed: %+v", listed)
+			}
+			for _, sub := range []string{endsDir, bellsDir} {
+				if left, err := os.ReadDir(d.dir.Path(sub)); err != nil || len(left) != 0 {
+					t.Errorf("in %s is %v, %v", sub, left, err)
+				}
 			}
 		})
 	}
+}
+
+// giveGroup has the record say that a machine has a control group. A folder will do.
+func (e *engine) giveGroup(t *testing.T, h home) (group string) {
+	t.Helper()
+	group = groups{path: e.images}.of(uidOf(h.path))
+	must(t, os.Mkdir(group, 0o700))
+	r, err := h.load()
+	must(t, err)
+	r.CPUGroup = group
+	must(t, h.save(r))
+	return group
+}
+
+// TestReleasedWhenOff : of a machine that had ended before it was released nobody
+// keeps how it did.
+func TestReleasedWhenOff(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+	ended(t, d, spec.UID)
+	must(t, d.Delete(t.Context(), spec.Target, true))
+	listed, err := d.List(t.Context())
+	must(t, err)
+	if len(listed) != 1 || !listed[0].Retained || listed[0].State != driver.StateStopped {
+		t.Errorf("listed: %+v", listed)
+	}
+	for _, sub := range []string{endsDir, "locks"} {
+		if left, err := filepath.Glob(d.dir.Path(sub, string(spec.UID)+"*")); err != nil || len(left) != 0 {
+			t.Errorf("in %s is %v, %v", sub, left, err)
+		}
+	}
+}
+
+// TestStandbyForgets : what a standby remembers of a machine goes when it lists all
+// and does not meet it.
+func TestStandbyForgets(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	leader, d := e.open(t), e.open(t)
+	stays, goes := e.spec(), e.spec()
+	now := time.Now()
+	for _, spec := range []driver.ServerSpec{stays, goes} {
+		spec.Power = driver.PowerOff
+		reach(t, leader, spec, driver.StateStopped)
+		d.pressed.due(spec.UID, "run", now)
+		d.silent.Store(d.home(spec.UID).path, true)
+		d.unwritten.Store(d.home(spec.UID).endFile(record{UID: spec.UID}), driver.Exit{})
+	}
+	remembered := func() map[string]int {
+		n := map[string]int{"pressed": len(d.pressed.last)}
+		for name, m := range map[string]*sync.Map{"told": &d.told, "silent": &d.silent, "unwritten": &d.unwritten} {
+			m.Range(func(_, _ any) bool { n[name]++; return true })
+		}
+		return n
+	}
+	for want := range 2 {
+		want = 2 - want
+		_, err := d.List(t.Context())
+		must(t, err)
+		_, err = d.List(t.Context(), stays.UID) // which is not complete
+		must(t, err)
+		for name, n := range remembered() {
+			if n != want {
+				t.Errorf("%d are %s, want %d", n, name, want)
+			}
+		}
+		gone(t, leader, goes)
+	}
+	gone(t, leader, stays)
 }
 
 // fillsLog has a guest print until its log is cut, and returns its serial port.

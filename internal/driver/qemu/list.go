@@ -26,6 +26,9 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	if err != nil {
 		return nil, err
 	}
+	if len(uids) == 0 {
+		d.prune(found)
+	}
 	servers := make([]driver.Server, 0, len(found))
 	met := map[types.UID]bool{}
 	for _, s := range found {

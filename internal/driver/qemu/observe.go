@@ -154,6 +154,9 @@ func (d *Driver) findEnd(s *server) error {
 	if s.Phase != phaseOn {
 		return nil // no guest was let go: the end of the run before is not this one's
 	}
+	if s.Retained {
+		return nil // nobody asks, and nobody would remove what was written down
+	}
 	end, over := ends[s.status]
 	if s.on && !over {
 		return nil

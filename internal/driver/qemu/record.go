@@ -229,14 +229,14 @@ func (h home) endFile(r record) string {
 }
 
 // noteEnd writes an end down and returns the one that was written first. That of a
-// server which was removed meanwhile is of no use to anybody.
+// server which was removed or released meanwhile is of no use to anybody.
 func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(end)
 	if err != nil {
 		return end, err
 	}
 	err = h.dir.Create(h.endFile(r), content)
-	if err == nil && h.isGone(r) {
+	if err == nil && !h.isThere() {
 		return end, os.Remove(h.endFile(r))
 	}
 	if !errors.Is(err, fs.ErrExist) {
@@ -268,16 +268,6 @@ func (d *Driver) keepEnd(h home, r record, end driver.Exit) (driver.Exit, error)
 	return before.(driver.Exit), d.dir.Explain(err)
 }
 
-// isGone tells whether a server was removed, and not only put aside.
-func (h home) isGone(r record) bool {
-	for _, path := range []string{h.path, retainedPath(h.dir, r.UID, r.ID)} {
-		if there, err := (home{h.dir, path}).exists(); there || err != nil {
-			return false
-		}
-	}
-	return true
-}
-
 // endOf returns how the run ended, nil where nobody wrote it down. What a power cut
 // has left of an end says no more than that there was one.
 func (h home) endOf(r record) (*driver.Exit, error) {
@@ -299,15 +289,11 @@ func (h home) endOf(r record) (*driver.Exit, error) {
 	return &driver.Exit{Code: codeKilled, Reason: reasonKilled, At: info.ModTime()}, nil
 }
 
-// forgetEnds removes the ends of runs that were, save those of servers that were
-// released.
+// forgetEnds removes the ends of runs that were.
 func (d *Driver) forgetEnds(uid types.UID) {
 	old, _ := filepath.Glob(d.dir.Path(endsDir, string(uid)+".*.json"))
 	for _, path := range old {
-		id, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), string(uid)+"."), ".")
-		if there, err := (home{d.dir, d.retainedPath(uid, id)}).exists(); !there && err == nil {
-			_ = os.Remove(path)
-		}
+		_ = os.Remove(path)
 	}
 	d.unwritten.Range(func(file, _ any) bool {
 		if strings.HasPrefix(filepath.Base(file.(string)), string(uid)+".") {
@@ -317,8 +303,6 @@ func (d *Driver) forgetEnds(uid types.UID) {
 	})
 }
 
-func (d *Driver) retainedPath(uid types.UID, id string) string { return retainedPath(d.dir, uid, id) }
-
-func retainedPath(dir *enginedir.Dir, uid types.UID, id string) string {
-	return dir.Path(retainedDir, string(uid)+"."+id)
+func (d *Driver) retainedPath(uid types.UID, id string) string {
+	return d.dir.Path(retainedDir, string(uid)+"."+id)
 }
