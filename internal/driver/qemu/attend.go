@@ -6,6 +6,7 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"syscall"
 	"time"
@@ -73,29 +74,63 @@ var news = map[string]bool{
 	"STOP": true, "RESUME": true, "RESET": true, "SHUTDOWN": true, "GUEST_PANICKED": true, "BLOCK_IO_ERROR": true,
 }
 
-// attend listens to a QEMU until it is gone. It collects guests that have ended
-// and presses the power button again for those that are to stop.
+// attend stays with a QEMU until it is gone.
 func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
-	uid := uidOf(h.path)
+	r, _ := h.load()
+	d.stay(ctx, h, changed)
+	if r.Retained && ctx.Err() == nil {
+		d.dropGroup(ctx, r.CPUGroup) // nobody will start it again, or delete it
+	}
+}
+
+// stay listens to a QEMU until it is gone. It collects guests that have ended
+// and presses the power button again for those that are to stop. One that cannot be
+// listened to it tries again: at once if something has changed, else later, since
+// its own bell would call it back without end.
+func (d *Driver) stay(ctx context.Context, h home, changed chan struct{}) {
+	for seen := ""; d.attendOnce(ctx, h, changed); {
+		now, err := d.glimpse(ctx, h)
+		if errors.Is(err, fs.ErrNotExist) {
+			return
+		}
+		if err == nil && now != seen {
+			seen = now
+			d.ring(uidOf(h.path))
+			continue
+		}
+		timer := d.Clock.NewTimer(tendEvery)
+		select {
+		case <-ctx.Done():
+		case <-timer.C():
+		}
+		timer.Stop()
+	}
+}
+
+// attendOnce tells whether there may still be a QEMU that somebody has to attend.
+func (d *Driver) attendOnce(ctx context.Context, h home, changed chan struct{}) (again bool) {
 	c, err := d.join(ctx, h, changed)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-		return // there is no QEMU
+		return false
 	}
 	if err == nil {
 		defer c.Close()
 		if r, err := h.load(); err == nil && r.Phase == phaseStarting {
-			d.ring(uid) // nobody may be left who waits for it to come up
+			d.ring(uidOf(h.path)) // nobody may be left who waits for it to come up
 		}
 		d.listen(ctx, h, c, changed)
 	}
-	if ctx.Err() != nil {
-		return // nothing has changed but who attends
+	return ctx.Err() == nil // else nothing has changed but who attends
+}
+
+// glimpse looks at a server whose QEMU has ended, or cannot be listened to, or whose
+// directory is another one now. Whoever looks first writes down how it ended.
+func (d *Driver) glimpse(ctx context.Context, h home) (seen string, err error) {
+	s, err := d.observe(ctx, h)
+	if err != nil && !isBroken(err) {
+		return "", err
 	}
-	// QEMU has ended, or its directory is another one now. Whoever looks first
-	// writes down how it ended.
-	if _, err := d.observe(ctx, h); !errors.Is(err, fs.ErrNotExist) {
-		d.ring(uid)
-	}
+	return fmt.Sprint(s.ID, s.Run, s.state(), s.broken), nil
 }
 
 // join connects to a QEMU's events, and tends the server until its turn has come. Of
@@ -118,6 +153,7 @@ func (d *Driver) join(ctx context.Context, h home, changed chan struct{}) (c *qm
 		case <-joined:
 			return c, err
 		case <-ticker.C():
+			d.cutLogs(h)
 			d.tendNow(ctx, h)
 		}
 	}
@@ -204,10 +240,14 @@ func (d *Driver) tend(ctx context.Context, h home) (unfinished bool, err error) 
 	return true, err
 }
 
+// collect makes a QEMU quit once it is written down how its guest ended. Of one that
+// was released nobody asks.
 func (d *Driver) collect(ctx context.Context, h home, c *qmp.Client, r record, end driver.Exit) error {
 	end.At = d.Clock.Now()
-	if _, err := d.keepEnd(h, r, end); err != nil {
-		return err
+	if !r.Retained {
+		if _, err := d.keepEnd(h, r, end); err != nil {
+			return err
+		}
 	}
 	d.ring(r.UID)
 	return c.Execute(ctx, "quit", nil, nil)

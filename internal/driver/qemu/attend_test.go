@@ -9,9 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -32,63 +35,162 @@ func isOver(t *testing.T, h home) {
 }
 
 // TestRetained : a machine that is released is looked after as before, by
-// who did so and by who comes later.
+// who did so and by who comes later. When it has ended, nothing is left of it but its
+// directory.
 func TestRetained(t *testing.T) {
 	t.Parallel()
-	for name, watched := range map[string]bool{"before": true, "later": false} {
+	for name, c := range map[string]struct{ watched, killed bool }{"before": {true, false}, "later": {false, false}, "killed": {true, true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
 			d := e.open(t)
 			d.logs = logBound{size: 4 << 10, every: 10 * time.Millisecond}
 			spec := e.spec()
-			if watched {
+			if c.watched {
 				follow(t, d)
 			}
 			s := boots(t, d, spec, "drover guest 1 A")
+			group := e.giveGroup(t, d.home(spec.UID))
 			must(t, d.Delete(t.Context(), spec.Target, true))
-			if !watched {
+			isGone(t, d.dir.Path("locks", string(spec.UID)))
+			if !c.watched {
 				follow(t, d)
 			}
 			s.Retained = true
 			h := e.homeOf(t, s)
-			var conn net.Conn
-			must(t, h.atSocket(serialSocket, func(path string) (err error) {
-				conn, err = (&net.Dialer{}).DialContext(t.Context(), "unix", path)
-				return err
-			}))
-			defer func() { _ = conn.Close() }()
-			go func() { _, _ = io.Copy(io.Discard, conn) }()                // else QEMU would hold the guest
-			_, err := conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it prints what it hears
-			must(t, err)
-			vmtest.Eventually(t, patience, "its log is cut", func() error {
-				old, err := os.ReadFile(h.file(serialLogFile + oldLog))
-				if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
-					err = fmt.Errorf("put aside were %d bytes", len(old))
-				}
-				return err
-			})
-			_, err = conn.Write([]byte("x"))
-			must(t, err)
+			conn := fillsLog(t, h)
+			if c.killed {
+				must(t, h.kill(t.Context(), spec.UID))
+				must(t, os.RemoveAll(h.path))
+			} else {
+				_, err := conn.Write([]byte("x"))
+				must(t, err)
+			}
 			isOver(t, h)
-			r, err := h.load()
+			vmtest.Eventually(t, patience, "its group is gone", func() error {
+				if _, err := os.Stat(group); !errors.Is(err, fs.ErrNotExist) {
+					return errors.Join(errors.New("it is there"), err)
+				}
+				return nil
+			})
+			listed, err := d.List(t.Context())
 			must(t, err)
-			if end, err := h.endOf(r); err != nil || end == nil || end.Reason != "Completed" {
-				t.Errorf("it ended with %+v, %v", end, err)
+			if shown := len(listed) == 1; shown == c.killed || shown && (listed[0].State != driver.StateStopped || !listed[0].Retained) {
+				t.Errorf("listed: %+v", listed)
+			}
+			for _, sub := range []string{endsDir, bellsDir} {
+				if left, err := os.ReadDir(d.dir.Path(sub)); err != nil || len(left) != 0 {
+					t.Errorf("in %s is %v, %v", sub, left, err)
+				}
 			}
 		})
 	}
 }
 
+// giveGroup has the record say that a machine has a control group. A folder will do.
+func (e *engine) giveGroup(t *testing.T, h home) (group string) {
+	t.Helper()
+	group = groups{path: e.images}.of(uidOf(h.path))
+	must(t, os.Mkdir(group, 0o700))
+	r, err := h.load()
+	must(t, err)
+	r.CPUGroup = group
+	must(t, h.save(r))
+	return group
+}
+
+// TestReleasedWhenOff : of a machine that had ended before it was released nobody
+// keeps how it did.
+func TestReleasedWhenOff(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+	ended(t, d, spec.UID)
+	must(t, d.Delete(t.Context(), spec.Target, true))
+	listed, err := d.List(t.Context())
+	must(t, err)
+	if len(listed) != 1 || !listed[0].Retained || listed[0].State != driver.StateStopped {
+		t.Errorf("listed: %+v", listed)
+	}
+	for _, sub := range []string{endsDir, "locks"} {
+		if left, err := filepath.Glob(d.dir.Path(sub, string(spec.UID)+"*")); err != nil || len(left) != 0 {
+			t.Errorf("in %s is %v, %v", sub, left, err)
+		}
+	}
+}
+
+// TestStandbyForgets : what a standby remembers of a machine goes when it lists all
+// and does not meet it.
+func TestStandbyForgets(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	leader, d := e.open(t), e.open(t)
+	stays, goes := e.spec(), e.spec()
+	now := time.Now()
+	for _, spec := range []driver.ServerSpec{stays, goes} {
+		spec.Power = driver.PowerOff
+		reach(t, leader, spec, driver.StateStopped)
+		d.pressed.due(spec.UID, "run", now)
+		d.silent.Store(d.home(spec.UID).path, true)
+		d.unwritten.Store(d.home(spec.UID).endFile(record{UID: spec.UID}), driver.Exit{})
+	}
+	remembered := func() map[string]int {
+		n := map[string]int{"pressed": len(d.pressed.last)}
+		for name, m := range map[string]*sync.Map{"told": &d.told, "silent": &d.silent, "unwritten": &d.unwritten} {
+			m.Range(func(_, _ any) bool { n[name]++; return true })
+		}
+		return n
+	}
+	for want := range 2 {
+		want = 2 - want
+		_, err := d.List(t.Context())
+		must(t, err)
+		_, err = d.List(t.Context(), stays.UID) // which is not complete
+		must(t, err)
+		for name, n := range remembered() {
+			if n != want {
+				t.Errorf("%d are %s, want %d", n, name, want)
+			}
+		}
+		gone(t, leader, goes)
+	}
+	gone(t, leader, stays)
+}
+
+// fillsLog has a guest print until its log is cut, and returns its serial port.
+func fillsLog(t *testing.T, h home) (conn net.Conn) {
+	t.Helper()
+	must(t, h.atSocket(serialSocket, func(path string) (err error) {
+		conn, err = (&net.Dialer{}).DialContext(t.Context(), "unix", path)
+		return err
+	}))
+	t.Cleanup(func() { _ = conn.Close() })
+	go func() { _, _ = io.Copy(io.Discard, conn) }()                // else QEMU would hold the guest
+	_, err := conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it prints what it hears
+	must(t, err)
+	vmtest.Eventually(t, patience, "its log is cut", func() error {
+		old, err := os.ReadFile(h.file(serialLogFile + oldLog))
+		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
+			err = fmt.Errorf("put aside were %d bytes", len(old))
+		}
+		return err
+	})
+	return conn
+}
+
 // TestEventsHeld : whoever has the events of a machine may have been halted. The
-// others see to it that its guest is collected when it ends, and that it feels the
-// power button.
+// others see to it that its guest is collected when it ends, that it feels the power
+// button, and that its log is cut.
 func TestEventsHeld(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	ends, stops := e.spec(), e.spec()
-	for _, spec := range []driver.ServerSpec{ends, stops} {
+	d.logs.size = 4 << 10
+	ends, stops, prints := e.spec(), e.spec(), e.spec()
+	for _, spec := range []driver.ServerSpec{ends, stops, prints} {
 		paused := spec
 		paused.Power = driver.PowerPaused
 		reach(t, d, paused, driver.StatePaused)
@@ -108,6 +210,9 @@ func TestEventsHeld(t *testing.T) {
 		}
 		gone(t, d, spec)
 	}
+	boots(t, d, prints, "drover guest 1 A")
+	fillsLog(t, d.home(prints.UID))
+	gone(t, d, prints)
 }
 
 // TestSilence : a QEMU that does not answer does not hold up the list for long, is
@@ -200,4 +305,65 @@ func TestKilledAfterLettingGo(t *testing.T) {
 	e.tell(t, driver.Server{UID: on.UID}, "x")
 	isOver(t, h)
 	gone(t, d, on)
+}
+
+// TestRingsOnce : a machine that cannot be listened to is told of when that changes,
+// and not over and over by its own bell.
+func TestRingsOnce(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for name, files := range map[string][]string{
+		"its events":    {eventsSocket},
+		"all its files": {eventsSocket, runLockFile, recordFile},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := e.options()
+			now := vmtest.Clock(time.Now())
+			o.Clock = now
+			d := openWith(t, o)
+			spec, other := e.spec(), e.spec()
+			spec.Power, other.Power = driver.PowerOff, driver.PowerOff
+			reach(t, d, spec, driver.StateStopped)
+			reach(t, d, other, driver.StateStopped)
+			h := d.home(spec.UID)
+			record := h.file(recordFile)
+			must(t, os.Rename(record, record+".away"))
+			must(t, os.Link(record+".away", record))
+			for _, file := range files {
+				_ = os.Remove(h.file(file))
+				must(t, aLoop(h.file(file)))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			told, err := d.Watch(ctx)
+			must(t, err)
+			if uid := <-told; uid != spec.UID {
+				t.Errorf("told of %q", uid)
+			}
+			for range 100 { // in which time a bell that answers itself is heard
+				d.ring(other.UID)
+				for uid := <-told; uid != other.UID; uid = <-told {
+					t.Fatalf("told of %q again", uid)
+				}
+			}
+			_ = os.Remove(record)
+			must(t, os.WriteFile(record, nil, 0o600))
+			vmtest.Eventually(t, patience, "what has changed is told of", func() error {
+				now.Step(tendEvery)
+				select {
+				case <-told:
+					return nil
+				default:
+					return errors.New("nothing is")
+				}
+			})
+			must(t, os.Rename(record+".away", record))
+			must(t, errors.Join(os.Remove(h.file(eventsSocket)), os.RemoveAll(h.file(runLockFile))))
+			cancel()
+			for range told {
+			}
+			gone(t, d, spec)
+			gone(t, d, other)
+		})
+	}
 }

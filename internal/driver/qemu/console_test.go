@@ -11,12 +11,14 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -195,7 +197,8 @@ func sizeOf(t *testing.T, path string) int64 {
 	return info.Size()
 }
 
-// TestCutLog : the end is put aside, and who has the log open goes on in it.
+// TestCutLog : the end is put aside, and who has the log open goes on in it. What was
+// put aside stays where another has just cut the log, or is about to.
 func TestCutLog(t *testing.T) {
 	t.Parallel()
 	d := openWith(t, Options{ClusterID: "cluster-1", Dir: t.TempDir(), Accel: AccelTCG})
@@ -206,8 +209,16 @@ func TestCutLog(t *testing.T) {
 	defer func() { _ = log.Close() }()
 	for _, c := range []struct{ prints, log, old string }{
 		{"0123456789abcdef", "", "6789abcdef"},
-		{"more", "", "more"},
+		{"more", "more", "6789abcdef"},
+		{" and much more", "", " much more"},
+		{"held", "held", " much more"},
+		{" by another", "held by another", " much more"},
 	} {
+		if c.prints == "held" {
+			another, err := enginedir.TryLockExisting(log.Name(), syscall.LOCK_EX)
+			must(t, err)
+			defer another.Release()
+		}
 		_, err = log.WriteString(c.prints)
 		must(t, err)
 		must(t, h.cutLog("some.log", 10))

@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -32,7 +34,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	case driver.ReasonOf(err) == driver.ReasonNameConflict:
 		err = driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
 	case err == nil && retain:
-		err = d.release(t, s)
+		return d.release(t, s, lock)
 	case err == nil:
 		return d.remove(ctx, t, s, lock)
 	}
@@ -64,6 +66,26 @@ func (d *Driver) forget(uid types.UID, lock *enginedir.Lock) {
 	lock.Remove()
 }
 
+// prune forgets what is remembered of servers that a complete list did not meet,
+// whoever removed them.
+func (d *Driver) prune(met []server) {
+	there := map[types.UID]bool{}
+	for _, s := range met {
+		there[s.UID] = true
+	}
+	for _, m := range []*sync.Map{&d.told, &d.silent, &d.unwritten} {
+		m.Range(func(key, _ any) bool {
+			if !there[uidOf(fmt.Sprint(key))] {
+				m.Delete(key)
+			}
+			return true
+		})
+	}
+	d.pressed.mu.Lock()
+	defer d.pressed.mu.Unlock()
+	maps.DeleteFunc(d.pressed.last, func(uid types.UID, _ press) bool { return !there[uid] })
+}
+
 // remove ends the server, whose disk nobody will read again, and removes all
 // that belongs to it.
 func (d *Driver) remove(ctx context.Context, t driver.Target, s server, lock *enginedir.Lock) error {
@@ -87,18 +109,21 @@ func (d *Driver) remove(ctx context.Context, t driver.Target, s server, lock *en
 }
 
 // release marks a server first, so that a release which is cut off is finished
-// by the next call.
-func (d *Driver) release(t driver.Target, s server) error {
-	if err := d.journal.note(t, deedRelease); err != nil {
+// by the next call. From then on nothing is kept of it beside its directory.
+func (d *Driver) release(t driver.Target, s server, lock *enginedir.Lock) error {
+	err := d.journal.note(t, deedRelease)
+	if err == nil {
+		s.Retained = true
+		err = d.dir.Explain(s.save(s.record))
+	}
+	if err == nil {
+		err = d.dir.Explain(d.putAside(s))
+	}
+	if err != nil {
+		lock.Release()
 		return err
 	}
-	s.Retained = true
-	if err := s.save(s.record); err != nil {
-		return d.dir.Explain(err)
-	}
-	if err := d.putAside(s); err != nil {
-		return d.dir.Explain(err)
-	}
+	d.forget(s.UID, lock)
 	return nil
 }
 

@@ -80,10 +80,8 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return server{}, none
-	case isBroken(err):
-		return server{}, driver.Errorf(driver.ErrRetry, "%w", err)
 	case err != nil:
-		return server{}, driver.Errorf(driver.ErrUnavailable, "%w", err)
+		return server{}, unseen(err)
 	case s.Retained:
 		if err := d.putAside(s); err != nil {
 			return server{}, d.dir.Explain(err)
@@ -96,6 +94,17 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 		return server{}, driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, s.ID, t.ID)
 	}
 	return s, nil
+}
+
+// unseen says of a server that could not be looked at whose matter that is.
+func unseen(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return err
+	case isBroken(err):
+		return driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	return driver.Errorf(driver.ErrUnavailable, "%w", err)
 }
 
 // create makes a server that is off: whole, or not at all.
@@ -145,7 +154,7 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 		}
 		d.ring(s.UID)
 		if s, err = d.observe(ctx, s.home); err != nil {
-			return driver.Server{}, err
+			return driver.Server{}, unseen(err)
 		}
 		if waits && !s.ended() {
 			return d.result(s, spec), nil

@@ -253,3 +253,96 @@ func TestImageDirs(t *testing.T) {
 		})
 	}
 }
+
+// inTheWay puts something that cannot be read in the place of a file, even by root,
+// and returns what puts the file back.
+func inTheWay(t *testing.T, path string, put func(path string) error) (mend func()) {
+	t.Helper()
+	must(t, os.Rename(path, path+".away"))
+	must(t, put(path))
+	return func() {
+		must(t, os.Remove(path))
+		must(t, os.Rename(path+".away", path))
+	}
+}
+
+func aFolder(path string) error { return os.Mkdir(path, 0o700) }
+
+func aLoop(path string) error { return os.Symlink(filepath.Base(path), path) }
+
+func listBoth(t *testing.T, d *Driver) map[types.UID]driver.Server {
+	t.Helper()
+	servers, err := d.List(t.Context())
+	must(t, err)
+	found := map[types.UID]driver.Server{}
+	for _, s := range servers {
+		found[s.UID] = s
+	}
+	if len(servers) != 2 || len(found) != 2 {
+		t.Fatalf("listed: %+v", servers)
+	}
+	return found
+}
+
+// TestOneUnreadable : a server of which anything cannot be read is shown, with the
+// file's name, and keeps nobody from the others. Nothing is made of it that it is not.
+func TestOneUnreadable(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, other := e.spec(), e.spec()
+	reach(t, d, other, driver.StateRunning)
+	was := reach(t, d, spec, driver.StateRunning)
+	h := d.home(spec.UID)
+	must(t, h.kill(t.Context(), spec.UID))
+	ended(t, e.open(t), spec.UID) // which d is not told of
+	r, err := h.load()
+	must(t, err)
+	for name, c := range map[string]struct {
+		files []string
+		put   func(path string) error
+		state driver.State
+		id    string
+	}{
+		"the record":         {[]string{h.file(recordFile)}, aFolder, driver.StateStopped, ""},
+		"the run lock":       {[]string{h.file(runLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
+		"an end":             {[]string{h.endFile(r)}, aFolder, driver.StateStopped, was.ID},
+		"its whole folder":   {[]string{h.file(recordFile), h.file(runLockFile)}, aLoop, driver.StateRunning, ""},
+		"an end, in a loop":  {[]string{h.endFile(r)}, aLoop, driver.StateStopped, was.ID},
+		"the lock, a folder": {[]string{h.file(runLockFile)}, aFolder, driver.StateRunning, was.ID},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, file := range c.files {
+				defer inTheWay(t, file, c.put)()
+			}
+			for range 2 {
+				found := listBoth(t, d)
+				if s := found[other.UID]; s.State != driver.StateRunning || s.Err != nil {
+					t.Errorf("the other is %+v", s)
+				}
+				s := found[spec.UID]
+				if s.State != c.state || s.ID != c.id || s.Exit != nil {
+					t.Errorf("it is %+v", s)
+				}
+				wantError(t, driver.Errorf(driver.ErrRetry, "%w", s.Err), driver.ErrRetry, "mend", c.files[0])
+			}
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, driver.ErrRetry, "mend", c.files[0])
+			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrRetry, "mend", c.files[0])
+			_, err = d.Console(t.Context(), spec.UID)
+			wantError(t, err, driver.ErrRetry, "mend", c.files[0])
+			theirs, err := e.openAs(t, "cluster-2", e.dir).List(t.Context())
+			must(t, err)
+			if shown := len(theirs) == 1; shown != (c.id == "") {
+				t.Errorf("another cluster sees %+v", theirs)
+			}
+		})
+	}
+	s, err := d.Ensure(t.Context(), spec)
+	must(t, err)
+	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" { // told before it is started again
+		t.Errorf("mended, it is %+v", s)
+	}
+	gone(t, d, spec)
+	gone(t, d, other)
+}

@@ -26,6 +26,9 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	if err != nil {
 		return nil, err
 	}
+	if len(uids) == 0 {
+		d.prune(found)
+	}
 	servers := make([]driver.Server, 0, len(found))
 	met := map[types.UID]bool{}
 	for _, s := range found {
@@ -43,7 +46,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 }
 
 // look observes this cluster's servers: those of the UIDs, or all where none is
-// named, the released ones included. One that is broken may be anybody's.
+// named, the released ones included. One whose record is broken may be anybody's.
 func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 	homes, err := d.homes(ctx, uids)
 	if err != nil {
@@ -57,7 +60,7 @@ func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 	var ours []server
 	places := map[driver.Target]int{}
 	for _, s := range all {
-		if (s.ClusterID != d.ClusterID && s.broken == nil) || (named && s.Retained) {
+		if (s.ClusterID != "" && s.ClusterID != d.ClusterID) || (named && s.Retained) {
 			continue
 		}
 		// One that was released in between is met twice.

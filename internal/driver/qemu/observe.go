@@ -68,22 +68,32 @@ type server struct {
 	// says why it could not be written down.
 	end    *driver.Exit
 	unkept error
-	// broken says why no more is known of it than its UID and whether it is on.
+	// broken says what of it cannot be read. Without its record no more is known of
+	// it than its UID and whether it is on.
 	broken error
 }
 
 // observe looks at a server. An end that it finds and that nobody wrote down
-// yet, it writes down. Where the record is broken it fails, and still returns
-// what can be known.
+// yet, it writes down. It fails where there is no server, where ctx is done or the
+// process cannot open any file, and with a brokenError where something of the server
+// cannot be read: then it still returns what can be known.
 func (d *Driver) observe(ctx context.Context, h home) (server, error) {
 	return d.observeWithin(ctx, h, commandWithin)
 }
 
 // observeWithin is observe for who waits only so long for QEMU's answer.
 func (d *Driver) observeWithin(ctx context.Context, h home, within time.Duration) (server, error) {
+	s, err := d.see(ctx, h, within)
+	if isBroken(err) {
+		s.broken = err
+	}
+	return s, err
+}
+
+func (d *Driver) see(ctx context.Context, h home, within time.Duration) (server, error) {
 	r, err := h.load()
 	if isBroken(err) {
-		return h.observeBroken(err)
+		return h.seeBroken(err)
 	}
 	if err != nil {
 		return server{}, err
@@ -99,24 +109,30 @@ func (d *Driver) observeWithin(ctx context.Context, h home, within time.Duration
 	there, err := h.exists()
 	if !there && err == nil {
 		d.forgetEnds(r.UID)
-		err = fs.ErrNotExist
+		return s, fs.ErrNotExist
 	}
-	return s, err
+	return s, breaks("mend "+h.path, err)
 }
 
-func (h home) observeBroken(cause error) (server, error) {
-	s := server{home: h, broken: cause}
+func (h home) seeBroken(cause error) (server, error) {
+	s := server{home: h}
 	s.UID, s.Retained = uidOf(h.path), filepath.Base(filepath.Dir(h.path)) == retainedDir
-	on, err := h.running()
-	if err != nil {
+	if err := s.findOn(); err != nil && !isBroken(err) {
 		return s, err
 	}
-	s.on = on
 	return s, cause
 }
 
-func (s *server) look(ctx context.Context, within time.Duration) (err error) {
-	if s.on, err = s.running(); err != nil || !s.on {
+// findOn tells whether its QEMU is there. Where that cannot be told it may be, so
+// nobody is told that it is off.
+func (s *server) findOn() error {
+	on, err := s.running()
+	s.on = on || err != nil
+	return breaks("mend "+s.file(runLockFile), err)
+}
+
+func (s *server) look(ctx context.Context, within time.Duration) error {
+	if err := s.findOn(); err != nil || !s.on {
 		return err
 	}
 	asked, cancel := context.WithTimeout(ctx, within)
@@ -138,6 +154,9 @@ func (d *Driver) findEnd(s *server) error {
 	if s.Phase != phaseOn {
 		return nil // no guest was let go: the end of the run before is not this one's
 	}
+	if s.Retained {
+		return nil // nobody asks, and nobody would remove what was written down
+	}
 	end, over := ends[s.status]
 	if s.on && !over {
 		return nil
@@ -147,7 +166,7 @@ func (d *Driver) findEnd(s *server) error {
 	}
 	known, err := s.endOf(s.record)
 	if err != nil {
-		return err
+		return breaks("mend or remove "+s.endFile(s.record), err)
 	}
 	if known == nil {
 		end.At = d.Clock.Now()

@@ -153,7 +153,7 @@ func portOf(a net.Addr) int32 {
 // machine's own address means nothing outside of its QEMU.
 func (d *Driver) report(s server) driver.Server {
 	out := s.report()
-	if !s.alive() && !s.Retained {
+	if !s.alive() && !s.Retained && s.broken == nil {
 		d.told.Store(s.UID, s.Run)
 	}
 	if !s.alive() || len(s.Forwards) == 0 {

@@ -171,9 +171,22 @@ func (h home) exists() (bool, error) {
 	return err == nil, err
 }
 
-// brokenError says why a record cannot be read. Whose its server is and what that
-// is made of nobody knows then, so nobody touches it until it is mended.
+// brokenError says what of a server cannot be read, which is most often its record.
+// Whose it is and what it is made of nobody knows then, so nobody touches it until
+// it is mended.
 type brokenError struct{ error }
+
+// breaks has an error be one server's own, which keeps nobody from seeing the
+// others. Where the process has no descriptors left, no server is to blame.
+func breaks(mend string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return driver.Errorf(driver.ErrUnavailable, "%w", err)
+	}
+	return brokenError{fmt.Errorf("%s: %w", mend, err)}
+}
 
 func isBroken(err error) bool {
 	_, broken := errors.AsType[brokenError](err)
@@ -212,13 +225,11 @@ func (h home) unread(err error) error {
 	if there, statErr := h.exists(); !there && statErr == nil {
 		return fs.ErrNotExist
 	}
-	switch {
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		return driver.Errorf(driver.ErrUnavailable, "%w", err)
-	case errors.Is(err, fs.ErrNotExist):
-		return brokenError{fmt.Errorf("mend or remove %s: %w", h.path, err)}
+	mend := "mend what keeps Drover from reading this"
+	if errors.Is(err, fs.ErrNotExist) {
+		mend = "mend or remove " + h.path
 	}
-	return brokenError{fmt.Errorf("mend what keeps Drover from reading this: %w", err)}
+	return breaks(mend, err)
 }
 
 func (h home) save(r record) error {
@@ -237,14 +248,14 @@ func (h home) endFile(r record) string {
 }
 
 // noteEnd writes an end down and returns the one that was written first. That of a
-// server which was removed meanwhile is of no use to anybody.
+// server which was removed or released meanwhile is of no use to anybody.
 func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(end)
 	if err != nil {
 		return end, err
 	}
 	err = h.dir.Create(h.endFile(r), content)
-	if err == nil && h.isGone(r) {
+	if err == nil && !h.isThere() {
 		return end, os.Remove(h.endFile(r))
 	}
 	if !errors.Is(err, fs.ErrExist) {
@@ -276,16 +287,6 @@ func (d *Driver) keepEnd(h home, r record, end driver.Exit) (driver.Exit, error)
 	return before.(driver.Exit), d.dir.Explain(err)
 }
 
-// isGone tells whether a server was removed, and not only put aside.
-func (h home) isGone(r record) bool {
-	for _, path := range []string{h.path, retainedPath(h.dir, r.UID, r.ID)} {
-		if there, err := (home{h.dir, path}).exists(); there || err != nil {
-			return false
-		}
-	}
-	return true
-}
-
 // endOf returns how the run ended, nil where nobody wrote it down. What a power cut
 // has left of an end says no more than that there was one.
 func (h home) endOf(r record) (*driver.Exit, error) {
@@ -307,15 +308,11 @@ func (h home) endOf(r record) (*driver.Exit, error) {
 	return &driver.Exit{Code: codeKilled, Reason: reasonKilled, At: info.ModTime()}, nil
 }
 
-// forgetEnds removes the ends of runs that were, save those of servers that were
-// released.
+// forgetEnds removes the ends of runs that were.
 func (d *Driver) forgetEnds(uid types.UID) {
 	old, _ := filepath.Glob(d.dir.Path(endsDir, string(uid)+".*.json"))
 	for _, path := range old {
-		id, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), string(uid)+"."), ".")
-		if there, err := (home{d.dir, d.retainedPath(uid, id)}).exists(); !there && err == nil {
-			_ = os.Remove(path)
-		}
+		_ = os.Remove(path)
 	}
 	d.unwritten.Range(func(file, _ any) bool {
 		if strings.HasPrefix(filepath.Base(file.(string)), string(uid)+".") {
@@ -325,8 +322,6 @@ func (d *Driver) forgetEnds(uid types.UID) {
 	})
 }
 
-func (d *Driver) retainedPath(uid types.UID, id string) string { return retainedPath(d.dir, uid, id) }
-
-func retainedPath(dir *enginedir.Dir, uid types.UID, id string) string {
-	return dir.Path(retainedDir, string(uid)+"."+id)
+func (d *Driver) retainedPath(uid types.UID, id string) string {
+	return d.dir.Path(retainedDir, string(uid)+"."+id)
 }
