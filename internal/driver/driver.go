@@ -157,6 +157,15 @@ const (
 	PowerPaused Power = "Paused"
 )
 
+// CheckPower refuses, with ErrInvalid, what is no power state.
+func CheckPower(p Power) error {
+	switch p {
+	case PowerOn, PowerOff, PowerPaused:
+		return nil
+	}
+	return Errorf(ErrInvalid, "action is %q: it must be %s, %s or %s", p, PowerOn, PowerOff, PowerPaused)
+}
+
 // RestartPolicy tells the engine's own restarter what to do when a server
 // stops by itself. The values are those of the API.
 type RestartPolicy string

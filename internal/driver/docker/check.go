@@ -17,11 +17,7 @@ func checkCall(spec driver.ServerSpec) error {
 	if err := driver.CheckUID(spec.UID); err != nil {
 		return err
 	}
-	switch spec.Power {
-	case driver.PowerOn, driver.PowerOff, driver.PowerPaused:
-		return nil
-	}
-	return driver.Errorf(driver.ErrInvalid, "the power state is %q: it must be On, Off or Paused", spec.Power)
+	return driver.CheckPower(spec.Power)
 }
 
 // check refuses what no container can have.

@@ -14,11 +14,8 @@ func check(spec driver.ServerSpec) error {
 	if err := driver.CheckUID(spec.UID); err != nil {
 		return err
 	}
-	switch spec.Power {
-	case driver.PowerOn, driver.PowerOff, driver.PowerPaused:
-	default:
-		return driver.Errorf(driver.ErrInvalid, "action is %q: it must be %s, %s or %s",
-			spec.Power, driver.PowerOn, driver.PowerOff, driver.PowerPaused)
+	if err := driver.CheckPower(spec.Power); err != nil {
+		return err
 	}
 	switch {
 	case spec.CPUMilli <= 0:

@@ -37,11 +37,7 @@ func checkPower(spec driver.ServerSpec) error {
 	if err := checkUID(spec.UID); err != nil {
 		return err
 	}
-	switch spec.Power {
-	case driver.PowerOn, driver.PowerOff, driver.PowerPaused:
-		return nil
-	}
-	return driver.Errorf(driver.ErrInvalid, "action is %q: it must be %s, %s or %s", spec.Power, driver.PowerOn, driver.PowerOff, driver.PowerPaused)
+	return driver.CheckPower(spec.Power)
 }
 
 // checkSpec refuses a spec that the server, or a new one, cannot be made like.
