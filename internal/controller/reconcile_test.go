@@ -221,7 +221,6 @@ func (g *rig) reconcile() ctrl.Result {
 	return ctrl.Result{}
 }
 
-// counting returns the writes that fn makes.
 // askRestart brings up a VM and asks for its restart.
 func (g *rig) askRestart() {
 	g.t.Helper()
@@ -231,6 +230,7 @@ func (g *rig) askRestart() {
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
 }
 
+// counting returns the writes that fn makes.
 func (g *rig) counting(fn func()) int {
 	before := g.writes
 	fn()

@@ -157,10 +157,15 @@ func (d *Driver) replaceRoot(ctx context.Context, s *server, spec driver.ServerS
 // otherRoot is the root disk before this one, where that is asked for again, or a
 // new one.
 func (d *Driver) otherRoot(ctx context.Context, s *server, tmp home, spec driver.ServerSpec, asked imageSettings) (disk, error) {
-	if s.Old == nil || !d.isSame(s.Old.Image, asked) {
+	if !d.wasRoot(*s, asked) {
 		return d.makeRoot(ctx, tmp, spec, asked)
 	}
 	return *s.Old, os.Link(s.file(oldRootFile), tmp.file(rootDiskFile))
+}
+
+// wasRoot tells whether the root disk before this one stands on an image.
+func (d *Driver) wasRoot(s server, asked imageSettings) bool {
+	return s.Old != nil && d.isSame(s.Old.Image, asked)
 }
 
 // keepOldRoot leaves the root disk aside that a guest had last. One that none has

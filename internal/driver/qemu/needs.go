@@ -54,11 +54,11 @@ func (d *Driver) rootImage(s server, spec driver.ServerSpec) driver.Image {
 	asked := imageOf(spec, have)
 	image := asked.ref()
 	image.PullPolicy = spec.Image.PullPolicy
-	for _, root := range []*disk{&s.Root, s.Old} {
-		if root != nil && d.isSame(root.Image, asked) {
-			image.Checksum = imagestore.DigestOf(root.Image.Path)
-			break
-		}
+	switch {
+	case d.isSame(s.Root.Image, asked):
+		image.Checksum = imagestore.DigestOf(s.Root.Image.Path)
+	case d.wasRoot(s, asked):
+		image.Checksum = imagestore.DigestOf(s.Old.Image.Path)
 	}
 	return image
 }
@@ -103,7 +103,7 @@ func (d *Driver) checkRoot(ctx context.Context, s *server, spec driver.ServerSpe
 		_, err := d.driveOf(rootField, rootDiskFile, s.Root)
 		return err
 	}
-	if s.Old != nil && d.isSame(s.Old.Image, asked) {
+	if d.wasRoot(*s, asked) {
 		_, err := d.driveOf(rootField, oldRootFile, *s.Old)
 		return err
 	}

@@ -48,9 +48,9 @@ func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, 
 // that a spec names.
 func checkForwards(ctx context.Context, ports []driver.Port, have []forward, choose chooser) error {
 	for i, p := range ports {
-		f := forward{Protocol: protocolOf(p), HostPort: p.HostPort, Port: p.Port}
+		f := forwardOf(p)
 		isOwn := func(own forward) bool { return own.outside() == f.outside() }
-		if p.HostPort == 0 || slices.ContainsFunc(have, isOwn) {
+		if f.Chosen || slices.ContainsFunc(have, isOwn) {
 			continue
 		}
 		if _, err := choose(ctx, f); err != nil {
@@ -80,7 +80,7 @@ const chooseTries = 10
 // chooseForward takes, where the spec leaves the choice, the port of the run
 // before if it can be had.
 func chooseForward(ctx context.Context, p driver.Port, before []forward, used map[forward]bool, choose chooser) (f forward, err error) {
-	f = forward{Protocol: protocolOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
+	f = forwardOf(p)
 	if !f.Chosen {
 		_, err = choose(ctx, f)
 		return f, err
@@ -101,6 +101,11 @@ func chooseForward(ctx context.Context, p driver.Port, before []forward, used ma
 		}
 	}
 	return f, errors.New("the host offers the same ports over and over")
+}
+
+// forwardOf is what a port of a spec asks for.
+func forwardOf(p driver.Port) forward {
+	return forward{Protocol: protocolOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
 }
 
 func protocolOf(p driver.Port) string {
