@@ -19,6 +19,8 @@ import (
 func ForKind(kind schema.GroupVersionKind) interface{} {
 	switch kind {
 	// Group=cloudnative.tw, Version=v1alpha1
+	case v1alpha1.SchemeGroupVersion.WithKind("Binding"):
+		return &cloudnativev1alpha1.BindingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DataSource"):
 		return &cloudnativev1alpha1.DataSourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Image"):
@@ -33,6 +35,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &cloudnativev1alpha1.PortStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Probe"):
 		return &cloudnativev1alpha1.ProbeApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RefusedField"):
+		return &cloudnativev1alpha1.RefusedFieldApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyRef"):
 		return &cloudnativev1alpha1.SecretKeyRefApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ServerStatus"):

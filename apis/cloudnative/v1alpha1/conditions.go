@@ -72,12 +72,24 @@ const (
 	// ReasonEngineMismatch : the engine that answers is not the one that the
 	// VirtualMachine is bound to.
 	ReasonEngineMismatch = "EngineMismatch"
+	// ReasonFenced : the engine refuses this controller, because one with a higher
+	// epoch has acted on it.
+	ReasonFenced = "Fenced"
 	// ReasonUnresponsive : the engine answers, but not about this server.
 	ReasonUnresponsive = "Unresponsive"
 	// ReasonUnknownDriver : spec.driver names no driver that runs here.
 	ReasonUnknownDriver = "UnknownDriver"
 	// ReasonInvalid : the driver refuses the spec.
 	ReasonInvalid = "Invalid"
+	// ReasonImageImmutable : the image of a server that has a root disk cannot be
+	// changed.
+	ReasonImageImmutable = "ImageImmutable"
+	// ReasonDiskError : the guest was paused by an error of its disk that is not one
+	// of room, and waits for the disk to work again.
+	ReasonDiskError = "DiskError"
+	// ReasonMachineTypeUnavailable : the QEMU that is installed does not know the
+	// machine type that the server was made with.
+	ReasonMachineTypeUnavailable = "MachineTypeUnavailable"
 	// ReasonUnsupported : the driver cannot honour a field of the spec.
 	ReasonUnsupported = "Unsupported"
 	// ReasonExhausted : the engine has not enough of a resource.
@@ -124,6 +136,12 @@ const (
 	EventOrphanDeleted = "OrphanDeleted"
 	// EventOrphanFound : a server without a VirtualMachine was found.
 	EventOrphanFound = "OrphanFound"
+	// EventCrashed : a server ended by itself, badly.
+	EventCrashed = "Crashed"
+	// EventEngineFenced : the engine refuses the leader, and its VirtualMachines wait.
+	EventEngineFenced = "EngineFenced"
+	// EventLeaderConflict : another Drover leads in this cluster.
+	EventLeaderConflict = "LeaderConflict"
 	// EventOrphanSweepFrozen : too many servers look orphaned to delete them.
 	EventOrphanSweepFrozen = "OrphanSweepFrozen"
 )

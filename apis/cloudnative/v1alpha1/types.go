@@ -332,6 +332,12 @@ type Port struct {
 	// +kubebuilder:validation:Maximum=65535
 	// +optional
 	HostPort int32 `json:"hostPort,omitempty"`
+	// hostIP is the address of the engine's host that the port is opened on, for
+	// example 127.0.0.1. Empty means all of its addresses.
+	// +kubebuilder:validation:MaxLength=45
+	// +kubebuilder:validation:XValidation:rule="self == '' || isIP(self)",message="hostIP must be an IP address, for example 127.0.0.1 or ::1",messageExpression="'hostIP is ' + self + ': it must be an IP address, for example 127.0.0.1 or ::1'"
+	// +optional
+	HostIP string `json:"hostIP,omitempty"`
 }
 
 // Probe is what must answer before a VirtualMachine is Ready.
@@ -405,6 +411,10 @@ type VirtualMachineStatus struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Driver string `json:"driver,omitempty"`
+	// binding is the engine that the server is on. It is written with the first
+	// status and never changes.
+	// +optional
+	Binding *Binding `json:"binding,omitempty"`
 	// server is what the driver runs.
 	// +optional
 	Server *ServerStatus `json:"server,omitempty"`
@@ -422,6 +432,17 @@ type VirtualMachineStatus struct {
 	// operation is the step that is under way or failing.
 	// +optional
 	Operation *Operation `json:"operation,omitempty"`
+	// pendingFields are the fields of the spec that take effect at the next
+	// restart.
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
+	// +listType=atomic
+	// +optional
+	PendingFields []string `json:"pendingFields,omitempty"`
+	// refusedField is the field of the spec that the server cannot have as long
+	// as it exists. The rest of the spec is applied.
+	// +optional
+	RefusedField *RefusedField `json:"refusedField,omitempty"`
 	// restartedAt is the last spec.restartedAt that was handled.
 	// +optional
 	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
@@ -435,6 +456,37 @@ type VirtualMachineStatus struct {
 	// lastUpdateTime is when this status was written.
 	// +optional
 	LastUpdateTime *metav1.MicroTime `json:"lastUpdateTime,omitempty"`
+}
+
+// Binding names the engine that a server is on.
+type Binding struct {
+	// driver that runs the server.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +required
+	Driver string `json:"driver"`
+	// engineID is the engine's own lasting identity, for example the id that
+	// "docker info" prints.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	// +required
+	EngineID string `json:"engineID"`
+}
+
+// RefusedField is a field of the spec that a server cannot have.
+type RefusedField struct {
+	// field of the spec, for example image.
+	// +kubebuilder:validation:MaxLength=253
+	// +required
+	Field string `json:"field"`
+	// reason is one CamelCase word.
+	// +kubebuilder:validation:MaxLength=256
+	// +required
+	Reason string `json:"reason"`
+	// message says why, and what is possible.
+	// +kubebuilder:validation:MaxLength=4096
+	// +optional
+	Message string `json:"message,omitempty"`
 }
 
 // PortStatus is a port of the host that leads to the server.
@@ -454,6 +506,11 @@ type PortStatus struct {
 	// that has none.
 	// +required
 	HostPort int32 `json:"hostPort"`
+	// hostIP is the address of the host that the port is open on; empty means
+	// all of its addresses.
+	// +kubebuilder:validation:MaxLength=45
+	// +optional
+	HostIP string `json:"hostIP,omitempty"`
 }
 
 // ServerStatus is what a driver runs for a VirtualMachine.
@@ -469,6 +526,21 @@ type ServerStatus struct {
 	// generation of the spec that the driver was last shown with success.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
+	// stoppedRun is the run of the server that Drover ended because spec.action
+	// said so. Such a server is started again whatever its restartPolicy.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	StoppedRun string `json:"stoppedRun,omitempty"`
+	// imageID is the digest that the image's name stood for when the server was
+	// made from it.
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	ImageID string `json:"imageID,omitempty"`
+	// accelerator is what runs the guest's instructions: kvm, or tcg, which
+	// emulates. Empty where the driver runs no machines.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Accelerator string `json:"accelerator,omitempty"`
 	// usage is what the server uses.
 	// +optional
 	Usage *Usage `json:"usage,omitempty"`
@@ -503,6 +575,21 @@ const (
 	OperationRelease OperationType = "Release"
 )
 
+// OperationFailure is a kind of failure, which decides how long Drover waits
+// before the next try: Failed for an error of the engine, Exhausted where it has
+// not enough of a resource, Refused where only a new spec can help, Exited for a
+// server that was started and ended too soon.
+// +kubebuilder:validation:Enum=Failed;Exhausted;Refused;Exited
+type OperationFailure string
+
+// The kinds of failure.
+const (
+	FailureFailed    OperationFailure = "Failed"
+	FailureExhausted OperationFailure = "Exhausted"
+	FailureRefused   OperationFailure = "Refused"
+	FailureExited    OperationFailure = "Exited"
+)
+
 // Operation is a step that is under way or failing.
 type Operation struct {
 	// type of the step.
@@ -521,6 +608,13 @@ type Operation struct {
 	// nextRetryTime is when it will be tried again.
 	// +optional
 	NextRetryTime *metav1.MicroTime `json:"nextRetryTime,omitempty"`
+	// failure is the kind of the last failure. It is empty before the first.
+	// +optional
+	Failure OperationFailure `json:"failure,omitempty"`
+	// reason for the last failure, one CamelCase word.
+	// +kubebuilder:validation:MaxLength=256
+	// +optional
+	Reason string `json:"reason,omitempty"`
 	// lastError is why the last try failed.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional

@@ -25,6 +25,10 @@ type OperationApplyConfiguration struct {
 	StartedAt *v1.MicroTime `json:"startedAt,omitempty"`
 	// nextRetryTime is when it will be tried again.
 	NextRetryTime *v1.MicroTime `json:"nextRetryTime,omitempty"`
+	// failure is the kind of the last failure. It is empty before the first.
+	Failure *cloudnativev1alpha1.OperationFailure `json:"failure,omitempty"`
+	// reason for the last failure, one CamelCase word.
+	Reason *string `json:"reason,omitempty"`
 	// lastError is why the last try failed.
 	LastError *string `json:"lastError,omitempty"`
 	// run is the server's run that a restart ends.
@@ -76,6 +80,22 @@ func (b *OperationApplyConfiguration) WithStartedAt(value v1.MicroTime) *Operati
 // If called multiple times, the NextRetryTime field is set to the value of the last call.
 func (b *OperationApplyConfiguration) WithNextRetryTime(value v1.MicroTime) *OperationApplyConfiguration {
 	b.NextRetryTime = &value
+	return b
+}
+
+// WithFailure sets the Failure field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Failure field is set to the value of the last call.
+func (b *OperationApplyConfiguration) WithFailure(value cloudnativev1alpha1.OperationFailure) *OperationApplyConfiguration {
+	b.Failure = &value
+	return b
+}
+
+// WithReason sets the Reason field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Reason field is set to the value of the last call.
+func (b *OperationApplyConfiguration) WithReason(value string) *OperationApplyConfiguration {
+	b.Reason = &value
 	return b
 }
 

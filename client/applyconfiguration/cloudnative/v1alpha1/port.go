@@ -22,6 +22,9 @@ type PortApplyConfiguration struct {
 	Port *int32 `json:"port,omitempty"`
 	// hostPort is the port of the engine's host. Empty lets the engine choose.
 	HostPort *int32 `json:"hostPort,omitempty"`
+	// hostIP is the address of the engine's host that the port is opened on, for
+	// example 127.0.0.1. Empty means all of its addresses.
+	HostIP *string `json:"hostIP,omitempty"`
 }
 
 // PortApplyConfiguration constructs a declarative configuration of the Port type for use with
@@ -59,5 +62,13 @@ func (b *PortApplyConfiguration) WithPort(value int32) *PortApplyConfiguration {
 // If called multiple times, the HostPort field is set to the value of the last call.
 func (b *PortApplyConfiguration) WithHostPort(value int32) *PortApplyConfiguration {
 	b.HostPort = &value
+	return b
+}
+
+// WithHostIP sets the HostIP field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the HostIP field is set to the value of the last call.
+func (b *PortApplyConfiguration) WithHostIP(value string) *PortApplyConfiguration {
+	b.HostIP = &value
 	return b
 }

@@ -24,6 +24,9 @@ type PortStatusApplyConfiguration struct {
 	// hostPort is the port of the host: the spec's, or what was chosen where
 	// that has none.
 	HostPort *int32 `json:"hostPort,omitempty"`
+	// hostIP is the address of the host that the port is open on; empty means
+	// all of its addresses.
+	HostIP *string `json:"hostIP,omitempty"`
 }
 
 // PortStatusApplyConfiguration constructs a declarative configuration of the PortStatus type for use with
@@ -61,5 +64,13 @@ func (b *PortStatusApplyConfiguration) WithPort(value int32) *PortStatusApplyCon
 // If called multiple times, the HostPort field is set to the value of the last call.
 func (b *PortStatusApplyConfiguration) WithHostPort(value int32) *PortStatusApplyConfiguration {
 	b.HostPort = &value
+	return b
+}
+
+// WithHostIP sets the HostIP field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the HostIP field is set to the value of the last call.
+func (b *PortStatusApplyConfiguration) WithHostIP(value string) *PortStatusApplyConfiguration {
+	b.HostIP = &value
 	return b
 }

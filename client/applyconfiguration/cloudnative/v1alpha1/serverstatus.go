@@ -16,6 +16,15 @@ type ServerStatusApplyConfiguration struct {
 	State *string `json:"state,omitempty"`
 	// generation of the spec that the driver was last shown with success.
 	Generation *int64 `json:"generation,omitempty"`
+	// stoppedRun is the run of the server that Drover ended because spec.action
+	// said so. Such a server is started again whatever its restartPolicy.
+	StoppedRun *string `json:"stoppedRun,omitempty"`
+	// imageID is the digest that the image's name stood for when the server was
+	// made from it.
+	ImageID *string `json:"imageID,omitempty"`
+	// accelerator is what runs the guest's instructions: kvm, or tcg, which
+	// emulates. Empty where the driver runs no machines.
+	Accelerator *string `json:"accelerator,omitempty"`
 	// usage is what the server uses.
 	Usage *UsageApplyConfiguration `json:"usage,omitempty"`
 }
@@ -47,6 +56,30 @@ func (b *ServerStatusApplyConfiguration) WithState(value string) *ServerStatusAp
 // If called multiple times, the Generation field is set to the value of the last call.
 func (b *ServerStatusApplyConfiguration) WithGeneration(value int64) *ServerStatusApplyConfiguration {
 	b.Generation = &value
+	return b
+}
+
+// WithStoppedRun sets the StoppedRun field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the StoppedRun field is set to the value of the last call.
+func (b *ServerStatusApplyConfiguration) WithStoppedRun(value string) *ServerStatusApplyConfiguration {
+	b.StoppedRun = &value
+	return b
+}
+
+// WithImageID sets the ImageID field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ImageID field is set to the value of the last call.
+func (b *ServerStatusApplyConfiguration) WithImageID(value string) *ServerStatusApplyConfiguration {
+	b.ImageID = &value
+	return b
+}
+
+// WithAccelerator sets the Accelerator field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Accelerator field is set to the value of the last call.
+func (b *ServerStatusApplyConfiguration) WithAccelerator(value string) *ServerStatusApplyConfiguration {
+	b.Accelerator = &value
 	return b
 }
 

@@ -30,6 +30,9 @@ type VirtualMachineStatusApplyConfiguration struct {
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// driver that runs the server.
 	Driver *string `json:"driver,omitempty"`
+	// binding is the engine that the server is on. It is written with the first
+	// status and never changes.
+	Binding *BindingApplyConfiguration `json:"binding,omitempty"`
 	// server is what the driver runs.
 	Server *ServerStatusApplyConfiguration `json:"server,omitempty"`
 	// addresses under which the server answers.
@@ -38,6 +41,12 @@ type VirtualMachineStatusApplyConfiguration struct {
 	Ports []PortStatusApplyConfiguration `json:"ports,omitempty"`
 	// operation is the step that is under way or failing.
 	Operation *OperationApplyConfiguration `json:"operation,omitempty"`
+	// pendingFields are the fields of the spec that take effect at the next
+	// restart.
+	PendingFields []string `json:"pendingFields,omitempty"`
+	// refusedField is the field of the spec that the server cannot have as long
+	// as it exists. The rest of the spec is applied.
+	RefusedField *RefusedFieldApplyConfiguration `json:"refusedField,omitempty"`
 	// restartedAt is the last spec.restartedAt that was handled.
 	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
 	// restartCount is how often the server was started again.
@@ -107,6 +116,14 @@ func (b *VirtualMachineStatusApplyConfiguration) WithDriver(value string) *Virtu
 	return b
 }
 
+// WithBinding sets the Binding field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Binding field is set to the value of the last call.
+func (b *VirtualMachineStatusApplyConfiguration) WithBinding(value *BindingApplyConfiguration) *VirtualMachineStatusApplyConfiguration {
+	b.Binding = value
+	return b
+}
+
 // WithServer sets the Server field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Server field is set to the value of the last call.
@@ -143,6 +160,24 @@ func (b *VirtualMachineStatusApplyConfiguration) WithPorts(values ...*PortStatus
 // If called multiple times, the Operation field is set to the value of the last call.
 func (b *VirtualMachineStatusApplyConfiguration) WithOperation(value *OperationApplyConfiguration) *VirtualMachineStatusApplyConfiguration {
 	b.Operation = value
+	return b
+}
+
+// WithPendingFields adds the given value to the PendingFields field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the PendingFields field.
+func (b *VirtualMachineStatusApplyConfiguration) WithPendingFields(values ...string) *VirtualMachineStatusApplyConfiguration {
+	for i := range values {
+		b.PendingFields = append(b.PendingFields, values[i])
+	}
+	return b
+}
+
+// WithRefusedField sets the RefusedField field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RefusedField field is set to the value of the last call.
+func (b *VirtualMachineStatusApplyConfiguration) WithRefusedField(value *RefusedFieldApplyConfiguration) *VirtualMachineStatusApplyConfiguration {
+	b.RefusedField = value
 	return b
 }
 
