@@ -18,7 +18,7 @@ import (
 	"strings"
 	"syscall"
 
-	"cloudnative.tw/drover/standalone/internal/atomicfile"
+	"cloudnative.tw/drover/internal/atomicfile"
 )
 
 // Names in the folder. Purge removes these and no others, so that a wrong

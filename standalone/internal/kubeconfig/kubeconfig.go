@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"cloudnative.tw/drover/standalone/internal/atomicfile"
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
 

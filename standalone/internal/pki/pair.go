@@ -18,7 +18,7 @@ import (
 	"slices"
 	"time"
 
-	"cloudnative.tw/drover/standalone/internal/atomicfile"
+	"cloudnative.tw/drover/internal/atomicfile"
 )
 
 // pair is a certificate and its key.

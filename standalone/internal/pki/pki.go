@@ -21,7 +21,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/standalone/internal/atomicfile"
+	"cloudnative.tw/drover/internal/atomicfile"
 )
 
 // How long certificates last. A leaf is renewed when a third of its life is

@@ -117,3 +117,28 @@ func namesIn(t *testing.T, dir string) []string {
 	}
 	return names
 }
+
+// TestSweepLeavesWhatIsBeingMade, whatever process makes it, in a folder that has other
+// things too.
+func TestSweepLeavesWhatIsBeingMade(t *testing.T) {
+	folder := Folder{Path: t.TempDir(), Prefix: tempPrefix}
+	half, err := folder.write([]byte("half"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, remove, err := folder.MakeFolder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Sweep(folder.Path); err != nil {
+		t.Fatal(err)
+	}
+	if names := namesIn(t, folder.Path); len(names) != 2 {
+		t.Errorf("left: %v, want %s and %s", names, half.Name(), path)
+	}
+	half.remove()
+	remove()
+	if names := namesIn(t, folder.Path); len(names) != 0 {
+		t.Errorf("left: %v", names)
+	}
+}
