@@ -69,10 +69,11 @@ type Identifier interface {
 	EngineID(ctx context.Context) (string, error)
 }
 
-// Surveyor tells what else is on an engine. It is optional.
-type Surveyor interface {
-	// Others counts the servers of other clusters, by cluster id.
-	Others(ctx context.Context) (map[string]int, error)
+// Fetcher fetches for servers in the background (StatePending). It is optional.
+type Fetcher interface {
+	// Abandon ends what is fetched for a server that is not wanted any more, or was.
+	// It changes no server.
+	Abandon(ctx context.Context, uid types.UID) error
 }
 
 // Closer ends what a driver does in the background. It is optional.
@@ -129,6 +130,9 @@ type ServerSpec struct {
 	// StopBy is when a stop that is under way is forced; the zero time means
 	// never.
 	StopBy time.Time
+	// GracePeriod is how long the guest has to shut down when the host does, which
+	// no caller is there for. Every other stop has StopBy.
+	GracePeriod time.Duration
 	// EndRun names a run (Server.Run) to end before the server is started: a
 	// restart, once. It means nothing when that run is over.
 	EndRun string
@@ -215,6 +219,8 @@ type Port struct {
 	Name           string
 	Protocol       string // "TCP" or "UDP"
 	Port, HostPort int32
+	// HostIP is the address of the host to open the port on; empty means all.
+	HostIP string
 }
 
 // Secret is text that must not be seen: it prints as "[redacted]" under every
@@ -271,6 +277,14 @@ type Server struct {
 	// Pending names the fields of the spec that wait for a restart. List leaves
 	// it empty where the spec is needed to tell; Ensure always fills it.
 	Pending []string
+	// Refused is the field of the spec that the server cannot have as long as it
+	// exists; the rest was applied. Only Ensure sets it, List leaves it nil.
+	Refused *Refused
+	// ImageID is the digest of the image that the server was made from, where the
+	// driver resolves one.
+	ImageID string
+	// Accelerator is AccelKVM or AccelTCG for a machine that runs, else empty.
+	Accelerator string
 	// Addresses under which the server answers: its own, or those of the host
 	// where only Ports lead to it.
 	Addresses []string
@@ -282,12 +296,34 @@ type Server struct {
 	Retained bool
 }
 
+// Refused is a field of the spec that a server cannot have.
+type Refused struct {
+	// Field of the spec, for example "image".
+	Field string
+	// Reason is a CamelCase word; Message names the value and what is allowed.
+	Reason, Message string
+}
+
+// The accelerators of machines.
+const (
+	AccelKVM = "kvm"
+	AccelTCG = "tcg"
+)
+
+// ExitHostShutdown is the reason of a run that ended because its host was shut
+// down. Such a server is started again whatever its restart policy.
+const ExitHostShutdown = "HostShutdown"
+
 // Exit tells how a run ended.
 type Exit struct {
 	Code int
 	// Reason is a CamelCase word: Completed, Error, OOMKilled, ...
 	Reason string
-	At     time.Time
+	// Output is the end of what the engine's own process printed, at most 1 KiB,
+	// where that explains a crash. It is never output of the guest.
+	Output string
+	// At is the engine's time, which may differ from any other clock.
+	At time.Time
 }
 
 // Resources are what a server has. Zero means unknown.

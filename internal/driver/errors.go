@@ -26,9 +26,12 @@ var (
 	ErrExhausted = errors.New("exhausted")
 	// ErrUnavailable : the engine is out of reach and the state unknown.
 	ErrUnavailable = errors.New("engine unavailable")
-	// ErrFenced : this process has not the right to act, since a newer epoch has
-	// acted or it does not certainly lead. Nothing was changed.
+	// ErrFenced : the engine refuses this process, since a newer epoch has acted.
+	// Nothing was changed.
 	ErrFenced = errors.New("fenced")
+	// ErrNotLeading : this process does not certainly lead, and the engine was not
+	// asked. No driver returns it; the guard before the drivers does.
+	ErrNotLeading = errors.New("not leading")
 	// ErrDeposed : the right to act ended during the call, which may have been
 	// done all the same.
 	ErrDeposed = errors.New("deposed")
@@ -57,6 +60,10 @@ const (
 	ReasonNameConflict     = "NameConflict"
 	ReasonDuplicate        = "Duplicate"
 	ReasonPortConflict     = "PortConflict"
+	ReasonImageImmutable   = "ImageImmutable"
+	ReasonDiskError        = "DiskError"
+
+	ReasonMachineTypeUnavailable = "MachineTypeUnavailable"
 )
 
 type reasonError struct {
@@ -85,7 +92,9 @@ func ReasonOf(err error) string {
 
 // MayNotAct tells whether a call failed for want of the right to act, which says
 // nothing about the server.
-func MayNotAct(err error) bool { return errors.Is(err, ErrFenced) || errors.Is(err, ErrDeposed) }
+func MayNotAct(err error) bool {
+	return errors.Is(err, ErrFenced) || errors.Is(err, ErrNotLeading) || errors.Is(err, ErrDeposed)
+}
 
 // Ambiguous tells whether a mutation that failed with err may have been done
 // all the same, now or a little later: every error that no sentinel explains,
@@ -94,7 +103,7 @@ func Ambiguous(err error) bool {
 	if err == nil {
 		return false
 	}
-	for _, clear := range []error{ErrNotFound, ErrInvalid, ErrUnsupported, ErrRetry, ErrExhausted, ErrFenced} {
+	for _, clear := range []error{ErrNotFound, ErrInvalid, ErrUnsupported, ErrRetry, ErrExhausted, ErrFenced, ErrNotLeading} {
 		if errors.Is(err, clear) {
 			return false
 		}

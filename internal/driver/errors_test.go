@@ -63,6 +63,7 @@ func TestAmbiguous(t *testing.T) {
 		"retry":             {Errorf(ErrRetry, "x: %w", context.Canceled), false},
 		"exhausted":         {Errorf(ErrExhausted, "x"), false},
 		"fenced":            {Errorf(ErrFenced, "x"), false},
+		"not leading":       {Errorf(ErrNotLeading, "x"), false},
 		"engine lost":       {Errorf(ErrUnavailable, "x"), true},
 		"deadline":          {context.DeadlineExceeded, true},
 		"nobody's":          {errors.New("x"), true},

@@ -40,6 +40,9 @@ type Harness struct {
 
 	// OtherImage is an image, other than Spec's, that the engine can run.
 	OtherImage string
+	// KeepsImage is set where the image of a server does not change: Ensure refuses
+	// another one and applies the rest.
+	KeepsImage bool
 
 	// Losable connects to an engine that can be put out of reach and brought
 	// back without disturbing the other cases, for example through a proxy. Its

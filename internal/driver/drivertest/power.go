@@ -6,6 +6,7 @@ package drivertest
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -167,7 +168,7 @@ func checkSize(t *testing.T, s driver.Server, spec driver.ServerSpec) {
 	}
 }
 
-// testChangeImage : a new image waits for the next restart.
+// testChangeImage : a new image waits for the next restart, or is refused for good.
 func testChangeImage(t *testing.T, e *env) {
 	need(t, e.OtherImage != "", "OtherImage")
 	spec := e.spec(t, "reimaged")
@@ -175,15 +176,29 @@ func testChangeImage(t *testing.T, e *env) {
 	spec.Image.Source = e.OtherImage
 	waiting := e.reach(t, spec, driver.StateRunning)
 	sameRun(t, waiting, first)
-	if !slices.Contains(waiting.Pending, "image") {
-		t.Errorf("Pending is %v, want image in it", waiting.Pending)
+	e.checkRefused(t, waiting)
+	if slices.Contains(waiting.Pending, "image") == e.KeepsImage {
+		t.Errorf("Pending is %v, want image in it: %v", waiting.Pending, !e.KeepsImage)
 	}
 	second := e.reachRunOtherThan(t, e.restart(spec, first.Run, e.in(time.Hour)), first.Run)
+	e.checkRefused(t, second)
 	if len(second.Pending) != 0 {
 		t.Errorf("after the restart %v still waits", second.Pending)
 	}
 	if all := list(t, e.d); len(all) != 1 {
 		t.Errorf("the restart left %s, want one server", describe(all...))
+	}
+}
+
+// checkRefused : another image is refused where images do not change, and nothing is
+// elsewhere.
+func (e *env) checkRefused(t *testing.T, s driver.Server) {
+	t.Helper()
+	switch r := s.Refused; {
+	case !e.KeepsImage && r != nil:
+		t.Errorf("refused is %+v, want nothing", *r)
+	case e.KeepsImage && (r == nil || r.Field != "image" || r.Reason != driver.ReasonImageImmutable || !strings.Contains(r.Message, e.OtherImage)):
+		t.Errorf("refused is %+v, want image, by %s", r, driver.ReasonImageImmutable)
 	}
 }
 
@@ -196,6 +211,7 @@ func testChangeWhileStopped(t *testing.T, e *env) {
 	spec.MemoryBytes *= 2
 	s := e.reachRunOtherThan(t, spec, first.Run)
 	checkSize(t, s, spec)
+	e.checkRefused(t, s)
 }
 
 // testCancelled : a call whose context is over says so at once.

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
+	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
 )
 
@@ -193,22 +194,11 @@ func (d *Dir) Lock(uid types.UID) (*Lock, error) {
 			return nil, driver.Errorf(driver.ErrRetry, "the server %s is being changed by another caller: %w", uid, err)
 		case err != nil:
 			return nil, d.Explain(err)
-		case isStill(l.file):
+		case atomicfile.HasName(l.file):
 			return l, nil
 		}
 		_ = l.file.Close()
 	}
-}
-
-// isStill tells whether a file has its name: who holds the lock of one that was
-// removed holds nothing.
-func isStill(f *os.File) bool {
-	held, err := f.Stat()
-	if err != nil {
-		return false
-	}
-	named, err := os.Stat(f.Name())
-	return err == nil && os.SameFile(held, named)
 }
 
 // Release gives the lock back. To close the file would not do: a process that is

@@ -292,28 +292,6 @@ func TestOpenExisting(t *testing.T) {
 	}
 }
 
-// TestJournalCutOff : an entry after half a line, whoever wrote that, begins on a
-// line of its own.
-func TestJournalCutOff(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "journal")
-	j, err := enginedir.OpenJournal("the test's journal", path)
-	must(t, err)
-	must(t, j.Write(1))
-	other, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
-	must(t, err)
-	_, err = other.WriteString(`{"hal`)
-	must(t, errors.Join(err, other.Close()))
-	must(t, j.Write(2))
-	must(t, j.Write(3))
-	must(t, j.Close())
-	content, err := os.ReadFile(path)
-	must(t, err)
-	if want := "1\n{\"hal\n2\n3\n"; string(content) != want {
-		t.Errorf("it has %q, want %q", content, want)
-	}
-}
-
 // TestReleaseWhileForking : a lock that was given back is free, although a
 // process that was forked meanwhile still has the file.
 func TestReleaseWhileForking(t *testing.T) {

@@ -37,10 +37,9 @@
 // Secrets are not kept: the record says only that there were some, so a change
 // from one text to another is not noticed.
 //
-// # The journal
+// # The fence
 //
-// With Options.Journal every accepted change, and every call that the fence
-// refused, is appended to a file that several processes can share. Tests judge
-// by it what leaders did; see Entry. A build with the tag unfenced has neither
-// fence nor guard, so that such a test can show that it would notice.
+// Tests judge by a journal (package journal) what leaders did. A build with the tag
+// unfenced has neither fence nor guard, so that such a test can show that it would
+// notice.
 package fake

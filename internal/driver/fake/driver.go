@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/journal"
 )
 
 // Name is the driver's name in the API.
@@ -29,9 +31,6 @@ type Options struct {
 	Dir string
 	// Memory is the engine to use where Dir is empty; nil makes a new one.
 	Memory *Memory
-	// Journal is a file to which every change is appended as a line, an Entry;
-	// empty means none.
-	Journal string
 	// BootTime is how long a server is Starting.
 	BootTime time.Duration
 	// ShutdownTime is how long a server takes to stop when it is asked to.
@@ -78,9 +77,6 @@ func New(o Options) (*Driver, error) {
 		o.Clock = clock.RealClock{}
 	}
 	s, err := openStore(o)
-	if err == nil && o.Journal != "" {
-		s, err = openJournal(o.Journal, s, o.Clock)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -121,14 +117,14 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	}
 	now := d.clock.Now()
 	var made Record
-	err := d.store.change(spec.UID, claim{d.clusterID, spec.Epoch, "Ensure"}, func(old *Record) (*Record, error) {
+	err := d.store.change(spec.UID, claim{d.clusterID, spec.Epoch}, noting(ctx, func(old *Record) (*Record, error) {
 		r, err := d.begin(old, spec)
 		if err != nil {
 			return nil, err
 		}
 		made = d.simulation.ensure(r, spec, now)
 		return &made, nil
-	})
+	}))
 	if err != nil {
 		return driver.Server{}, err
 	}
@@ -159,7 +155,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	if err := driver.CheckUID(t.UID); err != nil {
 		return err
 	}
-	err := d.store.change(t.UID, claim{d.clusterID, t.Epoch, "Delete"}, func(old *Record) (*Record, error) {
+	err := d.store.change(t.UID, claim{d.clusterID, t.Epoch}, noting(ctx, func(old *Record) (*Record, error) {
 		if old == nil || old.ClusterID != d.clusterID || (t.ID != "" && old.ID != t.ID) {
 			return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
 		}
@@ -169,11 +165,43 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		released := *old
 		released.Retained = true
 		return &released, nil
-	})
+	}))
 	if err == nil {
 		d.meter.forget(t.UID)
 	}
 	return err
+}
+
+// noting has an edit, which runs while the server's lock is held, write down in the
+// journal what it changes.
+func noting(ctx context.Context, edit func(*Record) (*Record, error)) func(*Record) (*Record, error) {
+	return func(old *Record) (*Record, error) {
+		had := clone(old)
+		next, err := edit(old)
+		if err == nil && !reflect.DeepEqual(had, next) {
+			journal.Note(ctx, deedOf(had, next), sketch(had), sketch(next))
+		}
+		return next, err
+	}
+}
+
+func deedOf(had, next *Record) journal.Deed {
+	switch {
+	case next == nil:
+		return journal.DeedDelete
+	case next.Retained:
+		return journal.DeedRelease
+	case had == nil:
+		return journal.DeedCreate
+	}
+	return journal.DeedChange
+}
+
+func sketch(r *Record) *journal.Sketch {
+	if r == nil || r.Retained {
+		return nil
+	}
+	return &journal.Sketch{ID: r.ID, Run: r.Run, State: r.State}
 }
 
 // List reads the records.

@@ -88,6 +88,7 @@ type (
 		Protocol string `json:"protocol,omitempty"`
 		Port     int32  `json:"port"`
 		HostPort int32  `json:"hostPort,omitempty"`
+		HostIP   string `json:"hostIP,omitempty"`
 	}
 )
 
@@ -115,7 +116,7 @@ func configOf(spec driver.ServerSpec) Config {
 		c.Volumes = append(c.Volumes, volume)
 	}
 	for _, p := range spec.Ports {
-		c.Ports = append(c.Ports, Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, HostPort: p.HostPort})
+		c.Ports = append(c.Ports, Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 	}
 	for _, key := range spec.SSHKeys {
 		c.SSHFingerprints = append(c.SSHFingerprints, fingerprint(key))

@@ -4,6 +4,7 @@
 package fake
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"reflect"
@@ -150,6 +151,7 @@ func serverOf(r Record, now time.Time) driver.Server {
 	}
 	if r.on() {
 		s.Addresses = []string{addressOf(r.UID)}
+		s.Ports = portsOf(r.Ports)
 	}
 	switch {
 	case r.State == driver.StateRunning && now.Before(r.UpAt):
@@ -164,6 +166,17 @@ func serverOf(r Record, now time.Time) driver.Server {
 func addressOf(uid types.UID) string {
 	sum := sha256.Sum256([]byte(uid))
 	return fmt.Sprintf("10.%d.%d.%d", sum[0], sum[1], 1+sum[2]%254)
+}
+
+// portsOf are the ports of the host that were asked for; none is chosen.
+func portsOf(asked []Port) []driver.Port {
+	var ports []driver.Port
+	for _, p := range asked {
+		if p.HostPort != 0 {
+			ports = append(ports, driver.Port{Protocol: cmp.Or(p.Protocol, "TCP"), Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
+		}
+	}
+	return ports
 }
 
 // pendingOf names what of spec waits for a restart.

@@ -168,3 +168,22 @@ func TestAddresses(t *testing.T) {
 		t.Errorf("a server that is off has %v", off.Addresses)
 	}
 }
+
+// TestHostIP : it is stored and told while the server runs, and another one waits for a
+// restart.
+func TestHostIP(t *testing.T) {
+	spec := change(wanted(driver.PowerOn), func(s *driver.ServerSpec) {
+		s.Ports = []driver.Port{{Name: "a", Port: 80, HostPort: 8080, HostIP: "127.0.0.1"}, {Name: "b", Port: 81}}
+	})
+	running := atOnce().ensure(record(driver.StateStopped), spec, now)
+	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: 8080, HostIP: "127.0.0.1"}}
+	if got := serverOf(running, now).Ports; !slices.Equal(got, want) {
+		t.Errorf("it is reached by %+v", got)
+	}
+	moved := change(spec, func(s *driver.ServerSpec) {
+		s.Ports = []driver.Port{{Name: "a", Port: 80, HostPort: 8080}, {Name: "b", Port: 81}}
+	})
+	if got := pendingOf(running, moved); !slices.Equal(got, []string{"ports"}) {
+		t.Errorf("%v waits", got)
+	}
+}

@@ -37,7 +37,6 @@ type store interface {
 type claim struct {
 	clusterID string
 	epoch     uint64
-	method    string // for the journal
 }
 
 // uidQueue is a queue of UIDs, each in it at most once.

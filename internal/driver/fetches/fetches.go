@@ -24,6 +24,9 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
+// AtOnce is how many fetches a driver has under way at a time.
+const AtOnce = 4
+
 // tellProgress is how often a fetch's progress is worth another look.
 const tellProgress = 2 * time.Second
 
@@ -35,9 +38,14 @@ type Book struct {
 	Stall time.Duration
 	// Tell is called with servers that are worth another look.
 	Tell func(...types.UID)
+	// AtOnce is how many fetches are under way at a time, of one namespace one less;
+	// zero means any number. Others wait for their turn.
+	AtOnce int
 
 	mu      sync.Mutex
-	running map[string]*Fetch // by key
+	running map[string]*Fetch // by key, those included that wait for their turn
+	queue   []*Fetch          // which wait for their turn
+	active  map[string]int    // by namespace, how many have begun
 	servers map[types.UID]*server
 }
 
@@ -57,13 +65,16 @@ type claim struct {
 
 // Fetch is one that is under way.
 type Fetch struct {
-	book   *Book
-	key    string
-	doing  string // for people; under the book's lock
-	told   time.Time
-	cancel context.CancelCauseFunc
-	done   chan struct{}
-	alive  chan struct{} // has a value after progress
+	book      *Book
+	key       string
+	namespace string // of the server that it was begun for
+	what      string // it is, for people
+	doing     string // the same, and how far it has come; under the book's lock
+	told      time.Time
+	cancel    context.CancelCauseFunc
+	turn      chan struct{} // closed when it may begin
+	done      chan struct{}
+	alive     chan struct{} // has a value after progress
 }
 
 // Outcome is how a fetch went that a server waits for.
@@ -80,7 +91,7 @@ const (
 )
 
 // Outcome tells how the fetch of key went for a server. A failure is told once;
-// it is ErrRetry with ReasonImageUnavailable.
+// it is ErrRetry with ReasonImageUnavailable, or ErrInvalid.
 func (b *Book) Outcome(uid types.UID, key string) (Outcome, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -111,13 +122,18 @@ func (b *Book) Begin(ctx context.Context, spec driver.ServerSpec, key, doing str
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.running == nil {
-		b.running, b.servers = map[string]*Fetch{}, map[types.UID]*server{}
+		b.running, b.servers, b.active = map[string]*Fetch{}, map[types.UID]*server{}, map[string]int{}
 	}
 	f := b.running[key]
 	if f == nil {
-		f = &Fetch{book: b, key: key, doing: doing, done: make(chan struct{}), alive: make(chan struct{}, 1)}
+		f = &Fetch{
+			book: b, key: key, namespace: spec.Namespace, what: doing, doing: doing + ": it waits for other fetches to end",
+			turn: make(chan struct{}), done: make(chan struct{}), alive: make(chan struct{}, 1),
+		}
 		ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 		b.running[key] = f
+		b.queue = append(b.queue, f)
+		b.admit()
 		go f.run(ctx, get)
 	}
 	s := b.servers[spec.UID]
@@ -136,12 +152,23 @@ var (
 func (f *Fetch) run(ctx context.Context, get func(context.Context, *Fetch) error) {
 	defer close(f.done)
 	defer f.cancel(nil)
+	err := f.runInTurn(ctx, get)
+	f.book.Tell(f.book.end(f, err)...)
+}
+
+func (f *Fetch) runInTurn(ctx context.Context, get func(context.Context, *Fetch) error) error {
+	defer f.book.leave(f)
+	select {
+	case <-f.turn:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	go f.cancelStalled(ctx)
 	err := get(ctx, f)
 	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
 		err = fmt.Errorf("%s: no progress for %v", f.doingNow(), f.book.Stall)
 	}
-	f.book.Tell(f.book.end(f, err)...)
+	return err
 }
 
 // cancelStalled ends a fetch that has been silent for too long.
@@ -194,12 +221,17 @@ func (b *Book) progressed(f *Fetch, doing string) []types.UID {
 	return b.waiting(f)
 }
 
-// end records how a fetch ended for all who waited, and returns them. The kind of
-// an error is always "try again", even if the engine was lost over it.
+// end records how a fetch ended for all who waited, and returns them. An error is of
+// the kind "try again", even if the engine was lost over it, save that what only
+// another spec helps with stays so.
 func (b *Book) end(f *Fetch, err error) []types.UID {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err != nil {
+	switch {
+	case err == nil:
+	case errors.Is(err, driver.ErrInvalid):
+		err = driver.Errorf(driver.ErrInvalid, "%s", err.Error())
+	default:
 		err = driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "%s", err.Error()))
 	}
 	b.forget(f)

@@ -27,18 +27,21 @@ type rig struct {
 	clock *testingclock.FakeClock
 	told  chan types.UID
 	begun chan *run
+	// namespace of the servers that wait from now on.
+	namespace string
 }
 
 // run is one fetch.
 type run struct {
 	*fetches.Fetch
+	key string
 	ctx context.Context
 	end chan error
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, clock: testingclock.NewFakeClock(time.Now()), told: make(chan types.UID, 100), begun: make(chan *run, 100)}
+	r := &rig{t: t, clock: testingclock.NewFakeClock(time.Now()), told: make(chan types.UID, 100), begun: make(chan *run, 100), namespace: "default"}
 	r.Book = &fetches.Book{Clock: r.clock, Stall: time.Minute, Tell: func(uids ...types.UID) {
 		for _, uid := range uids {
 			r.told <- uid
@@ -55,9 +58,9 @@ func newRig(t *testing.T) *rig {
 // begin has a server wait for key.
 func (r *rig) begin(uid types.UID, key string) {
 	r.t.Helper()
-	spec := driver.ServerSpec{Target: driver.Target{UID: uid}, Namespace: "default", Name: "vm-" + string(uid)}
+	spec := driver.ServerSpec{Target: driver.Target{UID: uid}, Namespace: r.namespace, Name: "vm-" + string(uid)}
 	r.Begin(r.t.Context(), spec, key, "fetching "+key, func(ctx context.Context, f *fetches.Fetch) error {
-		this := &run{f, ctx, make(chan error)}
+		this := &run{f, key, ctx, make(chan error)}
 		r.begun <- this
 		select {
 		case err := <-this.end:

@@ -36,7 +36,7 @@ type guarded struct {
 	gate   Gate
 	log    logr.Logger
 	fenced *prometheus.CounterVec
-	told   struct{ refused, fenced sync.Once }
+	told   sync.Once // of a call that was not let through
 }
 
 // Wrap puts d behind the gate. Several drivers can share a registry; nil counts
@@ -81,10 +81,10 @@ func (g *guarded) Delete(ctx context.Context, t driver.Target, retain bool) erro
 func (g *guarded) call(ctx context.Context, method string, do func(context.Context, uint64) error) error {
 	inside, epoch, leave, err := enter(ctx, g.gate)
 	if err != nil {
-		g.told.refused.Do(func() {
+		g.told.Do(func() {
 			g.log.Info("A call was not let through; further ones are counted and not logged", "method", method, "cause", err.Error())
 		})
-		return driver.Errorf(driver.ErrFenced, "nothing was done: %w", err)
+		return driver.Errorf(driver.ErrNotLeading, "nothing was done: %w", err)
 	}
 	defer leave()
 	err = do(inside, epoch)
@@ -92,10 +92,7 @@ func (g *guarded) call(ctx context.Context, method string, do func(context.Conte
 		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(inside), err)
 	}
 	if errors.Is(err, driver.ErrFenced) {
-		g.fenced.WithLabelValues(method).Inc()
-		g.told.fenced.Do(func() {
-			g.log.Error(err, "The engine refused a call of this replica; further ones are counted and not logged", "method", method, "epoch", epoch)
-		})
+		g.fenced.WithLabelValues(method).Inc() // the inventory tells of it
 	}
 	return err
 }

@@ -4,7 +4,6 @@
 package table
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -102,7 +101,7 @@ func TestClose(t *testing.T) {
 	}))
 	t.Cleanup(web.Close)
 	o := options()
-	o.QEMUDir = t.TempDir()
+	o.QEMUDir, o.ImageHosts = t.TempDir(), []string{"127.0.0.1"}
 	opened, err := Open(t.Context(), "qemu,fake", o)
 	if err != nil {
 		t.Fatal(err)
@@ -151,36 +150,5 @@ func TestOpenRefuses(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	if _, err := Open(t.Context(), Auto, o); err == nil || !strings.Contains(err.Error(), "no engine answers") {
 		t.Errorf("error %v", err)
-	}
-}
-
-func TestOthers(t *testing.T) {
-	o := options()
-	o.FakeDir = t.TempDir()
-	theirs := o
-	theirs.ClusterID = "cluster-2"
-	opened := map[string][]Opened{}
-	for name, options := range map[string]Options{"ours": o, "theirs": theirs} {
-		all, err := Open(t.Context(), "fake", options)
-		if err != nil {
-			t.Fatal(err)
-		}
-		opened[name] = all
-	}
-	spec := driver.ServerSpec{Target: driver.Target{UID: "uid-1"}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9}
-	if _, err := opened["theirs"][0].Driver.Ensure(t.Context(), spec); err != nil {
-		t.Fatal(err)
-	}
-	want := []string{"driver fake: servers of another Drover installation (cluster cluster-2): 1, left alone"}
-	if got := Others(t.Context(), opened["ours"]); !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
-	}
-	if got := Others(t.Context(), opened["theirs"]); len(got) != 0 {
-		t.Errorf("their own servers are told of: %q", got)
-	}
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	if got := Others(ended, opened["ours"]); len(got) != 0 {
-		t.Errorf("without an answer: %q", got)
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package fake_test
+package journal_test
 
 import (
 	"bytes"
@@ -12,24 +12,30 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/internal/driver/journal"
 )
 
-func readJournal(t *testing.T, path string) []fake.Entry {
+func readJournal(t *testing.T, path string) []journal.Entry {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var entries []fake.Entry
+	var entries []journal.Entry
 	for line := range bytes.Lines(content) {
-		var e fake.Entry
+		var e journal.Entry
 		if err := json.Unmarshal(line, &e); err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}
@@ -38,12 +44,30 @@ func readJournal(t *testing.T, path string) []fake.Entry {
 	return entries
 }
 
-func deeds(entries []fake.Entry) []string {
+func deeds(entries []journal.Entry) []string {
 	var all []string
 	for _, e := range entries {
 		all = append(all, fmt.Sprint(e.Epoch, " ", e.Method, " ", e.Deed))
 	}
 	return all
+}
+
+// open wraps the fake driver with a journal.
+func open(t *testing.T, o fake.Options, path string) driver.Driver {
+	t.Helper()
+	d, err := journal.Wrap(faketest.Open(t, o), path, o.ClusterID, clock.RealClock{}, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func ensureAt(t *testing.T, d driver.Driver, uid types.UID, epoch uint64) error {
+	t.Helper()
+	spec := faketest.Spec(t)
+	spec.Target, spec.Namespace, spec.Name, spec.Power = driver.Target{UID: uid, Epoch: epoch}, "n", "n", driver.PowerOn
+	_, err := d.Ensure(t.Context(), spec)
+	return err
 }
 
 // TestJournal : what is accepted stands there, in order, with what was there
@@ -56,10 +80,9 @@ func TestJournal(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o.Journal = filepath.Join(t.TempDir(), "journal")
-			d := faketest.Open(t, o)
-			act(t, d)
-			entries := readJournal(t, o.Journal)
+			path := filepath.Join(t.TempDir(), "journal")
+			act(t, open(t, o, path))
+			entries := readJournal(t, path)
 			want := []string{"5 Ensure create", "6 Ensure change", "5 Delete refused", "6 Delete delete", "6 Ensure create", "6 Delete release"}
 			if got := deeds(entries); !slices.Equal(got, want) {
 				t.Fatalf("the journal has %q, want %q", got, want)
@@ -69,14 +92,14 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-func checkEntries(t *testing.T, entries []fake.Entry) {
+func checkEntries(t *testing.T, entries []journal.Entry) {
 	t.Helper()
-	var last *fake.Sketch
+	var last *journal.Sketch
 	for _, e := range entries {
 		if e.UID != "one" || e.Cluster != "c" || e.PID != os.Getpid() || e.At.IsZero() {
 			t.Errorf("an entry is %+v", e)
 		}
-		if e.Deed == fake.DeedRefused {
+		if e.Deed == journal.DeedRefused {
 			continue
 		}
 		if !reflect.DeepEqual(e.Had, last) {
@@ -90,7 +113,7 @@ func checkEntries(t *testing.T, entries []fake.Entry) {
 	}
 }
 
-func act(t *testing.T, d *fake.Driver) {
+func act(t *testing.T, d driver.Driver) {
 	t.Helper()
 	stop := faketest.Spec(t)
 	stop.Target, stop.Power = driver.Target{UID: "one", Epoch: 6}, driver.PowerOff
@@ -111,11 +134,12 @@ func act(t *testing.T, d *fake.Driver) {
 // TestJournalIsShared : lines of several drivers stand one after the other.
 func TestJournalIsShared(t *testing.T) {
 	t.Parallel()
-	o := fake.Options{ClusterID: "c", Dir: t.TempDir(), Journal: filepath.Join(t.TempDir(), "journal")}
+	o := fake.Options{ClusterID: "c", Dir: t.TempDir()}
+	path := filepath.Join(t.TempDir(), "journal")
 	const drivers, servers = 4, 25
 	done := make(chan error)
 	for n := range drivers {
-		d := faketest.Open(t, o)
+		d := open(t, o, path)
 		go func() {
 			var err error
 			for m := range servers {
@@ -129,22 +153,58 @@ func TestJournalIsShared(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := len(readJournal(t, o.Journal)); n != drivers*servers {
+	if n := len(readJournal(t, path)); n != drivers*servers {
 		t.Errorf("%d entries, want %d", n, drivers*servers)
 	}
 }
 
-// TestJournalLost : what cannot be written down is not done.
-func TestJournalLost(t *testing.T) {
+// TestLost : what cannot be written down is done all the same, and said in the log.
+func TestLost(t *testing.T) {
 	t.Parallel()
-	d := faketest.Open(t, fake.Options{ClusterID: "c", Journal: "/dev/full"})
-	if err := ensureAt(t, d, "one", 1); !errors.Is(err, driver.ErrRetry) {
-		t.Errorf("got error %v, want %v", err, driver.ErrRetry)
+	var lost []string
+	log := funcr.New(func(_, args string) { lost = append(lost, args) }, funcr.Options{})
+	d, err := journal.Wrap(faketest.Open(t, fake.Options{ClusterID: "c"}), "/dev/full", "c", clock.RealClock{}, log)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if servers, err := d.List(t.Context()); err != nil || len(servers) != 0 {
-		t.Errorf("the engine has %v, %v: want none", servers, err)
+	act(t, d)
+	if len(lost) != 6 || !strings.Contains(lost[0], journal.Lost) || !strings.Contains(lost[0], `"deed"="create"`) {
+		t.Errorf("logged: %q", lost)
 	}
-	if _, err := fake.New(fake.Options{ClusterID: "c", Journal: t.TempDir()}); err == nil {
-		t.Error("a folder was taken for a journal")
+}
+
+// TestWrapRefuses : what could hold a change up is no journal.
+func TestWrapRefuses(t *testing.T) {
+	t.Parallel()
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{"a folder": t.TempDir(), "a pipe": pipe} {
+		if _, err := journal.Wrap(faketest.Open(t, fake.Options{ClusterID: "c"}), path, "c", clock.RealClock{}, logr.Discard()); err == nil {
+			t.Errorf("%s was taken for a journal", name)
+		}
+	}
+}
+
+// TestCutOff : an entry after half a line, whoever wrote that, begins on a line of
+// its own.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "journal")
+	if err := os.WriteFile(path, []byte(`{"hal`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := open(t, fake.Options{ClusterID: "c"}, path)
+	if err := errors.Join(ensureAt(t, d, "one", 1), ensureAt(t, d, "two", 1)); err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(content), "\n")
+	if len(lines) != 4 || lines[0] != `{"hal` || !strings.Contains(lines[1], `"one"`) || !strings.Contains(lines[2], `"two"`) || lines[3] != "" {
+		t.Errorf("it has %q", lines)
 	}
 }

@@ -1,0 +1,167 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package journal is a decorator that writes down, for tests, what leaders did to
+// servers: one line of JSON for each change and for each call that the fence
+// refused.
+//
+// Start with Wrap. A decorator alone cannot know in which order an engine let its
+// callers through, so it puts a writer into the context of each call, and the
+// driver calls Note while it holds the server's lock. Note does nothing without
+// that writer, and returns nothing with it: a journal never holds up, fails or
+// changes a call.
+package journal
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Deed is what an Entry is about: one of the deeds below, or the name that a
+// driver has for a step.
+type Deed string
+
+// The deeds that all drivers have. Refused is a call that the fence did not let
+// through.
+const (
+	DeedCreate  Deed = "create"
+	DeedChange  Deed = "change"
+	DeedDelete  Deed = "delete"
+	DeedRelease Deed = "release"
+	DeedRefused Deed = "refused"
+)
+
+// Entry is a line of the journal: a change that was accepted, or a call that was
+// refused. Of one server, changes stand in the order in which they were accepted,
+// for they are written while its lock is held.
+//
+// They are written before the change takes effect. A process that is halted in
+// between keeps the lock, so nobody acts on the server before it goes on. One that
+// is killed in between leaves an entry whose change never came to be. The next
+// entry of that server shows it: Had is what was there.
+type Entry struct {
+	At      time.Time `json:"at"`
+	PID     int       `json:"pid"`
+	Cluster string    `json:"cluster"`
+	Epoch   uint64    `json:"epoch"`
+	UID     types.UID `json:"uid"`
+	Method  string    `json:"method"`
+	Deed    Deed      `json:"deed"`
+	// Had is the server before the change, and Has after it, where the driver says
+	// so; nil is none, as after a release.
+	Had *Sketch `json:"had,omitempty"`
+	Has *Sketch `json:"has,omitempty"`
+}
+
+// Sketch is as much of a server as distinguishes one server, run and state from
+// another.
+type Sketch struct {
+	ID    string       `json:"id"`
+	Run   string       `json:"run,omitempty"`
+	State driver.State `json:"state"`
+}
+
+// Lost is the message that is logged where an entry could not be written.
+const Lost = "Journal entry lost"
+
+// journaled is a driver with a journal.
+type journaled struct {
+	driver.Driver
+	cluster string
+	file    *os.File
+	clock   clock.PassiveClock
+	log     logr.Logger
+}
+
+// Wrap writes down the changes of d in the file at path, which several processes
+// can share and which is made where it is missing. It must be a regular file or a
+// device: a write to a pipe waits for a reader.
+func Wrap(d driver.Driver, path, cluster string, c clock.PassiveClock, log logr.Logger) (driver.Driver, error) {
+	if info, err := os.Stat(path); err == nil && info.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) != 0 {
+		return nil, fmt.Errorf("the journal is %s: it must be a regular file, not a pipe or socket", path)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600) //nolint:gosec // The path is a flag.
+	if err != nil {
+		return nil, fmt.Errorf("the journal: %w", err)
+	}
+	return &journaled{Driver: d, cluster: cluster, file: f, clock: c, log: log}, nil
+}
+
+// Unwrap makes the optional interfaces of the driver reachable (driver.As).
+func (j *journaled) Unwrap() driver.Driver { return j.Driver }
+
+// Ensure implements driver.Driver.
+func (j *journaled) Ensure(ctx context.Context, spec driver.ServerSpec) (server driver.Server, err error) {
+	err = j.call(ctx, "Ensure", spec.Target, func(ctx context.Context) error {
+		server, err = j.Driver.Ensure(ctx, spec)
+		return err
+	})
+	return server, err
+}
+
+// Delete implements driver.Driver.
+func (j *journaled) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	return j.call(ctx, "Delete", t, func(ctx context.Context) error { return j.Driver.Delete(ctx, t, retain) })
+}
+
+type writerKey struct{}
+
+// writer writes down what one call did.
+type writer func(deed Deed, had, has *Sketch)
+
+// Note writes down what is about to be done to the server of a call, if there is a
+// journal. The caller holds the server's lock and was let through by the fence.
+func Note(ctx context.Context, deed Deed, had, has *Sketch) {
+	if write, ok := ctx.Value(writerKey{}).(writer); ok {
+		write(deed, had, has)
+	}
+}
+
+func (j *journaled) call(ctx context.Context, method string, t driver.Target, do func(context.Context) error) error {
+	write := writer(func(deed Deed, had, has *Sketch) {
+		j.write(Entry{j.clock.Now().UTC(), os.Getpid(), j.cluster, t.Epoch, t.UID, method, deed, had, has})
+	})
+	err := do(context.WithValue(ctx, writerKey{}, write))
+	if errors.Is(err, driver.ErrFenced) {
+		write(DeedRefused, nil, nil)
+	}
+	return err
+}
+
+// write adds one line by one write, so that those of several processes do not mix.
+func (j *journaled) write(e Entry) {
+	line, err := json.Marshal(e)
+	if j.endsMidway() {
+		line = append([]byte{'\n'}, line...)
+	}
+	if err == nil {
+		_, err = j.file.Write(append(line, '\n'))
+	}
+	if err != nil {
+		j.log.Info(Lost, "uid", e.UID, "deed", e.Deed, "epoch", e.Epoch, "cause", err.Error())
+	}
+}
+
+// endsMidway reports whether the last line is cut off, as by a disk that was full.
+// One that another process is about to end may look so too, which leaves an empty
+// line.
+func (j *journaled) endsMidway() bool {
+	info, err := j.file.Stat()
+	if err != nil || info.Size() == 0 {
+		return false
+	}
+	last := make([]byte, 1)
+	_, err = j.file.ReadAt(last, info.Size()-1)
+	return err == nil && last[0] != '\n'
+}
