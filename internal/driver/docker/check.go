@@ -5,7 +5,9 @@ package docker
 
 import (
 	"context"
+	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/distribution/reference"
 
@@ -22,8 +24,16 @@ func checkCall(spec driver.ServerSpec) error {
 
 // check refuses what no container can have.
 func (d *Driver) check(spec driver.ServerSpec) error {
+	if scheme, _, is := strings.Cut(d.image(spec), "://"); is {
+		return driver.Errorf(driver.ErrInvalid, "spec.image.source begins with %q, which the docker driver does not take: it must be an image reference such as nginx or registry.example.org/team/app:v1", scheme+"://")
+	}
 	if _, err := reference.ParseAnyReference(d.image(spec)); err != nil {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source: %q is not an image reference such as nginx or registry.example.org/team/app:v1: %w", d.image(spec), err)
+	}
+	for i, p := range spec.Ports {
+		if _, err := netip.ParseAddr(p.HostIP); p.HostIP != "" && err != nil {
+			return driver.Errorf(driver.ErrInvalid, "spec.ports[%d].hostIP is %.60q: it must be an IP address of the engine's host, or empty for all", i, p.HostIP)
+		}
 	}
 	return refuse(spec)
 }

@@ -177,7 +177,7 @@ func TestRefused(t *testing.T) {
 		"user data":    {func(s *driver.ServerSpec) { s.UserData = driver.NewSecret("x") }, driver.ErrUnsupported, []string{"spec.userData", "cloud-init"}},
 		"network data": {func(s *driver.ServerSpec) { s.NetworkData = driver.NewSecret("x") }, driver.ErrUnsupported, []string{"spec.networkData"}},
 		"ssh keys":     {func(s *driver.ServerSpec) { s.SSHKeys = []string{"k"} }, driver.ErrUnsupported, []string{"spec.sshAuthorizedKeys"}},
-		"image":        {func(s *driver.ServerSpec) { s.Image.Source = "https://x/y.img" }, driver.ErrInvalid, []string{"spec.image.source", "https://x/y.img"}},
+		"image":        {func(s *driver.ServerSpec) { s.Image.Source = "https://x/y.img" }, driver.ErrInvalid, []string{"spec.image.source", `"https://"`}},
 		"power":        {func(s *driver.ServerSpec) { s.Power = "Half" }, driver.ErrInvalid, []string{"Half"}},
 		"cpu":          {func(s *driver.ServerSpec) { s.CPUMilli = 4096500 }, driver.ErrExhausted, []string{"spec.resource.cpu", "4096.5 needed", "the Docker host has "}},
 		"memory":       {func(s *driver.ServerSpec) { s.MemoryBytes = 64 << 40 }, driver.ErrExhausted, []string{"spec.resource.memory", "64Ti needed", "the Docker host has "}},

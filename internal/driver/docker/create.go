@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"time"
 
@@ -17,10 +18,20 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// create makes the container of a UID that has none, once its image is there.
+// create makes the container of a UID that has none, once its image is there. It
+// does not ask whether it is: the engine refuses to make one without.
 func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	if err := d.checkCapacity(ctx, spec); err != nil {
 		return driver.Server{}, err
+	}
+	if spec.Image.PullPolicy != driver.PullAlways && len(d.fetches.Pending(spec.UID)) == 0 {
+		r, err := d.createContainer(ctx, spec)
+		if err == nil {
+			return d.converge(ctx, spec, r)
+		}
+		if driver.ReasonOf(err) != driver.ReasonImageUnavailable {
+			return driver.Server{}, err
+		}
 	}
 	if waits, err := d.fetching(ctx, spec); err != nil {
 		return driver.Server{}, err
@@ -34,6 +45,8 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return d.converge(ctx, spec, r)
 }
 
+// createContainer makes a container, starts it unless it is to be off, and looks
+// at it.
 func (d *Driver) createContainer(ctx context.Context, spec driver.ServerSpec) (record, error) {
 	image, name := d.image(spec), containerName(spec)
 	var id string
@@ -50,6 +63,9 @@ func (d *Driver) createContainer(ctx context.Context, spec driver.ServerSpec) (r
 	}
 	d.fetches.Keep(spec.UID)
 	r := record{id: id}
+	if spec.Power != driver.PowerOff {
+		return r, d.power(ctx, spec, stepStart, &r) // it is new, so there is nothing else to see
+	}
 	return r, d.refresh(ctx, &r)
 }
 
@@ -87,8 +103,8 @@ func restartMode(p driver.RestartPolicy) container.RestartPolicyMode {
 	return container.RestartPolicyUnlessStopped
 }
 
-// portMaps publishes ports on all addresses of the host. An empty host port
-// lets the engine choose.
+// portMaps publishes ports, where no address is named on all of the host. An empty
+// host port lets the engine choose.
 func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
 	exposed, bindings := network.PortSet{}, network.PortMap{}
 	for _, p := range ports {
@@ -96,7 +112,7 @@ func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
 		if !ok {
 			continue
 		}
-		outside := network.PortBinding{}
+		outside := network.PortBinding{HostIP: hostIP(p)}
 		if p.HostPort != 0 {
 			outside.HostPort = strconv.Itoa(int(p.HostPort))
 		}
@@ -104,6 +120,12 @@ func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
 		bindings[inside] = append(bindings[inside], outside)
 	}
 	return exposed, bindings
+}
+
+// hostIP is the address to publish a port on; the zero one is for all.
+func hostIP(p driver.Port) netip.Addr {
+	ip, _ := netip.ParseAddr(p.HostIP) // which was checked
+	return ip
 }
 
 const (

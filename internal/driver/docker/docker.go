@@ -69,15 +69,16 @@ type Options struct {
 type Driver struct {
 	Options
 
-	host    string
-	client  atomic.Pointer[client.Client]
-	size    atomic.Pointer[size]
-	locks   locks
-	cache   cache
-	stops   stops
-	notes   notes
-	fetches *fetches.Book
-	watches watches
+	host     string
+	client   atomic.Pointer[client.Client]
+	identity atomic.Pointer[identity]
+	size     atomic.Pointer[size]
+	locks    locks
+	cache    cache
+	stops    stops
+	notes    notes
+	fetches  *fetches.Book
+	watches  watches
 }
 
 var (
@@ -93,7 +94,7 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("docker: a cluster id is needed")
 	}
 	d := &Driver{Options: o.withDefaults()}
-	d.fetches = &fetches.Book{Clock: d.Clock, Stall: d.PullStall, Tell: d.watches.tell}
+	d.fetches = &fetches.Book{Clock: d.Clock, Stall: d.PullStall, AtOnce: fetches.AtOnce, Tell: d.watches.tell}
 	c, err := d.newClient()
 	if err != nil {
 		return nil, err
@@ -122,21 +123,6 @@ func (o Options) withDefaults() Options {
 		o.Clock = clock.RealClock{}
 	}
 	return o
-}
-
-// EngineID is the id that the engine gave itself. It is asked for each time,
-// since another engine may answer at the same address.
-func (d *Driver) EngineID(ctx context.Context) (string, error) {
-	ctx, cancel := d.bound(ctx)
-	defer cancel()
-	info, err := d.info(ctx)
-	if err != nil {
-		return "", err
-	}
-	if info.ID == "" {
-		return "", driver.Errorf(driver.ErrUnavailable, "the engine at %s has no id: it may be no Docker Engine", d.host)
-	}
-	return info.ID, nil
 }
 
 // Close cancels pulls that are under way and joins them.

@@ -86,6 +86,7 @@ func (d *Driver) do(ctx context.Context, what string, changes bool, f call) erro
 
 func (d *Driver) drop(c *client.Client) {
 	d.client.CompareAndSwap(c, nil)
+	d.identity.Store(nil) // who answers next has to say who it is
 	_ = c.Close()
 }
 

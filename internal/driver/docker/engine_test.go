@@ -144,13 +144,28 @@ func TestEngineThatHangs(t *testing.T) {
 // neither itself nor the others, and can be deleted.
 func TestStuckContainer(t *testing.T) {
 	t.Parallel()
+	for name, answer := range map[string]func(http.ResponseWriter, *http.Request) bool{
+		"no answer": func(_ http.ResponseWriter, r *http.Request) bool { return hang(r) },
+		"an error": func(w http.ResponseWriter, _ *http.Request) bool {
+			http.Error(w, `{"message":"layer does not exist"}`, http.StatusInternalServerError)
+			return true
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testStuckContainer(t, answer)
+		})
+	}
+}
+
+func testStuckContainer(t *testing.T, answer func(http.ResponseWriter, *http.Request) bool) {
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
 	good, bad := vm(t, d, guestImages(t).plain), vm(t, d, guestImages(t).plain)
 	reach(t, d, good, driver.StateRunning)
 	stuck := reach(t, d, bad, driver.StateRunning)
-	p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
-		return strings.Contains(r.URL.Path, stuck.ID+"/json") && hang(r)
+	p.answer(func(w http.ResponseWriter, r *http.Request) bool {
+		return strings.Contains(r.URL.Path, stuck.ID+"/json") && answer(w, r)
 	})
 	all := listOf(t, d)
 	if len(all) != 2 {

@@ -7,6 +7,7 @@ import (
 	"context"
 
 	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fetches"
@@ -70,19 +71,24 @@ func (d *Driver) pull(ctx context.Context, image string, f *fetches.Fetch) error
 	return d.change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
 		stream, err := c.ImagePull(ctx, image, client.ImagePullOptions{})
 		if err != nil {
-			return err
+			return explainPull(err)
 		}
 		var p progress
 		for m, err := range stream.JSONMessages(ctx) {
 			switch {
 			case err != nil:
-				return err
+				return explainPull(err)
 			case m.Error != nil:
-				return m.Error
+				return explainPull(m.Error)
 			}
 			p.add(m)
 			f.Progress(p.text(image))
 		}
 		return ctx.Err()
 	})
+}
+
+// Abandon implements driver.Fetcher.
+func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
+	return d.fetches.Abandon(ctx, uid)
 }

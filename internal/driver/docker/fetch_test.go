@@ -113,6 +113,17 @@ func TestPullProgress(t *testing.T) {
 	}
 }
 
+// TestImageID : the digest of the image is known from what is asked anyway.
+func TestImageID(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	s := reach(t, d, spec, driver.StateRunning)
+	if all := listOf(t, d); !strings.HasPrefix(s.ImageID, "sha256:") || all[0].ImageID != s.ImageID {
+		t.Errorf("the image is %q, listed as %q", s.ImageID, all[0].ImageID)
+	}
+}
+
 func drain(events <-chan types.UID) {
 	for {
 		select {
@@ -181,9 +192,9 @@ func TestPullFails(t *testing.T) {
 			t.Fatalf("Ensure gave %+v, want a pull under way", s)
 		}
 		s := seen(t, d, spec.UID, "the failure", failed)
-		wantError(t, s.Err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "manifest unknown")
+		wantError(t, s.Err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
 		_, err := d.Ensure(t.Context(), spec)
-		wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "manifest unknown")
+		wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
 		seen(t, d, spec.UID, "the failure as before", failed)
 	}
 	spec.Image.Source = r.image(t, "v1")

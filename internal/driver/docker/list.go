@@ -128,12 +128,14 @@ func (d *Driver) record(ctx context.Context, s container.Summary, cached bool) (
 		d.cache.put(seen, r, d.Clock.Now())
 	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
 		return stuck(s, known, err), nil
+	case ctx.Err() == nil && !isGone(err) && !errors.Is(err, driver.ErrUnavailable):
+		return stuck(s, known, err), nil
 	}
 	return r, err
 }
 
-// stuck is the record of a container that the engine lists and then does not
-// answer about.
+// stuck is the record of a container that the engine lists and then cannot tell
+// about.
 func stuck(s container.Summary, known record, err error) record {
 	r := fromSummary(s)
 	if known.id == s.ID {

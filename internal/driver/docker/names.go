@@ -85,7 +85,11 @@ func shortID(id string) string { return id[:min(len(id), 12)] }
 func portsText(ports []driver.Port) string {
 	texts := make([]string, 0, len(ports))
 	for _, p := range ports {
-		texts = append(texts, fmt.Sprintf("%d/%s:%d", p.Port, protocol(p), p.HostPort))
+		text := fmt.Sprintf("%d/%s:%d", p.Port, protocol(p), p.HostPort)
+		if p.HostIP != "" { // as in containers of older versions
+			text += "@" + p.HostIP
+		}
+		texts = append(texts, text)
 	}
 	slices.Sort(texts)
 	return strings.Join(texts, ",")

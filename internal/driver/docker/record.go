@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +34,7 @@ type record struct {
 	restart               container.RestartPolicyMode
 	stopSignal            string
 	image, ports          string // as asked for at creation
+	imageID               string // the engine's digest of the image
 	rootDisk              int64  // as asked for at creation
 	addresses             []string
 	published             []driver.Port // on the host, while it runs
@@ -40,7 +42,7 @@ type record struct {
 }
 
 func newRecord(in container.InspectResponse) record {
-	r := record{id: in.ID, name: strings.TrimPrefix(in.Name, "/")}
+	r := record{id: in.ID, name: strings.TrimPrefix(in.Name, "/"), imageID: in.Image}
 	if in.Config != nil {
 		r.fromLabels(in.Config.Labels)
 		r.stopSignal = in.Config.StopSignal
@@ -61,7 +63,7 @@ func newRecord(in container.InspectResponse) record {
 
 // fromSummary is a record of what a list tells, which is little.
 func fromSummary(s container.Summary) record {
-	r := record{id: s.ID, name: nameOf(s), state: s.State}
+	r := record{id: s.ID, name: nameOf(s), state: s.State, imageID: s.ImageID}
 	r.fromLabels(s.Labels)
 	if s.NetworkSettings != nil {
 		r.addresses = addressesOf(s.NetworkSettings.Networks)
@@ -122,14 +124,22 @@ func publishedPorts(published network.PortMap) []driver.Port {
 				continue
 			}
 			ports = append(ports, driver.Port{
-				Protocol: strings.ToUpper(string(inside.Proto())), Port: int32(inside.Num()), HostPort: int32(outside),
+				Protocol: strings.ToUpper(string(inside.Proto())), Port: int32(inside.Num()), HostPort: int32(outside), HostIP: addressText(b.HostIP),
 			})
 		}
 	}
 	slices.SortFunc(ports, func(a, b driver.Port) int {
-		return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostPort, b.HostPort))
+		return cmp.Or(cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostPort, b.HostPort), cmp.Compare(a.HostIP, b.HostIP))
 	})
 	return slices.Compact(ports)
+}
+
+// addressText is empty for all addresses.
+func addressText(ip netip.Addr) string {
+	if !ip.IsValid() || ip.IsUnspecified() {
+		return ""
+	}
+	return ip.String()
 }
 
 // alive: there is a run that has to end before another can begin.
@@ -181,6 +191,7 @@ func (d *Driver) server(r record) driver.Server {
 		UID: r.uid, ID: r.id, Namespace: r.namespace, Name: r.vm,
 		Run: r.run(), State: r.serverState(), Exit: r.exit(), StartedAt: r.startedAt,
 		Applied:   driver.Resources{CPUMilli: r.cpuMilli, MemoryBytes: r.memory},
+		ImageID:   r.imageID,
 		Addresses: r.addresses,
 		Ports:     r.published,
 		Retained:  isRetained(r.name),

@@ -195,13 +195,43 @@ func TestTexts(t *testing.T) {
 		}
 	}
 	bindings := network.PortMap{
-		network.MustParsePort("80/tcp"): {{HostIP: netip.IPv4Unspecified(), HostPort: "32768"}, {HostIP: netip.IPv6Unspecified(), HostPort: "32768"}, {HostPort: "32769"}},
+		network.MustParsePort("80/tcp"): {{HostIP: netip.IPv4Unspecified(), HostPort: "32768"}, {HostIP: netip.IPv6Unspecified(), HostPort: "32768"}, {HostPort: "32769"}, {HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: "32769"}},
 		network.MustParsePort("53/udp"): {{HostPort: "5353"}},
 		network.MustParsePort("81/tcp"): nil,
 	}
-	want := []driver.Port{{Protocol: "UDP", Port: 53, HostPort: 5353}, {Protocol: "TCP", Port: 80, HostPort: 32768}, {Protocol: "TCP", Port: 80, HostPort: 32769}}
+	want := []driver.Port{{Protocol: "UDP", Port: 53, HostPort: 5353}, {Protocol: "TCP", Port: 80, HostPort: 32768}, {Protocol: "TCP", Port: 80, HostPort: 32769}, {Protocol: "TCP", Port: 80, HostPort: 32769, HostIP: "127.0.0.1"}}
 	if got := publishedPorts(bindings); !slices.Equal(got, want) {
 		t.Errorf("published are %+v, want %+v", got, want)
+	}
+}
+
+// TestHostIP : a port is published on the address that was asked for, another one is a
+// change, and what is no address is refused.
+func TestHostIP(t *testing.T) {
+	t.Parallel()
+	ports := func(ip string) []driver.Port {
+		return []driver.Port{{Protocol: "TCP", Port: 80, HostPort: 8080, HostIP: ip}}
+	}
+	for _, ip := range []string{"127.0.0.1", "::1"} {
+		_, bindings := portMaps(ports(ip))
+		want := []network.PortBinding{{HostIP: netip.MustParseAddr(ip), HostPort: "8080"}}
+		if got := bindings[network.MustParsePort("80/tcp")]; !slices.Equal(got, want) {
+			t.Errorf("%s: got %v", ip, got)
+		}
+	}
+	if _, bindings := portMaps(ports("")); bindings[network.MustParsePort("80/tcp")][0].HostIP.IsValid() {
+		t.Error("without one it is published on one address")
+	}
+	if got := portsText(ports("")); got != "80/tcp:8080" { // as older versions wrote it
+		t.Errorf("the label is %s", got)
+	}
+	if got := pendingFields(record{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
+		t.Errorf("pending are %v", got)
+	}
+	d := &Driver{Options: Options{Image: "nginx"}}
+	wantError(t, d.check(driver.ServerSpec{Ports: ports("localhost")}), driver.ErrInvalid, "", `spec.ports[0].hostIP is "localhost"`)
+	if err := d.check(driver.ServerSpec{Ports: ports("::1")}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -12,10 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// telling are the events after which a container may look different.
+// telling are the events after which a container may look different. A signal is
+// none of them: what it brings about is an event of its own.
 var telling = []string{
 	string(events.ActionCreate), string(events.ActionStart), string(events.ActionRestart),
-	string(events.ActionStop), string(events.ActionKill), string(events.ActionDie), string(events.ActionOOM),
+	string(events.ActionStop), string(events.ActionDie), string(events.ActionOOM),
 	string(events.ActionPause), string(events.ActionUnPause), string(events.ActionUpdate),
 	string(events.ActionRename), string(events.ActionDestroy), string(events.ActionRemove),
 }

@@ -1,0 +1,161 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"encoding/json"
+	"net/http"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// TestCallsPerLife counts what the engine is asked for a creation and a deletion:
+// each call of the driver as the controller makes it, once its connection is open
+// and the host's size is known.
+func TestCallsPerLife(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	_, err := d.EngineID(t.Context())
+	must(t, err)
+	spec := vm(t, d, guestImages(t).plain)
+	for _, step := range []struct {
+		what string
+		do   func()
+		want []string
+	}{
+		{"look before the creation", func() { listOf(t, d, spec.UID) }, []string{"GET /containers/json"}},
+		{"confirmation of the engine", func() { engineID(t, d) }, []string{"GET /networks/none"}},
+		{"creation", func() { awaitGuest(t.Context(), ensure(t, d, spec)) }, []string{
+			"GET /containers/json", "POST /containers/create", "POST /containers/ID/start", "GET /containers/ID/json",
+		}},
+		{"look after events", func() { listOf(t, d, spec.UID) }, []string{"GET /containers/json", "GET /containers/ID/json"}},
+		{"stop", func() {
+			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
+			ensure(t, d, spec)
+		}, []string{"GET /containers/json", "GET /containers/ID/json", "POST /containers/ID/kill"}},
+		{"wait for the end", func() { reach(t, d, spec, driver.StateStopped) }, nil},
+		{"removal", func() { must(t, d.Delete(t.Context(), spec.Target, false)) }, []string{
+			"GET /containers/json", "DELETE /containers/ID",
+		}},
+		{"look after the removal", func() { listOf(t, d, spec.UID) }, []string{"GET /containers/json"}},
+	} {
+		p.forget()
+		step.do()
+		if have := p.calls(); step.want != nil && !slices.Equal(have, step.want) {
+			t.Errorf("%s: the engine was asked\n  %q, want\n  %q", step.what, have, step.want)
+		}
+	}
+}
+
+var (
+	callVersion = regexp.MustCompile(`/v1\.[0-9]+/`)
+	callID      = regexp.MustCompile(`/containers/[0-9a-f]{64}`)
+)
+
+// calls are the requests that passed since forget, without what differs each time.
+func (p *proxy) calls() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := slices.Clone(p.passed)
+	for n, one := range all {
+		all[n] = callID.ReplaceAllString(callVersion.ReplaceAllString(one, "/"), "/containers/ID")
+	}
+	return all
+}
+
+func engineID(t *testing.T, d *Driver) string {
+	t.Helper()
+	id, err := d.EngineID(t.Context())
+	must(t, err)
+	return id
+}
+
+// TestEngineIDOfAnotherEngine : each of the two questions by which engines are
+// told apart has another answer than before, and what is cheap is asked only of
+// an engine that has it.
+func TestEngineIDOfAnotherEngine(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	first := engineID(t, d)
+	if p.forget(); engineID(t, d) != first || p.count("GET", "/info") != 0 {
+		t.Errorf("the same engine was asked %q for the id that it had given", p.calls())
+	}
+
+	var other atomic.Value // what another engine answers, by the path's last part
+	p.answer(func(w http.ResponseWriter, r *http.Request) bool {
+		answers, _ := other.Load().(map[string]any)
+		answer, ok := answers[path.Base(r.URL.Path)]
+		if !ok {
+			return false
+		}
+		if code, refused := answer.(int); refused {
+			w.WriteHeader(code)
+			return true
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(answer)
+		return true
+	})
+	other.Store(map[string]any{"none": map[string]string{"Id": strings.Repeat("1", 64)}, "info": map[string]any{"ID": "other"}})
+	if id := engineID(t, d); id != "other" {
+		t.Errorf("another engine has the id %q, want other", id)
+	}
+	other.Store(map[string]any{})
+	if id := engineID(t, d); id != first {
+		t.Errorf("the first engine is back with the id %q, want %q", id, first)
+	}
+	for _, code := range []int{http.StatusNotFound, http.StatusForbidden} {
+		for _, id := range []string{"a", "b"} {
+			other.Store(map[string]any{"none": code, "info": map[string]any{"ID": id}})
+			if have := engineID(t, d); have != id {
+				t.Errorf("an engine that answers %d about its network has the id %q, want %q", code, have, id)
+			}
+		}
+	}
+}
+
+// TestIdentityEndsWithTheConnection : an engine that was lost says anew who it is.
+func TestIdentityEndsWithTheConnection(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	id := engineID(t, d)
+	p.lose()
+	_, err := d.EngineID(t.Context())
+	wantError(t, err, driver.ErrUnavailable, "", "")
+	p.restore()
+	p.forget()
+	if again := engineID(t, d); again != id || p.count("GET", "/info") != 1 {
+		t.Errorf("after an outage the id is %q and the engine was asked %q, want %q and one question for it", again, p.calls(), id)
+	}
+}
+
+// TestSignalIsNoNews : a signal that the guest ignores is worth no look, so the
+// first one after it is worth that of what really changed.
+func TestSignalIsNoNews(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	stopped, paused := vm(t, d, guestImages(t).stubborn), vm(t, d, guestImages(t).plain)
+	for _, spec := range []driver.ServerSpec{stopped, paused} {
+		awaitGuest(t.Context(), reach(t, d, spec, driver.StateRunning))
+	}
+	events, err := d.Watch(t.Context())
+	must(t, err)
+	stopped.Power, stopped.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
+	ensure(t, d, stopped)
+	paused.Power = driver.PowerPaused
+	ensure(t, d, paused)
+	if uid := <-events; uid != paused.UID {
+		t.Errorf("the first news is of %s, want it of %s, which was paused", uid, paused.UID)
+	}
+}

@@ -1,0 +1,85 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"regexp"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/jsonstream"
+	"github.com/moby/moby/client"
+)
+
+// pullError says in Drover's own words why a pull failed.
+type pullError struct{ text string }
+
+func (e pullError) Error() string { return e.text }
+
+// pullReasons are what is said of a pull that failed, the first that fits. The
+// engine repeats what a registry answered, and whoever may name an image chooses the
+// registry and, by that, what it is led to.
+var pullReasons = []struct {
+	words *regexp.Regexp
+	says  string
+}{
+	{regexp.MustCompile(`(?i)toomanyrequests|too many requests|rate limit`), "too many requests"},
+	{regexp.MustCompile(`(?i)no matching manifest|does not match the specified platform`), "the image is not there for this host's platform"},
+	{regexp.MustCompile(`(?i)no space left on device`), "no space left on the engine's disk"},
+	{regexp.MustCompile(`(?i)pull access denied`), "not found, or a login is needed"},
+	{regexp.MustCompile(`(?i)unauthorized|authentication required`), "unauthorized"},
+	{regexp.MustCompile(`(?i)\bdenied\b|forbidden`), "access denied"},
+	{regexp.MustCompile(`(?i)not found|manifest unknown|name unknown|does not exist`), "not found"},
+	{regexp.MustCompile(`(?i)no such host|server misbehaving|temporary failure in name resolution`), "name not resolved"},
+	{regexp.MustCompile(`(?i)connection refused`), "connection refused"},
+	{regexp.MustCompile(`(?i)connection reset`), "connection reset"},
+	{regexp.MustCompile(`(?i)no route to host|network is unreachable`), "no route to the registry"},
+	{regexp.MustCompile(`(?i)http response to https client`), "TLS: the registry does not speak it"},
+	{regexp.MustCompile(`(?i)x509|tls:|certificate`), "TLS: the registry's certificate or handshake is not accepted"},
+	{regexp.MustCompile(`(?i)timeout|deadline exceeded|request canceled`), "timeout"},
+	{regexp.MustCompile(`(?i)unexpected EOF|\bEOF\b`), "the connection was cut"},
+	{regexp.MustCompile(`(?i)digest|checksum|verification failed`), "it is not what its digest says"},
+}
+
+// explainPull leaves out what a registry answered. What the client itself says, as
+// that the engine cannot be reached, stays.
+func explainPull(err error) error {
+	_, ofNetwork := errors.AsType[*net.OpError](err)
+	if ofNetwork || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	for _, r := range pullReasons {
+		if r.words.MatchString(err.Error()) {
+			return pullError{codeText(err) + r.says}
+		}
+	}
+	return pullError{codeText(err) + "the engine's log has the cause"}
+}
+
+// codeText is the status code of an answer, where it says more than that the pull
+// failed.
+func codeText(err error) string {
+	code := 0
+	if message, is := errors.AsType[*jsonstream.Error](err); is {
+		code = message.Code
+	}
+	for kind, c := range map[error]int{
+		errdefs.ErrNotFound: http.StatusNotFound, errdefs.ErrUnauthenticated: http.StatusUnauthorized,
+		errdefs.ErrPermissionDenied: http.StatusForbidden, errdefs.ErrInvalidArgument: http.StatusBadRequest,
+	} {
+		if errors.Is(err, kind) {
+			code = c
+		}
+	}
+	if code < 400 || code == http.StatusInternalServerError {
+		return ""
+	}
+	return fmt.Sprintf("%d: ", code)
+}
