@@ -20,6 +20,7 @@ import (
 type machine struct {
 	UID         types.UID
 	ID          string
+	Type        string // of the machine, with its version
 	Accel       string
 	CPUs        int64
 	MemoryBytes int64
@@ -27,6 +28,8 @@ type machine struct {
 	Volumes     []volume
 	Kernel      *kernel
 	Forwards    []forward
+	// Files are those that drives name.
+	Files *passed
 }
 
 // drive is a disk of a machine: a qcow2 file, on top of an image if it has one.
@@ -56,7 +59,7 @@ func seedArguments() []string {
 		"driver": diskimage.Raw, "node-name": "seed", "read-only": true,
 		"file": object{"driver": "file", "filename": seedFile, "read-only": true},
 	}
-	return []string{"-blockdev", node.text(), "-device", object{"driver": "virtio-blk-pci", "drive": "seed", "id": "disk-seed", "serial": seedSerial}.text()}
+	return []string{"-blockdev", node.text(), "-device", diskDevice("seed", object{"serial": seedSerial})}
 }
 
 // kernel is booted in place of what is on the disk.
@@ -71,6 +74,8 @@ type layer struct {
 // forward leads a port of the host to one of the guest.
 type forward struct {
 	Protocol string `json:"protocol"` // tcp or udp
+	// HostIP is the host's address, empty for all IPv4 addresses.
+	HostIP   string `json:"hostIP,omitempty"`
 	HostPort int32  `json:"hostPort"`
 	Port     int32  `json:"port"`
 	// Chosen is set where the spec has no host port.
@@ -84,7 +89,7 @@ func (m machine) arguments() []string {
 		"-nodefaults", "-no-user-config", "-display", "none",
 		"-name", "drover-" + m.ID,
 		"-uuid", string(m.UID),
-		"-machine", "q35,usb=off,vmport=off,dump-guest-core=off",
+		"-machine", m.Type + ",usb=off,vmport=off,dump-guest-core=off",
 		"-accel", m.Accel,
 		"-cpu", cpuModel(m.Accel),
 		"-smp", strconv.FormatInt(m.CPUs, 10),
@@ -101,6 +106,7 @@ func (m machine) arguments() []string {
 		"-device", object{"driver": "virtio-rng-pci"}.text(),
 	}
 	args = append(args, m.network()...)
+	args = append(args, m.Files.arguments()...)
 	if m.Root != nil {
 		args = append(args, m.Root.arguments(rootNode, object{"bootindex": 1})...)
 	}
@@ -174,8 +180,16 @@ func (d drive) arguments(name string, device object) []string {
 	if d.Backing != nil {
 		node["backing"] = d.Backing.node()
 	}
+	return []string{"-blockdev", node.text(), "-device", diskDevice(name, device)}
+}
+
+// diskDevice is what the guest sees of a disk. An error of the host's disk pauses
+// the guest, which would otherwise get it, make its file system read-only and lose
+// what it could not write: it may be over soon, as that of a quota or of a network.
+func diskDevice(name string, device object) string {
 	device["driver"], device["drive"], device["id"] = "virtio-blk-pci", name, "disk-"+name
-	return []string{"-blockdev", node.text(), "-device", device.text()}
+	device["werror"], device["rerror"] = "stop", "stop"
+	return device.text()
 }
 
 func (l layer) node() object {

@@ -35,9 +35,9 @@ func decode(t *testing.T, args []string, flag, mentions string) map[string]any {
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	m := machine{
-		UID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "0123456789abcdef", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
+		UID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "0123456789abcdef", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
 		Root:     &drive{Path: rootDiskFile, Backing: &layer{Path: "/images/a.qcow2", Format: diskimage.Qcow2}},
-		Forwards: []forward{{Protocol: "tcp", HostPort: 8080, Port: 80}, {Protocol: "udp", HostPort: 5353, Port: 53}},
+		Forwards: []forward{{Protocol: "tcp", HostPort: 8080, Port: 80}, {Protocol: "udp", HostIP: "127.0.0.1", HostPort: 5353, Port: 53}},
 	}
 	args := m.arguments()
 	for _, pair := range [][2]string{
@@ -47,7 +47,8 @@ func TestArguments(t *testing.T) {
 		{"-smp", "3"},
 		{"-m", "3814M"},
 		{"-action", "shutdown=pause,panic=pause"},
-		{"-netdev", "user,id=net,hostfwd=tcp::8080-:80,hostfwd=udp::5353-:53"},
+		{"-netdev", "user,id=net,hostfwd=tcp::8080-:80,hostfwd=udp:127.0.0.1:5353-:53"},
+		{"-machine", "pc-q35-7.2,usb=off,vmport=off,dump-guest-core=off"},
 	} {
 		if i := slices.Index(args, pair[0]); i < 0 || args[i+1] != pair[1] {
 			t.Errorf("there is no %s %s in %q", pair[0], pair[1], args)
@@ -62,6 +63,24 @@ func TestArguments(t *testing.T) {
 	}
 	if mac := decode(t, args, "-device", "virtio-net")["mac"].(string); !strings.HasPrefix(mac, "52:54:") || len(mac) != 17 {
 		t.Errorf("the address is %q", mac)
+	}
+}
+
+// TestDisksPause : an error of any disk, the seed's included, pauses the guest.
+func TestDisksPause(t *testing.T) {
+	t.Parallel()
+	disks := 0
+	for _, device := range values(t, plainTexts.arguments(), "-device") {
+		if device["driver"] != "virtio-blk-pci" {
+			continue
+		}
+		disks++
+		if device["werror"] != "stop" || device["rerror"] != "stop" {
+			t.Errorf("a disk is %v", device)
+		}
+	}
+	if disks != 3 {
+		t.Errorf("there are %d disks", disks)
 	}
 }
 
@@ -134,7 +153,7 @@ func (x texts) check(t *testing.T, args []string) {
 		t.Errorf("the volume %q is %v", x.volume, disks[1])
 	}
 	i := slices.IndexFunc(devices, func(d map[string]any) bool { return d["drive"] == volumeNode(x.volume) })
-	if i < 0 || devices[i]["serial"] != x.volume || len(devices[i]) != 4 {
+	if i < 0 || devices[i]["serial"] != x.volume || len(devices[i]) != 6 {
 		t.Errorf("the volume %q is none of the devices %v", x.volume, devices)
 	}
 	if netdev := args[slices.Index(plainTexts.arguments(), "-netdev")+1]; !netdevPattern.MatchString(netdev) {

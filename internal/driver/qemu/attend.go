@@ -139,8 +139,9 @@ func (d *Driver) join(ctx context.Context, h home, changed chan struct{}) (c *qm
 	joined := make(chan struct{})
 	go func() {
 		defer close(joined)
-		c, err = h.dial(ctx, eventsSocket, func(event string) {
-			if news[event] {
+		c, err = h.dial(ctx, eventsSocket, func(event qmp.Event) {
+			d.faults.hear(h.path, event)
+			if news[event.Name] {
 				d.ring(uidOf(h.path))
 				poke(changed)
 			}

@@ -29,23 +29,34 @@ const (
 	cpuPeriod, minQuota = 100_000, 1_000
 )
 
-// groups is a folder of control groups by which CPU time can be limited.
+// groups is a folder of control groups, for CPU time where nothing else is said.
 type groups struct {
 	path    string
-	unified bool // version 2
+	unified bool   // version 2
+	top     string // where the hierarchy is mounted
 }
 
 // findGroups finds the folder that this process may make groups in, if it may.
 func findGroups() (groups, error) {
-	g, err := groupOf(os.Getpid())
+	g, err := groupOf(os.Getpid(), "cpu")
 	if err == nil && g.unified && filepath.Base(g.path) == ownGroup {
 		g.path = filepath.Dir(g.path)
 	}
 	return g, err
 }
 
-// groupOf finds the group that a process is in.
-func groupOf(pid int) (groups, error) {
+// groupMemory finds the least memory that is left to the control groups that this
+// process is in.
+func groupMemory() (group string, free int64, err error) {
+	g, err := groupOf(os.Getpid(), "memory")
+	if err != nil {
+		return "", 0, err
+	}
+	return limitedMemory(g.path, g.top, g.unified)
+}
+
+// groupOf finds the group that a process is in by which a controller limits it.
+func groupOf(pid int, controller string) (groups, error) {
 	membership, err := os.ReadFile(procPath(pid, "cgroup"))
 	if err != nil {
 		return groups{}, err
@@ -54,33 +65,33 @@ func groupOf(pid int) (groups, error) {
 	if err != nil {
 		return groups{}, err
 	}
-	return parseGroup(string(membership), string(mounts))
+	return parseGroup(string(membership), string(mounts), controller)
 }
 
 // parseGroup reads /proc/<pid>/cgroup, a line a hierarchy: number, controllers,
 // path. Version 2 names no controllers, and both versions may be there.
-func parseGroup(membership, mounts string) (groups, error) {
+func parseGroup(membership, mounts, controller string) (groups, error) {
 	var path, unified string
 	for line := range strings.Lines(membership) {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		switch {
 		case len(fields) != 3:
-		case slices.Contains(strings.Split(fields[1], ","), "cpu"):
+		case slices.Contains(strings.Split(fields[1], ","), controller):
 			path = fields[2]
 		case fields[1] == "":
 			unified = fields[2]
 		}
 	}
 	if path != "" {
-		folder, err := mountedGroup(mounts, "cgroup", "cpu", path)
-		return groups{path: folder}, err
+		folder, top, err := mountedGroup(mounts, "cgroup", controller, path)
+		return groups{path: folder, top: top}, err
 	}
-	folder, err := mountedGroup(mounts, "cgroup2", "", unified)
-	return groups{path: folder, unified: true}, err
+	folder, top, err := mountedGroup(mounts, "cgroup2", "", unified)
+	return groups{path: folder, top: top, unified: true}, err
 }
 
-// mountedGroup finds where a group can be seen.
-func mountedGroup(mounts, kind, option, path string) (string, error) {
+// mountedGroup finds where a group, and the topmost that is above it, can be seen.
+func mountedGroup(mounts, kind, option, path string) (folder, top string, err error) {
 	const root, point = 3, 4
 	for lines := bufio.NewScanner(strings.NewReader(mounts)); lines.Scan(); {
 		mount, about, _ := strings.Cut(lines.Text(), " - ")
@@ -93,10 +104,10 @@ func mountedGroup(mounts, kind, option, path string) (string, error) {
 		}
 		below, err := filepath.Rel(fields[root], path)
 		if err == nil && filepath.IsLocal(below) {
-			return filepath.Join(fields[point], below), nil
+			return filepath.Join(fields[point], below), fields[point], nil
 		}
 	}
-	return "", errors.New("no control group for CPU time is mounted")
+	return "", "", errors.New("no control group is mounted")
 }
 
 func (g groups) of(uid types.UID) string { return filepath.Join(g.path, groupPrefix+string(uid)) }
@@ -216,7 +227,7 @@ func (d *Driver) dropGroup(ctx context.Context, group string) {
 
 // groupOfStray is the group of a QEMU that has no record any more.
 func groupOfStray(pid int, uid types.UID) string {
-	g, err := groupOf(pid)
+	g, err := groupOf(pid, "cpu")
 	if err != nil || filepath.Base(g.path) != groupPrefix+string(uid) {
 		return ""
 	}

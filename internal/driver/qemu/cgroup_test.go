@@ -42,8 +42,8 @@ func TestParseGroup(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g, err := parseGroup(c.membership, c.mounts)
-			if g != (groups{c.path, c.unified}) || (err == nil) != (c.path != "") {
+			g, err := parseGroup(c.membership, c.mounts, "cpu")
+			if g.path != c.path || g.unified != c.unified || (err == nil) != (c.path != "") || !strings.HasPrefix(g.path, g.top) {
 				t.Errorf("got %+v, %v", g, err)
 			}
 		})

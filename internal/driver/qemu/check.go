@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"cmp"
+	"net/netip"
 	"regexp"
 	"strings"
 
@@ -42,7 +43,7 @@ func checkPower(spec driver.ServerSpec) error {
 
 // checkSpec refuses a spec that the server, or a new one, cannot be made like.
 func (d *Driver) checkSpec(s server, spec driver.ServerSpec) error {
-	return cmp.Or(check(spec), s.checkDisks(spec), d.checkNewImages(s, spec))
+	return cmp.Or(check(spec), d.hostPorts.check(spec.Ports), s.checkDisks(spec), d.checkNewSizes(s, spec), d.checkNewImages(s, spec))
 }
 
 // check refuses a spec that no machine could be made of.
@@ -68,8 +69,8 @@ func checkSizes(spec driver.ServerSpec) error {
 		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0 and at most %d", spec.CPUMilli, maxCPUs)
 	case spec.MemoryBytes < minMemory || spec.MemoryBytes > maxMemory:
 		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be from %d to %d", spec.MemoryBytes, minMemory, maxMemory)
-	case spec.RootDiskBytes < 0:
-		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0", spec.RootDiskBytes)
+	case spec.RootDiskBytes < 0 || spec.RootDiskBytes > maxDisk:
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0 and at most 1Pi", spec.RootDiskBytes)
 	}
 	return nil
 }
@@ -84,7 +85,7 @@ func checkVolumes(volumes []driver.Volume) error {
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %.40q: it must be 1 to 20 small letters, digits and -", i, v.Name)
 		case names[v.Name]:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %s, as another's is", i, v.Name)
-		case v.SizeBytes < 1<<20 || v.SizeBytes > 1<<50:
+		case v.SizeBytes < 1<<20 || v.SizeBytes > maxDisk:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: it must be from 1Mi to 1Pi", i, v.Name, v.SizeBytes)
 		}
 		names[v.Name] = true
@@ -99,6 +100,9 @@ func checkVolumes(volumes []driver.Volume) error {
 
 func checkPorts(ports []driver.Port) error {
 	for i, p := range ports {
+		if err := checkHostIP(i, p.HostIP); err != nil {
+			return err
+		}
 		switch {
 		case p.Protocol != "" && p.Protocol != "TCP" && p.Protocol != "UDP":
 			return driver.Errorf(driver.ErrInvalid, "ports[%d].protocol is %q: it must be TCP or UDP", i, p.Protocol)
@@ -107,6 +111,22 @@ func checkPorts(ports []driver.Port) error {
 		case p.HostPort < 0 || p.HostPort > 65535:
 			return driver.Errorf(driver.ErrInvalid, "ports[%d].hostPort is %d: it must be from 0 to 65535", i, p.HostPort)
 		}
+	}
+	return nil
+}
+
+// checkHostIP : whether the host has the address shows when the port is opened, since
+// it may come later.
+func checkHostIP(i int, text string) error {
+	if text == "" {
+		return nil
+	}
+	ip, err := netip.ParseAddr(text)
+	switch {
+	case err != nil, ip.Is4() && (ip.IsMulticast() || ip == netip.AddrFrom4([4]byte{255, 255, 255, 255})):
+		return driver.Errorf(driver.ErrInvalid, "ports[%d].hostIP is %.60q: it must be an IPv4 address of the host, or empty for all", i, text)
+	case !ip.Is4():
+		return driver.Errorf(driver.ErrUnsupported, "ports[%d].hostIP is %s: the network of a QEMU machine takes IPv4 addresses only; name one, or leave it out for all", i, text)
 	}
 	return nil
 }

@@ -28,6 +28,7 @@ func TestContract(t *testing.T) {
 		Spec:         func(*testing.T) driver.ServerSpec { return e.spec() },
 		StubbornSpec: func(*testing.T) driver.ServerSpec { return e.stubbornSpec() },
 		OtherImage:   e.other,
+		KeepsImage:   true,
 		Losable: func(t *testing.T, clusterID string) drivertest.Losable {
 			t.Helper()
 			dir := filepath.Join(t.TempDir(), "own")

@@ -133,7 +133,7 @@ func TestControllerKilledInStart(t *testing.T) {
 		t.Fatalf("it ended with %+v", end)
 	}
 	// The controller is killed by what it starts, before there is a QEMU.
-	killer := script(t, "case $1 in --version) echo version 7.2;; *) kill -9 $PPID;; esac")
+	killer := script(t, "case $1 in "+asks+" *) kill -9 $PPID;; esac")
 	plan := crashPlan{Dir: e.dir, Images: e.images, Source: e.plain, Binary: killer, UIDs: []types.UID{spec.UID}}
 	_ = plan.controller(t).Run()
 	listed, err := e.open(t).List(t.Context(), spec.UID)

@@ -38,12 +38,7 @@ func TestDebian(t *testing.T) {
 	o.ImageDirs = []string{dir}
 	d := openWith(t, o)
 	const password = "sesame \"quoted\", $HOME"
-	spec := e.spec()
-	spec.Name, spec.CPUMilli, spec.MemoryBytes = "debian-guest", 2000, 1<<30
-	spec.RootDiskBytes = 3 << 30
-	spec.Image = driver.Image{Source: filepath.Join(dir, "debian.img"), Kernel: &driver.Kernel{
-		Source: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1",
-	}}
+	spec := debianSpec(e, dir)
 	spec.SSHKeys = []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDrover drover@test"}
 	spec.UserData = driver.NewSecret(fmt.Sprintf(`#cloud-config
 password: %q
@@ -82,6 +77,17 @@ ethernets:
 		t.Errorf("it ended with %+v", s.Exit)
 	}
 	gone(t, d, spec)
+}
+
+// debianSpec is the guest that hack/debian-guest.sh has made in a folder.
+func debianSpec(e *engine, dir string) driver.ServerSpec {
+	spec := e.spec()
+	spec.Name, spec.CPUMilli, spec.MemoryBytes = "debian-guest", 2000, 1<<30
+	spec.RootDiskBytes = 3 << 30
+	spec.Image = driver.Image{Source: filepath.Join(dir, "debian.img"), Kernel: &driver.Kernel{
+		Source: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1",
+	}}
+	return spec
 }
 
 // terminal is a person at the serial console.
@@ -141,8 +147,14 @@ func (c *terminal) login(user, password string) {
 // run returns what a command prints.
 func (c *terminal) run(command string) string {
 	c.t.Helper()
+	return c.runWithin(answersWithin, command)
+}
+
+// runWithin is run for what takes its time.
+func (c *terminal) runWithin(within time.Duration, command string) string {
+	c.t.Helper()
 	// The marks are not in what is sent, which may be echoed.
 	c.say("echo '<'\"<\"; " + command + "; echo '>'\">\"\r")
 	c.await(answersWithin, "<<")
-	return strings.TrimSpace(c.await(answersWithin, ">>"))
+	return strings.TrimSpace(c.await(within, ">>"))
 }

@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/journal"
 )
 
 // Delete removes a server, or puts it aside.
@@ -34,9 +35,9 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	case driver.ReasonOf(err) == driver.ReasonNameConflict:
 		err = driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
 	case err == nil && retain:
-		return d.release(t, s, lock)
+		return d.release(ctx, s, lock)
 	case err == nil:
-		return d.remove(ctx, t, s, lock)
+		return d.remove(ctx, s, lock)
 	}
 	lock.Release()
 	return err
@@ -73,7 +74,7 @@ func (d *Driver) prune(met []server) {
 	for _, s := range met {
 		there[s.UID] = true
 	}
-	for _, m := range []*sync.Map{&d.told, &d.silent, &d.unwritten} {
+	for _, m := range []*sync.Map{&d.told, &d.silent, &d.unwritten, &d.faults.heard, &d.faults.resumed, &d.foundAccel} {
 		m.Range(func(key, _ any) bool {
 			if !there[uidOf(fmt.Sprint(key))] {
 				m.Delete(key)
@@ -88,11 +89,8 @@ func (d *Driver) prune(met []server) {
 
 // remove ends the server, whose disk nobody will read again, and removes all
 // that belongs to it.
-func (d *Driver) remove(ctx context.Context, t driver.Target, s server, lock *enginedir.Lock) error {
-	if err := d.noteDelete(t); err != nil {
-		lock.Release()
-		return err
-	}
+func (d *Driver) remove(ctx context.Context, s server, lock *enginedir.Lock) error {
+	journal.Note(ctx, journal.DeedDelete, nil, nil)
 	if s.on {
 		if err := s.kill(ctx, s.UID); err != nil {
 			lock.Release()
@@ -110,12 +108,10 @@ func (d *Driver) remove(ctx context.Context, t driver.Target, s server, lock *en
 
 // release marks a server first, so that a release which is cut off is finished
 // by the next call. From then on nothing is kept of it beside its directory.
-func (d *Driver) release(t driver.Target, s server, lock *enginedir.Lock) error {
-	err := d.journal.note(t, deedRelease)
-	if err == nil {
-		s.Retained = true
-		err = d.dir.Explain(s.save(s.record))
-	}
+func (d *Driver) release(ctx context.Context, s server, lock *enginedir.Lock) error {
+	journal.Note(ctx, journal.DeedRelease, nil, nil)
+	s.Retained = true
+	err := d.dir.Explain(s.save(s.record))
 	if err == nil {
 		err = d.dir.Explain(d.putAside(s))
 	}

@@ -4,16 +4,16 @@
 package qemu
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
 // disk is a disk that was made, and the image that it stands on.
@@ -55,30 +55,33 @@ type order struct {
 
 // makeDisk makes a disk on top of an image, or a blank one where none is named.
 // Without a size it has the image's.
-func (d *Driver) makeDisk(ctx context.Context, path string, o order) (disk, error) {
+func (d *Driver) makeDisk(path string, o order) (disk, error) {
 	if o.image.Source == "" {
 		return disk{Size: o.size}, diskimage.CreateQcow2(path, o.size, nil)
 	}
-	i, err := d.imageFor(ctx, o)
+	i, err := d.imageFor(o)
 	if err != nil {
 		return disk{}, err
 	}
 	size := max(o.size, i.Size)
+	if err := d.checkSize(o.sizeField, size); err != nil {
+		return disk{}, err
+	}
 	return disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
 }
 
 // imageFor is the image of a disk, which has to be as large at least.
-func (d *Driver) imageFor(ctx context.Context, o order) (image, error) {
-	i, err := d.openImage(ctx, o.imageField, o.image)
+func (d *Driver) imageFor(o order) (image, error) {
+	i, err := d.openImage(o.imageField, o.image)
 	if err == nil && o.size != 0 && o.size < i.Size {
-		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, i.Source, i.Size)
+		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, imagestore.Redact(i.Source), i.Size)
 	}
 	return i, err
 }
 
-// makeRoot makes a root disk. A kernel that is booted directly may do without an
-// image, and without a disk.
-func (d *Driver) makeRoot(ctx context.Context, h home, spec driver.ServerSpec, asked imageSettings) (disk, error) {
+// makeRoot makes the root disk in a folder. A kernel that is booted directly may do
+// without an image, and without a disk.
+func (d *Driver) makeRoot(h home, spec driver.ServerSpec, asked imageSettings) (disk, error) {
 	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disk{}, nil
 	}
@@ -86,117 +89,104 @@ func (d *Driver) makeRoot(ctx context.Context, h home, spec driver.ServerSpec, a
 		_, err := d.openFound(rootField, asked)
 		return disk{}, err
 	}
-	return d.makeDisk(ctx, h.file(rootDiskFile), rootOrder(spec, asked))
+	return d.makeDisk(h.file(rootDiskFile), rootOrder(spec, asked))
 }
 
 func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
 	return order{rootField, "resource.rootDisk", asked, spec.RootDiskBytes}
 }
 
-// prepareRoot makes sure that the root disk is the one that the spec asks for. A
-// new image needs a new disk.
-func (d *Driver) prepareRoot(ctx context.Context, s *server, spec driver.ServerSpec) (*drive, error) {
-	asked := imageOf(spec, s.Settings.Image)
-	if d.needsRoot(s, spec) {
-		if err := d.replaceRoot(ctx, s, spec, asked); err != nil {
-			return nil, err
+// prepareRoot makes the root disk where there is none yet. One that is there stays,
+// whatever image the spec names now: it holds what the guest wrote.
+func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec, files *passed) (*drive, error) {
+	if s.needsRoot(spec) {
+		if err := d.addRoot(s, spec); err != nil {
+			return nil, d.dir.Explain(err)
 		}
 	}
-	s.Root.Image.imageSettings = asked
 	if s.Root.Size == 0 {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	return d.driveOf(rootField, rootDiskFile, s.Root)
+	return d.openDrive(files, rootField, s.file(rootDiskFile), s.Root, false)
 }
 
-func (d *Driver) needsRoot(s *server, spec driver.ServerSpec) bool {
-	return !d.isSame(s.Root.Image, imageOf(spec, s.Settings.Image)) || (s.Root.Size == 0 && spec.RootDiskBytes > 0)
+// needsRoot reports whether a machine without a root disk is to have one.
+func (s *server) needsRoot(spec driver.ServerSpec) bool {
+	return s.Root.Size == 0 && (spec.RootDiskBytes > 0 || s.imageOf(spec).Source != "")
 }
 
-// driveOf is how a machine gets a disk, whose image the field names.
-func (d *Driver) driveOf(field, path string, have disk) (*drive, error) {
-	was := have.Image
-	if was.Path == "" {
-		return &drive{Path: path}, nil
-	}
-	if err := d.checkImage(field, was); err != nil {
-		return nil, err
-	}
-	return &drive{Path: path, Backing: &layer{Path: d.pathOf(was), Format: was.Format}}, nil
-}
-
-// replaceRoot says first that there is no root disk, so that after a crash none is
-// taken for another. The old one stays aside until a run with the new one begins:
-// a start that fails, for whatever reason, costs nobody a disk.
-func (d *Driver) replaceRoot(ctx context.Context, s *server, spec driver.ServerSpec, asked imageSettings) error {
+// addRoot moves the root disk into place before it is written down.
+func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
-		return d.dir.Explain(err)
-	}
-	defer remove()
-	root, err := d.otherRoot(ctx, s, home{d.dir, tmp}, spec, asked)
-	if err != nil {
-		return d.dir.Explain(err)
-	}
-	if err := s.keepOldRoot(); err != nil {
-		return d.dir.Explain(err)
-	}
-	s.Root = disk{}
-	if err := s.save(s.record); err != nil {
-		return d.dir.Explain(err)
-	}
-	if root.Size > 0 {
-		err = os.Rename(filepath.Join(tmp, rootDiskFile), s.file(rootDiskFile))
-	} else {
-		err = os.RemoveAll(s.file(rootDiskFile))
-	}
-	s.Root = root
-	return d.dir.Explain(errors.Join(err, s.save(s.record)))
-}
-
-// otherRoot is the root disk before this one, where that is asked for again, or a
-// new one.
-func (d *Driver) otherRoot(ctx context.Context, s *server, tmp home, spec driver.ServerSpec, asked imageSettings) (disk, error) {
-	if !d.wasRoot(*s, asked) {
-		return d.makeRoot(ctx, tmp, spec, asked)
-	}
-	return *s.Old, os.Link(s.file(oldRootFile), tmp.file(rootDiskFile))
-}
-
-// wasRoot tells whether the root disk before this one stands on an image.
-func (d *Driver) wasRoot(s server, asked imageSettings) bool {
-	return s.Old != nil && d.isSame(s.Old.Image, asked)
-}
-
-// keepOldRoot leaves the root disk aside that a guest had last. One that none has
-// had yet is no loss.
-func (s *server) keepOldRoot() error {
-	if s.Old != nil || s.Root.Size == 0 {
-		return nil
-	}
-	if err := os.Remove(s.file(oldRootFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	old := s.Root
-	s.Old = &old
-	return os.Link(s.file(rootDiskFile), s.file(oldRootFile))
+	defer remove()
+	root, err := d.makeRoot(home{d.dir, tmp}, spec, s.imageOf(spec))
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Join(tmp, rootDiskFile), s.file(rootDiskFile)); err != nil {
+		return err
+	}
+	s.Root = root
+	return s.save(s.record)
+}
+
+// openDrive opens a disk, and the image below it that the field names, and checks them
+// as they are opened: QEMU gets these descriptors, and no path.
+func (d *Driver) openDrive(files *passed, field, path string, have disk, readOnly bool) (*drive, error) {
+	own, err := openDisk(path, readOnly)
+	if err != nil {
+		return nil, unavailable("disk %s: %w", path, err)
+	}
+	opened := &drive{Path: files.add(own), ReadOnly: readOnly}
+	if have.Image.Path == "" {
+		return opened, nil
+	}
+	base, err := d.openBase(field, have.Image)
+	if err != nil {
+		return nil, err
+	}
+	opened.Backing = &layer{Path: files.add(base), Format: have.Image.Format}
+	return opened, nil
+}
+
+// openDisk opens a disk of a machine. A QEMU that its guest broke out of may have made
+// it lead elsewhere.
+func openDisk(path string, readOnly bool) (*os.File, error) {
+	flags := os.O_RDWR
+	if readOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0) //nolint:gosec // in the driver's folder
+	if err != nil {
+		return nil, err
+	}
+	err = checkRegular(f)
+	if err == nil {
+		err = diskimage.CheckDisk(f)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // prepareVolumes makes the volumes that are not there yet. One that the spec does
 // not name any more stays where it is, for the time that it does again.
-func (d *Driver) prepareVolumes(ctx context.Context, s *server, spec driver.ServerSpec) ([]volume, error) {
+func (d *Driver) prepareVolumes(s *server, spec driver.ServerSpec, files *passed) ([]volume, error) {
 	volumes := make([]volume, 0, len(spec.Volumes))
 	for i, v := range spec.Volumes {
 		if _, made := s.Volumes[v.Name]; !made {
-			if err := d.makeVolume(ctx, s, i, v); err != nil {
+			if err := d.makeVolume(s, i, v); err != nil {
 				return nil, d.dir.Explain(err)
 			}
 		}
-		attached, err := d.driveOf(volumeField(i), volumeFile(v.Name), s.Volumes[v.Name])
+		attached, err := d.openDrive(files, volumeField(i), s.file(volumeFile(v.Name)), s.Volumes[v.Name], v.ReadOnly)
 		if err != nil {
 			return nil, err
 		}
-		attached.ReadOnly = v.ReadOnly
 		volumes = append(volumes, volume{v.Name, *attached})
 	}
 	return volumes, nil
@@ -210,14 +200,14 @@ func volumeOrder(i int, v driver.Volume) order {
 
 // makeVolume moves a volume into place before it is written down: one that is
 // nobody's yet is replaced.
-func (d *Driver) makeVolume(ctx context.Context, s *server, i int, v driver.Volume) error {
+func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
 	defer remove()
 	path := filepath.Join(tmp, volumeFile(v.Name))
-	made, err := d.makeDisk(ctx, path, volumeOrder(i, v))
+	made, err := d.makeDisk(path, volumeOrder(i, v))
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/journal"
 )
 
 // maxSteps is more than any way from one state to another takes.
@@ -35,6 +36,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err != nil {
 		return driver.Server{}, err
 	}
+	d.keepGrace(&s, spec)
 	return d.converge(ctx, s, spec)
 }
 
@@ -45,6 +47,9 @@ var errFetching = errors.New("its image is being fetched")
 // so that a spec which no machine can be made like does not keep one on.
 func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (server, error) {
 	s, err := d.find(ctx, spec.Target)
+	if err == nil {
+		err = d.settleRoot(ctx, &s, spec)
+	}
 	switch {
 	case err == nil && spec.Power == driver.PowerOff:
 		return s, nil
@@ -62,9 +67,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
 		return server{}, cmp.Or(err, errFetching)
 	}
-	if err := d.journal.note(spec.Target, deedCreate); err != nil {
-		return server{}, err
-	}
+	journal.Note(ctx, journal.DeedCreate, nil, nil)
 	if err := d.create(ctx, spec); err != nil {
 		return server{}, d.dir.Explain(err)
 	}
@@ -123,14 +126,18 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 		return err
 	}
 	defer release()
-	settings := settingsOf(spec, imageSettings{Source: d.Image})
-	root, err := d.makeRoot(ctx, h, spec, settings.Image)
+	asked := imageOf(spec, imageSettings{Source: d.Image})
+	root, err := d.makeRoot(h, spec, asked)
+	if err != nil {
+		return err
+	}
+	machineType, err := d.program.machineType(ctx, "")
 	if err != nil {
 		return err
 	}
 	if err := h.save(record{
-		ClusterID: d.ClusterID, UID: spec.UID, ID: newName(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
-		Settings: settings, Root: root,
+		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newName(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+		GraceSeconds: new(graceSeconds(spec)), Settings: settingsOf(spec, asked), Root: root,
 	}); err != nil {
 		return err
 	}
@@ -175,10 +182,11 @@ func (d *Driver) mayStart(s server, spec driver.ServerSpec) bool {
 // result fills in what only the spec tells.
 func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 	out := d.report(s)
+	out.Refused = d.refusedImage(s, spec)
 	if s.alive() && !spec.PowerOnly {
 		want := settingsOf(spec, s.Settings.Image)
-		if d.isSame(s.Root.Image, want.Image) {
-			want.Image = s.Settings.Image
+		if s.Root.Size == 0 {
+			want.Image = s.imageOf(spec)
 		}
 		out.Pending = s.Settings.pending(want)
 	}
@@ -188,9 +196,7 @@ func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 
 // take does one step; waits tells that the next one has to wait for the guest.
 func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.ServerSpec) (waits bool, err error) {
-	if err := d.journal.note(spec.Target, string(next)); err != nil {
-		return false, err
-	}
+	journal.Note(ctx, journal.Deed(next), nil, nil)
 	switch next {
 	case stepReap:
 		return false, d.reap(ctx, s)
@@ -215,7 +221,7 @@ func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.Ser
 	case stepPause:
 		return false, s.command(ctx, "stop", nil, nil)
 	case stepResume:
-		return false, s.resume(ctx)
+		return false, d.resume(ctx, s)
 	case stepNone:
 	}
 	return true, nil

@@ -12,10 +12,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
@@ -146,7 +150,7 @@ func TestSizes(t *testing.T) {
 	tooMuch := e.spec()
 	tooMuch.MemoryBytes = 1 << 42
 	_, err := d.Ensure(t.Context(), tooMuch)
-	wantError(t, err, driver.ErrExhausted, "needed 4398046511104 bytes, available")
+	wantError(t, err, driver.ErrExhausted, "needed 4398046511104 bytes and")
 	small := e.spec()
 	small.RootDiskBytes = 1000
 	_, err = d.Ensure(t.Context(), small)
@@ -189,7 +193,7 @@ func TestStopOfWhatIsInvalid(t *testing.T) {
 	for name, change := range map[string]func(*driver.ServerSpec){
 		"resource.cpu":      func(s *driver.ServerSpec) { s.CPUMilli = 300_000 },
 		"resource.rootDisk": func(s *driver.ServerSpec) { s.RootDiskBytes = 1 << 20 },
-		"image.checksum":    func(s *driver.ServerSpec) { s.Image = driver.Image{Source: "https://example.org/a.img"} },
+		"image.checksum":    func(s *driver.ServerSpec) { s.Image.Checksum = "sha256:x" },
 		"volumes[0].name":   func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "_"}} },
 		"ports[0].hostPort": func(s *driver.ServerSpec) { s.Ports = []driver.Port{{Port: 80, HostPort: 70_000}} },
 	} {
@@ -452,6 +456,10 @@ func script(t *testing.T, body string) string {
 	return path
 }
 
+// asks are the cases of a script that stands for QEMU when it is asked what it is.
+const asks = "--version) echo version 7.2;; -machine) echo 'q35  PC (alias of pc-q35-7.2)';" +
+	" echo 'pc-q35-7.2  PC'; echo 'pc-q35-6.2  PC (deprecated)';;"
+
 func TestPrograms(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -490,7 +498,7 @@ func TestQEMUFails(t *testing.T) {
 		"Failed to get \"write\" lock":                                {driver.ErrRetry, driver.ReasonImageUnavailable},
 	} {
 		o := e.options()
-		o.Binary = script(t, "case $1 in --version) echo version 7.2;; *) echo '"+strings.ReplaceAll(words, "'", `'\''`)+"'; exit 1;; esac")
+		o.Binary = script(t, "case $1 in "+asks+" *) echo '"+strings.ReplaceAll(words, "'", `'\''`)+"'; exit 1;; esac")
 		d := openWith(t, o)
 		spec := e.spec()
 		_, err := d.Ensure(t.Context(), spec)
@@ -510,7 +518,7 @@ func TestQEMUKilled(t *testing.T) {
 	e := newEngine(t)
 	for end, says := range map[string]string{"kill -9 $$": "signal: killed", "exit 3": "exit status 3", "true": "exit status 0"} {
 		o := e.options()
-		o.Binary = script(t, "case $1 in --version) echo version 7.2;; *) "+end+";; esac")
+		o.Binary = script(t, "case $1 in "+asks+" *) "+end+";; esac")
 		d := openWith(t, o)
 		spec := e.spec()
 		_, err := d.Ensure(t.Context(), spec)
@@ -519,112 +527,119 @@ func TestQEMUKilled(t *testing.T) {
 	}
 }
 
-// TestAccelerator : KVM is chosen where a guest runs under it and nowhere else.
+// TestAccelerator : KVM is chosen where its device opens and a guest runs under it in
+// time, and nowhere else, and that is settled as long as the controller runs.
 func TestAccelerator(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	kvm := openKVM() == nil
 	for name, c := range map[string]struct {
-		body string
-		want string
+		body   string
+		within time.Duration
+		want   string
+		says   string
 	}{
-		"a guest runs":   {runsUnderKVM, AccelKVM},
-		"a guest hangs":  {"exec sleep 60", AccelTCG},
-		"QEMU refuses":   {"echo no KVM; exit 1", AccelTCG},
-		"it ends early":  {"exit 0", AccelTCG},
-		"another answer": {"exit 3", AccelTCG},
+		"a guest runs":   {"exit 85", probeWithin, AccelKVM, "a guest did"},
+		"a guest hangs":  {"exec sleep 60", time.Millisecond, AccelTCG, "a guest did not run within 1ms"},
+		"QEMU refuses":   {"echo no KVM; exit 1", probeWithin, AccelTCG, "no KVM"},
+		"it ends early":  {"exit 0", probeWithin, AccelTCG, "a guest did not run"},
+		"another answer": {"exit 3", probeWithin, AccelTCG, "exit status 3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			ran := filepath.Join(t.TempDir(), "ran")
+			log := &logs{}
 			o := e.options()
-			o.Accel = AccelAuto
-			o.Binary = script(t, "case $1 in --version) echo version 7.2;; *) "+c.body+";; esac")
+			o.Accel, o.Log = AccelAuto, log.logger()
+			o.Binary = script(t, "echo $* >> "+ran+"; "+c.body)
 			d := openWith(t, o)
-			want := c.want
-			if !kvm {
-				want = AccelTCG
-			}
+			d.kvm, d.probeWithin = e.plain, c.within // a file that opens
 			for range 2 {
-				if got, err := d.accel.choose(t.Context(), d); err != nil || got != want {
-					t.Errorf("got %q and error %v, want %q", got, err, want)
+				if got, err := d.accel.choose(t.Context(), d); err != nil || got != c.want {
+					t.Errorf("got %q and error %v, want %q", got, err, c.want)
 				}
+			}
+			content, err := os.ReadFile(ran)
+			if c.within == probeWithin && (err != nil || strings.Count(string(content), "\n") != 1 || !strings.Contains(string(content), "-accel kvm")) {
+				t.Errorf("guests ran: %q, %v, want one under KVM", content, err)
+			}
+			if said := log.lines(); len(said) != 1 || !strings.Contains(said[0], c.says) {
+				t.Errorf("it said %q, want %q", said, c.says)
 			}
 		})
 	}
 }
 
-// TestProbeOrder : the emulated guest, which comes first, is the one that waits for
-// QEMU's files.
-func TestProbeOrder(t *testing.T) {
+// TestAcceleratorAgain : a KVM device that could not be opened is tried again after a
+// while, and what it was found to be is not said twice.
+func TestAcceleratorAgain(t *testing.T) {
 	t.Parallel()
-	needsKVM(t)
-	e := newEngine(t)
-	o, ran := e.options(), filepath.Join(t.TempDir(), "ran")
-	o.Binary = script(t, `while [ $1 != -accel ]; do shift; done; echo $2 >> `+ran+`; [ $2 = kvm ] && exit 85`)
-	must(t, openWith(t, o).probeKVM(t.Context()))
-	content, err := os.ReadFile(ran)
-	must(t, err)
-	if string(content) != "tcg\nkvm\n" {
-		t.Errorf("guests ran under %q", content)
+	now, log := vmtest.Clock(time.Unix(0, 0)), &logs{}
+	d := openWith(t, Options{ClusterID: "c", Dir: t.TempDir(), Clock: now, Log: log.logger(), Binary: script(t, "exit 85")})
+	d.kvm = filepath.Join(t.TempDir(), "kvm")
+	want := func(want string) {
+		t.Helper()
+		if got, err := d.accel.choose(t.Context(), d); err != nil || got != want {
+			t.Errorf("got %q, %v, want %s", got, err, want)
+		}
+	}
+	want(AccelTCG)
+	now.Step(openAgain)
+	want(AccelTCG)
+	must(t, os.WriteFile(d.kvm, nil, 0o600))
+	want(AccelTCG)
+	now.Step(openAgain)
+	want(AccelKVM)
+	must(t, os.Remove(d.kvm))
+	now.Step(openAgain)
+	want(AccelKVM)
+	if said := log.lines(); len(said) != 2 || !strings.Contains(said[0], "no such file") {
+		t.Errorf("it said %q", said)
 	}
 }
 
-// runsUnderKVM is a guest whose time is not compared, since emulated it does not run.
-const runsUnderKVM = `case "$*" in *tcg*) exit 1;; *) exit 85;; esac`
-
-func needsKVM(t *testing.T) {
-	t.Helper()
-	if err := openKVM(); err != nil {
-		t.Skip("no guest is tried where there is no KVM: ", err)
+// TestAcceleratorOfABusyHost : a guest that did not run in time is tried again a few
+// times, since a host that boots has little time.
+func TestAcceleratorOfABusyHost(t *testing.T) {
+	t.Parallel()
+	now, ready := vmtest.Clock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
+	d := openWith(t, Options{ClusterID: "c", Dir: t.TempDir(), Clock: now, Binary: script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60")})
+	d.kvm, d.probeWithin = filepath.Join(t.TempDir(), "kvm"), 10*time.Millisecond
+	must(t, os.WriteFile(d.kvm, nil, 0o600))
+	want := func(want string) {
+		t.Helper()
+		if got, err := d.accel.choose(t.Context(), d); err != nil || got != want {
+			t.Errorf("got %q, %v, want %s", got, err, want)
+		}
 	}
+	want(AccelTCG)
+	must(t, os.WriteFile(ready, nil, 0o600))
+	d.probeWithin = time.Minute
+	want(AccelTCG)
+	now.Step(slowAgain)
+	want(AccelKVM)
+	now.Step(time.Hour)
+	must(t, os.Remove(ready))
+	want(AccelKVM)
 }
 
-// TestProbeHung : a guest that hung under KVM, or was slow, has a few more tries,
-// minutes apart; one that was refused has none.
-func TestProbeHung(t *testing.T) {
-	t.Parallel()
-	now := vmtest.Clock(time.Unix(0, 0))
-	slow := fmt.Errorf("%w: it took a minute", errSlow)
-	for name, c := range map[string]struct {
-		outcomes []error
-		want     string // the accelerators that are chosen, minutes apart
-	}{
-		"it was busy":      {[]error{errHung, nil}, "tcg kvm kvm kvm kvm kvm"},
-		"it hangs":         {[]error{errHung, errHung, errHung, errHung}, "tcg tcg tcg tcg tcg tcg"},
-		"it hung and runs": {[]error{errHung, errHung, errHung, nil}, "tcg tcg tcg kvm kvm kvm"},
-		"it was slow":      {[]error{slow, nil}, "tcg kvm kvm kvm kvm kvm"},
-		"it is slow":       {[]error{slow, errHung, slow, slow}, "tcg tcg tcg tcg tcg tcg"},
-		"it is refused":    {[]error{errors.New("no KVM")}, "tcg tcg tcg tcg tcg tcg"},
-		"it runs":          {[]error{nil}, "kvm kvm kvm kvm kvm kvm"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := openWith(t, Options{ClusterID: "c", Dir: t.TempDir(), Clock: now, Binary: script(t, "echo version 7.2")})
-			left := c.outcomes
-			d.probe = func(context.Context) error {
-				if len(left) == 0 {
-					return errors.New("there is one probe too many")
-				}
-				err := left[0]
-				left = left[1:]
-				return err
-			}
-			var got []string
-			for range 6 {
-				now.Step(probeAgain)
-				chosen, err := d.accel.choose(t.Context(), d)
-				must(t, err)
-				again, err := d.accel.choose(t.Context(), d)
-				must(t, err)
-				if chosen != again {
-					t.Errorf("%s became %s at once", chosen, again)
-				}
-				got = append(got, chosen)
-			}
-			if all := strings.Join(got, " "); all != c.want || len(left) != 0 {
-				t.Errorf("got %s and %d probes too few, want %s", all, len(left), c.want)
-			}
-		})
-	}
+// logs keeps what a driver logs.
+type logs struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (l *logs) logger() logr.Logger {
+	return funcr.New(func(_, args string) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.said = append(l.said, args)
+	}, funcr.Options{})
+}
+
+func (l *logs) lines() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.said)
 }
 
 // TestProbeGuest : the guest of the probe does what the probe waits for.
@@ -632,15 +647,13 @@ func TestProbeGuest(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	o := e.options()
+	o.Accel = AccelAuto
 	o.Binary = script(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
 	d := openWith(t, o)
-	var err error
-	for range 10 { // a loaded machine may take longer than the probe waits
-		if err = d.probeKVM(t.Context()); err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-			return
-		}
+	d.kvm, d.probeWithin = e.plain, patience // which a loaded machine may need
+	if got, err := d.accel.choose(t.Context(), d); err != nil || got != AccelKVM {
+		t.Errorf("got %s, %v", got, err)
 	}
-	t.Error(err)
 }
 
 // TestProbeGuestSource : the probe's guest is what its source assembles to.

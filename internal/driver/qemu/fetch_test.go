@@ -86,7 +86,7 @@ func TestRestartWithBadParts(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	web := e.web(t)
-	none, big := &driver.Image{Source: e.images + "/none"}, e.big(t)
+	none, big := &driver.Image{Source: e.images + "/none"}, &driver.Image{Source: e.big(t)}
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
 	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
@@ -95,12 +95,11 @@ func TestRestartWithBadParts(t *testing.T) {
 		kind   error
 		says   string
 	}{
-		"image":  {func(s *driver.ServerSpec) { s.Image = *none }, driver.ErrRetry, "no such file"},
-		"disk":   {func(s *driver.ServerSpec) { s.Image.Source, s.RootDiskBytes = big, 2<<20 }, driver.ErrInvalid, "needs 5242880"},
+		"disk":   {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 2 << 20, Image: big}} }, driver.ErrInvalid, "needs 5242880"},
 		"kernel": {func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: none.Source} }, driver.ErrRetry, "no such file"},
 		"volume": {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: none}} }, driver.ErrRetry, "no such file"},
 		"checksum": {func(s *driver.ServerSpec) {
-			s.Image = driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
+			s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 2 << 20, Image: &driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}}}
 		}, driver.ErrRetry, "its checksum is sha256:"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -137,7 +136,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 	spec := e.spec()
 	first := boots(t, d, spec, "drover guest 1 A")
 	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
-	spec.Image = driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}}}
 	for range 2 {
 		s, err := d.Ensure(t.Context(), spec)
 		must(t, err)
@@ -153,7 +152,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 		}
 		return err
 	})
-	serial(t, d, spec, "drover guest 1 B")
+	serial(t, d, spec, "drover guest 2 A")
 	if n := asked.Load(); n != 1 {
 		t.Errorf("it was fetched %d times", n)
 	}
@@ -197,26 +196,44 @@ func (d *Driver) waitFor(t *testing.T, spec driver.ServerSpec) error {
 func TestContainerDisk(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
-	d := e.open(t)
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(server.Close)
+	d := e.openFor(t, server.Listener.Addr().String())
 	reference := strings.TrimPrefix(server.URL, "http://") + "/disks/boot:1"
 	pushDisk(t, reference, e.plain)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: "oci://" + reference, PullPolicy: driver.PullAlways}
-	boots(t, d, spec, "drover guest 1 A")
+	first := boots(t, d, spec, "drover guest 1 A")
+	if want := checksumOf(t, e.plain); first.ImageID != want || listed(t, d, spec).ImageID != want {
+		t.Errorf("its image is %s, listed %s, want %s", first.ImageID, listed(t, d, spec).ImageID, want)
+	}
 
 	pushDisk(t, reference, e.other)
 	other := e.spec()
 	other.Image = spec.Image
-	boots(t, d, other, "drover guest 1 B")
+	if s := boots(t, d, other, "drover guest 1 B"); s.ImageID != checksumOf(t, e.other) {
+		t.Errorf("its image is %s", s.ImageID)
+	}
 
 	off := spec
 	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	if s := reach(t, d, off, driver.StateStopped); s.ImageID != first.ImageID {
+		t.Errorf("its image is %s, and was %s", s.ImageID, first.ImageID)
+	}
 	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 	gone(t, d, other)
+}
+
+// listed is the one server of a UID, as List shows it.
+func listed(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	all, err := d.List(t.Context(), spec.UID)
+	must(t, err)
+	if len(all) != 1 {
+		t.Fatalf("listed: %+v", all)
+	}
+	return all[0]
 }
 
 // TestRegistryStalls : a registry that stops to answer ends the fetch, and nothing
@@ -227,8 +244,6 @@ func TestRegistryStalls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
-			d := e.open(t)
-			d.fetches.Stall = time.Second
 			var stalls atomic.Bool
 			inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -242,6 +257,8 @@ func TestRegistryStalls(t *testing.T) {
 				<-r.Context().Done()
 			}))
 			t.Cleanup(server.Close)
+			d := e.openFor(t, server.Listener.Addr().String())
+			d.fetches.Stall = time.Second
 			reference := strings.TrimPrefix(server.URL, "http://") + "/disks/boot:1"
 			pushDisk(t, reference, e.plain)
 			spec := e.spec()

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -63,12 +64,23 @@ func isEnding(pid int) bool {
 }
 
 func (e *engine) options() Options {
-	return Options{ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: AccelTCG}
+	return Options{
+		ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: AccelTCG,
+		Fetch: imagestore.Policy{Hosts: []string{"127.0.0.1"}},
+	}
 }
 
 func (e *engine) open(t *testing.T) *Driver {
 	t.Helper()
 	return openWith(t, e.options())
+}
+
+// openFor takes images of a registry of the test's own too, by tag.
+func (e *engine) openFor(t *testing.T, registry string) *Driver {
+	t.Helper()
+	o := e.options()
+	o.Fetch.PlainHTTP, o.UncheckedImages = []string{registry}, true
+	return openWith(t, o)
 }
 
 func openWith(t *testing.T, o Options) *Driver {
@@ -95,12 +107,12 @@ func must(t *testing.T, err error) {
 
 // reach repeats Ensure until the server is in a state, by another run than the one
 // that is to end.
-func reach(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) driver.Server {
+func reach(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.State) driver.Server {
 	t.Helper()
 	return reachWithin(t, d, spec, want, patience)
 }
 
-func reachWithin(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State, within time.Duration) driver.Server {
+func reachWithin(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.State, within time.Duration) driver.Server {
 	t.Helper()
 	var s driver.Server
 	vmtest.Eventually(t, within, "Ensure reaches "+string(want), func() (err error) {

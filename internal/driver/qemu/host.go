@@ -4,16 +4,65 @@
 package qemu
 
 import (
-	"bufio"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"cloudnative.tw/drover/internal/driver"
 )
+
+// What QEMU takes beside its guest's memory, somewhat more than was measured (see
+// docs/performance.md). An emulated guest has its code there once more, translated.
+const (
+	overheadKVM = 64 << 20
+	overheadTCG = 160 << 20
+)
+
+// overheadOf an accelerator; one that is not known may be any.
+func overheadOf(accel string) int64 {
+	if accel == AccelKVM {
+		return overheadKVM
+	}
+	return overheadTCG
+}
+
+// defaultReserve is what is kept of the host's memory at least, and reservePart the
+// part of it otherwise.
+const (
+	defaultReserve = 512 << 20
+	reservePart    = 20
+)
+
+func parseReserve(text string) (func(total int64) int64, error) {
+	if text == "" {
+		return func(total int64) int64 { return max(defaultReserve, total/reservePart) }, nil
+	}
+	q, err := resource.ParseQuantity(text)
+	if err != nil || q.Sign() < 0 {
+		return nil, fmt.Errorf("--qemu-reserve-memory is %q: it must be a quantity of 0 or more, such as 2Gi; empty means the larger of 5 %% and 512Mi", text)
+	}
+	return func(int64) int64 { return q.Value() }, nil
+}
+
+// room is the memory that there is for guests.
+type room struct {
+	available int64
+	// reserve is what the host keeps besides, which only machines get that have had
+	// their memory before.
+	reserve int64
+	// where says of what, for people.
+	where string
+	// promised has, by server, what each machine that runs was promised and does not
+	// use yet: nobody has that, and still it is not free.
+	promised map[string]int64
+}
 
 // reservations admit guests to the memory of the host.
 type reservations struct {
@@ -22,20 +71,34 @@ type reservations struct {
 	starting map[string]int64
 }
 
-// take sets memory aside for a guest until its start is over, and refuses one
-// that the host has no room for. look tells what is available, and what each
-// machine that runs was promised and does not use yet: nobody has that, and still
-// it is not free.
-func (r *reservations) take(id string, needed int64, look func() (int64, map[string]int64, error)) (release func(), err error) {
+// demand is what a machine needs: its guest's memory and QEMU's own. given is what it
+// gives back before. ranBefore is set for a machine that has run with as much: it is
+// admitted to the reserve, and without QEMU's own memory, so that a host which comes
+// back runs what it ran, also with machines of versions that knew neither.
+type demand struct {
+	guest, overhead, given int64
+	ranBefore              bool
+}
+
+func demandOf(s *server, spec driver.ServerSpec, accel string) demand {
+	return demand{
+		guest: spec.MemoryBytes, overhead: overheadOf(accel),
+		ranBefore: !s.StartedAt.IsZero() && s.Settings.MemoryBytes == spec.MemoryBytes,
+	}
+}
+
+// take sets memory aside for a machine until its start is over, and refuses one that
+// there is no room for.
+func (r *reservations) take(id string, want demand, look func() (room, error)) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.admit(needed, 0, look); err != nil {
+	if err := r.admit(want, look); err != nil {
 		return nil, err
 	}
 	if r.starting == nil {
 		r.starting = map[string]int64{}
 	}
-	r.starting[id] = needed
+	r.starting[id] = want.guest + want.overhead
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -43,41 +106,56 @@ func (r *reservations) take(id string, needed int64, look func() (int64, map[str
 	}, nil
 }
 
-// check tells whether a guest would be admitted once another has given back what it
-// was started with.
-func (r *reservations) check(needed, given int64, look func() (int64, map[string]int64, error)) error {
+// check reports whether a machine would be admitted.
+func (r *reservations) check(want demand, look func() (room, error)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.admit(needed, given, look)
+	return r.admit(want, look)
 }
 
 // admit wants the lock held.
-func (r *reservations) admit(needed, given int64, look func() (int64, map[string]int64, error)) error {
-	available, promised, err := look()
+func (r *reservations) admit(want demand, look func() (room, error)) error {
+	have, err := look()
 	if err != nil {
 		return nil //nolint:nilerr // A host that does not tell is tried.
 	}
-	maps.Copy(promised, r.starting)
+	maps.Copy(have.promised, r.starting)
 	var others int64
-	for _, n := range promised {
+	for _, n := range have.promised {
 		others += n
 	}
-	if available += given; needed > available-others {
+	if want.ranBefore {
+		have.available, want.overhead = have.available+have.reserve, 0
+	}
+	have.available += want.given
+	if want.guest+want.overhead > have.available-others {
 		return driver.Errorf(driver.ErrExhausted,
-			"resource.memory: needed %d bytes, available on the host %d, of which %d are promised to other machines", needed, available, others)
+			"resource.memory: needed %d bytes and %d for QEMU itself, available %d %s, of which %d are promised to other machines", want.guest, want.overhead, have.available, have.where, others)
 	}
 	return nil
 }
 
-// hostMemory is what reservations look at. Machines of other clusters and released
-// ones count as any, and one whose use cannot be seen, as that of another user, as if
-// it used nothing yet.
-func (d *Driver) hostMemory() (available int64, promised map[string]int64, err error) {
-	if available, err = memoryAvailable("/proc/meminfo"); err != nil {
-		return 0, nil, err
+// hostMemory is what reservations look at: what is left of the host's memory besides
+// the reserve, or of a control group's that Drover, and with it its machines, is in.
+// Machines of other clusters and released ones count as any, and one whose use cannot
+// be seen, as that of another user, as if it used nothing yet.
+func (d *Driver) hostMemory() (room, error) {
+	host, err := readMemory("/proc/meminfo")
+	if err != nil {
+		return room{}, err
 	}
+	kept := d.reserve(host["MemTotal"])
+	have := room{available: host["MemAvailable"] - kept, reserve: kept, where: fmt.Sprintf("on the host (besides %d that --qemu-reserve-memory keeps)", kept)}
+	if group, free, err := d.groupMemory(); err == nil && free < have.available {
+		have.available, have.reserve, have.where = free, 0, "below the memory limit of "+group
+	}
+	have.promised, err = d.promised()
+	return have, err
+}
+
+func (d *Driver) promised() (map[string]int64, error) {
 	homes, err := homesIn(d.dir)
-	promised = map[string]int64{}
+	promised := map[string]int64{}
 	for _, h := range homes {
 		if on, err := h.running(); err != nil || !on {
 			continue
@@ -87,22 +165,82 @@ func (d *Driver) hostMemory() (available int64, promised map[string]int64, err e
 			continue
 		}
 		used, _ := sample(h.pid(r.UID)) // nothing where it fails
-		promised[r.ID] = max(0, r.Settings.MemoryBytes-used.MemoryBytes)
+		promised[r.ID] = max(0, r.Settings.MemoryBytes+overheadOf(d.accelOf(server{home: h, record: r}))-used.MemoryBytes)
 	}
-	return available, promised, err
+	return promised, err
 }
 
-func memoryAvailable(path string) (int64, error) {
-	f, err := os.Open(path) //nolint:gosec // a constant
+// readMemory reads the kernel's figures of memory, a name and a number a line.
+func readMemory(path string) (map[string]int64, error) {
+	content, err := os.ReadFile(path) //nolint:gosec // the kernel's
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	defer func() { _ = f.Close() }()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if text, ok := strings.CutPrefix(lines.Text(), "MemAvailable:"); ok {
-			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(text, "kB")), 10, 64)
-			return kib << 10, err
+	figures := map[string]int64{}
+	for line := range strings.Lines(string(content)) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		n, err := strconv.ParseInt(fields[1], 10, 64)
+		if err != nil {
+			continue
+		}
+		if len(fields) > 2 && fields[2] == "kB" {
+			n <<= 10
+		}
+		figures[strings.TrimSuffix(fields[0], ":")] = n
+	}
+	return figures, nil
+}
+
+// unlimited : from here on a number means that there is no limit. Version 1 of control
+// groups has one of this size then.
+const unlimited = 1 << 60
+
+// limitedMemory finds the control group, of that at path and those above it up to top,
+// that has the least memory left. What only caches files does not count as used: the
+// kernel takes that back, as it does for the host.
+func limitedMemory(path, top string, unified bool) (group string, free int64, err error) {
+	limits, usage, cached := []string{"memory.max", "memory.high"}, "memory.current", []string{"inactive_file", "active_file"}
+	if !unified {
+		limits, usage, cached = []string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}
+	}
+	group, free = "", unlimited
+	for at := path; ; at = filepath.Dir(at) {
+		limit := int64(unlimited)
+		for _, name := range limits {
+			limit = min(limit, readFigure(filepath.Join(at, name), unlimited))
+		}
+		if limit < unlimited {
+			left := limit - readFigure(filepath.Join(at, usage), 0)
+			stat, _ := readMemory(filepath.Join(at, "memory.stat"))
+			for _, name := range cached {
+				left += stat[name]
+			}
+			if left < free {
+				group, free = at, left
+			}
+		}
+		if at == top || !strings.HasPrefix(at, top) {
+			break
 		}
 	}
-	return 0, fmt.Errorf("%s does not tell MemAvailable", path)
+	if group == "" {
+		return "", 0, errors.New("no control group limits memory")
+	}
+	return group, free, nil
+}
+
+// readFigure reads a number; what is none, such as the word max, is otherwise.
+func readFigure(path string, otherwise int64) int64 {
+	content, err := os.ReadFile(path) //nolint:gosec // a control group's
+	if err != nil {
+		return otherwise
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
+	if err != nil {
+		return otherwise
+	}
+	return n
 }

@@ -6,8 +6,13 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -19,16 +24,18 @@ func TestReservations(t *testing.T) {
 	var r reservations
 	running := map[string]int64{}
 	var silence error
-	look := func() (int64, map[string]int64, error) { return 16, maps.Clone(running), silence }
-	take := func(id string, needed int64) (func(), error) { return r.take(id, needed, look) }
+	look := func() (room, error) {
+		return room{available: 16, where: "on the host", promised: maps.Clone(running)}, silence
+	}
+	take := func(id string, needed int64) (func(), error) { return r.take(id, demand{guest: needed}, look) }
 	_, err := take("huge", 17)
-	wantError(t, err, driver.ErrExhausted, "needed 17 bytes, available on the host 16, of which 0 are promised")
+	wantError(t, err, driver.ErrExhausted, "needed 17 bytes", "available 16 on the host, of which 0 are promised")
 	first, err := take("a", 8)
 	must(t, err)
 	second, err := take("b", 8)
 	must(t, err)
 	_, err = take("c", 8)
-	wantError(t, err, driver.ErrExhausted, "needed 8 bytes, available on the host 16, of which 16 are promised")
+	wantError(t, err, driver.ErrExhausted, "needed 8 bytes", "available 16 on the host, of which 16 are promised")
 
 	running["a"] = 6 // it has begun to use it
 	first()
@@ -44,6 +51,22 @@ func TestReservations(t *testing.T) {
 	}
 }
 
+// TestMachinesThatRanBefore : a machine that ran with as much memory is admitted to the
+// reserve, so that a host which comes back runs what it ran.
+func TestMachinesThatRanBefore(t *testing.T) {
+	t.Parallel()
+	var r reservations
+	look := func() (room, error) {
+		return room{available: 16, reserve: 4, where: "on the host", promised: map[string]int64{}}, nil
+	}
+	ran := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 20}}}
+	spec := driver.ServerSpec{MemoryBytes: 20}
+	must(t, r.check(demandOf(ran, spec, AccelTCG), look))
+	wantError(t, r.check(demandOf(&server{}, spec, AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
+	spec.MemoryBytes = 21
+	wantError(t, r.check(demandOf(ran, spec, AccelTCG), look), driver.ErrExhausted, "needed 21 bytes")
+}
+
 // TestPromised : a machine that runs is promised what it does not use yet, one that
 // is off nothing.
 func TestPromised(t *testing.T) {
@@ -55,10 +78,10 @@ func TestPromised(t *testing.T) {
 	off.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateRunning)
 	reach(t, d, off, driver.StateStopped)
-	available, promised, err := d.hostMemory()
+	have, err := d.hostMemory()
 	must(t, err)
-	if n := promised[s.ID]; len(promised) != 1 || n <= 0 || n >= spec.MemoryBytes || available <= 0 {
-		t.Errorf("available are %d, promised %v", available, promised)
+	if n := have.promised[s.ID]; len(have.promised) != 1 || n <= 0 || n >= spec.MemoryBytes+overheadTCG || have.available <= 0 {
+		t.Errorf("there is %+v", have)
 	}
 	if len(d.room.starting) != 0 {
 		t.Errorf("being started are %v", d.room.starting)
@@ -79,9 +102,9 @@ func TestProcessHidden(t *testing.T) {
 	h := d.home(spec.UID)
 	held, err := h.claimRun()
 	must(t, err)
-	_, promised, err := d.hostMemory()
+	promised, err := d.promised()
 	must(t, err)
-	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes {
+	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+overheadTCG {
 		t.Errorf("promised are %v", promised)
 	}
 	soon, cancel := context.WithTimeout(t.Context(), lookEvery)
@@ -90,4 +113,128 @@ func TestProcessHidden(t *testing.T) {
 	must(t, held.Close())
 	must(t, h.kill(t.Context(), spec.UID))
 	gone(t, d, spec)
+}
+
+func TestParseReserve(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]int64{"": 512 << 20, "0": 0, "2Gi": 2 << 30, "1G": 1e9} {
+		reserve, err := parseReserve(text)
+		must(t, err)
+		if got := reserve(4 << 30); got != want {
+			t.Errorf("%q keeps %d of 4 GiB, want %d", text, got, want)
+		}
+	}
+	reserve, err := parseReserve("")
+	must(t, err)
+	if got := reserve(100 << 30); got != 5<<30 {
+		t.Errorf("%d are kept of 100 GiB, want 5 %%", got)
+	}
+	for _, text := range []string{"-1", "5%", "much"} {
+		if _, err := New(Options{ClusterID: "c", Dir: t.TempDir(), ReserveMemory: text}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("--qemu-reserve-memory is %q", text)) {
+			t.Errorf("%q: got %v", text, err)
+		}
+	}
+}
+
+// TestReserveIsKept : a machine that the host has room for, but for the reserve or for
+// QEMU itself, is not started.
+func TestReserveIsKept(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	figures, err := readMemory("/proc/meminfo")
+	must(t, err)
+	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
+	d := openWith(t, o)
+	spec := e.spec()
+	_, err = d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", overheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
+
+	d.reserve = func(int64) int64 { return 0 }
+	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + overheadTCG - 1, nil }
+	_, err = d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+overheadTCG-1), "below the memory limit of /some/group")
+	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + overheadTCG, nil }
+	reach(t, d, spec, driver.StateRunning)
+	gone(t, d, spec)
+}
+
+// group writes the files of a control group.
+func group(t *testing.T, path string, files map[string]string) {
+	t.Helper()
+	must(t, os.MkdirAll(path, 0o700))
+	for name, text := range files {
+		must(t, os.WriteFile(filepath.Join(path, name), []byte(text+"\n"), 0o600))
+	}
+}
+
+// TestLimitedMemory : of all groups from Drover's own up, the one counts that has least
+// left, without what caches files.
+func TestLimitedMemory(t *testing.T) {
+	t.Parallel()
+	v2 := func(limit, high, current, inactive, active string) map[string]string {
+		return map[string]string{"memory.max": limit, "memory.high": high, "memory.current": current, "memory.stat": "anon 5\ninactive_file " + inactive + "\nactive_file " + active}
+	}
+	v1 := func(limit, usage, inactive string) map[string]string {
+		return map[string]string{"memory.limit_in_bytes": limit, "memory.usage_in_bytes": usage, "memory.stat": "inactive_file 999\ntotal_inactive_file " + inactive}
+	}
+	none := v1("9223372036854771712", "70", "0")
+	for name, c := range map[string]struct {
+		unified       bool
+		top, mid, own map[string]string
+		group         string
+		free          int64
+	}{
+		"own":         {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "300", "0", "0"), v2("200", "max", "100", "20", "10"), "mid/own", 130},
+		"an ancestor": {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "950", "10", "0"), v2("200", "max", "100", "0", "0"), "mid", 60},
+		"the topmost": {true, v2("100", "max", "90", "0", "0"), v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "", 10},
+		"high":        {true, nil, nil, v2("1000", "500", "100", "0", "0"), "mid/own", 400},
+		"none":        {true, nil, v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "none", 0},
+		"version 1":   {false, none, v1("1000", "900", "50"), none, "mid", 150},
+		"1 and none":  {false, none, none, none, "none", 0},
+		"overdrawn":   {false, none, none, v1("100", "120", "0"), "mid/own", -20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			top := t.TempDir()
+			own := filepath.Join(top, "mid", "own")
+			group(t, top, c.top)
+			group(t, filepath.Dir(own), c.mid)
+			group(t, own, c.own)
+			where, free, err := limitedMemory(own, top, c.unified)
+			if c.group == "none" {
+				if err == nil {
+					t.Errorf("got %s, %d", where, free)
+				}
+				return
+			}
+			if err != nil || where != filepath.Join(top, c.group) || free != c.free {
+				t.Errorf("got %s, %d, %v, want %s, %d", where, free, err, c.group, c.free)
+			}
+		})
+	}
+}
+
+// TestRealGroup : a limit that the kernel keeps is found by a process below it.
+func TestRealGroup(t *testing.T) {
+	t.Parallel()
+	g, err := groupOf(os.Getpid(), "memory")
+	must(t, err)
+	path := filepath.Join(g.path, "drover-test-memory")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Skip("control groups cannot be made here: ", err)
+	}
+	defer func() { _ = os.Remove(path) }()
+	name := "memory.limit_in_bytes"
+	if g.unified {
+		name = "memory.max"
+	}
+	if err := writeGroup(path, name, "268435456"); err != nil {
+		t.Skip("memory cannot be limited here: ", err)
+	}
+	where, free, err := limitedMemory(path, g.top, g.unified)
+	must(t, err)
+	if where != path || free != 268435456 {
+		t.Errorf("got %s, %d", where, free)
+	}
 }

@@ -4,7 +4,6 @@
 package qemu
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -37,8 +36,8 @@ type imageSettings struct {
 	Checksum string `json:"checksum,omitempty"`
 }
 
-// imageOf is the image that a spec asks for, or the one that is there: a default
-// that changes touches no server.
+// imageOf returns the image that a spec asks for, or the one that is there: a
+// default that changes touches no server.
 func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 	if spec.Image.Source == "" {
 		return have
@@ -46,15 +45,21 @@ func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 	return imageSettings{spec.Image.Source, spec.Image.Checksum}
 }
 
+// imageOf returns the image that a spec asks for, or the one that the root disk
+// stands on.
+func (s *server) imageOf(spec driver.ServerSpec) imageSettings {
+	return imageOf(spec, s.Root.Image.imageSettings)
+}
+
 // ref is how the store is asked for the image.
 func (i imageSettings) ref() driver.Image {
 	return driver.Image{Source: i.Source, Checksum: i.Checksum}
 }
 
-// isSame tells whether what is asked for is the image that a disk stands on. It is
-// if that has the same digest, however it is named now: what the guest wrote is
-// not thrown away for a checksum that was added, or another server that has the
-// same.
+// isSame reports whether what is asked for is the image that a disk stands on,
+// however that is named: by a checksum that was added or left out, or at another
+// server that has the same. What one source stands for may have changed since the
+// disk was made of it, so without a checksum its name alone counts.
 func (d *Driver) isSame(have image, asked imageSettings) bool {
 	switch {
 	case have.imageSettings == asked:
@@ -63,20 +68,22 @@ func (d *Driver) isSame(have image, asked imageSettings) bool {
 		return false
 	case !imagestore.IsRemote(asked.Source):
 		return sourcePath(asked.Source) == have.Path
+	case asked.Source == have.Source && asked.Checksum == "":
+		return true
 	}
 	return d.images.Digest(asked.ref()) == imagestore.DigestOf(have.Path)
 }
 
 // openImage looks at an image that is on this host.
-func (d *Driver) openImage(ctx context.Context, field string, asked imageSettings) (image, error) {
+func (d *Driver) openImage(field string, asked imageSettings) (image, error) {
 	f, err := d.openFound(field, asked)
 	if err != nil {
 		return image{}, err
 	}
 	defer func() { _ = f.Close() }()
-	i, err := describeImage(ctx, f, asked)
+	i, err := describeImage(f, asked)
 	if err != nil {
-		return image{}, unavailable("image %s: %w", asked.Source, err)
+		return image{}, unavailable("image %s: %w", imagestore.Redact(asked.Source), err)
 	}
 	return i, nil
 }
@@ -89,11 +96,11 @@ func (d *Driver) openFound(field string, asked imageSettings) (*os.File, error) 
 	}
 	path, there := d.images.Path(asked.ref())
 	if !there {
-		return nil, unavailable("image %s has to be fetched first", asked.Source)
+		return nil, unavailable("image %s has to be fetched first", imagestore.Redact(asked.Source))
 	}
 	f, err := os.Open(path) //nolint:gosec // in the driver's folder
 	if err != nil {
-		return nil, unavailable("image %s: %w", asked.Source, err)
+		return nil, unavailable("image %s: %w", imagestore.Redact(asked.Source), err)
 	}
 	return f, nil
 }
@@ -116,7 +123,7 @@ func (d *Driver) openSource(field, source string) (*os.File, error) {
 	case source == "":
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is empty and there is no default: %s", field, forms)
 	case !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
-		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, source, forms)
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, imagestore.Redact(source), forms)
 	case filepath.Clean(path) != path:
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, source)
 	}
@@ -146,14 +153,18 @@ func openBelow(dir, name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkRegular(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func checkRegular(f *os.File) error {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = errors.New("it is no regular file")
 	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return err
 }
 
 // kernelOf finds the files of a kernel that is booted directly.
@@ -178,7 +189,7 @@ func (d *Driver) kernelOf(spec driver.ServerSpec) (*kernel, error) {
 	return &kernel{Path: sourcePath(k.Source), Initrd: sourcePath(k.Initrd), Cmdline: k.Cmdline}, nil
 }
 
-func describeImage(ctx context.Context, f *os.File, asked imageSettings) (image, error) {
+func describeImage(f *os.File, asked imageSettings) (image, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return image{}, err
@@ -188,7 +199,7 @@ func describeImage(ctx context.Context, f *os.File, asked imageSettings) (image,
 		i.Path = filepath.Base(f.Name())
 	}
 	i.Stamp = i.stampOf(info)
-	probed, err := diskimage.Probe(ctx, f, info.Size())
+	probed, err := diskimage.Probe(f, info.Size())
 	i.Format, i.Size = probed.Format, probed.Size
 	return i, err
 }
@@ -209,6 +220,15 @@ func (i image) fetched(policy driver.PullPolicy) driver.Image {
 	return driver.Image{Source: i.Source, Checksum: imagestore.DigestOf(i.Path), PullPolicy: policy}
 }
 
+// digest is that of an image that was fetched, whatever its source stands for by
+// now; others have none.
+func (i image) digest() string {
+	if !imagestore.IsRemote(i.Source) || i.Path == "" {
+		return ""
+	}
+	return imagestore.DigestOf(i.Path)
+}
+
 // pathOf is where an image is now.
 func (d *Driver) pathOf(i image) string {
 	if !imagestore.IsRemote(i.Source) {
@@ -218,25 +238,50 @@ func (d *Driver) pathOf(i image) string {
 	return path
 }
 
-// checkImage : a disk is worth nothing on top of anything but the image that it
-// was made on.
-func (d *Driver) checkImage(field string, was image) error {
+// openBase opens the image that a disk stands on: the disk is worth nothing on top of
+// anything else.
+func (d *Driver) openBase(field string, was image) (*os.File, error) {
 	f, err := d.reopen(field, was)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { _ = f.Close() }()
+	if err := d.checkBase(f, was); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// checkBase checks an image as it is opened. Size and time are what it is known by. They
+// can be kept by who replaces it, so its content must not lead to other files either.
+func (d *Driver) checkBase(f *os.File, was image) error {
 	info, err := f.Stat()
 	if err != nil {
 		return unavailable("image %s: %w", was.Path, err)
 	}
-	switch {
-	case was.stampOf(info) == was.Stamp:
+	found, err := diskimage.Probe(f, info.Size())
+	if err == nil && was.stampOf(info) == was.Stamp && found == (diskimage.Info{Format: was.Format, Size: was.Size}) {
 		return nil
-	case imagestore.IsRemote(was.Source):
-		return unavailable("image %s was cut off or changed in %s: remove that file, and it is fetched again", was.Source, d.pathOf(was))
 	}
-	return unavailable("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included", was.Path)
+	why := ""
+	if err != nil {
+		why = ": " + err.Error()
+	}
+	if imagestore.IsRemote(was.Source) {
+		return unavailable("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", imagestore.Redact(was.Source), d.pathOf(was), why)
+	}
+	return unavailable("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
+}
+
+// checkImage reports whether the image of a disk could be opened now.
+func (d *Driver) checkImage(field string, have disk) error {
+	if have.Image.Path == "" {
+		return nil
+	}
+	f, err := d.openBase(field, have.Image)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // reopen opens the image of a disk. What a source stands for may have changed, but

@@ -9,8 +9,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"cloudnative.tw/drover/internal/driver/enginedir"
 )
@@ -25,6 +27,59 @@ type logBound struct {
 }
 
 var defaultLogBound = logBound{size: 1 << 20, every: 5 * time.Second}
+
+// rotateLog puts what QEMU printed in the run before aside.
+func (h home) rotateLog() error {
+	err := os.Rename(h.file(logFile), h.file(logFile+oldLog))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// lastOutput is the end of what QEMU printed, in one line of at most so many bytes.
+// What the guest printed is in another file.
+func (h home) lastOutput(most int) string {
+	f, err := os.Open(h.file(logFile))
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	// More than will be shown, for what is left out of it.
+	end := make([]byte, min(info.Size(), int64(4*most)))
+	n, err := f.ReadAt(end, info.Size()-int64(len(end)))
+	if err != nil && n == 0 {
+		return err.Error()
+	}
+	return lastOf(string(end[:n]), most)
+}
+
+// lastOf is the end of a text as one line of valid UTF-8 without control characters.
+func lastOf(text string, most int) string {
+	var lines []string
+	for line := range strings.Lines(strings.ToValidUTF8(text, "")) {
+		line = strings.TrimSpace(strings.Map(printable, line))
+		if line != "" {
+			lines = append(lines, line)
+		}
+	}
+	line := strings.Join(lines, "; ")
+	return strings.ToValidUTF8(line[max(0, len(line)-most):], "")
+}
+
+func printable(r rune) rune {
+	switch {
+	case r == '\t':
+		return ' '
+	case unicode.IsPrint(r):
+		return r
+	}
+	return -1
+}
 
 // cutLogs cuts a machine's logs that are too large.
 func (d *Driver) cutLogs(h home) {

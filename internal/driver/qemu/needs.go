@@ -46,30 +46,32 @@ func (d *Driver) imagesOf(s server, spec driver.ServerSpec) []namedImage {
 	return slices.DeleteFunc(all, func(i namedImage) bool { return !imagestore.IsRemote(i.Source) })
 }
 
+// rootImage is the image of a root disk that is still to be made, or by its digest
+// the one that the disk stands on, from wherever the spec names the same.
 func (d *Driver) rootImage(s server, spec driver.ServerSpec) driver.Image {
-	have := s.Settings.Image
+	have := s.Root.Image
 	if s.ID == "" {
-		have = imageSettings{Source: d.Image}
+		have.Source = d.Image
 	}
-	asked := imageOf(spec, have)
-	image := asked.ref()
-	image.PullPolicy = spec.Image.PullPolicy
+	asked := imageOf(spec, have.imageSettings)
 	switch {
-	case d.isSame(s.Root.Image, asked):
-		image.Checksum = imagestore.DigestOf(s.Root.Image.Path)
-	case d.wasRoot(s, asked):
-		image.Checksum = imagestore.DigestOf(s.Old.Image.Path)
+	case s.Root.Size == 0:
+		image := asked.ref()
+		image.PullPolicy = spec.Image.PullPolicy
+		return image
+	case d.isSame(have, asked):
+		have.imageSettings = asked
 	}
-	return image
+	return have.fetched(spec.Image.PullPolicy)
 }
 
 // checkNewImages refuses what could be anything. Disks that were made of such an
 // image stay in use, whatever the flag was then.
 func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 	for _, i := range d.imagesOf(s, spec) {
-		if imagestore.IsUnchecked(i.Image) && !d.UncheckedImages {
+		if d.images.Sources.IsUnchecked(i.Image) && !d.UncheckedImages {
 			return driver.Errorf(driver.ErrInvalid,
-				"%s.checksum is empty: an image from a web server needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)
+				"%s.checksum is empty: an image from a web server, or of a tag from a registry by plain HTTP, needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)
 		}
 	}
 	return nil
@@ -77,18 +79,18 @@ func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 
 // checkImages makes sure that the next run finds what it is to be made of, and
 // makes nothing.
-func (d *Driver) checkImages(ctx context.Context, s *server, spec driver.ServerSpec) error {
+func (d *Driver) checkImages(s *server, spec driver.ServerSpec) error {
 	if _, err := d.kernelOf(spec); err != nil {
 		return err
 	}
-	if err := d.checkRoot(ctx, s, spec); err != nil {
+	if err := d.checkRoot(s, spec); err != nil {
 		return err
 	}
 	for i, v := range spec.Volumes {
 		have, made := s.Volumes[v.Name]
-		_, err := d.driveOf(volumeField(i), "", have)
+		err := d.checkImage(volumeField(i), have)
 		if !made && v.Image != nil {
-			_, err = d.imageFor(ctx, volumeOrder(i, v))
+			_, err = d.imageFor(volumeOrder(i, v))
 		}
 		if err != nil {
 			return err
@@ -97,19 +99,14 @@ func (d *Driver) checkImages(ctx context.Context, s *server, spec driver.ServerS
 	return nil
 }
 
-func (d *Driver) checkRoot(ctx context.Context, s *server, spec driver.ServerSpec) error {
-	asked := imageOf(spec, s.Settings.Image)
-	if !d.needsRoot(s, spec) {
-		_, err := d.driveOf(rootField, rootDiskFile, s.Root)
-		return err
-	}
-	if d.wasRoot(*s, asked) {
-		_, err := d.driveOf(rootField, oldRootFile, *s.Old)
-		return err
-	}
-	if asked.Source == "" && spec.Image.Kernel != nil {
+func (d *Driver) checkRoot(s *server, spec driver.ServerSpec) error {
+	asked := s.imageOf(spec)
+	switch {
+	case !s.needsRoot(spec):
+		return d.checkImage(rootField, s.Root)
+	case asked.Source == "" && spec.Image.Kernel != nil:
 		return nil
 	}
-	_, err := d.imageFor(ctx, rootOrder(spec, asked))
+	_, err := d.imageFor(rootOrder(spec, asked))
 	return err
 }

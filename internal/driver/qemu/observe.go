@@ -55,6 +55,9 @@ var ends = map[string]driver.Exit{
 	statusInternal: {Code: codeBroken, Reason: "InternalError"},
 }
 
+// isCrash reports whether a guest's end was not in good order.
+func isCrash(end driver.Exit) bool { return end.Code == codePanicked || end.Code == codeBroken }
+
 // server is a server as it is found.
 type server struct {
 	home
@@ -68,6 +71,8 @@ type server struct {
 	// says why it could not be written down.
 	end    *driver.Exit
 	unkept error
+	// fault is the error of its disk that the guest waits for, if it does.
+	fault error
 	// broken says what of it cannot be read. Without its record no more is known of
 	// it than its UID and whether it is on.
 	broken error
@@ -102,6 +107,7 @@ func (d *Driver) see(ctx context.Context, h home, within time.Duration) (server,
 	if err := s.look(ctx, within); err != nil {
 		return s, err
 	}
+	d.findFault(ctx, &s)
 	if err := d.findEnd(&s); err != nil || s.on {
 		return s, err
 	}
@@ -210,7 +216,7 @@ func (s *server) report() driver.Server {
 	out := driver.Server{
 		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name,
 		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,
-		Applied: driver.Resources{RootDiskBytes: s.Root.Size},
+		Applied: driver.Resources{RootDiskBytes: s.Root.Size}, ImageID: s.Root.Image.digest(),
 	}
 	// One that is off has no CPUs and no memory until it is started with what the
 	// spec says then.
@@ -227,7 +233,7 @@ func (s *server) report() driver.Server {
 		out.Err = fmt.Errorf("QEMU does not answer: %w", s.silence)
 		out.Doing = out.Err.Error()
 	case s.status == statusIOError:
-		out.Err = errDisk
+		out.Err = s.fault
 	case s.stopping():
 		out.Doing = "waiting for the guest to power off"
 	}
@@ -271,7 +277,7 @@ func (h home) control(ctx context.Context, talk func(context.Context, *qmp.Clien
 }
 
 // dial connects to a QMP socket in the directory.
-func (h home) dial(ctx context.Context, socket string, onEvent func(name string)) (c *qmp.Client, err error) {
+func (h home) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
 	err = h.atSocket(socket, func(path string) error {
 		c, err = qmp.Dial(ctx, path, onEvent)
 		return err

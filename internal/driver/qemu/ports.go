@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,10 @@ func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, 
 func checkForwards(ctx context.Context, ports []driver.Port, have []forward, choose chooser) error {
 	for i, p := range ports {
 		f := forwardOf(p)
-		isOwn := func(own forward) bool { return own.outside() == f.outside() }
+		// What it has keeps it from trying: the same, or where one is of all addresses.
+		isOwn := func(own forward) bool {
+			return own.outside() == f.outside() && (own.HostIP == f.HostIP || own.HostIP == "" || f.HostIP == "")
+		}
 		if f.Chosen || slices.ContainsFunc(have, isOwn) {
 			continue
 		}
@@ -63,7 +67,16 @@ func checkForwards(ctx context.Context, ports []driver.Port, have []forward, cho
 // portConflict names the port of the spec that a host port is for.
 func portConflict(i int, p driver.Port, f forward, err error) error {
 	return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
-		"ports[%d] (%s): host port %d/%s cannot be had: %w", i, p.Name, f.HostPort, f.Protocol, err))
+		"ports[%d] (%s): host port %s cannot be had: %w", i, p.Name, f.place(), err))
+}
+
+// place is the forward's end on the host, for people.
+func (f forward) place() string {
+	text := fmt.Sprintf("%d/%s", f.HostPort, f.Protocol)
+	if f.HostIP != "" {
+		text += " of " + f.HostIP
+	}
+	return text
 }
 
 var ruleFailed = regexp.MustCompile(`(?i)could not set up host forwarding rule '([^']*)'`)
@@ -94,18 +107,26 @@ func chooseForward(ctx context.Context, p driver.Port, before []forward, used ma
 			return f, nil
 		}
 	}
-	for range chooseTries {
+	for range chooseTries + len(used) {
 		f.HostPort = 0
 		if f.HostPort, err = choose(ctx, f); err != nil || !used[f.outside()] {
 			return f, err
 		}
 	}
-	return f, errors.New("the host offers the same ports over and over")
+	return f, errors.New("the host offers those that other ports of the machine have")
 }
 
 // forwardOf is what a port of a spec asks for.
 func forwardOf(p driver.Port) forward {
-	return forward{Protocol: protocolOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
+	return forward{Protocol: protocolOf(p), HostIP: hostIPOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
+}
+
+// hostIPOf is the address that a port is opened on, empty for all IPv4 addresses.
+func hostIPOf(p driver.Port) string {
+	if p.HostIP == net.IPv4zero.String() {
+		return ""
+	}
+	return p.HostIP
 }
 
 func protocolOf(p driver.Port) string {
@@ -117,19 +138,22 @@ func protocolOf(p driver.Port) string {
 
 // samePort : a port's name is Drover's own, and no guest knows it.
 func samePort(a, b driver.Port) bool {
-	return a.Port == b.Port && a.HostPort == b.HostPort && protocolOf(a) == protocolOf(b)
+	return a.Port == b.Port && a.HostPort == b.HostPort && hostIPOf(a) == hostIPOf(b) && protocolOf(a) == protocolOf(b)
 }
 
 // rule is how QEMU calls it.
-func (f forward) rule() string { return fmt.Sprintf("%s::%d-:%d", f.Protocol, f.HostPort, f.Port) }
+func (f forward) rule() string {
+	return fmt.Sprintf("%s:%s:%d-:%d", f.Protocol, f.HostIP, f.HostPort, f.Port)
+}
 
-// outside is what no two forwards may have in common.
+// outside is what no two forwards may have in common, whatever their addresses: one
+// may be that of all.
 func (f forward) outside() forward { return forward{Protocol: f.Protocol, HostPort: f.HostPort} }
 
 // freePort is a chooser that tries.
 func freePort(ctx context.Context, f forward) (int32, error) {
 	var config net.ListenConfig
-	address := net.JoinHostPort("0.0.0.0", strconv.Itoa(int(f.HostPort)))
+	address := net.JoinHostPort(cmp.Or(f.HostIP, net.IPv4zero.String()), strconv.Itoa(int(f.HostPort)))
 	if f.Protocol == "udp" {
 		conn, err := config.ListenPacket(ctx, "udp4", address)
 		if err != nil {
@@ -158,15 +182,24 @@ func portOf(a net.Addr) int32 {
 // machine's own address means nothing outside of its QEMU.
 func (d *Driver) report(s server) driver.Server {
 	out := s.report()
+	if s.alive() {
+		out.Accelerator = d.accelOf(s)
+	}
 	if !s.alive() && !s.Retained && s.broken == nil {
 		d.told.Store(s.UID, s.Run)
 	}
 	if !s.alive() || len(s.Forwards) == 0 {
 		return out
 	}
-	out.Addresses = []string{d.address.get(d.Clock.Now())}
 	for _, f := range s.Forwards {
-		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort})
+		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})
+		address := f.HostIP
+		if address == "" {
+			address = d.address.get(d.Clock.Now())
+		}
+		if !slices.Contains(out.Addresses, address) {
+			out.Addresses = append(out.Addresses, address)
+		}
 	}
 	return out
 }

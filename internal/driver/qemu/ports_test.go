@@ -129,14 +129,15 @@ func TestIsConnected(t *testing.T) {
 		"  TCP[ESTABLISHED]      13       127.1.2.30 45081       10.0.2.15    80     0     0\r\n" +
 		"  TCP[HOST_FORWARD]   8               * 45081       10.0.2.15    80     0     0\r\n"
 	for state, want := range map[string]bool{"ESTABLISHED": true, "CLOSE_WAIT": true, "SYN_SENT": false, "NONE": false} {
-		if got := isConnected(fmt.Sprintf(table, state), "127.1.2.3"); got != want {
+		if got := isConnected(fmt.Sprintf(table, state), "127.1.2.3", ""); got != want {
 			t.Errorf("%s: got %t", state, got)
 		}
 	}
-	if isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.4") || isConnected("", "127.1.2.3") {
+	if isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.4", "") || isConnected("", "127.1.2.3", "") ||
+		isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.3", "13") {
 		t.Error("a connection that is not in the table is taken for one that was answered")
 	}
-	if isConnected(table, oneLoopback()) || !strings.HasPrefix(oneLoopback(), "127.") {
+	if isConnected(table, oneLoopback(), "") || !strings.HasPrefix(oneLoopback(), "127.") {
 		t.Error("the address is not one of the host's own")
 	}
 }

@@ -24,8 +24,12 @@ const (
 	startWithin = 20 * time.Second
 	// quitWithin is how long QEMU may take to end by itself before it is killed.
 	quitWithin = 2 * time.Second
-	// writesWithin is how long a guest is looked at that waited for its disk.
-	writesWithin = time.Second
+	// writesWithin is how long a guest is looked at that waited for its disk. QEMU
+	// tries the write again at once, however slow the guest is.
+	writesWithin = 500 * time.Millisecond
+	// resumeAgain is how long a guest is left that its disk paused once more after it
+	// went on: a disk that takes a while to fail must not have it resumed in a loop.
+	resumeAgain = 10 * time.Second
 	// pressEvery is the time from one press of the power button to the next, for
 	// a guest that was not ready for the first.
 	pressEvery = 2 * time.Second
@@ -34,12 +38,18 @@ const (
 // start begins a run. It writes down what it is about to do, starts QEMU with
 // the guest still halted, and lets the guest go.
 func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) error {
-	release, err := d.room.take(s.ID, spec.MemoryBytes, d.hostMemory)
+	on, err := d.platformOf(ctx, s)
+	if err != nil {
+		return err
+	}
+	release, err := d.room.take(s.ID, demandOf(s, spec, on.accel), d.hostMemory)
 	if err != nil {
 		return err
 	}
 	defer release()
-	m, err := d.prepare(ctx, s, spec)
+	files := &passed{}
+	defer files.close()
+	m, err := d.prepare(ctx, s, spec, on, files)
 	if err != nil {
 		return err
 	}
@@ -49,8 +59,13 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 		return err
 	}
 	defer func() { _ = runLock.Close() }()
+	if err := s.rotateLog(); err != nil {
+		return d.dir.Explain(err)
+	}
+	d.faults.heard.Delete(s.path)
 	s.Phase, s.Run, s.StartedAt = phaseStarting, newName(), d.Clock.Now()
-	s.Stop, s.Settings, s.Forwards = nil, settingsOf(spec, s.Settings.Image), m.Forwards
+	s.Stop, s.Settings, s.Forwards = nil, settingsOf(spec, s.Root.Image.imageSettings), m.Forwards
+	s.MachineType, s.Accelerator = m.Type, m.Accel
 	d.planGroup(s, spec.CPUMilli)
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
@@ -62,19 +77,28 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	return d.finishStart(ctx, s, spec)
 }
 
-// prepare gathers what a run needs. The root disk is the last of it: where
-// something else lacks, nothing is changed.
-func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec) (machine, error) {
-	accel, err := d.accel.choose(ctx, d)
+// platform is what a machine is made of that no spec names.
+type platform struct {
+	machineType, accel string
+}
+
+func (d *Driver) platformOf(ctx context.Context, s *server) (platform, error) {
+	machineType, err := d.program.machineType(ctx, s.MachineType)
 	if err != nil {
-		return machine{}, err
+		return platform{}, err
 	}
+	accel, err := d.accel.choose(ctx, d)
+	return platform{machineType, accel}, err
+}
+
+// prepare gathers what a run needs, with the files that QEMU is to get opened.
+func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec, on platform, files *passed) (machine, error) {
 	release, err := d.images.Hold()
 	if err != nil {
 		return machine{}, err
 	}
 	defer release()
-	volumes, err := d.prepareVolumes(ctx, s, spec)
+	volumes, err := d.prepareVolumes(s, spec, files)
 	if err != nil {
 		return machine{}, err
 	}
@@ -89,13 +113,13 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec)
 	if err != nil {
 		return machine{}, err
 	}
-	root, err := d.prepareRoot(ctx, s, spec)
+	root, err := d.prepareRoot(s, spec, files)
 	if err != nil {
 		return machine{}, err
 	}
 	return machine{
-		UID: s.UID, ID: s.ID, Accel: accel, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
-		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards,
+		UID: s.UID, ID: s.ID, Type: on.machineType, Accel: on.accel, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
+		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards, Files: files,
 	}, nil
 }
 
@@ -108,7 +132,7 @@ func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []drive
 		if ended == "" || err != nil {
 			return err
 		}
-		words := cmp.Or(s.lastWords(), "it printed nothing, and ended with "+ended)
+		words := cmp.Or(s.lastOutput(logTail), "it printed nothing, and ended with "+ended)
 		n := takenPort(words, m.Forwards)
 		if n < 0 {
 			return explainStart(words)
@@ -133,7 +157,7 @@ func (d *Driver) comeUp(ctx context.Context, s *server, m machine, runLock *os.F
 			return "", err
 		}
 	}
-	over, err := s.spawn(ctx, d.Binary, m.arguments(), runLock)
+	over, err := s.spawn(ctx, d.Binary, m.arguments(), m.Files.inherited(runLock))
 	if err != nil {
 		return "", driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
 	}
@@ -192,11 +216,10 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	}
 	d.limitCPU(ctx, s)
 	d.forgetEnds(s.UID)
-	s.Phase, s.Old = phaseOn, nil
+	s.Phase = phaseOn
 	if err := s.save(s.record); err != nil {
 		return d.dir.Explain(err)
 	}
-	_ = os.Remove(s.file(oldRootFile)) // the next new root disk does it otherwise
 	if spec.Power == driver.PowerPaused {
 		return nil
 	}
@@ -206,23 +229,34 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	return s.command(ctx, "cont", nil, nil)
 }
 
-// errDisk is what a guest waits for whose writes fail for lack of room.
-var errDisk = driver.Errorf(driver.ErrExhausted, "the guest was paused by an error of its disk: see whether the host's disk is full")
-
 // resume lets a guest go on. One that was paused by an error of its disk tries the
-// same write again: whether that works shows at once, and who does not look would
+// same request again: whether that works shows at once, and who does not look would
 // resume it again and again.
-func (s *server) resume(ctx context.Context) error {
-	if err := s.command(ctx, "cont", nil, nil); err != nil || s.status != statusIOError {
+func (d *Driver) resume(ctx context.Context, s *server) error {
+	if s.status != statusIOError {
+		return s.command(ctx, "cont", nil, nil)
+	}
+	asked, cancel := context.WithTimeout(ctx, commandWithin)
+	defer cancel()
+	c, err := s.dial(asked, ctlSocket, func(event qmp.Event) { d.faults.hear(s.path, event) })
+	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, writesWithin)
-	defer cancel()
-	for pause(ctx, 10*lookEvery) {
-		if status, err := s.ask(ctx); err == nil && status == statusIOError {
-			return errDisk
+	defer c.Close()
+	if at, ok := d.faults.resumed.Load(s.path); ok && d.Clock.Now().Sub(at.(time.Time)) < resumeAgain {
+		return d.faults.find(asked, s.path, c)
+	}
+	if err := c.Execute(asked, "cont", nil, nil); err != nil {
+		return err
+	}
+	looked, stop := context.WithTimeout(asked, writesWithin)
+	defer stop()
+	for pause(looked, 4*lookEvery) {
+		if status, err := askStatus(looked, c); err == nil && status == statusIOError {
+			return d.faults.find(asked, s.path, c)
 		}
 	}
+	d.faults.resumed.Store(s.path, d.Clock.Now())
 	return nil
 }
 
@@ -236,13 +270,19 @@ func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSp
 	if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
 		return waits, err
 	}
-	if err := d.checkImages(ctx, s, spec); err != nil {
+	if err := d.checkImages(s, spec); err != nil {
 		return false, err
 	}
 	if err := checkForwards(ctx, spec.Ports, s.Forwards, d.choose); err != nil {
 		return false, err
 	}
-	return false, d.room.check(spec.MemoryBytes, s.Settings.MemoryBytes, d.hostMemory)
+	on, err := d.platformOf(ctx, s)
+	if err != nil {
+		return false, err
+	}
+	want := demandOf(s, spec, on.accel)
+	want.given = s.Settings.MemoryBytes + overheadOf(d.accelOf(*s))
+	return false, d.room.check(want, d.hostMemory)
 }
 
 // stop presses the power button, and ends the run when StopBy has passed. A guest

@@ -4,10 +4,14 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,7 +39,7 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 	if err != nil {
 		return err
 	}
-	address := oneLoopback()
+	address := cmp.Or(f.HostIP, oneLoopback())
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp4", net.JoinHostPort(address, strconv.Itoa(int(f.HostPort))))
 	if err != nil {
 		return err
@@ -46,7 +50,7 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 		_, err := conn.Read(make([]byte, 1))
 		spoke <- err
 	}()
-	if err := d.untilConnected(ctx, h, address, spoke); err != nil {
+	if err := d.untilConnected(ctx, h, f, conn, spoke); err != nil {
 		return fmt.Errorf("port %d of the guest, which host port %d leads to, %w", f.Port, f.HostPort, err)
 	}
 	return nil
@@ -79,7 +83,7 @@ func oneLoopback() string {
 
 // untilConnected waits until the guest has taken a connection, which it may also
 // show by speaking first.
-func (d *Driver) untilConnected(ctx context.Context, h home, address string, spoke <-chan error) error {
+func (d *Driver) untilConnected(ctx context.Context, h home, f forward, conn net.Conn, spoke <-chan error) error {
 	timer := d.Clock.NewTimer(firstLook)
 	defer timer.Stop()
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
@@ -98,7 +102,7 @@ func (d *Driver) untilConnected(ctx context.Context, h home, address string, spo
 		if err != nil {
 			return fmt.Errorf("cannot be asked about: %w", err)
 		}
-		if isConnected(table, address) {
+		if h.isAnswered(table, f, conn) {
 			return nil
 		}
 	}
@@ -110,14 +114,66 @@ func (h home) connections(ctx context.Context) (table string, err error) {
 	return table, err
 }
 
-// isConnected looks for the connection that was made to an address of this host,
-// and tells whether the guest has answered it. A line of the table is
+// isAnswered reports whether the guest has answered a connection. One to a port on
+// all addresses went to an address that no other has. On a single address others may
+// be connected too, and QEMU's end of this one is found by its descriptor.
+func (h home) isAnswered(table string, f forward, conn net.Conn) bool {
+	address, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+	if f.HostIP == "" {
+		return isConnected(table, address, "")
+	}
+	fd := descriptorOf(h.pid(uidOf(h.path)), acceptedSocket(conn))
+	return fd != "" && isConnected(table, address, fd)
+}
+
+// acceptedSocket is the inode of the other end, on this host, of a connection. It is 0
+// until that was accepted. A line of the kernel's table is
+//
+//	1: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000 0 0 98765 1 ...
+func acceptedSocket(conn net.Conn) string {
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		return ""
+	}
+	there, here := kernelAddress(conn.RemoteAddr()), kernelAddress(conn.LocalAddr())
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 9 && fields[1] == there && fields[2] == here {
+			return fields[9]
+		}
+	}
+	return ""
+}
+
+// kernelAddress has the bytes of an address in the order of the only processors that
+// machines run on, and those of a port in that of the network.
+func kernelAddress(a net.Addr) string {
+	to, ok := a.(*net.TCPAddr)
+	if !ok || to.IP.To4() == nil {
+		return ""
+	}
+	return fmt.Sprintf("%08X:%04X", binary.LittleEndian.Uint32(to.IP.To4()), to.Port)
+}
+
+// descriptorOf is the number that a process has for a socket.
+func descriptorOf(pid int, inode string) string {
+	links, _ := filepath.Glob(procPath(pid, "fd/*"))
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil && to == "socket:["+inode+"]" {
+			return filepath.Base(link)
+		}
+	}
+	return ""
+}
+
+// isConnected looks for a connection to an address of this host, with a descriptor
+// where one is given, and reports whether the guest has answered it. A line of the
+// table is
 //
 //	TCP[ESTABLISHED]  12  127.4.5.6  8080  10.0.2.15  80  0  0
-func isConnected(table, address string) bool {
+func isConnected(table, address, fd string) bool {
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
-		if len(fields) < 6 || fields[2] != address {
+		if len(fields) < 6 || fields[2] != address || fd != "" && fields[1] != fd {
 			continue
 		}
 		state := strings.TrimSuffix(strings.TrimPrefix(fields[0], "TCP["), "]")

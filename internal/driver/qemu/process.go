@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,8 +30,9 @@ const (
 	endsWithin = 5 * time.Second
 	// lookEvery is the time from one look at a process to the next.
 	lookEvery = 5 * time.Millisecond
-	// logTail is how much of QEMU's log an error tells.
-	logTail = 500
+	// logTail is how much of QEMU's log an error has, and outputTail how much the
+	// end of a run.
+	logTail, outputTail = 500, 1 << 10
 )
 
 // The run lock is a lock on an open file, which QEMU inherits and does not know
@@ -69,8 +71,8 @@ func (h home) claimRun() (*os.File, error) {
 }
 
 // spawn starts QEMU in a session of its own; ended tells how that ended. It gets
-// neither the controller's environment nor its files.
-func (h home) spawn(ctx context.Context, binary string, args []string, runLock *os.File) (ended <-chan string, err error) {
+// neither the controller's environment nor any of its files but those given.
+func (h home) spawn(ctx context.Context, binary string, args []string, files []*os.File) (ended <-chan string, err error) {
 	log, err := os.OpenFile(h.file(logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -80,11 +82,12 @@ func (h home) spawn(ctx context.Context, binary string, args []string, runLock *
 	cmd.Dir = h.path
 	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{runLock}
+	cmd.ExtraFiles = files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
+	endsFirst(cmd.Process.Pid)
 	over := make(chan string, 1)
 	go func() {
 		_ = cmd.Wait() // which its state tells too
@@ -93,14 +96,19 @@ func (h home) spawn(ctx context.Context, binary string, args []string, runLock *
 	return over, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
 }
 
-// lastWords is the end of what QEMU printed.
-func (h home) lastWords() string {
-	content, err := os.ReadFile(h.file(logFile))
+// endsFirst has the kernel, where memory runs out, end a guest before the controller
+// that looks after all of them. A process may always make itself, and those of its
+// user, the likelier choice.
+func endsFirst(pid int) {
+	const step, highest = 300, 1000
+	file := func(pid int) string { return procPath(pid, "oom_score_adj") }
+	text, err := os.ReadFile(file(os.Getpid()))
 	if err != nil {
-		return err.Error()
+		return
 	}
-	text := strings.TrimSpace(string(content))
-	return text[max(0, len(text)-logTail):]
+	if own, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+		_ = os.WriteFile(file(pid), []byte(strconv.Itoa(min(own+step, highest))), 0o600)
+	}
 }
 
 // pid finds the server's QEMU: by the pid file where that is right, else among
@@ -148,6 +156,29 @@ func procPath(pid int, name string) string {
 func hasUUID(pid int, uid types.UID) bool {
 	line, err := os.ReadFile(procPath(pid, "cmdline"))
 	return err == nil && bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00"))
+}
+
+// accelOf is what a machine runs under.
+func (d *Driver) accelOf(s server) string { return cmp.Or(s.Accelerator, d.findAccel(s)) }
+
+// findAccel finds out what a machine runs under that an older version started, and
+// that says so on its command line alone. A run keeps it.
+func (d *Driver) findAccel(s server) string {
+	type found struct{ run, accel string }
+	if before, _ := d.foundAccel.Load(s.UID); before != nil && before.(found).run == s.Run {
+		return before.(found).accel
+	}
+	accel := ""
+	if pid := s.pid(s.UID); pid != 0 {
+		line, _ := os.ReadFile(procPath(pid, "cmdline"))
+		for _, a := range []string{AccelKVM, AccelTCG} {
+			if bytes.Contains(line, []byte("\x00-accel\x00"+a+"\x00")) {
+				accel = a
+			}
+		}
+	}
+	d.foundAccel.Store(s.UID, found{s.Run, accel})
+	return accel
 }
 
 // kill ends the server's QEMU at once and waits until it is gone.

@@ -7,10 +7,10 @@
 // the spec says, one step of nextStep (plan.go) after the other. The other files
 // have one concern each: argv.go makes the command line, process.go starts and
 // finds processes, observe.go tells the state a server is in, power.go starts
-// and stops, disk.go makes disks from images, seed.go what cloud-init reads,
+// and stops, shutdown.go ends all machines with their host, disk.go makes disks from images, seed.go what cloud-init reads,
 // ports.go and probe.go lead to the guest, watch.go and attend.go tell of
-// changes, journal.go writes down who changed what. The packages below speak with QEMU (qmp), know disk images
-// (diskimage) and fetch them (imagestore).
+// changes. The packages below speak with QEMU (qmp), know disk images (diskimage)
+// and fetch them (imagestore), from where the operator allows (egress).
 //
 // # The folder
 //
@@ -57,8 +57,10 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
@@ -97,18 +99,26 @@ type Options struct {
 	// Image is the image of a server that names none; empty means that each has
 	// to.
 	Image string
-	// UncheckedImages lets image.checksum be left out for images from web servers.
+	// UncheckedImages lets image.checksum be left out for images from web servers, and
+	// from registries by plain HTTP.
 	UncheckedImages bool
+	// Fetch says where images may be fetched from.
+	Fetch imagestore.Policy
 	// Accel is AccelAuto, AccelKVM or AccelTCG.
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
 	Binary string
-	// Journal is a file to which every change of a server is appended as a line, an
-	// Entry; empty means none.
-	Journal string
+	// HostPorts are the host's ports that machines may have, as in
+	// "80,30000-32767"; empty means all.
+	HostPorts string
+	// ReserveMemory is what is kept of the host's memory, a quantity; empty means the
+	// larger of 5 % and 512 MiB.
+	ReserveMemory string
 	// Clock is the real one where it is nil.
 	Clock clock.WithTicker
 	Log   logr.Logger
+	// Registerer gets the driver's metrics; nil shows none.
+	Registerer prometheus.Registerer
 }
 
 // Driver runs servers as QEMU machines.
@@ -118,20 +128,30 @@ type Driver struct {
 	dir     *enginedir.Dir
 	program program
 	accel   accelerator
-	probe   func(context.Context) error // that of accel
-	pressed pressed
-	address hostAddress
-	fetches *fetches.Book
-	images  *imagestore.Store
-	journal *journal
+	// kvm is the device, and probeWithin how long a guest may take under it.
+	kvm         string
+	probeWithin time.Duration
+	pressed     pressed
+	address     hostAddress
+	fetches     *fetches.Book
+	images      *imagestore.Store
 	// unwritten are the ends of runs for which there was no room, by their files.
 	unwritten sync.Map
 	logs      logBound
 	room      reservations
+	// reserve is what is kept of so much memory.
+	reserve   func(total int64) int64
+	hostPorts *hostPorts
+	capacity  func() (capacity, error)
 	groups    func() (groups, error)
-	choose    chooser
+	// groupMemory finds the memory that control groups leave to Drover.
+	groupMemory func() (group string, free int64, err error)
+	choose      chooser
 	// silent has the directories of machines whose QEMU did not answer a List.
 	silent sync.Map
+	faults diskFaults
+	// foundAccel has, by UID, what a machine runs under whose record does not say.
+	foundAccel sync.Map
 	// told has, by UID, the last run whose end a caller was told of.
 	told sync.Map
 }
@@ -161,25 +181,33 @@ func New(o Options) (*Driver, error) {
 	if err := errors.Join(checkSocketPaths(dir), o.checkImageDirs(dir)); err != nil {
 		return nil, err
 	}
-	journal, err := openJournal(o)
-	if err != nil {
+	ports, badPorts := parseHostPorts(o.HostPorts)
+	reserve, badReserve := parseReserve(o.ReserveMemory)
+	sources, badSources := imagestore.NewSources(o.Fetch)
+	if err := errors.Join(badPorts, badReserve, badSources); err != nil {
 		return nil, err
 	}
 	d := &Driver{
 		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
-		logs: defaultLogBound, groups: findGroups, choose: freePort, journal: journal,
+		logs: defaultLogBound, groups: findGroups, groupMemory: groupMemory, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
 	}
-	d.probe = d.probeKVM
-	d.fetches = &fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, Tell: d.ringAll}
-	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches}
+	d.capacity = d.hostDisk
+	d.fetches = &fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: fetches.AtOnce, Tell: d.ringAll}
+	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
+	d.showDisks(o.Registerer)
 	return d, nil
 }
 
 // Close cancels downloads that are under way and joins them. Machines run on.
 func (d *Driver) Close(ctx context.Context) error { return d.fetches.Close(ctx) }
+
+// Abandon implements driver.Fetcher.
+func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
+	return d.fetches.Abandon(ctx, uid)
+}
 
 func (o Options) withDefaults() Options {
 	if o.Accel == "" {
@@ -247,9 +275,6 @@ func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*enginedir.L
 		return nil, err
 	}
 	if err := d.dir.Admit(d.ClusterID, t.Epoch); err != nil {
-		if errors.Is(err, driver.ErrFenced) {
-			_ = d.journal.note(t, deedRefused) // it stays refused
-		}
 		lock.Release()
 		return nil, err
 	}

@@ -69,17 +69,26 @@ type record struct {
 	Run       string    `json:"run,omitempty"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	Stop      *stop     `json:"stop,omitempty"`
+	// GraceSeconds are those of the spec, for a shutdown of the host; nil in a record
+	// of an older version.
+	GraceSeconds *int64 `json:"graceSeconds,omitempty"`
 	// CPUGroup is the control group that holds the run to a fraction of a CPU;
 	// CPUNote says why there is none.
 	CPUGroup string `json:"cpuGroup,omitempty"`
 	CPUNote  string `json:"cpuNote,omitempty"`
 
+	// MachineType is the one that the server has for life; empty in a record of an
+	// older version until the next start, which takes the newest as that one did.
+	MachineType string `json:"machineType,omitempty"`
+	// Accelerator of the last run; empty where an older version started it.
+	Accelerator string `json:"accelerator,omitempty"`
 	// Forwards are those of the last run.
 	Forwards []forward `json:"forwards,omitempty"`
 
 	Settings settings `json:"settings"`
 	Root     disk     `json:"root"`
-	// Old is the root disk before this one, until a run with this one has begun.
+	// Old is the root disk before this one, of a replacement that an older version
+	// began and did not finish: see restoreRoot.
 	Old *disk `json:"old,omitempty"`
 	// Volumes by name, those included that are not attached any more.
 	Volumes map[string]disk `json:"volumes,omitempty"`
@@ -110,10 +119,10 @@ type stop struct {
 	By time.Time `json:"by,omitzero"`
 }
 
-// settingsOf a spec, for a server that has an image, or has not.
+// settingsOf returns the settings of a spec, for a server whose image is known.
 func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 	s := settings{
-		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: imageOf(spec, image), Ports: spec.Ports,
+		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image, Ports: spec.Ports,
 		SSHKeys: spec.SSHKeys, UserData: hash(spec.UserData), NetworkData: hash(spec.NetworkData),
 	}
 	if spec.Image.Kernel != nil {
@@ -268,10 +277,14 @@ func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	return *first, nil
 }
 
-// keepEnd writes an end down as noteEnd does. One that it has no room for it
-// remembers, as it was seen first, so that the next look finds the same.
+// keepEnd writes an end down as noteEnd does, and with one that nobody asked for the
+// end of what QEMU printed. One that it has no room for it remembers, as it was seen
+// first, so that the next look finds the same.
 func (d *Driver) keepEnd(h home, r record, end driver.Exit) (driver.Exit, error) {
 	file := h.endFile(r)
+	if end.Reason == reasonKilled || isCrash(end) {
+		end.Output = h.lastOutput(outputTail)
+	}
 	if before, met := d.unwritten.Load(file); met {
 		end = before.(driver.Exit)
 	}

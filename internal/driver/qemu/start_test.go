@@ -4,57 +4,14 @@
 package qemu
 
 import (
-	"context"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 )
-
-// TestFailedStartKeepsRoot : what a guest wrote to its root disk outlives a start
-// with another image that fails, by whatever it does, in whichever process.
-func TestFailedStartKeepsRoot(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	d := e.open(t)
-	spec := e.spec()
-	boots(t, d, spec, "drover guest 1 A")
-	off := spec
-	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
-
-	another := spec
-	another.Image.Source = e.other
-	another.Ports = []driver.Port{{Name: "web", Port: 80, HostPort: taken(t)}}
-	_, err := d.Ensure(t.Context(), another)
-	wantError(t, err, driver.ErrRetry, driver.ReasonPortConflict)
-	d.choose = func(_ context.Context, f forward) (int32, error) { return f.HostPort, nil } // so that QEMU finds it
-	for range 2 {
-		_, err = d.Ensure(t.Context(), another)
-		wantError(t, err, driver.ErrRetry, driver.ReasonPortConflict)
-	}
-	if _, err := os.Stat(d.home(spec.UID).file(oldRootFile)); err != nil {
-		t.Errorf("the old root disk: %v", err)
-	}
-
-	d = e.open(t)
-	boots(t, d, spec, "drover guest 2 A")
-	reach(t, d, off, driver.StateStopped)
-	another.Ports = nil
-	boots(t, d, another, "drover guest 1 B")
-	for range 2 { // the second time nobody has an old one to leave aside
-		if _, err := os.Stat(d.home(spec.UID).file(oldRootFile)); !os.IsNotExist(err) {
-			t.Errorf("the old root disk is still there: %v", err)
-		}
-		reach(t, d, off, driver.StateStopped)
-		reach(t, d, another, driver.StateRunning)
-	}
-	gone(t, d, spec)
-}
 
 // TestRestartThatCannotBe : a guest is not shut down for a run that cannot begin.
 func TestRestartThatCannotBe(t *testing.T) {

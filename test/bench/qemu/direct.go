@@ -26,7 +26,7 @@ type model struct {
 	dir  string
 }
 
-// modelFiles are the ones that QEMU opens.
+// modelFiles are the ones that Drover made.
 var modelFiles = []string{"root.qcow2", "seed.iso"}
 
 // model makes one and takes it down. It is the first VM too, for which connections
@@ -104,6 +104,10 @@ func (b *benchmark) direct(ctx context.Context, c *bench.Controller, m model, n 
 	var printed strings.Builder
 	cmd := exec.CommandContext(ctx, m.args[0], m.args[1:]...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &printed, &printed
+	if cmd.ExtraFiles, err = b.openLayers(dir); err != nil {
+		return 0, 0, err
+	}
+	defer closeAll(cmd.ExtraFiles)
 	begin := time.Now()
 	if err := cmd.Start(); err != nil {
 		return 0, 0, err
@@ -115,6 +119,33 @@ func (b *benchmark) direct(ctx context.Context, c *bench.Controller, m model, n 
 		err = fmt.Errorf("%w; QEMU printed: %s", err, printed.String())
 	}
 	return answers, output, err
+}
+
+// openLayers opens what QEMU gets by descriptors, in the driver's order: its run lock,
+// the root disk, and the image below that.
+func (b *benchmark) openLayers(dir string) (files []*os.File, err error) {
+	for _, layer := range []struct {
+		path  string
+		flags int
+	}{
+		{os.DevNull, os.O_RDWR},
+		{filepath.Join(dir, "root.qcow2"), os.O_RDWR},
+		{b.guest, os.O_RDONLY},
+	} {
+		f, err := os.OpenFile(layer.path, layer.flags, 0)
+		if err != nil {
+			closeAll(files)
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
 }
 
 // watchStart looks at a QEMU as the driver does and as the benchmark does.

@@ -5,10 +5,10 @@ package diskimage_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,7 +34,7 @@ func probe(t *testing.T, path string) (diskimage.Info, error) {
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	must(t, err)
-	return diskimage.Probe(t.Context(), f, info.Size())
+	return diskimage.Probe(f, info.Size())
 }
 
 // rawDisk is a disk with an MBR and data in it.
@@ -65,8 +65,11 @@ func made(t *testing.T, args ...string) string {
 
 // Places in the header of a qcow2 image.
 const (
-	l1Size   = 36
-	l1Offset = 40
+	l1Size = 36
+	// encryption is the method's number. qemu-img cannot make a LUKS image in a
+	// test: it measures the CPU first, which fails on a busy one.
+	encryption = 32
+	l1Offset   = 40
 )
 
 // patched is an image in which a number of so many bits was changed.
@@ -94,29 +97,6 @@ func longL1(t *testing.T) string {
 	t.Helper()
 	path := made(t, "create", "-q", "-f", "qcow2", "OUT", "1G")
 	return patched(t, patched(t, path, l1Size, 32, 3), l1Of(t, path)+2*8, 64, 1<<40)
-}
-
-// overlapping has an L2 table that begins within a cluster, as many might that
-// share their bytes.
-func overlapping(t *testing.T) string {
-	t.Helper()
-	path := made(t, "create", "-q", "-f", "qcow2", "OUT", "1G")
-	return patched(t, path, l1Of(t, path), 64, 512)
-}
-
-// TestProbeEnds with its context, though there is more to read.
-func TestProbeEnds(t *testing.T) {
-	t.Parallel()
-	f, err := os.Open(made(t, "convert", "-q", "-O", "qcow2", "-f", "raw", rawDisk(t), "OUT"))
-	must(t, err)
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if got, err := diskimage.Probe(ctx, f, info.Size()); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %+v and error %v", got, err)
-	}
 }
 
 func TestProbeTakes(t *testing.T) {
@@ -162,14 +142,11 @@ func TestProbeRefuses(t *testing.T) {
 		"gzip":                    {file(t, "\x1f\x8b\x08rest"), "gzip"},
 		"backing file":            {made(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, "OUT"), "backing file"},
 		"data file":               {made(t, "create", "-q", "-f", "qcow2", "-o", "data_file=OUT.data,data_file_raw=on", "OUT", "1G"), "data file"},
-		"LUKS":                    {made(t, "create", "-q", "-f", "qcow2", "--object", "secret,id=s,data=x", "-o", "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10", "OUT", "1M"), "encrypted"},
+		"LUKS":                    {patched(t, made(t, "create", "-q", "-f", "qcow2", "OUT", "1G"), encryption, 32, 2), "encrypted"},
 		"qcow2, header cut off":   {cut(made(t, "create", "-q", "-f", "qcow2", "OUT", "1G"), 60), "cut off"},
 		"qcow2, tables cut off":   {cut(made(t, "create", "-q", "-f", "qcow2", "OUT", "1G"), 100_000), "cut off"},
-		"qcow2, data cut off":     {cut(made(t, "convert", "-q", "-O", "qcow2", "-f", "raw", base, "OUT"), mib), "cut off"},
-		"qcow2, tables overlap":   {overlapping(t), "table 0 begins at byte 512, within a cluster of 65536 bytes"},
 		"qcow2, L1 too short":     {patched(t, made(t, "create", "-q", "-f", "qcow2", "OUT", "1G"), l1Size, 32, 1), "no sense"},
 		"qcow2, L1 off a cluster": {patched(t, made(t, "create", "-q", "-f", "qcow2", "OUT", "1G"), l1Offset, 64, 512), "no sense"},
-		"compressed, cut off":     {cut(made(t, "convert", "-q", "-c", "-O", "qcow2", "-f", "raw", base, "OUT"), 5*65536+10), "cut off"},
 		"qcow2, unknown features": {file(t, "QFI\xfb\x00\x00\x00\x03"+strings.Repeat("\x00", 64)+"\x00\x00\x00\x00\x00\x01\x00\x00"+strings.Repeat("\x00", 40)), "unknown features"},
 		"qcow2 of nonsense":       {file(t, "QFI\xfb\x00\x00\x00\x03"+strings.Repeat("\x00", 200)), "no sense"},
 		"qcow2 of the future":     {file(t, "QFI\xfb\x00\x00\x00\x09"+strings.Repeat("\x00", 200)), "version 9"},
@@ -183,13 +160,67 @@ func TestProbeRefuses(t *testing.T) {
 	}
 }
 
+// TestCheckDisk : a machine's disk may stand on an image, and point to nothing else.
+func TestCheckDisk(t *testing.T) {
+	t.Parallel()
+	base := rawDisk(t)
+	blank := filepath.Join(t.TempDir(), "blank")
+	must(t, diskimage.CreateQcow2(blank, mib, &diskimage.Backing{Path: base, Format: "raw"}))
+	for name, c := range map[string]struct{ path, says string }{
+		"new":       {blank, ""},
+		"raw":       {base, "no qcow2 image"},
+		"data file": {made(t, "create", "-q", "-f", "qcow2", "-o", "data_file=OUT.data,data_file_raw=on", "OUT", "1G"), "data file"},
+		"cut off":   {file(t, "QFI\xfb\x00\x00\x00\x03"), "cut off"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, err := os.Open(c.path)
+			must(t, err)
+			defer func() { _ = f.Close() }()
+			if err := diskimage.CheckDisk(f); (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got the error %v, want %q in it", err, c.says)
+			}
+		})
+	}
+}
+
+// TestProbeIsCheap : what is read does not grow with the image, whatever its header says.
+func TestProbeIsCheap(t *testing.T) {
+	t.Parallel()
+	path := made(t, "create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "OUT", "100G")
+	f, err := os.Open(path)
+	must(t, err)
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	must(t, err)
+	read := &counter{ReaderAt: f}
+	_, err = diskimage.Probe(read, info.Size())
+	must(t, err)
+	if read.n > 4096 {
+		t.Errorf("it read %d bytes of %d", read.n, info.Size())
+	}
+}
+
+// counter counts what is read.
+type counter struct {
+	io.ReaderAt
+
+	n int
+}
+
+func (c *counter) ReadAt(p []byte, at int64) (int, error) {
+	n, err := c.ReaderAt.ReadAt(p, at)
+	c.n += n
+	return n, err
+}
+
 // FuzzProbe : no content makes it panic, or read what is not there.
 func FuzzProbe(f *testing.F) {
 	f.Add([]byte("QFI\xfb\x00\x00\x00\x03" + strings.Repeat("\xff", 200)))
 	f.Add([]byte("QFI\xfb\x00\x00\x00\x02" + strings.Repeat("\x00", 200)))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, content []byte) {
-		info, err := diskimage.Probe(t.Context(), bytes.NewReader(content), int64(len(content)))
+		info, err := diskimage.Probe(bytes.NewReader(content), int64(len(content)))
 		if err == nil && (info.Size <= 0 || info.Size%512 != 0) {
 			t.Errorf("got %+v", info)
 		}

@@ -5,161 +5,179 @@ package imagestore
 
 import (
 	"archive/tar"
+	"bufio"
+	"bytes"
+	"compress/gzip"
 	"errors"
-	"fmt"
 	"io"
-	"net/http"
 	"path"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/v1"
+	"github.com/klauspost/compress/zstd"
 )
 
 const (
 	// diskFolder is where an image for machines has its disk, as container disks do.
 	diskFolder = "disk"
-	// maxEntries is how many entries of it are kept in mind, and maxName how long the
-	// name of one may be, as that of a file: a small blob may hold millions.
-	maxEntries = 1000
-	maxName    = 255
-)
-
-// How a layer says that it hides what layers below have: a file of that name, or
-// all that is in its folder.
-const (
+	// whiteout begins the name of an entry by which a layer removes or hides what
+	// layers below have. Images for machines have none.
 	whiteout = ".wh."
-	opaque   = ".wh..wh..opq"
+	// maxLayers is how many layers an image may have, as in the engines of containers.
+	maxLayers = 127
+	// maxWindow is how much memory a layer may take to be decompressed.
+	maxWindow = 64 << 20
 )
 
-// archive is the content of an image, of which the disk is read: layer by layer from
-// the top, since one hides what those below have of the same name. Nothing is kept in
-// mind of what is not in the disk's folder.
+// archive is the content of an image, of which the disk is copied: the one file in
+// the disk's folder, in whatever layer.
 type archive struct {
-	layers []v1.Layer // those below the one that is read
-	layer  io.ReadCloser
-	files  *tar.Reader
-	depth  int // of that layer
-	met    int // entries of the folder
-	// hidden has, by name in the folder and "" for all of it, how deep the layer is
-	// that hides it of those below.
-	hidden map[string]int
+	out   io.Writer
+	found bool
+	// What the layers may still have, as they are sent and decompressed: either may
+	// be without end while the other has none.
+	sent, content budget
 }
 
-// openArchive goes to the disk of an image.
-func openArchive(image v1.Image) (*archive, error) {
+// copyDisk copies the disk of an image whose layers have at most limit bytes. All of
+// them are read: whether they are what the image's digests say shows at their end.
+func copyDisk(image v1.Image, out io.Writer, limit int64) error {
 	layers, err := image.Layers()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	a := &archive{layers: layers, hidden: map[string]int{}}
-	a.enter(http.NoBody)
-	if err := a.nextDisk(); err != nil {
-		return nil, errors.Join(err, a.Close())
+	if len(layers) > maxLayers {
+		return useless("the image has %d layers: it may have %d", len(layers), maxLayers)
 	}
-	return a, nil
+	a := &archive{out: out, sent: budget{limit, limit}, content: budget{limit, limit}}
+	for _, layer := range layers {
+		if err := a.copyFrom(layer); err != nil {
+			return err
+		}
+	}
+	if !a.found {
+		return useless("there is no disk in /%s of the image", diskFolder)
+	}
+	return nil
 }
 
-func (a *archive) Close() error { return a.layer.Close() }
-
-// Read reads the disk. Whether what came is what the image's digests say, and that
-// there is no other disk, shows at the end of the image alone, so the disk does not
-// end before.
-func (a *archive) Read(p []byte) (int, error) {
-	n, err := a.files.Read(p)
-	if !errors.Is(err, io.EOF) {
-		return n, err
+func (a *archive) copyFrom(layer v1.Layer) error {
+	body, err := layer.Compressed()
+	if err != nil {
+		return err
 	}
-	err = a.nextDisk()
-	switch {
-	case err == nil:
-		return n, fmt.Errorf("there is more than one file in /%s: it must hold one disk", diskFolder)
-	case errors.Is(err, errNoDisk):
-		return n, io.EOF
+	defer func() { _ = body.Close() }()
+	blob := &countedReader{body, &a.sent}
+	decompressed, release, err := decompress(blob)
+	if err != nil {
+		return err
 	}
-	return n, err
+	defer release()
+	content := &countedReader{decompressed, &a.content}
+	if err := a.copyEntries(tar.NewReader(content)); err != nil {
+		return err
+	}
+	// An archive ends before its blob does, and the digest is checked at that end.
+	if _, err := io.Copy(io.Discard, content); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, blob)
+	return err
 }
 
-var errNoDisk = fmt.Errorf("there is no disk in /%s of the image", diskFolder)
-
-// nextDisk goes to the next disk. It is errNoDisk only if all of the image was
-// read and is as it should be.
-func (a *archive) nextDisk() error {
+func (a *archive) copyEntries(files *tar.Reader) error {
 	for {
-		entry, err := a.files.Next()
+		entry, err := files.Next()
 		if errors.Is(err, io.EOF) {
-			if err := a.nextLayer(); err != nil {
-				return err
-			}
-			continue
+			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if is, err := a.meet(entry); is || err != nil {
+		isDisk, err := a.meet(entry)
+		if err != nil {
+			return err
+		}
+		if !isDisk {
+			continue
+		}
+		if _, err := io.Copy(a.out, files); err != nil {
 			return err
 		}
 	}
 }
 
-// nextLayer goes to the layer below. Whether this one is what its digest says shows
-// after the end of its archive, which looks whole all the same.
-func (a *archive) nextLayer() error {
-	if _, err := io.Copy(io.Discard, a.layer); err != nil {
-		return err
-	}
-	if err := a.layer.Close(); err != nil {
-		return err
-	}
-	a.enter(http.NoBody)
-	if len(a.layers) == 0 {
-		return errNoDisk
-	}
-	last := len(a.layers) - 1
-	content, err := a.layers[last].Uncompressed()
-	if err != nil {
-		return err
-	}
-	a.layers = a.layers[:last]
-	a.enter(content)
-	a.depth++
-	return nil
-}
-
-func (a *archive) enter(content io.ReadCloser) { a.layer, a.files = content, tar.NewReader(content) }
-
-// meet tells whether an entry is a disk that no layer above hides, and keeps in mind
-// what the entry hides.
+// meet reports whether an entry is the disk.
 func (a *archive) meet(entry *tar.Header) (isDisk bool, err error) {
 	dir, base := path.Split(strings.TrimPrefix(path.Clean("/"+entry.Name), "/"))
-	name, isWhiteout := strings.CutPrefix(base, whiteout)
+	inside := dir == diskFolder+"/"
+	hides := strings.HasPrefix(base, whiteout) && (inside || dir == "" && (base == whiteout+diskFolder || base == whiteout+whiteout+".opq"))
 	switch {
-	case dir == "" && (base == opaque || name == diskFolder && (isWhiteout || entry.Typeflag != tar.TypeDir)):
-		a.hide("")
+	case hides:
+		return false, useless("a layer of the image removes or hides files of /%s, which is not taken: it must be built anew, with one disk", diskFolder)
+	case !inside, strings.HasPrefix(base, "."):
 		return false, nil
-	case dir != diskFolder+"/":
+	case isSparse(entry):
+		return false, useless("the disk is a sparse file in its archive, which is not taken: build the image without --sparse")
+	case entry.Typeflag != tar.TypeReg:
 		return false, nil
-	case base == opaque:
-		name = ""
+	case a.found:
+		return false, useless("there is more than one file in /%s of the image: it must hold one disk", diskFolder)
 	}
-	if a.met++; a.met > maxEntries {
-		return false, fmt.Errorf("there are more than %d entries in /%s of the image: it must hold one disk", maxEntries, diskFolder)
-	}
-	if len(base) > maxName {
-		return false, fmt.Errorf("a name in /%s of the image has %d bytes: it may have %d", diskFolder, len(base), maxName)
-	}
-	a.hide(name)
-	shown := !isWhiteout && !a.isHidden("") && !a.isHidden(name)
-	return shown && entry.Typeflag == tar.TypeReg && !strings.HasPrefix(base, "."), nil
+	a.found = true
+	return true, nil
 }
 
-func (a *archive) hide(name string) {
-	if _, is := a.hidden[name]; !is {
-		a.hidden[name] = a.depth
+// isSparse reports whether an entry has holes, which cost nothing to send and all
+// the more to write.
+func isSparse(entry *tar.Header) bool {
+	for key := range entry.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
 	}
+	return entry.Typeflag == tar.TypeGNUSparse
 }
 
-// isHidden tells whether a layer above has hidden a name.
-func (a *archive) isHidden(name string) bool {
-	by, is := a.hidden[name]
-	return is && by < a.depth
+// budget is how many bytes may still come.
+type budget struct{ left, limit int64 }
+
+// countedReader takes from a budget.
+type countedReader struct {
+	io.Reader
+
+	of *budget
+}
+
+func (c *countedReader) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if c.of.left -= int64(n); c.of.left < 0 {
+		return 0, tooLarge("the layers of the image have more than", c.of.limit)
+	}
+	return n, err
+}
+
+func tooLarge(what string, limit int64) error {
+	return final("%s %d bytes, which is all that --image-max-size allows", what, limit)
+}
+
+// decompress reads a layer, which says by its first bytes how it is compressed.
+func decompress(blob io.Reader) (content io.Reader, release func(), err error) {
+	buffered := bufio.NewReader(blob)
+	magic, err := buffered.Peek(4)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, nil, err
+	}
+	switch {
+	case bytes.HasPrefix(magic, []byte("\x1f\x8b")):
+		r, err := gzip.NewReader(buffered)
+		return r, func() {}, err
+	case bytes.Equal(magic, []byte("\x28\xb5\x2f\xfd")):
+		r, err := zstd.NewReader(buffered, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderConcurrency(1))
+		if err != nil {
+			return nil, nil, err
+		}
+		return r, r.Close, nil
+	}
+	return buffered, func() {}, nil
 }

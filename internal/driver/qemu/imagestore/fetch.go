@@ -5,15 +5,11 @@ package imagestore
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fetches"
@@ -44,7 +40,7 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 	_, there := s.Path(i)
 	if i.PullPolicy == driver.PullNever && !there {
 		return false, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
-			"image %s is not among those that were fetched, and its pullPolicy is Never", i.Source))
+			"image %s is not among those that were fetched, and its pullPolicy is Never", Redact(i.Source)))
 	}
 	// A checksum leaves nothing to fetch again.
 	if there && (i.PullPolicy != driver.PullAlways || i.Checksum != "") {
@@ -59,9 +55,9 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 	case outcome == fetches.Fetched && there:
 		return false, nil
 	}
-	s.Fetches.Begin(ctx, spec, key, "fetching "+i.Source, func(ctx context.Context, f *fetches.Fetch) error {
+	s.Fetches.Begin(ctx, spec, key, "fetching "+Redact(i.Source), func(ctx context.Context, f *fetches.Fetch) error {
 		if err := s.fetch(ctx, i, f); err != nil {
-			return fmt.Errorf("image %s: %w", i.Source, err)
+			return fmt.Errorf("image %s: %w", Redact(i.Source), err)
 		}
 		return nil
 	})
@@ -106,75 +102,22 @@ func (s *Store) fetchTo(ctx context.Context, path string, i driver.Image, f *fet
 		return "", err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	digest, err = download(ctx, i, &roomyFile{file: out, dir: s.Dir.Path()}, f)
-	if err != nil {
-		return "", err
+	a := s.newAttempt(i, out, f)
+	digest, err = a.download(ctx)
+	if content, is := errors.AsType[*contentError](err); is {
+		s.useless.note(keyOf(i), a.version, s.Clock.Now(), content.error)
 	}
-	if err := checkImage(ctx, out); err != nil {
+	if err != nil {
 		return "", err
 	}
 	return digest, out.Sync()
 }
 
-// download writes an image to out and checks what came.
-func download(ctx context.Context, i driver.Image, out *roomyFile, f *fetches.Fetch) (digest string, err error) {
-	body, total, err := open(ctx, i.Source, f.Alive)
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = body.Close() }()
-	if total > 0 {
-		if err := out.checkRoom(total, fmt.Sprintf("it has %d bytes", total)); err != nil {
-			return "", err
-		}
-	}
-	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(out, sum, &meter{fetch: f, source: i.Source, total: total}), body)
-	if err != nil {
-		return "", err
-	}
-	if total > 0 && n != total {
-		return "", fmt.Errorf("it ended after %d of %d bytes", n, total)
-	}
-	digest = hex.EncodeToString(sum.Sum(nil))
-	if want := strings.TrimPrefix(i.Checksum, "sha256:"); want != "" && want != digest {
-		return "", fmt.Errorf("its checksum is sha256:%s, and %s was asked for", digest, i.Checksum)
-	}
-	return digest, nil
-}
-
-// meter counts what came.
-type meter struct {
-	fetch      *fetches.Fetch
-	source     string
-	got, total int64 // the latter is 0 where it is not known
-}
-
-func (m *meter) Write(p []byte) (int, error) {
-	m.got += int64(len(p))
-	got, total := float64(m.got)/1e6, float64(m.total)/1e6
-	doing := fmt.Sprintf("fetching %s: %.1f MB", m.source, got)
-	if m.total > 0 {
-		doing = fmt.Sprintf("fetching %s: %.0f%% (%.1f/%.1f MB)", m.source, got*100/total, got, total)
-	}
-	m.fetch.Progress(doing)
-	return len(p), nil
-}
-
-// open returns an image's content, and its length where that is known.
-func open(ctx context.Context, source string, alive func()) (io.ReadCloser, int64, error) {
-	if reference, ok := strings.CutPrefix(source, ociScheme); ok {
-		body, err := openOCI(ctx, reference, alive)
-		return body, 0, err
-	}
-	return openHTTP(ctx, source)
-}
-
-func checkImage(ctx context.Context, f *os.File) error {
+func checkImage(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	_, err = diskimage.Probe(ctx, f, info.Size())
+	_, err = diskimage.Probe(f, info.Size())
 	return err
 }

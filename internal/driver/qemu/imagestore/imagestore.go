@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/enginedir"
 	"cloudnative.tw/drover/internal/driver/fetches"
+	"cloudnative.tw/drover/internal/driver/qemu/egress"
 )
 
 // DefaultStall is how long a fetch may go without any progress.
@@ -35,9 +36,16 @@ type Store struct {
 	Dir   *enginedir.Dir
 	Sub   string
 	Clock clock.Clock
-	// Fetches knows those under way. Who fetches nothing needs none.
+	// Fetches knows those under way, and Sources where they may lead. Who fetches
+	// nothing needs neither.
 	Fetches *fetches.Book
+	Sources *Sources
+
+	useless uselessContent
 }
+
+// Redact returns a source as it is shown: without what may be a secret in it.
+func Redact(source string) string { return egress.Redact(source) }
 
 // IsRemote tells whether a source has to be fetched.
 func IsRemote(source string) bool {
@@ -74,12 +82,6 @@ func Check(field string, i driver.Image) error {
 		return driver.Errorf(driver.ErrUnsupported, "%s.checksum: it is for images that are fetched, and %q is a file", field, i.Source)
 	}
 	return nil
-}
-
-// IsUnchecked tells whether whoever can change what a server sends, chooses what
-// the image is. A registry is asked by digest.
-func IsUnchecked(i driver.Image) bool {
-	return i.Checksum == "" && IsRemote(i.Source) && !strings.HasPrefix(i.Source, ociScheme)
 }
 
 // Digest of an image, sha256: and 64 digits: the one that it must have or else that

@@ -5,99 +5,198 @@ package imagestore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"time"
+	"slices"
+	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/klauspost/compress/zstd"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/egress"
 )
 
-// answersWithin is how long a server may take until it begins to answer.
-const answersWithin = 30 * time.Second
+// DefaultMaxSize is how many bytes an image may have where the operator names no
+// other limit.
+const DefaultMaxSize = 32 << 30
+
+// Policy is what the operator allows of fetches. The zero value allows public
+// addresses, by TLS where it is a registry's.
+type Policy struct {
+	// Hosts are names and CIDRs of hosts that may be asked though their addresses
+	// are not public.
+	Hosts []string
+	// PlainHTTP are registries, as sources name them, that are spoken to without TLS,
+	// and without logins.
+	PlainHTTP []string
+	// MaxSize is how many bytes an image may have, its layers decompressed; zero
+	// means DefaultMaxSize.
+	MaxSize int64
+}
+
+// Sources are where images are fetched from.
+type Sources struct {
+	client    *egress.Client
+	plainHTTP []string
+	maxSize   int64
+}
+
+// NewSources returns sources that a policy allows.
+func NewSources(p Policy) (*Sources, error) {
+	hosts, err := egress.ParseHosts(p.Hosts)
+	if err != nil {
+		return nil, fmt.Errorf("--image-hosts: %w", err)
+	}
+	for _, registry := range p.PlainHTTP {
+		if _, err := name.NewRegistry(registry, name.StrictValidation); err != nil || registry != strings.ToLower(registry) {
+			return nil, fmt.Errorf("--image-plain-http-registries has %q: each must be the host of a registry in small letters, with the port if it has one, such as localhost:5000", registry)
+		}
+	}
+	if p.MaxSize < 0 {
+		return nil, fmt.Errorf("--image-max-size is %d: it must be more than 0", p.MaxSize)
+	}
+	if p.MaxSize == 0 {
+		p.MaxSize = DefaultMaxSize
+	}
+	return &Sources{client: egress.New(hosts), plainHTTP: p.PlainHTTP, maxSize: p.MaxSize}, nil
+}
+
+// IsUnchecked reports whether who can change what a server sends, or what is on the
+// way from there, chooses what the image is. A registry is asked by digest, which
+// over TLS only itself can choose.
+func (s *Sources) IsUnchecked(i driver.Image) bool {
+	reference, isOCI := strings.CutPrefix(i.Source, ociScheme)
+	if i.Checksum != "" || !IsRemote(i.Source) {
+		return false
+	}
+	if !isOCI {
+		return true
+	}
+	ref, err := name.ParseReference(reference)
+	if err != nil {
+		return false // nothing is fetched
+	}
+	_, byDigest := ref.(name.Digest)
+	return !byDigest && s.isPlain(ref)
+}
+
+// isPlain reports whether a registry is spoken to without TLS.
+func (s *Sources) isPlain(ref name.Reference) bool {
+	return slices.Contains(s.plainHTTP, strings.ToLower(ref.Context().RegistryStr()))
+}
+
+// copyHTTP copies what a web server has.
+func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, source, nil)
+	if err != nil {
+		return final("it is no valid URL")
+	}
+	answer, err := s.client.Web(a.fetch.Alive).RoundTrip(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode != http.StatusOK {
+		return egress.StatusError(answer.StatusCode)
+	}
+	if err := a.begin(versionOf(answer), max(answer.ContentLength, 0)); err != nil {
+		return err
+	}
+	n, err := io.Copy(a, answer.Body)
+	if err == nil && a.total > 0 && n != a.total {
+		return egress.Errorf("it ended after %d of %d bytes", n, a.total)
+	}
+	return err
+}
+
+// versionOf is what a web server calls what it has, or nothing.
+func versionOf(answer *http.Response) string {
+	tag, at := answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
+	if tag == "" && at == "" {
+		return ""
+	}
+	return fmt.Sprint(tag, " ", at, " ", answer.ContentLength)
+}
 
 // platform is the one that machines have.
 var platform = v1.Platform{OS: "linux", Architecture: "amd64"}
 
-func openHTTP(ctx context.Context, url string) (io.ReadCloser, int64, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, 0, err
-	}
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.ResponseHeaderTimeout = answersWithin
-	answer, err := (&http.Client{Transport: transport, CheckRedirect: checkRedirect}).Do(request)
-	if err != nil {
-		return nil, 0, err
-	}
-	if answer.StatusCode != http.StatusOK {
-		_ = answer.Body.Close()
-		return nil, 0, fmt.Errorf("the server answered %s", answer.Status)
-	}
-	return answer.Body, max(answer.ContentLength, 0), nil
-}
-
-// maxRedirects is how many redirects lead to an image at most.
-const maxRedirects = 10
-
-// checkRedirect refuses to leave https, by which alone nobody on the way can
-// change what is sent.
-func checkRedirect(next *http.Request, via []*http.Request) error {
-	last := via[len(via)-1].URL
-	switch {
-	case len(via) > maxRedirects:
-		return fmt.Errorf("it was redirected more than %d times", maxRedirects)
-	case last.Scheme == "https" && next.URL.Scheme != "https":
-		return fmt.Errorf("%s redirects to %s: from https:// it may only go on to https://", last.Redacted(), next.URL.Redacted())
-	}
-	return nil
-}
-
-// openOCI finds the disk in an image of a registry. Alive is called whenever
-// something of the image comes, of the disk or of what has to be read before and
-// after it.
-func openOCI(ctx context.Context, reference string, alive func()) (io.ReadCloser, error) {
+// copyOCI copies the disk in an image of a registry.
+func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) error {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
-		return nil, err
+		return final("it is no reference of an image: it must be oci://registry/name:tag or oci://registry/name@sha256:...")
 	}
-	image, err := remote.Image(ref, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithPlatform(platform),
-		remote.WithTransport(&heardTransport{remote.DefaultTransport, alive}))
+	options := []remote.Option{
+		remote.WithContext(ctx), remote.WithPlatform(platform),
+		remote.WithTransport(s.client.Registry(s.isPlain(ref), a.fetch.Alive)),
+	}
+	if s.isPlain(ref) {
+		// By this the library may fall back to plain HTTP, and has no login to send.
+		ref, err = name.ParseReference(reference, name.Insecure)
+	} else {
+		options = append(options, remote.WithAuthFromKeychain(logins{}))
+	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return openArchive(image)
-}
-
-// heardTransport tells of all that comes.
-type heardTransport struct {
-	http.RoundTripper
-
-	alive func()
-}
-
-// RoundTrip implements http.RoundTripper.
-func (h *heardTransport) RoundTrip(request *http.Request) (*http.Response, error) {
-	answer, err := h.RoundTripper.RoundTrip(request)
-	if err == nil {
-		answer.Body = &heardBody{answer.Body, h.alive}
+	image, err := remote.Image(ref, options...)
+	if err != nil {
+		return err
 	}
-	return answer, err
-}
-
-type heardBody struct {
-	io.ReadCloser
-
-	alive func()
-}
-
-func (h *heardBody) Read(p []byte) (int, error) {
-	n, err := h.ReadCloser.Read(p)
-	if n > 0 {
-		h.alive()
+	digest, err := image.Digest()
+	if err != nil {
+		return err
 	}
-	return n, err
+	if err := a.begin(digest.String(), 0); err != nil {
+		return err
+	}
+	return copyDisk(image, a, s.maxSize)
+}
+
+// logins are those of the Docker configuration. Why they cannot be had is not told:
+// what a helper printed may hold one.
+type logins struct{}
+
+// Resolve implements authn.Keychain.
+func (logins) Resolve(target authn.Resource) (authn.Authenticator, error) {
+	found, err := authn.DefaultKeychain.Resolve(target)
+	if err != nil {
+		return nil, egress.Errorf("the logins of registries cannot be read: config.json of the Docker configuration is broken, or a helper that it names fails")
+	}
+	return found, nil
+}
+
+// contentError says why what was fetched is of no use. To fetch the same again
+// changes nothing.
+type contentError struct{ error }
+
+func (c *contentError) Unwrap() error { return c.error }
+
+// useless is for content that the server may change.
+func useless(format string, args ...any) error {
+	return &contentError{driver.Errorf(driver.ErrRetry, format, args...)}
+}
+
+// final is for what only another spec, or another flag, helps with.
+func final(format string, args ...any) error {
+	return &contentError{driver.Errorf(driver.ErrInvalid, format, args...)}
+}
+
+// explain says why a fetch failed, in words of Drover's alone.
+func explain(err error) error {
+	content, is := errors.AsType[*contentError](err)
+	switch {
+	case is:
+		return content
+	case errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return useless("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", maxWindow)
+	}
+	return egress.Explain(err)
 }

@@ -38,10 +38,16 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("QEMU refused %s: %s", e.Command, e.Desc) }
 
+// Event is what QEMU says unasked.
+type Event struct {
+	Name string
+	Data json.RawMessage
+}
+
 // Client is one connection. Its methods may be called from many goroutines.
 type Client struct {
 	conn    net.Conn
-	onEvent func(name string)
+	onEvent func(Event)
 	greeted chan struct{}
 	over    chan struct{}
 	writing sync.Mutex
@@ -59,12 +65,13 @@ type message struct {
 	Return   json.RawMessage `json:"return"`
 	Error    *Error          `json:"error"`
 	Event    string          `json:"event"`
+	Data     json.RawMessage `json:"data"`
 }
 
 // Dial connects, waits for the greeting and turns commands on, all before ctx
-// ends. The names of events go to onEvent, one by one and in order; it must not
+// ends. Events go to onEvent, one by one and in order; it must not
 // wait for the client, and may be nil.
-func Dial(ctx context.Context, path string, onEvent func(name string)) (*Client, error) {
+func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error) {
 	conn, err := connect(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to QEMU: %w", err)
@@ -231,7 +238,7 @@ func (c *Client) take(m message) {
 		c.greet()
 	case m.Event != "":
 		if c.onEvent != nil {
-			c.onEvent(m.Event)
+			c.onEvent(Event{m.Event, m.Data})
 		}
 	default:
 		c.answer(m)

@@ -33,7 +33,7 @@ type mock struct {
 }
 
 // dialMock connects a client to a mock that play plays.
-func dialMock(ctx context.Context, t *testing.T, onEvent func(string), play func(m *mock)) (*qmp.Client, error) {
+func dialMock(ctx context.Context, t *testing.T, onEvent func(qmp.Event), play func(m *mock)) (*qmp.Client, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	var config net.ListenConfig
@@ -110,7 +110,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 func TestExecute(t *testing.T) {
 	t.Parallel()
 	events := make(chan string, 1)
-	c, err := dialMock(within(t, patience), t, func(name string) { events <- name }, func(m *mock) {
+	c, err := dialMock(within(t, patience), t, func(e qmp.Event) { events <- e.Name }, func(m *mock) {
 		m.begin()
 		_, id := m.hear()
 		m.say(`{"timestamp": {"seconds": 1700000000, "microseconds": 5}, "event": "STOP", "data": {"a": 1}}` + "\n")
@@ -234,7 +234,7 @@ func startQEMU(t *testing.T) string {
 }
 
 // dial connects to a QEMU that may not listen yet.
-func dial(t *testing.T, path string, onEvent func(string)) *qmp.Client {
+func dial(t *testing.T, path string, onEvent func(qmp.Event)) *qmp.Client {
 	t.Helper()
 	var c *qmp.Client
 	vmtest.Eventually(t, patience, "QEMU answers", func() (err error) {
@@ -249,7 +249,7 @@ func TestRealQEMU(t *testing.T) {
 	t.Parallel()
 	path := startQEMU(t)
 	events := make(chan string, 10)
-	c := dial(t, path, func(name string) { events <- name })
+	c := dial(t, path, func(e qmp.Event) { events <- e.Name })
 	var status struct{ Status string }
 	if err := c.Execute(within(t, patience), "query-status", nil, &status); err != nil || status.Status != "prelaunch" {
 		t.Errorf("got the status %q and error %v", status.Status, err)

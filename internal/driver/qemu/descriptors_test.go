@@ -1,0 +1,123 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// qcow2Of makes a qcow2 image of a raw one.
+func (e *engine) qcow2Of(t *testing.T, raw, name string) string {
+	t.Helper()
+	path := filepath.Join(e.images, name)
+	vmtest.QEMUImg(t, "convert", "-q", "-f", "raw", "-O", "qcow2", raw, path)
+	return path
+}
+
+// swap puts one file into the place of another, with its size and time.
+func swap(t *testing.T, path, other string) {
+	t.Helper()
+	info, err := os.Stat(path)
+	must(t, err)
+	must(t, errors.Join(
+		os.Truncate(other, info.Size()), os.Chtimes(other, info.ModTime(), info.ModTime()), os.Rename(other, path)))
+}
+
+// TestSwappedLayers : neither an image nor a disk that was swapped for one which points
+// to another file is opened, although size and time are the same.
+func TestSwappedLayers(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	secret := filepath.Join(t.TempDir(), "signing.key")
+	spec := e.spec()
+	spec.Image.Source = e.qcow2Of(t, e.plain, "a.qcow2")
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.qcow2Of(t, e.plain, "b.qcow2")}}}
+	boots(t, d, spec, "drover guest 1 A")
+	off(t, d, spec)
+	h := d.home(spec.UID)
+	for n, c := range []struct{ layer, says string }{
+		{spec.Image.Source, "was changed or replaced"},
+		{spec.Volumes[0].Image.Source, "was changed or replaced"},
+		{h.file(rootDiskFile), "disk " + h.file(rootDiskFile)},
+		{h.file(volumeFile("data")), "disk " + h.file(volumeFile("data"))},
+	} {
+		for kind, options := range map[string][]string{
+			"data file":    {"-o", "data_file=" + secret + ",data_file_raw=on"},
+			"backing file": {"-F", "raw", "-b", secret},
+		} {
+			if kind == "backing file" && n >= 2 {
+				continue // which disks have, and QEMU does not follow
+			}
+			must(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
+			evil := filepath.Join(e.images, "evil.qcow2")
+			vmtest.QEMUImg(t, append(append([]string{"create", "-q", "-f", "qcow2"}, options...), evil, "1M")...)
+			must(t, os.Rename(c.layer, c.layer+".kept"))
+			must(t, os.Link(c.layer+".kept", c.layer))
+			swap(t, c.layer, evil)
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, driver.ErrRetry, c.says, kind, driver.ReasonImageUnavailable)
+			must(t, os.Rename(c.layer+".kept", c.layer))
+		}
+	}
+	boots(t, d, spec, "drover guest 2 A")
+	gone(t, d, spec)
+}
+
+// TestSwappedAfterTheCheck : QEMU gets what was checked, whatever its path leads to when
+// QEMU starts. No disk and no image is on its command line.
+func TestSwappedAfterTheCheck(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	image, volume := e.qcow2Of(t, e.plain, "a.qcow2"), e.qcow2Of(t, e.plain, "b.qcow2")
+	o := e.options()
+	o.Binary = script(t, fmt.Sprintf(`case $1 in -nodefaults) for f in '%s' '%s' root.qcow2 volume-data.qcow2 volume-tools.qcow2; do
+		mv "$f" "$f.away" && echo swapped > "$f"; done;; esac; exec %s "$@"`, image, volume, DefaultBinary))
+	d := openWith(t, o)
+	spec := e.spec()
+	spec.Image.Source, spec.RootDiskBytes = image, 2<<20
+	spec.Volumes = []driver.Volume{
+		{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: volume}},
+		{Name: "tools", SizeBytes: 2 << 20, Image: &driver.Image{Source: volume}, ReadOnly: true},
+	}
+	boots(t, d, spec, "drover guest 1 A")
+	h := d.home(spec.UID)
+	line, err := os.ReadFile(procPath(h.pid(spec.UID), "cmdline"))
+	must(t, err)
+	for _, name := range []string{image, volume, ".qcow2"} {
+		if strings.Contains(string(line), name) {
+			t.Errorf("QEMU opens %s by its name: %q", name, line)
+		}
+	}
+	var nodes []struct {
+		Name     string `json:"node-name"`
+		ReadOnly bool   `json:"ro"`
+	}
+	must(t, h.command(t.Context(), "query-named-block-nodes", object{"flat": true}, &nodes))
+	readOnly := map[string]bool{}
+	for _, n := range nodes {
+		readOnly[n.Name] = n.ReadOnly
+	}
+	if readOnly[rootNode] || readOnly[volumeNode("data")] || !readOnly[volumeNode("tools")] {
+		t.Errorf("read-only are %v", readOnly)
+	}
+
+	// A newer controller goes on with it, and grows it.
+	d = e.open(t)
+	spec.RootDiskBytes, spec.Volumes[0].SizeBytes = 4<<20, 4<<20
+	if s := reach(t, d, spec, driver.StateRunning); s.Applied.RootDiskBytes != 4<<20 {
+		t.Errorf("grown it is %+v", s)
+	}
+	wantDisk(t, d, spec, rootDiskFile+".away", 4<<20)
+	wantDisk(t, d, spec, volumeFile("data")+".away", 4<<20)
+	gone(t, d, spec)
+}

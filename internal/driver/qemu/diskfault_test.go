@@ -1,0 +1,107 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// failingDisk is a QEMU whose root disk fails the first writes with an errno.
+func failingDisk(t *testing.T, errno, times int) string {
+	t.Helper()
+	var rules []string
+	for range times {
+		rules = append(rules, fmt.Sprintf(`{\"event\":\"none\",\"iotype\":\"write\",\"errno\":%d,\"once\":true,\"immediately\":true}`, errno))
+	}
+	return script(t, fmt.Sprintf(`inject="%s"
+for a; do
+	shift
+	case $a in *'"node-name":"root"'*)
+		a=$(printf %%s "$a" | sed 's/"file":\({"discard[^}]*}\)/"file":{"driver":"blkdebug","image":\1,"inject-error":['"$inject"']}/') ;;
+	esac
+	set -- "$@" "$a"
+done
+exec qemu-system-x86_64 "$@"`, strings.Join(rules, ",")))
+}
+
+// waitsForDisk starts a machine, and waits until its disk has paused the guest.
+func waitsForDisk(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	var s driver.Server
+	vmtest.Eventually(t, patience, "the guest waits for its disk", func() (err error) {
+		if s.ID == "" {
+			if s, err = d.Ensure(t.Context(), spec); err != nil {
+				return err
+			}
+		}
+		listed, err := d.List(t.Context(), spec.UID)
+		if err == nil && (len(listed) != 1 || listed[0].State != driver.StatePaused || listed[0].Err == nil) {
+			err = fmt.Errorf("it is %+v", listed)
+		}
+		return err
+	})
+	return s
+}
+
+// TestResumedLately : a guest that went on, and that its disk paused again soon after,
+// is left for a while: a disk that fails slowly must not have it resumed in a loop.
+func TestResumedLately(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.Binary = failingDisk(t, 5, 1)
+	d := openWith(t, o)
+	spec := e.spec()
+	waitsForDisk(t, d, spec)
+	h := d.home(spec.UID)
+	d.faults.resumed.Store(h.path, d.Clock.Now())
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, driver.ReasonDiskError)
+	d.faults.resumed.Store(h.path, d.Clock.Now().Add(-resumeAgain))
+	boots(t, d, spec, "drover guest 1 A")
+	gone(t, d, spec)
+}
+
+// TestDiskErrors : a disk whose quota is used up, or that fails, pauses the guest, which
+// says so and goes on where it was once the disk works again.
+func TestDiskErrors(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		errno int
+		kind  error
+		says  []string
+	}{
+		"no room":  {28, driver.ErrExhausted, []string{"no space left on device", "disk is full"}},
+		"quota":    {122, driver.ErrExhausted, []string{"root (write): Disk quota exceeded", "raise the quota"}},
+		"an error": {5, driver.ErrRetry, []string{"root (write): Input/output error", driver.ReasonDiskError}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t)
+			o := e.options()
+			o.Binary = failingDisk(t, c.errno, 8)
+			d := openWith(t, o)
+			spec := e.spec()
+			s := waitsForDisk(t, d, spec)
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, c.kind, append(c.says, "the guest was paused by an error of its disk")...)
+			listed, listErr := d.List(t.Context(), spec.UID)
+			must(t, listErr)
+			if got := listed[0].Err; got == nil || !strings.HasSuffix(err.Error(), got.Error()) || errors.Is(got, driver.ErrExhausted) != errors.Is(c.kind, driver.ErrExhausted) {
+				t.Errorf("List says %v, and Ensure %v", got, err)
+			}
+			after := boots(t, d, spec, "drover guest 1 A")
+			if after.Run != s.Run || after.Err != nil {
+				t.Errorf("it is %+v, and was %+v", after, s)
+			}
+			gone(t, d, spec)
+		})
+	}
+}

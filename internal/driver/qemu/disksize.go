@@ -1,0 +1,128 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"os"
+	"syscall"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+const (
+	// maxDisk is more than anyone's disk.
+	maxDisk = 1 << 50
+	// maxOvercommit is how many times what the host's file system holds one disk may
+	// have. Disks take only the room of what was written to them, so that the sum may
+	// exceed the host, but a guest believes its disk's size.
+	maxOvercommit = 10
+)
+
+// capacity is what the file system of the machines' disks holds, and has free.
+type capacity struct{ total, available int64 }
+
+// hostDisk returns the capacity that disks grow into.
+func (d *Driver) hostDisk() (capacity, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(d.dir.Path(vmsDir), &fs); err != nil {
+		return capacity{}, os.NewSyscallError("statfs", err)
+	}
+	return capacity{int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize}, nil //nolint:gosec // of a file system
+}
+
+// checkNewSizes refuses what disks are to be made or grown to.
+func (d *Driver) checkNewSizes(s server, spec driver.ServerSpec) error {
+	if spec.RootDiskBytes > s.Root.Size {
+		if err := d.checkSize(rootOrder(spec, imageSettings{}).sizeField, spec.RootDiskBytes); err != nil {
+			return err
+		}
+	}
+	for i, v := range spec.Volumes {
+		if v.SizeBytes <= s.Volumes[v.Name].Size {
+			continue
+		}
+		if err := d.checkSize(volumeOrder(i, v).sizeField, v.SizeBytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSize refuses a disk far beyond what the host can hold. A host that does not tell
+// is tried.
+func (d *Driver) checkSize(field string, size int64) error {
+	holds, err := d.capacity()
+	if err != nil || size/maxOvercommit <= holds.total {
+		return nil //nolint:nilerr // as said
+	}
+	return driver.Errorf(driver.ErrExhausted, "%s: needed %d bytes, and the host's file system holds %d: a disk may have at most %d times that", field, size, holds.total, maxOvercommit)
+}
+
+// diskGauges show by how much disks may still grow, beside what is free for that.
+type diskGauges struct {
+	d                   *Driver
+	promised, available *prometheus.Desc
+}
+
+// showDisks registers the gauges; where another driver did before, its remain.
+func (d *Driver) showDisks(reg prometheus.Registerer) {
+	if reg == nil {
+		return
+	}
+	_ = reg.Register(&diskGauges{
+		d:         d,
+		promised:  prometheus.NewDesc("drover_qemu_disk_promised_bytes", "What the disks of machines may still grow by, released machines included.", nil, nil),
+		available: prometheus.NewDesc("drover_qemu_disk_available_bytes", "What is free on the file system of the machines' disks.", nil, nil),
+	})
+}
+
+// Describe implements prometheus.Collector.
+func (g *diskGauges) Describe(all chan<- *prometheus.Desc) {
+	all <- g.promised
+	all <- g.available
+}
+
+// Collect implements prometheus.Collector. What cannot be looked at is left out, since an
+// error would keep all other metrics from being shown.
+func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
+	if holds, err := g.d.capacity(); err == nil {
+		all <- prometheus.MustNewConstMetric(g.available, prometheus.GaugeValue, float64(holds.available))
+	}
+	if promised, err := g.d.promisedDisk(); err == nil {
+		all <- prometheus.MustNewConstMetric(g.promised, prometheus.GaugeValue, float64(promised))
+	}
+}
+
+// promisedDisk returns what disks were promised and do not take yet, whosever machines
+// they are of. One that cannot be read counts for nothing.
+func (d *Driver) promisedDisk() (int64, error) {
+	homes, err := homesIn(d.dir)
+	if err != nil {
+		return 0, err
+	}
+	var promised int64
+	for _, h := range homes {
+		r, err := h.load()
+		if err != nil {
+			continue
+		}
+		promised += max(0, r.Root.Size-h.taken(rootDiskFile))
+		for name, v := range r.Volumes {
+			promised += max(0, v.Size-h.taken(volumeFile(name)))
+		}
+	}
+	return promised, nil
+}
+
+// taken returns the room that a file takes on its disk.
+func (h home) taken(file string) int64 {
+	var stat syscall.Stat_t
+	if err := syscall.Stat(h.file(file), &stat); err != nil {
+		return 0
+	}
+	const block = 512 // whatever the file system's is
+	return stat.Blocks * block
+}

@@ -1,0 +1,94 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestDiskBeyondHost : a disk that the host cannot come near to hold is refused, wherever
+// its size stands, and one that is there goes on.
+func TestDiskBeyondHost(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	const gib = 1 << 30
+	d.capacity = func() (capacity, error) { return capacity{total: gib, available: gib / 2}, nil }
+	huge := filepath.Join(e.images, "huge.qcow2")
+	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
+	volume := func(size int64, image *driver.Image) []driver.Volume {
+		return []driver.Volume{{Name: "data", SizeBytes: size, Image: image}}
+	}
+	for name, c := range map[string]struct {
+		change func(*driver.ServerSpec)
+		kind   error
+		says   string
+	}{
+		"root":         {func(s *driver.ServerSpec) { s.RootDiskBytes = 11 * gib }, driver.ErrExhausted, "resource.rootDisk: needed 11811160064 bytes, and the host's file system holds 1073741824"},
+		"image":        {func(s *driver.ServerSpec) { s.Image.Source = huge }, driver.ErrExhausted, "resource.rootDisk: needed 11811160064"},
+		"volume":       {func(s *driver.ServerSpec) { s.Volumes = volume(11*gib, nil) }, driver.ErrExhausted, "volumes[0].size (data): needed 11811160064"},
+		"any host":     {func(s *driver.ServerSpec) { s.RootDiskBytes = maxDisk + 1 }, driver.ErrInvalid, "at most 1Pi"},
+		"any volume's": {func(s *driver.ServerSpec) { s.Volumes = volume(maxDisk+1, nil) }, driver.ErrInvalid, "1Mi to 1Pi"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := e.spec()
+			c.change(&spec)
+			_, err := d.Ensure(t.Context(), spec)
+			wantError(t, err, c.kind, c.says)
+			leavesNothing(t, d)
+		})
+	}
+	spec := e.spec()
+	spec.RootDiskBytes, spec.Volumes = 10*gib, volume(10*gib, nil)
+	reach(t, d, spec, driver.StateRunning)
+	grown := spec
+	grown.RootDiskBytes = 11 * gib
+	_, err := d.Ensure(t.Context(), grown)
+	wantError(t, err, driver.ErrExhausted, "resource.rootDisk: needed")
+	d.capacity = func() (capacity, error) { return capacity{total: 1, available: 1}, nil }
+	reach(t, d, spec, driver.StateRunning) // as it is
+	gone(t, d, spec)
+}
+
+// TestDiskGauges : what was promised shows beside what there is, of machines that are off
+// or released too.
+func TestDiskGauges(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o, registry := e.options(), prometheus.NewRegistry()
+	o.Registerer = registry
+	d := openWith(t, o)
+	d.capacity = func() (capacity, error) { return capacity{1 << 40, 1 << 30}, nil }
+	spec, released := e.spec(), e.spec()
+	spec.Power, spec.RootDiskBytes = driver.PowerOff, 1<<40
+	released.Power, released.RootDiskBytes = driver.PowerOff, 1<<39
+	reach(t, d, spec, driver.StateStopped)
+	reach(t, d, released, driver.StateStopped)
+	must(t, d.Delete(t.Context(), released.Target, true))
+	if n, err := testutil.GatherAndCount(registry, "drover_qemu_disk_promised_bytes", "drover_qemu_disk_available_bytes"); n != 2 || err != nil {
+		t.Fatalf("%d of the gauges are shown, want 2: %v", n, err)
+	}
+	families, err := registry.Gather()
+	must(t, err)
+	got := map[string]float64{}
+	for _, f := range families {
+		got[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()
+	}
+	const all, most = 1<<40 + 1<<39, 1 << 20
+	if promised := got["drover_qemu_disk_promised_bytes"]; promised > all || promised < all-most {
+		t.Errorf("promised are %v bytes, want %d, less what the disks take", promised, all)
+	}
+	if available := got["drover_qemu_disk_available_bytes"]; available != 1<<30 {
+		t.Errorf("available are %v bytes", available)
+	}
+	openWith(t, o) // in the same process, with the same registry
+	gone(t, d, spec)
+}

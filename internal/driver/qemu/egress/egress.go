@@ -1,0 +1,209 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package egress makes the requests that a spec asks for, and only to where the
+// operator allows: whoever may create a VirtualMachine must not reach what Drover's
+// host reaches, nor read what a server there answered.
+//
+// Start with Client.Web and Client.Registry. Explain (reason.go) is how a failure is told.
+package egress
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// dialWithin is how long a connection may take, and answersWithin how long a
+	// server may take until it begins to answer.
+	dialWithin    = 30 * time.Second
+	answersWithin = 30 * time.Second
+	// maxRedirects is how many redirects lead to an answer at most.
+	maxRedirects = 10
+	// maxDocument is how large an answer may be that is kept in memory, as manifests
+	// are: registries take none that is larger.
+	maxDocument = 4 << 20
+)
+
+// Client makes requests. It is safe for concurrent use.
+type Client struct {
+	hosts           Hosts
+	proxy           func(*http.Request) (*url.URL, error)
+	direct, proxied *http.Transport
+}
+
+// New returns a client that asks public addresses, those hosts, and what a proxy of
+// the environment leads to.
+func New(hosts Hosts) *Client {
+	c := &Client{hosts: hosts, proxy: http.ProxyFromEnvironment}
+	c.direct, c.proxied = newTransport(), newTransport()
+	c.direct.DialContext = c.dial
+	c.proxied.Proxy = func(r *http.Request) (*url.URL, error) { return c.proxy(r) }
+	return c
+}
+
+func newTransport() *http.Transport {
+	return &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: dialWithin}).DialContext,
+		ForceAttemptHTTP2:   true,
+		TLSHandshakeTimeout: dialWithin, ResponseHeaderTimeout: answersWithin, IdleConnTimeout: dialWithin,
+		MaxResponseHeaderBytes: 1 << 20,
+		// What comes is what is counted, and checked by its digest.
+		DisableCompression: true,
+	}
+}
+
+// dial connects to what the operator allows, by the address that is dialled.
+func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	d := net.Dialer{Timeout: dialWithin, ControlContext: func(_ context.Context, _, dialled string, _ syscall.RawConn) error {
+		return c.hosts.check(host, dialled)
+	}}
+	return d.DialContext(ctx, network, address)
+}
+
+// RoundTrip makes one request. What a proxy may reach is the proxy's to say.
+func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
+	proxy, err := c.proxy(request)
+	if err != nil {
+		return nil, Errorf("the proxy of the environment is no valid URL")
+	}
+	if proxy != nil {
+		return c.proxied.RoundTrip(request)
+	}
+	return c.direct.RoundTrip(request)
+}
+
+// Web returns what asks web servers, and follows redirects. Alive is called whenever
+// something comes.
+func (c *Client) Web(alive func()) http.RoundTripper {
+	return c.requests(alive, nil, func(*http.Request) bool { return false })
+}
+
+// Registry returns what asks registries, and follows redirects as Web does. Plain
+// allows HTTP without TLS.
+func (c *Client) Registry(plain bool, alive func()) http.RoundTripper {
+	check := func(r *http.Request) error {
+		if r.URL.Scheme != "https" && !plain {
+			return errPlain
+		}
+		return nil
+	}
+	return c.requests(alive, check, isDocument)
+}
+
+// isDocument reports whether a request of a registry is for anything but a blob. The
+// name of a repository may have "blobs" in it too.
+func isDocument(r *http.Request) bool {
+	path := strings.Split(r.URL.Path, "/")
+	last := len(path) - 1
+	return last < 1 || path[last-1] != "blobs" || !strings.HasPrefix(path[last], "sha256:")
+}
+
+var errPlain = Errorf("the registry does not answer by TLS: plain HTTP is spoken only to those of --image-plain-http-registries")
+
+func (c *Client) requests(alive func(), check func(*http.Request) error, isDocument func(*http.Request) bool) http.RoundTripper {
+	client := http.Client{Transport: c, CheckRedirect: checkRedirect}
+	return roundTrip(func(request *http.Request) (*http.Response, error) {
+		if check != nil {
+			if err := check(request); err != nil {
+				return nil, err
+			}
+		}
+		answer, err := client.Do(request)
+		if err != nil {
+			return nil, withoutURL(err)
+		}
+		if encoding := answer.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+			_ = answer.Body.Close()
+			return nil, Errorf("the server answered with a Content-Encoding: it must send the file as it is")
+		}
+		answer.Body = &body{ReadCloser: answer.Body, alive: alive, document: isDocument(request)}
+		return answer, nil
+	})
+}
+
+// roundTrip is a function as an http.RoundTripper.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+
+// withoutURL leaves out the URL, which may have secrets in its query.
+func withoutURL(err error) error {
+	if wrapped, is := errors.AsType[*url.Error](err); is {
+		return wrapped.Err
+	}
+	return err
+}
+
+// checkRedirect refuses to leave https, by which alone nobody on the way can
+// change what is sent. What a server got to know a client by stays with it, and so
+// does where the client came from, which may have secrets in its query.
+func checkRedirect(next *http.Request, via []*http.Request) error {
+	last, first := via[len(via)-1].URL, via[0].URL
+	switch {
+	case len(via) > maxRedirects:
+		return Errorf("it was redirected more than %d times", maxRedirects)
+	case last.Scheme == "https" && next.URL.Scheme != "https":
+		return Errorf("%.200s redirects to %.200s: from https:// it may only go on to https://", Redact(last.String()), Redact(next.URL.String()))
+	case next.Body != nil:
+		return Errorf("%.200s redirects to %.200s: a login is not sent elsewhere", Redact(last.String()), Redact(next.URL.String()))
+	}
+	next.Header.Del("Referer")
+	if next.URL.Host != first.Host || next.URL.Scheme != first.Scheme {
+		next.Header.Del("Authorization")
+	}
+	return nil
+}
+
+// Redact returns a source without what may be a secret in it: user, password and
+// query.
+func Redact(source string) string {
+	scheme, rest, is := strings.Cut(source, "://")
+	if !is || scheme == "file" {
+		return source
+	}
+	if end := strings.IndexAny(rest, "?#"); end >= 0 {
+		rest = rest[:end]
+	}
+	host := rest
+	if end := strings.IndexByte(rest, '/'); end >= 0 {
+		host = rest[:end]
+	}
+	shown := scheme + "://" + rest[strings.LastIndexByte(host, '@')+1:]
+	if _, err := url.Parse(shown); err != nil && strings.HasPrefix(scheme, "http") {
+		return scheme + "://..." // where user and password end, cannot be known
+	}
+	return shown
+}
+
+// body is an answer's. A document has an end that is not far.
+type body struct {
+	io.ReadCloser
+
+	alive    func()
+	document bool
+	got      int
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if n > 0 {
+		b.alive()
+	}
+	if b.got += n; b.document && b.got > maxDocument {
+		return 0, Errorf("the server's answer has more than %d bytes", maxDocument)
+	}
+	return n, err
+}

@@ -1,0 +1,212 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Hosts are those with an address that is not public which may be asked all the
+// same. The zero value allows none.
+type Hosts struct {
+	names    map[string]bool
+	prefixes []netip.Prefix
+	// interfaces are net.InterfaceAddrs where that is nil.
+	interfaces func() ([]net.Addr, error)
+}
+
+var hostName = regexp.MustCompile(`^[a-z0-9_]([-a-z0-9_.]*[a-z0-9_])?$`)
+
+// ParseHosts reads names of hosts, addresses and CIDRs.
+func ParseHosts(list []string) (Hosts, error) {
+	h := Hosts{names: map[string]bool{}}
+	for _, entry := range list {
+		prefix, err := parsePrefix(entry)
+		name := canonical(entry)
+		switch {
+		case err == nil && classOf(prefix.Addr()) == never && prefix.Bits() > 0:
+			return Hosts{}, fmt.Errorf("it has %q: link-local, metadata, multicast and unspecified addresses are never asked", entry)
+		case err == nil:
+			h.prefixes = append(h.prefixes, prefix)
+		case hostName.MatchString(name):
+			h.names[name] = true
+		default:
+			return Hosts{}, fmt.Errorf("it has %q: each must be the name of a host, an IP address or a CIDR such as 10.0.0.0/8, without a port", entry)
+		}
+	}
+	return h, nil
+}
+
+func parsePrefix(text string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		address, err := netip.ParseAddr(text)
+		if err != nil {
+			return netip.Prefix{}, err
+		}
+		prefix = netip.PrefixFrom(address, address.BitLen())
+	}
+	if prefix.Addr().Is4In6() && prefix.Bits() >= 96 {
+		prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
+	}
+	return prefix.Masked(), nil
+}
+
+// canonical is a host's name as names are compared.
+func canonical(host string) string { return strings.TrimSuffix(strings.ToLower(host), ".") }
+
+// check refuses to connect a host to the address that it was resolved to. It is
+// asked about each address that is dialled, so what a name stood for at another
+// time does not count.
+func (h Hosts) check(host, dialled string) error {
+	to, err := netip.ParseAddrPort(dialled)
+	if err != nil {
+		return Errorf("%.100s leads to an address that is none", host)
+	}
+	address := to.Addr().WithZone("")
+	class := classOf(address)
+	switch {
+	case class == never:
+		return Errorf("%.100s leads to %s address, which is never asked", host, class)
+	case h.names[canonical(host)] || h.hasPrefixOf(address):
+		return nil
+	}
+	own, err := h.isOwn(address)
+	switch {
+	case err != nil:
+		return Errorf("the addresses of Drover's host, which are asked only if --image-hosts has them, cannot be read")
+	case own:
+		class = loopback
+	case class == public:
+		return nil
+	}
+	return Errorf("%.100s leads to %s address, which is asked only if --image-hosts has the host's name or its address", host, class)
+}
+
+// isOwn reports whether an interface of this host has an address now, itself or as
+// the IPv4 address that it stands for. What listens there may be meant for the host
+// alone, as on loopback.
+func (h Hosts) isOwn(address netip.Addr) (bool, error) {
+	list := h.interfaces
+	if list == nil {
+		list = net.InterfaceAddrs
+	}
+	all, err := list()
+	if err != nil {
+		return false, err
+	}
+	for _, a := range all {
+		own, err := netip.ParsePrefix(a.String())
+		if err == nil && slices.Contains(forms(address), own.Addr().Unmap()) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// hasPrefixOf reports whether an address is in a CIDR, itself or as the IPv4
+// address that it stands for.
+func (h Hosts) hasPrefixOf(address netip.Addr) bool {
+	for _, form := range forms(address) {
+		for _, p := range h.prefixes {
+			if p.Contains(form) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// class is a kind of address, as people read it.
+type class string
+
+// The classes, the strictest last.
+const (
+	public   class = "a public"
+	private  class = "a private"
+	loopback class = "a loopback"
+	never    class = "a link-local, metadata, multicast or unspecified"
+)
+
+var strictness = map[class]int{public: 0, private: 1, loopback: 2, never: 3}
+
+// classes lists what is not public.
+var classes = []struct {
+	prefix netip.Prefix
+	class  class
+}{
+	{netip.MustParsePrefix("0.0.0.0/8"), never}, // "this network", which Linux takes for itself
+	{netip.MustParsePrefix("169.254.0.0/16"), never},
+	{netip.MustParsePrefix("168.63.129.16/32"), never},  // metadata of Azure
+	{netip.MustParsePrefix("fd00:ec2::254/128"), never}, // metadata of AWS
+	{netip.MustParsePrefix("224.0.0.0/4"), never},
+	{netip.MustParsePrefix("240.0.0.0/4"), never}, // reserved, and broadcast
+	{netip.MustParsePrefix("::/128"), never},
+	{netip.MustParsePrefix("fe80::/10"), never},
+	{netip.MustParsePrefix("ff00::/8"), never},
+	{netip.MustParsePrefix("127.0.0.0/8"), loopback},
+	{netip.MustParsePrefix("::1/128"), loopback},
+	{netip.MustParsePrefix("10.0.0.0/8"), private},
+	{netip.MustParsePrefix("172.16.0.0/12"), private},
+	{netip.MustParsePrefix("192.168.0.0/16"), private},
+	{netip.MustParsePrefix("100.64.0.0/10"), private}, // shared by a provider's customers
+	{netip.MustParsePrefix("192.0.0.0/24"), private},  // of protocols
+	{netip.MustParsePrefix("198.18.0.0/15"), private}, // for benchmarks
+	{netip.MustParsePrefix("fc00::/7"), private},
+	{netip.MustParsePrefix("fec0::/10"), private},      // site-local, before fc00::/7
+	{netip.MustParsePrefix("64:ff9b:1::/48"), private}, // NAT64 of one's own
+}
+
+// classOf returns the strictest class of all that an address stands for.
+func classOf(address netip.Addr) class {
+	found := public
+	for _, form := range forms(address) {
+		for _, c := range classes {
+			if c.prefix.Contains(form) && strictness[c.class] > strictness[found] {
+				found = c.class
+			}
+		}
+	}
+	return found
+}
+
+// embedded are the networks whose addresses stand for IPv4 addresses, and at which
+// byte those begin.
+var embedded = []struct {
+	prefix netip.Prefix
+	at     int
+}{
+	{netip.MustParsePrefix("::/96"), 12},           // IPv4-compatible
+	{netip.MustParsePrefix("::ffff:0:0:0/96"), 12}, // IPv4-translated
+	{netip.MustParsePrefix("64:ff9b::/96"), 12},    // NAT64
+	{netip.MustParsePrefix("2002::/16"), 2},        // 6to4
+	{netip.MustParsePrefix("2001::/32"), 4},        // Teredo: its server
+}
+
+// forms are an address and the IPv4 addresses that it stands for.
+func forms(address netip.Addr) []netip.Addr {
+	address = address.Unmap()
+	all := []netip.Addr{address}
+	if !address.Is6() || address == netip.IPv6Loopback() || address.IsUnspecified() {
+		return all
+	}
+	b := address.As16()
+	for _, e := range embedded {
+		if e.prefix.Contains(address) {
+			all = append(all, netip.AddrFrom4([4]byte(b[e.at:e.at+net.IPv4len])))
+		}
+	}
+	if teredo.Contains(address) {
+		all = append(all, netip.AddrFrom4([4]byte{^b[12], ^b[13], ^b[14], ^b[15]}))
+	}
+	return all
+}
+
+// teredo has the client's address in its last bytes, inverted.
+var teredo = netip.MustParsePrefix("2001::/32")

@@ -1,0 +1,116 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package egress
+
+import (
+	"archive/tar"
+	"compress/flate"
+	"compress/gzip"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// Error is a failure in Drover's own words. All others may have words of a server.
+type Error struct{ text string }
+
+func (e *Error) Error() string { return e.text }
+
+// Errorf returns an Error. Nothing of what a server answered may be among the
+// arguments.
+func Errorf(format string, args ...any) *Error { return &Error{fmt.Sprintf(format, args...)} }
+
+// StatusError is how an answer that is no success is told. The server's own words
+// for it are left out.
+func StatusError(code int) *Error {
+	return Errorf("%s", strings.TrimSpace(fmt.Sprintf("the server answered %d %s", code, http.StatusText(code))))
+}
+
+// Explain says why a request failed, in words of this package alone: an error of a
+// library may repeat what a server answered, which is not for those who read it.
+func Explain(err error) *Error {
+	if own, is := errors.AsType[*Error](err); is {
+		return own
+	}
+	if answer, is := errors.AsType[*transport.Error](err); is {
+		return StatusError(answer.StatusCode)
+	}
+	for _, r := range reasons {
+		if r.is(err) {
+			return Errorf("%s", r.text)
+		}
+	}
+	return Errorf("the server's answer is not understood")
+}
+
+// reasons are what Explain says, the first that fits.
+var reasons = []struct {
+	is   func(error) bool
+	text string
+}{
+	{isNotFound, "name not resolved: there is no such host"},
+	{isA[*net.DNSError], "name not resolved"},
+	{is(syscall.ECONNREFUSED), "connection refused"},
+	{is(syscall.ECONNRESET), "connection reset"},
+	{is(syscall.EHOSTUNREACH), "no route to the host"},
+	{is(syscall.ENETUNREACH), "no route to the network"},
+	{isA[x509.UnknownAuthorityError], "TLS: the certificate is not by an authority that this host trusts"},
+	{isA[x509.HostnameError], "TLS: the certificate is for another name"},
+	{isA[x509.CertificateInvalidError], "TLS: the certificate is not valid, or not now"},
+	{isA[*tls.CertificateVerificationError], "TLS: the certificate is not valid"},
+	{isA[tls.RecordHeaderError], "TLS: the server does not speak it"},
+	{says("server gave HTTP response to HTTPS client"), "TLS: the server does not speak it"},
+	{isA[tls.AlertError], "TLS: the server ended the handshake"},
+	{isTimeout, "timeout"},
+	{is(context.Canceled), "it was cancelled"},
+	{is(io.ErrUnexpectedEOF), "it was cut off (unexpected EOF)"},
+	{is(io.EOF), "the connection was closed"},
+	{says("error verifying"), "it is not what its digest says"},
+	{says("does not match requested digest"), "it is not what its digest says"},
+	{says("does not match expected size"), "it is not as large as the image says"},
+	{says("no child with platform"), "it has no image for linux/amd64"},
+	{says("unsupported MediaType"), "it is an image of a format that is not taken"},
+	{says("www-authenticate"), "the registry names a token server that may not be asked"},
+	{says("token-server redirect"), "the registry names a token server that may not be asked"},
+	{says("bearer response"), "the token server gave no token"},
+	{says("foreign layer"), "it has a layer elsewhere that may not be asked for"},
+	{is(gzip.ErrHeader), "it is damaged"},
+	{is(gzip.ErrChecksum), "it is damaged"},
+	{isA[flate.CorruptInputError], "it is damaged"},
+	{is(tar.ErrHeader), "it has a layer that is no archive"},
+	{says("unsupported protocol scheme"), "it leads to what is neither http:// nor https://"},
+	{says("malformed HTTP"), "the server does not speak HTTP"},
+}
+
+func is(want error) func(error) bool { return func(err error) bool { return errors.Is(err, want) } }
+
+func isA[T error](err error) bool {
+	_, is := errors.AsType[T](err)
+	return is
+}
+
+func isNotFound(err error) bool {
+	dns, is := errors.AsType[*net.DNSError](err)
+	return is && dns.IsNotFound
+}
+
+func isTimeout(err error) bool {
+	timeout, is := errors.AsType[net.Error](err)
+	return is && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
+}
+
+// says is for errors that a library gives no type. What it finds is only chosen by
+// their words.
+func says(words string) func(error) bool {
+	return func(err error) bool { return strings.Contains(err.Error(), words) }
+}

@@ -1,0 +1,187 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+func TestParseHostPorts(t *testing.T) {
+	t.Parallel()
+	for text, c := range map[string]struct{ has, lacks []int32 }{
+		"":                  {[]int32{1, 80, 65535}, nil},
+		"80":                {[]int32{80}, []int32{79, 81}},
+		"30000-32767":       {[]int32{30000, 32767}, []int32{29999, 32768, 80}},
+		"80, 443,1000-1001": {[]int32{80, 443, 1000, 1001}, []int32{81, 999, 1002}},
+	} {
+		h, err := parseHostPorts(text)
+		must(t, err)
+		for _, port := range c.has {
+			if !h.has(port) {
+				t.Errorf("%q lacks %d", text, port)
+			}
+		}
+		for _, port := range c.lacks {
+			if h.has(port) {
+				t.Errorf("%q has %d", text, port)
+			}
+		}
+	}
+	for _, text := range []string{"0", "x", "80-", "-80", "90-80", "65536", "80,,81", ","} {
+		if _, err := New(Options{ClusterID: "c", Dir: t.TempDir(), HostPorts: text}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("--qemu-host-ports is %q", text)) {
+			t.Errorf("%q: got %v", text, err)
+		}
+	}
+}
+
+// TestHostPortsRange : machines get ports of the range alone, each another one, and
+// none where all are taken.
+func TestHostPortsRange(t *testing.T) {
+	t.Parallel()
+	held, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
+	must(t, err)
+	defer func() { _ = held.Close() }()
+	first := portOf(held.Addr())
+	h, err := parseHostPorts(fmt.Sprintf("%d-%d", first, first+2))
+	must(t, err)
+	ports := []driver.Port{{Port: 80}, {Port: 81}}
+	got, err := chooseForwards(t.Context(), ports, nil, h.choose)
+	if err != nil { // another program of this host may have them
+		t.Skip("the ports beside one that is free are taken: ", err)
+	}
+	for _, f := range got {
+		if f.HostPort != first+1 && f.HostPort != first+2 || got[0].HostPort == got[1].HostPort {
+			t.Errorf("got %+v of %s, the first of which is taken", got, h.text)
+		}
+	}
+	_, err = chooseForwards(t.Context(), append(ports, driver.Port{Port: 82}), nil, h.choose)
+	wantError(t, err, driver.ErrRetry, "ports[2]", "those that other ports of the machine have", driver.ReasonPortConflict)
+
+	only, err := parseHostPorts(fmt.Sprint(first))
+	must(t, err)
+	_, err = chooseForwards(t.Context(), ports[:1], nil, only.choose)
+	wantError(t, err, driver.ErrRetry, fmt.Sprintf("none of %d (--qemu-host-ports) is free", first))
+	// A port of before the flag is not taken again.
+	before := []forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
+	_, err = chooseForwards(t.Context(), ports[:1], before, only.choose)
+	wantError(t, err, driver.ErrRetry, "is free")
+}
+
+// TestHostPortRefused : one outside of the range is refused by name, for a new machine
+// and for one that there is, which can still be stopped.
+func TestHostPortRefused(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	own, err := freePort(t.Context(), forward{Protocol: "tcp"})
+	must(t, err)
+	spec := e.spec()
+	spec.Ports = []driver.Port{{Name: "http", Port: 80, HostPort: own}}
+	reach(t, d, spec, driver.StateRunning)
+	o := e.options()
+	o.HostPorts = "1-2"
+	d = openWith(t, o)
+	says := []string{fmt.Sprintf("ports[0].hostPort (http) is %d: it must be one of 1-2 (--qemu-host-ports)", own)}
+	_, err = d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrInvalid, says...)
+	another := e.spec()
+	another.Ports = spec.Ports
+	_, err = d.Ensure(t.Context(), another)
+	wantError(t, err, driver.ErrInvalid, says...)
+	spec.Power = driver.PowerOff
+	reach(t, d, spec, driver.StateStopped)
+	gone(t, d, spec)
+	leavesNothing(t, d)
+}
+
+func TestCheckHostIP(t *testing.T) {
+	t.Parallel()
+	for ip, want := range map[string]error{
+		"": nil, "127.0.0.1": nil, "0.0.0.0": nil, "192.0.2.1": nil,
+		"::1": driver.ErrUnsupported, "::": driver.ErrUnsupported, "::ffff:127.0.0.1": driver.ErrUnsupported,
+		"localhost": driver.ErrInvalid, "127.0.0.1,x": driver.ErrInvalid, "224.0.0.1": driver.ErrInvalid, "255.255.255.255": driver.ErrInvalid, "127.1": driver.ErrInvalid,
+	} {
+		err := checkPorts([]driver.Port{{Port: 80, HostIP: ip}})
+		if want == nil {
+			must(t, err)
+			continue
+		}
+		wantError(t, err, want, "ports[0].hostIP is", ip)
+	}
+}
+
+// TestHostIP : a port is open on the address that was asked for and on no other, which
+// is told, and what another machine or program has of it is a conflict.
+func TestHostIP(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, port := e.linuxSpec(t)
+	spec.Ports[0].HostIP = "127.0.0.2"
+	s := reach(t, d, spec, driver.StateRunning)
+	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: port, HostIP: "127.0.0.2"}}
+	if !slices.Equal(s.Ports, want) || !slices.Equal(s.Addresses, []string{"127.0.0.2"}) || len(s.Pending) != 0 {
+		t.Errorf("it is reached at %v by %+v, pending %v", s.Addresses, s.Ports, s.Pending)
+	}
+	vmtest.Eventually(t, patience, "the probe succeeds", func() error { return probe(t, d, spec, 80) })
+	dialer := net.Dialer{Timeout: time.Second}
+	if conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+		_ = conn.Close()
+		t.Error("it is open on another address too")
+	}
+
+	other := e.spec()
+	for ip, says := range map[string]string{
+		"":            fmt.Sprintf("host port %d/tcp cannot be had", port),
+		"127.0.0.2":   fmt.Sprintf("host port %d/tcp of 127.0.0.2 cannot be had", port),
+		"203.0.113.9": "cannot assign requested address",
+	} {
+		other.Ports = []driver.Port{{Name: "http", Port: 80, HostPort: port, HostIP: ip}}
+		_, err := d.Ensure(t.Context(), other)
+		wantError(t, err, driver.ErrRetry, says, driver.ReasonPortConflict)
+	}
+	other.Ports[0].HostIP = "127.0.0.3"
+	reach(t, d, other, driver.StateRunning)
+
+	moved := spec
+	moved.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: port, HostIP: "127.0.0.4"}}
+	if s := reach(t, d, moved, driver.StateRunning); !slices.Equal(s.Pending, []string{"ports"}) {
+		t.Errorf("with another address pending are %v", s.Pending)
+	}
+	moved.Ports[0].HostIP = "127.0.0.3" // the other machine's
+	moved.EndRun = s.Run
+	_, err := d.Ensure(t.Context(), moved)
+	wantError(t, err, driver.ErrRetry, "127.0.0.3", driver.ReasonPortConflict)
+	gone(t, d, spec)
+	gone(t, d, other)
+}
+
+// TestProbeOfOneAddress : on a single address, where the connections of others are in
+// QEMU's table too, the probe is about its own.
+func TestProbeOfOneAddress(t *testing.T) {
+	t.Parallel()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	must(t, err)
+	defer func() { _ = listener.Close() }()
+	var ends [2]net.Conn
+	for i := range ends {
+		ends[i], err = (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
+		must(t, err)
+		taken, err := listener.Accept()
+		must(t, err)
+		defer func() { _, _ = ends[i].Close(), taken.Close() }()
+	}
+	sockets := []string{acceptedSocket(ends[0]), acceptedSocket(ends[1])}
+	if sockets[0] == "" || sockets[0] == "0" || sockets[0] == sockets[1] {
+		t.Errorf("the sockets are %q", sockets)
+	}
+}

@@ -1,0 +1,31 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package imagestore
+
+import (
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// TestUselessEvictsOldest : what is noted when all room is taken costs the oldest
+// entry alone.
+func TestUselessEvictsOldest(t *testing.T) {
+	t.Parallel()
+	var u uselessContent
+	start := time.Now()
+	for n := range maxUseless + 1 {
+		u.note(strconv.Itoa(n), "1", start.Add(time.Duration(n)*time.Second), errors.New("no disk"))
+	}
+	now := start.Add(time.Hour)
+	if err := u.find("0", "1", now); err != nil {
+		t.Errorf("the oldest is kept: %v", err)
+	}
+	for n := 1; n <= maxUseless; n++ {
+		if u.find(strconv.Itoa(n), "1", now) == nil {
+			t.Fatalf("entry %d is forgotten", n)
+		}
+	}
+}

@@ -1,0 +1,280 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+)
+
+// secret is what must not be seen, in whatever a server answers.
+const secret = "hunter2"
+
+// spyLog keeps what a driver logs.
+type spyLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *spyLog) write(prefix, args string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text.WriteString(prefix + args + "\n")
+}
+
+func (l *spyLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// shows returns all that anybody sees of a fetch that fails: the error of Ensure,
+// what List tells meanwhile, and the log.
+func (d *Driver) shows(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown string, err error) {
+	t.Helper()
+	var seen strings.Builder
+	for {
+		s, err := d.Ensure(t.Context(), spec)
+		all, listErr := d.List(t.Context(), spec.UID)
+		must(t, listErr)
+		fmt.Fprintln(&seen, s.Doing, s.Note, s.Err, err, all)
+		for _, one := range all {
+			fmt.Fprintln(&seen, one.Doing, one.Note, one.Err)
+		}
+		if err != nil {
+			return seen.String() + log.String(), err
+		}
+		if !pause(t.Context(), lookEvery) {
+			t.Fatal("Ensure does not fail")
+		}
+	}
+}
+
+// TestRefusedImageHidesSecrets : why another image is refused names both without their
+// private parts.
+func TestRefusedImageHidesSecrets(t *testing.T) {
+	t.Parallel()
+	d, e := newEngine(t).open(t), newEngine(t)
+	private := func(host string) string {
+		return "https://user:" + secret + "@" + host + "/a.img?signature=" + secret
+	}
+	for _, c := range []struct{ checksum, path string }{{"", ""}, {"sha256:" + strings.Repeat("0", 64), "/x/sha256-" + strings.Repeat("1", 64)}} {
+		var s server
+		s.Root.Size, s.Root.Image.Source, s.Root.Image.Path = 1, private("old.test"), c.path
+		spec := e.spec()
+		spec.Image = driver.Image{Source: private("new.test"), Checksum: c.checksum}
+		wantRefused(t, driver.Server{Refused: d.refusedImage(s, spec)}, "spec.image is https://new.test/a.img", "stands on https://old.test/a.img")
+		if r := d.refusedImage(s, spec); strings.Contains(r.Message, secret) {
+			t.Errorf("the secret is seen: %s", r.Message)
+		}
+	}
+}
+
+// serveAt serves at an address of this host.
+func serveAt(t *testing.T, address string, f http.HandlerFunc) (host string) {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address+":0")
+	must(t, err)
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: f}} //nolint:gosec // a test's
+	server.Start()
+	t.Cleanup(server.Close)
+	return listener.Addr().String()
+}
+
+// TestForeignAnswers : nothing of what a server answers is seen, and a registry
+// leads nowhere that is not allowed.
+func TestForeignAnswers(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	var internalAsked sync.Map
+	internal := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		internalAsked.Store(r.URL.Path, true)
+		_, _ = io.WriteString(w, `{"password":"`+secret+`"}`)
+	}))
+	t.Cleanup(internal.Close)
+	port := internal.URL[strings.LastIndexByte(internal.URL, ':'):]
+	body := `{"errors":[{"code":"` + secret + `","message":"` + secret + `","detail":"` + secret + `"}]}`
+	answers := func(status int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { http.Error(w, body, status) }
+	}
+	realm := func(at string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/token" {
+				_, _ = io.WriteString(w, `{"password":"`+secret+`"}`)
+				return
+			}
+			if at == "" {
+				at = "http://" + r.Host + "/token"
+			}
+			w.Header().Set("WWW-Authenticate", `Bearer realm="`+at+`",service="`+secret+`"`)
+			http.Error(w, body, http.StatusUnauthorized)
+		}
+	}
+	for name, c := range map[string]struct {
+		serve  http.HandlerFunc
+		scheme string
+		says   string
+	}{
+		"the registry's own tokens":   {realm(""), "oci", "the token server gave no token"},
+		"tokens of a loopback name":   {realm("http://localhost" + port + "/loopback"), "oci", "localhost leads to a loopback address"},
+		"tokens of a loopback":        {realm("http://127.0.0.1" + port + "/literal"), "oci", "a token server that may not be asked"},
+		"tokens of a number":          {realm("http://2130706433" + port + "/number"), "oci", ""},
+		"tokens of cloud metadata":    {realm("http://169.254.169.254/latest"), "oci", "a token server that may not be asked"},
+		"a registry that refuses":     {answers(http.StatusForbidden), "oci", "the server answered 403 Forbidden"},
+		"a registry that is not well": {answers(http.StatusNotImplemented), "oci", "the server answered 501 Not Implemented"},
+		"a registry that says it all": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }, "oci", "there is no disk"},
+		"a registry that says little": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, secret) }, "oci", "not understood"},
+		"a web server that refuses":   {answers(http.StatusUnauthorized), "http", "the server answered 401 Unauthorized"},
+		"a web server's page":         {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }, "http", "its checksum is"},
+		"a redirect to a loopback": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://127.0.0.1"+port+"/redirected?token="+secret, http.StatusFound)
+		}, "http", "127.0.0.1 leads to a loopback address"},
+		"a redirect of a registry": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://user:"+secret+"@127.0.0.1"+port+"/redirected?token="+secret, http.StatusFound)
+		}, "oci", "127.0.0.1 leads to a loopback address"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			host := serveAt(t, "127.0.0.3", c.serve)
+			log, o := &spyLog{}, e.options()
+			o.Fetch = imagestore.Policy{Hosts: []string{"127.0.0.3"}, PlainHTTP: []string{host}}
+			o.Log = funcr.New(log.write, funcr.Options{Verbosity: 9})
+			d := openWith(t, o)
+			spec := e.spec()
+			sum := "sha256:" + strings.Repeat("0", 64)
+			spec.Image = driver.Image{Source: c.scheme + "://user:" + secret + "@" + host + "/x?" + secret, Checksum: sum}
+			if c.scheme == "oci" {
+				spec.Image.Source = "oci://" + host + "/x:1"
+			}
+			seen, err := d.shows(t, spec, log)
+			wantError(t, err, driver.ErrRetry, c.says, driver.ReasonImageUnavailable)
+			if strings.Contains(seen, secret) || strings.Contains(seen, base64.StdEncoding.EncodeToString([]byte(secret))) {
+				t.Errorf("the secret is seen: %s", seen)
+			}
+		})
+	}
+	t.Cleanup(func() { // after all of them
+		internalAsked.Range(func(path, _ any) bool {
+			t.Errorf("the internal server was asked for %s", path)
+			return true
+		})
+	})
+}
+
+// TestSparseLayer : a layer of some hundred bytes writes no gigabytes, and is not
+// sent again at each try.
+func TestSparseLayer(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var blobs int
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
+			mu.Lock()
+			blobs++
+			mu.Unlock()
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	host := server.Listener.Addr().String()
+	image, err := mutate.AppendLayers(empty.Image, static.NewLayer(sparseArchive(t), types.OCIUncompressedLayer))
+	must(t, err)
+	ref, err := name.ParseReference(host + "/sparse:1")
+	must(t, err)
+	must(t, remote.Write(ref, image))
+	e := newEngine(t)
+	d := e.openFor(t, host)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: "oci://" + host + "/sparse:1"}
+	for range 3 {
+		err := d.waitFor(t, spec)
+		wantError(t, err, driver.ErrRetry, "the disk is a sparse file in its archive", driver.ReasonImageUnavailable)
+	}
+	leavesNothing(t, d)
+	mu.Lock()
+	defer mu.Unlock()
+	if blobs != 1 {
+		t.Errorf("the layer was sent %d times", blobs)
+	}
+}
+
+// sparseArchive has a disk of 3 GiB, of which all but a sector is a hole.
+func sparseArchive(t *testing.T) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	must(t, w.WriteHeader(&tar.Header{Name: "disk/a", Mode: 0o444, Size: 512, Typeflag: tar.TypeReg, PAXRecords: map[string]string{
+		"XXX.sparse.numblocks": "1", "XXX.sparse.map": "0,512", "XXX.sparse.size": strconv.Itoa(3 << 30),
+	}}))
+	_, err := w.Write(make([]byte, 512))
+	must(t, errors.Join(err, w.Close()))
+	return bytes.ReplaceAll(out.Bytes(), []byte("XXX."), []byte("GNU.")) // which it does not write by itself
+}
+
+// TestLoginsNeedTLS : the logins of an operator go to no registry that has no TLS, nor
+// does such a registry get asked without the operator's leave.
+func TestLoginsNeedTLS(t *testing.T) {
+	var mu sync.Mutex
+	var asked, logins int
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked++
+		if r.Header.Get("Authorization") != "" {
+			logins++
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+		http.Error(w, "", http.StatusUnauthorized)
+	}))
+	t.Cleanup(server.Close)
+	host := server.Listener.Addr().String()
+	config := t.TempDir()
+	content, err := json.Marshal(map[string]any{"auths": map[string]any{host: map[string]string{"auth": base64.StdEncoding.EncodeToString([]byte("user:" + secret))}}})
+	must(t, errors.Join(err, os.WriteFile(filepath.Join(config, "config.json"), content, 0o600)))
+	t.Setenv("HOME", config)
+	t.Setenv("DOCKER_CONFIG", config)
+	e := newEngine(t)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: "oci://" + host + "/x:1"}
+	wantError(t, e.open(t).waitFor(t, spec), driver.ErrRetry, "plain HTTP is spoken only to those of --image-plain-http-registries", driver.ReasonImageUnavailable)
+	if asked != 0 {
+		t.Errorf("without leave it was asked %d times", asked)
+	}
+	strict := e.options()
+	strict.Fetch.PlainHTTP = []string{host}
+	_, err = openWith(t, strict).Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrInvalid, "image.checksum is empty")
+	wantError(t, e.openFor(t, host).waitFor(t, spec), driver.ErrRetry, "the server answered 401 Unauthorized", driver.ReasonImageUnavailable)
+	if asked == 0 || logins != 0 {
+		t.Errorf("it was asked %d times, of which %d with a login", asked, logins)
+	}
+}

@@ -1,0 +1,150 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"sync"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+const (
+	// askWithin is how long QEMU may take to say what it is.
+	askWithin = 10 * time.Second
+	// minMajor and minMinor are of the first QEMU that takes -device as JSON.
+	minMajor, minMinor = 6, 2
+	// machineAlias is the newest machine type of its family that a QEMU has.
+	machineAlias = "q35"
+)
+
+// program is the QEMU that machines run on. Its version is asked for once.
+type program struct {
+	name string
+
+	mu sync.Mutex
+	ok bool // its version will do
+	// types are the machine types that it knows, and newest is what machineAlias
+	// stands for. They are asked for anew when the file was replaced, as by an
+	// upgrade of the host.
+	types  map[string]bool
+	newest string
+	file   os.FileInfo
+}
+
+// check refuses a QEMU that is missing or too old. Once there was one, machines run on
+// it that are to be looked after even where it is missing for a while.
+func (p *program) check(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.checkLocked(ctx)
+}
+
+func (p *program) checkLocked(ctx context.Context) error {
+	if p.ok {
+		return nil
+	}
+	out, err := p.ask(ctx, "--version")
+	if err != nil {
+		return err
+	}
+	if err := checkVersion(out); err != nil {
+		return driver.Errorf(driver.ErrUnavailable, "%s: %w", p.name, err)
+	}
+	p.ok = true
+	return nil
+}
+
+// isReplaced reports whether the file is another one than that which was asked.
+func (p *program) isReplaced() (now os.FileInfo, replaced bool) {
+	if path, err := exec.LookPath(p.name); err == nil {
+		now, _ = os.Stat(path)
+	}
+	return now, now == nil || p.file == nil || !os.SameFile(now, p.file) || !now.ModTime().Equal(p.file.ModTime())
+}
+
+func (p *program) ask(ctx context.Context, arguments ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, p.name, arguments...).Output() //nolint:gosec // an option
+	if errors.Is(err, exec.ErrNotFound) {
+		return nil, driver.Errorf(driver.ErrUnavailable, "%s is not installed, or not in PATH", p.name)
+	}
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrUnavailable, "asking %s %s: %w", p.name, arguments[0], err)
+	}
+	return out, nil
+}
+
+var versionPattern = regexp.MustCompile(`version (\d+)\.(\d+)`)
+
+func checkVersion(out []byte) error {
+	found := versionPattern.FindSubmatch(out)
+	if found == nil {
+		return fmt.Errorf("it does not tell its version but %.80q", out)
+	}
+	major, _ := strconv.Atoi(string(found[1]))
+	minor, _ := strconv.Atoi(string(found[2]))
+	if major < minMajor || (major == minMajor && minor < minMinor) {
+		return fmt.Errorf("it is version %d.%d, and %d.%d or newer is needed", major, minor, minMajor, minMinor)
+	}
+	return nil
+}
+
+// typePattern is a line of "-machine help": a name, a text, and in brackets what
+// the name stands for, if it is an alias.
+var typePattern = regexp.MustCompile(`(?m)^(\S+) .*?(?:\(alias of (\S+)\))?\r?$`)
+
+// machineType returns the machine type for a server that was made with pinned: that
+// one for the server's life, since another has other hardware, or, where none was
+// pinned yet, the newest that this QEMU has.
+func (p *program) machineType(ctx context.Context, pinned string) (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.checkLocked(ctx); err != nil {
+		return "", err
+	}
+	if err := p.askTypes(ctx); err != nil {
+		return "", err
+	}
+	switch {
+	case pinned == "":
+		return p.newest, nil
+	case p.types[pinned]:
+		return pinned, nil
+	}
+	return "", driver.WithReason(driver.ReasonMachineTypeUnavailable, driver.Errorf(driver.ErrRetry,
+		"the machine was made as a %s, which %s does not know, whose newest is %s: install a QEMU that knows it, as that which the machine ran on before", pinned, p.name, p.newest))
+}
+
+func (p *program) askTypes(ctx context.Context) error {
+	file, replaced := p.isReplaced()
+	if !replaced {
+		return nil
+	}
+	out, err := p.ask(ctx, "-machine", "help")
+	if err != nil {
+		return driver.Errorf(driver.ErrRetry, "%v", err) // the machines that run are within reach
+	}
+	types := map[string]bool{}
+	newest := ""
+	for _, found := range typePattern.FindAllStringSubmatch(string(out), -1) {
+		types[found[1]] = true
+		if found[1] == machineAlias {
+			newest = found[2]
+		}
+	}
+	if newest == "" {
+		return driver.Errorf(driver.ErrRetry, "%s has no machine type %s that stands for one with a version", p.name, machineAlias)
+	}
+	p.types, p.newest, p.file = types, newest, file
+	return nil
+}

@@ -1,0 +1,259 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// commandLine of the QEMU of a server.
+func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
+	t.Helper()
+	line, err := os.ReadFile(procPath(d.home(spec.UID).pid(spec.UID), "cmdline"))
+	must(t, err)
+	return strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
+}
+
+// pinned is the machine type of a server that runs.
+func pinned(t *testing.T, d *Driver, spec driver.ServerSpec) string {
+	t.Helper()
+	args := commandLine(t, d, spec)
+	name, _, _ := strings.Cut(args[slices.Index(args, "-machine")+1], ",")
+	return name
+}
+
+// edit changes a server's record, as one of an older version is.
+func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[string]any)) {
+	t.Helper()
+	path := d.home(spec.UID).file(recordFile)
+	content, err := os.ReadFile(path)
+	must(t, err)
+	var fields map[string]any
+	must(t, json.Unmarshal(content, &fields))
+	change(fields)
+	content, err = json.Marshal(fields)
+	must(t, err)
+	must(t, os.WriteFile(path, content, 0o600))
+}
+
+// older is a QEMU whose newest machine type is another than that of the usual one.
+func older(t *testing.T) string {
+	t.Helper()
+	return script(t, `case $1 in -machine) echo 'q35  PC (alias of pc-q35-6.2)'; echo 'pc-q35-6.2  PC';; *) exec qemu-system-x86_64 "$@";; esac`)
+}
+
+// TestMachineType : a server keeps the one that it was made with, whatever QEMU there
+// is later; a record of an older version gets one at the next start.
+func TestMachineType(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.Binary = older(t)
+	on := e.spec()
+	off := on
+	off.Power = driver.PowerOff
+	reach(t, openWith(t, o), off, driver.StateStopped) // made, and never started
+	d := e.open(t)
+	reach(t, d, on, driver.StateRunning)
+	if got := pinned(t, d, on); got != "pc-q35-6.2" {
+		t.Errorf("under a newer QEMU it is a %s", got)
+	}
+	reach(t, d, off, driver.StateStopped)
+
+	edit(t, d, off, func(r map[string]any) { delete(r, "machineType") })
+	for range 2 {
+		reach(t, d, on, driver.StateRunning)
+		if got := pinned(t, d, on); got == "pc-q35-6.2" || !regexp.MustCompile(`^pc-q35-\d+\.\d+$`).MatchString(got) {
+			t.Errorf("without one it became a %s", got)
+		}
+		edit(t, d, off, func(r map[string]any) {
+			if r["machineType"] != pinned(t, d, on) {
+				t.Errorf("the record has %v", r["machineType"])
+			}
+		})
+		reach(t, d, off, driver.StateStopped)
+	}
+	gone(t, d, off)
+}
+
+// TestMachineTypeUnavailable : a machine that the QEMU cannot make as it was is left
+// as it is, running or off, and says what it needs.
+func TestMachineTypeUnavailable(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	first := reach(t, d, spec, driver.StateRunning)
+	edit(t, d, spec, func(r map[string]any) { r["machineType"] = "pc-q35-99.9" })
+	says := []string{"made as a pc-q35-99.9", "does not know", driver.ReasonMachineTypeUnavailable}
+	restart := spec
+	restart.EndRun = first.Run
+	_, err := d.Ensure(t.Context(), restart)
+	wantError(t, err, driver.ErrRetry, says...)
+	if listed, err := d.List(t.Context(), spec.UID); err != nil || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
+		t.Errorf("it is %+v, %v", listed, err)
+	}
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	_, err = d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, says...)
+	gone(t, d, spec)
+}
+
+// TestProgramReplaced : a QEMU that was replaced is asked anew.
+func TestProgramReplaced(t *testing.T) {
+	t.Parallel()
+	path := script(t, "case $1 in "+asks+" esac")
+	p := program{name: path}
+	if got, err := p.machineType(t.Context(), ""); err != nil || got != "pc-q35-7.2" {
+		t.Errorf("got %s, %v", got, err)
+	}
+	if got, err := p.machineType(t.Context(), "pc-q35-6.2"); err != nil || got != "pc-q35-6.2" {
+		t.Errorf("got %s, %v", got, err)
+	}
+	must(t, os.Rename(script(t, `case $1 in --version) echo version 9.9;; *) echo 'q35  PC (alias of pc-q35-9.9)';; esac`), path))
+	if got, err := p.machineType(t.Context(), ""); err != nil || got != "pc-q35-9.9" {
+		t.Errorf("got %s, %v", got, err)
+	}
+	_, err := p.machineType(t.Context(), "pc-q35-6.2")
+	wantError(t, err, driver.ErrRetry, "whose newest is pc-q35-9.9")
+	must(t, os.Remove(path)) // as for a moment of an upgrade
+	must(t, p.check(t.Context()))
+	_, err = p.machineType(t.Context(), "")
+	wantError(t, err, driver.ErrRetry, "asking", "no such file")
+}
+
+// TestMachineTypesOfQEMU : the list of the QEMU that is installed is understood.
+func TestMachineTypesOfQEMU(t *testing.T) {
+	t.Parallel()
+	newEngine(t)
+	p := program{name: DefaultBinary}
+	newest, err := p.machineType(t.Context(), "")
+	must(t, err)
+	out, err := exec.CommandContext(t.Context(), DefaultBinary, "-nodefaults", "-machine", newest+",help").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "vmport") {
+		t.Errorf("%s is no machine type of it: %v, %.200s", newest, err, out)
+	}
+	if got, err := p.machineType(t.Context(), newest); err != nil || got != newest {
+		t.Errorf("got %s, %v", got, err)
+	}
+}
+
+// TestAcceleratorReported : of a machine that runs, also by another controller, and
+// also of one that an older version started.
+func TestAcceleratorReported(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	if s := reach(t, d, spec, driver.StateRunning); s.Accelerator != driver.AccelTCG {
+		t.Errorf("Ensure tells of %q", s.Accelerator)
+	}
+	listed := func() driver.Server {
+		t.Helper()
+		all, err := e.open(t).List(t.Context(), spec.UID)
+		must(t, err)
+		return all[0]
+	}
+	if s := listed(); s.Accelerator != driver.AccelTCG {
+		t.Errorf("List tells of %q", s.Accelerator)
+	}
+	edit(t, d, spec, func(r map[string]any) { delete(r, "accelerator") })
+	if s := listed(); s.Accelerator != driver.AccelTCG {
+		t.Errorf("with a record of an older version List tells of %q", s.Accelerator)
+	}
+	off := spec
+	off.Power = driver.PowerOff
+	if s := reach(t, d, off, driver.StateStopped); s.Accelerator != "" {
+		t.Errorf("off it runs under %q", s.Accelerator)
+	}
+	gone(t, d, spec)
+}
+
+// TestOOMScore : where memory runs out, the kernel ends a machine before Drover.
+func TestOOMScore(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	own := readFigure(procPath(os.Getpid(), "oom_score_adj"), 0)
+	if got := readFigure(procPath(d.home(spec.UID).pid(spec.UID), "oom_score_adj"), 0); got <= own && own < 1000 {
+		t.Errorf("its score is %d, and Drover's %d", got, own)
+	}
+	gone(t, d, spec)
+}
+
+// TestOutput : a QEMU that crashed says why, also to a controller that comes later,
+// and its log is kept beside that of the next run.
+func TestOutput(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.Binary = script(t, `case $1 in -nodefaults) printf '%2000s' | tr ' ' x >&2; printf 'the \033[1mlast\t words\377 of it\nand more\n' >&2;; esac; exec qemu-system-x86_64 "$@"`)
+	d := openWith(t, o)
+	spec := e.spec()
+	boots(t, d, spec, "drover guest 1 A")
+	h := d.home(spec.UID)
+	must(t, h.kill(t.Context(), spec.UID))
+	end := ended(t, e.open(t), spec.UID)
+	if end.Reason != reasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != outputTail {
+		t.Errorf("it ended with %+v", end)
+	}
+	if strings.Contains(end.Output, "drover guest") {
+		t.Error("it has what the guest printed")
+	}
+	if again := ended(t, d, spec.UID); again.Output != end.Output || !again.At.Equal(end.At) {
+		t.Errorf("it ended with %+v, and then with %+v", end, again)
+	}
+	quiet := e.open(t)
+	ended(t, quiet, spec.UID)
+	reach(t, quiet, spec, driver.StateRunning)
+	kept, err := os.ReadFile(h.file(logFile + oldLog))
+	if err != nil || !bytes.HasSuffix(kept, []byte("and more\n")) {
+		t.Errorf("of the run before is left %.100q, %v", kept, err)
+	}
+	if now, err := os.ReadFile(h.file(logFile)); err != nil || bytes.Contains(now, []byte("last")) {
+		t.Errorf("the log of the run has %.100q, %v", now, err)
+	}
+	off := spec
+	off.Power = driver.PowerOff
+	if s := reach(t, quiet, off, driver.StateStopped); s.Exit == nil || s.Exit.Output != "" {
+		t.Errorf("shut down it ended with %+v", s.Exit)
+	}
+	gone(t, quiet, spec)
+}
+
+func TestLastOf(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"":                       "",
+		"one\ntwo\n":             "one; two",
+		"\x1b[31mred\x1b[0m\r\n": "[31mred[0m",
+		"a\x00b\u0085c\xffd":     "abcd",
+		"漢漢漢漢":                   "漢漢漢", // 10 bytes would begin within the first
+		"\n\n  x  \n":            "x",
+		strings.Repeat("a", 20):  strings.Repeat("a", 10),
+	} {
+		if got := lastOf(text, 10); got != want {
+			t.Errorf("of %q: %q, want %q", text, got, want)
+		}
+	}
+	path := filepath.Join(t.TempDir(), logFile)
+	must(t, os.WriteFile(path, []byte("end"), 0o600))
+	if got := (home{path: filepath.Dir(path)}).lastOutput(10); got != "end" {
+		t.Errorf("got %q", got)
+	}
+}

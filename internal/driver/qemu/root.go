@@ -1,0 +1,110 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+)
+
+// settleRoot brings the record of the root disk to what the rest relies on: one disk,
+// and its image under the name that the spec has for it. A stop comes before, and needs
+// neither.
+func (d *Driver) settleRoot(ctx context.Context, s *server, spec driver.ServerSpec) error {
+	err := d.restoreRoot(ctx, s)
+	if err != nil {
+		err = fmt.Errorf("restoring the root disk of server %s: %w", s.UID, err)
+	} else {
+		err = d.renameImage(s, spec)
+	}
+	if spec.Power == driver.PowerOff {
+		return nil
+	}
+	return d.dir.Explain(err)
+}
+
+// refusedImage returns the image of a spec as refused if the root disk stands on
+// another one. What the guest wrote is on top of that, and worth nothing on top of any
+// other.
+func (d *Driver) refusedImage(s server, spec driver.ServerSpec) *driver.Refused {
+	asked := s.imageOf(spec)
+	if s.Root.Size == 0 || d.isSame(s.Root.Image, asked) {
+		return nil
+	}
+	return &driver.Refused{Field: rootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
+		"spec.image is %s: the root disk stands on %s and keeps it, with what the guest wrote: put that back, or delete the VirtualMachine, which removes its disks, and create it anew",
+		asked.describe(), s.Root.Image.describe())}
+}
+
+// describe names an image for people, without what may be a secret in its source.
+func (i imageSettings) describe() string {
+	source := imagestore.Redact(i.Source)
+	if i.Checksum == "" {
+		return source
+	}
+	return source + " with the checksum " + i.Checksum
+}
+
+// describe names the image of a disk for people, by its digest where that is known.
+func (i image) describe() string {
+	switch {
+	case i.Source == "":
+		return "no image"
+	case imagestore.IsRemote(i.Source):
+		return imageSettings{i.Source, imagestore.DigestOf(i.Path)}.describe()
+	}
+	return imagestore.Redact(i.Source)
+}
+
+// renameImage writes down another name of the image that the root disk stands on, as
+// soon as a spec has it: what a name stands for may change later.
+func (d *Driver) renameImage(s *server, spec driver.ServerSpec) error {
+	asked := s.imageOf(spec)
+	if s.Root.Size == 0 || s.Root.Image.imageSettings == asked || !d.isSame(s.Root.Image, asked) {
+		return nil
+	}
+	s.Root.Image.imageSettings = asked
+	return s.save(s.record)
+}
+
+// restoreRoot undoes the replacement of a root disk. Older versions made a new one for
+// another image, and left the old one aside, written down as Old, until a run with the
+// new one had begun. Where none had, no guest has written to the new one. It may be cut
+// off anywhere: until the end, the record says that the old disk is aside.
+func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
+	if s.Old == nil || s.on && s.Phase == phaseOn {
+		return nil
+	}
+	if s.on { // and halted: its guest was not let go
+		if err := s.quit(ctx); err != nil {
+			return err
+		}
+		s.on = false
+	}
+	if _, err := os.Stat(s.file(oldRootFile)); err != nil {
+		return err
+	}
+	s.Root = disk{} // for older versions, which take root.qcow2 for what Root says
+	if err := s.save(s.record); err != nil {
+		return err
+	}
+	if err := os.Remove(s.file(rootDiskFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Link(s.file(oldRootFile), s.file(rootDiskFile)); err != nil {
+		return err
+	}
+	s.Root, s.Old, s.Settings.Image = *s.Old, nil, s.Old.Image.imageSettings
+	if err := errors.Join(s.save(s.record), d.dir.Sync(s.path)); err != nil {
+		return err
+	}
+	d.Log.Info("Root disk restored: a replacement by an older version was not finished", "uid", s.UID)
+	return os.Remove(s.file(oldRootFile))
+}

@@ -1,0 +1,310 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+)
+
+// wantRefused : the image is refused, by a message that has all texts.
+func wantRefused(t *testing.T, s driver.Server, says ...string) {
+	t.Helper()
+	if s.Refused == nil || s.Refused.Field != "image" || s.Refused.Reason != driver.ReasonImageImmutable {
+		t.Errorf("refused is %+v, want image, by %s", s.Refused, driver.ReasonImageImmutable)
+		return
+	}
+	for _, text := range says {
+		if !strings.Contains(s.Refused.Message, text) {
+			t.Errorf("it is refused by %q, want %q in it", s.Refused.Message, text)
+		}
+	}
+}
+
+// TestImageStays : another image changes nothing of a machine that has a disk, through
+// a crash, stops, starts and a restart. All else of the spec is applied.
+func TestImageStays(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20}}
+	boots(t, d, spec, "drover guest 1 A")
+	kept := spec.Image
+	spec.Image = driver.Image{Source: e.images + "/none", PullPolicy: driver.PullAlways}
+	spec.MemoryBytes, spec.RootDiskBytes, spec.Volumes[0].SizeBytes = 32<<20, 4<<20, 2<<20
+	s := reach(t, d, spec, driver.StateRunning)
+	wantRefused(t, s, "spec.image is "+e.images+"/none", "stands on "+e.plain, "put that back", "delete the VirtualMachine")
+	if !slices.Equal(s.Pending, []string{"resource.memory"}) || s.Applied.RootDiskBytes != 4<<20 {
+		t.Errorf("it is %+v", s)
+	}
+	must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+	ended(t, d, spec.UID)
+	d = e.open(t)
+	s = boots(t, d, spec, "drover guest 2 A")
+	wantRefused(t, s)
+	if s.Applied.MemoryBytes != 32<<20 {
+		t.Errorf("started again it is %+v", s)
+	}
+	restart(t, d, spec, "drover guest 3 A")
+	off := spec
+	off.Power = driver.PowerOff
+	wantRefused(t, reach(t, d, off, driver.StateStopped))
+	boots(t, d, spec, "drover guest 4 A")
+	spec.Image = kept
+	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil || len(s.Pending) != 0 {
+		t.Errorf("with the image put back it is %+v", s)
+	}
+	gone(t, d, spec)
+}
+
+// TestNothingIsFetched : the image of a disk that is there is asked for nowhere,
+// whatever the pull policy, and neither is one that is refused.
+func TestNothingIsFetched(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.openUnchecked(t)
+	var asked atomic.Int32
+	files := http.FileServer(http.Dir(e.images))
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		files.ServeHTTP(w, r)
+	}))
+	t.Cleanup(web.Close)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: web.URL + "/boot-A0.img", PullPolicy: driver.PullAlways}
+	boots(t, d, spec, "drover guest 1 A")
+	d = e.openUnchecked(t) // which does not know what was fetched for this server
+	restart(t, d, spec, "drover guest 2 A")
+	spec.Image.Source = web.URL + "/boot-B0.img"
+	restart(t, d, spec, "drover guest 3 A")
+	wantRefused(t, reach(t, d, spec, driver.StateRunning), web.URL+"/boot-B0.img", "with the checksum "+checksumOf(t, e.plain))
+	if n := asked.Load(); n != 1 {
+		t.Errorf("the web server was asked %d times, want once", n)
+	}
+	gone(t, d, spec)
+}
+
+// TestNameOfImageLasts : a name that stood for the image of a disk when the spec had it
+// first is no other image later, when it stands for another.
+func TestNameOfImageLasts(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.openUnchecked(t)
+	must(t, os.Link(e.plain, e.images+"/latest.img"))
+	web := e.web(t)
+	spec, other := e.spec(), e.spec()
+	spec.Image.Source = web + "/boot-A0.img"
+	other.Image.Source, other.Power = web+"/latest.img", driver.PowerOff
+	reach(t, d, spec, driver.StateRunning)
+	reach(t, d, other, driver.StateStopped)
+	spec.Image = driver.Image{Source: web + "/latest.img"}
+	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil {
+		t.Errorf("the same image under another name is refused: %+v", *s.Refused)
+	}
+	must(t, errors.Join(os.Remove(e.images+"/latest.img"), os.Link(e.other, e.images+"/latest.img")))
+	gone(t, d, other)
+	other.Image.PullPolicy = driver.PullAlways
+	reach(t, d, other, driver.StateStopped)
+	d = e.openUnchecked(t)
+	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil {
+		t.Errorf("a name that stands for another image now is refused: %+v", *s.Refused)
+	}
+	spec.Image.Checksum = checksumOf(t, e.other)
+	wantRefused(t, reach(t, d, spec, driver.StateRunning), checksumOf(t, e.other), checksumOf(t, e.plain))
+	gone(t, d, spec)
+	gone(t, d, other)
+}
+
+// TestFirstDisk : a machine that has no root disk yet may be given one.
+func TestFirstDisk(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, _ := e.linuxSpec(t)
+	spec.RootDiskBytes, spec.Ports = 0, nil
+	reach(t, d, spec, driver.StateRunning)
+	spec.Image.Source = e.plain
+	if s := reach(t, d, spec, driver.StateRunning); s.Refused != nil || !slices.Equal(s.Pending, []string{"image"}) {
+		t.Errorf("before the restart it is %+v", s)
+	}
+	off := spec
+	off.Power, off.StopBy = driver.PowerOff, d.Clock.Now()
+	reach(t, d, off, driver.StateStopped)
+	spec.Image.Kernel = nil
+	boots(t, d, spec, "drover guest 1 A")
+	spec.Image.Source = e.other
+	wantRefused(t, reach(t, d, spec, driver.StateRunning))
+	gone(t, d, spec)
+}
+
+// replacement is a machine whose root disk an older version was replacing.
+type replacement struct {
+	server
+	d        *Driver
+	old, new disk
+}
+
+// TestUnfinishedReplacement : wherever an older version was cut off, as it replaced a
+// root disk, the old disk is back, and the new one stays once a run with it had begun.
+func TestUnfinishedReplacement(t *testing.T) {
+	t.Parallel()
+	// Each does what the older version had done by then, after the one before.
+	link := func(t *testing.T, r *replacement) {
+		t.Helper()
+		must(t, os.Link(r.file(rootDiskFile), r.file(oldRootFile)))
+	}
+	noRoot := func(t *testing.T, r *replacement) {
+		t.Helper()
+		r.Root, r.Old = disk{}, &r.old
+		must(t, r.save(r.record))
+	}
+	rename := func(t *testing.T, r *replacement) {
+		t.Helper()
+		must(t, os.Rename(r.file("new"), r.file(rootDiskFile)))
+	}
+	newRoot := func(t *testing.T, r *replacement) {
+		t.Helper()
+		r.Root = r.new
+		must(t, r.save(r.record))
+	}
+	starting := func(t *testing.T, r *replacement) {
+		t.Helper()
+		r.Phase, r.Run, r.Settings.Image = phaseStarting, newName(), r.new.Image.imageSettings
+		must(t, r.save(r.record))
+	}
+	halted := func(t *testing.T, r *replacement) {
+		t.Helper()
+		lock, err := r.claimRun()
+		must(t, err)
+		ended, err := r.d.comeUp(t.Context(), &r.server, machine{
+			UID: r.UID, ID: r.ID, Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
+			Root: &drive{Path: rootDiskFile, Backing: &layer{Path: r.new.Image.Path, Format: diskimage.Raw}},
+		}, lock)
+		if err = errors.Join(err, lock.Close()); err != nil || ended != "" {
+			t.Fatalf("QEMU with the new disk: %v, ended %q", err, ended)
+		}
+	}
+	begun := func(t *testing.T, r *replacement) {
+		t.Helper()
+		must(t, r.kill(t.Context(), r.UID))
+		r.Phase, r.Old = phaseOn, nil
+		must(t, r.save(r.record))
+	}
+	// The old image was asked for again: the disk before is linked back.
+	again := func(t *testing.T, r *replacement) {
+		t.Helper()
+		noRoot(t, r)
+		must(t, os.Remove(r.file(rootDiskFile)))
+		must(t, os.Link(r.file(oldRootFile), r.file(rootDiskFile)))
+	}
+	oldRoot := func(t *testing.T, r *replacement) {
+		t.Helper()
+		r.Root = r.old
+		must(t, r.save(r.record))
+	}
+	// A restoration that was cut off itself.
+	removed := func(t *testing.T, r *replacement) {
+		t.Helper()
+		noRoot(t, r)
+		must(t, os.Remove(r.file(rootDiskFile)))
+	}
+	type steps []func(*testing.T, *replacement)
+	e := newEngine(t)
+	for name, c := range map[string]struct {
+		done   steps
+		prints string
+	}{
+		"linked":              {steps{link}, "drover guest 2 A"},
+		"no root written":     {steps{link, noRoot}, "drover guest 2 A"},
+		"renamed":             {steps{link, noRoot, rename}, "drover guest 2 A"},
+		"new root written":    {steps{link, noRoot, rename, newRoot}, "drover guest 2 A"},
+		"start written":       {steps{link, noRoot, rename, newRoot, starting}, "drover guest 2 A"},
+		"QEMU halted":         {steps{link, noRoot, rename, newRoot, starting, halted}, "drover guest 2 A"},
+		"run begun":           {steps{link, noRoot, rename, newRoot, starting, halted, begun}, "drover guest 1 B"},
+		"old one again":       {steps{link, noRoot, rename, newRoot, again}, "drover guest 2 A"},
+		"old one written":     {steps{link, noRoot, rename, newRoot, again, oldRoot}, "drover guest 2 A"},
+		"restoration cut off": {steps{link, noRoot, rename, newRoot, removed}, "drover guest 2 A"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, spec := e.replacement(t, e.open(t))
+			for _, step := range c.done {
+				step(t, r)
+			}
+			d := e.open(t)
+			s := boots(t, d, spec, c.prints)
+			if strings.HasSuffix(c.prints, "B") {
+				if s.Refused != nil {
+					t.Errorf("the image of its disk is refused: %+v", *s.Refused)
+				}
+			} else {
+				wantRefused(t, s, e.other, "stands on "+e.plain)
+				wantRestored(t, d, spec)
+			}
+			gone(t, d, spec)
+		})
+	}
+}
+
+// wantRestored : nothing is left of the replacement, in what older versions read too.
+func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
+	t.Helper()
+	h := d.home(spec.UID)
+	r, err := h.load()
+	must(t, err)
+	if r.Old != nil || r.Root.Image.Source != r.Settings.Image.Source {
+		t.Errorf("the record is %+v", r)
+	}
+	old, err := os.Stat(h.file(oldRootFile))
+	root, rootErr := os.Stat(h.file(rootDiskFile))
+	must(t, rootErr)
+	if err == nil && !os.SameFile(old, root) || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the old disk is another one: %v", err)
+	}
+}
+
+// replacement makes a machine whose guest has written to its disk, a new disk beside
+// it, and the spec that asked for that.
+func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.ServerSpec) {
+	t.Helper()
+	spec := e.spec()
+	boots(t, d, spec, "drover guest 1 A")
+	off(t, d, spec)
+	spec.Image.Source = e.other
+	s, err := d.find(t.Context(), spec.Target)
+	must(t, err)
+	made, err := d.makeDisk(s.file("new"), rootOrder(spec, imageSettings{Source: e.other}))
+	must(t, err)
+	return &replacement{s, d, s.Root, made}, spec
+}
+
+// TestOldDiskMissing : where the disk that is to come back was taken away, nothing is
+// started in its place.
+func TestOldDiskMissing(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	r, spec := e.replacement(t, d)
+	r.Root, r.Old = r.new, &r.old
+	must(t, r.save(r.record))
+	_, err := d.Ensure(t.Context(), spec)
+	if err == nil || !strings.Contains(err.Error(), r.file(oldRootFile)) {
+		t.Errorf("got the error %v, want %s in it", err, oldRootFile)
+	}
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	gone(t, d, spec)
+}

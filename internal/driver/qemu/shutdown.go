@@ -1,0 +1,198 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+)
+
+const (
+	// defaultGrace is for a record that has none, as one of an older version.
+	defaultGrace = 30 * time.Second
+	// lockWithin is how long a shutdown of the host waits for a server that another
+	// caller is changing. It goes on without the lock then, since the guest loses
+	// more by a power cut.
+	lockWithin = 5 * time.Second
+	// statusEvery is the time from one question about a guest that is to power off
+	// to the next.
+	statusEvery = 250 * time.Millisecond
+	// EndWithin is how long ShutDown takes at most beyond its limit.
+	EndWithin = commandWithin + leavesWithin + lockWithin + quitWithin + 2*endsWithin
+)
+
+// Ended is a machine that ShutDown has ended, or could not end.
+type Ended struct {
+	Namespace, Name string
+	// Forced reports whether the guest did not power off within its time.
+	Forced bool
+	// Err is why the machine still runs.
+	Err error
+}
+
+// ShutDown ends all machines in the folder of the options, for a host that is about
+// to shut down: those of every cluster, and the released ones. Each run gets the
+// exit reason driver.ExitHostShutdown, each guest its power button and its grace
+// period, limit at most, and each QEMU an end. Whatever cuts ShutDown off, the next
+// ShutDown or driver carries on from the records.
+//
+// The servers stay locked until the last machine has ended, so that no controller
+// starts one again meanwhile.
+func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, error) {
+	o = o.withDefaults()
+	dir, err := enginedir.OpenExisting("the qemu driver's folder", o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	homes, err := homesIn(dir)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit+EndWithin)
+	defer cancel()
+	d := &Driver{Options: o, dir: dir}
+	locks, ended := make([]*enginedir.Lock, len(homes)), make([]*Ended, len(homes))
+	var all sync.WaitGroup
+	for i, h := range homes {
+		all.Go(func() {
+			locks[i] = d.lockToEnd(ctx, h)
+			ended[i] = d.shutDown(ctx, h, limit)
+		})
+	}
+	all.Wait()
+	for _, lock := range slices.DeleteFunc(locks, func(l *enginedir.Lock) bool { return l == nil }) {
+		lock.Release()
+	}
+	return slices.DeleteFunc(ended, func(e *Ended) bool { return e == nil }), nil
+}
+
+// lockToEnd takes the lock of a server that is to end, or returns nil. Nobody
+// changes one that was released.
+func (d *Driver) lockToEnd(ctx context.Context, h home) *enginedir.Lock {
+	if filepath.Base(filepath.Dir(h.path)) == retainedDir {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lockWithin)
+	defer cancel()
+	for {
+		lock, err := d.dir.Lock(uidOf(h.path))
+		if err == nil {
+			return lock
+		}
+		if !errors.Is(err, driver.ErrRetry) || !pause(ctx, lookEvery) {
+			d.Log.Info("Machine is ended without its lock", "uid", uidOf(h.path), "cause", err.Error())
+			return nil
+		}
+	}
+}
+
+// shutDown ends one machine; nil means that it did not run. It also ends one whose
+// record cannot be read or written.
+func (d *Driver) shutDown(ctx context.Context, h home, limit time.Duration) *Ended {
+	s, err := d.observe(ctx, h)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && !s.on:
+		return nil
+	case err != nil && !isBroken(err):
+		return &Ended{Name: string(uidOf(h.path)), Err: err}
+	}
+	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
+	if s.alive() && s.Phase != phaseStarting {
+		within := d.keepShutdown(&s, min(s.grace(), limit))
+		ended.Forced = !d.powersOff(ctx, &s, within)
+	}
+	if ended.Err = s.quit(ctx); ended.Err == nil {
+		d.dropGroup(ctx, s.CPUGroup)
+	}
+	return ended
+}
+
+// keepShutdown writes down why the run ends, before it does, and that it is being
+// stopped, so that a driver which comes in between carries that through. It returns
+// how long the guest has, which a stop that was begun before may have settled. A
+// server that was released has no run to tell about.
+func (d *Driver) keepShutdown(s *server, within time.Duration) time.Duration {
+	if s.broken != nil {
+		return within
+	}
+	now := d.Clock.Now()
+	if !s.Retained {
+		_, _ = d.keepEnd(s.home, s.record, driver.Exit{Reason: driver.ExitHostShutdown, At: now})
+	}
+	if s.Stop != nil && !s.Stop.By.IsZero() && s.Stop.By.Before(now.Add(within)) {
+		return s.Stop.By.Sub(now)
+	}
+	s.Stop = &stop{By: now.Add(within)}
+	if err := s.save(s.record); err != nil {
+		d.Log.Info("Machine is stopped, and that cannot be written down", "uid", s.UID, "cause", err.Error())
+	}
+	return within
+}
+
+// grace returns how long the guest has to power off.
+func (s *server) grace() time.Duration {
+	switch {
+	case s.status == statusPrelaunch:
+		return 0 // it has not run yet
+	case s.GraceSeconds == nil:
+		return defaultGrace
+	}
+	return time.Duration(*s.GraceSeconds) * time.Second
+}
+
+// powersOff presses the power button until the guest has ended, and reports whether
+// that was in time.
+func (d *Driver) powersOff(ctx context.Context, s *server, within time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for ctx.Err() == nil {
+		if on, err := s.running(); !on && err == nil {
+			return true
+		}
+		_ = s.control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
+			if s.status, err = askStatus(ctx, c); err != nil || s.isOver() || !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
+				return err
+			}
+			return powerDown(ctx, c, s.isPaused())
+		})
+		if s.isOver() {
+			return true
+		}
+		pause(ctx, statusEvery)
+	}
+	return false
+}
+
+// isOver reports whether the guest has ended, as QEMU last said.
+func (s *server) isOver() bool {
+	_, over := ends[s.status]
+	return over
+}
+
+// keepGrace keeps the grace period for a shutdown of the host, which has no spec.
+// For one that is off the next start does.
+func (d *Driver) keepGrace(s *server, spec driver.ServerSpec) {
+	if s.GraceSeconds != nil && *s.GraceSeconds == graceSeconds(spec) {
+		return
+	}
+	s.GraceSeconds = new(graceSeconds(spec))
+	if !s.alive() {
+		return
+	}
+	if err := s.save(s.record); err != nil {
+		d.Log.Info("Grace period of a machine cannot be written down", "uid", s.UID, "cause", err.Error())
+	}
+}
+
+func graceSeconds(spec driver.ServerSpec) int64 { return int64(spec.GracePeriod / time.Second) }

@@ -1,0 +1,239 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// TestShutDown : machines in every state end with their host, each as far as it can
+// in good order. The next driver finds why, and starts them again.
+func TestShutDown(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		spec   func(*engine, *driver.ServerSpec)
+		before func(*testing.T, *Driver, driver.ServerSpec)
+		forced bool
+		reason string
+	}{
+		"running": {reason: driver.ExitHostShutdown},
+		"stubborn": {
+			spec:   func(e *engine, s *driver.ServerSpec) { s.Image.Source, s.GracePeriod = e.stubborn, 3*time.Second },
+			forced: true, reason: driver.ExitHostShutdown,
+		},
+		"paused": {
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				spec.Power = driver.PowerPaused
+				reach(t, d, spec, driver.StatePaused)
+			},
+			reason: driver.ExitHostShutdown,
+		},
+		"silent": {
+			spec: func(_ *engine, s *driver.ServerSpec) { s.GracePeriod = time.Second },
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				must(t, syscall.Kill(d.home(spec.UID).pid(spec.UID), syscall.SIGSTOP))
+			},
+			forced: true, reason: driver.ExitHostShutdown,
+		},
+		"ended by itself": {
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				h := d.home(spec.UID)
+				must(t, h.command(t.Context(), "system_powerdown", nil, nil))
+				hasEnded(t, h)
+			},
+			reason: "Completed",
+		},
+		"old record": {
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				r, err := d.home(spec.UID).load()
+				must(t, err)
+				r.GraceSeconds = nil
+				must(t, d.home(spec.UID).save(r))
+			},
+			reason: driver.ExitHostShutdown,
+		},
+		"being changed": {
+			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
+				t.Helper()
+				lock, err := d.dir.Lock(spec.UID)
+				must(t, err)
+				t.Cleanup(lock.Release)
+			},
+			reason: driver.ExitHostShutdown,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t)
+			d := e.open(t)
+			spec := e.spec()
+			spec.GracePeriod = patience
+			if c.spec != nil {
+				c.spec(e, &spec)
+			}
+			first := boots(t, d, spec, "drover guest 1 ")
+			if c.before != nil {
+				c.before(t, d, spec)
+			}
+			ended := e.shutDown(t, patience)
+			if len(ended) != 1 || ended[0].Err != nil || ended[0].Name != spec.Name || ended[0].Forced != c.forced {
+				t.Errorf("ended: %+v", ended)
+			}
+			if on, err := d.home(spec.UID).running(); on || err != nil {
+				t.Errorf("its QEMU runs: %v, %v", on, err)
+			}
+			if again := e.shutDown(t, patience); len(again) != 0 {
+				t.Errorf("ended twice: %+v", again)
+			}
+			next := e.open(t)
+			listed, err := next.List(t.Context(), spec.UID)
+			must(t, err)
+			if s := listed[0]; s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
+				t.Errorf("the next driver finds %+v, %+v", s, s.Exit)
+			}
+		})
+	}
+}
+
+func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {
+	t.Helper()
+	ended, err := ShutDown(t.Context(), Options{Dir: e.dir}, limit)
+	must(t, err)
+	for _, m := range ended {
+		t.Logf("ended: %+v", *m)
+	}
+	return ended
+}
+
+// TestShutDownLeavesDisksClean : a guest unmounts its file system before its machine
+// ends, which one does not whose machine is killed.
+func TestShutDownLeavesDisksClean(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, _ := e.linuxSpec(t)
+	spec.GracePeriod = patience
+	spec.Image.Source = filepath.Join(e.images, "disk.img")
+	makeFS(t, spec.Image.Source, "", "32M")
+	const ready = "drover linux guest %d is up"
+	boots(t, d, spec, fmt.Sprintf(ready, 1))
+	if ended := e.shutDown(t, patience); len(ended) != 1 || ended[0].Err != nil || ended[0].Forced {
+		t.Errorf("ended: %+v", ended)
+	}
+	next := e.open(t)
+	reach(t, next, spec, driver.StateStopped) // how it ended is told first
+	boots(t, next, spec, fmt.Sprintf(ready, 2))
+	must(t, next.home(spec.UID).kill(t.Context(), spec.UID))
+	reach(t, next, spec, driver.StateStopped)
+	boots(t, next, spec, fmt.Sprintf(ready, 3))
+	printed, err := os.ReadFile(next.home(spec.UID).file(serialLogFile))
+	must(t, err)
+	var found []string
+	for _, state := range regexp.MustCompile(`its file system was ([a-z ]+)`).FindAllSubmatch(printed, -1) {
+		found = append(found, string(state[1]))
+	}
+	if !slices.Equal(found, []string{"clean", "clean", "not clean"}) {
+		t.Errorf("the guest found its disk %q", found)
+	}
+	gone(t, next, spec)
+}
+
+// TestShutDownLimit : no grace period keeps a host up for longer than the limit.
+func TestShutDownLimit(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Image.Source, spec.GracePeriod = e.stubborn, 24*time.Hour
+	boots(t, d, spec, "drover guest 1 S")
+	if ended := e.shutDown(t, time.Second); len(ended) != 1 || ended[0].Err != nil || !ended[0].Forced {
+		t.Errorf("ended: %+v", ended)
+	}
+}
+
+// TestShutDownOfOthers : a machine that was released, and one whose record cannot be
+// read, lose nothing either.
+func TestShutDownOfOthers(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	released, broken := e.spec(), e.spec()
+	released.GracePeriod = patience
+	boots(t, d, released, "drover guest 1 A")
+	must(t, d.Delete(t.Context(), released.Target, true))
+	boots(t, d, broken, "drover guest 1 A")
+	must(t, os.WriteFile(d.home(broken.UID).file(recordFile), []byte("{"), 0o600))
+	ended := e.shutDown(t, patience)
+	for _, m := range ended {
+		if m.Err != nil || m.Forced {
+			t.Errorf("ended: %+v", m)
+		}
+	}
+	if len(ended) != 2 {
+		t.Errorf("ended %d machines", len(ended))
+	}
+	if ends, err := os.ReadDir(d.dir.Path(endsDir)); err != nil || len(ends) > 0 {
+		t.Errorf("what no server has: %v, %v", ends, err)
+	}
+}
+
+// TestShutDownCutOff : a shutdown that was killed after it had begun is carried
+// through by the driver that comes next, and is what the machine ended of.
+func TestShutDownCutOff(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Image.Source, spec.GracePeriod = e.stubborn, time.Second
+	first := boots(t, d, spec, "drover guest 1 S")
+	s, err := d.observe(t.Context(), d.home(spec.UID))
+	must(t, err)
+	d.keepShutdown(&s, s.grace())
+
+	next := e.open(t)
+	end := reach(t, next, spec, driver.StateStopped)
+	if end.Run != first.Run || end.Exit == nil || end.Exit.Reason != driver.ExitHostShutdown {
+		t.Errorf("it ended with %+v", end.Exit)
+	}
+	again := reach(t, next, spec, driver.StateRunning)
+	if again.Run == first.Run {
+		t.Errorf("it is %+v", again)
+	}
+	gone(t, next, spec)
+}
+
+// TestGracePeriodIsKept : a change of it needs no restart.
+func TestGracePeriodIsKept(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	for _, grace := range []time.Duration{time.Minute, 0, time.Hour} {
+		spec.GracePeriod = grace
+		s := reach(t, d, spec, driver.StateRunning)
+		if len(s.Pending) > 0 {
+			t.Errorf("it waits for a restart: %s", strings.Join(s.Pending, ", "))
+		}
+		r, err := d.home(spec.UID).load()
+		must(t, err)
+		if kept := (&server{record: r}).grace(); kept != grace {
+			t.Errorf("kept is %v, not %v", kept, grace)
+		}
+	}
+	gone(t, d, spec)
+}
