@@ -5,9 +5,8 @@ package inventory
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,46 +15,172 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// TestOneQuestionConfirmsManyLooks : looks that wait at the same time share the
-// next question for the engine's id, and never one that was asked before they
-// were told what they have to confirm.
-func TestOneQuestionConfirmsManyLooks(t *testing.T) {
-	const looks = 50
-	g := listed(t)
-	var questions, told atomic.Int32
-	first, answer := make(chan struct{}), make(chan struct{})
+// exchange has another engine answer, which has no servers.
+func (g *rig) exchange(id string) {
 	g.engine.set(func() {
-		g.engine.engineID = func(id string) string {
-			if questions.Add(1) == 1 {
-				close(first)
-				<-answer
+		g.engine.engineID = func(string) string { return id }
+		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) { return nil, nil }
+	})
+}
+
+// TestAnExchangeAfterAnOutage is told of like the first list, and has nothing of
+// the outage of the engine before.
+func TestAnExchangeAfterAnOutage(t *testing.T) {
+	g := listed(t)
+	g.ensure()
+	g.clock.Step(time.Minute)
+	g.memory.SetAvailable(false)
+	g.wantSoon("a", Unknown)
+	g.memory.SetAvailable(true)
+	g.eventually("it is back", func() bool { g.clock.Step(retryPeriod); return g.inv.Get("a").Answer == Present })
+	g.told()
+	// The loop is to find the exchange by itself, in a complete list.
+	between := make(chan Observation, 1)
+	g.exchange("another")
+	g.engine.set(func() {
+		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
+			select {
+			case between <- g.inv.Get("a"):
+			default:
 			}
-			return id
+			return nil, nil
 		}
-		g.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
-			defer told.Add(1)
+	})
+	g.eventually("the other engine is listed", func() bool {
+		g.clock.Step(g.inv.ListPeriod)
+		return g.inv.Get("a").Answer == Gone && g.inv.Get("a").EngineID == "another"
+	})
+	if seen := <-between; seen.Answer != Unknown || seen.EngineID != "another" || !seen.DownSince.IsZero() || !errors.Is(seen.Cause, errNotListed) {
+		t.Errorf("while the other engine was listed the answer was %+v, want unknown without the outage of the first", seen)
+	}
+	g.eventually("it is told", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return len(g.changes) >= 2
+	})
+	if told := g.told(); len(told) != 2 || !told[0].All || !told[1].All {
+		t.Errorf("told %+v, want when it was met and when it was listed that all is to be looked at", told)
+	}
+}
+
+// TestAStreamThatClosedHasACauseOfItsOwn : not that of an outage before.
+func TestAStreamThatClosedHasACauseOfItsOwn(t *testing.T) {
+	g := newRig(t)
+	g.inv.lose(driver.Errorf(driver.ErrUnavailable, "the outage"))
+	if err := g.inv.complete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.inv.lose(errWatchClosed)
+	if seen := g.inv.Get("a"); !errors.Is(seen.Cause, errWatchClosed) {
+		t.Errorf("got %+v, want the cause %v", seen, errWatchClosed)
+	}
+}
+
+// TestACallersDeadlineIsItsOwn : it fails one look, and says nothing about the
+// engine.
+func TestACallersDeadlineIsItsOwn(t *testing.T) {
+	g := newRig(t) // without a loop, which would look when it is asked to
+	if err := g.inv.complete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.ensure()
+	g.told()
+	ctx, cancel := context.WithCancel(t.Context())
+	g.engine.set(func() {
+		g.engine.askID = func(ctx context.Context) error {
+			cancel()
+			return ctx.Err()
+		}
+	})
+	seen, err := g.inv.Look(ctx, "a")
+	if !errors.Is(err, context.Canceled) || seen.Answer != Unknown {
+		t.Errorf("the look says %+v, error %v; want unknown and the caller's end", seen, err)
+	}
+	if len(g.inv.suspect) != 0 {
+		t.Error("the loop was asked to look at the engine")
+	}
+	if seen := g.inv.Get("a"); seen.Answer != Present || !seen.BackSince.IsZero() || seen.Cause != nil {
+		t.Errorf("afterwards the answer is %+v, want as before", seen)
+	}
+	if told := g.told(); len(told) != 0 {
+		t.Errorf("told %+v, want nothing", told)
+	}
+}
+
+// TestTheLoopDecidesWhetherTheEngineIsLost : a question for the id that fails is
+// the look's failure alone, while the engine answers the loop.
+func TestTheLoopDecidesWhetherTheEngineIsLost(t *testing.T) {
+	g := listed(t)
+	g.ensure()
+	g.told()
+	lists := hook(g.engine, &g.engine.lists)
+	failed := false
+	g.engine.set(func() {
+		g.engine.askID = func(context.Context) error {
+			if failed {
+				return nil
+			}
+			failed = true
+			return driver.Errorf(driver.ErrUnavailable, "too busy")
+		}
+	})
+	seen, err := g.inv.Look(t.Context(), "a")
+	if !errors.Is(err, driver.ErrUnavailable) || seen.Answer != Unknown || !errors.Is(seen.Cause, driver.ErrUnavailable) || !seen.DownSince.Equal(t0) {
+		t.Errorf("the look says %+v, error %v", seen, err)
+	}
+	g.eventually("the loop lists the engine", func() bool { return hook(g.engine, &g.engine.lists) >= lists+2 })
+	if seen := g.inv.Get("a"); seen.Answer != Present || !seen.BackSince.IsZero() {
+		t.Errorf("afterwards the answer is %+v, want present and no outage", seen)
+	}
+	if told := g.told(); len(told) != 0 {
+		t.Errorf("told %+v, want nothing", told)
+	}
+}
+
+// TestAnUnconfirmedAnswerIsNotKept : that of an engine with another id, and one
+// that was asked for before the other engine was met.
+func TestAnUnconfirmedAnswerIsNotKept(t *testing.T) {
+	g := newRig(t)
+	if err := g.inv.complete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.ensure()
+	g.exchange("another")
+	seen, err := g.inv.Look(t.Context(), "a")
+	if kept := g.inv.entries["a"]; err == nil || seen.Answer != Unknown || kept == nil || len(kept.servers) != 1 {
+		t.Errorf("the look says %+v, error %v, and the cache has %+v; want what was there", seen, err, kept)
+	}
+	late, err := g.inv.ask(t.Context(), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	late.found = map[types.UID][]driver.Server{"b": {{UID: "b", ID: "1"}}}
+	if err := g.inv.complete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.inv.take(late); !errors.Is(err, errExchanged) || g.inv.Get("b").Answer != Gone {
+		t.Errorf("an answer of the engine before: error %v, and the cache says %+v", err, g.inv.Get("b"))
+	}
+}
+
+// TestAnActionOfTheEngineBefore leaves nothing in the cache of the next one.
+func TestAnActionOfTheEngineBefore(t *testing.T) {
+	g := newRig(t)
+	if err := g.inv.complete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.engine.set(func() {
+		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
+			g.exchange("another")
+			if err := g.inv.complete(t.Context()); err != nil {
+				t.Error(err)
+			}
 			return do()
 		}
 	})
-	var all sync.WaitGroup
-	look := func(n int) {
-		all.Go(func() {
-			if _, err := g.inv.Look(t.Context(), types.UID(fmt.Sprintf("uid-%d", n))); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	look(0)
-	<-first // the first question is under way
-	for n := 1; n < looks; n++ {
-		look(n)
-	}
-	g.eventually("all were told what they have to confirm", func() bool { return told.Load() == looks })
-	close(answer)
-	all.Wait()
-	// One that was told just now may come too late for the second question.
-	if n := questions.Load(); n < 2 || n > 5 {
-		t.Errorf("%d questions for %d looks, want the first and one or a few for all others", n, looks)
+	g.ensure()
+	if seen := g.inv.Get("a"); seen.Answer != Gone || seen.EngineID != "another" {
+		t.Errorf("the answer is %+v, want that the other engine has none", seen)
 	}
 }
 

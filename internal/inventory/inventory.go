@@ -48,12 +48,16 @@ type Observation struct {
 	Rates *Rates
 	// EngineID of the engine that answered, empty before the first answer.
 	EngineID string
-	// DownSince is when the engine went out of reach, and Cause why. It is the
-	// zero time while the engine is being listed for the first time.
+	// DownSince is when the engine went out of reach or, where Fenced, refused this
+	// process, and Cause why. It is the zero time while the engine is being listed
+	// for the first time.
 	DownSince time.Time
 	Cause     error
 	// BackSince is when the engine last came back from an outage.
 	BackSince time.Time
+	// Fenced is set while the engine refuses this process, although it leads: the
+	// answer is Unknown since DownSince, and Cause has the engine's words.
+	Fenced bool
 	// SettlesAt is when a Gone answer may be believed: the zero time, or a while
 	// after a creation whose end nobody saw.
 	SettlesAt time.Time
@@ -84,6 +88,12 @@ type Options struct {
 	UsagePeriod time.Duration
 	// CallTimeout bounds every List and Usage (30 s).
 	CallTimeout time.Duration
+	// Leads reads live whether this process still leads, when the engine has
+	// refused it. Nil is for a process that acts without an election.
+	Leads func(context.Context) (bool, error)
+	// Refused, unless nil, is called once for every time that an engine begins to
+	// refuse this process although it leads.
+	Refused func(cause error)
 }
 
 // Inventory caches the servers of one driver. It is safe for concurrent use.
@@ -95,6 +105,7 @@ type Inventory struct {
 	known     bool
 	failed    bool // the engine was out of reach since it was last known
 	engineID  string
+	met       uint64 // seq when that engine took the place of another
 	began     time.Time
 	downSince time.Time
 	backSince time.Time
@@ -104,9 +115,9 @@ type Inventory struct {
 	marked    map[types.UID]bool // entries to look at, so that nobody searches all
 	notify    []func(Change)
 
-	asking  sync.Mutex    // held while the engine's id is asked for by confirm
-	waiting *confirmation // the next one; under mu
+	fence *fence // nil while the engine admits this process; under mu
 
+	fenced  chan struct{} // fence was set
 	dirty   chan struct{} // somebody asks for a look at the marked entries
 	suspect chan struct{} // somebody saw the engine fail
 }
@@ -125,6 +136,8 @@ type entry struct {
 	told      Rates // the rates of the last Change
 }
 
+var errNotListed = errors.New("the engine has not been listed yet")
+
 // New returns an inventory; Start runs it.
 func New(o Options) (*Inventory, error) {
 	id, ok := driver.As[driver.Identifier](o.Driver)
@@ -134,10 +147,13 @@ func New(o Options) (*Inventory, error) {
 	setDefault(&o.ListPeriod, 30*time.Second)
 	setDefault(&o.UsagePeriod, 30*time.Second)
 	setDefault(&o.CallTimeout, 30*time.Second)
+	if o.Leads == nil {
+		o.Leads = func(context.Context) (bool, error) { return true, nil }
+	}
 	return &Inventory{
-		Options: o, id: id, began: o.Clock.Now(), cause: errors.New("the engine has not been listed yet"),
+		Options: o, id: id, began: o.Clock.Now(), cause: errNotListed,
 		entries: map[types.UID]*entry{}, marked: map[types.UID]bool{},
-		dirty: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
+		fenced: make(chan struct{}, 1), dirty: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -171,6 +187,8 @@ func (i *Inventory) observe(uid types.UID) Observation {
 	switch {
 	case !i.known:
 		o.DownSince, o.Cause = i.downSince, i.cause
+	case i.fence != nil && i.fence.shown:
+		o.Fenced, o.DownSince, o.Cause = true, i.fence.since, i.fence.cause
 	case e == nil || len(e.servers) == 0:
 		o.Answer = Gone
 	default:
@@ -206,74 +224,58 @@ func ids(servers []driver.Server) []string {
 	return out
 }
 
-// Look asks the engine about one UID, live, and answers from what it said. It
-// makes sure that the engine that said it is the one that the inventory knows.
+// Look asks the engine about one UID, live. Its answer counts, and enters the
+// cache, once the engine has confirmed that it is the one that is known. A Look
+// that fails is Unknown: one that ran out of the caller's own time proves nothing
+// about the engine, and after any other failure the loop asks the engine itself.
 func (i *Inventory) Look(ctx context.Context, uid types.UID) (Observation, error) {
-	err := i.list(ctx, uid)
-	if idErr := i.confirm(ctx); idErr != nil {
-		i.lose(idErr)
+	answer, err := i.ask(ctx, uid)
+	if err == nil {
+		err = i.confirm(ctx, answer)
+	}
+	if err == nil {
+		err = i.take(answer)
+	}
+	seen := i.Get(uid)
+	if err != nil && seen.Answer != Unknown {
+		seen = Observation{EngineID: seen.EngineID, BackSince: seen.BackSince, SettlesAt: seen.SettlesAt, DownSince: i.Clock.Now(), Cause: err}
+	}
+	if err != nil && ctx.Err() == nil {
 		poke(i.suspect)
-		err = idErr
 	}
-	return i.Get(uid), err
+	return seen, err
 }
 
-// confirm makes sure that the engine answers and is the one that is known. One
-// question does for all who wait for it to be asked: it comes after what each of
-// them has been told.
-func (i *Inventory) confirm(ctx context.Context) error {
-	c, first := i.joinConfirmation()
-	if first {
-		i.asking.Lock()
-		defer i.asking.Unlock()
-		i.mu.Lock()
-		i.waiting = nil // who comes from now on is told by the next one
-		i.mu.Unlock()
-		c.err = i.askWhetherSame(context.WithoutCancel(ctx))
-		close(c.done)
-		return c.err
-	}
-	select {
-	case <-c.done:
-		return c.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// confirmation is a question for the engine's id that has not been asked yet.
-type confirmation struct {
-	done chan struct{}
-	err  error
-}
-
-func (i *Inventory) joinConfirmation() (c *confirmation, first bool) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if first = i.waiting == nil; first {
-		i.waiting = &confirmation{done: make(chan struct{})}
-	}
-	return i.waiting, first
-}
-
-func (i *Inventory) askWhetherSame(ctx context.Context) error {
+// confirm makes sure that the engine which gave an answer is the one that is
+// known. An engine with another id is lost at once.
+func (i *Inventory) confirm(ctx context.Context, a answer) error {
 	id, err := i.askID(ctx)
 	if err != nil {
 		return err
 	}
 	i.mu.Lock()
-	defer i.mu.Unlock()
-	if id != i.engineID {
-		return fmt.Errorf("the engine changed from %s to %s", i.engineID, id)
+	known, met := i.engineID, i.met
+	i.mu.Unlock()
+	switch {
+	case known == "":
+		return errNotListed
+	case known == id, met > a.began: // take refuses what is older than the engine
+		return nil
 	}
-	return nil
+	err = fmt.Errorf("the engine changed from %s to %s", known, id)
+	i.lose(err)
+	return err
 }
 
-// Ensure passes spec to the driver and records what comes of it.
+// Ensure passes spec to the driver and records what comes of it. It is ErrFenced,
+// and the engine is not asked, while the engine refuses this process.
 func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	i.begin(spec.UID)
+	if err := i.refused(); err != nil {
+		return driver.Server{}, err
+	}
+	began := i.begin(spec.UID)
 	server, err := i.Driver.Ensure(ctx, spec)
-	i.end(spec.UID, func(e *entry) {
+	i.end(spec.UID, began, func(e *entry) {
 		if err == nil {
 			e.servers, e.settlesAt = []driver.Server{server}, time.Time{}
 			e.forgetUsage()
@@ -285,39 +287,49 @@ func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.
 	return server, err
 }
 
-// Delete passes the target to the driver. Look tells what came of it.
+// Delete passes the target to the driver. Look tells what came of it. It is
+// ErrFenced where Ensure would be.
 func (i *Inventory) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	i.begin(t.UID)
+	if err := i.refused(); err != nil {
+		return err
+	}
+	began := i.begin(t.UID)
 	err := i.Driver.Delete(ctx, t, retain)
-	i.end(t.UID, func(*entry) {})
+	i.end(t.UID, began, func(*entry) {})
 	i.checkAfter(err)
 	return err
 }
 
-// checkAfter has the loop ask the engine at once when a call found it missing.
+// checkAfter has the loop ask the engine at once when a call found it missing, and
+// suspends the driver when the engine has refused a call.
 func (i *Inventory) checkAfter(err error) {
+	i.checkFence(err)
 	if errors.Is(err, driver.ErrUnavailable) {
 		poke(i.suspect)
 	}
 }
 
-func (i *Inventory) begin(uid types.UID) {
+func (i *Inventory) begin(uid types.UID) (began uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	e := i.entry(uid)
 	i.seq++
 	e.busy, e.touched = e.busy+1, i.seq
+	return i.seq
 }
 
 // end closes an action. What the engine said of the UID while the action ran
-// may be older or newer than its result, so it is looked at once more.
-func (i *Inventory) end(uid types.UID, record func(*entry)) {
+// may be older or newer than its result, so it is looked at once more. The result
+// of an action that began on another engine is not recorded.
+func (i *Inventory) end(uid types.UID, began uint64, record func(*entry)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	e := i.entry(uid)
 	i.seq++
 	e.busy, e.touched = e.busy-1, i.seq
-	record(e)
+	if began > i.met {
+		record(e)
+	}
 	if e.look {
 		poke(i.dirty)
 	}
@@ -332,10 +344,15 @@ func (i *Inventory) entry(uid types.UID) *entry {
 	return e
 }
 
-// list asks the engine about the named UIDs, or about all, and merges the
-// answer: a UID that an action touched since the asking began, or that a list
-// which began later has told of, keeps what it has.
-func (i *Inventory) list(ctx context.Context, uids ...types.UID) error {
+// answer is what the engine said of some UIDs, or of all where there are none.
+type answer struct {
+	began uint64 // seq when the engine was asked
+	found map[types.UID][]driver.Server
+	uids  []types.UID
+}
+
+// ask asks the engine about the named UIDs, or about all.
+func (i *Inventory) ask(ctx context.Context, uids ...types.UID) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)
 	defer cancel()
 	i.mu.Lock()
@@ -344,14 +361,19 @@ func (i *Inventory) list(ctx context.Context, uids ...types.UID) error {
 	i.mu.Unlock()
 	servers, err := i.Driver.List(ctx, uids...)
 	if err != nil {
-		if errors.Is(err, driver.ErrUnavailable) {
-			poke(i.suspect)
-		}
-		return err
+		return answer{}, err
 	}
-	found := group(servers)
-	i.publish(i.merge(began, found, uids))
-	return nil
+	return answer{began, group(servers), uids}, nil
+}
+
+// errExchanged : an answer that may be another engine's.
+var errExchanged = errors.New("the engine was exchanged while it was asked")
+
+// take puts an answer into the cache and tells what is new in it.
+func (i *Inventory) take(a answer) error {
+	changes, err := i.merge(a)
+	i.publish(changes)
+	return err
 }
 
 // group orders servers by UID. A retained server is no server of its UID. What
@@ -371,27 +393,32 @@ func group(servers []driver.Server) map[types.UID][]driver.Server {
 	return found
 }
 
-func (i *Inventory) merge(began uint64, found map[types.UID][]driver.Server, uids []types.UID) []Change {
+// merge takes an answer in: a UID that an action touched since the asking began,
+// or that a list which began later has told of, keeps what it has.
+func (i *Inventory) merge(a answer) ([]Change, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if len(uids) == 0 {
-		uids = i.union(found)
+	if a.began < i.met {
+		return nil, errExchanged
+	}
+	if len(a.uids) == 0 {
+		a.uids = i.union(a.found)
 	}
 	var changes []Change
-	for _, uid := range uids {
+	for _, uid := range a.uids {
 		e := i.entry(uid)
-		if e.busy == 0 && e.touched <= began && e.asOf <= began {
-			e.asOf = began
-			if c, ok := e.replace(uid, found[uid]); ok {
+		if e.busy == 0 && e.touched <= a.began && e.asOf <= a.began {
+			e.asOf = a.began
+			if c, ok := e.replace(uid, a.found[uid]); ok {
 				changes = append(changes, c)
 			}
 		}
 		i.prune(uid, e)
 	}
 	if i.neverKnown() {
-		return nil // gain tells of all at once
+		return nil, nil // gain tells of all at once
 	}
-	return changes
+	return changes, nil
 }
 
 // neverKnown tells whether the engine's first list is still under way.
@@ -447,7 +474,7 @@ func see(s driver.Server) seen {
 	if s.Err != nil {
 		text = s.Err.Error()
 	}
-	s.Pending, s.Err = nil, nil
+	s.Pending, s.Refused, s.Err = nil, nil, nil
 	return seen{s, text}
 }
 
@@ -471,7 +498,7 @@ func alike(a, b *driver.Server) bool {
 	return reflect.DeepEqual(see(*a), see(*b))
 }
 
-func plain(s *driver.Server) bool { return s.Pending == nil && s.Err == nil }
+func plain(s *driver.Server) bool { return s.Pending == nil && s.Refused == nil && s.Err == nil }
 
 // prune forgets a UID that nothing is known about.
 func (i *Inventory) prune(uid types.UID, e *entry) {

@@ -25,6 +25,7 @@ var errWatchClosed = errors.New("the engine closed its event stream")
 // is tried again; it never makes Start fail.
 func (i *Inventory) Start(ctx context.Context) error {
 	go i.sampleForever(ctx)
+	go i.sitOutFences(ctx)
 	for ctx.Err() == nil {
 		began := i.Clock.Now()
 		err := i.follow(ctx)
@@ -73,8 +74,11 @@ func (i *Inventory) complete(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	i.meet(before)
-	if err := i.list(ctx); err != nil {
+	if i.meet(before) {
+		i.publish([]Change{{All: true}})
+	}
+	answer, err := i.ask(ctx)
+	if err != nil {
 		return err
 	}
 	after, err := i.askID(ctx)
@@ -83,6 +87,9 @@ func (i *Inventory) complete(ctx context.Context) error {
 	}
 	if before != after {
 		return fmt.Errorf("the engine changed from %s to %s while it was listed", before, after)
+	}
+	if err := i.take(answer); err != nil {
+		return err
 	}
 	i.gain()
 	return nil
@@ -94,23 +101,30 @@ func (i *Inventory) askID(ctx context.Context) (string, error) {
 	return i.id.EngineID(ctx)
 }
 
-// meet drops all that is known of another engine.
-func (i *Inventory) meet(id string) {
+// meet drops all that is known of another engine, its outage included, and
+// tells whether there was another one.
+func (i *Inventory) meet(id string) (exchanged bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.engineID == id {
-		return
+		return false
 	}
-	first := i.engineID == ""
+	exchanged = i.engineID != ""
 	i.known, i.engineID = false, id
-	if first {
-		return
+	if !exchanged {
+		return false
 	}
+	i.seq++
+	i.met = i.seq
+	i.failed, i.downSince, i.cause = false, time.Time{}, errNotListed
+	i.began = i.Clock.Now()
+	i.backSince = i.began
 	for uid, e := range i.entries {
 		e.servers = nil
 		e.forgetUsage()
 		i.prune(uid, e)
 	}
+	return true
 }
 
 // gain opens the cache for answers.
@@ -140,6 +154,9 @@ func (i *Inventory) lose(cause error) {
 	}
 	i.known = false
 	if errors.Is(cause, errWatchClosed) {
+		if !i.failed {
+			i.cause = cause
+		}
 		i.mu.Unlock()
 		return
 	}
@@ -229,5 +246,9 @@ func (i *Inventory) lookAtMarked(ctx context.Context) error {
 	if len(uids) == 0 {
 		return nil
 	}
-	return i.list(ctx, uids...)
+	answer, err := i.ask(ctx, uids...)
+	if err != nil {
+		return err
+	}
+	return i.take(answer)
 }

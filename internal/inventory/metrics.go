@@ -18,6 +18,10 @@ var (
 		Name: "drover_engine_up",
 		Help: "1 while the engine answers and all of its servers are known.",
 	}, []string{"driver"})
+	engineFenced = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "drover_engine_fenced",
+		Help: "1 while the engine refuses the leader, because a higher epoch has acted on it.",
+	}, []string{"driver"})
 	knownServers = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "drover_servers",
 		Help: "Servers that the engine has, at its last complete list.",
@@ -26,5 +30,5 @@ var (
 
 // Metrics are this package's collectors.
 func Metrics() []prometheus.Collector {
-	return []prometheus.Collector{orphanServers, orphanSweepFrozen, engineUp, knownServers}
+	return []prometheus.Collector{orphanServers, orphanSweepFrozen, engineUp, engineFenced, knownServers}
 }

@@ -31,6 +31,7 @@ type meddler struct {
 	list     func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error)
 	usage    func(do func() ([]driver.Usage, error)) ([]driver.Usage, error)
 	engineID func(id string) string
+	askID    func(ctx context.Context) error
 	lists    int
 	usages   int
 }
@@ -83,6 +84,11 @@ func (m *meddler) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage,
 }
 
 func (m *meddler) EngineID(ctx context.Context) (string, error) {
+	if fail := hook(m, &m.askID); fail != nil {
+		if err := fail(ctx); err != nil {
+			return "", err
+		}
+	}
 	id, err := m.Driver.EngineID(ctx)
 	if instead := hook(m, &m.engineID); instead != nil && err == nil {
 		id = instead(id)

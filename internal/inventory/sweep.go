@@ -87,8 +87,12 @@ func (s *Sweep) Start(ctx context.Context) error {
 // NeedLeaderElection has only the leader sweep.
 func (s *Sweep) NeedLeaderElection() bool { return true }
 
-// Once takes one reading, unless the caches know an owner of every server.
+// Once takes one reading, unless the caches know an owner of every server or the
+// engine refuses this process.
 func (s *Sweep) Once(ctx context.Context) error {
+	if s.Inventory.isSuspended() {
+		return nil
+	}
 	owned, err := s.allOwned(ctx)
 	if err != nil {
 		return err
@@ -100,11 +104,50 @@ func (s *Sweep) Once(ctx context.Context) error {
 		}
 	}
 	s.remember(found)
-	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(found)))
-	if s.freeze(len(found), len(servers)) {
-		return nil
+	fetches, orphans := split(found)
+	_, all := split(servers)
+	errs := s.abandon(ctx, fetches)
+	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(orphans)))
+	if s.freeze(len(orphans), len(all)) {
+		return errs
 	}
-	return s.remove(ctx, found)
+	return errors.Join(errs, s.remove(ctx, orphans))
+}
+
+// split tells fetches for servers that are not there yet from servers.
+func split(found []driver.Server) (fetches, servers []driver.Server) {
+	for _, server := range found {
+		if isFetch(server) {
+			fetches = append(fetches, server)
+		} else {
+			servers = append(servers, server)
+		}
+	}
+	return fetches, servers
+}
+
+func isFetch(s driver.Server) bool { return s.State == driver.StatePending && s.ID == "" }
+
+// abandon ends fetches for VirtualMachines that went without a word, as those do
+// whose finalizer somebody took away. No server goes with one.
+func (s *Sweep) abandon(ctx context.Context, fetches []driver.Server) error {
+	fetcher, ok := driver.As[driver.Fetcher](s.Inventory.Driver)
+	var errs []error
+	for _, fetch := range fetches {
+		if !ok || !s.isDue(fetch) {
+			continue
+		}
+		if err := fetcher.Abandon(ctx, fetch.UID); err != nil {
+			errs = append(errs, fmt.Errorf("abandon the fetch for %s/%s: %w", fetch.Namespace, fetch.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// isDue tells whether a server was ownerless often and long enough.
+func (s *Sweep) isDue(server driver.Server) bool {
+	o := s.orphans[server.UID]
+	return o.readings >= 2 && s.Inventory.Clock.Since(o.since) >= s.Grace
 }
 
 // allOwned tells whether the engine's servers are known and all have an owner
@@ -142,8 +185,8 @@ func (s *Sweep) read(ctx context.Context) (servers, found []driver.Server, err e
 	return servers, found, nil
 }
 
-// listEngine returns the servers that may be swept. One without an ID, of which the
-// engine can tell no more, may be another cluster's.
+// listEngine returns the servers and fetches that may be swept. A server without an
+// ID, of which the engine can tell no more, may be another cluster's.
 func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
@@ -152,7 +195,7 @@ func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(all, func(server driver.Server) bool {
-		return server.Retained || server.State == driver.StatePending || server.ID == ""
+		return server.Retained || !isFetch(server) && (server.State == driver.StatePending || server.ID == "")
 	}), nil
 }
 
@@ -204,10 +247,10 @@ func (s *Sweep) freeze(orphans, servers int) bool {
 func (s *Sweep) remove(ctx context.Context, found []driver.Server) error {
 	var errs []error
 	for _, server := range found {
-		o := s.orphans[server.UID]
-		if o.readings < 2 || s.Inventory.Clock.Since(o.since) < s.Grace {
+		if !s.isDue(server) {
 			continue
 		}
+		o := s.orphans[server.UID]
 		if s.Policy != OrphanDelete {
 			s.tellOnce(o, Finding{Server: server, Note: "no VirtualMachine owns it; --orphan-policy=report leaves it"})
 			continue

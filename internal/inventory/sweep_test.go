@@ -399,3 +399,51 @@ func TestSweepRunsUntilItIsStopped(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// fetching is an engine that also fetches for servers.
+type fetching struct {
+	*meddler
+	uids []types.UID
+}
+
+func (f *fetching) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	servers, err := f.meddler.List(ctx, uids...)
+	for _, uid := range f.uids {
+		servers = append(servers, driver.Server{UID: uid, Namespace: "default", Name: "vm-" + string(uid), State: driver.StatePending})
+	}
+	return servers, err
+}
+
+func (f *fetching) Abandon(_ context.Context, uid types.UID) error {
+	f.uids = slices.DeleteFunc(f.uids, func(u types.UID) bool { return u == uid })
+	return nil
+}
+
+// TestAFetchForNobodyIsAbandoned, by the rules for servers, whatever is done with
+// those; it does not count as one, and afterwards nothing is read live any more.
+func TestAFetchForNobodyIsAbandoned(t *testing.T) {
+	for _, policy := range []OrphanPolicy{OrphanDelete, OrphanReport} {
+		t.Run(string(policy), func(t *testing.T) {
+			b := newBroom(t)
+			engine := &fetching{meddler: b.engine, uids: []types.UID{"f0", "f1", "f2", "f3", "f4", "wanted"}}
+			b.inv.Driver, b.sweep.Policy = engine, policy
+			b.owners["wanted"] = true
+			b.once()
+			b.clock.Step(59 * time.Second)
+			b.once()
+			if len(engine.uids) != 6 {
+				t.Errorf("within the grace period %v are left", engine.uids)
+			}
+			b.clock.Step(time.Second)
+			b.once()
+			if !slices.Equal(engine.uids, []types.UID{"wanted"}) {
+				t.Errorf("%v are left, want the one that is wanted", engine.uids)
+			}
+			lives := b.lives
+			b.once()
+			if b.lives != lives || len(b.findings) != 0 {
+				t.Errorf("%d more live readings and the findings %+v, want none", b.lives-lives, b.findings)
+			}
+		})
+	}
+}

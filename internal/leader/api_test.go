@@ -22,7 +22,11 @@ import (
 
 // leaseAPI is an API server with one Lease.
 type leaseAPI struct {
+	// claims is where the cluster's claim is; nil for none.
+	claims *leaseAPI
+
 	mu       sync.Mutex
+	refuses  error // what every request but a watch is answered
 	version  uint64
 	lease    *coordinationv1.Lease
 	watchers map[*watcher]bool
@@ -85,7 +89,10 @@ var resource = coordinationv1.Resource("leases")
 func (a *leaseAPI) get() (*coordinationv1.Lease, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.lease == nil {
+	switch {
+	case a.refuses != nil:
+		return nil, a.refuses
+	case a.lease == nil:
 		return nil, apierrors.NewNotFound(resource, "it")
 	}
 	return a.lease.DeepCopy(), nil
@@ -158,8 +165,13 @@ func (a *leaseAPI) watch(via *wire, from uint64) *watcher {
 // wire is one replica's way to the API.
 type wire struct {
 	api *leaseAPI
+	*line
+}
 
+// line is what all of a replica's requests share.
+type line struct {
 	mu sync.Mutex
+
 	// cut lets nothing through. Watches stay open and silent.
 	cut bool
 	// late holds answers back; requests arrive at once.
@@ -250,11 +262,14 @@ type replica struct {
 // start runs a replica on client-go's elector, as it is.
 func start(t *testing.T, api *leaseAPI, name string, s Settings, change ...func(*Options)) *replica {
 	t.Helper()
-	r := &replica{wire: &wire{api: api}, done: make(chan struct{})}
+	r := &replica{wire: &wire{api: api, line: &line{}}, done: make(chan struct{})}
 	begin := time.Now()
 	o := Options{
 		Leases: r.wire, Namespace: "default", Name: "it", Identity: name, Settings: s,
 		Clock: clock.RealClock{}, Boot: func() time.Duration { return time.Since(begin) }, Log: logr.Discard(),
+	}
+	if api.claims != nil {
+		o.Claims = &wire{api: api.claims, line: r.wire.line}
 	}
 	for _, c := range change {
 		c(&o)

@@ -46,6 +46,12 @@ type Options struct {
 	// Warm returns when this process could act at once; until then it leaves the
 	// Lease to others. Nil is always.
 	Warm func(ctx context.Context) error
+	// Claims are the Leases of namespace kube-system, with the cluster's claim. Nil
+	// leads without one.
+	Claims Leases
+	// Conflict is called once for each other Drover that leads in this cluster; nil
+	// is nobody.
+	Conflict func(text string)
 }
 
 // ErrLost is what an error of Lock.Err is.
@@ -63,6 +69,9 @@ type Lock struct {
 	changed chan struct{} // closed when sight changes
 	leading bool
 	over    error // why this process cannot lead any more
+	claim   claim
+
+	won chan struct{} // closed when this process has become the leader
 }
 
 var _ resourcelock.Interface = (*Lock)(nil)
@@ -75,9 +84,12 @@ func NewLock(o Options) *Lock {
 	if o.Warm == nil {
 		o.Warm = func(context.Context) error { return nil }
 	}
+	if o.Conflict == nil {
+		o.Conflict = func(string) {}
+	}
 	return &Lock{
 		o: o, guard: NewGuard(o.Clock, o.Boot),
-		lost: make(chan struct{}), changed: make(chan struct{}),
+		lost: make(chan struct{}), changed: make(chan struct{}), won: make(chan struct{}),
 	}
 }
 
@@ -106,6 +118,17 @@ func (l *Lock) Healthy() error {
 		return ErrLapsed
 	}
 	return nil
+}
+
+// Confirm reads the Lease live and tells whether this process still leads. If it
+// does not, the lead is lost as when the watch shows that.
+func (l *Lock) Confirm(ctx context.Context) (leads bool, err error) {
+	if err := l.read(ctx); err != nil {
+		return false, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.leading, nil
 }
 
 // Identity implements resourcelock.Interface.
@@ -257,6 +280,9 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 // acquire takes the Lease, or waits on when somebody else was faster.
 func (l *Lock) acquire(ctx context.Context) error {
 	for {
+		if err := l.ensureClaim(ctx); err != nil {
+			return err
+		}
 		err := l.take(ctx)
 		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
 			return err
@@ -306,6 +332,7 @@ func (l *Lock) win(answer *coordinationv1.Lease, epoch uint64, sent time.Duratio
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.leading = true
+	close(l.won)
 	l.guard.open(epoch, sent, l.o.Settings.term())
 	l.seeLocked(l.newer(answer, epoch)) // or it is lost by now
 }
@@ -318,6 +345,9 @@ func (l *Lock) newer(lease *coordinationv1.Lease, version uint64) func(*sight, t
 // renew tells the others to wait on, and extends the guard from the moment of
 // sending.
 func (l *Lock) renew(ctx context.Context) error {
+	if err := l.refreshClaim(ctx); err != nil {
+		return err
+	}
 	next, err := l.own()
 	if err != nil {
 		return err

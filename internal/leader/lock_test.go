@@ -477,7 +477,7 @@ func neverTwo(t *testing.T, chance *rand.Rand) {
 	}
 }
 
-func disturb(t *testing.T, api *leaseAPI, r *replica, chance *rand.Rand, name string) *replica {
+func disturb(t *testing.T, api *leaseAPI, r *replica, chance *rand.Rand, name string, change ...func(*Options)) *replica {
 	some := time.Duration(chance.Int64N(int64(2 * time.Second)))
 	switch over := r.Err() != nil; chance.IntN(6) {
 	case 0:
@@ -488,12 +488,12 @@ func disturb(t *testing.T, api *leaseAPI, r *replica, chance *rand.Rand, name st
 		r.wire.set(func(w *wire) { w.slow = some })
 	case 3:
 		r.kill()
-		return start(t, api, name, DefaultSettings())
+		return start(t, api, name, DefaultSettings(), change...)
 	default:
 		r.wire.set(func(w *wire) { w.cut, w.late, w.slow = false, 0, 0 })
 		if over {
 			r.stop()
-			return start(t, api, name, DefaultSettings())
+			return start(t, api, name, DefaultSettings(), change...)
 		}
 	}
 	return r

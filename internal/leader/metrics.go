@@ -10,6 +10,7 @@ var (
 	transitionsDesc = prometheus.NewDesc("drover_leader_transitions", "How often the Lease has changed hands, as it says itself.", nil, nil)
 	renewalDesc     = prometheus.NewDesc("drover_leader_renewal_age_seconds", "Time since the leader sent its last renewal that succeeded; only on the leader.", nil, nil)
 	refusalsDesc    = prometheus.NewDesc("drover_guard_refusals_total", "Calls to engines that were not let through because the Lease was not certain to be held.", nil, nil)
+	conflictDesc    = prometheus.NewDesc("drover_leader_conflict", "1 while another Drover in this cluster has the claim to lead, so that this one does not act.", nil, nil)
 )
 
 // collector is apart from Lock, whose own Describe is for the elector.
@@ -20,7 +21,7 @@ func (l *Lock) Collector() prometheus.Collector { return collector{l} }
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(out chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{leaderDesc, transitionsDesc, renewalDesc, refusalsDesc} {
+	for _, desc := range []*prometheus.Desc{leaderDesc, transitionsDesc, renewalDesc, refusalsDesc, conflictDesc} {
 		out <- desc
 	}
 }
@@ -28,15 +29,19 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	c.lock.mu.Lock()
-	leading, transitions := c.lock.leading, c.lock.sight.transitions()
+	leading, transitions, rival := c.lock.leading, c.lock.sight.transitions(), c.lock.claim.reported
 	c.lock.mu.Unlock()
 	refusals, age := c.lock.guard.state()
-	leads := 0.0
+	leads, conflict := 0.0, 0.0
+	if rival != "" {
+		conflict = 1
+	}
 	if leading {
 		leads = 1
 		out <- prometheus.MustNewConstMetric(renewalDesc, prometheus.GaugeValue, age.Seconds())
 	}
 	out <- prometheus.MustNewConstMetric(leaderDesc, prometheus.GaugeValue, leads)
 	out <- prometheus.MustNewConstMetric(transitionsDesc, prometheus.GaugeValue, float64(transitions))
+	out <- prometheus.MustNewConstMetric(conflictDesc, prometheus.GaugeValue, conflict)
 	out <- prometheus.MustNewConstMetric(refusalsDesc, prometheus.CounterValue, float64(refusals))
 }

@@ -21,6 +21,9 @@ type sight struct {
 	lease *coordinationv1.Lease
 	// changed is when the spec was last seen to have changed.
 	changed time.Duration
+	// led is when somebody was last seen at work, by a change from one spec to
+	// another, and ledTerm how long his Lease lasted; 0 where nobody was.
+	led, ledTerm time.Duration
 	// mourned is until when the holder of a Lease that was deleted may act.
 	mourned time.Duration
 }
@@ -50,6 +53,7 @@ func (s *sight) seeLive(lease *coordinationv1.Lease, version, asked uint64, now 
 }
 
 func (s *sight) take(lease *coordinationv1.Lease, version uint64, now time.Duration, usual time.Duration) {
+	s.takeLead(lease, now)
 	switch {
 	case lease == nil && s.holder() != "":
 		s.mourned = now + s.term(usual) // it may have been renewed unseen
@@ -59,11 +63,27 @@ func (s *sight) take(lease *coordinationv1.Lease, version uint64, now time.Durat
 	s.known, s.lease, s.version = true, lease, version
 }
 
-func (s *sight) holder() string {
-	if s.lease == nil || s.lease.Spec.HolderIdentity == nil {
+// takeLead takes note of a holder at work: one that took, renewed or released it.
+func (s *sight) takeLead(lease *coordinationv1.Lease, now time.Duration) {
+	if lease == nil || s.lease == nil || lease.UID != s.lease.UID || equality.Semantic.DeepEqual(lease.Spec, s.lease.Spec) {
+		return
+	}
+	held := lease
+	if holderOf(lease) == "" {
+		held = s.lease
+	}
+	if holderOf(held) != "" && held.Spec.LeaseDurationSeconds != nil {
+		s.led, s.ledTerm = now, time.Duration(*held.Spec.LeaseDurationSeconds)*time.Second
+	}
+}
+
+func (s *sight) holder() string { return holderOf(s.lease) }
+
+func holderOf(lease *coordinationv1.Lease) string {
+	if lease == nil || lease.Spec.HolderIdentity == nil {
 		return ""
 	}
-	return *s.lease.Spec.HolderIdentity
+	return *lease.Spec.HolderIdentity
 }
 
 // term is for how long the holder may count on the Lease: as long as it asked

@@ -29,6 +29,9 @@ var errSilent = errors.New("nothing was heard for as long as a Lease lasts")
 // Watch follows the Lease until ctx ends. It has to run while this process may
 // lead, its stop included.
 func (l *Lock) Watch(ctx context.Context) {
+	if l.o.Claims != nil {
+		go l.keepClaim(ctx)
+	}
 	pause, told := watchAgain, false
 	for ctx.Err() == nil {
 		began := l.o.Boot()

@@ -1,0 +1,238 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ClaimName is the name of the cluster's claim, a Lease in namespace kube-system.
+const ClaimName = "drover-leader"
+
+// claimTerms is how many Leases a claim lasts. Its holder renews it once a Lease, and
+// does not renew the Lease itself when the claim is older than two. So who sees a
+// leader at work knows that the claim lasts for three more, which is time enough to
+// follow on that leader without asking for the claim first.
+const claimTerms = 5
+
+// errRival : another Drover has the claim.
+var errRival = errors.New("another Drover leads in this cluster")
+
+// claim is what a Lock knows of the cluster's claim: which Lease leads. All replicas
+// that elect on one Lease share it; those of another Lease may not lead.
+type claim struct {
+	sight     sight
+	rival     string // the other Lease that has it
+	reported  string // the rival that was seen at work, and reported
+	forbidden bool   // this process may not write it, which was reported
+	has       bool
+	renewed   time.Duration // when the last write that succeeded was sent
+}
+
+// ensureClaim returns once this Lease may lead in the cluster.
+func (l *Lock) ensureClaim(ctx context.Context) error {
+	if l.o.Claims == nil || l.followsOn() {
+		return nil
+	}
+	for {
+		free, err := l.tryClaim(ctx)
+		if err != nil || free <= 0 {
+			return err
+		}
+		if err := l.pause(ctx, nil, min(free, l.o.Settings.Retry)); err != nil {
+			return err
+		}
+	}
+}
+
+// followsOn tells whether another replica was seen to lead by this Lease so lately
+// that the claim cannot have run out.
+func (l *Lock) followsOn() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sight.ledTerm == l.o.Settings.Lease && l.o.Boot()-l.sight.led <= l.o.Settings.Lease+Spare
+}
+
+// claimTerm is how long a claim lasts.
+func (l *Lock) claimTerm() time.Duration { return claimTerms * l.o.Settings.Lease }
+
+// tryClaim makes or renews the claim. Where another Lease has it, it returns when to
+// try again at the latest.
+func (l *Lock) tryClaim(ctx context.Context) (free time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*l.o.Settings.Request)
+	defer cancel()
+	sent := l.o.Boot()
+	lease, err := l.readClaim(ctx)
+	if err == nil {
+		if free, rival := l.seeClaim(lease); free > 0 {
+			l.setRival(rival)
+			return free, nil
+		}
+		err = l.writeClaim(ctx, lease)
+	}
+	switch {
+	case apierrors.IsForbidden(err):
+		l.tellForbidden(err)
+		return 0, nil
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return l.o.Settings.Retry, nil
+	case err != nil:
+		return 0, fmt.Errorf("the cluster's claim %s/%s: %w", metav1.NamespaceSystem, ClaimName, err)
+	}
+	l.setRival("")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.claim.has, l.claim.renewed = true, sent
+	return 0, nil
+}
+
+// refreshClaim comes before each renewal of the Lease, and has an effect where
+// keepClaim came too late: this process may have been suspended.
+func (l *Lock) refreshClaim(ctx context.Context) error {
+	if l.o.Claims == nil || l.claimIsFresh() {
+		return nil
+	}
+	free, err := l.tryClaim(ctx)
+	switch {
+	case err != nil:
+		return err
+	case free <= 0:
+		return nil
+	case l.hasRival():
+		l.giveUp(errRival)
+		return errRival
+	}
+	return errors.New("the cluster's claim was written by another replica meanwhile")
+}
+
+func (l *Lock) claimIsFresh() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.claim.forbidden || l.claim.has && l.o.Boot()-l.claim.renewed <= 2*l.o.Settings.Lease
+}
+
+// readClaim returns nil where there is none.
+func (l *Lock) readClaim(ctx context.Context) (*coordinationv1.Lease, error) {
+	lease, err := l.o.Claims.Get(ctx, ClaimName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // Nil is the answer for no claim.
+	}
+	return lease, err
+}
+
+// seeClaim returns who else has the claim, and for how long at least. That counts
+// from when it was seen to change, on this process's own clock.
+func (l *Lock) seeClaim(lease *coordinationv1.Lease) (free time.Duration, rival string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now, s := l.o.Boot(), &l.claim.sight
+	s.take(lease, 0, now, l.claimTerm())
+	rival = cmp.Or(s.holder(), l.claim.rival) // somebody may have deleted it
+	if rival == "" || rival == l.Describe() {
+		return 0, ""
+	}
+	return s.freeAt(l.claimTerm()) - now, rival
+}
+
+// writeClaim renews the claim, makes it, or takes one that has run out.
+func (l *Lock) writeClaim(ctx context.Context, seen *coordinationv1.Lease) error {
+	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: ClaimName}}
+	if seen != nil {
+		next = seen.DeepCopy()
+	}
+	now := metav1.NewMicroTime(l.o.Clock.Now())
+	next.Spec.HolderIdentity, next.Spec.RenewTime = new(l.Describe()), &now
+	next.Spec.LeaseDurationSeconds = new(int32(l.claimTerm() / time.Second)) //nolint:gosec // validated
+	if seen == nil {
+		_, err := l.o.Claims.Create(ctx, next, metav1.CreateOptions{})
+		return err
+	}
+	_, err := l.o.Claims.Update(ctx, next, metav1.UpdateOptions{})
+	return err
+}
+
+// keepClaim renews the claim while this process leads, and ends the lead when
+// another Drover has it.
+func (l *Lock) keepClaim(ctx context.Context) {
+	select {
+	case <-l.won:
+	case <-ctx.Done():
+		return
+	}
+	for l.leads() {
+		again := l.o.Settings.Lease
+		switch free, err := l.tryClaim(ctx); {
+		case err != nil:
+			again = l.o.Settings.Retry
+		case free > 0 && l.hasRival():
+			l.giveUp(errRival)
+			return
+		}
+		if l.pause(ctx, nil, again) != nil {
+			return
+		}
+	}
+}
+
+func (l *Lock) leads() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.leading
+}
+
+func (l *Lock) hasRival() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.claim.rival != ""
+}
+
+// giveUp ends the lead as if the Lease had been lost.
+func (l *Lock) giveUp(cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.leading {
+		l.lose(fmt.Errorf("%w: %w", ErrLost, cause))
+	}
+}
+
+// setRival records which other Lease has the claim. It reports once each rival that
+// was seen at work, and its end: a claim may also be what is left of a Drover that
+// was removed, and then only has to run out.
+func (l *Lock) setRival(rival string) {
+	l.mu.Lock()
+	before, reported := l.claim.rival, l.claim.reported
+	l.claim.rival = rival
+	if rival == "" || l.claim.sight.led != 0 {
+		l.claim.reported = rival
+	}
+	now := l.claim.reported
+	l.mu.Unlock()
+	switch {
+	case now != reported && now == "":
+		l.o.Log.Info("No other Drover leads in this cluster any more", "lease", l.Describe(), "other", reported)
+	case now != reported:
+		l.o.Log.Error(errRival, "Two Drovers run in this cluster: this one does not act while the other one's claim lasts", "lease", l.Describe(), "other", rival)
+		l.o.Conflict(fmt.Sprintf("two Drovers run in this cluster, by the Leases %s and %s: only the latter acts, until its claim has not been renewed for a while. Remove one, or give all replicas the same --lease-lock-namespace and --lease-lock-name", l.Describe(), rival))
+	case rival != before && rival != "":
+		l.o.Log.Info("Waits for the cluster's claim of another Drover to run out", "lease", l.Describe(), "other", rival)
+	}
+}
+
+func (l *Lock) tellForbidden(err error) {
+	l.mu.Lock()
+	told := l.claim.forbidden
+	l.claim.forbidden = true
+	l.mu.Unlock()
+	if !told {
+		l.o.Log.Error(err, "A second Drover in this cluster would not be noticed: the controller may not write the cluster's claim, so apply its RBAC anew", "claim", metav1.NamespaceSystem+"/"+ClaimName)
+	}
+}

@@ -1,0 +1,306 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// cluster is one with Leases in two namespaces, and one claim.
+func cluster() (blue, green *leaseAPI) {
+	blue, green = newLeaseAPI(), newLeaseAPI()
+	blue.claims = newLeaseAPI()
+	green.claims = blue.claims
+	return blue, green
+}
+
+// in has a replica elect on the Lease of a namespace.
+func in(namespace string) func(*Options) {
+	return func(o *Options) { o.Namespace = namespace }
+}
+
+// conflicts counts what is told of other Drovers.
+func conflicts(n *atomic.Int32, text *atomic.Value) func(*Options) {
+	return func(o *Options) {
+		o.Conflict = func(said string) { n.Add(1); text.Store(said) }
+	}
+}
+
+// TestASecondDroverWaits for as long as the first one leads, whoever of its
+// replicas does, and says so once.
+func TestASecondDroverWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var told atomic.Int32
+		var text atomic.Value
+		blue, green := cluster()
+		first, second := start(t, blue, "b1", DefaultSettings(), in("blue")), (*replica)(nil)
+		pass(time.Second)
+		other := start(t, green, "g1", DefaultSettings(), in("green"), conflicts(&told, &text))
+		for n := range 5 {
+			second = start(t, blue, fmt.Sprint("b", n+2), DefaultSettings(), in("blue"))
+			pass(time.Minute)
+			wantLeader(t, first, first, second, other)
+			if n%2 == 0 {
+				first.kill()
+			} else {
+				first.stop()
+			}
+			pass(DefaultSettings().Lease + lag)
+			wantLeader(t, second, first, second, other)
+			first = second
+		}
+		if said, _ := text.Load().(string); told.Load() != 1 || !strings.Contains(said, "blue/it") || !strings.Contains(said, "green/it") {
+			t.Errorf("told %d times, last %q: want once, with both Leases", told.Load(), said)
+		}
+		first.stop()
+		pass(DefaultSettings().Lease)
+		wantLeader(t, nil, first, other)
+		pass(claimTerms * DefaultSettings().Lease)
+		wantLeader(t, other, first, other)
+	})
+}
+
+// TestTwoDroversStartAtOnce : one of them leads.
+func TestTwoDroversStartAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, slow := range []time.Duration{0, 20 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			blue, green := cluster()
+			b := start(t, blue, "b", DefaultSettings(), in("blue"))
+			b.wire.set(func(w *wire) { w.slow = slow })
+			g := start(t, green, "g", DefaultSettings(), in("green"))
+			for range 1000 {
+				pass(lag)
+				if b.mayAct(t) && g.mayAct(t) {
+					t.Fatal("both may act")
+				}
+			}
+			if !b.mayAct(t) && !g.mayAct(t) {
+				t.Error("neither leads")
+			}
+		})
+	}
+}
+
+// TestAFailoverDoesNotAskForTheClaim : the standby has seen its predecessor at
+// work, so it leads at once even while the claim is out of reach.
+func TestAFailoverDoesNotAskForTheClaim(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		blue, _ := cluster()
+		leader, standby := standbyOf(t, blue)
+		blue.claims.mu.Lock()
+		blue.claims.refuses = errors.New("no answer")
+		blue.claims.mu.Unlock()
+		leader.stop()
+		pass(atOnce)
+		wantLeader(t, standby, leader, standby)
+	})
+}
+
+// TestAClaimThatCannotBeRenewed ends the lead before it runs out.
+func TestAClaimThatCannotBeRenewed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		blue, _ := cluster()
+		leader := start(t, blue, "b", DefaultSettings())
+		pass(time.Second)
+		made, _ := blue.claims.get()
+		blue.claims.mu.Lock()
+		blue.claims.refuses = errors.New("no answer")
+		blue.claims.mu.Unlock()
+		runsOut := made.Spec.RenewTime.Add(claimTerms * DefaultSettings().Lease)
+		for time.Now().Before(runsOut.Add(-lag)) {
+			pass(lag)
+		}
+		if leader.mayAct(t) {
+			t.Error("it may act when the claim runs out")
+		}
+	})
+}
+
+// TestSuspendedWhileAnotherDroverTookOver : who wakes up does not act on its old
+// Lease, which nobody else wanted.
+func TestSuspendedWhileAnotherDroverTookOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var slept atomic.Int64
+		blue, _ := cluster()
+		leader := start(t, blue, "b", DefaultSettings(), func(o *Options) {
+			awake := o.Boot
+			o.Boot = func() time.Duration { return awake() + time.Duration(slept.Load()) }
+		})
+		pass(time.Minute + time.Second)
+		blue.claims.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("green/it") })
+		slept.Store(int64(time.Hour))
+		for range 40 {
+			if leader.mayAct(t) {
+				t.Fatal("it may act")
+			}
+			pass(lag)
+		}
+		if err := leader.Err(); !errors.Is(err, ErrLost) || !errors.Is(err, errRival) {
+			t.Errorf("its end is %v, want that another Drover leads", err)
+		}
+	})
+}
+
+// TestADeletedClaim is made anew by its holder before anybody else can take it.
+func TestADeletedClaim(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		blue, green := cluster()
+		b := start(t, blue, "b", DefaultSettings(), in("blue"))
+		pass(time.Second)
+		g := start(t, green, "g", DefaultSettings(), in("green"))
+		pass(time.Minute)
+		blue.claims.edit(nil)
+		for range 600 {
+			pass(lag)
+			wantLeader(t, b, b, g)
+		}
+		if got := blue.claims.holder(); got != "blue/it" {
+			t.Errorf("the claim is held by %q", got)
+		}
+	})
+}
+
+// TestWithoutTheRightToClaim : older RBAC does not stop the leader, and is told of
+// once.
+func TestWithoutTheRightToClaim(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lines := 0
+		blue, _ := cluster()
+		blue.claims.refuses = apierrors.NewForbidden(resource, ClaimName, errors.New("by RBAC"))
+		leader := start(t, blue, "b", DefaultSettings(), func(o *Options) {
+			o.Log = funcr.New(func(_, args string) {
+				if strings.Contains(args, "RBAC anew") {
+					lines++
+				}
+			}, funcr.Options{})
+		})
+		pass(atOnce)
+		wantLeader(t, leader, leader)
+		pass(10 * time.Minute)
+		wantLeader(t, leader, leader)
+		if lines != 1 {
+			t.Errorf("told %d times, want once", lines)
+		}
+	})
+}
+
+// TestNeverTwoDrovers lets replicas of two Drovers come, go and lose their ways to
+// the API at random.
+func TestNeverTwoDrovers(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(10) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { neverTwoDrovers(t, rand.New(rand.NewPCG(seed, 2))) }) //nolint:gosec // The same chances every time.
+		})
+	}
+}
+
+func neverTwoDrovers(t *testing.T, chance *rand.Rand) {
+	blue, green := cluster()
+	spaces := []*leaseAPI{blue, green, blue, green}
+	up := make([]*replica, len(spaces))
+	for n := range up {
+		up[n] = start(t, spaces[n], fmt.Sprint("r", n), DefaultSettings(), in(spaceOf(n)))
+	}
+	led := map[int]bool{}
+	for step := range 6000 {
+		pass(100 * time.Millisecond)
+		acting := 0
+		for n, r := range up {
+			if r.mayAct(t) {
+				acting++
+				led[n%2] = true
+			}
+		}
+		if acting > 1 {
+			t.Fatalf("%d may act at once", acting)
+		}
+		if step%60 == 0 {
+			n := chance.IntN(len(up))
+			if chance.IntN(4) == 0 { // all of a Drover goes away
+				up[n].kill()
+				up[(n+2)%4].kill()
+				up[(n+2)%4] = start(t, spaces[n], fmt.Sprintf("r%d-%d", (n+2)%4, step), DefaultSettings(), in(spaceOf(n)))
+				up[n] = start(t, spaces[n], fmt.Sprintf("r%d-%d", n, step), DefaultSettings(), in(spaceOf(n)))
+				continue
+			}
+			up[n] = disturb(t, spaces[n], up[n], chance, fmt.Sprintf("r%d-%d", n, step), in(spaceOf(n)))
+		}
+	}
+	if len(led) == 0 {
+		t.Error("nobody ever led")
+	}
+}
+
+func spaceOf(n int) string { return []string{"blue", "green"}[n%2] }
+
+// TestConfirm reads the Lease live, and draws the consequences.
+func TestConfirm(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newLeaseAPI()
+		leader := start(t, api, "leader", DefaultSettings())
+		pass(time.Second)
+		if leads, err := leader.Confirm(t.Context()); !leads || err != nil {
+			t.Errorf("got %t, %v: want that it leads", leads, err)
+		}
+		leader.wire.set(func(w *wire) { w.cut = true })
+		if _, err := leader.Confirm(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !leader.leads() {
+			t.Errorf("without an answer: %v, and it leads: %t; want an error and no consequence", err, leader.leads())
+		}
+		// The watch does not show it, which is cut.
+		api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("successor") })
+		leader.wire.set(func(w *wire) { w.cut = false })
+		if leads, err := leader.Confirm(t.Context()); leads || err != nil {
+			t.Errorf("got %t, %v: want that it does not lead", leads, err)
+		}
+		select {
+		case <-leader.Lost():
+		default:
+			t.Error("the loss was not told")
+		}
+	})
+}
+
+// TestClaimOfADroverLongGone : what is left of a Drover that was removed is waited for,
+// and not reported as a second one.
+func TestClaimOfADroverLongGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told atomic.Int32
+		var text atomic.Value
+		blue, green := cluster()
+		first := start(t, blue, "b1", DefaultSettings(), in("blue"))
+		pass(time.Minute)
+		first.stop()
+		pass(24 * time.Hour)
+		began := time.Now()
+		other := start(t, green, "g1", DefaultSettings(), in("green"), conflicts(&told, &text))
+		for !other.mayAct(t) && time.Since(began) < 10*time.Minute {
+			pass(lag)
+		}
+		if told.Load() != 0 {
+			t.Error("it reported two Drovers where there is one")
+		}
+	})
+}

@@ -1,0 +1,71 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifests
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestAnOlderCRDIsRefused by a controller, which names what is missing, until the
+// CRD is upgraded.
+func TestAnOlderCRDIsRefused(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	all, err := dynamic.NewForConfig(w.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	definitions := all.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	edit := func(change func(version map[string]any)) {
+		t.Helper()
+		crd, err := definitions.Get(t.Context(), "virtualmachines.cloudnative.tw", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(versions[0].(map[string]any))
+		if err := unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := definitions.Update(context.WithoutCancel(t.Context()), crd, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	field := []string{"schema", "openAPIV3Schema", "properties", "status", "properties", "server", "properties", "stoppedRun"}
+	var removed map[string]any
+	edit(func(version map[string]any) {
+		removed, _, _ = unstructured.NestedMap(version, field...)
+		unstructured.RemoveNestedField(version, field...)
+	})
+	c := w.Spawn(t, nil)
+	vmtest.Eventually(t, rig.Soon, "the controller ends", func() error {
+		if !c.Over() {
+			return errors.New("it runs")
+		}
+		return nil
+	})
+	if out := c.Output(); !strings.Contains(out, "no status.server.stoppedRun") || strings.Contains(out, "Starting workers") {
+		t.Errorf("it printed:\n%s", out)
+	}
+	edit(func(version map[string]any) {
+		if err := unstructured.SetNestedMap(version, removed, field...); err != nil {
+			t.Fatal(err)
+		}
+	})
+	w.AwaitLog(t, w.Spawn(t, nil), "Starting workers")
+}
