@@ -34,6 +34,7 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 		return false, err
 	}
 	result := r.call(ctx, p)
+	p.acted = true
 	if driver.MayNotAct(result.err) {
 		return false, result.err
 	}
@@ -41,30 +42,53 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	return false, nil
 }
 
-// confirm makes sure of what a step rests on, where that is not news of this very
-// pass. A replica that has just become the leader may lag behind its predecessor,
-// who may have let the object go or made the server, and behind users. A creation
-// and a removal are always confirmed, other steps where the object was not seen
-// since this lead began. Unless it is confirmed the pass decides anew.
+// confirm makes sure of what a step rests on: the object, and for a creation that
+// the engine has no server. Caches may lag behind a predecessor, who may have
+// finished with the object or created the server, and behind users. Once in a pass
+// is enough: later writes fail with a conflict. Unless it is confirmed the pass
+// decides anew.
 func (r *Reconciler) confirm(ctx context.Context, p *pass) (confirmed bool, err error) {
-	creates := p.plan.step == stepEnsure && p.plan.operation == api.OperationCreate
-	must := creates || p.plan.step == stepDelete
-	if p.live || !must && r.recent.seenSince(p.base, r.Epoch()) {
+	if !p.live {
+		if err := r.confirmObject(ctx, p); err != nil {
+			return false, err
+		}
+		p.live = true
+	}
+	if p.confirmed || p.plan.step != stepEnsure || p.plan.operation != api.OperationCreate {
 		return true, nil
 	}
-	if err := r.confirmObject(ctx, p); err != nil {
-		return false, err
+	p.confirmed = true
+	if !p.fresh {
+		if err := p.look(ctx); err != nil {
+			p.fail(p.plan, err)
+			return false, nil
+		}
 	}
-	p.live = true
-	r.recent.saw(p.base)
-	if !creates || p.fresh {
-		return true, nil
+	if p.seen.Answer != inventory.Gone {
+		return false, nil
 	}
-	if err := p.look(ctx); err != nil {
+	if err := r.checkElsewhere(p.vm); err != nil {
 		p.fail(p.plan, err)
 		return false, nil
 	}
-	return p.seen.Answer == inventory.Gone, nil
+	return true, nil
+}
+
+// checkElsewhere refuses a creation while another driver's engine is known to have a
+// server of the VirtualMachine. A binding that was lost or forged before the first
+// status was written leads to that.
+func (r *Reconciler) checkElsewhere(vm *api.VirtualMachine) error {
+	for _, inv := range r.All {
+		if inv == r.Inventory {
+			continue
+		}
+		if seen := inv.Get(vm.UID); seen.Answer == inventory.Present {
+			return driver.WithReason(api.ReasonEngineMismatch, driver.Errorf(driver.ErrRetry,
+				"driver %s has the server %s of this VirtualMachine: set the annotation %s to %s/%s, or remove that server",
+				inv.Name, seen.Server.ID, api.AnnotationBound, inv.Name, seen.EngineID))
+		}
+	}
+	return nil
 }
 
 // confirmObject has the API say that the object is as the pass has it.
@@ -89,6 +113,7 @@ func (r *Reconciler) confirmObject(ctx context.Context, p *pass) error {
 // all of the spec.
 type outcome struct {
 	err     error
+	server  driver.Server
 	partial bool
 }
 
@@ -155,8 +180,8 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, pla
 		return outcome{err: hidden}
 	}
 	spec.PowerOnly = hidden != nil
-	_, err := r.Inventory.Ensure(ctx, spec)
-	return outcome{err: err, partial: hidden != nil}
+	server, err := r.Inventory.Ensure(ctx, spec)
+	return outcome{err: err, server: server, partial: hidden != nil}
 }
 
 // target names the server that the plan was made for: if another one is there
@@ -194,10 +219,9 @@ func (p *pass) settle(ctx context.Context, o outcome) {
 	}
 	if callErr == nil {
 		if before.step == stepEnsure && !o.partial {
-			p.shown = p.vm.Generation
+			p.recordShown(o.server)
 		}
 		p.succeed(before, existed)
-		p.partial = o.partial
 		p.decide() //nolint:contextcheck // a readiness probe outlives the pass that starts it
 		if p.plan.step == before.step && p.plan.operation == before.operation {
 			callErr = fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen))
@@ -208,6 +232,15 @@ func (p *pass) settle(ctx context.Context, o outcome) {
 		p.did, p.missed = "", true // it went while we acted on it: decide anew
 	case callErr != nil:
 		p.fail(before, callErr)
+	}
+}
+
+// recordShown records what the driver said about the spec that it was shown.
+func (p *pass) recordShown(server driver.Server) {
+	p.shown = p.vm.Generation
+	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
+	if r := server.Refused; r != nil {
+		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: clip(r.Message)}
 	}
 }
 
@@ -231,7 +264,8 @@ func (p *pass) succeed(plan plan, existed bool) {
 			attempts += op.Attempts
 		}
 		status.Operation = p.newOperation()
-		status.Operation.Type, status.Operation.Attempts, status.Operation.LastError = plan.operation, attempts, plan.message
+		status.Operation.Type, status.Operation.Attempts = plan.operation, attempts
+		status.Operation.Failure, status.Operation.Reason, status.Operation.LastError = api.FailureExited, plan.reason, plan.message
 		return
 	}
 	switch {
@@ -264,7 +298,10 @@ func underWay(seen inventory.Observation) bool {
 func (p *pass) fail(plan plan, err error) {
 	p.did = ""
 	if p.seen.Answer == inventory.Unknown {
-		return
+		// One look that failed does not make the engine unknown.
+		if p.seen = p.r.observe(p.vm); p.seen.Answer == inventory.Unknown {
+			return
+		}
 	}
 	status := &p.vm.Status
 	if plan.handled {
@@ -272,17 +309,13 @@ func (p *pass) fail(plan plan, err error) {
 	}
 	op := p.failing(plan)
 	op.Attempts++
-	op.LastError = clip(err.Error())
-	status.Operation, status.Reason, status.Message = op, reasonOf(err), op.LastError
-	status.Server = p.serverStatus()
-	if final(err) {
-		op.NextRetryTime = nil
-		p.setStalled(true)
-	} else {
-		next := metav1.NewMicroTime(p.r.Clock.Now().Add(backoff(op.Attempts, errors.Is(err, driver.ErrExhausted))))
+	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), clip(err.Error())
+	op.NextRetryTime = nil
+	if op.Failure != api.FailureRefused || p.vm.DeletionTimestamp != nil {
+		next := metav1.NewMicroTime(p.r.Clock.Now().Add(backoff(op.Attempts, op.Failure == api.FailureExhausted)))
 		op.NextRetryTime = &next
-		p.setStalled(false)
 	}
+	status.Operation, status.Server = op, p.serverStatus()
 	p.noteFailure(plan.operation, err)
 }
 
@@ -305,9 +338,15 @@ func (p *pass) now() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now
 
 func (p *pass) epoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
 
-// final tells whether only a new spec can help.
-func final(err error) bool {
-	return errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrUnsupported)
+// failureOf is the kind of a failure, which decides when to try again.
+func failureOf(err error) api.OperationFailure {
+	switch {
+	case errors.Is(err, driver.ErrInvalid), errors.Is(err, driver.ErrUnsupported):
+		return api.FailureRefused
+	case errors.Is(err, driver.ErrExhausted):
+		return api.FailureExhausted
+	}
+	return api.FailureFailed
 }
 
 // reasonOf turns an error into a word for status.reason.

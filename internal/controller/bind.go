@@ -6,7 +6,10 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"slices"
+	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -14,32 +17,83 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
+// The bounds that the CRD has for a binding: one beyond them is none, since no status
+// could be written about it.
+const (
+	maxDriver   = 63
+	maxEngineID = 128
+)
+
 // ensureFinalizer puts the finalizer and the binding on a VirtualMachine before
-// anything exists for it outside of the API. It returns the object as written.
-// While the engine's identity is not known it leaves the object as it is: then
+// anything exists for it outside of the API, and puts them back where a user's
+// own manifest has dropped them. It returns the object as written. While the
+// engine's identity is not known it leaves an unbound object as it is: then
 // nothing is created either.
 func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine) (*api.VirtualMachine, error) {
 	if vm.DeletionTimestamp != nil || r.Inventory == nil || isBound(vm) {
 		return vm, nil
 	}
+	bound := bindingOf(vm)
+	if bound.EngineID == "" {
+		bound = api.Binding{Driver: r.Driver, EngineID: r.Inventory.Get(vm.UID).EngineID}
+	}
+	if bound.EngineID == "" {
+		return vm, nil
+	}
 	next := vm.DeepCopy()
 	controllerutil.AddFinalizer(next, api.FinalizerServer)
-	if next.Annotations[api.AnnotationBound] == "" {
-		id := r.Inventory.Get(vm.UID).EngineID
-		if id == "" {
-			return vm, nil
-		}
-		if next.Annotations == nil {
-			next.Annotations = map[string]string{}
-		}
-		next.Annotations[api.AnnotationBound] = r.Driver + "/" + id
-	}
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, api.AnnotationBound, annotationOf(bound))
 	return r.patch(ctx, vm, next)
 }
 
-// isBound tells whether a server may exist for the VirtualMachine.
+// bindingOf returns where the server of a VirtualMachine is, as far as the object
+// says. The status counts most, since a user's manifest cannot change it. A status
+// of an older version has the driver alone: the engine's id is empty then, and so
+// are both where nothing is known.
+func bindingOf(vm *api.VirtualMachine) api.Binding {
+	if vm.Status.Binding != nil {
+		return *vm.Status.Binding
+	}
+	name, engine, _ := strings.Cut(vm.Annotations[api.AnnotationBound], "/")
+	if name != "" && engine != "" && len(name) <= maxDriver && len(engine) <= maxEngineID {
+		return api.Binding{Driver: name, EngineID: engine}
+	}
+	if vm.Status.Server != nil || controllerutil.ContainsFinalizer(vm, api.FinalizerServer) {
+		return api.Binding{Driver: vm.Status.Driver}
+	}
+	return api.Binding{}
+}
+
+func annotationOf(b api.Binding) string {
+	if b.EngineID == "" {
+		return b.Driver
+	}
+	return b.Driver + "/" + b.EngineID
+}
+
+// isBound reports whether a server may exist for the VirtualMachine: it has the
+// finalizer, and the annotation says what the status does.
 func isBound(vm *api.VirtualMachine) bool {
-	return controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && vm.Annotations[api.AnnotationBound] != ""
+	bound := bindingOf(vm)
+	return controllerutil.ContainsFinalizer(vm, api.FinalizerServer) &&
+		bound.EngineID != "" && vm.Annotations[api.AnnotationBound] == annotationOf(bound)
+}
+
+// driverOf names the driver that a VirtualMachine belongs to: the one that it is
+// bound to or, before that, the one that it asks for or the default. It is empty
+// where that driver does not run here.
+func driverOf(vm *api.VirtualMachine, drivers []string) string {
+	name := bindingOf(vm).Driver
+	if name == "" {
+		name = vm.Spec.Driver
+	}
+	switch {
+	case name == "" && len(drivers) > 0:
+		return drivers[0]
+	case slices.Contains(drivers, name):
+		return name
+	}
+	return ""
 }
 
 // patch writes the finalizers and the binding of an object, which is all of the

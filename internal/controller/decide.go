@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
@@ -39,12 +37,15 @@ type input struct {
 	drivers []string
 	// did is the operation that has just succeeded, if any.
 	did api.OperationType
-	// partial is set if the driver could not be shown all of the spec then.
-	partial bool
 	// shown is the generation of the spec that the driver was last shown.
 	shown int64
 	// probe is what the readiness probe says of a running server.
 	probe probeState
+	// since has the instants that waits count from.
+	since since
+	// elsewhere says why the server of a VM without a binding may be on another
+	// driver's engine.
+	elsewhere string
 }
 
 // step is what is to be done now.
@@ -71,12 +72,18 @@ type plan struct {
 	intent bool
 	// retain releases the server in place of removing it.
 	retain bool
+	// everywhere has every driver asked before the finalizer is removed.
+	everywhere bool
 	// wake is when to look again even if nothing happens.
 	wake time.Time
+	// nextTry is when the operation that failed is tried again.
+	nextTry time.Time
 	// quiet leaves the status as it is.
 	quiet bool
 	// handled marks spec.restartedAt as done.
 	handled bool
+	// stopped is set where the server is off because the spec says so.
+	stopped bool
 
 	phase           api.Phase
 	reason, message string
@@ -85,8 +92,10 @@ type plan struct {
 	unobserved bool
 	// blocked is set while a deletion waits for something to be mended.
 	blocked bool
-	// pending says what waits for a restart.
-	pending string
+	// pending are the fields of the spec that wait for a restart, and refused is
+	// the one that the server cannot have.
+	pending []string
+	refused *api.RefusedField
 }
 
 // decide is the policy: what to do about vm, given what was seen of its server.
@@ -95,8 +104,8 @@ func decide(in input) plan {
 	switch {
 	case in.vm.DeletionTimestamp != nil:
 		p = decideDeletion(in)
-	case misplaced(in) != "":
-		p = decideMisplaced(in)
+	case engineMismatch(in) != "":
+		p = decideMismatch(in)
 	case in.seen.Answer == inventory.Unknown:
 		p = decideUnknown(in)
 	case !isBound(in.vm):
@@ -113,32 +122,34 @@ func decide(in input) plan {
 	}
 	// A server that was just made has no run that a restart could end.
 	p.handled = p.handled || !restartWanted(in) || in.did == api.OperationCreate
-	p.pending = pendingText(in)
+	p.pending, p.refused = pendingFields(in), refusedField(in)
+	if p.refused != nil && p.ready {
+		p.ready, p.stalled, p.reason, p.message = false, true, p.refused.Reason, p.refused.Message
+	}
 	return p
 }
 
-// misplaced says why this lane's engine is not the VM's, or nothing.
-func misplaced(in input) string {
-	bound := in.vm.Annotations[api.AnnotationBound]
-	name, engine, _ := strings.Cut(bound, "/")
+// engineMismatch says why the engine of this driver is not the VM's, or nothing.
+func engineMismatch(in input) string {
+	bound := bindingOf(in.vm)
 	switch {
-	case in.driver == "" && bound == "":
+	case in.driver == "" && bound.Driver == "":
 		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.vm.Spec.Driver, strings.Join(in.drivers, ", "))
 	case in.driver == "":
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", bound, name, strings.Join(in.drivers, ", "))
-	case bound != "" && in.seen.EngineID != "" && engine != in.seen.EngineID:
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", bound, in.driver, in.seen.EngineID)
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", annotationOf(bound), bound.Driver, strings.Join(in.drivers, ", "))
+	case bound.EngineID != "" && in.seen.EngineID != "" && bound.EngineID != in.seen.EngineID:
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", annotationOf(bound), in.driver, in.seen.EngineID)
 	}
 	return ""
 }
 
-// decideMisplaced waits: another engine's answer proves nothing about the
+// decideMismatch waits: another engine's answer proves nothing about the
 // server. Only a VM that was never bound is refused.
-func decideMisplaced(in input) plan {
-	if in.vm.Annotations[api.AnnotationBound] == "" {
-		return plan{phase: api.PhaseFailed, reason: api.ReasonUnknownDriver, message: misplaced(in), stalled: true}
+func decideMismatch(in input) plan {
+	if bindingOf(in.vm).Driver == "" {
+		return plan{phase: api.PhaseFailed, reason: api.ReasonUnknownDriver, message: engineMismatch(in), stalled: true}
 	}
-	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineMismatch, message: misplaced(in), unobserved: true}
+	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineMismatch, message: engineMismatch(in), unobserved: true}
 }
 
 // decideUnknown waits for the engine, and says so once the outage has lasted.
@@ -146,13 +157,23 @@ func decideUnknown(in input) plan {
 	if p, short := shortOutage(in); short {
 		return p
 	}
-	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineUnavailable, message: in.seen.Cause.Error(), unobserved: true}
+	return plan{phase: api.PhaseUnknown, reason: unknownReason(in), message: in.seen.Cause.Error(), unobserved: true}
+}
+
+func unknownReason(in input) string {
+	if in.seen.Fenced {
+		return api.ReasonFenced
+	}
+	return api.ReasonEngineUnavailable
 }
 
 // shortOutage waits without a word: for the first list, and for an outage that
 // may be over in a moment.
 func shortOutage(in input) (plan, bool) {
-	if in.seen.DownSince.IsZero() {
+	switch {
+	case in.seen.Fenced:
+		return plan{}, false
+	case in.seen.DownSince.IsZero():
 		return plan{quiet: true}, true
 	}
 	shown := in.seen.DownSince.Add(outageShown)
@@ -252,7 +273,7 @@ func decideOff(in input) plan {
 	if needsUpdate(in) {
 		return ensure(in, api.OperationUpdate, driver.PowerOff, api.ReasonUpdating, "")
 	}
-	return plan{phase: api.PhaseStopped, reason: api.ReasonStoppedAsAsked, ready: true, handled: true, message: in.seen.Server.Note}
+	return plan{phase: api.PhaseStopped, reason: api.ReasonStoppedAsAsked, ready: true, handled: true, stopped: true, message: in.seen.Server.Note}
 }
 
 func decidePaused(in input) plan {
@@ -345,7 +366,7 @@ func restarting(in input) plan {
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in input) plan {
 	exit := in.seen.Server.Exit
-	if exit == nil || stoppedByUs(in) {
+	if exit == nil || exit.Reason == driver.ExitHostShutdown || stoppedByUs(in) {
 		return ensure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
 	}
 	policy := in.vm.Spec.RestartPolicy
@@ -353,49 +374,57 @@ func decideEnded(in input) plan {
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
 		return plan{phase: api.PhaseStopped, reason: api.ReasonCompleted, message: "the server " + exitText(exit), ready: true}
 	case exit.Code != 0 && policy == api.RestartNever:
-		return plan{phase: api.PhaseFailed, reason: api.ReasonExited, message: "the server " + exitText(exit)}
+		return plan{phase: api.PhaseFailed, reason: api.ReasonExited, message: "the server " + exitText(exit), stalled: true}
 	}
 	return startAgain(in, exit)
 }
 
-// stoppedByUs tells whether the server is off because Drover had it so. The
-// condition Running keeps that reason until the server is on again, be it so short
-// that no status tells of it.
+// stoppedByUs reports whether the server is off because Drover ended its run on
+// request, or is about to.
 func stoppedByUs(in input) bool {
 	status := &in.vm.Status
 	if op := status.Operation; op != nil && op.Type == api.OperationStop {
 		return true
 	}
-	c := meta.FindStatusCondition(status.Conditions, api.ConditionRunning)
-	return c != nil && c.Reason == api.ReasonStoppedAsAsked && !startedAnew(status, in.seen.Server)
+	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == in.seen.Server.Run
 }
 
 // startAgain starts a server that ended by itself: at once after a run that
 // lasted, ever later after runs that did not.
 func startAgain(in input, exit *driver.Exit) plan {
 	p := ensure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+exitText(exit))
-	attempts := quickEnds(in)
+	attempts := crashCount(in)
 	if attempts == 0 {
 		return p
 	}
-	at := exit.At.Add(backoff(attempts, false))
-	if latest := in.now.Add(backoff(attempts, false)); at.After(latest) {
-		at = latest
-	}
+	at := in.since.exit.Add(backoff(attempts, false))
 	if in.now.Before(at) {
 		p.step, p.wake, p.phase = stepNone, at, api.PhaseFailed
 	}
 	return p
 }
 
-// quickEnds counts the runs in a row that ended before they were stable; the
+// isCrashing reports whether an operation counts runs that ended too soon, and not
+// failed calls.
+func isCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.FailureExited }
+
+// crashCount counts the runs in a row that ended before they were stable; the
 // first one is started again at once.
-func quickEnds(in input) int32 {
-	op, server := in.vm.Status.Operation, in.seen.Server
-	if op == nil || op.Type != api.OperationStart || server.Exit == nil || server.Exit.At.Sub(server.StartedAt) >= stableRun {
+func crashCount(in input) int32 {
+	op := in.vm.Status.Operation
+	if !isCrashing(op) || runTime(in) >= stableRun {
 		return 0
 	}
 	return op.Attempts
+}
+
+// runTime is how long the run that is over has lasted: by our own clock if we saw
+// it running, else by the engine's.
+func runTime(in input) time.Duration {
+	if !in.since.run.IsZero() {
+		return in.since.exit.Sub(in.since.run)
+	}
+	return in.seen.Server.Exit.At.Sub(in.seen.Server.StartedAt)
 }
 
 func exitText(exit *driver.Exit) string {
@@ -418,11 +447,12 @@ func running(in input) plan {
 		p.ready, p.reason, p.message = false, api.ReasonUnresponsive, server.Err.Error()
 	case in.probe.wanted && !in.probe.ok && !probePassed(in):
 		p.ready, p.reason, p.message = false, api.ReasonProbeFailing, in.probe.text
-	case pendingText(in) != "":
-		p.ready, p.reason, p.message = false, api.ReasonChangePending, pendingText(in)
+	case refusedField(in) != nil: // decide reports it, for every state at rest
+	case len(pendingFields(in)) > 0:
+		p.ready, p.reason, p.message = false, api.ReasonChangePending, pendingText(pendingFields(in))
 	}
-	stable := server.StartedAt.Add(stableRun)
-	if op := in.vm.Status.Operation; op != nil && op.Type == api.OperationStart && op.Attempts > 0 && in.now.Before(stable) {
+	stable := in.since.run.Add(stableRun)
+	if isCrashing(in.vm.Status.Operation) && in.now.Before(stable) {
 		p.operation, p.wake = api.OperationStart, stable
 	}
 	return p
@@ -441,22 +471,30 @@ func needsUpdate(in input) bool {
 	if in.vm.Generation != in.shown {
 		return true
 	}
-	if pendingText(in) != "" {
+	if len(pendingFields(in)) > 0 {
 		return in.did == "" && startedAnew(&in.vm.Status, in.seen.Server)
 	}
 	return drifted(in.vm, in.seen.Server.Applied)
 }
 
-// pendingText says what waits for a restart. Only Ensure can tell; what it said
-// last stays true until the next one.
-func pendingText(in input) string {
-	if fields := in.seen.Server.Pending; len(fields) > 0 {
-		return strings.Join(fields, ", ") + ": applied at the next restart (change spec.restartedAt to restart now)"
+// pendingFields are the fields that wait for a restart, as Ensure said last.
+func pendingFields(in input) []string {
+	if in.seen.Answer == inventory.Gone {
+		return nil
 	}
-	if c := meta.FindStatusCondition(in.vm.Status.Conditions, api.ConditionRestartRequired); c != nil && (in.did == "" || in.partial) {
-		return c.Message
+	return in.vm.Status.PendingFields
+}
+
+func pendingText(fields []string) string {
+	return strings.Join(fields, ", ") + ": applied at the next restart (change spec.restartedAt to restart now)"
+}
+
+// refusedField is the field that the server cannot have, as Ensure said last.
+func refusedField(in input) *api.RefusedField {
+	if in.seen.Answer == inventory.Gone {
+		return nil
 	}
-	return ""
+	return in.vm.Status.RefusedField
 }
 
 func startedAnew(status *api.VirtualMachineStatus, server driver.Server) bool {
@@ -474,7 +512,7 @@ func drifted(vm *api.VirtualMachine, have driver.Resources) bool {
 func ensure(in input, operation api.OperationType, power driver.Power, reason, message string) plan {
 	p := waiting(in, operation, reason, message)
 	p.step, p.power = stepEnsure, power
-	p.stopBy = since(in, operation).Add(grace(in.vm))
+	p.stopBy = beganAt(in, operation).Add(grace(in.vm))
 	return p
 }
 
@@ -493,10 +531,10 @@ func waiting(in input, operation api.OperationType, reason, message string) plan
 	return plan{operation: operation, phase: phase, reason: reason, message: message}
 }
 
-// since is when the operation began: what the status says if it tells of it.
-func since(in input, operation api.OperationType) time.Time {
+// beganAt is when the operation began, by this process's clock.
+func beganAt(in input, operation api.OperationType) time.Time {
 	if op := in.vm.Status.Operation; op != nil && op.Type == operation {
-		return op.StartedAt.Time
+		return in.since.operation
 	}
 	return in.now
 }

@@ -12,12 +12,16 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
+// elsewherePeriod is the time from one question to all drivers to the next, while
+// one of them keeps a deletion from its end.
+const elsewherePeriod = 30 * time.Second
+
 // decideDeletion stops the server, removes it, and lets the object go when it
 // is gone. A failing stop, or a create that failed before, is no obstacle.
 func decideDeletion(in input) plan {
 	switch {
-	case misplaced(in) != "":
-		return blocked(in, misplaced(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
+	case engineMismatch(in) != "":
+		return blocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
 	case in.seen.Answer == inventory.Unknown:
 		return decideDeletionUnknown(in)
 	case len(in.seen.Duplicates) > 0:
@@ -55,27 +59,36 @@ func decideDeletionGone(in input) plan {
 		p.blocked = true
 		return p
 	}
-	p.step = stepFinish
+	if in.elsewhere != "" {
+		p := blocked(in, in.elsewhere)
+		p.operation = "" // nothing is under way
+		p.wake = in.now.Add(elsewherePeriod)
+		return p
+	}
+	p.step, p.everywhere = stepFinish, isUnproven(in.vm)
 	if in.did != api.OperationDelete && in.did != api.OperationRelease {
 		p.step, p.retain = stepDelete, in.vm.Spec.DeletionPolicy == api.DeletionRetain
 	}
 	return afterRemoval(in, p)
 }
 
+// isUnproven reports whether nothing says which engine the server of a
+// VirtualMachine was created on, though one may have been.
+func isUnproven(vm *api.VirtualMachine) bool {
+	return bindingOf(vm).EngineID == "" && vm.Status.ObservedGeneration > 0
+}
+
 // decideDeletionStop lets a running guest shut down until its grace period,
-// counted from the deletion, is over. One try is enough.
+// counted from the deletion, is over. A stop that fails is tried again until then.
 func decideDeletionStop(in input) (plan, bool) {
 	p := terminating(api.OperationStop, api.ReasonStopping, in.seen.Server.Doing)
-	p.power, p.stopBy = driver.PowerOff, in.vm.DeletionTimestamp.Add(grace(in.vm))
-	op := in.vm.Status.Operation
-	failed := op != nil && op.Type == api.OperationStop && op.Attempts > 0
-	if failed || !in.now.Before(p.stopBy) {
+	p.power, p.stopBy = driver.PowerOff, in.since.deletion.Add(grace(in.vm))
+	if !in.now.Before(p.stopBy) {
 		return plan{}, false
 	}
 	switch in.seen.Server.State {
 	case driver.StateRunning, driver.StateStarting, driver.StatePaused:
-		p.step = stepEnsure
-		return p, true
+		return deletionStopTry(in, p), true
 	case driver.StateStopping:
 		p.wake = p.stopBy
 		return p, true
@@ -84,15 +97,30 @@ func decideDeletionStop(in input) (plan, bool) {
 	return plan{}, false
 }
 
+// deletionStopTry stops the guest, or waits for the next try after one that has
+// failed since the deletion.
+func deletionStopTry(in input, p plan) plan {
+	op := in.vm.Status.Operation
+	p.step = stepEnsure
+	if op == nil || op.Type != api.OperationStop || op.Generation != in.vm.Generation || op.NextRetryTime == nil {
+		return p
+	}
+	if next := nextTry(in); in.now.Before(next) {
+		p.step, p.message, p.blocked = stepNone, op.LastError, true
+		p.reason, p.nextTry, p.wake = op.Reason, next, earlier(p.stopBy, next)
+	}
+	return p
+}
+
 // afterRemoval waits while a removal is under way or a failed one has to be
 // tried again later.
 func afterRemoval(in input, p plan) plan {
 	op := in.vm.Status.Operation
 	switch {
-	case op != nil && op.Type == p.operation && stillHolds(in) && in.now.Before(nextRetry(op)):
-		p.step, p.wake, p.blocked = stepNone, nextRetry(op), true
-		p.reason = in.vm.Status.Reason
-		p.message = fmt.Sprintf("%s; next try at %s", op.LastError, op.NextRetryTime.UTC().Format(time.RFC3339))
+	case op != nil && op.Type == p.operation && stillHolds(in) && in.now.Before(nextTry(in)):
+		p.step, p.wake, p.nextTry, p.blocked = stepNone, nextTry(in), nextTry(in), true
+		p.reason = op.Reason
+		p.message = fmt.Sprintf("%s; next try at %s", op.LastError, p.wake.UTC().Format(time.RFC3339))
 	case p.step == stepDelete && in.did == p.operation, in.seen.Server.State == driver.StateRemoving:
 		p.step, p.wake = stepNone, in.now.Add(removalPoll)
 	}
@@ -107,10 +135,12 @@ func blocked(in input, message string) plan {
 	p := terminating(api.OperationDelete, api.ReasonTerminating, message)
 	p.blocked = true
 	switch {
-	case misplaced(in) != "":
+	case engineMismatch(in) != "":
 		p.reason, p.unobserved = api.ReasonEngineMismatch, true
 	case in.seen.Answer == inventory.Unknown:
-		p.reason = api.ReasonEngineUnavailable
+		p.reason = unknownReason(in)
+	case in.elsewhere != "":
+		p.reason = api.ReasonEngineMismatch
 	default:
 		p.reason = api.ReasonDuplicate
 	}

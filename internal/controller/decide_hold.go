@@ -12,42 +12,34 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// onHold tells whether a failed operation waits for its next try, or for good.
+// onHold reports whether a failed operation waits for its next try, or for good.
 func onHold(in input) bool {
 	op := in.vm.Status.Operation
-	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || crashWait(&in.vm.Status) || !stillHolds(in) {
+	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || isCrashing(op) || !stillHolds(in) {
 		return false
 	}
-	return conditionTrue(in.vm.Status.Conditions, api.ConditionStalled) || in.now.Before(nextRetry(op))
+	return op.Failure == api.FailureRefused || in.now.Before(nextTry(in))
 }
 
-// stillHolds tells whether nothing has come up that ends the wait of a failed
+// stillHolds reports whether nothing has come up that ends the wait of a failed
 // operation: a new spec, a server that differs from what the last try left, or
 // an engine that came back.
 func stillHolds(in input) bool {
-	status, op := &in.vm.Status, in.vm.Status.Operation
-	if in.vm.Generation != op.Generation || !asLeft(status.Server, in.seen) {
+	op := in.vm.Status.Operation
+	if in.vm.Generation != op.Generation || !asLeft(in.vm.Status.Server, in.seen) {
 		return false
 	}
-	if op.NextRetryTime == nil {
-		return true
-	}
-	tried := op.NextRetryTime.Add(-backoff(op.Attempts, status.Reason == api.ReasonExhausted))
-	return !in.seen.BackSince.After(tried)
+	return op.NextRetryTime == nil || !in.seen.BackSince.After(in.since.failure)
 }
 
-// nextRetry is the zero time where no next try is planned.
-func nextRetry(op *api.Operation) time.Time {
+// nextTry is when a failed operation is tried again, by this process's clock. It is
+// the zero time where no next try is planned.
+func nextTry(in input) time.Time {
+	op := in.vm.Status.Operation
 	if op.NextRetryTime == nil {
 		return time.Time{}
 	}
-	return op.NextRetryTime.Time
-}
-
-// crashWait tells whether the operation counts quick ends, which decideEnded
-// sees to, and not failed calls.
-func crashWait(status *api.VirtualMachineStatus) bool {
-	return status.Operation.Type == api.OperationStart && status.Reason == api.ReasonRestarting
+	return in.since.failure.Add(backoff(op.Attempts, op.Failure == api.FailureExhausted))
 }
 
 // asLeft tells whether the server is what the status says. No server and one
@@ -61,13 +53,11 @@ func asLeft(left *api.ServerStatus, seen inventory.Observation) bool {
 }
 
 func decideHold(in input) plan {
-	status := &in.vm.Status
-	p := plan{phase: api.PhaseFailed, reason: status.Reason}
+	op := in.vm.Status.Operation
+	p := plan{phase: api.PhaseFailed, reason: op.Reason, operation: op.Type, message: op.LastError, wake: nextTry(in), nextTry: nextTry(in)}
 	if in.seen.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.seen.Server.State) {
 		p.phase = waiting(in, "", "", "").phase
 	}
-	p.stalled = conditionTrue(status.Conditions, api.ConditionStalled)
-	op := status.Operation
-	p.operation, p.message, p.wake = op.Type, op.LastError, nextRetry(op)
+	p.stalled = op.Failure == api.FailureRefused
 	return p
 }

@@ -53,7 +53,26 @@ func unknown(since time.Duration) inventory.Observation {
 }
 
 func ask(vm *api.VirtualMachine, seen inventory.Observation) input {
-	return input{vm: vm, seen: seen, now: t0, shown: vm.Status.ObservedGeneration, driver: "fake", drivers: []string{"fake", "docker"}}
+	return input{vm: vm, seen: seen, now: t0, since: sinceWritten(vm, seen), shown: vm.Status.ObservedGeneration, driver: "fake", drivers: []string{"fake", "docker"}}
+}
+
+// sinceWritten takes what an object and a server say for what was seen at the time
+// that they name.
+func sinceWritten(vm *api.VirtualMachine, seen inventory.Observation) (s since) {
+	if at := vm.DeletionTimestamp; at != nil {
+		s.deletion = at.Time
+	}
+	if op := vm.Status.Operation; op != nil {
+		s.operation = op.StartedAt.Time
+		if op.NextRetryTime != nil {
+			s.failure = op.NextRetryTime.Add(-backoff(op.Attempts, op.Failure == api.FailureExhausted))
+		}
+	}
+	s.run = seen.Server.StartedAt
+	if seen.Server.Exit != nil {
+		s.exit = seen.Server.Exit.At
+	}
+	return s
 }
 
 // brief puts a plan's policy into one line.
@@ -189,13 +208,13 @@ func failing(kind api.OperationType, attempts int32, wait time.Duration) func(*a
 	return func(s *api.VirtualMachineStatus) {
 		next := metav1.NewMicroTime(t0.Add(wait))
 		s.Phase, s.Reason, s.Message = api.PhaseFailed, api.ReasonOperationFailed, "boom"
-		s.Operation = &api.Operation{Type: kind, Generation: 2, Attempts: attempts, StartedAt: metav1.NewMicroTime(t0.Add(-time.Minute)), NextRetryTime: &next, LastError: "boom"}
+		s.Operation = &api.Operation{Type: kind, Generation: 2, Attempts: attempts, StartedAt: metav1.NewMicroTime(t0.Add(-time.Minute)), NextRetryTime: &next, Failure: api.FailureFailed, Reason: api.ReasonOperationFailed, LastError: "boom"}
 	}
 }
 
 func stalled(s *api.VirtualMachineStatus) {
 	s.Reason, s.Message = api.ReasonInvalid, "no"
-	s.Operation = &api.Operation{Type: api.OperationCreate, Generation: 2, Attempts: 1, LastError: "spec.cpu: no"}
+	s.Operation = &api.Operation{Type: api.OperationCreate, Generation: 2, Attempts: 1, Failure: api.FailureRefused, Reason: api.ReasonInvalid, LastError: "spec.cpu: no"}
 	meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: api.ConditionStalled, Status: metav1.ConditionTrue, Reason: "Invalid"})
 }
 
@@ -215,22 +234,19 @@ func quick(code int, attempts int32, endedAgo time.Duration) (inventory.Observat
 	o.Server.StartedAt = o.Server.Exit.At.Add(-time.Second)
 	return o, func(s *api.VirtualMachineStatus) {
 		s.Phase, s.Reason = api.PhaseActive, api.ReasonRunning
-		s.Operation = &api.Operation{Type: api.OperationStart, Attempts: attempts}
+		s.Operation = &api.Operation{Type: api.OperationStart, Attempts: attempts, Failure: api.FailureExited}
 	}
 }
 
 func restartRequired(s *api.VirtualMachineStatus) {
 	started := metav1.NewMicroTime(t0.Add(-time.Hour))
 	s.StartTime = &started
-	meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: api.ConditionRestartRequired, Status: metav1.ConditionTrue, Reason: "ChangePending", Message: "image waits"})
+	s.PendingFields = []string{"image"}
 }
 
-// off says why the server is off.
-func off(reason string) func(*api.VirtualMachineStatus) {
-	return func(s *api.VirtualMachineStatus) {
-		s.Reason = reason
-		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: api.ConditionRunning, Status: metav1.ConditionFalse, Reason: reason})
-	}
+// offOnRequest has the run that present and ended tell of stopped by Drover.
+func offOnRequest(s *api.VirtualMachineStatus) {
+	s.Server = &api.ServerStatus{ID: "id-1", State: string(driver.StateStopped), StoppedRun: "run-1"}
 }
 
 func readySince(started time.Duration) func(*api.VirtualMachineStatus) {
@@ -249,7 +265,6 @@ func change(o inventory.Observation, fn func(*driver.Server)) inventory.Observat
 func TestDecide(t *testing.T) {
 	quickEnd, looping := quick(3, 2, time.Second)
 	quickEndLongAgo, _ := quick(3, 2, time.Minute)
-	quickEndAhead, _ := quick(3, 2, -time.Hour)
 	back := gone()
 	back.BackSince = t0
 	twins := present(driver.StateRunning)
@@ -272,6 +287,8 @@ func TestDecide(t *testing.T) {
 			}
 		}},
 		"an outage is shown after 5 s":       {vm: observed(), seen: unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
+		"an engine that refuses the leader":  {vm: observed(), seen: refusing(), want: "wait => Unknown Fenced", check: says("epoch 9 has acted")},
+		"deletion, an engine that refuses":   {vm: observed().Deleted(t0), seen: refusing(), want: "wait Delete => Terminating Fenced", check: isBlocked("epoch 9 has acted")},
 		"a deletion in an outage is blocked": {vm: observed().Deleted(t0), seen: unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: isBlocked("connection refused")},
 		"a deletion in a short outage waits": {vm: observed().Deleted(t0), seen: unknown(time.Second), want: "wait =>  "},
 		"another engine answers":             {vm: observed(), seen: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
@@ -294,7 +311,7 @@ func TestDecide(t *testing.T) {
 		"a failing update waits, active":               {vm: observed().Status(failing(api.OperationUpdate, 4, time.Second)).Status(left("id-1", driver.StateRunning)), seen: present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
 		"a failing update is tried again":              {vm: observed().Status(failing(api.OperationUpdate, 4, 0)).Status(left("id-1", driver.StateRunning)), seen: present(driver.StateRunning), change: showed(1), want: "ensure On Update => Active Updating"},
 		"a failing start waits":                        {vm: observed().Status(failing(api.OperationStart, 1, time.Second)).Status(left("id-1", driver.StateStopped)), seen: present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
-		"a failing start after an end goes on":         {vm: observed().RestartPolicy(api.RestartNever).Status(off(api.ReasonStoppedAsAsked)).Status(failing(api.OperationStart, 1, 0)).Status(left("id-1", driver.StateStopped)), seen: ended(1), want: "ensure On Start => Creating Starting"},
+		"a failing start after an end goes on":         {vm: observed().RestartPolicy(api.RestartNever).Status(failing(api.OperationStart, 1, 0)).Status(offOnRequest), seen: ended(1), want: "ensure On Start => Creating Starting"},
 		"a failing pull waits":                         {vm: observed().Status(failing(api.OperationCreate, 1, time.Second)).Status(left("", driver.StatePending)), seen: gone(), want: "wait Create => Failed OperationFailed"},
 		"backoff does not hold a deletion":             {vm: observed().Deleted(t0).Status(failing(api.OperationCreate, 9, time.Minute)), seen: gone(), want: "delete Delete => Terminating Terminating"},
 		"a deletion that found nothing is the end":     {vm: observed().Deleted(t0), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
@@ -311,7 +328,14 @@ func TestDecide(t *testing.T) {
 		"a failing removal waits and says so":          {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)).Status(left("id-1", driver.StateStopped)), seen: ended(0), want: "wait Delete => Terminating OperationFailed", check: isBlocked("boom; next try at 2026-01-02T03:04:06Z")},
 		"a failing removal is tried again":             {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, 0)), seen: ended(0), want: "delete Delete => Terminating Terminating"},
 		"a removal that took is waited for":            {vm: observed().Deleted(t0), seen: ended(0), change: did(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wakesAt(removalPoll)},
-		"a failed stop does not hold a deletion":       {vm: observed().Deleted(t0).Status(failing(api.OperationStop, 1, time.Second)), seen: present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
+		"a stop that failed before the deletion":       {vm: observed().Generation(3).Deleted(t0).Status(failing(api.OperationStop, 1, time.Minute)), seen: present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: stopsBy(30 * time.Second)},
+		"a stop that fails is tried again":             {vm: observed().Deleted(t0.Add(-time.Second)).Status(failing(api.OperationStop, 1, 0)), seen: present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: stopsBy(29 * time.Second)},
+		"a stop that fails waits for its next try":     {vm: observed().Deleted(t0.Add(-time.Second)).Status(failing(api.OperationStop, 1, time.Second)), seen: present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: isBlocked("boom")},
+		"a failing stop holds a deletion no longer":    {vm: observed().Deleted(t0.Add(-30 * time.Second)).Status(failing(api.OperationStop, 5, time.Second)), seen: present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
+		"no binding and one driver did not say gone":   {vm: unproven(), seen: gone(), change: func(in *input) { in.elsewhere = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: isBlocked("driver docker has the server x")},
+		"no binding: every driver is asked":            {vm: unproven(), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: asksEverywhere(true)},
+		"a binding: one driver is asked":               {vm: observed().Deleted(t0), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: asksEverywhere(false)},
+		"no binding, never observed":                   {vm: unproven().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: asksEverywhere(false)},
 		"the grace period ends in a deletion":          {vm: observed().Deleted(t0.Add(-5 * time.Second)).Grace(5), seen: present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
 		"a deletion waits for the grace period":        {vm: observed().Deleted(t0.Add(-4 * time.Second)).Grace(5), seen: present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wakesAt(time.Second)},
 		"gone is not believed after a timeout yet":     {vm: observed().Deleted(t0), seen: unsettled, want: "wait Delete => Terminating Terminating", check: isBlocked("2026-01-02T03:04:25Z")},
@@ -324,32 +348,37 @@ func TestDecide(t *testing.T) {
 		"a stop is forced":                     {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 5*time.Second, "")), seen: present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: stopsBy(0)},
 		"a stop is not forced yet":             {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 4*time.Second, "")), seen: present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wakesAt(time.Second)},
 		"a stop whose signal got lost":         {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 4*time.Second, "")), seen: present(driver.StateRunning), want: "ensure Off Stop => Active Stopping", check: stopsBy(time.Second)},
-		"started after a stop, and ended":      {vm: observed().RestartPolicy(api.RestartNever).Status(off(api.ReasonStoppedAsAsked)).Status(readySince(-2 * time.Hour)), seen: ended(0), want: "wait => Stopped Completed ready"},
-		"stopped by us and active again":       {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(off(api.ReasonStoppedAsAsked)), seen: ended(0), want: "ensure On Start => Creating Starting"},
+		"started after a stop, and ended":      {vm: observed().RestartPolicy(api.RestartNever).Status(offOnRequest), seen: change(ended(0), func(s *driver.Server) { s.Run = "run-2" }), want: "wait => Stopped Completed ready"},
+		"stopped by us and active again":       {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(offOnRequest), seen: ended(0), want: "ensure On Start => Creating Starting"},
 		"stopping was under way, active again": {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(operation(api.OperationStop, time.Second, "")), seen: ended(0), want: "ensure On Start => Creating Starting"},
-		"a completed VM stays so on a change":  {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(off(api.ReasonCompleted)), seen: ended(0), want: "wait => Stopped Completed ready"},
+		"a completed VM stays so on a change":  {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(left("id-1", driver.StateStopped)), seen: ended(0), want: "wait => Stopped Completed ready"},
 
-		"quick ends: the first is started at once":   {vm: observed(), seen: quickEnd, want: "ensure On Start => Creating Restarting"},
-		"quick ends: the next ones wait":             {vm: observed().Status(looping), seen: quickEnd, want: "wait Start => Failed Restarting", check: wakesAt(time.Second)},
-		"quick ends: the wait is over":               {vm: observed().Status(looping), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
-		"quick ends: a clock ahead does not hold us": {vm: observed().Status(looping), seen: quickEndAhead, want: "wait Start => Failed Restarting", check: wakesAt(2 * time.Second)},
-		"quick ends: counted until stable":           {vm: observed().Status(looping), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = t0.Add(-time.Second) }), want: "wait Start => Active Running ready", check: wakesAt(9 * time.Second)},
-		"quick ends: forgotten when stable":          {vm: observed().Status(looping), seen: present(driver.StateRunning), want: "wait => Active Running ready"},
-		"quick ends: the wait is not a hold":         {vm: observed().Status(failing(api.OperationStart, 2, time.Second)).Status(func(s *api.VirtualMachineStatus) { s.Reason = api.ReasonRestarting }).Status(left("id-1", driver.StateStopped)), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
+		"quick ends: the first is started at once": {vm: observed(), seen: quickEnd, want: "ensure On Start => Creating Restarting"},
+		"quick ends: the next ones wait":           {vm: observed().Status(looping), seen: quickEnd, want: "wait Start => Failed Restarting", check: wakesAt(time.Second)},
+		"quick ends: the wait is over":             {vm: observed().Status(looping), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
+		"quick ends: counted until stable":         {vm: observed().Status(looping), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = t0.Add(-time.Second) }), want: "wait Start => Active Running ready", check: wakesAt(9 * time.Second)},
+		"quick ends: forgotten when stable":        {vm: observed().Status(looping), seen: present(driver.StateRunning), want: "wait => Active Running ready"},
+		"quick ends: the wait is not a hold":       {vm: observed().Status(failing(api.OperationStart, 2, time.Second)).Status(func(s *api.VirtualMachineStatus) { s.Operation.Failure = api.FailureExited }).Status(left("id-1", driver.StateStopped)), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
 
 		"a changed spec is shown to the driver":               {vm: observed().Generation(3), seen: present(driver.StateRunning), want: "ensure On Update => Active Updating"},
 		"a changed spec is shown to the driver, stopped":      {vm: observed().Generation(3).Action(api.ActionStopped), seen: ended(0), want: "ensure Off Update => Creating Updating"},
 		"a changed spec is shown to the driver, paused":       {vm: observed().Generation(3).Action(api.ActionPaused), seen: present(driver.StatePaused), want: "ensure Paused Update => Paused Updating"},
 		"memory changed by hand":                              {vm: observed(), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Applied.MemoryBytes = 1 }), want: "ensure On Update => Active Updating"},
 		"cpu changed by hand":                                 {vm: observed(), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), want: "ensure On Update => Active Updating"},
-		"what waits for a restart is not tried on and on":     {vm: observed(), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli, s.Pending = 1, []string{"cpu"} }), change: did(api.OperationUpdate), want: "wait => Active ChangePending", check: says("cpu: applied at the next restart")},
-		"what waits for a restart is remembered":              {vm: observed().Status(restartRequired), seen: present(driver.StateRunning), want: "wait => Active ChangePending", check: says("image waits")},
+		"what waits for a restart is not tried on and on":     {vm: observed().Status(restartRequired), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), change: did(api.OperationUpdate), want: "wait => Active ChangePending", check: says("image: applied at the next restart")},
+		"what waits for a restart is remembered":              {vm: observed().Status(restartRequired), seen: present(driver.StateRunning), want: "wait => Active ChangePending", check: says("image: applied at the next restart")},
 		"what waited is looked at again after a restart":      {vm: observed().Status(restartRequired), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = t0 }), want: "ensure On Update => Active Updating"},
-		"what waited is done when the driver says no more":    {vm: observed().Status(restartRequired), seen: present(driver.StateRunning), change: did(api.OperationUpdate), want: "wait => Active Running ready"},
+		"what waited is done when the driver says no more":    {vm: observed(), seen: present(driver.StateRunning), change: did(api.OperationUpdate), want: "wait => Active Running ready"},
 		"a probe that does not answer keeps it from Ready":    {vm: observed(), seen: present(driver.StateRunning), change: func(in *input) { in.probe = probeState{wanted: true, text: "refused"} }, want: "wait => Active ProbeFailing", check: says("refused")},
 		"a probe that answers":                                {vm: observed(), seen: present(driver.StateRunning), change: func(in *input) { in.probe = probeState{wanted: true, ok: true} }, want: "wait => Active Running ready"},
 		"the engine restarts it and says why":                 {vm: observed(), seen: change(present(driver.StateRestarting), func(s *driver.Server) { s.Exit = &driver.Exit{Code: 137, Reason: "OOMKilled"} }), want: "wait => Active Restarting", check: says("code 137 (OOMKilled)")},
 		"an exit without a better reason":                     {vm: observed().RestartPolicy(api.RestartNever), seen: change(ended(3), func(s *driver.Server) { s.Exit.Reason = "Error" }), want: "wait => Failed Exited", check: says("the server ended with code 3")},
+		"exited under Never is final":                         {vm: observed().RestartPolicy(api.RestartNever), seen: ended(3), want: "wait => Failed Exited", check: isStalled},
+		"ended by the host's shutdown, Never":                 {vm: observed().RestartPolicy(api.RestartNever), seen: change(ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "ensure On Start => Creating Starting"},
+		"ended by the host's shutdown, to be off":             {vm: observed().Action(api.ActionStopped), seen: change(ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "wait => Stopped StoppedAsAsked ready"},
+		"a refused image":                                     {vm: observed().Status(refusedImage), seen: present(driver.StateRunning), want: "wait => Active ImageImmutable", check: isStalled},
+		"a refused image, off":                                {vm: observed().Action(api.ActionStopped).Status(refusedImage), seen: ended(0), want: "wait => Stopped ImageImmutable", check: isStalled},
+		"a refused image holds nothing up":                    {vm: observed().Action(api.ActionStopped).Status(refusedImage), seen: present(driver.StateRunning), want: "ensure Off Stop => Active Stopping"},
 		"the default action is active, the default is Always": {vm: observed(), seen: ended(0), want: "ensure On Start => Creating Restarting"},
 
 		"a restart is asked for":                     {vm: observed().RestartedAt(t0), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(true)},
@@ -438,6 +467,37 @@ func restarts(intent bool) func(*testing.T, plan) {
 		if p.intent != intent || p.endRun != "run-1" || p.handled {
 			t.Errorf("intent %v, ends run %q, handled %v", p.intent, p.endRun, p.handled)
 		}
+	}
+}
+
+func refusing() inventory.Observation {
+	o := unknown(0)
+	o.Fenced, o.Cause = true, errors.New("epoch 9 has acted")
+	return o
+}
+
+// unproven is a VM under deletion whose binding is lost.
+func unproven() *vmtest.Builder {
+	return observed().Deleted(t0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
+}
+
+func asksEverywhere(want bool) func(*testing.T, plan) {
+	return func(t *testing.T, p plan) {
+		t.Helper()
+		if p.everywhere != want {
+			t.Errorf("asks every driver: %v", p.everywhere)
+		}
+	}
+}
+
+func refusedImage(s *api.VirtualMachineStatus) {
+	s.RefusedField = &api.RefusedField{Field: "image", Reason: api.ReasonImageImmutable, Message: "image is b: the disk stands on a"}
+}
+
+func isStalled(t *testing.T, p plan) {
+	t.Helper()
+	if !p.stalled || p.ready {
+		t.Errorf("stalled %v, ready %v", p.stalled, p.ready)
 	}
 }
 

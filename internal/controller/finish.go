@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -28,10 +29,39 @@ func (r *Reconciler) finish(ctx context.Context, p *pass) (done bool, err error)
 	if p.seen.Answer != inventory.Gone {
 		return false, nil
 	}
+	if p.plan.everywhere {
+		if p.elsewhere = r.askEverywhere(ctx, p.vm); p.elsewhere != "" {
+			return false, nil
+		}
+	}
 	next := p.base.DeepCopy()
 	controllerutil.RemoveFinalizer(next, v1alpha1.FinalizerServer)
 	if _, err := r.patch(ctx, p.base, next); err != nil && !apierrors.IsNotFound(err) {
 		return false, err
 	}
 	return true, nil
+}
+
+// askEverywhere asks every driver live for the server of a VirtualMachine whose
+// binding is lost. It says why the server may still be there, or nothing.
+func (r *Reconciler) askEverywhere(ctx context.Context, vm *v1alpha1.VirtualMachine) string {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	for _, inv := range r.All {
+		seen, err := inv.Look(ctx, vm.UID)
+		switch {
+		case err != nil:
+			return unprovenText(fmt.Sprintf("driver %s cannot say whether it has a server: %v", inv.Name, err))
+		case seen.Answer == inventory.Present:
+			return unprovenText(fmt.Sprintf("driver %s has the server %s", inv.Name, seen.Server.ID))
+		case seen.Answer != inventory.Gone || r.Clock.Now().Before(seen.SettlesAt):
+			return unprovenText(fmt.Sprintf("driver %s cannot say yet whether it has a server", inv.Name))
+		}
+	}
+	return ""
+}
+
+func unprovenText(cause string) string {
+	return fmt.Sprintf("the annotation %s is lost, and %s: set the annotation to <driver>/<engine id> of the server's engine, or remove the finalizer %s by hand if there is no server",
+		v1alpha1.AnnotationBound, cause, v1alpha1.FinalizerServer)
 }

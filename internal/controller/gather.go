@@ -5,11 +5,9 @@ package controller
 
 import (
 	"context"
-	"strconv"
 	"sync"
-	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,41 +22,35 @@ import (
 func (r *Reconciler) get(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
 	vm := &api.VirtualMachine{}
 	if err := r.Client.Get(ctx, key, vm); err != nil {
-		r.recent.forget(key)
-		r.probes.forget(key)
+		r.forget(key)
 		return nil, client.IgnoreNotFound(err)
 	}
 	return r.recent.newer(key, vm), nil
 }
 
-// gather puts the VirtualMachine and the inventory's answer side by side.
-func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
-	p := &pass{r: r, base: vm, vm: vm.DeepCopy()}
-	boundTimes(&p.vm.Status, r.Clock.Now())
-	if vm.Status.Server != nil {
-		p.shown = vm.Status.Server.Generation
-	}
-	if r.Inventory != nil {
-		p.seen = r.Inventory.Get(vm.UID)
-	}
-	return p
+// forget drops all that is kept about an object that is gone, or another driver's.
+func (r *Reconciler) forget(key types.NamespacedName) {
+	r.recent.forget(key)
+	r.probes.forget(key)
+	r.sightings.forget(key)
 }
 
-// boundTimes takes times that another host's clock has put into the future for
-// what they can be at the most, so that nobody waits for that clock.
-func boundTimes(status *api.VirtualMachineStatus, now time.Time) {
-	op := status.Operation
-	if op == nil {
-		return
+// gather puts the VirtualMachine and the inventory's answer side by side.
+func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
+	p := &pass{r: r, base: vm, vm: vm.DeepCopy(), seen: r.observe(vm)}
+	if left := r.recent.unreported(vm); left != nil {
+		p.vm.Status, p.notes, p.acted = *left.status.DeepCopy(), left.notes, true
+	} else {
+		importStatus(&p.vm.Status, p.seen)
+		p.noteCrash()
 	}
-	if op.StartedAt.After(now) {
-		op.StartedAt = metav1.NewMicroTime(now)
+	if p.vm.Status.Server != nil {
+		p.shown = p.vm.Status.Server.Generation
 	}
-	latest := now.Add(backoff(op.Attempts, status.Reason == api.ReasonExhausted))
-	if op.NextRetryTime != nil && op.NextRetryTime.After(latest) {
-		next := metav1.NewMicroTime(latest)
-		op.NextRetryTime = &next
+	if p.seen.Server.State == driver.StateStopped && stoppedByUs(input{vm: p.vm, seen: p.seen}) {
+		p.stoppedRun = p.seen.Server.Run
 	}
+	return p
 }
 
 // look renews what is known of the server by asking the engine. An engine that
@@ -72,33 +64,51 @@ func (p *pass) look(ctx context.Context) error {
 }
 
 // recent remembers our own last write of each object until the cache has it, and
-// which objects the API itself has shown.
+// what was done for an object since.
 type recent struct {
 	mu      sync.Mutex
 	written map[types.NamespacedName]*api.VirtualMachine
-	shown   map[types.NamespacedName]types.UID
+	undone  map[types.NamespacedName]unreported
 }
 
-// saw takes note that the API has shown the object.
-func (c *recent) saw(vm *api.VirtualMachine) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.shown == nil {
-		c.shown = map[types.NamespacedName]types.UID{}
-	}
-	c.shown[client.ObjectKeyFromObject(vm)] = vm.UID
+// unreported is what a pass did and could not write, as after a conflict.
+type unreported struct {
+	uid types.UID
+	// base is the status in the API, and status the one that follows from what was
+	// done.
+	base, status *api.VirtualMachineStatus
+	notes        []note
 }
 
-// seenSince tells whether the object was seen since a lead of that epoch began:
-// it was written later, or the API has shown it. A process has one lead.
-func (c *recent) seenSince(vm *api.VirtualMachine, epoch uint64) bool {
-	order, err := resourceversion.CompareResourceVersion(vm.ResourceVersion, strconv.FormatUint(epoch, 10))
-	if err == nil && order >= 0 {
-		return true
-	}
+// unreported returns what was done for the object and is not in its status yet; nil
+// where somebody else has written the status since.
+func (c *recent) unreported(vm *api.VirtualMachine) *unreported {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.shown[client.ObjectKeyFromObject(vm)] == vm.UID
+	left, ok := c.undone[keyOf(vm)]
+	if !ok || left.uid != vm.UID || !equality.Semantic.DeepEqual(left.base, &vm.Status) {
+		return nil
+	}
+	return &left
+}
+
+// keepUnreported remembers what the pass did, unless that was written.
+func (p *pass) keepUnreported() {
+	c := &p.r.recent
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !p.acted || p.reported {
+		delete(c.undone, keyOf(p.base))
+		return
+	}
+	status := p.vm.Status.DeepCopy()
+	if server := p.serverStatus(); server != nil {
+		status.Server = server
+	}
+	if c.undone == nil {
+		c.undone = map[types.NamespacedName]unreported{}
+	}
+	c.undone[keyOf(p.base)] = unreported{p.base.UID, &p.base.Status, status, p.events()}
 }
 
 func (c *recent) newer(key types.NamespacedName, cached *api.VirtualMachine) *api.VirtualMachine {
@@ -137,7 +147,7 @@ func (c *recent) forget(key types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.written, key)
-	delete(c.shown, key)
+	delete(c.undone, key)
 }
 
 // isUp tells whether a server's guest can be talked to.

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,7 +16,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -62,7 +60,10 @@ type Options struct {
 // workers of its own, so that a slow engine holds only its own VMs. One more
 // lane tells of VMs whose driver does not run here. It returns the reconcilers
 // in the order of the inventories.
-func Setup(mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
+func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, rankIndex, indexRank); err != nil {
+		return nil, fmt.Errorf("index the VirtualMachines: %w", err)
+	}
 	var lanes []*Reconciler
 	names := make([]string, len(o.Inventories))
 	for n, inv := range o.Inventories {
@@ -71,7 +72,7 @@ func Setup(mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
 	for _, inv := range append(slices.Clone(o.Inventories), nil) {
 		r := &Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: o.Recorder,
-			Clock: o.Clock, Drivers: names, Inventory: inv, Epoch: o.Epoch, MayAct: o.MayAct,
+			Clock: o.Clock, Drivers: names, Inventory: inv, All: o.Inventories, Epoch: o.Epoch, MayAct: o.MayAct,
 		}
 		if inv != nil {
 			r.Driver = inv.Name
@@ -111,60 +112,32 @@ func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
 	return c.Watch(source.Func(r.follow))
 }
 
-// laneOf names the driver that a VirtualMachine belongs to: the one that it is
-// bound to or, before that, the one that it asks for or the default.
-func (r *Reconciler) laneOf(vm *api.VirtualMachine) string {
-	name, _, _ := strings.Cut(vm.Annotations[api.AnnotationBound], "/")
-	if name == "" && controllerutil.ContainsFinalizer(vm, api.FinalizerServer) {
-		name = vm.Status.Driver // somebody took the binding away
-	}
-	if name == "" {
-		name = vm.Spec.Driver
-	}
-	switch {
-	case name == "" && len(r.Drivers) > 0:
-		return r.Drivers[0]
-	case slices.Contains(r.Drivers, name):
-		return name
-	}
-	return ""
-}
-
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// handler puts a VirtualMachine into the queue when a user changed it. Our own
-// writes wake nothing. A standby keeps what is undone instead.
+// handler puts a VirtualMachine into the queue when a user changed it. Drover's own
+// writes enqueue nothing.
 func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue) {
-			switch {
-			case r.laneOf(e.Object) != r.Driver:
-			case r.standsBy():
-				r.undone.set(e.Object)
-			default:
-				add(q, keyOf(e.Object), startPriority(e))
-			}
+			r.enqueue(q, e.Object, startPriority(e))
 		},
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue) {
 			r.recent.caughtUp(e.ObjectNew)
-			priority, ok := worth(e.ObjectOld, e.ObjectNew)
-			switch {
-			case r.laneOf(e.ObjectNew) != r.Driver:
-			case r.standsBy():
-				r.undone.set(e.ObjectNew)
-			case ok:
-				add(q, keyOf(e.ObjectNew), priority)
+			if priority, ok := worth(e.ObjectOld, e.ObjectNew); ok {
+				r.enqueue(q, e.ObjectNew, priority)
 			}
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q queue) {
-			switch {
-			case r.laneOf(e.Object) != r.Driver:
-			case r.standsBy():
-				r.undone.forget(keyOf(e.Object))
-			default:
-				add(q, keyOf(e.Object), prioRoutine)
-			}
+			r.enqueue(q, e.Object, prioRoutine)
 		},
+	}
+}
+
+// enqueue adds a VirtualMachine of this driver to the queue. A standby's queue stays
+// empty: takeOver fills it.
+func (r *Reconciler) enqueue(q queue, vm *api.VirtualMachine, priority int) {
+	if driverOf(vm, r.Drivers) == r.Driver && !r.standsBy() {
+		add(q, keyOf(vm), priority)
 	}
 }
 
@@ -182,6 +155,8 @@ func worth(old, vm *api.VirtualMachine) (priority int, ok bool) {
 		return prioDeletion, true
 	case old.Generation != vm.Generation:
 		return prioUser, true
+	case vm.DeletionTimestamp != nil && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
+		return prioDeletion, true // by hand, as DeletionBlocked asks for
 	case isBound(old) && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
 		return prioUser, true
 	case isBound(old) && !isBound(vm):
@@ -190,8 +165,21 @@ func worth(old, vm *api.VirtualMachine) (priority int, ok bool) {
 	return 0, false
 }
 
-// follow puts a VirtualMachine into the queue when its server changed.
+// follow puts a VirtualMachine into the queue when its server changed, and all of
+// the lane when nobody can tell whose changed: by one scan of the cache at a time,
+// and one more for all that is told meanwhile.
 func (r *Reconciler) follow(ctx context.Context, q queue) error {
+	scan := make(chan struct{}, 1)
+	go func() {
+		for {
+			select {
+			case <-scan:
+				r.addAll(ctx, q)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
 	asks, _ := driver.As[driver.Prober](r.Inventory.Driver)
 	r.probes = &prober{ctx: ctx, clock: r.Clock, driver: asks, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
 		add(q, key, prioEngine)
@@ -199,9 +187,11 @@ func (r *Reconciler) follow(ctx context.Context, q queue) error {
 	r.Inventory.Subscribe(func(c inventory.Change) {
 		switch {
 		case r.standsBy():
-			r.undone.raise(c, r.Clock.Now())
 		case c.All, c.VM.Name == "" && !c.Routine:
-			go r.addAll(ctx, q)
+			select {
+			case scan <- struct{}{}:
+			default: // one that has not begun sees it too
+			}
 		case c.Routine:
 			add(q, c.VM, prioRoutine)
 		default:
@@ -211,18 +201,41 @@ func (r *Reconciler) follow(ctx context.Context, q queue) error {
 	return nil
 }
 
-// addAll puts every VirtualMachine of the lane into the queue.
+// addAll puts every VirtualMachine of the driver into the queue, first those whose
+// server is not as the status says.
 func (r *Reconciler) addAll(ctx context.Context, q queue) {
-	var all api.VirtualMachineList
-	if err := r.Client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "List the VirtualMachines in the cache", "driver", r.Driver)
-		return
+	for _, vm := range r.cached(ctx) {
+		priority := prioRoutine
+		if seen := r.observe(vm); seen.Answer != inventory.Unknown && !asLeft(vm.Status.Server, seen) {
+			priority = prioEngine
+		}
+		add(q, keyOf(vm), priority)
 	}
+}
+
+// cached returns the VirtualMachines of the driver in the cache, all or those of an
+// index. They must not be changed.
+func (r *Reconciler) cached(ctx context.Context, of ...client.ListOption) []*api.VirtualMachine {
+	var all api.VirtualMachineList
+	if err := r.Client.List(ctx, &all, append(of, client.UnsafeDisableDeepCopy)...); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "List the VirtualMachines in the cache", "driver", r.Driver)
+		return nil
+	}
+	vms := make([]*api.VirtualMachine, 0, len(all.Items))
 	for n := range all.Items {
-		if vm := &all.Items[n]; r.laneOf(vm) == r.Driver {
-			add(q, keyOf(vm), prioRoutine)
+		if vm := &all.Items[n]; driverOf(vm, r.Drivers) == r.Driver {
+			vms = append(vms, vm)
 		}
 	}
+	return vms
+}
+
+// observe is the inventory's answer about a VirtualMachine's server.
+func (r *Reconciler) observe(vm *api.VirtualMachine) inventory.Observation {
+	if r.Inventory == nil {
+		return inventory.Observation{}
+	}
+	return r.Inventory.Get(vm.UID)
 }
 
 func add(q queue, key types.NamespacedName, priority int) {

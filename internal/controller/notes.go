@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
 
@@ -61,7 +62,7 @@ var notable = map[string]string{
 // did: an operation that came to its end, and a reason worth telling.
 func (p *pass) noteChange(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
-	if op := before.Operation; op != nil && after.Operation == nil && p.did == "" && len(p.notes) == 0 && successReasons[op.Type] != "" {
+	if op := before.Operation; op != nil && after.Operation == nil && !isCrashing(op) && p.did == "" && len(p.notes) == 0 && successReasons[op.Type] != "" {
 		p.noteSuccess(plan{operation: op.Type}, true)
 	}
 	if kind := notable[after.Reason]; kind != "" && before.Reason != after.Reason {
@@ -69,13 +70,48 @@ func (p *pass) noteChange(before *api.VirtualMachineStatus) {
 	}
 }
 
-// tell sends the events of the pass.
-func (p *pass) tell(before *api.VirtualMachineStatus) {
+// noteCrash remembers that a server that was last reported as on has ended badly by
+// itself.
+func (p *pass) noteCrash() {
+	had, server := p.vm.Status.Server, p.seen.Server
+	if had == nil || had.ID != server.ID || isOver(driver.State(had.State)) || !isOver(server.State) || p.endedByUs() {
+		return
+	}
+	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.Reason == driver.ExitHostShutdown {
+		return
+	}
+	text := "the server " + exitText(server.Exit)
+	if server.Exit.Output != "" {
+		text += ": " + server.Exit.Output
+	}
+	p.crash = &note{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
+}
+
+// isOver reports whether a run has ended in a state.
+func isOver(s driver.State) bool { return s == driver.StateStopped || s == driver.StateRestarting }
+
+// endedByUs reports whether Drover has ended the server's run, or is about to.
+func (p *pass) endedByUs() bool {
+	op := p.vm.Status.Operation
+	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.seen.Server.Run
+	return restarted || p.vm.DeletionTimestamp != nil || stoppedByUs(input{vm: p.vm, seen: p.seen})
+}
+
+// emitEvents sends the events of the pass.
+func (p *pass) emitEvents(before *api.VirtualMachineStatus) {
 	p.noteChange(before)
-	for _, n := range p.notes {
+	for _, n := range p.events() {
 		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", clipNote(n.text))
 	}
-	p.notes = nil
+	p.notes, p.crash = nil, nil
+}
+
+// events are those of what was seen and of what was done, in this order.
+func (p *pass) events() []note {
+	if p.crash == nil {
+		return p.notes
+	}
+	return append([]note{*p.crash}, p.notes...)
 }
 
 // clipNote cuts a text to the 1 kB that the events API takes.

@@ -52,9 +52,12 @@ type Reconciler struct {
 	// MayAct is an error while this process does not certainly lead.
 	MayAct func() error
 
-	recent recent
-	probes *prober
-	undone undone
+	// All are the inventories of all drivers that run here.
+	All []*inventory.Inventory
+
+	recent    recent
+	sightings sightings
+	probes    *prober
 }
 
 // Reconcile compares a VirtualMachine with its server and takes the step that
@@ -64,18 +67,25 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil || vm == nil || letGo(vm) {
 		return ctrl.Result{}, err
 	}
+	if driverOf(vm, r.Drivers) != r.Driver {
+		r.forget(req.NamespacedName) // a late key, or another driver's orphan of this name
+		return ctrl.Result{}, nil
+	}
 	bound, err := r.ensureFinalizer(ctx, vm)
 	if err != nil {
 		return retry(err)
 	}
 	p := r.gather(bound)
+	defer p.keepUnreported()
 	p.live = bound != vm
+	p.fresh = p.live && p.seen.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1 // it has just been bound
 	for steps := 0; ; steps++ {
 		//nolint:contextcheck // a readiness probe outlives the pass that starts it
 		if p.decide(); p.plan.step == stepNone || steps == maxSteps {
 			break
 		}
 		if done, err := r.act(ctx, p); done || err != nil {
+			p.reported = done
 			return retry(err)
 		}
 	}
@@ -108,29 +118,37 @@ type pass struct {
 	r    *Reconciler
 	base *api.VirtualMachine // as the API has it
 	vm   *api.VirtualMachine // base, with the status as this pass would have it
-	// live is set once the API itself has shown base in this pass.
-	live bool
-	seen inventory.Observation
+	// live is set once the API itself has shown base in this pass, and confirmed
+	// once the engines were asked whether a server may be created.
+	live, confirmed bool
+	// stoppedRun is the run that was over, on request, when the pass began.
+	stoppedRun string
+	// acted is set if something was done, and reported once the status says so.
+	acted, reported bool
+	seen            inventory.Observation
 	// fresh is set while seen comes from a live look with nothing done since.
 	fresh bool
 	plan  plan
 	did   api.OperationType
-	// partial is set if the driver was not shown all of the spec then.
-	partial bool
 	// shown is the generation of the spec that the driver was last shown.
 	shown int64
 	// missed is set once the driver did not find the server that was seen.
 	missed bool
-	notes  []note
-	probe  probeState
+	// notes are the events of what was done, and crash the one of what was seen.
+	notes     []note
+	crash     *note
+	probe     probeState
+	elsewhere string
 }
 
 // decide plans the next step. A server that the last one started is probed from
 // now on.
 func (p *pass) decide() {
 	p.probe = p.r.probes.check(p.base, p.seen)
+	now := p.r.Clock.Now()
 	p.plan = decide(input{
-		vm: p.vm, seen: p.seen, now: p.r.Clock.Now(), did: p.did, partial: p.partial, shown: p.shown, probe: p.probe,
+		vm: p.vm, seen: p.seen, now: now, did: p.did, shown: p.shown, probe: p.probe,
+		since: p.r.sightings.observe(p.vm, p.seen, now), elsewhere: p.elsewhere,
 		driver: p.r.Driver, drivers: p.r.Drivers,
 	})
 }

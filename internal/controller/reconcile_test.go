@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -67,11 +68,16 @@ type meddler struct {
 	// behind has complete lists show before, as if they were from then.
 	behind bool
 	before []driver.Server
+	// blind fails the looks at single servers.
+	blind atomic.Bool
 }
 
 func (m *meddler) Unwrap() driver.Driver { return m.Driver }
 
 func (m *meddler) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	if m.blind.Load() && len(uids) > 0 {
+		return nil, errors.New("inspect: boom")
+	}
 	if m.behind && len(uids) == 0 {
 		return m.before, nil
 	}
@@ -114,9 +120,11 @@ func newRig(t *testing.T, options fake.Options) *rig {
 	return g
 }
 
-func (g *rig) startInventory() {
+func (g *rig) startInventory() { g.startInventoryOf("fake") }
+
+func (g *rig) startInventoryOf(name string) {
 	g.t.Helper()
-	inv, err := inventory.New(inventory.Options{Name: "fake", Driver: g.engine, Clock: g.clock, Log: logr.Discard()})
+	inv, err := inventory.New(inventory.Options{Name: name, Driver: g.engine, Clock: g.clock, Log: logr.Discard()})
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -133,7 +141,7 @@ func (g *rig) newAPI() client.WithWatch {
 	scheme := runtime.NewScheme()
 	_ = clientgoscheme.AddToScheme(scheme)
 	_ = api.AddToScheme(scheme)
-	return clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.VirtualMachine{}).
+	return clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.VirtualMachine{}).WithIndex(&api.VirtualMachine{}, rankIndex, indexRank).
 		WithInterceptorFuncs(interceptor.Funcs{
 			Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 				g.writes++

@@ -51,7 +51,8 @@ func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 	if err := r.write(ctx, p); err != nil {
 		return ctrl.Result{}, err
 	}
-	p.tell(&before)
+	p.emitEvents(&before)
+	p.reported = true
 	return wakeAt(now, p.plan.wake), nil
 }
 
@@ -77,6 +78,7 @@ func (r *Reconciler) write(ctx context.Context, p *pass) error {
 	}
 	r.recent.remember(vm)
 	p.base, p.vm, p.live = vm, vm.DeepCopy(), true
+	r.sightings.observe(p.vm, p.seen, now) // an operation that begins with this write began now
 	return nil
 }
 
@@ -84,7 +86,7 @@ func (r *Reconciler) write(ctx context.Context, p *pass) error {
 // state.
 func (r *Reconciler) mayReport() error {
 	if err := r.MayAct(); err != nil {
-		return driver.Errorf(driver.ErrFenced, "nothing was written: %w", err)
+		return driver.Errorf(driver.ErrNotLeading, "nothing was written: %w", err)
 	}
 	return nil
 }
@@ -96,20 +98,27 @@ func (p *pass) status(now time.Time) api.VirtualMachineStatus {
 	next := *p.vm.Status.DeepCopy()
 	next.ObservedGeneration = p.vm.Generation
 	next.Phase, next.Reason, next.Message = plan.phase, plan.reason, clip(plan.message)
-	if p.r.Driver != "" {
+	if p.r.Driver != "" && isBound(p.vm) {
 		next.Driver = p.r.Driver
 	}
 	if plan.handled {
 		next.RestartedAt = p.vm.Spec.RestartedAt
 	}
 	next.Operation = p.operation()
-	if !plan.unobserved && p.seen.Answer != inventory.Unknown {
+	next.PendingFields, next.RefusedField = plan.pending, plan.refused
+	if p.isObserved() {
 		p.describe(&next)
+	}
+	if next.Binding == nil && isBound(p.vm) && p.isObserved() {
+		next.Binding = new(bindingOf(p.vm))
 	}
 	next.Conditions = slices.Clone(base.Conditions)
 	p.conditions(&next.Conditions, now)
 	return next
 }
+
+// isObserved reports whether the VirtualMachine's engine has answered.
+func (p *pass) isObserved() bool { return !p.plan.unobserved && p.seen.Answer != inventory.Unknown }
 
 // operation keeps the status's operation while it goes on, and while nobody can
 // tell whether it does.
@@ -118,11 +127,22 @@ func (p *pass) operation() *api.Operation {
 	blind := p.plan.unobserved || p.plan.reason == api.ReasonDuplicate
 	switch {
 	case have != nil && (have.Type == wanted || wanted == "" && blind):
-		return have
+		return withNextTry(have, p.plan.nextTry)
 	case wanted == "":
 		return nil
 	}
 	return p.newOperation()
+}
+
+// withNextTry corrects the time of the next try where another process's clock has
+// written it.
+func withNextTry(op *api.Operation, at time.Time) *api.Operation {
+	if at.IsZero() || op.NextRetryTime == nil || op.NextRetryTime.Sub(at).Abs() < time.Second {
+		return op
+	}
+	op = op.DeepCopy()
+	op.NextRetryTime = new(metav1.NewMicroTime(at))
+	return op
 }
 
 // describe copies what was seen of the server.
@@ -149,7 +169,7 @@ func portStatuses(asked []api.Port, open []driver.Port) []api.PortStatus {
 	var all []api.PortStatus
 	unused := slices.Clone(asked)
 	for _, o := range open {
-		next := api.PortStatus{Protocol: api.Protocol(o.Protocol), Port: o.Port, HostPort: o.HostPort}
+		next := api.PortStatus{Protocol: api.Protocol(o.Protocol), Port: o.Port, HostPort: o.HostPort, HostIP: o.HostIP}
 		n := indexOf(unused, next, o.HostPort)
 		if n < 0 {
 			n = indexOf(unused, next, 0)
@@ -176,7 +196,14 @@ func (p *pass) serverStatus() *api.ServerStatus {
 	if seen.Answer != inventory.Present {
 		return nil
 	}
-	next := &api.ServerStatus{ID: seen.Server.ID, State: string(seen.Server.State), Generation: p.shown}
+	var stopped string
+	if p.plan.stopped || p.stoppedRun == seen.Server.Run || p.vm.Status.Server != nil && p.vm.Status.Server.StoppedRun == seen.Server.Run {
+		stopped = seen.Server.Run
+	}
+	next := &api.ServerStatus{
+		ID: seen.Server.ID, State: string(seen.Server.State), Generation: p.shown, StoppedRun: stopped,
+		ImageID: seen.Server.ImageID, Accelerator: seen.Server.Accelerator,
+	}
 	var shown *api.Usage
 	if have != nil && have.ID == next.ID {
 		shown = have.Usage
@@ -219,7 +246,7 @@ func (p *pass) conditions(all *[]metav1.Condition, now time.Time) {
 	} else {
 		set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
 	}
-	only(plan.pending != "", api.ConditionRestartRequired, api.ReasonChangePending, plan.pending)
+	only(len(plan.pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, pendingText(plan.pending))
 	only(plan.blocked, api.ConditionDeletionBlocked, plan.reason, plan.message)
 	only(plan.stalled, api.ConditionStalled, plan.reason, plan.message)
 }
@@ -235,7 +262,8 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 }
 
 // runningReason says why the server is on or off. Why it is off stays said until
-// it is on again, whatever else comes up meanwhile: decide goes by that.
+// it is on again, whatever else comes up meanwhile: versions before
+// status.server.stoppedRun go by that.
 func (p *pass) runningReason(have []metav1.Condition) string {
 	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
 	off := p.seen.Answer == inventory.Present && p.seen.Server.State == driver.StateStopped
@@ -249,19 +277,6 @@ func (p *pass) runningReason(have []metav1.Condition) string {
 		return known.Reason
 	}
 	return p.plan.reason
-}
-
-// setStalled marks the pass's status, for decide to find.
-func (p *pass) setStalled(stalled bool) {
-	conditions := &p.vm.Status.Conditions
-	if !stalled {
-		meta.RemoveStatusCondition(conditions, api.ConditionStalled)
-		return
-	}
-	meta.SetStatusCondition(conditions, metav1.Condition{
-		Type: api.ConditionStalled, Status: metav1.ConditionTrue, Reason: p.vm.Status.Reason,
-		ObservedGeneration: p.vm.Generation, LastTransitionTime: metav1.NewTime(p.r.Clock.Now()),
-	})
 }
 
 func conditionTrue(conditions []metav1.Condition, kind string) bool {

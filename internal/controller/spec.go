@@ -31,6 +31,7 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		CPUMilli: r.CPUMilli, MemoryBytes: r.MemoryBytes, RootDiskBytes: r.RootDiskBytes,
 		SSHKeys:       vm.Spec.SSHAuthorizedKeys,
 		RestartPolicy: driver.RestartPolicy(vm.Spec.RestartPolicy),
+		GracePeriod:   grace(vm),
 	}
 	if image := imageOf(vm.Spec.Image); image != nil {
 		spec.Image = *image
@@ -39,7 +40,7 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		spec.Volumes = append(spec.Volumes, volumeOf(v))
 	}
 	for _, p := range vm.Spec.Ports {
-		spec.Ports = append(spec.Ports, driver.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, HostPort: p.HostPort})
+		spec.Ports = append(spec.Ports, driver.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 	}
 	return spec
 }

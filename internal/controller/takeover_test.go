@@ -183,7 +183,7 @@ func TestWhoMayNotActDoesNotReport(t *testing.T) {
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
-		return driver.Server{}, driver.Errorf(driver.ErrFenced, "a newer leader has acted")
+		return driver.Server{}, driver.Errorf(driver.ErrNotLeading, "another replica leads")
 	}
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
 	writes := g.counting(func() {
@@ -259,17 +259,5 @@ func TestRetainMeanwhile(t *testing.T) {
 	records := g.memory.Records()
 	if len(records) != 1 || !records[0].Retained {
 		t.Errorf("the engine has %+v: want the server released", records)
-	}
-}
-
-// TestClockOfThePredecessor : a clock that was ahead delays nothing.
-func TestClockOfThePredecessor(t *testing.T) {
-	t.Parallel()
-	next := metav1.NewMicroTime(t0.Add(time.Hour))
-	status := api.VirtualMachineStatus{Operation: &api.Operation{Attempts: 1, StartedAt: metav1.NewMicroTime(t0.Add(time.Hour)), NextRetryTime: &next}}
-	boundTimes(&status, t0)
-	op := status.Operation
-	if !op.StartedAt.Time.Equal(t0) || !op.NextRetryTime.Time.Equal(t0.Add(firstBackoff)) {
-		t.Errorf("began %s, next try %s: want now and the backoff from now", op.StartedAt, op.NextRetryTime)
 	}
 }

@@ -1,0 +1,240 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// addDriver gives the rig a second driver, other, with an engine of its own.
+func (g *rig) addDriver() (*fake.Memory, *inventory.Inventory) {
+	g.t.Helper()
+	first, engine := g.inv, g.engine
+	memory := fake.NewMemory(g.clock)
+	d, err := fake.New(fake.Options{ClusterID: "cluster", Memory: memory, Clock: g.clock, Log: logr.Discard()})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	g.engine = &meddler{Driver: d}
+	g.startInventoryOf("other")
+	second := g.inv
+	g.inv, g.engine = first, engine
+	g.r.Drivers, g.r.All = append(g.r.Drivers, "other"), []*inventory.Inventory{first, second}
+	return memory, second
+}
+
+// asOther runs fn with the reconciler of driver other, on the same API.
+func (g *rig) asOther(inv *inventory.Inventory, fn func()) {
+	g.t.Helper()
+	mine := g.r
+	g.newReconciler()
+	g.r.Driver, g.r.Inventory, g.r.Drivers, g.r.All = "other", inv, mine.Drivers, mine.All
+	fn()
+	g.r = mine
+}
+
+// TestLateKeyOfAnotherDriver : a VM that was created again with another driver is
+// not touched by the driver of its predecessor, whose queue has its name still.
+func TestLateKeyOfAnotherDriver(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.addDriver()
+	g.create(vmtest.VM("vm").Driver("other"))
+	g.wantWrites(0, func() { g.reconcile() })
+	if vm := g.vm(); len(vm.Finalizers) != 0 || len(g.memory.Records()) != 0 {
+		t.Errorf("bound to %q, servers %v", vm.Annotations[api.AnnotationBound], g.memory.Records())
+	}
+}
+
+// TestOrphanOfTheSameName : a server of another UID with the VM's name, on the
+// engine of another driver, says nothing about the VM.
+func TestOrphanOfTheSameName(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	_, other := g.addDriver()
+	g.create(vmtest.VM("vm").Driver("other"))
+	g.asOther(other, func() { g.reconcile() })
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	g.wantWrites(0, func() { g.reconcile() }) // by the orphan's driver
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
+// replace is kubectl replace with the user's own manifest.
+func (g *rig) replace(change func(*api.VirtualMachine)) {
+	g.t.Helper()
+	vm := g.vm()
+	vm.Finalizers, vm.Annotations = nil, nil
+	change(vm)
+	if err := g.api.Update(g.t.Context(), vm); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// TestReplacedManifest : a lost binding comes back from the status, whatever the
+// default driver is by now.
+func TestReplacedManifest(t *testing.T) {
+	older := func(vm *api.VirtualMachine) { vm.Status.Binding = nil }
+	tests := map[string]struct {
+		change func(*api.VirtualMachine)
+		status func(*api.VirtualMachine)
+	}{
+		"all of it lost":               {func(*api.VirtualMachine) {}, nil},
+		"another binding":              {func(vm *api.VirtualMachine) { vm.Annotations = map[string]string{api.AnnotationBound: "other/x"} }, nil},
+		"a status of an older version": {func(*api.VirtualMachine) {}, older},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			g.create(vmtest.VM("vm"))
+			g.reconcile()
+			bound, run := g.vm().Annotations[api.AnnotationBound], g.server().Run
+			if tc.status != nil {
+				vm := g.vm()
+				tc.status(vm)
+				if err := g.api.Status().Update(t.Context(), vm); err != nil {
+					t.Fatal(err)
+				}
+			}
+			g.replace(tc.change)
+			memory, other := g.addDriver()
+			g.r.Drivers = []string{"other", "fake"} // the default is another one now
+			g.asOther(other, func() { g.reconcile() })
+			g.reconcile()
+			vm := g.vm()
+			if vm.Annotations[api.AnnotationBound] != bound || len(vm.Finalizers) != 1 || annotationOf(*vm.Status.Binding) != bound {
+				t.Errorf("bound to %q, status %v, finalizers %v: want %q", vm.Annotations[api.AnnotationBound], vm.Status.Binding, vm.Finalizers, bound)
+			}
+			if len(memory.Records()) != 0 || g.server().Run != run {
+				t.Errorf("a second server %v, run %s was %s", memory.Records(), g.server().Run, run)
+			}
+		})
+	}
+}
+
+// TestDeletionWithoutABinding : which engine the server is on cannot be told, so
+// every driver has to say that it has none.
+func TestDeletionWithoutABinding(t *testing.T) {
+	lose := func(g *rig) {
+		g.t.Helper()
+		vm := g.vm()
+		vm.Status.Binding, vm.Status.Driver, vm.Status.Server = nil, "", nil
+		if err := g.api.Status().Update(g.t.Context(), vm); err != nil {
+			g.t.Fatal(err)
+		}
+		vm = g.vm()
+		vm.Annotations = nil
+		if err := g.api.Update(g.t.Context(), vm); err != nil {
+			g.t.Fatal(err)
+		}
+		if err := g.api.Delete(g.t.Context(), g.vm()); err != nil {
+			g.t.Fatal(err)
+		}
+	}
+	t.Run("another driver has the server", func(t *testing.T) {
+		g := newRig(t, fake.Options{})
+		memory, other := g.addDriver()
+		g.create(vmtest.VM("vm").Driver("other"))
+		g.asOther(other, func() { g.reconcile() })
+		lose(g)
+		vm := g.vm()
+		vm.Spec.Driver = "" // the default driver looks for it
+		if err := g.api.Update(t.Context(), vm); err != nil {
+			t.Fatal(err)
+		}
+		g.reconcile()
+		c := meta.FindStatusCondition(g.vm().Status.Conditions, api.ConditionDeletionBlocked)
+		if c == nil || !strings.Contains(c.Message, "driver other has the server") || !strings.Contains(c.Message, api.AnnotationBound) {
+			t.Fatalf("DeletionBlocked is %+v", c)
+		}
+		if len(memory.Records()) != 1 {
+			t.Error("the server is gone")
+		}
+		// The way out that the message names.
+		vm = g.vm()
+		vm.Annotations = map[string]string{api.AnnotationBound: "other/" + other.Get("x").EngineID}
+		if err := g.api.Update(t.Context(), vm); err != nil {
+			t.Fatal(err)
+		}
+		g.asOther(other, func() {
+			g.eventually("the VM is gone", func() bool {
+				g.clock.Step(time.Second)
+				g.reconcile()
+				return g.vm() == nil
+			})
+		})
+		if len(memory.Records()) != 0 {
+			t.Error("the server is left")
+		}
+	})
+	t.Run("another driver cannot be asked", func(t *testing.T) {
+		g := newRig(t, fake.Options{})
+		g.create(vmtest.VM("vm"))
+		g.reconcile()
+		memory, other := g.addDriver()
+		memory.SetAvailable(false)
+		lose(g)
+		g.reconcile()
+		g.wantCondition(api.ConditionDeletionBlocked, "True")
+		memory.SetAvailable(true)
+		g.eventually("the other engine answers", func() bool {
+			g.clock.Step(time.Second)
+			return other.Get("x").Answer == inventory.Gone
+		})
+		g.clock.Step(elsewherePeriod)
+		g.reconcile()
+		if g.vm() != nil || len(g.memory.Records()) != 0 {
+			t.Errorf("left: %v, %v", g.vm(), g.memory.Records())
+		}
+	})
+}
+
+// TestEngineMismatchByStatus : the status says where the server is, also where the
+// annotation agrees with the engine that answers.
+func TestEngineMismatchByStatus(t *testing.T) {
+	vm := observed().Status(func(s *api.VirtualMachineStatus) {
+		s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-2"}
+	}).Obj()
+	if p := decide(ask(vm, gone())); p.reason != api.ReasonEngineMismatch || p.step != stepNone {
+		t.Errorf("got %s", brief(p))
+	}
+	if isBound(vm) {
+		t.Error("the annotation counts although the status says another engine")
+	}
+	if got := driverOf(vm, []string{"qemu", "fake"}); got != "fake" {
+		t.Errorf("the VM belongs to %q", got)
+	}
+}
+
+// TestDriverOf covers what decides whose a VM is.
+func TestDriverOf(t *testing.T) {
+	status := func(s *api.VirtualMachineStatus) { s.Driver = "fake" }
+	tests := map[string]struct {
+		vm   *vmtest.Builder
+		want string
+	}{
+		"new, no driver named":              {vmtest.VM("vm"), "docker"},
+		"new, a driver named":               {vmtest.VM("vm").Driver("fake"), "fake"},
+		"a driver that does not run":        {vmtest.VM("vm").Driver("xen"), ""},
+		"bound":                             {vmtest.VM("vm").Bound("fake/x"), "fake"},
+		"bound to one that does not run":    {vmtest.VM("vm").Bound("qemu/x"), ""},
+		"older status, had a server":        {vmtest.VM("vm").Status(status).Status(left("id", driver.StateRunning)), "fake"},
+		"older status, never had a server":  {vmtest.VM("vm").Status(status), "docker"},
+		"an annotation that says nothing":   {vmtest.VM("vm").Bound("nonsense"), "docker"},
+		"the status against the annotation": {vmtest.VM("vm").Bound("docker/x").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake", EngineID: "y"} }), "fake"},
+	}
+	for name, tc := range tests {
+		if got := driverOf(tc.vm.Obj(), []string{"docker", "fake"}); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}

@@ -1,0 +1,225 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// offClocks are how far another host's clock may be off.
+var offClocks = map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour, "right": 0}
+
+// deletedAt has the cache show a deletion by an API server whose clock is off.
+func (g *rig) deletedAt(at time.Time) {
+	g.t.Helper()
+	if err := g.api.Delete(g.t.Context(), g.vm()); err != nil {
+		g.t.Fatal(err)
+	}
+	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			err := c.Get(ctx, key, obj, opts...)
+			if obj.GetDeletionTimestamp() != nil {
+				obj.SetDeletionTimestamp(&metav1.Time{Time: at})
+			}
+			return err
+		},
+	})
+}
+
+// TestDeletionByAnotherClock : the grace period is as long as it says, whatever the
+// API server takes for the time.
+func TestDeletionByAnotherClock(t *testing.T) {
+	for name, off := range offClocks {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{ShutdownTime: time.Hour})
+			g.create(vmtest.VM("vm").Grace(10))
+			g.reconcile()
+			g.deletedAt(g.clock.Now().Add(off))
+			g.reconcile()
+			g.clock.Step(9 * time.Second)
+			g.reconcile()
+			if s := g.server().State; s != driver.StateStopping {
+				t.Errorf("after 9 s of 10 the server is %s", s)
+			}
+			g.clock.Step(time.Second)
+			g.reconcile()
+			if g.vm() != nil || len(g.memory.Records()) != 0 {
+				t.Error("after 10 s it is still there")
+			}
+		})
+	}
+}
+
+// crashNow ends the server's run by the engine's clock.
+func (g *rig) crashNow(off time.Duration) {
+	g.t.Helper()
+	if err := g.memory.Edit("uid-1", func(r *fake.Record) {
+		r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 1, At: g.clock.Now().Add(off)}
+	}); err != nil {
+		g.t.Fatal(err)
+	}
+	g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
+}
+
+// TestCrashesByAnotherClock : a server that crashes again and again is started as
+// often with an engine whose clock is off as with any other.
+func TestCrashesByAnotherClock(t *testing.T) {
+	for name, off := range offClocks {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			g.create(vmtest.VM("vm"))
+			g.reconcile()
+			var waits []time.Duration
+			for range 4 {
+				g.crashNow(off)
+				run, began := g.server().Run, g.clock.Now()
+				for wait := g.reconcile().RequeueAfter; g.server().Run == run; wait = g.reconcile().RequeueAfter {
+					g.clock.Step(max(wait, time.Millisecond))
+				}
+				waits = append(waits, g.server().StartedAt.Sub(began).Truncate(time.Second))
+			}
+			want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second}
+			if !slices.Equal(waits, want) {
+				t.Errorf("the crashes were waited for %v, want %v", waits, want)
+			}
+		})
+	}
+}
+
+// TestRetryOfAPredecessorWithAnotherClock : a new leader waits as long as the wait
+// is, from when it came, and says so.
+func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
+	for name, off := range offClocks {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{})
+			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+				return driver.Server{}, driver.Errorf(driver.ErrRetry, "boom")
+			}
+			g.create(vmtest.VM("vm"))
+			g.reconcile()
+			vm := g.vm()
+			next := metav1.NewMicroTime(vm.Status.Operation.NextRetryTime.Add(off))
+			began := metav1.NewMicroTime(vm.Status.Operation.StartedAt.Add(off))
+			vm.Status.Operation.NextRetryTime, vm.Status.Operation.StartedAt, vm.Status.Operation.Attempts = &next, began, 3
+			if err := g.api.Status().Update(t.Context(), vm); err != nil {
+				t.Fatal(err)
+			}
+			g.newReconciler()
+			g.clock.Step(time.Minute)
+			came, calls := g.clock.Now(), g.engine.calls
+			if wait := g.reconcile().RequeueAfter; wait != 4*time.Second {
+				t.Errorf("the new leader waits %s, want 4 s", wait)
+			}
+			if g.engine.calls != calls {
+				t.Error("the new leader did not wait")
+			}
+			if said := g.vm().Status.Operation.NextRetryTime.Sub(came); said.Round(time.Second) != 4*time.Second {
+				t.Errorf("the status says that the next try is in %s", said)
+			}
+			g.clock.Step(4 * time.Second)
+			g.reconcile()
+			if g.engine.calls != calls+1 {
+				t.Errorf("%d tries after the wait, want 1", g.engine.calls-calls)
+			}
+		})
+	}
+}
+
+// TestStopThatFailedBeforeADeletion does not cost a running guest its shutdown.
+func TestStopThatFailedBeforeADeletion(t *testing.T) {
+	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
+	g.create(vmtest.VM("vm").Grace(10))
+	g.reconcile()
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, errors.New("boom")
+	}
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonOperationFailed)
+	g.engine.ensure = nil
+	g.edit(func(*api.VirtualMachineSpec) {}) // a deletion makes a new generation
+	_ = g.api.Delete(t.Context(), g.vm())
+	g.reconcile()
+	if s := g.server().State; s != driver.StateStopping {
+		t.Errorf("the server is %q, want it to shut down", s)
+	}
+}
+
+// TestRefusedStopUnderADeletion : no new spec will come, so it is tried as any other
+// failure is, and the deletion ends with the grace period.
+func TestRefusedStopUnderADeletion(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").Grace(10))
+	g.reconcile()
+	calls := g.engine.calls
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrInvalid, "no")
+	}
+	_ = g.api.Delete(t.Context(), g.vm())
+	began := g.clock.Now()
+	for g.vm() != nil {
+		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
+	}
+	if took := g.clock.Now().Sub(began); took < 10*time.Second || took > 12*time.Second {
+		t.Errorf("the deletion took %s, want the grace period of 10 s", took)
+	}
+	if tries := g.engine.calls - calls; tries != 4 { // after 0, 1, 3 and 7 s
+		t.Errorf("%d tries, want 4", tries)
+	}
+}
+
+// TestSightings covers what is kept of a VM, and for how long.
+func TestSightings(t *testing.T) {
+	var s sightings
+	vm := observed().Status(failing(api.OperationCreate, 1, time.Second)).Obj()
+	first := s.observe(vm, gone(), t0)
+	again := s.observe(vm, gone(), t0.Add(time.Minute))
+	if first != again || !first.failure.Equal(t0) || !first.operation.Equal(t0) {
+		t.Errorf("%+v, later %+v: want both since %s", first, again, t0)
+	}
+	vm.Status.Operation.Attempts++
+	if got := s.observe(vm, gone(), t0.Add(time.Minute)); !got.failure.Equal(t0.Add(time.Minute)) || !got.operation.Equal(t0) {
+		t.Errorf("another failure: %+v", got)
+	}
+	twin := vm.DeepCopy()
+	twin.UID = "uid-2"
+	if got := s.observe(twin, gone(), t0.Add(time.Hour)); !got.operation.Equal(t0.Add(time.Hour)) {
+		t.Errorf("another VM of the same name: %+v", got)
+	}
+	vm.Status.Operation = nil
+	if got := s.observe(vm, present(driver.StateRunning), t0); got != (since{}) || len(s.byVM) != 0 {
+		t.Errorf("at rest: %+v, %d kept", got, len(s.byVM))
+	}
+}
+
+// TestRunTime : how long a run lasted is told by our own clock where we saw it run.
+func TestRunTime(t *testing.T) {
+	var s sightings
+	seen, looping := quick(1, 3, 0)
+	seen.Server.StartedAt = seen.Server.Exit.At.Add(-time.Hour) // says the engine
+	vm := observed().Status(looping).Obj()
+	in := input{vm: vm, seen: seen}
+	in.since = s.observe(vm, seen, t0)
+	if got := runTime(in); got != time.Hour {
+		t.Errorf("a run that we did not see: %s", got)
+	}
+	s.observe(vm, present(driver.StateRunning), t0.Add(time.Second))
+	in.since = s.observe(vm, seen, t0.Add(3*time.Second))
+	if got := runTime(in); got != 2*time.Second {
+		t.Errorf("a run that we saw: %s", got)
+	}
+}

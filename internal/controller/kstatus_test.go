@@ -1,0 +1,89 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// kstatusOf is what kstatus, by which kpt, Flux and others wait, makes of a VM with
+// the status that follows from what was seen.
+func kstatusOf(t *testing.T, vm *api.VirtualMachine, in input) status.Status {
+	t.Helper()
+	r := &Reconciler{Driver: in.driver, Drivers: in.drivers, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
+	p := &pass{r: r, base: vm, vm: vm.DeepCopy(), seen: in.seen, plan: decide(in)}
+	vm = vm.DeepCopy()
+	vm.Status = p.status(t0)
+	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(vm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	result, err := status.Compute(&unstructured.Unstructured{Object: content})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result.Status
+}
+
+// TestKstatus : whoever waits for a VM by kstatus comes to an end. What is as the
+// spec says is Current, what only a new spec can help has Failed, and InProgress is
+// only what goes on or may.
+func TestKstatus(t *testing.T) {
+	twins := present(driver.StateRunning)
+	twins.Duplicates = []string{"id-1", "id-2"}
+	completed := observed().RestartPolicy(api.RestartNever)
+	tests := map[string]struct {
+		vm     *vmtest.Builder
+		seen   inventory.Observation
+		change func(*input)
+		want   status.Status
+	}{
+		"being created":           {observed(), gone(), nil, status.InProgressStatus},
+		"fetching":                {observed(), present(driver.StatePending), nil, status.InProgressStatus},
+		"starting":                {observed(), present(driver.StateStarting), nil, status.InProgressStatus},
+		"running":                 {observed(), present(driver.StateRunning), nil, status.CurrentStatus},
+		"running, probe fails":    {observed(), present(driver.StateRunning), func(in *input) { in.probe = probeState{wanted: true} }, status.InProgressStatus},
+		"running, change waits":   {observed().Status(restartRequired), present(driver.StateRunning), nil, status.InProgressStatus},
+		"running, image refused":  {observed().Status(refusedImage), present(driver.StateRunning), nil, status.FailedStatus},
+		"restarted by the engine": {observed(), present(driver.StateRestarting), nil, status.InProgressStatus},
+		"stopping":                {observed().Action(api.ActionStopped), present(driver.StateStopping), nil, status.InProgressStatus},
+		"stopped":                 {observed().Action(api.ActionStopped), ended(0), nil, status.CurrentStatus},
+		"stopped, image refused":  {observed().Action(api.ActionStopped).Status(refusedImage), ended(0), nil, status.FailedStatus},
+		"paused":                  {observed().Action(api.ActionPaused), present(driver.StatePaused), nil, status.CurrentStatus},
+		"completed":               {completed, ended(0), nil, status.CurrentStatus},
+		"exited, Never":           {completed, ended(3), nil, status.FailedStatus},
+		"exited, Always":          {observed(), ended(3), nil, status.InProgressStatus},
+		"create fails":            {observed().Status(failing(api.OperationCreate, 3, time.Second)), gone(), nil, status.InProgressStatus},
+		"refused":                 {observed().Status(stalled), gone(), nil, status.FailedStatus},
+		"unknown driver":          {vmtest.VM("vm").Driver("xen").Generation(1), gone(), stray, status.FailedStatus},
+		"another engine":          {observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
+		"engine away":             {observed(), unknown(time.Minute), nil, status.InProgressStatus},
+		"two servers":             {observed(), twins, nil, status.InProgressStatus},
+		"deletion":                {observed().Deleted(t0), present(driver.StateRunning), nil, status.TerminatingStatus},
+		"deletion, engine away":   {observed().Deleted(t0), unknown(time.Minute), nil, status.TerminatingStatus},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			vm := tc.vm.Obj()
+			in := ask(vm, tc.seen)
+			if tc.change != nil {
+				tc.change(&in)
+			}
+			if got := kstatusOf(t, vm, in); got != tc.want {
+				t.Errorf("%s, want %s", got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,242 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+var errConflict = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
+
+// TestGraceOfAStop : a guest that ignores the signal is forced off after the grace
+// period, though Drover's own write about the stop wakes no pass.
+func TestGraceOfAStop(t *testing.T) {
+	g := newRig(t, fake.Options{ShutdownTime: time.Hour})
+	g.create(vmtest.VM("vm").Grace(10))
+	g.reconcile()
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	began := g.clock.Now()
+	for g.server().State != driver.StateStopped && g.clock.Now().Sub(began) < time.Minute {
+		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
+	}
+	if took := g.clock.Now().Sub(began); took > 12*time.Second {
+		t.Errorf("stop took %s, want 10 s", took)
+	}
+}
+
+// TestForcedRestartIsNoCrash : a run that Drover ended did not crash, whatever its code.
+func TestForcedRestartIsNoCrash(t *testing.T) {
+	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
+	g.create(vmtest.VM("vm").Grace(10))
+	g.reconcile()
+	g.clock.Step(time.Minute)
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	run := g.server().Run
+	g.reconcile()
+	g.reasons()
+	// the engine ends the run by force, as SIGKILL after the stop does
+	if err := g.memory.Edit("uid-1", func(r *fake.Record) {
+		r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 143, At: g.clock.Now()}
+		r.UpAt, r.StopsAt = time.Time{}, time.Time{}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	g.eventually("end seen", func() bool { return g.server().State == driver.StateStopped })
+	g.reconcile()
+	if g.server().Run == run {
+		t.Error("not restarted")
+	}
+	if got := g.reasons(); slices.Contains(got, api.EventCrashed) {
+		t.Errorf("events %v", got)
+	}
+}
+
+// TestCrashEventSurvivesAConflict : the event waits for the status write that
+// succeeds.
+func TestCrashEventSurvivesAConflict(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.reasons()
+	g.crashNow(0)
+	g.statusErr = errConflict
+	_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+	g.statusErr = nil
+	g.reconcile()
+	if got := g.reasons(); !slices.Contains(got, api.EventCrashed) {
+		t.Errorf("events %v, want Crashed", got)
+	}
+}
+
+// TestStoppedThenActiveWithAFailingStart : a run that was ended on request stays so
+// while the start after it fails.
+func TestStoppedThenActiveWithAFailingStart(t *testing.T) {
+	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
+	g.create(vmtest.VM("vm").Grace(10).RestartPolicy(api.RestartNever))
+	g.reconcile()
+	g.clock.Step(time.Minute)
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.reconcile()
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.reconcile()
+	if err := g.memory.Edit("uid-1", func(r *fake.Record) { // forced
+		r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 137, At: g.clock.Now()}
+		r.UpAt, r.StopsAt = time.Time{}, time.Time{}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	g.eventually("end seen", func() bool { return g.server().State == driver.StateStopped })
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrRetry, "boom")
+	}
+	g.reconcile()
+	g.engine.ensure = nil
+	g.clock.Step(time.Minute)
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
+
+// TestForgedAnnotation : a tenant who changes the annotation before the first status
+// is written gets no second server.
+func TestForgedAnnotation(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	memory, other := g.addDriver()
+	g.create(vmtest.VM("vm"))
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		s, err := live()
+		vm := g.vm() // a tenant who watches his VM, in those milliseconds
+		vm.Annotations[api.AnnotationBound] = "other/" + other.Get("").EngineID
+		if e := g.api.Update(context.Background(), vm); e != nil {
+			t.Error(e)
+		}
+		return s, err
+	}
+	_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+	g.reconcile()
+	g.asOther(other, func() { g.reconcile() })
+	if len(memory.Records()) != 0 && len(g.memory.Records()) != 0 {
+		t.Errorf("two servers of one UID: %v and %v; status.binding %v", g.memory.Records(), memory.Records(), g.vm().Status.Binding)
+	}
+}
+
+// TestWayOutIsSeen : the annotation that DeletionBlocked asks for enqueues the VM with
+// the driver that it names.
+func TestWayOutIsSeen(t *testing.T) {
+	now := metav1.Time{Time: t0}
+	old := vmtest.VM("vm").UID("uid-1").Generation(2).Obj()
+	old.Finalizers, old.DeletionTimestamp = []string{api.FinalizerServer}, &now
+	old.Status.ObservedGeneration, old.Status.Driver = 1, "fake"
+	vm := old.DeepCopy()
+	vm.Annotations = map[string]string{api.AnnotationBound: "other/x"}
+	if _, ok := worth(old, vm); !ok {
+		t.Error("the binding that the message asks for enqueues nothing in the lane of its driver")
+	}
+}
+
+// TestUnprovenDeletionAtRest : a deletion that waits for another driver writes nothing.
+func TestUnprovenDeletionAtRest(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	memory, _ := g.addDriver()
+	memory.SetAvailable(false)
+	vm := g.vm()
+	vm.Annotations = nil
+	if err := g.api.Update(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	vm = g.vm()
+	vm.Status.Binding = nil
+	if err := g.api.Status().Update(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	_ = g.api.Delete(t.Context(), g.vm())
+	for range 3 {
+		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
+	}
+	n := g.counting(func() {
+		for range 5 {
+			g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
+		}
+	})
+	if n != 0 {
+		t.Errorf("%d writes in 5 looks that changed nothing: %s", n, g.vm().Status.Message)
+	}
+}
+
+// TestLookThatFails : one UID that cannot be looked at does not hide that the operation
+// fails, and its tries are spaced.
+func TestLookThatFails(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.engine.blind.Store(true)
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, errors.New("boom")
+	}
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	began, calls := g.clock.Now(), g.engine.calls
+	for g.clock.Now().Sub(began) < 10*time.Minute {
+		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
+	}
+	if n := g.engine.calls - calls; n > 12 {
+		t.Errorf("%d tries in 10 minutes", n)
+	}
+	vm := g.vm()
+	if vm.Status.ObservedGeneration != vm.Generation {
+		t.Errorf("after 10 min of failures the status says %s/%s of generation %d, not %d", vm.Status.Phase, vm.Status.Reason, vm.Status.ObservedGeneration, vm.Generation)
+	}
+}
+
+// TestAnnotationOfABackup : an engine that never answered does not get into the status.
+func TestAnnotationOfABackup(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	b := vmtest.VM("vm")
+	b.Obj()
+	g.create(b)
+	vm := g.vm()
+	vm.Annotations = map[string]string{api.AnnotationBound: "fake/another-engine"}
+	if err := g.api.Update(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	g.reconcile()
+	g.replace(func(*api.VirtualMachine) {})
+	g.reconcile()
+	_ = g.api.Delete(t.Context(), g.vm())
+	g.reconcile()
+	if g.vm() != nil {
+		t.Errorf("deletion of a VM that never had a server: %s", g.vm().Status.Message)
+	}
+}
+
+// TestCrashBeforeTheFirstStatus : a manifest that is replaced before the first status,
+// with another default driver, leads to no second server.
+func TestCrashBeforeTheFirstStatus(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.statusErr = errConflict // stands for the crash after Ensure
+	_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+	g.statusErr = nil
+	g.newReconciler()
+	g.replace(func(*api.VirtualMachine) {})
+	memory, other := g.addDriver()
+	g.r.Drivers = []string{"other", "fake"}
+	g.asOther(other, func() { g.reconcile() })
+	if len(memory.Records()) != 0 && len(g.memory.Records()) != 0 {
+		t.Errorf("two servers of one UID")
+	}
+}

@@ -1,0 +1,307 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// reasons drains the events and returns their reasons.
+func (g *rig) reasons() (reasons []string) {
+	for {
+		select {
+		case e := <-g.events.Events:
+			reasons = append(reasons, strings.Fields(e)[1])
+		default:
+			return reasons
+		}
+	}
+}
+
+func (g *rig) wantEvents(want ...string) {
+	g.t.Helper()
+	if got := g.reasons(); !slices.Equal(got, want) {
+		g.t.Errorf("events %v, want %v", got, want)
+	}
+}
+
+// TestEventOfWhatCouldNotBeWritten : what was done is reported by the next pass,
+// and the driver is not shown the spec twice, however often the write fails.
+func TestEventOfWhatCouldNotBeWritten(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.wantEvents(api.EventCreated)
+	g.edit(func(s *api.VirtualMachineSpec) { s.Resource[api.ResourceMemory] = *s.Resource.Cpu() })
+	calls := g.engine.calls
+	g.statusErr = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
+	for range 3 {
+		if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.wantEvents()
+	g.statusErr = nil
+	g.reconcile()
+	g.wantEvents(api.EventUpdated)
+	if n := g.engine.calls - calls; n != 1 {
+		t.Errorf("the driver was called %d times, want 1", n)
+	}
+	if vm := g.vm(); vm.Status.Server.Generation != vm.Generation {
+		t.Errorf("generation %d is said to be shown, want %d", vm.Status.Server.Generation, vm.Generation)
+	}
+	if len(g.r.recent.undone) != 0 {
+		t.Error("what was written is still kept")
+	}
+}
+
+// TestStoppedAndActiveAgainInAConflict : a user switches the server on again while
+// the write about its stop fails. It was stopped on request, so it starts whatever
+// its restart policy.
+func TestStoppedAndActiveAgainInAConflict(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
+	g.reconcile()
+	run := g.server().Run
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.statusErr = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
+	if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
+		t.Fatal(err)
+	}
+	g.statusErr = nil
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	if g.server().Run == run {
+		t.Error("it was not started")
+	}
+}
+
+// TestEventsOfACrash : one crash is one event about it, with what the engine's
+// process printed last, and one about the start.
+func TestEventsOfACrash(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.wantEvents(api.EventCreated)
+	for n := range 3 {
+		g.crashNow(0)
+		for g.server().State != driver.StateRunning {
+			g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
+		}
+		if got := g.reasons(); !slices.Equal(got, []string{api.EventCrashed, api.EventStarted}) {
+			t.Errorf("crash %d: events %v", n+1, got)
+		}
+	}
+	g.clock.Step(time.Minute) // the run is stable
+	g.reconcile()
+	g.wantEvents()
+	if op := g.vm().Status.Operation; op != nil {
+		t.Errorf("still under way: %+v", op)
+	}
+}
+
+// TestCrashUnderNever : the end is final, and kept in events.
+func TestCrashUnderNever(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
+	g.reconcile()
+	g.reasons()
+	g.crashNow(0)
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonExited)
+	g.wantCondition(api.ConditionStalled, metav1.ConditionTrue)
+	g.wantEvents(api.EventCrashed, api.ReasonExited)
+	g.reconcile()
+	g.newReconciler()
+	g.reconcile()
+	g.wantEvents()
+}
+
+// TestRefusedField : a field that the server cannot have holds up nothing else, and
+// is said until the spec takes it back.
+func TestRefusedField(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").Image("a"))
+	g.reconcile()
+	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		s, err := live()
+		if spec.Image.Source != "a" {
+			s.Refused = &driver.Refused{Field: "image", Reason: driver.ReasonImageImmutable, Message: "spec.image.source is " + spec.Image.Source}
+		}
+		return s, err
+	}
+	g.edit(func(s *api.VirtualMachineSpec) { s.Image = &api.Image{Source: "b"} })
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonImageImmutable)
+	g.wantCondition(api.ConditionReady, metav1.ConditionFalse)
+	g.wantCondition(api.ConditionStalled, metav1.ConditionTrue)
+	g.newReconciler()
+	g.startInventory()
+	g.wantWrites(0, func() { g.reconcile() })
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.reconcile()
+	g.wantPhase(api.PhaseStopped, api.ReasonImageImmutable)
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action, s.Image = api.ActionActive, &api.Image{Source: "a"} })
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	g.wantCondition(api.ConditionReady, metav1.ConditionTrue)
+	g.wantCondition(api.ConditionStalled, "")
+}
+
+// reworded has every word of a status changed that is for people.
+func reworded(vm *api.VirtualMachine) *api.VirtualMachine {
+	vm = vm.DeepCopy()
+	s := &vm.Status
+	s.Binding = &api.Binding{Driver: "fake", EngineID: engine}
+	s.Reason, s.Message, s.Phase = "Reworded", "reworded", "Reworded"
+	for n := range s.Conditions {
+		s.Conditions[n].Reason, s.Conditions[n].Message = "Reworded", "reworded"
+	}
+	for _, kind := range []string{api.ConditionRunning, api.ConditionRestartRequired, api.ConditionDeletionBlocked} {
+		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: "Reworded", Message: "reworded"})
+	}
+	if s.Operation != nil {
+		s.Operation.Reason, s.Operation.LastError = "Reworded", "reworded"
+	}
+	return vm
+}
+
+// TestWordsDecideNothing : with every reason, message and condition changed, decide
+// does the same for every state, action, policy and status.
+func TestWordsDecideNothing(t *testing.T) {
+	_, looping := quick(1, 2, time.Second)
+	statuses := map[string]func(*api.VirtualMachineStatus){
+		"at rest": func(*api.VirtualMachineStatus) {},
+		"failing": failing(api.OperationUpdate, 2, time.Second),
+		"exhausted": func(s *api.VirtualMachineStatus) {
+			failing(api.OperationCreate, 2, time.Second)(s)
+			s.Operation.Failure = api.FailureExhausted
+			s.Reason = api.ReasonExhausted
+		},
+		"refused":        stalled,
+		"crashing":       looping,
+		"off on request": offOnRequest,
+		"waits":          restartRequired,
+		"image refused":  refusedImage,
+		"restarting":     operation(api.OperationRestart, time.Second, "run-1"),
+		"stopping":       operation(api.OperationStop, time.Second, ""),
+	}
+	for state, seen := range seenStates {
+		for kind, status := range statuses {
+			for _, action := range []api.Action{api.ActionActive, api.ActionStopped, api.ActionPaused} {
+				for _, policy := range []api.RestartPolicy{api.RestartAlways, api.RestartOnFailure, api.RestartNever} {
+					for _, deleted := range []bool{false, true} {
+						b := observed().Action(action).RestartPolicy(policy).Status(status)
+						if deleted {
+							b = b.Deleted(t0.Add(-time.Second))
+						}
+						vm := b.Obj()
+						got, want := decide(ask(reworded(vm), seen)), decide(ask(vm, seen))
+						if g, w := policyOf(got), policyOf(want); g != w {
+							t.Errorf("%s, %s, %s, %s, deleted %v:\ngot  %s\nwant %s", state, kind, action, policy, deleted, g, w)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// policyOf is a plan without what it says to people.
+func policyOf(p plan) string {
+	p.reason, p.message, p.refused = "", "", nil
+	return fmt.Sprintf("%+v", p)
+}
+
+// TestImportedStatus : what a version before status.binding said in conditions and
+// reasons is taken over once, with the same meaning.
+func TestImportedStatus(t *testing.T) {
+	condition := func(kind, reason, message string) func(*api.VirtualMachineStatus) {
+		return func(s *api.VirtualMachineStatus) {
+			meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: message})
+		}
+	}
+	older := func(s *api.VirtualMachineStatus) {
+		s.Server = &api.ServerStatus{ID: "id-1", State: string(driver.StateStopped)}
+		s.StartTime = &metav1.MicroTime{Time: t0.Add(-time.Hour)}
+		if s.Operation != nil {
+			s.Operation.Failure, s.Operation.Reason = "", ""
+		}
+	}
+	tests := map[string]struct {
+		status func(*api.VirtualMachineStatus)
+		check  func(*api.VirtualMachineStatus) bool
+	}{
+		"stopped on request": {condition(api.ConditionRunning, api.ReasonStoppedAsAsked, ""), func(s *api.VirtualMachineStatus) bool { return s.Server.StoppedRun == "run-1" }},
+		"completed":          {condition(api.ConditionRunning, api.ReasonCompleted, ""), func(s *api.VirtualMachineStatus) bool { return s.Server.StoppedRun == "" }},
+		"waits": {condition(api.ConditionRestartRequired, api.ReasonChangePending, "image, ports: applied at the next restart (change ...)"), func(s *api.VirtualMachineStatus) bool {
+			return slices.Equal(s.PendingFields, []string{"image", "ports"})
+		}},
+		"failing": {failing(api.OperationStart, 2, time.Second), func(s *api.VirtualMachineStatus) bool {
+			return s.Operation.Failure == api.FailureFailed && s.Operation.Reason == api.ReasonOperationFailed
+		}},
+		"exhausted": {func(s *api.VirtualMachineStatus) {
+			failing(api.OperationStart, 2, time.Second)(s)
+			s.Reason = api.ReasonExhausted
+		}, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureExhausted }},
+		"refused": {func(s *api.VirtualMachineStatus) { stalled(s) }, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureRefused }},
+		"crashing, waits": {func(s *api.VirtualMachineStatus) {
+			s.Reason, s.Operation = api.ReasonRestarting, &api.Operation{Type: api.OperationStart, Attempts: 2}
+		}, func(s *api.VirtualMachineStatus) bool { return isCrashing(s.Operation) }},
+		"crashing, runs": {func(s *api.VirtualMachineStatus) {
+			s.Reason, s.Operation = api.ReasonRunning, &api.Operation{Type: api.OperationStart, Attempts: 2}
+		}, func(s *api.VirtualMachineStatus) bool { return isCrashing(s.Operation) }},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			status := observed().Status(tc.status).Status(older).Obj().Status
+			importStatus(&status, ended(1))
+			if !tc.check(&status) {
+				t.Errorf("got %+v, operation %+v, server %+v", status, status.Operation, status.Server)
+			}
+			before := *status.DeepCopy()
+			status.Binding = &api.Binding{Driver: "fake", EngineID: engine}
+			condition(api.ConditionRestartRequired, "x", "other: x")(&status)
+			importStatus(&status, ended(1))
+			if !slices.Equal(status.PendingFields, before.PendingFields) {
+				t.Error("imported twice")
+			}
+		})
+	}
+}
+
+// TestUpgradeOfAStoppedServer : a server that an older version stopped on request
+// starts again under this one, whatever its restart policy.
+func TestUpgradeOfAStoppedServer(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
+	g.reconcile()
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	g.reconcile()
+	vm := g.vm()
+	vm.Status.Binding, vm.Status.Server.StoppedRun = nil, ""
+	if err := g.api.Status().Update(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	g.newReconciler()
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
