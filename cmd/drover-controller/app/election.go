@@ -9,19 +9,22 @@ import (
 	"fmt"
 	"net/http"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/leader"
 )
 
 // newLock is how this process takes part in the election, once it is warm; nil
-// without one.
-func newLock(o *Options, cfg *rest.Config, warm func(context.Context) error) (*leader.Lock, error) {
+// without one. Conflict is called when another Drover leads in the cluster.
+func newLock(o *Options, cfg *rest.Config, warm func(context.Context) error, conflict func(string)) (*leader.Lock, error) {
 	if !o.LeaderElect {
 		return nil, nil //nolint:nilnil // Nil is the answer for no election.
 	}
@@ -33,13 +36,14 @@ func newLock(o *Options, cfg *rest.Config, warm func(context.Context) error) (*l
 	if err != nil {
 		return nil, err
 	}
-	api, err := coordinationv1.NewForConfig(ownConnections(cfg))
+	client, err := coordinationv1.NewForConfig(ownConnections(cfg))
 	if err != nil {
 		return nil, fmt.Errorf("client for the Lease: %w", err)
 	}
 	return leader.NewLock(leader.Options{
-		Leases: api.Leases(namespace), Namespace: namespace, Name: o.LeaseLockName, Identity: identity,
+		Leases: client.Leases(namespace), Namespace: namespace, Name: o.LeaseLockName, Identity: identity,
 		Settings: o.Election, Clock: clock.RealClock{}, Boot: leader.BootTime, Log: ctrl.Log.WithName("leader"), Dead: o.DeadHolder, Warm: warm,
+		Claims: client.Leases(metav1.NamespaceSystem), Conflict: conflict,
 	}), nil
 }
 
@@ -108,6 +112,28 @@ func run(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error {
 		return lost
 	}
 	return err
+}
+
+// fences is what follows when an engine refuses this process.
+type fences struct {
+	lock     *leader.Lock // nil without an election
+	recorder events.EventRecorder
+}
+
+// leads reads the Lease; nil is for a process that is alone.
+func (f fences) leads() func(context.Context) (bool, error) {
+	if f.lock == nil {
+		return nil
+	}
+	return f.lock.Confirm
+}
+
+// refusedBy returns what tells of a driver whose engine refuses the leader.
+func (f fences) refusedBy(driver string) func(error) {
+	tell := clusterEvent(f.recorder, api.EventEngineFenced, "Suspend")
+	return func(cause error) {
+		tell(fmt.Sprintf("the engine of driver %s refuses the leader, and its VirtualMachines wait until it does not: %v", driver, cause))
+	}
 }
 
 // follow watches the Lease until end is called, which comes after its release.

@@ -7,7 +7,9 @@ import (
 	"context"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typedeventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -34,6 +36,19 @@ func newRecorder(ctx context.Context, mgr ctrl.Manager) (r events.EventRecorder,
 	}
 	return b.NewRecorder(mgr.GetScheme(), reporter), end, nil
 }
+
+// clusterEvent returns what sends warnings that belong to no VirtualMachine: they
+// are about the namespace that stands for the cluster.
+func clusterEvent(r events.EventRecorder, reason, action string) func(text string) {
+	cluster := &corev1.Namespace{}
+	cluster.Name = metav1.NamespaceSystem
+	return func(text string) {
+		r.Eventf(cluster, nil, corev1.EventTypeWarning, reason, action, "%s", text[:min(len(text), longestNote)])
+	}
+}
+
+// longestNote is what the events API takes.
+const longestNote = 1024
 
 // singleFile sends events one at a time. client-go sends each in a goroutine of
 // its own: when many VMs change at once, hundreds of events would compete with

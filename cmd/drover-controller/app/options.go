@@ -38,7 +38,10 @@ type Options struct {
 	MetricsCertDir string
 	HealthAddress  string
 	PprofAddress   string
-	KubeAPIQPS     float32
+	// named are the addresses that were set by a flag or a variable: one that is taken
+	// is an error.
+	named      struct{ metrics, health bool }
+	KubeAPIQPS float32
 
 	UsagePeriod  time.Duration
 	ListPeriod   time.Duration
@@ -47,6 +50,10 @@ type Options struct {
 	OrphanMax    int
 
 	Drivers table.Settings
+
+	// OwnCRD is set by who has just installed the CRD that this program was built
+	// with, which then is not checked.
+	OwnCRD bool
 
 	// Started is called once the cache is filled and this process acts or stands
 	// by; nil is nobody.
@@ -89,10 +96,10 @@ func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma list whose first is the default, or auto for every driver whose engine answers; known are "+strings.Join(table.Names(), ", "))
 	fs.IntVar(&o.Threads, "threads", o.Threads, "number of workers per driver")
-	fs.StringVar(&o.MetricsAddress, "metrics-bind-address", o.MetricsAddress, "address of the metrics endpoint; 0 turns it off")
+	fs.Var(address{&o.MetricsAddress, &o.named.metrics}, "metrics-bind-address", "address of the metrics endpoint; 0 turns it off, and a default that is taken is left out")
 	fs.BoolVar(&o.MetricsSecure, "metrics-secure", o.MetricsSecure, "serve metrics by HTTPS, and only to those whose token the API server allows to get /metrics")
 	fs.StringVar(&o.MetricsCertDir, "metrics-cert-dir", o.MetricsCertDir, "folder with tls.crt and tls.key for --metrics-secure; empty means a certificate that the program signs itself")
-	fs.StringVar(&o.HealthAddress, "health-probe-bind-address", o.HealthAddress, "address of /healthz and /readyz; 0 turns them off")
+	fs.Var(address{&o.HealthAddress, &o.named.health}, "health-probe-bind-address", "address of /healthz and /readyz; 0 turns them off, and a default that is taken is left out")
 	fs.StringVar(&o.PprofAddress, "pprof-bind-address", o.PprofAddress, "address of /debug/pprof, which shows anybody who asks what the program does; 0 turns it off")
 	fs.Float32Var(&o.KubeAPIQPS, "kube-api-qps", o.KubeAPIQPS, "requests a second to the API server; negative leaves the limit to the server's priority and fairness")
 	fs.DurationVar(&o.UsagePeriod, "usage-period", o.UsagePeriod, "time from one usage sample to the next")

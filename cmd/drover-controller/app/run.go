@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -47,29 +48,35 @@ const (
 func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	cfg = configFor(o, cfg)
 	var mgr ctrl.Manager
-	lock, err := newLock(o, cfg, func(ctx context.Context) error { return cacheFilled(ctx, mgr) })
+	var recorder events.EventRecorder
+	lock, err := newLock(o, cfg, func(ctx context.Context) error { return cacheFilled(ctx, mgr) },
+		func(text string) { clusterEvent(recorder, api.EventLeaderConflict, "Elect")(text) })
 	if err != nil {
 		return err
 	}
-	mgr, err = newManager(o, cfg, lock)
+	mgr, err = newManager(ctx, o, cfg, lock)
 	if err != nil {
 		return err
 	}
 	guard, err := rightToAct(ctx, mgr.GetAPIReader(), lock)
+	if err == nil && !o.OwnCRD {
+		err = checkCRD(ctx, cfg, publishWithin)
+	}
 	if err != nil {
 		return err
 	}
-	inventories, closeDrivers, err := openInventories(ctx, o, mgr.GetAPIReader(), guard)
-	if err != nil {
-		return err
-	}
-	defer closeDrivers()
-	recorder, endEvents, err := newRecorder(ctx, mgr)
+	var endEvents func()
+	recorder, endEvents, err = newRecorder(ctx, mgr)
 	if err != nil {
 		return err
 	}
 	defer endEvents()
-	if err := addLanes(mgr, o, controller.Options{
+	inventories, closeDrivers, err := openInventories(ctx, o, mgr.GetAPIReader(), guard, fences{lock, recorder})
+	if err != nil {
+		return err
+	}
+	defer closeDrivers()
+	if err := addLanes(ctx, mgr, o, controller.Options{
 		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Recorder: recorder,
 		Epoch: guard.Epoch, MayAct: guard.Check,
 	}); err != nil {
@@ -105,7 +112,7 @@ func (s *starter) Start(ctx context.Context) error {
 	return nil
 }
 
-func newManager(o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, error) {
+func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, api.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -126,7 +133,7 @@ func newManager(o *Options, cfg *rest.Config, lock *leader.Lock) (ctrl.Manager, 
 		GracefulShutdownTimeout: new(stopTimeout),
 	}
 	elect(&options, o, lock)
-	mgr, err := ctrl.NewManager(cfg, options)
+	mgr, err := managerAtFreePorts(ctx, o, cfg, options)
 	if err != nil {
 		return nil, err
 	}
@@ -183,7 +190,7 @@ func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 	return strconv.ParseUint(vms.ResourceVersion, 10, 64)
 }
 
-func openInventories(ctx context.Context, o *Options, reader client.Reader, gate guard.Gate) (all []*inventory.Inventory, closeDrivers func(), err error) {
+func openInventories(ctx context.Context, o *Options, reader client.Reader, gate guard.Gate, f fences) (all []*inventory.Inventory, closeDrivers func(), err error) {
 	cluster, err := ClusterID(ctx, reader)
 	if err != nil {
 		return nil, nil, err
@@ -194,13 +201,11 @@ func openInventories(ctx context.Context, o *Options, reader client.Reader, gate
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, line := range table.Others(ctx, opened) {
-		ctrl.Log.Info(line)
-	}
 	for _, d := range opened {
 		inv, err := inventory.New(inventory.Options{
 			Name: d.Name, Driver: d.Driver, Clock: clock.RealClock{}, Log: ctrl.Log,
 			ListPeriod: o.ListPeriod, UsagePeriod: o.UsagePeriod,
+			Leads: f.leads(), Refused: f.refusedBy(d.Name),
 		})
 		if err != nil {
 			return nil, nil, err
@@ -220,8 +225,8 @@ func endFetches(ctx context.Context, opened []table.Opened) {
 }
 
 // addLanes has the manager run a lane for each inventory.
-func addLanes(mgr ctrl.Manager, o *Options, of controller.Options) error {
-	lanes, err := controller.Setup(mgr, of)
+func addLanes(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
+	lanes, err := controller.Setup(ctx, mgr, of)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,93 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+// off is the address of an endpoint that is not served.
+const off = "0"
+
+// address is the flag of an address to listen on. It remembers whether a user
+// named one, by the flag or by an environment variable: a default that another
+// process has is left out, and what was named must be had.
+type address struct {
+	at    *string
+	named *bool
+}
+
+// String implements pflag.Value.
+func (a address) String() string {
+	if a.at == nil {
+		return ""
+	}
+	return *a.at
+}
+
+// Set implements pflag.Value.
+func (a address) Set(at string) error {
+	*a.at, *a.named = at, true
+	return nil
+}
+
+// Type implements pflag.Value.
+func (a address) Type() string { return "string" }
+
+// leaveOut warns of an endpoint whose default address is taken.
+func leaveOut(what, flag, at string) {
+	ctrl.Log.Info("Warning: "+what+" left out: another process has its default address. Name a free one to have it", "address", at, "flag", flag)
+}
+
+// managerAtFreePorts makes the manager, and leaves out endpoints whose default
+// address is taken.
+func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, options ctrl.Options) (ctrl.Manager, error) {
+	var shown net.Listener
+	if o.defaultMetrics() {
+		var err error
+		options.Metrics.BindAddress = off
+		shown, err = (&net.ListenConfig{}).Listen(ctx, "tcp", o.MetricsAddress)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			leaveOut("metrics", "--metrics-bind-address", o.MetricsAddress)
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	mgr, err := ctrl.NewManager(cfg, options)
+	if errors.Is(err, syscall.EADDRINUSE) && !o.named.health {
+		leaveOut("health checks", "--health-probe-bind-address", o.HealthAddress)
+		options.HealthProbeBindAddress = off
+		mgr, err = ctrl.NewManager(cfg, options)
+	}
+	if err != nil || shown == nil {
+		return mgr, err
+	}
+	return mgr, mgr.Add(metricsServer(shown))
+}
+
+// defaultMetrics reports whether metrics may be left out: no flag asks for them.
+func (o *Options) defaultMetrics() bool {
+	return !o.named.metrics && !o.MetricsSecure && o.MetricsAddress != off
+}
+
+// metricsServer is the manager's own, but on a port that it has already.
+func metricsServer(on net.Listener) *manager.Server {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
+	return &manager.Server{
+		Name: "metrics", Listener: on, ShutdownTimeout: new(time.Second),
+		Server: &http.Server{Handler: mux, ReadHeaderTimeout: askTimeout, IdleTimeout: 90 * time.Second},
+	}
+}

@@ -1,0 +1,138 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+)
+
+// listen takes a port until the test ends.
+func listen(t *testing.T) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l.Addr().String()
+}
+
+// runManager starts a manager of an API that nobody asks. It returns when that runs
+// or, where it is to fail, has failed.
+func runManager(t *testing.T, o *Options, fails bool) error {
+	t.Helper()
+	cfg := &rest.Config{Host: "127.0.0.1:1"}
+	mgr, err := managerAtFreePorts(t.Context(), o, cfg, ctrl.Options{
+		Metrics: metricsOptions(o), HealthProbeBindAddress: o.HealthAddress,
+	})
+	if err != nil {
+		return err
+	}
+	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	up := make(chan struct{})
+	if err := mgr.Add(started(up)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	t.Cleanup(stop)
+	if fails {
+		up = nil
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-up: // servers are started before anything else
+		return nil
+	case <-time.After(20 * time.Second):
+		return errors.New("it neither runs nor fails")
+	}
+}
+
+type started chan struct{}
+
+func (s started) Start(context.Context) error { close(s); return nil }
+
+// TestATakenDefaultIsLeftOut, and an address that somebody named is not.
+func TestATakenDefaultIsLeftOut(t *testing.T) {
+	for name, tc := range map[string]struct {
+		flags func(taken string) []string
+		env   string
+		fails bool
+	}{
+		"defaults":                  {flags: func(string) []string { return nil }},
+		"metrics named":             {flags: func(at string) []string { return []string{"--metrics-bind-address=" + at} }, fails: true},
+		"health named":              {flags: func(at string) []string { return []string{"--health-probe-bind-address=" + at} }, fails: true},
+		"health by the environment": {flags: func(string) []string { return nil }, env: "DROVER_HEALTH_PROBE_BIND_ADDRESS", fails: true},
+		"both off":                  {flags: func(string) []string { return []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"} }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, flags := NewOptions(), pflag.NewFlagSet("test", pflag.ContinueOnError)
+			o.MetricsAddress, o.HealthAddress = listen(t), listen(t)
+			taken := listen(t)
+			if tc.env != "" {
+				t.Setenv(tc.env, taken)
+			}
+			o.AddControllerFlags(flags)
+			if err := errors.Join(flags.Parse(tc.flags(taken)), SetFromEnv(flags)); err != nil {
+				t.Fatal(err)
+			}
+			if err := runManager(t, o, tc.fails); errors.Is(err, syscall.EADDRINUSE) != tc.fails || err != nil != tc.fails {
+				t.Errorf("got %v, want that it fails: %t", err, tc.fails)
+			}
+		})
+	}
+}
+
+// TestFreeDefaultsAreServed as before.
+func TestFreeDefaultsAreServed(t *testing.T) {
+	o := NewOptions()
+	o.MetricsAddress, o.HealthAddress = freeAddress(t), freeAddress(t)
+	if err := runManager(t, o, false); err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Timeout: 10 * time.Second}
+	for url, want := range map[string]string{"http://" + o.MetricsAddress + "/metrics": "go_goroutines", "http://" + o.HealthAddress + "/healthz": "ok"} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := client.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s answers %.100q, %v", url, text, err)
+		}
+	}
+}
+
+// freeAddress is one that was free a moment ago.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
