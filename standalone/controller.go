@@ -6,15 +6,21 @@ package main
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/internal/driver/table"
 	"cloudnative.tw/drover/internal/leader"
@@ -47,7 +53,7 @@ func patient() leader.Settings {
 // one process has at a time: nobody waits for it.
 func newControllerOptions() *app.Options {
 	o := app.NewOptions()
-	o.MetricsAddress, o.HealthAddress = "0", "0"
+	o.MetricsAddress, o.HealthAddress, o.OwnCRD = "0", "0", true
 	o.HolderIdentity, o.LeaseLockNamespace, o.Election = holder, metav1.NamespaceDefault, patient()
 	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, holder+"_") }
 	return o
@@ -108,7 +114,11 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 	if err != nil {
 		return err
 	}
-	names, others, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, table.Options{
+	bound, err := boundEngines(ctx, plane)
+	if err != nil {
+		return err
+	}
+	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, bound, table.Options{
 		Settings: o.controller.Drivers, ClusterID: cluster,
 		Clock: clock.RealClock{}, Log: logr.New(&newsSink{news: news}),
 	})
@@ -117,8 +127,37 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 	}
 	o.controller.VMDriver = strings.Join(names, ",")
 	news.printf("  drivers: %s; the default is %s\n", strings.Join(names, ", "), names[0])
-	for _, line := range others {
-		news.printf("  %s\n", line)
-	}
 	return nil
+}
+
+// boundEngines are those that VirtualMachines are bound to.
+func boundEngines(ctx context.Context, plane *controlplane.Config) (engines.Bound, error) {
+	client, err := metadata.NewForConfig(plane.ClientConfig(plane.Keys.Admin()))
+	if err != nil {
+		return engines.Bound{}, err
+	}
+	return bindings(ctx, client)
+}
+
+func bindings(ctx context.Context, client metadata.Interface) (engines.Bound, error) {
+	all := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return client.Resource(api.SchemeGroupVersion.WithResource("virtualmachines")).List(ctx, o)
+	})
+	bound, met := engines.Bound{Complete: true}, map[string]bool{}
+	err := all.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		vm, err := meta.Accessor(object)
+		if err != nil {
+			return err
+		}
+		engine := vm.GetAnnotations()[api.AnnotationBound]
+		if engine == "" && slices.Contains(vm.GetFinalizers(), api.FinalizerServer) {
+			bound.Complete = false
+		}
+		if engine != "" && !met[engine] {
+			met[engine] = true
+			bound.Engines = append(bound.Engines, engine)
+		}
+		return nil
+	})
+	return bound, err
 }

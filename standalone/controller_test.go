@@ -7,6 +7,11 @@ import (
 	"slices"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	metadatafake "k8s.io/client-go/metadata/fake"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
@@ -54,5 +59,31 @@ func TestExample(t *testing.T) {
 		if got := o.example(); got != "examples/"+tc.want+".yaml" {
 			t.Errorf("%+v: got %s", tc, got)
 		}
+	}
+}
+
+// TestBindings : a VM that has a finalizer and no binding may be bound to any engine.
+func TestBindings(t *testing.T) {
+	t.Parallel()
+	vm := func(name, bound string, finalizers ...string) runtime.Object {
+		return &metav1.PartialObjectMetadata{
+			TypeMeta: metav1.TypeMeta{APIVersion: api.SchemeGroupVersion.String(), Kind: "VirtualMachine"},
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "default", Name: name, Finalizers: finalizers, Annotations: map[string]string{api.AnnotationBound: bound},
+			},
+		}
+	}
+	scheme := metadatafake.NewTestScheme()
+	_ = metav1.AddMetaToScheme(scheme)
+	all := []runtime.Object{
+		vm("new", ""), vm("a", "docker/A", api.FinalizerServer), vm("b", "docker/A", api.FinalizerServer), vm("c", "qemu/B", api.FinalizerServer),
+	}
+	bound, err := bindings(t.Context(), metadatafake.NewSimpleMetadataClient(scheme, all...))
+	if err != nil || !bound.Complete || !slices.Equal(bound.Engines, []string{"docker/A", "qemu/B"}) {
+		t.Errorf("got %+v, %v", bound, err)
+	}
+	bound, err = bindings(t.Context(), metadatafake.NewSimpleMetadataClient(scheme, vm("lost", "", api.FinalizerServer)))
+	if err != nil || bound.Complete {
+		t.Errorf("got %+v, %v", bound, err)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
@@ -180,5 +181,9 @@ func sources(all []string) string {
 	if len(all) == 0 {
 		return "-"
 	}
-	return strings.Join(all, ",")
+	shown := make([]string, len(all))
+	for i, source := range all {
+		shown[i] = imagestore.Redact(source)
+	}
+	return strings.Join(shown, ",")
 }

@@ -49,7 +49,7 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newUpCommand(), newPurgeCommand(), newImageCommand(), newKubectlCommand(), newVersionCommand())
+	root.AddCommand(newUpCommand(), newPurgeCommand(), newImageCommand(), newMachinesCommand(), newKubectlCommand(), newVersionCommand())
 	return root
 }
 

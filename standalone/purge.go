@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/table"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/purge"
@@ -26,6 +27,7 @@ import (
 type purgeOptions struct {
 	dataDir string
 	data    bool
+	skipped []string
 	yes     bool
 	in      io.Reader
 	out     io.Writer
@@ -50,6 +52,7 @@ servers again.`,
 	}
 	addDataDirFlag(cmd, &o.dataDir)
 	cmd.Flags().BoolVar(&o.data, "data", false, "remove the data dir too: all VirtualMachines, keys and logs")
+	cmd.Flags().StringSliceVar(&o.skipped, "skip-engine", nil, "engines not to look at, as DRIVER/ID; servers on them stay, and with --data no Drover knows any more whose they are")
 	cmd.Flags().BoolVar(&o.yes, "yes", false, "do not ask")
 	return cmd
 }
@@ -88,15 +91,25 @@ func (o *purgeOptions) find(ctx context.Context, dir *datadir.Dir) (*purge.Found
 	if cluster == "" {
 		return &purge.Found{}, nil
 	}
-	opened, err := engines.Reopen(ctx, dir.Engines(), cluster, clock.RealClock{}, logr.Discard())
+	opened, err := engines.Reopen(ctx, dir.Engines(), o.skipped, table.Options{ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()})
 	if err != nil {
-		return nil, err
+		return nil, unproven(err)
 	}
 	named := make([]purge.Named, len(opened))
 	for i, d := range opened {
-		named[i] = purge.Named{Name: d.Name, Engine: d.Driver}
+		named[i] = purge.Named{Name: d.Engine.Driver, Engine: d.Driver}
+		if o.data && d.Doubt != nil {
+			named[i].Doubt = unproven(d.Doubt)
+		}
 	}
 	return purge.Find(ctx, named)
+}
+
+// unproven says what to do about an engine that may have servers.
+func unproven(err error) error {
+	return fmt.Errorf("nothing was removed, since servers may be where nobody looked:\n%w\n"+
+		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An older version kept no ids: "+
+		"drover up, once, finds them out. Or give up the servers on an engine with --skip-engine and its name", err)
 }
 
 var errDeclined = errors.New("nothing was removed")

@@ -6,6 +6,8 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -49,7 +51,8 @@ func newHost(t *testing.T) *host {
 	h.machines = filepath.Join(dir.Drivers(), "qemu")
 	o := table.Options{Settings: table.DefaultSettings(), ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()}
 	o.QEMUDir, o.QEMUAccel, o.QEMUImageDirs, o.QEMUUnchecked = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
-	_, _, err = engines.Choose(t.Context(), dir.Engines(), "qemu", o)
+	o.ImageHosts = []string{"127.0.0.1"}
+	_, err = engines.Choose(t.Context(), dir.Engines(), "qemu", engines.Bound{Complete: true}, o)
 	must(t, err)
 	must(t, dir.Close())
 	opened, err := table.Open(t.Context(), "qemu", o)
@@ -215,5 +218,60 @@ func wantPrint(t *testing.T, want string, args ...string) {
 	t.Helper()
 	if out, err := runDrover(t, args...); err != nil || out != want {
 		t.Errorf("%q printed %q, %v; want %q", args, out, err, want)
+	}
+}
+
+// dockerd answers as a Docker engine without containers.
+func dockerd(t *testing.T, id string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Api-Version", "1.44")
+		w.Header().Set("Content-Type", "application/json")
+		answer := "{}"
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/info"):
+			answer = fmt.Sprintf(`{"ID": %q}`, id)
+		case strings.HasSuffix(r.URL.Path, "/containers/json"):
+			answer = "[]"
+		}
+		_, _ = io.WriteString(w, answer)
+	}))
+	t.Cleanup(s.Close)
+	return "tcp://" + s.Listener.Addr().String()
+}
+
+// TestPurgeOfAnotherEngine : as long as another Docker engine answers than the one
+// that was used, the data stays, which alone proves whose servers those are.
+func TestPurgeOfAnotherEngine(t *testing.T) {
+	used, other := dockerd(t, "USED"), dockerd(t, "OTHER")
+	for name, c := range map[string]struct {
+		known, host string
+		flags       []string
+		refused     string
+	}{
+		"the same":            {`[{"driver": "docker", "engineID": "USED"}]`, used, nil, ""},
+		"another":             {`[{"driver": "docker", "engineID": "USED"}]`, other, nil, "docker/USED does not answer, but another engine in its place: docker/OTHER"},
+		"none":                {`[{"driver": "docker", "engineID": "USED"}]`, "unix:///none.sock", nil, "docker/USED cannot be asked"},
+		"another, given up":   {`[{"driver": "docker", "engineID": "USED"}]`, other, []string{"--skip-engine", "docker/USED"}, ""},
+		"one of two":          {`[{"driver": "docker", "engineID": "USED"}, {"driver": "docker", "engineID": "OTHER"}]`, used, nil, "docker/OTHER does not answer"},
+		"of an older version": {`[{"driver": "docker"}]`, used, nil, "docker/unknown: no id is kept"},
+		"older, given up":     {`[{"driver": "docker"}]`, used, []string{"--skip-engine", "docker/unknown"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("DOCKER_HOST", c.host)
+			path := filepath.Join(t.TempDir(), "d")
+			dir, err := datadir.Open(path)
+			must(t, err)
+			must(t, dir.SetClusterID("cluster-1"))
+			must(t, os.WriteFile(dir.Engines(), []byte(c.known), 0o600))
+			must(t, dir.Close())
+			_, err = runDrover(t, append([]string{"purge", "--yes", "--data", "--data-dir", path}, c.flags...)...)
+			if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+				t.Errorf("it fails with %v, want %q", err, c.refused)
+			}
+			if _, err := os.Stat(path); (err == nil) != (c.refused != "") {
+				t.Errorf("the data dir: %v", err)
+			}
+		})
 	}
 }

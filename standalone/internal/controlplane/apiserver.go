@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -16,6 +17,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+	"k8s.io/utils/clock"
 )
 
 // Issuer of the service-account tokens.
@@ -97,9 +99,35 @@ func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 			return utilerrors.NewAggregate(errs)
 		}
 		return c.runWithCertificates(ctx, func(ctx context.Context) error {
-			return app.Run(ctx, completed)
+			return serve(ctx, completed)
 		})
 	}
+}
+
+// serve is app.Run with watch caches of custom resources that shrink in calm.
+func serve(ctx context.Context, opts options.CompletedOptions) error {
+	config, err := app.NewConfig(opts)
+	if err != nil {
+		return err
+	}
+	custom := &config.ApiExtensions.ExtraConfig
+	custom.CRDRESTOptionsGetter = trimmedOptions{
+		RESTOptionsGetter: custom.CRDRESTOptionsGetter,
+		trimmer:           trimmer{clock: clock.RealClock{}, trimmed: func() { go debug.FreeOSMemory() }},
+	}
+	completed, err := config.Complete()
+	if err != nil {
+		return err
+	}
+	server, err := app.CreateServerChain(completed)
+	if err != nil {
+		return err
+	}
+	prepared, err := server.PrepareRun()
+	if err != nil {
+		return err
+	}
+	return prepared.Run(ctx)
 }
 
 func (c *Config) useListener(s *options.ServerRunOptions) {

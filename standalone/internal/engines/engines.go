@@ -8,6 +8,7 @@
 package engines
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,58 +17,126 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/enginedir"
 	"cloudnative.tw/drover/internal/driver/table"
-	"cloudnative.tw/drover/standalone/internal/atomicfile"
 )
 
-// Engine is a driver with what tells its servers' place.
+// askWithin is how long an engine may take to say who it is.
+const askWithin = 5 * time.Second
+
+// Engine is one that a driver has run servers on.
 type Engine struct {
 	Driver  string `json:"driver"`
 	FakeDir string `json:"fakeDir,omitempty"`
 	QEMUDir string `json:"qemuDir,omitempty"`
+	// ID is the engine's own; empty where it did not answer when its driver was
+	// chosen, and in what an older version has written.
+	ID string `json:"engineID,omitempty"`
+}
+
+// String returns what people name the engine by.
+func (e Engine) String() string { return e.Driver + "/" + cmp.Or(e.ID, "unknown") }
+
+// folder returns that of an engine which is one.
+func (e Engine) folder() string { return cmp.Or(e.FakeDir, e.QEMUDir) }
+
+// Bound says which engines VirtualMachines are bound to, as <driver>/<engine id>.
+type Bound struct {
+	Engines []string
+	// Complete is set where every VirtualMachine that may have a server says.
+	Complete bool
 }
 
 // Choose turns the --vm-driver list into names, asking engines where it is
-// auto, and keeps them in file before any server can be made. It also tells, a
-// line each, of the servers of other installations that it sees.
-func Choose(ctx context.Context, file, list string, o table.Options) (names, others []string, err error) {
+// auto, and keeps them in file before any server can be made.
+func Choose(ctx context.Context, file, list string, bound Bound, o table.Options) (names []string, err error) {
 	o.Registerer = prometheus.NewRegistry()
 	opened, err := table.Open(ctx, list, o)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	names = make([]string, len(opened))
+	used := make([]Engine, len(opened))
 	for i, d := range opened {
-		names[i] = d.Name
+		names = append(names, d.Name)
+		if used[i], err = newEngine(d.Name, o.Settings); err != nil {
+			return nil, err
+		}
+		// One that does not answer yet is kept without.
+		used[i].ID, _ = askID(ctx, used[i], d.Driver)
 	}
-	return names, table.Others(ctx, opened), keep(file, names, o.Settings)
+	return names, keep(ctx, file, used, bound)
 }
 
-func keep(file string, names []string, s table.Settings) error {
+// askID returns the engine's id. That of a folder is read without its driver, which
+// may need programs that are gone, and would make a folder anew that is.
+func askID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
+	if path := e.folder(); path != "" {
+		dir, err := enginedir.OpenExisting("the "+e.Driver+" driver's folder", path)
+		if err != nil {
+			return "", err
+		}
+		return dir.ID()
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	who, ok := driver.As[driver.Identifier](d)
+	if !ok {
+		return "", errors.New("it does not tell its engine's id")
+	}
+	return who.EngineID(ctx)
+}
+
+func keep(ctx context.Context, file string, used []Engine, bound Bound) error {
 	known, err := load(file)
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		engine, err := newEngine(name, s)
-		if err != nil {
-			return err
-		}
-		if !slices.Contains(known, engine) {
-			known = append(known, engine)
+	var all []Engine
+	for _, e := range append(identify(ctx, known, bound), used...) {
+		if !slices.Contains(all, e) {
+			all = append(all, e)
 		}
 	}
-	data, err := json.MarshalIndent(known, "", "  ")
+	data, err := json.MarshalIndent(all, "", "  ")
 	if err != nil {
 		return err
 	}
 	return atomicfile.Update(file, append(data, '\n'), 0o600)
 }
+
+// identify replaces the engines without an id. A folder has its own; any other engine
+// is one of those that VirtualMachines are bound to, since one without bound
+// VirtualMachines has no servers.
+func identify(ctx context.Context, known []Engine, bound Bound) []Engine {
+	var all []Engine
+	for _, e := range known {
+		switch {
+		case e.ID != "":
+			all = append(all, e)
+		case e.folder() != "":
+			e.ID, _ = askID(ctx, e, nil)
+			all = append(all, e)
+		case !bound.Complete:
+			all = append(all, e)
+		}
+	}
+	for _, name := range bound.Engines {
+		if name, id, _ := strings.Cut(name, "/"); id != "" && !isFolder(name) {
+			all = append(all, Engine{Driver: name, ID: id})
+		}
+	}
+	return all
+}
+
+// isFolder reports whether a driver's engines are folders.
+func isFolder(name string) bool { return name == "fake" || name == "qemu" }
 
 // newEngine has whole paths, for purge may be run in another folder.
 func newEngine(name string, s table.Settings) (Engine, error) {
@@ -109,23 +178,60 @@ func load(file string) ([]Engine, error) {
 	return known, nil
 }
 
-// Reopen opens every driver that the installation has run.
-func Reopen(ctx context.Context, file, clusterID string, c clock.WithTicker, log logr.Logger) ([]table.Opened, error) {
+// Reopened is an engine that the installation has used.
+type Reopened struct {
+	Engine
+	Driver driver.Driver
+	// Doubt is set where nothing proves that this is the engine that was used: then
+	// it means nothing that it has no servers.
+	Doubt error
+}
+
+// Reopen opens every engine that the installation has used but those in skip, which
+// are named as String does. It fails where another engine answers, or none.
+func Reopen(ctx context.Context, file string, skip []string, o table.Options) ([]Reopened, error) {
 	known, err := load(file)
 	if err != nil {
 		return nil, err
 	}
-	var all []table.Opened
-	for _, engine := range known {
-		settings := table.DefaultSettings()
-		settings.FakeDir, settings.QEMUDir = engine.FakeDir, engine.QEMUDir
-		opened, err := table.Open(ctx, engine.Driver, table.Options{
-			Settings: settings, ClusterID: clusterID, Clock: c, Log: log, Registerer: prometheus.NewRegistry(),
-		})
-		if err != nil {
-			return nil, err
+	var all []Reopened
+	var errs []error
+	for _, e := range known {
+		if i := slices.Index(skip, e.String()); i >= 0 {
+			continue
 		}
-		all = append(all, opened...)
+		d, err := reopen(ctx, e, o)
+		all, errs = append(all, d), append(errs, err)
 	}
-	return all, nil
+	for _, name := range skip {
+		if !slices.ContainsFunc(known, func(e Engine) bool { return e.String() == name }) {
+			errs = append(errs, fmt.Errorf("%s is no engine that this installation has used; it has used %v", name, known))
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+func reopen(ctx context.Context, e Engine, o table.Options) (Reopened, error) {
+	if e.folder() != "" {
+		if _, err := askID(ctx, e, nil); err != nil {
+			return Reopened{}, fmt.Errorf("%s cannot be asked: %w", e, err)
+		}
+	}
+	o.Settings, o.Registerer = table.DefaultSettings(), prometheus.NewRegistry()
+	o.FakeDir, o.QEMUDir = e.FakeDir, e.QEMUDir
+	opened, err := table.Open(ctx, e.Driver, o)
+	if err != nil {
+		return Reopened{}, err
+	}
+	r := Reopened{Engine: e, Driver: opened[0].Driver}
+	id, err := askID(ctx, e, r.Driver)
+	switch {
+	case err != nil:
+		return r, fmt.Errorf("%s cannot be asked: %w", e, err)
+	case e.ID == "" && e.folder() == "":
+		r.Doubt = fmt.Errorf("%s: no id is kept of the engine that was used, and the one that answers, %s/%s, has no servers of this installation", e, e.Driver, id)
+	case e.ID != "" && e.ID != id:
+		return r, fmt.Errorf("%s does not answer, but another engine in its place: %s/%s", e, e.Driver, id)
+	}
+	return r, nil
 }

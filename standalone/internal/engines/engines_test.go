@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -27,18 +26,18 @@ func options(fakeDir string) table.Options {
 	return table.Options{Settings: settings, ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()}
 }
 
-func choose(t *testing.T, file, list, fakeDir string) []string {
+func choose(t *testing.T, file, fakeDir string) []string {
 	t.Helper()
-	names, _, err := Choose(t.Context(), file, list, options(fakeDir))
+	names, err := Choose(t.Context(), file, "fake", Bound{Complete: true}, options(fakeDir))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return names
 }
 
-func reopen(t *testing.T, file string) []table.Opened {
+func again(t *testing.T, file string) []Reopened {
 	t.Helper()
-	opened, err := Reopen(t.Context(), file, cluster, clock.RealClock{}, logr.Discard())
+	opened, err := Reopen(t.Context(), file, nil, options(""))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,18 +49,18 @@ func TestReopenFindsTheServersOfEarlierRuns(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "engines.json")
 	for _, folder := range []string{"one", "two", "one"} {
-		if names := choose(t, file, "fake", filepath.Join(dir, folder)); !slices.Equal(names, []string{"fake"}) {
+		if names := choose(t, file, filepath.Join(dir, folder)); !slices.Equal(names, []string{"fake"}) {
 			t.Errorf("chose %v", names)
 		}
 	}
 	var uids []types.UID
-	for i, opened := range reopen(t, file) {
+	for i, opened := range again(t, file) {
 		uid := types.UID([]string{"11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"}[i])
 		makeServer(t, opened.Driver, uid)
 		uids = append(uids, uid)
 	}
 	var found []types.UID
-	for _, opened := range reopen(t, file) {
+	for _, opened := range again(t, file) {
 		servers, err := opened.Driver.List(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -82,15 +81,15 @@ func TestQEMUDirs(t *testing.T) {
 	t.Chdir(dir)
 	o := options("")
 	o.QEMUDir = "machines"
-	if _, _, err := Choose(t.Context(), file, "qemu", o); err != nil {
+	if _, err := Choose(t.Context(), file, "qemu", Bound{}, o); err != nil {
 		t.Fatal(err)
 	}
 	t.Chdir(t.TempDir())
 	if dirs, err := QEMUDirs(file); err != nil || !slices.Equal(dirs, []string{filepath.Join(dir, "machines")}) {
 		t.Errorf("the folders are %q, %v", dirs, err)
 	}
-	opened := reopen(t, file)
-	if len(opened) != 1 || opened[0].Name != "qemu" {
+	opened := again(t, file)
+	if len(opened) != 1 || opened[0].Engine.Driver != "qemu" {
 		t.Fatalf("opened %v", opened)
 	}
 	if servers, err := opened[0].Driver.List(t.Context()); err != nil || len(servers) != 0 {
@@ -110,7 +109,7 @@ func makeServer(t *testing.T, d driver.Driver, uid types.UID) {
 }
 
 func TestReopenOfAnInstallationThatRanNone(t *testing.T) {
-	if opened := reopen(t, filepath.Join(t.TempDir(), "engines.json")); len(opened) > 0 {
+	if opened := again(t, filepath.Join(t.TempDir(), "engines.json")); len(opened) > 0 {
 		t.Errorf("opened %v", opened)
 	}
 }
@@ -120,34 +119,79 @@ func TestADamagedFileIsNamed(t *testing.T) {
 	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Reopen(t.Context(), file, cluster, clock.RealClock{}, logr.Discard())
+	_, err := Reopen(t.Context(), file, nil, options(""))
 	if err == nil || !strings.Contains(err.Error(), file+" is damaged") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestChooseNamesAnUnknownDriver(t *testing.T) {
-	_, _, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "fake,vmware", options(t.TempDir()))
+	_, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "fake,vmware", Bound{}, options(t.TempDir()))
 	if err == nil || !strings.Contains(err.Error(), `"vmware" is not a driver`) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestOthers : servers of another installation on the same engine are told of.
-func TestOthers(t *testing.T) {
-	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "engines.json")
-	theirs := options(dir)
-	theirs.ClusterID, theirs.Registerer = "cluster-2", prometheus.NewRegistry()
-	opened, err := table.Open(t.Context(), "fake", theirs)
+// TestIdentify : an older version kept no ids, and each of its engines is found by
+// what names it.
+func TestIdentify(t *testing.T) {
+	dir := t.TempDir()
+	choose(t, filepath.Join(t.TempDir(), "engines.json"), dir)
+	content, err := os.ReadFile(filepath.Join(dir, "engine-id"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := driver.ServerSpec{Target: driver.Target{UID: "uid-1"}, Power: driver.PowerOn, CPUMilli: 1000, MemoryBytes: 1e9}
-	if _, err := opened[0].Driver.Ensure(t.Context(), spec); err != nil {
+	id := strings.TrimSpace(string(content))
+	older := []Engine{{Driver: "docker"}, {Driver: "fake", FakeDir: dir}, {Driver: "fake", FakeDir: "/gone"}}
+	for name, c := range map[string]struct {
+		bound Bound
+		want  []Engine
+	}{
+		"bound to two": {
+			Bound{[]string{"docker/A", "fake/" + id, "docker/B"}, true},
+			[]Engine{{Driver: "fake", FakeDir: dir, ID: id}, {Driver: "fake", FakeDir: "/gone"}, {Driver: "docker", ID: "A"}, {Driver: "docker", ID: "B"}},
+		},
+		"one VM does not say": {
+			Bound{[]string{"docker/A"}, false},
+			[]Engine{{Driver: "docker"}, {Driver: "fake", FakeDir: dir, ID: id}, {Driver: "fake", FakeDir: "/gone"}, {Driver: "docker", ID: "A"}},
+		},
+		"no VMs": {Bound{nil, true}, []Engine{{Driver: "fake", FakeDir: dir, ID: id}, {Driver: "fake", FakeDir: "/gone"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := identify(t.Context(), older, c.bound); !slices.Equal(got, c.want) {
+				t.Errorf("got %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
+// TestReopenOfAnotherFolder : a folder that is not mounted, or another one in its
+// place, says nothing about servers, and is not made.
+func TestReopenOfAnotherFolder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "servers")
+	file := filepath.Join(t.TempDir(), "engines.json")
+	choose(t, file, dir)
+	if err := os.Rename(dir, dir+".away"); err != nil {
 		t.Fatal(err)
 	}
-	_, others, err := Choose(t.Context(), file, "fake", options(dir))
-	if err != nil || len(others) != 1 || !strings.Contains(others[0], "another Drover installation (cluster cluster-2): 1, left alone") {
-		t.Errorf("others %q, %v", others, err)
+	if _, err := Reopen(t.Context(), file, nil, options("")); err == nil || !strings.Contains(err.Error(), "cannot be asked") {
+		t.Errorf("without the folder: %v", err)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("the folder was made")
+	}
+	choose(t, filepath.Join(t.TempDir(), "engines.json"), dir)
+	if _, err := Reopen(t.Context(), file, nil, options("")); err == nil || !strings.Contains(err.Error(), "another engine in its place") {
+		t.Errorf("of another: %v", err)
+	}
+	if _, err := Reopen(t.Context(), file, []string{"fake/none"}, options("")); err == nil || !strings.Contains(err.Error(), "fake/none is no engine") {
+		t.Errorf("without one that is not known: %v", err)
+	}
+	known, err := load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if opened, err := Reopen(t.Context(), file, []string{known[0].String()}, options("")); err != nil || len(opened) != 0 {
+		t.Errorf("without it: %v, %v", opened, err)
 	}
 }

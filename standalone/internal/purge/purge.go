@@ -13,6 +13,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -20,9 +21,12 @@ import (
 )
 
 const (
-	askTimeout    = 30 * time.Second
+	askTimeout = 30 * time.Second
+	// removeTimeout is one server's.
 	removeTimeout = 2 * time.Minute
 	pollPeriod    = 200 * time.Millisecond
+	// atOnce is how many servers are removed at a time.
+	atOnce = 16
 )
 
 // Engine is what purge needs of a driver.
@@ -35,6 +39,9 @@ type Engine interface {
 type Named struct {
 	Name   string
 	Engine Engine
+	// Doubt is the error of Find where the engine has no servers; nil where that may
+	// be so.
+	Doubt error
 }
 
 // Found is what there is to remove.
@@ -59,6 +66,9 @@ func Find(ctx context.Context, engines []Named) (*Found, error) {
 		servers, err := e.Engine.List(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("driver %s cannot tell its servers: %w", e.Name, err)
+		}
+		if len(servers) == 0 && e.Doubt != nil {
+			return nil, e.Doubt
 		}
 		for _, s := range servers {
 			if s.Retained {
@@ -86,23 +96,29 @@ func (f *Found) Print(out io.Writer) error {
 	return table.Flush()
 }
 
-// Remove removes the servers and returns once none is left. It goes on past one
-// that cannot be removed.
+// Remove removes the servers, several at a time, and returns once none is left. It
+// goes on past one that cannot be removed.
 func (f *Found) Remove(ctx context.Context, c clock.WithTicker) error {
-	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
-	defer cancel()
-	var errs []error
-	for _, s := range f.servers {
-		if err := s.remove(ctx, c); err != nil {
-			errs = append(errs, fmt.Errorf("%s server of %s/%s: %w", s.in.Name, s.Namespace, s.Name, err))
-		}
+	errs := make([]error, len(f.servers))
+	var all errgroup.Group
+	all.SetLimit(atOnce)
+	for i, s := range f.servers {
+		all.Go(func() error {
+			if err := s.remove(ctx, c); err != nil {
+				errs[i] = fmt.Errorf("%s server of %s/%s: %w", s.in.Name, s.Namespace, s.Name, err)
+			}
+			return nil
+		})
 	}
+	_ = all.Wait()
 	return errors.Join(errs...)
 }
 
 // remove asks again until the driver says that nothing is left, as its contract
 // has it.
 func (s *found) remove(ctx context.Context, c clock.WithTicker) error {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
 	ticker := c.NewTicker(pollPeriod)
 	defer ticker.Stop()
 	for {

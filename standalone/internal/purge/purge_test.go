@@ -6,9 +6,11 @@ package purge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -64,7 +66,7 @@ func find(t *testing.T, engines ...Named) *Found {
 func TestRemoveEmptiesEveryEngine(t *testing.T) {
 	docker := &engine{servers: map[types.UID]int{"a": 1, "b": 3}}
 	fake := &engine{servers: map[types.UID]int{"c": 1}}
-	found := find(t, Named{"docker", docker}, Named{"fake", fake})
+	found := find(t, Named{Name: "docker", Engine: docker}, Named{Name: "fake", Engine: fake})
 	if found.Count() != 3 {
 		t.Errorf("found %d", found.Count())
 	}
@@ -78,7 +80,7 @@ func TestRemoveEmptiesEveryEngine(t *testing.T) {
 
 func TestReleasedServersStay(t *testing.T) {
 	docker := &engine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
-	found := find(t, Named{"docker", docker})
+	found := find(t, Named{Name: "docker", Engine: docker})
 	if found.Count() != 1 || found.Released != 1 {
 		t.Errorf("found %d, released %d", found.Count(), found.Released)
 	}
@@ -92,7 +94,7 @@ func TestReleasedServersStay(t *testing.T) {
 
 func TestAnEngineThatDoesNotAnswerStopsAll(t *testing.T) {
 	away := driver.Errorf(driver.ErrUnavailable, "no socket")
-	_, err := Find(t.Context(), []Named{{"docker", &engine{listErr: away}}})
+	_, err := Find(t.Context(), []Named{{Name: "docker", Engine: &engine{listErr: away}}})
 	if !errors.Is(err, driver.ErrUnavailable) || !strings.HasPrefix(err.Error(), "driver docker ") {
 		t.Errorf("got %v", err)
 	}
@@ -100,7 +102,7 @@ func TestAnEngineThatDoesNotAnswerStopsAll(t *testing.T) {
 
 func TestRemoveGoesOnPastAFailure(t *testing.T) {
 	docker := &engine{servers: map[types.UID]int{"stuck": 1, "z": 1}, stuck: errors.New("device busy")}
-	err := find(t, Named{"docker", docker}).Remove(t.Context(), clock.RealClock{})
+	err := find(t, Named{Name: "docker", Engine: docker}).Remove(t.Context(), clock.RealClock{})
 	if err == nil || err.Error() != "docker server of default/vm-stuck: device busy" {
 		t.Errorf("got %v", err)
 	}
@@ -111,12 +113,67 @@ func TestRemoveGoesOnPastAFailure(t *testing.T) {
 
 func TestPrintNamesWhatWouldGo(t *testing.T) {
 	var out strings.Builder
-	if err := find(t, Named{"docker", &engine{servers: map[types.UID]int{"a": 1}}}).Print(&out); err != nil {
+	if err := find(t, Named{Name: "docker", Engine: &engine{servers: map[types.UID]int{"a": 1}}}).Print(&out); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"docker", "default", "vm-a", "Running", "id-a"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%s is missing in\n%s", want, out.String())
 		}
+	}
+}
+
+// TestDoubt : an engine of which nothing proves that it was used is believed where it
+// has servers, and not where it has none.
+func TestDoubt(t *testing.T) {
+	doubt := errors.New("who knows")
+	if _, err := Find(t.Context(), []Named{{Name: "docker", Engine: &engine{}, Doubt: doubt}}); !errors.Is(err, doubt) {
+		t.Errorf("of one without servers: %v", err)
+	}
+	has := &engine{servers: map[types.UID]int{"a": 1}}
+	if found, err := Find(t.Context(), []Named{{Name: "docker", Engine: has, Doubt: doubt}}); err != nil || found.Count() != 1 {
+		t.Errorf("of one with a server: %v, %v", found, err)
+	}
+}
+
+// crowd has servers whose removals are held until so many have begun.
+type crowd struct {
+	Engine
+	began     chan context.Context
+	released  chan struct{}
+	deadlines sync.Map
+}
+
+func (c *crowd) Delete(ctx context.Context, _ driver.Target, _ bool) error {
+	deadline, _ := ctx.Deadline()
+	c.deadlines.Store(deadline, true)
+	c.began <- ctx
+	<-c.released
+	return driver.ErrNotFound
+}
+
+// TestRemoveManyAtATime : several servers are removed at a time, and each has a limit
+// of its own.
+func TestRemoveManyAtATime(t *testing.T) {
+	const count = 3 * atOnce
+	servers := &engine{servers: map[types.UID]int{}}
+	for i := range count {
+		servers.servers[types.UID(fmt.Sprint(i))] = 1
+	}
+	c := &crowd{Engine: servers, began: make(chan context.Context, count), released: make(chan struct{})}
+	found := find(t, Named{Name: "docker", Engine: c})
+	over := make(chan error)
+	go func() { over <- found.Remove(t.Context(), clock.RealClock{}) }()
+	for range atOnce {
+		<-c.began
+	}
+	close(c.released)
+	if err := <-over; err != nil {
+		t.Error(err)
+	}
+	limits := 0
+	c.deadlines.Range(func(any, any) bool { limits++; return true })
+	if limits != count {
+		t.Errorf("%d servers have %d limits", count, limits)
 	}
 }

@@ -18,7 +18,7 @@ const flushed = 5 * time.Second
 // idle measures what VMs cost that nobody touches, and how long one more takes
 // among them, beside one in a cluster that has none.
 func (b *benchmark) idle(ctx context.Context) (err error) {
-	alone, err := b.newWorld(ctx)
+	alone, err := b.newWorld(ctx, apiAlone)
 	if err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func (b *benchmark) idle(ctx context.Context) (err error) {
 
 // idleOf has a cluster of its own, so that VMs need not be deleted.
 func (b *benchmark) idleOf(ctx context.Context, alone *world, n int) (err error) {
-	w, err := b.newWorld(ctx)
+	w, err := b.newWorld(ctx, apiAlone)
 	if err != nil {
 		return err
 	}

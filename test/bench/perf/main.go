@@ -39,6 +39,8 @@ type options struct {
 	DockerVMs   int           `json:"dockerVMs"`
 	Rest        time.Duration `json:"restNanoseconds"`
 	AtOnce      int           `json:"atOnce"`
+	Burst       int           `json:"burst"`
+	UpFlags     []string      `json:"upFlags,omitempty"`
 	Flags       []string      `json:"flags,omitempty"`
 	Controller  string        `json:"-"`
 	JSON        string        `json:"-"`
@@ -60,7 +62,7 @@ func main() {
 
 // AddFlags implements bench.Options.
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&o.Suites, "suites", suiteNames(), "what is measured")
+	flags.StringSliceVar(&o.Suites, "suites", usualSuites(), "what is measured; known are "+strings.Join(suiteNames(), ", "))
 	flags.IntSliceVar(&o.Sizes, "sizes", []int{1, 100, 1000}, "numbers of VMs, of the fake driver, in rising order")
 	flags.IntVar(&o.Runs, "runs", 5, "how often starts, a slow engine and what has no floor are measured")
 	flags.IntVar(&o.Pairs, "pairs", 10, "how often what is compared takes turns")
@@ -71,6 +73,8 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.DockerVMs, "docker-vms", 100, "number of VMs on the Docker engine")
 	flags.DurationVar(&o.Rest, "rest", time.Minute, "how long VMs at rest are watched")
 	flags.IntVar(&o.AtOnce, "at-once", 16, "how many requests of users are under way at a time")
+	flags.IntVar(&o.Burst, "burst", 10000, "number of VMs that drover up makes, deletes and is weighed with")
+	flags.StringArrayVar(&o.UpFlags, "up-flag", nil, "further flag of that drover up")
 	flags.StringArrayVar(&o.Flags, "flag", nil, "further flag of drover-controller")
 	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
 	flags.StringVar(&o.JSON, "json", "bin/bench/perf.json", "file that gets all figures")
@@ -89,7 +93,7 @@ func (o *options) Validate() error {
 	}
 	for flag, n := range map[string]int{
 		"runs": o.Runs, "pairs": o.Pairs, "big-pairs": o.BigPairs, "docker-pairs": o.DockerPairs, "samples": o.Samples,
-		"docker-vms": o.DockerVMs, "at-once": o.AtOnce,
+		"docker-vms": o.DockerVMs, "at-once": o.AtOnce, "burst": o.Burst,
 	} {
 		if n < 1 {
 			return fmt.Errorf("--%s is %d: it must be at least 1", flag, n)

@@ -39,7 +39,7 @@ func (w *world) inFolder() []string {
 
 // restartOf has a cluster of its own, so that VMs need not be deleted.
 func (b *benchmark) restartOf(ctx context.Context, n int) (err error) {
-	w, err := b.newWorld(ctx)
+	w, err := b.newWorld(ctx, apiAlone)
 	if err != nil {
 		return err
 	}

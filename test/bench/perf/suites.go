@@ -27,6 +27,7 @@ var suites = []struct {
 	{"slow", (*benchmark).slow},
 	{"docker", (*benchmark).dockerSuite},
 	{"up", (*benchmark).up},
+	{"burst", (*benchmark).burst},
 }
 
 func suiteNames() []string {
@@ -35,6 +36,11 @@ func suiteNames() []string {
 		names[n] = s.name
 	}
 	return names
+}
+
+// usualSuites are all but the one that takes ten minutes for one figure.
+func usualSuites() []string {
+	return slices.DeleteFunc(suiteNames(), func(name string) bool { return name == "burst" })
 }
 
 // benchmark is one run of the program.
@@ -73,7 +79,7 @@ func (b *benchmark) world(ctx context.Context) (*world, error) {
 	if b.shared != nil {
 		return b.shared, nil
 	}
-	w, err := b.newWorld(ctx)
+	w, err := b.newWorld(ctx, apiAlone)
 	b.shared = w
 	return w, err
 }

@@ -49,10 +49,13 @@ type world struct {
 	temp    string
 }
 
-func (b *benchmark) newWorld(ctx context.Context) (*world, error) {
+// apiAlone is a cluster without a controller, which is a process of its own.
+var apiAlone = vmtest.ClusterOptions{Durable: true}
+
+func (b *benchmark) newWorld(ctx context.Context, opts vmtest.ClusterOptions) (*world, error) {
 	w := &world{b: b}
 	var err error
-	if w.cluster, err = vmtest.NewCluster(vmtest.ClusterOptions{Durable: true}); err != nil {
+	if w.cluster, err = vmtest.NewCluster(opts); err != nil {
 		return nil, err
 	}
 	if err := w.open(ctx); err != nil {

@@ -1,0 +1,256 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+)
+
+// kube-apiserver's watch cache keeps the last events of a kind, each with a
+// whole object, for watchers that come back. It doubles the room for them, up to
+// 102,400, while they are younger than 75 s, and halves it when an event comes,
+// the room is full and most of it is older. So after a burst that ends in calm,
+// the cache keeps all of it: 600 MB after 10,000 VMs. Here markers take the place
+// of the events that do not come: events of an object that no key of the API can
+// name, which neither a list nor a watch shows.
+const (
+	// period is how often events are counted. After calmPeriods with few of them,
+	// all others are older than the cache wants to keep them.
+	period      = calmFor / calmPeriods
+	calmPeriods = 4
+	calmFor     = cacher.DefaultEventFreshDuration + 5*time.Second
+	// few is how many events in a period do not end the calm.
+	few = 25
+	// trimFrom is how many events are worth it.
+	trimFrom = 1000
+	// halvings take the largest cache to the smallest, which is for 100 events.
+	halvings = 16
+	// markersAtOnce are followed by markerPause, so that no watcher is overrun.
+	markersAtOnce = 100
+	markerPause   = 25 * time.Millisecond
+	// markerKey is outside of the prefix of every resource.
+	markerKey = "/drover/marker"
+)
+
+// trimmer makes watch caches let go of old events when it is calm.
+type trimmer struct {
+	clock clock.WithTicker
+	// trimmed is called when a cache has become small.
+	trimmed func()
+}
+
+// trimmedOptions has a kind's storage made by a trimmer.
+type trimmedOptions struct {
+	generic.RESTOptionsGetter
+	trimmer trimmer
+}
+
+// GetRESTOptions implements generic.RESTOptionsGetter.
+func (o trimmedOptions) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
+	opts, err := o.RESTOptionsGetter.GetRESTOptions(resource, example)
+	opts.Decorator = o.trimmer.storage
+	return opts, err
+}
+
+// storage is registry.StorageWithCacher with a trimmer below the cache.
+func (t trimmer) storage(
+	config *storagebackend.ConfigForResource, prefix string,
+	keyOf func(runtime.Object) (string, error), newObject, newList func() runtime.Object,
+	attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
+) (storage.Interface, factory.DestroyFunc, error) {
+	raw, destroy, err := generic.NewRawStorage(config, newObject, newList, prefix)
+	if err != nil {
+		return raw, destroy, err
+	}
+	cached, err := cacher.NewCacherFromConfig(cacher.Config{
+		Storage:   trimming{Interface: raw, trimmer: t, newMarker: newObject},
+		Versioner: storage.APIObjectVersioner{}, GroupResource: config.GroupResource,
+		EventsHistoryWindow: config.EventsHistoryWindow, ResourcePrefix: prefix,
+		KeyFunc: keyOrMarker(keyOf), NewFunc: newObject, NewListFunc: newList,
+		GetAttrsFunc: attributes, IndexerFuncs: triggers, Indexers: indexers,
+		Codec: config.Codec, Clock: t.clock,
+	})
+	if err != nil {
+		return nil, func() {}, err
+	}
+	delegator := cacher.NewCacheDelegator(cached, raw)
+	return delegator, sync.OnceFunc(func() {
+		delegator.Stop()
+		cached.Stop()
+		destroy()
+	}), nil
+}
+
+// keyOrMarker gives the object without a name, which the API never has, a key
+// that is below no resource's prefix.
+func keyOrMarker(keyOf func(runtime.Object) (string, error)) func(runtime.Object) (string, error) {
+	return func(o runtime.Object) (string, error) {
+		if m, err := meta.Accessor(o); err == nil && m.GetName() == "" {
+			return markerKey, nil
+		}
+		return keyOf(o)
+	}
+}
+
+// trimming is a storage whose watches carry markers too.
+type trimming struct {
+	storage.Interface
+	trimmer   trimmer
+	newMarker func() runtime.Object
+}
+
+// Watch implements storage.Interface.
+func (s trimming) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+	inner, err := s.Interface.Watch(ctx, key, opts)
+	if err != nil {
+		return nil, err
+	}
+	w := &trimmedWatch{trimming: s, inner: inner, events: make(chan watch.Event), stopped: make(chan struct{})}
+	go w.run()
+	return w, nil
+}
+
+// trimmedWatch hands on the events of inner, and markers.
+type trimmedWatch struct {
+	trimming
+	inner   watch.Interface
+	events  chan watch.Event
+	stop    sync.Once
+	stopped chan struct{}
+
+	timer   clock.Timer
+	version string // the last resourceVersion
+	recent  int    // events in this period
+	calm    int    // periods in a row that had few
+	seen    int    // events that no marker has followed
+	owed    int    // markers still to be sent
+	filled  bool   // the cache is full of markers, and as large as before
+}
+
+// ResultChan implements watch.Interface.
+func (w *trimmedWatch) ResultChan() <-chan watch.Event { return w.events }
+
+// Stop implements watch.Interface.
+func (w *trimmedWatch) Stop() {
+	w.stop.Do(func() { close(w.stopped) })
+	w.inner.Stop()
+}
+
+func (w *trimmedWatch) run() {
+	defer close(w.events)
+	w.timer = w.trimmer.clock.NewTimer(period)
+	defer w.timer.Stop()
+	for {
+		select {
+		case e, open := <-w.inner.ResultChan():
+			if !open || !w.send(e) {
+				return
+			}
+			w.count(e)
+		case <-w.timer.C():
+			if !w.trim() {
+				return
+			}
+		case <-w.stopped:
+			return
+		}
+	}
+}
+
+// send reports whether the event was taken.
+func (w *trimmedWatch) send(e watch.Event) bool {
+	select {
+	case w.events <- e:
+		return true
+	case <-w.stopped:
+		return false
+	}
+}
+
+// count takes note of what the cache keeps. A bookmark only has a version.
+func (w *trimmedWatch) count(e watch.Event) {
+	m, err := meta.Accessor(e.Object)
+	if err != nil || e.Type == watch.Error {
+		return
+	}
+	w.version = m.GetResourceVersion()
+	if e.Type != watch.Bookmark {
+		w.seen++
+		w.recent++
+	}
+}
+
+// trim is called once a period, and more often while markers are owed. It reports
+// whether the watch goes on.
+func (w *trimmedWatch) trim() bool {
+	if w.owed == 0 {
+		w.owe()
+	}
+	if w.owed == 0 {
+		w.timer.Reset(period)
+		return true
+	}
+	count := min(w.owed, markersAtOnce)
+	if !w.mark(count) {
+		return false
+	}
+	if w.owed -= count; w.owed > 0 {
+		w.timer.Reset(markerPause)
+		return true
+	}
+	if w.calm, w.filled = 0, !w.filled; !w.filled {
+		w.trimmer.trimmed()
+	}
+	w.timer.Reset(period)
+	return true
+}
+
+// owe decides, in calm, how many markers are sent: first as many as events came,
+// since only a full cache is halved, and at least half of it is full; then, when
+// those are old too, as many as halve it to the smallest size.
+func (w *trimmedWatch) owe() {
+	if w.calm++; w.recent > few {
+		w.calm = 0
+	}
+	w.recent = 0
+	switch {
+	case w.calm < calmPeriods:
+	case w.filled:
+		w.owed = halvings
+	case w.seen >= trimFrom:
+		w.owed, w.seen = w.seen, 0
+	}
+}
+
+// mark sends markers and reports whether they were taken. The last one removes
+// them from what the cache lists, so one at least comes before it: the cache has
+// none to remove otherwise.
+func (w *trimmedWatch) mark(count int) bool {
+	marker := w.newMarker()
+	m, err := meta.Accessor(marker)
+	if err != nil {
+		return true // it has no metadata, so it cannot be cached either
+	}
+	m.SetResourceVersion(w.version)
+	for range max(count-1, 1) {
+		if !w.send(watch.Event{Type: watch.Modified, Object: marker}) {
+			return false
+		}
+	}
+	return w.send(watch.Event{Type: watch.Deleted, Object: marker})
+}

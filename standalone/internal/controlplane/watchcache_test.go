@@ -1,0 +1,234 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher/metrics"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics/legacyregistry"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/standalone/internal/datadir"
+)
+
+// TestWatchCacheShrinksInCalm is about a real cache on a real etcd: after many
+// events, and some time with few, it keeps few of them, and neither the watches
+// nor the list show what made it small.
+func TestWatchCacheShrinksInCalm(t *testing.T) {
+	things := trimFrom + 200
+	s := newThings(t)
+	var watches []watch.Interface
+	for range 3 { // with three the cache treats an event in another way
+		watches = append(watches, s.watch(t, "0"))
+	}
+	last := ""
+	next := func(n int) {
+		s.create(t, n)
+		for _, w := range watches { // at once, since the cache ends a watch that is slow
+			last = expect(t, w, n)
+		}
+	}
+	for n := range things {
+		next(n)
+	}
+	if have := capacity(t); have < things {
+		t.Fatalf("the cache has room for %d events after %d: there is nothing to be made small", have, things)
+	}
+	s.calm(t, func() {
+		next(things)
+		things++
+	})
+	if have := capacity(t); have != 100 {
+		t.Errorf("when it was calm the cache has room for %d events, not for 100", have)
+	}
+	list := &unstructured.UnstructuredList{}
+	must(t, s.GetList(t.Context(), thingsPrefix, storage.ListOptions{
+		ResourceVersion: "0", Recursive: true, Predicate: storage.Everything,
+	}, list))
+	if len(list.Items) != things {
+		t.Errorf("the cache lists %d objects, not %d", len(list.Items), things)
+	}
+	watches = append(watches, s.watch(t, last))
+	next(things) // and no marker before it
+}
+
+const thingsPrefix = "/example.org/things/"
+
+// things are a kind that is stored as a custom resource is.
+type things struct {
+	storage.Interface
+	clock   *testingclock.FakeClock
+	trimmed chan struct{}
+}
+
+func newThings(t *testing.T) *things {
+	t.Helper()
+	metrics.Register()
+	codec := runtime.NewCodec(unstructured.UnstructuredJSONScheme, unstructured.UnstructuredJSONScheme)
+	config := storagebackend.NewDefaultConfig("/registry", codec)
+	config.Transport.ServerList = []string{startEtcd(t)}
+	s := &things{clock: testingclock.NewFakeClock(time.Now()), trimmed: make(chan struct{}, 1)}
+	trims := trimmer{clock: s.clock, trimmed: func() { s.trimmed <- struct{}{} }}
+	var destroy func()
+	var err error
+	s.Interface, destroy, err = trims.storage(config.ForResource(schema.GroupResource{Group: "example.org", Resource: "things"}), thingsPrefix,
+		func(o runtime.Object) (string, error) {
+			return thingsPrefix + o.(*unstructured.Unstructured).GetName(), nil
+		},
+		func() runtime.Object { return newThing("") },
+		func() runtime.Object { return &unstructured.UnstructuredList{} },
+		func(runtime.Object) (labels.Set, fields.Set, error) { return nil, nil, nil },
+		nil, &cache.Indexers{})
+	must(t, err)
+	t.Cleanup(destroy)
+	must(t, waitFor(t.Context(), func(context.Context) error { return s.ReadinessCheck() }))
+	return s
+}
+
+func newThing(name string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	o.SetAPIVersion("example.org/v1")
+	o.SetKind("Thing")
+	o.SetName(name)
+	return o
+}
+
+func (s *things) create(t *testing.T, n int) {
+	t.Helper()
+	name := strconv.Itoa(n)
+	must(t, s.Create(t.Context(), thingsPrefix+name, newThing(name), &unstructured.Unstructured{}, 0))
+}
+
+func (s *things) watch(t *testing.T, version string) watch.Interface {
+	t.Helper()
+	w, err := s.Watch(t.Context(), thingsPrefix, storage.ListOptions{
+		ResourceVersion: version, Recursive: true, Predicate: storage.Everything,
+	})
+	must(t, err)
+	t.Cleanup(w.Stop)
+	return w
+}
+
+// calm lets periods pass, with an event in each, until the cache has been made
+// small.
+func (s *things) calm(t *testing.T, event func()) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); s.clock.Step(period) {
+		event()
+		select {
+		case <-s.trimmed:
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	t.Fatal("the cache was not made small")
+}
+
+// expect returns the resourceVersion of the event of the n-th thing, which has
+// to be the next one.
+func expect(t *testing.T, w watch.Interface, n int) string {
+	t.Helper()
+	select {
+	case e := <-w.ResultChan():
+		if o, ok := e.Object.(interface{ GetObject() runtime.Object }); ok {
+			e.Object = o.GetObject() // an event that several watches share
+		}
+		thing, ok := e.Object.(*unstructured.Unstructured)
+		if !ok || e.Type != watch.Added || thing.GetName() != strconv.Itoa(n) {
+			t.Fatalf("the watch shows %s of %v, not that %d was added", e.Type, e.Object, n)
+		}
+		return thing.GetResourceVersion()
+	case <-time.After(time.Minute):
+		t.Fatalf("the watch does not show that %d was added", n)
+	}
+	return ""
+}
+
+// capacity is how many events the cache has room for.
+func capacity(t *testing.T) int {
+	t.Helper()
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	must(t, err)
+	for _, f := range families {
+		if f.GetName() != "watch_cache_capacity" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetValue() == "things" {
+					return int(m.GetGauge().GetValue())
+				}
+			}
+		}
+	}
+	t.Fatal("there is no metric of the cache's capacity")
+	return 0
+}
+
+// startEtcd returns the address of an etcd that ends with the test.
+func startEtcd(t *testing.T) string {
+	t.Helper()
+	dir, err := datadir.Open(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() { _ = dir.Close() })
+	c := &Config{Dir: dir, Log: io.Discard, UnsafeNoFsync: true, Fatal: func(name string, err error) { panic(fmt.Sprint(name, err)) }}
+	etcd, err := c.newEtcd()
+	must(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- etcd.run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		must(t, <-ended)
+	})
+	must(t, etcd.waitReady(t.Context()))
+	return etcd.endpoint()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestMarkersBeginModified : a cache is never asked to remove a marker that it has
+// not, whatever number is owed.
+func TestMarkersBeginModified(t *testing.T) {
+	t.Parallel()
+	for _, count := range []int{1, 2, markersAtOnce} {
+		w := &trimmedWatch{
+			trimming: trimming{newMarker: func() runtime.Object { return newThing("") }},
+			events:   make(chan watch.Event, markersAtOnce+1), stopped: make(chan struct{}), version: "7",
+		}
+		if !w.mark(count) {
+			t.Fatalf("%d markers were not taken", count)
+		}
+		close(w.events)
+		var types []watch.EventType
+		for e := range w.events {
+			types = append(types, e.Type)
+		}
+		last := len(types) - 1
+		if last < max(count-1, 1) || types[last] != watch.Deleted || slices.Index(types, watch.Deleted) != last || types[0] != watch.Modified {
+			t.Errorf("%d markers are %v: want Modified ones, and Deleted last", count, types)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/standalone/internal/engines"
+)
+
+type machinesOptions struct {
+	dataDir, qemuDir string
+	timeout          time.Duration
+	out              io.Writer
+}
+
+func newMachinesCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "machines", Short: "Act on the machines of the qemu driver"}
+	cmd.AddCommand(newShutdownCommand())
+	return cmd
+}
+
+func newShutdownCommand() *cobra.Command {
+	o := &machinesOptions{}
+	cmd := &cobra.Command{
+		Use:   "shutdown",
+		Short: "End all machines in good order, before their host shuts down",
+		Long: `Press the power button of every machine, wait until its guest has shut down or its
+shutdownGracePeriodSeconds are over, and end it. Drover must be stopped, and starts
+the machines again when it is started.
+
+drover-machines.service runs this when the host shuts down.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.out = cmd.OutOrStdout()
+			return o.shutdown(cmd.Context())
+		},
+	}
+	addDataDirFlag(cmd, &o.dataDir)
+	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines, of a drover-controller that is stopped (default those that the Drover of the data dir has used)")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long a guest may take at most, whatever its grace period")
+	return cmd
+}
+
+// shutdown holds the data dir, so that no Drover starts a machine again meanwhile.
+func (o *machinesOptions) shutdown(ctx context.Context) (err error) {
+	if o.timeout < 0 {
+		return fmt.Errorf("--timeout is %s: it must not be negative", o.timeout)
+	}
+	if err := becomeOwner(cmp.Or(o.qemuDir, o.dataDir)); err != nil {
+		return err
+	}
+	if o.qemuDir != "" {
+		return o.end(ctx, []string{o.qemuDir})
+	}
+	dir, err := datadir.OpenExisting(o.dataDir)
+	if inUse, held := errors.AsType[*datadir.InUseError](err); held {
+		return fmt.Errorf("%w: stop it first, since it would start the machines again", inUse)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = closing(dir, err) }()
+	folders, err := engines.QEMUDirs(dir.Engines())
+	if err != nil {
+		return err
+	}
+	return o.end(ctx, folders)
+}
+
+// end ends the machines of all folders at the same time.
+func (o *machinesOptions) end(ctx context.Context, folders []string) error {
+	ended, errs := make([][]*qemu.Ended, len(folders)), make([]error, len(folders))
+	var all sync.WaitGroup
+	for i, path := range folders {
+		all.Go(func() { ended[i], errs[i] = o.endIn(ctx, path) })
+	}
+	all.Wait()
+	var count int
+	for _, some := range ended {
+		for _, m := range some {
+			count++
+			errs = append(errs, o.print(m))
+		}
+	}
+	if count == 0 {
+		_, _ = fmt.Fprintln(o.out, "No machines run.")
+	}
+	return errors.Join(errs...)
+}
+
+// endIn goes past a folder that was used once, and removed.
+func (o *machinesOptions) endIn(ctx context.Context, path string) ([]*qemu.Ended, error) {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
+		return nil, nil
+	}
+	return qemu.ShutDown(ctx, qemu.Options{Dir: path}, o.timeout)
+}
+
+func (o *machinesOptions) print(m *qemu.Ended) error {
+	how := "powered off"
+	switch {
+	case m.Err != nil:
+		return fmt.Errorf("machine %s/%s: %w", m.Namespace, m.Name, m.Err)
+	case m.Forced:
+		how = "ended by force, since its guest did not power off in time"
+	}
+	_, err := fmt.Fprintf(o.out, "%s/%s: %s\n", m.Namespace, m.Name, how)
+	return err
+}
+
+// becomeOwner gives root's rights up for those of the user whose files are in a
+// folder: what root writes there, that user could not read.
+func becomeOwner(path string) error {
+	var is syscall.Stat_t
+	err := syscall.Stat(path, &is)
+	if err != nil || os.Geteuid() != 0 || is.Uid == 0 {
+		return nil //nolint:nilerr // who opens the folder next says what is wrong with it
+	}
+	gid, uid := int(is.Gid), int(is.Uid)
+	if err := errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
+		return fmt.Errorf("acting as the user %d, who owns %s: %w", uid, path, err)
+	}
+	return nil
+}

@@ -1,0 +1,37 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/standalone/internal/datadir"
+)
+
+// TestMachinesShutdown : it is refused while a Drover runs, which would start the
+// machines again; then it ends them, and says which.
+func TestMachinesShutdown(t *testing.T) {
+	h := newHost(t)
+	target, pid := h.run(t, "vm", h.image)
+	held, err := datadir.Open(h.data)
+	must(t, err)
+	if out, err := runDrover(t, "machines", "shutdown", "--data-dir", h.data); err == nil || !strings.Contains(err.Error(), "stop it first") || !runs(pid) {
+		t.Errorf("while Drover runs it printed %q, %v", out, err)
+	}
+	must(t, held.Close())
+	wantPrint(t, "default/vm: ended by force, since its guest did not power off in time\n", "machines", "shutdown", "--timeout", "0s", "--data-dir", h.data)
+	if runs(pid) {
+		t.Error("the machine runs")
+	}
+	servers, err := h.List(t.Context(), target.UID)
+	if err != nil || len(servers) != 1 || servers[0].Exit == nil || servers[0].Exit.Reason != driver.ExitHostShutdown {
+		t.Errorf("it lists %+v, %v", servers, err)
+	}
+	wantPrint(t, "No machines run.\n", "machines", "shutdown", "--data-dir", h.data)
+	if _, err := runDrover(t, "machines", "shutdown", "--data-dir", t.TempDir()); err == nil || !strings.Contains(err.Error(), "is no Drover data dir") {
+		t.Errorf("of a folder that is none: %v", err)
+	}
+}
