@@ -2,8 +2,8 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds a Debian guest with the real cloud-init, for the slow test of what that
-# makes of a VM's user-data: DIR/debian.img, a raw disk that is one ext4 file system,
+# Builds a Debian guest with the real cloud-init, systemd and QEMU, for the slow tests
+# of what those make of a VM's user-data and of Drover's units: DIR/debian.img, a raw disk that is one ext4 file system,
 # and its kernel and initial RAM disk, DIR/vmlinuz and DIR/initrd.img.
 #
 #     hack/debian-guest.sh DIR
@@ -20,8 +20,9 @@ readonly dir="${1:?usage: hack/debian-guest.sh DIR}"
 readonly suite="${SUITE:-bookworm}" mirror="${MIRROR:-http://deb.debian.org/debian}"
 readonly size=2G
 # The network is for a cloud-init that has something to configure; python3-cffi-backend
-# stands for a virtual package, of which debootstrap knows nothing.
-readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo,python3-cffi-backend
+# stands for a virtual package, of which debootstrap knows nothing. QEMU is for the
+# machines of a Drover in the guest.
+readonly packages=systemd-sysv,dbus,udev,linux-image-cloud-amd64,cloud-init,ifupdown,isc-dhcp-client,iproute2,sudo,python3-cffi-backend,qemu-system-x86
 
 # bootstrap makes the guest's file system in a folder.
 bootstrap() {

@@ -6,6 +6,10 @@
 # is none, starts dockerd where nothing answers, and waits until it does. Safe to
 # run again and again. Needs root or sudo for what it changes. DOCKERD_WAIT (60)
 # is how many seconds the engine gets to come up.
+#
+#     hack/dockerd.sh [stop]
+#
+# "stop" ends the engine, for who had it started.
 set -euo pipefail
 
 # shellcheck source=hack/install-lib.sh
@@ -56,6 +60,24 @@ wait_for_engine() {
 	done
 }
 
+# stop waits until the engine has ended, and removes what it does not.
+stop() {
+	if [ -d /run/systemd/system ]; then
+		say "stopping the docker service"
+		as_root systemctl stop docker.socket docker
+	elif starting; then
+		say "stopping dockerd"
+		pid="$(cat "$pidfile")"
+		as_root kill "$pid"
+		timeout 60 tail --pid="$pid" --follow /dev/null || die "dockerd (process $pid) did not end"
+		as_root rm -f "$log"
+	fi
+}
+
+if [ "${1:-}" = stop ]; then
+	stop
+	exit 0
+fi
 if answers env; then
 	report "an engine answers already"
 	exit 0

@@ -11,6 +11,10 @@
 # compiler for -race, a Docker engine and QEMU, is installed and started if it is
 # missing, and where that cannot be the run fails: no test is skipped for the
 # lack of an engine.
+#
+# What the run has made goes with it, and a Docker engine that it has started; it
+# fails if anything is left. Packages that it installed stay, and bin/. Where others
+# run tests on the same host, DROVER_TEST_SHARED=1 leaves all of that out.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,7 +27,36 @@ export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}"
 }
 export CGO_ENABLED=1 # for -race
 
+readonly root="${PWD}"
+answers() { command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1; }
+started_engine=yes
+! answers || started_engine=no
 hack/test-deps.sh
+before="$(hack/leftovers.sh)"
+readonly before
+
+left() { comm -13 <(echo "${before}") <("${root}/hack/leftovers.sh"); }
+
+# remove_images removes the guests that were not there before. Tests share them, so
+# that none of these does.
+remove_images() {
+	{ left | sed -n 's/^image //p' |
+		grep --fixed-strings --line-regexp --file=<(docker image ls --all --quiet --no-trunc --filter label=cloudnative.tw/test-guest) || true; } |
+		xargs --no-run-if-empty docker image rm --force >/dev/null
+}
+
+# check_left fails with what the tests have left. What was just ended may take a
+# moment.
+check_left() {
+	local try
+	for try in {1..10}; do
+		[[ -n "$(left)" ]] || return 0
+		[[ "${try}" -eq 10 ]] || sleep 1
+	done
+	echo "hack/test.sh: the tests have left this:" >&2
+	left >&2
+	return 1
+}
 
 # Packages are tested one by one: within each, many tests run at a time already,
 # and what must happen within two seconds should not wait for another package's
@@ -48,4 +81,10 @@ echo "test, module hack/image"
 echo "test, module standalone"
 cd standalone
 run "$@" || failed=1
+
+if [[ -z "${DROVER_TEST_SHARED:-}" ]]; then
+	remove_images || failed=1
+	check_left || true # reported; what untagged images a pull leaves is still to be removed
+	[[ "${started_engine}" == no ]] || "${root}/hack/dockerd.sh" stop || failed=1
+fi
 exit "${failed}"

@@ -7,8 +7,9 @@
 #     "$(hack/tool.sh controller-gen)" --version
 #
 # The versions stand in hack/tools/go.mod, those of golangci-lint in
-# hack/tools/lint/go.mod and those of Helm in hack/tools/helm/go.mod. A tool that
-# is up to date is not built again.
+# hack/tools/lint/go.mod, those of Helm in hack/tools/helm/go.mod, and that of
+# govulncheck in hack/tools/vuln/go.mod. A tool that is up to date is not built
+# again.
 set -o errexit -o nounset -o pipefail
 
 readonly name="${1:?usage: hack/tool.sh TOOL}"
@@ -18,6 +19,7 @@ module="${root}/hack/tools"
 case "${name}" in
 golangci-lint) module="${root}/hack/tools/lint" ;;
 helm) module="${root}/hack/tools/helm" ;;
+govulncheck) module="${root}/hack/tools/vuln" ;;
 esac
 
 # GOFLAGS of the caller (for example -mod=mod, -race) are about other modules.

@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/journal"
 )
 
 // aftermath is how long after its end a fault is blamed for what happens.
@@ -28,7 +28,7 @@ type Figures struct {
 	// that changed something, Actors the processes that did.
 	Leads, Epochs, Actors int
 	Faults                map[Kind]int
-	Deeds                 map[fake.Deed]int
+	Deeds                 map[journal.Deed]int
 	// Refused counts fenced calls by the fault during which they came.
 	Refused map[Kind]int
 	// Vain counts changes that were accepted and never made, since their process
@@ -41,13 +41,13 @@ type Figures struct {
 // Count makes figures of the evidence.
 func Count(e Evidence) Figures {
 	f := Figures{
-		Faults: map[Kind]int{}, Deeds: map[fake.Deed]int{}, Refused: map[Kind]int{},
+		Faults: map[Kind]int{}, Deeds: map[journal.Deed]int{}, Refused: map[Kind]int{},
 		VMs: len(e.Asked), Looks: len(e.Sights), Violations: Judge(e),
 	}
 	epochs, actors := map[uint64]bool{}, map[int]bool{}
 	for _, entry := range e.Journal {
 		f.Deeds[entry.Deed]++
-		if entry.Deed == fake.DeedRefused {
+		if entry.Deed == journal.DeedRefused {
 			f.Refused[e.blame(entry)]++
 			continue
 		}
@@ -70,7 +70,7 @@ func Count(e Evidence) Figures {
 
 // blame finds the fault of an entry: the process's own latest one, else the
 // latest that struck all.
-func (e Evidence) blame(entry fake.Entry) Kind {
+func (e Evidence) blame(entry journal.Entry) Kind {
 	own, common := Fault{}, Fault{}
 	for _, fault := range e.Faults {
 		if entry.At.Before(fault.From) || entry.At.After(fault.To.Add(aftermath)) {
@@ -143,7 +143,7 @@ func (f Figures) String() string {
 	line("leaders", "%d elected; %d processes and %d epochs changed something", f.Leads, f.Actors, f.Epochs)
 	line("VMs", "%d, %d of them deleted; %d looks at finalizers", f.VMs, f.Deleted, f.Looks)
 	changes := maps.Clone(f.Deeds)
-	delete(changes, fake.DeedRefused)
+	delete(changes, journal.DeedRefused)
 	line("changes", "%s; %d of them accepted and not made, their process ended", list(changes), f.Vain)
 	line("fenced", "%s", list(f.Refused))
 	line("violations", "%s", list(f.broken()))

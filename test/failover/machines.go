@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/failover/births"
 )
 
@@ -94,10 +94,10 @@ func (e MachineEvidence) removals() []Violation {
 			continue
 		}
 		for n, entry := range entries {
-			if entry.Deed == fake.DeedCreate && n > 0 && entries[n-1].Deed != fake.DeedCreate {
+			if entry.Deed == journal.DeedCreate && n > 0 && entries[n-1].Deed != journal.DeedCreate {
 				broken = append(broken, Violation{RuleOnce, uid, show(entry) + ", though it had been made"})
 			}
-			if entry.Deed == fake.DeedDelete && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
+			if entry.Deed == journal.DeedDelete && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
 				broken = append(broken, Violation{RuleKept, uid, show(entry) + ", and no user had asked for that"})
 			}
 		}
@@ -118,7 +118,7 @@ func (e MachineEvidence) Story(uid types.UID) string {
 
 // Summary is what a run came to, in a line.
 func (e MachineEvidence) Summary() string {
-	faults, deeds, deleted := map[Kind]int{}, map[fake.Deed]int{}, 0
+	faults, deeds, deleted := map[Kind]int{}, map[journal.Deed]int{}, 0
 	epochs := map[uint64]bool{}
 	for _, f := range e.Faults {
 		faults[f.Kind]++

@@ -14,12 +14,13 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/journal"
 )
 
 // Evidence is all that the oracle looks at.
 type Evidence struct {
 	// Journal is the fake engine's, in its order.
-	Journal []fake.Entry
+	Journal []journal.Entry
 	// Processes are all replicas that ever ran.
 	Processes []Process
 	Faults    []Fault
@@ -99,10 +100,10 @@ func Judge(e Evidence) []Violation {
 }
 
 // byServer is the journal of each server, without the calls that were refused.
-func byServer(journal []fake.Entry) map[types.UID][]fake.Entry {
-	servers := map[types.UID][]fake.Entry{}
-	for _, entry := range journal {
-		if entry.Deed != fake.DeedRefused {
+func byServer(entries []journal.Entry) map[types.UID][]journal.Entry {
+	servers := map[types.UID][]journal.Entry{}
+	for _, entry := range entries {
+		if entry.Deed != journal.DeedRefused {
 			servers[entry.UID] = append(servers[entry.UID], entry)
 		}
 	}
@@ -110,17 +111,17 @@ func byServer(journal []fake.Entry) map[types.UID][]fake.Entry {
 }
 
 // Fallen finds changes that were accepted of a leader after one of a later one.
-func Fallen(journal []fake.Entry) []Violation {
+func Fallen(entries []journal.Entry) []Violation {
 	var all []Violation
-	for uid, entries := range byServer(journal) {
+	for uid, entries := range byServer(entries) {
 		all = append(all, fallen(uid, entries)...)
 	}
 	return all
 }
 
-func fallen(uid types.UID, entries []fake.Entry) []Violation {
+func fallen(uid types.UID, entries []journal.Entry) []Violation {
 	var all []Violation
-	var last fake.Entry
+	var last journal.Entry
 	for _, entry := range entries {
 		if entry.Epoch < last.Epoch {
 			all = append(all, Violation{RuleEpochs, uid, fmt.Sprintf("%s after %s", show(entry), show(last))})
@@ -131,7 +132,7 @@ func fallen(uid types.UID, entries []fake.Entry) []Violation {
 	return all
 }
 
-func show(e fake.Entry) string {
+func show(e journal.Entry) string {
 	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Deed, e.PID, e.Epoch, e.At.UTC().Format(time.StampMilli))
 }
 
@@ -139,7 +140,7 @@ func show(e fake.Entry) string {
 type life struct {
 	uid types.UID
 	// done are the entries whose change came to be.
-	done   []fake.Entry
+	done   []journal.Entry
 	lost   int // entries whose change did not
 	broken []Violation
 }
@@ -147,9 +148,9 @@ type life struct {
 // trace follows a server from entry to entry. A change that the next entry, or
 // the server in the end, knows nothing of was never made, which is right only
 // if its process had come to its end.
-func (e Evidence) trace(uid types.UID, entries []fake.Entry) life {
+func (e Evidence) trace(uid types.UID, entries []journal.Entry) life {
 	l := life{uid: uid}
-	var had *fake.Sketch
+	var had *journal.Sketch
 	for n, entry := range entries {
 		if !same(entry.Had, had) {
 			l.broken = append(l.broken, Violation{RuleKept, uid, fmt.Sprintf("%s found %s, and %s was left", show(entry), tell(entry.Had), tell(had))})
@@ -172,12 +173,12 @@ func (e Evidence) trace(uid types.UID, entries []fake.Entry) life {
 }
 
 // found is the server that there is in the end.
-func (e Evidence) found(uid types.UID) *fake.Sketch {
+func (e Evidence) found(uid types.UID) *journal.Sketch {
 	r := e.Servers[uid]
 	if r == nil {
 		return nil
 	}
-	return &fake.Sketch{ID: r.ID, Run: r.Run, State: r.State}
+	return &journal.Sketch{ID: r.ID, Run: r.Run, State: r.State}
 }
 
 // noticed is how long after a process's end that is noticed.
@@ -185,13 +186,13 @@ const noticed = time.Second
 
 // over tells whether the process that made an entry had ended by some time, or
 // at all where that is zero.
-func (e Evidence) over(entry fake.Entry, by time.Time) bool {
+func (e Evidence) over(entry journal.Entry, by time.Time) bool {
 	p := e.process(entry)
 	return !p.To.IsZero() && (by.IsZero() || p.To.Before(by.Add(noticed)))
 }
 
 // process is the one that made an entry; PIDs are used again.
-func (e Evidence) process(entry fake.Entry) Process {
+func (e Evidence) process(entry journal.Entry) Process {
 	for _, p := range e.Processes {
 		if p.PID == entry.PID && !entry.At.Before(p.From) && (p.To.IsZero() || !entry.At.After(p.To)) {
 			return p
@@ -200,9 +201,9 @@ func (e Evidence) process(entry fake.Entry) Process {
 	return Process{}
 }
 
-func same(a, b *fake.Sketch) bool { return a == b || a != nil && b != nil && *a == *b }
+func same(a, b *journal.Sketch) bool { return a == b || a != nil && b != nil && *a == *b }
 
-func tell(s *fake.Sketch) string {
+func tell(s *journal.Sketch) string {
 	if s == nil {
 		return "no server"
 	}
@@ -215,9 +216,9 @@ func (e Evidence) once(l life) []Violation {
 	id := ""
 	for _, entry := range l.done {
 		switch {
-		case entry.Deed == fake.DeedCreate && id != "":
+		case entry.Deed == journal.DeedCreate && id != "":
 			all = append(all, Violation{RuleOnce, l.uid, fmt.Sprintf("%s, though %s had been made", show(entry), id)})
-		case entry.Deed != fake.DeedCreate && (entry.Had == nil || entry.Has != nil && entry.Has.ID != entry.Had.ID):
+		case entry.Deed != journal.DeedCreate && (entry.Had == nil || entry.Has != nil && entry.Has.ID != entry.Had.ID):
 			all = append(all, Violation{RuleOnce, l.uid, fmt.Sprintf("%s made %s of %s", show(entry), tell(entry.Has), tell(entry.Had))})
 		}
 		if entry.Has != nil {
@@ -262,8 +263,8 @@ func (e Evidence) asked(l life) []Violation {
 func (e Evidence) finalizers() []Violation {
 	var all []Violation
 	for _, sight := range e.Sights {
-		begun := slices.IndexFunc(e.Journal, func(entry fake.Entry) bool {
-			return entry.UID == sight.UID && entry.Deed == fake.DeedCreate && entry.At.Before(sight.Since)
+		begun := slices.IndexFunc(e.Journal, func(entry journal.Entry) bool {
+			return entry.UID == sight.UID && entry.Deed == journal.DeedCreate && entry.At.Before(sight.Since)
 		})
 		if !sight.Finalizer && begun >= 0 {
 			all = append(all, Violation{RuleFinalizer, sight.UID, show(e.Journal[begun]) + ", and the finalizer was not there yet"})

@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/test/rig"
 )
 
@@ -192,7 +192,7 @@ func (w *world) gather(t testing.TB) Evidence {
 }
 
 // readJournal reads the whole lines from an offset on, and moves it.
-func readJournal(path string, offset *int64) ([]fake.Entry, error) {
+func readJournal(path string, offset *int64) ([]journal.Entry, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -206,7 +206,7 @@ func readJournal(path string, offset *int64) ([]fake.Entry, error) {
 	if _, err := f.ReadAt(content, *offset); err != nil {
 		return nil, err
 	}
-	var entries []fake.Entry
+	var entries []journal.Entry
 	for line := range bytes.Lines(content) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break
@@ -215,7 +215,7 @@ func readJournal(path string, offset *int64) ([]fake.Entry, error) {
 			*offset++
 			continue
 		}
-		var entry fake.Entry
+		var entry journal.Entry
 		if err := json.Unmarshal(line, &entry); err != nil {
 			return nil, fmt.Errorf("journal: %q: %w", line, err)
 		}
@@ -251,11 +251,15 @@ func (w *world) record(ctx context.Context) error {
 	return f.Close()
 }
 
-// keepLogs leaves what the replicas printed beside the journal.
+// keepLogs leaves what the replicas printed beside the journal, which has to be
+// whole to prove anything.
 func (w *world) keepLogs(t testing.TB) {
 	t.Helper()
 	for _, r := range w.replicas {
 		complain(t, os.WriteFile(filepath.Join(w.dir, r.name+".log"), []byte(r.printed()), 0o600))
+		if strings.Contains(r.printed(), journal.Lost) {
+			t.Errorf("%s could not write an entry into the journal", r.name)
+		}
 	}
 }
 
@@ -282,7 +286,7 @@ func (l *lookout) keep(ctx context.Context) {
 			continue // gather tells
 		}
 		for _, entry := range entries {
-			if entry.Deed == fake.DeedCreate {
+			if entry.Deed == journal.DeedCreate {
 				l.look(ctx, entry.UID)
 			}
 		}

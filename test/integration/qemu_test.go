@@ -56,7 +56,7 @@ func newMachines(t *testing.T) *machines {
 
 func (m *machines) start(t *testing.T) {
 	t.Helper()
-	m.controller = m.Run(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg")
+	m.controller = m.Run(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
 }
 
 // linux is a VM with the Linux guest, which serves on port 80.

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs a test of the qemu driver that boots the Debian of hack/debian-guest.sh:
+#
+#     hack/debian-test.sh TEST
+set -o errexit -o nounset -o pipefail
+
+readonly test="${1:?usage: hack/debian-test.sh TEST}"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export DROVER_BIN="${DROVER_BIN:-${PWD}/bin/drover}" DROVER_DEBIAN_GUEST="${PWD}/bin/guest/debian"
+
+hack/qemu.sh
+hack/debian-guest.sh "${DROVER_DEBIAN_GUEST}"
+go test -count 1 -timeout 60m -v -run "^${test}\$" ./internal/driver/qemu

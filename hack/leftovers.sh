@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Prints, a line each and in order, what tests could leave on a host: folders in
+# TMPDIR, processes, control groups, mounts, images and containers of the Docker
+# engine. What differs before and after a run was left by it, or by another run at
+# the same time.
+#
+#     hack/leftovers.sh
+set -o errexit -o nounset -o pipefail
+
+readonly temp="${TMPDIR:-/tmp}"
+
+folders() {
+	find "${temp}" -mindepth 1 -maxdepth 1 \( -name 'Test*' -o -name 'drover-*' -o -name 'tmp.*' \) -printf 'folder %p\n'
+}
+
+# processes are those of the programs that tests start.
+processes() {
+	local comm pid
+	for comm in /proc/[0-9]*/comm; do
+		pid="${comm#/proc/}"
+		case "$(cat "${comm}" 2>/dev/null || true)" in
+		qemu-system* | drover* | dockerd | containerd*) echo "process ${pid%/comm} $(tr '\0' ' ' <"${comm%comm}cmdline" 2>/dev/null | cut -c 1-120)" ;;
+		esac
+	done
+}
+
+groups() { find /sys/fs/cgroup -type d -name 'drover-*' -printf 'control group %p\n' 2>/dev/null || true; }
+
+mounts() { awk -v temp="${temp}/" 'index($2, temp) == 1 {print "mount " $2}' /proc/mounts; }
+
+engine() {
+	command -v docker >/dev/null && timeout 20 docker info >/dev/null 2>&1 || return 0
+	docker image ls --all --quiet --no-trunc | sed 's/^/image /'
+	docker ps --all --no-trunc --format 'container {{.ID}} {{.Names}}'
+}
+
+{ folders && processes && groups && mounts && engine; } | LC_ALL=C sort -u

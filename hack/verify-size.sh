@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Fails when a program that make build has made is larger than it may be. What a
+# new dependency brings along shows here first.
+set -o errexit -o nounset -o pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+failed=0
+# check PROGRAM MB
+check() {
+	local size
+	size="$(stat -c %s "$1")"
+	printf '%-22s %3d.%d MB, at most %d\n' "$1" $((size / 1000000)) $((size / 100000 % 10)) "$2"
+	[[ "${size}" -le $(($2 * 1000000)) ]] || failed=1
+}
+
+check bin/drover 175
+check bin/drover-controller 60
+if [[ "${failed}" -ne 0 ]]; then
+	echo "verify-size.sh: a program is too large; go tool nm -size -sort size shows what a build without -s has in it" >&2
+	exit 1
+fi

@@ -1,0 +1,286 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package upgrade
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	docker "github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// host is a data dir that one version of Drover after the other runs on.
+type host struct {
+	t                             *testing.T
+	dir, plain, other, fail, qemu string
+
+	docker  *docker.Client
+	cluster *vmtest.Cluster
+	client  client.Client
+	grace   int64
+}
+
+// qemuOf is a QEMU that starts no machine while a file is there.
+const qemuOf = `#!/bin/sh
+case "$*" in
+*drover-*) test ! -e %q || { echo "no machine is to start" >&2; exit 1; } ;;
+esac
+exec %s "$@"
+`
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	temp := t.TempDir()
+	h := &host{t: t, dir: filepath.Join(temp, "d"), fail: filepath.Join(temp, "fail"), qemu: filepath.Join(temp, "qemu"), grace: 30}
+	t.Cleanup(h.clean)
+	h.docker = vmtest.Docker(t)
+	images := filepath.Join(temp, "images")
+	h.must(os.Mkdir(images, 0o700))
+	h.plain, h.other = vmtest.BootGuest(t, images, "A", false), vmtest.BootGuest(t, images, "B", false)
+	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuOf, h.fail, vmtest.QEMU(t)), 0o700))
+	return h
+}
+
+func (h *host) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// run stops the Drover that runs, and starts a version on the same data dir. It
+// returns once that has seen every VM.
+func (h *host) run(binary string) {
+	h.t.Helper()
+	if h.cluster != nil {
+		h.must(h.cluster.Stop())
+	}
+	c, err := vmtest.NewCluster(vmtest.ClusterOptions{
+		DataDir: h.dir, WithController: true, Binary: binary,
+		Args: []string{
+			"--vm-driver", "docker,qemu,fake", "--docker-image", vmtest.GuestPlain, "--qemu-accel", "tcg",
+			"--qemu-binary", h.qemu, "--qemu-image-dirs", filepath.Dir(h.plain), "--orphan-grace", "1s", "--list-period", "2s",
+		},
+	})
+	h.must(err)
+	h.cluster = c
+	scheme := runtime.NewScheme()
+	h.must(api.AddToScheme(scheme))
+	h.client, err = client.New(c.Config, client.Options{Scheme: scheme})
+	h.must(err)
+	h.observed()
+}
+
+// vm is a VM that is named after the state that it gets.
+func (h *host) vm(driver, state string) *api.VirtualMachine {
+	vm := vmtest.VM(driver+"-"+state).Namespace("default").Driver(driver).Grace(h.grace).
+		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "32M").RestartPolicy(api.RestartOnFailure)
+	if driver == "qemu" {
+		vm = vm.Image(h.plain)
+	}
+	return vm.Obj()
+}
+
+// end has a driver's server end by itself, and fail.
+func (h *host) end(driver string) {
+	h.t.Helper()
+	uid := h.get(driver + "-exited").UID
+	switch driver {
+	case "docker":
+		_, err := h.docker.ContainerKill(h.t.Context(), h.containers("cloudnative.tw/uid=" + string(uid))[0].ID, docker.ContainerKillOptions{Signal: "KILL"})
+		h.must(err)
+	case "qemu":
+		h.booted("qemu-exited", "drover guest 1 A")
+		conn, err := (&net.Dialer{}).DialContext(h.t.Context(), "unix", h.machine(uid, "serial.sock"))
+		h.must(err)
+		_, err = conn.Write([]byte("p")) // panics
+		h.must(err)
+		h.must(conn.Close())
+	case "fake":
+		path := filepath.Join(h.dir, "drivers", "fake", string(uid)+".json")
+		record := readJSON(h.t, path)
+		record["state"], record["exit"] = "Stopped", map[string]any{"code": 3, "at": time.Now()}
+		content, err := json.Marshal(record)
+		h.must(err)
+		h.must(os.WriteFile(path+".new", content, 0o600))
+		h.must(os.Rename(path+".new", path))
+	}
+}
+
+func readJSON(t *testing.T, path string) map[string]any {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record map[string]any
+	if err := json.Unmarshal(content, &record); err != nil {
+		t.Fatal(err)
+	}
+	return record
+}
+
+// machine returns the path of a machine's file.
+func (h *host) machine(uid types.UID, file string) string {
+	return filepath.Join(h.dir, "drivers", "qemu", "vms", string(uid), file)
+}
+
+// booted waits until the guest has printed its banner, which counts the boots of its
+// disk.
+func (h *host) booted(name, banner string) {
+	h.t.Helper()
+	path := h.machine(h.get(name).UID, "serial.log")
+	vmtest.Eventually(h.t, patience, name+" prints "+banner, func() error {
+		content, err := os.ReadFile(path)
+		if err == nil && !strings.Contains(string(content), banner) {
+			err = fmt.Errorf("it printed %q", content)
+		}
+		return err
+	})
+}
+
+func (h *host) isTried(name string) bool {
+	_, err := os.Stat(h.fail)
+	return err == nil && name == "qemu-half"
+}
+
+func (h *host) failStarts(fail bool) {
+	h.t.Helper()
+	if !fail {
+		h.must(os.Remove(h.fail))
+		return
+	}
+	h.must(os.WriteFile(h.fail, nil, 0o600))
+}
+
+func (h *host) containers(label string) []container.Summary {
+	h.t.Helper()
+	ctx := context.WithoutCancel(h.t.Context()) // it is called at the end too
+	all, err := h.docker.ContainerList(ctx, docker.ContainerListOptions{All: true, Filters: docker.Filters{}.Add("label", label)})
+	h.must(err)
+	return all.Items
+}
+
+// look says of every VM what its server is, and of every engine what it has. It
+// leaves out a machine that cannot start and is tried again and again.
+func (h *host) look() map[string]string {
+	h.t.Helper()
+	found := map[string]string{}
+	for _, vm := range h.all() {
+		if h.isTried(vm.Name) {
+			continue
+		}
+		id := ""
+		if vm.Status.Server != nil {
+			id = vm.Status.Server.ID
+		}
+		found[vm.Name] = fmt.Sprintf("%s, server %s, %d restarts", vm.Status.Phase, id, vm.Status.RestartCount)
+	}
+	found["engine docker"] = h.lookDocker()
+	found["engine qemu"] = h.lookRecords("qemu/vms/*/server.json", "qemu/retained/*/server.json", "id", "name", "run", "startedAt") + h.lookProcesses()
+	found["engine fake"] = h.lookRecords("fake/*.json", "fake/retained/*.json", "id", "name", "run", "startedAt", "state")
+	return found
+}
+
+func (h *host) lookDocker() string {
+	cluster, err := os.ReadFile(filepath.Join(h.dir, "cluster-id"))
+	h.must(err)
+	var lines []string
+	for _, c := range h.containers("cloudnative.tw/cluster=" + strings.TrimSpace(string(cluster))) {
+		is, err := h.docker.ContainerInspect(h.t.Context(), c.ID, docker.ContainerInspectOptions{})
+		h.must(err)
+		s := is.Container.State
+		lines = append(lines, fmt.Sprintf("%s %s %s, process %d, since %s, %d restarts;\n  ", is.Container.Name, c.ID[:12], s.Status, s.Pid, s.StartedAt, is.Container.RestartCount))
+	}
+	return join(lines)
+}
+
+func join(lines []string) string {
+	slices.Sort(lines)
+	return strings.Join(lines, "")
+}
+
+// lookRecords is what files of the data dir say of servers.
+func (h *host) lookRecords(vms, retained string, fields ...string) string {
+	var lines []string
+	for _, pattern := range []string{vms, retained} {
+		paths, err := filepath.Glob(filepath.Join(h.dir, "drivers", pattern))
+		h.must(err)
+		for _, path := range paths {
+			record := readJSON(h.t, path)
+			if h.isTried(fmt.Sprint(record["name"])) {
+				continue
+			}
+			line := strings.TrimPrefix(path, h.dir)
+			for _, field := range fields {
+				line += fmt.Sprint(" ", record[field])
+			}
+			lines = append(lines, line+";\n  ")
+		}
+	}
+	return join(lines)
+}
+
+// lookProcesses names those that work in the data dir: the machines.
+func (h *host) lookProcesses() string {
+	var pids []string
+	for pid := range h.processes() {
+		pids = append(pids, strconv.Itoa(pid))
+	}
+	slices.Sort(pids)
+	return "processes " + strings.Join(pids, " ")
+}
+
+func (h *host) processes() map[int]string {
+	found := map[int]string{}
+	links, _ := filepath.Glob("/proc/[0-9]*/cwd")
+	for _, link := range links {
+		at, err := os.Readlink(link)
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+		name, _ := os.ReadFile(filepath.Join(filepath.Dir(link), "comm"))
+		if err == nil && strings.HasPrefix(at, h.dir+"/") && strings.HasPrefix(string(name), "qemu-system") {
+			found[pid] = at
+		}
+	}
+	return found
+}
+
+// clean ends all that the test has made.
+func (h *host) clean() {
+	if h.cluster == nil {
+		return
+	}
+	if h.t.Failed() {
+		h.t.Logf("drover up printed:\n%s", h.cluster.Output())
+	}
+	if err := h.cluster.Close(); err != nil {
+		h.t.Error(err)
+	}
+	for pid := range h.processes() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	if cluster, err := os.ReadFile(filepath.Join(h.dir, "cluster-id")); err == nil {
+		for _, c := range h.containers("cloudnative.tw/cluster=" + strings.TrimSpace(string(cluster))) {
+			rig.RemoveContainer(h.t, c.ID)
+		}
+	}
+}

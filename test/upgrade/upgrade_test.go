@@ -1,0 +1,217 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package upgrade
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// Environment variables that name the program before the upgrade, and the one after
+// it, which is bin/drover of this checkout where it is empty.
+const (
+	beforeEnv = "DROVER_BEFORE"
+	afterEnv  = "DROVER_AFTER"
+)
+
+// patience is for a loaded machine that emulates others.
+const patience = 4 * time.Minute
+
+// TestUpgrade : servers in every state stay as they are while Drover is exchanged for
+// another version, and when it is exchanged back.
+func TestUpgrade(t *testing.T) {
+	before, after := os.Getenv(beforeEnv), os.Getenv(afterEnv)
+	if before == "" {
+		t.Skipf("%s is empty: make test-upgrade builds the version before and runs this", beforeEnv)
+	}
+	h := newHost(t)
+	h.run(before)
+	for _, driver := range []string{"fake", "docker", "qemu"} {
+		h.makeServers(driver)
+	}
+	h.makeHalfReplaced()
+	left := h.look()
+	h.run(after)
+	h.sameServers("after the upgrade", left)
+	h.finishHalfReplaced(after == before)
+
+	// Users go on, and what the new version writes the old one has to read.
+	for _, driver := range []string{"fake", "docker", "qemu"} {
+		h.edit(driver+"-paused", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+		h.edit(driver+"-stopped", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+		h.edit(driver+"-running", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+		h.create(h.vm(driver, "new"))
+		for name, phase := range map[string]api.Phase{"paused": api.PhaseActive, "stopped": api.PhaseActive, "running": api.PhaseStopped, "new": api.PhaseActive} {
+			h.reaches(driver+"-"+name, phase)
+		}
+	}
+	left = h.look()
+	h.run(before)
+	h.sameServers("back at the version before", left)
+	h.removeAll()
+}
+
+// makeServers makes a driver's servers in every state that lasts.
+func (h *host) makeServers(driver string) {
+	for _, state := range []string{"running", "paused", "stopped", "exited", "retained"} {
+		vm := h.vm(driver, state)
+		if state == "exited" {
+			vm.Spec.RestartPolicy = api.RestartNever
+		}
+		if state == "retained" {
+			vm.Spec.DeletionPolicy = api.DeletionRetain
+		}
+		h.create(vm)
+		h.reaches(vm.Name, api.PhaseActive)
+	}
+	h.edit(driver+"-paused", func(s *api.VirtualMachineSpec) { s.Action = api.ActionPaused })
+	h.reaches(driver+"-paused", api.PhasePaused)
+	h.edit(driver+"-stopped", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	h.reaches(driver+"-stopped", api.PhaseStopped)
+	h.end(driver)
+	h.reaches(driver+"-exited", api.PhaseFailed)
+	h.delete(driver + "-retained")
+}
+
+// makeHalfReplaced has the version before begin to replace a machine's root disk, as
+// versions did that took an edit of image.source for a wish to do so, and fail at the
+// start of the machine with the new one.
+func (h *host) makeHalfReplaced() {
+	vm := h.vm("qemu", "half")
+	h.create(vm)
+	h.booted("qemu-half", "drover guest 1 A")
+	h.edit("qemu-half", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	h.reaches("qemu-half", api.PhaseStopped)
+	h.failStarts(true)
+	h.edit("qemu-half", func(s *api.VirtualMachineSpec) { s.Action, s.Image.Source = api.ActionActive, h.other })
+	vmtest.Eventually(h.t, patience, "the start with another disk fails", func() error {
+		if vm := h.get("qemu-half"); vm.Status.Operation == nil || vm.Status.Operation.Attempts == 0 {
+			return fmt.Errorf("its operation is %+v", vm.Status.Operation)
+		}
+		return nil
+	})
+}
+
+// finishHalfReplaced lets it start: with the disk that it had, unless the same
+// version goes on.
+func (h *host) finishHalfReplaced(same bool) {
+	h.failStarts(false)
+	banner := "drover guest 2 A"
+	if same {
+		banner = "drover guest 1 B"
+	}
+	h.booted("qemu-half", banner)
+	h.reaches("qemu-half", api.PhaseActive)
+}
+
+// sameServers compares what there is with what was left.
+func (h *host) sameServers(when string, left map[string]string) {
+	h.t.Helper()
+	now := h.look()
+	names := slices.Sorted(maps.Keys(left))
+	for name := range now {
+		if _, known := left[name]; !known {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		if left[name] != now[name] {
+			h.t.Errorf("%s %s is\n  %s\nand was\n  %s", when, name, now[name], left[name])
+		}
+	}
+}
+
+// removeAll removes all VMs, and looks that nothing is left but what was released.
+func (h *host) removeAll() {
+	for _, vm := range h.all() {
+		h.edit(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(int64) })
+		h.delete(vm.Name)
+	}
+	for name, is := range h.look() {
+		if !strings.HasPrefix(name, "engine ") || strings.Count(is, ";") != 1 {
+			h.t.Errorf("left after all VMs: %s %s", name, is)
+		}
+	}
+}
+
+func (h *host) create(vm *api.VirtualMachine) {
+	h.t.Helper()
+	h.must(h.client.Create(h.t.Context(), vm))
+}
+
+func (h *host) get(name string) *api.VirtualMachine {
+	h.t.Helper()
+	var vm api.VirtualMachine
+	h.must(h.client.Get(h.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, &vm))
+	return &vm
+}
+
+func (h *host) all() []api.VirtualMachine {
+	h.t.Helper()
+	var list api.VirtualMachineList
+	h.must(h.client.List(h.t.Context(), &list))
+	return list.Items
+}
+
+func (h *host) edit(name string, change func(*api.VirtualMachineSpec)) {
+	h.t.Helper()
+	vm := h.get(name)
+	before := client.MergeFrom(vm.DeepCopy())
+	change(&vm.Spec)
+	h.must(h.client.Patch(h.t.Context(), vm, before))
+}
+
+// delete waits until the VM is gone.
+func (h *host) delete(name string) {
+	h.t.Helper()
+	h.must(h.client.Delete(h.t.Context(), h.get(name)))
+	vmtest.Eventually(h.t, patience, name+" is gone", func() error {
+		var vm api.VirtualMachine
+		err := h.client.Get(h.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, &vm)
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.Join(fmt.Errorf("it is %s: %s", vm.Status.Phase, vm.Status.Message), err)
+	})
+}
+
+func (h *host) reaches(name string, phase api.Phase) {
+	h.t.Helper()
+	vmtest.Eventually(h.t, patience, name+" is "+string(phase), func() error {
+		if s := h.get(name).Status; s.Phase != phase {
+			return fmt.Errorf("it is %s: %s: %s", s.Phase, s.Reason, s.Message)
+		}
+		return nil
+	})
+}
+
+// observed waits until the controller has seen every VM's spec of now. Each is
+// changed for that, by what takes effect at once.
+func (h *host) observed() {
+	h.t.Helper()
+	h.grace++
+	for _, vm := range h.all() {
+		h.edit(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(h.grace) })
+	}
+	vmtest.Eventually(h.t, patience, "every VM is observed", func() error {
+		for _, vm := range h.all() {
+			if vm.Status.ObservedGeneration != vm.Generation {
+				return fmt.Errorf("%s is observed at %d of %d: %s: %s", vm.Name, vm.Status.ObservedGeneration, vm.Generation, vm.Status.Reason, vm.Status.Message)
+			}
+		}
+		return nil
+	})
+}
