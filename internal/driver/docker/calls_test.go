@@ -41,7 +41,9 @@ func TestCallsPerLife(t *testing.T) {
 		{"stop", func() {
 			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 			ensure(t, d, spec)
-		}, []string{"GET /containers/json", "GET /containers/ID/json", "POST /containers/ID/kill"}},
+		}, []string{
+			"GET /containers/json", "GET /containers/ID/json", "POST /containers/ID/kill", "GET /containers/ID/json",
+		}},
 		{"wait for the end", func() { reach(t, d, spec, driver.StateStopped) }, nil},
 		{"removal", func() { must(t, d.Delete(t.Context(), spec.Target, false)) }, []string{
 			"GET /containers/json", "DELETE /containers/ID",

@@ -28,16 +28,14 @@ func (d *Driver) stop(ctx context.Context, spec driver.ServerSpec, r *record) (d
 	if due(now.by, d.Clock.Now()) {
 		now.forced = true
 	}
-	signalled := false
 	if now.forced || !stopping {
-		if signalled, err = d.kill(ctx, *r, now.forced); err != nil {
+		if err := d.kill(ctx, *r, now.forced); err != nil {
 			return true, err
 		}
 	}
 	d.stops.put(*r, now)
-	if signalled && !now.forced && r.state == container.StateRunning {
-		return true, nil // the guest takes its time, and its end is an event
-	}
+	// The engine answers once it has cleaned up after a guest that ended at once, so
+	// that a deletion goes on without an event.
 	if err := d.refresh(ctx, r); err != nil {
 		return true, err
 	}
@@ -49,9 +47,8 @@ func (d *Driver) stop(ctx context.Context, spec driver.ServerSpec, r *record) (d
 func due(by, now time.Time) bool { return !by.IsZero() && !now.Before(by) }
 
 // kill signals the container, which the engine resumes for that if it is
-// paused, and reports whether the engine did so. That one does not run any more
-// is no error.
-func (d *Driver) kill(ctx context.Context, r record, force bool) (signalled bool, err error) {
+// paused. One that does not run any more is as good as signalled.
+func (d *Driver) kill(ctx context.Context, r record, force bool) error {
 	signal := "SIGKILL"
 	switch {
 	case !force && r.stopSignal != "":
@@ -59,11 +56,11 @@ func (d *Driver) kill(ctx context.Context, r record, force bool) (signalled bool
 	case !force:
 		signal = "SIGTERM"
 	}
-	err = d.change(ctx, "stop container "+shortID(r.id)+" with "+signal, func(ctx context.Context, c *client.Client) error {
+	err := d.change(ctx, "stop container "+shortID(r.id)+" with "+signal, func(ctx context.Context, c *client.Client) error {
 		_, err := c.ContainerKill(ctx, r.id, client.ContainerKillOptions{Signal: signal})
 		return err
 	})
-	return err == nil, settle(r, err)
+	return settle(r, err)
 }
 
 // settle forgives that a container was not in the state for a step any more:
