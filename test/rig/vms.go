@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
@@ -62,11 +63,15 @@ func (w *World) Get(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
 	return now
 }
 
+// untilWritten is for a change that meets a controller at work: each of its writes
+// may come in between, and client-go's own backoff gives up after the fourth.
+var untilWritten = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
+
 // Edit changes a VM as a user does and returns it as written.
 func (w *World) Edit(t testing.TB, vm *api.VirtualMachine, change func(*api.VirtualMachine)) *api.VirtualMachine {
 	t.Helper()
 	var next *api.VirtualMachine
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() (err error) {
+	err := retry.RetryOnConflict(untilWritten, func() (err error) {
 		if next, err = w.in(vm.Namespace).Get(t.Context(), vm.Name, metav1.GetOptions{}); err != nil {
 			return err
 		}
