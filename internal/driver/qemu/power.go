@@ -102,7 +102,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec,
 	if err != nil {
 		return machine{}, err
 	}
-	kernel, err := d.kernelOf(spec)
+	kernel, err := d.openKernel(spec, files)
 	if err != nil {
 		return machine{}, err
 	}
