@@ -183,7 +183,7 @@ func (d *Driver) undoStart(ctx context.Context, s *server, before record) error 
 	}
 	d.dropGroup(ctx, s.CPUGroup)
 	s.record = before
-	return s.save(before)
+	return errors.Join(s.putLogAside(failedLog), s.save(before))
 }
 
 // Reasons that QEMU gives for not starting.
