@@ -226,7 +226,11 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	// Before, so that others attend the machine even if this is the last that its
 	// leader does.
 	d.ring(s.UID)
-	return s.command(ctx, "cont", nil, nil)
+	if err := s.command(ctx, "cont", nil, nil); err != nil {
+		return err
+	}
+	d.removeOldRoot(s)
+	return nil
 }
 
 // resume lets a guest go on. One that was paused by an error of its disk tries the
