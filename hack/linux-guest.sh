@@ -22,6 +22,9 @@ readonly modules=(
 	evdev button cdrom isofs pvpanic pvpanic-mmio
 )
 
+work="$(mktemp -d)"
+trap 'rm -rf "${work}"' EXIT
+
 # cloud_kernel is the package of no version.
 readonly cloud_kernel=linux-image-cloud-amd64
 
@@ -31,10 +34,9 @@ kernel_package() {
 }
 
 fetch_kernel() {
-	local package work
+	local package
 	command -v apt-get >/dev/null || die "there is no apt-get to get a kernel with: put vmlinuz and modules into ${dir} by hand"
 	package="$(kernel_package)"
-	work="$(mktemp -d)"
 	if [[ -z "${package}" ]] || ! (cd "${work}" && apt-get download -qq "${package}" >/dev/null 2>&1); then
 		apt_update
 		package="$(kernel_package)"
@@ -51,7 +53,6 @@ fetch_kernel() {
 	unpack_modules
 	compgen -G "${dir}/modules/*.ko" >/dev/null || die "${package} has none of the modules ${modules[*]}"
 	mv "${work}"/root/boot/vmlinuz-* "${dir}/vmlinuz"
-	rm -rf "${work}"
 }
 
 # unpack_modules : from release 13 on Debian has them compressed, and the guest's
@@ -66,14 +67,13 @@ unpack_modules() {
 # pack makes the archive that the kernel unpacks. It may be one after the other
 # of them, so that no cpio is needed for the program: see hack/guest/pack.
 pack() {
-	local work
-	work="$(mktemp -d)"
-	(cd "${root}" && CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build -buildvcs=false -trimpath -ldflags "-s -w" -o "${work}/init" ./hack/guest/linux)
-	mkdir "${work}/modules"
-	cp "${dir}"/modules/*.ko "${work}/modules/"
-	(cd "${root}" && go run -buildvcs=false ./hack/guest/pack "${work}" >"${dir}/initrd.new")
+	local init="${work}/initrd"
+	mkdir "${init}"
+	(cd "${root}" && CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build -buildvcs=false -trimpath -ldflags "-s -w" -o "${init}/init" ./hack/guest/linux)
+	mkdir "${init}/modules"
+	cp "${dir}"/modules/*.ko "${init}/modules/"
+	(cd "${root}" && go run -buildvcs=false ./hack/guest/pack "${init}" >"${dir}/initrd.new")
 	mv "${dir}/initrd.new" "${dir}/initrd"
-	rm -rf "${work}"
 }
 
 mkdir -p "${dir}"

@@ -39,10 +39,14 @@ func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir = filepath.Join(t.TempDir(), "guest")
+	dir, temp := filepath.Join(t.TempDir(), "guest"), t.TempDir()
 	cmd := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "linux-guest.sh"), dir)
 	cmd.Env = env
+	cmd.Env = append(cmd.Env, "TMPDIR="+temp)
 	printed, err := cmd.CombinedOutput()
+	if left, readErr := os.ReadDir(temp); readErr != nil || len(left) != 0 {
+		t.Errorf("it has left %v, %v", left, readErr)
+	}
 	return dir, string(printed), err
 }
 

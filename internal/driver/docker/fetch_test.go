@@ -185,6 +185,7 @@ func TestPullFails(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	r, _ := newRegistry(t, false)
+	there := r.image(t, "v1")
 	spec := vm(t, d, r.image(t, "v2"))
 	failed := func(s driver.Server) bool { return s.State == driver.StatePending && s.Err != nil }
 	for range 2 {
@@ -197,7 +198,7 @@ func TestPullFails(t *testing.T) {
 		wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
 		seen(t, d, spec.UID, "the failure as before", failed)
 	}
-	spec.Image.Source = r.image(t, "v1")
+	spec.Image.Source = there
 	reach(t, d, spec, driver.StateRunning)
 }
 
@@ -282,11 +283,12 @@ func TestPullBeforeRestart(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	r, release := newRegistry(t, true)
+	image := r.image(t, "v1")
 	spec := vm(t, d, guestImages(t).plain)
 	first := reach(t, d, spec, driver.StateRunning)
 
 	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
-	spec.Image.Source = r.image(t, "v1")
+	spec.Image.Source = image
 	for _, s := range []driver.Server{ensure(t, d, spec), listOf(t, d, spec.UID)[0]} {
 		if s.State != driver.StateRunning || s.Run != first.Run || !strings.HasPrefix(s.Doing, "pulling ") {
 			t.Errorf("while the image is pulled it is %+v, want the old run to go on", s)

@@ -28,7 +28,7 @@ type machine struct {
 	Volumes     []volume
 	Kernel      *kernel
 	Forwards    []forward
-	// Files are those that drives name.
+	// Files are those that drives and the kernel name.
 	Files *passed
 }
 

@@ -14,12 +14,28 @@ const firstPassed = 4
 
 // passed are files that QEMU gets as open descriptors, so that what was checked is what
 // it uses, whatever their paths lead to by then.
-type passed struct{ files []*os.File }
+type passed struct {
+	files []*os.File
+	// sets are the descriptors of those that are in a set: see arguments.
+	sets []int
+}
 
-// add takes a file over and returns the name by which QEMU opens it.
+// add takes over the file of a disk and returns the name by which QEMU opens it.
 func (p *passed) add(f *os.File) (path string) {
+	p.sets = append(p.sets, p.inherit(f))
+	return fmt.Sprintf("/dev/fdset/%d", p.sets[len(p.sets)-1])
+}
+
+// addPlain takes over a file that QEMU does not look for in a set, as a kernel, and
+// returns the name by which it opens the same one once more.
+func (p *passed) addPlain(f *os.File) (path string) {
+	return fmt.Sprintf("/proc/self/fd/%d", p.inherit(f))
+}
+
+// inherit returns the descriptor that QEMU will have of a file.
+func (p *passed) inherit(f *os.File) int {
 	p.files = append(p.files, f)
-	return fmt.Sprintf("/dev/fdset/%d", firstPassed+len(p.files)-1)
+	return firstPassed + len(p.files) - 1
 }
 
 // close closes Drover's descriptors; QEMU has its own.
@@ -29,15 +45,15 @@ func (p *passed) close() {
 	}
 }
 
-// arguments put each descriptor into a set of its own, from which QEMU takes it as if it
-// had opened the name. It has to be open for exactly what QEMU opens it for.
+// arguments put the descriptor of each disk into a set of its own, from which QEMU takes it
+// as if it had opened the name. It has to be open for exactly what QEMU opens it for.
 func (p *passed) arguments() []string {
 	if p == nil {
 		return nil
 	}
 	var args []string
-	for i := range p.files {
-		args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%[1]d", firstPassed+i))
+	for _, fd := range p.sets {
+		args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%[1]d", fd))
 	}
 	return args
 }

@@ -121,3 +121,26 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	wantDisk(t, d, spec, volumeFile("data")+".away", 4<<20)
 	gone(t, d, spec)
 }
+
+// TestSwappedKernel : QEMU boots the kernel and the initrd that Drover opened,
+// whatever their paths lead to when QEMU starts.
+func TestSwappedKernel(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	spec, port := e.linuxSpec(t)
+	files := []string{spec.Image.Kernel.Source, spec.Image.Kernel.Initrd}
+	o := e.options()
+	o.Binary = script(t, fmt.Sprintf(`case $1 in -nodefaults) for f in '%s' '%s'; do
+		mv "$f" "$f.away" && echo swapped > "$f"; done;; esac; exec %s "$@"`, files[0], files[1], DefaultBinary))
+	d := openWith(t, o)
+	reach(t, d, spec, driver.StateRunning)
+	report(t, port)
+	line, err := os.ReadFile(procPath(d.home(spec.UID).pid(spec.UID), "cmdline"))
+	must(t, err)
+	for _, name := range files {
+		if strings.Contains(string(line), name) {
+			t.Errorf("QEMU opens %s by its name: %q", name, line)
+		}
+	}
+	gone(t, d, spec)
+}

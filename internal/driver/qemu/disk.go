@@ -6,6 +6,7 @@ package qemu
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -126,7 +127,7 @@ func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(filepath.Join(tmp, rootDiskFile), s.file(rootDiskFile)); err != nil {
+	if err := s.placeDisk(filepath.Join(tmp, rootDiskFile)); err != nil {
 		return err
 	}
 	s.Root = root
@@ -198,8 +199,7 @@ func volumeOrder(i int, v driver.Volume) order {
 	return order{volumeField(i), fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes}
 }
 
-// makeVolume moves a volume into place before it is written down: one that is
-// nobody's yet is replaced.
+// makeVolume moves a volume into place before it is written down.
 func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
@@ -211,7 +211,7 @@ func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(path, s.file(volumeFile(v.Name))); err != nil {
+	if err := s.placeDisk(path); err != nil {
 		return err
 	}
 	s.Volumes = maps.Clone(s.Volumes)
@@ -220,6 +220,31 @@ func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 	}
 	s.Volumes[v.Name] = made
 	return s.save(s.record)
+}
+
+// placeDisk moves a disk that was made to where the record will name it. One that is there
+// already was left by a call that was cut off, and nobody has written to it. If somebody
+// has, the record lost it, as one that was restored without its disks, and it stays.
+func (h home) placeDisk(made string) error {
+	place := h.file(filepath.Base(made))
+	err := checkUnwritten(place)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, recordFile, err)
+	}
+	return os.Rename(made, place)
+}
+
+func checkUnwritten(path string) error {
+	f, err := openDisk(path, true)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err == nil && !diskimage.IsUnwritten(f, info.Size()) {
+		err = errors.New("it holds data")
+	}
+	return err
 }
 
 func imageOfVolume(v driver.Volume) imageSettings {

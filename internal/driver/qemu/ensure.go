@@ -204,6 +204,9 @@ func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.Ser
 		if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
 			return waits, err
 		}
+		if err := d.killStrays(ctx, s.UID); err != nil {
+			return false, err
+		}
 		if err := d.start(ctx, s, spec); err != nil {
 			return false, err
 		}

@@ -362,6 +362,59 @@ func TestDirectoryRemoved(t *testing.T) {
 	}
 }
 
+// TestLockReplaced : a machine that lost its run lock, as where a backup was restored while
+// it ran, is ended before another is started in its place.
+func TestLockReplaced(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	h := d.home(spec.UID)
+	for _, name := range []string{runLockFile, rootDiskFile} {
+		content, err := os.ReadFile(h.file(name))
+		must(t, err)
+		must(t, errors.Join(os.Remove(h.file(name)), os.WriteFile(h.file(name), content, 0o600)))
+	}
+	must(t, os.Remove(h.file(pidFile)))
+	ended(t, d, spec.UID)
+	reach(t, d, spec, driver.StateRunning)
+	if all := machines(d, []types.UID{spec.UID}); len(all[spec.UID]) != 1 {
+		t.Errorf("its machines are the processes %v, want one", all[spec.UID])
+	}
+	gone(t, d, spec)
+}
+
+// TestDiskOfNoRecord : a disk that holds data and that the record lost is not overwritten.
+// One that a call left which was cut off is.
+func TestDiskOfNoRecord(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec, off := e.spec(), e.spec()
+	off.Target, off.Power = spec.Target, driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	h := d.home(spec.UID)
+	lose := func() record {
+		t.Helper()
+		r, err := h.load()
+		must(t, err)
+		lost := r
+		lost.Root = disk{}
+		must(t, h.save(lost))
+		return r
+	}
+	lose()
+	boots(t, d, spec, "drover guest 1 A")
+	reach(t, d, off, driver.StateStopped)
+	r := lose()
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, h.file(rootDiskFile), "does not name it", "it holds data")
+	must(t, h.save(r))
+	boots(t, d, spec, "drover guest 2 A")
+	gone(t, d, spec)
+}
+
 // TestEndsUnattended : how a guest ended is known to a controller that came
 // later, and to one that watched.
 func TestEndsUnattended(t *testing.T) {

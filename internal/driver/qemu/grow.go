@@ -34,8 +34,17 @@ func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) er
 	if len(sizes) == 0 {
 		return nil
 	}
+	have, err := s.sizesNow(ctx)
+	if err != nil {
+		return err
+	}
 	for node, size := range sizes {
-		if err := s.command(ctx, "block_resize", object{"node-name": node, "size": diskimage.WholeSectors(size)}, nil); err != nil {
+		whole := diskimage.WholeSectors(size)
+		if have[node] > whole { // and that could not be written down: QEMU would cut its end off
+			sizes[node] = have[node]
+			continue
+		}
+		if err := s.command(ctx, "block_resize", object{"node-name": node, "size": whole}, nil); err != nil {
 			return err
 		}
 	}
@@ -49,4 +58,22 @@ func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) er
 		}
 	}
 	return d.dir.Explain(s.save(s.record))
+}
+
+// sizesNow returns the sizes of disks as QEMU has them, by its name for them.
+func (s *server) sizesNow(ctx context.Context) (map[string]int64, error) {
+	var nodes []struct {
+		Name  string `json:"node-name"`
+		Image struct {
+			Size int64 `json:"virtual-size"`
+		} `json:"image"`
+	}
+	if err := s.command(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
+		return nil, err
+	}
+	sizes := map[string]int64{}
+	for _, n := range nodes {
+		sizes[n.Name] = n.Image.Size
+	}
+	return sizes, nil
 }

@@ -74,3 +74,24 @@ func TestGrowReadOnly(t *testing.T) {
 	wantDisk(t, d, spec, volumeFile("data"), 8<<20)
 	gone(t, d, spec)
 }
+
+// TestGrowNeverShrinks : a disk that grew, and whose size could not be written down then,
+// does not lose its end to a smaller size.
+func TestGrowNeverShrinks(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.RootDiskBytes = 2 << 20
+	reach(t, d, spec, driver.StateRunning)
+	h := d.home(spec.UID)
+	must(t, h.command(t.Context(), "block_resize", object{"node-name": rootNode, "size": 16 << 20}, nil))
+	spec.RootDiskBytes = 8 << 20
+	s, err := d.Ensure(t.Context(), spec)
+	must(t, err)
+	if s.Applied.RootDiskBytes != 16<<20 {
+		t.Errorf("it has %+v", s.Applied)
+	}
+	wantDisk(t, d, spec, rootDiskFile, 16<<20)
+	gone(t, d, spec)
+}

@@ -63,6 +63,8 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	spec := driver.ServerSpec{MemoryBytes: 20}
 	must(t, r.check(demandOf(ran, spec, AccelTCG), look))
 	wantError(t, r.check(demandOf(&server{}, spec, AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
+	smaller := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 19}}}
+	wantError(t, r.check(demandOf(smaller, spec, AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
 	spec.MemoryBytes = 21
 	wantError(t, r.check(demandOf(ran, spec, AccelTCG), look), driver.ErrExhausted, "needed 21 bytes")
 }

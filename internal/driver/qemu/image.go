@@ -167,26 +167,34 @@ func checkRegular(f *os.File) error {
 	return err
 }
 
-// kernelOf finds the files of a kernel that is booted directly.
-func (d *Driver) kernelOf(spec driver.ServerSpec) (*kernel, error) {
+// openKernel opens the files of a kernel that is booted directly.
+func (d *Driver) openKernel(spec driver.ServerSpec, files *passed) (*kernel, error) {
 	k := spec.Image.Kernel
 	if k == nil {
 		return nil, nil //nolint:nilnil // Nil is for the disk's own.
 	}
 	// In order, so that of two that are missing the same one is told each time.
-	type named struct{ field, source string }
-	files := []named{{"image.kernel.source", k.Source}}
-	if k.Initrd != "" {
-		files = append(files, named{"image.kernel.initrd", k.Initrd})
+	f, err := d.openSource("image.kernel.source", k.Source)
+	if err != nil {
+		return nil, err
 	}
-	for _, file := range files {
-		f, err := d.openSource(file.field, file.source)
-		if err != nil {
-			return nil, err
-		}
-		_ = f.Close()
+	opened := &kernel{Path: files.addPlain(f), Cmdline: k.Cmdline}
+	if k.Initrd == "" {
+		return opened, nil
 	}
-	return &kernel{Path: sourcePath(k.Source), Initrd: sourcePath(k.Initrd), Cmdline: k.Cmdline}, nil
+	if f, err = d.openSource("image.kernel.initrd", k.Initrd); err != nil {
+		return nil, err
+	}
+	opened.Initrd = files.addPlain(f)
+	return opened, nil
+}
+
+// checkKernel reports whether the files of a kernel could be opened now.
+func (d *Driver) checkKernel(spec driver.ServerSpec) error {
+	files := &passed{}
+	defer files.close()
+	_, err := d.openKernel(spec, files)
+	return err
 }
 
 func describeImage(f *os.File, asked imageSettings) (image, error) {

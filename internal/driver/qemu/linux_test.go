@@ -121,8 +121,7 @@ func TestKernelFilesInOrder(t *testing.T) {
 	spec := e.spec()
 	spec.Image.Kernel = &driver.Kernel{Source: e.images + "/no-kernel", Initrd: e.images + "/no-initrd"}
 	for range 20 {
-		_, err := d.kernelOf(spec)
-		wantError(t, err, driver.ErrRetry, "no-kernel: no such file")
+		wantError(t, d.checkKernel(spec), driver.ErrRetry, "no-kernel: no such file")
 	}
 }
 

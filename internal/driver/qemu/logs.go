@@ -28,13 +28,22 @@ type logBound struct {
 
 var defaultLogBound = logBound{size: 1 << 20, every: 5 * time.Second}
 
-// rotateLog puts what QEMU printed in the run before aside.
-func (h home) rotateLog() error {
-	err := os.Rename(h.file(logFile), h.file(logFile+oldLog))
+// putLogAside gives what QEMU printed another name: oldLog after a run, and failedLog
+// after a start that failed, so that retries do not push out what the run before left.
+func (h home) putLogAside(suffix string) error {
+	err := os.Rename(h.file(logFile), h.file(logFile+suffix))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
+}
+
+// rotateLog makes way for the log of a run. A start that was cut off has left its own.
+func (s *server) rotateLog() error {
+	if s.Phase == phaseStarting {
+		return s.putLogAside(failedLog)
+	}
+	return s.putLogAside(oldLog)
 }
 
 // lastOutput is the end of what QEMU printed, in one line of at most so many bytes.

@@ -80,7 +80,7 @@ func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 // checkImages makes sure that the next run finds what it is to be made of, and
 // makes nothing.
 func (d *Driver) checkImages(s *server, spec driver.ServerSpec) error {
-	if _, err := d.kernelOf(spec); err != nil {
+	if err := d.checkKernel(spec); err != nil {
 		return err
 	}
 	if err := d.checkRoot(s, spec); err != nil {

@@ -102,7 +102,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec,
 	if err != nil {
 		return machine{}, err
 	}
-	kernel, err := d.kernelOf(spec)
+	kernel, err := d.openKernel(spec, files)
 	if err != nil {
 		return machine{}, err
 	}
@@ -183,7 +183,7 @@ func (d *Driver) undoStart(ctx context.Context, s *server, before record) error 
 	}
 	d.dropGroup(ctx, s.CPUGroup)
 	s.record = before
-	return s.save(before)
+	return errors.Join(s.putLogAside(failedLog), s.save(before))
 }
 
 // Reasons that QEMU gives for not starting.
@@ -226,7 +226,11 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	// Before, so that others attend the machine even if this is the last that its
 	// leader does.
 	d.ring(s.UID)
-	return s.command(ctx, "cont", nil, nil)
+	if err := s.command(ctx, "cont", nil, nil); err != nil {
+		return err
+	}
+	d.removeOldRoot(s)
+	return nil
 }
 
 // resume lets a guest go on. One that was paused by an error of its disk tries the

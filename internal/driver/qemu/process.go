@@ -263,23 +263,25 @@ func pause(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// killStrays ends machines of a UID whose directory was removed under them.
+// killStrays ends machines of a UID whose directory was removed under them, or the run
+// lock in it, as by who restores a backup while they run. The caller knows that no QEMU
+// has the lock.
 func (d *Driver) killStrays(ctx context.Context, uid types.UID) error {
 	// The kernel tells a path without symbolic links.
 	vms, err := filepath.EvalSymlinks(d.dir.Path(vmsDir))
 	if err != nil {
 		return d.dir.Explain(err)
 	}
-	gone := filepath.Join(vms, string(uid)) + " (deleted)"
+	here := filepath.Join(vms, string(uid))
 	isStray := func(pid int) bool {
 		cwd, err := os.Readlink(procPath(pid, "cwd"))
-		return err == nil && cwd == gone && hasUUID(pid, uid)
+		return err == nil && (cwd == here || cwd == here+" (deleted)") && hasUUID(pid, uid)
 	}
 	for _, pid := range processes() {
 		if !isStray(pid) {
 			continue
 		}
-		d.Log.Info("Machine ended: its directory was removed", "uid", uid, "pid", pid)
+		d.Log.Info("Machine ended: its directory, or the run lock in it, was removed", "uid", uid, "pid", pid)
 		group := groupOfStray(pid, uid)
 		if err := killProcess(ctx, pid, isStray); err != nil {
 			return fmt.Errorf("killing the stray QEMU %d of %s: %w", pid, uid, err)

@@ -236,6 +236,44 @@ func TestOutput(t *testing.T) {
 	gone(t, quiet, spec)
 }
 
+// TestFailedStartsKeepTheLog : retries that fail, and a start that was cut off, do not push
+// out the log of the run that crashed.
+func TestFailedStartsKeepTheLog(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.Binary = script(t, `case $1 in -nodefaults) echo 'why it crashed' >&2;; esac; exec qemu-system-x86_64 "$@"`)
+	d := openWith(t, o)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	h := d.home(spec.UID)
+	must(t, h.kill(t.Context(), spec.UID))
+	o.Binary = script(t, "case $1 in "+asks+" *) echo 'no start'; exit 1;; esac")
+	broken := openWith(t, o)
+	ended(t, broken, spec.UID)
+	for range 3 {
+		_, err := broken.Ensure(t.Context(), spec)
+		wantError(t, err, driver.ErrRetry, "no start")
+	}
+	has := func(name, want string) {
+		t.Helper()
+		if content, err := os.ReadFile(h.file(name)); err != nil || !strings.Contains(string(content), want) {
+			t.Errorf("%s has %q, %v, want %q", name, content, err, want)
+		}
+	}
+	has(logFile+oldLog, "why it crashed")
+	has(logFile+failedLog, "no start")
+
+	must(t, os.WriteFile(h.file(logFile), []byte("cut off"), 0o600))
+	rewind(t, h)
+	d = e.open(t)
+	reach(t, d, spec, driver.StateRunning)
+	has(logFile+oldLog, "why it crashed")
+	has(logFile+failedLog, "cut off")
+	has(logFile, "")
+	gone(t, d, spec)
+}
+
 func TestLastOf(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

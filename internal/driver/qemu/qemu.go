@@ -27,7 +27,8 @@
 //	  serial.sock          the serial console; serial.log has what it printed
 //	  writer.lock          locked by who writes to the console by way of a driver
 //	  qemu.log             what QEMU printed
-//	  *.log.1              what a log had before it was cut
+//	  *.log.1              what a log had before it was cut, or in the run before
+//	  qemu.log.failed      what QEMU printed at the last start that failed
 //	retained/<uid>.<id>/   a server that was released
 //	ends/<uid>.<id>.<run>.json  how a run ended
 //	bells/<uid>            written when a server changes, for those who watch

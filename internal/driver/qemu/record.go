@@ -39,6 +39,8 @@ const (
 	writerLock = "writer.lock"
 	// oldLog ends the name of what a log had before it was cut.
 	oldLog = ".1"
+	// failedLog ends the name of the log of the last start that failed.
+	failedLog = ".failed"
 )
 
 // sockets are those that QEMU makes, and that it is talked to by.

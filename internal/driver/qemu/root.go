@@ -108,3 +108,19 @@ func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
 	d.Log.Info("Root disk restored: a replacement by an older version was not finished", "uid", s.UID)
 	return os.Remove(s.file(oldRootFile))
 }
+
+// removeOldRoot removes what a replacement by an older version has left of the disk
+// before, once a guest runs with the disk that the record names. As long as the record
+// says that the old disk is aside, or names none, that may still be needed.
+func (d *Driver) removeOldRoot(s *server) {
+	if s.Old != nil || s.Root.Size == 0 {
+		return
+	}
+	err := os.Remove(s.file(oldRootFile))
+	switch {
+	case err == nil:
+		d.Log.Info("Old root disk removed: an older version had replaced it, and the guest runs with the new one", "uid", s.UID)
+	case !errors.Is(err, fs.ErrNotExist):
+		d.Log.Info("Old root disk could not be removed", "uid", s.UID, "cause", err.Error())
+	}
+}

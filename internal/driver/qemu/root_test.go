@@ -253,6 +253,9 @@ func TestUnfinishedReplacement(t *testing.T) {
 				wantRefused(t, s, e.other, "stands on "+e.plain)
 				wantRestored(t, d, spec)
 			}
+			if _, err := os.Stat(d.home(spec.UID).file(oldRootFile)); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("beside the disk that it runs with is %s: %v", oldRootFile, err)
+			}
 			gone(t, d, spec)
 		})
 	}
@@ -267,12 +270,43 @@ func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	if r.Old != nil || r.Root.Image.Source != r.Settings.Image.Source {
 		t.Errorf("the record is %+v", r)
 	}
-	old, err := os.Stat(h.file(oldRootFile))
-	root, rootErr := os.Stat(h.file(rootDiskFile))
-	must(t, rootErr)
-	if err == nil && !os.SameFile(old, root) || err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the old disk is another one: %v", err)
+}
+
+// TestOldDiskIsKept : what an older version has put aside stays until a guest runs with
+// the disk that the record names.
+func TestOldDiskIsKept(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	o := e.options()
+	o.Binary = script(t, "case $1 in "+asks+" *) echo broken; exit 1;; esac")
+	broken, d := openWith(t, o), e.open(t)
+	disk, off, paused := e.spec(), e.spec(), e.spec()
+	off.Target, off.Power = disk.Target, driver.PowerOff
+	paused.Target, paused.Power = disk.Target, driver.PowerPaused
+	diskless, _ := e.linuxSpec(t)
+	diskless.RootDiskBytes, diskless.Ports = 0, nil
+	offDiskless := diskless
+	offDiskless.Power = driver.PowerOff
+	for _, spec := range []driver.ServerSpec{off, offDiskless} {
+		reach(t, d, spec, driver.StateStopped)
+		must(t, os.WriteFile(d.home(spec.UID).file(oldRootFile), []byte("old"), 0o600))
 	}
+	kept := func(spec driver.ServerSpec, while string) {
+		t.Helper()
+		if content, err := os.ReadFile(d.home(spec.UID).file(oldRootFile)); err != nil || string(content) != "old" {
+			t.Errorf("%s the old disk is %q, %v", while, content, err)
+		}
+	}
+	kept(off, "of a machine that is off")
+	_, err := broken.Ensure(t.Context(), disk)
+	wantError(t, err, driver.ErrRetry, "broken")
+	kept(disk, "after a start that failed")
+	reach(t, d, paused, driver.StatePaused)
+	kept(disk, "before the guest was let go")
+	reach(t, d, diskless, driver.StateRunning)
+	kept(diskless, "of a machine without a disk")
+	gone(t, d, disk)
+	gone(t, d, diskless)
 }
 
 // replacement makes a machine whose guest has written to its disk, a new disk beside

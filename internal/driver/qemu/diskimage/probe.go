@@ -167,6 +167,17 @@ func CheckDisk(disk io.ReaderAt) error {
 	return err
 }
 
+// IsUnwritten reports whether a disk is as CreateQcow2 has made it. Whatever is written to
+// one, QEMU puts behind the table that it ends with.
+func IsUnwritten(disk io.ReaderAt, length int64) bool {
+	h, err := readHeader(disk)
+	if err != nil {
+		return false
+	}
+	table := (int64(h.L1Size)*8 + h.cluster() - 1) / h.cluster() * h.cluster()
+	return length == int64(h.L1TableOffset)+table //nolint:gosec // of a file that was opened
+}
+
 func readHeader(image io.ReaderAt) (header, error) {
 	var h header
 	if err := binary.Read(io.NewSectionReader(image, 0, int64(binary.Size(h))), binary.BigEndian, &h); err != nil {
