@@ -131,7 +131,7 @@ func decide(in input) plan {
 
 // engineMismatch says why the engine of this driver is not the VM's, or nothing.
 func engineMismatch(in input) string {
-	bound := bindingOf(in.vm)
+	bound := BindingOf(in.vm)
 	switch {
 	case in.driver == "" && bound.Driver == "":
 		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.vm.Spec.Driver, strings.Join(in.drivers, ", "))
@@ -146,7 +146,7 @@ func engineMismatch(in input) string {
 // decideMismatch waits: another engine's answer proves nothing about the
 // server. Only a VM that was never bound is refused.
 func decideMismatch(in input) plan {
-	if bindingOf(in.vm).Driver == "" {
+	if BindingOf(in.vm).Driver == "" {
 		return plan{phase: api.PhaseFailed, reason: api.ReasonUnknownDriver, message: engineMismatch(in), stalled: true}
 	}
 	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineMismatch, message: engineMismatch(in), unobserved: true}

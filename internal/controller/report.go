@@ -110,7 +110,7 @@ func (p *pass) status(now time.Time) api.VirtualMachineStatus {
 		p.describe(&next)
 	}
 	if next.Binding == nil && isBound(p.vm) && p.isObserved() {
-		next.Binding = new(bindingOf(p.vm))
+		next.Binding = new(BindingOf(p.vm))
 	}
 	next.Conditions = slices.Clone(base.Conditions)
 	p.conditions(&next.Conditions, now)
