@@ -76,7 +76,7 @@ func (r *Reconciler) confirm(ctx context.Context, p *pass) (confirmed bool, err 
 
 // checkElsewhere refuses a creation while another driver's engine is known to have a
 // server of the VirtualMachine. A binding that was lost or forged before the first
-// status was written leads to that.
+// status was written leads to that, and does not enter the status.
 func (r *Reconciler) checkElsewhere(vm *api.VirtualMachine) error {
 	for _, inv := range r.All {
 		if inv == r.Inventory {

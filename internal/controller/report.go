@@ -109,7 +109,7 @@ func (p *pass) status(now time.Time) api.VirtualMachineStatus {
 	if p.isObserved() {
 		p.describe(&next)
 	}
-	if next.Binding == nil && isBound(p.vm) && p.isObserved() {
+	if next.Binding == nil && isBound(p.vm) && p.isObserved() && p.r.checkElsewhere(p.vm) == nil {
 		next.Binding = new(BindingOf(p.vm))
 	}
 	next.Conditions = slices.Clone(base.Conditions)
