@@ -356,6 +356,7 @@ func TestATakeProvesNoClaim(t *testing.T) {
 		blue.mu.Unlock()
 		blue.edit(hold("b1"))
 		standby := start(t, blue, "b3", DefaultSettings(), in("blue"))
+		standby.wire.set(func(w *wire) { w.slow = 2 * lag }) // it would hear late of the other one
 		for _, holder := range []string{"b2", ""} {
 			pass(time.Second)
 			blue.edit(hold(holder))
