@@ -5,23 +5,23 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/internal/controller"
 	"cloudnative.tw/drover/internal/driver/table"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
@@ -131,33 +131,29 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 }
 
 // boundEngines are those that VirtualMachines are bound to.
-func boundEngines(ctx context.Context, plane *controlplane.Config) (engines.Bound, error) {
-	client, err := metadata.NewForConfig(plane.ClientConfig(plane.Keys.Admin()))
+func boundEngines(ctx context.Context, plane *controlplane.Config) ([]api.Binding, error) {
+	client, err := versioned.NewForConfig(plane.ClientConfig(plane.Keys.Admin()))
 	if err != nil {
-		return engines.Bound{}, err
+		return nil, err
 	}
 	return bindings(ctx, client)
 }
 
-func bindings(ctx context.Context, client metadata.Interface) (engines.Bound, error) {
-	all := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return client.Resource(api.SchemeGroupVersion.WithResource("virtualmachines")).List(ctx, o)
+func bindings(ctx context.Context, client versioned.Interface) (all []api.Binding, err error) {
+	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return client.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceAll).List(ctx, o)
 	})
-	bound, met := engines.Bound{Complete: true}, map[string]bool{}
-	err := all.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
-		vm, err := meta.Accessor(object)
-		if err != nil {
-			return err
+	met := map[api.Binding]bool{}
+	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		vm, ok := object.(*api.VirtualMachine)
+		if !ok {
+			return fmt.Errorf("the list of VirtualMachines has a %T", object)
 		}
-		engine := vm.GetAnnotations()[api.AnnotationBound]
-		if engine == "" && slices.Contains(vm.GetFinalizers(), api.FinalizerServer) {
-			bound.Complete = false
-		}
-		if engine != "" && !met[engine] {
-			met[engine] = true
-			bound.Engines = append(bound.Engines, engine)
+		if bound := controller.BindingOf(vm); bound.EngineID != "" && !met[bound] {
+			met[bound] = true
+			all = append(all, bound)
 		}
 		return nil
 	})
-	return bound, err
+	return all, err
 }

@@ -7,14 +7,12 @@ import (
 	"slices"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	metadatafake "k8s.io/client-go/metadata/fake"
-
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	versionedfake "cloudnative.tw/drover/client/clientset/versioned/fake"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
+	"cloudnative.tw/drover/test/vmtest"
 )
 
 // TestNoImagesFromTheDataDir : the drivers know what is the program's own.
@@ -62,28 +60,20 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// TestBindings : a VM that has a finalizer and no binding may be bound to any engine.
+// TestBindings : what the status says counts more than the annotation, which a user's
+// manifest can change.
 func TestBindings(t *testing.T) {
 	t.Parallel()
-	vm := func(name, bound string, finalizers ...string) runtime.Object {
-		return &metav1.PartialObjectMetadata{
-			TypeMeta: metav1.TypeMeta{APIVersion: api.SchemeGroupVersion.String(), Kind: "VirtualMachine"},
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: "default", Name: name, Finalizers: finalizers, Annotations: map[string]string{api.AnnotationBound: bound},
-			},
-		}
+	status := func(driver, id string) func(*api.VirtualMachineStatus) {
+		return func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: driver, EngineID: id} }
 	}
-	scheme := metadatafake.NewTestScheme()
-	_ = metav1.AddMetaToScheme(scheme)
-	all := []runtime.Object{
-		vm("new", ""), vm("a", "docker/A", api.FinalizerServer), vm("b", "docker/A", api.FinalizerServer), vm("c", "qemu/B", api.FinalizerServer),
-	}
-	bound, err := bindings(t.Context(), metadatafake.NewSimpleMetadataClient(scheme, all...))
-	if err != nil || !bound.Complete || !slices.Equal(bound.Engines, []string{"docker/A", "qemu/B"}) {
-		t.Errorf("got %+v, %v", bound, err)
-	}
-	bound, err = bindings(t.Context(), metadatafake.NewSimpleMetadataClient(scheme, vm("lost", "", api.FinalizerServer)))
-	if err != nil || bound.Complete {
-		t.Errorf("got %+v, %v", bound, err)
+	bound, err := bindings(t.Context(), versionedfake.NewClientset(
+		vmtest.VM("a").Bound("docker/A").Obj(), vmtest.VM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
+		vmtest.VM("c").Bound("docker/A").Status(status("docker", "B")).Obj(), vmtest.VM("d").Status(status("qemu", "C")).Obj(),
+		vmtest.VM("e").Status(func(s *api.VirtualMachineStatus) { s.Driver, s.Server = "docker", &api.ServerStatus{} }).Obj(), vmtest.VM("f").Obj(),
+	))
+	want := []api.Binding{{Driver: "docker", EngineID: "A"}, {Driver: "docker", EngineID: "B"}, {Driver: "qemu", EngineID: "C"}}
+	if err != nil || !slices.Equal(bound, want) {
+		t.Errorf("got %+v, %v, want %+v", bound, err, want)
 	}
 }

@@ -67,6 +67,9 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := o.weigh(found.Doubt); err != nil {
+		return err
+	}
 	if found.Count() == 0 && !o.data {
 		o.printf("No servers to remove.\n")
 		return nil
@@ -97,19 +100,29 @@ func (o *purgeOptions) find(ctx context.Context, dir *datadir.Dir) (*purge.Found
 	}
 	named := make([]purge.Named, len(opened))
 	for i, d := range opened {
-		named[i] = purge.Named{Name: d.Engine.Driver, Engine: d.Driver}
-		if o.data && d.Doubt != nil {
-			named[i].Doubt = unproven(d.Doubt)
-		}
+		named[i] = purge.Named{Name: d.Engine.Driver, Engine: d.Driver, Doubt: d.Doubt}
 	}
 	return purge.Find(ctx, named)
+}
+
+// weigh keeps the data while servers may be on an engine that is not known. Without
+// --data a later purge can still find them, so it only says so.
+func (o *purgeOptions) weigh(doubt error) error {
+	if doubt != nil && o.data {
+		return unproven(doubt)
+	}
+	if doubt != nil {
+		o.printf("Skipped, since servers may be where nobody looked:\n%v\n", doubt)
+	}
+	return nil
 }
 
 // unproven says what to do about an engine that may have servers.
 func unproven(err error) error {
 	return fmt.Errorf("nothing was removed, since servers may be where nobody looked:\n%w\n"+
-		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An older version kept no ids: "+
-		"drover up, once, finds them out. Or give up the servers on an engine with --skip-engine and its name", err)
+		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An engine of which no id is kept "+
+		"(it did not answer drover up, or that was an older version) counts as found if it has servers of this installation. "+
+		"Or give up the servers on an engine with --skip-engine and its name", err)
 }
 
 var errDeclined = errors.New("nothing was removed")

@@ -52,7 +52,7 @@ func newHost(t *testing.T) *host {
 	o := table.Options{Settings: table.DefaultSettings(), ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()}
 	o.QEMUDir, o.QEMUAccel, o.QEMUImageDirs, o.QEMUUnchecked = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
 	o.ImageHosts = []string{"127.0.0.1"}
-	_, err = engines.Choose(t.Context(), dir.Engines(), "qemu", engines.Bound{Complete: true}, o)
+	_, err = engines.Choose(t.Context(), dir.Engines(), "qemu", nil, o)
 	must(t, err)
 	must(t, dir.Close())
 	opened, err := table.Open(t.Context(), "qemu", o)
@@ -265,6 +265,9 @@ func TestPurgeOfAnotherEngine(t *testing.T) {
 			must(t, dir.SetClusterID("cluster-1"))
 			must(t, os.WriteFile(dir.Engines(), []byte(c.known), 0o600))
 			must(t, dir.Close())
+			if out, err := runDrover(t, append([]string{"purge", "--yes", "--data-dir", path}, c.flags...)...); err == nil && !strings.Contains(out, c.refused) {
+				t.Errorf("without --data it printed %q, want %q", out, c.refused)
+			}
 			_, err = runDrover(t, append([]string{"purge", "--yes", "--data", "--data-dir", path}, c.flags...)...)
 			if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 				t.Errorf("it fails with %v, want %q", err, c.refused)

@@ -76,7 +76,7 @@ func (r *Reconciler) confirm(ctx context.Context, p *pass) (confirmed bool, err 
 
 // checkElsewhere refuses a creation while another driver's engine is known to have a
 // server of the VirtualMachine. A binding that was lost or forged before the first
-// status was written leads to that.
+// status was written leads to that, and does not enter the status.
 func (r *Reconciler) checkElsewhere(vm *api.VirtualMachine) error {
 	for _, inv := range r.All {
 		if inv == r.Inventory {
@@ -136,9 +136,9 @@ func (r *Reconciler) call(ctx context.Context, p *pass) outcome {
 	return <-result
 }
 
-// intend names the run that a restart is to end, once the engine has said that it
-// is the last one: of an older run it would seem that it has been ended already.
-// Otherwise the pass decides anew.
+// intend names the run that a restart is to end, and the value that it answers, once
+// the engine has said that the run is the last one: an older one would seem to have
+// been ended already. Otherwise the pass decides anew.
 func (r *Reconciler) intend(ctx context.Context, p *pass) (written bool, err error) {
 	run := p.plan.endRun
 	if !p.fresh {
@@ -156,9 +156,14 @@ func (r *Reconciler) intend(ctx context.Context, p *pass) (written bool, err err
 // comes after a crash can tell whether it was. It fails when somebody else has
 // written the object meanwhile.
 func (r *Reconciler) writeIntent(ctx context.Context, p *pass) error {
-	p.vm.Status.Operation = p.newOperation()
-	p.vm.Status.Operation.Run = p.plan.endRun
-	return r.write(ctx, p)
+	before, op := p.vm.Status.Operation, p.newOperation()
+	op.Run, op.RestartedAt = p.plan.endRun, p.vm.Spec.RestartedAt
+	p.vm.Status.Operation = op
+	err := r.write(ctx, p)
+	if err != nil {
+		p.vm.Status.Operation = before // what is not written down is not begun
+	}
+	return err
 }
 
 // callDriver lets a call that has begun come to its end when the controller is
@@ -223,7 +228,7 @@ func (p *pass) settle(ctx context.Context, o outcome) {
 		}
 		p.succeed(before, existed)
 		p.decide() //nolint:contextcheck // a readiness probe outlives the pass that starts it
-		if p.plan.step == before.step && p.plan.operation == before.operation {
+		if p.plan.step == before.step && p.plan.operation == before.operation && p.plan.endRun == before.endRun {
 			callErr = fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen))
 		}
 	}
@@ -323,8 +328,12 @@ func (p *pass) fail(plan plan, err error) {
 func (p *pass) failing(plan plan) *api.Operation {
 	op := p.newOperation()
 	op.Type, op.Run = plan.operation, plan.endRun
-	if have := p.vm.Status.Operation; have != nil && have.Type == op.Type && have.Generation == op.Generation {
+	switch have := p.vm.Status.Operation; {
+	case have == nil || have.Type != op.Type:
+	case have.Generation == op.Generation:
 		return have.DeepCopy()
+	default:
+		op.RestartedAt = have.RestartedAt
 	}
 	return op
 }

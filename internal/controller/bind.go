@@ -33,7 +33,7 @@ func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine
 	if vm.DeletionTimestamp != nil || r.Inventory == nil || isBound(vm) {
 		return vm, nil
 	}
-	bound := bindingOf(vm)
+	bound := BindingOf(vm)
 	if bound.EngineID == "" {
 		bound = api.Binding{Driver: r.Driver, EngineID: r.Inventory.Get(vm.UID).EngineID}
 	}
@@ -46,11 +46,11 @@ func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine
 	return r.patch(ctx, vm, next)
 }
 
-// bindingOf returns where the server of a VirtualMachine is, as far as the object
+// BindingOf returns where the server of a VirtualMachine is, as far as the object
 // says. The status counts most, since a user's manifest cannot change it. A status
 // of an older version has the driver alone: the engine's id is empty then, and so
 // are both where nothing is known.
-func bindingOf(vm *api.VirtualMachine) api.Binding {
+func BindingOf(vm *api.VirtualMachine) api.Binding {
 	if vm.Status.Binding != nil {
 		return *vm.Status.Binding
 	}
@@ -74,7 +74,7 @@ func annotationOf(b api.Binding) string {
 // isBound reports whether a server may exist for the VirtualMachine: it has the
 // finalizer, and the annotation says what the status does.
 func isBound(vm *api.VirtualMachine) bool {
-	bound := bindingOf(vm)
+	bound := BindingOf(vm)
 	return controllerutil.ContainsFinalizer(vm, api.FinalizerServer) &&
 		bound.EngineID != "" && vm.Annotations[api.AnnotationBound] == annotationOf(bound)
 }
@@ -83,7 +83,7 @@ func isBound(vm *api.VirtualMachine) bool {
 // bound to or, before that, the one that it asks for or the default. It is empty
 // where that driver does not run here.
 func driverOf(vm *api.VirtualMachine, drivers []string) string {
-	name := bindingOf(vm).Driver
+	name := BindingOf(vm).Driver
 	if name == "" {
 		name = vm.Spec.Driver
 	}

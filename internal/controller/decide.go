@@ -131,7 +131,7 @@ func decide(in input) plan {
 
 // engineMismatch says why the engine of this driver is not the VM's, or nothing.
 func engineMismatch(in input) string {
-	bound := bindingOf(in.vm)
+	bound := BindingOf(in.vm)
 	switch {
 	case in.driver == "" && bound.Driver == "":
 		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.vm.Spec.Driver, strings.Join(in.drivers, ", "))
@@ -146,7 +146,7 @@ func engineMismatch(in input) string {
 // decideMismatch waits: another engine's answer proves nothing about the
 // server. Only a VM that was never bound is refused.
 func decideMismatch(in input) plan {
-	if bindingOf(in.vm).Driver == "" {
+	if BindingOf(in.vm).Driver == "" {
 		return plan{phase: api.PhaseFailed, reason: api.ReasonUnknownDriver, message: engineMismatch(in), stalled: true}
 	}
 	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineMismatch, message: engineMismatch(in), unobserved: true}
@@ -293,13 +293,10 @@ func decidePaused(in input) plan {
 }
 
 func decideOn(in input) plan {
-	p, restarts := decideRestart(in)
-	if restarts {
+	if p, restarts := decideRestart(in); restarts {
 		return p
 	}
-	p = decideKeptOn(in)
-	p.handled = restartDone(in)
-	return p
+	return decideKeptOn(in)
 }
 
 // decideKeptOn sees to a server that is to be on and needs no restart.
@@ -326,6 +323,12 @@ func decideKeptOn(in input) plan {
 // done. A value that is there when the VM is first seen asks for none.
 func restartWanted(in input) bool {
 	want, have := in.vm.Spec.RestartedAt, in.vm.Status.RestartedAt
+	if op := in.vm.Status.Operation; restartDone(in) {
+		if op.RestartedAt == nil {
+			return false // an older version began it
+		}
+		have = op.RestartedAt
+	}
 	return want != nil && !want.Equal(have) && in.vm.Status.ObservedGeneration > 0
 }
 
@@ -337,22 +340,29 @@ func restartDone(in input) bool {
 }
 
 // decideRestart carries a restart on that the status tells of, or begins one.
-// The run that it ends is written down first, so that no crash repeats it.
+// The run that it ends is written down first, so that no crash repeats it, and with
+// it the value that it answers, so that none set later is lost.
 func decideRestart(in input) (plan, bool) {
 	op := in.vm.Status.Operation
-	under := op != nil && op.Type == api.OperationRestart
-	if restartDone(in) || !under && (!restartWanted(in) || in.did == api.OperationCreate) {
+	under := op != nil && op.Type == api.OperationRestart && !restartDone(in)
+	if !under && (!restartWanted(in) || in.did == api.OperationCreate) {
 		return plan{}, false
 	}
 	p := ensure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
 	// The stop is still to begin: what comes before it takes nothing of its time.
 	p.stopBy = in.now.Add(grace(in.vm))
+	p.endRun, p.intent = in.seen.Server.Run, true
 	if under {
-		p.endRun = op.Run
-	} else {
-		p.endRun, p.intent = in.seen.Server.Run, true
+		p.endRun, p.intent = op.Run, in.seen.Server.Run == op.Run && isOutdated(in.vm)
 	}
 	return p, true
+}
+
+// isOutdated reports whether the restart under way answers an older value than the
+// spec has. It answers that one too if its run has not been ended yet.
+func isOutdated(vm *api.VirtualMachine) bool {
+	want, have := vm.Spec.RestartedAt, vm.Status.Operation.RestartedAt
+	return want != nil && have != nil && !want.Equal(have)
 }
 
 func restarting(in input) plan {

@@ -75,7 +75,7 @@ func decideDeletionGone(in input) plan {
 // isUnproven reports whether nothing says which engine the server of a
 // VirtualMachine was created on, though one may have been.
 func isUnproven(vm *api.VirtualMachine) bool {
-	return bindingOf(vm).EngineID == "" && vm.Status.ObservedGeneration > 0
+	return BindingOf(vm).EngineID == "" && vm.Status.ObservedGeneration > 0
 }
 
 // decideDeletionStop lets a running guest shut down until its grace period,

@@ -228,6 +228,14 @@ func operation(kind api.OperationType, ago time.Duration, run string) func(*api.
 	}
 }
 
+// answering is a restart that answers the restartedAt of so long before t0.
+func answering(before time.Duration, run string) func(*api.VirtualMachineStatus) {
+	return func(s *api.VirtualMachineStatus) {
+		operation(api.OperationRestart, time.Second, run)(s)
+		s.Operation.RestartedAt = &metav1.Time{Time: t0.Add(-before)}
+	}
+}
+
 func quick(code int, attempts int32, endedAgo time.Duration) (inventory.Observation, func(*api.VirtualMachineStatus)) {
 	o := ended(code)
 	o.Server.Exit.At = t0.Add(-endedAgo)
@@ -386,6 +394,11 @@ func TestDecide(t *testing.T) {
 		"a restartedAt at creation asks for none":    {vm: observed().RestartedAt(t0).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), seen: present(driver.StateRunning), want: "ensure On Update => Active Updating", check: isHandled},
 		"a restart that was written down is done":    {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(false)},
 		"a restart is not done twice":                {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-0")), seen: present(driver.StateRunning), want: "wait => Active Running ready", check: isHandled},
+		"a restart asked for while it is under way":  {vm: observed().RestartedAt(t0).Status(answering(time.Second, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(true)},
+		"a restart asked for after its end":          {vm: observed().RestartedAt(t0).Status(answering(time.Second, "run-0")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(true)},
+		"a restart that answers what is asked for":   {vm: observed().RestartedAt(t0).Status(answering(0, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(false)},
+		"a restart that has answered it":             {vm: observed().RestartedAt(t0).Status(answering(0, "run-0")), seen: present(driver.StateRunning), want: "wait => Active Running ready", check: isHandled},
+		"a restart while the run is not known":       {vm: observed().RestartedAt(t0).Status(answering(time.Second, "run-1")), seen: change(present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting", check: restarts(false)},
 		"a restart whose new run boots":              {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-0")), seen: present(driver.StateStarting), want: "wait Start => Creating Starting", check: isHandled},
 		"a restart starts what it stopped":           {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: ended(0), want: "ensure On Restart => Creating Restarting", check: restarts(false)},
 		"a restart waits for the stop":               {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: present(driver.StateStopping), want: "wait Restart => Active Stopping", check: wakesAt(29 * time.Second)},

@@ -106,13 +106,15 @@ func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	if want := []string{"leaving", "new", "failing"}; !slices.Equal(undone, want) {
 		t.Errorf("the new leader begins with %v, want %v", undone, want)
 	}
-	if n := s.q.Len(); n != 0 {
-		t.Errorf("%d more are looked at at once", n)
+	// Beside the tickers of the inventory it is the only one that waits.
+	waits := func() bool { return s.clock.Waiters() == 3 }
+	s.eventually("it waits to look at the rest", waits)
+	s.clock.Step(routineAfter - time.Millisecond)
+	if n := s.q.Len(); n != 0 || !waits() {
+		t.Errorf("%d more are looked at before %s are over", n, routineAfter)
 	}
-	s.eventually("it looks at all of its lane", func() bool {
-		s.clock.Step(routineAfter) // once is too early where it does not wait yet
-		return s.q.Len() == 6
-	})
+	s.clock.Step(time.Millisecond)
+	s.eventually("it looks at all of its lane", func() bool { return s.q.Len() == 6 })
 	if rest := s.next(6); rest[0] != "crashed" || !slices.Contains(rest, "a") || !slices.Contains(rest, "b") || slices.Contains(rest, "other") {
 		t.Errorf("later it looks at %v", rest)
 	}

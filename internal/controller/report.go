@@ -109,8 +109,8 @@ func (p *pass) status(now time.Time) api.VirtualMachineStatus {
 	if p.isObserved() {
 		p.describe(&next)
 	}
-	if next.Binding == nil && isBound(p.vm) && p.isObserved() {
-		next.Binding = new(bindingOf(p.vm))
+	if next.Binding == nil && isBound(p.vm) && p.isObserved() && p.r.checkElsewhere(p.vm) == nil {
+		next.Binding = new(BindingOf(p.vm))
 	}
 	next.Conditions = slices.Clone(base.Conditions)
 	p.conditions(&next.Conditions, now)

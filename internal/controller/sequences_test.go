@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -131,6 +132,20 @@ func TestForgedAnnotation(t *testing.T) {
 	if len(memory.Records()) != 0 && len(g.memory.Records()) != 0 {
 		t.Errorf("two servers of one UID: %v and %v; status.binding %v", g.memory.Records(), memory.Records(), g.vm().Status.Binding)
 	}
+	// The way out that the message names.
+	right := "fake/" + g.inv.Get("").EngineID
+	g.engine.ensure = nil
+	vm := g.vm()
+	if !strings.Contains(vm.Status.Message, right) {
+		t.Errorf("the message is %q", vm.Status.Message)
+	}
+	vm.Annotations[api.AnnotationBound] = right
+	if err := g.api.Update(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	g.asOther(other, func() { g.reconcile() })
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
 // TestWayOutIsSeen : the annotation that DeletionBlocked asks for enqueues the VM with

@@ -100,10 +100,13 @@ func (i *Inventory) showFence() {
 }
 
 // awaitAdmission asks the engine now and then, by removing a server that is not
-// there: who is not admitted is refused before that is found out.
+// there: who is not admitted is refused before that is found out. What another engine
+// has refused says nothing about one that takes its place, so the waits begin anew.
 func (i *Inventory) awaitAdmission(ctx context.Context) {
 	for wait := firstProbe; ; wait = min(2*wait, lastProbe) {
-		i.pause(ctx, wait)
+		for i.pauseOr(ctx, i.exchanged, wait) {
+			wait = firstProbe
+		}
 		if ctx.Err() != nil {
 			return
 		}

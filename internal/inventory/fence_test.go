@@ -116,6 +116,27 @@ func TestARefusalSuspendsTheDriver(t *testing.T) {
 	}
 }
 
+// TestAnotherEngineIsAskedSoon : the waits for the one before are not its.
+func TestAnotherEngineIsAskedSoon(t *testing.T) {
+	g := newFencedRig(t, func(context.Context) (bool, error) { return true, nil })
+	g.refuse()
+	for _, wait := range []int{1, 2, 4, 8, 16, 32, 64, 128} {
+		g.probe(time.Duration(wait) * time.Second)
+	}
+	g.eventually("the next probe is waited for", func() bool { return g.clock.Waiters() == 3 })
+	g.exchange("another")
+	poke(g.inv.suspect)
+	g.eventually("the other engine is known", func() bool { return g.inv.Get("a").EngineID == "another" })
+	before, since := g.count(&g.probes), g.clock.Now()
+	g.eventually("the other engine is asked", func() bool {
+		g.clock.Step(firstProbe)
+		return g.count(&g.probes) > before
+	})
+	if waited := g.clock.Since(since); waited > 128*time.Second { // the one before would be after 256 s
+		t.Errorf("it was asked after %s", waited)
+	}
+}
+
 // TestAPredecessorIsNotSuspended : its successor reports, and it only has to stop.
 func TestAPredecessorIsNotSuspended(t *testing.T) {
 	asked := make(chan struct{})

@@ -117,9 +117,10 @@ type Inventory struct {
 
 	fence *fence // nil while the engine admits this process; under mu
 
-	fenced  chan struct{} // fence was set
-	dirty   chan struct{} // somebody asks for a look at the marked entries
-	suspect chan struct{} // somebody saw the engine fail
+	fenced    chan struct{} // fence was set
+	exchanged chan struct{} // another engine took the place of the one that was known
+	dirty     chan struct{} // somebody asks for a look at the marked entries
+	suspect   chan struct{} // somebody saw the engine fail
 }
 
 // entry is what is known about one UID. It outlives the server while an action
@@ -153,7 +154,7 @@ func New(o Options) (*Inventory, error) {
 	return &Inventory{
 		Options: o, id: id, began: o.Clock.Now(), cause: errNotListed,
 		entries: map[types.UID]*entry{}, marked: map[types.UID]bool{},
-		fenced: make(chan struct{}, 1), dirty: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
+		fenced: make(chan struct{}, 1), exchanged: make(chan struct{}, 1), dirty: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
 	}, nil
 }
 

@@ -40,13 +40,19 @@ func (i *Inventory) Start(ctx context.Context) error {
 // that they are warm when they take over.
 func (i *Inventory) NeedLeaderElection() bool { return false }
 
-func (i *Inventory) pause(ctx context.Context, d time.Duration) {
+func (i *Inventory) pause(ctx context.Context, d time.Duration) { i.pauseOr(ctx, nil, d) }
+
+// pauseOr ends early when something happens, which it reports.
+func (i *Inventory) pauseOr(ctx context.Context, early <-chan struct{}, d time.Duration) (happened bool) {
 	t := i.Clock.NewTimer(d)
 	defer t.Stop()
 	select {
+	case <-early:
+		return true
 	case <-ctx.Done():
 	case <-t.C():
 	}
+	return false
 }
 
 // follow opens the engine's events, lists it and keeps up with the events. It
@@ -114,6 +120,7 @@ func (i *Inventory) meet(id string) (exchanged bool) {
 	if !exchanged {
 		return false
 	}
+	poke(i.exchanged)
 	i.seq++
 	i.met = i.seq
 	i.failed, i.downSince, i.cause = false, time.Time{}, errNotListed

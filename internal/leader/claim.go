@@ -54,8 +54,8 @@ func (l *Lock) ensureClaim(ctx context.Context) error {
 	}
 }
 
-// followsOn tells whether another replica was seen to lead by this Lease so lately
-// that the claim cannot have run out.
+// followsOn tells whether another replica was seen to renew this Lease so lately that
+// the claim cannot have run out.
 func (l *Lock) followsOn() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,6 +101,11 @@ func (l *Lock) refreshClaim(ctx context.Context) error {
 	if l.o.Claims == nil || l.claimIsFresh() {
 		return nil
 	}
+	return l.renewClaim(ctx)
+}
+
+// renewClaim ends the lead when another Drover has the claim.
+func (l *Lock) renewClaim(ctx context.Context) error {
 	free, err := l.tryClaim(ctx)
 	switch {
 	case err != nil:
@@ -160,8 +165,7 @@ func (l *Lock) writeClaim(ctx context.Context, seen *coordinationv1.Lease) error
 	return err
 }
 
-// keepClaim renews the claim while this process leads, and ends the lead when
-// another Drover has it.
+// keepClaim renews the claim while this process leads.
 func (l *Lock) keepClaim(ctx context.Context) {
 	select {
 	case <-l.won:
@@ -170,12 +174,8 @@ func (l *Lock) keepClaim(ctx context.Context) {
 	}
 	for l.leads() {
 		again := l.o.Settings.Lease
-		switch free, err := l.tryClaim(ctx); {
-		case err != nil:
+		if l.renewClaim(ctx) != nil {
 			again = l.o.Settings.Retry
-		case free > 0 && l.hasRival():
-			l.giveUp(errRival)
-			return
 		}
 		if l.pause(ctx, nil, again) != nil {
 			return

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync/atomic"
@@ -17,6 +18,8 @@ import (
 	"github.com/go-logr/logr/funcr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // cluster is one with Leases in two namespaces, and one claim.
@@ -301,6 +304,66 @@ func TestClaimOfADroverLongGone(t *testing.T) {
 		}
 		if told.Load() != 0 {
 			t.Error("it reported two Drovers where there is one")
+		}
+	})
+}
+
+// TestADurationBeyondAllBounds keeps nobody from leading without end, whatever wrote it.
+func TestADurationBeyondAllBounds(t *testing.T) {
+	t.Parallel()
+	lease := func() *coordinationv1.Lease {
+		return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: new("foreign/it"), LeaseDurationSeconds: new(int32(math.MaxInt32))}}
+	}
+	for name, of := range map[string]func(*leaseAPI) *leaseAPI{
+		"the claim": func(api *leaseAPI) *leaseAPI { return api.claims },
+		"the Lease": func(api *leaseAPI) *leaseAPI { return api },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				api, _ := cluster()
+				damaged := of(api)
+				damaged.mu.Lock()
+				damaged.store(lease(), watch.Added)
+				damaged.mu.Unlock()
+				leader := start(t, api, "b", DefaultSettings())
+				pass(maxTerm - lag)
+				wantLeader(t, nil, leader)
+				pass(DefaultSettings().Retry + lag)
+				wantLeader(t, leader, leader)
+			})
+		})
+	}
+}
+
+// TestATakeProvesNoClaim : whoever has seen a replica take and release the Lease, and
+// not renew it, asks for the claim, which another Drover may have by now.
+func TestATakeProvesNoClaim(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		blue, green := cluster()
+		other := start(t, green, "g", DefaultSettings(), in("green"))
+		pass(time.Second)
+		hold := func(holder string) func(*coordinationv1.Lease) {
+			return func(l *coordinationv1.Lease) {
+				now := metav1.NewMicroTime(time.Now())
+				l.Spec.HolderIdentity, l.Spec.AcquireTime, l.Spec.RenewTime = &holder, &now, &now
+				l.Spec.LeaseDurationSeconds = new(int32(DefaultSettings().Lease / time.Second))
+			}
+		}
+		blue.mu.Lock()
+		blue.store(&coordinationv1.Lease{}, watch.Added)
+		blue.mu.Unlock()
+		blue.edit(hold("b1"))
+		standby := start(t, blue, "b3", DefaultSettings(), in("blue"))
+		standby.wire.set(func(w *wire) { w.slow = 2 * lag }) // it would hear late of the other one
+		for _, holder := range []string{"b2", ""} {
+			pass(time.Second)
+			blue.edit(hold(holder))
+		}
+		for range 600 {
+			pass(lag)
+			wantLeader(t, other, other, standby)
 		}
 	})
 }

@@ -499,6 +499,35 @@ func disturb(t *testing.T, api *leaseAPI, r *replica, chance *rand.Rand, name st
 	return r
 }
 
+// TestOnlyARenewalIsWork : by nothing else is it proven that the claim was renewed.
+func TestOnlyARenewalIsWork(t *testing.T) {
+	t.Parallel()
+	at := func(second int) *metav1.MicroTime { return &metav1.MicroTime{Time: time.Unix(int64(second), 0)} }
+	spec := coordinationv1.LeaseSpec{HolderIdentity: new("a"), AcquireTime: at(1), RenewTime: at(2), LeaseDurationSeconds: new(int32(20))}
+	for name, c := range map[string]struct {
+		change func(*coordinationv1.Lease)
+		works  bool
+	}{
+		"renewed": {func(l *coordinationv1.Lease) { l.Spec.RenewTime = at(3) }, true},
+		"taken": {func(l *coordinationv1.Lease) {
+			l.Spec.HolderIdentity, l.Spec.AcquireTime, l.Spec.RenewTime = new("b"), at(3), at(3)
+		}, false},
+		"taken again":            {func(l *coordinationv1.Lease) { l.Spec.AcquireTime, l.Spec.RenewTime = at(3), at(3) }, false},
+		"released":               {func(l *coordinationv1.Lease) { l.Spec.HolderIdentity, l.Spec.RenewTime = new(""), at(3) }, false},
+		"edited by hand":         {func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = new(int32(30)) }, false},
+		"deleted and made again": {func(l *coordinationv1.Lease) { l.UID, l.Spec.RenewTime = "2", at(3) }, false},
+	} {
+		s, lease := sight{}, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{UID: "1"}, Spec: spec}
+		s.see(lease, 1, time.Second, time.Minute)
+		next := lease.DeepCopy()
+		c.change(next)
+		s.see(next, 2, 2*time.Second, time.Minute)
+		if works := s.led != 0; works != c.works {
+			t.Errorf("%s: a holder was seen at work: %v, want %v", name, works, c.works)
+		}
+	}
+}
+
 func TestSightKeepsToTheNewest(t *testing.T) {
 	t.Parallel()
 	lease := func(holder string) *coordinationv1.Lease {

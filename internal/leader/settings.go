@@ -15,6 +15,14 @@ const Spare = 2 * time.Second
 // jitter is client-go's: retries are up to that much later.
 const jitter = 1.2
 
+// MaxLease is the longest Lease that may be set, and maxTerm the longest that anybody
+// is waited for: what a claim of the longest Lease lasts. A longer duration in an
+// object is no Drover's, and would keep everybody from leading without end.
+const (
+	MaxLease = time.Hour
+	maxTerm  = claimTerms * MaxLease
+)
+
 // Settings are the times of an election.
 type Settings struct {
 	// Lease is how long the others wait after the last renewal that they saw.
@@ -53,6 +61,9 @@ func (s Settings) Validate() error {
 	}
 	if s.Lease%time.Second != 0 {
 		return fmt.Errorf("the lease is %s: it must be whole seconds, for a Lease holds no less", s.Lease)
+	}
+	if s.Lease > MaxLease {
+		return fmt.Errorf("the lease is %s: it must be at most %s", s.Lease, MaxLease)
 	}
 	if s.Renew <= time.Duration(jitter*float64(s.Retry)) {
 		return fmt.Errorf("renew deadline > %v x retry period does not hold: %s is not more than %v x %s", jitter, s.Renew, jitter, s.Retry)

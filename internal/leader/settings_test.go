@@ -28,6 +28,8 @@ func TestSettings(t *testing.T) {
 		},
 		"a second too long":      {with(15*time.Second, 11*time.Second, 2*time.Second), "= 16s is more than 15s"},
 		"not whole seconds":      {with(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
+		"the longest":            {with(time.Hour, 10*time.Second, 2*time.Second), ""},
+		"longer":                 {with(time.Hour+time.Second, 10*time.Second, 2*time.Second), "the lease is 1h0m1s: it must be at most 1h0m0s"},
 		"no lease":               {with(0, 10*time.Second, 2*time.Second), "the lease is 0s"},
 		"no retries":             {with(15*time.Second, 10*time.Second, 0), "the retry period is 0s"},
 		"renewed less than once": {with(60*time.Second, 10*time.Second, 9*time.Second), "renew deadline > 1.2 x retry period does not hold"},

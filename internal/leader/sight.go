@@ -21,8 +21,8 @@ type sight struct {
 	lease *coordinationv1.Lease
 	// changed is when the spec was last seen to have changed.
 	changed time.Duration
-	// led is when somebody was last seen at work, by a change from one spec to
-	// another, and ledTerm how long his Lease lasted; 0 where nobody was.
+	// led is when a holder was last seen to renew, and ledTerm how long its Lease
+	// lasted; 0 where none was.
 	led, ledTerm time.Duration
 	// mourned is until when the holder of a Lease that was deleted may act.
 	mourned time.Duration
@@ -63,17 +63,16 @@ func (s *sight) take(lease *coordinationv1.Lease, version uint64, now time.Durat
 	s.known, s.lease, s.version = true, lease, version
 }
 
-// takeLead takes note of a holder at work: one that took, renewed or released it.
+// takeLead takes note of a holder at work, by its renewal. Who takes or releases a
+// Lease may have renewed nothing: the one follows on another leader, and the other
+// may have been suspended before.
 func (s *sight) takeLead(lease *coordinationv1.Lease, now time.Duration) {
-	if lease == nil || s.lease == nil || lease.UID != s.lease.UID || equality.Semantic.DeepEqual(lease.Spec, s.lease.Spec) {
+	if s.holder() == "" || s.holder() != holderOf(lease) || lease.UID != s.lease.UID {
 		return
 	}
-	held := lease
-	if holderOf(lease) == "" {
-		held = s.lease
-	}
-	if holderOf(held) != "" && held.Spec.LeaseDurationSeconds != nil {
-		s.led, s.ledTerm = now, time.Duration(*held.Spec.LeaseDurationSeconds)*time.Second
+	before, after := s.lease.Spec, lease.Spec
+	if after.AcquireTime.Equal(before.AcquireTime) && !after.RenewTime.Equal(before.RenewTime) && after.LeaseDurationSeconds != nil {
+		s.led, s.ledTerm = now, time.Duration(*after.LeaseDurationSeconds)*time.Second
 	}
 }
 
@@ -87,12 +86,13 @@ func holderOf(lease *coordinationv1.Lease) string {
 }
 
 // term is for how long the holder may count on the Lease: as long as it asked
-// for, and no less than usual, since somebody may have shortened it by hand.
+// for, and no less than usual, since somebody may have shortened it by hand. What is
+// beyond all bounds is not believed.
 func (s *sight) term(usual time.Duration) time.Duration {
 	if s.lease == nil || s.lease.Spec.LeaseDurationSeconds == nil {
 		return usual
 	}
-	return max(usual, time.Duration(*s.lease.Spec.LeaseDurationSeconds)*time.Second)
+	return min(max(usual, time.Duration(*s.lease.Spec.LeaseDurationSeconds)*time.Second), maxTerm)
 }
 
 func (s *sight) transitions() int32 {

@@ -623,6 +623,10 @@ type Operation struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	Run string `json:"run,omitempty"`
+	// restartedAt is the spec.restartedAt that a restart answers. A later one
+	// asks for a further restart.
+	// +optional
+	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
 	// epoch of the leader that took the step.
 	// +optional
 	Epoch int64 `json:"epoch,omitempty"`

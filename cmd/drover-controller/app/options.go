@@ -82,7 +82,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 	e := &o.Election
 	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "act only as the leader, whom all replicas elect; false is for a process that certainly is alone")
-	fs.DurationVar(&e.Lease, "leader-elect-lease-duration", e.Lease, "how long standbys wait after the last renewal that they saw; whole seconds")
+	fs.DurationVar(&e.Lease, "leader-elect-lease-duration", e.Lease, "how long standbys wait after the last renewal that they saw; whole seconds, at most 1h")
 	fs.DurationVar(&e.Renew, "leader-elect-renew-deadline", e.Renew, "how long a leader tries to renew before it gives up and ends")
 	fs.DurationVar(&e.Retry, "leader-elect-retry-period", e.Retry, "time from one try to the next")
 	fs.DurationVar(&e.Request, "leader-elect-request-timeout", e.Request, "how long one request about the Lease may take")

@@ -17,11 +17,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/enginedir"
@@ -47,16 +47,10 @@ func (e Engine) String() string { return e.Driver + "/" + cmp.Or(e.ID, "unknown"
 // folder returns that of an engine which is one.
 func (e Engine) folder() string { return cmp.Or(e.FakeDir, e.QEMUDir) }
 
-// Bound says which engines VirtualMachines are bound to, as <driver>/<engine id>.
-type Bound struct {
-	Engines []string
-	// Complete is set where every VirtualMachine that may have a server says.
-	Complete bool
-}
-
 // Choose turns the --vm-driver list into names, asking engines where it is
-// auto, and keeps them in file before any server can be made.
-func Choose(ctx context.Context, file, list string, bound Bound, o table.Options) (names []string, err error) {
+// auto, and keeps them in file before any server can be made, with the engines
+// that VirtualMachines are bound to.
+func Choose(ctx context.Context, file, list string, bound []api.Binding, o table.Options) (names []string, err error) {
 	o.Registerer = prometheus.NewRegistry()
 	opened, err := table.Open(ctx, list, o)
 	if err != nil {
@@ -93,7 +87,7 @@ func askID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
 	return who.EngineID(ctx)
 }
 
-func keep(ctx context.Context, file string, used []Engine, bound Bound) error {
+func keep(ctx context.Context, file string, used []Engine, bound []api.Binding) error {
 	known, err := load(file)
 	if err != nil {
 		return err
@@ -111,25 +105,19 @@ func keep(ctx context.Context, file string, used []Engine, bound Bound) error {
 	return atomicfile.Update(file, append(data, '\n'), 0o600)
 }
 
-// identify replaces the engines without an id. A folder has its own; any other engine
-// is one of those that VirtualMachines are bound to, since one without bound
-// VirtualMachines has no servers.
-func identify(ctx context.Context, known []Engine, bound Bound) []Engine {
-	var all []Engine
-	for _, e := range known {
-		switch {
-		case e.ID != "":
-			all = append(all, e)
-		case e.folder() != "":
-			e.ID, _ = askID(ctx, e, nil)
-			all = append(all, e)
-		case !bound.Complete:
-			all = append(all, e)
+// identify returns the engines that are known or bound to. A folder without an id is
+// asked for its own. Any other engine without one stays so: that no VirtualMachine is
+// bound to it does not mean that it has no servers, such as orphans.
+func identify(ctx context.Context, known []Engine, bound []api.Binding) []Engine {
+	all := slices.Clone(known)
+	for n, e := range all {
+		if e.ID == "" && e.folder() != "" {
+			all[n].ID, _ = askID(ctx, e, nil)
 		}
 	}
-	for _, name := range bound.Engines {
-		if name, id, _ := strings.Cut(name, "/"); id != "" && !isFolder(name) {
-			all = append(all, Engine{Driver: name, ID: id})
+	for _, b := range bound {
+		if !isFolder(b.Driver) {
+			all = append(all, Engine{Driver: b.Driver, ID: b.EngineID})
 		}
 	}
 	return all

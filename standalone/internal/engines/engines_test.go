@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/table"
 )
@@ -28,7 +29,7 @@ func options(fakeDir string) table.Options {
 
 func choose(t *testing.T, file, fakeDir string) []string {
 	t.Helper()
-	names, err := Choose(t.Context(), file, "fake", Bound{Complete: true}, options(fakeDir))
+	names, err := Choose(t.Context(), file, "fake", nil, options(fakeDir))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func TestQEMUDirs(t *testing.T) {
 	t.Chdir(dir)
 	o := options("")
 	o.QEMUDir = "machines"
-	if _, err := Choose(t.Context(), file, "qemu", Bound{}, o); err != nil {
+	if _, err := Choose(t.Context(), file, "qemu", nil, o); err != nil {
 		t.Fatal(err)
 	}
 	t.Chdir(t.TempDir())
@@ -126,14 +127,14 @@ func TestADamagedFileIsNamed(t *testing.T) {
 }
 
 func TestChooseNamesAnUnknownDriver(t *testing.T) {
-	_, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "fake,vmware", Bound{}, options(t.TempDir()))
+	_, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "fake,vmware", nil, options(t.TempDir()))
 	if err == nil || !strings.Contains(err.Error(), `"vmware" is not a driver`) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestIdentify : an older version kept no ids, and each of its engines is found by
-// what names it.
+// TestIdentify : an older version kept no ids. A folder has its own. Any other engine
+// may have servers of VMs that are gone, whatever those that are left are bound to.
 func TestIdentify(t *testing.T) {
 	dir := t.TempDir()
 	choose(t, filepath.Join(t.TempDir(), "engines.json"), dir)
@@ -143,23 +144,20 @@ func TestIdentify(t *testing.T) {
 	}
 	id := strings.TrimSpace(string(content))
 	older := []Engine{{Driver: "docker"}, {Driver: "fake", FakeDir: dir}, {Driver: "fake", FakeDir: "/gone"}}
+	kept := []Engine{{Driver: "docker"}, {Driver: "fake", FakeDir: dir, ID: id}, {Driver: "fake", FakeDir: "/gone"}}
 	for name, c := range map[string]struct {
-		bound Bound
-		want  []Engine
+		bound []api.Binding
+		added []Engine
 	}{
 		"bound to two": {
-			Bound{[]string{"docker/A", "fake/" + id, "docker/B"}, true},
-			[]Engine{{Driver: "fake", FakeDir: dir, ID: id}, {Driver: "fake", FakeDir: "/gone"}, {Driver: "docker", ID: "A"}, {Driver: "docker", ID: "B"}},
+			[]api.Binding{{Driver: "docker", EngineID: "A"}, {Driver: "fake", EngineID: id}, {Driver: "docker", EngineID: "B"}},
+			[]Engine{{Driver: "docker", ID: "A"}, {Driver: "docker", ID: "B"}},
 		},
-		"one VM does not say": {
-			Bound{[]string{"docker/A"}, false},
-			[]Engine{{Driver: "docker"}, {Driver: "fake", FakeDir: dir, ID: id}, {Driver: "fake", FakeDir: "/gone"}, {Driver: "docker", ID: "A"}},
-		},
-		"no VMs": {Bound{nil, true}, []Engine{{Driver: "fake", FakeDir: dir, ID: id}, {Driver: "fake", FakeDir: "/gone"}}},
+		"no VMs": {nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := identify(t.Context(), older, c.bound); !slices.Equal(got, c.want) {
-				t.Errorf("got %+v, want %+v", got, c.want)
+			if got, want := identify(t.Context(), older, c.bound), slices.Concat(kept, c.added); !slices.Equal(got, want) {
+				t.Errorf("got %+v, want %+v", got, want)
 			}
 		})
 	}

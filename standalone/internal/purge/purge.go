@@ -39,8 +39,7 @@ type Engine interface {
 type Named struct {
 	Name   string
 	Engine Engine
-	// Doubt is the error of Find where the engine has no servers; nil where that may
-	// be so.
+	// Doubt is why it means nothing that the engine has no servers; nil where it does.
 	Doubt error
 }
 
@@ -49,6 +48,8 @@ type Found struct {
 	servers []found
 	// Released servers were let go of on purpose and stay.
 	Released int
+	// Doubt is why there may be servers on engines that could not be asked, or nil.
+	Doubt error
 }
 
 type found struct {
@@ -61,24 +62,35 @@ type found struct {
 func Find(ctx context.Context, engines []Named) (*Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	all := &Found{}
+	all, met := &Found{}, map[driver.Target]error{}
 	for _, e := range engines {
 		servers, err := e.Engine.List(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("driver %s cannot tell its servers: %w", e.Name, err)
 		}
-		if len(servers) == 0 && e.Doubt != nil {
-			return nil, e.Doubt
+		if len(servers) == 0 {
+			all.Doubt = errors.Join(all.Doubt, e.Doubt)
 		}
 		for _, s := range servers {
-			if s.Retained {
-				all.Released++
-			} else {
-				all.servers = append(all.servers, found{s, e})
-			}
+			all.add(found{s, e}, met)
 		}
 	}
 	return all, nil
+}
+
+// add leaves out what an engine shows that is kept both with its id and, in doubt,
+// without. met has the doubts of the servers so far.
+func (f *Found) add(s found, met map[driver.Target]error) {
+	target := driver.Target{UID: s.UID, ID: s.ID}
+	doubt, again := met[target]
+	met[target] = s.in.Doubt
+	switch {
+	case again && (doubt != nil || s.in.Doubt != nil):
+	case s.Retained:
+		f.Released++
+	default:
+		f.servers = append(f.servers, s)
+	}
 }
 
 // Count of the servers that Remove removes.

@@ -127,12 +127,27 @@ func TestPrintNamesWhatWouldGo(t *testing.T) {
 // has servers, and not where it has none.
 func TestDoubt(t *testing.T) {
 	doubt := errors.New("who knows")
-	if _, err := Find(t.Context(), []Named{{Name: "docker", Engine: &engine{}, Doubt: doubt}}); !errors.Is(err, doubt) {
-		t.Errorf("of one without servers: %v", err)
+	if found := find(t, Named{Name: "docker", Engine: &engine{}, Doubt: doubt}); !errors.Is(found.Doubt, doubt) {
+		t.Errorf("of one without servers: %v", found.Doubt)
 	}
 	has := &engine{servers: map[types.UID]int{"a": 1}}
-	if found, err := Find(t.Context(), []Named{{Name: "docker", Engine: has, Doubt: doubt}}); err != nil || found.Count() != 1 {
-		t.Errorf("of one with a server: %v, %v", found, err)
+	if found := find(t, Named{Name: "docker", Engine: has, Doubt: doubt}); found.Doubt != nil || found.Count() != 1 {
+		t.Errorf("of one with a server: %v, %d", found.Doubt, found.Count())
+	}
+}
+
+// TestOneEngineTwice : an engine that is kept with its id and without it is one. Two
+// folders are two, although one may be a copy of the other.
+func TestOneEngineTwice(t *testing.T) {
+	docker := &engine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
+	sure, doubtful := Named{Name: "docker", Engine: docker}, Named{Name: "docker", Engine: docker, Doubt: errors.New("who knows")}
+	for _, both := range [][]Named{{sure, doubtful}, {doubtful, sure}} {
+		if found := find(t, both...); found.Count() != 1 || found.Released != 1 {
+			t.Errorf("found %d, released %d", found.Count(), found.Released)
+		}
+	}
+	if found := find(t, sure, sure); found.Count() != 2 {
+		t.Errorf("found %d on two engines", found.Count())
 	}
 }
 

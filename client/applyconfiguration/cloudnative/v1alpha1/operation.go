@@ -33,6 +33,9 @@ type OperationApplyConfiguration struct {
 	LastError *string `json:"lastError,omitempty"`
 	// run is the server's run that a restart ends.
 	Run *string `json:"run,omitempty"`
+	// restartedAt is the spec.restartedAt that a restart answers. A later one
+	// asks for a further restart.
+	RestartedAt *v1.Time `json:"restartedAt,omitempty"`
 	// epoch of the leader that took the step.
 	Epoch *int64 `json:"epoch,omitempty"`
 }
@@ -112,6 +115,14 @@ func (b *OperationApplyConfiguration) WithLastError(value string) *OperationAppl
 // If called multiple times, the Run field is set to the value of the last call.
 func (b *OperationApplyConfiguration) WithRun(value string) *OperationApplyConfiguration {
 	b.Run = &value
+	return b
+}
+
+// WithRestartedAt sets the RestartedAt field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RestartedAt field is set to the value of the last call.
+func (b *OperationApplyConfiguration) WithRestartedAt(value v1.Time) *OperationApplyConfiguration {
+	b.RestartedAt = &value
 	return b
 }
 

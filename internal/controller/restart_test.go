@@ -1,0 +1,168 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+// askAgain sets spec.restartedAt to a value that it did not have.
+func (g *rig) askAgain() {
+	g.t.Helper()
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: s.RestartedAt.Add(time.Second)} })
+}
+
+// wantRestarts checks how often the server was restarted, and that no request is
+// left.
+func (g *rig) wantRestarts(want int64) {
+	g.t.Helper()
+	vm := g.vm()
+	if vm.Status.RestartCount != want || vm.Status.Operation != nil || !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt) {
+		g.t.Errorf("restarted %d times, want %d; handled %v of %v, under way %+v",
+			vm.Status.RestartCount, want, vm.Status.RestartedAt, vm.Spec.RestartedAt, vm.Status.Operation)
+	}
+	if got := g.reasons(); slices.Contains(got, api.ReasonOperationFailed) {
+		g.t.Errorf("events %v", got)
+	}
+}
+
+// shutDown lets the guest's run come to its end.
+func (g *rig) shutDown() {
+	g.t.Helper()
+	g.eventually("the guest has shut down", func() bool {
+		g.clock.Step(time.Second)
+		return g.server().State == driver.StateStopped
+	})
+}
+
+// TestRestartAskedForAgain : a request that comes while a restart is under way counts
+// for that one as long as the run to end is the last, and is never lost.
+func TestRestartAskedForAgain(t *testing.T) {
+	refuse := func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return driver.Server{}, driver.Errorf(driver.ErrInvalid, "no")
+	}
+	tests := map[string]struct {
+		shutdown time.Duration
+		play     func(g *rig)
+		want     int64
+	}{
+		"in the stop": {3 * time.Second, func(g *rig) {
+			g.reconcile()
+			g.askAgain()
+			g.reconcile()
+			g.shutDown()
+		}, 1},
+		"after the stop": {3 * time.Second, func(g *rig) {
+			g.reconcile()
+			g.shutDown()
+			g.askAgain()
+		}, 1},
+		"in a stop that is forced": {time.Hour, func(g *rig) {
+			g.reconcile()
+			g.askAgain()
+			g.clock.Step(time.Minute)
+		}, 2},
+		"in a stop whose end fails at first": {time.Hour, func(g *rig) {
+			g.reconcile()
+			g.askAgain()
+			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+				return driver.Server{}, driver.Errorf(driver.ErrRetry, "not now")
+			}
+			g.clock.Step(time.Minute)
+			g.reconcile()
+			g.reasons()
+			g.engine.ensure = nil
+			g.clock.Step(time.Minute)
+			g.reconcile()
+			g.clock.Step(time.Minute)
+		}, 2},
+		"after one that was refused": {0, func(g *rig) {
+			g.engine.ensure = refuse
+			g.reconcile()
+			g.reasons()
+			g.engine.ensure = nil
+			g.askAgain()
+		}, 1},
+		"before the first was reported": {0, func(g *rig) {
+			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+				s, err := live()
+				g.engine.ensure = nil
+				g.askAgain() // which makes the report a conflict
+				return s, err
+			}
+		}, 2},
+		"before the first was reported, by another leader": {0, func(g *rig) {
+			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+				_, _ = live()
+				panic("crash")
+			}
+			crash(g.t, g)
+			g.engine.ensure = nil
+			g.startInventory()
+			g.newReconciler()
+			g.clock.Step(time.Second) // the runs have different times
+			g.askAgain()
+		}, 2},
+		"while an older version was at it": {3 * time.Second, func(g *rig) {
+			g.reconcile()
+			vm := g.vm()
+			vm.Status.Operation.RestartedAt = nil
+			if err := g.api.Status().Update(g.t.Context(), vm); err != nil {
+				g.t.Fatal(err)
+			}
+			g.newReconciler()
+			g.askAgain()
+			g.shutDown()
+		}, 1},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			g := newRig(t, fake.Options{ShutdownTime: tc.shutdown})
+			g.askRestart()
+			tc.play(g)
+			for range 3 {
+				g.reconcile()
+				g.clock.Step(time.Minute)
+			}
+			g.wantRestarts(tc.want)
+		})
+	}
+}
+
+// TestRestartThatCouldNotBeWrittenDown is not begun, whatever the pass has done
+// before.
+func TestRestartThatCouldNotBeWrittenDown(t *testing.T) {
+	g := newRig(t, fake.Options{ShutdownTime: time.Hour})
+	g.askRestart()
+	g.reconcile()
+	g.askAgain()
+	run := g.server().Run
+	g.clock.Step(time.Minute) // the stop is forced, and a further restart is to follow
+	g.statusErr = errConflict
+	for range 2 {
+		if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server := g.server()
+	if server.Run == run || server.State != driver.StateRunning {
+		t.Errorf("run %s after %s is %s, want another one left on", server.Run, run, server.State)
+	}
+	g.statusErr = nil
+	for range 3 {
+		g.reconcile()
+		g.clock.Step(time.Minute)
+	}
+	g.wantRestarts(2)
+}
