@@ -314,6 +314,7 @@ func (p *pass) fail(plan plan, err error) {
 	}
 	op := p.failing(plan)
 	op.Attempts++
+	op.Epoch = p.epoch()
 	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), clip(err.Error())
 	op.NextRetryTime = nil
 	if op.Failure != api.FailureRefused || p.vm.DeletionTimestamp != nil {

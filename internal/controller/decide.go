@@ -35,6 +35,8 @@ type input struct {
 	driver string
 	// drivers that run here, for messages.
 	drivers []string
+	// epoch of the leader that decides.
+	epoch int64
 	// did is the operation that has just succeeded, if any.
 	did api.OperationType
 	// shown is the generation of the spec that the driver was last shown.

@@ -12,13 +12,15 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// onHold reports whether a failed operation waits for its next try, or for good.
+// onHold reports whether a failed operation waits for its next try. One that was
+// refused waits for a new spec, or for another leader: that one may have other
+// settings, such as the registries that it allows.
 func onHold(in input) bool {
 	op := in.vm.Status.Operation
 	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || isCrashing(op) || !stillHolds(in) {
 		return false
 	}
-	return op.Failure == api.FailureRefused || in.now.Before(nextTry(in))
+	return op.Failure == api.FailureRefused && op.Epoch == in.epoch || in.now.Before(nextTry(in))
 }
 
 // stillHolds reports whether nothing has come up that ends the wait of a failed

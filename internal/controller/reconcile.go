@@ -149,6 +149,6 @@ func (p *pass) decide() {
 	p.plan = decide(input{
 		vm: p.vm, seen: p.seen, now: now, did: p.did, shown: p.shown, probe: p.probe,
 		since: p.r.sightings.observe(p.vm, p.seen, now), elsewhere: p.elsewhere,
-		driver: p.r.Driver, drivers: p.r.Drivers,
+		driver: p.r.Driver, drivers: p.r.Drivers, epoch: p.epoch(),
 	})
 }

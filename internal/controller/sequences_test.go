@@ -255,3 +255,37 @@ func TestCrashBeforeTheFirstStatus(t *testing.T) {
 		t.Errorf("two servers of one UID")
 	}
 }
+
+// TestAnotherLeaderTriesWhatWasRefused : it may have other settings. It tries once,
+// and the same leader does not try again.
+func TestAnotherLeaderTriesWhatWasRefused(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, fake.Options{})
+	allowed := false
+	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
+		if !allowed {
+			return driver.Server{}, driver.Errorf(driver.ErrInvalid, "image.source: not allowed here")
+		}
+		return live()
+	}
+	lead := func(epoch uint64) int {
+		g.newReconciler()
+		g.r.Epoch = func() uint64 { return epoch }
+		before := g.engine.calls
+		g.reconcile()
+		g.clock.Step(time.Hour)
+		g.reconcile()
+		return g.engine.calls - before
+	}
+	g.create(vmtest.VM("vm"))
+	for _, epoch := range []uint64{7, 8} {
+		if calls := lead(epoch); calls != 1 {
+			t.Errorf("the leader of epoch %d tried %d times, want once", epoch, calls)
+		}
+		g.wantPhase(api.PhaseFailed, api.ReasonInvalid)
+		g.wantCondition(api.ConditionStalled, metav1.ConditionTrue)
+	}
+	allowed = true
+	lead(9)
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+}
