@@ -17,9 +17,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/internal/controller"
 	"cloudnative.tw/drover/internal/driver/table"
@@ -132,16 +132,21 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 
 // boundEngines are those that VirtualMachines are bound to.
 func boundEngines(ctx context.Context, plane *controlplane.Config) ([]api.Binding, error) {
-	client, err := versioned.NewForConfig(plane.ClientConfig(plane.Keys.Admin()))
+	scheme := runtime.NewScheme()
+	if err := api.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	reader, err := client.New(plane.ClientConfig(plane.Keys.Admin()), client.Options{Scheme: scheme})
 	if err != nil {
 		return nil, err
 	}
-	return bindings(ctx, client)
+	return bindings(ctx, reader)
 }
 
-func bindings(ctx context.Context, client versioned.Interface) (all []api.Binding, err error) {
+func bindings(ctx context.Context, reader client.Reader) (all []api.Binding, err error) {
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return client.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceAll).List(ctx, o)
+		page := &api.VirtualMachineList{}
+		return page, reader.List(ctx, page, &client.ListOptions{Limit: o.Limit, Continue: o.Continue})
 	})
 	met := map[api.Binding]bool{}
 	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	versionedfake "cloudnative.tw/drover/client/clientset/versioned/fake"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
@@ -67,11 +69,13 @@ func TestBindings(t *testing.T) {
 	status := func(driver, id string) func(*api.VirtualMachineStatus) {
 		return func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: driver, EngineID: id} }
 	}
-	bound, err := bindings(t.Context(), versionedfake.NewClientset(
+	scheme := runtime.NewScheme()
+	must(t, api.AddToScheme(scheme))
+	bound, err := bindings(t.Context(), clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(
 		vmtest.VM("a").Bound("docker/A").Obj(), vmtest.VM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
 		vmtest.VM("c").Bound("docker/A").Status(status("docker", "B")).Obj(), vmtest.VM("d").Status(status("qemu", "C")).Obj(),
 		vmtest.VM("e").Status(func(s *api.VirtualMachineStatus) { s.Driver, s.Server = "docker", &api.ServerStatus{} }).Obj(), vmtest.VM("f").Obj(),
-	))
+	).Build())
 	want := []api.Binding{{Driver: "docker", EngineID: "A"}, {Driver: "docker", EngineID: "B"}, {Driver: "qemu", EngineID: "C"}}
 	if err != nil || !slices.Equal(bound, want) {
 		t.Errorf("got %+v, %v, want %+v", bound, err, want)

@@ -348,7 +348,7 @@ func TestATakeProvesNoClaim(t *testing.T) {
 			return func(l *coordinationv1.Lease) {
 				now := metav1.NewMicroTime(time.Now())
 				l.Spec.HolderIdentity, l.Spec.AcquireTime, l.Spec.RenewTime = &holder, &now, &now
-				l.Spec.LeaseDurationSeconds = new(int32(DefaultSettings().Lease / time.Second))
+				l.Spec.LeaseDurationSeconds = new(int32(15)) // DefaultSettings
 			}
 		}
 		blue.mu.Lock()

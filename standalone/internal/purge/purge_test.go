@@ -21,6 +21,7 @@ import (
 
 // engine has servers, each of which is gone after so many calls to Delete.
 type engine struct {
+	mu      sync.Mutex
 	servers map[types.UID]int
 	release map[types.UID]bool
 	listErr error
@@ -28,6 +29,8 @@ type engine struct {
 }
 
 func (e *engine) List(context.Context, ...types.UID) ([]driver.Server, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	var all []driver.Server
 	for _, uid := range slices.Sorted(maps.Keys(e.servers)) {
 		all = append(all, driver.Server{
@@ -39,6 +42,8 @@ func (e *engine) List(context.Context, ...types.UID) ([]driver.Server, error) {
 }
 
 func (e *engine) Delete(_ context.Context, t driver.Target, retain bool) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	if e.stuck != nil && t.UID == "stuck" {
 		return e.stuck
 	}
