@@ -72,7 +72,7 @@ func TestSystemd(t *testing.T) {
 	o.ImageDirs = []string{dir, e.images}
 	d := openWith(t, o)
 	spec := debianSpec(e, dir)
-	spec.RootDiskBytes = 4 << 30
+	spec.RootDiskBytes, spec.MemoryBytes = 4<<30, 2<<30 // Drover, what it keeps for the host, and a machine
 	spec.UserData = driver.NewSecret("#cloud-config\npassword: sesame\nchpasswd: {expire: false}\nmanage_etc_hosts: true\n")
 	spec.Volumes = []driver.Volume{{Name: "payload", SizeBytes: payloadSize, ReadOnly: true, Image: &driver.Image{Source: e.payload(t)}}}
 	reach(t, d, spec, driver.StateRunning)
