@@ -22,11 +22,11 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/internal/controller"
-	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/engines"
-	"cloudnative.tw/drover/standalone/internal/part"
+	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
 // stopControllerBy leaves the controller's running calls and fetches the time that
@@ -61,7 +61,7 @@ func newControllerOptions() *app.Options {
 
 // controllerParts are Drover's own controller and, before it, the choice of its
 // drivers, which a person wants to see.
-func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []part.Part {
+func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []supervisor.Part {
 	if o.controller.Drivers.QEMUDir == "" {
 		o.controller.Drivers.QEMUDir = filepath.Join(plane.Dir.Drivers(), "qemu")
 	}
@@ -69,7 +69,7 @@ func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) 
 		o.controller.Drivers.FakeDir = filepath.Join(plane.Dir.Drivers(), "fake")
 	}
 	o.controller.Drivers.Private = []string{string(plane.Dir.Layout)}
-	return []part.Part{
+	return []supervisor.Part{
 		{Name: "drivers", Within: time.Minute, Ready: func(ctx context.Context) error {
 			return o.chooseDrivers(ctx, plane, news)
 		}},
@@ -77,10 +77,10 @@ func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) 
 	}
 }
 
-func (o *upOptions) controllerPart(plane *controlplane.Config) part.Part {
+func (o *upOptions) controllerPart(plane *controlplane.Config) supervisor.Part {
 	started := make(chan struct{})
 	o.controller.Started = func() { close(started) }
-	return part.Part{
+	return supervisor.Part{
 		Name: "drover-controller", Within: time.Minute, StopBy: stopControllerBy,
 		Run: func(ctx context.Context) error {
 			ctrl.SetLogger(klog.Background())
@@ -118,7 +118,7 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 	if err != nil {
 		return err
 	}
-	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, bound, table.Options{
+	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, bound, registry.Options{
 		Settings: o.controller.Drivers, ClusterID: cluster,
 		Clock: clock.RealClock{}, Log: logr.New(&newsSink{news: news}),
 	})

@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver/qemu"
-	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/standalone/internal/purge"
@@ -94,7 +94,7 @@ func (o *purgeOptions) find(ctx context.Context, dir *datadir.Dir) (*purge.Found
 	if cluster == "" {
 		return &purge.Found{}, nil
 	}
-	opened, err := engines.Reopen(ctx, dir.Engines(), o.skipped, table.Options{ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()})
+	opened, err := engines.Reopen(ctx, dir.Engines(), o.skipped, registry.Options{ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()})
 	if err != nil {
 		return nil, unproven(err)
 	}

@@ -25,7 +25,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/test/vmtest"
@@ -49,13 +49,13 @@ func newHost(t *testing.T) *host {
 	must(t, err)
 	must(t, dir.SetClusterID("cluster-1"))
 	h.machines = filepath.Join(dir.Drivers(), "qemu")
-	o := table.Options{Settings: table.DefaultSettings(), ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()}
+	o := registry.Options{Settings: registry.DefaultSettings(), ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()}
 	o.QEMUDir, o.QEMUAccel, o.QEMUImageDirs, o.QEMUUnchecked = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
 	o.ImageHosts = []string{"127.0.0.1"}
 	_, err = engines.Choose(t.Context(), dir.Engines(), "qemu", nil, o)
 	must(t, err)
 	must(t, dir.Close())
-	opened, err := table.Open(t.Context(), "qemu", o)
+	opened, err := registry.Open(t.Context(), "qemu", o)
 	must(t, err)
 	h.Driver = opened[0].Driver
 	return h

@@ -17,9 +17,9 @@ import (
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
-	"cloudnative.tw/drover/standalone/internal/part"
 	"cloudnative.tw/drover/standalone/internal/pki"
 	"cloudnative.tw/drover/standalone/internal/port"
+	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
 type upOptions struct {
@@ -104,7 +104,7 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 		return err
 	}
 	progress.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
-	runner := part.Runner{Clock: clock.RealClock{}, Observer: progress}
+	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: progress}
 	err = runner.Run(ctx, parts, func() error {
 		progress.up(plane, o.example())
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage behind
@@ -150,7 +150,7 @@ func (o *upOptions) askedPort() *int {
 	return &o.port
 }
 
-func (o *upOptions) parts(plane *controlplane.Config, news *progress) ([]part.Part, error) {
+func (o *upOptions) parts(plane *controlplane.Config, news *progress) ([]supervisor.Part, error) {
 	parts, err := plane.Parts()
 	if err != nil || o.withoutController {
 		return parts, err

@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver/enginedir"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/failover/births"
 	"cloudnative.tw/drover/test/rig"
 	"cloudnative.tw/drover/test/vmtest"
@@ -112,7 +112,7 @@ func (w *world) left(t testing.TB) []string {
 			all = append(all, fmt.Sprintf("process %d of %s (%s)", pid, uid, asked.Name))
 		}
 	}
-	if _, err := enginedir.Open("the engine's folder", w.engine); err != nil {
+	if _, err := statedir.Open("the engine's folder", w.engine); err != nil {
 		t.Fatal(err)
 	}
 	err := filepath.WalkDir(w.engine, func(path string, _ os.DirEntry, err error) error {

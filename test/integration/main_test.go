@@ -6,7 +6,7 @@
 // reported, kept and removed.
 //
 // Most tests share a cluster and a controller, with namespaces of their own.
-// What goes wrong around Drover is for test/faults.
+// What goes wrong around Drover is for test/outage.
 package integration
 
 import (

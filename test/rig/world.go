@@ -152,7 +152,7 @@ func (w *World) Abandon(t testing.TB, ns string) {
 	})
 }
 
-// Faults has the fake engine fail as the text says (see package faults) from
+// Faults has the fake engine fail as the text says (see package faultinject) from
 // now on; an empty text ends it.
 func (w *World) Faults(t testing.TB, text string) {
 	t.Helper()

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/leader"
 )
@@ -49,7 +49,7 @@ type Options struct {
 	OrphanPolicy string
 	OrphanMax    int
 
-	Drivers table.Settings
+	Drivers registry.Settings
 
 	// OwnCRD is set by who has just installed the CRD that this program was built
 	// with, which then is not checked.
@@ -63,12 +63,12 @@ type Options struct {
 // NewOptions returns the defaults.
 func NewOptions() *Options {
 	return &Options{
-		Threads: 16, VMDriver: table.Auto,
+		Threads: 16, VMDriver: registry.Auto,
 		LeaderElect: true, Election: leader.DefaultSettings(), LeaseLockName: "drover-controller",
 		MetricsAddress: "127.0.0.1:8080", HealthAddress: "127.0.0.1:8081", PprofAddress: "0", KubeAPIQPS: -1,
 		UsagePeriod: 30 * time.Second, ListPeriod: 30 * time.Second,
 		OrphanGrace: time.Minute, OrphanPolicy: string(inventory.OrphanDelete),
-		Drivers: table.DefaultSettings(),
+		Drivers: registry.DefaultSettings(),
 	}
 }
 
@@ -94,7 +94,7 @@ func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 
 // AddControllerFlags adds the flags that also drover up has.
 func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma list whose first is the default, or auto for every driver whose engine answers; known are "+strings.Join(table.Names(), ", "))
+	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma list whose first is the default, or auto for every driver whose engine answers; known are "+strings.Join(registry.Names(), ", "))
 	fs.IntVar(&o.Threads, "threads", o.Threads, "number of workers per driver")
 	fs.Var(address{&o.MetricsAddress, &o.named.metrics}, "metrics-bind-address", "address of the metrics endpoint; 0 turns it off, and a default that is taken is left out")
 	fs.BoolVar(&o.MetricsSecure, "metrics-secure", o.MetricsSecure, "serve metrics by HTTPS, and only to those whose token the API server allows to get /metrics")
@@ -150,7 +150,7 @@ func (o *Options) Validate() error {
 	if err := o.validateElection(); err != nil {
 		return err
 	}
-	_, err := table.Parse(o.VMDriver)
+	_, err := registry.Parse(o.VMDriver)
 	return err
 }
 

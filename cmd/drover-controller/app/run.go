@@ -28,8 +28,8 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller"
-	"cloudnative.tw/drover/internal/driver/guard"
-	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/driver/fencing"
+	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/internal/leader"
 )
@@ -190,12 +190,12 @@ func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 	return strconv.ParseUint(vms.ResourceVersion, 10, 64)
 }
 
-func openInventories(ctx context.Context, o *Options, reader client.Reader, gate guard.Gate, f fences) (all []*inventory.Inventory, closeDrivers func(), err error) {
+func openInventories(ctx context.Context, o *Options, reader client.Reader, gate fencing.Gate, f fences) (all []*inventory.Inventory, closeDrivers func(), err error) {
 	cluster, err := ClusterID(ctx, reader)
 	if err != nil {
 		return nil, nil, err
 	}
-	opened, err := table.Open(ctx, o.VMDriver, table.Options{
+	opened, err := registry.Open(ctx, o.VMDriver, registry.Options{
 		Settings: o.Drivers, ClusterID: cluster, Log: ctrl.Log, Clock: clock.RealClock{}, Registerer: metrics.Registry, Gate: gate,
 	})
 	if err != nil {
@@ -216,10 +216,10 @@ func openInventories(ctx context.Context, o *Options, reader client.Reader, gate
 }
 
 // endFetches comes when ctx has ended.
-func endFetches(ctx context.Context, opened []table.Opened) {
+func endFetches(ctx context.Context, opened []registry.Opened) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	if err := table.Close(ctx, opened); err != nil {
+	if err := registry.Close(ctx, opened); err != nil {
 		ctrl.Log.Info("Fetch left behind", "cause", err.Error())
 	}
 }

@@ -37,7 +37,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/fetches"
+	"cloudnative.tw/drover/internal/driver/download"
 )
 
 // Defaults of Options.
@@ -77,7 +77,7 @@ type Driver struct {
 	cache    cache
 	stops    stops
 	notes    notes
-	fetches  *fetches.Book
+	fetches  *download.Book
 	watches  watches
 }
 
@@ -94,7 +94,7 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("docker: a cluster id is needed")
 	}
 	d := &Driver{Options: o.withDefaults()}
-	d.fetches = &fetches.Book{Clock: d.Clock, Stall: d.PullStall, AtOnce: fetches.AtOnce, Tell: d.watches.tell}
+	d.fetches = &download.Book{Clock: d.Clock, Stall: d.PullStall, AtOnce: download.AtOnce, Tell: d.watches.tell}
 	c, err := d.newClient()
 	if err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/fetches"
+	"cloudnative.tw/drover/internal/driver/download"
 )
 
 // fetching tells whether a server has to wait for its image, and starts to
@@ -28,9 +28,9 @@ func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bo
 	switch {
 	case err != nil:
 		return false, err
-	case outcome == fetches.Running:
+	case outcome == download.Running:
 		return true, nil
-	case outcome == fetches.Fetched && policy == driver.PullAlways:
+	case outcome == download.Fetched && policy == driver.PullAlways:
 		return false, nil
 	}
 	if policy != driver.PullAlways {
@@ -38,7 +38,7 @@ func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bo
 			return false, err
 		}
 	}
-	d.fetches.Begin(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *fetches.Fetch) error {
+	d.fetches.Begin(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
 		err := d.pull(ctx, image, f)
 		d.Log.V(1).Info("Pull ended", "image", image, "err", err)
 		return err
@@ -67,7 +67,7 @@ func (d *Driver) isThere(ctx context.Context, image string) (bool, error) {
 }
 
 // pull pulls one image and reports how that goes.
-func (d *Driver) pull(ctx context.Context, image string, f *fetches.Fetch) error {
+func (d *Driver) pull(ctx context.Context, image string, f *download.Fetch) error {
 	return d.change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
 		stream, err := c.ImagePull(ctx, image, client.ImagePullOptions{})
 		if err != nil {

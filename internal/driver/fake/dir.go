@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // Names in the folder.
@@ -34,7 +34,7 @@ const maxFile = 1 << 20
 // record holds its lock file; whoever creates one links it into place, so there
 // is never half a file and never a second server of a UID.
 type dirStore struct {
-	dir *enginedir.Dir
+	dir *statedir.Dir
 
 	mu    sync.Mutex
 	boxes map[*mailbox]bool
@@ -42,7 +42,7 @@ type dirStore struct {
 }
 
 func openDir(path string) (*dirStore, error) {
-	dir, err := enginedir.Open("the fake driver's folder", path, retainedDir)
+	dir, err := statedir.Open("the fake driver's folder", path, retainedDir)
 	if err != nil {
 		return nil, err
 	}

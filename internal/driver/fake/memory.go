@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // Memory is an engine in memory. Several Drivers can share one, as several
@@ -138,7 +138,7 @@ func (m *Memory) change(uid types.UID, by claim, edit func(*Record) (*Record, er
 	if err := m.reach(); err != nil {
 		return err
 	}
-	if err := enginedir.Compare(by.epoch, m.epochs[by.clusterID]); err != nil {
+	if err := statedir.Compare(by.epoch, m.epochs[by.clusterID]); err != nil {
 		return err
 	}
 	m.epochs[by.clusterID] = max(m.epochs[by.clusterID], by.epoch)

@@ -13,14 +13,14 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/internal/driver/enginedir"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // Cache is the images that were fetched into a folder, for programs that run no
 // machines there. Controllers may run beside it.
 type Cache struct {
-	dir   *enginedir.Dir
+	dir   *statedir.Dir
 	store *imagestore.Store
 }
 
@@ -35,7 +35,7 @@ type CachedImage struct {
 // OpenCache opens a folder of the driver, which must be there. Nothing is made in
 // it, since who looks at images may be another user than who runs machines.
 func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
-	dir, err := enginedir.OpenExisting("the qemu driver's folder", path)
+	dir, err := statedir.OpenExisting("the qemu driver's folder", path)
 	if err != nil {
 		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
 	}

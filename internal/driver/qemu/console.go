@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 const (
@@ -41,7 +41,7 @@ type console struct {
 	at  int64 // in the log; Read's own
 
 	mu    sync.Mutex
-	right *enginedir.Lock // to write
+	right *statedir.Lock // to write
 	line  net.Conn
 }
 
@@ -178,8 +178,8 @@ func (c *console) writer() (net.Conn, error) {
 
 // claimWriter takes the right to write. QEMU would let a second writer wait for
 // the first one's end, with all that was typed meanwhile.
-func (c *console) claimWriter() (*enginedir.Lock, error) {
-	right, err := enginedir.TryLock(c.file(writerLock), syscall.LOCK_EX)
+func (c *console) claimWriter() (*statedir.Lock, error) {
+	right, err := statedir.TryLock(c.file(writerLock), syscall.LOCK_EX)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		err = driver.ErrConsoleTaken
 	}

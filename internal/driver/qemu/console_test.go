@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -215,7 +215,7 @@ func TestCutLog(t *testing.T) {
 		{" by another", "held by another", " much more"},
 	} {
 		if c.prints == "held" {
-			another, err := enginedir.TryLockExisting(log.Name(), syscall.LOCK_EX)
+			another, err := statedir.TryLockExisting(log.Name(), syscall.LOCK_EX)
 			must(t, err)
 			defer another.Release()
 		}

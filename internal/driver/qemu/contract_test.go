@@ -13,7 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -70,7 +70,7 @@ func (e *engine) stubbornSpec() driver.ServerSpec {
 // homeOf finds a server's directory without a driver.
 func (e *engine) homeOf(t *testing.T, s driver.Server) home {
 	t.Helper()
-	dir, err := enginedir.Open("the test's folder", e.dir)
+	dir, err := statedir.Open("the test's folder", e.dir)
 	must(t, err)
 	path := dir.Path(vmsDir, string(s.UID))
 	if s.Retained {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // Delete removes a server, or puts it aside.
@@ -44,7 +44,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 }
 
 // nothingLeft makes sure that nothing is, once there is no directory.
-func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *enginedir.Lock, none error) error {
+func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *statedir.Lock, none error) error {
 	if there, err := d.home(t.UID).exists(); there || err != nil {
 		lock.Release()
 		return none
@@ -58,7 +58,7 @@ func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *engined
 }
 
 // forget removes what is kept of a server beside its directory.
-func (d *Driver) forget(uid types.UID, lock *enginedir.Lock) {
+func (d *Driver) forget(uid types.UID, lock *statedir.Lock) {
 	d.pressed.forget(uid)
 	d.silent.Delete(d.home(uid).path)
 	d.told.Delete(uid)
@@ -89,7 +89,7 @@ func (d *Driver) prune(met []server) {
 
 // remove ends the server, whose disk nobody will read again, and removes all
 // that belongs to it.
-func (d *Driver) remove(ctx context.Context, s server, lock *enginedir.Lock) error {
+func (d *Driver) remove(ctx context.Context, s server, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedDelete, nil, nil)
 	if s.on {
 		if err := s.kill(ctx, s.UID); err != nil {
@@ -108,7 +108,7 @@ func (d *Driver) remove(ctx context.Context, s server, lock *enginedir.Lock) err
 
 // release marks a server first, so that a release which is cut off is finished
 // by the next call. From then on nothing is kept of it beside its directory.
-func (d *Driver) release(ctx context.Context, s server, lock *enginedir.Lock) error {
+func (d *Driver) release(ctx context.Context, s server, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedRelease, nil, nil)
 	s.Retained = true
 	err := d.dir.Explain(s.save(s.record))

@@ -25,7 +25,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -749,13 +749,13 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// TestEpochsHold : the driver's folder is fenced as package enginedir says.
+// TestEpochsHold : the driver's folder is fenced as package statedir says.
 func TestEpochsHold(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	d, err := New(Options{ClusterID: "c", Dir: dir, Clock: clock.RealClock{}})
 	must(t, err)
-	other, err := enginedir.Open("the test's folder", dir)
+	other, err := statedir.Open("the test's folder", dir)
 	must(t, err)
 	must(t, other.Admit("c", 9))
 	target := driver.Target{UID: uuid.NewUUID(), Epoch: 8}

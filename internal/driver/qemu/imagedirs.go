@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // checkImageDirs refuses folders by which a machine could be given what is Drover's
 // own: the disk of another machine, with its secrets, or a private key.
-func (o Options) checkImageDirs(dir *enginedir.Dir) error {
+func (o Options) checkImageDirs(dir *statedir.Dir) error {
 	always := dir.Path(imagesDir)
 	for _, images := range o.ImageDirs {
 		if !filepath.IsAbs(images) {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // atOnce is how many servers are looked at, at a time.
@@ -90,7 +90,7 @@ func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]home, error) {
 	return homesIn(d.dir)
 }
 
-func homesIn(dir *enginedir.Dir) ([]home, error) {
+func homesIn(dir *statedir.Dir) ([]home, error) {
 	var homes []home
 	for _, sub := range []string{vmsDir, retainedDir} {
 		entries, err := os.ReadDir(dir.Path(sub))

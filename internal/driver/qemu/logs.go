@@ -14,7 +14,7 @@ import (
 	"time"
 	"unicode"
 
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // logBound is how large a machine's logs get. QEMU writes them and knows no
@@ -105,7 +105,7 @@ func (d *Driver) cutLogs(h home) {
 // reason to fill it. Of several who want to cut it one does: what the next would put
 // aside is what is left, in the place of what was.
 func (h home) cutLog(name string, keep int64) error {
-	lock, err := enginedir.TryLockExisting(h.file(name), syscall.LOCK_EX)
+	lock, err := statedir.TryLockExisting(h.file(name), syscall.LOCK_EX)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil
 	}

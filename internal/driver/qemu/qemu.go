@@ -34,7 +34,7 @@
 //	bells/<uid>            written when a server changes, for those who watch
 //	images/                a place for images, always allowed
 //	cache/                 images that were fetched: see package imagestore
-//	locks/, epochs/, tmp/  see package enginedir
+//	locks/, epochs/, tmp/  see package statedir
 //
 // # Processes
 //
@@ -67,9 +67,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
-	"cloudnative.tw/drover/internal/driver/fetches"
+	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // Names in the folder.
@@ -126,7 +126,7 @@ type Options struct {
 type Driver struct {
 	Options
 
-	dir     *enginedir.Dir
+	dir     *statedir.Dir
 	program program
 	accel   accelerator
 	// kvm is the device, and probeWithin how long a guest may take under it.
@@ -134,7 +134,7 @@ type Driver struct {
 	probeWithin time.Duration
 	pressed     pressed
 	address     hostAddress
-	fetches     *fetches.Book
+	fetches     *download.Book
 	images      *imagestore.Store
 	// unwritten are the ends of runs for which there was no room, by their files.
 	unwritten sync.Map
@@ -175,7 +175,7 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != AccelKVM && o.Accel != AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, AccelAuto, AccelKVM, AccelTCG)
 	}
-	dir, err := enginedir.Open("the qemu driver's folder", o.Dir, vmsDir, retainedDir, bellsDir, endsDir, imagesDir, cacheDir)
+	dir, err := statedir.Open("the qemu driver's folder", o.Dir, vmsDir, retainedDir, bellsDir, endsDir, imagesDir, cacheDir)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func New(o Options) (*Driver, error) {
 		logs: defaultLogBound, groups: findGroups, groupMemory: groupMemory, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
 	}
 	d.capacity = d.hostDisk
-	d.fetches = &fetches.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: fetches.AtOnce, Tell: d.ringAll}
+	d.fetches = &download.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
@@ -231,7 +231,7 @@ const maxSocketPath = 107
 
 // checkSocketPaths keeps the sockets within reach of people and their tools. The
 // driver itself has a way around the limit.
-func checkSocketPaths(dir *enginedir.Dir) error {
+func checkSocketPaths(dir *statedir.Dir) error {
 	longest := dir.Path(vmsDir, string(uuid.NewUUID()), eventsSocket)
 	if len(longest) <= maxSocketPath {
 		return nil
@@ -261,7 +261,7 @@ func enter(ctx context.Context) error {
 
 // enterChange is the way into a change of a server. It has changed nothing where
 // it fails.
-func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*enginedir.Lock, error) {
+func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
 	if err := enter(ctx); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	}

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // Names in a server's directory.
@@ -163,7 +163,7 @@ func newName() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "
 
 // home is a server's directory.
 type home struct {
-	dir  *enginedir.Dir
+	dir  *statedir.Dir
 	path string
 }
 

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
 	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 const (
@@ -51,7 +51,7 @@ type Ended struct {
 // starts one again meanwhile.
 func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, error) {
 	o = o.withDefaults()
-	dir, err := enginedir.OpenExisting("the qemu driver's folder", o.Dir)
+	dir, err := statedir.OpenExisting("the qemu driver's folder", o.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	ctx, cancel := context.WithTimeout(ctx, limit+EndWithin)
 	defer cancel()
 	d := &Driver{Options: o, dir: dir}
-	locks, ended := make([]*enginedir.Lock, len(homes)), make([]*Ended, len(homes))
+	locks, ended := make([]*statedir.Lock, len(homes)), make([]*Ended, len(homes))
 	var all sync.WaitGroup
 	for i, h := range homes {
 		all.Go(func() {
@@ -71,7 +71,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 		})
 	}
 	all.Wait()
-	for _, lock := range slices.DeleteFunc(locks, func(l *enginedir.Lock) bool { return l == nil }) {
+	for _, lock := range slices.DeleteFunc(locks, func(l *statedir.Lock) bool { return l == nil }) {
 		lock.Release()
 	}
 	return slices.DeleteFunc(ended, func(e *Ended) bool { return e == nil }), nil
@@ -79,7 +79,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 
 // lockToEnd takes the lock of a server that is to end, or returns nil. Nobody
 // changes one that was released.
-func (d *Driver) lockToEnd(ctx context.Context, h home) *enginedir.Lock {
+func (d *Driver) lockToEnd(ctx context.Context, h home) *statedir.Lock {
 	if filepath.Base(filepath.Dir(h.path)) == retainedDir {
 		return nil
 	}

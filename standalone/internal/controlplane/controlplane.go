@@ -18,8 +18,8 @@ import (
 
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
-	"cloudnative.tw/drover/standalone/internal/part"
 	"cloudnative.tw/drover/standalone/internal/pki"
+	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
 // Config says how the control plane is run.
@@ -54,12 +54,12 @@ const (
 )
 
 // Parts of the control plane in the order in which they start.
-func (c *Config) Parts() ([]part.Part, error) {
+func (c *Config) Parts() ([]supervisor.Part, error) {
 	etcd, err := c.newEtcd()
 	if err != nil {
 		return nil, err
 	}
-	return []part.Part{
+	return []supervisor.Part{
 		{Name: "etcd", Run: etcd.run, Ready: c.etcdStarted(etcd), Within: startWithin, StopBy: stopEtcdBy},
 		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.endpoint()), Ready: c.waitAPI, Within: startWithin, StopBy: stopAPIServerBy},
 		{Name: "VirtualMachine API", Ready: c.installCRDs, Within: startWithin},

@@ -24,8 +24,8 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
-	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/driver/registry"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // askWithin is how long an engine may take to say who it is.
@@ -50,9 +50,9 @@ func (e Engine) folder() string { return cmp.Or(e.FakeDir, e.QEMUDir) }
 // Choose turns the --vm-driver list into names, asking engines where it is
 // auto, and keeps them in file before any server can be made, with the engines
 // that VirtualMachines are bound to.
-func Choose(ctx context.Context, file, list string, bound []api.Binding, o table.Options) (names []string, err error) {
+func Choose(ctx context.Context, file, list string, bound []api.Binding, o registry.Options) (names []string, err error) {
 	o.Registerer = prometheus.NewRegistry()
-	opened, err := table.Open(ctx, list, o)
+	opened, err := registry.Open(ctx, list, o)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o table
 // may need programs that are gone, and would make a folder anew that is.
 func askID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
 	if path := e.folder(); path != "" {
-		dir, err := enginedir.OpenExisting("the "+e.Driver+" driver's folder", path)
+		dir, err := statedir.OpenExisting("the "+e.Driver+" driver's folder", path)
 		if err != nil {
 			return "", err
 		}
@@ -127,7 +127,7 @@ func identify(ctx context.Context, known []Engine, bound []api.Binding) []Engine
 func isFolder(name string) bool { return name == "fake" || name == "qemu" }
 
 // newEngine has whole paths, for purge may be run in another folder.
-func newEngine(name string, s table.Settings) (Engine, error) {
+func newEngine(name string, s registry.Settings) (Engine, error) {
 	engine := Engine{Driver: name}
 	var err error
 	switch name {
@@ -177,7 +177,7 @@ type Reopened struct {
 
 // Reopen opens every engine that the installation has used but those in skip, which
 // are named as String does. It fails where another engine answers, or none.
-func Reopen(ctx context.Context, file string, skip []string, o table.Options) ([]Reopened, error) {
+func Reopen(ctx context.Context, file string, skip []string, o registry.Options) ([]Reopened, error) {
 	known, err := load(file)
 	if err != nil {
 		return nil, err
@@ -199,15 +199,15 @@ func Reopen(ctx context.Context, file string, skip []string, o table.Options) ([
 	return all, errors.Join(errs...)
 }
 
-func reopen(ctx context.Context, e Engine, o table.Options) (Reopened, error) {
+func reopen(ctx context.Context, e Engine, o registry.Options) (Reopened, error) {
 	if e.folder() != "" {
 		if _, err := askID(ctx, e, nil); err != nil {
 			return Reopened{}, fmt.Errorf("%s cannot be asked: %w", e, err)
 		}
 	}
-	o.Settings, o.Registerer = table.DefaultSettings(), prometheus.NewRegistry()
+	o.Settings, o.Registerer = registry.DefaultSettings(), prometheus.NewRegistry()
 	o.FakeDir, o.QEMUDir = e.FakeDir, e.QEMUDir
-	opened, err := table.Open(ctx, e.Driver, o)
+	opened, err := registry.Open(ctx, e.Driver, o)
 	if err != nil {
 		return Reopened{}, err
 	}

@@ -16,15 +16,15 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/table"
+	"cloudnative.tw/drover/internal/driver/registry"
 )
 
 const cluster = "cluster-1"
 
-func options(fakeDir string) table.Options {
-	settings := table.DefaultSettings()
+func options(fakeDir string) registry.Options {
+	settings := registry.DefaultSettings()
 	settings.FakeDir = fakeDir
-	return table.Options{Settings: settings, ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()}
+	return registry.Options{Settings: settings, ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()}
 }
 
 func choose(t *testing.T, file, fakeDir string) []string {

@@ -14,7 +14,7 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/fetches"
+	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/egress"
 )
 
@@ -31,7 +31,7 @@ const (
 type attempt struct {
 	store *Store
 	image driver.Image
-	fetch *fetches.Fetch
+	fetch *download.Fetch
 	file  *os.File
 	sum   hash.Hash
 
@@ -40,7 +40,7 @@ type attempt struct {
 	err        error  // of this side, which is told as it is
 }
 
-func (s *Store) newAttempt(i driver.Image, file *os.File, f *fetches.Fetch) *attempt {
+func (s *Store) newAttempt(i driver.Image, file *os.File, f *download.Fetch) *attempt {
 	return &attempt{store: s, image: i, fetch: f, file: file, sum: sha256.New()}
 }
 

@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/fetches"
+	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 )
 
@@ -50,12 +50,12 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 	switch {
 	case err != nil:
 		return false, err
-	case outcome == fetches.Running:
+	case outcome == download.Running:
 		return true, nil
-	case outcome == fetches.Fetched && there:
+	case outcome == download.Fetched && there:
 		return false, nil
 	}
-	s.Fetches.Begin(ctx, spec, key, "fetching "+Redact(i.Source), func(ctx context.Context, f *fetches.Fetch) error {
+	s.Fetches.Begin(ctx, spec, key, "fetching "+Redact(i.Source), func(ctx context.Context, f *download.Fetch) error {
 		if err := s.fetch(ctx, i, f); err != nil {
 			return fmt.Errorf("image %s: %w", Redact(i.Source), err)
 		}
@@ -66,7 +66,7 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 
 // fetch fetches an image and puts it into its place. A person may have removed that
 // with all that was in it.
-func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) error {
+func (s *Store) fetch(ctx context.Context, i driver.Image, f *download.Fetch) error {
 	if err := s.Dir.Reach(); err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (s *Store) fetch(ctx context.Context, i driver.Image, f *fetches.Fetch) err
 }
 
 // fetchTo makes a file of an image that is one, and that nobody is to change.
-func (s *Store) fetchTo(ctx context.Context, path string, i driver.Image, f *fetches.Fetch) (digest string, err error) {
+func (s *Store) fetchTo(ctx context.Context, path string, i driver.Image, f *download.Fetch) (digest string, err error) {
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400) //nolint:gosec // in the engine's folder
 	if err != nil {
 		return "", err

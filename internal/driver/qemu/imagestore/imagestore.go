@@ -22,9 +22,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
-	"cloudnative.tw/drover/internal/driver/fetches"
+	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/egress"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // DefaultStall is how long a fetch may go without any progress.
@@ -33,12 +33,12 @@ const DefaultStall = time.Minute
 // Store is a folder of images.
 type Store struct {
 	// Dir is the engine's folder, Sub the store's in it.
-	Dir   *enginedir.Dir
+	Dir   *statedir.Dir
 	Sub   string
 	Clock clock.Clock
 	// Fetches knows those under way, and Sources where they may lead. Who fetches
 	// nothing needs neither.
-	Fetches *fetches.Book
+	Fetches *download.Book
 	Sources *Sources
 
 	useless uselessContent

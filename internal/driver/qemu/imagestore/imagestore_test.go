@@ -39,9 +39,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
-	"cloudnative.tw/drover/internal/driver/fetches"
+	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -66,7 +66,7 @@ func must(t *testing.T, err error) {
 // newStore may ask the test's own servers, and the registries without TLS.
 func newStore(t *testing.T, plain ...string) *imagestore.Store {
 	t.Helper()
-	dir, err := enginedir.Open("the test's folder", t.TempDir(), "cache")
+	dir, err := statedir.Open("the test's folder", t.TempDir(), "cache")
 	must(t, err)
 	// A fetch ends a moment after its image is there.
 	t.Cleanup(func() {
@@ -78,7 +78,7 @@ func newStore(t *testing.T, plain ...string) *imagestore.Store {
 			return err
 		})
 	})
-	s := &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &fetches.Book{
+	s := &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &download.Book{
 		Clock: clock.RealClock{}, Stall: patience, Tell: func(...types.UID) {},
 	}}
 	allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/enginedir"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // lockEvery is the time from one try to have the store alone to the next.
@@ -84,7 +84,7 @@ func (s *Store) sources(entries []fs.DirEntry) map[string][]string {
 // MakeLock makes what the images are locked by. Who makes machines does it, before
 // anybody else comes whose file he could not open.
 func (s *Store) MakeLock() error {
-	lock, err := enginedir.TryLock(s.lockPath(), syscall.LOCK_SH)
+	lock, err := statedir.TryLock(s.lockPath(), syscall.LOCK_SH)
 	switch {
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		return nil
@@ -101,7 +101,7 @@ func (s *Store) MakeLock() error {
 // Hold keeps images from being pruned while a disk is made of one, until it is
 // written down that the disk stands on it.
 func (s *Store) Hold() (release func(), err error) {
-	lock, err := enginedir.TryLock(s.lockPath(), syscall.LOCK_SH)
+	lock, err := statedir.TryLock(s.lockPath(), syscall.LOCK_SH)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil, driver.Errorf(driver.ErrRetry, "images are being pruned: %w", err)
 	}
@@ -157,9 +157,9 @@ func (s *Store) remove(i Image) error {
 	return errors.Join(errs...)
 }
 
-func (s *Store) lockAlone(ctx context.Context) (*enginedir.Lock, error) {
+func (s *Store) lockAlone(ctx context.Context) (*statedir.Lock, error) {
 	for {
-		lock, err := enginedir.TryLockExisting(s.lockPath(), syscall.LOCK_EX)
+		lock, err := statedir.TryLockExisting(s.lockPath(), syscall.LOCK_EX)
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return lock, err
 		}

@@ -1,0 +1,261 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package download_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const patience = 20 * time.Second
+
+// rig is a book whose fetches end when the test says so.
+type rig struct {
+	*download.Book
+	t     *testing.T
+	clock *testingclock.FakeClock
+	told  chan types.UID
+	begun chan *run
+	// namespace of the servers that wait from now on.
+	namespace string
+}
+
+// run is one fetch.
+type run struct {
+	*download.Fetch
+	key string
+	ctx context.Context
+	end chan error
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{t: t, clock: testingclock.NewFakeClock(time.Now()), told: make(chan types.UID, 100), begun: make(chan *run, 100), namespace: "default"}
+	r.Book = &download.Book{Clock: r.clock, Stall: time.Minute, Tell: func(uids ...types.UID) {
+		for _, uid := range uids {
+			r.told <- uid
+		}
+	}}
+	t.Cleanup(func() {
+		if err := r.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// begin has a server wait for key.
+func (r *rig) begin(uid types.UID, key string) {
+	r.t.Helper()
+	spec := driver.ServerSpec{Target: driver.Target{UID: uid}, Namespace: r.namespace, Name: "vm-" + string(uid)}
+	r.Begin(r.t.Context(), spec, key, "fetching "+key, func(ctx context.Context, f *download.Fetch) error {
+		this := &run{f, key, ctx, make(chan error)}
+		r.begun <- this
+		select {
+		case err := <-this.end:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+}
+
+// next is the fetch that began next.
+func (r *rig) next() *run {
+	r.t.Helper()
+	return receive(r.t, "a fetch begins", r.begun)
+}
+
+func receive[T any](t *testing.T, what string, from <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-time.After(patience):
+		t.Fatalf("not within %s: %s", patience, what)
+	}
+	return v
+}
+
+func (r *rig) want(uid types.UID, key string, want download.Outcome) {
+	r.t.Helper()
+	if got, err := r.Outcome(uid, key); got != want || err != nil {
+		r.t.Errorf("%s of %s: outcome %v and error %v, want %v", key, uid, got, err, want)
+	}
+}
+
+// TestOnceForAll who wait for one thing, who are all told of its end.
+func TestOnceForAll(t *testing.T) {
+	r := newRig(t)
+	r.want("a", "x", download.None)
+	r.begin("a", "x")
+	r.begin("b", "x")
+	f := r.next()
+	r.want("a", "x", download.Running)
+	if s := r.Server("b"); s.State != driver.StatePending || s.Doing != "fetching x" || s.Name != "vm-b" || s.Namespace != "default" {
+		t.Errorf("b is %+v", s)
+	}
+	if all, one := r.Pending(), r.Pending("b", "c"); len(all) != 2 || len(one) != 1 || one[0].UID != "b" {
+		t.Errorf("pending are %v, and of b and c %v", all, one)
+	}
+	f.end <- nil
+	told := map[types.UID]bool{receive(t, "one is told", r.told): true, receive(t, "another is told", r.told): true}
+	if !told["a"] || !told["b"] || len(r.begun) != 0 {
+		t.Errorf("told %v, and %d more fetches began", told, len(r.begun))
+	}
+	r.want("a", "x", download.Fetched)
+	r.want("a", "x", download.Fetched)
+	if doing := r.Doing("a"); doing != "" {
+		t.Errorf("it is doing %q", doing)
+	}
+	r.Keep("a")
+	r.want("a", "x", download.None)
+	r.want("b", "x", download.Fetched)
+}
+
+// TestFailureIsToldOnce, and shown until the next try. Its kind is "try again",
+// whatever failed.
+func TestFailureIsToldOnce(t *testing.T) {
+	r := newRig(t)
+	r.begin("a", "x")
+	r.next().end <- driver.Errorf(driver.ErrUnavailable, "no route")
+	receive(t, "it is told", r.told)
+	_, err := r.Outcome("a", "x")
+	if !errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrUnavailable) || err.Error() != "no route" || driver.ReasonOf(err) != driver.ReasonImageUnavailable {
+		t.Errorf("error %v", err)
+	}
+	r.want("a", "x", download.None)
+	if shown := r.Server("a").Err; shown == nil || shown.Error() != "no route" {
+		t.Errorf("shown is %v", shown)
+	}
+	r.begin("a", "x")
+	r.next()
+	r.want("a", "x", download.Running)
+	if shown := r.Server("a").Err; shown != nil {
+		t.Errorf("shown is still %v", shown)
+	}
+}
+
+// TestNobodyWaits : a fetch is cancelled with the last interest in it, and who
+// comes after that begins another.
+func TestNobodyWaits(t *testing.T) {
+	r := newRig(t)
+	r.begin("a", "x")
+	x := r.next()
+	r.begin("b", "x")
+	r.begin("a", "y")
+	y := r.next()
+	if r.Keep("a", "y"); x.ctx.Err() != nil {
+		t.Error("x was cancelled while b waited for it")
+	}
+	r.want("a", "x", download.None)
+	r.want("a", "y", download.Running)
+	if err := r.Abandon(t.Context(), "b"); err != nil || x.ctx.Err() == nil || y.ctx.Err() != nil {
+		t.Errorf("error %v; x: %v, y: %v", err, x.ctx.Err(), y.ctx.Err())
+	}
+	r.begin("b", "x")
+	r.next()
+	r.want("b", "x", download.Running)
+}
+
+// TestAbandonDoesNotWaitForEver for a fetch that does not end.
+func TestAbandonDoesNotWaitForEver(t *testing.T) {
+	r := newRig(t)
+	hangs := make(chan struct{})
+	r.Begin(t.Context(), driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(context.Context, *download.Fetch) error {
+		<-hangs
+		return nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.Abandon(ctx, "a"); !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), "fetching x") {
+		t.Errorf("error %v", err)
+	}
+	close(hangs)
+}
+
+// TestClose : all fetches end with their book.
+func TestClose(t *testing.T) {
+	r := newRig(t)
+	r.begin("a", "x")
+	r.begin("b", "y")
+	x, y := r.next(), r.next()
+	if err := r.Close(t.Context()); err != nil || x.ctx.Err() == nil || y.ctx.Err() == nil {
+		t.Errorf("error %v; x: %v, y: %v", err, x.ctx.Err(), y.ctx.Err())
+	}
+}
+
+// TestCallersEnd : a fetch goes on after the call that began it.
+func TestCallersEnd(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	r.Begin(ctx, driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(ctx context.Context, _ *download.Fetch) error {
+		cancel()
+		done <- ctx.Err()
+		return nil
+	})
+	if err := receive(t, "the fetch ends", done); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStall : a fetch may be slow, but not silent.
+func TestStall(t *testing.T) {
+	r := newRig(t)
+	r.begin("a", "x")
+	f := r.next()
+	vmtest.Eventually(t, patience, "it is watched", func() error { return unless(r.clock.HasWaiters()) })
+	f.Progress("fetching x: 1%")
+	if uid := receive(t, "progress is told", r.told); uid != "a" || r.Doing("a") != "fetching x: 1%" {
+		t.Errorf("told %s, and it is doing %q", uid, r.Doing("a"))
+	}
+	vmtest.Eventually(t, patience, "it is cancelled", func() error {
+		r.clock.Step(time.Minute)
+		return unless(f.ctx.Err() != nil)
+	})
+	receive(t, "its end is told", r.told)
+	if _, err := r.Outcome("a", "x"); err == nil || err.Error() != "fetching x: 1%: no progress for 1m0s" {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestProgressIsToldNowAndThen, and only if there is news.
+func TestProgressIsToldNowAndThen(t *testing.T) {
+	r := newRig(t)
+	r.begin("a", "x")
+	f := r.next()
+	for step, c := range []struct {
+		after time.Duration
+		doing string
+		told  int
+	}{
+		{0, "1%", 1}, {time.Second, "2%", 0}, {time.Second, "2%", 0}, {0, "3%", 1}, {time.Minute / 2, "3%", 0},
+	} {
+		r.clock.Step(c.after)
+		f.Progress(c.doing)
+		if r.Doing("a") != c.doing || len(r.told) != c.told {
+			t.Errorf("step %d: it is doing %q and was told %d times, want %q and %d", step, r.Doing("a"), len(r.told), c.doing, c.told)
+		}
+		for len(r.told) > 0 {
+			<-r.told
+		}
+	}
+}
+
+func unless(ok bool) error {
+	if ok {
+		return nil
+	}
+	return errors.New("not yet")
+}

@@ -1,0 +1,116 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package download_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// beginIn has a server of a namespace wait for what is named like itself.
+func (r *rig) beginIn(namespace string, uids ...types.UID) {
+	r.t.Helper()
+	for _, uid := range uids {
+		r.namespace = namespace
+		r.begin(uid, string(uid))
+	}
+}
+
+// began are the keys of the fetches that began, of which there must be n.
+func (r *rig) began(n int) map[string]*run {
+	r.t.Helper()
+	all := map[string]*run{}
+	for range n {
+		f := r.next()
+		all[f.key] = f
+	}
+	if len(r.begun) != 0 {
+		r.t.Errorf("more than %d began", n)
+	}
+	return all
+}
+
+func (r *rig) waits(uid types.UID, want bool) {
+	r.t.Helper()
+	if doing := r.Doing(uid); strings.HasSuffix(doing, ": it waits for other fetches to end") != want || !strings.HasPrefix(doing, "fetching "+string(uid)) {
+		r.t.Errorf("%s is doing %q, want it to wait: %v", uid, doing, want)
+	}
+}
+
+// TestTurns : as many are under way as may be, others say that they wait, and begin
+// in the order in which they came.
+func TestTurns(t *testing.T) {
+	r := newRig(t)
+	r.AtOnce = 4
+	r.beginIn("one", "a", "b")
+	r.beginIn("two", "c", "d")
+	r.beginIn("three", "e", "f")
+	running := r.began(4)
+	for _, uid := range []types.UID{"a", "b", "c", "d", "e", "f"} {
+		r.waits(uid, uid >= "e")
+		r.want(uid, string(uid), 1)
+	}
+	running["b"].end <- nil
+	if f := r.next(); f.key != "e" {
+		t.Errorf("%s began, want e", f.key)
+	}
+	r.waits("e", false)
+	r.waits("f", true)
+	running["c"].end <- errors.New("no")
+	if f := r.next(); f.key != "f" {
+		t.Errorf("%s began, want f", f.key)
+	}
+}
+
+// TestTurnGivenUp : who waits for nothing any more has no turn.
+func TestTurnGivenUp(t *testing.T) {
+	r := newRig(t)
+	r.AtOnce = 1
+	r.beginIn("one", "a", "b", "c")
+	a := r.began(1)["a"]
+	if err := r.Abandon(t.Context(), "b"); err != nil {
+		t.Error(err)
+	}
+	a.end <- nil
+	if f := r.next(); f.key != "c" {
+		t.Errorf("%s began, want c", f.key)
+	}
+}
+
+// TestTurnsOfOne : no namespace has all places.
+func TestTurnsOfOne(t *testing.T) {
+	r := newRig(t)
+	r.AtOnce = 4
+	r.beginIn("one", "a", "b", "c", "d", "e")
+	r.beginIn("two", "f", "g")
+	running := r.began(4)
+	keys := make([]string, 0, len(running))
+	for key := range running {
+		keys = append(keys, key)
+	}
+	if slices.Sort(keys); !slices.Equal(keys, []string{"a", "b", "c", "f"}) {
+		t.Errorf("%q began", keys)
+	}
+	running["f"].end <- nil
+	if f := r.next(); f.key != "g" {
+		t.Errorf("%s began, want g", f.key)
+	}
+}
+
+// TestFinal : what only another spec helps with is told as that.
+func TestFinal(t *testing.T) {
+	r := newRig(t)
+	r.begin("a", "x")
+	r.next().end <- driver.Errorf(driver.ErrInvalid, "too large")
+	receive(t, "it is told", r.told)
+	if _, err := r.Outcome("a", "x"); !errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrRetry) || err.Error() != "too large" || driver.ReasonOf(err) != "" {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,7 +1,0 @@
-// Copyright The Drover Authors.
-// SPDX-License-Identifier: Apache-2.0
-
-package enginedir
-
-// FD is the descriptor of a lock's file.
-func FD(l *Lock) int { return int(l.file.Fd()) }

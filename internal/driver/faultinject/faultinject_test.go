@@ -1,0 +1,339 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faultinject_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/internal/driver/faultinject"
+)
+
+// rig is a fake engine behind a faults file.
+type rig struct {
+	memory *fake.Memory
+	path   string
+	d      driver.Driver
+
+	mu   sync.Mutex
+	logs []string
+}
+
+func newRig(t *testing.T, content string) *rig {
+	t.Helper()
+	r := &rig{memory: fake.NewMemory(clock.RealClock{}), path: filepath.Join(t.TempDir(), "faults.yaml")}
+	log := funcr.New(func(_, args string) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.logs = append(r.logs, args)
+	}, funcr.Options{})
+	bare := faketest.Open(t, fake.Options{ClusterID: "c", Memory: r.memory})
+	r.d = faultinject.Wrap(bare, r.path, clock.RealClock{}, log)
+	if content != "" {
+		r.write(t, content)
+	}
+	return r
+}
+
+func (r *rig) write(t *testing.T, content string) {
+	t.Helper()
+	if err := os.WriteFile(r.path+".new", []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(r.path+".new", r.path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) logged() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Join(r.logs, "\n")
+}
+
+func (r *rig) ensure(t *testing.T, vm string) error {
+	t.Helper()
+	return errOf(r.d.Ensure(t.Context(), specOf(vm)))
+}
+
+func specOf(vm string) driver.ServerSpec {
+	s := faketest.Spec(nil)
+	s.Namespace, s.Name, _ = strings.Cut(vm, "/")
+	s.UID, s.Power = uidOf(vm), driver.PowerOn
+	return s
+}
+
+func uidOf(vm string) types.UID { return types.UID(strings.ReplaceAll(vm, "/", "_")) }
+
+func errOf[T any](_ T, err error) error { return err }
+
+func wantKind(t *testing.T, what string, err, kind error) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("%s: got error %v, want %v", what, err, kind)
+	}
+}
+
+func brief(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestFailCreate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `
+default/a: {failCreate: 2, message: "no luck today", kind: exhausted}
+b: {failCreate: 1}
+`)
+	for range 2 {
+		err := r.ensure(t, "default/a")
+		wantKind(t, "Ensure", err, driver.ErrExhausted)
+		if err == nil || err.Error() != "no luck today" {
+			t.Errorf("got error %v, want the file's message", err)
+		}
+	}
+	for _, vm := range []string{"default/a", "default/a", "other/a"} {
+		wantKind(t, "Ensure of "+vm, r.ensure(t, vm), nil)
+	}
+	for _, ns := range []string{"x", "y"} {
+		wantKind(t, "first Ensure in "+ns, r.ensure(t, ns+"/b"), driver.ErrRetry)
+		wantKind(t, "second Ensure in "+ns, r.ensure(t, ns+"/b"), nil)
+	}
+	// Another entry elsewhere does not renew the count; a changed one does, but
+	// what exists is not created.
+	r.write(t, "b: {failCreate: 1}\nz: {failCreate: 1}\n")
+	r.memory.Remove(uidOf("x/b"))
+	wantKind(t, "Ensure, entry unchanged", r.ensure(t, "x/b"), nil)
+	r.write(t, "b: {failCreate: 2}")
+	wantKind(t, "Ensure of what exists", r.ensure(t, "x/b"), nil)
+	r.memory.Remove(uidOf("x/b"))
+	wantKind(t, "Ensure, entry changed", r.ensure(t, "x/b"), driver.ErrRetry)
+	if n := len(r.memory.Records()); n != 3 {
+		t.Errorf("the engine has %d servers, want 3", n)
+	}
+}
+
+func TestKinds(t *testing.T) {
+	t.Parallel()
+	for kind, want := range map[string]error{
+		"retry": driver.ErrRetry, "invalid": driver.ErrInvalid, "unsupported": driver.ErrUnsupported,
+		"exhausted": driver.ErrExhausted, "unavailable": driver.ErrUnavailable,
+	} {
+		r := newRig(t, "a: {failCreate: 1, kind: "+kind+"}")
+		wantKind(t, kind, r.ensure(t, "x/a"), want)
+	}
+	err := newRig(t, "a: {failCreate: 1, kind: other}").ensure(t, "x/a")
+	if err == nil || !driver.Ambiguous(err) || errors.Is(err, driver.ErrUnavailable) {
+		t.Errorf("other: got %v, want an error that no sentinel explains", err)
+	}
+}
+
+func TestHang(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "")
+	wantKind(t, "Ensure", r.ensure(t, "x/a"), nil)
+	r.write(t, `a: {hang: true}`)
+	wantKind(t, "Ensure", errOf(r.d.Ensure(brief(t), specOf("x/a"))), context.DeadlineExceeded)
+	wantKind(t, "Delete", r.d.Delete(brief(t), specOf("x/a").Target, false), context.DeadlineExceeded)
+	if n := len(r.memory.Records()); n != 1 {
+		t.Errorf("the engine has %d servers, want the one", n)
+	}
+	wantKind(t, "List", errOf(r.d.List(t.Context())), nil)
+	wantKind(t, "Ensure of another", r.ensure(t, "x/b"), nil)
+	r.write(t, `"*": {hang: true}`)
+	wantKind(t, "List", errOf(r.d.List(brief(t))), context.DeadlineExceeded)
+	wantKind(t, "Usage", errOf(r.d.Usage(brief(t), "x_a")), context.DeadlineExceeded)
+}
+
+func TestSucceedThenTimeout(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `x/a: {succeedThenTimeout: true}`)
+	err := r.ensure(t, "x/a")
+	wantKind(t, "Ensure", err, context.DeadlineExceeded)
+	if !driver.Ambiguous(err) || len(r.memory.Records()) != 1 {
+		t.Errorf("got error %v and %d servers, want an ambiguous one and the server", err, len(r.memory.Records()))
+	}
+	err = r.d.Delete(t.Context(), specOf("x/a").Target, false)
+	wantKind(t, "Delete", err, context.DeadlineExceeded)
+	if len(r.memory.Records()) != 0 {
+		t.Error("the server is still there")
+	}
+	wantKind(t, "Delete again", r.d.Delete(t.Context(), specOf("x/a").Target, false), driver.ErrNotFound)
+}
+
+// TestDeleteOfListed : a controller that has just started knows VMs by their
+// servers only.
+func TestDeleteOfListed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `x/a: {succeedThenTimeout: true}`)
+	bare, _ := driver.As[*fake.Driver](r.d)
+	wantKind(t, "Ensure of the bare driver", errOf(bare.Ensure(t.Context(), specOf("x/a"))), nil)
+	wantKind(t, "List", errOf(r.d.List(t.Context())), nil)
+	wantKind(t, "Delete", r.d.Delete(t.Context(), specOf("x/a").Target, false), context.DeadlineExceeded)
+}
+
+func TestLatency(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `a: {latency: 80ms}`)
+	began := time.Now()
+	wantKind(t, "Ensure", r.ensure(t, "x/a"), nil)
+	if took := time.Since(began); took < 80*time.Millisecond {
+		t.Errorf("Ensure took %v, want 80ms at least", took)
+	}
+	r.write(t, `a: {latency: 1h}`)
+	wantKind(t, "Ensure", errOf(r.d.Ensure(brief(t), specOf("x/a"))), context.DeadlineExceeded)
+}
+
+func TestEngineUnavailable(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "")
+	wantKind(t, "Ensure", r.ensure(t, "x/a"), nil)
+	events, err := r.d.Watch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.write(t, `"*": {engineUnavailable: true}`)
+	closes(t, events)
+	identifier, _ := driver.As[driver.Identifier](r.d)
+	for call, err := range map[string]error{
+		"Ensure":   r.ensure(t, "x/a"),
+		"Delete":   r.d.Delete(t.Context(), specOf("x/a").Target, false),
+		"List":     errOf(r.d.List(t.Context())),
+		"Usage":    errOf(r.d.Usage(t.Context(), "x_a")),
+		"Watch":    errOf(r.d.Watch(t.Context())),
+		"EngineID": errOf(identifier.EngineID(t.Context())),
+	} {
+		wantKind(t, call, err, driver.ErrUnavailable)
+	}
+	if err := os.Remove(r.path); err != nil {
+		t.Fatal(err)
+	}
+	if servers, err := r.d.List(t.Context()); err != nil || len(servers) != 1 {
+		t.Errorf("after the outage: got %+v, %v, want the server", servers, err)
+	}
+}
+
+func closes(t *testing.T, events <-chan types.UID) {
+	t.Helper()
+	timeout := time.After(10 * time.Second)
+	for {
+		select {
+		case _, isOpen := <-events:
+			if !isOpen {
+				return
+			}
+		case <-timeout:
+			t.Fatal("the Watch did not close within 10 s")
+		}
+	}
+}
+
+// TestMistakes : the log says what is wrong and what is allowed, once, and the
+// last good file holds on.
+func TestMistakes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		content string
+		want    []string
+	}{
+		"unknown field":      {"a: {failcreates: 1}", []string{"failcreates", "failCreate, kind"}},
+		"wrong type":         {"a: {failCreate: lots}", []string{"failCreate"}},
+		"no YAML":            {"a: [", []string{"yaml"}},
+		"negative":           {"a: {failCreate: -1}", []string{"a: failCreate is -1"}},
+		"negative latency":   {"a: {latency: -1s}", []string{"a: latency is -1s"}},
+		"bad latency":        {"a: {latency: soon}", []string{"soon"}},
+		"kind":               {"a: {kind: sad}", []string{`kind is \"sad\"`, "exhausted, invalid"}},
+		"engine of one VM":   {"a: {engineUnavailable: true}", []string{"engineUnavailable", "under", "only"}},
+		"pattern":            {`"a*": {hang: true}`, []string{`a*`, "namespace/name"}},
+		"too many slashes":   {"a/b/c: {hang: true}", []string{"a/b/c", "namespace/name"}},
+		"the same one twice": {"a: {hang: true}\na: {hang: false}", []string{"a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "a: {failCreate: 1000}")
+			wantKind(t, "Ensure", r.ensure(t, "x/a"), driver.ErrRetry)
+			r.write(t, c.content)
+			for range 3 {
+				wantKind(t, "Ensure with a mistake in the file", r.ensure(t, "x/a"), driver.ErrRetry)
+			}
+			for _, want := range append(c.want, r.path) {
+				if !strings.Contains(r.logged(), want) {
+					t.Errorf("the log does not say %q:\n%s", want, r.logged())
+				}
+			}
+			if n := strings.Count(r.logged(), "mistake"); n != 1 {
+				t.Errorf("the mistake was logged %d times, want once", n)
+			}
+			r.write(t, "{}")
+			wantKind(t, "Ensure with the file mended", r.ensure(t, "x/a"), nil)
+		})
+	}
+}
+
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `{"x/a": {"failCreate": 1}, "*": {"latency": "1ms"}}`)
+	wantKind(t, "Ensure", r.ensure(t, "x/a"), driver.ErrRetry)
+	wantKind(t, "Ensure", r.ensure(t, "x/a"), nil)
+}
+
+// TestTransparent : without a file, or with one about others, the driver is
+// itself.
+func TestTransparent(t *testing.T) {
+	t.Parallel()
+	for name, content := range map[string]string{"no file": "", "about others": "nobody: {hang: true, failCreate: 3}"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "faults.yaml")
+			if content != "" {
+				if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			h := faketest.InMemory(func(o fake.Options) fake.Options { return o })
+			drivertest.Run(t, h.Decorated(func(d driver.Driver) driver.Driver {
+				return faultinject.Wrap(d, path, clock.RealClock{}, logr.Discard())
+			}))
+		})
+	}
+}
+
+// TestManyCallers is for the race detector.
+func TestManyCallers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, `"*": {failCreate: 1}`)
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for j := range 20 {
+				vm := fmt.Sprintf("ns/vm-%d", j)
+				_ = r.ensure(t, vm)
+				if i == 0 {
+					r.write(t, fmt.Sprintf(`"*": {failCreate: %d}`, j%3))
+				}
+				_, _ = r.d.List(t.Context())
+				_ = r.d.Delete(t.Context(), driver.Target{UID: uidOf(vm)}, false)
+			}
+		})
+	}
+	all.Wait()
+}

@@ -1,0 +1,98 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fencing is a decorator that lets a driver change something only while
+// this process has the right to, and says under which epoch it does.
+//
+// Start with Wrap. It adds
+//
+//	drover_fenced_calls_total{driver,method}  counter
+//
+// which counts the calls that an engine refused because a newer epoch has
+// acted on it. What the gate itself does not let through, it counts itself.
+package fencing
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Gate gives the right to act.
+type Gate interface {
+	// Enter begins a call or refuses it. The context that it returns ends when
+	// the right does; leave has to be called at the call's end.
+	Enter(ctx context.Context) (guarded context.Context, epoch uint64, leave func(), err error)
+}
+
+// guarded is a driver behind a gate.
+type guarded struct {
+	driver.Driver
+	gate   Gate
+	log    logr.Logger
+	fenced *prometheus.CounterVec
+	told   sync.Once // of a call that was not let through
+}
+
+// Wrap puts d behind the gate. Several drivers can share a registry; nil counts
+// without showing it.
+func Wrap(name string, d driver.Driver, gate Gate, log logr.Logger, reg prometheus.Registerer) driver.Driver {
+	fenced := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "drover_fenced_calls_total",
+		Help: "Calls that an engine refused because a newer epoch has acted on it.",
+	}, []string{"driver", "method"})
+	if reg != nil {
+		if already, ok := errors.AsType[prometheus.AlreadyRegisteredError](reg.Register(fenced)); ok {
+			if existing, ok := already.ExistingCollector.(*prometheus.CounterVec); ok {
+				fenced = existing
+			}
+		}
+	}
+	fenced = fenced.MustCurryWith(prometheus.Labels{"driver": name})
+	return &guarded{Driver: d, gate: gate, log: log.WithValues("driver", name), fenced: fenced}
+}
+
+// Unwrap makes the optional interfaces of the driver reachable (driver.As).
+func (g *guarded) Unwrap() driver.Driver { return g.Driver }
+
+// Ensure implements driver.Driver.
+func (g *guarded) Ensure(ctx context.Context, spec driver.ServerSpec) (server driver.Server, err error) {
+	err = g.call(ctx, "Ensure", func(ctx context.Context, epoch uint64) error {
+		spec.Epoch = epoch
+		server, err = g.Driver.Ensure(ctx, spec)
+		return err
+	})
+	return server, err
+}
+
+// Delete implements driver.Driver.
+func (g *guarded) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	return g.call(ctx, "Delete", func(ctx context.Context, epoch uint64) error {
+		t.Epoch = epoch
+		return g.Driver.Delete(ctx, t, retain)
+	})
+}
+
+func (g *guarded) call(ctx context.Context, method string, do func(context.Context, uint64) error) error {
+	inside, epoch, leave, err := enter(ctx, g.gate)
+	if err != nil {
+		g.told.Do(func() {
+			g.log.Info("A call was not let through; further ones are counted and not logged", "method", method, "cause", err.Error())
+		})
+		return driver.Errorf(driver.ErrNotLeading, "nothing was done: %w", err)
+	}
+	defer leave()
+	err = do(inside, epoch)
+	if err != nil && inside.Err() != nil && ctx.Err() == nil {
+		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(inside), err)
+	}
+	if errors.Is(err, driver.ErrFenced) {
+		g.fenced.WithLabelValues(method).Inc() // the inventory tells of it
+	}
+	return err
+}

@@ -1,0 +1,164 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fencing_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/fake/faketest"
+	"cloudnative.tw/drover/internal/driver/fencing"
+)
+
+// gate is open under an epoch, or closed.
+type gate struct {
+	epoch  uint64
+	closed error
+	inside int
+	cancel context.CancelFunc
+}
+
+func (g *gate) Enter(ctx context.Context) (context.Context, uint64, func(), error) {
+	if g.closed != nil {
+		return nil, 0, nil, g.closed
+	}
+	g.inside++
+	ctx, g.cancel = context.WithCancel(ctx)
+	return ctx, g.epoch, func() { g.inside-- }, nil
+}
+
+// engine notes what reaches it.
+type engine struct {
+	driver.Driver
+	reached []string
+	during  func(context.Context) error
+}
+
+func (e *engine) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	e.reached = append(e.reached, fmt.Sprint("Ensure ", spec.UID, " ", spec.Epoch))
+	return driver.Server{UID: spec.UID}, e.during(ctx)
+}
+
+func (e *engine) Delete(ctx context.Context, t driver.Target, _ bool) error {
+	e.reached = append(e.reached, fmt.Sprint("Delete ", t.UID, " ", t.Epoch))
+	return e.during(ctx)
+}
+
+func both(t *testing.T, d driver.Driver) error {
+	t.Helper()
+	target := driver.Target{UID: "u", Epoch: 1}
+	_, err := d.Ensure(t.Context(), driver.ServerSpec{Target: target})
+	return errors.Join(err, d.Delete(t.Context(), target, false))
+}
+
+func TestGate(t *testing.T) {
+	t.Parallel()
+	closed, failed := errors.New("closed"), errors.New("failed")
+	for name, c := range map[string]struct {
+		gate    gate
+		during  error
+		reached string
+		kind    error
+	}{
+		"open":   {gate{epoch: 7}, nil, "Ensure u 7,Delete u 7", nil},
+		"fails":  {gate{epoch: 7}, failed, "Ensure u 7,Delete u 7", failed},
+		"closed": {gate{closed: closed}, nil, "", driver.ErrNotLeading},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := &engine{during: func(context.Context) error { return c.during }}
+			err := both(t, fencing.Wrap("some", e, &c.gate, logr.Discard(), nil))
+			if !errors.Is(err, c.kind) || (c.gate.closed != nil && !errors.Is(err, c.gate.closed)) {
+				t.Errorf("got error %v, want %v", err, c.kind)
+			}
+			if got := strings.Join(e.reached, ","); got != c.reached {
+				t.Errorf("the driver got %q, want %q", got, c.reached)
+			}
+			if c.gate.inside != 0 {
+				t.Errorf("%d calls did not leave", c.gate.inside)
+			}
+		})
+	}
+}
+
+// TestCallEndsWithTheRight : the driver's context is the gate's, and what it
+// fails with then says nothing about the server.
+func TestCallEndsWithTheRight(t *testing.T) {
+	t.Parallel()
+	g := &gate{epoch: 7}
+	e := &engine{during: func(ctx context.Context) error {
+		g.cancel()
+		return driver.Errorf(driver.ErrRetry, "%w", ctx.Err())
+	}}
+	err := both(t, fencing.Wrap("some", e, g, logr.Discard(), nil))
+	if !errors.Is(err, driver.ErrDeposed) || errors.Is(err, driver.ErrRetry) || !driver.Ambiguous(err) {
+		t.Errorf("got error %v, want %v alone, which is ambiguous", err, driver.ErrDeposed)
+	}
+}
+
+func TestFencedIsCounted(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewRegistry()
+	e := &engine{during: func(context.Context) error { return driver.Errorf(driver.ErrFenced, "epoch 8 has acted") }}
+	d := fencing.Wrap("some", e, &gate{epoch: 7}, logr.Discard(), reg)
+	for range 3 {
+		if err := both(t, d); !errors.Is(err, driver.ErrFenced) {
+			t.Errorf("got error %v, want %v", err, driver.ErrFenced)
+		}
+	}
+	want := `
+		# HELP drover_fenced_calls_total Calls that an engine refused because a newer epoch has acted on it.
+		# TYPE drover_fenced_calls_total counter
+		drover_fenced_calls_total{driver="some",method="Delete"} 3
+		drover_fenced_calls_total{driver="some",method="Ensure"} 3
+	`
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRefusalIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	lines := 0
+	log := funcr.New(func(string, string) { lines++ }, funcr.Options{})
+	d := fencing.Wrap("some", &engine{}, &gate{closed: errors.New("closed")}, log, nil)
+	for range 3 {
+		if err := both(t, d); !errors.Is(err, driver.ErrNotLeading) || errors.Is(err, driver.ErrFenced) {
+			t.Errorf("got error %v, want %v, which is no engine's", err, driver.ErrNotLeading)
+		}
+	}
+	if lines != 1 {
+		t.Errorf("%d lines were logged, want 1", lines)
+	}
+}
+
+// TestTransparent : a driver behind an open gate is still the driver.
+func TestTransparent(t *testing.T) {
+	t.Parallel()
+	bare := faketest.InMemory(func(o fake.Options) fake.Options { return o })
+	bare.Lacks = map[string]string{}
+	for _, name := range []string{"FenceOldEpoch", "FenceOutlivesServers", "FencePerCluster", "FenceUnderLoad"} {
+		bare.Lacks[name] = "the epoch is the gate's"
+	}
+	drivertest.Run(t, bare.Decorated(func(d driver.Driver) driver.Driver {
+		return fencing.Wrap("fake", d, open{}, logr.Discard(), nil)
+	}))
+}
+
+type open struct{}
+
+func (open) Enter(ctx context.Context) (context.Context, uint64, func(), error) {
+	return ctx, 0, func() {}, nil
+}

@@ -1,0 +1,18 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unfenced
+
+package fencing
+
+import "context"
+
+// enter lets every call through and cuts none short, for the test that shows
+// what the guard is good for.
+func enter(ctx context.Context, gate Gate) (guarded context.Context, epoch uint64, leave func(), err error) {
+	_, epoch, leave, err = gate.Enter(ctx)
+	if err == nil {
+		return ctx, epoch, leave, nil
+	}
+	return ctx, gate.(interface{ Epoch() uint64 }).Epoch(), func() {}, nil
+}

@@ -1,0 +1,154 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+func TestParse(t *testing.T) {
+	tests := map[string]struct {
+		list, says string
+		want       []string
+	}{
+		"auto":              {"auto", "", nil},
+		"one":               {"fake", "", []string{"fake"}},
+		"several, in order": {"fake, docker", "", []string{"fake", "docker"}},
+		"unknown":           {"fake,xen", `"xen" is not a driver; known are docker, qemu, fake, or auto alone`, nil},
+		"empty":             {"", `"" is not a driver`, nil},
+		"twice":             {"fake,fake", `"fake" is there twice`, nil},
+		"auto beside names": {"auto,fake", `"auto" is not a driver`, nil},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := Parse(tc.list)
+			if (err != nil) != (tc.says != "") || err != nil && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("error %v, want %q", err, tc.says)
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func options() Options {
+	return Options{
+		Settings: DefaultSettings(), ClusterID: "cluster-1", Log: logr.Discard(),
+		Clock: clock.RealClock{}, Registerer: prometheus.NewRegistry(),
+	}
+}
+
+func names(opened []Opened) []string {
+	var out []string
+	for _, o := range opened {
+		out = append(out, o.Name)
+	}
+	return out
+}
+
+// TestAuto : every driver whose engine answers, in the table's order.
+func TestAuto(t *testing.T) {
+	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
+	opened, err := Open(t.Context(), Auto, options())
+	if err != nil || !slices.Equal(names(opened), []string{"fake"}) {
+		t.Errorf("opened %q, %v", names(opened), err)
+	}
+}
+
+// TestAutoQEMU : QEMU counts where it is installed and has a folder.
+func TestAutoQEMU(t *testing.T) {
+	vmtest.QEMU(t)
+	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
+	o := options()
+	o.QEMUDir = t.TempDir()
+	opened, err := Open(t.Context(), Auto, o)
+	if err != nil || !slices.Equal(names(opened), []string{"qemu", "fake"}) {
+		t.Errorf("opened %q, %v", names(opened), err)
+	}
+	o.QEMUBinary = "qemu-of-nowhere"
+	opened, err = Open(t.Context(), Auto, o)
+	if err != nil || !slices.Equal(names(opened), []string{"fake"}) {
+		t.Errorf("without QEMU: opened %q, %v", names(opened), err)
+	}
+}
+
+// TestClose ends a download, through all that is wrapped around the driver, and
+// nothing of it is left.
+func TestClose(t *testing.T) {
+	begun, ended := make(chan struct{}), make(chan struct{})
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		close(begun)
+		<-r.Context().Done()
+		close(ended)
+	}))
+	t.Cleanup(web.Close)
+	o := options()
+	o.QEMUDir, o.ImageHosts = t.TempDir(), []string{"127.0.0.1"}
+	opened, err := Open(t.Context(), "qemu,fake", o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := opened[0].Driver.Ensure(t.Context(), driver.ServerSpec{
+		Target: driver.Target{UID: uuid.NewUUID(), Epoch: 1}, Namespace: "default", Name: "vm", Power: driver.PowerOn,
+		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: web.URL, Checksum: "sha256:" + strings.Repeat("0", 64)},
+	})
+	if err != nil || s.State != driver.StatePending {
+		t.Fatalf("it is %+v, %v", s, err)
+	}
+	<-begun
+	if err := Close(t.Context(), opened); err != nil {
+		t.Error(err)
+	}
+	<-ended
+	if left, err := os.ReadDir(filepath.Join(o.QEMUDir, "tmp")); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestNamed : a driver that was named is opened even while its engine does not
+// answer, and keeps its place.
+func TestNamed(t *testing.T) {
+	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
+	opened, err := Open(t.Context(), "docker,fake", options())
+	if err != nil || !slices.Equal(names(opened), []string{"docker", "fake"}) {
+		t.Fatalf("opened %q, %v", names(opened), err)
+	}
+	if _, err := opened[0].Driver.List(t.Context()); !errors.Is(err, driver.ErrUnavailable) {
+		t.Errorf("list without an engine: %v", err)
+	}
+	for _, o := range opened {
+		if _, ok := driver.As[driver.Identifier](o.Driver); !ok {
+			t.Errorf("%s does not tell its engine's id", o.Name)
+		}
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	o := options()
+	o.FakeFailureRate = 2
+	if _, err := Open(t.Context(), "fake", o); err == nil || !strings.Contains(err.Error(), "failure rate is 2") {
+		t.Errorf("error %v", err)
+	}
+	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
+	if _, err := Open(t.Context(), Auto, o); err == nil || !strings.Contains(err.Error(), "no engine answers") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,92 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package statedir
+
+import (
+	"errors"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+)
+
+// keptEpochs is how many of a cluster's epochs are kept.
+const keptEpochs = 100
+
+// Admit says, with ErrFenced where not, whether a cluster's leader may change a
+// server whose lock the caller has. Epoch 0 is nobody's and is not compared.
+//
+// The leader first puts its epoch down and then looks whether there is a higher
+// one. So nobody has to wait for a leader that was halted: it can at most finish
+// the one change that it was admitted to, and that server is locked until then.
+func (d *Dir) Admit(cluster string, epoch uint64) error {
+	if epoch == 0 {
+		return nil
+	}
+	dir := d.Path(epochsDir, url.PathEscape(cluster))
+	epochs, err := readEpochs(dir)
+	if err != nil {
+		return d.Explain(err)
+	}
+	if !slices.Contains(epochs, epoch) && Compare(epoch, highest(epochs)) == nil {
+		if epochs, err = putDown(dir, epoch); err != nil {
+			return d.Explain(err)
+		}
+	}
+	return Compare(epoch, highest(epochs))
+}
+
+// highest of epochs in order; 0 where there is none.
+func highest(epochs []uint64) uint64 {
+	if len(epochs) == 0 {
+		return 0
+	}
+	return epochs[len(epochs)-1]
+}
+
+// readEpochs returns them in order.
+func readEpochs(dir string) ([]uint64, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var epochs []uint64
+	for _, entry := range entries {
+		if n, err := strconv.ParseUint(entry.Name(), 10, 64); err == nil {
+			epochs = append(epochs, n)
+		}
+	}
+	slices.Sort(epochs)
+	return epochs, nil
+}
+
+// putDown adds an epoch, takes away those far below the highest, and returns
+// what there is. A reader that misses one of those sees higher ones.
+func putDown(dir string, epoch uint64) ([]uint64, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	f, err := os.OpenFile(epochPath(dir, epoch), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Close(); err != nil {
+		return nil, err
+	}
+	epochs, err := readEpochs(dir)
+	if err != nil {
+		return nil, err
+	}
+	for len(epochs) > keptEpochs {
+		_ = os.Remove(epochPath(dir, epochs[0]))
+		epochs = epochs[1:]
+	}
+	return epochs, nil
+}
+
+func epochPath(dir string, epoch uint64) string {
+	return filepath.Join(dir, strconv.FormatUint(epoch, 10))
+}

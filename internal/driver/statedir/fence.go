@@ -1,0 +1,17 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !unfenced
+
+package statedir
+
+import "cloudnative.tw/drover/internal/driver"
+
+// Compare refuses an epoch, with ErrFenced, after a higher one has acted. Epoch 0
+// is nobody's and is not compared.
+func Compare(epoch, highest uint64) error {
+	if epoch == 0 || epoch >= highest {
+		return nil
+	}
+	return driver.Errorf(driver.ErrFenced, "epoch %d has acted on the engine, and this call's is %d: a newer leader has taken over", highest, epoch)
+}

@@ -1,0 +1,47 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package statedir
+
+import (
+	"path/filepath"
+	"slices"
+
+	"github.com/fsnotify/fsnotify"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Notify watches the folder and some of its sub-folders. The engine that is there
+// now is the one to act on: whoever opens a watch starts anew.
+func (d *Dir) Notify(subs ...string) (*fsnotify.Watcher, error) {
+	_ = d.MakeFolders()
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrUnavailable, "watching %s: %w", d.name, err)
+	}
+	for _, sub := range append(subs, "") {
+		if err := w.Add(d.Path(sub)); err != nil {
+			_ = w.Close()
+			return nil, driver.Errorf(driver.ErrUnavailable, "watching %s: %w", d.name, err)
+		}
+	}
+	// Only now: a folder that goes from here on is told of.
+	if _, err := d.ID(); err != nil {
+		_ = w.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// IsEnd : by this event the folder, one of its sub-folders or its identity is not
+// what it was.
+func (d *Dir) IsEnd(event fsnotify.Event) bool {
+	switch sub, _ := filepath.Rel(d.path, event.Name); {
+	case sub == IDFile:
+		return event.Op != fsnotify.Chmod
+	case sub == ".", slices.Contains(d.subs, sub):
+		return event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename)
+	}
+	return false
+}

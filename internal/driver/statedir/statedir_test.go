@@ -1,0 +1,309 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package statedir_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/statedir"
+)
+
+func open(t *testing.T, path string) *statedir.Dir {
+	t.Helper()
+	d, err := statedir.Open("the test's folder", path, "servers")
+	must(t, err)
+	return d
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantKind(t *testing.T, what string, err, kind error) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("%s: got error %v, want the kind %q", what, err, kind)
+	}
+}
+
+// TestIdentity : it lasts, all who open the folder at once agree on it, and a
+// folder with another one is another engine.
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "new", "engine")
+	var all sync.WaitGroup
+	var ids sync.Map
+	for range 8 {
+		all.Go(func() {
+			d, err := statedir.Open("the test's folder", path)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			id, err := d.ID()
+			if err != nil {
+				t.Error(err)
+			}
+			ids.Store(id, true)
+		})
+	}
+	all.Wait()
+	n := 0
+	ids.Range(func(any, any) bool { n++; return true })
+	if n != 1 {
+		t.Errorf("the folder has %d identities", n)
+	}
+	d := open(t, path)
+	must(t, d.Reach())
+	must(t, os.WriteFile(d.Path(statedir.IDFile), []byte("another\n"), 0o600))
+	wantKind(t, "another identity", d.Reach(), driver.ErrUnavailable)
+	must(t, os.Rename(path, path+".away"))
+	wantKind(t, "no folder", d.Reach(), driver.ErrUnavailable)
+	_, err := d.Lock("uid")
+	wantKind(t, "lock without a folder", err, driver.ErrUnavailable)
+}
+
+func TestLock(t *testing.T) {
+	t.Parallel()
+	d := open(t, t.TempDir())
+	held, err := d.Lock("uid")
+	must(t, err)
+	_, err = d.Lock("uid")
+	wantKind(t, "a lock that is held", err, driver.ErrRetry)
+	other, err := d.Lock("other")
+	must(t, err)
+	other.Release()
+	held.Remove()
+	again, err := d.Lock("uid")
+	must(t, err)
+	again.Release()
+}
+
+// TestLockRemoved : many callers that remove the lock as they leave never hold
+// it at the same time.
+func TestLockRemoved(t *testing.T) {
+	t.Parallel()
+	d := open(t, t.TempDir())
+	var all sync.WaitGroup
+	var inside sync.Mutex
+	taken := 0
+	for range 8 {
+		all.Go(func() {
+			for range 500 {
+				l, err := d.Lock("uid")
+				if err != nil {
+					continue
+				}
+				if !inside.TryLock() {
+					t.Error("two callers have the lock")
+					l.Release()
+					return
+				}
+				taken++
+				inside.Unlock()
+				l.Remove()
+			}
+		})
+	}
+	all.Wait()
+	if taken == 0 {
+		t.Error("nobody got the lock")
+	}
+}
+
+func TestAdmit(t *testing.T) {
+	t.Parallel()
+	d := open(t, t.TempDir())
+	for _, c := range []struct {
+		cluster string
+		epoch   uint64
+		fenced  bool
+	}{
+		{"a", 0, false},
+		{"a", 7, false},
+		{"a", 6, true},
+		{"a", 7, false},
+		{"a", 0, false},
+		{"../b", 1, false},
+		{"a", 1 << 40, false},
+		{"a", 7, true},
+	} {
+		err := d.Admit(c.cluster, c.epoch)
+		if errors.Is(err, driver.ErrFenced) != c.fenced || (err != nil && !c.fenced) {
+			t.Errorf("cluster %s, epoch %d: got %v, want fenced %v", c.cluster, c.epoch, err, c.fenced)
+		}
+	}
+	for n := range uint64(300) {
+		must(t, d.Admit("many", n+1))
+	}
+	entries, err := os.ReadDir(d.Path("epochs", "many"))
+	must(t, err)
+	if len(entries) > 100 {
+		t.Errorf("%d epochs are kept", len(entries))
+	}
+	wantKind(t, "an epoch that was taken away", d.Admit("many", 1), driver.ErrFenced)
+}
+
+func TestFiles(t *testing.T) {
+	t.Parallel()
+	d := open(t, t.TempDir())
+	path := d.Path("servers", "x")
+	must(t, d.Create(path, []byte("one")))
+	if err := d.Create(path, []byte("two")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("creating it twice: %v", err)
+	}
+	must(t, d.Replace(path, []byte("three")))
+	refuses := errors.New("it was touched")
+	if err := d.ReplaceIf(path, []byte("four"), func() error { return refuses }); !errors.Is(err, refuses) {
+		t.Errorf("replacing what was touched: %v", err)
+	}
+	content, err := os.ReadFile(path)
+	must(t, err)
+	if string(content) != "three" {
+		t.Errorf("it holds %q", content)
+	}
+	must(t, d.Discard(path))
+	if err := d.Discard(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("discarding it twice: %v", err)
+	}
+	left, err := os.ReadDir(d.Path("tmp"))
+	must(t, err)
+	if len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestSweep : what somebody makes stays for as long as it takes, whoever comes
+// meanwhile, and what a process that was killed left is gone at the next chance.
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	d := open(t, t.TempDir())
+	whole, remove, err := d.Temp()
+	must(t, err)
+	disk := filepath.Join(whole, "disk")
+	must(t, os.WriteFile(disk, []byte("half"), 0o600))
+	old := time.Now().Add(-time.Hour)
+	must(t, os.Chtimes(whole, old, old))
+	for name, next := range map[string]func(){
+		"another process opens the engine": func() { open(t, d.Path()) },
+		"another server is made":           func() { makeAndRemove(t, d) },
+	} {
+		half := d.Path("tmp", "make-half")
+		must(t, os.MkdirAll(filepath.Join(half, "vm"), 0o700))
+		must(t, os.WriteFile(d.Path("tmp", "write-half"), []byte("{"), 0o600))
+		must(t, os.WriteFile(d.Path("tmp", "gone-half"), nil, 0o600))
+		next()
+		if left := names(t, d.Path("tmp")); !slices.Equal(left, []string{filepath.Base(whole)}) {
+			t.Errorf("%s: there are %q in tmp, want %s alone", name, left, filepath.Base(whole))
+		}
+	}
+	if content, err := os.ReadFile(disk); err != nil || string(content) != "half" {
+		t.Errorf("what is being made is %q, %v", content, err)
+	}
+	remove()
+	if left := names(t, d.Path("tmp")); len(left) != 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+func makeAndRemove(t *testing.T, d *statedir.Dir) {
+	t.Helper()
+	_, remove, err := d.Temp()
+	must(t, err)
+	remove()
+}
+
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	all := make([]string, len(entries))
+	for i, entry := range entries {
+		all[i] = entry.Name()
+	}
+	return all
+}
+
+// TestSweepRace : who sweeps while others make something never takes it from
+// them.
+func TestSweepRace(t *testing.T) {
+	t.Parallel()
+	d := open(t, t.TempDir())
+	var all sync.WaitGroup
+	for n := range 8 {
+		all.Go(func() {
+			path := d.Path("servers", strconv.Itoa(n))
+			for range 200 {
+				tmp, remove, err := d.Temp()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				half := filepath.Join(tmp, "half")
+				if err := errors.Join(os.WriteFile(half, nil, 0o600), d.Replace(path, nil), os.Remove(half)); err != nil {
+					t.Error(err)
+				}
+				remove()
+			}
+		})
+	}
+	all.Wait()
+	if left := names(t, d.Path("tmp")); len(left) != 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// TestOpenExisting : it makes nothing, not even what is missing.
+func TestOpenExisting(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "new")
+	_, err := statedir.OpenExisting("the test's folder", path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of a folder that is not there: %v", err)
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("it was made")
+	}
+	d := open(t, path)
+	must(t, os.Remove(d.Path("locks")))
+	must(t, os.WriteFile(d.Path("tmp", "write-half"), nil, 0o600))
+	there, err := statedir.OpenExisting("the test's folder", path)
+	must(t, err)
+	must(t, there.Reach())
+	if left := names(t, path); slices.Contains(left, "locks") {
+		t.Errorf("it made a folder: %q", left)
+	}
+	if left := names(t, d.Path("tmp")); len(left) != 1 {
+		t.Errorf("it swept: %q", left)
+	}
+}
+
+// TestReleaseWhileForking : a lock that was given back is free, although a
+// process that was forked meanwhile still has the file.
+func TestReleaseWhileForking(t *testing.T) {
+	t.Parallel()
+	d := open(t, t.TempDir())
+	l, err := d.Lock("uid")
+	must(t, err)
+	held, err := syscall.Dup(statedir.FD(l))
+	must(t, err)
+	defer func() { _ = syscall.Close(held) }()
+	l.Release()
+	again, err := d.Lock("uid")
+	must(t, err)
+	again.Release()
+}

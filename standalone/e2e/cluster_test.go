@@ -1,0 +1,406 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+var vms = schema.GroupVersionResource{Group: "cloudnative.tw", Version: "v1alpha1", Resource: "virtualmachines"}
+
+// newVM belongs to the owner, as the VMs of a set would.
+func newVM(name string, owner *corev1.ConfigMap) *unstructured.Unstructured {
+	vm := &unstructured.Unstructured{Object: map[string]any{
+		"spec": map[string]any{"resource": map[string]any{"cpu": "1", "memory": "1G"}},
+	}}
+	vm.SetAPIVersion("cloudnative.tw/v1alpha1")
+	vm.SetKind("VirtualMachine")
+	vm.SetName(name)
+	if owner != nil {
+		vm.SetOwnerReferences([]metav1.OwnerReference{refTo(owner)})
+	}
+	return vm
+}
+
+func refTo(owner *corev1.ConfigMap) metav1.OwnerReference {
+	block := true
+	return metav1.OwnerReference{
+		APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID, BlockOwnerDeletion: &block,
+	}
+}
+
+// The garbage collector must know VirtualMachines: it is started after the CRD.
+func TestDeletingAnOwner(t *testing.T) {
+	t.Parallel()
+	for policy, dependentStays := range map[metav1.DeletionPropagation]bool{
+		metav1.DeletePropagationForeground: false,
+		metav1.DeletePropagationBackground: false,
+		metav1.DeletePropagationOrphan:     true,
+	} {
+		t.Run(string(policy), func(t *testing.T) {
+			client, objects := clientFor(t, shared.Config), dynamicFor(t, shared.Config)
+			ns := newNamespace(t, client)
+			owner := create(t, client, ns, configMap("owner"))
+			createVM(t, objects, ns, newVM("vm", owner))
+			awaitCollector(t, objects, ns)
+
+			err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), owner.Name, metav1.DeleteOptions{PropagationPolicy: &policy})
+			if err != nil {
+				t.Fatal(err)
+			}
+			vmtest.Eventually(t, soon, "the owner goes", func() error {
+				_, err := client.CoreV1().ConfigMaps(ns).Get(t.Context(), owner.Name, metav1.GetOptions{})
+				return wantNotFound(err)
+			})
+			if dependentStays {
+				assertLetGo(t, objects, ns)
+				return
+			}
+			awaitGone(t, objects, ns, "vm")
+		})
+	}
+}
+
+// awaitCollector waits until the garbage collector has heard of the VMs so far. An
+// owner that goes before would leave it with dependents that it did not know of,
+// and it would take them for orphans to be collected, whatever the policy said.
+func awaitCollector(t *testing.T, objects dynamic.Interface, ns string) {
+	t.Helper()
+	nobody := configMap("nobody")
+	nobody.UID = uuid.NewUUID()
+	createVM(t, objects, ns, newVM("collected", nobody))
+	awaitGone(t, objects, ns, "collected")
+}
+
+func awaitGone(t *testing.T, objects dynamic.Interface, ns, name string) {
+	t.Helper()
+	vmtest.Eventually(t, soon, name+" goes", func() error {
+		_, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), name, metav1.GetOptions{})
+		return wantNotFound(err)
+	})
+}
+
+// assertLetGo waits for the reference to be taken out, which ends the work of
+// the garbage collector on this object.
+func assertLetGo(t *testing.T, objects dynamic.Interface, ns string) {
+	t.Helper()
+	vmtest.Eventually(t, soon, "the dependent is let go", func() error {
+		vm, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), "vm", metav1.GetOptions{})
+		if err == nil && len(vm.GetOwnerReferences()) > 0 {
+			err = fmt.Errorf("still owned: %v", vm.GetOwnerReferences())
+		}
+		return err
+	})
+}
+
+func createVM(t *testing.T, objects dynamic.Interface, ns string, vm *unstructured.Unstructured) {
+	t.Helper()
+	if _, err := objects.Resource(vms).Namespace(ns).Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantNotFound(err error) error {
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	}
+	return errors.New("it is still there")
+}
+
+// A kind that comes later is collected too: the garbage collector looks again.
+func TestGarbageCollectionOfALaterKind(t *testing.T) {
+	t.Parallel() // it looks every 30 s
+	client, objects := clientFor(t, shared.Config), dynamicFor(t, shared.Config)
+	ns := newNamespace(t, client)
+	things := installThings(t, objects)
+	owner := create(t, client, ns, configMap("owner"))
+	thing := &unstructured.Unstructured{}
+	thing.SetAPIVersion("example.com/v1")
+	thing.SetKind("Thing")
+	thing.SetName("thing")
+	thing.SetOwnerReferences([]metav1.OwnerReference{refTo(owner)})
+	vmtest.Eventually(t, soon, "the new kind is served", func() error {
+		_, err := objects.Resource(things).Namespace(ns).Create(t.Context(), thing, metav1.CreateOptions{})
+		return err
+	})
+	if err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "owner", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	vmtest.Eventually(t, 2*soon, "the dependent goes", func() error {
+		_, err := objects.Resource(things).Namespace(ns).Get(t.Context(), "thing", metav1.GetOptions{})
+		return wantNotFound(err)
+	})
+}
+
+func installThings(t *testing.T, objects dynamic.Interface) schema.GroupVersionResource {
+	t.Helper()
+	crds := objects.Resource(schema.GroupVersionResource{
+		Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions",
+	})
+	crd := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": "things.example.com"},
+		"spec": map[string]any{
+			"group": "example.com", "scope": "Namespaced",
+			"names": map[string]any{"kind": "Thing", "plural": "things"},
+			"versions": []any{map[string]any{
+				"name": "v1", "served": true, "storage": true,
+				"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object"}},
+			}},
+		},
+	}}
+	if _, err := crds.Create(t.Context(), crd, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = crds.Delete(context.Background(), "things.example.com", metav1.DeleteOptions{}) })
+	return schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "things"}
+}
+
+func TestDeletingANamespaceEndsWithAllInIt(t *testing.T) {
+	t.Parallel()
+	client, objects := clientFor(t, shared.Config), dynamicFor(t, shared.Config)
+	ns := newNamespace(t, client)
+	for i := range 20 {
+		name := fmt.Sprintf("object-%d", i)
+		create(t, client, ns, configMap(name))
+		createVM(t, objects, ns, newVM(name, nil))
+	}
+	if err := client.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	vmtest.Eventually(t, soon, "the namespace ends", func() error {
+		_, err := client.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{})
+		return wantNotFound(err)
+	})
+}
+
+func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
+	t.Parallel()
+	client := clientFor(t, shared.Config)
+	ns := newNamespace(t, client)
+	vmtest.Eventually(t, soon, "the namespace has its service account", func() error {
+		_, err := client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
+		return err
+	})
+	token, err := client.CoreV1().ServiceAccounts(ns).CreateToken(t.Context(), "default",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, bearer := range map[string]string{"requested": token.Status.Token, "from a Secret": secretToken(t, client, ns)} {
+		user := withToken(t, bearer)
+		_, err := user.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "system:serviceaccount:"+ns+":default") {
+			t.Errorf("%s token without rights: %v", name, err)
+		}
+	}
+	allow(t, client, ns, "view")
+	user := withToken(t, token.Status.Token)
+	vmtest.Eventually(t, soon, "the role takes effect", func() error {
+		_, err := user.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
+		return err
+	})
+	if _, err := user.CoreV1().Secrets(ns).List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a viewer reads secrets: %v", err)
+	}
+}
+
+// secretToken is one of the lasting kind, which a controller fills in.
+func secretToken(t *testing.T, client kubernetes.Interface, ns string) string {
+	t.Helper()
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "token", Annotations: map[string]string{corev1.ServiceAccountNameKey: "default"}},
+		Type:       corev1.SecretTypeServiceAccountToken,
+	}
+	if _, err := client.CoreV1().Secrets(ns).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var token string
+	vmtest.Eventually(t, soon, "the Secret has a token", func() error {
+		filled, err := client.CoreV1().Secrets(ns).Get(t.Context(), "token", metav1.GetOptions{})
+		if err == nil && len(filled.Data[corev1.ServiceAccountTokenKey]) == 0 {
+			err = errors.New("empty")
+		}
+		if err == nil {
+			token = string(filled.Data[corev1.ServiceAccountTokenKey])
+		}
+		return err
+	})
+	return token
+}
+
+func withToken(t *testing.T, token string) kubernetes.Interface {
+	t.Helper()
+	config := rest.AnonymousClientConfig(shared.Config)
+	config.BearerToken = token
+	return clientFor(t, config)
+}
+
+func allow(t *testing.T, client kubernetes.Interface, ns, role string) {
+	t.Helper()
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: ns, Name: "default"}},
+	}
+	if _, err := client.RbacV1().RoleBindings(ns).Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRolesAggregate(t *testing.T) {
+	t.Parallel()
+	client := clientFor(t, shared.Config)
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   "view-virtualmachines",
+			Labels: map[string]string{"rbac.authorization.k8s.io/aggregate-to-view": "true"},
+		},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{vms.Group}, Resources: []string{vms.Resource}, Verbs: []string{"get", "list"}}},
+	}
+	if _, err := client.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = client.RbacV1().ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
+	})
+	vmtest.Eventually(t, soon, "view has the new rule", func() error {
+		view, err := client.RbacV1().ClusterRoles().Get(t.Context(), "view", metav1.GetOptions{})
+		if err == nil && !slices.ContainsFunc(view.Rules, func(r rbacv1.PolicyRule) bool {
+			return slices.Contains(r.APIGroups, vms.Group)
+		}) {
+			err = errors.New("it has not")
+		}
+		return err
+	})
+}
+
+func TestStrangersAreTurnedAway(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"/api/v1/namespaces", "/readyz", "/version"} {
+		anonymous := clientFor(t, rest.AnonymousClientConfig(shared.Config))
+		var code int
+		anonymous.Discovery().RESTClient().Get().AbsPath(path).Do(t.Context()).StatusCode(&code)
+		if code != http.StatusUnauthorized {
+			t.Errorf("GET %s without a certificate: %d", path, code)
+		}
+	}
+}
+
+// Nothing but the API can be reached: etcd above all has no door but a socket
+// in a folder that others cannot enter.
+func TestOnlyTheAPIListens(t *testing.T) {
+	t.Parallel()
+	own := socketsOf(t, shared.PID())
+	var listening []string
+	for _, table := range []string{"tcp", "tcp6"} {
+		for _, line := range procNet(t, shared.PID(), table) {
+			// local address, remote address, state 0A for LISTEN, ..., inode
+			if f := strings.Fields(line); len(f) > 9 && f[3] == "0A" && own[f[9]] {
+				listening = append(listening, f[1])
+			}
+		}
+	}
+	if len(listening) != 1 || !strings.HasPrefix(listening[0], "0100007F:") {
+		t.Errorf("listens on %v, want one port of 127.0.0.1", listening)
+	}
+	for _, line := range procNet(t, shared.PID(), "unix") {
+		// flags 00010000 for listening, type, state, inode, path
+		f := strings.Fields(line)
+		if len(f) < 7 || f[3] != "00010000" || !own[f[6]] {
+			continue
+		}
+		if len(f) < 8 || !strings.HasPrefix(f[7], filepath.Join(shared.DataDir, "run")+"/") {
+			t.Errorf("listens on a socket outside of the data dir: %v", f)
+		}
+	}
+}
+
+func socketsOf(t *testing.T, pid int) map[string]bool {
+	t.Helper()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil || len(links) == 0 {
+		t.Fatalf("no open files of %d: %v", pid, err)
+	}
+	inode := regexp.MustCompile(`^socket:\[(\d+)\]$`)
+	found := map[string]bool{}
+	for _, link := range links {
+		target, _ := os.Readlink(link) // it may be closed by now
+		if m := inode.FindStringSubmatch(target); m != nil {
+			found[m[1]] = true
+		}
+	}
+	return found
+}
+
+func procNet(t *testing.T, pid int, table string) []string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines(string(data))
+}
+
+func TestFilesArePrivate(t *testing.T) {
+	t.Parallel()
+	err := filepath.WalkDir(shared.DataDir, func(path string, entry os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		// The data dir itself lets nobody in; secrets are closed once more.
+		secret := strings.HasSuffix(path, ".pem") || strings.HasSuffix(path, ".key") || strings.HasSuffix(path, "kubeconfig")
+		if (path == shared.DataDir || secret) && info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s has mode %v", path, info.Mode())
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What needs nodes is not served, rather than accepted and ignored.
+func TestWhatNeedsNodesIsNotServed(t *testing.T) {
+	t.Parallel()
+	groups, err := clientFor(t, shared.Config).Discovery().ServerGroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range groups.Groups {
+		if slices.Contains([]string{"apps", "batch", "storage.k8s.io", "scheduling.k8s.io"}, g.Name) {
+			t.Errorf("group %s is served", g.Name)
+		}
+	}
+}

@@ -1,0 +1,177 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+func TestKubectlDefaultsToTheDataDir(t *testing.T) {
+	t.Parallel()
+	other := filepath.Join(t.TempDir(), "missing")
+	for name, tc := range map[string]struct {
+		env  []string
+		args []string
+	}{
+		"data dir":                {[]string{"DROVER_DATA_DIR=" + shared.DataDir}, nil},
+		"KUBECONFIG goes before":  {[]string{"DROVER_DATA_DIR=" + other, "KUBECONFIG=" + shared.Kubeconfig}, nil},
+		"a flag goes before":      {[]string{"DROVER_DATA_DIR=" + other}, []string{"--kubeconfig", shared.Kubeconfig}},
+		"a flag goes before both": {[]string{"KUBECONFIG=" + other}, []string{"--kubeconfig=" + shared.Kubeconfig}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"kubectl", "get", "namespace", "kube-system", "-o", "name"}, tc.args...)
+			got := drover(t, "", tc.env, args...)
+			if got.code != 0 || got.out != "namespace/kube-system\n" || got.errOut != "" {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+// What is typed while no Drover runs must not reach the cluster in
+// ~/.kube/config.
+func TestKubectlDoesNotFallBackToAnotherCluster(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	if err := os.Mkdir(filepath.Join(home, ".kube"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	config, err := os.ReadFile(shared.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(home, ".kube", "config"), config, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	missing := filepath.Join(t.TempDir(), "missing")
+	got := drover(t, "", []string{"HOME=" + home, "DROVER_DATA_DIR=" + missing}, "kubectl", "get", "namespaces")
+	if got.code == 0 || got.out != "" || !strings.Contains(got.errOut, "run drover up first") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestKubectlKeepsItsExitCodes(t *testing.T) {
+	t.Parallel()
+	env := []string{"KUBECONFIG=" + shared.Kubeconfig}
+	if got := drover(t, "", env, "kubectl", "get", "configmap", "missing"); got.code != 1 || !strings.Contains(got.errOut, "NotFound") {
+		t.Errorf("missing object: %+v", got)
+	}
+	manifest := "{apiVersion: v1, kind: ConfigMap, metadata: {name: differs}}"
+	if got := drover(t, manifest, env, "kubectl", "apply", "-f", "-"); got.code != 0 {
+		t.Errorf("apply: %+v", got)
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"help":      {[]string{"--help"}, []string{"drover up", "purge", "kubectl"}},
+		"up help":   {[]string{"up", "--help"}, []string{"--data-dir", "--vm-driver", "--bind-address", "--port", "--without-controller"}},
+		"version":   {[]string{"version"}, []string{"drover ", "kubernetes "}},
+		"no at all": {nil, []string{"Usage:"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := drover(t, "", nil, tc.args...)
+			for _, want := range tc.want {
+				if got.code != 0 || !strings.Contains(got.out, want) {
+					t.Errorf("%q is missing in %+v", want, got)
+				}
+			}
+		})
+	}
+}
+
+// Servers outlive Drover, the next start takes them over, and purge removes
+// them when Drover is stopped.
+func TestServersOutliveDroverUntilPurge(t *testing.T) {
+	t.Parallel()
+	c := vmtest.StartCluster(t, vmtest.ClusterOptions{
+		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true, Args: []string{"--vm-driver", "fake"},
+	})
+	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
+	id := waitActive(t, c, "")
+
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if again := waitActive(t, c, ""); again != id {
+		t.Errorf("server %s was replaced by %s", id, again)
+	}
+
+	assertRefused(t, purge(t, c, "y\n"), "drover: data dir "+c.DataDir+" is in use by drover")
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	for name, answer := range map[string]string{"no": "n\n", "enter": "\n", "no answer": ""} {
+		got := purge(t, c, answer)
+		if !strings.Contains(got.out, id) || !strings.Contains(got.out, "Remove 1 server? [y/N]") {
+			t.Errorf("%s: it does not say what it would remove: %+v", name, got)
+		}
+		assertRefused(t, got, "drover: nothing was removed")
+	}
+	assertPurges(t, c, "Removed: 1 server.", "y\n")
+	assertPurges(t, c, "No servers to remove.", "")
+
+	// The object is still there and gets a new server.
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitActive(t, c, id)
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	assertPurges(t, c, "Data removed.", "", "--data", "--yes")
+	if _, err := os.Stat(c.DataDir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the data dir is still there: %v", err)
+	}
+	assertRefused(t, purge(t, c, ""), "drover: "+c.DataDir+" is no Drover data dir")
+}
+
+func purge(t *testing.T, c *vmtest.Cluster, answer string, args ...string) result {
+	t.Helper()
+	return drover(t, answer, nil, append([]string{"purge", "--data-dir", c.DataDir}, args...)...)
+}
+
+func assertPurges(t *testing.T, c *vmtest.Cluster, want, answer string, args ...string) {
+	t.Helper()
+	if got := purge(t, c, answer, args...); got.code != 0 || got.errOut != "" || !strings.Contains(got.out, want) {
+		t.Errorf("%+v, want %s", got, want)
+	}
+}
+
+// waitActive returns the ID of the server once the VM runs on one that is not
+// the given one.
+func waitActive(t *testing.T, c *vmtest.Cluster, not string) string {
+	t.Helper()
+	objects := dynamicFor(t, c.Config)
+	var id string
+	vmtest.Eventually(t, soon, "the VM is Active", func() error {
+		vm, err := objects.Resource(vms).Namespace("default").Get(t.Context(), "test-vm", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		phase, _, _ := unstructured.NestedString(vm.Object, "status", "phase")
+		id, _, _ = unstructured.NestedString(vm.Object, "status", "server", "id")
+		if phase != "Active" || id == "" || id == not {
+			return errors.New(phase + " on server " + id)
+		}
+		return nil
+	})
+	return id
+}

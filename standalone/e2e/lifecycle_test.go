@@ -1,0 +1,427 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/storage/wal"
+	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// What the API has acknowledged is there after a crash, on a disk as people
+// have it.
+func TestKill9LosesNothingAcknowledged(t *testing.T) {
+	t.Parallel()
+	c := vmtest.StartCluster(t, vmtest.ClusterOptions{Durable: true})
+	host := c.Config.Host
+	client := clientFor(t, c.Config)
+	acknowledged := make(chan string, 10000)
+	go func() {
+		defer close(acknowledged)
+		for i := 0; ; i++ {
+			name := "n" + strconv.Itoa(i)
+			if _, err := client.CoreV1().ConfigMaps("default").Create(context.Background(), configMap(name), metav1.CreateOptions{}); err != nil {
+				return
+			}
+			acknowledged <- name
+		}
+	}()
+	vmtest.Eventually(t, soon, "objects are created", func() error {
+		if len(acknowledged) < 50 {
+			return fmt.Errorf("only %d", len(acknowledged))
+		}
+		return nil
+	})
+	if err := c.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if c.Config.Host != host {
+		t.Errorf("moved from %s to %s", host, c.Config.Host)
+	}
+	client = clientFor(t, c.Config)
+	for name := range acknowledged {
+		if _, err := client.CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Watches are what holds a kube-apiserver up for a minute.
+func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
+	t.Parallel()
+	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	client := clientFor(t, c.Config)
+	for range 5 {
+		w, err := client.CoreV1().ConfigMaps("").Watch(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Stop()
+	}
+	begin := time.Now()
+	if err := c.Stop(); err != nil { // which wants exit code 0
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("took %s", took)
+	}
+	out := c.Output()
+	order := []string{"kube-controller-manager  stopped", "kube-apiserver           stopped", "etcd                     stopped"}
+	for _, line := range order {
+		_, rest, found := strings.Cut(out, line)
+		if !found {
+			t.Fatalf("%q is missing or out of order in\n%s", line, c.Output())
+		}
+		out = rest
+	}
+	if _, err := os.Stat(filepath.Join(c.DataDir, "run", "ready")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is still said to be ready: %v", err)
+	}
+}
+
+func TestASecondCtrlCEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	// An open watch makes the first one take a second or more.
+	w, err := clientFor(t, c.Config).CoreV1().ConfigMaps("").Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	if err := syscall.Kill(c.PID(), syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	vmtest.Eventually(t, soon, "it stops", func() error {
+		if !strings.Contains(c.Output(), "Stopping") {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	err = c.Stop() // the second signal
+	if err == nil || !strings.Contains(err.Error(), "exit status 130") {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestCtrlCWhileStarting(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	p, err := vmtest.StartProcess(binary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vmtest.Eventually(t, soon, "it starts", func() error {
+		if !strings.Contains(p.Output(), "etcd ") {
+			return errors.New("no etcd yet")
+		}
+		return nil
+	})
+	if err := p.Stop(); err != nil {
+		t.Errorf("%v\n%s", err, p.Output())
+	}
+	assertStarts(t, dir)
+}
+
+// assertStarts tells that what an earlier run left in the data dir is good.
+func assertStarts(t *testing.T, dir string) {
+	t.Helper()
+	vmtest.StartCluster(t, vmtest.ClusterOptions{DataDir: dir})
+}
+
+// TestCrashBeforeEtcdIsAMember : the log is there, and the entry that makes etcd
+// a member of its own cluster is not.
+func TestCrashBeforeEtcdIsAMember(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "data")
+	member := filepath.Join(dir, "etcd", "member")
+	if err := errors.Join(os.MkdirAll(filepath.Join(member, "snap"), 0o700), os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	metadata, err := (&etcdserverpb.Metadata{NodeID: 1, ClusterID: 2}).Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := wal.Create(zap.NewNop(), filepath.Join(member, "wal"), metadata)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	assertStarts(t, dir)
+}
+
+func TestCrashAnywhereInTheFirstStartIsRepaired(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "data")
+	for _, milliseconds := range []int{20, 60, 120, 250, 500, 1000, 1800} {
+		after := time.Duration(milliseconds) * time.Millisecond
+		p, err := vmtest.StartProcess(binary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The moment of the crash is what is tested; nothing is waited for.
+		time.Sleep(after)
+		if err := p.Kill(); err != nil {
+			t.Fatalf("after %s: %v\n%s", after, err, p.Output())
+		}
+	}
+	assertStarts(t, dir)
+}
+
+func TestASecondInstanceIsRefused(t *testing.T) {
+	t.Parallel()
+	got := drover(t, "", nil, "up", "--data-dir", shared.DataDir, "--port", "0")
+	want := fmt.Sprintf("drover: data dir %s is in use by drover (pid %d)", shared.DataDir, shared.PID())
+	assertRefused(t, got, want)
+	if _, err := clientFor(t, shared.Config).Discovery().ServerVersion(); err != nil {
+		t.Errorf("the first instance: %v", err)
+	}
+}
+
+// assertRefused wants one clear line and a code that is not 0.
+func assertRefused(t *testing.T, got result, want string) {
+	t.Helper()
+	if got.code != 1 || len(lines(got.errOut)) != 1 || !strings.HasPrefix(got.errOut, want) {
+		t.Errorf("code %d, printed %q and %q; want %q", got.code, got.out, got.errOut, want)
+	}
+}
+
+func TestWhatCannotStartSaysWhyInOneLine(t *testing.T) {
+	t.Parallel()
+	u, err := url.Parse(shared.Config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := t.TempDir()
+	if err := os.WriteFile(filepath.Join(foreign, "letter"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"port in use":       {[]string{"--port", u.Port()}, "drover: port " + u.Port() + " on 127.0.0.1 is in use by another program"},
+		"no address":        {[]string{"--bind-address", "here"}, `drover: --bind-address "here" is no IP address`},
+		"nothing writable":  {[]string{"--data-dir", "/proc/drover"}, "drover: "},
+		"somebody's folder": {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and is no Drover data dir"},
+		"unknown driver":    {[]string{"--vm-driver", "vmware"}, "drover: --vm-driver is \"vmware\""},
+		"unknown flag":      {[]string{"--colour"}, "drover: unknown flag: --colour"},
+		"no threads":        {[]string{"--threads", "0"}, "drover: --threads is 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"up", "--data-dir", filepath.Join(t.TempDir(), "data")}, tc.args...)
+			assertRefused(t, drover(t, "", nil, args...), tc.want)
+		})
+	}
+}
+
+func TestAKeptPortThatIsTakenIsNamed(t *testing.T) {
+	t.Parallel()
+	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(c.Config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", u.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	got := drover(t, "", nil, "up", "--data-dir", c.DataDir, "--without-controller")
+	assertRefused(t, got, "drover: port "+u.Port()+" on 127.0.0.1 is in use by another program")
+}
+
+// Neither a small disk at the start nor one that fills up later may end in a
+// page of Go. A file system of its own needs root.
+func TestAFullDiskIsNamed(t *testing.T) {
+	t.Parallel()
+	t.Run("at the start", func(t *testing.T) {
+		dir := mountTemp(t, 100)
+		got := drover(t, "", nil, "up", "--data-dir", filepath.Join(dir, "data"), "--port", "0", "--without-controller")
+		assertRefused(t, got, "drover: the disk of "+dir)
+	})
+	t.Run("while it runs", func(t *testing.T) {
+		dir := mountTemp(t, 400)
+		c, err := vmtest.NewCluster(vmtest.ClusterOptions{DataDir: filepath.Join(dir, "data")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Kill() }()
+		fill(t, filepath.Join(dir, "fill"))
+		object := configMap("large")
+		object.BinaryData = map[string][]byte{"zero": make([]byte, 700_000)}
+		client := clientFor(t, c.Config)
+		vmtest.Eventually(t, soon, "the disk is full", func() error {
+			object.Name += "x"
+			if _, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), object.DeepCopy(), metav1.CreateOptions{}); err == nil {
+				return errors.New("there was room")
+			}
+			return nil
+		})
+		want := "drover: etcd gave up: the disk of data dir " + c.DataDir + " is full"
+		vmtest.Eventually(t, soon, "it says so", func() error {
+			if !strings.Contains(c.Output(), want) {
+				return errors.New(c.Output())
+			}
+			return nil
+		})
+		if strings.Contains(c.Output(), "goroutine") {
+			t.Error(c.Output())
+		}
+	})
+}
+
+func mountTemp(t *testing.T, megabytes int) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("a file system of its own needs root")
+	}
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", megabytes)); err != nil {
+		t.Skipf("a file system of its own cannot be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// fill leaves no room on the file's disk.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	for block := make([]byte, 1<<20); err == nil; {
+		_, err = f.Write(block)
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+func TestALongDataDirPath(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long-", 40), strings.Repeat("deep/", 20), "data")
+	c := vmtest.StartCluster(t, vmtest.ClusterOptions{DataDir: dir})
+	create(t, clientFor(t, c.Config), "default", configMap("there"))
+}
+
+// Certificates are renewed while Drover runs, and those who use them notice:
+// here they are lost, which is mended in the same way.
+func TestCertificatesAreRenewedWhileItRuns(t *testing.T) {
+	t.Parallel()
+	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	waitForServiceAccount(t, c)
+	before := servedCertificate(t, c)
+	old, err := os.ReadFile(c.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"serving.pem", "admin.pem", "controller-manager.pem"} {
+		if err := os.Remove(filepath.Join(c.DataDir, "pki", file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	vmtest.Eventually(t, 3*time.Minute, "the kubeconfig has the new certificate", func() error {
+		if now, err := os.ReadFile(c.Kubeconfig); err != nil || bytes.Equal(old, now) {
+			return errors.Join(errors.New("it has the old one"), err)
+		}
+		return nil
+	})
+	vmtest.Eventually(t, 3*time.Minute, "the API shows the new certificate", func() error {
+		if servedCertificate(t, c).Equal(before) {
+			return errors.New("it shows the old one")
+		}
+		return nil
+	})
+	waitForServiceAccount(t, c)
+	kubectl := drover(t, "", nil, "kubectl", "--kubeconfig", c.Kubeconfig, "get", "namespace", "default", "-o", "name")
+	if kubectl.code != 0 || kubectl.out != "namespace/default\n" {
+		t.Errorf("kubectl: %+v", kubectl)
+	}
+}
+
+// waitForServiceAccount tells that kube-controller-manager works.
+func waitForServiceAccount(t *testing.T, c *vmtest.Cluster) {
+	t.Helper()
+	client := clientFor(t, c.Config)
+	ns := newNamespace(t, client)
+	vmtest.Eventually(t, soon, "the namespace has its service account", func() error {
+		_, err := client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+func servedCertificate(t *testing.T, c *vmtest.Cluster) *x509.Certificate {
+	t.Helper()
+	u, err := url.Parse(c.Config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(c.Config.CAData)
+	dialer := &tls.Dialer{Config: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}}
+	conn, err := dialer.DialContext(t.Context(), "tcp", u.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	secured, ok := conn.(*tls.Conn)
+	if !ok {
+		t.Fatal("no TLS")
+	}
+	return secured.ConnectionState().PeerCertificates[0]
+}
+
+// Damaged certificates are made anew at the next start, and a damaged kubeconfig
+// is written again.
+func TestAStartRepairsItsFiles(t *testing.T) {
+	t.Parallel()
+	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"kubeconfig", "pki/serving.pem", "pki/admin.pem", "pki/ca.crt"} {
+		if err := os.WriteFile(filepath.Join(c.DataDir, file), []byte("half a fi"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := clientFor(t, c.Config).Discovery().ServerVersion(); err != nil {
+		t.Error(err)
+	}
+}

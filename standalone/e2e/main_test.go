@@ -1,0 +1,124 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package e2e tests the program drover from the outside: `drover up` and
+// what it promises, on real parts. Start with cluster_test.go for what its API
+// does, lifecycle_test.go for how it starts and ends.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// shared is for tests that leave the cluster as they found it.
+var shared *vmtest.Cluster
+
+func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &shared, vmtest.ClusterOptions{})) }
+
+// soon is how long a busy machine may take for what is usually done at once.
+const soon = 60 * time.Second
+
+// result of a program that ended.
+type result struct {
+	code        int
+	out, errOut string
+}
+
+// drover runs the program to its end, without the tester's own settings.
+func drover(t *testing.T, stdin string, env []string, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	cmd := exec.CommandContext(ctx, binary(t), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG=", "DROVER_DATA_DIR=")
+	cmd.Env = append(cmd.Env, env...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewBufferString(stdin), &out, &errOut
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return result{code: cmd.ProcessState.ExitCode(), out: out.String(), errOut: errOut.String()}
+}
+
+func binary(t *testing.T) string {
+	t.Helper()
+	path, err := vmtest.DroverBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func clientFor(t *testing.T, config *rest.Config) kubernetes.Interface {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func dynamicFor(t *testing.T, config *rest.Config) dynamic.Interface {
+	t.Helper()
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+func create(t *testing.T, client kubernetes.Interface, namespace string, object *corev1.ConfigMap) *corev1.ConfigMap {
+	t.Helper()
+	made, err := client.CoreV1().ConfigMaps(namespace).Create(t.Context(), object, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// newNamespace is removed after the test.
+func newNamespace(t *testing.T, client kubernetes.Interface) string {
+	t.Helper()
+	ns, err := client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = client.CoreV1().Namespaces().Delete(context.Background(), ns.Name, metav1.DeleteOptions{})
+	})
+	return ns.Name
+}
+
+func lines(text string) []string {
+	return slices.DeleteFunc(bytesLines(text), func(line string) bool { return line == "" })
+}
+
+func bytesLines(text string) []string {
+	var all []string
+	for line := range bytes.Lines([]byte(text)) {
+		all = append(all, string(bytes.TrimRight(line, "\n")))
+	}
+	return all
+}

@@ -1,0 +1,210 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+)
+
+// diary notes what happens, in order.
+type diary struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (d *diary) note(line string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lines = append(d.lines, line)
+}
+
+func (d *diary) Ready(name string, _ time.Duration)      { d.note(name + " ready") }
+func (d *diary) Stopping()                               { d.note("stopping") }
+func (d *diary) Stopped(name string, _ time.Duration)    { d.note(name + " stopped") }
+func (d *diary) LeftBehind(name string, _ time.Duration) { d.note(name + " left behind") }
+
+func (d *diary) assert(t *testing.T, want ...string) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !slices.Equal(d.lines, want) {
+		t.Errorf("got  %s\nwant %s", strings.Join(d.lines, ", "), strings.Join(want, ", "))
+	}
+}
+
+func runner(d *diary) *Runner {
+	return &Runner{Clock: clock.RealClock{}, Observer: d}
+}
+
+// wellBehaved runs until it is told to stop.
+func wellBehaved(name string, d *diary) Part {
+	return Part{
+		Name: name, StopBy: time.Minute, Within: time.Minute,
+		Run: func(ctx context.Context) error {
+			d.note(name + " runs")
+			<-ctx.Done()
+			d.note(name + " ends")
+			return ctx.Err()
+		},
+		Ready: func(context.Context) error { return nil },
+	}
+}
+
+func nothing() error { return nil }
+
+func TestPartsStartInOrderAndStopInReverse(t *testing.T) {
+	d := &diary{}
+	ctx, cancel := context.WithCancel(t.Context())
+	step := Part{Name: "step", Within: time.Minute, Ready: func(context.Context) error { d.note("step done"); return nil }}
+	first, second := wellBehaved("first", d), wellBehaved("second", d)
+	first.Ready, second.Ready = waitForNote(d, "first runs"), waitForNote(d, "second runs")
+	err := runner(d).Run(ctx, []Part{first, step, second}, func() error {
+		d.note("up")
+		cancel()
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	d.assert(
+		t, "first runs", "first ready", "step done", "step ready", "second runs", "second ready", "up",
+		"stopping", "second ends", "second stopped", "first ends", "first stopped",
+	)
+}
+
+func waitForNote(d *diary, line string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for ctx.Err() == nil {
+			d.mu.Lock()
+			found := slices.Contains(d.lines, line)
+			d.mu.Unlock()
+			if found {
+				return nil
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return ctx.Err()
+	}
+}
+
+func TestTheDeathOfOneEndsAll(t *testing.T) {
+	broken := errors.New("broken")
+	for name, tc := range map[string]struct {
+		end  error
+		want string
+	}{
+		"with an error":    {broken, "second failed: broken"},
+		"without an error": {nil, "second ended by itself"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &diary{}
+			isUp := make(chan struct{})
+			dying := Part{Name: "second", Run: func(context.Context) error { <-isUp; return tc.end }}
+			err := runner(d).Run(t.Context(), []Part{wellBehaved("first", d), dying}, func() error {
+				close(isUp)
+				return nil
+			})
+			if err == nil || err.Error() != tc.want || !errors.Is(err, tc.end) && tc.end != nil {
+				t.Errorf("got %v, want %s", err, tc.want)
+			}
+			if last := d.lines[len(d.lines)-1]; last != "first stopped" {
+				t.Errorf("ends with %s", last)
+			}
+		})
+	}
+}
+
+func TestADeathAtTheStartIsToldAndNotTheWait(t *testing.T) {
+	d := &diary{}
+	dying := Part{
+		Name: "first", Within: time.Minute, StopBy: time.Minute,
+		Run:   func(context.Context) error { return errors.New("port in use") },
+		Ready: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+	}
+	err := runner(d).Run(t.Context(), []Part{dying, wellBehaved("second", d)}, nothing)
+	if err == nil || err.Error() != "first failed: port in use" {
+		t.Errorf("got %v", err)
+	}
+	d.assert(t, "stopping", "first stopped")
+}
+
+func TestAPartThatIsNotReadyInTime(t *testing.T) {
+	d := &diary{}
+	slow := wellBehaved("slow", d)
+	slow.Within = 10 * time.Millisecond
+	slow.Ready = func(ctx context.Context) error {
+		<-ctx.Done()
+		return errors.New("connection refused")
+	}
+	err := runner(d).Run(t.Context(), []Part{slow}, nothing)
+	if err == nil || err.Error() != "slow was not ready within 10ms: connection refused" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAStopWhileStartingIsNoError(t *testing.T) {
+	d := &diary{}
+	ctx, cancel := context.WithCancel(t.Context())
+	waits := wellBehaved("waits", d)
+	waits.Ready = func(ctx context.Context) error {
+		cancel()
+		<-ctx.Done()
+		return errors.New("not ready yet")
+	}
+	err := runner(d).Run(ctx, []Part{waits, wellBehaved("never", d)}, nothing)
+	if err != nil {
+		t.Errorf("got %v", err)
+	}
+	if slices.Contains(d.lines, "never runs") {
+		t.Error("went on starting")
+	}
+}
+
+func TestUpThatFailsStopsAll(t *testing.T) {
+	d := &diary{}
+	full := errors.New("disk full")
+	err := runner(d).Run(t.Context(), []Part{wellBehaved("first", d)}, func() error { return full })
+	if !errors.Is(err, full) {
+		t.Errorf("got %v", err)
+	}
+	if last := d.lines[len(d.lines)-1]; last != "first stopped" {
+		t.Errorf("ends with %s", last)
+	}
+}
+
+// A part that hangs must not keep those below it from a clean stop.
+func TestAPartThatHangsIsLeftBehindInTime(t *testing.T) {
+	d := &diary{}
+	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
+	ctx, cancel := context.WithCancel(t.Context())
+	release := make(chan struct{})
+	defer close(release)
+	hangs := Part{Name: "hangs", StopBy: 8 * time.Second, Run: func(context.Context) error { <-release; return nil }}
+	below := wellBehaved("below", d)
+	below.Run = func(ctx context.Context) error { <-ctx.Done(); return nil }
+	ended := make(chan error, 1)
+	go func() {
+		r := &Runner{Clock: clock, Observer: d}
+		ended <- r.Run(ctx, []Part{below, hangs}, func() error { cancel(); return nil })
+	}()
+	for !clock.HasWaiters() {
+		time.Sleep(time.Millisecond)
+	}
+	clock.Step(7 * time.Second)
+	d.assert(t, "below ready", "hangs ready", "stopping")
+	clock.Step(time.Second)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	d.assert(t, "below ready", "hangs ready", "stopping", "hangs left behind", "below stopped")
+}

@@ -1,0 +1,240 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package outage
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestDeletionWaitsForTheController : without one, the object and the server
+// stay; with one, both go.
+func TestDeletionWaitsForTheController(t *testing.T) {
+	w := rig.Start(t)
+	controller := w.Run(t)
+	vms := map[string]*api.VirtualMachine{}
+	for _, name := range drivers {
+		vms[name] = w.Active(t, small("vm-"+name, name))
+	}
+	controller.MustStop(t)
+	for _, vm := range vms {
+		_, message, err := w.Kubectl(t, "", "delete", "vm", vm.Name, "--timeout=2s")
+		if err == nil || !strings.Contains(message, "timed out") {
+			t.Errorf("kubectl delete ended with %v: %s", err, message)
+		}
+		w.HasServers(t, vm, 1, time.Second)
+	}
+	w.Run(t)
+	for _, vm := range vms {
+		w.AwaitGone(t, vm, rig.Soon)
+		w.HasServers(t, vm, 0, time.Second)
+	}
+}
+
+// TestCrashBeforeTheCreation : the finalizer and the binding are written, the
+// server is not made, and the next controller has another default driver.
+func TestCrashBeforeTheCreation(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	w.Faults(t, `vm: {hang: true}`)
+	first := w.Spawn(t, nil, "--vm-driver=fake,docker")
+	vm := w.Create(t, small("vm", ""))
+	w.Await(t, vm, rig.Soon, bound("fake/"), rig.Phase(api.PhaseCreating, api.ReasonCreating))
+	first.MustKill()
+	w.HasServers(t, vm, 0, time.Second)
+
+	w.Faults(t, "")
+	w.Run(t, "--vm-driver=docker,fake")
+	vm = w.Await(t, vm, rig.Soon, rig.Active, bound("fake/"))
+	if vm.Status.Driver != "fake" || w.Fake(t, vm.UID) == nil {
+		t.Errorf("it landed elsewhere: %s", rig.Show(vm))
+	}
+	w.HasServers(t, vm, 1, time.Second)
+}
+
+// TestBoundAndNeverCreated is the same the other way round: what a controller
+// that crashed has left is written by hand.
+func TestBoundAndNeverCreated(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	info := w.Run(t, "--vm-driver=docker")
+	to := w.Active(t, small("probe", "docker")).Annotations[api.AnnotationBound]
+	info.MustStop(t)
+	vm := w.Create(t, small("vm", "").Bound(to))
+	w.Run(t, "--vm-driver=fake,docker")
+	vm = w.Await(t, vm, rig.Soon, rig.Active)
+	if vm.Status.Driver != "docker" || len(rig.Containers(t, vm.UID)) != 1 || len(w.Fakes(t)) != 0 {
+		t.Errorf("it landed elsewhere: %s", rig.Show(vm))
+	}
+}
+
+func bound(to string) rig.Check {
+	return func(vm *api.VirtualMachine) error {
+		if have := vm.Annotations[api.AnnotationBound]; !strings.HasPrefix(have, to) || len(vm.Finalizers) == 0 {
+			return fmt.Errorf("bound to %q, finalizers %v: want %q", have, vm.Finalizers, to)
+		}
+		return nil
+	}
+}
+
+// TestRestartIsNotRepeated by controllers that come after, whenever the first
+// one was killed.
+func TestRestartIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	var vms []*api.VirtualMachine
+	controller := w.Spawn(t, nil)
+	for _, name := range drivers {
+		vms = append(vms, w.Active(t, small("vm-"+name, name).Image(vmtest.GuestPlain)))
+	}
+	for _, vm := range vms {
+		w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
+	}
+	controller.MustKill()
+	for range 2 {
+		controller = w.Spawn(t, nil)
+		for _, vm := range vms {
+			now := w.Await(t, vm, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
+				if !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt) {
+					return fmt.Errorf("status.restartedAt is %v", vm.Status.RestartedAt)
+				}
+				return nil
+			})
+			now = edited(t, w, now, fmt.Sprintf("%dm", 100+time.Now().UnixMilli()%100))
+			if now.Status.RestartCount != 1 || now.Status.Server.ID != vm.Status.Server.ID {
+				t.Errorf("%s: %s", vm.Name, rig.Show(now))
+			}
+		}
+		controller.MustStop()
+	}
+}
+
+// storm is a user who is busy while the controller is killed again and again.
+type storm struct {
+	w      *rig.World
+	driver string
+	random *rand.Rand
+	made   int
+	vms    map[types.UID]*api.VirtualMachine
+}
+
+// TestKillStorms : however a controller is killed while users create, change
+// and delete VMs, in the end every VM has one server, and no server lacks one.
+func TestKillStorms(t *testing.T) {
+	t.Parallel()
+	for name, rounds := range map[string]int{"fake": 15, "docker": 6} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			s := &storm{w: rig.Start(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
+			if name == "fake" {
+				s.w.Faults(t, `"*": {latency: 20ms}`)
+			}
+			args := []string{"--vm-driver=" + name, "--orphan-grace=2s"}
+			for range rounds {
+				controller := s.w.Spawn(t, nil, args...)
+				s.rage(t, time.Now().Add(time.Duration(500+s.random.IntN(1500))*time.Millisecond))
+				controller.MustKill()
+				s.rage(t, time.Now().Add(100*time.Millisecond))
+			}
+			s.w.Spawn(t, nil, args...)
+			s.calm(t)
+		})
+	}
+}
+
+func (s *storm) rage(t *testing.T, until time.Time) {
+	t.Helper()
+	for time.Now().Before(until) {
+		s.meddle(t)
+		time.Sleep(time.Duration(20+s.random.IntN(80)) * time.Millisecond)
+	}
+}
+
+// meddle does one thing that a user may do.
+func (s *storm) meddle(t *testing.T) {
+	t.Helper()
+	vm := s.any()
+	switch do := s.random.IntN(10); {
+	case vm == nil || len(s.vms) < 4 || do < 3 && len(s.vms) < 10:
+		s.made++
+		vm = s.w.Create(t, small(fmt.Sprintf("vm-%d", s.made), s.driver).Grace(1))
+		s.vms[vm.UID] = vm
+	case do < 6:
+		s.w.Delete(t, vm)
+		delete(s.vms, vm.UID)
+	case do < 8:
+		actions := []api.Action{api.ActionActive, api.ActionStopped, api.ActionPaused}
+		s.w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = actions[s.random.IntN(3)] })
+	case do < 9:
+		s.w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
+	default:
+		s.w.Edit(t, vm, func(vm *api.VirtualMachine) {
+			vm.Spec.Resource[api.ResourceCPU] = quantity(fmt.Sprintf("%dm", 100+s.random.IntN(100)))
+		})
+	}
+}
+
+func (s *storm) any() *api.VirtualMachine {
+	for _, vm := range s.vms {
+		return vm
+	}
+	return nil
+}
+
+// calm waits until all is as the objects say.
+func (s *storm) calm(t *testing.T) {
+	t.Helper()
+	phases := map[api.Action]api.Phase{
+		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
+	}
+	for _, vm := range s.vms {
+		s.w.Await(t, vm, 2*rig.Soon, rig.Condition(api.ConditionReady, metav1.ConditionTrue), func(vm *api.VirtualMachine) error {
+			if vm.Status.Phase != phases[vm.Spec.Action] {
+				return fmt.Errorf("phase %s for action %s", vm.Status.Phase, vm.Spec.Action)
+			}
+			return nil
+		})
+	}
+	vmtest.Eventually(t, rig.Soon, "the objects and the servers are those that there should be", func() error {
+		list, err := s.w.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		servers := s.servers(t)
+		if len(list.Items) != len(s.vms) || len(servers) != len(s.vms) {
+			return fmt.Errorf("%d objects and %d servers, want %d", len(list.Items), len(servers), len(s.vms))
+		}
+		for uid := range s.vms {
+			if servers[uid] != 1 {
+				return fmt.Errorf("%d servers of %s", servers[uid], uid)
+			}
+		}
+		return nil
+	})
+}
+
+// servers counts the servers by UID.
+func (s *storm) servers(t *testing.T) map[types.UID]int {
+	t.Helper()
+	counts := map[types.UID]int{}
+	for uid := range s.w.Fakes(t) {
+		counts[uid]++
+	}
+	for _, c := range s.w.AllContainers(t) {
+		counts[types.UID(c.Labels["cloudnative.tw/uid"])]++
+	}
+	return counts
+}

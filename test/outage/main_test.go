@@ -1,0 +1,45 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package outage tests what goes wrong around Drover, on real parts: engines
+// that stop and come back, controllers that are killed, servers without a VM,
+// and several Drovers on one engine. Every test has a cluster of its own.
+package outage
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+func TestMain(m *testing.M) { os.Exit(rig.Main(m, openDocker)) }
+
+func openDocker() (func() error, error) {
+	_, err := vmtest.OpenDocker()
+	return func() error { return nil }, err
+}
+
+var drivers = []string{"docker", "fake"}
+
+// small is a VM that a test's machine can have many of.
+func small(name, driver string) *vmtest.Builder {
+	return vmtest.VM(name).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
+}
+
+func quantity(text string) resource.Quantity { return resource.MustParse(text) }
+
+// sameServer wants the server that a VM had before, never started again.
+func sameServer(before *api.VirtualMachine) rig.Check {
+	return func(vm *api.VirtualMachine) error {
+		if vm.Status.Server == nil || vm.Status.Server.ID != before.Status.Server.ID || vm.Status.RestartCount != before.Status.RestartCount {
+			return fmt.Errorf("server %+v, %d restarts: want server %s, %d restarts", vm.Status.Server, vm.Status.RestartCount, before.Status.Server.ID, before.Status.RestartCount)
+		}
+		return nil
+	}
+}

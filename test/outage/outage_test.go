@@ -1,0 +1,256 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package outage
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// engine is an engine that can be stopped and started.
+type engine struct {
+	driver      string
+	stop, start func()
+}
+
+// startWithEngine runs a controller on an engine that can be stopped.
+func startWithEngine(t *testing.T, driver string) (*rig.World, engine) {
+	t.Helper()
+	w := rig.Start(t)
+	if driver == "fake" {
+		w.Run(t)
+		return w, engine{driver, func() { w.Faults(t, `"*": {engineUnavailable: true}`) }, func() { w.Faults(t, "") }}
+	}
+	proxy := vmtest.NewProxy(t)
+	w.Spawn(t, proxy.Env())
+	return w, engine{driver, proxy.Cut, proxy.Restore}
+}
+
+func other(driver string) string {
+	if driver == "fake" {
+		return "docker"
+	}
+	return "fake"
+}
+
+// TestOutage : the VMs of an engine that is stopped become Unknown, those of
+// the other one go on, and all is as before when it returns.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, engine := startWithEngine(t, name)
+			kept, stopped := w.Active(t, small("kept", name)), w.Active(t, small("stopped", name))
+			elsewhere := w.Active(t, small("elsewhere", other(name)))
+			w.Edit(t, stopped, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
+			stopped = w.Await(t, stopped, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+
+			engine.stop()
+			begin := time.Now()
+			for _, vm := range []*api.VirtualMachine{kept, stopped} {
+				w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
+					rig.Condition(api.ConditionObserved, metav1.ConditionFalse), rig.Condition(api.ConditionReady, metav1.ConditionUnknown))
+			}
+			if took := time.Since(begin); took < shownAfter-100*time.Millisecond {
+				t.Errorf("the outage was shown after %s, want not before it has lasted 5 s", took)
+			}
+			meanwhile := w.Create(t, small("meanwhile", name))
+			unaffected := w.Active(t, small("unaffected", other(name)))
+			w.Await(t, elsewhere, time.Second, rig.Active, sameServer(elsewhere))
+			w.Await(t, meanwhile, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable))
+
+			engine.start()
+			w.Await(t, kept, rig.Soon, rig.Active, sameServer(kept))
+			w.Await(t, stopped, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked), sameServer(stopped))
+			w.Await(t, meanwhile, rig.Soon, rig.Active)
+			for _, vm := range []*api.VirtualMachine{kept, stopped, meanwhile, elsewhere, unaffected} {
+				w.HasServers(t, vm, 1, time.Second)
+			}
+		})
+	}
+}
+
+// TestShortOutageIsNotShown, and neither is a restart of the controller.
+func TestShortOutageIsNotShown(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	proxy := vmtest.NewProxy(t)
+	controller := w.Spawn(t, proxy.Env())
+	vm := w.Active(t, small("vm", "docker"))
+	history := w.Record(t, vm)
+	lasted := outage(t, w, proxy, controller, vm)
+	// On a busy machine the engine may be back too late.
+	for tries := 1; lasted > shownAfter && tries < 5; tries++ {
+		t.Logf("the outage lasted %s: once more", lasted)
+		controller.MustStop()
+		controller = w.Spawn(t, proxy.Env())
+		vm = edited(t, w, vm, "100m")
+		history = w.Record(t, vm)
+		lasted = outage(t, w, proxy, controller, vm)
+	}
+	controller.MustStop()
+	w.Spawn(t, proxy.Env())
+	vm = edited(t, w, vm, "300m")
+	for _, version := range history.Until(t, vm) {
+		if version.Status.Phase != api.PhaseActive {
+			t.Errorf("an outage of %s was shown: version %s was %s", lasted, version.ResourceVersion, rig.Show(version))
+		}
+	}
+	if vm.Status.RestartCount != 0 {
+		t.Errorf("it was started again: %s", rig.Show(vm))
+	}
+}
+
+// shownAfter is how long an outage lasts before VMs are shown to be Unknown.
+const shownAfter = 5 * time.Second
+
+// outage cuts a controller's way to the engine, and returns for how long it was
+// cut at most.
+func outage(t *testing.T, w *rig.World, proxy *vmtest.Proxy, controller *rig.Child, vm *api.VirtualMachine) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	proxy.Cut()
+	w.AwaitLog(t, controller, "Engine lost")
+	proxy.Restore()
+	edited(t, w, vm, "200m")
+	return time.Since(begin)
+}
+
+// edited changes the CPU and waits until that is done.
+func edited(t *testing.T, w *rig.World, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
+	t.Helper()
+	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = quantity(cpu) })
+	return w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
+}
+
+// TestDeletionWithTheEngineDown waits, says why, and ends when it returns.
+func TestDeletionWithTheEngineDown(t *testing.T) {
+	t.Parallel()
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, engine := startWithEngine(t, name)
+			vm, failing := w.Active(t, small("vm", name)), w.Create(t, small("failing", name).Resource(api.ResourceCPU, "4000"))
+			// One that no controller has bound yet would go at once.
+			if name == "docker" {
+				w.Await(t, failing, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonExhausted))
+			} else {
+				w.Await(t, failing, rig.Soon, rig.Active)
+			}
+			engine.stop()
+			w.Delete(t, vm)
+			w.Delete(t, failing)
+			for _, vm := range []*api.VirtualMachine{vm, failing} {
+				w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonEngineUnavailable),
+					rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue), rig.Says("may still be there"), rig.Says("out of reach"))
+			}
+			engine.start()
+			for _, vm := range []*api.VirtualMachine{vm, failing} {
+				w.AwaitGone(t, vm, rig.Soon)
+				w.HasServers(t, vm, 0, time.Second)
+			}
+		})
+	}
+}
+
+// TestAnotherEngineAnswers : it proves nothing about a server on the first one.
+func TestAnotherEngineAnswers(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	first := w.Run(t, "--vm-driver=fake")
+	vm, doomed := w.Active(t, small("vm", "fake")), w.Active(t, small("doomed", "fake"))
+	first.MustStop(t)
+
+	for says, args := range map[string][]string{
+		"the fake engine that answers is": {"--vm-driver=fake", "--fake-dir=" + t.TempDir()},
+		"driver fake does not run here":   {"--vm-driver=docker"},
+	} {
+		another := w.Run(t, args...)
+		w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), rig.Says("bound to fake/"), rig.Says(says),
+			rig.Condition(api.ConditionObserved, metav1.ConditionFalse))
+		w.Delete(t, doomed)
+		w.Await(t, doomed, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonEngineMismatch), rig.Says(says),
+			rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
+		another.MustStop(t)
+		if len(w.Fakes(t)) != 2 {
+			t.Errorf("%s: %d servers are left, want 2", says, len(w.Fakes(t)))
+		}
+	}
+
+	w.Run(t, "--vm-driver=fake")
+	w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
+	w.AwaitGone(t, doomed, rig.Soon)
+	if len(w.Fakes(t)) != 1 {
+		t.Errorf("servers %v, want one", w.Fakes(t))
+	}
+}
+
+// TestDeletionWhileCreating ends soon, and nothing is left, however the
+// creation goes on.
+func TestDeletionWhileCreating(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	w.Faults(t, `
+slow: {latency: 2s}
+fails: {failCreate: 1000000, kind: retry}
+exhausted: {failCreate: 1000000, kind: exhausted}
+invalid: {failCreate: 1000000, kind: invalid}
+`)
+	w.Run(t)
+	for name, tc := range map[string]struct {
+		check  rig.Check
+		within time.Duration
+	}{
+		"slow":      {rig.Phase(api.PhaseCreating, api.ReasonCreating), 15 * time.Second},
+		"fails":     {rig.Phase(api.PhaseFailed, api.ReasonOperationFailed), 5 * time.Second},
+		"exhausted": {rig.Phase(api.PhaseFailed, api.ReasonExhausted), 5 * time.Second},
+		"invalid":   {rig.Phase(api.PhaseFailed, api.ReasonInvalid), 5 * time.Second},
+	} {
+		vm := w.Create(t, small(name, "fake"))
+		w.Await(t, vm, rig.Soon, tc.check)
+		w.Delete(t, vm)
+		w.AwaitGone(t, vm, tc.within)
+	}
+	if all := w.Fakes(t); len(all) != 0 {
+		t.Errorf("servers are left: %v", all)
+	}
+}
+
+// TestAnswerThatGotLost : the engine did it and nobody heard. It is done once.
+func TestAnswerThatGotLost(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	w.Faults(t, `vm: {succeedThenTimeout: true}`)
+	w.Run(t)
+	vm := w.Create(t, small("vm", "fake"))
+	var id string
+	vmtest.Eventually(t, rig.Soon, "the server is made", func() error {
+		r := w.Fake(t, vm.UID)
+		if r == nil {
+			return errors.New("there is none")
+		}
+		id = r.ID
+		return nil
+	})
+	w.Faults(t, "") // a driver that never answers can have nothing confirmed
+	w.Await(t, vm, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
+		if vm.Status.Server.ID != id {
+			return fmt.Errorf("the server is %s, not %s", vm.Status.Server.ID, id)
+		}
+		return nil
+	})
+	w.HasServers(t, vm, 1, time.Second)
+	w.Delete(t, vm)
+	w.AwaitGone(t, vm, rig.Soon)
+	w.HasServers(t, vm, 0, time.Second)
+}

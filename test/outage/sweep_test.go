@@ -1,0 +1,180 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package outage
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// abandon has the VM go and leave its server: the finalizer is removed by hand.
+func abandon(t *testing.T, w *rig.World, vm *api.VirtualMachine) {
+	t.Helper()
+	w.Delete(t, vm)
+	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
+	w.AwaitGone(t, vm, rig.Soon)
+}
+
+// TestOrphan : a server whose VM went without Drover is removed after the grace
+// period, by whichever engine runs it, and an event tells.
+func TestOrphan(t *testing.T) {
+	t.Parallel()
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := rig.Start(t)
+			first := w.Run(t)
+			vm, kept := w.Active(t, small("vm", name)), w.Active(t, small("kept", name))
+			first.MustStop(t)
+			abandon(t, w, vm)
+			w.HasServers(t, vm, 1, time.Second)
+
+			begin := time.Now()
+			w.Run(t, "--orphan-grace=3s")
+			w.HasServers(t, vm, 0, rig.Soon)
+			if took := time.Since(begin); took < 3*time.Second {
+				t.Errorf("it was removed after %s, within its grace period", took)
+			}
+			if e := w.AwaitEvent(t, vm, api.EventOrphanDeleted); !strings.Contains(e.Note, "no VirtualMachine") {
+				t.Errorf("the event says %q", e.Note)
+			}
+			w.HasServers(t, kept, 1, time.Second)
+			w.Await(t, kept, time.Second, rig.Active, sameServer(kept))
+		})
+	}
+}
+
+// TestOrphanPolicyReport leaves it, and tells.
+func TestOrphanPolicyReport(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	plant(t, w, 1)
+	w.Run(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-policy=report")
+	w.AwaitEvent(t, nil, api.EventOrphanFound)
+	if len(w.Fakes(t)) != 1 {
+		t.Errorf("servers %v, want the one", w.Fakes(t))
+	}
+}
+
+// plant adds servers without a VM to the fake engine.
+func plant(t *testing.T, w *rig.World, n int) {
+	t.Helper()
+	for i := range n {
+		w.EditFake(t, types.UID(fmt.Sprintf("orphan-%d", i)), func(r *fake.Record) {
+			r.Namespace, r.Name, r.State = "default", fmt.Sprintf("orphan-%d", i), driver.StateRunning
+		})
+	}
+}
+
+// TestSweepFreezes when suspiciously many servers look orphaned, until a person
+// allows it.
+func TestSweepFreezes(t *testing.T) {
+	t.Parallel()
+	w := rig.Start(t)
+	first := w.Run(t, "--vm-driver=fake")
+	vm := w.Active(t, small("vm", "fake"))
+	first.MustStop(t)
+	plant(t, w, 4)
+
+	address := freeAddress(t)
+	frozen := w.Spawn(t, nil, "--vm-driver=fake", "--orphan-grace=1s", "--metrics-bind-address="+address)
+	if e := w.AwaitEvent(t, nil, api.EventOrphanSweepFrozen); !strings.Contains(e.Note, "4 of 5") || !strings.Contains(e.Note, "--orphan-max=4") {
+		t.Errorf("the event says %q", e.Note)
+	}
+	page := metrics(t, address)
+	if up, n := page.Sum("drover_orphan_sweep_frozen", `driver="fake"`), page.Sum("drover_orphan_servers", `driver="fake"`); up != 1 || n != 4 {
+		t.Errorf("frozen %v, orphans %v, want 1 and 4", up, n)
+	}
+	vmtest.Always(t, 4*time.Second, time.Second, "nothing is removed", func() error {
+		if n := len(w.Fakes(t)); n != 5 {
+			return fmt.Errorf("%d servers are left", n)
+		}
+		return nil
+	})
+	frozen.MustStop()
+
+	w.Run(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-max=4")
+	vmtest.Eventually(t, rig.Soon, "the orphans are removed", func() error {
+		if n := len(w.Fakes(t)); n != 1 {
+			return fmt.Errorf("%d servers are left", n)
+		}
+		return nil
+	})
+	w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+func metrics(t *testing.T, address string) rig.Metrics {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	page, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page
+}
+
+// TestTwoInstallations on the same engines : neither touches the other's
+// servers, its sweeps included.
+func TestTwoInstallations(t *testing.T) {
+	t.Parallel()
+	one, two := rig.Start(t), rig.Start(t)
+	two.FakeDir = one.FakeDir
+	for _, w := range []*rig.World{one, two} {
+		w.Run(t, "--orphan-grace=1s")
+	}
+	var ones, twos []*api.VirtualMachine
+	for _, name := range drivers {
+		ones = append(ones, one.Active(t, small("vm-"+name, name)))
+		twos = append(twos, two.Active(t, small("vm-"+name, name)))
+	}
+	// Each has an orphan to sweep, so that each is known to have swept.
+	for _, w := range []*rig.World{one, two} {
+		uid := types.UID("orphan-of-" + w.ID)
+		w.EditFake(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
+		gone := small("orphan", "fake").UID(string(uid)).Obj()
+		w.HasServers(t, gone, 0, rig.Soon)
+	}
+	// Both see that the other's servers are none of theirs.
+	for n := range ones {
+		one.Delete(t, ones[n])
+		one.AwaitGone(t, ones[n], rig.Soon)
+		one.HasServers(t, ones[n], 0, time.Second)
+		two.HasServers(t, twos[n], 1, time.Second)
+		two.Await(t, twos[n], time.Second, rig.Active, sameServer(twos[n]))
+	}
+}
