@@ -37,10 +37,10 @@ const stopControllerBy = 5500 * time.Millisecond
 // host can be called that.
 const holder = "drover_up"
 
-// patient are the times of an election in which it matters little how soon
+// relaxedElection are the times of an election in which it matters little how soon
 // another process takes over, and much that a slow disk does not end this one,
 // and the API with it.
-func patient() leader.Settings {
+func relaxedElection() leader.Settings {
 	return leader.Settings{
 		Lease: time.Minute, Renew: 40 * time.Second, Retry: 5 * time.Second,
 		Request: 5 * time.Second, Margin: time.Second,
@@ -54,14 +54,14 @@ func patient() leader.Settings {
 func newControllerOptions() *app.Options {
 	o := app.NewOptions()
 	o.MetricsAddress, o.HealthAddress, o.OwnCRD = "0", "0", true
-	o.HolderIdentity, o.LeaseLockNamespace, o.Election = holder, metav1.NamespaceDefault, patient()
+	o.HolderIdentity, o.LeaseLockNamespace, o.Election = holder, metav1.NamespaceDefault, relaxedElection()
 	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, holder+"_") }
 	return o
 }
 
 // controllerParts are Drover's own controller and, before it, the choice of its
 // drivers, which a person wants to see.
-func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []supervisor.Part {
+func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []supervisor.Component {
 	if o.controller.Drivers.QEMUDir == "" {
 		o.controller.Drivers.QEMUDir = filepath.Join(plane.Dir.Drivers(), "qemu")
 	}
@@ -69,7 +69,7 @@ func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) 
 		o.controller.Drivers.FakeDir = filepath.Join(plane.Dir.Drivers(), "fake")
 	}
 	o.controller.Drivers.Private = []string{string(plane.Dir.Layout)}
-	return []supervisor.Part{
+	return []supervisor.Component{
 		{Name: "drivers", Within: time.Minute, Ready: func(ctx context.Context) error {
 			return o.chooseDrivers(ctx, plane, news)
 		}},
@@ -77,10 +77,10 @@ func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) 
 	}
 }
 
-func (o *upOptions) controllerPart(plane *controlplane.Config) supervisor.Part {
+func (o *upOptions) controllerPart(plane *controlplane.Config) supervisor.Component {
 	started := make(chan struct{})
 	o.controller.Started = func() { close(started) }
-	return supervisor.Part{
+	return supervisor.Component{
 		Name: "drover-controller", Within: time.Minute, StopBy: stopControllerBy,
 		Run: func(ctx context.Context) error {
 			ctrl.SetLogger(klog.Background())
@@ -120,7 +120,7 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 	}
 	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, bound, registry.Options{
 		Settings: o.controller.Drivers, ClusterID: cluster,
-		Clock: clock.RealClock{}, Log: logr.New(&newsSink{news: news}),
+		Clock: clock.RealClock{}, Log: logr.New(&consoleSink{news: news}),
 	})
 	if err != nil {
 		return err

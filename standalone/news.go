@@ -11,35 +11,35 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// newsSink shows log lines that a person should see, as the choice of drivers.
-type newsSink struct {
+// consoleSink shows log lines that a person should see, as the choice of drivers.
+type consoleSink struct {
 	news   *progress
 	values []any
 }
 
 // Init implements logr.LogSink.
-func (s *newsSink) Init(logr.RuntimeInfo) {}
+func (s *consoleSink) Init(logr.RuntimeInfo) {}
 
 // Enabled implements logr.LogSink: details are for the log alone.
-func (s *newsSink) Enabled(level int) bool { return level == 0 }
+func (s *consoleSink) Enabled(level int) bool { return level == 0 }
 
 // Info implements logr.LogSink.
-func (s *newsSink) Info(_ int, msg string, keysAndValues ...any) {
+func (s *consoleSink) Info(_ int, msg string, keysAndValues ...any) {
 	s.news.printf("    %s%s\n", msg, pairs(append(slices.Clip(s.values), keysAndValues...)))
 }
 
 // Error implements logr.LogSink.
-func (s *newsSink) Error(err error, msg string, keysAndValues ...any) {
+func (s *consoleSink) Error(err error, msg string, keysAndValues ...any) {
 	s.Info(0, msg, append(keysAndValues, "error", err)...)
 }
 
 // WithValues implements logr.LogSink.
-func (s *newsSink) WithValues(keysAndValues ...any) logr.LogSink {
-	return &newsSink{news: s.news, values: append(slices.Clip(s.values), keysAndValues...)}
+func (s *consoleSink) WithValues(keysAndValues ...any) logr.LogSink {
+	return &consoleSink{news: s.news, values: append(slices.Clip(s.values), keysAndValues...)}
 }
 
 // WithName implements logr.LogSink.
-func (s *newsSink) WithName(string) logr.LogSink { return s }
+func (s *consoleSink) WithName(string) logr.LogSink { return s }
 
 func pairs(keysAndValues []any) string {
 	var b strings.Builder

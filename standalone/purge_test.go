@@ -73,7 +73,7 @@ func (h *host) run(t *testing.T, name, image string) (target driver.Target, pid 
 	vmtest.Eventually(t, patience, name+" runs", func() error {
 		s, err := h.Ensure(t.Context(), spec)
 		if err == nil && s.State != driver.StateRunning {
-			err = errors.New(string(s.State) + " " + s.Doing)
+			err = errors.New(string(s.State) + " " + s.Progress)
 		}
 		return err
 	})

@@ -150,7 +150,7 @@ func (o *upOptions) askedPort() *int {
 	return &o.port
 }
 
-func (o *upOptions) parts(plane *controlplane.Config, news *progress) ([]supervisor.Part, error) {
+func (o *upOptions) parts(plane *controlplane.Config, news *progress) ([]supervisor.Component, error) {
 	parts, err := plane.Parts()
 	if err != nil || o.withoutController {
 		return parts, err

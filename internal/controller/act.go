@@ -21,12 +21,12 @@ import (
 // reports done when the object has been let go. Its error is the API's, or that
 // this process may not act, or that a restart cannot be begun: then it does not
 // report either. Other errors of the engine are part of the pass.
-func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
+func (r *Reconciler) act(ctx context.Context, p *reconciliation) (done bool, err error) {
 	if p.plan.step == stepFinish {
 		return r.finish(ctx, p)
 	}
 	if p.plan.intent {
-		if written, err := r.intend(ctx, p); !written || err != nil {
+		if written, err := r.recordIntent(ctx, p); !written || err != nil {
 			return false, err
 		}
 	}
@@ -38,7 +38,7 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 	if driver.MayNotAct(result.err) {
 		return false, result.err
 	}
-	p.settle(ctx, result)
+	p.recordOutcome(ctx, result)
 	return false, nil
 }
 
@@ -47,7 +47,7 @@ func (r *Reconciler) act(ctx context.Context, p *pass) (done bool, err error) {
 // finished with the object or created the server, and behind users. Once in a pass
 // is enough: later writes fail with a conflict. Unless it is confirmed the pass
 // decides anew.
-func (r *Reconciler) confirm(ctx context.Context, p *pass) (confirmed bool, err error) {
+func (r *Reconciler) confirm(ctx context.Context, p *reconciliation) (confirmed bool, err error) {
 	if !p.live {
 		if err := r.confirmObject(ctx, p); err != nil {
 			return false, err
@@ -59,8 +59,8 @@ func (r *Reconciler) confirm(ctx context.Context, p *pass) (confirmed bool, err 
 	}
 	p.confirmed = true
 	if !p.fresh {
-		if err := p.look(ctx); err != nil {
-			p.fail(p.plan, err)
+		if err := p.refreshObservation(ctx); err != nil {
+			p.recordFailure(p.plan, err)
 			return false, nil
 		}
 	}
@@ -68,7 +68,7 @@ func (r *Reconciler) confirm(ctx context.Context, p *pass) (confirmed bool, err 
 		return false, nil
 	}
 	if err := r.checkElsewhere(p.vm); err != nil {
-		p.fail(p.plan, err)
+		p.recordFailure(p.plan, err)
 		return false, nil
 	}
 	return true, nil
@@ -92,7 +92,7 @@ func (r *Reconciler) checkElsewhere(vm *api.VirtualMachine) error {
 }
 
 // confirmObject has the API say that the object is as the pass has it.
-func (r *Reconciler) confirmObject(ctx context.Context, p *pass) error {
+func (r *Reconciler) confirmObject(ctx context.Context, p *reconciliation) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	now := &api.VirtualMachine{}
@@ -119,11 +119,11 @@ type outcome struct {
 
 // call runs the step beside a timer: when it is not over soon, the status says
 // what is under way. If that cannot be written, the pass's last write tells.
-func (r *Reconciler) call(ctx context.Context, p *pass) outcome {
+func (r *Reconciler) call(ctx context.Context, p *reconciliation) outcome {
 	result := make(chan outcome, 1)
 	vm, plan, target := p.vm.DeepCopy(), p.plan, p.target()
 	go func() { result <- r.callDriver(ctx, vm, plan, target) }()
-	timer := r.Clock.NewTimer(silent)
+	timer := r.Clock.NewTimer(progressDelay)
 	defer timer.Stop()
 	select {
 	case o := <-result:
@@ -136,13 +136,13 @@ func (r *Reconciler) call(ctx context.Context, p *pass) outcome {
 	return <-result
 }
 
-// intend names the run that a restart is to end, and the value that it answers, once
+// recordIntent names the run that a restart is to end, and the value that it answers, once
 // the engine has said that the run is the last one: an older one would seem to have
 // been ended already. Otherwise the pass decides anew.
-func (r *Reconciler) intend(ctx context.Context, p *pass) (written bool, err error) {
+func (r *Reconciler) recordIntent(ctx context.Context, p *reconciliation) (written bool, err error) {
 	run := p.plan.endRun
 	if !p.fresh {
-		if err := p.look(ctx); err != nil {
+		if err := p.refreshObservation(ctx); err != nil {
 			return false, err // a failure in the status would name the run
 		}
 	}
@@ -155,7 +155,7 @@ func (r *Reconciler) intend(ctx context.Context, p *pass) (written bool, err err
 // writeIntent writes the operation down before it is taken, so that whoever
 // comes after a crash can tell whether it was. It fails when somebody else has
 // written the object meanwhile.
-func (r *Reconciler) writeIntent(ctx context.Context, p *pass) error {
+func (r *Reconciler) writeIntent(ctx context.Context, p *reconciliation) error {
 	before, op := p.vm.Status.Operation, p.newOperation()
 	op.Run, op.RestartedAt = p.plan.endRun, p.vm.Spec.RestartedAt
 	p.vm.Status.Operation = op
@@ -179,8 +179,8 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, pla
 		return outcome{err: err}
 	}
 	spec := serverSpec(vm)
-	spec.Target, spec.Power, spec.StopBy, spec.EndRun = target, plan.power, plan.stopBy, plan.endRun
-	hidden := r.revealInto(ctx, vm, &spec)
+	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, plan.power, plan.stopBy, plan.endRun
+	hidden := r.resolveSecrets(ctx, vm, &spec)
 	if hidden != nil && !powerOnly[plan.operation] {
 		return outcome{err: hidden}
 	}
@@ -191,7 +191,7 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, pla
 
 // target names the server that the plan was made for: if another one is there
 // by now, or none, the driver refuses.
-func (p *pass) target() driver.Target {
+func (p *reconciliation) target() driver.Target {
 	t := driver.Target{UID: p.vm.UID, Epoch: p.r.Epoch()}
 	if p.seen.Answer == inventory.Present {
 		t.ID = p.seen.Server.ID
@@ -203,7 +203,7 @@ func (p *pass) target() driver.Target {
 // state, so that a Secret that has gone does not hold them up.
 var powerOnly = map[api.OperationType]bool{api.OperationStop: true, api.OperationPause: true, api.OperationResume: true}
 
-func (r *Reconciler) revealInto(ctx context.Context, vm *api.VirtualMachine, spec *driver.ServerSpec) (err error) {
+func (r *Reconciler) resolveSecrets(ctx context.Context, vm *api.VirtualMachine, spec *driver.ServerSpec) (err error) {
 	if spec.UserData, err = r.reveal(ctx, vm.Namespace, "userData", vm.Spec.UserData); err != nil {
 		return err
 	}
@@ -211,12 +211,12 @@ func (r *Reconciler) revealInto(ctx context.Context, vm *api.VirtualMachine, spe
 	return err
 }
 
-// settle takes the step's result into the pass. After anything but a clear
+// recordOutcome takes the step's result into the pass. After anything but a clear
 // success the engine is asked what there is now.
-func (p *pass) settle(ctx context.Context, o outcome) {
+func (p *reconciliation) recordOutcome(ctx context.Context, o outcome) {
 	before, existed, callErr := p.plan, p.seen.Answer == inventory.Present, o.err
 	if callErr != nil || before.step == stepDelete {
-		if err := p.look(ctx); callErr == nil {
+		if err := p.refreshObservation(ctx); callErr == nil {
 			callErr = err
 		}
 	} else {
@@ -226,8 +226,8 @@ func (p *pass) settle(ctx context.Context, o outcome) {
 		if before.step == stepEnsure && !o.partial {
 			p.recordShown(o.server)
 		}
-		p.succeed(before, existed)
-		p.decide() //nolint:contextcheck // a readiness probe outlives the pass that starts it
+		p.recordSuccess(before, existed)
+		p.decideStep() //nolint:contextcheck // a readiness probe outlives the pass that starts it
 		if p.plan.step == before.step && p.plan.operation == before.operation && p.plan.endRun == before.endRun {
 			callErr = fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen))
 		}
@@ -236,16 +236,16 @@ func (p *pass) settle(ctx context.Context, o outcome) {
 	case errors.Is(callErr, driver.ErrNotFound) && !p.missed:
 		p.did, p.missed = "", true // it went while we acted on it: decide anew
 	case callErr != nil:
-		p.fail(before, callErr)
+		p.recordFailure(before, callErr)
 	}
 }
 
 // recordShown records what the driver said about the spec that it was shown.
-func (p *pass) recordShown(server driver.Server) {
+func (p *reconciliation) recordShown(server driver.Server) {
 	p.shown = p.vm.Generation
 	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
 	if r := server.Refused; r != nil {
-		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: clip(r.Message)}
+		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
 	}
 }
 
@@ -256,9 +256,9 @@ func stateOf(seen inventory.Observation) string {
 	return "not there"
 }
 
-// succeed clears what the status says of the operation's failures. A start that
+// recordSuccess clears what the status says of the operation's failures. A start that
 // follows a quick end is counted: it has yet to prove stable.
-func (p *pass) succeed(plan plan, existed bool) {
+func (p *reconciliation) recordSuccess(plan plan, existed bool) {
 	status := &p.vm.Status
 	p.did = plan.operation
 	p.noteSuccess(plan, existed)
@@ -279,14 +279,14 @@ func (p *pass) succeed(plan plan, existed bool) {
 		if plan.reason == api.ReasonRestarting && p.seen.Server.State == driver.StateStopping {
 			op.StartedAt = p.now() // the stop has begun, and with it the grace period
 		}
-	case !underWay(p.seen):
+	case !isUnderWay(p.seen):
 		status.Operation = nil
 	}
 }
 
-// underWay tells whether the engine still works on what was asked of it, so
+// isUnderWay tells whether the engine still works on what was asked of it, so
 // that the operation's failures are not forgotten yet.
-func underWay(seen inventory.Observation) bool {
+func isUnderWay(seen inventory.Observation) bool {
 	if seen.Answer != inventory.Present {
 		return false
 	}
@@ -298,13 +298,13 @@ func underWay(seen inventory.Observation) bool {
 	return false
 }
 
-// fail writes the operation's failure into the pass's status, where decide
+// recordFailure writes the operation's failure into the pass's status, where decide
 // finds it. An engine out of reach is no failure of the operation.
-func (p *pass) fail(plan plan, err error) {
+func (p *reconciliation) recordFailure(plan plan, err error) {
 	p.did = ""
 	if p.seen.Answer == inventory.Unknown {
 		// One look that failed does not make the engine unknown.
-		if p.seen = p.r.observe(p.vm); p.seen.Answer == inventory.Unknown {
+		if p.seen = p.r.observeServer(p.vm); p.seen.Answer == inventory.Unknown {
 			return
 		}
 	}
@@ -312,10 +312,10 @@ func (p *pass) fail(plan plan, err error) {
 	if plan.handled {
 		status.RestartedAt = p.vm.Spec.RestartedAt // the operation that said so gives way to this one
 	}
-	op := p.failing(plan)
+	op := p.failedOperation(plan)
 	op.Attempts++
 	op.Epoch = p.epoch()
-	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), clip(err.Error())
+	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), truncate(err.Error())
 	op.NextRetryTime = nil
 	if op.Failure != api.FailureRefused || p.vm.DeletionTimestamp != nil {
 		next := metav1.NewMicroTime(p.r.Clock.Now().Add(backoff(op.Attempts, op.Failure == api.FailureExhausted)))
@@ -325,8 +325,8 @@ func (p *pass) fail(plan plan, err error) {
 	p.noteFailure(plan.operation, err)
 }
 
-// failing is the operation that has failed, with the attempts before.
-func (p *pass) failing(plan plan) *api.Operation {
+// failedOperation is the operation that has failed, with the attempts before.
+func (p *reconciliation) failedOperation(plan plan) *api.Operation {
 	op := p.newOperation()
 	op.Type, op.Run = plan.operation, plan.endRun
 	switch have := p.vm.Status.Operation; {
@@ -340,13 +340,13 @@ func (p *pass) failing(plan plan) *api.Operation {
 }
 
 // newOperation is the plan's operation as it begins.
-func (p *pass) newOperation() *api.Operation {
+func (p *reconciliation) newOperation() *api.Operation {
 	return &api.Operation{Type: p.plan.operation, Generation: p.vm.Generation, StartedAt: p.now(), Epoch: p.epoch()}
 }
 
-func (p *pass) now() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
+func (p *reconciliation) now() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
 
-func (p *pass) epoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
+func (p *reconciliation) epoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
 
 // failureOf is the kind of a failure, which decides when to try again.
 func failureOf(err error) api.OperationFailure {

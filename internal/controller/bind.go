@@ -120,8 +120,8 @@ func (r *Reconciler) patch(ctx context.Context, from, to *api.VirtualMachine) (*
 // keyOf names a VirtualMachine.
 func keyOf(vm *api.VirtualMachine) types.NamespacedName { return client.ObjectKeyFromObject(vm) }
 
-// letGo tells whether the VirtualMachine is being deleted and Drover has no
+// isFinalized tells whether the VirtualMachine is being deleted and Drover has no
 // more say in it.
-func letGo(vm *api.VirtualMachine) bool {
+func isFinalized(vm *api.VirtualMachine) bool {
 	return vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer)
 }

@@ -114,16 +114,16 @@ func decide(in input) plan {
 		p = plan{quiet: true, wake: in.now.Add(bindRetry)}
 	case len(in.seen.Duplicates) > 0:
 		p = plan{phase: api.PhaseFailed, reason: api.ReasonDuplicate, message: duplicateText(in)}
-	case onHold(in):
+	case isOnHold(in):
 		p = decideHold(in)
 	default:
 		p = decidePower(in)
 	}
-	if fetching(in, p) {
-		p.step, p.reason, p.message = stepNone, api.ReasonFetching, in.seen.Server.Doing
+	if isFetching(in, p) {
+		p.step, p.reason, p.message = stepNone, api.ReasonFetching, in.seen.Server.Progress
 	}
 	// A server that was just made has no run that a restart could end.
-	p.handled = p.handled || !restartWanted(in) || in.did == api.OperationCreate
+	p.handled = p.handled || !isRestartWanted(in) || in.did == api.OperationCreate
 	p.pending, p.refused = pendingFields(in), refusedField(in)
 	if p.refused != nil && p.ready {
 		p.ready, p.stalled, p.reason, p.message = false, true, p.refused.Reason, p.refused.Message
@@ -190,13 +190,13 @@ func duplicateText(in input) string {
 func decidePower(in input) plan {
 	power := powerOf(in.vm)
 	if in.seen.Answer == inventory.Gone {
-		return creation(in, power)
+		return planCreation(in, power)
 	}
 	switch in.seen.Server.State {
 	case driver.StatePending:
 		return decidePending(in, power)
 	case driver.StateRemoving:
-		return waiting(in, api.OperationCreate, api.ReasonTerminating, "waits for the server that is being removed")
+		return planWait(in, api.OperationCreate, api.ReasonTerminating, "waits for the server that is being removed")
 	case driver.StateStopping:
 		return decideStopping(in, power)
 	case driver.StateRunning, driver.StateStarting, driver.StatePaused, driver.StateStopped, driver.StateRestarting:
@@ -222,17 +222,17 @@ func powerOf(vm *api.VirtualMachine) driver.Power {
 	return driver.PowerOn
 }
 
-func creation(in input, power driver.Power) plan {
-	p := ensure(in, api.OperationCreate, power, api.ReasonCreating, "")
+func planCreation(in input, power driver.Power) plan {
+	p := planEnsure(in, api.OperationCreate, power, api.ReasonCreating, "")
 	p.handled = in.did == api.OperationCreate
 	return p
 }
 
-// fetching tells whether the operation has been asked for already and waits for
+// isFetching tells whether the operation has been asked for already and waits for
 // an image, while the server that is there stays as it is.
-func fetching(in input, p plan) bool {
+func isFetching(in input, p plan) bool {
 	server := in.seen.Server
-	if p.step != stepEnsure || p.intent || server.Doing == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
+	if p.step != stepEnsure || p.intent || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
 		return false
 	}
 	op := in.vm.Status.Operation
@@ -244,10 +244,10 @@ func fetching(in input, p plan) bool {
 // spec has changed.
 func decidePending(in input, power driver.Power) plan {
 	server := in.seen.Server
-	if server.Doing != "" && server.Err == nil && in.shown == in.vm.Generation {
-		return waiting(in, api.OperationCreate, api.ReasonFetching, server.Doing)
+	if server.Progress != "" && server.Err == nil && in.shown == in.vm.Generation {
+		return planWait(in, api.OperationCreate, api.ReasonFetching, server.Progress)
 	}
-	return creation(in, power)
+	return planCreation(in, power)
 }
 
 // decideStopping waits for a stop, whoever asked for it, and forces it when
@@ -260,7 +260,7 @@ func decideStopping(in input, power driver.Power) plan {
 	} else {
 		power = driver.PowerOff
 	}
-	p := ensure(in, operation, power, api.ReasonStopping, in.seen.Server.Doing)
+	p := planEnsure(in, operation, power, api.ReasonStopping, in.seen.Server.Progress)
 	p.endRun = end
 	if in.now.Before(p.stopBy) {
 		p.step, p.wake = stepNone, p.stopBy
@@ -270,10 +270,10 @@ func decideStopping(in input, power driver.Power) plan {
 
 func decideOff(in input) plan {
 	if in.seen.Server.State != driver.StateStopped {
-		return ensure(in, api.OperationStop, driver.PowerOff, api.ReasonStopping, "")
+		return planEnsure(in, api.OperationStop, driver.PowerOff, api.ReasonStopping, "")
 	}
 	if needsUpdate(in) {
-		return ensure(in, api.OperationUpdate, driver.PowerOff, api.ReasonUpdating, "")
+		return planEnsure(in, api.OperationUpdate, driver.PowerOff, api.ReasonUpdating, "")
 	}
 	return plan{phase: api.PhaseStopped, reason: api.ReasonStoppedAsAsked, ready: true, handled: true, stopped: true, message: in.seen.Server.Note}
 }
@@ -282,16 +282,16 @@ func decidePaused(in input) plan {
 	switch in.seen.Server.State {
 	case driver.StatePaused:
 		if needsUpdate(in) {
-			return ensure(in, api.OperationUpdate, driver.PowerPaused, api.ReasonUpdating, "")
+			return planEnsure(in, api.OperationUpdate, driver.PowerPaused, api.ReasonUpdating, "")
 		}
 		return plan{phase: api.PhasePaused, reason: api.ReasonPausedAsAsked, ready: true, handled: true, message: in.seen.Server.Note}
 	case driver.StateStarting:
-		return waiting(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Doing)
+		return planWait(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Progress)
 	case driver.StateStopped, driver.StateRestarting:
-		return ensure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
+		return planEnsure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
 	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving:
 	}
-	return ensure(in, api.OperationPause, driver.PowerPaused, api.ReasonUpdating, "")
+	return planEnsure(in, api.OperationPause, driver.PowerPaused, api.ReasonUpdating, "")
 }
 
 func decideOn(in input) plan {
@@ -305,27 +305,27 @@ func decideOn(in input) plan {
 func decideKeptOn(in input) plan {
 	switch in.seen.Server.State {
 	case driver.StatePaused:
-		return ensure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, "")
+		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, "")
 	case driver.StateStarting:
-		return waiting(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Doing)
+		return planWait(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Progress)
 	case driver.StateStopped:
 		return decideEnded(in)
 	case driver.StateRunning, driver.StateRestarting, driver.StatePending, driver.StateStopping, driver.StateRemoving:
 	}
 	switch {
 	case needsUpdate(in):
-		return ensure(in, api.OperationUpdate, driver.PowerOn, api.ReasonUpdating, "")
+		return planEnsure(in, api.OperationUpdate, driver.PowerOn, api.ReasonUpdating, "")
 	case in.seen.Server.State == driver.StateRestarting:
-		return restarting(in)
+		return planEngineRestart(in)
 	}
-	return running(in)
+	return planRunning(in)
 }
 
-// restartWanted tells whether spec.restartedAt asks for a restart that was not
+// isRestartWanted tells whether spec.restartedAt asks for a restart that was not
 // done. A value that is there when the VM is first seen asks for none.
-func restartWanted(in input) bool {
+func isRestartWanted(in input) bool {
 	want, have := in.vm.Spec.RestartedAt, in.vm.Status.RestartedAt
-	if op := in.vm.Status.Operation; restartDone(in) {
+	if op := in.vm.Status.Operation; isRestartDone(in) {
 		if op.RestartedAt == nil {
 			return false // an older version began it
 		}
@@ -334,9 +334,9 @@ func restartWanted(in input) bool {
 	return want != nil && !want.Equal(have) && in.vm.Status.ObservedGeneration > 0
 }
 
-// restartDone tells whether the run that a restart is to end is over and another
+// isRestartDone tells whether the run that a restart is to end is over and another
 // one has begun, however that ended.
-func restartDone(in input) bool {
+func isRestartDone(in input) bool {
 	op, run := in.vm.Status.Operation, in.seen.Server.Run
 	return op != nil && op.Type == api.OperationRestart && run != "" && run != op.Run
 }
@@ -346,13 +346,13 @@ func restartDone(in input) bool {
 // it the value that it answers, so that none set later is lost.
 func decideRestart(in input) (plan, bool) {
 	op := in.vm.Status.Operation
-	under := op != nil && op.Type == api.OperationRestart && !restartDone(in)
-	if !under && (!restartWanted(in) || in.did == api.OperationCreate) {
+	under := op != nil && op.Type == api.OperationRestart && !isRestartDone(in)
+	if !under && (!isRestartWanted(in) || in.did == api.OperationCreate) {
 		return plan{}, false
 	}
-	p := ensure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
+	p := planEnsure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
 	// The stop is still to begin: what comes before it takes nothing of its time.
-	p.stopBy = in.now.Add(grace(in.vm))
+	p.stopBy = in.now.Add(gracePeriodOf(in.vm))
 	p.endRun, p.intent = in.seen.Server.Run, true
 	if under {
 		p.endRun, p.intent = op.Run, in.seen.Server.Run == op.Run && isOutdated(in.vm)
@@ -367,7 +367,7 @@ func isOutdated(vm *api.VirtualMachine) bool {
 	return want != nil && have != nil && !want.Equal(have)
 }
 
-func restarting(in input) plan {
+func planEngineRestart(in input) plan {
 	text := "the engine restarts the server"
 	if exit := in.seen.Server.Exit; exit != nil {
 		text += ", which " + exitText(exit)
@@ -378,8 +378,8 @@ func restarting(in input) plan {
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in input) plan {
 	exit := in.seen.Server.Exit
-	if exit == nil || exit.Reason == driver.ExitHostShutdown || stoppedByUs(in) {
-		return ensure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
+	if exit == nil || exit.Reason == driver.ExitHostShutdown || isStoppedByDrover(in) {
+		return planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
 	}
 	policy := in.vm.Spec.RestartPolicy
 	switch {
@@ -391,9 +391,9 @@ func decideEnded(in input) plan {
 	return startAgain(in, exit)
 }
 
-// stoppedByUs reports whether the server is off because Drover ended its run on
+// isStoppedByDrover reports whether the server is off because Drover ended its run on
 // request, or is about to.
-func stoppedByUs(in input) bool {
+func isStoppedByDrover(in input) bool {
 	status := &in.vm.Status
 	if op := status.Operation; op != nil && op.Type == api.OperationStop {
 		return true
@@ -404,7 +404,7 @@ func stoppedByUs(in input) bool {
 // startAgain starts a server that ended by itself: at once after a run that
 // lasted, ever later after runs that did not.
 func startAgain(in input, exit *driver.Exit) plan {
-	p := ensure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+exitText(exit))
+	p := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+exitText(exit))
 	attempts := crashCount(in)
 	if attempts == 0 {
 		return p
@@ -449,15 +449,15 @@ func exitText(exit *driver.Exit) string {
 	return fmt.Sprintf("ended with code %d", exit.Code)
 }
 
-// running is the plan for a server that is as it should be. After quick ends it
+// planRunning is the plan for a server that is as it should be. After quick ends it
 // keeps count until the run has proven stable.
-func running(in input) plan {
+func planRunning(in input) plan {
 	server := in.seen.Server
 	p := plan{phase: api.PhaseActive, reason: api.ReasonRunning, message: server.Note, ready: true}
 	switch {
 	case server.Err != nil:
 		p.ready, p.reason, p.message = false, api.ReasonUnresponsive, server.Err.Error()
-	case in.probe.wanted && !in.probe.ok && !probePassed(in):
+	case in.probe.wanted && !in.probe.ok && !hasProbePassed(in):
 		p.ready, p.reason, p.message = false, api.ReasonProbeFailing, in.probe.text
 	case refusedField(in) != nil: // decide reports it, for every state at rest
 	case len(pendingFields(in)) > 0:
@@ -470,11 +470,11 @@ func running(in input) plan {
 	return p
 }
 
-// probePassed tells whether a probe that was not asked yet had answered before
+// hasProbePassed tells whether a probe that was not asked yet had answered before
 // this controller came: the run is the same, and it was ready.
-func probePassed(in input) bool {
+func hasProbePassed(in input) bool {
 	status := &in.vm.Status
-	return !in.probe.asked && conditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !startedAnew(status, in.seen.Server)
+	return !in.probe.asked && conditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !hasStartedAnew(status, in.seen.Server)
 }
 
 // needsUpdate tells whether the driver must be shown the spec: it has not seen
@@ -484,9 +484,9 @@ func needsUpdate(in input) bool {
 		return true
 	}
 	if len(pendingFields(in)) > 0 {
-		return in.did == "" && startedAnew(&in.vm.Status, in.seen.Server)
+		return in.did == "" && hasStartedAnew(&in.vm.Status, in.seen.Server)
 	}
-	return drifted(in.vm, in.seen.Server.Applied)
+	return hasDrifted(in.vm, in.seen.Server.Applied)
 }
 
 // pendingFields are the fields that wait for a restart, as Ensure said last.
@@ -509,27 +509,27 @@ func refusedField(in input) *api.RefusedField {
 	return in.vm.Status.RefusedField
 }
 
-func startedAnew(status *api.VirtualMachineStatus, server driver.Server) bool {
+func hasStartedAnew(status *api.VirtualMachineStatus, server driver.Server) bool {
 	return status.StartTime != nil && !server.StartedAt.IsZero() && !status.StartTime.Time.Equal(server.StartedAt.Truncate(time.Microsecond))
 }
 
-// drifted tells whether somebody changed the server's size behind our back.
-func drifted(vm *api.VirtualMachine, have driver.Resources) bool {
+// hasDrifted tells whether somebody changed the server's size behind our back.
+func hasDrifted(vm *api.VirtualMachine, have driver.Resources) bool {
 	want := resourcesOf(vm)
 	return have.CPUMilli != 0 && have.CPUMilli != want.CPUMilli ||
 		have.MemoryBytes != 0 && have.MemoryBytes != want.MemoryBytes
 }
 
-// ensure is a plan to call the driver's Ensure.
-func ensure(in input, operation api.OperationType, power driver.Power, reason, message string) plan {
-	p := waiting(in, operation, reason, message)
+// planEnsure is a plan to call the driver's Ensure.
+func planEnsure(in input, operation api.OperationType, power driver.Power, reason, message string) plan {
+	p := planWait(in, operation, reason, message)
 	p.step, p.power = stepEnsure, power
-	p.stopBy = beganAt(in, operation).Add(grace(in.vm))
+	p.stopBy = beganAt(in, operation).Add(gracePeriodOf(in.vm))
 	return p
 }
 
-// waiting is a plan to let an operation that is under way go on.
-func waiting(in input, operation api.OperationType, reason, message string) plan {
+// planWait is a plan to let an operation that is under way go on.
+func planWait(in input, operation api.OperationType, reason, message string) plan {
 	phase := api.PhaseCreating
 	if in.seen.Answer == inventory.Present {
 		switch in.seen.Server.State {
@@ -551,7 +551,7 @@ func beganAt(in input, operation api.OperationType) time.Time {
 	return in.now
 }
 
-func grace(vm *api.VirtualMachine) time.Duration {
+func gracePeriodOf(vm *api.VirtualMachine) time.Duration {
 	if s := vm.Spec.ShutdownGracePeriodSeconds; s != nil {
 		return time.Duration(*s) * time.Second
 	}

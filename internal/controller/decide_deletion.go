@@ -21,15 +21,15 @@ const elsewherePeriod = 30 * time.Second
 func decideDeletion(in input) plan {
 	switch {
 	case engineMismatch(in) != "":
-		return blocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
+		return planBlocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
 	case in.seen.Answer == inventory.Unknown:
 		return decideDeletionUnknown(in)
 	case len(in.seen.Duplicates) > 0:
-		return blocked(in, duplicateText(in))
+		return planBlocked(in, duplicateText(in))
 	case in.seen.Answer == inventory.Gone:
 		return decideDeletionGone(in)
 	}
-	p := terminating(api.OperationDelete, api.ReasonTerminating, in.seen.Server.Doing)
+	p := planTermination(api.OperationDelete, api.ReasonTerminating, in.seen.Server.Progress)
 	p.step = stepDelete
 	if in.vm.Spec.DeletionPolicy == api.DeletionRetain {
 		p.operation, p.reason, p.retain = api.OperationRelease, api.ReasonReleasing, true
@@ -43,7 +43,7 @@ func decideDeletionUnknown(in input) plan {
 	if p, short := shortOutage(in); short {
 		return p
 	}
-	p := blocked(in, "the server may still be there, and the deletion goes on when the engine answers: "+in.seen.Cause.Error())
+	p := planBlocked(in, "the server may still be there, and the deletion goes on when the engine answers: "+in.seen.Cause.Error())
 	p.unobserved = true
 	return p
 }
@@ -52,7 +52,7 @@ func decideDeletionUnknown(in input) plan {
 // the engine is told to delete even what is not there: a leader that was halted
 // in a creation, and goes on when the object is no more, is then fenced off.
 func decideDeletionGone(in input) plan {
-	p := terminating(api.OperationDelete, api.ReasonTerminating, "")
+	p := planTermination(api.OperationDelete, api.ReasonTerminating, "")
 	if in.now.Before(in.seen.SettlesAt) {
 		p.wake = in.seen.SettlesAt
 		p.message = fmt.Sprintf("a creation timed out and may still come to its end: looks again at %s", in.seen.SettlesAt.UTC().Format(time.RFC3339))
@@ -60,7 +60,7 @@ func decideDeletionGone(in input) plan {
 		return p
 	}
 	if in.elsewhere != "" {
-		p := blocked(in, in.elsewhere)
+		p := planBlocked(in, in.elsewhere)
 		p.operation = "" // nothing is under way
 		p.wake = in.now.Add(elsewherePeriod)
 		return p
@@ -81,8 +81,8 @@ func isUnproven(vm *api.VirtualMachine) bool {
 // decideDeletionStop lets a running guest shut down until its grace period,
 // counted from the deletion, is over. A stop that fails is tried again until then.
 func decideDeletionStop(in input) (plan, bool) {
-	p := terminating(api.OperationStop, api.ReasonStopping, in.seen.Server.Doing)
-	p.power, p.stopBy = driver.PowerOff, in.since.deletion.Add(grace(in.vm))
+	p := planTermination(api.OperationStop, api.ReasonStopping, in.seen.Server.Progress)
+	p.power, p.stopBy = driver.PowerOff, in.since.deletion.Add(gracePeriodOf(in.vm))
 	if !in.now.Before(p.stopBy) {
 		return plan{}, false
 	}
@@ -107,7 +107,7 @@ func deletionStopTry(in input, p plan) plan {
 	}
 	if next := nextTry(in); in.now.Before(next) {
 		p.step, p.message, p.blocked = stepNone, op.LastError, true
-		p.reason, p.nextTry, p.wake = op.Reason, next, earlier(p.stopBy, next)
+		p.reason, p.nextTry, p.wake = op.Reason, next, earliest(p.stopBy, next)
 	}
 	return p
 }
@@ -117,7 +117,7 @@ func deletionStopTry(in input, p plan) plan {
 func afterRemoval(in input, p plan) plan {
 	op := in.vm.Status.Operation
 	switch {
-	case op != nil && op.Type == p.operation && stillHolds(in) && in.now.Before(nextTry(in)):
+	case op != nil && op.Type == p.operation && isStillWaiting(in) && in.now.Before(nextTry(in)):
 		p.step, p.wake, p.nextTry, p.blocked = stepNone, nextTry(in), nextTry(in), true
 		p.reason = op.Reason
 		p.message = fmt.Sprintf("%s; next try at %s", op.LastError, p.wake.UTC().Format(time.RFC3339))
@@ -127,12 +127,12 @@ func afterRemoval(in input, p plan) plan {
 	return p
 }
 
-func terminating(operation api.OperationType, reason, message string) plan {
+func planTermination(operation api.OperationType, reason, message string) plan {
 	return plan{operation: operation, phase: api.PhaseTerminating, reason: reason, message: message}
 }
 
-func blocked(in input, message string) plan {
-	p := terminating(api.OperationDelete, api.ReasonTerminating, message)
+func planBlocked(in input, message string) plan {
+	p := planTermination(api.OperationDelete, api.ReasonTerminating, message)
 	p.blocked = true
 	switch {
 	case engineMismatch(in) != "":

@@ -12,23 +12,23 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// onHold reports whether a failed operation waits for its next try. One that was
+// isOnHold reports whether a failed operation waits for its next try. One that was
 // refused waits for a new spec, or for another leader: that one may have other
 // settings, such as the registries that it allows.
-func onHold(in input) bool {
+func isOnHold(in input) bool {
 	op := in.vm.Status.Operation
-	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || isCrashing(op) || !stillHolds(in) {
+	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || isCrashing(op) || !isStillWaiting(in) {
 		return false
 	}
 	return op.Failure == api.FailureRefused && op.Epoch == in.epoch || in.now.Before(nextTry(in))
 }
 
-// stillHolds reports whether nothing has come up that ends the wait of a failed
+// isStillWaiting reports whether nothing has come up that ends the wait of a failed
 // operation: a new spec, a server that differs from what the last try left, or
 // an engine that came back.
-func stillHolds(in input) bool {
+func isStillWaiting(in input) bool {
 	op := in.vm.Status.Operation
-	if in.vm.Generation != op.Generation || !asLeft(in.vm.Status.Server, in.seen) {
+	if in.vm.Generation != op.Generation || !isAsLeft(in.vm.Status.Server, in.seen) {
 		return false
 	}
 	return op.NextRetryTime == nil || !in.seen.BackSince.After(in.since.failure)
@@ -44,9 +44,9 @@ func nextTry(in input) time.Time {
 	return in.since.failure.Add(backoff(op.Attempts, op.Failure == api.FailureExhausted))
 }
 
-// asLeft tells whether the server is what the status says. No server and one
+// isAsLeft tells whether the server is what the status says. No server and one
 // that is still being fetched are the same thing here.
-func asLeft(left *api.ServerStatus, seen inventory.Observation) bool {
+func isAsLeft(left *api.ServerStatus, seen inventory.Observation) bool {
 	none := seen.Answer == inventory.Gone || seen.Server.State == driver.StatePending
 	if left == nil || left.State == string(driver.StatePending) {
 		return none
@@ -58,7 +58,7 @@ func decideHold(in input) plan {
 	op := in.vm.Status.Operation
 	p := plan{phase: api.PhaseFailed, reason: op.Reason, operation: op.Type, message: op.LastError, wake: nextTry(in), nextTry: nextTry(in)}
 	if in.seen.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.seen.Server.State) {
-		p.phase = waiting(in, "", "", "").phase
+		p.phase = planWait(in, "", "", "").phase
 	}
 	p.stalled = op.Failure == api.FailureRefused
 	return p

@@ -280,7 +280,7 @@ func TestDecide(t *testing.T) {
 	unsettled := gone()
 	unsettled.SettlesAt = t0.Add(20 * time.Second)
 	fetching := func(doing string, err error) inventory.Observation {
-		return change(present(driver.StatePending), func(s *driver.Server) { s.ID, s.Doing, s.Err = "", doing, err })
+		return change(present(driver.StatePending), func(s *driver.Server) { s.ID, s.Progress, s.Err = "", doing, err })
 	}
 	tests := map[string]struct {
 		vm     *vmtest.Builder
@@ -405,8 +405,8 @@ func TestDecide(t *testing.T) {
 		"a restart forces the stop":                  {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Minute, "run-1")), seen: present(driver.StateStopping), want: "ensure On Restart => Active Stopping", check: restarts(false)},
 		"a restart of what was made anew is no more": {vm: observed().RestartedAt(t0), seen: present(driver.StateRunning), change: did(api.OperationCreate), want: "wait => Active Running ready"},
 		"a restart while it is to be off is no more": {vm: observed().RestartedAt(t0).Action(api.ActionStopped), seen: ended(0), want: "wait => Stopped StoppedAsAsked ready", check: isHandled},
-		"a restart that waits for an image":          {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Doing = "pulling" }), want: "wait Restart => Active Fetching", check: says("pulling")},
-		"a start that waits for an image":            {vm: observed(), seen: change(ended(1), func(s *driver.Server) { s.Doing = "pulling" }), change: did(api.OperationStart), want: "wait Start => Creating Fetching"},
+		"a restart that waits for an image":          {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Progress = "pulling" }), want: "wait Restart => Active Fetching", check: says("pulling")},
+		"a start that waits for an image":            {vm: observed(), seen: change(ended(1), func(s *driver.Server) { s.Progress = "pulling" }), change: did(api.OperationStart), want: "wait Start => Creating Fetching"},
 		"a start after an image was fetched":         {vm: observed().Status(operation(api.OperationStart, time.Second, "")), seen: ended(1), want: "ensure On Start => Creating Restarting"},
 		"a restart whose image took its time":        {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Hour, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: stopsBy(30 * time.Second)},
 		"a restart whose new run has ended":          {vm: observed().RestartPolicy(api.RestartNever).RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-0")), seen: ended(0), want: "wait => Stopped Completed ready", check: isHandled},

@@ -16,13 +16,13 @@ import (
 
 // finish lets the object go, but only if the engine itself has just said that
 // the server is gone; otherwise the pass goes on with what it said.
-func (r *Reconciler) finish(ctx context.Context, p *pass) (done bool, err error) {
+func (r *Reconciler) finish(ctx context.Context, p *reconciliation) (done bool, err error) {
 	if !controllerutil.ContainsFinalizer(p.base, v1alpha1.FinalizerServer) {
 		return true, nil
 	}
 	if !p.fresh {
-		if err := p.look(ctx); err != nil {
-			p.fail(p.plan, err)
+		if err := p.refreshObservation(ctx); err != nil {
+			p.recordFailure(p.plan, err)
 			return false, nil
 		}
 	}

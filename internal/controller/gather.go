@@ -36,8 +36,8 @@ func (r *Reconciler) forget(key types.NamespacedName) {
 }
 
 // gather puts the VirtualMachine and the inventory's answer side by side.
-func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
-	p := &pass{r: r, base: vm, vm: vm.DeepCopy(), seen: r.observe(vm)}
+func (r *Reconciler) gather(vm *api.VirtualMachine) *reconciliation {
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: r.observeServer(vm)}
 	if left := r.recent.unreported(vm); left != nil {
 		p.vm.Status, p.notes, p.acted = *left.status.DeepCopy(), left.notes, true
 	} else {
@@ -47,15 +47,15 @@ func (r *Reconciler) gather(vm *api.VirtualMachine) *pass {
 	if p.vm.Status.Server != nil {
 		p.shown = p.vm.Status.Server.Generation
 	}
-	if p.seen.Server.State == driver.StateStopped && stoppedByUs(input{vm: p.vm, seen: p.seen}) {
+	if p.seen.Server.State == driver.StateStopped && isStoppedByDrover(input{vm: p.vm, seen: p.seen}) {
 		p.stoppedRun = p.seen.Server.Run
 	}
 	return p
 }
 
-// look renews what is known of the server by asking the engine. An engine that
+// refreshObservation renews what is known of the server by asking the engine. An engine that
 // does not answer at all is unknown afterwards.
-func (p *pass) look(ctx context.Context) error {
+func (p *reconciliation) refreshObservation(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	seen, err := p.r.Inventory.Look(ctx, p.vm.UID)
@@ -93,7 +93,7 @@ func (c *recent) unreported(vm *api.VirtualMachine) *unreported {
 }
 
 // keepUnreported remembers what the pass did, unless that was written.
-func (p *pass) keepUnreported() {
+func (p *reconciliation) keepUnreported() {
 	c := &p.r.recent
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -118,7 +118,7 @@ func (c *recent) newer(key types.NamespacedName, cached *api.VirtualMachine) *ap
 	if own == nil {
 		return cached
 	}
-	if own.UID == cached.UID && letGo(own) {
+	if own.UID == cached.UID && isFinalized(own) {
 		return own // the object goes with this write, which has no version of its own
 	}
 	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)

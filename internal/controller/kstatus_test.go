@@ -22,7 +22,7 @@ import (
 func kstatusOf(t *testing.T, vm *api.VirtualMachine, in input) status.Status {
 	t.Helper()
 	r := &Reconciler{Driver: in.driver, Drivers: in.drivers, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &pass{r: r, base: vm, vm: vm.DeepCopy(), seen: in.seen, plan: decide(in)}
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: in.seen, plan: decide(in)}
 	vm = vm.DeepCopy()
 	vm.Status = p.status(t0)
 	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"

@@ -27,8 +27,8 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// strayName is the lane of VirtualMachines whose driver does not run here.
-const strayName = "none"
+// unassigned is the lane of VirtualMachines whose driver does not run here.
+const unassigned = "none"
 
 // An object whose write failed is tried again after 5 ms, doubling to 10 s.
 const (
@@ -88,7 +88,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, err
 func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
 	name := r.Driver
 	if name == "" {
-		name, threads = strayName, 1
+		name, threads = unassigned, 1
 	}
 	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
 		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
@@ -109,7 +109,7 @@ func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
 	if err := c.Watch(source.Func(takeOver)); err != nil || r.Inventory == nil {
 		return err
 	}
-	return c.Watch(source.Func(r.follow))
+	return c.Watch(source.Func(r.followInventory))
 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
@@ -123,7 +123,7 @@ func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, re
 		},
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue) {
 			r.recent.caughtUp(e.ObjectNew)
-			if priority, ok := worth(e.ObjectOld, e.ObjectNew); ok {
+			if priority, ok := enqueuePriority(e.ObjectOld, e.ObjectNew); ok {
 				r.enqueue(q, e.ObjectNew, priority)
 			}
 		},
@@ -136,8 +136,8 @@ func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, re
 // enqueue adds a VirtualMachine of this driver to the queue. A standby's queue stays
 // empty: takeOver fills it.
 func (r *Reconciler) enqueue(q queue, vm *api.VirtualMachine, priority int) {
-	if driverOf(vm, r.Drivers) == r.Driver && !r.standsBy() {
-		add(q, keyOf(vm), priority)
+	if driverOf(vm, r.Drivers) == r.Driver && !r.isStandby() {
+		addToQueue(q, keyOf(vm), priority)
 	}
 }
 
@@ -148,8 +148,8 @@ func startPriority(e event.TypedCreateEvent[*api.VirtualMachine]) int {
 	return max(rank(e.Object), prioUser)
 }
 
-// worth tells whether a change of the object needs a look, and how soon.
-func worth(old, vm *api.VirtualMachine) (priority int, ok bool) {
+// enqueuePriority tells whether a change of the object needs a look, and how soon.
+func enqueuePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
 	switch {
 	case old.DeletionTimestamp == nil && vm.DeletionTimestamp != nil, old.UID != vm.UID:
 		return prioDeletion, true
@@ -165,10 +165,10 @@ func worth(old, vm *api.VirtualMachine) (priority int, ok bool) {
 	return 0, false
 }
 
-// follow puts a VirtualMachine into the queue when its server changed, and all of
+// followInventory puts a VirtualMachine into the queue when its server changed, and all of
 // the lane when nobody can tell whose changed: by one scan of the cache at a time,
 // and one more for all that is told meanwhile.
-func (r *Reconciler) follow(ctx context.Context, q queue) error {
+func (r *Reconciler) followInventory(ctx context.Context, q queue) error {
 	scan := make(chan struct{}, 1)
 	go func() {
 		for {
@@ -182,20 +182,20 @@ func (r *Reconciler) follow(ctx context.Context, q queue) error {
 	}()
 	asks, _ := driver.As[driver.Prober](r.Inventory.Driver)
 	r.probes = &prober{ctx: ctx, clock: r.Clock, driver: asks, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
-		add(q, key, prioEngine)
+		addToQueue(q, key, prioEngine)
 	}}
 	r.Inventory.Subscribe(func(c inventory.Change) {
 		switch {
-		case r.standsBy():
+		case r.isStandby():
 		case c.All, c.VM.Name == "" && !c.Routine:
 			select {
 			case scan <- struct{}{}:
 			default: // one that has not begun sees it too
 			}
 		case c.Routine:
-			add(q, c.VM, prioRoutine)
+			addToQueue(q, c.VM, prioRoutine)
 		default:
-			add(q, c.VM, prioEngine)
+			addToQueue(q, c.VM, prioEngine)
 		}
 	})
 	return nil
@@ -206,10 +206,10 @@ func (r *Reconciler) follow(ctx context.Context, q queue) error {
 func (r *Reconciler) addAll(ctx context.Context, q queue) {
 	for _, vm := range r.cached(ctx) {
 		priority := prioRoutine
-		if seen := r.observe(vm); seen.Answer != inventory.Unknown && !asLeft(vm.Status.Server, seen) {
+		if seen := r.observeServer(vm); seen.Answer != inventory.Unknown && !isAsLeft(vm.Status.Server, seen) {
 			priority = prioEngine
 		}
-		add(q, keyOf(vm), priority)
+		addToQueue(q, keyOf(vm), priority)
 	}
 }
 
@@ -230,15 +230,15 @@ func (r *Reconciler) cached(ctx context.Context, of ...client.ListOption) []*api
 	return vms
 }
 
-// observe is the inventory's answer about a VirtualMachine's server.
-func (r *Reconciler) observe(vm *api.VirtualMachine) inventory.Observation {
+// observeServer is the inventory's answer about a VirtualMachine's server.
+func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation {
 	if r.Inventory == nil {
 		return inventory.Observation{}
 	}
 	return r.Inventory.Get(vm.UID)
 }
 
-func add(q queue, key types.NamespacedName, priority int) {
+func addToQueue(q queue, key types.NamespacedName, priority int) {
 	req := reconcile.Request{NamespacedName: key}
 	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
 		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, req)

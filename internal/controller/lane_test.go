@@ -162,7 +162,7 @@ func TestAServerOfNobodyKnown(t *testing.T) {
 	}
 	s.lead()
 	s.next(2)
-	if err := s.r.follow(t.Context(), s.q); err != nil {
+	if err := s.r.followInventory(t.Context(), s.q); err != nil {
 		t.Fatal(err)
 	}
 	err := s.memory.Edit("uid-9", func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateRunning })
@@ -202,7 +202,7 @@ func TestScansAddUp(t *testing.T) {
 	s.next(1)
 	c := &scanned{Client: s.r.Client, running: make(chan struct{}, 100), goOn: make(chan struct{})}
 	s.r.Client = c
-	if err := s.r.follow(t.Context(), s.q); err != nil {
+	if err := s.r.followInventory(t.Context(), s.q); err != nil {
 		t.Fatal(err)
 	}
 	change := func(n int) {

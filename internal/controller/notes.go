@@ -29,9 +29,9 @@ var successReasons = map[api.OperationType]string{
 }
 
 // noteSuccess remembers what was done, once it is done to its end.
-func (p *pass) noteSuccess(plan plan, existed bool) {
+func (p *reconciliation) noteSuccess(plan plan, existed bool) {
 	reason := successReasons[plan.operation]
-	if reason == "" || underWay(p.seen) || p.vm.DeletionTimestamp != nil {
+	if reason == "" || isUnderWay(p.seen) || p.vm.DeletionTimestamp != nil {
 		return
 	}
 	if plan.operation == api.OperationUpdate && p.base.Status.ObservedGeneration < 1 {
@@ -44,7 +44,7 @@ func (p *pass) noteSuccess(plan plan, existed bool) {
 	p.notes = append(p.notes, note{corev1.EventTypeNormal, reason, string(plan.operation), text})
 }
 
-func (p *pass) noteFailure(operation api.OperationType, err error) {
+func (p *reconciliation) noteFailure(operation api.OperationType, err error) {
 	p.notes = append(p.notes, note{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
 }
 
@@ -60,7 +60,7 @@ var notable = map[string]string{
 
 // noteChange remembers what the new status tells of that no step of this pass
 // did: an operation that came to its end, and a reason worth telling.
-func (p *pass) noteChange(before *api.VirtualMachineStatus) {
+func (p *reconciliation) noteChange(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
 	if op := before.Operation; op != nil && after.Operation == nil && !isCrashing(op) && p.did == "" && len(p.notes) == 0 && successReasons[op.Type] != "" {
 		p.noteSuccess(plan{operation: op.Type}, true)
@@ -72,7 +72,7 @@ func (p *pass) noteChange(before *api.VirtualMachineStatus) {
 
 // noteCrash remembers that a server that was last reported as on has ended badly by
 // itself.
-func (p *pass) noteCrash() {
+func (p *reconciliation) noteCrash() {
 	had, server := p.vm.Status.Server, p.seen.Server
 	if had == nil || had.ID != server.ID || isOver(driver.State(had.State)) || !isOver(server.State) || p.endedByUs() {
 		return
@@ -91,14 +91,14 @@ func (p *pass) noteCrash() {
 func isOver(s driver.State) bool { return s == driver.StateStopped || s == driver.StateRestarting }
 
 // endedByUs reports whether Drover has ended the server's run, or is about to.
-func (p *pass) endedByUs() bool {
+func (p *reconciliation) endedByUs() bool {
 	op := p.vm.Status.Operation
 	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.seen.Server.Run
-	return restarted || p.vm.DeletionTimestamp != nil || stoppedByUs(input{vm: p.vm, seen: p.seen})
+	return restarted || p.vm.DeletionTimestamp != nil || isStoppedByDrover(input{vm: p.vm, seen: p.seen})
 }
 
 // emitEvents sends the events of the pass.
-func (p *pass) emitEvents(before *api.VirtualMachineStatus) {
+func (p *reconciliation) emitEvents(before *api.VirtualMachineStatus) {
 	p.noteChange(before)
 	for _, n := range p.events() {
 		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", clipNote(n.text))
@@ -107,7 +107,7 @@ func (p *pass) emitEvents(before *api.VirtualMachineStatus) {
 }
 
 // events are those of what was seen and of what was done, in this order.
-func (p *pass) events() []note {
+func (p *reconciliation) events() []note {
 	if p.crash == nil {
 		return p.notes
 	}

@@ -14,12 +14,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// laneQueue is controller-runtime's priority queue, shut down only when nobody
+// drainingQueue is controller-runtime's priority queue, shut down only when nobody
 // waits in it. In v0.24 a shutdown that meets an item on its way to a worker
 // leaves the queue locked for ever, and with it the other workers, so that a stop
 // fails (https://github.com/kubernetes-sigs/controller-runtime/issues/3538,
 // mended in v0.25, which wants Kubernetes 1.37).
-type laneQueue struct {
+type drainingQueue struct {
 	priorityqueue.PriorityQueue[reconcile.Request]
 
 	mu      sync.Mutex
@@ -29,14 +29,14 @@ type laneQueue struct {
 
 func newQueue(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Request]) queue {
 	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) queue {
-		return &laneQueue{PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[reconcile.Request]) {
+		return &drainingQueue{PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[reconcile.Request]) {
 			o.Log, o.RateLimiter = log.WithValues("controller", name), limiter
 		})}
 	}
 }
 
 // GetWithPriority implements priorityqueue.PriorityQueue.
-func (q *laneQueue) GetWithPriority() (item reconcile.Request, priority int, shutdown bool) {
+func (q *drainingQueue) GetWithPriority() (item reconcile.Request, priority int, shutdown bool) {
 	if !q.enter() {
 		return item, 0, true
 	}
@@ -45,12 +45,12 @@ func (q *laneQueue) GetWithPriority() (item reconcile.Request, priority int, shu
 }
 
 // Get implements workqueue.TypedInterface.
-func (q *laneQueue) Get() (item reconcile.Request, shutdown bool) {
+func (q *drainingQueue) Get() (item reconcile.Request, shutdown bool) {
 	item, _, shutdown = q.GetWithPriority()
 	return item, shutdown
 }
 
-func (q *laneQueue) enter() (open bool) {
+func (q *drainingQueue) enter() (open bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
@@ -60,7 +60,7 @@ func (q *laneQueue) enter() (open bool) {
 }
 
 // leave tells whether the queue was closed meanwhile. The last one shuts it down.
-func (q *laneQueue) leave() (closed bool) {
+func (q *drainingQueue) leave() (closed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting--
@@ -71,7 +71,7 @@ func (q *laneQueue) leave() (closed bool) {
 }
 
 // ShutDown gives everybody who waits something to leave with.
-func (q *laneQueue) ShutDown() {
+func (q *drainingQueue) ShutDown() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -89,4 +89,4 @@ func (q *laneQueue) ShutDown() {
 }
 
 // ShutDownWithDrain implements workqueue.TypedInterface.
-func (q *laneQueue) ShutDownWithDrain() { q.ShutDown() }
+func (q *drainingQueue) ShutDownWithDrain() { q.ShutDown() }

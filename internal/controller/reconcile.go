@@ -21,8 +21,8 @@ import (
 const (
 	// callTimeout bounds one call to a driver.
 	callTimeout = 30 * time.Second
-	// silent is how long a step may take before the status tells of it.
-	silent = 100 * time.Millisecond
+	// progressDelay is how long a step may take before the status tells of it.
+	progressDelay = 100 * time.Millisecond
 	// conflictRetry is when a write that lost a race is tried again; the watch
 	// has brought the winner's by then.
 	conflictRetry = 50 * time.Millisecond
@@ -64,7 +64,7 @@ type Reconciler struct {
 // brings them together. Steps that end at once are taken in one pass.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	vm, err := r.get(ctx, req.NamespacedName)
-	if err != nil || vm == nil || letGo(vm) {
+	if err != nil || vm == nil || isFinalized(vm) {
 		return ctrl.Result{}, err
 	}
 	if driverOf(vm, r.Drivers) != r.Driver {
@@ -81,7 +81,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	p.fresh = p.live && p.seen.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1 // it has just been bound
 	for steps := 0; ; steps++ {
 		//nolint:contextcheck // a readiness probe outlives the pass that starts it
-		if p.decide(); p.plan.step == stepNone || steps == maxSteps {
+		if p.decideStep(); p.plan.step == stepNone || steps == maxSteps {
 			break
 		}
 		if done, err := r.act(ctx, p); done || err != nil {
@@ -89,7 +89,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return retry(err)
 		}
 	}
-	return retryAfter(r.report(ctx, p))
+	return retryOnError(r.report(ctx, p))
 }
 
 // retry leaves an object that somebody else wrote, or that is gone, to the watch.
@@ -106,15 +106,15 @@ func retry(err error) (ctrl.Result, error) {
 	return ctrl.Result{}, err
 }
 
-func retryAfter(result ctrl.Result, err error) (ctrl.Result, error) {
+func retryOnError(result ctrl.Result, err error) (ctrl.Result, error) {
 	if err != nil {
 		return retry(err)
 	}
 	return result, nil
 }
 
-// pass is one run of Reconcile: what it saw, what it wants and what it did.
-type pass struct {
+// reconciliation is one run of Reconcile: what it saw, what it wants and what it did.
+type reconciliation struct {
 	r    *Reconciler
 	base *api.VirtualMachine // as the API has it
 	vm   *api.VirtualMachine // base, with the status as this pass would have it
@@ -141,9 +141,9 @@ type pass struct {
 	elsewhere string
 }
 
-// decide plans the next step. A server that the last one started is probed from
+// decideStep plans the next step. A server that the last one started is probed from
 // now on.
-func (p *pass) decide() {
+func (p *reconciliation) decideStep() {
 	p.probe = p.r.probes.check(p.base, p.seen)
 	now := p.r.Clock.Now()
 	p.plan = decide(input{

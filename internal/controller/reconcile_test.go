@@ -372,7 +372,7 @@ func TestSlowCreateShowsCreating(t *testing.T) {
 		// This is not the test's own goroutine: it must not end here.
 		deadline := time.Now().Add(20 * time.Second)
 		for g.vm().Status.Phase != api.PhaseCreating && time.Now().Before(deadline) {
-			g.clock.Step(silent)
+			g.clock.Step(progressDelay)
 			time.Sleep(time.Millisecond)
 		}
 		return live()
@@ -661,7 +661,7 @@ func TestOutageAfterARestart(t *testing.T) {
 	g.askRestart()
 	restarts := 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
-		if spec.EndRun == "" {
+		if spec.RestartRun == "" {
 			return live()
 		}
 		restarts++
@@ -744,7 +744,7 @@ func TestRestartWhoseEndFails(t *testing.T) {
 	g.askRestart()
 	restarts, others := 0, 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
-		if spec.EndRun != "" {
+		if spec.RestartRun != "" {
 			restarts++
 			_, _ = live()
 			_ = g.memory.Edit("uid-1", func(r *fake.Record) { r.State = driver.StatePaused })
@@ -912,7 +912,7 @@ func crash(t *testing.T, g *rig) {
 		t.Fatal(err)
 	}
 	p := g.r.gather(vm)
-	p.decide()
+	p.decideStep()
 	if !p.plan.intent {
 		t.Fatal("no intent")
 	}

@@ -35,7 +35,7 @@ const (
 
 // report writes the status if it changed, and then the events. A change that
 // can wait for others is put off.
-func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
+func (r *Reconciler) report(ctx context.Context, p *reconciliation) (ctrl.Result, error) {
 	now := r.Clock.Now()
 	if p.plan.step != stepNone {
 		p.plan.wake = now // the next pass goes on
@@ -44,8 +44,8 @@ func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 		return wakeAt(now, p.plan.wake), nil
 	}
 	next := p.status(now)
-	if until := calm(&p.base.Status, &next, p.did != "" || len(p.notes) > 0, now); now.Before(until) {
-		return wakeAt(now, earlier(until, p.plan.wake)), nil
+	if until := throttleUntil(&p.base.Status, &next, p.did != "" || len(p.notes) > 0, now); now.Before(until) {
+		return wakeAt(now, earliest(until, p.plan.wake)), nil
 	}
 	before := p.base.Status
 	if err := r.write(ctx, p); err != nil {
@@ -58,7 +58,7 @@ func (r *Reconciler) report(ctx context.Context, p *pass) (ctrl.Result, error) {
 
 // write puts the pass's status into the API, if it differs from what is there
 // in anything but its time. What was done is written even on the way out.
-func (r *Reconciler) write(ctx context.Context, p *pass) error {
+func (r *Reconciler) write(ctx context.Context, p *reconciliation) error {
 	now := r.Clock.Now()
 	next := p.status(now)
 	if equality.Semantic.DeepEqual(&next, &p.base.Status) {
@@ -93,11 +93,11 @@ func (r *Reconciler) mayReport() error {
 
 // status is what the status should say: a function of what it says now, the
 // plan and what was seen.
-func (p *pass) status(now time.Time) api.VirtualMachineStatus {
+func (p *reconciliation) status(now time.Time) api.VirtualMachineStatus {
 	base, plan := &p.base.Status, p.plan
 	next := *p.vm.Status.DeepCopy()
 	next.ObservedGeneration = p.vm.Generation
-	next.Phase, next.Reason, next.Message = plan.phase, plan.reason, clip(plan.message)
+	next.Phase, next.Reason, next.Message = plan.phase, plan.reason, truncate(plan.message)
 	if p.r.Driver != "" && isBound(p.vm) {
 		next.Driver = p.r.Driver
 	}
@@ -118,11 +118,13 @@ func (p *pass) status(now time.Time) api.VirtualMachineStatus {
 }
 
 // isObserved reports whether the VirtualMachine's engine has answered.
-func (p *pass) isObserved() bool { return !p.plan.unobserved && p.seen.Answer != inventory.Unknown }
+func (p *reconciliation) isObserved() bool {
+	return !p.plan.unobserved && p.seen.Answer != inventory.Unknown
+}
 
 // operation keeps the status's operation while it goes on, and while nobody can
 // tell whether it does.
-func (p *pass) operation() *api.Operation {
+func (p *reconciliation) operation() *api.Operation {
 	have, wanted := p.vm.Status.Operation, p.plan.operation
 	blind := p.plan.unobserved || p.plan.reason == api.ReasonDuplicate
 	switch {
@@ -146,7 +148,7 @@ func withNextTry(op *api.Operation, at time.Time) *api.Operation {
 }
 
 // describe copies what was seen of the server.
-func (p *pass) describe(next *api.VirtualMachineStatus) {
+func (p *reconciliation) describe(next *api.VirtualMachineStatus) {
 	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
 	if p.seen.Answer != inventory.Present {
 		return
@@ -191,7 +193,7 @@ func indexOf(asked []api.Port, open api.PortStatus, hostPort int32) int {
 
 // serverStatus is the server as seen. Usage that moved by less than a point
 // keeps its figures, so that it alone makes no write.
-func (p *pass) serverStatus() *api.ServerStatus {
+func (p *reconciliation) serverStatus() *api.ServerStatus {
 	have, seen := p.base.Status.Server, p.seen
 	if seen.Answer != inventory.Present {
 		return nil
@@ -223,11 +225,11 @@ func (p *pass) serverStatus() *api.ServerStatus {
 // round rounds to 0.01.
 func round(f float64) float64 { return math.Round(f*100) / 100 }
 
-func (p *pass) conditions(all *[]metav1.Condition, now time.Time) {
+func (p *reconciliation) conditions(all *[]metav1.Condition, now time.Time) {
 	plan := p.plan
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		meta.SetStatusCondition(all, metav1.Condition{
-			Type: kind, Status: status, Reason: reason, Message: clip(message),
+			Type: kind, Status: status, Reason: reason, Message: truncate(message),
 			ObservedGeneration: p.vm.Generation, LastTransitionTime: metav1.NewTime(now),
 		})
 	}
@@ -264,7 +266,7 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 // runningReason says why the server is on or off. Why it is off stays said until
 // it is on again, whatever else comes up meanwhile: versions before
 // status.server.stoppedRun go by that.
-func (p *pass) runningReason(have []metav1.Condition) string {
+func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
 	off := p.seen.Answer == inventory.Present && p.seen.Server.State == driver.StateStopped
 	known := meta.FindStatusCondition(have, api.ConditionRunning)
@@ -283,10 +285,10 @@ func conditionTrue(conditions []metav1.Condition, kind string) bool {
 	return meta.IsStatusConditionTrue(conditions, kind)
 }
 
-// calm says until when a change may wait: what only tells of progress, and what
+// throttleUntil says until when a change may wait: what only tells of progress, and what
 // the engine's restarter does without us. What Drover did or failed to do, as
 // acted says, is told at once.
-func calm(base, next *api.VirtualMachineStatus, acted bool, now time.Time) time.Time {
+func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Time) time.Time {
 	ours := acted || base.Operation != nil && base.Operation.Type == api.OperationRestart
 	if base.LastUpdateTime == nil || ours || base.ObservedGeneration != next.ObservedGeneration {
 		return time.Time{}
@@ -312,16 +314,16 @@ func wakeAt(now, at time.Time) ctrl.Result {
 	return ctrl.Result{RequeueAfter: max(at.Sub(now), time.Millisecond)}
 }
 
-// earlier returns the earlier of two times, of which the second may be unset.
-func earlier(a, b time.Time) time.Time {
+// earliest returns the earlier of two times, of which the second may be unset.
+func earliest(a, b time.Time) time.Time {
 	if b.IsZero() || a.Before(b) {
 		return a
 	}
 	return b
 }
 
-// clip cuts a text to what the CRD allows.
-func clip(text string) string {
+// truncate cuts a text to what the CRD allows.
+func truncate(text string) string {
 	if len(text) <= maxText {
 		return text
 	}

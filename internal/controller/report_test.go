@@ -22,7 +22,7 @@ import (
 // statusOf is the status that a pass over vm would write.
 func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
 	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &pass{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
 	return p.status(t0)
 }
 
@@ -191,7 +191,7 @@ func TestCalm(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got time.Duration
-			if until := calm(tc.base, tc.next, tc.acted, t0); !until.IsZero() {
+			if until := throttleUntil(tc.base, tc.next, tc.acted, t0); !until.IsZero() {
 				got = until.Sub(t0)
 			}
 			if got != tc.want {
@@ -207,7 +207,7 @@ func TestReportWaits(t *testing.T) {
 	vm := observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
 	r := &Reconciler{Driver: "fake", Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
 	seen := present(driver.StateRestarting)
-	p := &pass{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
 	result, err := r.report(t.Context(), p)
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
@@ -222,7 +222,7 @@ func TestEarlier(t *testing.T) {
 		"unset":  {later, time.Time{}, later},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := earlier(tc.a, tc.b); !got.Equal(tc.want) {
+			if got := earliest(tc.a, tc.b); !got.Equal(tc.want) {
 				t.Errorf("got %s", got)
 			}
 		})
@@ -230,11 +230,11 @@ func TestEarlier(t *testing.T) {
 }
 
 func TestClip(t *testing.T) {
-	long := clip(strings.Repeat("é", maxText))
+	long := truncate(strings.Repeat("é", maxText))
 	if len(long) > maxText || !utf8.ValidString(long) || !strings.HasSuffix(long, "...") {
 		t.Errorf("%d bytes, valid %v", len(long), utf8.ValidString(long))
 	}
-	if clip("short") != "short" {
+	if truncate("short") != "short" {
 		t.Error("a short text was changed")
 	}
 	if n := clipNote(strings.Repeat("x", 5000)); len(n) != 1024 {
@@ -260,7 +260,7 @@ func TestReasonOf(t *testing.T) {
 // TestReportGoesOn : a pass that ran out of steps is followed by another one.
 func TestReportGoesOn(t *testing.T) {
 	r := &Reconciler{Clock: vmtest.Clock(t0)}
-	p := &pass{r: r, base: observed().Obj(), plan: plan{step: stepEnsure, quiet: true}}
+	p := &reconciliation{r: r, base: observed().Obj(), plan: plan{step: stepEnsure, quiet: true}}
 	if result, err := r.report(t.Context(), p); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
 	}

@@ -31,7 +31,7 @@ func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		CPUMilli: r.CPUMilli, MemoryBytes: r.MemoryBytes, RootDiskBytes: r.RootDiskBytes,
 		SSHKeys:       vm.Spec.SSHAuthorizedKeys,
 		RestartPolicy: driver.RestartPolicy(vm.Spec.RestartPolicy),
-		GracePeriod:   grace(vm),
+		GracePeriod:   gracePeriodOf(vm),
 	}
 	if image := imageOf(vm.Spec.Image); image != nil {
 		spec.Image = *image

@@ -45,8 +45,8 @@ func indexRank(object client.Object) []string {
 	return []string{strconv.Itoa(rank(vm))}
 }
 
-// standsBy tells whether this process does not lead yet.
-func (r *Reconciler) standsBy() bool { return r.Epoch() == 0 }
+// isStandby tells whether this process does not lead yet.
+func (r *Reconciler) isStandby() bool { return r.Epoch() == 0 }
 
 // takeOver fills the queue once this process is elected: what is undone at once, by
 // rank, and the rest a little later. Until then nothing is queued. Nothing is missed:
@@ -70,7 +70,7 @@ func (r *Reconciler) takeOver(ctx context.Context, q queue, elected <-chan struc
 func (r *Reconciler) addUndone(ctx context.Context, q queue) {
 	for _, priority := range []int{prioDeletion, prioUser, prioEngine} {
 		for _, vm := range r.cached(ctx, client.MatchingFields{rankIndex: strconv.Itoa(priority)}) {
-			add(q, keyOf(vm), priority)
+			addToQueue(q, keyOf(vm), priority)
 		}
 	}
 	ctrl.Log.V(1).Info("Took over", "driver", r.Driver, "undone", q.Len())

@@ -27,10 +27,10 @@ type Driver interface {
 	// power state included, and returns the server as it is then. It is
 	// repeatable, even from two leaders at once: creation is atomic on the UID.
 	//
-	// While an image is fetched it returns a server in StatePending whose Doing
+	// While an image is fetched it returns a server in StatePending whose Progress
 	// tells the progress. A server that waits for a stop is returned in
 	// StateStopping. What can only change at a restart is named in Pending and
-	// left as it is until the server is started or EndRun asks for a restart.
+	// left as it is until the server is started or RestartRun asks for a restart.
 	//
 	// Errors: ErrInvalid or ErrUnsupported for a spec that cannot be honoured,
 	// ErrRetry for a missing image, ErrExhausted, ErrUnavailable, ErrFenced. Any
@@ -133,9 +133,9 @@ type ServerSpec struct {
 	// GracePeriod is how long the guest has to shut down when the host does, which
 	// no caller is there for. Every other stop has StopBy.
 	GracePeriod time.Duration
-	// EndRun names a run (Server.Run) to end before the server is started: a
+	// RestartRun names a run (Server.Run) to end before the server is started: a
 	// restart, once. It means nothing when that run is over.
-	EndRun string
+	RestartRun string
 	// PowerOnly is set where the caller could not read all of the spec, as with a
 	// Secret that is gone: the server's Power counts, and Pending is not told.
 	PowerOnly bool
@@ -233,7 +233,7 @@ type State string
 // The states.
 const (
 	// StatePending : there is no server yet, something is being fetched for it
-	// (Doing), or was and waits for the next Ensure, or the fetch failed (Err).
+	// (Progress), or was and waits for the next Ensure, or the fetch failed (Err).
 	StatePending State = "Pending"
 	// StateStarting : the server was started and is not up yet.
 	StateStarting State = "Starting"
@@ -263,8 +263,8 @@ type Server struct {
 	// Run has a new value at every start; a restart names the run it ends.
 	Run   string
 	State State
-	// Doing says what is under way, for people, for example a pull's progress.
-	Doing string
+	// Progress says what is under way, for people, for example a pull's progress.
+	Progress string
 	// Note says what of the spec the driver leaves aside, for people.
 	Note string
 	// Err is what failed in the background.

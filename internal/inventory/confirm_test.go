@@ -66,11 +66,11 @@ func TestAnExchangeAfterAnOutage(t *testing.T) {
 // TestAStreamThatClosedHasACauseOfItsOwn : not that of an outage before.
 func TestAStreamThatClosedHasACauseOfItsOwn(t *testing.T) {
 	g := newRig(t)
-	g.inv.lose(driver.Errorf(driver.ErrUnavailable, "the outage"))
+	g.inv.markUnreachable(driver.Errorf(driver.ErrUnavailable, "the outage"))
 	if err := g.inv.complete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	g.inv.lose(errWatchClosed)
+	g.inv.markUnreachable(errWatchClosed)
 	if seen := g.inv.Get("a"); !errors.Is(seen.Cause, errWatchClosed) {
 		t.Errorf("got %+v, want the cause %v", seen, errWatchClosed)
 	}

@@ -53,7 +53,7 @@ func (i *Inventory) checkFence(err error) {
 	defer i.mu.Unlock()
 	if i.fence == nil {
 		i.fence = &fence{cause: err, since: i.Clock.Now()}
-		poke(i.fenced)
+		notify(i.fenced)
 	}
 }
 

@@ -125,7 +125,7 @@ func TestAnotherEngineIsAskedSoon(t *testing.T) {
 	}
 	g.eventually("the next probe is waited for", func() bool { return g.clock.Waiters() == 3 })
 	g.exchange("third")
-	poke(g.inv.suspect)
+	notify(g.inv.suspect)
 	g.eventually("the other engine is known", func() bool { return g.inv.Get("a").EngineID == "third" })
 	before, since := g.count(&g.probes), g.clock.Now()
 	g.eventually("the other engine is asked", func() bool {

@@ -33,9 +33,9 @@ const (
 	Present
 )
 
-// settle is how long after an ambiguous creation "gone" proves nothing: the
+// settlePeriod is how long after an ambiguous creation "gone" proves nothing: the
 // engine may still carry the creation out.
-const settle = 30 * time.Second
+const settlePeriod = 30 * time.Second
 
 // Observation is an inventory's answer for one UID.
 type Observation struct {
@@ -126,15 +126,15 @@ type Inventory struct {
 // entry is what is known about one UID. It outlives the server while an action
 // is under way or a creation is unsettled.
 type entry struct {
-	servers   []driver.Server
-	touched   uint64 // seq of the last action's begin or end
-	asOf      uint64 // seq at which the list began that servers come from
-	busy      int    // actions under way
-	look      bool   // the engine named this UID since it was last looked at
-	settlesAt time.Time
-	sample    driver.Usage
-	rates     *Rates
-	told      Rates // the rates of the last Change
+	servers        []driver.Server
+	touched        uint64 // seq of the last action's begin or end
+	asOf           uint64 // seq at which the list began that servers come from
+	busy           int    // actions under way
+	look           bool   // the engine named this UID since it was last looked at
+	settlesAt      time.Time
+	sample         driver.Usage
+	rates          *Rates
+	publishedRates Rates // the rates of the last Change
 }
 
 var errNotListed = errors.New("the engine has not been listed yet")
@@ -242,7 +242,7 @@ func (i *Inventory) Look(ctx context.Context, uid types.UID) (Observation, error
 		seen = Observation{EngineID: seen.EngineID, BackSince: seen.BackSince, SettlesAt: seen.SettlesAt, DownSince: i.Clock.Now(), Cause: err}
 	}
 	if err != nil && ctx.Err() == nil {
-		poke(i.suspect)
+		notify(i.suspect)
 	}
 	return seen, err
 }
@@ -264,7 +264,7 @@ func (i *Inventory) confirm(ctx context.Context, a answer) error {
 		return nil
 	}
 	err = fmt.Errorf("the engine changed from %s to %s", known, id)
-	i.lose(err)
+	i.markUnreachable(err)
 	return err
 }
 
@@ -281,7 +281,7 @@ func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.
 			e.servers, e.settlesAt = []driver.Server{server}, time.Time{}
 			e.forgetUsage()
 		} else if len(e.servers) == 0 && driver.Ambiguous(err) {
-			e.settlesAt = i.Clock.Now().Add(settle)
+			e.settlesAt = i.Clock.Now().Add(settlePeriod)
 		}
 	})
 	i.checkAfter(err)
@@ -306,7 +306,7 @@ func (i *Inventory) Delete(ctx context.Context, t driver.Target, retain bool) er
 func (i *Inventory) checkAfter(err error) {
 	i.checkFence(err)
 	if errors.Is(err, driver.ErrUnavailable) {
-		poke(i.suspect)
+		notify(i.suspect)
 	}
 }
 
@@ -332,7 +332,7 @@ func (i *Inventory) end(uid types.UID, began uint64, record func(*entry)) {
 		record(e)
 	}
 	if e.look {
-		poke(i.dirty)
+		notify(i.dirty)
 	}
 }
 
@@ -364,7 +364,7 @@ func (i *Inventory) ask(ctx context.Context, uids ...types.UID) (answer, error) 
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{began, group(servers), uids}, nil
+	return answer{began, groupByUID(servers), uids}, nil
 }
 
 // errExchanged : an answer that may be another engine's.
@@ -377,9 +377,9 @@ func (i *Inventory) take(a answer) error {
 	return err
 }
 
-// group orders servers by UID. A retained server is no server of its UID. What
+// groupByUID orders servers by UID. A retained server is no server of its UID. What
 // it returns shares the memory of servers: who keeps a part of it copies that.
-func group(servers []driver.Server) map[types.UID][]driver.Server {
+func groupByUID(servers []driver.Server) map[types.UID][]driver.Server {
 	found := make(map[types.UID][]driver.Server, len(servers))
 	for n := range servers {
 		uid := servers[n].UID
@@ -519,8 +519,8 @@ func (i *Inventory) publish(changes []Change) {
 	}
 }
 
-// poke marks a channel of capacity one without blocking.
-func poke(c chan struct{}) {
+// notify marks a channel of capacity one without blocking.
+func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -355,8 +355,8 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 		existed bool
 		want    time.Time
 	}{
-		"timeout":                   {context.DeadlineExceeded, false, t0.Add(settle)},
-		"engine lost":               {driver.ErrUnavailable, false, t0.Add(settle)},
+		"timeout":                   {context.DeadlineExceeded, false, t0.Add(settlePeriod)},
+		"engine lost":               {driver.ErrUnavailable, false, t0.Add(settlePeriod)},
 		"clear failure":             {driver.ErrRetry, false, time.Time{}},
 		"timeout, but it was there": {context.DeadlineExceeded, true, time.Time{}},
 	} {
@@ -437,7 +437,7 @@ func TestWhatOnlyEnsureCanTellIsNoChange(t *testing.T) {
 		"state":             {func(s *driver.Server) { s.State = driver.StateStopped }, false},
 		"addresses":         {func(s *driver.Server) { s.Addresses = []string{"10.0.0.1"} }, false},
 		"ports":             {func(s *driver.Server) { s.Ports = []driver.Port{{Port: 80, HostPort: 8080}} }, false},
-		"what it is doing":  {func(s *driver.Server) { s.Doing = "pulling" }, false},
+		"what it is doing":  {func(s *driver.Server) { s.Progress = "pulling" }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			next := base

@@ -68,7 +68,7 @@ func (i *Inventory) follow(ctx context.Context) error {
 		err = i.keepUp(ctx, events)
 	}
 	if ctx.Err() == nil {
-		i.lose(err)
+		i.markUnreachable(err)
 	}
 	return err
 }
@@ -80,7 +80,7 @@ func (i *Inventory) complete(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if i.meet(before) {
+	if i.setEngine(before) {
 		i.publish([]Change{{All: true}})
 	}
 	answer, err := i.ask(ctx)
@@ -97,7 +97,7 @@ func (i *Inventory) complete(ctx context.Context) error {
 	if err := i.take(answer); err != nil {
 		return err
 	}
-	i.gain()
+	i.markReachable()
 	return nil
 }
 
@@ -107,9 +107,9 @@ func (i *Inventory) askID(ctx context.Context) (string, error) {
 	return i.id.EngineID(ctx)
 }
 
-// meet drops all that is known of another engine, its outage included, and
+// setEngine drops all that is known of another engine, its outage included, and
 // tells whether there was another one.
-func (i *Inventory) meet(id string) (exchanged bool) {
+func (i *Inventory) setEngine(id string) (exchanged bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.engineID == id {
@@ -120,7 +120,7 @@ func (i *Inventory) meet(id string) (exchanged bool) {
 	if !exchanged {
 		return false
 	}
-	poke(i.exchanged)
+	notify(i.exchanged)
 	i.seq++
 	i.met = i.seq
 	i.failed, i.downSince, i.cause = false, time.Time{}, errNotListed
@@ -134,8 +134,8 @@ func (i *Inventory) meet(id string) (exchanged bool) {
 	return true
 }
 
-// gain opens the cache for answers.
-func (i *Inventory) gain() {
+// markReachable opens the cache for answers.
+func (i *Inventory) markReachable() {
 	i.mu.Lock()
 	tell := i.neverKnown() || !i.known && i.failed
 	i.known = true
@@ -152,9 +152,9 @@ func (i *Inventory) gain() {
 	}
 }
 
-// lose closes the cache for answers. A stream that closed may be opened again
+// markUnreachable closes the cache for answers. A stream that closed may be opened again
 // at once, so that is no outage yet.
-func (i *Inventory) lose(cause error) {
+func (i *Inventory) markUnreachable(cause error) {
 	i.mu.Lock()
 	if i.known {
 		i.downSince = i.Clock.Now()
@@ -233,7 +233,7 @@ func (i *Inventory) mark(uid types.UID) {
 	e := i.entry(uid)
 	e.look, i.marked[uid] = true, true
 	if e.busy == 0 {
-		poke(i.dirty)
+		notify(i.dirty)
 	}
 }
 

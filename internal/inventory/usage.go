@@ -114,10 +114,10 @@ func (e *entry) rate(u driver.Usage, fresh time.Duration) bool {
 	e.sample = u
 	first := e.rates == nil
 	e.rates = &Rates{CPU: 100 * float64(max(u.CPU-before.CPU, 0)) / float64(span), Memory: share(u.MemoryBytes, server.Applied.MemoryBytes)}
-	if !first && !e.rates.Moved(e.told) {
+	if !first && !e.rates.Moved(e.publishedRates) {
 		return false
 	}
-	e.told = *e.rates
+	e.publishedRates = *e.rates
 	return true
 }
 
@@ -131,6 +131,6 @@ func share(part, whole int64) float64 {
 // forgetUsage drops rates that belong to a run that is over.
 func (e *entry) forgetUsage() {
 	if len(e.servers) != 1 || !runs(e.servers[0].State) || e.servers[0].Run != e.sample.Run {
-		e.sample, e.rates, e.told = driver.Usage{}, nil, Rates{}
+		e.sample, e.rates, e.publishedRates = driver.Usage{}, nil, Rates{}
 	}
 }

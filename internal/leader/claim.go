@@ -30,7 +30,7 @@ var errRival = errors.New("another Drover leads in this cluster")
 // claim is what a Lock knows of the cluster's claim: which Lease leads. All replicas
 // that elect on one Lease share it; those of another Lease may not lead.
 type claim struct {
-	sight     sight
+	sight     observedLease
 	rival     string // the other Lease that has it
 	reported  string // the rival that was seen at work, and reported
 	forbidden bool   // this process may not write it, which was reported

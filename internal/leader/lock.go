@@ -40,9 +40,9 @@ type Options struct {
 	// Boot is BootTime, but for tests.
 	Boot func() time.Duration
 	Log  logr.Logger
-	// Dead tells of a holder that certainly is no more, so that nobody has to
+	// HolderGone tells of a holder that certainly is no more, so that nobody has to
 	// wait its Lease out; nil knows of none.
-	Dead func(holder string) bool
+	HolderGone func(holder string) bool
 	// Warm returns when this process could act at once; until then it leaves the
 	// Lease to others. Nil is always.
 	Warm func(ctx context.Context) error
@@ -65,7 +65,7 @@ type Lock struct {
 	lost  chan struct{}
 
 	mu      sync.Mutex
-	sight   sight
+	sight   observedLease
 	changed chan struct{} // closed when sight changes
 	leading bool
 	over    error // why this process cannot lead any more
@@ -78,8 +78,8 @@ var _ resourcelock.Interface = (*Lock)(nil)
 
 // NewLock returns a Lock; somebody has to run its Watch.
 func NewLock(o Options) *Lock {
-	if o.Dead == nil {
-		o.Dead = func(string) bool { return false }
+	if o.HolderGone == nil {
+		o.HolderGone = func(string) bool { return false }
 	}
 	if o.Warm == nil {
 		o.Warm = func(context.Context) error { return nil }
@@ -204,7 +204,7 @@ func (l *Lock) read(ctx context.Context) error {
 			return err
 		}
 	}
-	l.see(func(s *sight, now time.Duration) bool {
+	l.see(func(s *observedLease, now time.Duration) bool {
 		return s.seeLive(lease, version, asked, now, l.o.Settings.Lease)
 	})
 	return nil
@@ -212,13 +212,13 @@ func (l *Lock) read(ctx context.Context) error {
 
 // see takes in what was seen, wakes who waits and, for a leader, draws the
 // consequences.
-func (l *Lock) see(take func(s *sight, now time.Duration) bool) {
+func (l *Lock) see(take func(s *observedLease, now time.Duration) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seeLocked(take)
 }
 
-func (l *Lock) seeLocked(take func(s *sight, now time.Duration) bool) {
+func (l *Lock) seeLocked(take func(s *observedLease, now time.Duration) bool) {
 	before := l.sight.holder()
 	if take(&l.sight, l.o.Boot()) {
 		close(l.changed)
@@ -338,8 +338,8 @@ func (l *Lock) win(answer *coordinationv1.Lease, epoch uint64, sent time.Duratio
 }
 
 // newer takes a Lease in if it is newer than what was seen.
-func (l *Lock) newer(lease *coordinationv1.Lease, version uint64) func(*sight, time.Duration) bool {
-	return func(s *sight, now time.Duration) bool { return s.see(lease, version, now, l.o.Settings.Lease) }
+func (l *Lock) newer(lease *coordinationv1.Lease, version uint64) func(*observedLease, time.Duration) bool {
+	return func(s *observedLease, now time.Duration) bool { return s.see(lease, version, now, l.o.Settings.Lease) }
 }
 
 // renew tells the others to wait on, and extends the guard from the moment of

@@ -295,7 +295,7 @@ func TestDeadHolder(t *testing.T) {
 		pass(time.Second)
 		first.kill()
 		second := start(t, api, "up_2", DefaultSettings(), func(o *Options) {
-			o.Dead = func(holder string) bool { return holder == "up_1" }
+			o.HolderGone = func(holder string) bool { return holder == "up_1" }
 		})
 		pass(atOnce)
 		wantLeader(t, second, second)
@@ -517,7 +517,7 @@ func TestOnlyARenewalIsWork(t *testing.T) {
 		"edited by hand":         {func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = new(int32(30)) }, false},
 		"deleted and made again": {func(l *coordinationv1.Lease) { l.UID, l.Spec.RenewTime = "2", at(3) }, false},
 	} {
-		s, lease := sight{}, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{UID: "1"}, Spec: spec}
+		s, lease := observedLease{}, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{UID: "1"}, Spec: spec}
 		s.see(lease, 1, time.Second, time.Minute)
 		next := lease.DeepCopy()
 		c.change(next)
@@ -537,7 +537,7 @@ func TestSightKeepsToTheNewest(t *testing.T) {
 		}
 	}
 	const usual = 15 * time.Second
-	s := sight{}
+	s := observedLease{}
 	s.see(lease("a"), 9, time.Second, usual)
 	if s.see(lease("old"), 8, 2*time.Second, usual) || s.holder() != "a" {
 		t.Errorf("what is older was taken: %q", s.holder())

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 )
 
-// sight is what a replica knows of the Lease.
-type sight struct {
+// observedLease is what a replica knows of the Lease.
+type observedLease struct {
 	known bool
 	// version is the resourceVersion of the newest that was seen.
 	version uint64
@@ -29,7 +29,7 @@ type sight struct {
 }
 
 // see takes what a watch or an answer showed. What is not newer is left alone.
-func (s *sight) see(lease *coordinationv1.Lease, version uint64, now time.Duration, usual time.Duration) bool {
+func (s *observedLease) see(lease *coordinationv1.Lease, version uint64, now time.Duration, usual time.Duration) bool {
 	if s.known && version <= s.version {
 		return false
 	}
@@ -41,7 +41,7 @@ func (s *sight) see(lease *coordinationv1.Lease, version uint64, now time.Durati
 // newest version. Such an answer counts even if its version is lower, as it is
 // after a cluster was restored from a backup, unless something else was seen
 // while it was under way.
-func (s *sight) seeLive(lease *coordinationv1.Lease, version, asked uint64, now time.Duration, usual time.Duration) bool {
+func (s *observedLease) seeLive(lease *coordinationv1.Lease, version, asked uint64, now time.Duration, usual time.Duration) bool {
 	if s.known && s.version != asked && version <= s.version {
 		return false
 	}
@@ -52,7 +52,7 @@ func (s *sight) seeLive(lease *coordinationv1.Lease, version, asked uint64, now 
 	return !same
 }
 
-func (s *sight) take(lease *coordinationv1.Lease, version uint64, now time.Duration, usual time.Duration) {
+func (s *observedLease) take(lease *coordinationv1.Lease, version uint64, now time.Duration, usual time.Duration) {
 	s.takeLead(lease, now)
 	switch {
 	case lease == nil && s.holder() != "":
@@ -66,7 +66,7 @@ func (s *sight) take(lease *coordinationv1.Lease, version uint64, now time.Durat
 // takeLead takes note of a holder at work, by its renewal. Who takes or releases a
 // Lease may have renewed nothing: the one follows on another leader, and the other
 // may have been suspended before.
-func (s *sight) takeLead(lease *coordinationv1.Lease, now time.Duration) {
+func (s *observedLease) takeLead(lease *coordinationv1.Lease, now time.Duration) {
 	if s.holder() == "" || s.holder() != holderOf(lease) || lease.UID != s.lease.UID {
 		return
 	}
@@ -76,7 +76,7 @@ func (s *sight) takeLead(lease *coordinationv1.Lease, now time.Duration) {
 	}
 }
 
-func (s *sight) holder() string { return holderOf(s.lease) }
+func (s *observedLease) holder() string { return holderOf(s.lease) }
 
 func holderOf(lease *coordinationv1.Lease) string {
 	if lease == nil || lease.Spec.HolderIdentity == nil {
@@ -88,14 +88,14 @@ func holderOf(lease *coordinationv1.Lease) string {
 // term is for how long the holder may count on the Lease: as long as it asked
 // for, and no less than usual, since somebody may have shortened it by hand. What is
 // beyond all bounds is not believed.
-func (s *sight) term(usual time.Duration) time.Duration {
+func (s *observedLease) term(usual time.Duration) time.Duration {
 	if s.lease == nil || s.lease.Spec.LeaseDurationSeconds == nil {
 		return usual
 	}
 	return min(max(usual, time.Duration(*s.lease.Spec.LeaseDurationSeconds)*time.Second), maxTerm)
 }
 
-func (s *sight) transitions() int32 {
+func (s *observedLease) transitions() int32 {
 	if s.lease == nil || s.lease.Spec.LeaseTransitions == nil {
 		return 0
 	}
@@ -104,7 +104,7 @@ func (s *sight) transitions() int32 {
 
 // freeAt is when the Lease can be taken by somebody who is not its holder, 0
 // for at once.
-func (s *sight) freeAt(usual time.Duration) time.Duration {
+func (s *observedLease) freeAt(usual time.Duration) time.Duration {
 	if s.holder() == "" {
 		return s.mourned
 	}

@@ -55,7 +55,7 @@ func (l *Lock) awaitFree(ctx context.Context) error {
 // free is how long it takes until the Lease can be taken. It wants the lock
 // held.
 func (l *Lock) free() time.Duration {
-	if holder := l.sight.holder(); holder != "" && (holder == l.o.Identity || l.o.Dead(holder)) {
+	if holder := l.sight.holder(); holder != "" && (holder == l.o.Identity || l.o.HolderGone(holder)) {
 		return 0
 	}
 	return l.sight.freeAt(l.o.Settings.Lease) - l.o.Boot()

@@ -106,7 +106,7 @@ func (l *Lock) list(ctx context.Context) (from string, err error) {
 			return "", err
 		}
 	}
-	l.see(func(s *sight, now time.Duration) bool {
+	l.see(func(s *observedLease, now time.Duration) bool {
 		return s.seeLive(lease, version, asked, now, l.o.Settings.Lease)
 	})
 	return all.ResourceVersion, nil

@@ -21,7 +21,7 @@ import (
 // no part of Drover, saw of their processes.
 type MachineEvidence struct {
 	Evidence
-	Births []births.Birth
+	Births []births.ProcessStart
 	// Left is what was found in the end, when all was deleted: processes and files.
 	Left []string
 }
@@ -39,7 +39,7 @@ const (
 // JudgeMachines says which rules were broken.
 func JudgeMachines(e MachineEvidence) []Violation {
 	all := slices.Concat(Fallen(e.Journal), e.finalizers(), e.removals())
-	born := map[types.UID][]births.Birth{}
+	born := map[types.UID][]births.ProcessStart{}
 	for _, b := range e.Births {
 		born[b.UID] = append(born[b.UID], b)
 	}
@@ -60,7 +60,7 @@ func JudgeMachines(e MachineEvidence) []Violation {
 }
 
 // alone looks at the births of one server.
-func alone(all []births.Birth) []Violation {
+func alone(all []births.ProcessStart) []Violation {
 	var broken []Violation
 	runs := map[string]int{}
 	for _, b := range all {

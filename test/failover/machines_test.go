@@ -174,7 +174,7 @@ func (w *world) killInStarts(ctx context.Context, makers []*user) (f Fault, err 
 		return u.begin(ctx, vmtest.VM(u.name).Resource(api.ResourceMemory, "32M").Obj(), 1)
 	})
 	for n := 0; n < len(makers)/3 && err == nil; sleep(ctx, lookPeriod) {
-		var born []births.Birth
+		var born []births.ProcessStart
 		born, err = births.Read(w.recorder() + births.Suffix)
 		n, err = len(born), errors.Join(err, ctx.Err())
 	}
@@ -230,7 +230,7 @@ func TestMachinesCheckCanFail(t *testing.T) {
 func machineStory() MachineEvidence {
 	asked := newStory().Evidence
 	asked.Journal = []journal.Entry{{At: second(1), PID: 11, Epoch: 5, UID: one, Deed: journal.DeedCreate}, {At: second(2), PID: 11, Epoch: 5, UID: one, Deed: "start"}}
-	return MachineEvidence{Evidence: asked, Births: []births.Birth{{At: second(3), PID: 21, UID: one, Run: "run-1"}}}
+	return MachineEvidence{Evidence: asked, Births: []births.ProcessStart{{At: second(3), PID: 21, UID: one, Run: "run-1"}}}
 }
 
 func TestJudgeMachines(t *testing.T) {
@@ -239,7 +239,7 @@ func TestJudgeMachines(t *testing.T) {
 		e.Journal = append(e.Journal, journal.Entry{At: second(10), PID: 12, Epoch: epoch, UID: uid, Deed: deed})
 	}
 	born := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
-		e.Births = append(e.Births, births.Birth{At: second(9), PID: 22, UID: uid, Run: run, Others: others})
+		e.Births = append(e.Births, births.ProcessStart{At: second(9), PID: 22, UID: uid, Run: run, Others: others})
 	}
 	twice := func(e *MachineEvidence) { e.Asked[one] = Asked{"vm-1", time.Time{}, 2, 2, nil} }
 	for name, c := range map[string]struct {

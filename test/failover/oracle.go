@@ -150,7 +150,7 @@ type life struct {
 // if its process had come to its end.
 func (e Evidence) trace(uid types.UID, entries []journal.Entry) life {
 	l := life{uid: uid}
-	var had *journal.Sketch
+	var had *journal.Snapshot
 	for n, entry := range entries {
 		if !same(entry.Had, had) {
 			l.broken = append(l.broken, Violation{RuleKept, uid, fmt.Sprintf("%s found %s, and %s was left", show(entry), tell(entry.Had), tell(had))})
@@ -173,12 +173,12 @@ func (e Evidence) trace(uid types.UID, entries []journal.Entry) life {
 }
 
 // found is the server that there is in the end.
-func (e Evidence) found(uid types.UID) *journal.Sketch {
+func (e Evidence) found(uid types.UID) *journal.Snapshot {
 	r := e.Servers[uid]
 	if r == nil {
 		return nil
 	}
-	return &journal.Sketch{ID: r.ID, Run: r.Run, State: r.State}
+	return &journal.Snapshot{ID: r.ID, Run: r.Run, State: r.State}
 }
 
 // noticed is how long after a process's end that is noticed.
@@ -201,9 +201,9 @@ func (e Evidence) process(entry journal.Entry) Process {
 	return Process{}
 }
 
-func same(a, b *journal.Sketch) bool { return a == b || a != nil && b != nil && *a == *b }
+func same(a, b *journal.Snapshot) bool { return a == b || a != nil && b != nil && *a == *b }
 
-func tell(s *journal.Sketch) string {
+func tell(s *journal.Snapshot) string {
 	if s == nil {
 		return "no server"
 	}

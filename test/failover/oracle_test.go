@@ -53,12 +53,12 @@ func (s *story) entry(pid int, epoch uint64, uid types.UID, deed journal.Deed, h
 	return s
 }
 
-func sketchOf(text string) *journal.Sketch {
+func sketchOf(text string) *journal.Snapshot {
 	words := strings.Fields(text)
 	if len(words) == 0 {
 		return nil
 	}
-	return &journal.Sketch{ID: words[0], Run: words[1], State: driver.State(words[2])}
+	return &journal.Snapshot{ID: words[0], Run: words[1], State: driver.State(words[2])}
 }
 
 // killed ends process 11 now.

@@ -42,7 +42,7 @@ func newLock(o *Options, cfg *rest.Config, warm func(context.Context) error, con
 	}
 	return leader.NewLock(leader.Options{
 		Leases: client.Leases(namespace), Namespace: namespace, Name: o.LeaseLockName, Identity: identity,
-		Settings: o.Election, Clock: clock.RealClock{}, Boot: leader.BootTime, Log: ctrl.Log.WithName("leader"), Dead: o.DeadHolder, Warm: warm,
+		Settings: o.Election, Clock: clock.RealClock{}, Boot: leader.BootTime, Log: ctrl.Log.WithName("leader"), HolderGone: o.DeadHolder, Warm: warm,
 		Claims: client.Leases(metav1.NamespaceSystem), Conflict: conflict,
 	}), nil
 }
@@ -65,9 +65,9 @@ func ownConnections(cfg *rest.Config) *rest.Config {
 	return cfg
 }
 
-// rightToAct is the guard: the Lock's or, without election, one that is always
+// newGuard is the guard: the Lock's or, without election, one that is always
 // open under an epoch that grows from start to start.
-func rightToAct(ctx context.Context, reader client.Reader, lock *leader.Lock) (*leader.Guard, error) {
+func newGuard(ctx context.Context, reader client.Reader, lock *leader.Lock) (*leader.Guard, error) {
 	epoch, err := startEpoch(ctx, reader) // which also tells whether the CRD is there
 	if err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ func newRecorder(ctx context.Context, mgr ctrl.Manager) (r events.EventRecorder,
 	if err != nil {
 		return nil, nil, err
 	}
-	b := events.NewBroadcaster(&singleFile{next: &events.EventSinkImpl{Interface: client}})
+	b := events.NewBroadcaster(&serialSink{next: &events.EventSinkImpl{Interface: client}})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // what the last calls tell of is sent too
 	end = func() {
 		b.Shutdown()
@@ -50,16 +50,16 @@ func clusterEvent(r events.EventRecorder, reason, action string) func(text strin
 // longestNote is what the events API takes.
 const longestNote = 1024
 
-// singleFile sends events one at a time. client-go sends each in a goroutine of
+// serialSink sends events one at a time. client-go sends each in a goroutine of
 // its own: when many VMs change at once, hundreds of events would compete with
 // the writes that matter.
-type singleFile struct {
+type serialSink struct {
 	mu   sync.Mutex
 	next events.EventSink
 }
 
 // enter waits for its turn, which does not last for ever.
-func (s *singleFile) enter(ctx context.Context) (context.Context, func()) {
+func (s *serialSink) enter(ctx context.Context) (context.Context, func()) {
 	s.mu.Lock()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	return ctx, func() {
@@ -69,21 +69,21 @@ func (s *singleFile) enter(ctx context.Context) (context.Context, func()) {
 }
 
 // Create implements events.EventSink.
-func (s *singleFile) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+func (s *serialSink) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
 	ctx, done := s.enter(ctx)
 	defer done()
 	return s.next.Create(ctx, event)
 }
 
 // Update implements events.EventSink.
-func (s *singleFile) Update(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+func (s *serialSink) Update(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
 	ctx, done := s.enter(ctx)
 	defer done()
 	return s.next.Update(ctx, event)
 }
 
 // Patch implements events.EventSink.
-func (s *singleFile) Patch(ctx context.Context, event *eventsv1.Event, patch []byte) (*eventsv1.Event, error) {
+func (s *serialSink) Patch(ctx context.Context, event *eventsv1.Event, patch []byte) (*eventsv1.Event, error) {
 	ctx, done := s.enter(ctx)
 	defer done()
 	return s.next.Patch(ctx, event, patch)

@@ -58,7 +58,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	guard, err := rightToAct(ctx, mgr.GetAPIReader(), lock)
+	guard, err := newGuard(ctx, mgr.GetAPIReader(), lock)
 	if err == nil && !o.OwnCRD {
 		err = checkCRD(ctx, cfg, publishWithin)
 	}

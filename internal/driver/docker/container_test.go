@@ -276,7 +276,7 @@ func TestPorts(t *testing.T) {
 	if !slices.Equal(waiting.Pending, []string{"ports"}) || waiting.Run != s.Run {
 		t.Errorf("with changed ports it is %+v, want them pending and the run %s", waiting, s.Run)
 	}
-	changed.EndRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
+	changed.RestartRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
 	var after driver.Server
 	until(t, "the restart", func() (err error) {
 		after, err = d.Ensure(t.Context(), changed)
@@ -347,7 +347,7 @@ func TestDefaultImage(t *testing.T) {
 		t.Errorf("with another image it is %+v, want that pending", s)
 	}
 	spec.Image.Source = ""
-	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
 	until(t, "the restart", func() error {
 		if s := ensure(t, d, spec); s.State != driver.StateRunning || s.Run == first.Run || s.ID != first.ID {
 			return fmt.Errorf("it is %+v", s)
@@ -394,7 +394,7 @@ func TestStopIsTold(t *testing.T) {
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	want := "stopping, forced at " + spec.StopBy.UTC().Format(time.TimeOnly) + " UTC"
 	for _, s := range []driver.Server{ensure(t, d, spec), ensure(t, d, spec), listOf(t, d)[0], listOf(t, d, spec.UID)[0]} {
-		if s.State != driver.StateStopping || s.Doing != want || s.Run != first.Run {
+		if s.State != driver.StateStopping || s.Progress != want || s.Run != first.Run {
 			t.Errorf("got %+v, want it %q", s, want)
 		}
 	}

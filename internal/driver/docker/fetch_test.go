@@ -92,11 +92,11 @@ func TestPullProgress(t *testing.T) {
 	must(t, err)
 
 	s := ensure(t, d, spec)
-	if s.State != driver.StatePending || s.ID != "" || s.UID != spec.UID || !strings.HasPrefix(s.Doing, "pulling "+spec.Image.Source) {
+	if s.State != driver.StatePending || s.ID != "" || s.UID != spec.UID || !strings.HasPrefix(s.Progress, "pulling "+spec.Image.Source) {
 		t.Errorf("Ensure gave %+v, want it pending and pulling", s)
 	}
 	percent := regexp.MustCompile(`: [1-9]\d?% \(\d+\.\d/\d+\.\d MB\)$`)
-	s = seen(t, d, spec.UID, "the progress", func(s driver.Server) bool { return percent.MatchString(s.Doing) })
+	s = seen(t, d, spec.UID, "the progress", func(s driver.Server) bool { return percent.MatchString(s.Progress) })
 	if s.State != driver.StatePending || s.Name != spec.Name || s.Namespace != spec.Namespace {
 		t.Errorf("List shows %+v, want it pending under its name", s)
 	}
@@ -104,8 +104,8 @@ func TestPullProgress(t *testing.T) {
 	drain(events)
 	release()
 	waitFor(t, events, spec.UID)
-	seen(t, d, spec.UID, "the end of the pull", func(s driver.Server) bool { return s.State == driver.StatePending && s.Doing == "" && s.Err == nil })
-	if s := ensure(t, d, spec); s.State != driver.StateRunning || s.Doing != "" {
+	seen(t, d, spec.UID, "the end of the pull", func(s driver.Server) bool { return s.State == driver.StatePending && s.Progress == "" && s.Err == nil })
+	if s := ensure(t, d, spec); s.State != driver.StateRunning || s.Progress != "" {
 		t.Errorf("after the pull Ensure gave %+v, want it running", s)
 	}
 	if all := listOf(t, d); len(all) != 1 || all[0].State != driver.StateRunning {
@@ -287,10 +287,10 @@ func TestPullBeforeRestart(t *testing.T) {
 	spec := vm(t, d, guestImages(t).plain)
 	first := reach(t, d, spec, driver.StateRunning)
 
-	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
 	spec.Image.Source = image
 	for _, s := range []driver.Server{ensure(t, d, spec), listOf(t, d, spec.UID)[0]} {
-		if s.State != driver.StateRunning || s.Run != first.Run || !strings.HasPrefix(s.Doing, "pulling ") {
+		if s.State != driver.StateRunning || s.Run != first.Run || !strings.HasPrefix(s.Progress, "pulling ") {
 			t.Errorf("while the image is pulled it is %+v, want the old run to go on", s)
 		}
 	}

@@ -44,7 +44,7 @@ func nextStep(r record, spec driver.ServerSpec, stopping bool, pending []string)
 }
 
 func endsRun(r record, spec driver.ServerSpec) bool {
-	return spec.EndRun != "" && r.run() == spec.EndRun
+	return spec.RestartRun != "" && r.run() == spec.RestartRun
 }
 
 func stepFromOff(r record, spec driver.ServerSpec, pending []string) step {

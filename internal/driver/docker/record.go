@@ -199,9 +199,9 @@ func (d *Driver) server(r record) driver.Server {
 		Err:       r.unresponsive,
 	}
 	if stop, ok := d.stops.of(r); ok {
-		s.State, s.Doing = driver.StateStopping, stop.String()
+		s.State, s.Progress = driver.StateStopping, stop.String()
 	} else if !s.Retained {
-		s.Doing = d.fetches.Doing(r.uid)
+		s.Progress = d.fetches.Progress(r.uid)
 	}
 	return s
 }

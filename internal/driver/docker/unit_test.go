@@ -65,7 +65,7 @@ func TestNextStep(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := record{id: run, startedAt: started, state: c.state}
-			spec := driver.ServerSpec{Power: c.power, EndRun: c.endRun}
+			spec := driver.ServerSpec{Power: c.power, RestartRun: c.endRun}
 			if got := nextStep(r, spec, c.stopping, c.pending); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}

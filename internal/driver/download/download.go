@@ -30,9 +30,9 @@ const AtOnce = 4
 // tellProgress is how often a fetch's progress is worth another look.
 const tellProgress = 2 * time.Second
 
-// Book knows the fetches under way and who waits for them. It is safe for
+// Tracker knows the fetches under way and who waits for them. It is safe for
 // concurrent use.
-type Book struct {
+type Tracker struct {
 	Clock clock.WithTicker
 	// Stall is how long a fetch may go without any progress.
 	Stall time.Duration
@@ -65,7 +65,7 @@ type claim struct {
 
 // Fetch is one that is under way.
 type Fetch struct {
-	book      *Book
+	book      *Tracker
 	key       string
 	namespace string // of the server that it was begun for
 	what      string // it is, for people
@@ -92,7 +92,7 @@ const (
 
 // Outcome tells how the fetch of key went for a server. A failure is told once;
 // it is ErrRetry with ReasonImageUnavailable, or ErrInvalid.
-func (b *Book) Outcome(uid types.UID, key string) (Outcome, error) {
+func (b *Tracker) Outcome(uid types.UID, key string) (Outcome, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.claim(uid, key)
@@ -108,7 +108,7 @@ func (b *Book) Outcome(uid types.UID, key string) (Outcome, error) {
 	return None, c.err
 }
 
-func (b *Book) claim(uid types.UID, key string) *claim {
+func (b *Tracker) claim(uid types.UID, key string) *claim {
 	if s := b.servers[uid]; s != nil {
 		return s.claims[key]
 	}
@@ -118,7 +118,7 @@ func (b *Book) claim(uid types.UID, key string) *claim {
 // Begin has a server wait for the fetch of key, and starts it by get where there
 // is none. It goes on after the call that began it, until it ends, stalls or
 // nobody waits for it. What it is doing is for people, such as "pulling nginx".
-func (b *Book) Begin(ctx context.Context, spec driver.ServerSpec, key, doing string, get func(context.Context, *Fetch) error) {
+func (b *Tracker) Begin(ctx context.Context, spec driver.ServerSpec, key, doing string, get func(context.Context, *Fetch) error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.running == nil {
@@ -209,7 +209,7 @@ func (f *Fetch) Progress(doing string) {
 	f.book.Tell(f.book.progressed(f, doing)...)
 }
 
-func (b *Book) progressed(f *Fetch, doing string) []types.UID {
+func (b *Tracker) progressed(f *Fetch, doing string) []types.UID {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.Clock.Now()
@@ -224,7 +224,7 @@ func (b *Book) progressed(f *Fetch, doing string) []types.UID {
 // end records how a fetch ended for all who waited, and returns them. An error is of
 // the kind "try again", even if the engine was lost over it, save that what only
 // another spec helps with stays so.
-func (b *Book) end(f *Fetch, err error) []types.UID {
+func (b *Tracker) end(f *Fetch, err error) []types.UID {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -245,7 +245,7 @@ func (b *Book) end(f *Fetch, err error) []types.UID {
 
 // The methods from here to drop want the lock held.
 
-func (b *Book) waiting(f *Fetch) []types.UID {
+func (b *Tracker) waiting(f *Fetch) []types.UID {
 	var all []types.UID
 	for uid, s := range b.servers {
 		if c := s.claims[f.key]; c != nil && c.fetch == f {
@@ -256,7 +256,7 @@ func (b *Book) waiting(f *Fetch) []types.UID {
 }
 
 // forget : nobody can join a fetch that was cancelled or has ended.
-func (b *Book) forget(f *Fetch) {
+func (b *Tracker) forget(f *Fetch) {
 	if b.running[f.key] == f {
 		delete(b.running, f.key)
 	}
@@ -264,7 +264,7 @@ func (b *Book) forget(f *Fetch) {
 
 // drop ends the interest of a server in all but some things, and returns the
 // fetches that nobody else waits for, cancelled.
-func (b *Book) drop(uid types.UID, but []string) []*Fetch {
+func (b *Tracker) drop(uid types.UID, but []string) []*Fetch {
 	s := b.servers[uid]
 	if s == nil {
 		return nil
@@ -288,7 +288,7 @@ func (b *Book) drop(uid types.UID, but []string) []*Fetch {
 }
 
 // Keep ends the interest of a server in all but some things.
-func (b *Book) Keep(uid types.UID, keys ...string) {
+func (b *Tracker) Keep(uid types.UID, keys ...string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.drop(uid, keys)
@@ -296,7 +296,7 @@ func (b *Book) Keep(uid types.UID, keys ...string) {
 
 // Abandon ends the interest of a server, and waits for the end of fetches that
 // nobody else waits for. It is ErrRetry if ctx ends before.
-func (b *Book) Abandon(ctx context.Context, uid types.UID) error {
+func (b *Tracker) Abandon(ctx context.Context, uid types.UID) error {
 	b.mu.Lock()
 	dropped := b.drop(uid, nil)
 	b.mu.Unlock()
@@ -317,7 +317,7 @@ func join(ctx context.Context, cancelled []*Fetch) error {
 
 // Close cancels all fetches, and waits for their end. It is ErrRetry if ctx ends
 // before.
-func (b *Book) Close(ctx context.Context) error {
+func (b *Tracker) Close(ctx context.Context) error {
 	b.mu.Lock()
 	all := slices.Collect(maps.Values(b.running))
 	b.mu.Unlock()
@@ -327,17 +327,17 @@ func (b *Book) Close(ctx context.Context) error {
 	return join(ctx, all)
 }
 
-// Doing says how the fetches that a server waits for go, or nothing.
-func (b *Book) Doing(uid types.UID) string { return b.Server(uid).Doing }
+// Progress says how the fetches that a server waits for go, or nothing.
+func (b *Tracker) Progress(uid types.UID) string { return b.Server(uid).Progress }
 
 // Server is a server that has nothing but its fetches.
-func (b *Book) Server(uid types.UID) driver.Server {
+func (b *Tracker) Server(uid types.UID) driver.Server {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.pending(uid)
 }
 
-func (b *Book) pending(uid types.UID) driver.Server {
+func (b *Tracker) pending(uid types.UID) driver.Server {
 	out := driver.Server{UID: uid, State: driver.StatePending}
 	s := b.servers[uid]
 	if s == nil {
@@ -346,7 +346,7 @@ func (b *Book) pending(uid types.UID) driver.Server {
 	out.Namespace, out.Name = s.namespace, s.name
 	for _, c := range s.claims {
 		if c.fetch != nil {
-			out.Doing = cmp.Or(out.Doing, c.fetch.doing)
+			out.Progress = cmp.Or(out.Progress, c.fetch.doing)
 		}
 		out.Err = cmp.Or(out.Err, c.err)
 	}
@@ -355,7 +355,7 @@ func (b *Book) pending(uid types.UID) driver.Server {
 
 // Pending are the servers that wait, or were not told yet how that ended: all, or
 // those of the UIDs.
-func (b *Book) Pending(uids ...types.UID) []driver.Server {
+func (b *Tracker) Pending(uids ...types.UID) []driver.Server {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var all []driver.Server

@@ -22,7 +22,7 @@ const patience = 20 * time.Second
 
 // rig is a book whose fetches end when the test says so.
 type rig struct {
-	*download.Book
+	*download.Tracker
 	t     *testing.T
 	clock *testingclock.FakeClock
 	told  chan types.UID
@@ -42,7 +42,7 @@ type run struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t, clock: testingclock.NewFakeClock(time.Now()), told: make(chan types.UID, 100), begun: make(chan *run, 100), namespace: "default"}
-	r.Book = &download.Book{Clock: r.clock, Stall: time.Minute, Tell: func(uids ...types.UID) {
+	r.Tracker = &download.Tracker{Clock: r.clock, Stall: time.Minute, Tell: func(uids ...types.UID) {
 		for _, uid := range uids {
 			r.told <- uid
 		}
@@ -102,7 +102,7 @@ func TestOnceForAll(t *testing.T) {
 	r.begin("b", "x")
 	f := r.next()
 	r.want("a", "x", download.Running)
-	if s := r.Server("b"); s.State != driver.StatePending || s.Doing != "fetching x" || s.Name != "vm-b" || s.Namespace != "default" {
+	if s := r.Server("b"); s.State != driver.StatePending || s.Progress != "fetching x" || s.Name != "vm-b" || s.Namespace != "default" {
 		t.Errorf("b is %+v", s)
 	}
 	if all, one := r.Pending(), r.Pending("b", "c"); len(all) != 2 || len(one) != 1 || one[0].UID != "b" {
@@ -115,7 +115,7 @@ func TestOnceForAll(t *testing.T) {
 	}
 	r.want("a", "x", download.Fetched)
 	r.want("a", "x", download.Fetched)
-	if doing := r.Doing("a"); doing != "" {
+	if doing := r.Progress("a"); doing != "" {
 		t.Errorf("it is doing %q", doing)
 	}
 	r.Keep("a")
@@ -217,8 +217,8 @@ func TestStall(t *testing.T) {
 	f := r.next()
 	vmtest.Eventually(t, patience, "it is watched", func() error { return unless(r.clock.HasWaiters()) })
 	f.Progress("fetching x: 1%")
-	if uid := receive(t, "progress is told", r.told); uid != "a" || r.Doing("a") != "fetching x: 1%" {
-		t.Errorf("told %s, and it is doing %q", uid, r.Doing("a"))
+	if uid := receive(t, "progress is told", r.told); uid != "a" || r.Progress("a") != "fetching x: 1%" {
+		t.Errorf("told %s, and it is doing %q", uid, r.Progress("a"))
 	}
 	vmtest.Eventually(t, patience, "it is cancelled", func() error {
 		r.clock.Step(time.Minute)
@@ -244,8 +244,8 @@ func TestProgressIsToldNowAndThen(t *testing.T) {
 	} {
 		r.clock.Step(c.after)
 		f.Progress(c.doing)
-		if r.Doing("a") != c.doing || len(r.told) != c.told {
-			t.Errorf("step %d: it is doing %q and was told %d times, want %q and %d", step, r.Doing("a"), len(r.told), c.doing, c.told)
+		if r.Progress("a") != c.doing || len(r.told) != c.told {
+			t.Errorf("step %d: it is doing %q and was told %d times, want %q and %d", step, r.Progress("a"), len(r.told), c.doing, c.told)
 		}
 		for len(r.told) > 0 {
 			<-r.told

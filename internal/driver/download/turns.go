@@ -17,7 +17,7 @@ func (f *Fetch) hasTurn() bool {
 
 // admit has those begin whose turn it is, in the order in which they came. It wants
 // the lock held.
-func (b *Book) admit() {
+func (b *Tracker) admit() {
 	b.queue = slices.DeleteFunc(b.queue, func(f *Fetch) bool {
 		if !b.hasRoom(f.namespace) {
 			return false
@@ -31,7 +31,7 @@ func (b *Book) admit() {
 
 // hasRoom reports whether a fetch for a namespace may begin. No namespace takes all
 // places, so that servers which send without end hold up those of their own alone.
-func (b *Book) hasRoom(namespace string) bool {
+func (b *Tracker) hasRoom(namespace string) bool {
 	all := 0
 	for _, n := range b.active {
 		all += n
@@ -40,7 +40,7 @@ func (b *Book) hasRoom(namespace string) bool {
 }
 
 // leave gives the place of a fetch to another, or its place in the queue up.
-func (b *Book) leave(f *Fetch) {
+func (b *Tracker) leave(f *Fetch) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if f.hasTurn() {

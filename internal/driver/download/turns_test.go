@@ -39,7 +39,7 @@ func (r *rig) began(n int) map[string]*run {
 
 func (r *rig) waits(uid types.UID, want bool) {
 	r.t.Helper()
-	if doing := r.Doing(uid); strings.HasSuffix(doing, ": it waits for other fetches to end") != want || !strings.HasPrefix(doing, "fetching "+string(uid)) {
+	if doing := r.Progress(uid); strings.HasSuffix(doing, ": it waits for other fetches to end") != want || !strings.HasPrefix(doing, "fetching "+string(uid)) {
 		r.t.Errorf("%s is doing %q, want it to wait: %v", uid, doing, want)
 	}
 }

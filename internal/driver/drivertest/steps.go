@@ -102,7 +102,7 @@ func withPower(spec driver.ServerSpec, p driver.Power) driver.ServerSpec {
 
 // restart is spec for a restart that ends the given run.
 func (e *env) restart(spec driver.ServerSpec, run string, stopBy time.Time) driver.ServerSpec {
-	spec.EndRun = run
+	spec.RestartRun = run
 	spec.StopBy = stopBy
 	return spec
 }
@@ -173,7 +173,7 @@ func describe(servers ...driver.Server) string {
 	var text strings.Builder
 	for _, s := range servers {
 		fmt.Fprintf(&text, "[%s/%s %s id=%s run=%s retained=%v exit=%+v doing=%q err=%v]",
-			s.Namespace, s.Name, s.State, s.ID, s.Run, s.Retained, s.Exit, s.Doing, s.Err)
+			s.Namespace, s.Name, s.State, s.ID, s.Run, s.Retained, s.Exit, s.Progress, s.Err)
 	}
 	return text.String()
 }

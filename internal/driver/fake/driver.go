@@ -197,11 +197,11 @@ func deedOf(had, next *Record) journal.Deed {
 	return journal.DeedChange
 }
 
-func sketch(r *Record) *journal.Sketch {
+func sketch(r *Record) *journal.Snapshot {
 	if r == nil || r.Retained {
 		return nil
 	}
-	return &journal.Sketch{ID: r.ID, Run: r.Run, State: r.State}
+	return &journal.Snapshot{ID: r.ID, Run: r.Run, State: r.State}
 }
 
 // List reads the records.

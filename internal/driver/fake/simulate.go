@@ -38,7 +38,7 @@ func (s simulation) create(clusterID string, spec driver.ServerSpec) Record {
 func (s simulation) ensure(r Record, spec driver.ServerSpec, now time.Time) Record {
 	r = settle(r, now)
 	resize(&r, spec)
-	if r.on() && spec.EndRun != "" && r.Run == spec.EndRun {
+	if r.on() && spec.RestartRun != "" && r.Run == spec.RestartRun {
 		s.stop(&r, spec.StopBy, now)
 	}
 	switch spec.Power {
@@ -155,9 +155,9 @@ func serverOf(r Record, now time.Time) driver.Server {
 	}
 	switch {
 	case r.State == driver.StateRunning && now.Before(r.UpAt):
-		s.State, s.Doing = driver.StateStarting, "booting"
+		s.State, s.Progress = driver.StateStarting, "booting"
 	case r.State == driver.StateStopping:
-		s.Doing = "shutting down"
+		s.Progress = "shutting down"
 	}
 	return s
 }

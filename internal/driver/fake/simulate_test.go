@@ -58,7 +58,7 @@ func change[T any](v T, f func(*T)) T {
 }
 
 func TestEnsure(t *testing.T) {
-	endOld := func(s *driver.ServerSpec) { s.EndRun = "old" }
+	endOld := func(s *driver.ServerSpec) { s.RestartRun = "old" }
 	tooLate := func(s *driver.ServerSpec) { s.StopBy = now }
 	ignores := func(r *Record) { r.IgnoreShutdown = true }
 	for name, c := range map[string]struct {
@@ -93,7 +93,7 @@ func TestEnsure(t *testing.T) {
 		"end a run at once":        {atOnce(), record(driver.StateRunning), change(wanted(driver.PowerOn), endOld), driver.StateRunning, "run-new1", -1},
 		"end a paused run":         {atOnce(), record(driver.StatePaused), change(wanted(driver.PowerPaused), endOld), driver.StatePaused, "run-new1", -1},
 		"end a run that is over":   {atOnce(), record(driver.StateStopped), change(wanted(driver.PowerOn), endOld), driver.StateRunning, "run-new1", -1},
-		"end another run":          {atOnce(), record(driver.StateRunning), change(wanted(driver.PowerOn), func(s *driver.ServerSpec) { s.EndRun = "older" }), driver.StateRunning, "old", -1},
+		"end another run":          {atOnce(), record(driver.StateRunning), change(wanted(driver.PowerOn), func(s *driver.ServerSpec) { s.RestartRun = "older" }), driver.StateRunning, "old", -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := c.simulation.ensure(c.record, c.spec, now)
@@ -128,7 +128,7 @@ func TestPending(t *testing.T) {
 			if got := pendingOf(running, spec); !slices.Equal(got, []string{field}) {
 				t.Errorf("while it runs %v waits, want %s", got, field)
 			}
-			restart := change(spec, func(s *driver.ServerSpec) { s.EndRun = "old" })
+			restart := change(spec, func(s *driver.ServerSpec) { s.RestartRun = "old" })
 			if got := pendingOf(atOnce().ensure(running, restart, now), spec); len(got) != 0 {
 				t.Errorf("after the restart %v waits", got)
 			}

@@ -77,17 +77,17 @@ func (b *mailbox) put(uid types.UID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.uids.put(uid)
-	b.ring()
+	b.notify()
 }
 
 func (b *mailbox) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
-	b.ring()
+	b.notify()
 }
 
-func (b *mailbox) ring() {
+func (b *mailbox) notify() {
 	select {
 	case b.ready <- struct{}{}:
 	default:

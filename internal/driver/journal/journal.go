@@ -60,13 +60,13 @@ type Entry struct {
 	Deed    Deed      `json:"deed"`
 	// Had is the server before the change, and Has after it, where the driver says
 	// so; nil is none, as after a release.
-	Had *Sketch `json:"had,omitempty"`
-	Has *Sketch `json:"has,omitempty"`
+	Had *Snapshot `json:"had,omitempty"`
+	Has *Snapshot `json:"has,omitempty"`
 }
 
-// Sketch is as much of a server as distinguishes one server, run and state from
+// Snapshot is as much of a server as distinguishes one server, run and state from
 // another.
-type Sketch struct {
+type Snapshot struct {
 	ID    string       `json:"id"`
 	Run   string       `json:"run,omitempty"`
 	State driver.State `json:"state"`
@@ -118,18 +118,18 @@ func (j *journaled) Delete(ctx context.Context, t driver.Target, retain bool) er
 type writerKey struct{}
 
 // writer writes down what one call did.
-type writer func(deed Deed, had, has *Sketch)
+type writer func(deed Deed, had, has *Snapshot)
 
 // Note writes down what is about to be done to the server of a call, if there is a
 // journal. The caller holds the server's lock and was let through by the fence.
-func Note(ctx context.Context, deed Deed, had, has *Sketch) {
+func Note(ctx context.Context, deed Deed, had, has *Snapshot) {
 	if write, ok := ctx.Value(writerKey{}).(writer); ok {
 		write(deed, had, has)
 	}
 }
 
 func (j *journaled) call(ctx context.Context, method string, t driver.Target, do func(context.Context) error) error {
-	write := writer(func(deed Deed, had, has *Sketch) {
+	write := writer(func(deed Deed, had, has *Snapshot) {
 		j.write(Entry{j.clock.Now().UTC(), os.Getpid(), j.cluster, t.Epoch, t.UID, method, deed, had, has})
 	})
 	err := do(context.WithValue(ctx, writerKey{}, write))

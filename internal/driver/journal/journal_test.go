@@ -94,7 +94,7 @@ func TestJournal(t *testing.T) {
 
 func checkEntries(t *testing.T, entries []journal.Entry) {
 	t.Helper()
-	var last *journal.Sketch
+	var last *journal.Snapshot
 	for _, e := range entries {
 		if e.UID != "one" || e.Cluster != "c" || e.PID != os.Getpid() || e.At.IsZero() {
 			t.Errorf("an entry is %+v", e)

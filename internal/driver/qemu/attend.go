@@ -26,13 +26,13 @@ const tendEvery = 5 * time.Second
 // learn of QEMU's end by it, and look after the server too, since the first may
 // have been halted.
 type attendant struct {
-	home  home
+	home  instanceDir
 	poke  chan struct{} // has a value when something about the server changed
 	again bool          // it changed, and who attends may have missed it
 }
 
 // attend sees to it that somebody attends a server of this cluster.
-func (w *watch) attend(ctx context.Context, h home) {
+func (w *watch) attend(ctx context.Context, h instanceDir) {
 	if a := w.attendants[h.path]; a != nil {
 		a.again = true
 		poke(a.poke)
@@ -62,8 +62,8 @@ func (w *watch) release(ctx context.Context, path string) {
 	}
 }
 
-// dismiss waits until all have left.
-func (w *watch) dismiss() {
+// wait waits until all have left.
+func (w *watch) wait() {
 	for len(w.attendants) > 0 {
 		delete(w.attendants, <-w.ended)
 	}
@@ -75,27 +75,27 @@ var news = map[string]bool{
 }
 
 // attend stays with a QEMU until it is gone.
-func (d *Driver) attend(ctx context.Context, h home, changed chan struct{}) {
+func (d *Driver) attend(ctx context.Context, h instanceDir, changed chan struct{}) {
 	r, _ := h.load()
-	d.stay(ctx, h, changed)
+	d.supervise(ctx, h, changed)
 	if r.Retained && ctx.Err() == nil {
 		d.dropGroup(ctx, r.CPUGroup) // nobody will start it again, or delete it
 	}
 }
 
-// stay listens to a QEMU until it is gone. It collects guests that have ended
+// supervise listens to a QEMU until it is gone. It collects guests that have ended
 // and presses the power button again for those that are to stop. One that cannot be
 // listened to it tries again: at once if something has changed, else later, since
 // its own bell would call it back without end.
-func (d *Driver) stay(ctx context.Context, h home, changed chan struct{}) {
+func (d *Driver) supervise(ctx context.Context, h instanceDir, changed chan struct{}) {
 	for seen := ""; d.attendOnce(ctx, h, changed); {
-		now, err := d.glimpse(ctx, h)
+		now, err := d.fingerprint(ctx, h)
 		if errors.Is(err, fs.ErrNotExist) {
 			return
 		}
 		if err == nil && now != seen {
 			seen = now
-			d.ring(uidOf(h.path))
+			d.notify(uidOf(h.path))
 			continue
 		}
 		timer := d.Clock.NewTimer(tendEvery)
@@ -108,7 +108,7 @@ func (d *Driver) stay(ctx context.Context, h home, changed chan struct{}) {
 }
 
 // attendOnce tells whether there may still be a QEMU that somebody has to attend.
-func (d *Driver) attendOnce(ctx context.Context, h home, changed chan struct{}) (again bool) {
+func (d *Driver) attendOnce(ctx context.Context, h instanceDir, changed chan struct{}) (again bool) {
 	c, err := d.join(ctx, h, changed)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return false
@@ -116,16 +116,16 @@ func (d *Driver) attendOnce(ctx context.Context, h home, changed chan struct{}) 
 	if err == nil {
 		defer c.Close()
 		if r, err := h.load(); err == nil && r.Phase == phaseStarting {
-			d.ring(uidOf(h.path)) // nobody may be left who waits for it to come up
+			d.notify(uidOf(h.path)) // nobody may be left who waits for it to come up
 		}
 		d.listen(ctx, h, c, changed)
 	}
 	return ctx.Err() == nil // else nothing has changed but who attends
 }
 
-// glimpse looks at a server whose QEMU has ended, or cannot be listened to, or whose
+// fingerprint looks at a server whose QEMU has ended, or cannot be listened to, or whose
 // directory is another one now. Whoever looks first writes down how it ended.
-func (d *Driver) glimpse(ctx context.Context, h home) (seen string, err error) {
+func (d *Driver) fingerprint(ctx context.Context, h instanceDir) (seen string, err error) {
 	s, err := d.observe(ctx, h)
 	if err != nil && !isBroken(err) {
 		return "", err
@@ -135,14 +135,14 @@ func (d *Driver) glimpse(ctx context.Context, h home) (seen string, err error) {
 
 // join connects to a QEMU's events, and tends the server until its turn has come. Of
 // a server that was released nobody hears by a bell, so an event is a change too.
-func (d *Driver) join(ctx context.Context, h home, changed chan struct{}) (c *qmp.Client, err error) {
+func (d *Driver) join(ctx context.Context, h instanceDir, changed chan struct{}) (c *qmp.Client, err error) {
 	joined := make(chan struct{})
 	go func() {
 		defer close(joined)
 		c, err = h.dial(ctx, eventsSocket, func(event qmp.Event) {
 			d.faults.hear(h.path, event)
 			if news[event.Name] {
-				d.ring(uidOf(h.path))
+				d.notify(uidOf(h.path))
 				poke(changed)
 			}
 		})
@@ -162,7 +162,7 @@ func (d *Driver) join(ctx context.Context, h home, changed chan struct{}) (c *qm
 
 // listen attends a server until its QEMU hangs up or its directory is moved: where
 // that is then, somebody else waits for the events.
-func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-chan struct{}) {
+func (d *Driver) listen(ctx context.Context, h instanceDir, c *qmp.Client, changed <-chan struct{}) {
 	timer, logs := d.Clock.NewTimer(pressEvery), d.Clock.NewTicker(d.logs.every)
 	defer timer.Stop()
 	defer logs.Stop()
@@ -188,7 +188,7 @@ func (d *Driver) listen(ctx context.Context, h home, c *qmp.Client, changed <-ch
 
 // tendAgain tends a server, and returns what tells when to do so again; it is nil
 // where only a change of the server does.
-func (d *Driver) tendAgain(ctx context.Context, h home, timer clock.Timer) <-chan time.Time {
+func (d *Driver) tendAgain(ctx context.Context, h instanceDir, timer clock.Timer) <-chan time.Time {
 	if !d.tendNow(ctx, h) {
 		return nil
 	}
@@ -198,12 +198,12 @@ func (d *Driver) tendAgain(ctx context.Context, h home, timer clock.Timer) <-cha
 
 // tendNow is tend, for who can do nothing about its error. Of a QEMU that answers
 // again it tells, since no event does.
-func (d *Driver) tendNow(ctx context.Context, h home) (stopping bool) {
+func (d *Driver) tendNow(ctx context.Context, h instanceDir) (stopping bool) {
 	stopping, err := d.tend(ctx, h)
 	if err != nil {
 		d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
 	} else if _, was := d.silent.LoadAndDelete(h.path); was {
-		d.ring(uidOf(h.path))
+		d.notify(uidOf(h.path))
 	}
 	return stopping
 }
@@ -212,7 +212,7 @@ func (d *Driver) tendNow(ctx context.Context, h home) (stopping bool) {
 // ended, and carries on a stop that was begun. It has no lock, so it says
 // everything by one connection, which cannot lead to a later run, and reads the
 // record after it was made, which cannot be of an earlier one.
-func (d *Driver) tend(ctx context.Context, h home) (unfinished bool, err error) {
+func (d *Driver) tend(ctx context.Context, h instanceDir) (unfinished bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, commandWithin)
 	defer cancel()
 	c, err := h.dial(ctx, ctlSocket, nil)
@@ -243,13 +243,13 @@ func (d *Driver) tend(ctx context.Context, h home) (unfinished bool, err error) 
 
 // collect makes a QEMU quit once it is written down how its guest ended. Of one that
 // was released nobody asks.
-func (d *Driver) collect(ctx context.Context, h home, c *qmp.Client, r record, end driver.Exit) error {
+func (d *Driver) collect(ctx context.Context, h instanceDir, c *qmp.Client, r record, end driver.Exit) error {
 	end.At = d.Clock.Now()
 	if !r.Retained {
 		if _, err := d.keepEnd(h, r, end); err != nil {
 			return err
 		}
 	}
-	d.ring(r.UID)
+	d.notify(r.UID)
 	return c.Execute(ctx, "quit", nil, nil)
 }

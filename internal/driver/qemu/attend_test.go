@@ -24,7 +24,7 @@ import (
 )
 
 // isOver waits until a machine's QEMU has ended.
-func isOver(t *testing.T, h home) {
+func isOver(t *testing.T, h instanceDir) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "QEMU is gone", func() error {
 		if on, err := h.running(); on {
@@ -78,7 +78,7 @@ func TestRetained(t *testing.T) {
 			if shown := len(listed) == 1; shown == c.killed || shown && (listed[0].State != driver.StateStopped || !listed[0].Retained) {
 				t.Errorf("listed: %+v", listed)
 			}
-			for _, sub := range []string{endsDir, bellsDir} {
+			for _, sub := range []string{endsDir, notificationsDir} {
 				if left, err := os.ReadDir(d.dir.Path(sub)); err != nil || len(left) != 0 {
 					t.Errorf("in %s is %v, %v", sub, left, err)
 				}
@@ -88,7 +88,7 @@ func TestRetained(t *testing.T) {
 }
 
 // giveGroup has the record say that a machine has a control group. A folder will do.
-func (e *engine) giveGroup(t *testing.T, h home) (group string) {
+func (e *engine) giveGroup(t *testing.T, h instanceDir) (group string) {
 	t.Helper()
 	group = groups{path: e.images}.of(uidOf(h.path))
 	must(t, os.Mkdir(group, 0o700))
@@ -139,7 +139,7 @@ func TestStandbyForgets(t *testing.T) {
 	}
 	remembered := func() map[string]int {
 		n := map[string]int{"pressed": len(d.pressed.last)}
-		for name, m := range map[string]*sync.Map{"told": &d.told, "silent": &d.silent, "unwritten": &d.unwritten} {
+		for name, m := range map[string]*sync.Map{"told": &d.reportedExits, "silent": &d.silent, "unwritten": &d.unwritten} {
 			m.Range(func(_, _ any) bool { n[name]++; return true })
 		}
 		return n
@@ -161,7 +161,7 @@ func TestStandbyForgets(t *testing.T) {
 }
 
 // fillsLog has a guest print until its log is cut, and returns its serial port.
-func fillsLog(t *testing.T, h home) (conn net.Conn) {
+func fillsLog(t *testing.T, h instanceDir) (conn net.Conn) {
 	t.Helper()
 	must(t, h.atSocket(serialSocket, func(path string) (err error) {
 		conn, err = (&net.Dialer{}).DialContext(t.Context(), "unix", path)
@@ -272,7 +272,7 @@ func TestLeavesQuietly(t *testing.T) {
 	if uid := <-told; uid != spec.UID { // that it answers, by who attends it from now on
 		t.Errorf("told of %q", uid)
 	}
-	bell := d.dir.Path(bellsDir, string(spec.UID))
+	bell := d.dir.Path(notificationsDir, string(spec.UID))
 	heard, err := os.Stat(bell)
 	must(t, err)
 	cancel()
@@ -341,7 +341,7 @@ func TestRingsOnce(t *testing.T) {
 				t.Errorf("told of %q", uid)
 			}
 			for range 100 { // in which time a bell that answers itself is heard
-				d.ring(other.UID)
+				d.notify(other.UID)
 				for uid := <-told; uid != other.UID; uid = <-told {
 					t.Fatalf("told of %q again", uid)
 				}

@@ -109,7 +109,7 @@ func TestCacheMakesNothing(t *testing.T) {
 	if _, err := os.Stat(lock); err != nil {
 		t.Errorf("the driver makes no lock: %v", err)
 	}
-	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, bellsDir)} {
+	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, notificationsDir)} {
 		must(t, os.Remove(missing))
 		before := tree(t, e.dir)
 		c, err := OpenCache(e.dir, clock.RealClock{})

@@ -33,7 +33,7 @@ const (
 // many can, in this process and in others, and writes to the socket, which QEMU
 // gives to one at a time.
 type console struct {
-	home
+	instanceDir
 
 	ctx context.Context // ends with the console
 	end context.CancelCauseFunc
@@ -60,7 +60,7 @@ func (d *Driver) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 		return nil, errors.Join(err, log.Close())
 	}
 	ctx, end := context.WithCancelCause(ctx)
-	c := &console{home: s.home, ctx: ctx, end: end, log: log, at: max(0, info.Size()-consoleTail)}
+	c := &console{instanceDir: s.instanceDir, ctx: ctx, end: end, log: log, at: max(0, info.Size()-consoleTail)}
 	context.AfterFunc(ctx, c.hangUp)
 	return c, nil
 }

@@ -202,7 +202,7 @@ func sizeOf(t *testing.T, path string) int64 {
 func TestCutLog(t *testing.T) {
 	t.Parallel()
 	d := openWith(t, Options{ClusterID: "cluster-1", Dir: t.TempDir(), Accel: AccelTCG})
-	h := home{d.dir, d.dir.Path(imagesDir)}
+	h := instanceDir{d.dir, d.dir.Path(imagesDir)}
 	must(t, h.cutLog("some.log", 10))
 	log, err := os.OpenFile(h.file("some.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	must(t, err)

@@ -68,7 +68,7 @@ func (e *engine) stubbornSpec() driver.ServerSpec {
 }
 
 // homeOf finds a server's directory without a driver.
-func (e *engine) homeOf(t *testing.T, s driver.Server) home {
+func (e *engine) homeOf(t *testing.T, s driver.Server) instanceDir {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", e.dir)
 	must(t, err)
@@ -76,7 +76,7 @@ func (e *engine) homeOf(t *testing.T, s driver.Server) home {
 	if s.Retained {
 		path = dir.Path(retainedDir, string(s.UID)+"."+s.ID)
 	}
-	return home{dir, path}
+	return instanceDir{dir, path}
 }
 
 func (e *engine) hands() drivertest.Hands {

@@ -97,7 +97,7 @@ type terminal struct {
 	said bytes.Buffer // what was not looked at yet
 }
 
-func sitAt(t *testing.T, h home) *terminal {
+func sitAt(t *testing.T, h instanceDir) *terminal {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.file(serialSocket))
 	must(t, err)

@@ -61,9 +61,9 @@ func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *statedi
 func (d *Driver) forget(uid types.UID, lock *statedir.Lock) {
 	d.pressed.forget(uid)
 	d.silent.Delete(d.home(uid).path)
-	d.told.Delete(uid)
+	d.reportedExits.Delete(uid)
 	d.forgetEnds(uid)
-	d.unring(uid)
+	d.clearNotification(uid)
 	lock.Remove()
 }
 
@@ -74,7 +74,7 @@ func (d *Driver) prune(met []server) {
 	for _, s := range met {
 		there[s.UID] = true
 	}
-	for _, m := range []*sync.Map{&d.told, &d.silent, &d.unwritten, &d.faults.heard, &d.faults.resumed, &d.foundAccel} {
+	for _, m := range []*sync.Map{&d.reportedExits, &d.silent, &d.unwritten, &d.faults.heard, &d.faults.resumed, &d.foundAccel} {
 		m.Range(func(key, _ any) bool {
 			if !there[uidOf(fmt.Sprint(key))] {
 				m.Delete(key)
@@ -135,6 +135,6 @@ func (d *Driver) putAside(s server) error {
 	if err := os.Rename(s.path, d.retainedPath(s.UID, s.ID)); err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", s.UID, err)
 	}
-	d.ring(s.UID)
+	d.notify(s.UID)
 	return nil
 }

@@ -82,7 +82,7 @@ func (d *Driver) imageFor(o order) (image, error) {
 
 // makeRoot makes the root disk in a folder. A kernel that is booted directly may do
 // without an image, and without a disk.
-func (d *Driver) makeRoot(h home, spec driver.ServerSpec, asked imageSettings) (disk, error) {
+func (d *Driver) makeRoot(h instanceDir, spec driver.ServerSpec, asked imageSettings) (disk, error) {
 	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disk{}, nil
 	}
@@ -123,7 +123,7 @@ func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
 		return err
 	}
 	defer remove()
-	root, err := d.makeRoot(home{d.dir, tmp}, spec, s.imageOf(spec))
+	root, err := d.makeRoot(instanceDir{d.dir, tmp}, spec, s.imageOf(spec))
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 // placeDisk moves a disk that was made to where the record will name it. One that is there
 // already was left by a call that was cut off, and nobody has written to it. If somebody
 // has, the record lost it, as one that was restored without its disks, and it stays.
-func (h home) placeDisk(made string) error {
+func (h instanceDir) placeDisk(made string) error {
 	place := h.file(filepath.Base(made))
 	err := checkUnwritten(place)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -118,7 +118,7 @@ func (d *Driver) promisedDisk() (int64, error) {
 }
 
 // taken returns the room that a file takes on its disk.
-func (h home) taken(file string) int64 {
+func (h instanceDir) taken(file string) int64 {
 	var stat syscall.Stat_t
 	if err := syscall.Stat(h.file(file), &stat); err != nil {
 		return 0

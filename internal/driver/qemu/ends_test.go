@@ -16,7 +16,7 @@ import (
 )
 
 // hasEnded waits until the guest has, without anybody being told.
-func hasEnded(t *testing.T, h home) {
+func hasEnded(t *testing.T, h instanceDir) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "the guest ends", func() error {
 		if status, err := h.ask(t.Context()); err != nil || status != statusShutdown {
@@ -33,11 +33,11 @@ func TestEndIsTold(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	for name, c := range map[string]struct {
-		end    func(t *testing.T, h home, s driver.Server)
+		end    func(t *testing.T, h instanceDir, s driver.Server)
 		reason string
 	}{
-		"shut down": {func(t *testing.T, h home, s driver.Server) { t.Helper(); e.tell(t, s, "x"); hasEnded(t, h) }, "Completed"},
-		"killed":    {func(t *testing.T, h home, s driver.Server) { t.Helper(); must(t, h.kill(t.Context(), s.UID)) }, "Killed"},
+		"shut down": {func(t *testing.T, h instanceDir, s driver.Server) { t.Helper(); e.tell(t, s, "x"); hasEnded(t, h) }, "Completed"},
+		"killed":    {func(t *testing.T, h instanceDir, s driver.Server) { t.Helper(); must(t, h.kill(t.Context(), s.UID)) }, "Killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
@@ -61,7 +61,7 @@ func TestEndIsTold(t *testing.T) {
 			serial(t, d, spec, "drover guest 2 A")
 			c.end(t, h, second)
 			restart := spec
-			restart.EndRun = second.Run
+			restart.RestartRun = second.Run
 			third, err := d.Ensure(t.Context(), restart) // a restart asks for a start, whatever became of the run
 			must(t, err)
 			if third.State != driver.StateRunning || third.Run == second.Run {
@@ -95,7 +95,7 @@ func TestOneStartACall(t *testing.T) {
 	off := spec
 	off.Power = driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	bells := d.dir.Path(bellsDir)
+	bells := d.dir.Path(notificationsDir)
 	must(t, os.RemoveAll(bells))
 	must(t, os.WriteFile(bells, nil, 0o600))
 	s, err := d.Ensure(t.Context(), spec)

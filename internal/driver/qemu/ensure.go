@@ -71,7 +71,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if err := d.create(ctx, spec); err != nil {
 		return server{}, d.dir.Explain(err)
 	}
-	d.ring(spec.UID)
+	d.notify(spec.UID)
 	return d.find(ctx, spec.Target)
 }
 
@@ -84,7 +84,7 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return server{}, none
 	case err != nil:
-		return server{}, unseen(err)
+		return server{}, classifyObserveError(err)
 	case s.Retained:
 		if err := d.putAside(s); err != nil {
 			return server{}, d.dir.Explain(err)
@@ -99,8 +99,8 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 	return s, nil
 }
 
-// unseen says of a server that could not be looked at whose matter that is.
-func unseen(err error) error {
+// classifyObserveError says of a server that could not be looked at whose matter that is.
+func classifyObserveError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return err
@@ -117,7 +117,7 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 		return err
 	}
 	defer remove()
-	h := home{d.dir, filepath.Join(tmp, "vm")}
+	h := instanceDir{d.dir, filepath.Join(tmp, "vm")}
 	if err := os.Mkdir(h.path, 0o700); err != nil {
 		return err
 	}
@@ -155,13 +155,13 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 		if next == stepNone || next == stepStart && !d.mayStart(s, spec) {
 			return d.result(s, spec), nil
 		}
-		waits, err := d.take(ctx, next, &s, spec)
+		waits, err := d.applyStep(ctx, next, &s, spec)
 		if err != nil {
 			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, s.UID, err)
 		}
-		d.ring(s.UID)
-		if s, err = d.observe(ctx, s.home); err != nil {
-			return driver.Server{}, unseen(err)
+		d.notify(s.UID)
+		if s, err = d.observe(ctx, s.instanceDir); err != nil {
+			return driver.Server{}, classifyObserveError(err)
 		}
 		if waits && !s.ended() {
 			return d.result(s, spec), nil
@@ -175,8 +175,8 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 // for a server that is on may not know yet that it has ended, be it a moment before
 // the call or during it.
 func (d *Driver) mayStart(s server, spec driver.ServerSpec) bool {
-	told, _ := d.told.Load(s.UID)
-	return s.end == nil || s.Run == spec.EndRun || s.Run == told
+	told, _ := d.reportedExits.Load(s.UID)
+	return s.end == nil || s.Run == spec.RestartRun || s.Run == told
 }
 
 // result fills in what only the spec tells.
@@ -190,12 +190,12 @@ func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 		}
 		out.Pending = s.Settings.pending(want)
 	}
-	out.Doing = cmp.Or(out.Doing, d.fetches.Doing(s.UID))
+	out.Progress = cmp.Or(out.Progress, d.fetches.Progress(s.UID))
 	return out
 }
 
-// take does one step; waits tells that the next one has to wait for the guest.
-func (d *Driver) take(ctx context.Context, next step, s *server, spec driver.ServerSpec) (waits bool, err error) {
+// applyStep does one step; waits tells that the next one has to wait for the guest.
+func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec driver.ServerSpec) (waits bool, err error) {
 	journal.Note(ctx, journal.Deed(next), nil, nil)
 	switch next {
 	case stepReap:

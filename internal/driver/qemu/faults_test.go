@@ -286,7 +286,7 @@ func TestStartCutOff(t *testing.T) {
 }
 
 // rewind has a start look as if it was cut off before the guest was let go.
-func rewind(t *testing.T, h home) {
+func rewind(t *testing.T, h instanceDir) {
 	t.Helper()
 	r, err := h.load()
 	must(t, err)

@@ -54,7 +54,7 @@ func TestWebImage(t *testing.T) {
 	for range 2 {
 		s, err := d.Ensure(t.Context(), spec)
 		must(t, err)
-		if s.State != driver.StatePending || !strings.Contains(s.Doing, "fetching "+web.URL) || s.Name != spec.Name {
+		if s.State != driver.StatePending || !strings.Contains(s.Progress, "fetching "+web.URL) || s.Name != spec.Name {
 			t.Errorf("it is %+v", s)
 		}
 	}
@@ -74,7 +74,7 @@ func TestWebImage(t *testing.T) {
 
 	// A volume of another image is fetched at the restart that is to attach it.
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &spec.Image}}
-	spec.EndRun = reach(t, e.open(t), spec, driver.StateRunning).Run
+	spec.RestartRun = reach(t, e.open(t), spec, driver.StateRunning).Run
 	reach(t, e.open(t), spec, driver.StateRunning)
 	gone(t, d, spec)
 }
@@ -89,7 +89,7 @@ func TestRestartWithBadParts(t *testing.T) {
 	none, big := &driver.Image{Source: e.images + "/none"}, &driver.Image{Source: e.big(t)}
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
-	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
 	for name, c := range map[string]struct {
 		change func(*driver.ServerSpec)
 		kind   error
@@ -135,12 +135,12 @@ func TestRestartFetchesFirst(t *testing.T) {
 	t.Cleanup(web.Close)
 	spec := e.spec()
 	first := boots(t, d, spec, "drover guest 1 A")
-	spec.EndRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}}}
 	for range 2 {
 		s, err := d.Ensure(t.Context(), spec)
 		must(t, err)
-		if s.State != driver.StateRunning || s.Run != first.Run || !strings.Contains(s.Doing, "fetching "+web.URL) {
+		if s.State != driver.StateRunning || s.Run != first.Run || !strings.Contains(s.Progress, "fetching "+web.URL) {
 			t.Errorf("it is %+v", s)
 		}
 	}

@@ -68,7 +68,7 @@ func TestUnreadRecord(t *testing.T) {
 		unix.EACCES: {true, false},
 		unix.ENOENT: {true, true},
 	} {
-		err := h.unread(&os.PathError{Op: "open", Path: h.file(recordFile), Err: cause})
+		err := h.classifyReadError(&os.PathError{Op: "open", Path: h.file(recordFile), Err: cause})
 		says := err.Error()
 		if isBroken(err) != c.broken || strings.Contains(says, "remove") != c.remove || errors.Is(err, driver.ErrUnavailable) == c.broken ||
 			strings.Contains(says, "mend") != c.broken || !strings.Contains(says, h.file(recordFile)+": "+cause.Error()) {
@@ -187,7 +187,7 @@ func TestReleaseHalfDone(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "aside")
 	must(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
-	if there, err := (home{d.dir, inTheWay}).exists(); !there {
+	if there, err := (instanceDir{d.dir, inTheWay}).exists(); !there {
 		t.Errorf("it is not among the released: %v", err)
 	}
 }

@@ -67,7 +67,7 @@ func TestGrowReadOnly(t *testing.T) {
 		t.Errorf("before the restart it is %+v", s)
 	}
 	wantDisk(t, d, spec, volumeFile("data"), 4<<20)
-	spec.EndRun, spec.StopBy = first.Run, time.Now()
+	spec.RestartRun, spec.StopBy = first.Run, time.Now()
 	if s := reach(t, d, spec, driver.StateRunning); s.Run == first.Run || len(s.Pending) != 0 {
 		t.Errorf("after the restart it is %+v", s)
 	}

@@ -117,7 +117,7 @@ func reachWithin(t *testing.T, d driver.Driver, spec driver.ServerSpec, want dri
 	var s driver.Server
 	vmtest.Eventually(t, within, "Ensure reaches "+string(want), func() (err error) {
 		s, err = d.Ensure(t.Context(), spec)
-		if err == nil && (s.State != want || want == driver.StateRunning && spec.EndRun != "" && s.Run == spec.EndRun) {
+		if err == nil && (s.State != want || want == driver.StateRunning && spec.RestartRun != "" && s.Run == spec.RestartRun) {
 			err = stateError(s)
 		}
 		return err
@@ -127,7 +127,7 @@ func reachWithin(t *testing.T, d driver.Driver, spec driver.ServerSpec, want dri
 
 type stateError driver.Server
 
-func (s stateError) Error() string { return "it is " + string(s.State) + ": " + s.Doing }
+func (s stateError) Error() string { return "it is " + string(s.State) + ": " + s.Progress }
 
 // boots has a server run, and waits until its guest prints a text.
 func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.Server {

@@ -165,7 +165,7 @@ func (d *Driver) promised() (map[string]int64, error) {
 			continue
 		}
 		used, _ := sample(h.pid(r.UID)) // nothing where it fails
-		promised[r.ID] = max(0, r.Settings.MemoryBytes+overheadOf(d.accelOf(server{home: h, record: r}))-used.MemoryBytes)
+		promised[r.ID] = max(0, r.Settings.MemoryBytes+overheadOf(d.accelOf(server{instanceDir: h, record: r}))-used.MemoryBytes)
 	}
 	return promised, err
 }

@@ -158,7 +158,7 @@ func TestHostIP(t *testing.T) {
 		t.Errorf("with another address pending are %v", s.Pending)
 	}
 	moved.Ports[0].HostIP = "127.0.0.3" // the other machine's
-	moved.EndRun = s.Run
+	moved.RestartRun = s.Run
 	_, err := d.Ensure(t.Context(), moved)
 	wantError(t, err, driver.ErrRetry, "127.0.0.3", driver.ReasonPortConflict)
 	gone(t, d, spec)

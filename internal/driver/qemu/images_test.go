@@ -47,7 +47,7 @@ func restart(t *testing.T, d *Driver, spec driver.ServerSpec, prints string) {
 	spec.StopBy = time.Now().Add(time.Hour)
 	servers, err := d.List(t.Context(), spec.UID)
 	must(t, err)
-	spec.EndRun = servers[0].Run
+	spec.RestartRun = servers[0].Run
 	boots(t, d, spec, prints)
 }
 

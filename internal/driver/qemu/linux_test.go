@@ -183,7 +183,7 @@ func TestSeed(t *testing.T) {
 	if want := []string{"sshAuthorizedKeys", "userData", "networkData"}; !slices.Equal(waiting.Pending, want) {
 		t.Errorf("pending are %v, want %v", waiting.Pending, want)
 	}
-	changed.EndRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
+	changed.RestartRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
 	reach(t, d, changed, driver.StateRunning)
 	vmtest.Eventually(t, patience, "the guest finds the change", func() error {
 		r, err := get(t, port, "/")
@@ -231,7 +231,7 @@ func TestVolumes(t *testing.T) {
 	if waiting := reach(t, d, without, driver.StateRunning); !slices.Equal(waiting.Pending, []string{"volumes"}) {
 		t.Errorf("pending are %v", waiting.Pending)
 	}
-	without.EndRun, without.StopBy = s.Run, time.Now().Add(time.Hour)
+	without.RestartRun, without.StopBy = s.Run, time.Now().Add(time.Hour)
 	reach(t, d, without, driver.StateRunning)
 	if _, err := os.Stat(d.home(spec.UID).file(volumeFile("data"))); err != nil {
 		t.Errorf("a volume that is not named for a while: %v", err)

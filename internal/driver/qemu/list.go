@@ -33,7 +33,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	met := map[types.UID]bool{}
 	for _, s := range found {
 		out := d.report(s)
-		out.Doing = cmp.Or(out.Doing, d.fetches.Doing(s.UID))
+		out.Progress = cmp.Or(out.Progress, d.fetches.Progress(s.UID))
 		servers = append(servers, out)
 		met[s.UID] = met[s.UID] || !s.Retained
 	}
@@ -77,7 +77,7 @@ func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 
 // homes are the directories of servers, the released ones last, so that a server
 // that is being released is met in one place at least.
-func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]home, error) {
+func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]instanceDir, error) {
 	if err := enter(ctx); err != nil {
 		return nil, err
 	}
@@ -90,8 +90,8 @@ func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]home, error) {
 	return homesIn(d.dir)
 }
 
-func homesIn(dir *statedir.Dir) ([]home, error) {
-	var homes []home
+func homesIn(dir *statedir.Dir) ([]instanceDir, error) {
+	var homes []instanceDir
 	for _, sub := range []string{vmsDir, retainedDir} {
 		entries, err := os.ReadDir(dir.Path(sub))
 		if err != nil {
@@ -99,19 +99,19 @@ func homesIn(dir *statedir.Dir) ([]home, error) {
 		}
 		for _, entry := range entries {
 			if entry.IsDir() && uidOf(entry.Name()) != "" {
-				homes = append(homes, home{dir, dir.Path(sub, entry.Name())})
+				homes = append(homes, instanceDir{dir, dir.Path(sub, entry.Name())})
 			}
 		}
 	}
 	return homes, nil
 }
 
-func (d *Driver) homesOf(uids []types.UID) ([]home, error) {
+func (d *Driver) homesOf(uids []types.UID) ([]instanceDir, error) {
 	uids, err := driver.UniqueUIDs(uids)
 	if err != nil {
 		return nil, err
 	}
-	homes := make([]home, len(uids))
+	homes := make([]instanceDir, len(uids))
 	for i, uid := range uids {
 		homes[i] = d.home(uid)
 	}
@@ -120,7 +120,7 @@ func (d *Driver) homesOf(uids []types.UID) ([]home, error) {
 
 // observeAll leaves out what is gone meanwhile. A server that is broken is one of
 // many, and keeps nobody from seeing the others.
-func (d *Driver) observeAll(ctx context.Context, homes []home) ([]server, error) {
+func (d *Driver) observeAll(ctx context.Context, homes []instanceDir) ([]server, error) {
 	servers, errs := make([]server, len(homes)), make([]error, len(homes))
 	var all errgroup.Group
 	all.SetLimit(atOnce)

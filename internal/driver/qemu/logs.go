@@ -30,7 +30,7 @@ var defaultLogBound = logBound{size: 1 << 20, every: 5 * time.Second}
 
 // putLogAside gives what QEMU printed another name: oldLog after a run, and failedLog
 // after a start that failed, so that retries do not push out what the run before left.
-func (h home) putLogAside(suffix string) error {
+func (h instanceDir) putLogAside(suffix string) error {
 	err := os.Rename(h.file(logFile), h.file(logFile+suffix))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -48,7 +48,7 @@ func (s *server) rotateLog() error {
 
 // lastOutput is the end of what QEMU printed, in one line of at most so many bytes.
 // What the guest printed is in another file.
-func (h home) lastOutput(most int) string {
+func (h instanceDir) lastOutput(most int) string {
 	f, err := os.Open(h.file(logFile))
 	if err != nil {
 		return err.Error()
@@ -91,7 +91,7 @@ func printable(r rune) rune {
 }
 
 // cutLogs cuts a machine's logs that are too large.
-func (d *Driver) cutLogs(h home) {
+func (d *Driver) cutLogs(h instanceDir) {
 	for _, name := range []string{serialLogFile, logFile} {
 		if err := h.cutLog(name, d.logs.size); err != nil {
 			d.Log.V(1).Info("Log could not be kept while it was cut", "log", h.file(name), "cause", err.Error())
@@ -104,7 +104,7 @@ func (d *Driver) cutLogs(h home) {
 // cut is lost. It is emptied even where the copy fails: a full disk is not a
 // reason to fill it. Of several who want to cut it one does: what the next would put
 // aside is what is left, in the place of what was.
-func (h home) cutLog(name string, keep int64) error {
+func (h instanceDir) cutLog(name string, keep int64) error {
 	lock, err := statedir.TryLockExisting(h.file(name), syscall.LOCK_EX)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil
@@ -127,7 +127,7 @@ func (h home) cutLog(name string, keep int64) error {
 
 // putEndAside copies the end of a log of some size. A guest that prints faster than
 // can be copied must not keep it going.
-func (h home) putEndAside(log *os.File, size, keep int64) error {
+func (h instanceDir) putEndAside(log *os.File, size, keep int64) error {
 	tmp, remove, err := h.dir.Temp()
 	if err != nil {
 		return err

@@ -60,7 +60,7 @@ func isCrash(end driver.Exit) bool { return end.Code == codePanicked || end.Code
 
 // server is a server as it is found.
 type server struct {
-	home
+	instanceDir
 	record
 	// on tells whether its QEMU is there, even if the guest in it has ended.
 	on bool
@@ -82,12 +82,12 @@ type server struct {
 // yet, it writes down. It fails where there is no server, where ctx is done or the
 // process cannot open any file, and with a brokenError where something of the server
 // cannot be read: then it still returns what can be known.
-func (d *Driver) observe(ctx context.Context, h home) (server, error) {
+func (d *Driver) observe(ctx context.Context, h instanceDir) (server, error) {
 	return d.observeWithin(ctx, h, commandWithin)
 }
 
 // observeWithin is observe for who waits only so long for QEMU's answer.
-func (d *Driver) observeWithin(ctx context.Context, h home, within time.Duration) (server, error) {
+func (d *Driver) observeWithin(ctx context.Context, h instanceDir, within time.Duration) (server, error) {
 	s, err := d.see(ctx, h, within)
 	if isBroken(err) {
 		s.broken = err
@@ -95,7 +95,7 @@ func (d *Driver) observeWithin(ctx context.Context, h home, within time.Duration
 	return s, err
 }
 
-func (d *Driver) see(ctx context.Context, h home, within time.Duration) (server, error) {
+func (d *Driver) see(ctx context.Context, h instanceDir, within time.Duration) (server, error) {
 	r, err := h.load()
 	if isBroken(err) {
 		return h.seeBroken(err)
@@ -103,7 +103,7 @@ func (d *Driver) see(ctx context.Context, h home, within time.Duration) (server,
 	if err != nil {
 		return server{}, err
 	}
-	s := server{home: h, record: r}
+	s := server{instanceDir: h, record: r}
 	if err := s.look(ctx, within); err != nil {
 		return s, err
 	}
@@ -117,11 +117,11 @@ func (d *Driver) see(ctx context.Context, h home, within time.Duration) (server,
 		d.forgetEnds(r.UID)
 		return s, fs.ErrNotExist
 	}
-	return s, breaks("mend "+h.path, err)
+	return s, wrapCorrupt("mend "+h.path, err)
 }
 
-func (h home) seeBroken(cause error) (server, error) {
-	s := server{home: h}
+func (h instanceDir) seeBroken(cause error) (server, error) {
+	s := server{instanceDir: h}
 	s.UID, s.Retained = uidOf(h.path), filepath.Base(filepath.Dir(h.path)) == retainedDir
 	if err := s.findOn(); err != nil && !isBroken(err) {
 		return s, err
@@ -134,7 +134,7 @@ func (h home) seeBroken(cause error) (server, error) {
 func (s *server) findOn() error {
 	on, err := s.running()
 	s.on = on || err != nil
-	return breaks("mend "+s.file(runLockFile), err)
+	return wrapCorrupt("mend "+s.file(runLockFile), err)
 }
 
 func (s *server) look(ctx context.Context, within time.Duration) error {
@@ -172,11 +172,11 @@ func (d *Driver) findEnd(s *server) error {
 	}
 	known, err := s.endOf(s.record)
 	if err != nil {
-		return breaks("mend or remove "+s.endFile(s.record), err)
+		return wrapCorrupt("mend or remove "+s.endFile(s.record), err)
 	}
 	if known == nil {
 		end.At = d.Clock.Now()
-		end, s.unkept = d.keepEnd(s.home, s.record, end)
+		end, s.unkept = d.keepEnd(s.instanceDir, s.record, end)
 		known = &end
 	}
 	s.end = known
@@ -231,17 +231,17 @@ func (s *server) report() driver.Server {
 		out.Exit = s.end
 	case s.silence != nil:
 		out.Err = fmt.Errorf("QEMU does not answer: %w", s.silence)
-		out.Doing = out.Err.Error()
+		out.Progress = out.Err.Error()
 	case s.status == statusIOError:
 		out.Err = s.fault
 	case s.stopping():
-		out.Doing = "waiting for the guest to power off"
+		out.Progress = "waiting for the guest to power off"
 	}
 	return out
 }
 
 // ask asks for QEMU's run state.
-func (h home) ask(ctx context.Context) (status string, err error) {
+func (h instanceDir) ask(ctx context.Context) (status string, err error) {
 	err = h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
 		status, err = askStatus(ctx, c)
 		return err
@@ -258,14 +258,14 @@ func askStatus(ctx context.Context, c *qmp.Client) (string, error) {
 }
 
 // command says one thing to QEMU by its control socket.
-func (h home) command(ctx context.Context, command string, arguments, result any) error {
+func (h instanceDir) command(ctx context.Context, command string, arguments, result any) error {
 	return h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
 		return c.Execute(ctx, command, arguments, result)
 	})
 }
 
 // control talks with QEMU by its control socket.
-func (h home) control(ctx context.Context, talk func(context.Context, *qmp.Client) error) error {
+func (h instanceDir) control(ctx context.Context, talk func(context.Context, *qmp.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, commandWithin)
 	defer cancel()
 	c, err := h.dial(ctx, ctlSocket, nil)
@@ -277,7 +277,7 @@ func (h home) control(ctx context.Context, talk func(context.Context, *qmp.Clien
 }
 
 // dial connects to a QMP socket in the directory.
-func (h home) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
+func (h instanceDir) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
 	err = h.atSocket(socket, func(path string) error {
 		c, err = qmp.Dial(ctx, path, onEvent)
 		return err
@@ -287,7 +287,7 @@ func (h home) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) 
 
 // atSocket names a socket in the directory by way of the directory's descriptor,
 // so that the length of its path does not matter.
-func (h home) atSocket(socket string, connect func(path string) error) error {
+func (h instanceDir) atSocket(socket string, connect func(path string) error) error {
 	dir, err := os.Open(h.path)
 	if err != nil {
 		return err

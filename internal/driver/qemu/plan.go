@@ -32,7 +32,7 @@ func nextStep(s server, spec driver.ServerSpec) step {
 		return stepNone
 	case !s.alive():
 		return stepStart
-	case s.Stop != nil, spec.Power == driver.PowerOff, spec.EndRun != "" && s.Run == spec.EndRun:
+	case s.Stop != nil, spec.Power == driver.PowerOff, spec.RestartRun != "" && s.Run == spec.RestartRun:
 		return stepStop
 	case s.Phase == phaseStarting:
 		return stepFinish

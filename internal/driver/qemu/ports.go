@@ -186,7 +186,7 @@ func (d *Driver) report(s server) driver.Server {
 		out.Accelerator = d.accelOf(s)
 	}
 	if !s.alive() && !s.Retained && s.broken == nil {
-		d.told.Store(s.UID, s.Run)
+		d.reportedExits.Store(s.UID, s.Run)
 	}
 	if !s.alive() || len(s.Forwards) == 0 {
 		return out

@@ -106,7 +106,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec,
 	if err != nil {
 		return machine{}, err
 	}
-	if err := d.makeSeed(s.home, spec); err != nil {
+	if err := d.makeSeed(s.instanceDir, spec); err != nil {
 		return machine{}, d.dir.Explain(err)
 	}
 	forwards, err := chooseForwards(ctx, spec.Ports, s.Forwards, d.choose)
@@ -128,7 +128,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec,
 // another choice.
 func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []driver.Port, runLock *os.File) error {
 	for try := 1; ; try++ {
-		ended, err := d.comeUp(ctx, s, m, runLock)
+		ended, err := d.waitReady(ctx, s, m, runLock)
 		if ended == "" || err != nil {
 			return err
 		}
@@ -150,8 +150,8 @@ func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []drive
 	}
 }
 
-// comeUp starts QEMU and waits until it answers or has ended, and tells how.
-func (d *Driver) comeUp(ctx context.Context, s *server, m machine, runLock *os.File) (ended string, err error) {
+// waitReady starts QEMU and waits until it answers or has ended, and tells how.
+func (d *Driver) waitReady(ctx context.Context, s *server, m machine, runLock *os.File) (ended string, err error) {
 	for _, socket := range sockets {
 		if err := os.Remove(s.file(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", err
@@ -225,7 +225,7 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	}
 	// Before, so that others attend the machine even if this is the last that its
 	// leader does.
-	d.ring(s.UID)
+	d.notify(s.UID)
 	if err := s.command(ctx, "cont", nil, nil); err != nil {
 		return err
 	}
@@ -297,7 +297,7 @@ func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (w
 		return false, s.quit(ctx)
 	}
 	now := stop{By: spec.StopBy}
-	if s.Stop != nil && spec.Power != driver.PowerOff && spec.EndRun != s.Run {
+	if s.Stop != nil && spec.Power != driver.PowerOff && spec.RestartRun != s.Run {
 		now.By = s.Stop.By
 	}
 	if !now.By.IsZero() && !d.Clock.Now().Before(now.By) {
@@ -363,7 +363,7 @@ func (p *pressed) forget(uid types.UID) {
 // force ends a run that the guest did not end. It does so even where nobody can
 // write that down.
 func (d *Driver) force(ctx context.Context, s *server) error {
-	_, _ = d.keepEnd(s.home, s.record, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()})
+	_, _ = d.keepEnd(s.instanceDir, s.record, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()})
 	return s.quit(ctx)
 }
 

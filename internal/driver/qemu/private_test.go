@@ -65,9 +65,9 @@ func (d *Driver) shows(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown
 		s, err := d.Ensure(t.Context(), spec)
 		all, listErr := d.List(t.Context(), spec.UID)
 		must(t, listErr)
-		fmt.Fprintln(&seen, s.Doing, s.Note, s.Err, err, all)
+		fmt.Fprintln(&seen, s.Progress, s.Note, s.Err, err, all)
 		for _, one := range all {
-			fmt.Fprintln(&seen, one.Doing, one.Note, one.Err)
+			fmt.Fprintln(&seen, one.Progress, one.Note, one.Err)
 		}
 		if err != nil {
 			return seen.String() + log.String(), err

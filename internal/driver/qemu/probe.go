@@ -57,9 +57,9 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 }
 
 // forwardTo finds what leads to a TCP port of a guest.
-func (d *Driver) forwardTo(uid types.UID, port int32) (home, forward, error) {
+func (d *Driver) forwardTo(uid types.UID, port int32) (instanceDir, forward, error) {
 	if err := checkUID(uid); err != nil {
-		return home{}, forward{}, err
+		return instanceDir{}, forward{}, err
 	}
 	h := d.home(uid)
 	r, err := h.load()
@@ -83,7 +83,7 @@ func oneLoopback() string {
 
 // untilConnected waits until the guest has taken a connection, which it may also
 // show by speaking first.
-func (d *Driver) untilConnected(ctx context.Context, h home, f forward, conn net.Conn, spoke <-chan error) error {
+func (d *Driver) untilConnected(ctx context.Context, h instanceDir, f forward, conn net.Conn, spoke <-chan error) error {
 	timer := d.Clock.NewTimer(firstLook)
 	defer timer.Stop()
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
@@ -109,7 +109,7 @@ func (d *Driver) untilConnected(ctx context.Context, h home, f forward, conn net
 }
 
 // connections is QEMU's table of those of its user network.
-func (h home) connections(ctx context.Context) (table string, err error) {
+func (h instanceDir) connections(ctx context.Context) (table string, err error) {
 	err = h.command(ctx, "human-monitor-command", map[string]string{"command-line": "info usernet"}, &table)
 	return table, err
 }
@@ -117,7 +117,7 @@ func (h home) connections(ctx context.Context) (table string, err error) {
 // isAnswered reports whether the guest has answered a connection. One to a port on
 // all addresses went to an address that no other has. On a single address others may
 // be connected too, and QEMU's end of this one is found by its descriptor.
-func (h home) isAnswered(table string, f forward, conn net.Conn) bool {
+func (h instanceDir) isAnswered(table string, f forward, conn net.Conn) bool {
 	address, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
 	if f.HostIP == "" {
 		return isConnected(table, address, "")

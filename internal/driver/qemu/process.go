@@ -41,7 +41,7 @@ const (
 var wholeFile = unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 
 // running tells whether somebody holds the run lock.
-func (h home) running() (bool, error) {
+func (h instanceDir) running() (bool, error) {
 	f, err := os.OpenFile(h.file(runLockFile), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -58,7 +58,7 @@ func (h home) running() (bool, error) {
 }
 
 // claimRun takes the run lock for a process that is to be started.
-func (h home) claimRun() (*os.File, error) {
+func (h instanceDir) claimRun() (*os.File, error) {
 	f, err := os.OpenFile(h.file(runLockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (h home) claimRun() (*os.File, error) {
 
 // spawn starts QEMU in a session of its own; ended tells how that ended. It gets
 // neither the controller's environment nor any of its files but those given.
-func (h home) spawn(ctx context.Context, binary string, args []string, files []*os.File) (ended <-chan string, err error) {
+func (h instanceDir) spawn(ctx context.Context, binary string, args []string, files []*os.File) (ended <-chan string, err error) {
 	log, err := os.OpenFile(h.file(logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -113,7 +113,7 @@ func endsFirst(pid int) {
 
 // pid finds the server's QEMU: by the pid file where that is right, else among
 // all processes. Zero means that there is none.
-func (h home) pid(uid types.UID) int {
+func (h instanceDir) pid(uid types.UID) int {
 	if content, err := os.ReadFile(h.file(pidFile)); err == nil {
 		if pid, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil && h.isOurs(pid, uid) {
 			return pid
@@ -140,7 +140,7 @@ func processes() []int {
 
 // isOurs : a QEMU works in its server's directory, wherever that was moved, and
 // has the UID on its command line.
-func (h home) isOurs(pid int, uid types.UID) bool {
+func (h instanceDir) isOurs(pid int, uid types.UID) bool {
 	here, err := os.Stat(h.path)
 	if err != nil {
 		return false
@@ -182,7 +182,7 @@ func (d *Driver) findAccel(s server) string {
 }
 
 // kill ends the server's QEMU at once and waits until it is gone.
-func (h home) kill(ctx context.Context, uid types.UID) error {
+func (h instanceDir) kill(ctx context.Context, uid types.UID) error {
 	found := h.pid(uid)
 	if err := killProcess(ctx, found, func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
 		return fmt.Errorf("killing the QEMU of %s: %w", uid, err)
@@ -241,7 +241,7 @@ func untilEnded(ctx context.Context, handle int) error {
 }
 
 // untilOff waits until nobody holds the run lock.
-func (h home) untilOff(ctx context.Context, within time.Duration) error {
+func (h instanceDir) untilOff(ctx context.Context, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for {

@@ -98,7 +98,7 @@ func TestMachineTypeUnavailable(t *testing.T) {
 	edit(t, d, spec, func(r map[string]any) { r["machineType"] = "pc-q35-99.9" })
 	says := []string{"made as a pc-q35-99.9", "does not know", driver.ReasonMachineTypeUnavailable}
 	restart := spec
-	restart.EndRun = first.Run
+	restart.RestartRun = first.Run
 	_, err := d.Ensure(t.Context(), restart)
 	wantError(t, err, driver.ErrRetry, says...)
 	if listed, err := d.List(t.Context(), spec.UID); err != nil || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
@@ -291,7 +291,7 @@ func TestLastOf(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), logFile)
 	must(t, os.WriteFile(path, []byte("end"), 0o600))
-	if got := (home{path: filepath.Dir(path)}).lastOutput(10); got != "end" {
+	if got := (instanceDir{path: filepath.Dir(path)}).lastOutput(10); got != "end" {
 		t.Errorf("got %q", got)
 	}
 }

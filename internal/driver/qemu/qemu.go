@@ -74,12 +74,12 @@ import (
 
 // Names in the folder.
 const (
-	vmsDir      = "vms"
-	retainedDir = "retained"
-	bellsDir    = "bells"
-	endsDir     = "ends"
-	imagesDir   = "images"
-	cacheDir    = "cache"
+	vmsDir           = "vms"
+	retainedDir      = "retained"
+	notificationsDir = "bells"
+	endsDir          = "ends"
+	imagesDir        = "images"
+	cacheDir         = "cache"
 )
 
 // DefaultBinary is the QEMU that machines run on.
@@ -134,7 +134,7 @@ type Driver struct {
 	probeWithin time.Duration
 	pressed     pressed
 	address     hostAddress
-	fetches     *download.Book
+	fetches     *download.Tracker
 	images      *imagestore.Store
 	// unwritten are the ends of runs for which there was no room, by their files.
 	unwritten sync.Map
@@ -153,8 +153,8 @@ type Driver struct {
 	faults diskFaults
 	// foundAccel has, by UID, what a machine runs under whose record does not say.
 	foundAccel sync.Map
-	// told has, by UID, the last run whose end a caller was told of.
-	told sync.Map
+	// reportedExits has, by UID, the last run whose end a caller was told of.
+	reportedExits sync.Map
 }
 
 var (
@@ -175,7 +175,7 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != AccelKVM && o.Accel != AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, AccelAuto, AccelKVM, AccelTCG)
 	}
-	dir, err := statedir.Open("the qemu driver's folder", o.Dir, vmsDir, retainedDir, bellsDir, endsDir, imagesDir, cacheDir)
+	dir, err := statedir.Open("the qemu driver's folder", o.Dir, vmsDir, retainedDir, notificationsDir, endsDir, imagesDir, cacheDir)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func New(o Options) (*Driver, error) {
 		logs: defaultLogBound, groups: findGroups, groupMemory: groupMemory, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
 	}
 	d.capacity = d.hostDisk
-	d.fetches = &download.Book{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
@@ -282,23 +282,25 @@ func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*statedir.Lo
 	return lock, nil
 }
 
-// ring tells all who watch, in whatever process, that a server has changed. Who
+// notify tells all who watch, in whatever process, that a server has changed. Who
 // rings for one that is gone meanwhile, or not there yet, leaves no bell behind.
-func (d *Driver) ring(uid types.UID) {
-	bell := d.dir.Path(bellsDir, string(uid))
+func (d *Driver) notify(uid types.UID) {
+	bell := d.dir.Path(notificationsDir, string(uid))
 	if err := d.dir.ReplaceFleeting(bell, nil); err != nil {
 		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
 	}
 	if there, err := d.home(uid).exists(); !there && err == nil {
-		d.unring(uid) // removed meanwhile, bell and all
+		d.clearNotification(uid) // removed meanwhile, bell and all
 	}
 }
 
 func (d *Driver) ringAll(uids ...types.UID) {
 	for _, uid := range uids {
-		d.ring(uid)
+		d.notify(uid)
 	}
 }
 
-// unring removes the bell of a server that is gone.
-func (d *Driver) unring(uid types.UID) { _ = os.Remove(d.dir.Path(bellsDir, string(uid))) }
+// clearNotification removes the bell of a server that is gone.
+func (d *Driver) clearNotification(uid types.UID) {
+	_ = os.Remove(d.dir.Path(notificationsDir, string(uid)))
+}

@@ -40,7 +40,7 @@ func TestLife(t *testing.T) {
 	if _, err := os.Stat(procPath(pid, "cwd")); err == nil {
 		t.Error("its process is still there")
 	}
-	for _, sub := range []string{vmsDir, retainedDir, bellsDir, endsDir, "locks", "tmp"} {
+	for _, sub := range []string{vmsDir, retainedDir, notificationsDir, endsDir, "locks", "tmp"} {
 		left, err := os.ReadDir(d.dir.Path(sub))
 		must(t, err)
 		if len(left) != 0 {

@@ -161,20 +161,20 @@ func (s settings) pending(want settings) []string {
 
 func newName() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
 
-// home is a server's directory.
-type home struct {
+// instanceDir is a server's directory.
+type instanceDir struct {
 	dir  *statedir.Dir
 	path string
 }
 
-func (d *Driver) home(uid types.UID) home {
-	return home{d.dir, d.dir.Path(vmsDir, string(uid))}
+func (d *Driver) home(uid types.UID) instanceDir {
+	return instanceDir{d.dir, d.dir.Path(vmsDir, string(uid))}
 }
 
-func (h home) file(name string) string { return filepath.Join(h.path, name) }
+func (h instanceDir) file(name string) string { return filepath.Join(h.path, name) }
 
 // exists tells whether there is a directory at all.
-func (h home) exists() (bool, error) {
+func (h instanceDir) exists() (bool, error) {
 	_, err := os.Lstat(h.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -187,9 +187,9 @@ func (h home) exists() (bool, error) {
 // it is mended.
 type brokenError struct{ error }
 
-// breaks has an error be one server's own, which keeps nobody from seeing the
+// wrapCorrupt has an error be one server's own, which keeps nobody from seeing the
 // others. Where the process has no descriptors left, no server is to blame.
-func breaks(mend string, err error) error {
+func wrapCorrupt(mend string, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -205,18 +205,18 @@ func isBroken(err error) bool {
 }
 
 // isThere tells whether the directory may be.
-func (h home) isThere() bool {
+func (h instanceDir) isThere() bool {
 	there, err := h.exists()
 	return there || err != nil
 }
 
 // load reads the record; its error is fs.ErrNotExist only where there is no
 // directory: a server that cannot be read is not one that is gone.
-func (h home) load() (record, error) {
+func (h instanceDir) load() (record, error) {
 	var r record
 	content, err := os.ReadFile(h.file(recordFile))
 	if err != nil {
-		return r, h.unread(err)
+		return r, h.classifyReadError(err)
 	}
 	if err := json.Unmarshal(content, &r); err != nil {
 		return r, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", h.file(recordFile), err)}
@@ -230,9 +230,9 @@ func (h home) load() (record, error) {
 	return r, nil
 }
 
-// unread says of a record that could not be read whether it is gone, may be read
+// classifyReadError says of a record that could not be read whether it is gone, may be read
 // later, or needs somebody to mend it. To remove a server helps only if it has none.
-func (h home) unread(err error) error {
+func (h instanceDir) classifyReadError(err error) error {
 	if there, statErr := h.exists(); !there && statErr == nil {
 		return fs.ErrNotExist
 	}
@@ -240,10 +240,10 @@ func (h home) unread(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		mend = "mend or remove " + h.path
 	}
-	return breaks(mend, err)
+	return wrapCorrupt(mend, err)
 }
 
-func (h home) save(r record) error {
+func (h instanceDir) save(r record) error {
 	content, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
@@ -254,13 +254,13 @@ func (h home) save(r record) error {
 // endFile has how a run ended. It is written once, before anybody makes QEMU
 // quit, and lies outside of the server's directory, which a person may be about
 // to remove.
-func (h home) endFile(r record) string {
+func (h instanceDir) endFile(r record) string {
 	return h.dir.Path(endsDir, string(r.UID)+"."+r.ID+"."+r.Run+".json")
 }
 
 // noteEnd writes an end down and returns the one that was written first. That of a
 // server which was removed or released meanwhile is of no use to anybody.
-func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
+func (h instanceDir) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(end)
 	if err != nil {
 		return end, err
@@ -282,7 +282,7 @@ func (h home) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 // keepEnd writes an end down as noteEnd does, and with one that nobody asked for the
 // end of what QEMU printed. One that it has no room for it remembers, as it was seen
 // first, so that the next look finds the same.
-func (d *Driver) keepEnd(h home, r record, end driver.Exit) (driver.Exit, error) {
+func (d *Driver) keepEnd(h instanceDir, r record, end driver.Exit) (driver.Exit, error) {
 	file := h.endFile(r)
 	if end.Reason == reasonKilled || isCrash(end) {
 		end.Output = h.lastOutput(outputTail)
@@ -304,7 +304,7 @@ func (d *Driver) keepEnd(h home, r record, end driver.Exit) (driver.Exit, error)
 
 // endOf returns how the run ended, nil where nobody wrote it down. What a power cut
 // has left of an end says no more than that there was one.
-func (h home) endOf(r record) (*driver.Exit, error) {
+func (h instanceDir) endOf(r record) (*driver.Exit, error) {
 	content, err := os.ReadFile(h.endFile(r))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is the answer for no end.

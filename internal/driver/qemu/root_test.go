@@ -188,7 +188,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 		t.Helper()
 		lock, err := r.claimRun()
 		must(t, err)
-		ended, err := r.d.comeUp(t.Context(), &r.server, machine{
+		ended, err := r.d.waitReady(t.Context(), &r.server, machine{
 			UID: r.UID, ID: r.ID, Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
 			Root: &drive{Path: rootDiskFile, Backing: &layer{Path: r.new.Image.Path, Format: diskimage.Raw}},
 		}, lock)

@@ -28,7 +28,7 @@ const (
 
 // makeSeed writes what cloud-init reads by its data source NoCloud. It is written
 // anew for each run, so a change is seen at the next one.
-func (d *Driver) makeSeed(h home, spec driver.ServerSpec) error {
+func (d *Driver) makeSeed(h instanceDir, spec driver.ServerSpec) error {
 	files, err := seedFiles(spec)
 	if err != nil {
 		return err

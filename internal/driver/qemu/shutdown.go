@@ -79,7 +79,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 
 // lockToEnd takes the lock of a server that is to end, or returns nil. Nobody
 // changes one that was released.
-func (d *Driver) lockToEnd(ctx context.Context, h home) *statedir.Lock {
+func (d *Driver) lockToEnd(ctx context.Context, h instanceDir) *statedir.Lock {
 	if filepath.Base(filepath.Dir(h.path)) == retainedDir {
 		return nil
 	}
@@ -99,7 +99,7 @@ func (d *Driver) lockToEnd(ctx context.Context, h home) *statedir.Lock {
 
 // shutDown ends one machine; nil means that it did not run. It also ends one whose
 // record cannot be read or written.
-func (d *Driver) shutDown(ctx context.Context, h home, limit time.Duration) *Ended {
+func (d *Driver) shutDown(ctx context.Context, h instanceDir, limit time.Duration) *Ended {
 	s, err := d.observe(ctx, h)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !s.on:
@@ -128,7 +128,7 @@ func (d *Driver) keepShutdown(s *server, within time.Duration) time.Duration {
 	}
 	now := d.Clock.Now()
 	if !s.Retained {
-		_, _ = d.keepEnd(s.home, s.record, driver.Exit{Reason: driver.ExitHostShutdown, At: now})
+		_, _ = d.keepEnd(s.instanceDir, s.record, driver.Exit{Reason: driver.ExitHostShutdown, At: now})
 	}
 	if s.Stop != nil && !s.Stop.By.IsZero() && s.Stop.By.Before(now.Add(within)) {
 		return s.Stop.By.Sub(now)

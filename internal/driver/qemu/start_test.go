@@ -23,7 +23,7 @@ func TestRestartThatCannotBe(t *testing.T) {
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "own", Port: 80, HostPort: own}}
 	first := reach(t, d, spec, driver.StateRunning)
-	spec.EndRun, spec.StopBy = first.Run, time.Now()
+	spec.RestartRun, spec.StopBy = first.Run, time.Now()
 
 	ports, memory := spec, spec
 	ports.Ports = append(ports.Ports, driver.Port{Name: "web", Port: 81, HostPort: taken(t)})

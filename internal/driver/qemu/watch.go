@@ -18,7 +18,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := enter(ctx); err != nil {
 		return nil, err
 	}
-	files, err := d.dir.Notify(vmsDir, retainedDir, bellsDir)
+	files, err := d.dir.Notify(vmsDir, retainedDir, notificationsDir)
 	if err != nil {
 		return nil, err
 	}
@@ -47,10 +47,10 @@ type watch struct {
 	attendants map[string]*attendant // by directory
 }
 
-func (w *watch) run(ctx context.Context, homes []home) {
+func (w *watch) run(ctx context.Context, homes []instanceDir) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer close(w.out)
-	defer w.dismiss()
+	defer w.wait()
 	defer cancel()
 	defer func() { _ = w.files.Close() }()
 	for _, h := range homes {
@@ -116,7 +116,7 @@ func (w *watch) changed(ctx context.Context, event fsnotify.Event) {
 }
 
 // isOthers tells whether a server is another cluster's.
-func (w *watch) isOthers(h home) bool {
+func (w *watch) isOthers(h instanceDir) bool {
 	r, err := h.load()
 	return err == nil && r.ClusterID != w.driver.ClusterID
 }

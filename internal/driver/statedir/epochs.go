@@ -32,7 +32,7 @@ func (d *Dir) Admit(cluster string, epoch uint64) error {
 		return d.Explain(err)
 	}
 	if !slices.Contains(epochs, epoch) && Compare(epoch, highest(epochs)) == nil {
-		if epochs, err = putDown(dir, epoch); err != nil {
+		if epochs, err = recordEpoch(dir, epoch); err != nil {
 			return d.Explain(err)
 		}
 	}
@@ -63,9 +63,9 @@ func readEpochs(dir string) ([]uint64, error) {
 	return epochs, nil
 }
 
-// putDown adds an epoch, takes away those far below the highest, and returns
+// recordEpoch adds an epoch, takes away those far below the highest, and returns
 // what there is. A reader that misses one of those sees higher ones.
-func putDown(dir string, epoch uint64) ([]uint64, error) {
+func recordEpoch(dir string, epoch uint64) ([]uint64, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}

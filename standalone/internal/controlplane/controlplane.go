@@ -54,12 +54,12 @@ const (
 )
 
 // Parts of the control plane in the order in which they start.
-func (c *Config) Parts() ([]supervisor.Part, error) {
+func (c *Config) Parts() ([]supervisor.Component, error) {
 	etcd, err := c.newEtcd()
 	if err != nil {
 		return nil, err
 	}
-	return []supervisor.Part{
+	return []supervisor.Component{
 		{Name: "etcd", Run: etcd.run, Ready: c.etcdStarted(etcd), Within: startWithin, StopBy: stopEtcdBy},
 		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.endpoint()), Ready: c.waitAPI, Within: startWithin, StopBy: stopAPIServerBy},
 		{Name: "VirtualMachine API", Ready: c.installCRDs, Within: startWithin},

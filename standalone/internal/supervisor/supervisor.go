@@ -16,8 +16,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Part is one thing that runs for as long as the program does.
-type Part struct {
+// Component is one thing that runs for as long as the program does.
+type Component struct {
 	Name string
 	// Run works until its context ends. A part without one is a step: it only
 	// has something to do before the next part starts.
@@ -48,7 +48,7 @@ type Runner struct {
 }
 
 type running struct {
-	Part
+	Component
 	cancel context.CancelFunc
 	done   chan struct{}
 }
@@ -70,7 +70,7 @@ func (e *diedError) Unwrap() error { return e.err }
 
 // Run starts the parts, calls up when all are ready, and stops them when ctx
 // ends, which is no error, or when one of them dies, which is.
-func (r *Runner) Run(ctx context.Context, parts []Part, up func() error) error {
+func (r *Runner) Run(ctx context.Context, parts []Component, up func() error) error {
 	r.died = make(chan error, len(parts))
 	err := r.startAll(ctx, parts)
 	if err == nil {
@@ -94,7 +94,7 @@ func isDeath(err error) bool {
 	return errors.As(err, &died)
 }
 
-func (r *Runner) startAll(ctx context.Context, parts []Part) error {
+func (r *Runner) startAll(ctx context.Context, parts []Component) error {
 	for _, p := range parts {
 		begin := r.Clock.Now()
 		if err := r.start(ctx, p); err != nil {
@@ -107,7 +107,7 @@ func (r *Runner) startAll(ctx context.Context, parts []Part) error {
 
 // start launches one part under a context of its own, so that it outlives ctx
 // until its turn to stop has come, and waits until it is ready.
-func (r *Runner) start(ctx context.Context, p Part) error {
+func (r *Runner) start(ctx context.Context, p Component) error {
 	if p.Run != nil {
 		r.launch(context.WithoutCancel(ctx), p)
 	}
@@ -127,7 +127,7 @@ func (r *Runner) start(ctx context.Context, p Part) error {
 }
 
 // explain prefers the death of a part to the failed wait that follows from it.
-func (r *Runner) explain(ctx context.Context, p Part, err error) error {
+func (r *Runner) explain(ctx context.Context, p Component, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -142,9 +142,9 @@ func (r *Runner) explain(ctx context.Context, p Part, err error) error {
 	return fmt.Errorf("%s: %w", p.Name, err)
 }
 
-func (r *Runner) launch(ctx context.Context, p Part) {
+func (r *Runner) launch(ctx context.Context, p Component) {
 	ctx, cancel := context.WithCancel(ctx)
-	run := &running{Part: p, cancel: cancel, done: make(chan struct{})}
+	run := &running{Component: p, cancel: cancel, done: make(chan struct{})}
 	r.running = append(r.running, run)
 	go func() {
 		defer close(run.done)

@@ -47,8 +47,8 @@ func runner(d *diary) *Runner {
 }
 
 // wellBehaved runs until it is told to stop.
-func wellBehaved(name string, d *diary) Part {
-	return Part{
+func wellBehaved(name string, d *diary) Component {
+	return Component{
 		Name: name, StopBy: time.Minute, Within: time.Minute,
 		Run: func(ctx context.Context) error {
 			d.note(name + " runs")
@@ -65,10 +65,10 @@ func nothing() error { return nil }
 func TestPartsStartInOrderAndStopInReverse(t *testing.T) {
 	d := &diary{}
 	ctx, cancel := context.WithCancel(t.Context())
-	step := Part{Name: "step", Within: time.Minute, Ready: func(context.Context) error { d.note("step done"); return nil }}
+	step := Component{Name: "step", Within: time.Minute, Ready: func(context.Context) error { d.note("step done"); return nil }}
 	first, second := wellBehaved("first", d), wellBehaved("second", d)
 	first.Ready, second.Ready = waitForNote(d, "first runs"), waitForNote(d, "second runs")
-	err := runner(d).Run(ctx, []Part{first, step, second}, func() error {
+	err := runner(d).Run(ctx, []Component{first, step, second}, func() error {
 		d.note("up")
 		cancel()
 		return nil
@@ -109,8 +109,8 @@ func TestTheDeathOfOneEndsAll(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := &diary{}
 			isUp := make(chan struct{})
-			dying := Part{Name: "second", Run: func(context.Context) error { <-isUp; return tc.end }}
-			err := runner(d).Run(t.Context(), []Part{wellBehaved("first", d), dying}, func() error {
+			dying := Component{Name: "second", Run: func(context.Context) error { <-isUp; return tc.end }}
+			err := runner(d).Run(t.Context(), []Component{wellBehaved("first", d), dying}, func() error {
 				close(isUp)
 				return nil
 			})
@@ -126,12 +126,12 @@ func TestTheDeathOfOneEndsAll(t *testing.T) {
 
 func TestADeathAtTheStartIsToldAndNotTheWait(t *testing.T) {
 	d := &diary{}
-	dying := Part{
+	dying := Component{
 		Name: "first", Within: time.Minute, StopBy: time.Minute,
 		Run:   func(context.Context) error { return errors.New("port in use") },
 		Ready: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
 	}
-	err := runner(d).Run(t.Context(), []Part{dying, wellBehaved("second", d)}, nothing)
+	err := runner(d).Run(t.Context(), []Component{dying, wellBehaved("second", d)}, nothing)
 	if err == nil || err.Error() != "first failed: port in use" {
 		t.Errorf("got %v", err)
 	}
@@ -146,7 +146,7 @@ func TestAPartThatIsNotReadyInTime(t *testing.T) {
 		<-ctx.Done()
 		return errors.New("connection refused")
 	}
-	err := runner(d).Run(t.Context(), []Part{slow}, nothing)
+	err := runner(d).Run(t.Context(), []Component{slow}, nothing)
 	if err == nil || err.Error() != "slow was not ready within 10ms: connection refused" {
 		t.Errorf("got %v", err)
 	}
@@ -161,7 +161,7 @@ func TestAStopWhileStartingIsNoError(t *testing.T) {
 		<-ctx.Done()
 		return errors.New("not ready yet")
 	}
-	err := runner(d).Run(ctx, []Part{waits, wellBehaved("never", d)}, nothing)
+	err := runner(d).Run(ctx, []Component{waits, wellBehaved("never", d)}, nothing)
 	if err != nil {
 		t.Errorf("got %v", err)
 	}
@@ -173,7 +173,7 @@ func TestAStopWhileStartingIsNoError(t *testing.T) {
 func TestUpThatFailsStopsAll(t *testing.T) {
 	d := &diary{}
 	full := errors.New("disk full")
-	err := runner(d).Run(t.Context(), []Part{wellBehaved("first", d)}, func() error { return full })
+	err := runner(d).Run(t.Context(), []Component{wellBehaved("first", d)}, func() error { return full })
 	if !errors.Is(err, full) {
 		t.Errorf("got %v", err)
 	}
@@ -189,13 +189,13 @@ func TestAPartThatHangsIsLeftBehindInTime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	release := make(chan struct{})
 	defer close(release)
-	hangs := Part{Name: "hangs", StopBy: 8 * time.Second, Run: func(context.Context) error { <-release; return nil }}
+	hangs := Component{Name: "hangs", StopBy: 8 * time.Second, Run: func(context.Context) error { <-release; return nil }}
 	below := wellBehaved("below", d)
 	below.Run = func(ctx context.Context) error { <-ctx.Done(); return nil }
 	ended := make(chan error, 1)
 	go func() {
 		r := &Runner{Clock: clock, Observer: d}
-		ended <- r.Run(ctx, []Part{below, hangs}, func() error { cancel(); return nil })
+		ended <- r.Run(ctx, []Component{below, hangs}, func() error { cancel(); return nil })
 	}()
 	for !clock.HasWaiters() {
 		time.Sleep(time.Millisecond)

@@ -20,8 +20,8 @@ import (
 // Suffix is that of the file of births, beside the recorder.
 const Suffix = ".births"
 
-// Birth is the start of a QEMU.
-type Birth struct {
+// ProcessStart is the start of a QEMU.
+type ProcessStart struct {
 	At  time.Time `json:"at"`
 	PID int       `json:"pid"`
 	UID types.UID `json:"uid"`
@@ -54,14 +54,14 @@ func Processes(uid types.UID) ([]int, error) {
 }
 
 // Read returns all births that were written down; no file is none.
-func Read(path string) ([]Birth, error) {
+func Read(path string) ([]ProcessStart, error) {
 	content, err := os.ReadFile(path)
 	if os.IsNotExist(err) {
 		return nil, nil
 	}
-	var all []Birth
+	var all []ProcessStart
 	for line := range bytes.Lines(content) {
-		var b Birth
+		var b ProcessStart
 		if err := json.Unmarshal(line, &b); err != nil {
 			return nil, fmt.Errorf("%s: %q: %w", path, line, err)
 		}

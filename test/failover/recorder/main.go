@@ -59,7 +59,7 @@ func record(path string, uid types.UID) error {
 		return err
 	}
 	others := slices.DeleteFunc(all, func(pid int) bool { return pid == os.Getpid() })
-	line, err := json.Marshal(births.Birth{At: time.Now().UTC(), PID: os.Getpid(), UID: uid, Run: server.Run, Others: others})
+	line, err := json.Marshal(births.ProcessStart{At: time.Now().UTC(), PID: os.Getpid(), UID: uid, Run: server.Run, Others: others})
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ type Store struct {
 	Clock clock.Clock
 	// Fetches knows those under way, and Sources where they may lead. Who fetches
 	// nothing needs neither.
-	Fetches *download.Book
+	Fetches *download.Tracker
 	Sources *Sources
 
 	useless uselessContent

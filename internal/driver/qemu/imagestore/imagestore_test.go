@@ -78,7 +78,7 @@ func newStore(t *testing.T, plain ...string) *imagestore.Store {
 			return err
 		})
 	})
-	s := &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &download.Book{
+	s := &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &download.Tracker{
 		Clock: clock.RealClock{}, Stall: patience, Tell: func(...types.UID) {},
 	}}
 	allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
@@ -174,7 +174,7 @@ func wait(t *testing.T, s *imagestore.Store, who driver.ServerSpec, images ...dr
 	vmtest.Eventually(t, patience, "the fetch ends", func() error {
 		var waits bool
 		if waits, got = s.Wait(t.Context(), who, images...); waits {
-			return errors.New(s.Fetches.Doing(who.UID))
+			return errors.New(s.Fetches.Progress(who.UID))
 		}
 		return nil
 	})
@@ -224,7 +224,7 @@ func TestOnce(t *testing.T) {
 		}
 	}
 	pending := s.Fetches.Pending()
-	if len(pending) != 5 || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Doing, "fetching "+url) || pending[0].Name != "vm" {
+	if len(pending) != 5 || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Progress, "fetching "+url) || pending[0].Name != "vm" {
 		t.Errorf("pending are %+v", pending)
 	}
 	close(gate)
@@ -253,7 +253,7 @@ func nobodyWaits(t *testing.T, s *imagestore.Store, who []driver.ServerSpec) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "nothing is done for those who wait", func() error {
 		for _, p := range s.Fetches.Pending() {
-			if p.Doing != "" || p.Err != nil {
+			if p.Progress != "" || p.Err != nil {
 				return fmt.Errorf("pending is %+v", p)
 			}
 		}

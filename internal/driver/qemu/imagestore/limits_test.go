@@ -184,7 +184,7 @@ func TestSparse(t *testing.T) {
 			who := someone()
 			var wrote atomic.Bool
 			s.Fetches.Tell = func(...types.UID) {
-				if strings.Contains(s.Fetches.Doing(who.UID), "MB") {
+				if strings.Contains(s.Fetches.Progress(who.UID), "MB") {
 					wrote.Store(true)
 				}
 			}
