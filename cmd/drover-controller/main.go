@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command drover-controller makes servers for the VirtualMachines of a cluster.
-// Start with the app package.
+// Start with package app.
 package main
 
 import (
@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 )
 
-// gcPercent has the collector run twice as often as by default. Most of the
-// memory is caches that stay, so that costs little and saves much.
+// gcPercent makes the garbage collector run twice as often as by default. Most of
+// the memory is long-lived caches, so that costs little and saves much.
 const gcPercent = 50
 
 func main() {

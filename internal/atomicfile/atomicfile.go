@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package atomicfile makes and replaces files so that a crash at any moment leaves
-// the old content or the new, never a part of one.
+// Package atomicfile creates and replaces files atomically: after a crash at any
+// moment a file has its old content or its new content, never a part of one.
 //
-// Start with Write, for a file among others, or with Folder, for who has a place of
-// its own where things are made before they have their name.
+// Start with Write, for a single file, or with Folder, for a caller that has a
+// staging folder where things are made before they are moved to their final name.
 package atomicfile
 
 import (
@@ -20,11 +20,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
-// tempPrefix marks what Write makes in a folder that has other files too.
+// tempPrefix marks the temporary files of Write in a folder that has other files
+// too.
 const tempPrefix = ".tmp-"
 
-// Write makes data the content of the file at path. It is on disk, under its
-// name, when Write returns.
+// Write makes data the content of the file at path. When it returns, the file is on
+// disk under its name.
 func Write(path string, data []byte, perm fs.FileMode) error {
 	dir := filepath.Dir(path)
 	if err := beside(dir).Replace(path, data, perm, nil); err != nil {
@@ -33,7 +34,7 @@ func Write(path string, data []byte, perm fs.FileMode) error {
 	return SyncFolder(dir)
 }
 
-// Update does what Write does, unless the file has that content already.
+// Update does what Write does, unless the file already has that content.
 func Update(path string, data []byte, perm fs.FileMode) error {
 	have, err := os.ReadFile(path) //nolint:gosec // The caller chose the file.
 	if err == nil && bytes.Equal(have, data) {
@@ -42,25 +43,26 @@ func Update(path string, data []byte, perm fs.FileMode) error {
 	return Write(path, data, perm)
 }
 
-// Sweep removes what writes that did not end have left in dir.
+// Sweep removes from dir what interrupted writes have left.
 func Sweep(dir string) error { return beside(dir).Sweep() }
 
 func beside(dir string) Folder { return Folder{Path: dir, Prefix: tempPrefix} }
 
-// Folder is where things are made before they have their place, on the same file
-// system. What is being made is locked until it is done, so that Sweep, in whatever
-// process, removes only what a process left that was killed.
+// Folder is a staging folder, on the same file system as the final place. What is
+// being made is locked until it is done. Sweep, in any process, therefore removes
+// only what a killed process left.
 type Folder struct {
 	Path string
-	// Prefix begins the names of what is made. Sweep touches nothing else, which is
-	// for a folder that has other things too.
+	// Prefix begins the names of what is made. Sweep touches nothing else, so that
+	// the folder may contain other things too.
 	Prefix string
-	// Fleeting is set where nothing has to outlive a power cut, so that nobody waits
+	// Fleeting is set if nothing has to survive a power cut, so that no write waits
 	// for the disk.
 	Fleeting bool
 }
 
-// Create makes a file, whole or not at all, and fails with fs.ErrExist if it is there.
+// Create makes a file, whole or not at all. It fails with fs.ErrExist if the file
+// exists.
 func (d Folder) Create(path string, content []byte, perm fs.FileMode) error {
 	tmp, err := d.write(content, perm)
 	if err != nil {
@@ -73,9 +75,9 @@ func (d Folder) Create(path string, content []byte, perm fs.FileMode) error {
 	return SyncFolder(filepath.Dir(path))
 }
 
-// Replace makes a file or replaces it, whole or not at all, unless check, the last
-// thing before, has an error; it may be nil. After a power cut the file has the one
-// content or the other.
+// Replace makes or replaces a file, whole or not at all. check, which may be nil,
+// runs last before that; if it returns an error nothing changes. After a power cut
+// the file has either the old content or the new.
 func (d Folder) Replace(path string, content []byte, perm fs.FileMode, check func() error) error {
 	tmp, err := d.write(content, perm)
 	if err != nil {
@@ -90,9 +92,9 @@ func (d Folder) Replace(path string, content []byte, perm fs.FileMode, check fun
 	return os.Rename(tmp.Name(), path)
 }
 
-// write makes a file that is the caller's until it is moved or removed. What lasts is
-// on the disk before it has its name: a file system may otherwise keep the name and
-// lose the content.
+// write makes a temporary file that the caller owns until it is moved or removed.
+// Unless Fleeting, its content is on disk before it gets its name: a file system
+// may otherwise keep the name and lose the content.
 func (d Folder) write(content []byte, perm fs.FileMode) (*claimed, error) {
 	tmp, err := d.makeFile()
 	if err != nil {
@@ -111,8 +113,8 @@ func (d Folder) write(content []byte, perm fs.FileMode) (*claimed, error) {
 	return tmp, nil
 }
 
-// MakeFolder makes a folder for something that is moved into place once it is whole,
-// and returns what removes it again.
+// MakeFolder makes a folder for something that is moved into place once it is
+// whole. It also returns a function that removes the folder.
 func (d Folder) MakeFolder() (path string, remove func(), err error) {
 	for {
 		path, err := os.MkdirTemp(d.Path, d.Prefix+"make-*")
@@ -138,15 +140,15 @@ func (d Folder) makeFile() (*claimed, error) {
 		tmp, err := claim(f)
 		switch {
 		case errors.Is(err, errNoLocks):
-			return tmp, nil // nor can anybody sweep it
+			return tmp, nil // no process can sweep it either
 		case !errors.Is(err, fs.ErrNotExist):
 			return tmp, err
 		}
 	}
 }
 
-// Discard removes a file or folder, so that it is gone at once even where its removal
-// takes a while or is cut off. It needs no room on the disk.
+// Discard removes a file or folder. It disappears at once, even if the removal
+// takes a while or is interrupted. Discard needs no disk space.
 func (d Folder) Discard(path string) error {
 	lock, err := claimPath(path)
 	if err != nil {
@@ -160,7 +162,7 @@ func (d Folder) Discard(path string) error {
 	return os.RemoveAll(gone)
 }
 
-// Sweep removes what processes that were killed left half done.
+// Sweep removes what killed processes left unfinished.
 func (d Folder) Sweep() error {
 	entries, err := os.ReadDir(d.Path)
 	if err != nil {
@@ -180,8 +182,8 @@ func (d Folder) Sweep() error {
 	return errors.Join(errs...)
 }
 
-// SyncFolder waits until what was put into a folder is on the disk by its name. Some
-// file systems know no such thing.
+// SyncFolder waits until the names in a folder are on disk. It ignores file systems
+// that do not support this.
 func SyncFolder(path string) error {
 	f, err := os.Open(path) //nolint:gosec // The caller chose the folder.
 	if err != nil {
@@ -194,11 +196,11 @@ func SyncFolder(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// claimed is a file or folder that this process has until it is released or the
+// claimed is a file or folder that this process owns until it is released or the
 // process ends.
 type claimed struct{ *os.File }
 
-// errNoLocks : the file system has no locks.
+// errNoLocks means that the file system has no locks.
 var errNoLocks = errors.New("the file system has no locks")
 
 func claimPath(path string) (*claimed, error) {
@@ -213,8 +215,8 @@ func claimPath(path string) (*claimed, error) {
 	return c, err
 }
 
-// claim makes f the caller's. That somebody else has it, if only to sweep it, is
-// ErrNotExist.
+// claim locks f for the caller. It returns fs.ErrNotExist if another process has
+// the lock, even if only to sweep the file.
 func claim(f *os.File) (*claimed, error) {
 	err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	switch {
@@ -229,8 +231,8 @@ func claim(f *os.File) (*claimed, error) {
 	return &claimed{f}, nil
 }
 
-// HasName reports whether a file still has the name that it was opened by: who holds
-// the lock of one that was removed holds nothing.
+// HasName reports whether a file still has the name by which it was opened. The
+// lock of a removed file protects nothing.
 func HasName(f *os.File) bool {
 	held, err := f.Stat()
 	if err != nil {
@@ -240,8 +242,8 @@ func HasName(f *os.File) bool {
 	return err == nil && os.SameFile(held, named)
 }
 
-// release gives it back. To close the file would not do: a process that is being
-// forked at this moment has it too.
+// release unlocks and closes the file. Closing alone is not enough: a process that
+// is being forked at this moment also has the descriptor open.
 func (c *claimed) release() {
 	_ = syscall.Flock(int(c.Fd()), syscall.LOCK_UN)
 	_ = c.Close()

@@ -17,10 +17,10 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// act carries the plan's step out and takes note of what came of it. It
-// reports done when the object has been let go. Its error is the API's, or that
-// this process may not act, or that a restart cannot be begun: then it does not
-// report either. Other errors of the engine are part of the pass.
+// act carries out the plan's step and records its outcome. It reports done when the
+// finalizer is gone. It returns an error if the API failed, if this process may not
+// act, or if a restart cannot be begun; then the pass does not report either. Other
+// engine errors are recorded in the pass.
 func (r *Reconciler) act(ctx context.Context, p *reconciliation) (done bool, err error) {
 	if p.plan.step == stepFinish {
 		return r.finish(ctx, p)
@@ -42,11 +42,11 @@ func (r *Reconciler) act(ctx context.Context, p *reconciliation) (done bool, err
 	return false, nil
 }
 
-// confirm makes sure of what a step rests on: the object, and for a creation that
-// the engine has no server. Caches may lag behind a predecessor, who may have
-// finished with the object or created the server, and behind users. Once in a pass
-// is enough: later writes fail with a conflict. Unless it is confirmed the pass
-// decides anew.
+// confirm verifies what a step depends on: the object and, for a creation, that the
+// engine has no server. Caches may lag behind users and behind a predecessor, which
+// may have finished with the object or created the server. Once per pass is enough,
+// since later writes fail with a conflict. If confirmed is false the pass decides
+// again.
 func (r *Reconciler) confirm(ctx context.Context, p *reconciliation) (confirmed bool, err error) {
 	if !p.live {
 		if err := r.confirmObject(ctx, p); err != nil {
@@ -74,9 +74,9 @@ func (r *Reconciler) confirm(ctx context.Context, p *reconciliation) (confirmed 
 	return true, nil
 }
 
-// checkElsewhere refuses a creation while another driver's engine is known to have a
-// server of the VirtualMachine. A binding that was lost or forged before the first
-// status was written leads to that, and does not enter the status.
+// checkElsewhere refuses a creation while another driver's engine is known to have
+// a server of the VirtualMachine. That happens if a binding was lost or forged
+// before the first status write. Such a binding does not enter the status.
 func (r *Reconciler) checkElsewhere(vm *api.VirtualMachine) error {
 	for _, inv := range r.All {
 		if inv == r.Inventory {
@@ -91,7 +91,7 @@ func (r *Reconciler) checkElsewhere(vm *api.VirtualMachine) error {
 	return nil
 }
 
-// confirmObject has the API say that the object is as the pass has it.
+// confirmObject verifies by a live read that the object is as the pass has it.
 func (r *Reconciler) confirmObject(ctx context.Context, p *reconciliation) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -109,7 +109,7 @@ func (r *Reconciler) confirmObject(ctx context.Context, p *reconciliation) error
 	return nil
 }
 
-// outcome is what came of a call. It is partial if the driver could not be shown
+// outcome is the result of a call. It is partial if the driver could not be shown
 // all of the spec.
 type outcome struct {
 	err     error
@@ -117,8 +117,8 @@ type outcome struct {
 	partial bool
 }
 
-// call runs the step beside a timer: when it is not over soon, the status says
-// what is under way. If that cannot be written, the pass's last write tells.
+// call runs the step. If it is not over after progressDelay, the status reports
+// what is under way. If that write fails, the pass's last write reports it.
 func (r *Reconciler) call(ctx context.Context, p *reconciliation) outcome {
 	result := make(chan outcome, 1)
 	vm, plan, target := p.vm.DeepCopy(), p.plan, p.target()
@@ -136,9 +136,9 @@ func (r *Reconciler) call(ctx context.Context, p *reconciliation) outcome {
 	return <-result
 }
 
-// recordIntent names the run that a restart is to end, and the value that it answers, once
-// the engine has said that the run is the last one: an older one would seem to have
-// been ended already. Otherwise the pass decides anew.
+// recordIntent records the run that a restart must end, and the value that it
+// answers. First the engine must confirm that this is the current run: an older one
+// would look as if it had been ended already. Otherwise the pass decides again.
 func (r *Reconciler) recordIntent(ctx context.Context, p *reconciliation) (written bool, err error) {
 	run := p.plan.endRun
 	if !p.fresh {
@@ -152,22 +152,22 @@ func (r *Reconciler) recordIntent(ctx context.Context, p *reconciliation) (writt
 	return true, r.writeIntent(ctx, p)
 }
 
-// writeIntent writes the operation down before it is taken, so that whoever
-// comes after a crash can tell whether it was. It fails when somebody else has
-// written the object meanwhile.
+// writeIntent records the operation before it is taken, so that after a crash
+// another process can tell whether it was. It fails with a conflict if the object
+// was changed meanwhile.
 func (r *Reconciler) writeIntent(ctx context.Context, p *reconciliation) error {
 	before, op := p.vm.Status.Operation, p.newOperation()
 	op.Run, op.RestartedAt = p.plan.endRun, p.vm.Spec.RestartedAt
 	p.vm.Status.Operation = op
 	err := r.write(ctx, p)
 	if err != nil {
-		p.vm.Status.Operation = before // what is not written down is not begun
+		p.vm.Status.Operation = before // what is not recorded is not begun
 	}
 	return err
 }
 
-// callDriver lets a call that has begun come to its end when the controller is
-// told to stop.
+// callDriver calls the driver. A call that has begun runs to its end even if the
+// controller is stopping.
 func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, plan plan, target driver.Target) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
@@ -189,8 +189,8 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, pla
 	return outcome{err: err, server: server, partial: hidden != nil}
 }
 
-// target names the server that the plan was made for: if another one is there
-// by now, or none, the driver refuses.
+// target returns the server that the plan was made for. If there is another one by
+// now, or none, the driver refuses.
 func (p *reconciliation) target() driver.Target {
 	t := driver.Target{UID: p.vm.UID, Epoch: p.r.Epoch()}
 	if p.seen.Answer == inventory.Present {
@@ -199,8 +199,8 @@ func (p *reconciliation) target() driver.Target {
 	return t
 }
 
-// powerOnly are the operations that need no more of the spec than the power
-// state, so that a Secret that has gone does not hold them up.
+// powerOnly are the operations that need only the power state of the spec, so that
+// a missing Secret does not block them.
 var powerOnly = map[api.OperationType]bool{api.OperationStop: true, api.OperationPause: true, api.OperationResume: true}
 
 func (r *Reconciler) resolveSecrets(ctx context.Context, vm *api.VirtualMachine, spec *driver.ServerSpec) (err error) {
@@ -211,8 +211,8 @@ func (r *Reconciler) resolveSecrets(ctx context.Context, vm *api.VirtualMachine,
 	return err
 }
 
-// recordOutcome takes the step's result into the pass. After anything but a clear
-// success the engine is asked what there is now.
+// recordOutcome records the step's result in the pass. After anything but a clear
+// success it asks the engine what exists now.
 func (p *reconciliation) recordOutcome(ctx context.Context, o outcome) {
 	before, existed, callErr := p.plan, p.seen.Answer == inventory.Present, o.err
 	if callErr != nil || before.step == stepDelete {
@@ -234,13 +234,13 @@ func (p *reconciliation) recordOutcome(ctx context.Context, o outcome) {
 	}
 	switch {
 	case errors.Is(callErr, driver.ErrNotFound) && !p.missed:
-		p.did, p.missed = "", true // it went while we acted on it: decide anew
+		p.did, p.missed = "", true // the server vanished during the call: decide again
 	case callErr != nil:
 		p.recordFailure(before, callErr)
 	}
 }
 
-// recordShown records what the driver said about the spec that it was shown.
+// recordShown records what the driver answered about the spec that it was shown.
 func (p *reconciliation) recordShown(server driver.Server) {
 	p.shown = p.vm.Generation
 	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
@@ -256,8 +256,8 @@ func stateOf(seen inventory.Observation) string {
 	return "not there"
 }
 
-// recordSuccess clears what the status says of the operation's failures. A start that
-// follows a quick end is counted: it has yet to prove stable.
+// recordSuccess clears the operation's failures from the status. A start that
+// follows a short run is counted, since it has yet to prove stable.
 func (p *reconciliation) recordSuccess(plan plan, existed bool) {
 	status := &p.vm.Status
 	p.did = plan.operation
@@ -284,8 +284,8 @@ func (p *reconciliation) recordSuccess(plan plan, existed bool) {
 	}
 }
 
-// isUnderWay tells whether the engine still works on what was asked of it, so
-// that the operation's failures are not forgotten yet.
+// isUnderWay reports whether the engine is still carrying out a request, so that
+// the operation's failures are kept for now.
 func isUnderWay(seen inventory.Observation) bool {
 	if seen.Answer != inventory.Present {
 		return false
@@ -298,19 +298,19 @@ func isUnderWay(seen inventory.Observation) bool {
 	return false
 }
 
-// recordFailure writes the operation's failure into the pass's status, where decide
-// finds it. An engine out of reach is no failure of the operation.
+// recordFailure records the operation's failure in the pass's status, where decide
+// finds it. An unreachable engine is not a failure of the operation.
 func (p *reconciliation) recordFailure(plan plan, err error) {
 	p.did = ""
 	if p.seen.Answer == inventory.Unknown {
-		// One look that failed does not make the engine unknown.
+		// One failed look does not make the engine unknown.
 		if p.seen = p.r.observeServer(p.vm); p.seen.Answer == inventory.Unknown {
 			return
 		}
 	}
 	status := &p.vm.Status
 	if plan.handled {
-		status.RestartedAt = p.vm.Spec.RestartedAt // the operation that said so gives way to this one
+		status.RestartedAt = p.vm.Spec.RestartedAt // the operation that recorded it is replaced by this one
 	}
 	op := p.failedOperation(plan)
 	op.Attempts++
@@ -325,7 +325,7 @@ func (p *reconciliation) recordFailure(plan plan, err error) {
 	p.noteFailure(plan.operation, err)
 }
 
-// failedOperation is the operation that has failed, with the attempts before.
+// failedOperation returns the operation that failed, with its earlier attempts.
 func (p *reconciliation) failedOperation(plan plan) *api.Operation {
 	op := p.newOperation()
 	op.Type, op.Run = plan.operation, plan.endRun
@@ -339,7 +339,7 @@ func (p *reconciliation) failedOperation(plan plan) *api.Operation {
 	return op
 }
 
-// newOperation is the plan's operation as it begins.
+// newOperation returns the plan's operation as it begins.
 func (p *reconciliation) newOperation() *api.Operation {
 	return &api.Operation{Type: p.plan.operation, Generation: p.vm.Generation, StartedAt: p.now(), Epoch: p.epoch()}
 }
@@ -348,7 +348,7 @@ func (p *reconciliation) now() metav1.MicroTime { return metav1.NewMicroTime(p.r
 
 func (p *reconciliation) epoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
 
-// failureOf is the kind of a failure, which decides when to try again.
+// failureOf returns the kind of a failure, which decides when to retry.
 func failureOf(err error) api.OperationFailure {
 	switch {
 	case errors.Is(err, driver.ErrInvalid), errors.Is(err, driver.ErrUnsupported):
@@ -359,7 +359,7 @@ func failureOf(err error) api.OperationFailure {
 	return api.FailureFailed
 }
 
-// reasonOf turns an error into a word for status.reason.
+// reasonOf returns the status.reason for an error.
 func reasonOf(err error) string {
 	if reason := driver.ReasonOf(err); reason != "" {
 		return reason

@@ -11,8 +11,9 @@ const (
 	slowBackoff  = 30 * time.Second
 )
 
-// backoff is the wait after the n-th failure in a row: 1 s, doubling to 5 min.
-// What is exhausted seldom comes back at once, so slow begins at 30 s.
+// backoff returns the wait after the n-th failure in a row: 1 s, doubling to 5 min.
+// If slow, as for exhausted resources, which seldom return at once, it is at least
+// 30 s.
 func backoff(n int32, slow bool) time.Duration {
 	d := firstBackoff
 	for ; n > 1 && d < maxBackoff; n-- {

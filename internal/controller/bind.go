@@ -17,18 +17,17 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// The bounds that the CRD has for a binding: one beyond them is none, since no status
-// could be written about it.
+// The bounds that the CRD sets for a binding. A longer binding is ignored, since no
+// status could record it.
 const (
 	maxDriver   = 63
 	maxEngineID = 128
 )
 
 // ensureFinalizer puts the finalizer and the binding on a VirtualMachine before
-// anything exists for it outside of the API, and puts them back where a user's
-// own manifest has dropped them. It returns the object as written. While the
-// engine's identity is not known it leaves an unbound object as it is: then
-// nothing is created either.
+// anything exists for it outside of the API. It restores them if a user's manifest
+// has dropped them. It returns the object as written. While the engine's identity
+// is unknown it leaves an unbound object unchanged, and nothing is created either.
 func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine) (*api.VirtualMachine, error) {
 	if vm.DeletionTimestamp != nil || r.Inventory == nil || isBound(vm) {
 		return vm, nil
@@ -46,10 +45,10 @@ func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine
 	return r.patch(ctx, vm, next)
 }
 
-// BindingOf returns where the server of a VirtualMachine is, as far as the object
-// says. The status counts most, since a user's manifest cannot change it. A status
-// of an older version has the driver alone: the engine's id is empty then, and so
-// are both where nothing is known.
+// BindingOf returns where the server of a VirtualMachine is, according to the
+// object. The status takes precedence, since a user's manifest cannot change it. A
+// status of an older version has only the driver, and then the engine's id is
+// empty. Both are empty if nothing is known.
 func BindingOf(vm *api.VirtualMachine) api.Binding {
 	if vm.Status.Binding != nil {
 		return *vm.Status.Binding
@@ -72,16 +71,16 @@ func annotationOf(b api.Binding) string {
 }
 
 // isBound reports whether a server may exist for the VirtualMachine: it has the
-// finalizer, and the annotation says what the status does.
+// finalizer, and the annotation agrees with the status.
 func isBound(vm *api.VirtualMachine) bool {
 	bound := BindingOf(vm)
 	return controllerutil.ContainsFinalizer(vm, api.FinalizerServer) &&
 		bound.EngineID != "" && vm.Annotations[api.AnnotationBound] == annotationOf(bound)
 }
 
-// driverOf names the driver that a VirtualMachine belongs to: the one that it is
-// bound to or, before that, the one that it asks for or the default. It is empty
-// where that driver does not run here.
+// driverOf returns the driver that a VirtualMachine belongs to: the one that it is
+// bound to, else the one that it requests, else the default. It is empty if that
+// driver does not run here.
 func driverOf(vm *api.VirtualMachine, drivers []string) string {
 	name := BindingOf(vm).Driver
 	if name == "" {
@@ -96,9 +95,8 @@ func driverOf(vm *api.VirtualMachine, drivers []string) string {
 	return ""
 }
 
-// patch writes the finalizers and the binding of an object, which is all of the
-// metadata that Drover changes; it fails with a conflict if somebody has written
-// the object meanwhile.
+// patch writes an object's finalizers and binding, the only metadata that Drover
+// changes. It fails with a conflict if the object was changed meanwhile.
 func (r *Reconciler) patch(ctx context.Context, from, to *api.VirtualMachine) (*api.VirtualMachine, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -117,11 +115,11 @@ func (r *Reconciler) patch(ctx context.Context, from, to *api.VirtualMachine) (*
 	return to, nil
 }
 
-// keyOf names a VirtualMachine.
+// keyOf returns the namespace and name of a VirtualMachine.
 func keyOf(vm *api.VirtualMachine) types.NamespacedName { return client.ObjectKeyFromObject(vm) }
 
-// isFinalized tells whether the VirtualMachine is being deleted and Drover has no
-// more say in it.
+// isFinalized reports whether the VirtualMachine is being deleted and no longer has
+// Drover's finalizer.
 func isFinalized(vm *api.VirtualMachine) bool {
 	return vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer)
 }

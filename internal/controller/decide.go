@@ -14,34 +14,36 @@ import (
 )
 
 const (
-	// outageShown is how long an outage lasts before a status tells of it.
+	// outageShown is how long an outage lasts before a status reports it.
 	outageShown = 5 * time.Second
-	// stableRun is how long a run must last before its end counts as a first.
+	// stableRun is how long a run must last for its end to count as the first one
+	// again.
 	stableRun = 10 * time.Second
-	// bindRetry is how soon a VM is looked at again that was not bound because the
-	// engine became known a moment too late.
+	// bindRetry is the delay before retrying a VM that could not be bound because
+	// the engine became known a moment too late.
 	bindRetry = time.Second
-	// removalPoll is how soon a removal under way is looked at again if no event
-	// tells of its end.
+	// removalPoll is the delay before a removal under way is checked again if no
+	// event reports its end.
 	removalPoll = time.Second
 )
 
-// input is all that decide looks at.
+// input is everything that decide considers.
 type input struct {
 	vm   *api.VirtualMachine
 	seen inventory.Observation
 	now  time.Time
-	// driver that this lane runs, empty where none of the lanes runs the VM's.
+	// driver is the driver of this controller; empty if the VM's driver does not
+	// run here.
 	driver string
-	// drivers that run here, for messages.
+	// drivers are the drivers that run here, for messages.
 	drivers []string
-	// epoch of the leader that decides.
+	// epoch is the epoch of the leader that decides.
 	epoch int64
 	// did is the operation that has just succeeded, if any.
 	did api.OperationType
 	// shown is the generation of the spec that the driver was last shown.
 	shown int64
-	// probe is what the readiness probe says of a running server.
+	// probe is the readiness probe's result for a running server.
 	probe probeState
 	// since has the instants that waits count from.
 	since since
@@ -50,7 +52,7 @@ type input struct {
 	elsewhere string
 }
 
-// step is what is to be done now.
+// step is the action to take now.
 type step int
 
 const (
@@ -60,31 +62,31 @@ const (
 	stepFinish
 )
 
-// plan is what decide wants: one step, and what the status says while it is
-// taken or, without a step, as long as nothing changes.
+// plan is the result of decide: one step, and the status while the step is taken.
+// Without a step, it is the status until something changes.
 type plan struct {
 	step step
-	// operation is under way, about to be taken, or failing; empty when the
-	// server is as it should be.
+	// operation is under way, about to be taken, or failing. It is empty if the
+	// server is as specified.
 	operation api.OperationType
 	power     driver.Power
 	stopBy    time.Time
 	endRun    string
-	// intent has the operation written to the status before it is taken.
+	// intent writes the operation to the status before it is taken.
 	intent bool
-	// retain releases the server in place of removing it.
+	// retain releases the server instead of removing it.
 	retain bool
-	// everywhere has every driver asked before the finalizer is removed.
+	// everywhere asks every driver before the finalizer is removed.
 	everywhere bool
-	// wake is when to look again even if nothing happens.
+	// wake is when to reconcile again even if nothing happens.
 	wake time.Time
 	// nextTry is when the operation that failed is tried again.
 	nextTry time.Time
-	// quiet leaves the status as it is.
+	// quiet leaves the status unchanged.
 	quiet bool
 	// handled marks spec.restartedAt as done.
 	handled bool
-	// stopped is set where the server is off because the spec says so.
+	// stopped is set if the server is off because the spec says so.
 	stopped bool
 
 	phase           api.Phase
@@ -92,15 +94,15 @@ type plan struct {
 	ready, stalled  bool
 	// unobserved is set while the engine cannot be asked.
 	unobserved bool
-	// blocked is set while a deletion waits for something to be mended.
+	// blocked is set while a deletion waits for something to be repaired.
 	blocked bool
-	// pending are the fields of the spec that wait for a restart, and refused is
-	// the one that the server cannot have.
+	// pending are the spec fields that wait for a restart. refused is the field
+	// that the server cannot have.
 	pending []string
 	refused *api.RefusedField
 }
 
-// decide is the policy: what to do about vm, given what was seen of its server.
+// decide is the policy: it returns what to do about vm, given its observed server.
 func decide(in input) plan {
 	var p plan
 	switch {
@@ -122,7 +124,7 @@ func decide(in input) plan {
 	if isFetching(in, p) {
 		p.step, p.reason, p.message = stepNone, api.ReasonFetching, in.seen.Server.Progress
 	}
-	// A server that was just made has no run that a restart could end.
+	// A server that was just created has no run that a restart could end.
 	p.handled = p.handled || !isRestartWanted(in) || in.did == api.OperationCreate
 	p.pending, p.refused = pendingFields(in), refusedField(in)
 	if p.refused != nil && p.ready {
@@ -131,7 +133,7 @@ func decide(in input) plan {
 	return p
 }
 
-// engineMismatch says why the engine of this driver is not the VM's, or nothing.
+// engineMismatch returns why the engine of this driver is not the VM's, or "".
 func engineMismatch(in input) string {
 	bound := BindingOf(in.vm)
 	switch {
@@ -145,8 +147,8 @@ func engineMismatch(in input) string {
 	return ""
 }
 
-// decideMismatch waits: another engine's answer proves nothing about the
-// server. Only a VM that was never bound is refused.
+// decideMismatch waits: another engine's answer proves nothing about the server.
+// Only a VM that was never bound is refused.
 func decideMismatch(in input) plan {
 	if BindingOf(in.vm).Driver == "" {
 		return plan{phase: api.PhaseFailed, reason: api.ReasonUnknownDriver, message: engineMismatch(in), stalled: true}
@@ -154,7 +156,8 @@ func decideMismatch(in input) plan {
 	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineMismatch, message: engineMismatch(in), unobserved: true}
 }
 
-// decideUnknown waits for the engine, and says so once the outage has lasted.
+// decideUnknown waits for the engine, and reports an outage only after it has
+// lasted.
 func decideUnknown(in input) plan {
 	if p, short := shortOutage(in); short {
 		return p
@@ -169,8 +172,8 @@ func unknownReason(in input) string {
 	return api.ReasonEngineUnavailable
 }
 
-// shortOutage waits without a word: for the first list, and for an outage that
-// may be over in a moment.
+// shortOutage waits without reporting: for the first list, and for an outage that
+// may end in a moment.
 func shortOutage(in input) (plan, bool) {
 	switch {
 	case in.seen.Fenced:
@@ -228,8 +231,8 @@ func planCreation(in input, power driver.Power) plan {
 	return p
 }
 
-// isFetching tells whether the operation has been asked for already and waits for
-// an image, while the server that is there stays as it is.
+// isFetching reports whether the operation was requested already and waits for an
+// image. The existing server stays as it is meanwhile.
 func isFetching(in input, p plan) bool {
 	server := in.seen.Server
 	if p.step != stepEnsure || p.intent || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
@@ -240,7 +243,7 @@ func isFetching(in input, p plan) bool {
 	return in.did == p.operation || asked
 }
 
-// decidePending waits for a fetch, and goes on when it has ended or when the
+// decidePending waits for a fetch. It continues when the fetch has ended or the
 // spec has changed.
 func decidePending(in input, power driver.Power) plan {
 	server := in.seen.Server
@@ -250,8 +253,8 @@ func decidePending(in input, power driver.Power) plan {
 	return planCreation(in, power)
 }
 
-// decideStopping waits for a stop, whoever asked for it, and forces it when
-// its time is over.
+// decideStopping waits for a stop, whatever requested it, and forces it when the
+// grace period is over.
 func decideStopping(in input, power driver.Power) plan {
 	operation := api.OperationStop
 	end := ""
@@ -301,7 +304,7 @@ func decideOn(in input) plan {
 	return decideKeptOn(in)
 }
 
-// decideKeptOn sees to a server that is to be on and needs no restart.
+// decideKeptOn handles a server that must be on and needs no restart.
 func decideKeptOn(in input) plan {
 	switch in.seen.Server.State {
 	case driver.StatePaused:
@@ -321,29 +324,29 @@ func decideKeptOn(in input) plan {
 	return planRunning(in)
 }
 
-// isRestartWanted tells whether spec.restartedAt asks for a restart that was not
-// done. A value that is there when the VM is first seen asks for none.
+// isRestartWanted reports whether spec.restartedAt requests a restart that was not
+// done. A value that is present when the VM is first seen requests none.
 func isRestartWanted(in input) bool {
 	want, have := in.vm.Spec.RestartedAt, in.vm.Status.RestartedAt
 	if op := in.vm.Status.Operation; isRestartDone(in) {
 		if op.RestartedAt == nil {
-			return false // an older version began it
+			return false // begun by an older version
 		}
 		have = op.RestartedAt
 	}
 	return want != nil && !want.Equal(have) && in.vm.Status.ObservedGeneration > 0
 }
 
-// isRestartDone tells whether the run that a restart is to end is over and another
-// one has begun, however that ended.
+// isRestartDone reports whether the run that a restart must end is over and another
+// has begun, however that one ended.
 func isRestartDone(in input) bool {
 	op, run := in.vm.Status.Operation, in.seen.Server.Run
 	return op != nil && op.Type == api.OperationRestart && run != "" && run != op.Run
 }
 
-// decideRestart carries a restart on that the status tells of, or begins one.
-// The run that it ends is written down first, so that no crash repeats it, and with
-// it the value that it answers, so that none set later is lost.
+// decideRestart continues a restart that the status records, or begins one. The run
+// that it ends is recorded first, so that no crash repeats the restart. The value
+// that it answers is recorded with it, so that a value set later is not lost.
 func decideRestart(in input) (plan, bool) {
 	op := in.vm.Status.Operation
 	under := op != nil && op.Type == api.OperationRestart && !isRestartDone(in)
@@ -351,7 +354,7 @@ func decideRestart(in input) (plan, bool) {
 		return plan{}, false
 	}
 	p := planEnsure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
-	// The stop is still to begin: what comes before it takes nothing of its time.
+	// The stop has yet to begin: what precedes it must not use up the grace period.
 	p.stopBy = in.now.Add(gracePeriodOf(in.vm))
 	p.endRun, p.intent = in.seen.Server.Run, true
 	if under {
@@ -361,7 +364,7 @@ func decideRestart(in input) (plan, bool) {
 }
 
 // isOutdated reports whether the restart under way answers an older value than the
-// spec has. It answers that one too if its run has not been ended yet.
+// one in the spec. If its run has not been ended yet, it answers the new value too.
 func isOutdated(vm *api.VirtualMachine) bool {
 	want, have := vm.Spec.RestartedAt, vm.Status.Operation.RestartedAt
 	return want != nil && have != nil && !want.Equal(have)
@@ -401,8 +404,8 @@ func isStoppedByDrover(in input) bool {
 	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == in.seen.Server.Run
 }
 
-// startAgain starts a server that ended by itself: at once after a run that
-// lasted, ever later after runs that did not.
+// startAgain starts a server that ended by itself: at once after a stable run, with
+// growing delays after runs that were too short.
 func startAgain(in input, exit *driver.Exit) plan {
 	p := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+exitText(exit))
 	attempts := crashCount(in)
@@ -416,12 +419,12 @@ func startAgain(in input, exit *driver.Exit) plan {
 	return p
 }
 
-// isCrashing reports whether an operation counts runs that ended too soon, and not
-// failed calls.
+// isCrashing reports whether an operation counts runs that ended too soon, rather
+// than failed calls.
 func isCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.FailureExited }
 
-// crashCount counts the runs in a row that ended before they were stable; the
-// first one is started again at once.
+// crashCount returns how many runs in a row ended before they were stable. After
+// the first, the server is restarted at once.
 func crashCount(in input) int32 {
 	op := in.vm.Status.Operation
 	if !isCrashing(op) || runTime(in) >= stableRun {
@@ -430,8 +433,8 @@ func crashCount(in input) int32 {
 	return op.Attempts
 }
 
-// runTime is how long the run that is over has lasted: by our own clock if we saw
-// it running, else by the engine's.
+// runTime returns how long the run that is over has lasted: by this process's clock
+// if it saw the run, else by the engine's.
 func runTime(in input) time.Duration {
 	if !in.since.run.IsZero() {
 		return in.since.exit.Sub(in.since.run)
@@ -449,8 +452,8 @@ func exitText(exit *driver.Exit) string {
 	return fmt.Sprintf("ended with code %d", exit.Code)
 }
 
-// planRunning is the plan for a server that is as it should be. After quick ends it
-// keeps count until the run has proven stable.
+// planRunning returns the plan for a server that runs as specified. After short
+// runs it keeps the count until the run has proven stable.
 func planRunning(in input) plan {
 	server := in.seen.Server
 	p := plan{phase: api.PhaseActive, reason: api.ReasonRunning, message: server.Note, ready: true}
@@ -459,7 +462,7 @@ func planRunning(in input) plan {
 		p.ready, p.reason, p.message = false, api.ReasonUnresponsive, server.Err.Error()
 	case in.probe.wanted && !in.probe.ok && !hasProbePassed(in):
 		p.ready, p.reason, p.message = false, api.ReasonProbeFailing, in.probe.text
-	case refusedField(in) != nil: // decide reports it, for every state at rest
+	case refusedField(in) != nil: // decide reports it, for every settled state
 	case len(pendingFields(in)) > 0:
 		p.ready, p.reason, p.message = false, api.ReasonChangePending, pendingText(pendingFields(in))
 	}
@@ -470,15 +473,15 @@ func planRunning(in input) plan {
 	return p
 }
 
-// hasProbePassed tells whether a probe that was not asked yet had answered before
-// this controller came: the run is the same, and it was ready.
+// hasProbePassed reports whether a probe that was not asked yet had passed before
+// this controller started: the run is the same, and it was ready.
 func hasProbePassed(in input) bool {
 	status := &in.vm.Status
 	return !in.probe.asked && conditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !hasStartedAnew(status, in.seen.Server)
 }
 
-// needsUpdate tells whether the driver must be shown the spec: it has not seen
-// this generation, or the server is not what the spec says.
+// needsUpdate reports whether the driver must be shown the spec: it has not seen
+// this generation, or the server differs from the spec.
 func needsUpdate(in input) bool {
 	if in.vm.Generation != in.shown {
 		return true
@@ -489,7 +492,8 @@ func needsUpdate(in input) bool {
 	return hasDrifted(in.vm, in.seen.Server.Applied)
 }
 
-// pendingFields are the fields that wait for a restart, as Ensure said last.
+// pendingFields returns the fields that wait for a restart, as Ensure last
+// reported.
 func pendingFields(in input) []string {
 	if in.seen.Answer == inventory.Gone {
 		return nil
@@ -501,7 +505,8 @@ func pendingText(fields []string) string {
 	return strings.Join(fields, ", ") + ": applied at the next restart (change spec.restartedAt to restart now)"
 }
 
-// refusedField is the field that the server cannot have, as Ensure said last.
+// refusedField returns the field that the server cannot have, as Ensure last
+// reported.
 func refusedField(in input) *api.RefusedField {
 	if in.seen.Answer == inventory.Gone {
 		return nil
@@ -513,14 +518,14 @@ func hasStartedAnew(status *api.VirtualMachineStatus, server driver.Server) bool
 	return status.StartTime != nil && !server.StartedAt.IsZero() && !status.StartTime.Time.Equal(server.StartedAt.Truncate(time.Microsecond))
 }
 
-// hasDrifted tells whether somebody changed the server's size behind our back.
+// hasDrifted reports whether the server's size was changed outside of Drover.
 func hasDrifted(vm *api.VirtualMachine, have driver.Resources) bool {
 	want := resourcesOf(vm)
 	return have.CPUMilli != 0 && have.CPUMilli != want.CPUMilli ||
 		have.MemoryBytes != 0 && have.MemoryBytes != want.MemoryBytes
 }
 
-// planEnsure is a plan to call the driver's Ensure.
+// planEnsure returns a plan to call the driver's Ensure.
 func planEnsure(in input, operation api.OperationType, power driver.Power, reason, message string) plan {
 	p := planWait(in, operation, reason, message)
 	p.step, p.power = stepEnsure, power
@@ -528,7 +533,7 @@ func planEnsure(in input, operation api.OperationType, power driver.Power, reaso
 	return p
 }
 
-// planWait is a plan to let an operation that is under way go on.
+// planWait returns a plan to let an operation that is under way continue.
 func planWait(in input, operation api.OperationType, reason, message string) plan {
 	phase := api.PhaseCreating
 	if in.seen.Answer == inventory.Present {
@@ -543,7 +548,7 @@ func planWait(in input, operation api.OperationType, reason, message string) pla
 	return plan{operation: operation, phase: phase, reason: reason, message: message}
 }
 
-// beganAt is when the operation began, by this process's clock.
+// beganAt returns when the operation began, by this process's clock.
 func beganAt(in input, operation api.OperationType) time.Time {
 	if op := in.vm.Status.Operation; op != nil && op.Type == operation {
 		return in.since.operation

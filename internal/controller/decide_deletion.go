@@ -12,12 +12,12 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// elsewherePeriod is the time from one question to all drivers to the next, while
-// one of them keeps a deletion from its end.
+// elsewherePeriod is the time between two queries to all drivers, while one of them
+// blocks a deletion.
 const elsewherePeriod = 30 * time.Second
 
-// decideDeletion stops the server, removes it, and lets the object go when it
-// is gone. A failing stop, or a create that failed before, is no obstacle.
+// decideDeletion stops the server, removes it, and removes the finalizer when it is
+// gone. A failing stop or an earlier failed creation does not block it.
 func decideDeletion(in input) plan {
 	switch {
 	case engineMismatch(in) != "":
@@ -48,9 +48,9 @@ func decideDeletionUnknown(in input) plan {
 	return p
 }
 
-// decideDeletionGone ends the deletion, once "gone" can be believed. Before that
-// the engine is told to delete even what is not there: a leader that was halted
-// in a creation, and goes on when the object is no more, is then fenced off.
+// decideDeletionGone ends the deletion once "gone" is certain. Before that it makes
+// the engine delete even a server that does not exist. That fences off a leader
+// that was suspended during a creation and resumes after the object is gone.
 func decideDeletionGone(in input) plan {
 	p := planTermination(api.OperationDelete, api.ReasonTerminating, "")
 	if in.now.Before(in.seen.SettlesAt) {
@@ -72,14 +72,14 @@ func decideDeletionGone(in input) plan {
 	return afterRemoval(in, p)
 }
 
-// isUnproven reports whether nothing says which engine the server of a
-// VirtualMachine was created on, though one may have been.
+// isUnproven reports whether the engine on which a VirtualMachine's server was
+// created is unknown, although a server may exist.
 func isUnproven(vm *api.VirtualMachine) bool {
 	return BindingOf(vm).EngineID == "" && vm.Status.ObservedGeneration > 0
 }
 
-// decideDeletionStop lets a running guest shut down until its grace period,
-// counted from the deletion, is over. A stop that fails is tried again until then.
+// decideDeletionStop lets a running guest shut down until its grace period, counted
+// from the deletion, is over. A failed stop is retried until then.
 func decideDeletionStop(in input) (plan, bool) {
 	p := planTermination(api.OperationStop, api.ReasonStopping, in.seen.Server.Progress)
 	p.power, p.stopBy = driver.PowerOff, in.since.deletion.Add(gracePeriodOf(in.vm))
@@ -97,8 +97,8 @@ func decideDeletionStop(in input) (plan, bool) {
 	return plan{}, false
 }
 
-// deletionStopTry stops the guest, or waits for the next try after one that has
-// failed since the deletion.
+// deletionStopTry stops the guest. If a stop has failed since the deletion, it
+// waits for the next try.
 func deletionStopTry(in input, p plan) plan {
 	op := in.vm.Status.Operation
 	p.step = stepEnsure
@@ -112,8 +112,8 @@ func deletionStopTry(in input, p plan) plan {
 	return p
 }
 
-// afterRemoval waits while a removal is under way or a failed one has to be
-// tried again later.
+// afterRemoval waits while a removal is under way or a failed one waits for its
+// retry.
 func afterRemoval(in input, p plan) plan {
 	op := in.vm.Status.Operation
 	switch {

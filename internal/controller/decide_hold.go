@@ -12,9 +12,9 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// isOnHold reports whether a failed operation waits for its next try. One that was
-// refused waits for a new spec, or for another leader: that one may have other
-// settings, such as the registries that it allows.
+// isOnHold reports whether a failed operation waits for its next try. A refused
+// operation waits for a new spec or for another leader, which may have other
+// settings, such as the allowed registries.
 func isOnHold(in input) bool {
 	op := in.vm.Status.Operation
 	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || isCrashing(op) || !isStillWaiting(in) {
@@ -23,9 +23,9 @@ func isOnHold(in input) bool {
 	return op.Failure == api.FailureRefused && op.Epoch == in.epoch || in.now.Before(nextTry(in))
 }
 
-// isStillWaiting reports whether nothing has come up that ends the wait of a failed
-// operation: a new spec, a server that differs from what the last try left, or
-// an engine that came back.
+// isStillWaiting reports whether nothing has happened that ends the wait of a
+// failed operation: a new spec, a server that differs from what the last try left,
+// or an engine that came back.
 func isStillWaiting(in input) bool {
 	op := in.vm.Status.Operation
 	if in.vm.Generation != op.Generation || !isAsLeft(in.vm.Status.Server, in.seen) {
@@ -34,8 +34,8 @@ func isStillWaiting(in input) bool {
 	return op.NextRetryTime == nil || !in.seen.BackSince.After(in.since.failure)
 }
 
-// nextTry is when a failed operation is tried again, by this process's clock. It is
-// the zero time where no next try is planned.
+// nextTry returns when a failed operation is retried, by this process's clock. It
+// is the zero time if no retry is planned.
 func nextTry(in input) time.Time {
 	op := in.vm.Status.Operation
 	if op.NextRetryTime == nil {
@@ -44,8 +44,8 @@ func nextTry(in input) time.Time {
 	return in.since.failure.Add(backoff(op.Attempts, op.Failure == api.FailureExhausted))
 }
 
-// isAsLeft tells whether the server is what the status says. No server and one
-// that is still being fetched are the same thing here.
+// isAsLeft reports whether the server is as the status says. No server and a server
+// that is still being fetched count as the same.
 func isAsLeft(left *api.ServerStatus, seen inventory.Observation) bool {
 	none := seen.Answer == inventory.Gone || seen.Server.State == driver.StatePending
 	if left == nil || left.State == string(driver.StatePending) {

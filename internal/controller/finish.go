@@ -14,8 +14,9 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// finish lets the object go, but only if the engine itself has just said that
-// the server is gone; otherwise the pass goes on with what it said.
+// finish removes the finalizer, but only if the engine itself has just confirmed
+// that the server is gone. Otherwise the reconcile pass continues with the engine's
+// answer.
 func (r *Reconciler) finish(ctx context.Context, p *reconciliation) (done bool, err error) {
 	if !controllerutil.ContainsFinalizer(p.base, v1alpha1.FinalizerServer) {
 		return true, nil
@@ -43,7 +44,7 @@ func (r *Reconciler) finish(ctx context.Context, p *reconciliation) (done bool, 
 }
 
 // askEverywhere asks every driver live for the server of a VirtualMachine whose
-// binding is lost. It says why the server may still be there, or nothing.
+// binding is lost. It returns why the server may still exist, or "" if it does not.
 func (r *Reconciler) askEverywhere(ctx context.Context, vm *v1alpha1.VirtualMachine) string {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

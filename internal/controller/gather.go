@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// get returns the VirtualMachine, or nil if there is none. The cache may lag
-// behind our own last write, so the newer of the two counts.
+// get returns the VirtualMachine, or nil if there is none. The cache may lag behind
+// this process's last write, so get returns the newer of the two.
 func (r *Reconciler) get(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
 	vm := &api.VirtualMachine{}
 	if err := r.Client.Get(ctx, key, vm); err != nil {
@@ -28,14 +28,14 @@ func (r *Reconciler) get(ctx context.Context, key types.NamespacedName) (*api.Vi
 	return r.recent.newer(key, vm), nil
 }
 
-// forget drops all that is kept about an object that is gone, or another driver's.
+// forget drops all state about an object that is gone or belongs to another driver.
 func (r *Reconciler) forget(key types.NamespacedName) {
 	r.recent.forget(key)
 	r.probes.forget(key)
 	r.sightings.forget(key)
 }
 
-// gather puts the VirtualMachine and the inventory's answer side by side.
+// gather combines the VirtualMachine and the inventory's answer.
 func (r *Reconciler) gather(vm *api.VirtualMachine) *reconciliation {
 	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: r.observeServer(vm)}
 	if left := r.recent.unreported(vm); left != nil {
@@ -53,8 +53,8 @@ func (r *Reconciler) gather(vm *api.VirtualMachine) *reconciliation {
 	return p
 }
 
-// refreshObservation renews what is known of the server by asking the engine. An engine that
-// does not answer at all is unknown afterwards.
+// refreshObservation updates the observed server by asking the engine. If the
+// engine does not answer, the server is unknown afterwards.
 func (p *reconciliation) refreshObservation(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -63,7 +63,7 @@ func (p *reconciliation) refreshObservation(ctx context.Context) error {
 	return err
 }
 
-// recent remembers our own last write of each object until the cache has it, and
+// recent has this process's last write of each object until the cache has it, and
 // what was done for an object since.
 type recent struct {
 	mu      sync.Mutex
@@ -71,17 +71,17 @@ type recent struct {
 	undone  map[types.NamespacedName]unreported
 }
 
-// unreported is what a pass did and could not write, as after a conflict.
+// unreported is what a pass did but could not write, for example after a conflict.
 type unreported struct {
 	uid types.UID
-	// base is the status in the API, and status the one that follows from what was
+	// base is the status in the API. status is the one that follows from what was
 	// done.
 	base, status *api.VirtualMachineStatus
 	notes        []note
 }
 
-// unreported returns what was done for the object and is not in its status yet; nil
-// where somebody else has written the status since.
+// unreported returns what was done for the object but is not in its status yet. It
+// is nil if the status was written by another process since.
 func (c *recent) unreported(vm *api.VirtualMachine) *unreported {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +92,7 @@ func (c *recent) unreported(vm *api.VirtualMachine) *unreported {
 	return &left
 }
 
-// keepUnreported remembers what the pass did, unless that was written.
+// keepUnreported records what the pass did, unless that was written.
 func (p *reconciliation) keepUnreported() {
 	c := &p.r.recent
 	c.mu.Lock()
@@ -138,7 +138,7 @@ func (c *recent) remember(vm *api.VirtualMachine) {
 	c.written[client.ObjectKeyFromObject(vm)] = vm
 }
 
-// caughtUp forgets what the cache has by now.
+// caughtUp drops what the cache has by now.
 func (c *recent) caughtUp(cached *api.VirtualMachine) {
 	_ = c.newer(client.ObjectKeyFromObject(cached), cached)
 }
@@ -150,7 +150,7 @@ func (c *recent) forget(key types.NamespacedName) {
 	delete(c.undone, key)
 }
 
-// isUp tells whether a server's guest can be talked to.
+// isUp reports whether a server's guest is running.
 func isUp(seen inventory.Observation) bool {
 	return seen.Answer == inventory.Present && seen.Server.State == driver.StateRunning
 }

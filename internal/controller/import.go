@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// importStatus fills in, once, what a version before status.binding kept in
-// conditions and reasons alone. Nothing else reads those.
+// importStatus fills in, once, what versions before status.binding recorded only in
+// conditions and reasons. Nothing else reads those.
 func importStatus(status *api.VirtualMachineStatus, seen inventory.Observation) {
 	if status.Binding != nil || status.Server == nil && status.Operation == nil {
 		return

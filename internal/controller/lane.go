@@ -27,16 +27,17 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// unassigned is the lane of VirtualMachines whose driver does not run here.
+// unassigned names the controller for VirtualMachines whose driver does not run
+// here.
 const unassigned = "none"
 
-// An object whose write failed is tried again after 5 ms, doubling to 10 s.
+// An object whose write failed is retried after 5 ms, doubling to 10 s.
 const (
 	firstAPIRetry = 5 * time.Millisecond
 	lastAPIRetry  = 10 * time.Second
 )
 
-// Priorities in a lane's queue.
+// Priorities in a work queue.
 const (
 	prioDeletion = 20
 	prioUser     = 10
@@ -44,9 +45,9 @@ const (
 	prioRoutine  = handler.LowPriority
 )
 
-// Options are the settings of all lanes.
+// Options are the settings of all per-driver controllers.
 type Options struct {
-	// Inventories by driver, the default driver first.
+	// Inventories has one inventory per driver, the default driver first.
 	Inventories []*inventory.Inventory
 	// Threads is the number of workers per driver.
 	Threads  int
@@ -56,10 +57,10 @@ type Options struct {
 	MayAct   func() error
 }
 
-// Setup adds one lane per driver to the manager: a controller with a queue and
-// workers of its own, so that a slow engine holds only its own VMs. One more
-// lane tells of VMs whose driver does not run here. It returns the reconcilers
-// in the order of the inventories.
+// Setup adds one controller per driver to the manager. Each has its own work queue
+// and workers, so that a slow engine delays only its own VMs. One more controller
+// reports VMs whose driver does not run here. Setup returns the reconcilers in the
+// order of the inventories.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, rankIndex, indexRank); err != nil {
 		return nil, fmt.Errorf("index the VirtualMachines: %w", err)
@@ -93,7 +94,7 @@ func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
 	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
 		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
 		SkipNameValidation: new(true), NewQueue: newQueue(mgr.GetLogger()),
-		// For errors of the API alone: backoff on engines is decide's.
+		// For API errors only: backoff for engines is in decide.
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry),
 	})
 	if err != nil {
@@ -114,8 +115,8 @@ func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// handler puts a VirtualMachine into the queue when a user changed it. Drover's own
-// writes enqueue nothing.
+// handler returns a handler that enqueues a VirtualMachine when a user has changed
+// it. Drover's own writes enqueue nothing.
 func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue) {
@@ -133,8 +134,8 @@ func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, re
 	}
 }
 
-// enqueue adds a VirtualMachine of this driver to the queue. A standby's queue stays
-// empty: takeOver fills it.
+// enqueue adds a VirtualMachine of this driver to the queue. A standby's queue
+// stays empty: takeOver fills it after the election.
 func (r *Reconciler) enqueue(q queue, vm *api.VirtualMachine, priority int) {
 	if driverOf(vm, r.Drivers) == r.Driver && !r.isStandby() {
 		addToQueue(q, keyOf(vm), priority)
@@ -148,7 +149,8 @@ func startPriority(e event.TypedCreateEvent[*api.VirtualMachine]) int {
 	return max(rank(e.Object), prioUser)
 }
 
-// enqueuePriority tells whether a change of the object needs a look, and how soon.
+// enqueuePriority reports whether a change of the object must be reconciled, and at
+// which priority.
 func enqueuePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
 	switch {
 	case old.DeletionTimestamp == nil && vm.DeletionTimestamp != nil, old.UID != vm.UID:
@@ -156,7 +158,7 @@ func enqueuePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
 	case old.Generation != vm.Generation:
 		return prioUser, true
 	case vm.DeletionTimestamp != nil && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
-		return prioDeletion, true // by hand, as DeletionBlocked asks for
+		return prioDeletion, true // changed by hand, as DeletionBlocked asks for
 	case isBound(old) && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
 		return prioUser, true
 	case isBound(old) && !isBound(vm):
@@ -165,9 +167,9 @@ func enqueuePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
 	return 0, false
 }
 
-// followInventory puts a VirtualMachine into the queue when its server changed, and all of
-// the lane when nobody can tell whose changed: by one scan of the cache at a time,
-// and one more for all that is told meanwhile.
+// followInventory enqueues a VirtualMachine when its server has changed. If the
+// change does not name one, it enqueues all VMs of the driver. At most one scan of
+// the cache runs at a time, and one more covers all changes reported meanwhile.
 func (r *Reconciler) followInventory(ctx context.Context, q queue) error {
 	scan := make(chan struct{}, 1)
 	go func() {
@@ -190,7 +192,7 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue) error {
 		case c.All, c.VM.Name == "" && !c.Routine:
 			select {
 			case scan <- struct{}{}:
-			default: // one that has not begun sees it too
+			default: // a scan that has not begun covers this change too
 			}
 		case c.Routine:
 			addToQueue(q, c.VM, prioRoutine)
@@ -201,8 +203,8 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue) error {
 	return nil
 }
 
-// addAll puts every VirtualMachine of the driver into the queue, first those whose
-// server is not as the status says.
+// addAll enqueues every VirtualMachine of the driver. Those whose server differs
+// from the status get a higher priority.
 func (r *Reconciler) addAll(ctx context.Context, q queue) {
 	for _, vm := range r.cached(ctx) {
 		priority := prioRoutine
@@ -213,8 +215,8 @@ func (r *Reconciler) addAll(ctx context.Context, q queue) {
 	}
 }
 
-// cached returns the VirtualMachines of the driver in the cache, all or those of an
-// index. They must not be changed.
+// cached returns the VirtualMachines of the driver in the cache, either all or
+// those of an index. The caller must not change them.
 func (r *Reconciler) cached(ctx context.Context, of ...client.ListOption) []*api.VirtualMachine {
 	var all api.VirtualMachineList
 	if err := r.Client.List(ctx, &all, append(of, client.UnsafeDisableDeepCopy)...); err != nil {
@@ -230,7 +232,7 @@ func (r *Reconciler) cached(ctx context.Context, of ...client.ListOption) []*api
 	return vms
 }
 
-// observeServer is the inventory's answer about a VirtualMachine's server.
+// observeServer returns the inventory's answer about a VirtualMachine's server.
 func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation {
 	if r.Inventory == nil {
 		return inventory.Observation{}

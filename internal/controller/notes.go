@@ -13,7 +13,7 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// note is an event that is sent once the status that it belongs to is written.
+// note is an event that is sent once its status is written.
 type note struct {
 	kind, reason, action, text string
 }
@@ -28,7 +28,7 @@ var successReasons = map[api.OperationType]string{
 	api.OperationUpdate:  api.EventUpdated,
 }
 
-// noteSuccess remembers what was done, once it is done to its end.
+// noteSuccess records what was done, once it is complete.
 func (p *reconciliation) noteSuccess(plan plan, existed bool) {
 	reason := successReasons[plan.operation]
 	if reason == "" || isUnderWay(p.seen) || p.vm.DeletionTimestamp != nil {
@@ -48,7 +48,7 @@ func (p *reconciliation) noteFailure(operation api.OperationType, err error) {
 	p.notes = append(p.notes, note{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
 }
 
-// notable reasons are told of when the status takes them on.
+// notable reasons cause an event when the status adopts them.
 var notable = map[string]string{
 	api.ReasonCompleted:         corev1.EventTypeNormal,
 	api.ReasonExited:            corev1.EventTypeWarning,
@@ -58,8 +58,8 @@ var notable = map[string]string{
 	api.ReasonEngineUnavailable: corev1.EventTypeWarning,
 }
 
-// noteChange remembers what the new status tells of that no step of this pass
-// did: an operation that came to its end, and a reason worth telling.
+// noteChange records what the new status shows that no step of this pass did: an
+// operation that completed, and a reason that is notable.
 func (p *reconciliation) noteChange(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
 	if op := before.Operation; op != nil && after.Operation == nil && !isCrashing(op) && p.did == "" && len(p.notes) == 0 && successReasons[op.Type] != "" {
@@ -70,7 +70,7 @@ func (p *reconciliation) noteChange(before *api.VirtualMachineStatus) {
 	}
 }
 
-// noteCrash remembers that a server that was last reported as on has ended badly by
+// noteCrash records that a server that was last reported as on has failed by
 // itself.
 func (p *reconciliation) noteCrash() {
 	had, server := p.vm.Status.Server, p.seen.Server
@@ -87,7 +87,7 @@ func (p *reconciliation) noteCrash() {
 	p.crash = &note{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
 }
 
-// isOver reports whether a run has ended in a state.
+// isOver reports whether the run has ended in this state.
 func isOver(s driver.State) bool { return s == driver.StateStopped || s == driver.StateRestarting }
 
 // endedByUs reports whether Drover has ended the server's run, or is about to.
@@ -106,7 +106,7 @@ func (p *reconciliation) emitEvents(before *api.VirtualMachineStatus) {
 	p.notes, p.crash = nil, nil
 }
 
-// events are those of what was seen and of what was done, in this order.
+// events returns the event of what was observed, then those of what was done.
 func (p *reconciliation) events() []note {
 	if p.crash == nil {
 		return p.notes
@@ -114,7 +114,7 @@ func (p *reconciliation) events() []note {
 	return append([]note{*p.crash}, p.notes...)
 }
 
-// clipNote cuts a text to the 1 kB that the events API takes.
+// clipNote truncates a text to the 1 kB that the events API accepts.
 func clipNote(text string) string {
 	const most = 1024
 	if len(text) > most {
@@ -131,7 +131,7 @@ func shortID(id string) string {
 	return id
 }
 
-// TellFinding returns what an orphan sweep calls: it turns findings into events.
+// TellFinding emits an event for a finding of an orphan sweep.
 func (r *Reconciler) TellFinding(f inventory.Finding) {
 	if f.Frozen {
 		r.Recorder.Eventf(clusterNamespace(), nil, corev1.EventTypeWarning, api.EventOrphanSweepFrozen, "Sweep", "%s", clipNote(f.Note))
@@ -146,7 +146,8 @@ func (r *Reconciler) TellFinding(f inventory.Finding) {
 	r.Recorder.Eventf(vm, nil, corev1.EventTypeWarning, reason, "Sweep", "server %s on %s: %s", shortID(f.Server.ID), r.Driver, f.Note)
 }
 
-// clusterNamespace stands for the cluster in events that belong to no object.
+// clusterNamespace returns the namespace that stands for the cluster in events that
+// belong to no object.
 func clusterNamespace() *corev1.Namespace {
 	ns := &corev1.Namespace{}
 	ns.Name = "kube-system"

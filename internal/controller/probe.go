@@ -19,33 +19,33 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// probeState is what a readiness probe says of a running server.
+// probeState is the result of a readiness probe of a running server.
 type probeState struct {
 	wanted, asked, ok bool
 	text              string
 }
 
-// prober runs the readiness probes of running servers in the background, so
-// that no guest holds a worker.
+// prober runs the readiness probes of running servers in the background, so that no
+// guest blocks a worker.
 type prober struct {
 	ctx    context.Context // ends all probes
 	clock  clock.WithTicker
-	driver driver.Prober // nil if servers are asked at their own addresses
+	driver driver.Prober // nil if servers are probed at their own addresses
 	wake   func(types.NamespacedName)
 
 	mu     sync.Mutex
 	probes map[types.NamespacedName]*probe
 }
 
-// probe is one running probe; target tells when another one is needed.
+// probe is one running probe. It is replaced when the target changes.
 type probe struct {
 	target probeTarget
 	stop   context.CancelFunc
 	state  probeState
 }
 
-// probeTarget is a port of a server's run. The address is empty where the driver
-// asks.
+// probeTarget is a port of a server's run. The address is empty if the driver
+// probes.
 type probeTarget struct {
 	uid             types.UID
 	run, address    string
@@ -60,7 +60,7 @@ func (t probeTarget) String() string {
 	return fmt.Sprintf("port %d", t.port)
 }
 
-// check returns what the probe says, and starts or stops it as needed.
+// check returns the probe's result, and starts or stops the probe as needed.
 func (b *prober) check(vm *api.VirtualMachine, seen inventory.Observation) probeState {
 	if b == nil {
 		return probeState{}
@@ -99,8 +99,8 @@ func (b *prober) targetOf(spec *api.Probe, seen inventory.Observation) probeTarg
 	return target
 }
 
-// start replaces the probe of a VM; it outlives the pass that starts it. The
-// caller holds the lock.
+// start replaces the probe of a VM; it outlives the pass that starts it. The caller
+// holds the lock.
 func (b *prober) start(key types.NamespacedName, target probeTarget) *probe {
 	if old := b.probes[key]; old != nil {
 		old.stop()
@@ -124,8 +124,8 @@ func (b *prober) forget(key types.NamespacedName) {
 	}
 }
 
-// run asks until ctx ends, and wakes the VM at the first answer and when it
-// changes.
+// run probes until ctx ends. It wakes the VM at the first result and at each
+// change.
 func (b *prober) run(ctx context.Context, key types.NamespacedName, p *probe) {
 	period := b.clock.NewTicker(p.target.period)
 	defer period.Stop()

@@ -14,11 +14,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// drainingQueue is controller-runtime's priority queue, shut down only when nobody
-// waits in it. In v0.24 a shutdown that meets an item on its way to a worker
-// leaves the queue locked for ever, and with it the other workers, so that a stop
-// fails (https://github.com/kubernetes-sigs/controller-runtime/issues/3538,
-// mended in v0.25, which wants Kubernetes 1.37).
+// drainingQueue is controller-runtime's priority queue, shut down only when no
+// caller waits in Get. In v0.24, a shutdown that meets an item on its way to a
+// worker leaves the queue locked forever. The other workers then never end, and the
+// stop fails (https://github.com/kubernetes-sigs/controller-runtime/issues/3538,
+// fixed in v0.25, which requires Kubernetes 1.37).
 type drainingQueue struct {
 	priorityqueue.PriorityQueue[reconcile.Request]
 
@@ -59,7 +59,8 @@ func (q *drainingQueue) enter() (open bool) {
 	return !q.closed
 }
 
-// leave tells whether the queue was closed meanwhile. The last one shuts it down.
+// leave reports whether the queue was closed meanwhile. The last waiting caller
+// shuts it down.
 func (q *drainingQueue) leave() (closed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -70,7 +71,7 @@ func (q *drainingQueue) leave() (closed bool) {
 	return q.closed
 }
 
-// ShutDown gives everybody who waits something to leave with.
+// ShutDown gives every waiting caller an item, so that its Get returns.
 func (q *drainingQueue) ShutDown() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

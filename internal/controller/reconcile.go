@@ -21,19 +21,20 @@ import (
 const (
 	// callTimeout bounds one call to a driver.
 	callTimeout = 30 * time.Second
-	// progressDelay is how long a step may take before the status tells of it.
+	// progressDelay is how long a step may take before the status reports it.
 	progressDelay = 100 * time.Millisecond
-	// conflictRetry is when a write that lost a race is tried again; the watch
-	// has brought the winner's by then.
+	// conflictRetry is the delay before a write that met a conflict is retried. By
+	// then the watch has delivered the newer object.
 	conflictRetry = 50 * time.Millisecond
-	// fencedRetry is when a step that this process had not the right to take is
-	// tried again.
+	// fencedRetry is the delay before a step is retried that this process was not
+	// allowed to take.
 	fencedRetry = 500 * time.Millisecond
-	// maxSteps bounds the steps of one pass; the next pass goes on from there.
+	// maxSteps bounds the steps of one reconcile pass; the next pass continues from
+	// there.
 	maxSteps = 6
 )
 
-// Reconciler brings VirtualMachines of one driver and their servers together.
+// Reconciler reconciles the VirtualMachines of one driver with their servers.
 type Reconciler struct {
 	// Client reads VirtualMachines from the cache and writes to the API.
 	Client client.Client
@@ -47,9 +48,9 @@ type Reconciler struct {
 	Drivers []string
 	// Inventory of the driver; nil where Driver is empty.
 	Inventory *inventory.Inventory
-	// Epoch of the leader that acts.
+	// Epoch returns the epoch of this leader, 0 on a standby.
 	Epoch func() uint64
-	// MayAct is an error while this process does not certainly lead.
+	// MayAct returns an error while this process is not certain to lead.
 	MayAct func() error
 
 	// All are the inventories of all drivers that run here.
@@ -60,15 +61,15 @@ type Reconciler struct {
 	probes    *prober
 }
 
-// Reconcile compares a VirtualMachine with its server and takes the step that
-// brings them together. Steps that end at once are taken in one pass.
+// Reconcile compares a VirtualMachine with its server and takes the step that makes
+// them agree. Steps that end at once are taken in the same pass.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	vm, err := r.get(ctx, req.NamespacedName)
 	if err != nil || vm == nil || isFinalized(vm) {
 		return ctrl.Result{}, err
 	}
 	if driverOf(vm, r.Drivers) != r.Driver {
-		r.forget(req.NamespacedName) // a late key, or another driver's orphan of this name
+		r.forget(req.NamespacedName) // a late key, or the orphan of another driver with this name
 		return ctrl.Result{}, nil
 	}
 	bound, err := r.ensureFinalizer(ctx, vm)
@@ -92,8 +93,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return retryOnError(r.report(ctx, p))
 }
 
-// retry leaves an object that somebody else wrote, or that is gone, to the watch.
-// Who may not act waits for what becomes of his lead.
+// retry turns an error into a result. A conflict or a missing object is left to the
+// watch. If this process may not act, retry until leadership is resolved.
 func retry(err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsConflict(err):
@@ -113,36 +114,38 @@ func retryOnError(result ctrl.Result, err error) (ctrl.Result, error) {
 	return result, nil
 }
 
-// reconciliation is one run of Reconcile: what it saw, what it wants and what it did.
+// reconciliation is one reconcile pass: what it observed, what it plans and what it
+// did.
 type reconciliation struct {
 	r    *Reconciler
-	base *api.VirtualMachine // as the API has it
-	vm   *api.VirtualMachine // base, with the status as this pass would have it
-	// live is set once the API itself has shown base in this pass, and confirmed
-	// once the engines were asked whether a server may be created.
+	base *api.VirtualMachine // as in the API
+	vm   *api.VirtualMachine // base, with the status that this pass leads to
+	// live is set once the API itself has confirmed base in this pass. confirmed is
+	// set once the engines were asked whether a server may be created.
 	live, confirmed bool
-	// stoppedRun is the run that was over, on request, when the pass began.
+	// stoppedRun is the run that had ended on request when the pass began.
 	stoppedRun string
-	// acted is set if something was done, and reported once the status says so.
+	// acted is set if something was done, and reported once the status records it.
 	acted, reported bool
 	seen            inventory.Observation
-	// fresh is set while seen comes from a live look with nothing done since.
+	// fresh is set while seen comes from a live look and nothing was done since.
 	fresh bool
 	plan  plan
 	did   api.OperationType
 	// shown is the generation of the spec that the driver was last shown.
 	shown int64
-	// missed is set once the driver did not find the server that was seen.
+	// missed is set once the driver did not find the server that was observed.
 	missed bool
-	// notes are the events of what was done, and crash the one of what was seen.
+	// notes are the events of what was done, and crash is the event of an observed
+	// crash.
 	notes     []note
 	crash     *note
 	probe     probeState
 	elsewhere string
 }
 
-// decideStep plans the next step. A server that the last one started is probed from
-// now on.
+// decideStep plans the next step. The readiness probe of a server that the last
+// step started begins here.
 func (p *reconciliation) decideStep() {
 	p.probe = p.r.probes.check(p.base, p.seen)
 	now := p.r.Clock.Now()

@@ -25,20 +25,20 @@ const (
 	maxText      = 4096
 	maxAddresses = 64
 	maxPorts     = 64
-	// progressPeriod is the least time between two writes that only tell of
+	// progressPeriod is the least time between two writes that only report
 	// progress, such as a pull's.
 	progressPeriod = 2 * time.Second
-	// restartPeriod is the least time between two writes while the engine's own
-	// restarter is at work.
+	// restartPeriod is the least time between two writes while the engine itself
+	// restarts the server.
 	restartPeriod = 10 * time.Second
 )
 
-// report writes the status if it changed, and then the events. A change that
-// can wait for others is put off.
+// report writes the status if it changed, and then emits the events. A change that
+// can wait is delayed.
 func (r *Reconciler) report(ctx context.Context, p *reconciliation) (ctrl.Result, error) {
 	now := r.Clock.Now()
 	if p.plan.step != stepNone {
-		p.plan.wake = now // the next pass goes on
+		p.plan.wake = now // the next pass continues
 	}
 	if p.plan.quiet {
 		return wakeAt(now, p.plan.wake), nil
@@ -56,8 +56,8 @@ func (r *Reconciler) report(ctx context.Context, p *reconciliation) (ctrl.Result
 	return wakeAt(now, p.plan.wake), nil
 }
 
-// write puts the pass's status into the API, if it differs from what is there
-// in anything but its time. What was done is written even on the way out.
+// write writes the pass's status to the API if it differs there in more than its
+// time. The record of what was done is written even if ctx has ended.
 func (r *Reconciler) write(ctx context.Context, p *reconciliation) error {
 	now := r.Clock.Now()
 	next := p.status(now)
@@ -82,8 +82,8 @@ func (r *Reconciler) write(ctx context.Context, p *reconciliation) error {
 	return nil
 }
 
-// mayReport keeps a leader that was deposed from telling what it takes for the
-// state.
+// mayReport returns an error if this process may not write a status, so that a
+// deposed leader does not report an outdated state.
 func (r *Reconciler) mayReport() error {
 	if err := r.MayAct(); err != nil {
 		return driver.Errorf(driver.ErrNotLeading, "nothing was written: %w", err)
@@ -91,8 +91,8 @@ func (r *Reconciler) mayReport() error {
 	return nil
 }
 
-// status is what the status should say: a function of what it says now, the
-// plan and what was seen.
+// status returns the status to write: a function of the current status, the plan
+// and the observation.
 func (p *reconciliation) status(now time.Time) api.VirtualMachineStatus {
 	base, plan := &p.base.Status, p.plan
 	next := *p.vm.Status.DeepCopy()
@@ -122,8 +122,8 @@ func (p *reconciliation) isObserved() bool {
 	return !p.plan.unobserved && p.seen.Answer != inventory.Unknown
 }
 
-// operation keeps the status's operation while it goes on, and while nobody can
-// tell whether it does.
+// operation returns the status's operation while it continues, and also while it is
+// unknown whether it does.
 func (p *reconciliation) operation() *api.Operation {
 	have, wanted := p.vm.Status.Operation, p.plan.operation
 	blind := p.plan.unobserved || p.plan.reason == api.ReasonDuplicate
@@ -136,8 +136,8 @@ func (p *reconciliation) operation() *api.Operation {
 	return p.newOperation()
 }
 
-// withNextTry corrects the time of the next try where another process's clock has
-// written it.
+// withNextTry corrects the time of the next try if it was written by another
+// process's clock.
 func withNextTry(op *api.Operation, at time.Time) *api.Operation {
 	if at.IsZero() || op.NextRetryTime == nil || op.NextRetryTime.Sub(at).Abs() < time.Second {
 		return op
@@ -147,7 +147,7 @@ func withNextTry(op *api.Operation, at time.Time) *api.Operation {
 	return op
 }
 
-// describe copies what was seen of the server.
+// describe copies what was observed of the server.
 func (p *reconciliation) describe(next *api.VirtualMachineStatus) {
 	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
 	if p.seen.Answer != inventory.Present {
@@ -166,7 +166,7 @@ func (p *reconciliation) describe(next *api.VirtualMachineStatus) {
 	next.StartTime = &started
 }
 
-// portStatuses gives the open ports the names that the spec has for them.
+// portStatuses gives open ports the names that the spec has for them.
 func portStatuses(asked []api.Port, open []driver.Port) []api.PortStatus {
 	var all []api.PortStatus
 	unused := slices.Clone(asked)
@@ -191,8 +191,8 @@ func indexOf(asked []api.Port, open api.PortStatus, hostPort int32) int {
 	})
 }
 
-// serverStatus is the server as seen. Usage that moved by less than a point
-// keeps its figures, so that it alone makes no write.
+// serverStatus returns the server as observed. Usage that moved by less than a
+// point keeps its figures, so that it alone causes no write.
 func (p *reconciliation) serverStatus() *api.ServerStatus {
 	have, seen := p.base.Status.Server, p.seen
 	if seen.Answer != inventory.Present {
@@ -263,9 +263,9 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 	return metav1.ConditionFalse
 }
 
-// runningReason says why the server is on or off. Why it is off stays said until
-// it is on again, whatever else comes up meanwhile: versions before
-// status.server.stoppedRun go by that.
+// runningReason returns why the server is on or off. The reason for being off is
+// kept until it is on again, whatever else happens: versions before
+// status.server.stoppedRun rely on it.
 func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
 	off := p.seen.Answer == inventory.Present && p.seen.Server.State == driver.StateStopped
@@ -285,16 +285,16 @@ func conditionTrue(conditions []metav1.Condition, kind string) bool {
 	return meta.IsStatusConditionTrue(conditions, kind)
 }
 
-// throttleUntil says until when a change may wait: what only tells of progress, and what
-// the engine's restarter does without us. What Drover did or failed to do, as
-// acted says, is told at once.
+// throttleUntil returns until when a change may wait. Progress may wait, and so may
+// what the engine's own restarts change. What Drover did or failed to do, as acted
+// says, is reported at once.
 func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Time) time.Time {
 	ours := acted || base.Operation != nil && base.Operation.Type == api.OperationRestart
 	if base.LastUpdateTime == nil || ours || base.ObservedGeneration != next.ObservedGeneration {
 		return time.Time{}
 	}
 	last := base.LastUpdateTime.Time
-	if last.After(now) { // by another host's clock
+	if last.After(now) { // written by another host's clock
 		return time.Time{}
 	}
 	switch {
@@ -306,7 +306,7 @@ func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Ti
 	return time.Time{}
 }
 
-// wakeAt has the VirtualMachine looked at again at a time, if there is one.
+// wakeAt requeues the VirtualMachine for a time, if there is one.
 func wakeAt(now, at time.Time) ctrl.Result {
 	if at.IsZero() {
 		return ctrl.Result{}
@@ -314,7 +314,7 @@ func wakeAt(now, at time.Time) ctrl.Result {
 	return ctrl.Result{RequeueAfter: max(at.Sub(now), time.Millisecond)}
 }
 
-// earliest returns the earlier of two times, of which the second may be unset.
+// earliest returns the earlier of two times, of which the second may be zero.
 func earliest(a, b time.Time) time.Time {
 	if b.IsZero() || a.Before(b) {
 		return a

@@ -17,34 +17,33 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// since has the instants, by this process's clock, that waits count from. The
-// zero time stands for what is not the case.
+// since has the instants that waits count from, by this process's clock. The zero
+// time means that the fact does not hold.
 //
 // Times in objects and on servers were written by other clocks: the API server's,
-// the engine's, another replica's. They are shown and compared for equality, and
-// no wait counts from them, since each of them may be an hour off. After a
-// failover a wait counts from when the new leader first saw its cause, so that it
-// grows by at most itself.
+// the engine's, another replica's. They are displayed and compared for equality,
+// but no wait counts from them, since each may be an hour off. After a failover a
+// wait counts from when the new leader first saw its cause, so it at most doubles.
 type since struct {
-	// deletion is when the object was first seen to be under deletion.
+	// deletion is when the object was first seen being deleted.
 	deletion time.Time
-	// operation is when status.operation was first seen, and failure its last
-	// failure.
+	// operation is when status.operation was first seen, and failure when its last
+	// failure was.
 	operation, failure time.Time
 	// run is when the server's run was first seen running, and exit when it was
 	// first seen over.
 	run, exit time.Time
 }
 
-// sightings remembers the instants of each VirtualMachine that has something to
-// wait for. Of one at rest nothing is kept.
+// sightings records the instants of each VirtualMachine that waits for something.
+// Nothing is kept for one that does not wait.
 type sightings struct {
 	mu   sync.Mutex
 	byVM map[types.NamespacedName][]sighting
 }
 
-// sighting is when a fact was first seen. The fact is identified by its kind and a
-// text that differs where the fact does.
+// sighting is when a fact was first seen. The fact is identified by its kind and by
+// a text that changes with the fact.
 type sighting struct {
 	kind factKind
 	of   string
@@ -63,8 +62,8 @@ const (
 	factExit
 )
 
-// observe returns since when the facts hold, remembers the new ones as of now and
-// forgets those that do not hold any more.
+// observe returns since when the facts hold. It records new facts as of now, and
+// drops those that no longer hold.
 func (s *sightings) observe(vm *api.VirtualMachine, seen inventory.Observation, now time.Time) since {
 	facts := factsOf(vm, seen)
 	s.mu.Lock()
@@ -112,7 +111,7 @@ func sinceOf(facts []sighting) since {
 	return s
 }
 
-// factsOf returns what there is to wait for.
+// factsOf returns the facts that a wait may count from.
 func factsOf(vm *api.VirtualMachine, seen inventory.Observation) []sighting {
 	var facts []sighting
 	add := func(kind factKind, of ...string) {

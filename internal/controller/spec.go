@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// resourcesOf reads spec.resource in the driver's units.
+// resourcesOf returns spec.resource in the driver's units.
 func resourcesOf(vm *api.VirtualMachine) driver.Resources {
 	r := vm.Spec.Resource
 	cpu, memory, disk := r[api.ResourceCPU], r[api.ResourceMemory], r[api.ResourceRootDisk]
@@ -64,8 +64,8 @@ func volumeOf(v api.Volume) driver.Volume {
 	return out
 }
 
-// reveal reads the text of a data source, live and never through a cache: a
-// cache would need the right to list Secrets.
+// reveal reads the text of a data source, always live: a cache would need the right
+// to list Secrets.
 func (r *Reconciler) reveal(ctx context.Context, namespace, field string, from *api.DataSource) (driver.Secret, error) {
 	switch {
 	case from == nil:

@@ -14,13 +14,13 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// routineAfter is when a new leader begins to look at what seems to be in order.
-// Looking at thousands of VMs takes all CPUs for a while, and what is undone
-// should have them first.
+// routineAfter is the delay before a new leader reconciles VMs that need nothing.
+// Reconciling thousands of VMs takes all CPUs for a while, and unfinished work
+// comes first.
 const routineAfter = time.Second
 
-// rank is the priority of a VirtualMachine by what it says itself that is still to
-// be done for it.
+// rank returns the priority of a VirtualMachine, by what the object itself shows to
+// be unfinished.
 func rank(vm *api.VirtualMachine) int {
 	switch {
 	case vm.DeletionTimestamp != nil:
@@ -33,8 +33,8 @@ func rank(vm *api.VirtualMachine) int {
 	return prioRoutine
 }
 
-// rankIndex is an index of the cache by rank. What is in order is not in it, so that
-// a new leader finds among thousands what is undone without looking at all.
+// rankIndex is a cache index by rank. VMs that need nothing are not in it, so a new
+// leader finds the unfinished ones among thousands without reading all.
 const rankIndex = "rank"
 
 func indexRank(object client.Object) []string {
@@ -45,12 +45,12 @@ func indexRank(object client.Object) []string {
 	return []string{strconv.Itoa(rank(vm))}
 }
 
-// isStandby tells whether this process does not lead yet.
+// isStandby reports whether this process does not lead yet.
 func (r *Reconciler) isStandby() bool { return r.Epoch() == 0 }
 
-// takeOver fills the queue once this process is elected: what is undone at once, by
-// rank, and the rest a little later. Until then nothing is queued. Nothing is missed:
-// the caches have all of it by then.
+// takeOver fills the queue once this process is elected: unfinished work at once,
+// by rank, and the rest a little later. Until then nothing is enqueued. Nothing is
+// missed, since the caches are complete by then.
 func (r *Reconciler) takeOver(ctx context.Context, q queue, elected <-chan struct{}) {
 	select {
 	case <-elected:
@@ -65,8 +65,8 @@ func (r *Reconciler) takeOver(ctx context.Context, q queue, elected <-chan struc
 	}
 }
 
-// addUndone puts what is undone into the queue, what users wait for first: of
-// thousands, the last is put in many milliseconds later.
+// addUndone enqueues unfinished work, what users wait for first. Among thousands,
+// the last is enqueued many milliseconds later.
 func (r *Reconciler) addUndone(ctx context.Context, q queue) {
 	for _, priority := range []int{prioDeletion, prioUser, prioEngine} {
 		for _, vm := range r.cached(ctx, client.MatchingFields{rankIndex: strconv.Itoa(priority)}) {

@@ -1,10 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inventory is the controller's cached view of an engine's servers:
-// what an informer is for the API, an Inventory is for a driver.
+// Package inventory is the controller's cached view of an engine's servers: what an
+// informer is for the API, an Inventory is for a driver.
 //
 // Start with Inventory and Observation in inventory.go. loop.go keeps the cache
-// true by the driver's Watch and List, usage.go turns counters into rates, and
-// sweep.go finds and removes servers that no VirtualMachine owns.
+// current with the driver's Watch and List. usage.go turns counters into rates,
+// fence.go handles an engine that refuses this process, and sweep.go finds and
+// removes servers that no VirtualMachine owns.
 package inventory

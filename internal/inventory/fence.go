@@ -11,28 +11,29 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// An engine that refuses this process is asked again after 1 s, doubling to 5
-// minutes, whether it still does.
+// An engine that refuses this process is probed after 1 s, doubling to 5 minutes,
+// for whether it still does.
 const (
 	firstProbe = time.Second
 	lastProbe  = 5 * time.Minute
 )
 
-// noServer is the UID of the change that asks an engine whether it admits this
+// noServer is the UID of the deletion that probes whether an engine admits this
 // process. No VirtualMachine has it: the API server's UIDs are of version 4.
 const noServer = "00000000-0000-0000-0000-000000000000"
 
-// fence is what an inventory knows of an engine that refuses this process. From
-// the first refusal on no call that changes something reaches the engine.
+// fence records that an engine refuses this process. From the first refusal on, no
+// call that changes something reaches the engine.
 type fence struct {
 	cause error
 	since time.Time
-	// shown is set once it is certain that this process leads all the same. Until
-	// then it may only be late in hearing of its successor, who reports.
+	// shown is set once it is certain that this process leads nevertheless. Until
+	// then it may only not have observed its successor yet, and the successor
+	// reports.
 	shown bool
 }
 
-// refused is ErrFenced while the engine refuses this process.
+// refused returns ErrFenced while the engine refuses this process.
 func (i *Inventory) refused() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -44,7 +45,7 @@ func (i *Inventory) refused() error {
 
 func (i *Inventory) isSuspended() bool { return i.refused() != nil }
 
-// checkFence suspends the driver when the engine has refused a call.
+// checkFence suspends the driver if the engine has refused a call.
 func (i *Inventory) checkFence(err error) {
 	if !errors.Is(err, driver.ErrFenced) {
 		return
@@ -57,7 +58,8 @@ func (i *Inventory) checkFence(err error) {
 	}
 }
 
-// sitOutFences has a driver whose engine refuses this process wait until ctx ends.
+// sitOutFences suspends the driver whenever its engine refuses this process, until
+// ctx ends.
 func (i *Inventory) sitOutFences(ctx context.Context) {
 	engineFenced.WithLabelValues(i.Name).Set(0)
 	for {
@@ -73,7 +75,7 @@ func (i *Inventory) sitOutFences(ctx context.Context) {
 	}
 }
 
-// stillLeads asks until there is an answer.
+// stillLeads asks whether this process leads, until there is an answer.
 func (i *Inventory) stillLeads(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		leads, err := i.Leads(ctx)
@@ -85,7 +87,7 @@ func (i *Inventory) stillLeads(ctx context.Context) bool {
 	return false
 }
 
-// showFence makes every answer unknown, and tells of it once.
+// showFence makes every answer unknown, and reports the fence once.
 func (i *Inventory) showFence() {
 	i.mu.Lock()
 	i.fence.shown = true
@@ -99,9 +101,10 @@ func (i *Inventory) showFence() {
 	i.publish([]Change{{All: true}})
 }
 
-// awaitAdmission asks the engine now and then, by removing a server that is not
-// there: who is not admitted is refused before that is found out. What another engine
-// has refused says nothing about one that takes its place, so the waits begin anew.
+// awaitAdmission probes the engine by deleting a server that does not exist. An
+// engine that does not admit this process refuses the call before it looks for the
+// server. A refusal by one engine does not apply to its replacement, so the waits
+// start over then.
 func (i *Inventory) awaitAdmission(ctx context.Context) {
 	for wait := firstProbe; ; wait = min(2*wait, lastProbe) {
 		for i.pauseOr(ctx, i.exchanged, wait) {

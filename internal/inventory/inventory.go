@@ -19,22 +19,22 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Answer is what an inventory says about a UID.
+// Answer is what an inventory reports about a UID.
 type Answer int
 
 // The answers.
 const (
-	// Unknown : the engine has not been listed completely yet, or is out of
-	// reach. Nothing may be created or deleted on this answer.
+	// Unknown means that the engine has not been listed completely yet, or is
+	// unreachable. Nothing may be created or deleted on this answer.
 	Unknown Answer = iota
-	// Gone : the engine has no server of this UID.
+	// Gone means that the engine has no server with this UID.
 	Gone
-	// Present : the engine has a server of this UID.
+	// Present means that the engine has a server with this UID.
 	Present
 )
 
 // settlePeriod is how long after an ambiguous creation "gone" proves nothing: the
-// engine may still carry the creation out.
+// engine may still carry out the creation.
 const settlePeriod = 30 * time.Second
 
 // Observation is an inventory's answer for one UID.
@@ -42,42 +42,44 @@ type Observation struct {
 	Answer Answer
 	// Server is the server of a Present answer.
 	Server driver.Server
-	// Duplicates are the IDs of the servers where there is more than one.
+	// Duplicates are the IDs of the servers if there is more than one.
 	Duplicates []string
-	// Rates is what the server uses, nil where no two samples of one run exist.
+	// Rates is the server's usage, nil until there are two samples of one run.
 	Rates *Rates
-	// EngineID of the engine that answered, empty before the first answer.
+	// EngineID is the id of the engine that answered, empty before the first
+	// answer.
 	EngineID string
-	// DownSince is when the engine went out of reach or, where Fenced, refused this
-	// process, and Cause why. It is the zero time while the engine is being listed
-	// for the first time.
+	// DownSince is when the engine became unreachable or, if Fenced, refused this
+	// process. Cause is the reason. DownSince is the zero time while the engine is
+	// being listed for the first time.
 	DownSince time.Time
 	Cause     error
 	// BackSince is when the engine last came back from an outage.
 	BackSince time.Time
-	// Fenced is set while the engine refuses this process, although it leads: the
-	// answer is Unknown since DownSince, and Cause has the engine's words.
+	// Fenced is set while the engine refuses this process although it leads. The
+	// answer is then Unknown since DownSince, and Cause has the engine's message.
 	Fenced bool
-	// SettlesAt is when a Gone answer may be believed: the zero time, or a while
-	// after a creation whose end nobody saw.
+	// SettlesAt is when a Gone answer becomes reliable: the zero time, or a while
+	// after a creation with an unknown outcome.
 	SettlesAt time.Time
 }
 
-// Change tells a subscriber what is worth another look.
+// Change notifies a subscriber of what may need a reconcile pass.
 type Change struct {
-	// All is set when the whole engine came or went; the rest is empty then.
+	// All is set when the whole engine appeared or disappeared; the rest is empty
+	// then.
 	All bool
 	UID types.UID
-	// VM is the name of the VirtualMachine that the server was made for, empty
-	// where the engine cannot tell.
+	// VM is the name of the VirtualMachine that the server was made for. It is
+	// empty if the engine does not know it.
 	VM types.NamespacedName
-	// Routine is set when only the usage moved.
+	// Routine is set when only the usage changed.
 	Routine bool
 }
 
-// Options are an inventory's settings.
+// Options are the settings of an Inventory.
 type Options struct {
-	// Name of the driver, for logs and metrics.
+	// Name is the driver's name, for logs and metrics.
 	Name   string
 	Driver driver.Driver
 	Clock  clock.WithTicker
@@ -88,11 +90,11 @@ type Options struct {
 	UsagePeriod time.Duration
 	// CallTimeout bounds every List and Usage (30 s).
 	CallTimeout time.Duration
-	// Leads reads live whether this process still leads, when the engine has
-	// refused it. Nil is for a process that acts without an election.
+	// Leads reads live whether this process still leads, after the engine has
+	// refused it. It is nil for a process that acts without an election.
 	Leads func(context.Context) (bool, error)
-	// Refused, unless nil, is called once for every time that an engine begins to
-	// refuse this process although it leads.
+	// Refused, if not nil, is called each time an engine begins to refuse this
+	// process although it leads.
 	Refused func(cause error)
 }
 
@@ -103,34 +105,34 @@ type Inventory struct {
 
 	mu        sync.Mutex
 	known     bool
-	failed    bool // the engine was out of reach since it was last known
+	failed    bool // the engine became unreachable since it was last known
 	engineID  string
-	met       uint64 // seq when that engine took the place of another
+	met       uint64 // seq when that engine replaced another
 	began     time.Time
 	downSince time.Time
 	backSince time.Time
 	cause     error
 	seq       uint64
 	entries   map[types.UID]*entry
-	marked    map[types.UID]bool // entries to look at, so that nobody searches all
+	marked    map[types.UID]bool // entries to look at, so that no search of all is needed
 	notify    []func(Change)
 
-	fence *fence // nil while the engine admits this process; under mu
+	fence *fence // nil while the engine admits this process; guarded by mu
 
 	fenced    chan struct{} // fence was set
-	exchanged chan struct{} // another engine took the place of the one that was known
-	dirty     chan struct{} // somebody asks for a look at the marked entries
-	suspect   chan struct{} // somebody saw the engine fail
+	exchanged chan struct{} // another engine replaced the known one
+	dirty     chan struct{} // a look at the marked entries was requested
+	suspect   chan struct{} // a call found the engine failing
 }
 
-// entry is what is known about one UID. It outlives the server while an action
-// is under way or a creation is unsettled.
+// entry is what is known about one UID. It outlives the server while an action is
+// under way or a creation is unsettled.
 type entry struct {
 	servers        []driver.Server
 	touched        uint64 // seq of the last action's begin or end
-	asOf           uint64 // seq at which the list began that servers come from
+	asOf           uint64 // seq at the begin of the list that servers come from
 	busy           int    // actions under way
-	look           bool   // the engine named this UID since it was last looked at
+	look           bool   // the engine named this UID since the last look at it
 	settlesAt      time.Time
 	sample         driver.Usage
 	rates          *Rates
@@ -139,7 +141,7 @@ type entry struct {
 
 var errNotListed = errors.New("the engine has not been listed yet")
 
-// New returns an inventory; Start runs it.
+// New returns an Inventory. Start runs it.
 func New(o Options) (*Inventory, error) {
 	id, ok := driver.As[driver.Identifier](o.Driver)
 	if !ok {
@@ -164,15 +166,15 @@ func setDefault(d *time.Duration, v time.Duration) {
 	}
 }
 
-// Subscribe has fn called, from the inventory's own goroutines, for every
-// change that an action of this process did not make. fn must not block.
+// Subscribe registers fn for every change that was not made by an action of this
+// process. The inventory calls fn from its own goroutines, so fn must not block.
 func (i *Inventory) Subscribe(fn func(Change)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.notify = append(i.notify, fn)
 }
 
-// Get answers from the cache.
+// Get returns the answer from the cache.
 func (i *Inventory) Get(uid types.UID) Observation {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -199,8 +201,8 @@ func (i *Inventory) observe(uid types.UID) Observation {
 	return o
 }
 
-// withServers returns the UIDs that have servers; known is false while that
-// cannot be told.
+// withServers returns the UIDs that have servers. known is false while the servers
+// are unknown.
 func (i *Inventory) withServers() (uids []types.UID, known bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -213,7 +215,7 @@ func (i *Inventory) withServers() (uids []types.UID, known bool) {
 	return uids, i.known
 }
 
-// ids returns the servers' IDs where there are several.
+// ids returns the servers' IDs if there are several.
 func ids(servers []driver.Server) []string {
 	if len(servers) < 2 {
 		return nil
@@ -225,10 +227,10 @@ func ids(servers []driver.Server) []string {
 	return out
 }
 
-// Look asks the engine about one UID, live. Its answer counts, and enters the
-// cache, once the engine has confirmed that it is the one that is known. A Look
-// that fails is Unknown: one that ran out of the caller's own time proves nothing
-// about the engine, and after any other failure the loop asks the engine itself.
+// Look asks the engine about one UID, live. The answer counts, and enters the
+// cache, once the engine has confirmed that it is the known one. A Look that fails
+// is Unknown. If the caller's own deadline ended it, it proves nothing about the
+// engine. After any other failure the loop checks the engine itself.
 func (i *Inventory) Look(ctx context.Context, uid types.UID) (Observation, error) {
 	answer, err := i.ask(ctx, uid)
 	if err == nil {
@@ -247,8 +249,8 @@ func (i *Inventory) Look(ctx context.Context, uid types.UID) (Observation, error
 	return seen, err
 }
 
-// confirm makes sure that the engine which gave an answer is the one that is
-// known. An engine with another id is lost at once.
+// confirm verifies that the engine which gave an answer is the known one. An engine
+// with another id is marked unreachable at once.
 func (i *Inventory) confirm(ctx context.Context, a answer) error {
 	id, err := i.askID(ctx)
 	if err != nil {
@@ -268,8 +270,8 @@ func (i *Inventory) confirm(ctx context.Context, a answer) error {
 	return err
 }
 
-// Ensure passes spec to the driver and records what comes of it. It is ErrFenced,
-// and the engine is not asked, while the engine refuses this process.
+// Ensure passes spec to the driver and records the outcome. While the engine
+// refuses this process it returns ErrFenced without asking the engine.
 func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	if err := i.refused(); err != nil {
 		return driver.Server{}, err
@@ -288,8 +290,8 @@ func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.
 	return server, err
 }
 
-// Delete passes the target to the driver. Look tells what came of it. It is
-// ErrFenced where Ensure would be.
+// Delete passes the target to the driver. Look reports the outcome. Delete returns
+// ErrFenced in the same case as Ensure.
 func (i *Inventory) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	if err := i.refused(); err != nil {
 		return err
@@ -301,8 +303,8 @@ func (i *Inventory) Delete(ctx context.Context, t driver.Target, retain bool) er
 	return err
 }
 
-// checkAfter has the loop ask the engine at once when a call found it missing, and
-// suspends the driver when the engine has refused a call.
+// checkAfter makes the loop check the engine at once if a call found it
+// unreachable. It suspends the driver if the engine has refused a call.
 func (i *Inventory) checkAfter(err error) {
 	i.checkFence(err)
 	if errors.Is(err, driver.ErrUnavailable) {
@@ -319,9 +321,9 @@ func (i *Inventory) begin(uid types.UID) (began uint64) {
 	return i.seq
 }
 
-// end closes an action. What the engine said of the UID while the action ran
-// may be older or newer than its result, so it is looked at once more. The result
-// of an action that began on another engine is not recorded.
+// end closes an action. What the engine reported of the UID while the action ran
+// may be older or newer than its result, so the UID is looked at once more. The
+// result of an action that began on another engine is not recorded.
 func (i *Inventory) end(uid types.UID, began uint64, record func(*entry)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -345,7 +347,7 @@ func (i *Inventory) entry(uid types.UID) *entry {
 	return e
 }
 
-// answer is what the engine said of some UIDs, or of all where there are none.
+// answer is what the engine reported of some UIDs, or of all if uids is empty.
 type answer struct {
 	began uint64 // seq when the engine was asked
 	found map[types.UID][]driver.Server
@@ -367,18 +369,19 @@ func (i *Inventory) ask(ctx context.Context, uids ...types.UID) (answer, error) 
 	return answer{began, groupByUID(servers), uids}, nil
 }
 
-// errExchanged : an answer that may be another engine's.
+// errExchanged means that an answer may be another engine's.
 var errExchanged = errors.New("the engine was exchanged while it was asked")
 
-// take puts an answer into the cache and tells what is new in it.
+// take merges an answer into the cache and publishes the changes.
 func (i *Inventory) take(a answer) error {
 	changes, err := i.merge(a)
 	i.publish(changes)
 	return err
 }
 
-// groupByUID orders servers by UID. A retained server is no server of its UID. What
-// it returns shares the memory of servers: who keeps a part of it copies that.
+// groupByUID groups servers by UID. A retained server does not belong to its UID.
+// The result shares the memory of servers: a caller that keeps a part of it must
+// copy it.
 func groupByUID(servers []driver.Server) map[types.UID][]driver.Server {
 	found := make(map[types.UID][]driver.Server, len(servers))
 	for n := range servers {
@@ -394,8 +397,8 @@ func groupByUID(servers []driver.Server) map[types.UID][]driver.Server {
 	return found
 }
 
-// merge takes an answer in: a UID that an action touched since the asking began,
-// or that a list which began later has told of, keeps what it has.
+// merge merges an answer into the cache. A UID keeps what it has if an action
+// touched it since the query began, or if a list that began later has reported it.
 func (i *Inventory) merge(a answer) ([]Change, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -417,12 +420,12 @@ func (i *Inventory) merge(a answer) ([]Change, error) {
 		i.prune(uid, e)
 	}
 	if i.neverKnown() {
-		return nil, nil // gain tells of all at once
+		return nil, nil // markReachable reports all at once
 	}
 	return changes, nil
 }
 
-// neverKnown tells whether the engine's first list is still under way.
+// neverKnown reports whether the engine's first list is still under way.
 func (i *Inventory) neverKnown() bool { return !i.known && !i.failed && i.downSince.IsZero() }
 
 // union returns the UIDs that are cached or found.
@@ -439,7 +442,7 @@ func (i *Inventory) union(found map[types.UID][]driver.Server) []types.UID {
 	return uids
 }
 
-// replace stores what was found and tells whether anything is new in it.
+// replace stores what was found and reports whether anything changed.
 func (e *entry) replace(uid types.UID, found []driver.Server) (Change, bool) {
 	old := e.servers
 	if len(found) > 0 {
@@ -453,7 +456,7 @@ func (e *entry) replace(uid types.UID, found []driver.Server) (Change, bool) {
 	return Change{UID: uid, VM: nameOf(slices.Concat(found, old))}, true
 }
 
-// nameOf is what the first of the servers says that says whose it is.
+// nameOf returns the VirtualMachine's name from the first server that has it.
 func nameOf(servers []driver.Server) types.NamespacedName {
 	for _, s := range servers {
 		if s.Name != "" {
@@ -463,8 +466,8 @@ func nameOf(servers []driver.Server) types.NamespacedName {
 	return types.NamespacedName{}
 }
 
-// seen is what of a server can be compared: without what only Ensure can tell,
-// and with the text of an error in place of its identity.
+// seen is the comparable part of a server: without what only Ensure reports, and
+// with the text of an error in place of its identity.
 type seen struct {
 	driver.Server
 	err string
@@ -491,7 +494,8 @@ func same(a, b []driver.Server) bool {
 	return true
 }
 
-// alike copies only what has to be changed before it can be compared.
+// alike compares two servers. It copies them only if something must be changed
+// before the comparison.
 func alike(a, b *driver.Server) bool {
 	if plain(a) && plain(b) {
 		return reflect.DeepEqual(a, b)
@@ -501,7 +505,7 @@ func alike(a, b *driver.Server) bool {
 
 func plain(s *driver.Server) bool { return s.Pending == nil && s.Refused == nil && s.Err == nil }
 
-// prune forgets a UID that nothing is known about.
+// prune drops a UID that nothing is known about.
 func (i *Inventory) prune(uid types.UID, e *entry) {
 	if len(e.servers) == 0 && e.busy == 0 && !e.look && !i.Clock.Now().Before(e.settlesAt) {
 		delete(i.entries, uid)

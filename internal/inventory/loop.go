@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// retryPeriod is the time from one try to reach a lost engine to the next.
+	// retryPeriod is the time between two tries to reach a lost engine.
 	retryPeriod = time.Second
-	// maxRest is the longest time between two looks at what events have named.
+	// maxRest is the longest rest between two looks at what events have named.
 	maxRest = 100 * time.Millisecond
 )
 
 var errWatchClosed = errors.New("the engine closed its event stream")
 
-// Start keeps the cache true until ctx ends. An engine that cannot be reached
-// is tried again; it never makes Start fail.
+// Start keeps the cache current until ctx ends. An unreachable engine is retried;
+// it never makes Start fail.
 func (i *Inventory) Start(ctx context.Context) error {
 	go i.sampleForever(ctx)
 	go i.sitOutFences(ctx)
@@ -36,13 +36,14 @@ func (i *Inventory) Start(ctx context.Context) error {
 	return nil
 }
 
-// NeedLeaderElection has the manager start an inventory on standbys too, so
-// that they are warm when they take over.
+// NeedLeaderElection returns false: inventories run on standbys too, so that they
+// are warm when they take over.
 func (i *Inventory) NeedLeaderElection() bool { return false }
 
 func (i *Inventory) pause(ctx context.Context, d time.Duration) { i.pauseOr(ctx, nil, d) }
 
-// pauseOr ends early when something happens, which it reports.
+// pauseOr waits for d. It returns early when early is readable, which it reports,
+// or when ctx ends.
 func (i *Inventory) pauseOr(ctx context.Context, early <-chan struct{}, d time.Duration) (happened bool) {
 	t := i.Clock.NewTimer(d)
 	defer t.Stop()
@@ -55,8 +56,8 @@ func (i *Inventory) pauseOr(ctx context.Context, early <-chan struct{}, d time.D
 	return false
 }
 
-// follow opens the engine's events, lists it and keeps up with the events. It
-// returns when the engine fails; until the next complete list all is unknown.
+// follow opens the engine's events, lists the engine and follows the events. It
+// returns when the engine fails. Until the next complete list all is then unknown.
 func (i *Inventory) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -73,8 +74,8 @@ func (i *Inventory) follow(ctx context.Context) error {
 	return err
 }
 
-// complete lists the whole engine and says which engine that is. The id is
-// asked before and after: a list of an engine that was swapped meanwhile is none.
+// complete lists the whole engine and records which engine that is. The id is read
+// before and after: a list of an engine that was exchanged meanwhile is invalid.
 func (i *Inventory) complete(ctx context.Context) error {
 	before, err := i.askID(ctx)
 	if err != nil {
@@ -108,7 +109,7 @@ func (i *Inventory) askID(ctx context.Context) (string, error) {
 }
 
 // setEngine drops all that is known of another engine, its outage included, and
-// tells whether there was another one.
+// reports whether there was another one.
 func (i *Inventory) setEngine(id string) (exchanged bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -134,7 +135,7 @@ func (i *Inventory) setEngine(id string) (exchanged bool) {
 	return true
 }
 
-// markReachable opens the cache for answers.
+// markReachable makes the cache's answers known.
 func (i *Inventory) markReachable() {
 	i.mu.Lock()
 	tell := i.neverKnown() || !i.known && i.failed
@@ -152,8 +153,8 @@ func (i *Inventory) markReachable() {
 	}
 }
 
-// markUnreachable closes the cache for answers. A stream that closed may be opened again
-// at once, so that is no outage yet.
+// markUnreachable makes the cache's answers unknown. A closed event stream may be
+// reopened at once, so it is not an outage yet.
 func (i *Inventory) markUnreachable(cause error) {
 	i.mu.Lock()
 	if i.known {
@@ -182,9 +183,9 @@ func (i *Inventory) markUnreachable(cause error) {
 	}
 }
 
-// keepUp looks at what the events name, and at everything once a period. Looks
-// at a busy engine take a part of its time that is bounded: after each it rests
-// for a while that depends on how long it took, in which events add up.
+// keepUp looks at the UIDs that events name, and at everything once per period.
+// Looks take a bounded share of a busy engine's time: after each comes a rest that
+// depends on how long the look took. Events add up meanwhile.
 func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
 	period := i.Clock.NewTicker(i.ListPeriod)
 	defer period.Stop()
@@ -218,8 +219,8 @@ func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
 	}
 }
 
-// restAfter a look has it take a quarter of the time at most. What is over in a
-// moment needs no rest.
+// restAfter returns the rest after a look, so that looks take a quarter of the time
+// at most. A very short look needs no rest.
 func restAfter(took time.Duration) time.Duration {
 	if took < time.Millisecond {
 		return 0
@@ -237,8 +238,8 @@ func (i *Inventory) mark(uid types.UID) {
 	}
 }
 
-// lookAtMarked lists the marked UIDs in one call. A UID that an action works on
-// is left to the action's end.
+// lookAtMarked lists the marked UIDs in one call. A UID with an action under way is
+// left to the end of the action.
 func (i *Inventory) lookAtMarked(ctx context.Context) error {
 	i.mu.Lock()
 	var uids []types.UID

@@ -28,7 +28,7 @@ var (
 	}, []string{"driver"})
 )
 
-// Metrics are this package's collectors.
+// Metrics returns this package's collectors.
 func Metrics() []prometheus.Collector {
 	return []prometheus.Collector{orphanServers, orphanSweepFrozen, engineUp, engineFenced, knownServers}
 }

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// OrphanPolicy says what is done with a server that no VirtualMachine owns.
+// OrphanPolicy is what to do with a server that no VirtualMachine owns.
 type OrphanPolicy string
 
 // The orphan policies.
@@ -24,8 +24,9 @@ const (
 	OrphanReport OrphanPolicy = "report"
 )
 
-// Sweep finds servers that no VirtualMachine owns and, by policy, removes them.
-// It removes only what two live readings of the API, a grace period apart, did
+// Sweep finds servers that no VirtualMachine owns and, by policy, removes them. It
+// removes only servers that two live readings of the API, a grace period apart, did
+// not know. It removes nothing when suspiciously many look orphaned.
 // not know, and nothing at all when suspiciously many look orphaned.
 type Sweep struct {
 	Inventory *Inventory
@@ -34,14 +35,14 @@ type Sweep struct {
 	Cached Owners
 	// Live reads them from the API.
 	Live Owners
-	// Epoch of the leader that sweeps.
+	// Epoch returns the epoch of the leader that sweeps.
 	Epoch  func() uint64
 	Policy OrphanPolicy
-	// Grace is how long a server must have been ownerless.
+	// Grace is how long a server must have had no owner.
 	Grace time.Duration
-	// Max, where positive, allows that many orphans at once.
+	// Max, if positive, allows that many orphans at once.
 	Max int
-	// Tell hears of every orphan found, deleted or kept back.
+	// Tell is called for every orphan found, deleted or kept.
 	Tell func(Finding)
 
 	orphans map[types.UID]*orphan
@@ -51,7 +52,7 @@ type Sweep struct {
 // Owners reads the UIDs of all VirtualMachines.
 type Owners func(context.Context) (map[types.UID]bool, error)
 
-// Finding is what a sweep has to say. Server is unset where it is Frozen.
+// Finding is what a sweep reports. Server is unset if it is Frozen.
 type Finding struct {
 	Server  driver.Server
 	Deleted bool
@@ -84,11 +85,11 @@ func (s *Sweep) Start(ctx context.Context) error {
 	}
 }
 
-// NeedLeaderElection has only the leader sweep.
+// NeedLeaderElection returns true: only the leader sweeps.
 func (s *Sweep) NeedLeaderElection() bool { return true }
 
-// Once takes one reading, unless the caches know an owner of every server or the
-// engine refuses this process.
+// Once takes one reading. It does nothing while the engine refuses this process,
+// and reads nothing live while the caches know an owner of every server.
 func (s *Sweep) Once(ctx context.Context) error {
 	if s.Inventory.isSuspended() {
 		return nil
@@ -114,7 +115,7 @@ func (s *Sweep) Once(ctx context.Context) error {
 	return errors.Join(errs, s.remove(ctx, orphans))
 }
 
-// split tells fetches for servers that are not there yet from servers.
+// split separates fetches for servers that do not exist yet from servers.
 func split(found []driver.Server) (fetches, servers []driver.Server) {
 	for _, server := range found {
 		if isFetch(server) {
@@ -128,8 +129,9 @@ func split(found []driver.Server) (fetches, servers []driver.Server) {
 
 func isFetch(s driver.Server) bool { return s.State == driver.StatePending && s.ID == "" }
 
-// abandon ends fetches for VirtualMachines that went without a word, as those do
-// whose finalizer somebody took away. No server goes with one.
+// abandon ends fetches for VirtualMachines that were removed without a deletion by
+// Drover, for example because their finalizer was removed by hand. No server is
+// removed with a fetch.
 func (s *Sweep) abandon(ctx context.Context, fetches []driver.Server) error {
 	fetcher, ok := driver.As[driver.Fetcher](s.Inventory.Driver)
 	var errs []error
@@ -144,14 +146,14 @@ func (s *Sweep) abandon(ctx context.Context, fetches []driver.Server) error {
 	return errors.Join(errs...)
 }
 
-// isDue tells whether a server was ownerless often and long enough.
+// isDue reports whether a server was without an owner often and long enough.
 func (s *Sweep) isDue(server driver.Server) bool {
 	o := s.orphans[server.UID]
 	return o.readings >= 2 && s.Inventory.Clock.Since(o.since) >= s.Grace
 }
 
-// allOwned tells whether the engine's servers are known and all have an owner
-// in the API cache.
+// allOwned reports whether the engine's servers are known and all have an owner in
+// the API cache.
 func (s *Sweep) allOwned(ctx context.Context) (bool, error) {
 	uids, known := s.Inventory.withServers()
 	if !known {
@@ -164,9 +166,9 @@ func (s *Sweep) allOwned(ctx context.Context) (bool, error) {
 	return !slices.ContainsFunc(uids, func(uid types.UID) bool { return !owners[uid] }), nil
 }
 
-// read returns the servers that may be swept, and those of them that neither the
-// cache nor the API knows an owner of. The engine comes first, the API live
-// after, so that a VM created meanwhile is seen as an owner.
+// read returns the servers that may be swept, and those of them that have no owner
+// in the cache or in the API. It reads the engine first and the live API after, so
+// that a VM created meanwhile counts as an owner.
 func (s *Sweep) read(ctx context.Context) (servers, found []driver.Server, err error) {
 	if servers, err = s.listEngine(ctx); err != nil {
 		return nil, nil, err
@@ -185,8 +187,9 @@ func (s *Sweep) read(ctx context.Context) (servers, found []driver.Server, err e
 	return servers, found, nil
 }
 
-// listEngine returns the servers and fetches that may be swept. A server without an
-// ID, of which the engine can tell no more, may be another cluster's.
+// listEngine returns the servers and fetches that may be swept. It leaves out
+// servers without an ID, about which the engine knows no more: they may be another
+// cluster's.
 func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
@@ -209,7 +212,7 @@ func (s *Sweep) owners(ctx context.Context, read Owners) (map[types.UID]bool, er
 	return owners, nil
 }
 
-// remember counts this reading for what was found and forgets the rest.
+// remember counts this reading for what was found and drops the rest.
 func (s *Sweep) remember(found []driver.Server) {
 	next := make(map[types.UID]*orphan, len(found))
 	for _, server := range found {
@@ -223,8 +226,8 @@ func (s *Sweep) remember(found []driver.Server) {
 	s.orphans = next
 }
 
-// freeze tells whether so many servers look orphaned that something else must
-// be wrong: more than three and more than a tenth, or more than Max allows.
+// freeze reports whether so many servers look orphaned that another fault is
+// likely: more than three and more than a tenth, or more than Max allows.
 func (s *Sweep) freeze(orphans, servers int) bool {
 	limit := max(fewest, servers/10, s.Max)
 	frozen := s.Policy == OrphanDelete && orphans > limit
@@ -242,8 +245,7 @@ func (s *Sweep) freeze(orphans, servers int) bool {
 	return frozen
 }
 
-// remove deletes, or with OrphanReport tells of, every orphan that is old
-// enough.
+// remove deletes every orphan that is old enough or, with OrphanReport, reports it.
 func (s *Sweep) remove(ctx context.Context, found []driver.Server) error {
 	var errs []error
 	for _, server := range found {

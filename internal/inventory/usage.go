@@ -13,20 +13,20 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Rates is what a server uses.
+// Rates is a server's usage.
 type Rates struct {
-	// CPU in per cent of one CPU: the CPU time between two samples over the time
-	// between them, as `docker stats` has it.
+	// CPU is in per cent of one CPU: the CPU time between two samples over the time
+	// between them, as in `docker stats`.
 	CPU float64
-	// Memory in per cent of the server's memory.
+	// Memory is in per cent of the server's memory.
 	Memory float64
 }
 
-// worthTelling is the difference, in points, below which a new rate is kept
-// to itself.
+// worthTelling is the difference, in points, below which a new rate is not
+// reported.
 const worthTelling = 1.0
 
-// Moved tells whether r differs from s by at least one point.
+// Moved reports whether r differs from s by at least one point.
 func (r Rates) Moved(s Rates) bool {
 	return math.Abs(r.CPU-s.CPU) >= worthTelling || math.Abs(r.Memory-s.Memory) >= worthTelling
 }
@@ -44,8 +44,8 @@ func (i *Inventory) sampleForever(ctx context.Context) {
 	}
 }
 
-// sample asks for the usage of all running servers in one call. An engine that
-// fails it is noticed elsewhere; the rates stay as they are.
+// sample reads the usage of all running servers in one call. If it fails the rates
+// stay as they are: an engine failure is detected elsewhere.
 func (i *Inventory) sample(ctx context.Context) {
 	uids := i.running()
 	if len(uids) == 0 {
@@ -96,8 +96,8 @@ func (i *Inventory) record(usages []driver.Usage) []Change {
 	return changes
 }
 
-// rate turns a sample into rates and tells whether they are worth telling. The
-// first sample of a run that began less than fresh ago counts from its start.
+// rate turns a sample into rates and reports whether they are to be published. The
+// first sample of a run that began less than fresh ago counts from the run's start.
 func (e *entry) rate(u driver.Usage, fresh time.Duration) bool {
 	server, before := e.servers[0], e.sample
 	if before.Run != u.Run || before.At.IsZero() {
@@ -128,7 +128,7 @@ func share(part, whole int64) float64 {
 	return 100 * float64(part) / float64(whole)
 }
 
-// forgetUsage drops rates that belong to a run that is over.
+// forgetUsage drops the rates of a run that is over.
 func (e *entry) forgetUsage() {
 	if len(e.servers) != 1 || !runs(e.servers[0].State) || e.servers[0].Run != e.sample.Run {
 		e.sample, e.rates, e.publishedRates = driver.Usage{}, nil, Rates{}

@@ -18,24 +18,26 @@ import (
 // ClaimName is the name of the cluster's claim, a Lease in namespace kube-system.
 const ClaimName = "drover-leader"
 
-// claimTerms is how many Leases a claim lasts. Its holder renews it once a Lease, and
-// does not renew the Lease itself when the claim is older than two. So who sees a
-// leader at work knows that the claim lasts for three more, which is time enough to
-// follow on that leader without asking for the claim first.
+// claimTerms is the term of a claim, in Lease durations. The holder renews the
+// claim once per Lease duration, and stops renewing the Lease itself when the claim
+// is older than two. A replica that has just seen the Lease renewed therefore knows
+// that the claim is valid for three more. That is long enough to succeed that
+// leader without asking for the claim first.
 const claimTerms = 5
 
-// errRival : another Drover has the claim.
+// errRival means that another Drover has the claim.
 var errRival = errors.New("another Drover leads in this cluster")
 
-// claim is what a Lock knows of the cluster's claim: which Lease leads. All replicas
-// that elect on one Lease share it; those of another Lease may not lead.
+// claim is what a Lock knows of the cluster's claim, which names the Lease that
+// leads. All replicas that elect on one Lease share it. Replicas of another Lease
+// may not lead.
 type claim struct {
 	sight     observedLease
-	rival     string // the other Lease that has it
-	reported  string // the rival that was seen at work, and reported
-	forbidden bool   // this process may not write it, which was reported
+	rival     string // the other Lease that has the claim
+	reported  string // the rival that was seen renewing, and was reported
+	forbidden bool   // this process may not write the claim, and has reported so
 	has       bool
-	renewed   time.Duration // when the last write that succeeded was sent
+	renewed   time.Duration // when the last successful write was sent
 }
 
 // ensureClaim returns once this Lease may lead in the cluster.
@@ -54,19 +56,19 @@ func (l *Lock) ensureClaim(ctx context.Context) error {
 	}
 }
 
-// followsOn tells whether another replica was seen to renew this Lease so lately that
-// the claim cannot have run out.
+// followsOn reports whether another replica was seen to renew this Lease so
+// recently that the claim cannot have expired.
 func (l *Lock) followsOn() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.sight.ledTerm == l.o.Settings.Lease && l.o.Boot()-l.sight.led <= l.o.Settings.Lease+Spare
 }
 
-// claimTerm is how long a claim lasts.
+// claimTerm returns how long a claim lasts.
 func (l *Lock) claimTerm() time.Duration { return claimTerms * l.o.Settings.Lease }
 
-// tryClaim makes or renews the claim. Where another Lease has it, it returns when to
-// try again at the latest.
+// tryClaim creates or renews the claim. If another Lease has it, tryClaim returns
+// the longest time to wait before the next try.
 func (l *Lock) tryClaim(ctx context.Context) (free time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*l.o.Settings.Request)
 	defer cancel()
@@ -95,8 +97,8 @@ func (l *Lock) tryClaim(ctx context.Context) (free time.Duration, err error) {
 	return 0, nil
 }
 
-// refreshClaim comes before each renewal of the Lease, and has an effect where
-// keepClaim came too late: this process may have been suspended.
+// refreshClaim runs before each renewal of the Lease. It renews the claim only if
+// keepClaim was late, for example because this process was suspended.
 func (l *Lock) refreshClaim(ctx context.Context) error {
 	if l.o.Claims == nil || l.claimIsFresh() {
 		return nil
@@ -104,7 +106,7 @@ func (l *Lock) refreshClaim(ctx context.Context) error {
 	return l.renewClaim(ctx)
 }
 
-// renewClaim ends the lead when another Drover has the claim.
+// renewClaim renews the claim, and ends leadership if another Drover has it.
 func (l *Lock) renewClaim(ctx context.Context) error {
 	free, err := l.tryClaim(ctx)
 	switch {
@@ -125,7 +127,7 @@ func (l *Lock) claimIsFresh() bool {
 	return l.claim.forbidden || l.claim.has && l.o.Boot()-l.claim.renewed <= 2*l.o.Settings.Lease
 }
 
-// readClaim returns nil where there is none.
+// readClaim returns the claim, or nil if there is none.
 func (l *Lock) readClaim(ctx context.Context) (*coordinationv1.Lease, error) {
 	lease, err := l.o.Claims.Get(ctx, ClaimName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -134,21 +136,22 @@ func (l *Lock) readClaim(ctx context.Context) (*coordinationv1.Lease, error) {
 	return lease, err
 }
 
-// seeClaim returns who else has the claim, and for how long at least. That counts
-// from when it was seen to change, on this process's own clock.
+// seeClaim returns the other Lease that has the claim, and the least time that the
+// claim still lasts. That time counts from when the claim was seen to change, on
+// this process's own clock.
 func (l *Lock) seeClaim(lease *coordinationv1.Lease) (free time.Duration, rival string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now, s := l.o.Boot(), &l.claim.sight
 	s.take(lease, 0, now, l.claimTerm())
-	rival = cmp.Or(s.holder(), l.claim.rival) // somebody may have deleted it
+	rival = cmp.Or(s.holder(), l.claim.rival) // the claim may have been deleted by hand
 	if rival == "" || rival == l.Describe() {
 		return 0, ""
 	}
 	return s.freeAt(l.claimTerm()) - now, rival
 }
 
-// writeClaim renews the claim, makes it, or takes one that has run out.
+// writeClaim renews the claim, creates it, or takes over one that has expired.
 func (l *Lock) writeClaim(ctx context.Context, seen *coordinationv1.Lease) error {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: ClaimName}}
 	if seen != nil {
@@ -195,7 +198,7 @@ func (l *Lock) hasRival() bool {
 	return l.claim.rival != ""
 }
 
-// giveUp ends the lead as if the Lease had been lost.
+// giveUp ends leadership as if the Lease had been lost.
 func (l *Lock) giveUp(cause error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,9 +207,9 @@ func (l *Lock) giveUp(cause error) {
 	}
 }
 
-// setRival records which other Lease has the claim. It reports once each rival that
-// was seen at work, and its end: a claim may also be what is left of a Drover that
-// was removed, and then only has to run out.
+// setRival records which other Lease has the claim. It reports a rival once, if
+// that rival was seen renewing, and reports its end. Otherwise the claim may be
+// left over from a Drover that was removed, and only has to expire.
 func (l *Lock) setRival(rival string) {
 	l.mu.Lock()
 	before, reported := l.claim.rival, l.claim.reported

@@ -12,26 +12,26 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Why the guard lets no call through, or has cut one short.
+// The reasons why the guard refuses a call, or has cancelled one.
 var (
 	ErrNotLeading = errors.New("this process does not lead")
 	ErrLapsed     = errors.New("the Lease was not renewed in time")
 	ErrShut       = errors.New("this process is about to give up the Lease")
 )
 
-// lookAgain is how often the guard looks at its own clock while calls run:
-// timers stand still while the host is suspended, and that clock does not.
+// lookAgain is how often the guard checks its own clock while calls run. Timers
+// stop while the host is suspended, and that clock does not.
 const lookAgain = time.Second
 
-// Guard is the right to act. A call that changes something on an engine has to
-// Enter first. The Lock opens it, extends it by renewals and closes it.
+// Guard is the right to act. A call that changes something on an engine must Enter
+// first. The Lock opens the guard, extends it with each renewal and closes it.
 type Guard struct {
 	clock clock.WithDelayedExecution
 	boot  func() time.Duration
 
 	mu       sync.Mutex
 	endless  bool
-	closed   error // why; nil while open
+	closed   error // the reason; nil while open
 	epoch    uint64
 	until    time.Duration
 	renewed  time.Duration
@@ -42,18 +42,18 @@ type Guard struct {
 
 type call struct{ cancel context.CancelCauseFunc }
 
-// NewGuard returns a guard that is closed. boot is BootTime, but for tests.
+// NewGuard returns a closed guard. boot is BootTime, except in tests.
 func NewGuard(c clock.WithDelayedExecution, boot func() time.Duration) *Guard {
 	return &Guard{clock: c, boot: boot, closed: ErrNotLeading, calls: map[*call]struct{}{}}
 }
 
-// Always returns a guard that is open for good: that of a process which acts
-// without election.
+// Always returns a guard that is always open, for a process that acts without
+// election.
 func Always(epoch uint64) *Guard {
 	return &Guard{endless: true, epoch: epoch, calls: map[*call]struct{}{}}
 }
 
-// Epoch is that of this process's lead, 0 before.
+// Epoch returns the epoch of this process's leadership, 0 before it leads.
 func (g *Guard) Epoch() uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -61,8 +61,8 @@ func (g *Guard) Epoch() uint64 {
 }
 
 // Enter begins a call. It fails when the guard is closed or about to lapse. The
-// context that it returns ends when the guard does. leave must be called at the
-// call's end.
+// returned context ends when the guard closes. The caller must call leave when the
+// call ends.
 func (g *Guard) Enter(ctx context.Context) (guarded context.Context, epoch uint64, leave func(), err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -87,8 +87,8 @@ func (g *Guard) refuse() error {
 	return nil
 }
 
-// Check is an error while this process does not certainly lead. Who only reports
-// needs no more.
+// Check returns an error while this process is not certain to lead. It is enough
+// for a caller that only reports.
 func (g *Guard) Check() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -108,7 +108,8 @@ func (g *Guard) leave(c *call) {
 	delete(g.calls, c)
 }
 
-// watch has the calls cut short when the guard lapses. It wants the lock held.
+// watch arranges that running calls are cancelled when the guard lapses. The caller
+// holds the lock.
 func (g *Guard) watch() {
 	if g.watching || g.endless || len(g.calls) == 0 {
 		return
@@ -134,7 +135,8 @@ func (g *Guard) cut(cause error) {
 	}
 }
 
-// open lets calls through under an epoch; sent is when the write that won was.
+// open admits calls under an epoch. sent is when the write that took the Lease was
+// sent.
 func (g *Guard) open(epoch uint64, sent, term time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -144,7 +146,7 @@ func (g *Guard) open(epoch uint64, sent, term time.Duration) {
 	g.epoch, g.renewed, g.until = epoch, sent, sent+term
 }
 
-// extend takes a renewal into account. It opens nothing that was closed.
+// extend records a renewal. It does not open a closed guard.
 func (g *Guard) extend(sent, term time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -153,7 +155,7 @@ func (g *Guard) extend(sent, term time.Duration) {
 	}
 }
 
-// shut lets no further call through and leaves those in flight alone.
+// shut refuses further calls and lets those in flight finish.
 func (g *Guard) shut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -162,7 +164,7 @@ func (g *Guard) shut() {
 	}
 }
 
-// revoke lets no further call through and cuts those in flight short.
+// revoke refuses further calls and cancels those in flight.
 func (g *Guard) revoke(cause error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -170,21 +172,21 @@ func (g *Guard) revoke(cause error) {
 	g.cut(cause)
 }
 
-// InFlight is the number of calls that have not left.
+// InFlight returns the number of calls that have not left.
 func (g *Guard) InFlight() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return len(g.calls)
 }
 
-// lapsed tells whether the guard was opened and has run out since.
+// lapsed reports whether the guard was opened and has expired since.
 func (g *Guard) lapsed() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.closed == nil && !g.endless && g.boot() >= g.until
 }
 
-// state is what the metrics show.
+// state returns the values that the metrics show.
 func (g *Guard) state() (refusals uint64, sinceRenewal time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

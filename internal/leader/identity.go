@@ -13,11 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
-// namespaceFile tells a pod its namespace.
+// namespaceFile is where a pod reads its namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Identity makes a name for this process that no other has, from the one that
-// was asked for, else the pod's, else the host's.
+// Identity returns a name for this process that is unique. It begins with wanted,
+// else the pod's name, else the host's name.
 func Identity(wanted string) (string, error) {
 	name := cmp.Or(wanted, os.Getenv("POD_NAME"))
 	if name == "" {
@@ -30,7 +30,7 @@ func Identity(wanted string) (string, error) {
 	return name + "_" + string(uuid.NewUUID()), nil
 }
 
-// Namespace is the one that was asked for, else the pod's, else default.
+// Namespace returns wanted, else the pod's namespace, else "default".
 func Namespace(wanted string) (string, error) {
 	if wanted != "" {
 		return wanted, nil

@@ -20,7 +20,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Leases are the Leases of one namespace; client-go's typed client has them.
+// Leases reads and writes the Leases of one namespace. client-go's typed client
+// implements it.
 type Leases interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*coordinationv1.Lease, error)
 	List(ctx context.Context, opts metav1.ListOptions) (*coordinationv1.LeaseList, error)
@@ -29,36 +30,36 @@ type Leases interface {
 	Update(ctx context.Context, lease *coordinationv1.Lease, opts metav1.UpdateOptions) (*coordinationv1.Lease, error)
 }
 
-// Options of a Lock.
+// Options are the settings of a Lock.
 type Options struct {
 	Leases          Leases
 	Namespace, Name string
-	// Identity is this process's alone; see Identity.
+	// Identity is unique to this process; see the function Identity.
 	Identity string
 	Settings Settings
 	Clock    clock.WithDelayedExecution
-	// Boot is BootTime, but for tests.
+	// Boot is BootTime, except in tests.
 	Boot func() time.Duration
 	Log  logr.Logger
-	// HolderGone tells of a holder that certainly is no more, so that nobody has to
-	// wait its Lease out; nil knows of none.
+	// HolderGone reports whether a holder has certainly ended, so that its Lease
+	// need not expire first. If nil, it is always false.
 	HolderGone func(holder string) bool
-	// Warm returns when this process could act at once; until then it leaves the
-	// Lease to others. Nil is always.
+	// Warm returns when this process could act at once. Until then it does not
+	// compete for the Lease. If nil, the process is always warm.
 	Warm func(ctx context.Context) error
-	// Claims are the Leases of namespace kube-system, with the cluster's claim. Nil
-	// leads without one.
+	// Claims are the Leases of namespace kube-system, which has the cluster's
+	// claim. If nil, the Lock leads without a claim.
 	Claims Leases
-	// Conflict is called once for each other Drover that leads in this cluster; nil
-	// is nobody.
+	// Conflict, if not nil, is called once for each other Drover that leads in this
+	// cluster.
 	Conflict func(text string)
 }
 
-// ErrLost is what an error of Lock.Err is.
+// ErrLost is wrapped by an error of Lock.Err if the Lease was lost.
 var ErrLost = errors.New("the Lease was lost")
 
-// Lock is the Lease as client-go's elector sees it. It leads at most once: who
-// has lost or released the Lease has to start anew.
+// Lock is the Lease as client-go's elector sees it. It leads at most once: a
+// process that has lost or released the Lease must restart.
 type Lock struct {
 	o     Options
 	guard *Guard
@@ -68,7 +69,7 @@ type Lock struct {
 	sight   observedLease
 	changed chan struct{} // closed when sight changes
 	leading bool
-	over    error // why this process cannot lead any more
+	over    error // why this process can no longer lead
 	claim   claim
 
 	won chan struct{} // closed when this process has become the leader
@@ -76,7 +77,7 @@ type Lock struct {
 
 var _ resourcelock.Interface = (*Lock)(nil)
 
-// NewLock returns a Lock; somebody has to run its Watch.
+// NewLock returns a Lock. The caller must run its Watch.
 func NewLock(o Options) *Lock {
 	if o.HolderGone == nil {
 		o.HolderGone = func(string) bool { return false }
@@ -93,20 +94,20 @@ func NewLock(o Options) *Lock {
 	}
 }
 
-// Guard is open while this process holds the Lease.
+// Guard returns the guard, which is open while this process holds the Lease.
 func (l *Lock) Guard() *Guard { return l.guard }
 
-// Lost is closed when this process held the Lease and has lost it.
+// Lost returns a channel that is closed when this process has lost the Lease.
 func (l *Lock) Lost() <-chan struct{} { return l.lost }
 
-// Err says why, once Lost is closed.
+// Err returns the reason, once Lost is closed.
 func (l *Lock) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.over
 }
 
-// Healthy is an error for a leader that can no longer renew.
+// Healthy returns an error for a leader that can no longer renew.
 func (l *Lock) Healthy() error {
 	l.mu.Lock()
 	over, leading := l.over, l.leading
@@ -120,8 +121,8 @@ func (l *Lock) Healthy() error {
 	return nil
 }
 
-// Confirm reads the Lease live and tells whether this process still leads. If it
-// does not, the lead is lost as when the watch shows that.
+// Confirm reads the Lease live and reports whether this process still leads. If it
+// does not, leadership is lost as if the watch had shown it.
 func (l *Lock) Confirm(ctx context.Context) (leads bool, err error) {
 	if err := l.read(ctx); err != nil {
 		return false, err
@@ -137,11 +138,12 @@ func (l *Lock) Identity() string { return l.o.Identity }
 // Describe implements resourcelock.Interface.
 func (l *Lock) Describe() string { return l.o.Namespace + "/" + l.o.Name }
 
-// RecordEvent implements resourcelock.Interface; the log and the metrics tell.
+// RecordEvent implements resourcelock.Interface. It does nothing: the log and the
+// metrics report.
 func (l *Lock) RecordEvent(string) {}
 
-// Get reads the Lease. For a replica that does not lead it returns once the
-// Lease is to be had, and shows it without a holder, or as not found.
+// Get reads the Lease. For a replica that does not lead, it returns once the Lease
+// can be taken, and shows it without a holder or as not found.
 func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	leading, err := l.role()
 	if err == nil && !leading {
@@ -159,15 +161,17 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return l.record(leading)
 }
 
-// role tells whether this process leads; it fails if it cannot any more.
+// role reports whether this process leads. It fails if the process can no longer
+// lead.
 func (l *Lock) role() (leading bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.leading, l.over
 }
 
-// record is the Lease as last read. The raw form is the whole spec: client-go's
-// own cuts times to seconds, so that it takes a renewal for none.
+// record returns the Lease as last read. The raw form is the whole spec:
+// client-go's own truncates times to seconds, so a renewal could look like no
+// change.
 func (l *Lock) record(leading bool) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,7 +189,7 @@ func (l *Lock) record(leading bool) (*resourcelock.LeaderElectionRecord, []byte,
 	return record, raw, nil
 }
 
-// read looks at the API, live.
+// read reads the Lease live from the API.
 func (l *Lock) read(ctx context.Context) error {
 	l.mu.Lock()
 	asked := l.sight.version
@@ -210,8 +214,8 @@ func (l *Lock) read(ctx context.Context) error {
 	return nil
 }
 
-// see takes in what was seen, wakes who waits and, for a leader, draws the
-// consequences.
+// see records an observation and notifies waiters. For a leader that no longer
+// holds the Lease, it ends leadership.
 func (l *Lock) see(take func(s *observedLease, now time.Duration) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -239,7 +243,7 @@ func (l *Lock) seeLocked(take func(s *observedLease, now time.Duration) bool) {
 	}
 }
 
-// lose wants the lock held.
+// lose ends leadership with an error. The caller holds the lock.
 func (l *Lock) lose(err error) {
 	l.leading, l.over = false, err
 	l.guard.revoke(err)
@@ -259,9 +263,8 @@ func (l *Lock) Create(ctx context.Context, _ resourcelock.LeaderElectionRecord) 
 	return l.acquire(ctx)
 }
 
-// Update renews, takes or, for a record without a holder, releases the Lease.
-// What it writes is the Lock's own: the elector's times are those from before
-// it waited.
+// Update renews, takes or, for a record without a holder, releases the Lease. It
+// writes its own times: the elector's are from before it waited.
 func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	leading, err := l.role()
 	switch {
@@ -277,7 +280,7 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	return l.acquire(ctx)
 }
 
-// acquire takes the Lease, or waits on when somebody else was faster.
+// acquire takes the Lease, and goes back to waiting if another process was faster.
 func (l *Lock) acquire(ctx context.Context) error {
 	for {
 		if err := l.ensureClaim(ctx); err != nil {
@@ -296,7 +299,7 @@ func (l *Lock) acquire(ctx context.Context) error {
 	}
 }
 
-// take writes this process into a Lease that is to be had.
+// take writes this process as the holder of a Lease that can be taken.
 func (l *Lock) take(ctx context.Context) error {
 	l.mu.Lock()
 	seen, free := l.sight, l.free()
@@ -308,7 +311,7 @@ func (l *Lock) take(ctx context.Context) error {
 	transitions := int32(0)
 	if seen.lease != nil {
 		next, transitions = seen.lease.DeepCopy(), seen.transitions()
-		if seen.holder() != l.o.Identity { // else it was won, and the answer was lost
+		if seen.holder() != l.o.Identity { // else the Lease was taken already, and the answer was lost
 			transitions++
 		}
 	}
@@ -326,7 +329,8 @@ func (l *Lock) take(ctx context.Context) error {
 
 func (l *Lock) seconds() *int32 { return new(int32(l.o.Settings.Lease / time.Second)) } //nolint:gosec // validated
 
-// win makes the resourceVersion of the write that won the epoch.
+// win records that this process leads. The epoch is the resourceVersion of the
+// write that took the Lease.
 func (l *Lock) win(answer *coordinationv1.Lease, epoch uint64, sent time.Duration) {
 	l.o.Log.Info("Became leader", "lease", l.Describe(), "identity", l.o.Identity, "epoch", epoch)
 	l.mu.Lock()
@@ -334,16 +338,15 @@ func (l *Lock) win(answer *coordinationv1.Lease, epoch uint64, sent time.Duratio
 	l.leading = true
 	close(l.won)
 	l.guard.open(epoch, sent, l.o.Settings.term())
-	l.seeLocked(l.newer(answer, epoch)) // or it is lost by now
+	l.seeLocked(l.newer(answer, epoch)) // the Lease may have been lost meanwhile
 }
 
-// newer takes a Lease in if it is newer than what was seen.
+// newer returns a function that records a Lease if it is newer than what was seen.
 func (l *Lock) newer(lease *coordinationv1.Lease, version uint64) func(*observedLease, time.Duration) bool {
 	return func(s *observedLease, now time.Duration) bool { return s.see(lease, version, now, l.o.Settings.Lease) }
 }
 
-// renew tells the others to wait on, and extends the guard from the moment of
-// sending.
+// renew renews the Lease, and extends the guard from the moment of sending.
 func (l *Lock) renew(ctx context.Context) error {
 	if err := l.refreshClaim(ctx); err != nil {
 		return err
@@ -363,7 +366,7 @@ func (l *Lock) renew(ctx context.Context) error {
 	return nil
 }
 
-// own is a copy of the Lease as last read, which has to name this process.
+// own returns a copy of the Lease as last read, which must name this process.
 func (l *Lock) own() (*coordinationv1.Lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -376,13 +379,13 @@ func (l *Lock) own() (*coordinationv1.Lease, error) {
 	return l.sight.lease.DeepCopy(), nil
 }
 
-// releaseTries bounds how often a release is sent that met a renewal under way or
-// whose answer was lost.
+// releaseTries bounds how often a release is sent. A try can meet a renewal under
+// way, or its answer can be lost.
 const releaseTries = 3
 
-// release empties the Lease, which lets somebody else take it at once. It does
-// so only if nothing is in flight any more and the Lease, as last read, is this
-// process's: client-go's own release can empty a successor's.
+// release clears the holder, so that another process can take the Lease at once. It
+// does so only if no call is in flight and the Lease, as last read, is this process's.
+// client-go's own release can clear a successor's.
 func (l *Lock) release(ctx context.Context) error {
 	l.guard.shut()
 	if n := l.guard.InFlight(); n > 0 {
@@ -418,8 +421,8 @@ func (l *Lock) empty(ctx context.Context) error {
 	return nil
 }
 
-// resign is done before a release is sent, so that the Lock does not take its
-// own release for a loss. Nothing undoes it.
+// resign ends leadership before a release is sent, so that the Lock does not treat
+// its own release as a loss. It cannot be undone.
 func (l *Lock) resign() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -434,9 +437,9 @@ func (l *Lock) holds() bool {
 	return l.sight.holder() == l.o.Identity
 }
 
-// write creates or updates the Lease. Once sent it waits for the answer, even if
-// ctx ends: a process that is stopped must know whether it has the Lease, so as
-// to release it.
+// write creates or updates the Lease. Once the request is sent, write waits for the
+// answer even if ctx ends: a process that is stopping must know whether it has the
+// Lease, in order to release it.
 func (l *Lock) write(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.o.Settings.Request)
 	defer cancel()
@@ -444,7 +447,7 @@ func (l *Lock) write(ctx context.Context, next *coordinationv1.Lease) (*coordina
 	var err error
 	if next.ResourceVersion == "" {
 		answer, err = l.o.Leases.Create(ctx, next, metav1.CreateOptions{})
-		if apierrors.IsNotFound(err) { // the namespace: not a race that was lost
+		if apierrors.IsNotFound(err) { // the namespace is missing: this is not a lost race
 			err = fmt.Errorf("create the Lease %s: %w", l.Describe(), errors.New(err.Error()))
 		}
 	} else {

@@ -13,10 +13,11 @@ var (
 	conflictDesc    = prometheus.NewDesc("drover_leader_conflict", "1 while another Drover in this cluster has the claim to lead, so that this one does not act.", nil, nil)
 )
 
-// collector is apart from Lock, whose own Describe is for the elector.
+// collector is a type of its own because Lock.Describe belongs to the elector's
+// interface.
 type collector struct{ lock *Lock }
 
-// Collector shows the Lock in metrics.
+// Collector returns the Lock's metrics.
 func (l *Lock) Collector() prometheus.Collector { return collector{l} }
 
 // Describe implements prometheus.Collector.

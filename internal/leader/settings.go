@@ -9,23 +9,24 @@ import (
 	"time"
 )
 
-// Spare is how long the guard must last at least for a call to start.
+// Spare is the least validity that the guard must have left for a call to start.
 const Spare = 2 * time.Second
 
-// jitter is client-go's: retries are up to that much later.
+// jitter is client-go's: a retry may come later by up to this factor.
 const jitter = 1.2
 
-// MaxLease is the longest Lease that may be set, and maxTerm the longest that anybody
-// is waited for: what a claim of the longest Lease lasts. A longer duration in an
-// object is no Drover's, and would keep everybody from leading without end.
+// MaxLease is the longest Lease duration that may be set. maxTerm is the longest
+// time that a holder is waited for: the term of a claim at MaxLease. An object with
+// a longer duration was not written by Drover, and would block leadership
+// indefinitely.
 const (
 	MaxLease = time.Hour
 	maxTerm  = claimTerms * MaxLease
 )
 
-// Settings are the times of an election.
+// Settings are the durations of an election.
 type Settings struct {
-	// Lease is how long the others wait after the last renewal that they saw.
+	// Lease is how long standbys wait after the last renewal that they saw.
 	Lease time.Duration
 	// Renew is how long a leader tries to renew before it gives up.
 	Renew time.Duration
@@ -33,12 +34,12 @@ type Settings struct {
 	Retry time.Duration
 	// Request is how long one request may take.
 	Request time.Duration
-	// Margin is what the guard ends before the Lease does.
+	// Margin is how long before the Lease expires the guard closes.
 	Margin time.Duration
 }
 
-// DefaultSettings are those of Kubernetes' own controllers, with the rest to
-// fit.
+// DefaultSettings returns the durations of Kubernetes' own controllers, and values
+// for the rest that fit them.
 func DefaultSettings() Settings {
 	return Settings{
 		Lease: 15 * time.Second, Renew: 10 * time.Second, Retry: 2 * time.Second,
@@ -46,7 +47,7 @@ func DefaultSettings() Settings {
 	}
 }
 
-// Validate names the rule that is broken, with its numbers.
+// Validate returns an error that names the rule that is broken, with its numbers.
 func (s Settings) Validate() error {
 	for _, d := range []struct {
 		name  string
@@ -71,7 +72,7 @@ func (s Settings) Validate() error {
 	return errors.Join(s.leaderGivesUpFirst(), s.guardStaysOpen())
 }
 
-// leaderGivesUpFirst : whoever leads has given up before anybody else may lead.
+// leaderGivesUpFirst checks that a leader gives up before another process may lead.
 func (s Settings) leaderGivesUpFirst() error {
 	sum := s.Retry + s.Renew + 2*s.Request + s.Margin
 	if sum <= s.Lease {
@@ -81,8 +82,9 @@ func (s Settings) leaderGivesUpFirst() error {
 		s.Retry, s.Renew, s.Request, s.Margin, sum, s.Lease)
 }
 
-// guardStaysOpen : while renewals succeed, calls can start at any time. From the
-// sending of one renewal to the answer of the next there are up to two requests.
+// guardStaysOpen checks that calls can start at any time while renewals succeed.
+// Between sending one renewal and the answer to the next there are up to two
+// requests.
 func (s Settings) guardStaysOpen() error {
 	sum := s.Retry + 2*s.Request + s.Margin + Spare
 	if sum <= s.Lease {
@@ -92,5 +94,5 @@ func (s Settings) guardStaysOpen() error {
 		Spare, s.Retry, s.Request, s.Margin, Spare, sum, s.Lease)
 }
 
-// term is how long a renewal lets the guard be open, from its sending.
+// term returns how long a renewal keeps the guard open, counted from its sending.
 func (s Settings) term() time.Duration { return s.Lease - s.Margin }

@@ -15,20 +15,21 @@ import (
 // observedLease is what a replica knows of the Lease.
 type observedLease struct {
 	known bool
-	// version is the resourceVersion of the newest that was seen.
+	// version is the newest resourceVersion seen.
 	version uint64
-	// lease is nil where there is none.
+	// lease is nil if there is none.
 	lease *coordinationv1.Lease
 	// changed is when the spec was last seen to have changed.
 	changed time.Duration
-	// led is when a holder was last seen to renew, and ledTerm how long its Lease
-	// lasted; 0 where none was.
+	// led is when a holder was last seen to renew, and ledTerm the duration of its
+	// Lease. Both are 0 if none was seen.
 	led, ledTerm time.Duration
-	// mourned is until when the holder of a Lease that was deleted may act.
+	// mourned is until when the holder of a deleted Lease may still act.
 	mourned time.Duration
 }
 
-// see takes what a watch or an answer showed. What is not newer is left alone.
+// see records what a watch or an answer showed, unless it is not newer than what is
+// known.
 func (s *observedLease) see(lease *coordinationv1.Lease, version uint64, now time.Duration, usual time.Duration) bool {
 	if s.known && version <= s.version {
 		return false
@@ -37,10 +38,10 @@ func (s *observedLease) see(lease *coordinationv1.Lease, version uint64, now tim
 	return true
 }
 
-// seeLive takes the answer of a live read that was sent when asked was the
-// newest version. Such an answer counts even if its version is lower, as it is
-// after a cluster was restored from a backup, unless something else was seen
-// while it was under way.
+// seeLive records the answer of a live read. asked is the newest version known when
+// the read was sent. The answer counts even if its version is lower, as after a
+// cluster was restored from a backup. It does not count if something else was seen
+// while the read was under way.
 func (s *observedLease) seeLive(lease *coordinationv1.Lease, version, asked uint64, now time.Duration, usual time.Duration) bool {
 	if s.known && s.version != asked && version <= s.version {
 		return false
@@ -63,9 +64,9 @@ func (s *observedLease) take(lease *coordinationv1.Lease, version uint64, now ti
 	s.known, s.lease, s.version = true, lease, version
 }
 
-// takeLead takes note of a holder at work, by its renewal. Who takes or releases a
-// Lease may have renewed nothing: the one follows on another leader, and the other
-// may have been suspended before.
+// takeLead records that a holder is active, as its renewal shows. Taking or releasing
+// the Lease does not show that. A holder may take it directly after another leader
+// without renewing anything, and one that releases may have been suspended before.
 func (s *observedLease) takeLead(lease *coordinationv1.Lease, now time.Duration) {
 	if s.holder() == "" || s.holder() != holderOf(lease) || lease.UID != s.lease.UID {
 		return
@@ -85,9 +86,9 @@ func holderOf(lease *coordinationv1.Lease) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// term is for how long the holder may count on the Lease: as long as it asked
-// for, and no less than usual, since somebody may have shortened it by hand. What is
-// beyond all bounds is not believed.
+// term returns how long the holder may rely on the Lease. It is the duration that
+// the holder wrote but at least usual, since that may have been shortened by hand.
+// It is at most maxTerm.
 func (s *observedLease) term(usual time.Duration) time.Duration {
 	if s.lease == nil || s.lease.Spec.LeaseDurationSeconds == nil {
 		return usual
@@ -102,8 +103,8 @@ func (s *observedLease) transitions() int32 {
 	return *s.lease.Spec.LeaseTransitions
 }
 
-// freeAt is when the Lease can be taken by somebody who is not its holder, 0
-// for at once.
+// freeAt returns when a process that is not the holder can take the Lease, 0 for at
+// once.
 func (s *observedLease) freeAt(usual time.Duration) time.Duration {
 	if s.holder() == "" {
 		return s.mourned

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// await returns when the Lease is to be had: it has no holder, or it has run
-// out and a live read just now has shown that nobody renewed it.
+// await returns when the Lease can be taken: it has no holder, or it has expired
+// and a live read has just confirmed that it was not renewed.
 func (l *Lock) await(ctx context.Context) error {
 	for {
 		if err := l.awaitFree(ctx); err != nil {
@@ -30,7 +30,7 @@ func (l *Lock) await(ctx context.Context) error {
 	}
 }
 
-// given tells whether nobody claims the Lease.
+// given reports whether the Lease has no holder.
 func (l *Lock) given() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,8 +52,7 @@ func (l *Lock) awaitFree(ctx context.Context) error {
 	}
 }
 
-// free is how long it takes until the Lease can be taken. It wants the lock
-// held.
+// free returns the time until the Lease can be taken. The caller holds the lock.
 func (l *Lock) free() time.Duration {
 	if holder := l.sight.holder(); holder != "" && (holder == l.o.Identity || l.o.HolderGone(holder)) {
 		return 0
@@ -61,7 +60,7 @@ func (l *Lock) free() time.Duration {
 	return l.sight.freeAt(l.o.Settings.Lease) - l.o.Boot()
 }
 
-// pause ends early when something happens.
+// pause waits for d. It returns early when early is readable or ctx ends.
 func (l *Lock) pause(ctx context.Context, early <-chan struct{}, d time.Duration) error {
 	timer := l.o.Clock.NewTimer(d)
 	defer timer.Stop()

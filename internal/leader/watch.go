@@ -17,17 +17,18 @@ import (
 )
 
 const (
-	// watchAgain is how soon a watch that ended is opened again.
+	// watchAgain is the delay before a watch that ended is reopened.
 	watchAgain = 250 * time.Millisecond
-	// watchSeconds is how long the server lets a watch last.
+	// watchSeconds is the timeout of a watch at the API server.
 	watchSeconds = 300
 )
 
-// errSilent : a Lease that is held changes more often, so the line may be dead.
+// errSilent means that no event came in a Lease duration. A Lease that is held
+// changes more often, so the connection may be dead.
 var errSilent = errors.New("nothing was heard for as long as a Lease lasts")
 
-// Watch follows the Lease until ctx ends. It has to run while this process may
-// lead, its stop included.
+// Watch follows the Lease until ctx ends. It must run while this process may lead,
+// including while it stops.
 func (l *Lock) Watch(ctx context.Context) {
 	if l.o.Claims != nil {
 		go l.keepClaim(ctx)

@@ -24,7 +24,8 @@ import (
 	"cloudnative.tw/drover/config/crd"
 )
 
-// The API server publishes a schema a moment after its CRD was installed or upgraded.
+// The API server publishes a schema shortly after its CRD was installed or
+// upgraded.
 const (
 	publishWithin = 5 * time.Second
 	publishPeriod = 250 * time.Millisecond
@@ -37,13 +38,14 @@ type schema struct {
 	Enum       []any              `json:"enum"`
 }
 
-// errOldCRD : the API server would drop or refuse what this program writes.
+// errOldCRD means that the API server would drop or refuse what this program
+// writes.
 var errOldCRD = errors.New("the VirtualMachine CRD is older than this program: apply its CRD first (kubectl apply --server-side -f config/crd/cloudnative.tw_virtualmachines.yaml, or upgrade the Helm chart)")
 
 // checkCRD fails if the API server's VirtualMachines certainly lack something that
-// this program writes into their status. It reads the OpenAPI document that the API
-// server shows to every authenticated user, so it needs no rights of its own. Where
-// there is no answer it says so, and the check is left out.
+// this program writes to their status. It reads the OpenAPI document that the API
+// server shows to every authenticated user, so it needs no further permission. If
+// there is no answer it logs that, and skips the check.
 func checkCRD(ctx context.Context, cfg *rest.Config, within time.Duration) error {
 	want, err := builtInStatus()
 	if err != nil {
@@ -77,7 +79,8 @@ func checkCRD(ctx context.Context, cfg *rest.Config, within time.Duration) error
 	return nil
 }
 
-// builtInStatus is the status of the CRD that this program was built with.
+// builtInStatus returns the status schema of the CRD that this program was built
+// with.
 func builtInStatus() (*schema, error) {
 	var def struct {
 		Spec struct {
@@ -100,8 +103,8 @@ func builtInStatus() (*schema, error) {
 	return nil, fmt.Errorf("built-in CRD: no status in version %s", api.SchemeGroupVersion.Version)
 }
 
-// servedStatus is the status that the API server knows, nil while it has published
-// none.
+// servedStatus returns the status schema that the API server knows, or nil while it
+// has published none.
 func servedStatus(ctx context.Context, client discovery.DiscoveryInterface) (*schema, error) {
 	text, err := client.RESTClient().Get().AbsPath("/openapi/v3/apis/" + api.SchemeGroupVersion.String()).DoRaw(ctx)
 	if apierrors.IsNotFound(err) {
@@ -124,7 +127,7 @@ func servedStatus(ctx context.Context, client discovery.DiscoveryInterface) (*sc
 	return nil, nil //nolint:nilnil // As above.
 }
 
-// firstMissing names the first field or value of want that have lacks, or nothing.
+// firstMissing names the first field or value of want that have lacks, or "".
 func firstMissing(path string, want, have *schema) string {
 	if want == nil {
 		return ""

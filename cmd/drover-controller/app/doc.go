@@ -1,8 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app puts the controller together: flags, drivers, inventories, lanes.
+// Package app assembles the controller: flags, drivers, inventories and per-driver
+// controllers.
 //
-// Start with Run in run.go. The same Run serves drover-controller and the
-// all-in-one program drover.
+// Start with Run in run.go. Both drover-controller and the all-in-one program
+// drover call it.
 package app

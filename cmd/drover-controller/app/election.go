@@ -22,8 +22,9 @@ import (
 	"cloudnative.tw/drover/internal/leader"
 )
 
-// newLock is how this process takes part in the election, once it is warm; nil
-// without one. Conflict is called when another Drover leads in the cluster.
+// newLock returns the Lock by which this process takes part in the election once it
+// is warm, or nil without an election. conflict is called when another Drover leads
+// in the cluster.
 func newLock(o *Options, cfg *rest.Config, warm func(context.Context) error, conflict func(string)) (*leader.Lock, error) {
 	if !o.LeaderElect {
 		return nil, nil //nolint:nilnil // Nil is the answer for no election.
@@ -47,7 +48,8 @@ func newLock(o *Options, cfg *rest.Config, warm func(context.Context) error, con
 	}), nil
 }
 
-// leaseNamespace : a kubeconfig may be of another cluster than the pod's.
+// leaseNamespace returns the namespace of the Lease. With a kubeconfig it is not
+// the pod's, since the kubeconfig may be for another cluster.
 func (o *Options) leaseNamespace() (string, error) {
 	if o.LeaseLockNamespace == "" && o.Kubeconfig != "" {
 		return "default", nil
@@ -55,9 +57,9 @@ func (o *Options) leaseNamespace() (string, error) {
 	return leader.Namespace(o.LeaseLockNamespace)
 }
 
-// ownConnections gives the Lease connections that it shares with nothing else,
-// and by HTTP/1.1: there a request that runs out of time takes its connection
-// with it, while with HTTP/2 the next one would wait on the same dead line.
+// ownConnections gives the Lease its own connections, by HTTP/1.1. There a request
+// that times out closes its connection. With HTTP/2 the next request would wait on
+// the same dead connection.
 func ownConnections(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.NextProtos = []string{"http/1.1"}
@@ -65,10 +67,10 @@ func ownConnections(cfg *rest.Config) *rest.Config {
 	return cfg
 }
 
-// newGuard is the guard: the Lock's or, without election, one that is always
-// open under an epoch that grows from start to start.
+// newGuard returns the Lock's guard. Without election it returns a guard that is
+// always open, with an epoch that grows from start to start.
 func newGuard(ctx context.Context, reader client.Reader, lock *leader.Lock) (*leader.Guard, error) {
-	epoch, err := startEpoch(ctx, reader) // which also tells whether the CRD is there
+	epoch, err := startEpoch(ctx, reader) // this also fails if the CRD is not installed
 	if err != nil {
 		return nil, err
 	}
@@ -78,8 +80,8 @@ func newGuard(ctx context.Context, reader client.Reader, lock *leader.Lock) (*le
 	return lock.Guard(), nil
 }
 
-// elect has the manager run what acts only while this process leads, and stop
-// before the Lease is released.
+// elect makes the manager act only while this process leads, and stop before the
+// Lease is released.
 func elect(m *ctrl.Options, o *Options, lock *leader.Lock) {
 	if lock == nil {
 		return
@@ -114,13 +116,14 @@ func run(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error {
 	return err
 }
 
-// fences is what follows when an engine refuses this process.
+// fences connects an inventory to the election and to events, for an engine that
+// refuses this process.
 type fences struct {
 	lock     *leader.Lock // nil without an election
 	recorder events.EventRecorder
 }
 
-// leads reads the Lease; nil is for a process that is alone.
+// leads returns a function that reads the Lease, or nil without an election.
 func (f fences) leads() func(context.Context) (bool, error) {
 	if f.lock == nil {
 		return nil
@@ -128,7 +131,8 @@ func (f fences) leads() func(context.Context) (bool, error) {
 	return f.lock.Confirm
 }
 
-// refusedBy returns what tells of a driver whose engine refuses the leader.
+// refusedBy returns a function that reports a driver whose engine refuses the
+// leader.
 func (f fences) refusedBy(driver string) func(error) {
 	tell := clusterEvent(f.recorder, api.EventEngineFenced, "Suspend")
 	return func(cause error) {
@@ -136,7 +140,7 @@ func (f fences) refusedBy(driver string) func(error) {
 	}
 }
 
-// follow watches the Lease until end is called, which comes after its release.
+// follow watches the Lease until end is called, after the release of the Lease.
 func follow(ctx context.Context, lock *leader.Lock) (end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
@@ -150,7 +154,8 @@ func follow(ctx context.Context, lock *leader.Lock) (end func()) {
 	}
 }
 
-// canRenew is an error on a leader that can no longer renew the Lease.
+// canRenew returns a check that fails on a leader that can no longer renew the
+// Lease.
 func canRenew(lock *leader.Lock) func(*http.Request) error {
 	return func(*http.Request) error { return lock.Healthy() }
 }

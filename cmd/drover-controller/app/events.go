@@ -15,17 +15,17 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// reporter is what events name as their source.
+// reporter is the source that events name.
 const reporter = "drover"
 
-// newRecorder returns a recorder of events, and what ends it.
+// newRecorder returns a recorder of events, and a function that ends it.
 func newRecorder(ctx context.Context, mgr ctrl.Manager) (r events.EventRecorder, end func(), err error) {
 	client, err := typedeventsv1.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return nil, nil, err
 	}
 	b := events.NewBroadcaster(&serialSink{next: &events.EventSinkImpl{Interface: client}})
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // what the last calls tell of is sent too
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // events of the last calls are sent too
 	end = func() {
 		b.Shutdown()
 		cancel()
@@ -37,8 +37,8 @@ func newRecorder(ctx context.Context, mgr ctrl.Manager) (r events.EventRecorder,
 	return b.NewRecorder(mgr.GetScheme(), reporter), end, nil
 }
 
-// clusterEvent returns what sends warnings that belong to no VirtualMachine: they
-// are about the namespace that stands for the cluster.
+// clusterEvent returns a function that sends warnings that belong to no
+// VirtualMachine. They are about the namespace that stands for the cluster.
 func clusterEvent(r events.EventRecorder, reason, action string) func(text string) {
 	cluster := &corev1.Namespace{}
 	cluster.Name = metav1.NamespaceSystem
@@ -47,18 +47,18 @@ func clusterEvent(r events.EventRecorder, reason, action string) func(text strin
 	}
 }
 
-// longestNote is what the events API takes.
+// longestNote is the longest note that the events API accepts.
 const longestNote = 1024
 
-// serialSink sends events one at a time. client-go sends each in a goroutine of
-// its own: when many VMs change at once, hundreds of events would compete with
-// the writes that matter.
+// serialSink sends events one at a time. client-go sends each in its own goroutine:
+// when many VMs change at once, hundreds of events would compete with more
+// important writes.
 type serialSink struct {
 	mu   sync.Mutex
 	next events.EventSink
 }
 
-// enter waits for its turn, which does not last for ever.
+// enter waits for its turn and bounds the time of the request.
 func (s *serialSink) enter(ctx context.Context) (context.Context, func()) {
 	s.mu.Lock()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)

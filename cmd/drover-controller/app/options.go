@@ -29,8 +29,8 @@ type Options struct {
 	HolderIdentity     string
 	LeaseLockName      string
 	LeaseLockNamespace string
-	// DeadHolder tells of a holder of the Lease that certainly is no more; nil
-	// knows of none.
+	// DeadHolder, if not nil, reports whether a holder of the Lease has certainly
+	// ended.
 	DeadHolder func(identity string) bool
 
 	MetricsAddress string
@@ -38,8 +38,8 @@ type Options struct {
 	MetricsCertDir string
 	HealthAddress  string
 	PprofAddress   string
-	// named are the addresses that were set by a flag or a variable: one that is taken
-	// is an error.
+	// named records which addresses were set by a flag or a variable: if one of
+	// these is in use, that is an error.
 	named      struct{ metrics, health bool }
 	KubeAPIQPS float32
 
@@ -51,12 +51,12 @@ type Options struct {
 
 	Drivers registry.Settings
 
-	// OwnCRD is set by who has just installed the CRD that this program was built
-	// with, which then is not checked.
+	// OwnCRD is set by a caller that has just installed the CRD that this program
+	// was built with. The CRD is then not checked.
 	OwnCRD bool
 
-	// Started is called once the cache is filled and this process acts or stands
-	// by; nil is nobody.
+	// Started, if not nil, is called once the cache is filled and this process
+	// leads or stands by.
 	Started func()
 }
 
@@ -92,7 +92,7 @@ func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.LeaseLockNamespace, "lease-lock-namespace", o.LeaseLockNamespace, "namespace of the Lease; empty means the pod's, without a pod or with --kubeconfig default")
 }
 
-// AddControllerFlags adds the flags that also drover up has.
+// AddControllerFlags adds the flags that drover up has too.
 func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma list whose first is the default, or auto for every driver whose engine answers; known are "+strings.Join(registry.Names(), ", "))
 	fs.IntVar(&o.Threads, "threads", o.Threads, "number of workers per driver")
@@ -110,7 +110,8 @@ func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	o.Drivers.AddFlags(fs)
 }
 
-// SetFromEnv sets every flag that was not given from DROVER_<FLAG>.
+// SetFromEnv sets every flag that was not given from its environment variable
+// DROVER_<FLAG>.
 func SetFromEnv(fs *pflag.FlagSet) error {
 	var err error
 	fs.VisitAll(func(f *pflag.Flag) {
@@ -126,7 +127,7 @@ func SetFromEnv(fs *pflag.FlagSet) error {
 	return err
 }
 
-// Validate names the flag, the value and what is allowed.
+// Validate returns an error that names the flag, its value and what is allowed.
 func (o *Options) Validate() error {
 	policies := []string{string(inventory.OrphanDelete), string(inventory.OrphanReport)}
 	switch {

@@ -21,10 +21,10 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// pageSize of live lists, so that none holds all objects at once.
+// pageSize is the page size of live lists, so that none loads all objects at once.
 const pageSize = 500
 
-// owners reads the UIDs of all VirtualMachines.
+// owners returns a function that reads the UIDs of all VirtualMachines.
 func owners(reader client.Reader, options ...client.ListOption) inventory.Owners {
 	return func(ctx context.Context) (map[types.UID]bool, error) {
 		var vms api.VirtualMachineList
@@ -39,7 +39,7 @@ func owners(reader client.Reader, options ...client.ListOption) inventory.Owners
 	}
 }
 
-// liveOwners reads the same from the API, as metadata and page by page.
+// liveOwners does the same from the API, as metadata and page by page.
 func liveOwners(reader client.Reader) inventory.Owners {
 	return func(ctx context.Context) (map[types.UID]bool, error) {
 		uids := map[types.UID]bool{}
@@ -59,10 +59,10 @@ func liveOwners(reader client.Reader) inventory.Owners {
 	}
 }
 
-// errNotFilled : what is in the cache is not all there is.
+// errNotFilled means that the cache does not have all objects yet.
 var errNotFilled = errors.New("the cache of VirtualMachines is not filled yet")
 
-// vmInformer is what fills the cache with VirtualMachines.
+// vmInformer returns the informer that fills the cache with VirtualMachines.
 func vmInformer(ctx context.Context, mgr ctrl.Manager) (cache.Informer, error) {
 	return mgr.GetCache().GetInformer(ctx, &api.VirtualMachine{}, cache.BlockUntilSynced(false))
 }
@@ -78,7 +78,8 @@ func cacheFilled(ctx context.Context, mgr ctrl.Manager) error {
 	return nil
 }
 
-// cacheIsFilled is ready when the cache has all VirtualMachines.
+// cacheIsFilled returns a check that succeeds once the cache has all
+// VirtualMachines.
 func cacheIsFilled(mgr ctrl.Manager) healthz.Checker {
 	return func(req *http.Request) error {
 		informer, err := vmInformer(req.Context(), mgr)

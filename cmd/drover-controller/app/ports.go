@@ -18,12 +18,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// off is the address of an endpoint that is not served.
+// off is the address that turns an endpoint off.
 const off = "0"
 
-// address is the flag of an address to listen on. It remembers whether a user
-// named one, by the flag or by an environment variable: a default that another
-// process has is left out, and what was named must be had.
+// address is the flag of an address to listen on. It records whether a user named
+// one, by the flag or by an environment variable. An endpoint whose default address
+// is in use is left out; a named address that is in use is an error.
 type address struct {
 	at    *string
 	named *bool
@@ -46,13 +46,13 @@ func (a address) Set(at string) error {
 // Type implements pflag.Value.
 func (a address) Type() string { return "string" }
 
-// leaveOut warns of an endpoint whose default address is taken.
+// leaveOut warns of an endpoint whose default address is in use.
 func leaveOut(what, flag, at string) {
 	ctrl.Log.Info("Warning: "+what+" left out: another process has its default address. Name a free one to have it", "address", at, "flag", flag)
 }
 
-// managerAtFreePorts makes the manager, and leaves out endpoints whose default
-// address is taken.
+// managerAtFreePorts creates the manager. It leaves out endpoints whose default
+// address is in use.
 func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, options ctrl.Options) (ctrl.Manager, error) {
 	var shown net.Listener
 	if o.defaultMetrics() {
@@ -77,12 +77,13 @@ func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, optio
 	return mgr, mgr.Add(metricsServer(shown))
 }
 
-// defaultMetrics reports whether metrics may be left out: no flag asks for them.
+// defaultMetrics reports whether metrics may be left out: no flag requests them.
 func (o *Options) defaultMetrics() bool {
 	return !o.named.metrics && !o.MetricsSecure && o.MetricsAddress != off
 }
 
-// metricsServer is the manager's own, but on a port that it has already.
+// metricsServer returns a server like the manager's own, but on a listener that is
+// already open.
 func metricsServer(on net.Listener) *manager.Server {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))

@@ -35,12 +35,12 @@ import (
 )
 
 const (
-	// stopTimeout is how long running calls may take to end on a stop.
+	// stopTimeout is how long running calls may take to end after a stop.
 	stopTimeout = 5 * time.Second
-	// closeTimeout is how long what the drivers do in the background may take to
-	// end after that: it is cancelled.
+	// closeTimeout is how long the drivers' background work, which is cancelled
+	// then, may take to end after that.
 	closeTimeout = 400 * time.Millisecond
-	// askTimeout bounds a question to the API at the start.
+	// askTimeout bounds a request to the API at the start.
 	askTimeout = 10 * time.Second
 )
 
@@ -88,20 +88,20 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	return run(ctx, mgr, lock)
 }
 
-// configFor is how this program talks to the API.
+// configFor returns the client configuration of this program.
 func configFor(o *Options, cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = o.KubeAPIQPS
 	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
 }
 
-// starter tells that this process acts or stands by, with its cache filled.
+// starter reports that this process leads or stands by, with its cache filled.
 type starter struct {
 	mgr  ctrl.Manager
 	tell func()
 }
 
-// NeedLeaderElection has the manager run it on standbys too.
+// NeedLeaderElection returns false: the manager runs it on standbys too.
 func (s *starter) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
@@ -140,8 +140,8 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 	return mgr, healthChecks(mgr, lock)
 }
 
-// metricsOptions has the API server say who may read metrics, where that is
-// asked for.
+// metricsOptions returns the settings of the metrics endpoint. If MetricsSecure is
+// set, the API server decides who may read metrics.
 func metricsOptions(o *Options) metricsserver.Options {
 	m := metricsserver.Options{BindAddress: o.MetricsAddress}
 	if o.MetricsSecure {
@@ -174,7 +174,7 @@ func ClusterID(ctx context.Context, reader client.Reader) (string, error) {
 	return string(ns.UID), nil
 }
 
-// startEpoch is the resourceVersion of a live list: it grows from start to
+// startEpoch returns the resourceVersion of a live list, which grows from start to
 // start.
 func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
@@ -215,7 +215,7 @@ func openInventories(ctx context.Context, o *Options, reader client.Reader, gate
 	return all, func() { endFetches(ctx, opened) }, nil
 }
 
-// endFetches comes when ctx has ended.
+// endFetches closes the drivers after ctx has ended.
 func endFetches(ctx context.Context, opened []registry.Opened) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
@@ -224,7 +224,7 @@ func endFetches(ctx context.Context, opened []registry.Opened) {
 	}
 }
 
-// addLanes has the manager run a lane for each inventory.
+// addLanes adds a per-driver controller for each inventory to the manager.
 func addLanes(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
 	lanes, err := controller.Setup(ctx, mgr, of)
 	if err != nil {
@@ -238,7 +238,7 @@ func addLanes(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.O
 	return nil
 }
 
-// addLane starts a driver's inventory and its orphan sweep with the manager.
+// addLane adds a driver's inventory and its orphan sweep to the manager.
 func addLane(mgr ctrl.Manager, o *Options, lane *controller.Reconciler) error {
 	if err := mgr.Add(lane.Inventory); err != nil {
 		return err
