@@ -26,7 +26,7 @@ func TestWriteReplacesContentAndMode(t *testing.T) {
 
 func TestWriteThatFailsLeavesTheOldFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	// A folder with something in it cannot be replaced.
+	// A non-empty folder cannot be replaced.
 	if err := os.MkdirAll(filepath.Join(path, "inside"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -118,8 +118,8 @@ func namesIn(t *testing.T, dir string) []string {
 	return names
 }
 
-// TestSweepLeavesWhatIsBeingMade, whatever process makes it, in a folder that has other
-// things too.
+// TestSweepLeavesWhatIsBeingMade checks this for any process that makes it, in a
+// folder that has other things too.
 func TestSweepLeavesWhatIsBeingMade(t *testing.T) {
 	folder := Folder{Path: t.TempDir(), Prefix: tempPrefix}
 	half, err := folder.write([]byte("half"), 0o600)

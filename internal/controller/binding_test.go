@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// addDriver gives the rig a second driver, other, with an engine of its own.
+// addDriver adds a second driver to the rig, named other, with its own engine.
 func (g *rig) addDriver() (*fake.Memory, *inventory.Inventory) {
 	g.t.Helper()
 	first, engine := g.inv, g.engine
@@ -45,8 +45,8 @@ func (g *rig) asOther(inv *inventory.Inventory, fn func()) {
 	g.r = mine
 }
 
-// TestLateKeyOfAnotherDriver : a VM that was created again with another driver is
-// not touched by the driver of its predecessor, whose queue has its name still.
+// TestLateKeyOfAnotherDriver checks that a VM that was created again with another
+// driver is left alone by the previous driver, whose work queue still has its name.
 func TestLateKeyOfAnotherDriver(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.addDriver()
@@ -57,8 +57,8 @@ func TestLateKeyOfAnotherDriver(t *testing.T) {
 	}
 }
 
-// TestOrphanOfTheSameName : a server of another UID with the VM's name, on the
-// engine of another driver, says nothing about the VM.
+// TestOrphanOfTheSameName checks that a server on another driver's engine, with the
+// VM's name and another UID, proves nothing about the VM.
 func TestOrphanOfTheSameName(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	_, other := g.addDriver()
@@ -69,7 +69,7 @@ func TestOrphanOfTheSameName(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// replace is kubectl replace with the user's own manifest.
+// replace is kubectl replace with the user's manifest.
 func (g *rig) replace(change func(*api.VirtualMachine)) {
 	g.t.Helper()
 	vm := g.vm()
@@ -80,8 +80,8 @@ func (g *rig) replace(change func(*api.VirtualMachine)) {
 	}
 }
 
-// TestReplacedManifest : a lost binding comes back from the status, whatever the
-// default driver is by now.
+// TestReplacedManifest checks that a lost binding is restored from the status, even
+// if the default driver has changed.
 func TestReplacedManifest(t *testing.T) {
 	older := func(vm *api.VirtualMachine) { vm.Status.Binding = nil }
 	tests := map[string]struct {
@@ -107,7 +107,7 @@ func TestReplacedManifest(t *testing.T) {
 			}
 			g.replace(tc.change)
 			memory, other := g.addDriver()
-			g.r.Drivers = []string{"other", "fake"} // the default is another one now
+			g.r.Drivers = []string{"other", "fake"} // the default is now another driver
 			g.asOther(other, func() { g.reconcile() })
 			g.reconcile()
 			vm := g.vm()
@@ -121,8 +121,8 @@ func TestReplacedManifest(t *testing.T) {
 	}
 }
 
-// TestDeletionWithoutABinding : which engine the server is on cannot be told, so
-// every driver has to say that it has none.
+// TestDeletionWithoutABinding checks that every driver must confirm that it has no
+// server, since the engine of the server is unknown.
 func TestDeletionWithoutABinding(t *testing.T) {
 	lose := func(g *rig) {
 		g.t.Helper()
@@ -147,7 +147,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		g.asOther(other, func() { g.reconcile() })
 		lose(g)
 		vm := g.vm()
-		vm.Spec.Driver = "" // the default driver looks for it
+		vm.Spec.Driver = "" // the default driver looks for the server
 		if err := g.api.Update(t.Context(), vm); err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		if len(memory.Records()) != 1 {
 			t.Error("the server is gone")
 		}
-		// The way out that the message names.
+		// The solution that the message names.
 		vm = g.vm()
 		vm.Annotations = map[string]string{api.AnnotationBound: "other/" + other.Get("x").EngineID}
 		if err := g.api.Update(t.Context(), vm); err != nil {
@@ -198,8 +198,8 @@ func TestDeletionWithoutABinding(t *testing.T) {
 	})
 }
 
-// TestEngineMismatchByStatus : the status says where the server is, also where the
-// annotation agrees with the engine that answers.
+// TestEngineMismatchByStatus checks that the status names the server's engine, even
+// if the annotation agrees with the engine that answers.
 func TestEngineMismatchByStatus(t *testing.T) {
 	vm := observed().Status(func(s *api.VirtualMachineStatus) {
 		s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-2"}
@@ -215,7 +215,7 @@ func TestEngineMismatchByStatus(t *testing.T) {
 	}
 }
 
-// TestDriverOf covers what decides whose a VM is.
+// TestDriverOf covers how the driver of a VM is chosen.
 func TestDriverOf(t *testing.T) {
 	status := func(s *api.VirtualMachineStatus) { s.Driver = "fake" }
 	tests := map[string]struct {

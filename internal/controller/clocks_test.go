@@ -20,10 +20,10 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// offClocks are how far another host's clock may be off.
+// offClocks are clock errors of another host.
 var offClocks = map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour, "right": 0}
 
-// deletedAt has the cache show a deletion by an API server whose clock is off.
+// deletedAt makes the cache show a deletion by an API server whose clock is wrong.
 func (g *rig) deletedAt(at time.Time) {
 	g.t.Helper()
 	if err := g.api.Delete(g.t.Context(), g.vm()); err != nil {
@@ -40,8 +40,8 @@ func (g *rig) deletedAt(at time.Time) {
 	})
 }
 
-// TestDeletionByAnotherClock : the grace period is as long as it says, whatever the
-// API server takes for the time.
+// TestDeletionByAnotherClock checks that the grace period has its full length,
+// whatever the API server's clock.
 func TestDeletionByAnotherClock(t *testing.T) {
 	for name, off := range offClocks {
 		t.Run(name, func(t *testing.T) {
@@ -75,8 +75,8 @@ func (g *rig) crashNow(off time.Duration) {
 	g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
 }
 
-// TestCrashesByAnotherClock : a server that crashes again and again is started as
-// often with an engine whose clock is off as with any other.
+// TestCrashesByAnotherClock checks that a crash-looping server is started as often
+// with a wrong engine clock as with a correct one.
 func TestCrashesByAnotherClock(t *testing.T) {
 	for name, off := range offClocks {
 		t.Run(name, func(t *testing.T) {
@@ -100,8 +100,8 @@ func TestCrashesByAnotherClock(t *testing.T) {
 	}
 }
 
-// TestRetryOfAPredecessorWithAnotherClock : a new leader waits as long as the wait
-// is, from when it came, and says so.
+// TestRetryOfAPredecessorWithAnotherClock checks that a new leader waits the full
+// backoff from its own start, and reports that.
 func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 	for name, off := range offClocks {
 		t.Run(name, func(t *testing.T) {
@@ -139,7 +139,8 @@ func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 	}
 }
 
-// TestStopThatFailedBeforeADeletion does not cost a running guest its shutdown.
+// TestStopThatFailedBeforeADeletion checks that a running guest still gets its
+// shutdown.
 func TestStopThatFailedBeforeADeletion(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
 	g.create(vmtest.VM("vm").Grace(10))
@@ -151,7 +152,7 @@ func TestStopThatFailedBeforeADeletion(t *testing.T) {
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonOperationFailed)
 	g.engine.ensure = nil
-	g.edit(func(*api.VirtualMachineSpec) {}) // a deletion makes a new generation
+	g.edit(func(*api.VirtualMachineSpec) {}) // a deletion increments the generation
 	_ = g.api.Delete(t.Context(), g.vm())
 	g.reconcile()
 	if s := g.server().State; s != driver.StateStopping {
@@ -159,8 +160,9 @@ func TestStopThatFailedBeforeADeletion(t *testing.T) {
 	}
 }
 
-// TestRefusedStopUnderADeletion : no new spec will come, so it is tried as any other
-// failure is, and the deletion ends with the grace period.
+// TestRefusedStopUnderADeletion checks that a refused stop is retried like any
+// other failure, since no new spec will come. The deletion ends with the grace
+// period.
 func TestRefusedStopUnderADeletion(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").Grace(10))
@@ -182,7 +184,7 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 	}
 }
 
-// TestSightings covers what is kept of a VM, and for how long.
+// TestSightings covers what is recorded of a VM, and for how long.
 func TestSightings(t *testing.T) {
 	var s sightings
 	vm := observed().Status(failing(api.OperationCreate, 1, time.Second)).Obj()
@@ -206,11 +208,12 @@ func TestSightings(t *testing.T) {
 	}
 }
 
-// TestRunTime : how long a run lasted is told by our own clock where we saw it run.
+// TestRunTime checks that the length of a run is measured by this process's clock
+// if it saw the run.
 func TestRunTime(t *testing.T) {
 	var s sightings
 	seen, looping := quick(1, 3, 0)
-	seen.Server.StartedAt = seen.Server.Exit.At.Add(-time.Hour) // says the engine
+	seen.Server.StartedAt = seen.Server.Exit.At.Add(-time.Hour) // by the engine's clock
 	vm := observed().Status(looping).Obj()
 	in := input{vm: vm, seen: seen}
 	in.since = s.observe(vm, seen, t0)

@@ -23,7 +23,7 @@ var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 const engine = "engine-1"
 
-// observed is a VM that was reported once and whose spec has not changed since.
+// observed is a VM that was reported once and whose spec is unchanged since.
 func observed() *vmtest.Builder {
 	return vmtest.VM("vm").UID("uid-1").Generation(2).Bound("fake/" + engine).
 		Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 2 })
@@ -56,8 +56,8 @@ func ask(vm *api.VirtualMachine, seen inventory.Observation) input {
 	return input{vm: vm, seen: seen, now: t0, since: sinceWritten(vm, seen), shown: vm.Status.ObservedGeneration, driver: "fake", drivers: []string{"fake", "docker"}}
 }
 
-// sinceWritten takes what an object and a server say for what was seen at the time
-// that they name.
+// sinceWritten uses the times in an object and a server as the instants at which
+// they were seen.
 func sinceWritten(vm *api.VirtualMachine, seen inventory.Observation) (s since) {
 	if at := vm.DeletionTimestamp; at != nil {
 		s.deletion = at.Time
@@ -75,7 +75,7 @@ func sinceWritten(vm *api.VirtualMachine, seen inventory.Observation) (s since) 
 	return s
 }
 
-// brief puts a plan's policy into one line.
+// brief formats a plan's policy as one line.
 func brief(p plan) string {
 	steps := map[step]string{stepNone: "wait", stepEnsure: "ensure", stepDelete: "delete", stepFinish: "finish"}
 	words := []string{steps[p.step]}
@@ -202,8 +202,7 @@ func TestDecideDeletionMatrix(t *testing.T) {
 	}
 }
 
-// failing puts a failed operation into the status, of which the next try is due
-// after wait.
+// failing puts a failed operation into the status. Its next try is due after wait.
 func failing(kind api.OperationType, attempts int32, wait time.Duration) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
 		next := metav1.NewMicroTime(t0.Add(wait))
@@ -228,7 +227,8 @@ func operation(kind api.OperationType, ago time.Duration, run string) func(*api.
 	}
 }
 
-// answering is a restart that answers the restartedAt of so long before t0.
+// answering puts a restart into the status that answers a restartedAt of before t0
+// by before.
 func answering(before time.Duration, run string) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
 		operation(api.OperationRestart, time.Second, run)(s)
@@ -252,7 +252,7 @@ func restartRequired(s *api.VirtualMachineStatus) {
 	s.PendingFields = []string{"image"}
 }
 
-// offOnRequest has the run that present and ended tell of stopped by Drover.
+// offOnRequest records that Drover stopped the run of present and ended.
 func offOnRequest(s *api.VirtualMachineStatus) {
 	s.Server = &api.ServerStatus{ID: "id-1", State: string(driver.StateStopped), StoppedRun: "run-1"}
 }

@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// kstatusOf is what kstatus, by which kpt, Flux and others wait, makes of a VM with
-// the status that follows from what was seen.
+// kstatusOf returns what kstatus, which kpt, Flux and others use to wait, computes
+// for a VM with the status that follows from an observation.
 func kstatusOf(t *testing.T, vm *api.VirtualMachine, in input) status.Status {
 	t.Helper()
 	r := &Reconciler{Driver: in.driver, Drivers: in.drivers, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
@@ -37,9 +37,9 @@ func kstatusOf(t *testing.T, vm *api.VirtualMachine, in input) status.Status {
 	return result.Status
 }
 
-// TestKstatus : whoever waits for a VM by kstatus comes to an end. What is as the
-// spec says is Current, what only a new spec can help has Failed, and InProgress is
-// only what goes on or may.
+// TestKstatus checks that waiting for a VM with kstatus ends. A VM that is as
+// specified is Current. One that only a new spec can repair is Failed. Only one
+// that is changing, or may change, is InProgress.
 func TestKstatus(t *testing.T) {
 	twins := present(driver.StateRunning)
 	twins.Duplicates = []string{"id-1", "id-2"}

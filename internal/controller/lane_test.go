@@ -24,7 +24,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// standby is a replica with a queue, which it fills once it leads.
+// standby is a replica with a work queue, which it fills once it leads.
 type standby struct {
 	*rig
 	epoch   atomic.Uint64
@@ -42,7 +42,7 @@ func newStandby(t *testing.T) *standby {
 	return s
 }
 
-// created, changed and deleted tell of an object as the cache does.
+// created and deleted report an object to the handler as the cache does.
 func (s *standby) created(b *vmtest.Builder) *api.VirtualMachine {
 	s.t.Helper()
 	vm := b.Generation(1).Obj()
@@ -62,7 +62,7 @@ func (s *standby) lead() {
 	close(s.elected)
 }
 
-// next takes requests out of the queue.
+// next takes requests from the queue.
 func (s *standby) next(count int) (names []string) {
 	for range count {
 		request, _ := s.q.Get()
@@ -72,8 +72,9 @@ func (s *standby) next(count int) (names []string) {
 	return names
 }
 
-// TestTakeOverBeginsWithWhatIsUndone : a standby queues nothing and keeps nothing.
-// What the objects and the engine say at the election comes first if it is undone.
+// TestTakeOverBeginsWithWhatIsUndone checks that a standby enqueues and keeps
+// nothing. After the election, what the objects and the engine show to be
+// unfinished comes first.
 func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
@@ -106,7 +107,7 @@ func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	if want := []string{"leaving", "new", "failing"}; !slices.Equal(undone, want) {
 		t.Errorf("the new leader begins with %v, want %v", undone, want)
 	}
-	// Beside the tickers of the inventory it is the only one that waits.
+	// Besides the tickers of the inventory, only it waits.
 	waits := func() bool { return s.clock.Waiters() == 3 }
 	s.eventually("it waits to look at the rest", waits)
 	s.clock.Step(routineAfter - time.Millisecond)
@@ -120,7 +121,7 @@ func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	}
 }
 
-// TestLeaderQueuesAtOnce : a standby that was elected is an ordinary leader.
+// TestLeaderQueuesAtOnce checks that an elected standby enqueues like any leader.
 func TestLeaderQueuesAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
@@ -133,7 +134,7 @@ func TestLeaderQueuesAtOnce(t *testing.T) {
 	s.clock.Step(2 * routineAfter)
 }
 
-// TestWhatIsSeenFirst : the priorities of objects that a leader did not know.
+// TestWhatIsSeenFirst covers the priorities of objects that are new to a leader.
 func TestWhatIsSeenFirst(t *testing.T) {
 	t.Parallel()
 	done := vmtest.VM("done").Generation(1).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })
@@ -153,7 +154,8 @@ func TestWhatIsSeenFirst(t *testing.T) {
 	}
 }
 
-// TestAServerOfNobodyKnown may be any VirtualMachine's.
+// TestAServerOfNobodyKnown checks that a server without a known owner may be any
+// VirtualMachine's.
 func TestAServerOfNobodyKnown(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
@@ -177,7 +179,7 @@ func TestAServerOfNobodyKnown(t *testing.T) {
 	}
 }
 
-// scanned counts the scans of the cache, which go on when the test says so.
+// scanned counts the scans of the cache. Each continues when the test allows it.
 type scanned struct {
 	client.Client
 	scans   atomic.Int32
@@ -192,12 +194,12 @@ func (c *scanned) List(ctx context.Context, list client.ObjectList, opts ...clie
 	return c.Client.List(ctx, list, opts...)
 }
 
-// TestScansAddUp : however many changes nobody can tell the VirtualMachine of,
-// there is one scan at a time, and one more after the last of them.
+// TestScansAddUp checks that any number of changes without a known VirtualMachine
+// cause one scan at a time, and one more after the last of them.
 func TestScansAddUp(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
-	s.epoch.Store(7) // it leads, and nothing but the test fills the queue
+	s.epoch.Store(7) // it leads, and only the test fills the queue
 	s.created(vmtest.VM("a"))
 	s.next(1)
 	c := &scanned{Client: s.r.Client, running: make(chan struct{}, 100), goOn: make(chan struct{})}
@@ -226,7 +228,7 @@ func TestScansAddUp(t *testing.T) {
 	<-c.running
 	c.goOn <- struct{}{}
 	s.eventually("the VirtualMachine is looked at", func() bool { return s.q.Len() == 1 })
-	if n := c.scans.Load(); n > 3 { // the last change may be told of a moment after the second began
+	if n := c.scans.Load(); n > 3 { // the last change may be reported shortly after the second scan began
 		t.Errorf("%d scans for 20 changes, want two", n)
 	}
 	close(c.goOn)

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// asked is a driver that is asked, and remembers what for.
+// asked is a driver that can probe, and returns what it was asked for.
 type asked struct{ answer error }
 
 func (a asked) Probe(ctx context.Context, uid types.UID, port int32) error {
@@ -30,7 +30,7 @@ func (a asked) Probe(ctx context.Context, uid types.UID, port int32) error {
 	return fmt.Errorf("asked for %s %d: %w", uid, port, a.answer)
 }
 
-// settle asks a prober until its probe has an answer.
+// settle checks a prober until its probe has a result.
 func settle(t *testing.T, d driver.Prober, port int32, server driver.Server) probeState {
 	t.Helper()
 	b := &prober{ctx: t.Context(), clock: clock.RealClock{}, driver: d, probes: map[types.NamespacedName]*probe{}, wake: func(types.NamespacedName) {}}
@@ -46,8 +46,8 @@ func settle(t *testing.T, d driver.Prober, port int32, server driver.Server) pro
 	return probeState{}
 }
 
-// TestWhoProbes : a driver that can be asked is, whatever the address; else the
-// server itself is, at its own address and port.
+// TestWhoProbes checks that the driver probes if it can, whatever the address.
+// Otherwise the server is probed at its own address and port.
 func TestWhoProbes(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -75,7 +75,8 @@ func TestWhoProbes(t *testing.T) {
 	}
 }
 
-// TestPortsInStatus : they have the spec's names, whatever was chosen for them.
+// TestPortsInStatus checks that they have the spec's names, whatever host port was
+// chosen.
 func TestPortsInStatus(t *testing.T) {
 	tcp := func(name string, port, hostPort int32) api.Port {
 		return api.Port{Name: name, Protocol: api.ProtocolTCP, Port: port, HostPort: hostPort}

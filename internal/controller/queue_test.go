@@ -25,8 +25,8 @@ func request(n int) (r reconcile.Request) {
 	return r
 }
 
-// TestShutDownLetsWorkersGo, those at work and those that wait, whatever is on
-// its way to them.
+// TestShutDownLetsWorkersGo checks that busy and waiting workers end, whatever item
+// is on its way to them.
 func TestShutDownLetsWorkersGo(t *testing.T) {
 	t.Parallel()
 	for range 300 {
@@ -61,7 +61,7 @@ func TestShutDownLetsWorkersGo(t *testing.T) {
 	}
 }
 
-// TestLaneQueueIsAPriorityQueue still.
+// TestLaneQueueIsAPriorityQueue checks that the wrapper still is one.
 func TestLaneQueueIsAPriorityQueue(t *testing.T) {
 	t.Parallel()
 	q := newLaneQueue()

@@ -37,8 +37,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// rig is one lane with an API and an engine in memory and a clock of its own.
-// The real API and engines are for test/integration.
+// rig is one per-driver controller with an in-memory API and engine and a fake
+// clock. The real API and engines are covered by test/integration.
 type rig struct {
 	t      *testing.T
 	clock  *testingclock.FakeClock
@@ -49,23 +49,23 @@ type rig struct {
 	r      *Reconciler
 	events *events.FakeRecorder
 	writes int
-	// statusErr fails writes of the status.
+	// statusErr, if set, fails writes of the status.
 	statusErr error
-	// behind is what the cache has, where a test says so.
+	// behind, if set, is what the cache has.
 	behind *api.VirtualMachine
-	// deposed is why the reconciler may not act.
+	// deposed, if set, is why the reconciler may not act.
 	deposed error
 }
 
-// meddler stands between the inventory and the driver and, where a test says
-// so, does something else.
+// meddler stands between the inventory and the driver and replaces calls where a
+// test sets so.
 type meddler struct {
 	driver.Driver
 	mu     sync.Mutex
 	ensure func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error)
 	delete func(func() error) error
 	calls  int
-	// behind has complete lists show before, as if they were from then.
+	// behind makes complete lists show before, as an outdated answer.
 	behind bool
 	before []driver.Server
 	// blind fails the looks at single servers.
@@ -157,7 +157,7 @@ func (g *rig) newAPI() client.WithWatch {
 		}).Build()
 }
 
-// newReconciler plays a controller that starts: it knows nothing.
+// newReconciler simulates a controller that starts: it knows nothing.
 func (g *rig) newReconciler() {
 	g.r = &Reconciler{
 		Client: g.api, Live: g.api, Recorder: g.events, Clock: g.clock,
@@ -211,8 +211,8 @@ func (g *rig) edit(change func(*api.VirtualMachineSpec)) {
 	}
 }
 
-// reconcile runs passes until one asks for no other within a second, and
-// returns the last one's wish.
+// reconcile runs passes until one requests no other within a second, and returns
+// the last one's result.
 func (g *rig) reconcile() ctrl.Result {
 	g.t.Helper()
 	for range 20 {
@@ -229,7 +229,7 @@ func (g *rig) reconcile() ctrl.Result {
 	return ctrl.Result{}
 }
 
-// askRestart brings up a VM and asks for its restart.
+// askRestart starts a VM and requests its restart.
 func (g *rig) askRestart() {
 	g.t.Helper()
 	g.create(vmtest.VM("vm"))
@@ -270,8 +270,8 @@ func (g *rig) wantWrites(want int, fn func()) {
 	}
 }
 
-// TestProbeBeginsWithTheServer : in the pass that starts a server its probe
-// begins, so that nobody is told that the server does not run.
+// TestProbeBeginsWithTheServer checks that the pass that starts a server also
+// starts its probe. The status therefore never claims that the server is off.
 func TestProbeBeginsWithTheServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.r.probes = &prober{
@@ -286,8 +286,8 @@ func TestProbeBeginsWithTheServer(t *testing.T) {
 	}
 }
 
-// TestWritesPerAction counts exactly: a create writes the finalizer and the
-// status, a delete takes the finalizer away, and so on.
+// TestWritesPerAction checks exact counts: a create writes the finalizer and the
+// status, a delete removes the finalizer, and so on.
 func TestWritesPerAction(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -364,7 +364,7 @@ func TestCreateThatLostTheRaceCreatesNothing(t *testing.T) {
 	}
 }
 
-// TestSlowCreateShowsCreating : a step of more than 100 ms is told of.
+// TestSlowCreateShowsCreating checks that a step of more than 100 ms is reported.
 func TestSlowCreateShowsCreating(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -456,7 +456,8 @@ func TestFinalErrorStalls(t *testing.T) {
 	g.wantCondition(api.ConditionStalled, "")
 }
 
-// TestAmbiguousCreate : the engine made the server and the answer got lost.
+// TestAmbiguousCreate covers a server that was created although the answer was
+// lost.
 func TestAmbiguousCreate(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -474,7 +475,7 @@ func TestAmbiguousCreate(t *testing.T) {
 	}
 }
 
-// TestGoneIsNotBelievedAfterATimeout : a creation that nobody saw the end of
+// TestGoneIsNotBelievedAfterATimeout checks that a creation with an unknown outcome
 // may still happen, so the object stays until it cannot.
 func TestGoneIsNotBelievedAfterATimeout(t *testing.T) {
 	g := newRig(t, fake.Options{})
@@ -496,8 +497,8 @@ func TestGoneIsNotBelievedAfterATimeout(t *testing.T) {
 	}
 }
 
-// TestStatusWriteFails : an error of the API goes to the queue's limiter, a lost
-// race and an object that is gone do not.
+// TestStatusWriteFails checks that an API error goes to the queue's rate limiter,
+// unlike a conflict and an object that is gone.
 func TestStatusWriteFails(t *testing.T) {
 	gr := schema.GroupResource{Group: api.GroupName, Resource: "virtualmachines"}
 	tests := map[string]struct {
@@ -528,8 +529,8 @@ func TestStatusWriteFails(t *testing.T) {
 	}
 }
 
-// TestEngineLostInACall : a call that finds the engine away is no failure of
-// the operation, and what the status says of the server stays.
+// TestEngineLostInACall checks that an unreachable engine is not a failure of the
+// operation, and that the server's status is kept.
 func TestEngineLostInACall(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -593,8 +594,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// away puts the engine out of reach until the status says so, and back makes it
-// known again.
+// away makes the engine unreachable until the status reports it. back makes it
+// reachable again.
 func (g *rig) away() {
 	g.t.Helper()
 	g.memory.SetAvailable(false)
@@ -614,8 +615,8 @@ func (g *rig) back() {
 	g.reconcile()
 }
 
-// TestChangesDuringAnOutage : what a user asks for while nobody can act is done
-// when somebody can.
+// TestChangesDuringAnOutage checks that a change during an outage is applied after
+// it.
 func TestChangesDuringAnOutage(t *testing.T) {
 	tests := map[string]struct {
 		before, during func(*api.VirtualMachineSpec)
@@ -654,8 +655,8 @@ func TestChangesDuringAnOutage(t *testing.T) {
 	}
 }
 
-// TestOutageAfterARestart : the engine restarted the server and its answer got
-// lost; the outage that follows must not have it restarted again.
+// TestOutageAfterARestart checks that an outage does not repeat a restart that was
+// done but whose answer was lost.
 func TestOutageAfterARestart(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.askRestart()
@@ -678,8 +679,8 @@ func TestOutageAfterARestart(t *testing.T) {
 	}
 }
 
-// TestRestartThatFailsAcrossAChange : the run to end stays known when the spec
-// changes between two tries.
+// TestRestartThatFailsAcrossAChange checks that the run to end stays recorded when
+// the spec changes between two tries.
 func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -704,8 +705,8 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	}
 }
 
-// TestRestartKeepsItsGrace : what a restart waits for before the stop takes nothing
-// of the guest's time to shut down.
+// TestRestartKeepsItsGrace checks that what a restart waits for before the stop
+// uses up none of the guest's grace period.
 func TestRestartKeepsItsGrace(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 20 * time.Second})
 	g.create(vmtest.VM("vm"))
@@ -737,8 +738,9 @@ func TestRestartKeepsItsGrace(t *testing.T) {
 	}
 }
 
-// TestRestartWhoseEndFails : the next leader finds the new run not going yet, and its
-// first try to let it go fails. That is no reason to restart once more.
+// TestRestartWhoseEndFails checks that a restart is not repeated if the new run is
+// not running yet when the next leader sees it, and the first try to resume it
+// fails.
 func TestRestartWhoseEndFails(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.askRestart()
@@ -765,8 +767,8 @@ func TestRestartWhoseEndFails(t *testing.T) {
 	}
 }
 
-// TestUnavailableForOne : an engine that answers, but not about this server, is
-// no outage: it is told of, and tried ever less often.
+// TestUnavailableForOne checks that an engine that answers, but not about this
+// server, is no outage. It is reported, and retried with growing delays.
 func TestUnavailableForOne(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -782,8 +784,8 @@ func TestUnavailableForOne(t *testing.T) {
 	}
 }
 
-// TestServerThatCannotBeFound : the list shows a server that the driver says is
-// not there.
+// TestServerThatCannotBeFound covers a server that the list shows but the driver
+// does not find.
 func TestServerThatCannotBeFound(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -800,7 +802,8 @@ func TestServerThatCannotBeFound(t *testing.T) {
 	}
 }
 
-// TestStopDoesNotCreate : the server goes between the decision and the call.
+// TestStopDoesNotCreate covers a server that vanishes between the decision and the
+// call.
 func TestStopDoesNotCreate(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -816,8 +819,8 @@ func TestStopDoesNotCreate(t *testing.T) {
 	}
 }
 
-// TestUnknownDriverThatComes : a controller that has the driver takes over what
-// one without it refused.
+// TestUnknownDriverThatComes checks that a controller that has the driver takes
+// over what one without it refused.
 func TestUnknownDriverThatComes(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").Driver("fake"))
@@ -831,8 +834,8 @@ func TestUnknownDriverThatComes(t *testing.T) {
 	g.wantCondition(api.ConditionStalled, "")
 }
 
-// TestSecretThatWent : a Secret that was deleted does not keep a server on, and is
-// no change that a restart would bring.
+// TestSecretThatWent checks that a deleted Secret does not keep a server on, and is
+// not a change that waits for a restart.
 func TestSecretThatWent(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("x")}}
@@ -871,8 +874,8 @@ func TestNothingIsDoneWhileUnknown(t *testing.T) {
 	g.wantCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue)
 }
 
-// TestCrashAfterIntent : the restart was written down and perhaps done; the
-// next controller does not do it a second time.
+// TestCrashAfterIntent covers a restart that was recorded and perhaps done: the
+// next controller does not repeat it.
 func TestCrashAfterIntent(t *testing.T) {
 	for name, happened := range map[string]bool{"before the call": false, "after the call": true} {
 		t.Run(name, func(t *testing.T) {
@@ -904,7 +907,7 @@ func TestCrashAfterIntent(t *testing.T) {
 	}
 }
 
-// crash runs the pass's steps up to the driver call, in which it ends.
+// crash runs the pass's steps up to the driver call, and ends there.
 func crash(t *testing.T, g *rig) {
 	t.Helper()
 	vm, err := g.r.get(t.Context(), key)
@@ -980,7 +983,8 @@ func TestHandsOnTheServer(t *testing.T) {
 	}
 }
 
-// TestCrashLoop : a server that ends at once is started ever more slowly.
+// TestCrashLoop checks that a server that ends at once is restarted with growing
+// delays.
 func TestCrashLoop(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -1062,8 +1066,8 @@ func TestUsageIsWrittenWhenItMoves(t *testing.T) {
 	g.wantWrites(1, func() { g.reconcile() })
 }
 
-// TestRestartedAtAtCreation : a value that is there at creation restarts
-// nothing, neither then nor when the VM is looked at again.
+// TestRestartedAtAtCreation checks that a value that is present at creation causes
+// no restart, neither then nor in later passes.
 func TestRestartedAtAtCreation(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").RestartedAt(t0))

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// statusOf is the status that a pass over vm would write.
+// statusOf returns the status that a pass over vm would write.
 func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
 	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
 	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
@@ -101,7 +101,8 @@ func TestRestartCount(t *testing.T) {
 	}
 }
 
-// TestConditions writes each as T, F or U (unknown), and - where it is absent.
+// TestConditions shows each condition as T, F or U (unknown), and as - if it is
+// absent.
 func TestConditions(t *testing.T) {
 	order := []string{api.ConditionReady, api.ConditionRunning, api.ConditionObserved, api.ConditionRestartRequired, api.ConditionDeletionBlocked, api.ConditionStalled}
 	tests := map[string]struct {
@@ -201,7 +202,8 @@ func TestCalm(t *testing.T) {
 	}
 }
 
-// TestReportWaits : a change that can wait is written at its time, not before.
+// TestReportWaits checks that a change that can wait is written at its time, not
+// before.
 func TestReportWaits(t *testing.T) {
 	stamp := metav1.NewMicroTime(t0.Add(-time.Second))
 	vm := observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
@@ -257,7 +259,7 @@ func TestReasonOf(t *testing.T) {
 	}
 }
 
-// TestReportGoesOn : a pass that ran out of steps is followed by another one.
+// TestReportGoesOn checks that a pass that ran out of steps is followed by another.
 func TestReportGoesOn(t *testing.T) {
 	r := &Reconciler{Clock: vmtest.Clock(t0)}
 	p := &reconciliation{r: r, base: observed().Obj(), plan: plan{step: stepEnsure, quiet: true}}

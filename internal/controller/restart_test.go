@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-// askAgain sets spec.restartedAt to a value that it did not have.
+// askAgain sets spec.restartedAt to a new value.
 func (g *rig) askAgain() {
 	g.t.Helper()
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: s.RestartedAt.Add(time.Second)} })
@@ -37,7 +37,7 @@ func (g *rig) wantRestarts(want int64) {
 	}
 }
 
-// shutDown lets the guest's run come to its end.
+// shutDown lets the guest's run end.
 func (g *rig) shutDown() {
 	g.t.Helper()
 	g.eventually("the guest has shut down", func() bool {
@@ -46,8 +46,8 @@ func (g *rig) shutDown() {
 	})
 }
 
-// TestRestartAskedForAgain : a request that comes while a restart is under way counts
-// for that one as long as the run to end is the last, and is never lost.
+// TestRestartAskedForAgain checks that a request during a restart counts for that
+// restart while the run to end is still the current one, and is never lost.
 func TestRestartAskedForAgain(t *testing.T) {
 	refuse := func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrInvalid, "no")
@@ -98,7 +98,7 @@ func TestRestartAskedForAgain(t *testing.T) {
 			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 				s, err := live()
 				g.engine.ensure = nil
-				g.askAgain() // which makes the report a conflict
+				g.askAgain() // which makes the report fail with a conflict
 				return s, err
 			}
 		}, 2},
@@ -140,15 +140,15 @@ func TestRestartAskedForAgain(t *testing.T) {
 	}
 }
 
-// TestRestartThatCouldNotBeWrittenDown is not begun, whatever the pass has done
-// before.
+// TestRestartThatCouldNotBeWrittenDown checks that such a restart is not begun,
+// whatever the pass did before.
 func TestRestartThatCouldNotBeWrittenDown(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: time.Hour})
 	g.askRestart()
 	g.reconcile()
 	g.askAgain()
 	run := g.server().Run
-	g.clock.Step(time.Minute) // the stop is forced, and a further restart is to follow
+	g.clock.Step(time.Minute) // the stop is forced, and another restart must follow
 	g.statusErr = errConflict
 	for range 2 {
 		if _, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {

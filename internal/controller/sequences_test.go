@@ -23,8 +23,8 @@ import (
 
 var errConflict = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
 
-// TestGraceOfAStop : a guest that ignores the signal is forced off after the grace
-// period, though Drover's own write about the stop wakes no pass.
+// TestGraceOfAStop checks that a guest that ignores the signal is forced off after
+// the grace period, although Drover's own write about the stop wakes no pass.
 func TestGraceOfAStop(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: time.Hour})
 	g.create(vmtest.VM("vm").Grace(10))
@@ -39,7 +39,8 @@ func TestGraceOfAStop(t *testing.T) {
 	}
 }
 
-// TestForcedRestartIsNoCrash : a run that Drover ended did not crash, whatever its code.
+// TestForcedRestartIsNoCrash checks that a run that Drover ended did not crash,
+// whatever its code.
 func TestForcedRestartIsNoCrash(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
 	g.create(vmtest.VM("vm").Grace(10))
@@ -49,7 +50,7 @@ func TestForcedRestartIsNoCrash(t *testing.T) {
 	run := g.server().Run
 	g.reconcile()
 	g.reasons()
-	// the engine ends the run by force, as SIGKILL after the stop does
+	// the engine ends the run by force, as SIGKILL does after the stop
 	if err := g.memory.Edit("uid-1", func(r *fake.Record) {
 		r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 143, At: g.clock.Now()}
 		r.UpAt, r.StopsAt = time.Time{}, time.Time{}
@@ -66,8 +67,8 @@ func TestForcedRestartIsNoCrash(t *testing.T) {
 	}
 }
 
-// TestCrashEventSurvivesAConflict : the event waits for the status write that
-// succeeds.
+// TestCrashEventSurvivesAConflict checks that the event waits for the status write
+// that succeeds.
 func TestCrashEventSurvivesAConflict(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -83,8 +84,8 @@ func TestCrashEventSurvivesAConflict(t *testing.T) {
 	}
 }
 
-// TestStoppedThenActiveWithAFailingStart : a run that was ended on request stays so
-// while the start after it fails.
+// TestStoppedThenActiveWithAFailingStart checks that a run that was ended on
+// request stays recorded so while the next start fails.
 func TestStoppedThenActiveWithAFailingStart(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
 	g.create(vmtest.VM("vm").Grace(10).RestartPolicy(api.RestartNever))
@@ -111,15 +112,15 @@ func TestStoppedThenActiveWithAFailingStart(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// TestForgedAnnotation : a tenant who changes the annotation before the first status
-// is written gets no second server.
+// TestForgedAnnotation checks that changing the annotation before the first status
+// write does not yield a second server.
 func TestForgedAnnotation(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	memory, other := g.addDriver()
 	g.create(vmtest.VM("vm"))
 	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		s, err := live()
-		vm := g.vm() // a tenant who watches his VM, in those milliseconds
+		vm := g.vm() // a tenant who watches the VM, in those milliseconds
 		vm.Annotations[api.AnnotationBound] = "other/" + other.Get("").EngineID
 		if e := g.api.Update(context.Background(), vm); e != nil {
 			t.Error(e)
@@ -132,7 +133,7 @@ func TestForgedAnnotation(t *testing.T) {
 	if len(memory.Records()) != 0 && len(g.memory.Records()) != 0 {
 		t.Errorf("two servers of one UID: %v and %v; status.binding %v", g.memory.Records(), memory.Records(), g.vm().Status.Binding)
 	}
-	// The way out that the message names.
+	// The solution that the message names.
 	right := "fake/" + g.inv.Get("").EngineID
 	g.engine.ensure = nil
 	vm := g.vm()
@@ -148,8 +149,8 @@ func TestForgedAnnotation(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// TestWayOutIsSeen : the annotation that DeletionBlocked asks for enqueues the VM with
-// the driver that it names.
+// TestWayOutIsSeen checks that the annotation that DeletionBlocked asks for
+// enqueues the VM with the driver that it names.
 func TestWayOutIsSeen(t *testing.T) {
 	now := metav1.Time{Time: t0}
 	old := vmtest.VM("vm").UID("uid-1").Generation(2).Obj()
@@ -162,7 +163,8 @@ func TestWayOutIsSeen(t *testing.T) {
 	}
 }
 
-// TestUnprovenDeletionAtRest : a deletion that waits for another driver writes nothing.
+// TestUnprovenDeletionAtRest checks that a deletion that waits for another driver
+// writes nothing.
 func TestUnprovenDeletionAtRest(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -193,8 +195,8 @@ func TestUnprovenDeletionAtRest(t *testing.T) {
 	}
 }
 
-// TestLookThatFails : one UID that cannot be looked at does not hide that the operation
-// fails, and its tries are spaced.
+// TestLookThatFails checks that a UID that cannot be read does not hide that the
+// operation fails, and that its retries back off.
 func TestLookThatFails(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -217,7 +219,8 @@ func TestLookThatFails(t *testing.T) {
 	}
 }
 
-// TestAnnotationOfABackup : an engine that never answered does not get into the status.
+// TestAnnotationOfABackup checks that an engine that never answered does not enter
+// the status.
 func TestAnnotationOfABackup(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	b := vmtest.VM("vm")
@@ -238,12 +241,12 @@ func TestAnnotationOfABackup(t *testing.T) {
 	}
 }
 
-// TestCrashBeforeTheFirstStatus : a manifest that is replaced before the first status,
-// with another default driver, leads to no second server.
+// TestCrashBeforeTheFirstStatus checks that a manifest that is replaced before the
+// first status write, with another default driver, leads to no second server.
 func TestCrashBeforeTheFirstStatus(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
-	g.statusErr = errConflict // stands for the crash after Ensure
+	g.statusErr = errConflict // simulates the crash after Ensure
 	_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
 	g.statusErr = nil
 	g.newReconciler()
@@ -256,8 +259,8 @@ func TestCrashBeforeTheFirstStatus(t *testing.T) {
 	}
 }
 
-// TestAnotherLeaderTriesWhatWasRefused : it may have other settings. It tries once,
-// and the same leader does not try again.
+// TestAnotherLeaderTriesWhatWasRefused checks that another leader, which may have
+// other settings, tries once. The same leader does not retry.
 func TestAnotherLeaderTriesWhatWasRefused(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})

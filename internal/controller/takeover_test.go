@@ -22,8 +22,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// takeOver plays a new leader whose cache still has the VirtualMachine as it is
-// now.
+// takeOver simulates a new leader whose cache keeps the current version of the
+// VirtualMachine.
 func (g *rig) takeOver() {
 	g.t.Helper()
 	g.behind = g.vm()
@@ -52,8 +52,8 @@ func (g *rig) wantServer(want bool) {
 	}
 }
 
-// TestLetGoByThePredecessor : nothing is made for an object that is gone, even
-// if the cache still has it, finalizer included.
+// TestLetGoByThePredecessor checks that nothing is created for an object that is
+// gone, even if the cache still has it with its finalizer.
 func TestLetGoByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
@@ -73,7 +73,7 @@ func TestLetGoByThePredecessor(t *testing.T) {
 	g.wantServer(false)
 }
 
-// TestDeletedMeanwhile : what the API says counts from then on.
+// TestDeletedMeanwhile checks that the API's answer counts from then on.
 func TestDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
@@ -91,8 +91,9 @@ func TestDeletedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestLetGoWithoutAServer : a predecessor that was halted in the creation makes
-// none when it goes on, though its successor has changed nothing before.
+// TestLetGoWithoutAServer checks that a predecessor that was suspended during a
+// creation creates no server when it resumes, although its successor has changed
+// nothing before.
 func TestLetGoWithoutAServer(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
@@ -113,8 +114,8 @@ func TestLetGoWithoutAServer(t *testing.T) {
 	g.wantServer(false)
 }
 
-// TestStoppedByThePredecessor : what a user has asked for meanwhile is not undone
-// by a new leader that has not heard of it.
+// TestStoppedByThePredecessor checks that a new leader with an outdated cache does
+// not undo what a user has requested meanwhile.
 func TestStoppedByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
@@ -126,15 +127,15 @@ func TestStoppedByThePredecessor(t *testing.T) {
 	run := g.server().Run
 	g.takeOver()
 	old.DeepCopyInto(g.behind)
-	g.r.Epoch = func() uint64 { return 1 << 40 } // all of it was before this lead
+	g.r.Epoch = func() uint64 { return 1 << 40 } // everything before belongs to earlier leaders
 	g.reconcile()
 	if server := g.server(); server.State != driver.StateStopped || server.Run != run {
 		t.Errorf("the server is %s, run %s: want it left off", server.State, server.Run)
 	}
 }
 
-// wantRestartByNewLeader asks a new leader that is behind for a restart, which ends
-// a run.
+// wantRestartByNewLeader requests a restart from a new leader with an outdated
+// view, and checks that it ends the given run.
 func (g *rig) wantRestartByNewLeader(run string) {
 	g.t.Helper()
 	g.engine.behind = true
@@ -148,9 +149,9 @@ func (g *rig) wantRestartByNewLeader(run string) {
 	}
 }
 
-// TestServerMadeByThePredecessor : a new leader that has not heard of the server
-// yet does not take its own adoption of it for a creation, after which a restart
-// that was asked for would count as done.
+// TestServerMadeByThePredecessor checks that a new leader with an outdated view
+// does not treat its adoption of a server as a creation. Otherwise a requested
+// restart would count as done.
 func TestServerMadeByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
@@ -160,8 +161,8 @@ func TestServerMadeByThePredecessor(t *testing.T) {
 	g.wantRestartByNewLeader(run)
 }
 
-// TestStartedByThePredecessor : a new leader that has not heard of the server's
-// last start yet ends that run, not an older one, when a restart is asked for.
+// TestStartedByThePredecessor checks that a new leader that has not seen the
+// server's last start ends that run on a restart, not an older one.
 func TestStartedByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
@@ -176,7 +177,8 @@ func TestStartedByThePredecessor(t *testing.T) {
 	g.wantRestartByNewLeader(run)
 }
 
-// TestWhoMayNotActDoesNotReport : a refused step is no failure of the VM's.
+// TestWhoMayNotActDoesNotReport checks that a refused step is not a failure of the
+// VM.
 func TestWhoMayNotActDoesNotReport(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
@@ -200,8 +202,8 @@ func TestWhoMayNotActDoesNotReport(t *testing.T) {
 	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
 }
 
-// TestCallCutShort : neither is a call that was cut short, since the lead was
-// lost.
+// TestCallCutShort checks that a call that was cancelled because leadership was
+// lost is not a failure either.
 func TestCallCutShort(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
@@ -216,7 +218,7 @@ func TestCallCutShort(t *testing.T) {
 	}
 }
 
-// TestDeposedWritesNothing : what a deposed leader takes for the state may be
+// TestDeposedWritesNothing checks this because a deposed leader's view may be
 // wrong.
 func TestDeposedWritesNothing(t *testing.T) {
 	t.Parallel()
@@ -238,8 +240,8 @@ func TestDeposedWritesNothing(t *testing.T) {
 	g.wantPhase(api.PhaseUnknown, api.ReasonEngineUnavailable)
 }
 
-// TestRetainMeanwhile : what the user has said last counts for a removal, even
-// if the new leader's cache has not heard it.
+// TestRetainMeanwhile checks that the user's latest policy counts for a removal,
+// even if the new leader's cache does not have it yet.
 func TestRetainMeanwhile(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})

@@ -41,8 +41,8 @@ func (g *rig) wantEvents(want ...string) {
 	}
 }
 
-// TestEventOfWhatCouldNotBeWritten : what was done is reported by the next pass,
-// and the driver is not shown the spec twice, however often the write fails.
+// TestEventOfWhatCouldNotBeWritten checks that the next pass reports what was done.
+// The driver is not shown the spec twice, however often the write fails.
 func TestEventOfWhatCouldNotBeWritten(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -71,9 +71,9 @@ func TestEventOfWhatCouldNotBeWritten(t *testing.T) {
 	}
 }
 
-// TestStoppedAndActiveAgainInAConflict : a user switches the server on again while
-// the write about its stop fails. It was stopped on request, so it starts whatever
-// its restart policy.
+// TestStoppedAndActiveAgainInAConflict covers a server that is switched on again
+// while the write about its stop fails. It was stopped on request, so it starts
+// whatever its restart policy.
 func TestStoppedAndActiveAgainInAConflict(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
@@ -93,8 +93,8 @@ func TestStoppedAndActiveAgainInAConflict(t *testing.T) {
 	}
 }
 
-// TestEventsOfACrash : one crash is one event about it, with what the engine's
-// process printed last, and one about the start.
+// TestEventsOfACrash checks that one crash causes one event about it, with the last
+// output of the engine's process, and one event about the start.
 func TestEventsOfACrash(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -117,7 +117,7 @@ func TestEventsOfACrash(t *testing.T) {
 	}
 }
 
-// TestCrashUnderNever : the end is final, and kept in events.
+// TestCrashUnderNever checks that the end is final, and is kept in events.
 func TestCrashUnderNever(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
@@ -134,8 +134,8 @@ func TestCrashUnderNever(t *testing.T) {
 	g.wantEvents()
 }
 
-// TestRefusedField : a field that the server cannot have holds up nothing else, and
-// is said until the spec takes it back.
+// TestRefusedField checks that a field that the server cannot have blocks nothing
+// else, and is reported until the spec drops it.
 func TestRefusedField(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").Image("a"))
@@ -165,7 +165,7 @@ func TestRefusedField(t *testing.T) {
 	g.wantCondition(api.ConditionStalled, "")
 }
 
-// reworded has every word of a status changed that is for people.
+// reworded replaces all human-readable text of a status.
 func reworded(vm *api.VirtualMachine) *api.VirtualMachine {
 	vm = vm.DeepCopy()
 	s := &vm.Status
@@ -183,8 +183,8 @@ func reworded(vm *api.VirtualMachine) *api.VirtualMachine {
 	return vm
 }
 
-// TestWordsDecideNothing : with every reason, message and condition changed, decide
-// does the same for every state, action, policy and status.
+// TestWordsDecideNothing checks that decide does not depend on reasons, messages
+// and conditions, for every state, action, policy and status.
 func TestWordsDecideNothing(t *testing.T) {
 	_, looping := quick(1, 2, time.Second)
 	statuses := map[string]func(*api.VirtualMachineStatus){
@@ -224,14 +224,14 @@ func TestWordsDecideNothing(t *testing.T) {
 	}
 }
 
-// policyOf is a plan without what it says to people.
+// policyOf formats a plan without its human-readable text.
 func policyOf(p plan) string {
 	p.reason, p.message, p.refused = "", "", nil
 	return fmt.Sprintf("%+v", p)
 }
 
-// TestImportedStatus : what a version before status.binding said in conditions and
-// reasons is taken over once, with the same meaning.
+// TestImportedStatus checks that what versions before status.binding recorded in
+// conditions and reasons is imported once, with the same meaning.
 func TestImportedStatus(t *testing.T) {
 	condition := func(kind, reason, message string) func(*api.VirtualMachineStatus) {
 		return func(s *api.VirtualMachineStatus) {
@@ -287,8 +287,8 @@ func TestImportedStatus(t *testing.T) {
 	}
 }
 
-// TestUpgradeOfAStoppedServer : a server that an older version stopped on request
-// starts again under this one, whatever its restart policy.
+// TestUpgradeOfAStoppedServer checks that a server that an older version stopped on
+// request starts again under this version, whatever its restart policy.
 func TestUpgradeOfAStoppedServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// exchange has another engine answer, which has no servers.
+// exchange replaces the engine with one that has no servers.
 func (g *rig) exchange(id string) {
 	g.engine.set(func() {
 		g.engine.engineID = func(string) string { return id }
@@ -23,8 +23,8 @@ func (g *rig) exchange(id string) {
 	})
 }
 
-// TestAnExchangeAfterAnOutage is told of like the first list, and has nothing of
-// the outage of the engine before.
+// TestAnExchangeAfterAnOutage checks that the new engine is reported like a first
+// list, without the outage of the previous engine.
 func TestAnExchangeAfterAnOutage(t *testing.T) {
 	g := listed(t)
 	g.ensure()
@@ -34,7 +34,7 @@ func TestAnExchangeAfterAnOutage(t *testing.T) {
 	g.memory.SetAvailable(true)
 	g.eventually("it is back", func() bool { g.clock.Step(retryPeriod); return g.inv.Get("a").Answer == Present })
 	g.told()
-	// The loop is to find the exchange by itself, in a complete list.
+	// The loop must find the exchange by itself, in a complete list.
 	between := make(chan Observation, 1)
 	g.exchange("another")
 	g.engine.set(func() {
@@ -63,7 +63,8 @@ func TestAnExchangeAfterAnOutage(t *testing.T) {
 	}
 }
 
-// TestAStreamThatClosedHasACauseOfItsOwn : not that of an outage before.
+// TestAStreamThatClosedHasACauseOfItsOwn checks that it does not keep the cause of
+// an earlier outage.
 func TestAStreamThatClosedHasACauseOfItsOwn(t *testing.T) {
 	g := newRig(t)
 	g.inv.markUnreachable(driver.Errorf(driver.ErrUnavailable, "the outage"))
@@ -76,10 +77,10 @@ func TestAStreamThatClosedHasACauseOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestACallersDeadlineIsItsOwn : it fails one look, and says nothing about the
-// engine.
+// TestACallersDeadlineIsItsOwn checks that the deadline fails one look and proves
+// nothing about the engine.
 func TestACallersDeadlineIsItsOwn(t *testing.T) {
-	g := newRig(t) // without a loop, which would look when it is asked to
+	g := newRig(t) // without a loop, which would look when asked to
 	if err := g.inv.complete(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -107,8 +108,8 @@ func TestACallersDeadlineIsItsOwn(t *testing.T) {
 	}
 }
 
-// TestTheLoopDecidesWhetherTheEngineIsLost : a question for the id that fails is
-// the look's failure alone, while the engine answers the loop.
+// TestTheLoopDecidesWhetherTheEngineIsLost checks that a failed query for the id
+// fails only the look, while the engine answers the loop.
 func TestTheLoopDecidesWhetherTheEngineIsLost(t *testing.T) {
 	g := listed(t)
 	g.ensure()
@@ -137,8 +138,8 @@ func TestTheLoopDecidesWhetherTheEngineIsLost(t *testing.T) {
 	}
 }
 
-// TestAnUnconfirmedAnswerIsNotKept : that of an engine with another id, and one
-// that was asked for before the other engine was met.
+// TestAnUnconfirmedAnswerIsNotKept covers the answer of an engine with another id,
+// and an answer that was requested before the engine was exchanged.
 func TestAnUnconfirmedAnswerIsNotKept(t *testing.T) {
 	g := newRig(t)
 	if err := g.inv.complete(t.Context()); err != nil {
@@ -163,7 +164,8 @@ func TestAnUnconfirmedAnswerIsNotKept(t *testing.T) {
 	}
 }
 
-// TestAnActionOfTheEngineBefore leaves nothing in the cache of the next one.
+// TestAnActionOfTheEngineBefore checks that it leaves nothing in the cache of the
+// next engine.
 func TestAnActionOfTheEngineBefore(t *testing.T) {
 	g := newRig(t)
 	if err := g.inv.complete(t.Context()); err != nil {
@@ -184,8 +186,8 @@ func TestAnActionOfTheEngineBefore(t *testing.T) {
 	}
 }
 
-// TestAsManyListsForManyServers : what the engine is asked at rest does not
-// depend on how many servers it has.
+// TestAsManyListsForManyServers checks that the number of calls to an idle engine
+// does not depend on how many servers it has.
 func TestAsManyListsForManyServers(t *testing.T) {
 	few, many := callsAtRest(t, 3), callsAtRest(t, 600)
 	if few != many || few == 0 {
@@ -193,7 +195,7 @@ func TestAsManyListsForManyServers(t *testing.T) {
 	}
 }
 
-// callsAtRest counts the lists and samples of ten minutes.
+// callsAtRest counts the lists and samples in ten minutes.
 func callsAtRest(t *testing.T, servers int) int {
 	t.Helper()
 	g := newRig(t)

@@ -14,10 +14,11 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// fencedRig is an inventory whose engine refuses every change, and counts them.
+// fencedRig is an inventory whose engine refuses every change. It counts the
+// changes.
 type fencedRig struct {
 	*rig
-	changes, probes, events int // under the engine's lock
+	changes, probes, events int // guarded by the engine's lock
 	refusal                 error
 }
 
@@ -46,7 +47,7 @@ func newFencedRig(t *testing.T, leads func(context.Context) (bool, error)) *fenc
 
 func (g *fencedRig) count(n *int) int { return hook(g.engine, n) }
 
-// refuse has the engine refuse a first call.
+// refuse makes a first call, which the engine refuses.
 func (g *fencedRig) refuse() {
 	g.t.Helper()
 	if _, err := g.inv.Ensure(g.t.Context(), spec()); !errors.Is(err, g.refusal) {
@@ -54,7 +55,7 @@ func (g *fencedRig) refuse() {
 	}
 }
 
-// tryEverything calls all that would change something, a hundred times.
+// tryEverything makes every call that would change something, a hundred times.
 func (g *fencedRig) tryEverything() {
 	g.t.Helper()
 	for range 100 {
@@ -66,10 +67,10 @@ func (g *fencedRig) tryEverything() {
 	}
 }
 
-// probe waits until the next probe is due in exactly d, and lets it happen.
+// probe waits until the next probe is due in exactly d, and lets it run.
 func (g *fencedRig) probe(d time.Duration) {
 	g.t.Helper()
-	// Beside the tickers of lists and samples it is the only one that waits.
+	// Besides the tickers of lists and samples, only the probe waits.
 	g.eventually("the next probe is waited for", func() bool { return g.clock.Waiters() == 3 })
 	before := g.count(&g.probes)
 	g.clock.Step(d - time.Millisecond)
@@ -80,8 +81,9 @@ func (g *fencedRig) probe(d time.Duration) {
 	g.eventually("the engine is probed", func() bool { return g.count(&g.probes) == before+1 })
 }
 
-// TestARefusalSuspendsTheDriver of the leader, and that driver alone: nothing
-// that changes something reaches the engine until it admits the leader again.
+// TestARefusalSuspendsTheDriver checks that only the refused driver of the leader
+// is suspended. Nothing that changes something reaches its engine until it admits
+// the leader again.
 func TestARefusalSuspendsTheDriver(t *testing.T) {
 	g := newFencedRig(t, func(context.Context) (bool, error) { return true, nil })
 	g.refuse()
@@ -116,7 +118,8 @@ func TestARefusalSuspendsTheDriver(t *testing.T) {
 	}
 }
 
-// TestAnotherEngineIsAskedSoon : the waits for the one before are not its.
+// TestAnotherEngineIsAskedSoon checks that it does not inherit the waits of the
+// previous engine.
 func TestAnotherEngineIsAskedSoon(t *testing.T) {
 	g := newFencedRig(t, func(context.Context) (bool, error) { return true, nil })
 	g.refuse()
@@ -132,12 +135,12 @@ func TestAnotherEngineIsAskedSoon(t *testing.T) {
 		g.clock.Step(firstProbe)
 		return g.count(&g.probes) > before
 	})
-	if waited := g.clock.Since(since); waited > 128*time.Second { // the one before would be after 256 s
+	if waited := g.clock.Since(since); waited > 128*time.Second { // the previous engine would be probed after 256 s
 		t.Errorf("it was asked after %s", waited)
 	}
 }
 
-// TestAPredecessorIsNotSuspended : its successor reports, and it only has to stop.
+// TestAPredecessorIsNotSuspended checks that it only stops: its successor reports.
 func TestAPredecessorIsNotSuspended(t *testing.T) {
 	asked := make(chan struct{})
 	g := newFencedRig(t, func(context.Context) (bool, error) { defer close(asked); return false, nil })
@@ -152,8 +155,8 @@ func TestAPredecessorIsNotSuspended(t *testing.T) {
 	}
 }
 
-// TestNobodyKnowsWhoLeads : while the API does not answer nothing is reported, and
-// nothing is done.
+// TestNobodyKnowsWhoLeads checks that nothing is reported or done while the API
+// does not answer.
 func TestNobodyKnowsWhoLeads(t *testing.T) {
 	answers := make(chan error)
 	g := newFencedRig(t, func(context.Context) (bool, error) { err := <-answers; return err == nil, err })
@@ -169,7 +172,8 @@ func TestNobodyKnowsWhoLeads(t *testing.T) {
 	g.eventually("it is suspended", func() bool { return g.inv.Get("a").Fenced })
 }
 
-// TestTheGuardsRefusalSuspendsNothing : it is no engine's.
+// TestTheGuardsRefusalSuspendsNothing checks that a refusal by the guard does not
+// count as an engine's.
 func TestTheGuardsRefusalSuspendsNothing(t *testing.T) {
 	g := newFencedRig(t, func(context.Context) (bool, error) { return true, nil })
 	g.refusal = driver.Errorf(driver.ErrNotLeading, "the Lease was not renewed in time")
@@ -180,7 +184,7 @@ func TestTheGuardsRefusalSuspendsNothing(t *testing.T) {
 	}
 }
 
-// TestARefusalEndsASweep : of many orphans, one is tried.
+// TestARefusalEndsASweep checks that of many orphans one is tried.
 func TestARefusalEndsASweep(t *testing.T) {
 	b := newBroom(t)
 	b.sweep.Grace = 0

@@ -53,8 +53,8 @@ func TestUnknownUntilListed(t *testing.T) {
 	}
 }
 
-// TestTheFirstListIsToldOnce : what was there before is told of together, since
-// none of it has changed.
+// TestTheFirstListIsToldOnce checks that the servers of the first list are reported
+// together, since none of them has changed.
 func TestTheFirstListIsToldOnce(t *testing.T) {
 	g := newRig(t)
 	g.add("a")
@@ -76,8 +76,8 @@ func TestTheFirstListIsToldOnce(t *testing.T) {
 	})
 }
 
-// TestAnIncompleteListIsNone : until a list has come to its end with the same
-// engine on both sides, nothing is known.
+// TestAnIncompleteListIsNone checks that nothing is known until a list is complete,
+// with the same engine before and after it.
 func TestAnIncompleteListIsNone(t *testing.T) {
 	for name, meddle := range map[string]func(*meddler){
 		"the list fails": func(m *meddler) {
@@ -153,8 +153,8 @@ func TestFollowsTheEngine(t *testing.T) {
 	})
 }
 
-// TestToldByTheNameThatWasKnown : of a server that breaks, and of one that nobody
-// ever could tell anything of.
+// TestToldByTheNameThatWasKnown covers a server that breaks, and a server of which
+// nothing was ever known.
 func TestToldByTheNameThatWasKnown(t *testing.T) {
 	g := listed(t)
 	g.add("a")
@@ -176,7 +176,8 @@ func TestToldByTheNameThatWasKnown(t *testing.T) {
 	}
 }
 
-// TestOwnActionsAreNotTold : what they came to is in the cache at once.
+// TestOwnActionsAreNotTold checks that their result is in the cache at once and not
+// reported.
 func TestOwnActionsAreNotTold(t *testing.T) {
 	g := listed(t)
 	g.told()
@@ -193,7 +194,8 @@ func TestOwnActionsAreNotTold(t *testing.T) {
 	}
 }
 
-// TestAListChangesOnlyWhatNobodyTouchedSince it began: its answer may be older.
+// TestAListChangesOnlyWhatNobodyTouchedSince checks that a list leaves alone what
+// was touched since it began: its answer may be older.
 func TestAListChangesOnlyWhatNobodyTouchedSince(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, during func(*rig)
@@ -229,7 +231,8 @@ func TestAListChangesOnlyWhatNobodyTouchedSince(t *testing.T) {
 	}
 }
 
-// TestAListDuringAnActionIsIgnored even if it began and ended within it.
+// TestAListDuringAnActionIsIgnored checks this even for a list that began and ended
+// during the action.
 func TestAListDuringAnActionIsIgnored(t *testing.T) {
 	g := newRig(t)
 	s := g.ensure()
@@ -250,8 +253,8 @@ func TestAListDuringAnActionIsIgnored(t *testing.T) {
 	}
 }
 
-// TestAnEventDuringAnActionLeadsToAnotherLook : it may tell of what came after
-// the action's result.
+// TestAnEventDuringAnActionLeadsToAnotherLook checks this because the event may
+// concern a change after the action's result.
 func TestAnEventDuringAnActionLeadsToAnotherLook(t *testing.T) {
 	g := listed(t)
 	g.ensure()
@@ -301,7 +304,8 @@ func TestOutageAndReturn(t *testing.T) {
 	}
 }
 
-// TestACallThatMissesTheEngineHasItAsked at once, not at the next period.
+// TestACallThatMissesTheEngineHasItAsked checks that the engine is asked at once,
+// not at the next period.
 func TestACallThatMissesTheEngineHasItAsked(t *testing.T) {
 	unavailable := driver.Errorf(driver.ErrUnavailable, "gone")
 	for name, call := range map[string]func(*rig) error{
@@ -332,7 +336,7 @@ func TestACallThatMissesTheEngineHasItAsked(t *testing.T) {
 	}
 }
 
-// TestAnotherEngine : what is known of the first one is worth nothing.
+// TestAnotherEngine checks that nothing known of the first engine is kept.
 func TestAnotherEngine(t *testing.T) {
 	g := listed(t)
 	g.ensure()
@@ -348,7 +352,8 @@ func TestAnotherEngine(t *testing.T) {
 	g.wantSoon("a", Gone)
 }
 
-// TestGoneSettlesAfterAnAmbiguousCreation and after no other failure.
+// TestGoneSettlesAfterAnAmbiguousCreation checks that "gone" is delayed after an
+// ambiguous creation, and after no other failure.
 func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err     error
@@ -422,8 +427,8 @@ func TestDuplicatesAndReleasedServers(t *testing.T) {
 	}
 }
 
-// TestWhatOnlyEnsureCanTellIsNoChange : neither is another error value of the
-// same text.
+// TestWhatOnlyEnsureCanTellIsNoChange checks that another error value of the same
+// text is no change either.
 func TestWhatOnlyEnsureCanTellIsNoChange(t *testing.T) {
 	base := driver.Server{UID: "a", ID: "1", State: driver.StateRunning, Err: errors.New("stuck")}
 	for name, tc := range map[string]struct {
@@ -449,7 +454,8 @@ func TestWhatOnlyEnsureCanTellIsNoChange(t *testing.T) {
 	}
 }
 
-// TestAPeriodFindsWhatNoEventTold of.
+// TestAPeriodFindsWhatNoEventTold checks that the periodic list finds a change
+// without an event.
 func TestAPeriodFindsWhatNoEventTold(t *testing.T) {
 	g := newRig(t)
 	deaf := &deafDriver{meddler: g.engine, events: make(chan types.UID)}
@@ -471,7 +477,7 @@ func TestAPeriodFindsWhatNoEventTold(t *testing.T) {
 	g.wantSoon("a", Present)
 }
 
-// deafDriver has a Watch that tells nothing and can be closed once.
+// deafDriver has a Watch that reports nothing and can be closed once.
 type deafDriver struct {
 	*meddler
 	events chan types.UID

@@ -21,8 +21,8 @@ var t0 = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
 const patience = 20 * time.Second
 
-// meddler stands between the inventory and the driver and, where a test says
-// so, does something else. do is what the driver would have done.
+// meddler stands between the inventory and the driver and replaces calls where a
+// test sets so. do is what the driver would have done.
 type meddler struct {
 	*fake.Driver
 	mu       sync.Mutex
@@ -36,7 +36,7 @@ type meddler struct {
 	usages   int
 }
 
-// set changes what the meddler does, which it may be doing just now.
+// set changes what the meddler does, which may be in use at that moment.
 func (m *meddler) set(change func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,7 +96,7 @@ func (m *meddler) EngineID(ctx context.Context) (string, error) {
 	return id, err
 }
 
-// rig is an inventory of an engine in memory, with a clock of its own.
+// rig is an inventory of an in-memory engine, with a fake clock.
 type rig struct {
 	t      *testing.T
 	clock  *testingclock.FakeClock
@@ -139,7 +139,7 @@ func (g *rig) start() *rig {
 	return g
 }
 
-// listed is a rig whose inventory knows the engine.
+// listed returns a rig whose inventory knows the engine.
 func listed(t *testing.T) *rig {
 	t.Helper()
 	g := newRig(t).start()
@@ -163,7 +163,7 @@ func (g *rig) wantSoon(uid types.UID, want Answer) {
 	g.eventually("the answer is as expected", func() bool { return g.inv.Get(uid).Answer == want })
 }
 
-// spec is of the server a.
+// spec returns the spec of server a.
 func spec() driver.ServerSpec {
 	return driver.ServerSpec{
 		Target: driver.Target{UID: "a"}, Namespace: "default", Name: "vm-a",
@@ -171,7 +171,7 @@ func spec() driver.ServerSpec {
 	}
 }
 
-// ensure has the inventory make the server a.
+// ensure creates server a through the inventory.
 func (g *rig) ensure() driver.Server {
 	g.t.Helper()
 	s, err := g.inv.Ensure(g.t.Context(), spec())
@@ -188,7 +188,7 @@ func (g *rig) edit(uid types.UID, edit func(*fake.Record)) {
 	}
 }
 
-// add puts a server of this cluster there behind the inventory's back.
+// add creates a server of this cluster without the inventory.
 func (g *rig) add(uid types.UID) {
 	g.t.Helper()
 	g.edit(uid, func(r *fake.Record) {
@@ -196,8 +196,8 @@ func (g *rig) add(uid types.UID) {
 	})
 }
 
-// told returns the changes of a UID, or those of everything, since the last
-// call.
+// told returns the changes since the last call: those of a UID, or those of
+// everything.
 func (g *rig) told() []Change {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -18,12 +18,12 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-// broom is a sweep over a rig's engine.
+// broom is a sweep of a rig's engine.
 type broom struct {
 	*rig
 	sweep    *Sweep
 	owners   map[types.UID]bool // in the API
-	cached   map[types.UID]bool // in the cache, where it differs
+	cached   map[types.UID]bool // in the cache, if different
 	lives    int
 	findings []Finding
 }
@@ -45,7 +45,7 @@ func newBroom(t *testing.T) *broom {
 	return b
 }
 
-// addAll puts servers there, which have no VM unless owners says so.
+// addAll creates servers. They have no VM unless owners has them.
 func (b *broom) addAll(n int) {
 	b.t.Helper()
 	for i := range n {
@@ -60,7 +60,7 @@ func (b *broom) once() {
 	}
 }
 
-// left are the UIDs of the servers that are there.
+// left returns the UIDs of the servers that exist.
 func (b *broom) left() string {
 	var uids []string
 	for _, r := range b.memory.Records() {
@@ -98,7 +98,8 @@ func TestSweepTakesTwoReadingsAndTheGracePeriod(t *testing.T) {
 	}
 }
 
-// TestOneReadingIsNotEnough however long ago it was: time alone proves nothing.
+// TestOneReadingIsNotEnough checks this however long ago the reading was: time
+// alone proves nothing.
 func TestOneReadingIsNotEnough(t *testing.T) {
 	b := newBroom(t)
 	b.sweep.Grace = 0
@@ -172,7 +173,8 @@ func TestNeverSwept(t *testing.T) {
 	}
 }
 
-// TestNothingIsSweptOnAFailedReading, and it is no reading that counts.
+// TestNothingIsSweptOnAFailedReading checks that a failed reading does not count as
+// one.
 func TestNothingIsSweptOnAFailedReading(t *testing.T) {
 	failed := errors.New("failed")
 	for name, fail := range map[string]func(*broom, bool){
@@ -213,7 +215,7 @@ func TestNothingIsSweptOnAFailedReading(t *testing.T) {
 	}
 }
 
-// TestTheEngineIsListedFirst, so that a VM that is made meanwhile is seen.
+// TestTheEngineIsListedFirst checks that a VM created meanwhile counts as an owner.
 func TestTheEngineIsListedFirst(t *testing.T) {
 	b := newBroom(t)
 	b.sweep.Grace = 0
@@ -230,8 +232,8 @@ func TestTheEngineIsListedFirst(t *testing.T) {
 	}
 }
 
-// TestTheAPIIsSpared while the cache knows all owners, and the engine too once
-// the inventory knows it.
+// TestTheAPIIsSpared checks that the API is not read live while the cache knows all
+// owners. The engine is not listed either, once the inventory knows it.
 func TestTheAPIIsSpared(t *testing.T) {
 	b := newBroom(t)
 	b.addAll(5)
@@ -250,7 +252,7 @@ func TestTheAPIIsSpared(t *testing.T) {
 	}
 }
 
-// TestAnOrphanThatTheInventoryKnows is proven by live readings all the same.
+// TestAnOrphanThatTheInventoryKnows checks that live readings must still prove it.
 func TestAnOrphanThatTheInventoryKnows(t *testing.T) {
 	b := newBroom(t)
 	b.sweep.Grace = 0
@@ -313,8 +315,8 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
-// TestThaw : once a person has removed enough, the rest is swept, and the next
-// freeze is told of again.
+// TestThaw checks that the rest is swept once enough orphans were removed by hand,
+// and that the next freeze is reported again.
 func TestThaw(t *testing.T) {
 	b := newBroom(t)
 	b.sweep.Grace = 0
@@ -354,7 +356,8 @@ func TestReportTellsOnce(t *testing.T) {
 	}
 }
 
-// TestOneFailureHoldsNobodyElse, and what went by itself is no failure.
+// TestOneFailureHoldsNobodyElse checks that a failure does not block other orphans,
+// and that a server that vanished is no failure.
 func TestOneFailureHoldsNobodyElse(t *testing.T) {
 	b := newBroom(t)
 	b.sweep.Grace = 0
@@ -400,7 +403,7 @@ func TestSweepRunsUntilItIsStopped(t *testing.T) {
 	}
 }
 
-// fetching is an engine that also fetches for servers.
+// fetching is an engine that also fetches images for servers.
 type fetching struct {
 	*meddler
 	uids []types.UID
@@ -419,8 +422,9 @@ func (f *fetching) Abandon(_ context.Context, uid types.UID) error {
 	return nil
 }
 
-// TestAFetchForNobodyIsAbandoned, by the rules for servers, whatever is done with
-// those; it does not count as one, and afterwards nothing is read live any more.
+// TestAFetchForNobodyIsAbandoned checks that fetches follow the rules for servers,
+// whatever the policy for servers is. A fetch does not count as a server, and
+// afterwards nothing is read live any more.
 func TestAFetchForNobodyIsAbandoned(t *testing.T) {
 	for _, policy := range []OrphanPolicy{OrphanDelete, OrphanReport} {
 		t.Run(string(policy), func(t *testing.T) {

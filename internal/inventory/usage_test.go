@@ -24,7 +24,7 @@ func TestRate(t *testing.T) {
 		server  driver.Server
 		samples []driver.Usage
 		want    *Rates
-		told    bool // of the last sample
+		told    bool // whether the last sample was reported
 	}{
 		"first of a fresh run counts from its start": {
 			server("1", at(0)), []driver.Usage{sample("1", 10, 5*time.Second, 250)}, &Rates{50, 25}, true,
@@ -68,7 +68,8 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// TestSamplesOfAnotherRunAreDropped : they belong to a server of the past.
+// TestSamplesOfAnotherRunAreDropped checks that samples of an earlier run are
+// ignored.
 func TestSamplesOfAnotherRunAreDropped(t *testing.T) {
 	g := listed(t)
 	s := g.ensure()
@@ -83,8 +84,8 @@ func TestSamplesOfAnotherRunAreDropped(t *testing.T) {
 	}
 }
 
-// untilSampled lets time go by until a sample was taken after all that was done
-// before.
+// untilSampled advances the clock until a sample was taken after all earlier
+// changes.
 func (g *rig) untilSampled(what string, ok func(*Rates) bool) {
 	g.t.Helper()
 	g.eventually("it waits", g.clock.HasWaiters)

@@ -22,11 +22,11 @@ import (
 
 // leaseAPI is an API server with one Lease.
 type leaseAPI struct {
-	// claims is where the cluster's claim is; nil for none.
+	// claims is the API server with the cluster's claim; nil for none.
 	claims *leaseAPI
 
 	mu       sync.Mutex
-	refuses  error // what every request but a watch is answered
+	refuses  error // the answer to every request but a watch, if set
 	version  uint64
 	lease    *coordinationv1.Lease
 	watchers map[*watcher]bool
@@ -40,7 +40,7 @@ type watcher struct {
 	out chan watch.Event
 }
 
-// tell wants the API's lock held.
+// tell sends an event. The caller holds the API's lock.
 func (w *watcher) tell(e watch.Event) {
 	if cut, _, _ := w.via.state(); !cut {
 		w.out <- e
@@ -53,7 +53,7 @@ func (w *watcher) Stop() {
 	w.close()
 }
 
-// close wants the lock held.
+// close ends the watch. The caller holds the lock.
 func (w *watcher) close() {
 	if w.api.watchers[w] {
 		delete(w.api.watchers, w)
@@ -63,7 +63,8 @@ func (w *watcher) close() {
 
 func (w *watcher) ResultChan() <-chan watch.Event { return w.out }
 
-// store wants the lock held.
+// store replaces or, if lease is nil, deletes the Lease and notifies the watchers.
+// The caller holds the lock.
 func (a *leaseAPI) store(lease *coordinationv1.Lease, kind watch.EventType) *coordinationv1.Lease {
 	a.version++
 	shown := a.lease
@@ -130,7 +131,7 @@ func (a *leaseAPI) update(lease *coordinationv1.Lease) (*coordinationv1.Lease, e
 	return a.store(lease, watch.Modified), nil
 }
 
-// edit is what a person does with kubectl; nil deletes.
+// edit does what a person does with kubectl. A nil change deletes the Lease.
 func (a *leaseAPI) edit(change func(*coordinationv1.Lease)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -162,21 +163,21 @@ func (a *leaseAPI) watch(via *wire, from uint64) *watcher {
 	return w
 }
 
-// wire is one replica's way to the API.
+// wire is one replica's connection to the API.
 type wire struct {
 	api *leaseAPI
 	*line
 }
 
-// line is what all of a replica's requests share.
+// line is the state that all of a replica's requests share.
 type line struct {
 	mu sync.Mutex
 
-	// cut lets nothing through. Watches stay open and silent.
+	// cut blocks all requests. Watches stay open and silent.
 	cut bool
-	// late holds answers back; requests arrive at once.
+	// late delays answers; requests arrive at once.
 	late time.Duration
-	// slow holds requests back, whatever becomes of the caller.
+	// slow delays requests, even if the caller has given up.
 	slow time.Duration
 }
 
@@ -192,7 +193,7 @@ func (w *wire) state() (cut bool, late, slow time.Duration) {
 	return w.cut, w.late, w.slow
 }
 
-// slowest is more than anything takes.
+// slowest is longer than any request takes.
 const slowest = 5 * time.Second
 
 type answer[T any] struct {
@@ -255,11 +256,11 @@ type replica struct {
 	*Lock
 	wire *wire
 	stop context.CancelFunc // a clean stop
-	kill context.CancelFunc // a crash: nothing reaches the API any more
+	kill context.CancelFunc // a crash: nothing reaches the API after it
 	done chan struct{}
 }
 
-// start runs a replica on client-go's elector, as it is.
+// start runs a replica on client-go's unmodified elector.
 func start(t *testing.T, api *leaseAPI, name string, s Settings, change ...func(*Options)) *replica {
 	t.Helper()
 	r := &replica{wire: &wire{api: api, line: &line{}}, done: make(chan struct{})}
@@ -300,7 +301,7 @@ func start(t *testing.T, api *leaseAPI, name string, s Settings, change ...func(
 	}
 	t.Cleanup(func() {
 		r.stop()
-		time.Sleep(slowest) // whatever is still on the wire arrives
+		time.Sleep(slowest) // requests under way arrive
 	})
 	return r
 }
@@ -315,7 +316,7 @@ func (r *replica) leads() bool {
 	return leading && err == nil
 }
 
-// mayAct tells whether a call could start now.
+// mayAct reports whether a call could start now.
 func (r *replica) mayAct(t *testing.T) bool {
 	t.Helper()
 	_, _, leave, err := r.Guard().Enter(t.Context())

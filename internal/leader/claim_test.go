@@ -22,7 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// cluster is one with Leases in two namespaces, and one claim.
+// cluster returns the API servers of a cluster with Leases in two namespaces and
+// one claim.
 func cluster() (blue, green *leaseAPI) {
 	blue, green = newLeaseAPI(), newLeaseAPI()
 	blue.claims = newLeaseAPI()
@@ -30,20 +31,20 @@ func cluster() (blue, green *leaseAPI) {
 	return blue, green
 }
 
-// in has a replica elect on the Lease of a namespace.
+// in makes a replica elect on the Lease of a namespace.
 func in(namespace string) func(*Options) {
 	return func(o *Options) { o.Namespace = namespace }
 }
 
-// conflicts counts what is told of other Drovers.
+// conflicts counts the reports of other Drovers.
 func conflicts(n *atomic.Int32, text *atomic.Value) func(*Options) {
 	return func(o *Options) {
 		o.Conflict = func(said string) { n.Add(1); text.Store(said) }
 	}
 }
 
-// TestASecondDroverWaits for as long as the first one leads, whoever of its
-// replicas does, and says so once.
+// TestASecondDroverWaits checks that a second Drover waits as long as any replica
+// of the first one leads, and reports that once.
 func TestASecondDroverWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -77,7 +78,7 @@ func TestASecondDroverWaits(t *testing.T) {
 	})
 }
 
-// TestTwoDroversStartAtOnce : one of them leads.
+// TestTwoDroversStartAtOnce checks that one of them leads.
 func TestTwoDroversStartAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, slow := range []time.Duration{0, 20 * time.Millisecond} {
@@ -99,8 +100,8 @@ func TestTwoDroversStartAtOnce(t *testing.T) {
 	}
 }
 
-// TestAFailoverDoesNotAskForTheClaim : the standby has seen its predecessor at
-// work, so it leads at once even while the claim is out of reach.
+// TestAFailoverDoesNotAskForTheClaim checks that a standby that has seen its
+// predecessor renew leads at once, even while the claim is unreachable.
 func TestAFailoverDoesNotAskForTheClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -115,7 +116,8 @@ func TestAFailoverDoesNotAskForTheClaim(t *testing.T) {
 	})
 }
 
-// TestAClaimThatCannotBeRenewed ends the lead before it runs out.
+// TestAClaimThatCannotBeRenewed checks that leadership ends before the claim
+// expires.
 func TestAClaimThatCannotBeRenewed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -136,8 +138,8 @@ func TestAClaimThatCannotBeRenewed(t *testing.T) {
 	})
 }
 
-// TestSuspendedWhileAnotherDroverTookOver : who wakes up does not act on its old
-// Lease, which nobody else wanted.
+// TestSuspendedWhileAnotherDroverTookOver checks that a leader that resumes does
+// not act on its old Lease, which no other replica took.
 func TestSuspendedWhileAnotherDroverTookOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -162,7 +164,8 @@ func TestSuspendedWhileAnotherDroverTookOver(t *testing.T) {
 	})
 }
 
-// TestADeletedClaim is made anew by its holder before anybody else can take it.
+// TestADeletedClaim checks that the holder creates the claim again before another
+// Drover can take it.
 func TestADeletedClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -182,8 +185,8 @@ func TestADeletedClaim(t *testing.T) {
 	})
 }
 
-// TestWithoutTheRightToClaim : older RBAC does not stop the leader, and is told of
-// once.
+// TestWithoutTheRightToClaim checks that older RBAC does not stop the leader, and
+// is reported once.
 func TestWithoutTheRightToClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -207,8 +210,8 @@ func TestWithoutTheRightToClaim(t *testing.T) {
 	})
 }
 
-// TestNeverTwoDrovers lets replicas of two Drovers come, go and lose their ways to
-// the API at random.
+// TestNeverTwoDrovers starts, stops and disconnects replicas of two Drovers at
+// random.
 func TestNeverTwoDrovers(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(10) {
@@ -241,7 +244,7 @@ func neverTwoDrovers(t *testing.T, chance *rand.Rand) {
 		}
 		if step%60 == 0 {
 			n := chance.IntN(len(up))
-			if chance.IntN(4) == 0 { // all of a Drover goes away
+			if chance.IntN(4) == 0 { // all replicas of a Drover end
 				up[n].kill()
 				up[(n+2)%4].kill()
 				up[(n+2)%4] = start(t, spaces[n], fmt.Sprintf("r%d-%d", (n+2)%4, step), DefaultSettings(), in(spaceOf(n)))
@@ -258,7 +261,8 @@ func neverTwoDrovers(t *testing.T, chance *rand.Rand) {
 
 func spaceOf(n int) string { return []string{"blue", "green"}[n%2] }
 
-// TestConfirm reads the Lease live, and draws the consequences.
+// TestConfirm checks that Confirm reads the Lease live and ends leadership if it is
+// lost.
 func TestConfirm(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -272,7 +276,7 @@ func TestConfirm(t *testing.T) {
 		if _, err := leader.Confirm(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !leader.leads() {
 			t.Errorf("without an answer: %v, and it leads: %t; want an error and no consequence", err, leader.leads())
 		}
-		// The watch does not show it, which is cut.
+		// The watch is cut and does not show it.
 		api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("successor") })
 		leader.wire.set(func(w *wire) { w.cut = false })
 		if leads, err := leader.Confirm(t.Context()); leads || err != nil {
@@ -286,8 +290,8 @@ func TestConfirm(t *testing.T) {
 	})
 }
 
-// TestClaimOfADroverLongGone : what is left of a Drover that was removed is waited for,
-// and not reported as a second one.
+// TestClaimOfADroverLongGone checks that the claim of a removed Drover is waited
+// for, and is not reported as a second Drover.
 func TestClaimOfADroverLongGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told atomic.Int32
@@ -308,7 +312,8 @@ func TestClaimOfADroverLongGone(t *testing.T) {
 	})
 }
 
-// TestADurationBeyondAllBounds keeps nobody from leading without end, whatever wrote it.
+// TestADurationBeyondAllBounds checks that an excessive duration does not block
+// leadership forever.
 func TestADurationBeyondAllBounds(t *testing.T) {
 	t.Parallel()
 	lease := func() *coordinationv1.Lease {
@@ -336,8 +341,9 @@ func TestADurationBeyondAllBounds(t *testing.T) {
 	}
 }
 
-// TestATakeProvesNoClaim : whoever has seen a replica take and release the Lease, and
-// not renew it, asks for the claim, which another Drover may have by now.
+// TestATakeProvesNoClaim checks that a standby that has seen a replica take and
+// release the Lease, but not renew it, asks for the claim. Another Drover may have
+// it by then.
 func TestATakeProvesNoClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -356,7 +362,7 @@ func TestATakeProvesNoClaim(t *testing.T) {
 		blue.mu.Unlock()
 		blue.edit(hold("b1"))
 		standby := start(t, blue, "b3", DefaultSettings(), in("blue"))
-		standby.wire.set(func(w *wire) { w.slow = 2 * lag }) // it would hear late of the other one
+		standby.wire.set(func(w *wire) { w.slow = 2 * lag }) // it would learn late of the other Drover
 		for _, holder := range []string{"b2", ""} {
 			pass(time.Second)
 			blue.edit(hold(holder))

@@ -13,10 +13,10 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// hands is a guard in time of its own (synctest).
+// hands is a guard with a fake clock (synctest).
 type hands struct {
 	*Guard
-	slept time.Duration // the host was suspended: timers do not know
+	slept time.Duration // time suspended, which timers do not count
 	begin time.Time
 }
 
@@ -78,7 +78,7 @@ func guardIsExtended(t *testing.T) {
 			h.extend(time.Since(h.begin), term)
 		}
 	}
-	h.extend(time.Second, term) // the answer to an old renewal takes nothing back
+	h.extend(time.Second, term) // the answer to an old renewal shortens nothing
 	if ctx.Err() != nil {
 		t.Errorf("the call was cut short: %v", context.Cause(ctx))
 	}
@@ -89,7 +89,8 @@ func guardIsExtended(t *testing.T) {
 	}
 }
 
-// TestGuardCountsSuspendedTime : the host was suspended, timers were too.
+// TestGuardCountsSuspendedTime checks that the guard lapses during a suspension,
+// although timers stop.
 func TestGuardCountsSuspendedTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, guardCountsSuspendedTime)

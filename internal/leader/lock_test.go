@@ -18,15 +18,15 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// These tests run in time of their own (synctest), on client-go's elector.
+// These tests run on a fake clock (synctest), with client-go's elector.
 
-// atOnce is a time in which a handover has to be done; an expiry takes longer.
+// atOnce is the time limit for a handover; an expiry takes longer.
 const atOnce = 10 * time.Millisecond
 
-// lag is what waiting in steps may add.
+// lag is the delay that waiting in steps may add.
 const lag = 100 * time.Millisecond
 
-// pass lets time go by.
+// pass advances the clock.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -64,7 +64,7 @@ func TestReleaseIsTakenAtOnce(t *testing.T) {
 			next, last = two, one
 		}
 		wantLeader(t, next, leader, one, two)
-		// The one that was slower is not slower a second time.
+		// The replica that was slower is not slower a second time.
 		next.stop()
 		pass(atOnce)
 		wantLeader(t, last, leader, one, two)
@@ -95,7 +95,8 @@ func TestExpiryIsTakenWhenItFallsDue(t *testing.T) {
 	})
 }
 
-// TestRenewalsWithinASecond : a renewal counts even in the second of the last one.
+// TestRenewalsWithinASecond checks that a renewal counts even within the second of
+// the previous one.
 func TestRenewalsWithinASecond(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -132,7 +133,7 @@ func TestDeletionByHand(t *testing.T) {
 			t.Errorf("the leader's errors are %v, %v: want that the Lease was lost", leader.Err(), leader.Healthy())
 		}
 		pass(10 * time.Second)
-		wantLeader(t, nil, leader, one, two) // whoever saw the holder waits
+		wantLeader(t, nil, leader, one, two) // a replica that saw the holder waits
 		pass(5 * time.Second)
 		if one.leads() == two.leads() {
 			t.Errorf("one leads: %v, two leads: %v; want either", one.leads(), two.leads())
@@ -171,7 +172,7 @@ func TestForeignHolder(t *testing.T) {
 	})
 }
 
-// TestLabelledByHand : a change that leaves the holder is not a loss.
+// TestLabelledByHand checks that a change that keeps the holder is not a loss.
 func TestLabelledByHand(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -213,7 +214,7 @@ func TestReleaseIsRefused(t *testing.T) {
 				pass(time.Second)
 				c.before(t, api, r)
 				want := api.holder()
-				// As client-go does it: read, and empty whatever is there.
+				// As client-go does it: read, and clear any holder.
 				_, _, _ = r.Get(t.Context())
 				err := r.Update(t.Context(), resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1})
 				if err == nil || !strings.Contains(err.Error(), c.why) {
@@ -227,7 +228,7 @@ func TestReleaseIsRefused(t *testing.T) {
 	}
 }
 
-// TestLostAnswer : the write that takes the Lease arrives, its answer does not.
+// TestLostAnswer covers a write that takes the Lease and whose answer is lost.
 func TestLostAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -273,7 +274,7 @@ func TestCutOff(t *testing.T) {
 	})
 }
 
-// TestShortCut : a leader that is back in time leads on.
+// TestShortCut checks that a leader that reconnects in time keeps leading.
 func TestShortCut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -312,7 +313,8 @@ func standbyOf(t *testing.T, api *leaseAPI) (leader, standby *replica) {
 	return leader, standby
 }
 
-// neverBoth lets time go by in which only one may act, until the standby does.
+// neverBoth advances the clock until the standby may act, and checks that never
+// both may.
 func neverBoth(t *testing.T, leader, standby *replica) {
 	t.Helper()
 	for range 400 {
@@ -326,8 +328,8 @@ func neverBoth(t *testing.T, leader, standby *replica) {
 	}
 }
 
-// TestHandsOnTheLeaseOfOneCutOff : whatever people do to the Lease of a leader
-// that cannot see it, its guard closes before another one's opens.
+// TestHandsOnTheLeaseOfOneCutOff checks that the guard of a leader that is cut off
+// closes before another one's opens, even if the Lease is changed by hand.
 func TestHandsOnTheLeaseOfOneCutOff(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(api *leaseAPI){
@@ -353,8 +355,8 @@ func TestHandsOnTheLeaseOfOneCutOff(t *testing.T) {
 	}
 }
 
-// TestDeletedUnseen : a standby that was cut off has missed renewals, and waits
-// as if the last one had been just now.
+// TestDeletedUnseen checks that a standby that was cut off, and so may have missed
+// renewals, waits as if the last renewal had been just now.
 func TestDeletedUnseen(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -369,8 +371,8 @@ func TestDeletedUnseen(t *testing.T) {
 	})
 }
 
-// TestStoppedWhileTaking : who is stopped before it knows that it has won lets
-// go of what it won.
+// TestStoppedWhileTaking checks that a replica that is stopped before it knows that
+// it took the Lease releases it.
 func TestStoppedWhileTaking(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -378,7 +380,7 @@ func TestStoppedWhileTaking(t *testing.T) {
 		leader, one := standbyOf(t, api)
 		two := start(t, api, "two", DefaultSettings())
 		pass(5 * time.Second)
-		two.wire.set(func(w *wire) { w.slow = 50 * time.Millisecond }) // one is faster
+		two.wire.set(func(w *wire) { w.slow = 50 * time.Millisecond }) // this one is faster
 		one.wire.set(func(w *wire) { w.late = 20 * time.Millisecond })
 		go leader.stop()
 		pass(10 * time.Millisecond)
@@ -389,7 +391,7 @@ func TestStoppedWhileTaking(t *testing.T) {
 	})
 }
 
-// TestReleaseWhoseAnswerIsLost is a release all the same.
+// TestReleaseWhoseAnswerIsLost checks that the Lease counts as released.
 func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -405,7 +407,8 @@ func TestReleaseWhoseAnswerIsLost(t *testing.T) {
 	})
 }
 
-// TestColdStandby : who could not act leaves the Lease to others.
+// TestColdStandby checks that a replica that could not act does not compete for the
+// Lease.
 func TestColdStandby(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -429,8 +432,8 @@ func TestColdStandby(t *testing.T) {
 	})
 }
 
-// TestNeverTwo lets replicas come, go and lose their ways to the API at random,
-// and looks all the time whether two could act at once.
+// TestNeverTwo starts, stops and disconnects replicas at random, and checks all the
+// time that no two may act at once.
 func TestNeverTwo(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
@@ -499,7 +502,8 @@ func disturb(t *testing.T, api *leaseAPI, r *replica, chance *rand.Rand, name st
 	return r
 }
 
-// TestOnlyARenewalIsWork : by nothing else is it proven that the claim was renewed.
+// TestOnlyARenewalIsWork checks that only a renewal proves that the claim was
+// renewed.
 func TestOnlyARenewalIsWork(t *testing.T) {
 	t.Parallel()
 	at := func(second int) *metav1.MicroTime { return &metav1.MicroTime{Time: time.Unix(int64(second), 0)} }

@@ -17,8 +17,8 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// TestCheckCRD : what is missing is named, and only what certainly is missing
-// stops the program.
+// TestCheckCRD checks that what is missing is named, and that the program stops
+// only for what is certainly missing.
 func TestCheckCRD(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -63,8 +63,8 @@ func TestCheckCRD(t *testing.T) {
 	}
 }
 
-// TestBuiltInStatusHasEveryField : what is compared is all that the program can
-// write, however deep.
+// TestBuiltInStatusHasEveryField checks that the comparison covers all that the
+// program can write, at every depth.
 func TestBuiltInStatusHasEveryField(t *testing.T) {
 	t.Parallel()
 	status, err := builtInStatus()

@@ -49,7 +49,8 @@ func elections(lease, renew, retry time.Duration) func(*Options) {
 	return func(o *Options) { o.Election.Lease, o.Election.Renew, o.Election.Retry = lease, renew, retry }
 }
 
-// TestLeaseNamespace : a pod's namespace means nothing to another cluster.
+// TestLeaseNamespace checks that the pod's namespace is not used for another
+// cluster.
 func TestLeaseNamespace(t *testing.T) {
 	for name, tc := range map[string]struct{ flag, kubeconfig, want string }{
 		"given":              {"blue", "/x", "blue"},
@@ -66,7 +67,8 @@ func TestLeaseNamespace(t *testing.T) {
 	}
 }
 
-// TestFlagsOfTheTutorials : they are accepted as they stand there.
+// TestFlagsOfTheTutorials checks that the tutorials' flags are accepted as written
+// there.
 func TestFlagsOfTheTutorials(t *testing.T) {
 	args := []string{
 		"--kubeconfig=/x", "--threads=2", "--vm-driver=docker", "--leader-elect=true", "--holder-identity=test1",

@@ -31,8 +31,8 @@ func listen(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// runManager starts a manager of an API that nobody asks. It returns when that runs
-// or, where it is to fail, has failed.
+// runManager starts a manager of an API that is never called. It returns when the
+// manager runs or, if it must fail, has failed.
 func runManager(t *testing.T, o *Options, fails bool) error {
 	t.Helper()
 	cfg := &rest.Config{Host: "127.0.0.1:1"}
@@ -59,7 +59,7 @@ func runManager(t *testing.T, o *Options, fails bool) error {
 	select {
 	case err := <-done:
 		return err
-	case <-up: // servers are started before anything else
+	case <-up: // servers are started first
 		return nil
 	case <-time.After(20 * time.Second):
 		return errors.New("it neither runs nor fails")
@@ -70,7 +70,8 @@ type started chan struct{}
 
 func (s started) Start(context.Context) error { close(s); return nil }
 
-// TestATakenDefaultIsLeftOut, and an address that somebody named is not.
+// TestATakenDefaultIsLeftOut checks this, and that a named address that is in use
+// is not left out.
 func TestATakenDefaultIsLeftOut(t *testing.T) {
 	for name, tc := range map[string]struct {
 		flags func(taken string) []string
@@ -101,7 +102,8 @@ func TestATakenDefaultIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestFreeDefaultsAreServed as before.
+// TestFreeDefaultsAreServed checks that endpoints are served on default addresses
+// that are free.
 func TestFreeDefaultsAreServed(t *testing.T) {
 	o := NewOptions()
 	o.MetricsAddress, o.HealthAddress = freeAddress(t), freeAddress(t)
@@ -126,7 +128,7 @@ func TestFreeDefaultsAreServed(t *testing.T) {
 	}
 }
 
-// freeAddress is one that was free a moment ago.
+// freeAddress returns an address that was free a moment ago.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
