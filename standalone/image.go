@@ -81,7 +81,7 @@ func (o *imageOptions) open() ([]*qemu.Cache, error) {
 	for _, dir := range dirs {
 		c, err := qemu.OpenCache(dir, o.clock)
 		if errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
-			continue // one that was used once, and removed
+			continue // it was used once, and has been removed
 		}
 		if err != nil {
 			return nil, err

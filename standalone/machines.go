@@ -129,7 +129,7 @@ func becomeOwner(path string) error {
 	var is syscall.Stat_t
 	err := syscall.Stat(path, &is)
 	if err != nil || os.Geteuid() != 0 || is.Uid == 0 {
-		return nil //nolint:nilerr // the next open of the folder reports the error
+		return nil //nolint:nilerr // who opens the folder next says what is wrong with it
 	}
 	gid, uid := int(is.Gid), int(is.Uid)
 	if err := errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
