@@ -37,8 +37,8 @@ const stopControllerBy = 5500 * time.Millisecond
 // Neither a pod nor a host can have that name.
 const holder = "drover_up"
 
-// relaxedElection returns the times of an election for one process. A fast takeover
-// matters little there. What matters is that a slow disk does not end this process,
+// relaxedElection returns election times for a host where a fast takeover by another
+// process matters little. What matters is that a slow disk does not end this process,
 // and the API with it.
 func relaxedElection() leader.Settings {
 	return leader.Settings{

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// telling are the events after which a container's record may differ. A signal is
+// telling lists the events after which a container's record may differ. A signal is
 // not among them, because its effect is an event of its own.
 var telling = []string{
 	string(events.ActionCreate), string(events.ActionStart), string(events.ActionRestart),

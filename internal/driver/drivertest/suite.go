@@ -94,7 +94,7 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// checkLacks checks that Lacks names existing cases, so that a renamed case is not excused by accident.
+// checkLacks checks that Lacks names existing cases, so that a rename leaves no stale reason.
 func checkLacks(t *testing.T, lacks map[string]string) {
 	t.Helper()
 	known := map[string]bool{}

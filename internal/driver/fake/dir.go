@@ -46,7 +46,7 @@ func openDir(path string) (*dirStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir.Fleeting = true // simulated servers do not survive a power cut
+	dir.Fleeting = true // simulated servers need not survive a power cut
 	return &dirStore{dir: dir, boxes: map[*mailbox]bool{}, known: map[string]bool{}}, nil
 }
 
