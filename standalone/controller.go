@@ -29,16 +29,16 @@ import (
 	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
-// stopControllerBy leaves the controller's running calls and fetches the time that
-// it grants them itself.
+// stopControllerBy allows the time that the controller itself grants its running
+// calls and fetches.
 const stopControllerBy = 5500 * time.Millisecond
 
-// holder names every drover up in the Lease of its own API. Neither a pod nor a
-// host can be called that.
+// holder is the name under which every drover up holds the Lease of its own API.
+// Neither a pod nor a host can have that name.
 const holder = "drover_up"
 
-// relaxedElection are the times of an election in which it matters little how soon
-// another process takes over, and much that a slow disk does not end this one,
+// relaxedElection returns election times for a host where a fast takeover by another
+// process matters little. What matters is that a slow disk does not end this process,
 // and the API with it.
 func relaxedElection() leader.Settings {
 	return leader.Settings{
@@ -47,10 +47,10 @@ func relaxedElection() leader.Settings {
 	}
 }
 
-// newControllerOptions are the controller's, for a program on a host of many:
-// no ports but the API's, and simulated servers that outlive the process. Another
-// drover up that holds the Lease is dead, since this one has the data dir, which
-// one process has at a time: nobody waits for it.
+// newControllerOptions returns the controller's options for a program that shares its
+// host: no ports but the API's, and simulated servers that outlive the process. Another
+// drover up that holds the Lease is dead, because this one holds the data dir, which only
+// one process can: so its Lease is not waited for.
 func newControllerOptions() *app.Options {
 	o := app.NewOptions()
 	o.MetricsAddress, o.HealthAddress, o.OwnCRD = "0", "0", true
@@ -59,8 +59,8 @@ func newControllerOptions() *app.Options {
 	return o
 }
 
-// controllerParts are Drover's own controller and, before it, the choice of its
-// drivers, which a person wants to see.
+// controllerParts returns Drover's own controller and, before it, the choice of its
+// drivers, which is shown to the user.
 func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []supervisor.Component {
 	if o.controller.Drivers.QEMUDir == "" {
 		o.controller.Drivers.QEMUDir = filepath.Join(plane.Dir.Drivers(), "qemu")
@@ -97,8 +97,8 @@ func (o *upOptions) controllerPart(plane *controlplane.Config) supervisor.Compon
 	}
 }
 
-// example is a manifest for a first VirtualMachine. Machines need an image, which
-// is to be filled in.
+// example returns the path of a manifest for a first VirtualMachine. Machines need an
+// image, which the user has to fill in.
 func (o *upOptions) example() string {
 	first, _, _ := strings.Cut(o.controller.VMDriver, ",")
 	if first == "qemu" && o.controller.Drivers.QEMUImage == "" {
@@ -107,8 +107,8 @@ func (o *upOptions) example() string {
 	return "examples/test-vm.yaml"
 }
 
-// chooseDrivers settles what auto means for this run, so that the controller
-// runs what people were told and purge can find.
+// chooseDrivers resolves auto for this run, so that the controller runs the drivers
+// that were shown to the user and that purge can find.
 func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Config, news *progress) error {
 	cluster, err := plane.Dir.ClusterID()
 	if err != nil {
@@ -130,7 +130,7 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 	return nil
 }
 
-// boundEngines are those that VirtualMachines are bound to.
+// boundEngines returns the engines that VirtualMachines are bound to.
 func boundEngines(ctx context.Context, plane *controlplane.Config) ([]api.Binding, error) {
 	scheme := runtime.NewScheme()
 	if err := api.AddToScheme(scheme); err != nil {

@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestNoImagesFromTheDataDir : the drivers know what is the program's own.
+// TestNoImagesFromTheDataDir checks that the drivers know the program's own folders.
 func TestNoImagesFromTheDataDir(t *testing.T) {
 	t.Parallel()
 	o := &upOptions{controller: newControllerOptions()}
@@ -27,8 +27,8 @@ func TestNoImagesFromTheDataDir(t *testing.T) {
 	}
 }
 
-// TestAPredecessorIsDead : whoever has the data dir need not wait for another
-// drover up, but for every other controller.
+// TestAPredecessorIsDead checks that the holder of the data dir does not wait for another
+// drover up, but does for every other controller.
 func TestAPredecessorIsDead(t *testing.T) {
 	t.Parallel()
 	o := newControllerOptions()
@@ -45,7 +45,7 @@ func TestAPredecessorIsDead(t *testing.T) {
 	}
 }
 
-// TestExample : whoever follows what drover up prints gets a VM.
+// TestExample checks that following the output of drover up gives a VM.
 func TestExample(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ drivers, image, want string }{
@@ -62,7 +62,7 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// TestBindings : what the status says counts more than the annotation, which a user's
+// TestBindings checks that the status takes precedence over the annotation, which a user's
 // manifest can change.
 func TestBindings(t *testing.T) {
 	t.Parallel()

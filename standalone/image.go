@@ -26,7 +26,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
-// pruneWithin bounds the wait for disks that are being made.
+// pruneWithin limits the wait for disks that are being made.
 const pruneWithin = time.Minute
 
 type imageOptions struct {
@@ -67,7 +67,7 @@ func (o *imageOptions) command(name, short string, run func(context.Context, []*
 	return cmd
 }
 
-// open needs no data dir where a folder of machines is named, as for a
+// open needs no data dir if --qemu-dir is given, as for the machines of a
 // drover-controller.
 func (o *imageOptions) open() ([]*qemu.Cache, error) {
 	dirs := []string{o.qemuDir}
@@ -81,7 +81,7 @@ func (o *imageOptions) open() ([]*qemu.Cache, error) {
 	for _, dir := range dirs {
 		c, err := qemu.OpenCache(dir, o.clock)
 		if errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
-			continue // one that was used once, and removed
+			continue // it was used once, and has been removed
 		}
 		if err != nil {
 			return nil, err
@@ -157,7 +157,7 @@ func (o *imageOptions) printf(format string, args ...any) error {
 	return err
 }
 
-// shortDigest is what tells images apart for people.
+// shortDigest returns as much of a digest as people need to distinguish images.
 func shortDigest(digest string) string {
 	const digits = len("sha256:") + 12
 	return digest[:min(len(digest), digits)]
@@ -165,7 +165,7 @@ func shortDigest(digest string) string {
 
 func size(bytes int64) string { return fmt.Sprintf("%.1f MB", float64(bytes)/1e6) }
 
-// users are few enough to be read.
+// users formats the names of an image's users, shortened for readability.
 func users(names []string) string {
 	const shown = 3
 	switch {

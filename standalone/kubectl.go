@@ -32,8 +32,8 @@ func newKubectlCommand() *cobra.Command {
 	}
 }
 
-// runKubectl does what kubectl's own main does, and ends the process with
-// kubectl's exit code if it fails.
+// runKubectl does what kubectl's own main does. If kubectl fails, the process ends
+// with kubectl's exit code.
 func runKubectl(args []string) {
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	command := kubectl.NewDefaultKubectlCommandWithArgs(kubectl.KubectlOptions{
@@ -48,15 +48,15 @@ func runKubectl(args []string) {
 	}
 }
 
-// kubectlConfigFlags are those of kubectl's main.
+// kubectlConfigFlags returns the flags of kubectl's main.
 func kubectlConfigFlags() *genericclioptions.ConfigFlags {
 	return genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 		WithDiscoveryBurst(300).WithDiscoveryQPS(50.0)
 }
 
-// useDataDirKubeconfig points kubectl at this Drover unless the person chose
-// otherwise. It never falls back to ~/.kube/config: what is typed for a Drover
-// that happens not to run must not reach some other cluster.
+// useDataDirKubeconfig points kubectl at this Drover unless the user chose another
+// kubeconfig. It never falls back to ~/.kube/config: a command meant for a Drover
+// that does not run must not reach some other cluster.
 func useDataDirKubeconfig(args []string) {
 	if os.Getenv("KUBECONFIG") != "" || slices.ContainsFunc(args, isKubeconfigFlag) {
 		return

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// logging sends what all parts log to one file, so that the terminal stays
+// logging sends the log lines of all parts to one file, to keep the terminal
 // readable.
 type logging struct {
 	writer io.WriteCloser
@@ -29,7 +29,7 @@ type logging struct {
 
 func startLogging(ctx context.Context, dir *datadir.Dir, verbosity int) *logging {
 	// kube-controller-manager would refuse to run beside kube-apiserver, which
-	// has set logging up as well.
+	// has set up logging too.
 	logsapi.ReapplyHandling = logsapi.ReapplyHandlingIgnoreUnchanged
 	l := &logging{
 		dir:    dir,
@@ -44,9 +44,9 @@ func startLogging(ctx context.Context, dir *datadir.Dir, verbosity int) *logging
 	return l
 }
 
-// klogFatal is where Kubernetes' code ends that cannot go on. While everything
-// stops, as in the middle of a start, that is no news: its part ends or is left
-// behind, and those below it still have to be closed well.
+// klogFatal is called where Kubernetes' code cannot continue. During a stop, for example
+// in the middle of a start, that is expected and not reported: the part ends or is left
+// behind, and the parts started before it still have to be closed properly.
 func (l *logging) klogFatal(ctx context.Context) {
 	if ctx.Err() != nil {
 		select {}
@@ -54,7 +54,7 @@ func (l *logging) klogFatal(ctx context.Context) {
 	l.fatal("a part of Kubernetes", errors.New("it could not go on"))
 }
 
-// fatal ends the process for a part that cannot go on and says so in one line.
+// fatal reports in one line that a part cannot continue, and ends the process.
 func (l *logging) fatal(name string, err error) {
 	fmt.Fprintf(os.Stderr, "drover: %s gave up: %v (more in %s)\n", name, l.dir.Describe(err), l.dir.LogFile())
 	l.close()

@@ -56,7 +56,7 @@ drover-machines.service runs this when the host shuts down.`,
 	return cmd
 }
 
-// shutdown holds the data dir, so that no Drover starts a machine again meanwhile.
+// shutdown holds the data dir, so that no Drover restarts a machine meanwhile.
 func (o *machinesOptions) shutdown(ctx context.Context) (err error) {
 	if o.timeout < 0 {
 		return fmt.Errorf("--timeout is %s: it must not be negative", o.timeout)
@@ -82,7 +82,7 @@ func (o *machinesOptions) shutdown(ctx context.Context) (err error) {
 	return o.end(ctx, folders)
 }
 
-// end ends the machines of all folders at the same time.
+// end shuts down the machines of all folders at the same time.
 func (o *machinesOptions) end(ctx context.Context, folders []string) error {
 	ended, errs := make([][]*qemu.Ended, len(folders)), make([]error, len(folders))
 	var all sync.WaitGroup
@@ -103,7 +103,7 @@ func (o *machinesOptions) end(ctx context.Context, folders []string) error {
 	return errors.Join(errs...)
 }
 
-// endIn goes past a folder that was used once, and removed.
+// endIn skips a folder that was used once and has been removed.
 func (o *machinesOptions) endIn(ctx context.Context, path string) ([]*qemu.Ended, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
 		return nil, nil
@@ -123,8 +123,8 @@ func (o *machinesOptions) print(m *qemu.Ended) error {
 	return err
 }
 
-// becomeOwner gives root's rights up for those of the user whose files are in a
-// folder: what root writes there, that user could not read.
+// becomeOwner gives up root's rights for those of the user who owns a folder: that
+// user could not read files that root writes there.
 func becomeOwner(path string) error {
 	var is syscall.Stat_t
 	err := syscall.Stat(path, &is)

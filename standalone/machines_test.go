@@ -11,8 +11,8 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// TestMachinesShutdown : it is refused while a Drover runs, which would start the
-// machines again; then it ends them, and says which.
+// TestMachinesShutdown checks that the command is refused while a Drover runs, which would
+// restart the machines. Otherwise it ends them and names them.
 func TestMachinesShutdown(t *testing.T) {
 	h := newHost(t)
 	target, pid := h.run(t, "vm", h.image)

@@ -4,8 +4,8 @@
 // Command drover is Drover for a host without a cluster: etcd, kube-apiserver
 // and the Drover controller in one process.
 //
-// Start with up.go, which lists the parts that `drover up` runs; the other
-// commands have a file each.
+// Start with up.go, which lists the parts that `drover up` runs; each of the other
+// commands has its own file.
 package main
 
 import (
@@ -28,11 +28,11 @@ func main() {
 	}
 }
 
-// errTold means that the person was told already.
+// errTold means that the error has already been printed.
 var errTold = errors.New("told")
 
 func newRootCommand() *cobra.Command {
-	// Parts of Kubernetes put flags of theirs here, and cobra would show them.
+	// Parts of Kubernetes register flags of their own here, which cobra would show.
 	pflag.CommandLine = pflag.NewFlagSet("drover", pflag.ContinueOnError)
 	root := &cobra.Command{
 		Use:   "drover",
@@ -53,7 +53,7 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 	return root
 }
 
-// addDataDirFlag is for every command that looks into the data dir.
+// addDataDirFlag is for every command that uses the data dir.
 func addDataDirFlag(cmd *cobra.Command, dir *string) {
 	cmd.Flags().StringVar(dir, "data-dir", datadir.Default(os.Getenv, os.Getuid()),
 		"where everything is kept (also from DROVER_DATA_DIR)")

@@ -11,7 +11,7 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// consoleSink shows log lines that a person should see, as the choice of drivers.
+// consoleSink shows log lines that a person should see, such as the choice of drivers.
 type consoleSink struct {
 	news   *progress
 	values []any
@@ -20,7 +20,7 @@ type consoleSink struct {
 // Init implements logr.LogSink.
 func (s *consoleSink) Init(logr.RuntimeInfo) {}
 
-// Enabled implements logr.LogSink: details are for the log alone.
+// Enabled implements logr.LogSink: details only go to the log.
 func (s *consoleSink) Enabled(level int) bool { return level == 0 }
 
 // Info implements logr.LogSink.

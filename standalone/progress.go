@@ -16,8 +16,8 @@ import (
 )
 
 // stopSignals returns a context that ends with the first SIGTERM, Ctrl-C or
-// loss of the terminal. A second one ends the process at once: nothing that was
-// acknowledged is lost by that.
+// loss of the terminal. A second one ends the process at once, which loses nothing
+// that was acknowledged.
 func stopSignals(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
@@ -35,7 +35,7 @@ func stopSignals(ctx context.Context) context.Context {
 	return ctx
 }
 
-// progress tells a person what happens, in a few lines.
+// progress reports to a person what happens, in a few lines.
 type progress struct {
 	out   io.Writer
 	begin time.Time
@@ -45,27 +45,27 @@ func (p *progress) printf(format string, args ...any) {
 	_, _ = fmt.Fprintf(p.out, format, args...)
 }
 
-// Ready implements part.Observer.
+// Ready implements supervisor.Observer.
 func (p *progress) Ready(name string, took time.Duration) {
 	p.printf("  %-24s ready  %4.1f s\n", name, took.Seconds())
 }
 
-// Stopping implements part.Observer.
+// Stopping implements supervisor.Observer.
 func (p *progress) Stopping() {
 	p.printf("\nStopping; servers go on running. Ctrl-C again ends at once.\n")
 }
 
-// Stopped implements part.Observer.
+// Stopped implements supervisor.Observer.
 func (p *progress) Stopped(name string, took time.Duration) {
 	p.printf("  %-24s stopped %4.1f s\n", name, took.Seconds())
 }
 
-// LeftBehind implements part.Observer.
+// LeftBehind implements supervisor.Observer.
 func (p *progress) LeftBehind(name string, after time.Duration) {
 	p.printf("  %-24s did not stop in %.1f s, going on\n", name, after.Seconds())
 }
 
-// up says how to go on, with a manifest that the default driver takes.
+// up explains the next steps, with a manifest that the default driver accepts.
 func (p *progress) up(plane *controlplane.Config, example string) {
 	path := plane.Dir.Kubeconfig()
 	p.printf(`Ready after %.1f s at %s

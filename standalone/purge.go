@@ -84,8 +84,8 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 	return o.removeData(dir)
 }
 
-// find asks the engines that this installation has used. One that never became
-// ready has no cluster id, and no servers.
+// find lists the servers on the engines that this installation has used. An installation
+// that never became ready has no cluster id, and no servers.
 func (o *purgeOptions) find(ctx context.Context, dir *datadir.Dir) (*purge.Found, error) {
 	cluster, err := dir.ClusterID()
 	if err != nil {
@@ -105,8 +105,8 @@ func (o *purgeOptions) find(ctx context.Context, dir *datadir.Dir) (*purge.Found
 	return purge.Find(ctx, named)
 }
 
-// weigh keeps the data while servers may be on an engine that is not known. Without
-// --data a later purge can still find them, so it only says so.
+// weigh refuses to remove the data while servers may be on an engine that is not known.
+// Without --data it only prints a warning, because a later purge can still find them.
 func (o *purgeOptions) weigh(doubt error) error {
 	if doubt != nil && o.data {
 		return unproven(doubt)
@@ -117,7 +117,7 @@ func (o *purgeOptions) weigh(doubt error) error {
 	return nil
 }
 
-// unproven says what to do about an engine that may have servers.
+// unproven explains what to do about an engine that may have servers.
 func unproven(err error) error {
 	return fmt.Errorf("nothing was removed, since servers may be where nobody looked:\n%w\n"+
 		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An engine of which no id is kept "+
@@ -127,8 +127,8 @@ func unproven(err error) error {
 
 var errDeclined = errors.New("nothing was removed")
 
-// confirm shows what would go and asks. No answer, as from a script without
-// --yes, is a no.
+// confirm shows what would be removed and asks. No answer, for example from a script
+// without --yes, means no.
 func (o *purgeOptions) confirm(dir *datadir.Dir, found *purge.Found) error {
 	if err := found.Print(o.out); err != nil {
 		return err
@@ -174,8 +174,8 @@ func (o *purgeOptions) removeData(dir *datadir.Dir) error {
 	return nil
 }
 
-// checkNoMachines : machines that were released, or are another installation's,
-// may run, and their disks may be in the data dir.
+// checkNoMachines returns an error if the data dir holds machines that were released or
+// belong to another installation: they may run, and their disks are there.
 func checkNoMachines(dir *datadir.Dir) error {
 	dirs, err := engines.QEMUDirs(dir.Engines())
 	if err != nil {

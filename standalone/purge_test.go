@@ -34,7 +34,7 @@ import (
 // patience is for a loaded machine that emulates others.
 const patience = 90 * time.Second
 
-// host is a data dir that had machines, whose Drover is stopped, and an image.
+// host is a data dir that had machines, with a stopped Drover and an image.
 type host struct {
 	driver.Driver
 
@@ -61,7 +61,7 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// run has a machine run.
+// run starts a machine.
 func (h *host) run(t *testing.T, name, image string) (target driver.Target, pid string) {
 	t.Helper()
 	spec := driver.ServerSpec{
@@ -82,7 +82,7 @@ func (h *host) run(t *testing.T, name, image string) (target driver.Target, pid 
 	return driver.Target{UID: spec.UID}, strings.TrimSpace(string(content))
 }
 
-// end leaves no machine behind, whatever a test did.
+// end ends the machine, whatever a test did.
 func (h *host) end(t *testing.T, uid types.UID) {
 	t.Helper()
 	pids, _ := filepath.Glob("/proc/[0-9]*")
@@ -111,7 +111,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// runDrover runs a command, and returns what it printed.
+// runDrover runs a command, and returns its output.
 func runDrover(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -127,8 +127,8 @@ func runs(pid string) bool {
 	return err == nil && len(line) > 0
 }
 
-// TestPurge : those that run are ended, and nothing of them is left,
-// but those that were released run on and keep their disks.
+// TestPurge checks that running machines are ended and completely removed, while released
+// ones run on and keep their disks.
 func TestPurge(t *testing.T) {
 	h := newHost(t)
 	var pids []string
@@ -177,7 +177,7 @@ func TestPurge(t *testing.T) {
 	}
 }
 
-// TestImages : the commands work while Drover holds its data dir.
+// TestImages checks that the commands work while Drover holds its data dir.
 func TestImages(t *testing.T) {
 	h := newHost(t)
 	held, err := datadir.Open(h.data)
@@ -221,7 +221,7 @@ func wantPrint(t *testing.T, want string, args ...string) {
 	}
 }
 
-// dockerd answers as a Docker engine without containers.
+// dockerd answers like a Docker engine without containers.
 func dockerd(t *testing.T, id string) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -240,8 +240,8 @@ func dockerd(t *testing.T, id string) string {
 	return "tcp://" + s.Listener.Addr().String()
 }
 
-// TestPurgeOfAnotherEngine : as long as another Docker engine answers than the one
-// that was used, the data stays, which alone proves whose servers those are.
+// TestPurgeOfAnotherEngine checks that the data stays as long as a Docker engine answers that
+// is not the one that was used: only the data proves which servers belong to it.
 func TestPurgeOfAnotherEngine(t *testing.T) {
 	used, other := dockerd(t, "USED"), dockerd(t, "OTHER")
 	for name, c := range map[string]struct {

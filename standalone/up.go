@@ -72,7 +72,7 @@ func (o *upOptions) addFlags(cmd *cobra.Command) {
 	f.Lookup("fake-dir").Usage = "fake: folder that holds one file a server, shared by all who use it (default DIR/drivers/fake)"
 }
 
-// complete checks flags before anything is started.
+// complete checks the flags before anything is started.
 func (o *upOptions) complete(cmd *cobra.Command) error {
 	if err := app.SetFromEnv(cmd.Flags()); err != nil {
 		return err
@@ -107,7 +107,7 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: progress}
 	err = runner.Run(ctx, parts, func() error {
 		progress.up(plane, o.example())
-		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage behind
+		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage
 		return dir.SetReady()
 	})
 	return dir.Describe(err)
@@ -121,7 +121,7 @@ func closing(dir *datadir.Dir, err error) error {
 	return err
 }
 
-// prepare opens the port and brings certificates and kubeconfig up to date.
+// prepare opens the port and updates certificates and kubeconfig.
 func (o *upOptions) prepare(ctx context.Context, dir *datadir.Dir, log *logging) (*controlplane.Config, error) {
 	listener, err := port.Listen(ctx, o.bindAddress, o.askedPort(), dir)
 	if err != nil {

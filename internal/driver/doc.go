@@ -1,12 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package driver is the contract between Drover and whatever runs servers.
+// Package driver is the contract between Drover and the engines that run servers.
 //
-// Start with the Driver interface in driver.go; its comments are the contract,
+// Start with the Driver interface in driver.go. Its comments are the contract,
 // and drivertest.Run checks every driver against them. errors.go holds the
-// sentinel errors by which a driver says what kind of failure it met.
+// sentinel errors by which a driver reports the kind of a failure.
 //
-// The drivers live in folders of their own (fake, docker, qemu), the table package
-// lists them, and decorators (metrics, faults) add one concern each.
+// Each driver has its own folder (fake, docker, qemu), and package registry lists
+// them. The decorators fencing, metrics, journal and faultinject add one concern each.
 package driver

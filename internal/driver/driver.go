@@ -15,80 +15,81 @@ import (
 // context first and is safe for concurrent use.
 //
 // A call blocks for one mutation, seconds at most, under the deadline of its
-// context. What takes longer is split: a fetch (pull, download) runs in the
-// background and never creates, starts or changes anything; its end goes to
-// Watch, and the next Ensure acts on it. A stop only sends the signal; a later
-// Ensure forces it once StopBy has passed.
+// context. Longer work is split. A fetch (pull, download) runs in the background
+// and never creates, starts or changes a server; Watch reports its end, and the
+// next Ensure acts on it. A stop only sends the signal; a later Ensure forces it
+// once StopBy has passed.
 //
 // A server is looked up by its UID label or directory, never by name. A server
-// of another cluster is neither listed nor touched.
+// of another cluster is neither listed nor changed.
 type Driver interface {
 	// Ensure creates, adopts or updates one server so that it matches spec,
-	// power state included, and returns the server as it is then. It is
+	// power state included, and returns the server as it is afterwards. It is
 	// repeatable, even from two leaders at once: creation is atomic on the UID.
 	//
-	// While an image is fetched it returns a server in StatePending whose Progress
-	// tells the progress. A server that waits for a stop is returned in
-	// StateStopping. What can only change at a restart is named in Pending and
-	// left as it is until the server is started or RestartRun asks for a restart.
+	// While an image is being fetched, Ensure returns a server in StatePending with
+	// the progress in Progress. A server with a stop under way is returned in
+	// StateStopping. Fields that can only change at a restart are listed in Pending
+	// and left alone until the server is started or RestartRun asks for a restart.
 	//
 	// Errors: ErrInvalid or ErrUnsupported for a spec that cannot be honoured,
-	// ErrRetry for a missing image, ErrExhausted, ErrUnavailable, ErrFenced. Any
-	// other error may have left the mutation done: look before doing it again.
+	// ErrRetry for a missing image, ErrExhausted, ErrUnavailable, ErrFenced. After
+	// any other error the mutation may have been done: look before repeating it.
 	Ensure(ctx context.Context, spec ServerSpec) (Server, error)
 
-	// Delete removes the server and all that belongs to it, at once; or with
-	// retain releases it: marked first, left running, no longer a server of its
-	// UID, never swept. It cancels a fetch for the UID and joins it.
+	// Delete removes the server and everything that belongs to it, at once. With
+	// retain it releases the server instead: first marked as released, then left
+	// running; it is no longer the server of its UID and is never swept. Delete
+	// cancels a fetch for the UID and waits for it to end.
 	//
-	// ErrNotFound means that nothing is left, nil that removal is under way or
-	// done: List tells which.
+	// ErrNotFound means that nothing is left. Nil means that removal is done or
+	// under way: List reports which.
 	Delete(ctx context.Context, t Target, retain bool) error
 
-	// List reports this cluster's servers, all of them where no UID is named,
-	// fetches under way (StatePending) included. It is complete or an error:
-	// what a nil-error List misses is gone. Two servers of one UID are both
-	// reported.
+	// List returns this cluster's servers, all of them if no UID is given,
+	// including those with a fetch under way (StatePending). Without an error the
+	// list is complete: a server that is missing from it is gone. Two servers with
+	// one UID are both returned.
 	List(ctx context.Context, uids ...types.UID) ([]Server, error)
 
 	// Usage samples many servers in one call. Servers that do not run are
-	// missing from the answer. No UID means no server.
+	// missing from the result. Without UIDs the result is empty.
 	Usage(ctx context.Context, uids ...types.UID) ([]Usage, error)
 
-	// Watch sends UIDs worth another look until ctx ends. It is opened before
-	// List and loses events only by closing: a closed channel means open and
-	// list again.
+	// Watch sends the UIDs of servers to look at again, until ctx ends. Callers
+	// open it before List. It loses events only by closing: after the channel is
+	// closed, open a new watch and list again.
 	Watch(ctx context.Context) (<-chan types.UID, error)
 }
 
-// Identifier tells which engine a driver talks to. Every driver has it; it is
-// apart from Driver because only the inventory asks.
+// Identifier reports which engine a driver talks to. Every driver implements it;
+// it is separate from Driver because only the inventory needs it.
 type Identifier interface {
 	// EngineID is the engine's lasting identity: Docker's own id, a UUID file in
 	// the fake driver's folder. At most 128 characters of [A-Za-z0-9:._-].
 	EngineID(ctx context.Context) (string, error)
 }
 
-// Fetcher fetches for servers in the background (StatePending). It is optional.
+// Fetcher fetches images for servers in the background (StatePending). It is optional.
 type Fetcher interface {
-	// Abandon ends what is fetched for a server that is not wanted any more, or was.
-	// It changes no server.
+	// Abandon ends the fetches for a server that is not wanted any more or was
+	// deleted. It changes no server.
 	Abandon(ctx context.Context, uid types.UID) error
 }
 
-// Closer ends what a driver does in the background. It is optional.
+// Closer ends a driver's background work. It is optional.
 type Closer interface {
-	// Close cancels fetches and joins them. An error tells of one that did not
-	// end before ctx did.
+	// Close cancels fetches and waits for them to end. An error reports a fetch
+	// that did not end before ctx did.
 	Close(ctx context.Context) error
 }
 
-// Prober asks whether a server takes connections. It is for a driver under which
-// a plain connection does not tell: what leads to the server from outside would
-// answer in its place. It is optional.
+// Prober checks whether a server accepts connections. It is for drivers where a
+// plain connection proves nothing, because the forwarder that leads to the server
+// accepts it whether the server does or not. It is optional.
 type Prober interface {
-	// Probe returns nil once a TCP port of the server, as the server itself
-	// counts, has taken a connection. It waits for that until ctx ends.
+	// Probe returns nil once a TCP port of the server, in the server's own
+	// numbering, has accepted a connection. It waits for that until ctx ends.
 	Probe(ctx context.Context, uid types.UID, port int32) error
 }
 
@@ -96,12 +97,12 @@ type Prober interface {
 type Consoler interface {
 	// Console attaches to a server's console until it is closed or ctx ends.
 	//
-	// Many may read at a time. Each first gets the end of what was printed
-	// before, then what is printed from then on, and io.EOF once the server has
-	// stopped. One that reads too slowly misses some.
+	// Many callers may read at a time. Each first gets the end of the earlier
+	// output, then the output from then on, and io.EOF once the server has
+	// stopped. A reader that is too slow misses some output.
 	//
-	// One may write at a time: who writes first keeps the right until Close, and
-	// the Write of another fails with ErrConsoleTaken.
+	// One caller may write at a time: the first to write has the right until Close,
+	// and the Write of any other caller fails with ErrConsoleTaken.
 	//
 	// Errors: ErrNotFound, and ErrRetry for a server that does not run.
 	Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error)
@@ -111,16 +112,17 @@ type Consoler interface {
 type Target struct {
 	// UID of the VirtualMachine; it identifies the server everywhere.
 	UID types.UID
-	// ID is the engine's name for the server, where it is known. A driver
-	// that gets one acts only on the server that has both.
+	// ID is the engine's name for the server, where it is known. If it is set, a
+	// driver acts only on a server that matches both UID and ID.
 	ID string
-	// Epoch of the leader that acts. An engine that can compare refuses, with
-	// ErrFenced, one below the highest that has acted for the cluster. Zero is
-	// nobody's, for a person's tools while no leader runs, and not compared.
+	// Epoch of the leader that acts. An engine that can compare epochs refuses, with
+	// ErrFenced, one below the highest that has acted for the cluster. Zero belongs
+	// to no leader and is not compared; it is for command line tools that run while
+	// no leader does.
 	Epoch uint64
 }
 
-// ServerSpec is the server that is wanted.
+// ServerSpec is the desired state of a server.
 type ServerSpec struct {
 	Target
 	// Namespace and Name of the VirtualMachine.
@@ -130,14 +132,14 @@ type ServerSpec struct {
 	// StopBy is when a stop that is under way is forced; the zero time means
 	// never.
 	StopBy time.Time
-	// GracePeriod is how long the guest has to shut down when the host does, which
-	// no caller is there for. Every other stop has StopBy.
+	// GracePeriod is how long the guest has to shut down when the host does, since
+	// no caller is present then. Every other stop uses StopBy.
 	GracePeriod time.Duration
-	// RestartRun names a run (Server.Run) to end before the server is started: a
-	// restart, once. It means nothing when that run is over.
+	// RestartRun names a run (Server.Run) to end before the server is started,
+	// which restarts it once. It has no effect if that run is over.
 	RestartRun string
-	// PowerOnly is set where the caller could not read all of the spec, as with a
-	// Secret that is gone: the server's Power counts, and Pending is not told.
+	// PowerOnly is set if the caller could not read all of the spec, for example
+	// because a Secret is gone: only Power is applied, and Pending is not computed.
 	PowerOnly bool
 
 	// CPUMilli is in thousandths of a CPU, the sizes are in bytes. A
@@ -161,7 +163,7 @@ const (
 	PowerPaused Power = "Paused"
 )
 
-// CheckPower refuses, with ErrInvalid, what is no power state.
+// CheckPower returns ErrInvalid for a value that is not a power state.
 func CheckPower(p Power) error {
 	switch p {
 	case PowerOn, PowerOff, PowerPaused:
@@ -170,8 +172,8 @@ func CheckPower(p Power) error {
 	return Errorf(ErrInvalid, "action is %q: it must be %s, %s or %s", p, PowerOn, PowerOff, PowerPaused)
 }
 
-// RestartPolicy tells the engine's own restarter what to do when a server
-// stops by itself. The values are those of the API.
+// RestartPolicy is what the engine's own restarter does when a server stops by
+// itself. The values are those of the API.
 type RestartPolicy string
 
 // The restart policies.
@@ -205,7 +207,7 @@ type Kernel struct {
 	Source, Initrd, Cmdline string
 }
 
-// Volume is a further disk. A nil Image means a blank one.
+// Volume is an additional disk. A nil Image means a blank one.
 type Volume struct {
 	Name      string
 	SizeBytes int64
@@ -213,8 +215,8 @@ type Volume struct {
 	ReadOnly  bool
 }
 
-// Port is reachable from outside of the server. A HostPort of zero lets the
-// engine choose.
+// Port is a port of the server that is reachable from outside it. With a HostPort
+// of zero the engine chooses one.
 type Port struct {
 	Name           string
 	Protocol       string // "TCP" or "UDP"
@@ -223,8 +225,8 @@ type Port struct {
 	HostIP string
 }
 
-// Secret is text that must not be seen: it prints as "[redacted]" under every
-// verb and marshals so too.
+// Secret is text that must not be shown: it prints as "[redacted]" under every
+// verb, and marshals as that too.
 type Secret struct{ text string }
 
 // State is an engine's view of a server.
@@ -232,8 +234,8 @@ type State string
 
 // The states.
 const (
-	// StatePending : there is no server yet, something is being fetched for it
-	// (Progress), or was and waits for the next Ensure, or the fetch failed (Err).
+	// StatePending : there is no server yet. A fetch for it is under way (Progress),
+	// has ended and waits for the next Ensure, or has failed (Err).
 	StatePending State = "Pending"
 	// StateStarting : the server was started and is not up yet.
 	StateStarting State = "Starting"
@@ -241,9 +243,9 @@ const (
 	StateRunning State = "Running"
 	// StatePaused : the server is frozen.
 	StatePaused State = "Paused"
-	// StateStopping : the server was told to stop and still runs.
+	// StateStopping : the server was asked to stop and still runs.
 	StateStopping State = "Stopping"
-	// StateStopped : the server is off; Exit tells how its last run ended, and
+	// StateStopped : the server is off. Exit describes how its last run ended, and
 	// is nil if it never ran.
 	StateStopped State = "Stopped"
 	// StateRestarting : the engine's own restarter is about to start it again.
@@ -255,41 +257,41 @@ const (
 // Server is what a driver runs for a VirtualMachine.
 type Server struct {
 	UID types.UID
-	// ID is the engine's name for the server, empty in StatePending, and where
-	// nothing can be told of a server but that it is there: Err says why, and until
-	// that is mended every call about it fails and changes nothing.
+	// ID is the engine's name for the server. It is empty in StatePending, and for
+	// a server of which only the existence is known: then Err has the cause, and
+	// every call about it fails and changes nothing until that is repaired.
 	ID              string
 	Namespace, Name string
-	// Run has a new value at every start; a restart names the run it ends.
+	// Run has a new value at every start; RestartRun refers to it.
 	Run   string
 	State State
-	// Progress says what is under way, for people, for example a pull's progress.
+	// Progress describes what is under way, for people, for example a pull's progress.
 	Progress string
-	// Note says what of the spec the driver leaves aside, for people.
+	// Note describes the parts of the spec that the driver ignores, for people.
 	Note string
-	// Err is what failed in the background.
+	// Err is a failure in the background.
 	Err error
-	// Exit tells how the last run ended; nil while one is on.
+	// Exit describes how the last run ended; nil during a run.
 	Exit      *Exit
 	StartedAt time.Time
-	// Applied is what the server has, which may not be what the spec says yet.
+	// Applied is what the server has, which may differ from the spec.
 	Applied Resources
-	// Pending names the fields of the spec that wait for a restart. List leaves
-	// it empty where the spec is needed to tell; Ensure always fills it.
+	// Pending lists the fields of the spec that wait for a restart. List leaves
+	// it empty if it cannot be computed without the spec; Ensure always fills it.
 	Pending []string
-	// Refused is the field of the spec that the server cannot have as long as it
+	// Refused is a field of the spec that the server can never have while it
 	// exists; the rest was applied. Only Ensure sets it, List leaves it nil.
 	Refused *Refused
-	// ImageID is the digest of the image that the server was made from, where the
+	// ImageID is the digest of the image that the server was made from, if the
 	// driver resolves one.
 	ImageID string
 	// Accelerator is AccelKVM or AccelTCG for a machine that runs, else empty.
 	Accelerator string
-	// Addresses under which the server answers: its own, or those of the host
-	// where only Ports lead to it.
+	// Addresses at which the server answers: its own, or those of the host if it is
+	// reachable only through Ports.
 	Addresses []string
-	// Ports of the host that lead to the server now. HostPort is always set,
-	// and Name never: that is the spec's to tell.
+	// Ports of the host that lead to the server now. HostPort is always set.
+	// Name is never set, because only the spec has it.
 	Ports []Port
 	// Retained is set on a server that was released. It has no owner and is
 	// never swept.
@@ -314,13 +316,13 @@ const (
 // down. Such a server is started again whatever its restart policy.
 const ExitHostShutdown = "HostShutdown"
 
-// Exit tells how a run ended.
+// Exit describes how a run ended.
 type Exit struct {
 	Code int
 	// Reason is a CamelCase word: Completed, Error, OOMKilled, ...
 	Reason string
-	// Output is the end of what the engine's own process printed, at most 1 KiB,
-	// where that explains a crash. It is never output of the guest.
+	// Output is the end of the output of the engine's own process, at most 1 KiB,
+	// if that explains a crash. It is never output of the guest.
 	Output string
 	// At is the engine's time, which may differ from any other clock.
 	At time.Time

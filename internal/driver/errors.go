@@ -8,8 +8,8 @@ import (
 	"fmt"
 )
 
-// The kinds of failure that a driver tells apart. Make them with Errorf, which
-// says what failed, or wrap them with %w; test with errors.Is.
+// The kinds of failure that a driver distinguishes. Make them with Errorf, which
+// describes the failure, or wrap them with %w; test with errors.Is.
 var (
 	// ErrNotFound : the server does not exist.
 	ErrNotFound = errors.New("not found")
@@ -21,23 +21,23 @@ var (
 	// ErrRetry : nothing was changed and a later try may succeed, as with a
 	// missing image or a failed pull.
 	ErrRetry = errors.New("try again")
-	// ErrExhausted : the engine has not enough of a resource; says needed and
-	// available. Retried slowly.
+	// ErrExhausted : the engine lacks enough of a resource; the message has the
+	// needed and the available amount. Retried slowly.
 	ErrExhausted = errors.New("exhausted")
-	// ErrUnavailable : the engine is out of reach and the state unknown.
+	// ErrUnavailable : the engine cannot be reached and the state is unknown.
 	ErrUnavailable = errors.New("engine unavailable")
-	// ErrFenced : the engine refuses this process, since a newer epoch has acted.
+	// ErrFenced : the engine refuses this process, because a newer epoch has acted.
 	// Nothing was changed.
 	ErrFenced = errors.New("fenced")
-	// ErrNotLeading : this process does not certainly lead, and the engine was not
-	// asked. No driver returns it; the guard before the drivers does.
+	// ErrNotLeading : this process is not certain to be the leader, so the engine was
+	// not called. No driver returns it; the fencing decorator does.
 	ErrNotLeading = errors.New("not leading")
-	// ErrDeposed : the right to act ended during the call, which may have been
-	// done all the same.
+	// ErrDeposed : the right to act ended during the call, whose mutation may have
+	// been done nevertheless.
 	ErrDeposed = errors.New("deposed")
 )
 
-// ErrConsoleTaken : somebody else writes to the console.
+// ErrConsoleTaken : another caller writes to the console.
 var ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
 
 type kindError struct {
@@ -90,15 +90,15 @@ func ReasonOf(err error) string {
 	return ""
 }
 
-// MayNotAct tells whether a call failed for want of the right to act, which says
-// nothing about the server.
+// MayNotAct reports whether a call failed because the caller lacked the right to
+// act. Such a failure says nothing about the server.
 func MayNotAct(err error) bool {
 	return errors.Is(err, ErrFenced) || errors.Is(err, ErrNotLeading) || errors.Is(err, ErrDeposed)
 }
 
-// Ambiguous tells whether a mutation that failed with err may have been done
-// all the same, now or a little later: every error that no sentinel explains,
-// and an engine that went out of reach during the call.
+// Ambiguous reports whether a mutation that failed with err may have been done
+// nevertheless, now or a little later. That is so for every error that no sentinel
+// explains, and for an engine that became unreachable during the call.
 func Ambiguous(err error) bool {
 	if err == nil {
 		return false

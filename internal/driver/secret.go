@@ -10,14 +10,14 @@ import (
 
 const redacted = "[redacted]"
 
-// NewSecret hides text.
+// NewSecret returns text as a Secret.
 func NewSecret(text string) Secret { return Secret{text: text} }
 
-// Reveal returns the text. What it returns belongs in no log, event, status,
+// Reveal returns the text. The result must not get into a log, event, status,
 // command line or world-readable file.
 func (s Secret) Reveal() string { return s.text }
 
-// IsZero tells whether there is no text.
+// IsZero reports whether there is no text.
 func (s Secret) IsZero() bool { return s.text == "" }
 
 // Format writes "[redacted]" under every verb.

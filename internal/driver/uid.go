@@ -11,7 +11,7 @@ import (
 
 var uidPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 
-// UniqueUIDs leaves each UID once. It refuses, with ErrInvalid, what CheckUID does.
+// UniqueUIDs returns each UID once. It returns ErrInvalid for a UID that CheckUID refuses.
 func UniqueUIDs(uids []types.UID) ([]types.UID, error) {
 	met := make(map[types.UID]bool, len(uids))
 	unique := make([]types.UID, 0, len(uids))
@@ -27,9 +27,9 @@ func UniqueUIDs(uids []types.UID) ([]types.UID, error) {
 	return unique, nil
 }
 
-// CheckUID refuses, with ErrInvalid, a UID that is not fit for a file name, a
-// label or a part of an engine-side name. Every driver calls it before a UID
-// gets there.
+// CheckUID returns ErrInvalid for a UID that is not safe in a file name, a label
+// or a part of an engine-side name. Every driver calls it before using a UID in
+// one of those.
 func CheckUID(uid types.UID) error {
 	if uidPattern.MatchString(string(uid)) {
 		return nil

@@ -4,7 +4,7 @@
 package driver
 
 // As finds, in d or in what its decorators wrap, an optional interface such as
-// Identifier. A decorator offers its inside by a method Unwrap() Driver.
+// Identifier. A decorator exposes the driver it wraps by a method Unwrap() Driver.
 func As[T any](d Driver) (T, bool) {
 	for d != nil {
 		if t, ok := d.(T); ok {

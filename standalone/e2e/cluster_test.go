@@ -32,7 +32,7 @@ import (
 
 var vms = schema.GroupVersionResource{Group: "cloudnative.tw", Version: "v1alpha1", Resource: "virtualmachines"}
 
-// newVM belongs to the owner, as the VMs of a set would.
+// newVM returns a VM that belongs to the owner, as the VMs of a set would.
 func newVM(name string, owner *corev1.ConfigMap) *unstructured.Unstructured {
 	vm := &unstructured.Unstructured{Object: map[string]any{
 		"spec": map[string]any{"resource": map[string]any{"cpu": "1", "memory": "1G"}},
@@ -53,7 +53,8 @@ func refTo(owner *corev1.ConfigMap) metav1.OwnerReference {
 	}
 }
 
-// The garbage collector must know VirtualMachines: it is started after the CRD.
+// TestDeletingAnOwner checks that the garbage collector, which starts after the CRD is
+// installed, knows VirtualMachines.
 func TestDeletingAnOwner(t *testing.T) {
 	t.Parallel()
 	for policy, dependentStays := range map[metav1.DeletionPropagation]bool{
@@ -85,9 +86,9 @@ func TestDeletingAnOwner(t *testing.T) {
 	}
 }
 
-// awaitCollector waits until the garbage collector has heard of the VMs so far. An
-// owner that goes before would leave it with dependents that it did not know of,
-// and it would take them for orphans to be collected, whatever the policy said.
+// awaitCollector waits until the garbage collector has seen the VMs created so far. If an
+// owner were deleted before, the collector would not know its dependents, and would
+// collect them as orphans whatever the policy.
 func awaitCollector(t *testing.T, objects dynamic.Interface, ns string) {
 	t.Helper()
 	nobody := configMap("nobody")
@@ -104,8 +105,8 @@ func awaitGone(t *testing.T, objects dynamic.Interface, ns, name string) {
 	})
 }
 
-// assertLetGo waits for the reference to be taken out, which ends the work of
-// the garbage collector on this object.
+// assertLetGo waits until the owner reference is removed, which completes the garbage
+// collector's work on this object.
 func assertLetGo(t *testing.T, objects dynamic.Interface, ns string) {
 	t.Helper()
 	vmtest.Eventually(t, soon, "the dependent is let go", func() error {
@@ -134,9 +135,9 @@ func wantNotFound(err error) error {
 	return errors.New("it is still there")
 }
 
-// A kind that comes later is collected too: the garbage collector looks again.
+// TestGarbageCollectionOfALaterKind checks that kinds that are added later are collected too.
 func TestGarbageCollectionOfALaterKind(t *testing.T) {
-	t.Parallel() // it looks every 30 s
+	t.Parallel() // it looks for new kinds every 30 s
 	client, objects := clientFor(t, shared.Config), dynamicFor(t, shared.Config)
 	ns := newNamespace(t, client)
 	things := installThings(t, objects)
@@ -232,7 +233,7 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 	}
 }
 
-// secretToken is one of the lasting kind, which a controller fills in.
+// secretToken returns a long-lived token, which a controller fills in.
 func secretToken(t *testing.T, client kubernetes.Interface, ns string) string {
 	t.Helper()
 	secret := &corev1.Secret{
@@ -314,8 +315,8 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 	}
 }
 
-// Nothing but the API can be reached: etcd above all has no door but a socket
-// in a folder that others cannot enter.
+// TestOnlyTheAPIListens checks that only the API can be reached. etcd in particular listens
+// only on a socket in a folder that other users cannot enter.
 func TestOnlyTheAPIListens(t *testing.T) {
 	t.Parallel()
 	own := socketsOf(t, shared.PID())
@@ -379,7 +380,7 @@ func TestFilesArePrivate(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// The data dir itself lets nobody in; secrets are closed once more.
+		// The data dir itself is closed to other users; secrets are also closed individually.
 		secret := strings.HasSuffix(path, ".pem") || strings.HasSuffix(path, ".key") || strings.HasSuffix(path, "kubeconfig")
 		if (path == shared.DataDir || secret) && info.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%s has mode %v", path, info.Mode())
@@ -391,7 +392,8 @@ func TestFilesArePrivate(t *testing.T) {
 	}
 }
 
-// What needs nodes is not served, rather than accepted and ignored.
+// TestWhatNeedsNodesIsNotServed checks that kinds that need nodes are not served, rather than
+// accepted and ignored.
 func TestWhatNeedsNodesIsNotServed(t *testing.T) {
 	t.Parallel()
 	groups, err := clientFor(t, shared.Config).Discovery().ServerGroups()

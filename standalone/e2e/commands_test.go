@@ -38,8 +38,8 @@ func TestKubectlDefaultsToTheDataDir(t *testing.T) {
 	}
 }
 
-// What is typed while no Drover runs must not reach the cluster in
-// ~/.kube/config.
+// TestKubectlDoesNotFallBackToAnotherCluster checks that a command typed while no Drover
+// runs does not reach the cluster in ~/.kube/config.
 func TestKubectlDoesNotFallBackToAnotherCluster(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
@@ -94,8 +94,8 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// Servers outlive Drover, the next start takes them over, and purge removes
-// them when Drover is stopped.
+// TestServersOutliveDroverUntilPurge checks that servers outlive Drover, that the next start
+// adopts them, and that purge removes them when Drover is stopped.
 func TestServersOutliveDroverUntilPurge(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{
@@ -128,7 +128,7 @@ func TestServersOutliveDroverUntilPurge(t *testing.T) {
 	assertPurges(t, c, "Removed: 1 server.", "y\n")
 	assertPurges(t, c, "No servers to remove.", "")
 
-	// The object is still there and gets a new server.
+	// The object still exists and gets a new server.
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func assertPurges(t *testing.T, c *vmtest.Cluster, want, answer string, args ...
 	}
 }
 
-// waitActive returns the ID of the server once the VM runs on one that is not
+// waitActive returns the ID of the server once the VM runs on one other than
 // the given one.
 func waitActive(t *testing.T, c *vmtest.Cluster, not string) string {
 	t.Helper()

@@ -28,8 +28,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// What the API has acknowledged is there after a crash, on a disk as people
-// have it.
+// TestKill9LosesNothingAcknowledged checks that all acknowledged writes survive a crash, on
+// a disk of the usual kind.
 func TestKill9LosesNothingAcknowledged(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{Durable: true})
@@ -69,7 +69,8 @@ func TestKill9LosesNothingAcknowledged(t *testing.T) {
 	}
 }
 
-// Watches are what holds a kube-apiserver up for a minute.
+// TestSIGTERMStopsInTimeWithWatchesOpen uses watches, which delay the stop of a kube-apiserver
+// by up to a minute.
 func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
@@ -82,7 +83,7 @@ func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
 		defer w.Stop()
 	}
 	begin := time.Now()
-	if err := c.Stop(); err != nil { // which wants exit code 0
+	if err := c.Stop(); err != nil { // Stop requires exit code 0
 		t.Error(err)
 	}
 	if took := time.Since(begin); took > 10*time.Second {
@@ -145,14 +146,14 @@ func TestCtrlCWhileStarting(t *testing.T) {
 	assertStarts(t, dir)
 }
 
-// assertStarts tells that what an earlier run left in the data dir is good.
+// assertStarts checks that the data dir that an earlier run left is usable.
 func assertStarts(t *testing.T, dir string) {
 	t.Helper()
 	vmtest.StartCluster(t, vmtest.ClusterOptions{DataDir: dir})
 }
 
-// TestCrashBeforeEtcdIsAMember : the log is there, and the entry that makes etcd
-// a member of its own cluster is not.
+// TestCrashBeforeEtcdIsAMember covers a log that exists without the entry that makes etcd a
+// member of its own cluster.
 func TestCrashBeforeEtcdIsAMember(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
@@ -183,7 +184,7 @@ func TestCrashAnywhereInTheFirstStartIsRepaired(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The moment of the crash is what is tested; nothing is waited for.
+		// The moment of the crash is under test; there is nothing to wait for.
 		time.Sleep(after)
 		if err := p.Kill(); err != nil {
 			t.Fatalf("after %s: %v\n%s", after, err, p.Output())
@@ -202,7 +203,7 @@ func TestASecondInstanceIsRefused(t *testing.T) {
 	}
 }
 
-// assertRefused wants one clear line and a code that is not 0.
+// assertRefused requires one clear line and an exit code other than 0.
 func assertRefused(t *testing.T, got result, want string) {
 	t.Helper()
 	if got.code != 1 || len(lines(got.errOut)) != 1 || !strings.HasPrefix(got.errOut, want) {
@@ -258,8 +259,8 @@ func TestAKeptPortThatIsTakenIsNamed(t *testing.T) {
 	assertRefused(t, got, "drover: port "+u.Port()+" on 127.0.0.1 is in use by another program")
 }
 
-// Neither a small disk at the start nor one that fills up later may end in a
-// page of Go. A file system of its own needs root.
+// TestAFullDiskIsNamed checks that neither a small disk at the start nor one that fills up
+// later ends in a Go stack trace. A separate file system needs root.
 func TestAFullDiskIsNamed(t *testing.T) {
 	t.Parallel()
 	t.Run("at the start", func(t *testing.T) {
@@ -315,7 +316,7 @@ func mountTemp(t *testing.T, megabytes int) string {
 	return dir
 }
 
-// fill leaves no room on the file's disk.
+// fill leaves no free space on the file's disk.
 func fill(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -338,8 +339,8 @@ func TestALongDataDirPath(t *testing.T) {
 	create(t, clientFor(t, c.Config), "default", configMap("there"))
 }
 
-// Certificates are renewed while Drover runs, and those who use them notice:
-// here they are lost, which is mended in the same way.
+// TestCertificatesAreRenewedWhileItRuns checks that certificates are renewed while Drover
+// runs, and that their users notice. Here they are lost, which is repaired the same way.
 func TestCertificatesAreRenewedWhileItRuns(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
@@ -373,7 +374,7 @@ func TestCertificatesAreRenewedWhileItRuns(t *testing.T) {
 	}
 }
 
-// waitForServiceAccount tells that kube-controller-manager works.
+// waitForServiceAccount checks that kube-controller-manager works.
 func waitForServiceAccount(t *testing.T, c *vmtest.Cluster) {
 	t.Helper()
 	client := clientFor(t, c.Config)
@@ -405,8 +406,8 @@ func servedCertificate(t *testing.T, c *vmtest.Cluster) *x509.Certificate {
 	return secured.ConnectionState().PeerCertificates[0]
 }
 
-// Damaged certificates are made anew at the next start, and a damaged kubeconfig
-// is written again.
+// TestAStartRepairsItsFiles checks that the next start recreates damaged certificates and
+// a damaged kubeconfig.
 func TestAStartRepairsItsFiles(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})

@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e tests the program drover from the outside: `drover up` and
-// what it promises, on real parts. Start with cluster_test.go for what its API
-// does, lifecycle_test.go for how it starts and ends.
+// Package e2e tests the program drover from the outside: what `drover up` promises, with
+// real components. Start with cluster_test.go for the behaviour of its API, and
+// lifecycle_test.go for its start and end.
 package e2e
 
 import (
@@ -97,7 +97,7 @@ func create(t *testing.T, client kubernetes.Interface, namespace string, object 
 	return made
 }
 
-// newNamespace is removed after the test.
+// newNamespace creates a namespace that is removed after the test.
 func newNamespace(t *testing.T, client kubernetes.Interface) string {
 	t.Helper()
 	ns, err := client.CoreV1().Namespaces().Create(t.Context(),

@@ -8,16 +8,17 @@ import (
 	"time"
 )
 
-// cacheAge bounds how long a container goes without being inspected, since an
-// engine drops events for a reader that was too slow.
+// cacheAge limits how long a container goes without being inspected, because an
+// engine drops events for a reader that is too slow.
 const cacheAge = 5 * time.Minute
 
-// cache keeps records for as long as an event stream is open that would tell of
-// a change. It is a cache of looks, not of truth: without a stream it is empty.
+// cache holds records while an event stream is open that would report a change.
+// It only saves inspections and is never the source of truth: without a stream it
+// is empty.
 type cache struct {
 	mu      sync.Mutex
 	streams int
-	era     uint64 // grows when looks that are under way must not count
+	era     uint64 // grows when the looks under way must be ignored
 	entries map[string]entry
 }
 
@@ -28,8 +29,8 @@ type entry struct {
 	version uint64 // grows with every event
 }
 
-// look is taken before a container is inspected, to tell afterwards whether an
-// event came in between.
+// look is taken before a container is inspected, to detect afterwards whether an
+// event arrived in between.
 type look struct {
 	era, version uint64
 }
@@ -40,7 +41,7 @@ func (c *cache) look(id string) look {
 	return look{c.era, c.entries[id].version}
 }
 
-// put keeps r, unless the look that gave it may be out of date already.
+// put stores r, unless the look that preceded it may be outdated.
 func (c *cache) put(l look, r record, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,7 +58,7 @@ func (c *cache) get(id string, now time.Time) (r record, fresh bool) {
 	return e.record, e.valid && now.Sub(e.at) < cacheAge
 }
 
-// changed is told of every event.
+// changed is called for every event.
 func (c *cache) changed(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +88,7 @@ func (c *cache) closed() {
 	}
 }
 
-// prune forgets versions too, so looks from before cannot be judged any more.
+// prune removes versions too, so earlier looks cannot be judged any more: era grows.
 func (c *cache) prune(there map[string]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

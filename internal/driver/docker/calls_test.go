@@ -17,9 +17,9 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// TestCallsPerLife counts what the engine is asked for a creation and a deletion:
-// each call of the driver as the controller makes it, once its connection is open
-// and the host's size is known.
+// TestCallsPerLife counts the engine's requests for a creation and a deletion: each
+// driver call as the controller makes it, once the connection is open and the host's
+// size is known.
 func TestCallsPerLife(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
@@ -63,7 +63,7 @@ var (
 	callID      = regexp.MustCompile(`/containers/[0-9a-f]{64}`)
 )
 
-// calls are the requests that passed since forget, without what differs each time.
+// calls returns the requests since forget, without the parts that differ each time.
 func (p *proxy) calls() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,9 +81,9 @@ func engineID(t *testing.T, d *Driver) string {
 	return id
 }
 
-// TestEngineIDOfAnotherEngine : each of the two questions by which engines are
-// told apart has another answer than before, and what is cheap is asked only of
-// an engine that has it.
+// TestEngineIDOfAnotherEngine checks that each of the two queries that identify an
+// engine detects another one, and that the cheap one is relied on only for an engine
+// that supports it.
 func TestEngineIDOfAnotherEngine(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
@@ -126,7 +126,7 @@ func TestEngineIDOfAnotherEngine(t *testing.T) {
 	}
 }
 
-// TestIdentityEndsWithTheConnection : an engine that was lost says anew who it is.
+// TestIdentityEndsWithTheConnection checks that an engine is identified again after an outage.
 func TestIdentityEndsWithTheConnection(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
@@ -142,8 +142,8 @@ func TestIdentityEndsWithTheConnection(t *testing.T) {
 	}
 }
 
-// TestSignalIsNoNews : a signal that the guest ignores is worth no look, so the
-// first one after it is worth that of what really changed.
+// TestSignalIsNoNews checks that a signal which the guest ignores causes no event, so
+// that the next event is about a real change.
 func TestSignalIsNoNews(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})

@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// checkCall refuses what means nothing, whatever there is.
+// checkCall rejects arguments that are invalid for any server.
 func checkCall(spec driver.ServerSpec) error {
 	if err := driver.CheckUID(spec.UID); err != nil {
 		return err
@@ -22,7 +22,7 @@ func checkCall(spec driver.ServerSpec) error {
 	return driver.CheckPower(spec.Power)
 }
 
-// check refuses what no container can have.
+// check rejects a spec that no container can have.
 func (d *Driver) check(spec driver.ServerSpec) error {
 	if scheme, _, is := strings.Cut(d.image(spec), "://"); is {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source begins with %q, which the docker driver does not take: it must be an image reference such as nginx or registry.example.org/team/app:v1", scheme+"://")
@@ -38,7 +38,7 @@ func (d *Driver) check(spec driver.ServerSpec) error {
 	return refuse(spec)
 }
 
-// refuse names the first field that the driver cannot honour.
+// refuse returns an error for the first field that the driver cannot honour.
 func refuse(spec driver.ServerSpec) error {
 	for _, f := range []struct {
 		set         bool
@@ -58,7 +58,7 @@ func refuse(spec driver.ServerSpec) error {
 	return nil
 }
 
-// image is the reference that the spec means.
+// image returns the image reference of the spec, or the default.
 func (d *Driver) image(spec driver.ServerSpec) string {
 	if spec.Image.Source == "" {
 		return d.Image
@@ -66,8 +66,8 @@ func (d *Driver) image(spec driver.ServerSpec) string {
 	return spec.Image.Source
 }
 
-// checkCapacity asks the engine before it is asked for more than there is:
-// Docker refuses the CPUs in its own words and takes any amount of memory.
+// checkCapacity compares the spec with the host's size before the engine is called:
+// Docker refuses too many CPUs in its own words and accepts any amount of memory.
 func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) error {
 	host, err := d.hostSize(ctx)
 	switch {

@@ -196,7 +196,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRefusedSpecStops : what no container can have keeps none on.
+// TestRefusedSpecStops checks that a spec that no container can have does not keep one on.
 func TestRefusedSpecStops(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
@@ -230,7 +230,7 @@ func TestRootDiskIsNoted(t *testing.T) {
 	}
 }
 
-// freePort is free now, and most likely when it is needed.
+// freePort returns a port that is free now, and most likely when it is needed.
 func freePort(t *testing.T) int32 {
 	t.Helper()
 	l := listen(t, 0)
@@ -326,7 +326,7 @@ func TestPortConflict(t *testing.T) {
 	}
 }
 
-// TestDefaultImage : a changed default is for new servers only.
+// TestDefaultImage checks that a changed default applies to new servers only.
 func TestDefaultImage(t *testing.T) {
 	t.Parallel()
 	g := guestImages(t)
@@ -356,8 +356,8 @@ func TestDefaultImage(t *testing.T) {
 	})
 }
 
-// TestStoppedForGood : neither the engine's restarter nor its backoff undoes a
-// stop.
+// TestStoppedForGood checks that neither the engine's restarter nor its backoff
+// undoes a stop.
 func TestStoppedForGood(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
@@ -398,7 +398,7 @@ func TestStopIsTold(t *testing.T) {
 			t.Errorf("got %+v, want it %q", s, want)
 		}
 	}
-	// A stop that was begun is carried through, and then the spec applies.
+	// A stop that was begun is completed, and then the spec applies.
 	spec.Power = driver.PowerOn
 	if s := ensure(t, d, spec); s.State != driver.StateStopping {
 		t.Errorf("got %+v, want it to go on stopping", s)
@@ -411,8 +411,8 @@ func TestStopIsTold(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 }
 
-// TestRepairedBetweenRuns : a guest that cannot run gets its new image although
-// the engine's restarter keeps trying the old one.
+// TestRepairedBetweenRuns checks that a guest that cannot run gets its new image
+// although the engine's restarter keeps trying the old one.
 func TestRepairedBetweenRuns(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
@@ -453,7 +453,7 @@ func TestResizeLive(t *testing.T) {
 	_, err = d.Ensure(t.Context(), huge)
 	wantError(t, err, driver.ErrExhausted, "", "spec.resource.cpu")
 
-	// What cannot be had does not keep a server on.
+	// A size that the host cannot provide does not keep a server on.
 	huge.Power, huge.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	until(t, "the stop", func() error {
 		_, err := d.Ensure(t.Context(), huge)
@@ -465,8 +465,8 @@ func TestResizeLive(t *testing.T) {
 	reach(t, d, small, driver.StateRunning) // it fits now
 }
 
-// TestOutOfMemory tries more than once: on a busy host the engine may hear of the
-// end before it hears of its reason, and then it does not know it.
+// TestOutOfMemory tries more than once: on a busy host the engine may see the end of a
+// run before its cause, and then never records the cause.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
@@ -486,7 +486,7 @@ func TestOutOfMemory(t *testing.T) {
 	t.Errorf("it ended with %+v, want it killed for its use of memory", s.Exit)
 }
 
-// TestAdoptHalfMade plays a crash between creating and starting.
+// TestAdoptHalfMade simulates a crash between creating and starting.
 func TestAdoptHalfMade(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
@@ -499,8 +499,8 @@ func TestAdoptHalfMade(t *testing.T) {
 	}
 }
 
-// TestLateSecondLeader : one that lost the race for the name takes the winner's
-// container, wherever the winner is with it.
+// TestLateSecondLeader checks that a leader that lost the race for the name takes over
+// the winner's container, in whatever state that is.
 func TestLateSecondLeader(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)

@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// create makes the container of a UID that has none, once its image is there. It
-// does not ask whether it is: the engine refuses to make one without.
+// create makes the container of a UID that has none, once its image is present. It
+// does not check for the image first: the engine refuses to create one without.
 func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	if err := d.checkCapacity(ctx, spec); err != nil {
 		return driver.Server{}, err
@@ -45,8 +45,8 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return d.converge(ctx, spec, r)
 }
 
-// createContainer makes a container, starts it unless it is to be off, and looks
-// at it.
+// createContainer creates a container, starts it unless it is to be off, and
+// inspects it.
 func (d *Driver) createContainer(ctx context.Context, spec driver.ServerSpec) (record, error) {
 	image, name := d.image(spec), containerName(spec)
 	var id string
@@ -64,7 +64,7 @@ func (d *Driver) createContainer(ctx context.Context, spec driver.ServerSpec) (r
 	d.fetches.Keep(spec.UID)
 	r := record{id: id}
 	if spec.Power != driver.PowerOff {
-		return r, d.power(ctx, spec, stepStart, &r) // it is new, so there is nothing else to see
+		return r, d.power(ctx, spec, stepStart, &r) // it is new, so no inspection is needed first
 	}
 	return r, d.refresh(ctx, &r)
 }
@@ -87,7 +87,7 @@ func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) clien
 	}
 }
 
-// resources allow no swap: MemorySwap is the sum of memory and swap.
+// resources allows no swap: MemorySwap is the sum of memory and swap.
 func resources(spec driver.ServerSpec) container.Resources {
 	return container.Resources{NanoCPUs: spec.CPUMilli * 1e6, Memory: spec.MemoryBytes, MemorySwap: spec.MemoryBytes}
 }
@@ -103,7 +103,7 @@ func restartMode(p driver.RestartPolicy) container.RestartPolicyMode {
 	return container.RestartPolicyUnlessStopped
 }
 
-// portMaps publishes ports, where no address is named on all of the host. An empty
+// portMaps publishes ports, on all addresses of the host if none is given. An empty
 // host port lets the engine choose.
 func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
 	exposed, bindings := network.PortSet{}, network.PortMap{}
@@ -122,9 +122,9 @@ func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
 	return exposed, bindings
 }
 
-// hostIP is the address to publish a port on; the zero one is for all.
+// hostIP is the address to publish a port on; the zero value means all.
 func hostIP(p driver.Port) netip.Addr {
-	ip, _ := netip.ParseAddr(p.HostIP) // which was checked
+	ip, _ := netip.ParseAddr(p.HostIP) // check has validated it
 	return ip
 }
 
@@ -133,9 +133,9 @@ const (
 	holderPause = 100 * time.Millisecond
 )
 
-// holder finds out who has the name: this server's container, which another
-// leader made meanwhile, or somebody else's. Docker takes the name before others
-// can see the container, so it looks for a while.
+// holder returns the container that has the name if it is this server's, which
+// another leader created meanwhile, and else an error. Docker reserves the name
+// before the container becomes visible, so holder retries for a while.
 func (d *Driver) holder(ctx context.Context, spec driver.ServerSpec, name string) (record, error) {
 	for range holderTries {
 		if r, err := d.find(ctx, spec.Target); !errors.Is(err, driver.ErrNotFound) {
@@ -166,7 +166,7 @@ func nameConflict(other record) error {
 		"container %s has the name %s, which this server needs, and %s: rename or remove it, it is left alone", shortID(other.id), other.name, whose))
 }
 
-// wait is a short pause that ends with ctx.
+// wait pauses for a short time, or until ctx ends.
 func (d *Driver) wait(ctx context.Context, pause time.Duration) error {
 	timer := d.Clock.NewTimer(pause)
 	defer timer.Stop()

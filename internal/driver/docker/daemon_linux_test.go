@@ -21,15 +21,15 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// daemon is a Docker engine of a test's own, which it can stop and start.
+// daemon is a Docker engine for one test, which the test can stop and start.
 type daemon struct {
 	dir     string
 	process *exec.Cmd
 	output  bytes.Buffer
 }
 
-// newDaemon starts an engine in a network namespace of its own: one that is told
-// to have no bridge takes away the bridge of another.
+// newDaemon starts an engine in its own network namespace: an engine that is configured
+// without a bridge removes the bridge of another.
 func newDaemon(t *testing.T) *daemon {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -65,8 +65,8 @@ func (d *daemon) start(t *testing.T) {
 	})
 }
 
-// stop ends the engine and with it, unlike the loss of the way to it, all of
-// its containers.
+// stop ends the engine and with it, unlike a lost connection, all of its
+// containers.
 func (d *daemon) stop(t *testing.T) {
 	t.Helper()
 	if d.process == nil {
@@ -87,8 +87,8 @@ func (d *daemon) client(t *testing.T) *client.Client {
 	return c
 }
 
-// TestEngineRestart : the engine goes and comes back. What ran runs again, what
-// was stopped stays off, and nothing is made twice.
+// TestEngineRestart stops and starts the engine. Running servers run again, stopped
+// ones stay off, and nothing is created twice.
 func TestEngineRestart(t *testing.T) {
 	t.Parallel()
 	g := guestImages(t)

@@ -12,7 +12,7 @@ import (
 )
 
 // Delete implements driver.Driver. It needs only the engine's list to find the
-// container, so that one which cannot be inspected can still go.
+// container, so that one which cannot be inspected can still be deleted.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	if err := driver.CheckUID(t.UID); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	return d.remove(ctx, s.ID, true)
 }
 
-// remove takes the container away together with its anonymous volumes.
+// remove removes the container together with its anonymous volumes.
 func (d *Driver) remove(ctx context.Context, id string, force bool) error {
 	err := d.change(ctx, "remove container "+shortID(id), func(ctx context.Context, c *client.Client) error {
 		_, err := c.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: force, RemoveVolumes: true})
@@ -55,7 +55,7 @@ func (d *Driver) remove(ctx context.Context, id string, force bool) error {
 	return err
 }
 
-// retain marks the container as nobody's by its name, and does nothing else.
+// retain marks the container as released by renaming it, and does nothing else.
 func (d *Driver) retain(ctx context.Context, id, name string) error {
 	if name == "" {
 		name = shortID(id)

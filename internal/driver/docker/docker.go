@@ -3,26 +3,26 @@
 
 // Package docker runs servers as containers of a Docker Engine (20.10 or newer).
 //
-// Start with Ensure in ensure.go, which finds a server's container and takes it
-// to what the spec says, one step of nextStep (plan.go) after the other. The
+// Start with Ensure in ensure.go, which finds a server's container and converges
+// it to the spec, one step of nextStep (plan.go) after the other. The
 // other files have one concern each: create.go makes containers, power.go
 // starts and stops them, fetch.go pulls images in the background, list.go and
-// cache.go look at many containers cheaply, watch.go follows the engine's
-// events, errors.go says what an engine's error means to the contract.
+// cache.go inspect many containers cheaply, watch.go follows the engine's
+// events, errors.go maps an engine's errors to those of the contract.
 //
 // What a user of Docker should know:
 //
 //   - A container is found by its labels (names.go), never by its name. Its name
-//     is <vm>.<namespace>.<first 8 of the UID>; renaming it by hand is harmless,
-//     unless the new name ends in ".retained": that is the mark of a released
-//     server, the only one that Docker lets one put on a container later.
-//   - Server.Addresses are the addresses inside of Docker's networks. A host port
-//     that the engine chose is another one at each start.
-//   - Images are pulled without credentials. One from a private registry has to
+//     is <vm>.<namespace>.<first 8 of the UID>. Renaming it by hand is harmless,
+//     unless the new name ends in ".retained", which marks a released server:
+//     Docker allows no other mark to be added to an existing container.
+//   - Server.Addresses are the addresses inside Docker's networks. A host port
+//     that the engine chose changes at each start.
+//   - Images are pulled without credentials. An image in a private registry has to
 //     be pulled by hand; image.pullPolicy IfNotPresent then uses it.
-//   - Docker cannot compare epochs. Unique names protect creation, IDs that were
-//     looked up by UID the rest; a leader that was deposed between the look and
-//     the deed can still act once.
+//   - Docker cannot compare epochs. Creation is protected by unique names, other
+//     changes by IDs that were looked up by UID. A leader that was deposed between
+//     the lookup and the change can still make that one change.
 package docker
 
 import (
@@ -47,16 +47,16 @@ const (
 	DefaultPullStall   = 5 * time.Minute
 )
 
-// Options say what a Driver needs to know.
+// Options configure a Driver.
 type Options struct {
-	// ClusterID goes on every container; containers of other clusters are
-	// neither listed nor touched.
+	// ClusterID is a label of every container; containers of other clusters are
+	// neither listed nor changed.
 	ClusterID string
-	// Image is what a server without image.source runs.
+	// Image is the image of a server without image.source.
 	Image string
 	// Host overrides DOCKER_HOST.
 	Host string
-	// CallTimeout bounds a call whose context has no deadline.
+	// CallTimeout limits a call whose context has no deadline.
 	CallTimeout time.Duration
 	// PullStall is how long a pull may go without any progress.
 	PullStall time.Duration
@@ -87,8 +87,8 @@ var (
 	_ driver.Closer     = (*Driver)(nil)
 )
 
-// New returns a driver for the engine that DOCKER_HOST, DOCKER_CERT_PATH and
-// DOCKER_TLS_VERIFY name. It does not talk to the engine.
+// New returns a driver for the engine given by DOCKER_HOST, DOCKER_CERT_PATH and
+// DOCKER_TLS_VERIFY. It does not connect to the engine.
 func New(o Options) (*Driver, error) {
 	if o.ClusterID == "" {
 		return nil, fmt.Errorf("docker: a cluster id is needed")
@@ -125,7 +125,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Close cancels pulls that are under way and joins them.
+// Close cancels pulls that are under way and waits for them to end.
 func (d *Driver) Close(ctx context.Context) error {
 	err := d.fetches.Close(ctx)
 	if c := d.client.Load(); c != nil {

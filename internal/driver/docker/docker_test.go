@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest"
 )
 
-// notFenced : docs/adr/0007 has what holds in its place.
+// notFenced lists the cases that do not apply; docs/adr/0007 has what holds instead.
 var notFenced = map[string]string{
 	"FenceOldEpoch":        "Docker Engine cannot compare epochs",
 	"FenceOutlivesServers": "Docker Engine cannot compare epochs",
@@ -55,7 +55,7 @@ func TestContract(t *testing.T) {
 	})
 }
 
-// newDriver is a driver for the tests' engine.
+// newDriver returns a driver for the tests' engine.
 func newDriver(t *testing.T, o Options) *Driver {
 	t.Helper()
 	if o.ClusterID == "" {
@@ -68,7 +68,7 @@ func newDriver(t *testing.T, o Options) *Driver {
 	return d
 }
 
-// settled waits, where a server runs, until the guest is up. A container runs
+// settled waits until the guest of a running server is up. A container counts as running
 // from its process's first moment, when that cannot handle a signal yet.
 type settled struct{ driver.Driver }
 

@@ -15,12 +15,12 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// minAPI is that of Docker Engine 20.10, the first with one-shot stats. The
-// client library itself goes down to 1.40.
+// minAPI is the API version of Docker Engine 20.10, the first with one-shot stats.
+// The client library itself supports 1.40.
 const minAPI = "1.41"
 
-// newClient reads the environment. Host is for tests and for connecting again
-// to where New connected.
+// newClient reads the environment. Options.Host, which tests set, overrides its
+// DOCKER_HOST.
 func (d *Driver) newClient() (*client.Client, error) {
 	opts := []client.Opt{client.FromEnv}
 	if d.Host != "" {
@@ -33,9 +33,9 @@ func (d *Driver) newClient() (*client.Client, error) {
 	return c, nil
 }
 
-// engine returns a client that has agreed with the engine on an API version. A
-// client is shared only after that, and dropped when the engine is lost, because
-// the engine that comes back may be another version.
+// engine returns a client that has negotiated an API version with the engine. A
+// client is shared only after that, and dropped when the connection is lost, because
+// the engine that comes back may have another version.
 func (d *Driver) engine(ctx context.Context) (*client.Client, error) {
 	if c := d.client.Load(); c != nil {
 		return c, nil
@@ -59,13 +59,13 @@ func (d *Driver) engine(ctx context.Context) (*client.Client, error) {
 
 type call func(ctx context.Context, c *client.Client) error
 
-// read asks the engine. Running out of time means that it is out of reach.
+// read queries the engine. A timeout means that the engine cannot be reached.
 func (d *Driver) read(ctx context.Context, what string, f call) error {
 	return d.do(ctx, what, false, f)
 }
 
-// change makes the engine do something. Running out of time leaves open whether
-// it was done.
+// change makes the engine change something. After a timeout it is unknown whether
+// that was done.
 func (d *Driver) change(ctx context.Context, what string, f call) error {
 	return d.do(ctx, what, true, f)
 }
@@ -86,7 +86,7 @@ func (d *Driver) do(ctx context.Context, what string, changes bool, f call) erro
 
 func (d *Driver) drop(c *client.Client) {
 	d.client.CompareAndSwap(c, nil)
-	d.identity.Store(nil) // who answers next has to say who it is
+	d.identity.Store(nil) // another engine may answer next
 	_ = c.Close()
 }
 
@@ -110,18 +110,18 @@ func (d *Driver) info(ctx context.Context) (info system.Info, err error) {
 	return info, err
 }
 
-// sizeAge is how long the host's size is taken to be what it was. The question
-// is a dear one: the engine runs other programs to answer it.
+// sizeAge is how long the host's size is cached. The query is expensive: the
+// engine runs other programs to answer it.
 const sizeAge = time.Minute
 
-// size is what a host has.
+// size is the CPUs and the memory of a host.
 type size struct {
 	cpus   int
 	memory int64 // bytes
 	at     time.Time
 }
 
-// hostSize asks for it if nobody did lately.
+// hostSize returns the host's size, from the cache if that is recent.
 func (d *Driver) hostSize(ctx context.Context) (size, error) {
 	if s := d.size.Load(); s != nil && d.Clock.Since(s.at) < sizeAge {
 		return *s, nil

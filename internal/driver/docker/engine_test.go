@@ -66,8 +66,8 @@ func TestTooOldEngine(t *testing.T) {
 	}
 }
 
-// TestExchangedEngine : the engine was upgraded and does not speak the API
-// version any more that was agreed on.
+// TestExchangedEngine simulates an engine that was upgraded and does not support the
+// negotiated API version any more.
 func TestExchangedEngine(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
@@ -84,7 +84,7 @@ func TestExchangedEngine(t *testing.T) {
 	})
 	_, err := d.List(t.Context())
 	wantError(t, err, driver.ErrUnavailable, "", "too old")
-	listOf(t, d) // by a client that has asked anew
+	listOf(t, d) // by a client that has negotiated again
 }
 
 // hang does not answer until the caller gives up.
@@ -98,7 +98,7 @@ func TestEngineThatHangs(t *testing.T) {
 	for name, c := range map[string]struct {
 		at   string
 		call func(ctx context.Context, d *Driver, spec driver.ServerSpec) error
-		// kind is nil where the engine may have done it all the same.
+		// kind is nil if the engine may have done it nevertheless.
 		kind error
 	}{
 		"list": {"/containers/json", func(ctx context.Context, d *Driver, _ driver.ServerSpec) error {
@@ -140,8 +140,8 @@ func TestEngineThatHangs(t *testing.T) {
 	}
 }
 
-// TestStuckContainer : one that the engine lists and cannot inspect hides
-// neither itself nor the others, and can be deleted.
+// TestStuckContainer checks that a container that the engine lists but cannot inspect
+// hides neither itself nor the others, and can be deleted.
 func TestStuckContainer(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]func(http.ResponseWriter, *http.Request) bool{
@@ -179,8 +179,8 @@ func testStuckContainer(t *testing.T, answer func(http.ResponseWriter, *http.Req
 	must(t, d.Delete(t.Context(), bad.Target, false))
 }
 
-// TestListIsCheap : with an event stream open, a list inspects only what
-// changed; without one it trusts nothing.
+// TestListIsCheap checks that with an event stream open, a list inspects only what
+// changed, and that without one it inspects everything.
 func TestListIsCheap(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
@@ -265,7 +265,7 @@ func TestUsageOfMany(t *testing.T) {
 	}
 }
 
-// TestStopSignal : an image can ask for another signal than SIGTERM.
+// TestStopSignal checks that an image can require another signal than SIGTERM.
 func TestStopSignal(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)

@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// maxSteps is more than any server needs; it ends a quarrel with somebody who
-// undoes each step.
+// maxSteps is more than any server needs. It ends a conflict with another program
+// that undoes each step.
 const maxSteps = 8
 
 // Ensure implements driver.Driver.
@@ -35,7 +35,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err != nil && !creates {
 		return driver.Server{}, err
 	}
-	// Off needs nothing of the spec: one that cannot be honoured keeps no server on.
+	// Off needs nothing of the spec, so a spec that cannot be honoured must not keep a server on.
 	if creates || spec.Power != driver.PowerOff {
 		if err := d.check(spec); err != nil {
 			return driver.Server{}, err
@@ -47,7 +47,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return d.converge(ctx, spec, r)
 }
 
-// converge takes a container to what the spec says, or to where it has to wait.
+// converge changes a container to match the spec, or as far as possible without waiting.
 func (d *Driver) converge(ctx context.Context, spec driver.ServerSpec, r record) (driver.Server, error) {
 	d.notes.remember(r.id, spec.RootDiskBytes)
 	for range maxSteps {
@@ -64,8 +64,8 @@ func (d *Driver) converge(ctx context.Context, spec driver.ServerSpec, r record)
 	return driver.Server{}, driver.Errorf(driver.ErrRetry, "container %s does not settle: it is %s again and again", shortID(r.id), r.state)
 }
 
-// advance takes one step and looks at the container again. A stop comes before
-// all else, so that a size which the host cannot give does not keep it on.
+// advance takes one step and inspects the container again. A stop comes first, so
+// that a size which the host cannot provide does not keep the container on.
 func (d *Driver) advance(ctx context.Context, spec driver.ServerSpec, r *record) (done bool, err error) {
 	_, stopping := d.stops.of(*r)
 	pending := pendingFields(*r, spec)
@@ -86,7 +86,7 @@ func (d *Driver) advance(ctx context.Context, spec driver.ServerSpec, r *record)
 	}
 	if next == stepNone {
 		if len(pending) == 0 {
-			d.fetches.Keep(spec.UID) // for a change that was taken back
+			d.fetches.Keep(spec.UID) // in case of a change that was reverted
 		}
 		return true, nil
 	}
@@ -124,7 +124,7 @@ func (d *Driver) lookUp(ctx context.Context, t driver.Target) (container.Summary
 	return own[0], nil
 }
 
-// inspect looks at one container. Its error says isGone where there is none.
+// inspect inspects one container. If there is none, isGone is true of the error.
 func (d *Driver) inspect(ctx context.Context, id string) (r record, err error) {
 	err = d.read(ctx, "inspect container "+shortID(id), func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
@@ -136,7 +136,7 @@ func (d *Driver) inspect(ctx context.Context, id string) (r record, err error) {
 	return r, err
 }
 
-// refresh looks at r again.
+// refresh inspects r again.
 func (d *Driver) refresh(ctx context.Context, r *record) error {
 	now, err := d.inspect(ctx, r.id)
 	if isGone(err) {

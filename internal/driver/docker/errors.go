@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// explain turns an error of the client into one of the contract. What only the
-// caller can judge, such as "not found", keeps its kind of package errdefs.
+// explain turns an error of the client into one of the contract. An error that only
+// the caller can judge, such as "not found", keeps its kind of package errdefs.
 func (d *Driver) explain(what string, changes bool, err error) error {
 	switch {
 	case errors.Is(err, driver.ErrUnavailable), errors.Is(err, context.Canceled):
@@ -34,8 +34,8 @@ func (d *Driver) explain(what string, changes bool, err error) error {
 	return fmt.Errorf("%s: %w", what, daemonError{err})
 }
 
-// lost tells whether err means that there is no engine to talk to, or none that
-// this client can go on talking to.
+// lost reports whether err means that there is no engine to talk to, or none that
+// this client can continue to talk to.
 func lost(err error) bool {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return false
@@ -46,11 +46,11 @@ func lost(err error) bool {
 		badVersion.MatchString(err.Error())
 }
 
-// badVersion is how an engine that was exchanged for an older or a much newer
-// one refuses the version that was agreed on before.
+// badVersion matches the error of an engine that was replaced by an older or a much
+// newer one and refuses the negotiated version.
 var badVersion = regexp.MustCompile(`client version \S+ is too (old|new)`)
 
-// daemonError leaves out what the client puts before the engine's own words.
+// daemonError omits the prefix that the client puts before the engine's message.
 type daemonError struct{ error }
 
 func (e daemonError) Error() string { return words(e.error) }
@@ -60,13 +60,13 @@ func words(err error) string {
 	return strings.TrimPrefix(err.Error(), "Error response from daemon: ")
 }
 
-// isGone: the container or image is not there.
+// isGone reports whether the container or image does not exist.
 func isGone(err error) bool { return errdefs.IsNotFound(err) }
 
-// isConflict: the container is not in a state for that, or the name is taken.
+// isConflict reports whether the container's state forbids the call, or its name is taken.
 func isConflict(err error) bool { return errdefs.IsConflict(err) }
 
-// vanished is for a container that went while it was being worked on.
+// vanished is the error for a container that disappeared during a call.
 func vanished(id string) error {
 	return driver.Errorf(driver.ErrRetry, "container %s went away meanwhile", shortID(id))
 }
@@ -78,7 +78,7 @@ var (
 	cpuRange  = regexp.MustCompile(`(?i)range of CPUs is from`)
 )
 
-// explainCreate says what a refusal to make a container means.
+// explainCreate classifies the engine's refusal to create a container.
 func explainCreate(spec driver.ServerSpec, image string, err error) error {
 	switch text := err.Error(); {
 	case isGone(err):
@@ -93,8 +93,8 @@ func explainCreate(spec driver.ServerSpec, image string, err error) error {
 	return err
 }
 
-// explainStart says what a failed start means. The container is left as it is,
-// so that the next try only has to start it.
+// explainStart classifies a failed start. The container is left as it is, so that
+// the next try only has to start it.
 func explainStart(spec driver.ServerSpec, err error) error {
 	switch text := err.Error(); {
 	case portTaken.MatchString(text):
@@ -107,7 +107,7 @@ func explainStart(spec driver.ServerSpec, err error) error {
 	return err
 }
 
-// takenPort names the field that the engine's words are about.
+// takenPort names the field that the engine's message refers to.
 func takenPort(ports []driver.Port, text string) string {
 	for i, p := range ports {
 		if p.HostPort != 0 && regexp.MustCompile(fmt.Sprintf(`:%d\b`, p.HostPort)).MatchString(text) {

@@ -13,9 +13,9 @@ import (
 	"cloudnative.tw/drover/internal/driver/download"
 )
 
-// fetching tells whether a server has to wait for its image, and starts to
-// fetch it where needed. A failed pull is told once; the call after that starts
-// a new one. A pull only pulls: what follows is up to the next Ensure.
+// fetching reports whether a server has to wait for its image, and starts a pull
+// if needed. A failed pull is reported once; the call after that starts a new one.
+// A pull only pulls: the next Ensure does the rest.
 func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
 	image, policy := d.image(spec), spec.Image.PullPolicy
 	if policy == driver.PullNever {
@@ -66,7 +66,7 @@ func (d *Driver) isThere(ctx context.Context, image string) (bool, error) {
 	return err == nil, err
 }
 
-// pull pulls one image and reports how that goes.
+// pull pulls one image and reports the progress.
 func (d *Driver) pull(ctx context.Context, image string, f *download.Fetch) error {
 	return d.change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
 		stream, err := c.ImagePull(ctx, image, client.ImagePullOptions{})

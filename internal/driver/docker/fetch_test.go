@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// vm is a spec of a new UID, whose server the test removes at its end.
+// vm returns a spec with a new UID, whose server is removed at the end of the test.
 func vm(t *testing.T, d *Driver, image string) driver.ServerSpec {
 	t.Helper()
 	spec := guestSpec(image)
@@ -57,7 +57,7 @@ func listOf(t *testing.T, d *Driver, uids ...types.UID) []driver.Server {
 	return all
 }
 
-// seen waits until List shows the only server of a UID as it should be.
+// seen waits until List returns the only server of a UID in the expected condition.
 func seen(t *testing.T, d *Driver, uid types.UID, what string, ok func(driver.Server) bool) (s driver.Server) {
 	t.Helper()
 	until(t, "List to show "+what, func() error {
@@ -113,7 +113,7 @@ func TestPullProgress(t *testing.T) {
 	}
 }
 
-// TestImageID : the digest of the image is known from what is asked anyway.
+// TestImageID checks that the image's digest is known without further requests.
 func TestImageID(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
@@ -162,7 +162,7 @@ func TestPullShared(t *testing.T) {
 		ensure(t, d, spec)
 	}
 	until(t, "the layer to be asked for", func() error { return wantLayers(r, 1, 0) })
-	// One of three gives up: the others' pull goes on.
+	// One of three is deleted: the others' pull continues.
 	wantError(t, d.Delete(t.Context(), specs[0].Target, false), driver.ErrNotFound, "")
 	if all := listOf(t, d); len(all) != 2 {
 		t.Errorf("List shows %+v, want two", all)
@@ -278,7 +278,7 @@ func TestPullPolicies(t *testing.T) {
 	}
 }
 
-// TestPullBeforeRestart : a guest is not stopped for an image that is not there.
+// TestPullBeforeRestart checks that a guest is not stopped for an image that is not present.
 func TestPullBeforeRestart(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})

@@ -33,7 +33,7 @@ func must(t *testing.T, err error) {
 
 func randomText() string { return rand.String(8) }
 
-// images are what the tests run.
+// images are the images that the tests run.
 type images struct {
 	client *client.Client
 	// plain ends on SIGTERM, stubborn ignores it, other is another image like
@@ -111,8 +111,8 @@ func tarArchive(name string, content []byte) ([]byte, error) {
 	return archive.Bytes(), err
 }
 
-// importImage leaves an image alone that is of the same guest, since each import
-// would leave the one before it behind without a name.
+// importImage skips an image of the same guest, because each import would leave the
+// previous image without a name.
 func importImage(ctx context.Context, c *client.Client, rootfs []byte, image, change string) error {
 	const label = "cloudnative.tw/test-guest"
 	have, err := c.ImageInspect(ctx, image)
@@ -133,7 +133,7 @@ func importImage(ctx context.Context, c *client.Client, rootfs []byte, image, ch
 	return err
 }
 
-// until polls until try gives no error.
+// until polls until try returns no error.
 func until(t *testing.T, what string, try func() error) {
 	t.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -149,8 +149,8 @@ func until(t *testing.T, what string, try func() error) {
 	}
 }
 
-// awaitGuest waits until the guest's own HTTP service answers, but not for ever:
-// somebody may be stopping it.
+// awaitGuest waits until the guest's own HTTP service answers, but for a limited time:
+// another caller may be stopping it.
 func awaitGuest(ctx context.Context, s driver.Server) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -192,7 +192,7 @@ func get(ctx context.Context, url string) (int, error) {
 	return res.StatusCode, res.Body.Close()
 }
 
-// removeAll is for cleaning up.
+// removeAll removes the containers of a UID, for cleaning up.
 func removeAll(t *testing.T, d *Driver, uid types.UID) {
 	c := guestImages(t).client
 	ctx := context.WithoutCancel(t.Context())

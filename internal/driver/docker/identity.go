@@ -12,13 +12,12 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// identity is the id that an engine gave itself, and that of its network "none".
-// Every data root of Docker has one such network, with a random id for life. So
-// the answer about it proves which engine answers, as /info does, for which the
-// engine runs other programs.
+// identity is the engine's own id, and the id of its network "none". Every data root
+// of Docker has one such network, with a random id for life. So that id proves which
+// engine answers, without the cost of /info, for which the engine runs other programs.
 type identity struct{ network, engine string }
 
-// EngineID implements driver.Identifier. The engine is asked each time, since
+// EngineID implements driver.Identifier. It queries the engine each time, because
 // another one may answer at the same address.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	ctx, cancel := d.bound(ctx)
@@ -33,8 +32,8 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	return d.identify(ctx, network)
 }
 
-// identify keeps the id only if the same engine answered before and after. An
-// engine without that network, such as Podman, is asked for its id each time.
+// identify caches the id only if the same engine answered before and after. An
+// engine without that network, such as Podman, is queried for its id each time.
 func (d *Driver) identify(ctx context.Context, network string) (string, error) {
 	info, err := d.info(ctx)
 	if err != nil {
@@ -53,7 +52,7 @@ func (d *Driver) identify(ctx context.Context, network string) (string, error) {
 	return info.ID, err
 }
 
-// networkID is empty where the engine has no network "none", or does not tell.
+// networkID is empty if the engine has no network "none", or does not report it.
 func (d *Driver) networkID(ctx context.Context) (id string, err error) {
 	err = d.read(ctx, "look at its network none", func(ctx context.Context, c *client.Client) error {
 		res, err := c.NetworkInspect(ctx, "none", client.NetworkInspectOptions{})

@@ -25,13 +25,13 @@ const (
 	inspectTimeout = 5 * time.Second
 )
 
-// List implements driver.Driver. A full list is one call to the engine plus one
-// for every container that changed; a list of named servers asks about each. A
-// released server is nobody's, so only the full list shows it.
+// List implements driver.Driver. A full list takes one call to the engine plus one
+// for every container that changed; a list of named servers inspects each. A
+// released server belongs to no UID, so only the full list shows it.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	ctx, cancel := d.bound(ctx)
 	defer cancel()
-	// Fetches first: one that ends meanwhile in a container is seen twice
+	// Fetches first: a fetch that becomes a container meanwhile is then seen twice
 	// rather than never.
 	fetching := d.fetches.Pending(uids...)
 	summaries, err := d.summaries(ctx, true, uids...)
@@ -48,7 +48,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return d.servers(records, fetching), nil
 }
 
-// servers adds to the containers the fetches of UIDs that have none.
+// servers returns the containers, and the fetches of UIDs that have no container.
 func (d *Driver) servers(records []record, fetching []driver.Server) []driver.Server {
 	all := make([]driver.Server, 0, len(records)+len(fetching))
 	has := map[types.UID]bool{}
@@ -64,9 +64,9 @@ func (d *Driver) servers(records []record, fetching []driver.Server) []driver.Se
 	return all
 }
 
-// summaries lists this cluster's containers: all, or those of named UIDs that
-// were not released. The engine takes several label filters to mean all of them together, so it can
-// filter by one UID only.
+// summaries lists this cluster's containers: all, or those of the given UIDs that
+// were not released. The engine requires all of several label filters to match, so
+// it can filter by one UID only.
 func (d *Driver) summaries(ctx context.Context, evenStopped bool, uids ...types.UID) ([]container.Summary, error) {
 	filters := client.Filters{}.Add("label", LabelCluster+"="+d.ClusterID)
 	if len(uids) == 1 {
@@ -86,8 +86,8 @@ func (d *Driver) summaries(ctx context.Context, evenStopped bool, uids ...types.
 	}), nil
 }
 
-// records looks closer at listed containers, if cached is true only at those
-// that may have changed since the last look.
+// records inspects listed containers; if cached is true, only those that may have
+// changed since the last look.
 func (d *Driver) records(ctx context.Context, summaries []container.Summary, cached bool) ([]record, error) {
 	records := make([]record, len(summaries))
 	errs := make([]error, len(summaries))
@@ -134,8 +134,8 @@ func (d *Driver) record(ctx context.Context, s container.Summary, cached bool) (
 	return r, err
 }
 
-// stuck is the record of a container that the engine lists and then cannot tell
-// about.
+// stuck returns the record of a container that the engine lists but cannot
+// inspect.
 func stuck(s container.Summary, known record, err error) record {
 	r := fromSummary(s)
 	if known.id == s.ID {

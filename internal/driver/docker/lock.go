@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// locks let one call at a time change a server. They hold only within this
-// process: against another leader the engine's own rules must do.
+// locks serialises the calls that change one server. They hold only within this
+// process: against another leader only the engine's own rules protect.
 type locks struct {
 	mu    sync.Mutex
 	byUID map[types.UID]*lock
@@ -24,7 +24,7 @@ type lock struct {
 	users int
 }
 
-// acquire waits for the UID's lock and returns what releases it.
+// acquire waits for the UID's lock and returns the function that releases it.
 func (l *locks) acquire(ctx context.Context, uid types.UID) (func(), error) {
 	k := l.join(uid)
 	select {

@@ -15,16 +15,16 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Labels of a container. All are set on every one, so that labels which come
-// with an image cannot stand in for them.
+// Labels of a container. All are set on every one, so that labels of the image
+// cannot take their place.
 const (
 	LabelUID       = "cloudnative.tw/uid"
 	LabelNamespace = "cloudnative.tw/namespace"
 	LabelName      = "cloudnative.tw/name"
 	LabelCluster   = "cloudnative.tw/cluster"
 	LabelEpoch     = "cloudnative.tw/epoch"
-	// LabelImage, LabelPorts and LabelRootDisk keep what was asked for at
-	// creation, to tell later whether the spec has changed.
+	// LabelImage, LabelPorts and LabelRootDisk record what was requested at
+	// creation, to detect later whether the spec has changed.
 	LabelImage    = "cloudnative.tw/image"
 	LabelPorts    = "cloudnative.tw/ports"
 	LabelRootDisk = "cloudnative.tw/root-disk"
@@ -47,7 +47,7 @@ func labels(spec driver.ServerSpec, cluster, image string) map[string]string {
 	}
 }
 
-// containerName is for people; uniqueness matters only against a second leader
+// containerName is for people. Its uniqueness matters only against a second leader
 // that creates the same server at the same time.
 func containerName(spec driver.ServerSpec) string {
 	uid := string(spec.UID)
@@ -56,8 +56,8 @@ func containerName(spec driver.ServerSpec) string {
 
 var notInNames = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)
 
-// namePart makes s fit for a container name, which the API's own rules leave
-// little to do for.
+// namePart makes s valid in a container name. The API's own rules leave little to
+// replace.
 func namePart(s string, limit int) string {
 	s = notInNames.ReplaceAllString(s, "-")
 	if s == "" || strings.ContainsRune("_.-", rune(s[0])) {
@@ -68,7 +68,7 @@ func namePart(s string, limit int) string {
 
 var goodHostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
 
-// hostname is the VM's name, as a Pod's is the Pod's; empty lets Docker choose.
+// hostname is the VM's name, as for a Pod; empty lets Docker choose.
 func hostname(name string) string {
 	if goodHostname.MatchString(name) {
 		return name
@@ -80,13 +80,13 @@ func isRetained(name string) bool { return strings.HasSuffix(name, RetainedSuffi
 
 func shortID(id string) string { return id[:min(len(id), 12)] }
 
-// portsText writes ports in one order, so that texts can be compared. A port's
-// name is Drover's own and does not count.
+// portsText writes ports in a fixed order, so that texts can be compared. A port's
+// name is used only by Drover and is left out.
 func portsText(ports []driver.Port) string {
 	texts := make([]string, 0, len(ports))
 	for _, p := range ports {
 		text := fmt.Sprintf("%d/%s:%d", p.Port, protocol(p), p.HostPort)
-		if p.HostIP != "" { // as in containers of older versions
+		if p.HostIP != "" { // containers of older versions have none
 			text += "@" + p.HostIP
 		}
 		texts = append(texts, text)

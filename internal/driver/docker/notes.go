@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// notes remember the rootDisk that a spec asked for last, so that List says the
-// same as Ensure. The container's label is as old as the container.
+// notes records the last requested rootDisk, so that List returns the same note as
+// Ensure. The container's label has the value from its creation.
 type notes struct {
 	mu       sync.Mutex
 	rootDisk map[string]int64
@@ -26,7 +26,7 @@ func (n *notes) remember(id string, rootDisk int64) {
 	n.rootDisk[id] = rootDisk
 }
 
-// of is the note on a container.
+// of returns the note on a container.
 func (n *notes) of(r record) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -40,14 +40,14 @@ func (n *notes) of(r record) string {
 	return "rootDisk " + sizeText(disk) + " is not enforced: most Docker storage drivers cannot limit it"
 }
 
-// prune forgets all but the containers that there are.
+// prune removes the entries of all but the existing containers.
 func (n *notes) prune(there map[string]bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	prune(n.rootDisk, there)
 }
 
-// prune deletes from m what is not there.
+// prune deletes from m the ids that are not in there.
 func prune[V any](m map[string]V, there map[string]bool) {
 	for id := range m {
 		if !there[id] {
@@ -65,5 +65,5 @@ func sizeText(bytes int64) string {
 	return resource.NewQuantity(bytes, format).String()
 }
 
-// roughly is for sizes that nobody chose.
+// roughly formats a measured size, which needs no exact unit.
 func roughly(bytes int64) string { return fmt.Sprintf("%dM", bytes/1e6) }

@@ -10,7 +10,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// step is one thing to do to a container.
+// step is one change of a container.
 type step string
 
 const (
@@ -22,8 +22,8 @@ const (
 	stepReplace step = "replace"
 )
 
-// nextStep is what takes a container nearer to its spec. A stop that was begun
-// is carried through whatever the spec says meanwhile, since the signal cannot
+// nextStep returns the step that brings a container closer to its spec. A stop that
+// was begun is completed whatever the spec says meanwhile, because the signal cannot
 // be taken back and the engine's restarter is off for that run.
 func nextStep(r record, spec driver.ServerSpec, stopping bool, pending []string) step {
 	switch {
@@ -57,8 +57,8 @@ func stepFromOff(r record, spec driver.ServerSpec, pending []string) step {
 	return stepStart
 }
 
-// stepBetweenRuns uses the pause between two tries of the engine's restarter:
-// what waits for a restart may be what mends the guest.
+// stepBetweenRuns uses the pause between two tries of the engine's restarter: a
+// change that waits for a restart may be what repairs the guest.
 func stepBetweenRuns(pending []string) step {
 	if len(pending) > 0 {
 		return stepStop
@@ -66,10 +66,10 @@ func stepBetweenRuns(pending []string) step {
 	return stepNone
 }
 
-// pendingFields names what of the spec only a new container can have. It is
-// compared with what was asked for at creation, which no engine normalises. An
-// empty image is the default of that time, so a change of the default is none
-// of the spec.
+// pendingFields returns the fields of the spec that need a new container. It
+// compares with what was requested at creation, which no engine normalises. An
+// empty image means the default at that time, so a new default is not a change of
+// the spec.
 func pendingFields(r record, spec driver.ServerSpec) []string {
 	var fields []string
 	if asked := spec.Image.Source; asked != "" && fullReference(asked) != fullReference(r.image) {
@@ -81,7 +81,7 @@ func pendingFields(r record, spec driver.ServerSpec) []string {
 	return fields
 }
 
-// fullReference is one text for all ways to write a reference: nginx is
+// fullReference returns one text for all ways to write a reference: nginx is
 // docker.io/library/nginx:latest.
 func fullReference(image string) string {
 	if named, err := reference.ParseDockerRef(image); err == nil {

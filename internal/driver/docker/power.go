@@ -17,8 +17,8 @@ import (
 )
 
 // stop sends the signal once, and SIGKILL when StopBy has passed. It uses the
-// engine's kill, not its stop, which would block for the whole grace period;
-// either one keeps the engine's restarter from starting the container again.
+// engine's kill rather than its stop, which would block for the whole grace period.
+// Either one keeps the engine's restarter from starting the container again.
 func (d *Driver) stop(ctx context.Context, spec driver.ServerSpec, r *record) (done bool, err error) {
 	begun, stopping := d.stops.of(*r)
 	now := stop{by: begun.by, forced: begun.forced}
@@ -34,8 +34,8 @@ func (d *Driver) stop(ctx context.Context, spec driver.ServerSpec, r *record) (d
 		}
 	}
 	d.stops.put(*r, now)
-	// The engine answers once it has cleaned up after a guest that ended at once, so
-	// that a deletion goes on without an event.
+	// The engine answers after it has cleaned up a guest that ended at once, so that a
+	// deletion continues without an event.
 	if err := d.refresh(ctx, r); err != nil {
 		return true, err
 	}
@@ -43,11 +43,11 @@ func (d *Driver) stop(ctx context.Context, spec driver.ServerSpec, r *record) (d
 	return still, nil
 }
 
-// due: a stop without a time is not forced.
+// due reports whether by has passed; a stop without a time is never forced.
 func due(by, now time.Time) bool { return !by.IsZero() && !now.Before(by) }
 
-// kill signals the container, which the engine resumes for that if it is
-// paused. One that does not run any more is as good as signalled.
+// kill signals the container; the engine resumes a paused one for that. A container
+// that does not run any more counts as signalled.
 func (d *Driver) kill(ctx context.Context, r record, force bool) error {
 	signal := "SIGKILL"
 	switch {
@@ -63,9 +63,9 @@ func (d *Driver) kill(ctx context.Context, r record, force bool) error {
 	return settle(r, err)
 }
 
-// settle forgives that a container was not in the state for a step any more:
-// the next look tells what it is in. The engine says so with 409, or with 500
-// where it noticed late.
+// settle ignores the error of a container that is no longer in the state for a step:
+// the next inspection shows its state. The engine returns 409 for that, or 500 if it
+// noticed late.
 func settle(r record, err error) error {
 	switch {
 	case isGone(err):
@@ -101,7 +101,7 @@ func (d *Driver) power(ctx context.Context, spec driver.ServerSpec, next step, r
 	return d.refresh(ctx, r)
 }
 
-// replace makes a container anew, with what could not be changed. A crash in
+// replace recreates a container, with the fields that could not be changed. A crash in
 // between leaves none, and the next Ensure creates it.
 func (d *Driver) replace(ctx context.Context, spec driver.ServerSpec, r *record) (done bool, err error) {
 	if err := d.checkCapacity(ctx, spec); err != nil {
@@ -123,7 +123,7 @@ func (d *Driver) replace(ctx context.Context, spec driver.ServerSpec, r *record)
 	return false, nil
 }
 
-// resize changes what Docker can change at any time: CPU, memory and the
+// resize applies what Docker can change at any time: CPU, memory and the
 // restart policy.
 func (d *Driver) resize(ctx context.Context, spec driver.ServerSpec, r *record) error {
 	if sized(*r, spec) || r.state == container.StateRemoving || r.state == container.StateDead {
@@ -169,11 +169,11 @@ func (d *Driver) update(ctx context.Context, spec driver.ServerSpec, r record) e
 	return err
 }
 
-// busy is how a cgroup v1 kernel refuses a limit below the use.
+// busy matches the error of a cgroup v1 kernel for a limit below the use.
 var busy = regexp.MustCompile(`device or resource busy`)
 
-// checkInUse keeps a shrinking guest alive: a cgroup v2 kernel kills it when the
-// new limit is below its use.
+// checkInUse protects a shrinking guest: a cgroup v2 kernel kills it if the new
+// limit is below its use.
 func (d *Driver) checkInUse(ctx context.Context, r record, limit int64) error {
 	stats, err := d.sample(ctx, r.id)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/moby/moby/api/types/jsonstream"
 )
 
-// progress sums up what a pull reports layer by layer.
+// progress sums up the progress of a pull, which is reported by layer.
 type progress struct {
 	layers map[string]layer
 }
@@ -38,8 +38,8 @@ func (p *progress) add(m jsonstream.Message) {
 	p.layers[m.ID] = now
 }
 
-// text is for people, such as "pulling nginx: 34% (12.3/36.1 MB)". Layers that
-// have not begun are not known yet, so the total can grow.
+// text is for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a layer
+// that has not begun is unknown, so the total can grow.
 func (p *progress) text(image string) string {
 	var current, total int64
 	here := true

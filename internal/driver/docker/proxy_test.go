@@ -16,8 +16,8 @@ import (
 	"testing"
 )
 
-// proxy stands before the engine's socket. It can be cut, counts what passes,
-// and can answer in the engine's place.
+// proxy forwards to the engine's socket. It can be cut, counts requests, and can
+// answer in the engine's place.
 type proxy struct {
 	t      *testing.T
 	path   string
@@ -54,7 +54,7 @@ func toEngine(host string) *httputil.ReverseProxy {
 
 func (p *proxy) host() string { return "unix://" + p.path }
 
-// lose cuts what is connected and lets nobody connect.
+// lose cuts all connections and refuses new ones.
 func (p *proxy) lose() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,8 +89,8 @@ func (p *proxy) answer(instead func(w http.ResponseWriter, r *http.Request) bool
 	p.instead = instead
 }
 
-// count returns how many of the requests that passed since forget
-// were of that method and had that text in their path.
+// count returns how many of the requests since forget had that method, and that
+// text in their path.
 func (p *proxy) count(method, text string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

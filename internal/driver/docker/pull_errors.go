@@ -17,14 +17,14 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// pullError says in Drover's own words why a pull failed.
+// pullError is the cause of a failed pull in Drover's own words.
 type pullError struct{ text string }
 
 func (e pullError) Error() string { return e.text }
 
-// pullReasons are what is said of a pull that failed, the first that fits. The
-// engine repeats what a registry answered, and whoever may name an image chooses the
-// registry and, by that, what it is led to.
+// pullReasons are the causes of a failed pull; the first match applies. The engine's
+// own text is not passed on, because it repeats the registry's answer: a user who may
+// name an image chooses the registry and, by that, where its redirects lead.
 var pullReasons = []struct {
 	words *regexp.Regexp
 	says  string
@@ -47,8 +47,8 @@ var pullReasons = []struct {
 	{regexp.MustCompile(`(?i)digest|checksum|verification failed`), "it is not what its digest says"},
 }
 
-// explainPull leaves out what a registry answered. What the client itself says, as
-// that the engine cannot be reached, stays.
+// explainPull leaves out what a registry answered. An error of the client itself, for
+// example that the engine cannot be reached, is kept.
 func explainPull(err error) error {
 	_, ofNetwork := errors.AsType[*net.OpError](err)
 	if ofNetwork || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
@@ -63,8 +63,8 @@ func explainPull(err error) error {
 	return pullError{codeText(err) + "the engine's log has the cause"}
 }
 
-// codeText is the status code of an answer, where it says more than that the pull
-// failed.
+// codeText is the status code of an answer, if it adds something to the fact that the
+// pull failed.
 func codeText(err error) string {
 	code := 0
 	if message, is := errors.AsType[*jsonstream.Error](err); is {

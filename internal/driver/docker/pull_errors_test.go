@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// secret is what a registry answers, and nobody is to see.
+// secret is what a registry answers, and must not be shown.
 const secret = "hunter2"
 
 func TestExplainPull(t *testing.T) {
@@ -59,7 +59,7 @@ func TestExplainPull(t *testing.T) {
 	if got := explainPull(fmt.Errorf("%w: %s", errdefs.ErrNotFound, secret)); got.Error() != "404: not found" {
 		t.Errorf("with a kind it is told as %q", got)
 	}
-	// The client's own words are not a registry's.
+	// The client's own errors are not from a registry.
 	for _, err := range []error{&net.OpError{Op: "dial", Net: "unix", Err: syscall.ECONNREFUSED}, io.ErrUnexpectedEOF} {
 		if got := explainPull(err); !errors.Is(got, err) || !lost(got) {
 			t.Errorf("%v is told as %v", err, got)
@@ -67,8 +67,8 @@ func TestExplainPull(t *testing.T) {
 	}
 }
 
-// TestPullTellsNothing : what a registry answers is neither in an error nor in the
-// log, be it the answer of the engine or a message of its stream.
+// TestPullTellsNothing checks that a registry's answer is neither in an error nor in the
+// log, whether it is in the engine's answer or in a message of its stream.
 func TestPullTellsNothing(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
@@ -99,7 +99,7 @@ func TestPullTellsNothing(t *testing.T) {
 	}
 }
 
-// newForeign is a registry that says more than it should.
+// newForeign starts a registry that answers more than it should.
 func newForeign(t *testing.T) (host string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -114,8 +114,8 @@ func newForeign(t *testing.T) (host string) {
 	return server.Listener.Addr().String()
 }
 
-// TestURLOfAnImage : what is no image reference is not repeated, for its user and
-// password.
+// TestURLOfAnImage checks that an invalid image reference is not repeated, because it may
+// have a user and a password.
 func TestURLOfAnImage(t *testing.T) {
 	t.Parallel()
 	d := &Driver{Options: Options{Image: DefaultImage}}

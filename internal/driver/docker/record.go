@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// record is what Drover knows of a container.
+// record is what Drover knows about a container.
 type record struct {
 	id, name              string
 	uid                   types.UID
@@ -33,12 +33,12 @@ type record struct {
 	cpuMilli, memory      int64
 	restart               container.RestartPolicyMode
 	stopSignal            string
-	image, ports          string // as asked for at creation
+	image, ports          string // as requested at creation
 	imageID               string // the engine's digest of the image
-	rootDisk              int64  // as asked for at creation
+	rootDisk              int64  // as requested at creation
 	addresses             []string
 	published             []driver.Port // on the host, while it runs
-	unresponsive          error         // the engine does not answer about it
+	unresponsive          error         // the error of inspecting it
 }
 
 func newRecord(in container.InspectResponse) record {
@@ -61,7 +61,7 @@ func newRecord(in container.InspectResponse) record {
 	return r
 }
 
-// fromSummary is a record of what a list tells, which is little.
+// fromSummary makes a record of a list entry, which has few fields.
 func fromSummary(s container.Summary) record {
 	r := record{id: s.ID, name: nameOf(s), state: s.State, imageID: s.ImageID}
 	r.fromLabels(s.Labels)
@@ -77,7 +77,7 @@ func (r *record) fromLabels(l map[string]string) {
 	r.rootDisk, _ = strconv.ParseInt(l[LabelRootDisk], 10, 64)
 }
 
-// nameOf leaves out the aliases that links give to a container.
+// nameOf skips the aliases that links give to a container.
 func nameOf(s container.Summary) string {
 	for _, name := range s.Names {
 		if name = strings.TrimPrefix(name, "/"); !strings.Contains(name, "/") {
@@ -87,7 +87,7 @@ func nameOf(s container.Summary) string {
 	return ""
 }
 
-// timeOf is zero for what Docker writes when there is no such time.
+// timeOf returns zero for the text that Docker uses for an absent time.
 func timeOf(text string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil || t.Year() <= 1 {
@@ -113,8 +113,7 @@ func addressesOf(networks map[string]*network.EndpointSettings) []string {
 	return all
 }
 
-// publishedPorts takes what is published for IPv4 and for IPv6 as one, in an
-// order that lasts.
+// publishedPorts merges the entries for IPv4 and IPv6, in a stable order.
 func publishedPorts(published network.PortMap) []driver.Port {
 	var ports []driver.Port
 	for inside, bindings := range published {
@@ -134,7 +133,7 @@ func publishedPorts(published network.PortMap) []driver.Port {
 	return slices.Compact(ports)
 }
 
-// addressText is empty for all addresses.
+// addressText is empty if ip means all addresses.
 func addressText(ip netip.Addr) string {
 	if !ip.IsValid() || ip.IsUnspecified() {
 		return ""
@@ -142,12 +141,12 @@ func addressText(ip netip.Addr) string {
 	return ip.String()
 }
 
-// alive: there is a run that has to end before another can begin.
+// alive reports whether a run has to end before another can begin.
 func (r record) alive() bool {
 	return r.state == container.StateRunning || r.state == container.StatePaused || r.state == container.StateRestarting
 }
 
-// run is new at every start, and no two containers share one.
+// run has a new value at every start, and no two containers share one.
 func (r record) run() string {
 	if r.startedAt.IsZero() {
 		return ""
@@ -185,7 +184,7 @@ func (r record) exit() *driver.Exit {
 	return e
 }
 
-// server is the record in the words of the contract.
+// server converts the record to a driver.Server.
 func (d *Driver) server(r record) driver.Server {
 	s := driver.Server{
 		UID: r.uid, ID: r.id, Namespace: r.namespace, Name: r.vm,

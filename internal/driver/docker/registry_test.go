@@ -28,7 +28,7 @@ const (
 	layerType    = "application/vnd.docker.image.rootfs.diff.tar"
 )
 
-// registry is as much of an image registry as a pull needs. It has one image,
+// registry is an image registry with only what a pull needs. It has one image,
 // the guest, and can withhold its layer.
 type registry struct {
 	server *httptest.Server
@@ -37,11 +37,11 @@ type registry struct {
 	hold   chan struct{} // layers stop half way until it is closed
 
 	mu     sync.Mutex
-	layers int // requests for the layer that were begun
-	cut    int // and that the engine gave up
+	layers int // requests for the layer that have begun
+	cut    int // those that the engine gave up
 }
 
-// newRegistry serves the image, if held not before release is called.
+// newRegistry serves the image; if held, not before release is called.
 func newRegistry(t *testing.T, held bool) (r *registry, release func()) {
 	t.Helper()
 	r = &registry{repo: "guest-" + randomText(), blobs: map[string][]byte{}, hold: make(chan struct{})}
@@ -59,9 +59,9 @@ func newRegistry(t *testing.T, held bool) (r *registry, release func()) {
 	return r, release
 }
 
-// image is the reference of the image under a tag, "v1" being the one there is. It is
-// removed at the test's end, after the servers of all vm that come later. Without force,
-// since that would leave an image without its name where a server still uses it.
+// image returns the reference of the image under a tag; only "v1" exists. It is removed
+// at the end of the test, after the servers of all later calls of vm. It is not forced,
+// because that would leave the image without its name if a server still uses it.
 func (r *registry) image(t *testing.T, tag string) string {
 	t.Helper()
 	image := strings.TrimPrefix(r.server.URL, "http://") + "/" + r.repo + ":" + tag
@@ -75,7 +75,7 @@ func (r *registry) image(t *testing.T, tag string) string {
 	return image
 }
 
-// addImage makes each registry's layer another one, since an engine pulls no
+// addImage gives each registry a different layer, because an engine pulls no
 // layer twice.
 func (r *registry) addImage(t *testing.T, rootfs []byte) {
 	t.Helper()
@@ -135,7 +135,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// serveLayer sends half, and the rest when it may.
+// serveLayer sends half, and the rest when the layer is released.
 func (r *registry) serveLayer(w http.ResponseWriter, req *http.Request, content []byte) {
 	r.countLayer(&r.layers)
 	w.Header().Set("Content-Length", fmt.Sprint(len(content)))

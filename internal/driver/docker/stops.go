@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// stops remember which runs were told to end, because Docker does not show it.
-// After a restart of Drover the worst is one more signal.
+// stops records which runs were asked to end, because Docker does not show that.
+// After a restart of Drover the worst effect is one more signal.
 type stops struct {
 	mu   sync.Mutex
 	byID map[string]stop
@@ -33,7 +33,7 @@ func (s stop) String() string {
 	return fmt.Sprintf("stopping, forced at %s UTC", s.by.UTC().Format(time.TimeOnly))
 }
 
-// of tells whether the run that is on was told to end.
+// of returns the stop of the current run, if it was asked to end.
 func (s *stops) of(r record) (stop, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

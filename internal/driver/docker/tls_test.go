@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// TestTLS reaches the engine by the variables that every Docker client reads.
+// TestTLS connects to the engine with the variables that every Docker client reads.
 func TestTLS(t *testing.T) {
 	engine := httptest.NewUnstartedServer(newProxy(t))
 	engine.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS12}

@@ -205,8 +205,8 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// TestHostIP : a port is published on the address that was asked for, another one is a
-// change, and what is no address is refused.
+// TestHostIP checks that a port is published on the requested address, that another address
+// is a change, and that an invalid one is refused.
 func TestHostIP(t *testing.T) {
 	t.Parallel()
 	ports := func(ip string) []driver.Port {
@@ -235,7 +235,7 @@ func TestHostIP(t *testing.T) {
 	}
 }
 
-// TestErrors has the words of engines from 20.10 to 29.
+// TestErrors uses the error messages of engines from 20.10 to 29.
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	spec := driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostPort: 808}, {Port: 81, HostPort: 8080}}}
@@ -265,7 +265,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestCacheForgets : a record is kept only if no event can have been missed.
+// TestCacheForgets checks that a record is kept only if no event can have been missed.
 func TestCacheForgets(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)

@@ -20,12 +20,12 @@ import (
 const (
 	// statsLimit is how many containers are sampled at once.
 	statsLimit = 64
-	// statsTimeout keeps one stuck container from holding up the others.
+	// statsTimeout is so short that one stuck container cannot delay the others.
 	statsTimeout = 5 * time.Second
 )
 
-// Usage implements driver.Driver: one list of what runs, and one sample of each
-// in parallel.
+// Usage implements driver.Driver: one list of the running containers, and one sample
+// of each in parallel.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if len(uids) == 0 {
 		return nil, nil
@@ -68,7 +68,7 @@ func (d *Driver) running(ctx context.Context, uids []types.UID) ([]record, error
 	return on, nil
 }
 
-// collect leaves out what gave no sample. It fails only if nothing answered.
+// collect skips containers without a sample. It fails only if none has one.
 func collect(samples []*driver.Usage, errs []error) ([]driver.Usage, error) {
 	var all []driver.Usage
 	var failed error
@@ -86,7 +86,7 @@ func collect(samples []*driver.Usage, errs []error) ([]driver.Usage, error) {
 	return all, nil
 }
 
-// usage is nil where the container does not run any more.
+// usage is nil if the container does not run any more.
 func (d *Driver) usage(ctx context.Context, r record) (*driver.Usage, error) {
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
@@ -104,8 +104,8 @@ func (d *Driver) usage(ctx context.Context, r record) (*driver.Usage, error) {
 	}, nil
 }
 
-// sample is one look at a container's counters. Without one-shot the engine
-// would take a second for each.
+// sample reads a container's counters once. Without one-shot the engine would take
+// a second for each.
 func (d *Driver) sample(ctx context.Context, id string) (stats container.StatsResponse, err error) {
 	err = d.read(ctx, "sample container "+shortID(id), func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerStats(ctx, id, client.ContainerStatsOptions{})
@@ -121,7 +121,7 @@ func (d *Driver) sample(ctx context.Context, id string) (stats container.StatsRe
 	return stats, err
 }
 
-// memoryInUse is what docker stats shows: without the page cache that the kernel
+// memoryInUse is the value of docker stats: without the page cache that the kernel
 // can drop, which is total_inactive_file in cgroup v1 and inactive_file in v2.
 func memoryInUse(m container.MemoryStats) int64 {
 	cache, v1 := m.Stats["total_inactive_file"]

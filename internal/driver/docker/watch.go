@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// telling are the events after which a container may look different. A signal is
-// none of them: what it brings about is an event of its own.
+// telling lists the events after which a container's record may differ. A signal is
+// not among them, because its effect is an event of its own.
 var telling = []string{
 	string(events.ActionCreate), string(events.ActionStart), string(events.ActionRestart),
 	string(events.ActionStop), string(events.ActionDie), string(events.ActionOOM),
@@ -21,7 +21,7 @@ var telling = []string{
 	string(events.ActionRename), string(events.ActionDestroy), string(events.ActionRemove),
 }
 
-// Watch implements driver.Driver: the engine's events of this cluster's
+// Watch implements driver.Driver: it sends the engine's events of this cluster's
 // containers, and the progress and ends of fetches.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	since, err := d.engineTime(ctx)
@@ -48,8 +48,8 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return uids, nil
 }
 
-// engineTime is the engine's own clock. Events are asked for from then on, as an
-// engine answers the request a little before it begins to listen.
+// engineTime is the engine's own clock. Events are requested from that time on,
+// because an engine answers the request slightly before it begins to listen.
 func (d *Driver) engineTime(ctx context.Context) (string, error) {
 	ctx, cancel := d.bound(ctx)
 	defer cancel()
@@ -57,8 +57,8 @@ func (d *Driver) engineTime(ctx context.Context) (string, error) {
 	return info.SystemTime, err
 }
 
-// events returns when the engine has answered. Only that is bounded in time, the
-// stream goes on for as long as ctx.
+// events returns when the engine has answered. Only that is limited in time; the
+// stream lasts as long as ctx.
 func (d *Driver) events(ctx context.Context, cancel context.CancelFunc, since string) (stream client.EventsResult, err error) {
 	soon, stop := d.bound(ctx)
 	defer stop()
@@ -78,8 +78,8 @@ func (d *Driver) eventFilter() client.Filters {
 		Add("event", telling...)
 }
 
-// follow reads as fast as it can, because an engine drops events for a reader
-// that is slow. It returns when the stream ends, for whatever reason.
+// follow reads as fast as it can, because an engine drops events for a slow reader.
+// It returns when the stream ends, whatever the cause.
 func (d *Driver) follow(ctx context.Context, stream client.EventsResult, w *watch) {
 	defer d.watches.close(w)
 	defer d.cache.closed()
@@ -130,7 +130,7 @@ func (ws *watches) tell(uids ...types.UID) {
 	}
 }
 
-// watch holds each UID once until it is taken, so it loses nothing and cannot
+// watch holds each UID once until it is taken, so it loses no UID and cannot
 // grow beyond the number of servers.
 type watch struct {
 	mu   sync.Mutex

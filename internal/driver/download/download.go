@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package download keeps the books of what drivers fetch in the background, each
-// thing once for all servers that wait for it. A fetch only fetches: what follows
-// is up to the next call for a server that waits.
+// Package download tracks what drivers fetch in the background. Each thing is
+// fetched once for all servers that wait for it. A fetch only fetches: the next call
+// for a waiting server does the rest.
 //
-// Start with Book.Outcome and Book.Begin.
+// Start with Tracker.Outcome and Tracker.Begin.
 package download
 
 import (
@@ -24,52 +24,52 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// AtOnce is how many fetches a driver has under way at a time.
+// AtOnce is how many fetches of a driver may run at a time.
 const AtOnce = 4
 
-// tellProgress is how often a fetch's progress is worth another look.
+// tellProgress is the least time between two notifications of a fetch's progress.
 const tellProgress = 2 * time.Second
 
-// Tracker knows the fetches under way and who waits for them. It is safe for
-// concurrent use.
+// Tracker records the fetches under way and the servers that wait for them. It is
+// safe for concurrent use.
 type Tracker struct {
 	Clock clock.WithTicker
 	// Stall is how long a fetch may go without any progress.
 	Stall time.Duration
-	// Tell is called with servers that are worth another look.
+	// Tell is called with the UIDs of servers to look at again.
 	Tell func(...types.UID)
-	// AtOnce is how many fetches are under way at a time, of one namespace one less;
-	// zero means any number. Others wait for their turn.
+	// AtOnce is how many fetches run at a time; one namespace may have one fewer. Zero
+	// means any number. The others wait for their turn.
 	AtOnce int
 
 	mu      sync.Mutex
-	running map[string]*Fetch // by key, those included that wait for their turn
-	queue   []*Fetch          // which wait for their turn
+	running map[string]*Fetch // by key, including those that wait for their turn
+	queue   []*Fetch          // those that wait for their turn
 	active  map[string]int    // by namespace, how many have begun
 	servers map[types.UID]*server
 }
 
-// server is one that waits, or waited until it is told how that ended.
+// server is a server that waits, or whose result was not reported to it yet.
 type server struct {
 	namespace, name string
 	claims          map[string]*claim // by key
 }
 
 // claim is a server's interest in one thing. It outlives the fetch, so that the
-// next call learns how that ended and Pending goes on showing a failure.
+// next call gets the result and Pending continues to show a failure.
 type claim struct {
 	fetch *Fetch // nil when it is over
 	err   error
 	told  bool
 }
 
-// Fetch is one that is under way.
+// Fetch is a fetch that is under way.
 type Fetch struct {
 	book      *Tracker
 	key       string
 	namespace string // of the server that it was begun for
-	what      string // it is, for people
-	doing     string // the same, and how far it has come; under the book's lock
+	what      string // what it does, for people
+	doing     string // the same with its progress; guarded by Tracker.mu
 	told      time.Time
 	cancel    context.CancelCauseFunc
 	turn      chan struct{} // closed when it may begin
@@ -77,12 +77,12 @@ type Fetch struct {
 	alive     chan struct{} // has a value after progress
 }
 
-// Outcome is how a fetch went that a server waits for.
+// Outcome is the state of a fetch that a server waits for.
 type Outcome int
 
 // The outcomes.
 const (
-	// None : the server does not wait, or was told already that it failed.
+	// None : the server does not wait, or the failure was reported to it already.
 	None Outcome = iota
 	// Running : the fetch is under way.
 	Running
@@ -90,8 +90,8 @@ const (
 	Fetched
 )
 
-// Outcome tells how the fetch of key went for a server. A failure is told once;
-// it is ErrRetry with ReasonImageUnavailable, or ErrInvalid.
+// Outcome reports the state of the fetch of key for a server. A failure is returned
+// once; it is ErrRetry with ReasonImageUnavailable, or ErrInvalid.
 func (b *Tracker) Outcome(uid types.UID, key string) (Outcome, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -115,9 +115,9 @@ func (b *Tracker) claim(uid types.UID, key string) *claim {
 	return nil
 }
 
-// Begin has a server wait for the fetch of key, and starts it by get where there
-// is none. It goes on after the call that began it, until it ends, stalls or
-// nobody waits for it. What it is doing is for people, such as "pulling nginx".
+// Begin registers a server as waiting for the fetch of key, and starts that with get
+// if there is none. The fetch outlives the call that began it; it runs until it ends,
+// stalls or no server waits for it. doing is for people, such as "pulling nginx".
 func (b *Tracker) Begin(ctx context.Context, spec driver.ServerSpec, key, doing string, get func(context.Context, *Fetch) error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -171,7 +171,7 @@ func (f *Fetch) runInTurn(ctx context.Context, get func(context.Context, *Fetch)
 	return err
 }
 
-// cancelStalled ends a fetch that has been silent for too long.
+// cancelStalled cancels a fetch that made no progress for too long.
 func (f *Fetch) cancelStalled(ctx context.Context) {
 	timer := f.book.Clock.NewTimer(f.book.Stall)
 	defer timer.Stop()
@@ -194,7 +194,7 @@ func (f *Fetch) doingNow() string {
 	return f.doing
 }
 
-// Alive says that the fetch goes on.
+// Alive records that the fetch makes progress.
 func (f *Fetch) Alive() {
 	select {
 	case f.alive <- struct{}{}:
@@ -202,8 +202,8 @@ func (f *Fetch) Alive() {
 	}
 }
 
-// Progress says that the fetch goes on, and what it is doing now. Who waits is
-// told of news now and then.
+// Progress records that the fetch makes progress, and what it is doing now. The
+// waiting servers are notified of changes from time to time.
 func (f *Fetch) Progress(doing string) {
 	f.Alive()
 	f.book.Tell(f.book.progressed(f, doing)...)
@@ -221,9 +221,9 @@ func (b *Tracker) progressed(f *Fetch, doing string) []types.UID {
 	return b.waiting(f)
 }
 
-// end records how a fetch ended for all who waited, and returns them. An error is of
-// the kind "try again", even if the engine was lost over it, save that what only
-// another spec helps with stays so.
+// end records the result of a fetch for all servers that waited, and returns them.
+// An error becomes ErrRetry, even if the engine was lost meanwhile, except that
+// ErrInvalid is preserved: only another spec helps there.
 func (b *Tracker) end(f *Fetch, err error) []types.UID {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -243,7 +243,7 @@ func (b *Tracker) end(f *Fetch, err error) []types.UID {
 	return waiting
 }
 
-// The methods from here to drop want the lock held.
+// The methods from here to drop require the lock to be held.
 
 func (b *Tracker) waiting(f *Fetch) []types.UID {
 	var all []types.UID
@@ -255,15 +255,15 @@ func (b *Tracker) waiting(f *Fetch) []types.UID {
 	return all
 }
 
-// forget : nobody can join a fetch that was cancelled or has ended.
+// forget removes a fetch that was cancelled or has ended, so that no server can join it.
 func (b *Tracker) forget(f *Fetch) {
 	if b.running[f.key] == f {
 		delete(b.running, f.key)
 	}
 }
 
-// drop ends the interest of a server in all but some things, and returns the
-// fetches that nobody else waits for, cancelled.
+// drop ends a server's interest in all things but those of the keys in but. It
+// cancels, and returns, the fetches that no other server waits for.
 func (b *Tracker) drop(uid types.UID, but []string) []*Fetch {
 	s := b.servers[uid]
 	if s == nil {
@@ -287,15 +287,15 @@ func (b *Tracker) drop(uid types.UID, but []string) []*Fetch {
 	return cancelled
 }
 
-// Keep ends the interest of a server in all but some things.
+// Keep ends a server's interest in all things but those of keys.
 func (b *Tracker) Keep(uid types.UID, keys ...string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.drop(uid, keys)
 }
 
-// Abandon ends the interest of a server, and waits for the end of fetches that
-// nobody else waits for. It is ErrRetry if ctx ends before.
+// Abandon ends a server's interest in everything, and waits for the end of fetches
+// that no other server waits for. It returns ErrRetry if ctx ends first.
 func (b *Tracker) Abandon(ctx context.Context, uid types.UID) error {
 	b.mu.Lock()
 	dropped := b.drop(uid, nil)
@@ -303,7 +303,7 @@ func (b *Tracker) Abandon(ctx context.Context, uid types.UID) error {
 	return join(ctx, dropped)
 }
 
-// join waits for the end of fetches that were cancelled.
+// join waits for the end of cancelled fetches.
 func join(ctx context.Context, cancelled []*Fetch) error {
 	for _, f := range cancelled {
 		select {
@@ -315,8 +315,8 @@ func join(ctx context.Context, cancelled []*Fetch) error {
 	return nil
 }
 
-// Close cancels all fetches, and waits for their end. It is ErrRetry if ctx ends
-// before.
+// Close cancels all fetches and waits for their end. It returns ErrRetry if ctx ends
+// first.
 func (b *Tracker) Close(ctx context.Context) error {
 	b.mu.Lock()
 	all := slices.Collect(maps.Values(b.running))
@@ -327,10 +327,10 @@ func (b *Tracker) Close(ctx context.Context) error {
 	return join(ctx, all)
 }
 
-// Progress says how the fetches that a server waits for go, or nothing.
+// Progress describes the fetches that a server waits for, or is empty.
 func (b *Tracker) Progress(uid types.UID) string { return b.Server(uid).Progress }
 
-// Server is a server that has nothing but its fetches.
+// Server returns the server in StatePending, with nothing but its fetches.
 func (b *Tracker) Server(uid types.UID) driver.Server {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -353,8 +353,8 @@ func (b *Tracker) pending(uid types.UID) driver.Server {
 	return out
 }
 
-// Pending are the servers that wait, or were not told yet how that ended: all, or
-// those of the UIDs.
+// Pending returns the servers that wait, or that have an unreported result: all, or
+// those with the given UIDs.
 func (b *Tracker) Pending(uids ...types.UID) []driver.Server {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 
 const patience = 20 * time.Second
 
-// rig is a book whose fetches end when the test says so.
+// rig is a Tracker whose fetches end when the test decides.
 type rig struct {
 	*download.Tracker
 	t     *testing.T
@@ -55,7 +55,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// begin has a server wait for key.
+// begin registers a server as waiting for key.
 func (r *rig) begin(uid types.UID, key string) {
 	r.t.Helper()
 	spec := driver.ServerSpec{Target: driver.Target{UID: uid}, Namespace: r.namespace, Name: "vm-" + string(uid)}
@@ -71,7 +71,7 @@ func (r *rig) begin(uid types.UID, key string) {
 	})
 }
 
-// next is the fetch that began next.
+// next returns the fetch that began next.
 func (r *rig) next() *run {
 	r.t.Helper()
 	return receive(r.t, "a fetch begins", r.begun)
@@ -94,7 +94,8 @@ func (r *rig) want(uid types.UID, key string, want download.Outcome) {
 	}
 }
 
-// TestOnceForAll who wait for one thing, who are all told of its end.
+// TestOnceForAll checks that servers waiting for one thing share a fetch, and that all are
+// notified of its end.
 func TestOnceForAll(t *testing.T) {
 	r := newRig(t)
 	r.want("a", "x", download.None)
@@ -123,8 +124,8 @@ func TestOnceForAll(t *testing.T) {
 	r.want("b", "x", download.Fetched)
 }
 
-// TestFailureIsToldOnce, and shown until the next try. Its kind is "try again",
-// whatever failed.
+// TestFailureIsToldOnce checks that a failure is returned once, and shown until the next
+// try. It is ErrRetry, whatever failed.
 func TestFailureIsToldOnce(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
@@ -146,8 +147,8 @@ func TestFailureIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestNobodyWaits : a fetch is cancelled with the last interest in it, and who
-// comes after that begins another.
+// TestNobodyWaits checks that a fetch is cancelled with the last interest in it, and that
+// a later server begins another.
 func TestNobodyWaits(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
@@ -168,7 +169,7 @@ func TestNobodyWaits(t *testing.T) {
 	r.want("b", "x", download.Running)
 }
 
-// TestAbandonDoesNotWaitForEver for a fetch that does not end.
+// TestAbandonDoesNotWaitForEver uses a fetch that does not end.
 func TestAbandonDoesNotWaitForEver(t *testing.T) {
 	r := newRig(t)
 	hangs := make(chan struct{})
@@ -184,7 +185,7 @@ func TestAbandonDoesNotWaitForEver(t *testing.T) {
 	close(hangs)
 }
 
-// TestClose : all fetches end with their book.
+// TestClose checks that all fetches end with their Tracker.
 func TestClose(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
@@ -195,7 +196,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestCallersEnd : a fetch goes on after the call that began it.
+// TestCallersEnd checks that a fetch continues after the call that began it.
 func TestCallersEnd(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -210,7 +211,7 @@ func TestCallersEnd(t *testing.T) {
 	}
 }
 
-// TestStall : a fetch may be slow, but not silent.
+// TestStall checks that a fetch may be slow, but not without progress.
 func TestStall(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
@@ -230,7 +231,7 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestProgressIsToldNowAndThen, and only if there is news.
+// TestProgressIsToldNowAndThen checks that notifications are limited in rate, and need a change.
 func TestProgressIsToldNowAndThen(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")

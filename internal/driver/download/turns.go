@@ -15,8 +15,8 @@ func (f *Fetch) hasTurn() bool {
 	}
 }
 
-// admit has those begin whose turn it is, in the order in which they came. It wants
-// the lock held.
+// admit starts the fetches whose turn it is, in the order of arrival. It requires
+// the lock to be held.
 func (b *Tracker) admit() {
 	b.queue = slices.DeleteFunc(b.queue, func(f *Fetch) bool {
 		if !b.hasRoom(f.namespace) {
@@ -30,7 +30,7 @@ func (b *Tracker) admit() {
 }
 
 // hasRoom reports whether a fetch for a namespace may begin. No namespace takes all
-// places, so that servers which send without end hold up those of their own alone.
+// places, so that downloads that never end only delay others of their own namespace.
 func (b *Tracker) hasRoom(namespace string) bool {
 	all := 0
 	for _, n := range b.active {
@@ -39,7 +39,7 @@ func (b *Tracker) hasRoom(namespace string) bool {
 	return b.AtOnce == 0 || all < b.AtOnce && b.active[namespace] < max(b.AtOnce-1, 1)
 }
 
-// leave gives the place of a fetch to another, or its place in the queue up.
+// leave frees a fetch's place for another, or removes it from the queue.
 func (b *Tracker) leave(f *Fetch) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

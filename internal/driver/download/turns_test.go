@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// beginIn has a server of a namespace wait for what is named like itself.
+// beginIn registers servers of a namespace as waiting, each for a key equal to its UID.
 func (r *rig) beginIn(namespace string, uids ...types.UID) {
 	r.t.Helper()
 	for _, uid := range uids {
@@ -23,7 +23,7 @@ func (r *rig) beginIn(namespace string, uids ...types.UID) {
 	}
 }
 
-// began are the keys of the fetches that began, of which there must be n.
+// began returns the fetches that began, by key; there must be n.
 func (r *rig) began(n int) map[string]*run {
 	r.t.Helper()
 	all := map[string]*run{}
@@ -44,8 +44,8 @@ func (r *rig) waits(uid types.UID, want bool) {
 	}
 }
 
-// TestTurns : as many are under way as may be, others say that they wait, and begin
-// in the order in which they came.
+// TestTurns checks that no more fetches run than allowed, and that the others show that
+// they wait and begin in the order of arrival.
 func TestTurns(t *testing.T) {
 	r := newRig(t)
 	r.AtOnce = 4
@@ -69,7 +69,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestTurnGivenUp : who waits for nothing any more has no turn.
+// TestTurnGivenUp checks that an abandoned fetch gets no turn.
 func TestTurnGivenUp(t *testing.T) {
 	r := newRig(t)
 	r.AtOnce = 1
@@ -84,7 +84,7 @@ func TestTurnGivenUp(t *testing.T) {
 	}
 }
 
-// TestTurnsOfOne : no namespace has all places.
+// TestTurnsOfOne checks that no namespace has all places.
 func TestTurnsOfOne(t *testing.T) {
 	r := newRig(t)
 	r.AtOnce = 4
@@ -104,7 +104,7 @@ func TestTurnsOfOne(t *testing.T) {
 	}
 }
 
-// TestFinal : what only another spec helps with is told as that.
+// TestFinal checks that a failure that only another spec can fix is reported as that.
 func TestFinal(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")

@@ -59,7 +59,7 @@ func checkNew(t *testing.T, spec driver.ServerSpec, s driver.Server) {
 	}
 }
 
-// testCreateFromTwoCallers plays two leaders that both act.
+// testCreateFromTwoCallers simulates two leaders that both act.
 func testCreateFromTwoCallers(t *testing.T, e *env) {
 	spec := e.spec(t, "two-callers")
 	other := e.open(t, e.cluster)
@@ -109,7 +109,7 @@ func testCreatePaused(t *testing.T, e *env) {
 	}
 }
 
-// testAdoptAfterCrash plays a controller that was killed and started again.
+// testAdoptAfterCrash simulates a controller that was killed and started again.
 func testAdoptAfterCrash(t *testing.T, e *env) {
 	spec := e.spec(t, "adopted")
 	before := e.reach(t, spec, driver.StateRunning)
@@ -123,7 +123,7 @@ func testAdoptAfterCrash(t *testing.T, e *env) {
 	}
 }
 
-// testWrongID : a Target's ID, where there is one, must be the server's.
+// testWrongID checks that a Target's ID, if set, must be the server's.
 func testWrongID(t *testing.T, e *env) {
 	spec := e.spec(t, "wrong-id")
 	s := e.reach(t, spec, driver.StateRunning)
@@ -158,7 +158,7 @@ func testBadUID(t *testing.T, e *env) {
 	}
 }
 
-// testOtherCluster : what another cluster runs is neither listed nor touched.
+// testOtherCluster checks that another cluster's servers are neither listed nor changed.
 func testOtherCluster(t *testing.T, e *env) {
 	spec := e.spec(t, "theirs")
 	theirs := e.reach(t, spec, driver.StateRunning)
@@ -174,8 +174,8 @@ func testOtherCluster(t *testing.T, e *env) {
 		wantKind(t, "Release of another cluster's server", d.Delete(t.Context(), target, true), driver.ErrNotFound)
 		touch := e.off(spec)
 		touch.Target = target
-		// Whether there is room for a second server of that UID is the engine's
-		// affair.
+		// Whether a second server of that UID is possible is up to the
+		// engine.
 		if s, err := d.Ensure(t.Context(), touch); err == nil && s.ID == theirs.ID {
 			t.Errorf("Ensure took another cluster's %s", describe(s))
 		}
@@ -188,7 +188,7 @@ func testOtherCluster(t *testing.T, e *env) {
 	sameRun(t, one(t, e.d, spec.UID), theirs)
 }
 
-// inParallel calls f(0) to f(n-1) at once and waits for all.
+// inParallel calls f(0) to f(n-1) concurrently and waits for all.
 func inParallel(n int, f func(i int)) {
 	var all sync.WaitGroup
 	gate := make(chan struct{})

@@ -61,8 +61,8 @@ func testDeleteFromTwoCallers(t *testing.T, e *env) {
 	e.gone(t, other, spec.UID)
 }
 
-// testDeleteWhileCreating : whichever comes last wins, and a Delete that
-// follows leaves nothing.
+// testDeleteWhileCreating checks that whichever call comes last wins, and that a Delete
+// that follows leaves nothing.
 func testDeleteWhileCreating(t *testing.T, e *env) {
 	spec := e.spec(t, "torn")
 	inParallel(6, func(i int) {
@@ -78,7 +78,7 @@ func testDeleteWhileCreating(t *testing.T, e *env) {
 	e.gone(t, e.d, spec.UID)
 }
 
-// testRetain : a released server runs on and is nobody's.
+// testRetain checks that a released server stays on and belongs to no UID.
 func testRetain(t *testing.T, e *env) {
 	need(t, e.Hands.Remove != nil, "Hands.Remove")
 	spec := e.spec(t, "kept")
@@ -100,7 +100,7 @@ func testRetain(t *testing.T, e *env) {
 	checkRetained(t, e.d, spec.UID, s)
 }
 
-// checkRetained : the complete list shows a released server as such, still on.
+// checkRetained checks that the complete list shows a released server as such, still on.
 func checkRetained(t *testing.T, d driver.Driver, uid types.UID, was driver.Server) {
 	t.Helper()
 	kept := 0

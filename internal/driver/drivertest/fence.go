@@ -11,14 +11,14 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// at is spec under another epoch.
+// at returns spec under another epoch.
 func at(spec driver.ServerSpec, epoch uint64) driver.ServerSpec {
 	spec.Epoch = epoch
 	return spec
 }
 
-// testFenceOldEpoch plays a leader that goes on although another one has acted,
-// if only on another server.
+// testFenceOldEpoch simulates a leader that continues after a newer one has acted,
+// though only on another server.
 func testFenceOldEpoch(t *testing.T, e *env) {
 	spec, elsewhere := at(e.spec(t, "old"), 5), at(e.spec(t, "elsewhere"), 7)
 	before := e.reach(t, spec, driver.StateRunning)
@@ -43,8 +43,8 @@ func testFenceOldEpoch(t *testing.T, e *env) {
 	sameRun(t, e.reach(t, at(spec, 7), driver.StateRunning), before)
 }
 
-// testFenceOutlivesServers : an old leader does not make again what a newer one
-// has removed.
+// testFenceOutlivesServers checks that an old leader cannot recreate a server that a
+// newer one has removed.
 func testFenceOutlivesServers(t *testing.T, e *env) {
 	spec := at(e.spec(t, "removed"), 7)
 	e.reach(t, spec, driver.StateRunning)
@@ -58,15 +58,15 @@ func testFenceOutlivesServers(t *testing.T, e *env) {
 	}
 }
 
-// testFencePerCluster : clusters count for themselves.
+// testFencePerCluster checks that the epochs of clusters are independent.
 func testFencePerCluster(t *testing.T, e *env) {
 	e.reach(t, at(e.spec(t, "high"), 1_000_000), driver.StateRunning)
 	other := e.open(t, string(newUID()))
 	e.reachVia(t, other, at(e.spec(t, "low"), 2), "a server of another cluster", func(s driver.Server) bool { return s.ID != "" })
 }
 
-// testFenceUnderLoad has many leaders act on one server at once: what is
-// accepted never falls.
+// testFenceUnderLoad lets many leaders act on one server at once: the accepted epoch
+// never decreases.
 func testFenceUnderLoad(t *testing.T, e *env) {
 	const leaders, calls = 8, 50
 	spec := e.spec(t, "load")

@@ -35,7 +35,7 @@ func testStoppedByHand(t *testing.T, e *env) {
 	e.startsAgain(t, spec, first)
 }
 
-// startsAgain : the same server, in a new run.
+// startsAgain checks that the same server starts, in a new run.
 func (e *env) startsAgain(t *testing.T, spec driver.ServerSpec, first driver.Server) {
 	t.Helper()
 	again := e.reach(t, spec, driver.StateRunning)
@@ -85,8 +85,8 @@ func testRemovedByHand(t *testing.T, e *env) {
 	}
 }
 
-// testEndsByItself : the guest's end is reported as it was, and the engine's
-// own restarter does what the policy says and no more.
+// testEndsByItself checks that the end of a guest is reported as it was, and that the
+// engine's own restarter does what the policy requires and no more.
 func testEndsByItself(t *testing.T, e *env) {
 	need(t, e.Hands.Exit != nil, "Hands.Exit")
 	fails := cmp.Or(e.FailCode, 3)

@@ -9,9 +9,9 @@
 //		drivertest.Run(t, drivertest.Harness{Open: ..., Spec: ..., ...})
 //	}
 //
-// Start reading at Harness; suite.go has the table of cases, the other files
-// have the cases by theme. Cases run in parallel on one engine: each uses UIDs
-// and a cluster id of its own and removes what it made.
+// Start with Harness. suite.go has the table of cases; the other files have the
+// cases by topic. Cases run in parallel on one engine: each uses its own UIDs and
+// cluster id, and removes what it created.
 package drivertest
 
 import (
@@ -21,77 +21,77 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Harness is what the suite must know of a driver and its engine. A case that
-// needs a function which is nil fails, unless Lacks says why there is none.
+// Harness is what the suite needs to know about a driver and its engine. A case that
+// needs a function which is nil fails, unless Lacks gives the reason.
 type Harness struct {
-	// Open connects to the engine as one more controller of that cluster would.
-	// All that Open returns within one Run talk to the same engine. It closes
-	// what it opens with t.Cleanup.
+	// Open connects to the engine as another controller of that cluster would.
+	// All drivers that Open returns within one Run talk to the same engine. Open
+	// closes them with t.Cleanup.
 	Open func(t *testing.T, clusterID string) driver.Driver
 
-	// Spec is a small server that the driver can run, that stops with exit code
-	// 0 when it is asked to, and that runs until then. The suite sets UID,
-	// Namespace, Name, Power and RestartPolicy.
+	// Spec returns a small server that the driver can run. It runs until it is asked
+	// to stop, and then ends with exit code 0. The suite sets UID, Namespace, Name,
+	// Power and RestartPolicy.
 	Spec func(t *testing.T) driver.ServerSpec
 
-	// StubbornSpec is like Spec, but the guest ignores the request to stop. Nil
-	// where Hands.IgnoreStop makes a running guest do so.
+	// StubbornSpec is like Spec, but the guest ignores the request to stop. It is nil
+	// if Hands.IgnoreStop makes a running guest do so.
 	StubbornSpec func(t *testing.T) driver.ServerSpec
 
 	// OtherImage is an image, other than Spec's, that the engine can run.
 	OtherImage string
-	// KeepsImage is set where the image of a server does not change: Ensure refuses
+	// KeepsImage is set if the image of a server cannot change: Ensure refuses
 	// another one and applies the rest.
 	KeepsImage bool
 
-	// Losable connects to an engine that can be put out of reach and brought
-	// back without disturbing the other cases, for example through a proxy. Its
-	// servers live on while it is lost.
+	// Losable connects to an engine that can be made unreachable and reachable
+	// again without disturbing the other cases, for example through a proxy. Its
+	// servers continue while it is lost.
 	Losable func(t *testing.T, clusterID string) Losable
 
-	// Hands lays hands on servers behind the driver's back.
+	// Hands acts on servers without the driver's knowledge.
 	Hands Hands
 
-	// Visible returns all that others than root could learn of a server from
-	// the engine: command lines, labels, environment, readable files. The suite
-	// looks for secrets in it.
+	// Visible returns everything about a server that users other than root can read
+	// from the engine: command lines, labels, environment, readable files. The
+	// suite searches it for secrets.
 	Visible func(t *testing.T, s driver.Server) string
 
-	// FailCode is the exit code of a guest that fails by itself, where guests
-	// cannot choose one; 3 where it is zero.
+	// FailCode is the exit code of a guest that fails by itself, if guests cannot
+	// choose one; zero means 3.
 	FailCode int
 
-	// Restarts says that the engine has a restarter of its own, which follows
+	// Restarts is set if the engine has its own restarter, which follows
 	// RestartPolicy.
 	Restarts bool
 
-	// ResizesLive says that cpu and memory change at once; else they must wait
-	// for a restart and be named in Pending.
+	// ResizesLive is set if cpu and memory change at once; else they must wait for
+	// a restart and be listed in Pending.
 	ResizesLive bool
 
-	// Patience is how long the suite waits for what must happen soon; 30 s
-	// where it is zero.
+	// Patience is how long the suite waits for what must happen soon; zero means
+	// 30 s.
 	Patience time.Duration
 
-	// Lacks maps names of cases to the reason why the engine has no such
-	// notion. Those cases are skipped.
+	// Lacks maps names of cases to the reason why they do not apply to the engine.
+	// Those cases are skipped.
 	Lacks map[string]string
 }
 
 // Losable is a connection that can be cut.
 type Losable struct {
 	Driver driver.Driver
-	// Lose puts the engine out of reach; Restore brings it back.
+	// Lose makes the engine unreachable; Restore makes it reachable again.
 	Lose, Restore func()
 }
 
 // Hands does what a person or the guest does. Each function returns when the
-// engine has taken it; the driver may learn of it later.
+// engine has done it; the driver may notice later.
 type Hands struct {
-	// Kill ends the run badly: exit code not 0, and the engine's restarter, if
-	// any, does not start it again.
+	// Kill ends the run abnormally: the exit code is not 0, and the engine's
+	// restarter, if any, does not start it again.
 	Kill func(t *testing.T, s driver.Server)
-	// Stop ends the run in good order, from outside: exit code 0.
+	// Stop ends the run normally, from outside: exit code 0.
 	Stop func(t *testing.T, s driver.Server)
 	// Exit makes the guest end by itself with the given code.
 	Exit func(t *testing.T, s driver.Server, code int)
@@ -99,16 +99,16 @@ type Hands struct {
 	Pause func(t *testing.T, s driver.Server)
 	// Start starts a server that is off.
 	Start func(t *testing.T, s driver.Server)
-	// Remove takes the server away, running or not, retained or not.
+	// Remove removes the server, running or not, retained or not.
 	Remove func(t *testing.T, s driver.Server)
 	// Burn makes the running guest use CPU from now on.
 	Burn func(t *testing.T, s driver.Server)
-	// IgnoreStop makes the running guest ignore the request to stop. Nil where
+	// IgnoreStop makes the running guest ignore the request to stop. It is nil if
 	// StubbornSpec is set.
 	IgnoreStop func(t *testing.T, s driver.Server)
 }
 
-// Decorated is h with a decorator around every driver that it opens.
+// Decorated returns h with a decorator around every driver that it opens.
 func (h Harness) Decorated(wrap func(driver.Driver) driver.Driver) Harness {
 	bareOpen, bareLosable := h.Open, h.Losable
 	h.Open = func(t *testing.T, clusterID string) driver.Driver {

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// contextOver is a context that has been cancelled.
+// contextOver returns a context that has been cancelled.
 func contextOver(t *testing.T) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -36,8 +36,8 @@ func (e *env) interrupt(t *testing.T, spec driver.ServerSpec, after time.Duratio
 	}
 }
 
-// testHostileNames : names that Kubernetes allows and that would clash or break
-// where a driver builds names of its own from them.
+// testHostileNames uses names that Kubernetes allows and that would clash or be invalid
+// if a driver built its own names from them naively.
 func testHostileNames(t *testing.T, e *env) {
 	names := [][2]string{
 		{"c", "a-b"},
@@ -69,8 +69,8 @@ func testHostileNames(t *testing.T, e *env) {
 	wantUIDs(t, "List after the first was deleted", list(t, e.d), specs[1:])
 }
 
-// testSecrets : odd keys and data break nothing, and nobody sees the data. A
-// driver may refuse the fields, but must not tell what was in them.
+// testSecrets checks that unusual keys and data break nothing, and that the data is not
+// visible. A driver may refuse the fields, but must not reveal their content.
 func testSecrets(t *testing.T, e *env) {
 	mark := "s3cr3t-" + string(newUID())
 	odd := "\n\"';$(reboot)`reboot` %s %d ../.. \\ \x7f é 漢 " + mark + "\n"
@@ -88,7 +88,7 @@ func testSecrets(t *testing.T, e *env) {
 	}
 }
 
-// reachOrRefuse makes the server run, without what the driver does not support.
+// reachOrRefuse makes the server run, without the fields that the driver does not support.
 func (e *env) reachOrRefuse(t *testing.T, spec driver.ServerSpec, mark string) driver.Server {
 	t.Helper()
 	_, err := e.d.Ensure(t.Context(), spec)
@@ -99,7 +99,7 @@ func (e *env) reachOrRefuse(t *testing.T, spec driver.ServerSpec, mark string) d
 	return e.reach(t, spec, driver.StateRunning)
 }
 
-// badSpec provokes an error about a spec that holds secrets.
+// badSpec provokes an error about a spec that contains secrets.
 func (e *env) badSpec(t *testing.T, spec driver.ServerSpec) error {
 	t.Helper()
 	spec.Target = driver.Target{UID: newUID()}

@@ -72,7 +72,7 @@ func wantUIDs(t *testing.T, what string, got []driver.Server, want []driver.Serv
 	}
 }
 
-// watcher collects what Watch sends.
+// watcher receives what Watch sends.
 type watcher struct {
 	uids <-chan types.UID
 	stop context.CancelFunc
@@ -110,7 +110,7 @@ func (w *watcher) tells(t *testing.T, e *env, uid types.UID, what string) {
 }
 
 // drain takes what has been sent so far, so that the next event is a new one.
-// An event may be late, so it waits for a lull.
+// An event may be late, so drain waits for a pause.
 func (w *watcher) drain() {
 	for {
 		select {
@@ -196,7 +196,7 @@ func testWatchEnds(t *testing.T, e *env) {
 	}
 }
 
-// testLoseEngine : an engine out of reach is never an empty one.
+// testLoseEngine checks that an unreachable engine never looks like an empty one.
 func testLoseEngine(t *testing.T, e *env) {
 	need(t, e.Losable != nil, "Losable")
 	cut := e.Losable(t, e.cluster)
@@ -224,8 +224,8 @@ func testLoseEngine(t *testing.T, e *env) {
 	again.tells(t, e, spec.UID, "a stop after the outage")
 }
 
-// checkLost makes every call once. It returns what did not fail, and fails the
-// test where an answer would do harm.
+// checkLost makes every call once. It returns an error for a call that did not fail as it
+// should, and fails the test for a harmful answer.
 func (e *env) checkLost(t *testing.T, spec driver.ServerSpec) error {
 	t.Helper()
 	ctx := t.Context()
@@ -271,7 +271,7 @@ func testUsage(t *testing.T, e *env) {
 	}
 }
 
-// testUsageUnderLoad : two samples of one run show what the guest used.
+// testUsageUnderLoad checks that two samples of one run show the guest's use.
 func testUsageUnderLoad(t *testing.T, e *env) {
 	need(t, e.Hands.Burn != nil, "Hands.Burn")
 	spec := e.spec(t, "busy")

@@ -32,7 +32,7 @@ func testStopAndStart(t *testing.T, e *env) {
 	}
 }
 
-// testStopForced : a guest that ignores the request is stopped once StopBy has
+// testStopForced checks that a guest that ignores the request is stopped once StopBy has
 // passed, and not before.
 func testStopForced(t *testing.T, e *env) {
 	spec, first := e.stubborn(t, "stubborn")
@@ -140,7 +140,7 @@ func testRestartWhilePaused(t *testing.T, e *env) {
 	e.reachRunOtherThan(t, e.restart(spec, first.Run, e.in(2*time.Second)), first.Run)
 }
 
-// testResize : at once, or named in Pending until a restart.
+// testResize checks that a new size applies at once, or is in Pending until a restart.
 func testResize(t *testing.T, e *env) {
 	spec := e.spec(t, "resized")
 	first := e.reach(t, spec, driver.StateRunning)
@@ -168,7 +168,7 @@ func checkSize(t *testing.T, s driver.Server, spec driver.ServerSpec) {
 	}
 }
 
-// testChangeImage : a new image waits for the next restart, or is refused for good.
+// testChangeImage checks that a new image waits for the next restart, or is refused for good.
 func testChangeImage(t *testing.T, e *env) {
 	need(t, e.OtherImage != "", "OtherImage")
 	spec := e.spec(t, "reimaged")
@@ -190,8 +190,8 @@ func testChangeImage(t *testing.T, e *env) {
 	}
 }
 
-// checkRefused : another image is refused where images do not change, and nothing is
-// elsewhere.
+// checkRefused checks that another image is refused if images cannot change, and that
+// nothing is refused otherwise.
 func (e *env) checkRefused(t *testing.T, s driver.Server) {
 	t.Helper()
 	switch r := s.Refused; {
@@ -214,7 +214,7 @@ func testChangeWhileStopped(t *testing.T, e *env) {
 	e.checkRefused(t, s)
 }
 
-// testCancelled : a call whose context is over says so at once.
+// testCancelled checks that a call whose context has ended returns that error at once.
 func testCancelled(t *testing.T, e *env) {
 	spec := e.spec(t, "cancelled")
 	ctx, cancel := contextOver(t)
@@ -245,8 +245,8 @@ func wantError(t *testing.T, what string, err error) {
 	}
 }
 
-// testCancelledMidway : an interrupted call leaves nothing that the next one
-// cannot mend.
+// testCancelledMidway checks that the next call can complete whatever an interrupted one
+// left.
 func testCancelledMidway(t *testing.T, e *env) {
 	spec := e.spec(t, "interrupted")
 	for i := range 6 {

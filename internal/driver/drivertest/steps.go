@@ -20,8 +20,8 @@ var errUnderWay = errors.New("none: removal is under way")
 
 const pollEvery = 20 * time.Millisecond
 
-// until repeats try until it gives no error, and fails with the last error when
-// patience is at an end.
+// until repeats try until it returns no error, and fails with the last error when
+// Patience has passed.
 func (e *env) until(t *testing.T, what string, try func() error) {
 	t.Helper()
 	deadline := e.in(e.Patience)
@@ -37,7 +37,7 @@ func (e *env) until(t *testing.T, what string, try func() error) {
 	}
 }
 
-// must is for what has to work.
+// must fails the test if err is not nil.
 func must(t *testing.T, what string, err error) {
 	t.Helper()
 	if err != nil {
@@ -53,13 +53,13 @@ func wantKind(t *testing.T, what string, err, kind error) {
 }
 
 // reach repeats Ensure, as the controller does, until the server is in the
-// state that is wanted.
+// wanted state.
 func (e *env) reach(t *testing.T, spec driver.ServerSpec, want driver.State) driver.Server {
 	t.Helper()
 	return e.reachVia(t, e.d, spec, string(want), func(s driver.Server) bool { return s.State == want })
 }
 
-// reachRunOtherThan is reach for a run that follows old.
+// reachRunOtherThan is reach for a run other than old.
 func (e *env) reachRunOtherThan(t *testing.T, spec driver.ServerSpec, old string) driver.Server {
 	t.Helper()
 	return e.reachVia(t, e.d, spec, "a new run", func(s driver.Server) bool {
@@ -88,7 +88,7 @@ func (e *env) reachVia(t *testing.T, d driver.Driver, spec driver.ServerSpec, wh
 	return s
 }
 
-// off is spec for a stop that is never forced within the test.
+// off returns spec with a stop that is not forced within the test.
 func (e *env) off(spec driver.ServerSpec) driver.ServerSpec {
 	spec.Power = driver.PowerOff
 	spec.StopBy = e.in(time.Hour)
@@ -100,14 +100,14 @@ func withPower(spec driver.ServerSpec, p driver.Power) driver.ServerSpec {
 	return spec
 }
 
-// restart is spec for a restart that ends the given run.
+// restart returns spec with a restart that ends the given run.
 func (e *env) restart(spec driver.ServerSpec, run string, stopBy time.Time) driver.ServerSpec {
 	spec.RestartRun = run
 	spec.StopBy = stopBy
 	return spec
 }
 
-// one is the only server of a UID.
+// one returns the only server of a UID.
 func one(t *testing.T, d driver.Driver, uid types.UID) driver.Server {
 	t.Helper()
 	servers := list(t, d, uid)
@@ -124,7 +124,7 @@ func list(t *testing.T, d driver.Driver, uids ...types.UID) []driver.Server {
 	return servers
 }
 
-// seen waits until List shows the server as it should be.
+// seen waits until List returns the server in the expected condition.
 func (e *env) seen(t *testing.T, uid types.UID, what string, ok func(driver.Server) bool) driver.Server {
 	t.Helper()
 	var last driver.Server
@@ -140,7 +140,7 @@ func (e *env) seen(t *testing.T, uid types.UID, what string, ok func(driver.Serv
 	return last
 }
 
-// gone deletes a server until nothing is left of it.
+// gone repeats Delete until nothing is left of a server.
 func (e *env) gone(t *testing.T, d driver.Driver, uid types.UID) {
 	t.Helper()
 	e.until(t, "Delete to say that nothing is left", func() error {
@@ -158,7 +158,7 @@ func (e *env) gone(t *testing.T, d driver.Driver, uid types.UID) {
 	}
 }
 
-// sameRun checks that nothing happened to a server.
+// sameRun checks that a server has not changed.
 func sameRun(t *testing.T, got, want driver.Server) {
 	t.Helper()
 	if got.ID != want.ID || got.Run != want.Run || got.State != want.State {

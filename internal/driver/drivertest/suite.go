@@ -94,7 +94,7 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// checkLacks makes sure that a renamed case does not leave its excuse behind.
+// checkLacks checks that Lacks names existing cases, so that a rename leaves no stale reason.
 func checkLacks(t *testing.T, lacks map[string]string) {
 	t.Helper()
 	known := map[string]bool{}
@@ -108,7 +108,7 @@ func checkLacks(t *testing.T, lacks map[string]string) {
 	}
 }
 
-// env is what one case works with.
+// env is the environment of one case.
 type env struct {
 	Harness
 	clock   clock.Clock
@@ -126,8 +126,8 @@ func newEnv(t *testing.T, h Harness) *env {
 	return e
 }
 
-// open connects to the engine as the given cluster, and sees to it that none
-// of its servers outlive the case.
+// open connects to the engine as the given cluster, and registers the removal of its
+// servers at the end of the case.
 func (e *env) open(t *testing.T, cluster string) driver.Driver {
 	t.Helper()
 	d := e.Open(t, cluster)
@@ -164,7 +164,7 @@ func (e *env) cleanOne(ctx context.Context, t *testing.T, d driver.Driver, s dri
 	}
 }
 
-// need fails the case when the harness lacks something without saying why.
+// need fails the case if the harness lacks something and Lacks gives no reason.
 func need(t *testing.T, has bool, what string) {
 	t.Helper()
 	if !has {
@@ -172,7 +172,7 @@ func need(t *testing.T, has bool, what string) {
 	}
 }
 
-// spec is a server of a UID of its own that should run.
+// spec returns a server with a new UID that should run.
 func (e *env) spec(t *testing.T, name string) driver.ServerSpec {
 	t.Helper()
 	return e.named(e.Spec(t), "drivertest", name)
@@ -182,12 +182,12 @@ func (e *env) named(s driver.ServerSpec, namespace, name string) driver.ServerSp
 	s.Target = driver.Target{UID: newUID(), Epoch: 1}
 	s.Namespace, s.Name = namespace, name
 	s.Power = driver.PowerOn
-	// Off unless a case wants it: the engine's restarter would blur the rest.
+	// Off unless a case needs it: the engine's restarter would interfere.
 	s.RestartPolicy = driver.RestartNever
 	return s
 }
 
-// stubborn makes a server run whose guest ignores the request to stop.
+// stubborn starts a server whose guest ignores the request to stop.
 func (e *env) stubborn(t *testing.T, name string) (driver.ServerSpec, driver.Server) {
 	t.Helper()
 	need(t, e.StubbornSpec != nil || e.Hands.IgnoreStop != nil, "StubbornSpec or Hands.IgnoreStop")
@@ -204,5 +204,5 @@ func (e *env) stubborn(t *testing.T, name string) (driver.ServerSpec, driver.Ser
 
 func newUID() types.UID { return uuid.NewUUID() }
 
-// in is the moment at which something is due.
+// in returns the time after a duration from now.
 func (e *env) in(d time.Duration) time.Time { return e.clock.Now().Add(d) }

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestAListEndsWithItsContext : a list of a folder of thousands takes seconds on
-// a busy host, and must not hold up a controller that is told to stop.
+// TestAListEndsWithItsContext checks that a list can be cancelled: in a folder of
+// thousands it takes seconds on a busy host, and must not delay a controller that stops.
 func TestAListEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	store, err := openDir(t.TempDir())

@@ -9,7 +9,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// check refuses a spec that no server could be made of.
+// check returns an error for a spec that no server can be made from.
 func check(spec driver.ServerSpec) error {
 	if err := driver.CheckUID(spec.UID); err != nil {
 		return err
@@ -30,7 +30,7 @@ func check(spec driver.ServerSpec) error {
 	return nil
 }
 
-// checkDisk refuses what only the server at hand can tell.
+// checkDisk returns an error for a disk size that the existing server cannot have.
 func checkDisk(r Record, spec driver.ServerSpec) error {
 	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < r.RootDiskBytes {
 		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it may only grow, and the server has %d",

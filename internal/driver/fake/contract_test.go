@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 )
 
-// times make every state that takes time last long enough to be seen.
+// times makes every state that takes time last long enough to be seen.
 func times(o fake.Options) fake.Options {
 	o.BootTime, o.ShutdownTime, o.Latency = 30*time.Millisecond, 30*time.Millisecond, time.Millisecond
 	return o
@@ -92,8 +92,8 @@ func dirHand(dir string) faketest.Hand {
 	}
 }
 
-// editFile edits a server's file as an editor does that writes a new file and
-// moves it into place.
+// editFile edits a server's file like an editor that writes a new file and moves it
+// into place.
 func editFile(t *testing.T, path string, change func(*fake.Record)) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -115,7 +115,7 @@ func editFile(t *testing.T, path string, change func(*fake.Record)) {
 	rename(t, path+"~", path)
 }
 
-// contentsOf is all text in a folder, names included.
+// contentsOf returns all text in a folder, names included.
 func contentsOf(t *testing.T, dir string) string {
 	t.Helper()
 	text := ""

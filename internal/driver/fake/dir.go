@@ -27,18 +27,18 @@ const (
 	suffix      = ".json"
 )
 
-// maxFile keeps a file that was put there by mistake out of memory.
+// maxFile prevents a file that was put there by mistake from being read into memory.
 const maxFile = 1 << 20
 
-// dirStore keeps the records in a folder, one file each. Whoever changes a
-// record holds its lock file; whoever creates one links it into place, so there
-// is never half a file and never a second server of a UID.
+// dirStore keeps the records in a folder, one file each. A process changes a record
+// under its lock file, and creates one by linking it into place. So there is never
+// an incomplete file and never a second server of a UID.
 type dirStore struct {
 	dir *statedir.Dir
 
 	mu    sync.Mutex
 	boxes map[*mailbox]bool
-	known map[string]bool // names that a list has shown
+	known map[string]bool // names that a list has returned
 }
 
 func openDir(path string) (*dirStore, error) {
@@ -46,14 +46,14 @@ func openDir(path string) (*dirStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir.Fleeting = true // as simulated servers are
+	dir.Fleeting = true // simulated servers need not survive a power cut
 	return &dirStore{dir: dir, boxes: map[*mailbox]bool{}, known: map[string]bool{}}, nil
 }
 
 func (s *dirStore) engineID() (string, error) { return s.dir.ID() }
 
-// reach makes sure that the folder is there and still the same engine. Who watches
-// one that is not has to start anew.
+// reach checks that the folder is present and still the same engine. If not, it closes
+// all watches, because their callers have to start anew.
 func (s *dirStore) reach() error {
 	err := s.dir.Reach()
 	if err == nil {
@@ -81,8 +81,8 @@ func (s *dirStore) get(uid types.UID) (*Record, error) {
 	return r, nil
 }
 
-// read returns the record in a file, nil where there is none, and the stamp by
-// which a later change of the file shows.
+// read returns the record in a file, nil if there is none, and the stamp with
+// which a later change of the file is detected.
 func (s *dirStore) read(path string, uid types.UID) (*Record, fs.FileInfo, error) {
 	content, info, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -148,7 +148,7 @@ func (s *dirStore) list(ctx context.Context, uids ...types.UID) ([]Record, error
 		if r == nil {
 			continue
 		}
-		// A server that was released while this list ran is met twice.
+		// A server that was released while this list ran appears twice.
 		key := identity{r.UID, r.ID}
 		if i, met := places[key]; met && r.Retained {
 			all[i] = *r
@@ -157,7 +157,7 @@ func (s *dirStore) list(ctx context.Context, uids ...types.UID) ([]Record, error
 		places[key] = len(all)
 		all = append(all, *r)
 	}
-	// The folder may have gone while it was read.
+	// The folder may have been removed while it was read.
 	return all, s.reach()
 }
 
@@ -195,11 +195,11 @@ func (s *dirStore) readNamed(ctx context.Context, name string) (*Record, error) 
 }
 
 // names returns the names of all servers' files, the released ones last, so
-// that a server that is being released is met in one place at least.
+// that a server that is being released is found in at least one place.
 //
-// A file that is replaced while a folder is read may be passed over on some
-// file systems. So the folder is read twice, and names once seen are kept until
-// their file is found to be gone.
+// A file that is replaced while a folder is read may be skipped on some file
+// systems. So the folder is read twice, and a name once seen is kept until its
+// file is found to be gone.
 func (s *dirStore) names() ([]string, error) {
 	found := map[string]bool{}
 	for range 2 {
@@ -238,8 +238,8 @@ func (s *dirStore) scan(sub string, found map[string]bool) error {
 	return nil
 }
 
-// remember adds to found the names that earlier lists showed and whose files
-// are still there.
+// remember adds to found the names that earlier lists returned and whose files
+// still exist.
 func (s *dirStore) remember(found map[string]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,8 +257,8 @@ func (s *dirStore) remember(found map[string]bool) {
 	}
 }
 
-// uidOf tells whose file it is, by its name: <uid>.json, or <uid>.<id>.json for
-// a released server. Backups, swap files and the like are nobody's.
+// uidOf returns the UID in a file's name: <uid>.json, or <uid>.<id>.json for a
+// released server. Backups, swap files and the like belong to no server.
 func uidOf(base string) (uid types.UID, released, ok bool) {
 	stem, isJSON := strings.CutSuffix(base, suffix)
 	stem, _, released = strings.Cut(stem, ".")
@@ -296,8 +296,8 @@ func clone(r *Record) *Record {
 	return &c
 }
 
-// readForChange also finishes a release that a crash, or a person, left half
-// done.
+// readForChange also finishes a release that a crash, or a person, left
+// unfinished.
 func (s *dirStore) readForChange(uid types.UID) (*Record, fs.FileInfo, error) {
 	r, stamp, err := s.read(s.dir.Path(string(uid)+suffix), uid)
 	if err != nil || r == nil || !r.Retained {
@@ -306,7 +306,7 @@ func (s *dirStore) readForChange(uid types.UID) (*Record, fs.FileInfo, error) {
 	return nil, nil, s.putAside(r)
 }
 
-// explain says whether the folder is lost or only this change failed.
+// explain distinguishes a lost folder from a failure of this change only.
 func (s *dirStore) explain(err error) error {
 	if err == nil {
 		return nil
@@ -317,7 +317,7 @@ func (s *dirStore) explain(err error) error {
 	return s.dir.Explain(err)
 }
 
-// put stores a record whose file was as stamp says (nil: not there).
+// put stores a record whose file was as described by stamp (nil: did not exist).
 func (s *dirStore) put(uid types.UID, stamp fs.FileInfo, next *Record) error {
 	path := s.dir.Path(string(uid) + suffix)
 	if next == nil {
@@ -339,12 +339,12 @@ func (s *dirStore) put(uid types.UID, stamp fs.FileInfo, next *Record) error {
 	return nil
 }
 
-// putAside frees the UID of a server that was marked as released.
+// putAside frees the UID of a server that is marked as released.
 func (s *dirStore) putAside(r *Record) error {
 	return os.Rename(s.dir.Path(string(r.UID)+suffix), s.dir.Path(retainedDir, string(r.UID)+"."+r.ID+suffix))
 }
 
-// replace replaces a file that nobody has touched since stamp was taken.
+// replace replaces a file if it has not changed since stamp was taken.
 func (s *dirStore) replace(path string, stamp fs.FileInfo, content []byte) error {
 	return s.dir.ReplaceIf(path, content, func() error {
 		now, err := os.Stat(path)

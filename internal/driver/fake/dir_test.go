@@ -90,7 +90,7 @@ func wantKind(t *testing.T, what string, err, kind error) {
 	}
 }
 
-// TestBrokenFile : what cannot be read is not taken for gone.
+// TestBrokenFile checks that a file that cannot be read does not pass for a removed server.
 func TestBrokenFile(t *testing.T) {
 	t.Parallel()
 	for name, content := range map[string]string{
@@ -171,7 +171,7 @@ func TestMendedFile(t *testing.T) {
 	}
 }
 
-// TestNotServers : what else lies in the folder is no server and in no way.
+// TestNotServers checks that other files in the folder are ignored.
 func TestNotServers(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -190,7 +190,7 @@ func TestNotServers(t *testing.T) {
 	}
 }
 
-// TestAddedByHand : a person writes as little as possible.
+// TestAddedByHand checks that a person has to write as little as possible.
 func TestAddedByHand(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -221,7 +221,7 @@ func adopts(t *testing.T, f *folder, was driver.Server) {
 	}
 }
 
-// TestNotOurs : what another cluster's people added, or nobody's, is left alone.
+// TestNotOurs checks that servers of another cluster, or of none, are left alone.
 func TestNotOurs(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -244,14 +244,14 @@ func TestNotOurs(t *testing.T) {
 	}
 }
 
-// TestEditedByHand : the states that the package comment promises.
+// TestEditedByHand checks the states that the package comment promises.
 func TestEditedByHand(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		edit  func(*fake.Record)
 		state driver.State
 		exit  *driver.Exit
-		same  bool // the run is the one that was
+		same  bool // it is the same run as before
 	}{
 		"crash":           {func(r *fake.Record) { r.State, r.Exit = "Stopped", &fake.Exit{Code: 1} }, driver.StateStopped, &driver.Exit{Code: 1, Reason: "Error"}, true},
 		"stop":            {func(r *fake.Record) { r.State = "Stopped" }, driver.StateStopped, &driver.Exit{Reason: "Completed"}, true},
@@ -304,7 +304,7 @@ func TestFilesAreReadableAndPrivate(t *testing.T) {
 	}
 }
 
-// TestNothingToDo : a server that is as it should be is not written.
+// TestNothingToDo checks that a server that matches its spec is not written.
 func TestNothingToDo(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -319,8 +319,8 @@ func TestNothingToDo(t *testing.T) {
 	}
 }
 
-// TestManyProcesses : any number of drivers create, change and delete the same
-// few servers; no list misses what is there all the time.
+// TestManyProcesses lets many drivers create, change and delete the same few servers;
+// no list may miss a server that exists all the time.
 func TestManyProcesses(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -369,7 +369,7 @@ func hammer(t *testing.T, d *fake.Driver, steady driver.ServerSpec) {
 	}
 }
 
-// TestLockIsBusy : a process that was halted with a lock halts nobody else.
+// TestLockIsBusy checks that a process that was suspended with a lock does not block others.
 func TestLockIsBusy(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -377,7 +377,7 @@ func TestLockIsBusy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Shared is enough to keep out whoever wants the lock for itself.
+	// A shared lock is enough to exclude callers that want it exclusively.
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_SH); err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +397,7 @@ func TestLockIsBusy(t *testing.T) {
 	}
 }
 
-// TestEngineReplaced : a folder that was emptied or swapped is another engine,
+// TestEngineReplaced checks that a folder that was emptied or swapped is another engine,
 // or none, and never one without servers.
 func TestEngineReplaced(t *testing.T) {
 	t.Parallel()
@@ -452,8 +452,8 @@ func closes(t *testing.T, events <-chan types.UID) {
 	}
 }
 
-// TestEngineAcceptedAnew : who opens a Watch, or asks for the id, is told and
-// goes on with the engine that is there now.
+// TestEngineAcceptedAnew checks that opening a Watch, or reading the id, pins the engine
+// that is there now.
 func TestEngineAcceptedAnew(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -479,7 +479,7 @@ func TestEngineAcceptedAnew(t *testing.T) {
 	}
 }
 
-// TestReleaseHalfDone : marked but not yet put aside counts as released.
+// TestReleaseHalfDone checks that a server that is marked but not yet put aside counts as released.
 func TestReleaseHalfDone(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -499,7 +499,7 @@ func TestReleaseHalfDone(t *testing.T) {
 	}
 }
 
-// TestRemovedFolders : a person who removes all released servers does so with
+// TestRemovedFolders covers a person who removes all released servers together with
 // the folder that holds them.
 func TestRemovedFolders(t *testing.T) {
 	t.Parallel()
@@ -521,7 +521,7 @@ func TestRemovedFolders(t *testing.T) {
 	}
 }
 
-// TestLeftovers : the next process removes what a killed one left half written.
+// TestLeftovers checks that the next process removes the partial files of a killed one.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -545,7 +545,7 @@ func TestFolderCannotBeMade(t *testing.T) {
 	}
 }
 
-// FuzzServerFile : whatever a file holds, its server is either listed or the
+// FuzzServerFile checks that whatever a file contains, its server is either listed or the
 // list fails and names the file.
 func FuzzServerFile(f *testing.F) {
 	for _, seed := range []string{

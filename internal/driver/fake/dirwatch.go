@@ -28,8 +28,8 @@ func (s *dirStore) watch() (*mailbox, func(), error) {
 	return box, stop, nil
 }
 
-// feed puts what happens in the folder into box until w is closed. An error
-// means that events were lost, and ends it too.
+// feed puts the UIDs of changed files into box until w is closed. An error means
+// that events were lost, and ends feed too.
 func (s *dirStore) feed(w *fsnotify.Watcher, box *mailbox) {
 	defer box.close()
 	for {
@@ -42,7 +42,7 @@ func (s *dirStore) feed(w *fsnotify.Watcher, box *mailbox) {
 				box.put(uid)
 			}
 		case err := <-w.Errors:
-			_ = err // Whatever it is, who watches has to list again.
+			_ = err // Whatever it is, the caller of Watch has to list again.
 			return
 		}
 	}

@@ -23,13 +23,13 @@ import (
 // Name is the driver's name in the API.
 const Name = "fake"
 
-// Options of a Driver.
+// Options configure a Driver.
 type Options struct {
 	// ClusterID marks the servers as this cluster's. Required.
 	ClusterID string
 	// Dir is the folder that holds the servers; empty means in memory.
 	Dir string
-	// Memory is the engine to use where Dir is empty; nil makes a new one.
+	// Memory is the engine to use if Dir is empty; nil makes a new one.
 	Memory *Memory
 	// BootTime is how long a server is Starting.
 	BootTime time.Duration
@@ -37,10 +37,10 @@ type Options struct {
 	ShutdownTime time.Duration
 	// Latency delays every call.
 	Latency time.Duration
-	// FailureRate is how many of the calls of Ensure and Delete fail, from 0 to
-	// 1. They fail before they change anything.
+	// FailureRate is the share of Ensure and Delete calls that fail, from 0 to 1.
+	// They fail before they change anything.
 	FailureRate float64
-	// Clock is the real one where it is nil.
+	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	Log   logr.Logger
 }
@@ -62,7 +62,7 @@ var (
 	_ driver.Identifier = (*Driver)(nil)
 )
 
-// New opens the folder, makes it where it is missing, or uses memory.
+// New opens the folder, creating it if it is missing, or uses memory.
 func New(o Options) (*Driver, error) {
 	if o.ClusterID == "" {
 		return nil, errors.New("the fake driver needs a cluster id")
@@ -133,7 +133,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return s, nil
 }
 
-// begin is the record that Ensure starts from.
+// begin returns the record that Ensure starts from.
 func (d *Driver) begin(old *Record, spec driver.ServerSpec) (Record, error) {
 	switch {
 	case old != nil && old.ClusterID != d.clusterID:
@@ -172,8 +172,8 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	return err
 }
 
-// noting has an edit, which runs while the server's lock is held, write down in the
-// journal what it changes.
+// noting wraps an edit, which runs while the server's lock is held, so that its change
+// is recorded in the journal.
 func noting(ctx context.Context, edit func(*Record) (*Record, error)) func(*Record) (*Record, error) {
 	return func(old *Record) (*Record, error) {
 		had := clone(old)
@@ -223,7 +223,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// records returns those of the UIDs, or all where none is named.
+// records returns the records of the UIDs, or all if none is given.
 func (d *Driver) records(ctx context.Context, uids []types.UID) ([]Record, error) {
 	uids, err := driver.UniqueUIDs(uids)
 	if err != nil {
@@ -232,7 +232,7 @@ func (d *Driver) records(ctx context.Context, uids []types.UID) ([]Record, error
 	return d.store.list(ctx, uids...)
 }
 
-// Usage computes what the servers would have used.
+// Usage computes the simulated use of the servers.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if err := d.enter(ctx); err != nil || len(uids) == 0 {
 		return nil, err
@@ -254,7 +254,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	return samples, nil
 }
 
-// Watch tells of records that change and of servers that come to the end of
+// Watch reports records that change and servers that come to the end of
 // their boot or shutdown time.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := d.enter(ctx); err != nil {
@@ -287,7 +287,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return p.out, nil
 }
 
-// enter is the way into every call.
+// enter runs at the start of every call.
 func (d *Driver) enter(ctx context.Context) error {
 	if d.latency > 0 && ctx.Err() == nil {
 		timer := d.clock.NewTimer(d.latency)
@@ -303,8 +303,8 @@ func (d *Driver) enter(ctx context.Context) error {
 	return nil
 }
 
-// enterMutation is the way into calls that change something, which have changed
-// nothing where it fails.
+// enterMutation runs at the start of every call that changes something. If it fails,
+// nothing has been changed.
 func (d *Driver) enterMutation(ctx context.Context) error {
 	if err := d.enter(ctx); err != nil {
 		return driver.Errorf(driver.ErrRetry, "%w", err)

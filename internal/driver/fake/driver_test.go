@@ -21,7 +21,7 @@ import (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// stepped is a driver whose time the test moves.
+// stepped returns a driver whose clock the test moves.
 func stepped(t *testing.T, o fake.Options) (*fake.Driver, *fake.Memory, *testclock.FakeClock) {
 	t.Helper()
 	c := testclock.NewFakeClock(start)
@@ -80,8 +80,8 @@ func TestInvalidSpecs(t *testing.T) {
 	}
 }
 
-// TestTimeAlone : servers come to the end of their boot and of their shutdown
-// without a call, and Watch tells of it.
+// TestTimeAlone checks that servers reach the end of their boot and of their shutdown
+// without a call, and that Watch reports it.
 func TestTimeAlone(t *testing.T) {
 	t.Parallel()
 	d, _, c := stepped(t, fake.Options{BootTime: 10 * time.Second, ShutdownTime: 5 * time.Second})
@@ -151,7 +151,7 @@ func stepUntilTold(t *testing.T, c *testclock.FakeClock, events <-chan types.UID
 	tells(t, events, want)
 }
 
-// TestSlowWatcher : who does not read loses nothing and holds nobody up.
+// TestSlowWatcher checks that a slow reader loses no event and blocks no other.
 func TestSlowWatcher(t *testing.T) {
 	t.Parallel()
 	d, _, _ := stepped(t, fake.Options{})
@@ -177,7 +177,7 @@ func TestSlowWatcher(t *testing.T) {
 	}
 }
 
-// TestWatchLeavesOthersAside : another cluster's changes are no news.
+// TestWatchLeavesOthersAside checks that another cluster's changes are not reported.
 func TestWatchLeavesOthersAside(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})
@@ -192,7 +192,7 @@ func TestWatchLeavesOthersAside(t *testing.T) {
 	tells(t, events, "ours")
 }
 
-// TestIdleUsage : a cluster in which nothing happens shows nothing new.
+// TestIdleUsage checks that a cluster in which nothing happens shows no change.
 func TestIdleUsage(t *testing.T) {
 	t.Parallel()
 	d, _, c := stepped(t, fake.Options{})
@@ -215,7 +215,7 @@ func TestIdleUsage(t *testing.T) {
 	}
 }
 
-// TestLoadMayChange : the counter follows the load and never goes back.
+// TestLoadMayChange checks that the counter follows the load and never decreases.
 func TestLoadMayChange(t *testing.T) {
 	t.Parallel()
 	d, memory, c := stepped(t, fake.Options{})
@@ -271,7 +271,7 @@ func TestFailureRate(t *testing.T) {
 	}
 }
 
-// TestLatency : every call takes its time, and can be cut short in it.
+// TestLatency checks that every call is delayed, and can be cancelled during the delay.
 func TestLatency(t *testing.T) {
 	t.Parallel()
 	d, memory, c := stepped(t, fake.Options{Latency: time.Second})
@@ -296,8 +296,8 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestTwoControllers : servers outlive their driver, and what one does the
-// other sees.
+// TestTwoControllers checks that servers outlive their driver, and that two drivers see
+// each other's changes.
 func TestTwoControllers(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})

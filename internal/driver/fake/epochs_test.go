@@ -26,8 +26,8 @@ func ensureAt(t *testing.T, d *fake.Driver, uid types.UID, epoch uint64) error {
 	return err
 }
 
-// TestHaltedLeaderHoldsNobodyUp : one that was halted with a server's lock in
-// its hands keeps the next leader from that server alone.
+// TestHaltedLeaderHoldsNobodyUp checks that a leader that was suspended while it held a
+// server's lock delays the next leader on that server only.
 func TestHaltedLeaderHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -59,7 +59,7 @@ func TestHaltedLeaderHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// TestEpochsStayFew : the folder does not grow with every leader.
+// TestEpochsStayFew checks that the folder does not grow with every leader.
 func TestEpochsStayFew(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -81,7 +81,7 @@ func TestEpochsStayFew(t *testing.T) {
 	}
 }
 
-// TestEpochZero : a person's tool acts while no leader runs.
+// TestEpochZero covers a command line tool that acts while no leader runs.
 func TestEpochZero(t *testing.T) {
 	t.Parallel()
 	d := faketest.Open(t, fake.Options{ClusterID: "c", Dir: t.TempDir()})

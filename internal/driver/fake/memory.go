@@ -22,8 +22,8 @@ import (
 // Memory is an engine in memory. Several Drivers can share one, as several
 // controllers share an engine, and it outlives them.
 //
-// Its exported methods are a person's hands: they change servers behind the
-// drivers' backs.
+// Its exported methods play a person: they change servers without the drivers'
+// knowledge.
 type Memory struct {
 	clock clock.PassiveClock
 	id    string
@@ -45,7 +45,7 @@ func NewMemory(c clock.PassiveClock) *Memory {
 	}
 }
 
-// SetAvailable puts the engine out of reach, or brings it back.
+// SetAvailable makes the engine unreachable, or reachable again.
 func (m *Memory) SetAvailable(available bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -67,8 +67,8 @@ func (m *Memory) Records() []Record {
 	return all
 }
 
-// Edit changes a server as a person does who edits its file: what edit leaves
-// out is filled in. A server that is not there yet is added.
+// Edit changes a server as a person who edits its file does: fields that edit leaves
+// out are filled in. A server that does not exist is added.
 func (m *Memory) Edit(uid types.UID, edit func(*Record)) error {
 	if err := driver.CheckUID(uid); err != nil {
 		return err
@@ -85,14 +85,14 @@ func (m *Memory) Edit(uid types.UID, edit func(*Record)) error {
 	return nil
 }
 
-// Remove takes a server away; what was released stays.
+// Remove removes a server; a released one stays.
 func (m *Memory) Remove(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.put(uid, nil)
 }
 
-// RemoveRetained takes a released server away.
+// RemoveRetained removes a released server.
 func (m *Memory) RemoveRetained(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -168,7 +168,7 @@ func (m *Memory) unwatch(box *mailbox) {
 	delete(m.boxes, box)
 }
 
-// The methods below want the lock held.
+// The methods below require the lock to be held.
 
 func (m *Memory) reach() error {
 	if m.lost {

@@ -22,7 +22,7 @@ type pump struct {
 	timer  clock.Timer
 
 	moments momentHeap
-	// due is the moment that counts for a UID; others in moments are stale.
+	// due is the current moment of each UID; others in moments are stale.
 	due map[types.UID]time.Time
 }
 
@@ -53,8 +53,8 @@ func (p *pump) run(ctx context.Context) {
 	}
 }
 
-// changed queues servers whose records changed, other clusters' left aside. One
-// that is gone may have been anybody's.
+// changed queues servers whose records changed, except those of other clusters. A
+// removed one is always queued, because its cluster is unknown.
 func (p *pump) changed(uids []types.UID) {
 	for _, uid := range uids {
 		r, err := p.driver.store.get(uid)
@@ -69,7 +69,7 @@ func (p *pump) changed(uids []types.UID) {
 	p.arm()
 }
 
-// expect notes when a server will change by itself.
+// expect records when a server will change by itself.
 func (p *pump) expect(r Record) {
 	at := nextMoment(r, p.driver.clock.Now())
 	if at.IsZero() {

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Record is a simulated server, as the folder's files hold it.
+// Record is a simulated server, as stored in the folder's files.
 type Record struct {
 	UID       types.UID `json:"uid,omitempty"`
 	ID        string    `json:"id,omitempty"`
@@ -29,7 +29,7 @@ type Record struct {
 	Epoch uint64 `json:"epoch,omitempty"`
 
 	// State is Running, Paused, Stopping, Stopped or Restarting; empty means
-	// Stopped. A server that Runs is Starting until UpAt has passed.
+	// Stopped. A server that is Running is shown as Starting until UpAt has passed.
 	State driver.State `json:"state,omitempty"`
 	// Run is the name of the last run.
 	Run       string    `json:"run,omitempty"`
@@ -39,7 +39,7 @@ type Record struct {
 	StopsAt time.Time `json:"stopsAt,omitzero"`
 	// IgnoreShutdown : the guest ignores requests to stop.
 	IgnoreShutdown bool `json:"ignoreShutdown,omitempty"`
-	// Exit tells how the last run ended.
+	// Exit describes how the last run ended.
 	Exit *Exit `json:"exit,omitempty"`
 	// Retained : the server was released.
 	Retained bool `json:"retained,omitempty"`
@@ -51,7 +51,7 @@ type Record struct {
 	Load float64 `json:"load"`
 
 	RestartPolicy driver.RestartPolicy `json:"restartPolicy,omitempty"`
-	// Config is what the last run was started with.
+	// Config is the configuration that the last run was started with.
 	Config
 }
 
@@ -63,26 +63,26 @@ type Config struct {
 	Volumes         []Volume `json:"volumes,omitempty"`
 	Ports           []Port   `json:"ports,omitempty"`
 	SSHFingerprints []string `json:"sshFingerprints,omitempty"`
-	// HasUserData and HasNetworkData stand for the secrets themselves.
+	// HasUserData and HasNetworkData replace the secrets themselves.
 	HasUserData    bool `json:"hasUserData,omitempty"`
 	HasNetworkData bool `json:"hasNetworkData,omitempty"`
 }
 
 type (
-	// Kernel is one to boot directly.
+	// Kernel is a kernel to boot directly.
 	Kernel struct {
 		Source  string `json:"source,omitempty"`
 		Initrd  string `json:"initrd,omitempty"`
 		Cmdline string `json:"cmdline,omitempty"`
 	}
-	// Volume is a further disk.
+	// Volume is an additional disk.
 	Volume struct {
 		Name      string `json:"name"`
 		SizeBytes int64  `json:"sizeBytes"`
 		Image     string `json:"image,omitempty"`
 		ReadOnly  bool   `json:"readOnly,omitempty"`
 	}
-	// Port is reachable from outside.
+	// Port is a port that is reachable from outside.
 	Port struct {
 		Name     string `json:"name"`
 		Protocol string `json:"protocol,omitempty"`
@@ -92,14 +92,14 @@ type (
 	}
 )
 
-// Exit tells how a run ended.
+// Exit describes how a run ended.
 type Exit struct {
 	Code   int       `json:"code"`
 	Reason string    `json:"reason,omitempty"`
 	At     time.Time `json:"at,omitzero"`
 }
 
-// configOf is what a start from spec gives a server.
+// configOf returns the configuration of a server that is started from spec.
 func configOf(spec driver.ServerSpec) Config {
 	c := Config{
 		Image: spec.Image.Source, ImageChecksum: spec.Image.Checksum,
@@ -124,14 +124,14 @@ func configOf(spec driver.ServerSpec) Config {
 	return c
 }
 
-// fingerprint is enough to notice another key. What a user gives for a key
-// might be more secret than it should be, so it is not kept itself.
+// fingerprint is enough to detect another key. The key itself is not stored, because
+// the text that a user gives as a key might be more secret than it should be.
 func fingerprint(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return "SHA256:" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// decode reads a record as strictly as a person needs it who mistyped a word.
+// decode reads a record strictly, so that a mistyped field is reported.
 func decode(content []byte) (Record, error) {
 	var r Record
 	d := json.NewDecoder(bytes.NewReader(content))
@@ -153,9 +153,9 @@ func encode(r Record) ([]byte, error) {
 	return append(content, '\n'), nil
 }
 
-// complete fills in what a person who wrote or edited the record left out, and
-// refuses what makes no sense. changed is when that was, run names the run that
-// a person began.
+// complete fills in what a person who wrote or edited the record left out, and rejects
+// invalid values. changed is the time of the edit; run is the name for a run that the
+// edit began.
 func (r *Record) complete(uid types.UID, changed time.Time, run string) error {
 	if r.UID == "" {
 		r.UID = uid
@@ -195,7 +195,7 @@ func (r *Record) completeState(changed time.Time, run string) error {
 	return nil
 }
 
-// startedByHand begins the run of a server that was set from off to on.
+// startedByHand begins the run of a server that a person set from off to on.
 func (r *Record) startedByHand(changed time.Time, run string) {
 	if r.Run != "" && r.Exit == nil {
 		return
@@ -203,7 +203,7 @@ func (r *Record) startedByHand(changed time.Time, run string) {
 	r.Run, r.StartedAt, r.UpAt, r.Exit = run, changed, time.Time{}, nil
 }
 
-// stoppedByHand gives the run that a person ended an exit.
+// stoppedByHand adds an exit to a run that a person ended.
 func (r *Record) stoppedByHand(changed time.Time) {
 	exit := Exit{}
 	switch {
@@ -228,5 +228,5 @@ func reasonOf(code int) string {
 	return "Error"
 }
 
-// on tells whether a run is under way.
+// on reports whether a run is under way.
 func (r *Record) on() bool { return r.State != driver.StateStopped }

@@ -19,7 +19,7 @@ import (
 // forcedExit is the code of a run that was ended by force.
 const forcedExit = 137
 
-// simulation is how long things take, and where names come from.
+// simulation is the configured durations, and the source of names.
 type simulation struct {
 	bootTime, shutdownTime time.Duration
 	newName                func() string
@@ -34,7 +34,7 @@ func (s simulation) create(clusterID string, spec driver.ServerSpec) Record {
 	}
 }
 
-// ensure takes a server as far towards spec as it gets by now.
+// ensure brings a server as close to spec as it can be by now.
 func (s simulation) ensure(r Record, spec driver.ServerSpec, now time.Time) Record {
 	r = settle(r, now)
 	resize(&r, spec)
@@ -57,7 +57,7 @@ func (s simulation) ensure(r Record, spec driver.ServerSpec, now time.Time) Reco
 	return r
 }
 
-// resize gives the server what can change at any time.
+// resize applies the fields that can change at any time.
 func resize(r *Record, spec driver.ServerSpec) {
 	r.CPUMilli, r.MemoryBytes = spec.CPUMilli, spec.MemoryBytes
 	if spec.RootDiskBytes != 0 {
@@ -66,7 +66,7 @@ func resize(r *Record, spec driver.ServerSpec) {
 	r.RestartPolicy = spec.RestartPolicy
 }
 
-// stop asks a server that is on to stop, and forces it when that took too long.
+// stop asks a running server to stop, and forces it if that took too long.
 func (s simulation) stop(r *Record, stopBy, now time.Time) {
 	if !r.on() {
 		return
@@ -79,7 +79,7 @@ func (s simulation) stop(r *Record, stopBy, now time.Time) {
 	force(r, stopBy, now)
 }
 
-// force ends a stop that has taken too long. A StopBy of zero is never.
+// force ends a stop that has taken too long. A StopBy of zero means never.
 func force(r *Record, stopBy, now time.Time) {
 	if r.State == driver.StateStopping && !stopBy.IsZero() && !now.Before(stopBy) {
 		end(r, forcedExit, now)
@@ -92,7 +92,7 @@ func end(r *Record, code int, at time.Time) {
 	r.UpAt, r.StopsAt = time.Time{}, time.Time{}
 }
 
-// run starts a server that is off. One that is stopping comes to its end first.
+// run starts a server that is off. A server that is stopping ends its run first.
 func (s simulation) run(r *Record, spec driver.ServerSpec, now time.Time) {
 	force(r, spec.StopBy, now)
 	if r.on() {
@@ -115,7 +115,7 @@ func pause(r *Record) {
 	}
 }
 
-// settle is the record as the passage of time has made it.
+// settle returns the record with the changes that are due by now.
 func settle(r Record, now time.Time) Record {
 	if r.State == driver.StateStopping && !r.IgnoreShutdown && !now.Before(r.StopsAt) {
 		at := r.StopsAt
@@ -127,7 +127,7 @@ func settle(r Record, now time.Time) Record {
 	return r
 }
 
-// nextMoment is when the server will change by itself, or zero.
+// nextMoment returns when the server will change by itself, or zero.
 func nextMoment(r Record, now time.Time) time.Time {
 	switch {
 	case r.State == driver.StateRunning && now.Before(r.UpAt):
@@ -138,7 +138,7 @@ func nextMoment(r Record, now time.Time) time.Time {
 	return time.Time{}
 }
 
-// serverOf is the record as callers of the driver see it.
+// serverOf converts the record to a driver.Server.
 func serverOf(r Record, now time.Time) driver.Server {
 	r = settle(r, now)
 	s := driver.Server{
@@ -168,7 +168,7 @@ func addressOf(uid types.UID) string {
 	return fmt.Sprintf("10.%d.%d.%d", sum[0], sum[1], 1+sum[2]%254)
 }
 
-// portsOf are the ports of the host that were asked for; none is chosen.
+// portsOf returns the requested ports of the host; none is chosen.
 func portsOf(asked []Port) []driver.Port {
 	var ports []driver.Port
 	for _, p := range asked {
@@ -179,7 +179,7 @@ func portsOf(asked []Port) []driver.Port {
 	return ports
 }
 
-// pendingOf names what of spec waits for a restart.
+// pendingOf returns the fields of spec that wait for a restart.
 func pendingOf(r Record, spec driver.ServerSpec) []string {
 	if !r.on() || spec.PowerOnly {
 		return nil

@@ -14,7 +14,7 @@ import (
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// inTime is a simulation in which nothing is at once. Its names are new ones.
+// inTime returns a simulation in which every step takes time. All its names are new.
 func inTime() simulation {
 	n := 0
 	return simulation{bootTime: 10 * time.Second, shutdownTime: 5 * time.Second, newName: func() string {
@@ -36,7 +36,7 @@ func wanted(power driver.Power) driver.ServerSpec {
 	}
 }
 
-// record is a server with the size and the image that wanted asks for.
+// record returns a server with the size and the image that wanted requests.
 func record(state driver.State) Record {
 	r := Record{
 		UID: "uid", State: state, Run: "old", StartedAt: now.Add(-time.Hour), UpAt: now.Add(-time.Hour),
@@ -112,7 +112,7 @@ func TestEnsure(t *testing.T) {
 	}
 }
 
-// TestPending : what waits for a restart is named, and there after it.
+// TestPending checks that a change that waits for a restart is listed, and applied after it.
 func TestPending(t *testing.T) {
 	for field, edit := range map[string]func(*driver.ServerSpec){
 		"image":             func(s *driver.ServerSpec) { s.Image.Source = "other" },
@@ -169,8 +169,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestHostIP : it is stored and told while the server runs, and another one waits for a
-// restart.
+// TestHostIP checks that the address is stored and reported while the server runs, and
+// that another one waits for a restart.
 func TestHostIP(t *testing.T) {
 	spec := change(wanted(driver.PowerOn), func(s *driver.ServerSpec) {
 		s.Ports = []driver.Port{{Name: "a", Port: 80, HostPort: 8080, HostIP: "127.0.0.1"}, {Name: "b", Port: 81}}

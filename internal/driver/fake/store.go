@@ -10,36 +10,36 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// store keeps the records. Records that it gives out are the caller's to
-// change, but not the slices in them.
+// store keeps the records. Callers may change the records that it returns, but
+// not the slices in them.
 type store interface {
 	// engineID reads the engine's identity. From then on get, list and change
-	// fail when they meet another engine; watch accepts it too.
+	// fail if they find another engine; watch accepts it too.
 	engineID() (string, error)
 	// get returns the record of uid, or nil.
 	get(uid types.UID) (*Record, error)
-	// list returns the records that there are of some uids, or all records, those
-	// of released servers included.
+	// list returns the existing records of some uids, or all records, including those
+	// of released servers.
 	list(ctx context.Context, uids ...types.UID) ([]Record, error)
-	// change replaces the record of uid (nil where there is none) by what edit
-	// makes of it (nil removes it), atomically. A record that edit marks as
-	// retained is put aside: it is no longer the record of its uid. Where a
-	// newer leader has claimed the engine it is ErrFenced, and the check is
-	// part of the atom.
+	// change replaces the record of uid (nil if there is none) by the result of
+	// edit (nil removes it), atomically. A record that edit marks as retained is
+	// put aside: it is no longer the record of its uid. If a newer leader has
+	// claimed the engine it returns ErrFenced; that check is part of the atomic
+	// operation.
 	change(uid types.UID, by claim, edit func(*Record) (*Record, error)) error
 	// watch collects the UIDs of records that change. The mailbox is closed
-	// when the engine is lost or events may have been.
+	// when the engine is lost or events may have been lost.
 	watch() (box *mailbox, stop func(), err error)
 }
 
-// claim is a cluster's leader's right to change servers. Epoch 0 is nobody's
-// and is not compared.
+// claim is the right of a cluster's leader to change servers. Epoch 0 belongs to
+// no leader and is not compared.
 type claim struct {
 	clusterID string
 	epoch     uint64
 }
 
-// uidQueue is a queue of UIDs, each in it at most once.
+// uidQueue is a queue that holds each UID at most once.
 type uidQueue struct {
 	order  []types.UID
 	queued map[types.UID]bool
@@ -61,7 +61,7 @@ func (q *uidQueue) pop() {
 	q.order = q.order[1:]
 }
 
-// mailbox holds what one watcher has not taken yet. It never blocks the sender
+// mailbox holds the UIDs that one watcher has not taken yet. It never blocks the sender
 // and never loses a UID.
 type mailbox struct {
 	mu     sync.Mutex

@@ -12,11 +12,11 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// memoryPart is the part of its memory that every server uses: one in four.
+// memoryPart is the divisor of a server's memory that gives its simulated use.
 const memoryPart = 4
 
-// meter counts the CPU time that servers would have used. Load may be edited at
-// any time, so the counters are built up from one sample to the next.
+// meter computes the CPU time that servers would have used. Load may be edited at
+// any time, so the counters accumulate from one sample to the next.
 type meter struct {
 	mu   sync.Mutex
 	last map[types.UID]reading

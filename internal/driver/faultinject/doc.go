@@ -1,31 +1,31 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package faultinject is a decorator that makes a driver fail on purpose, as a file
-// says that is read while Drover runs.
+// Package faultinject is a decorator that makes a driver fail on purpose, as
+// described by a file that is re-read while Drover runs.
 //
-// Start with Wrap in faults.go; file.go reads the file. It is YAML or JSON and
+// Start with Wrap in faultinject.go; file.go reads the file. It is YAML or JSON and
 // maps VMs to their faults. A VM is "namespace/name", or a name in all
-// namespaces, or "*" for all; the most exact entry is the one that counts:
+// namespaces, or "*" for all; only the most specific entry applies:
 //
 //	default/test-vm:
 //	  failCreate: 3             # the next 3 creations fail
-//	  kind: exhausted           # as what (default: retry)
-//	  message: no room left     # what they say
+//	  kind: exhausted           # the kind of their error (default: retry)
+//	  message: no room left     # the text of their error
 //	slow-vm:
 //	  latency: 2s               # before each Ensure and Delete
 //	stuck-vm:
-//	  hang: true                # Ensure and Delete return when they are cut short
+//	  hang: true                # Ensure and Delete block until their context ends
 //	torn-vm:
-//	  succeedThenTimeout: true  # Ensure and Delete do it, then report a timeout
+//	  succeedThenTimeout: true  # Ensure and Delete succeed, then report a timeout
 //	"*":
 //	  engineUnavailable: true   # every call fails, every Watch closes
 //
-// Under "*", hang and latency hold for List, Usage and EngineID too. Kinds are
+// Under "*", hang and latency apply to List, Usage and EngineID too. Kinds are
 // retry, invalid, unsupported, exhausted, unavailable and other, which is an
 // error that no sentinel explains.
 //
-// failCreate counts each VM by itself, and begins anew when its entry is
-// changed. A file that is not there means no faults; one with a mistake in it
-// is logged, and what it said before holds on.
+// failCreate counts for each VM separately, and starts again when its entry
+// changes. A missing file means no faults. A mistake in the file is logged, and
+// the previous content remains in force.
 package faultinject

@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// lookEvery is how soon an open Watch notices that the engine is to be out of
-// reach.
+// lookEvery is how soon an open Watch notices that the engine is to be
+// unreachable.
 const lookEvery = 200 * time.Millisecond
 
 // faulty is a driver with faults.
@@ -32,7 +32,7 @@ type faulty struct {
 	names map[types.UID]string // "namespace/name" of the servers met so far
 }
 
-// Wrap makes d fail as the file at path says.
+// Wrap makes d fail as the file at path describes.
 func Wrap(d driver.Driver, path string, c clock.WithTicker, log logr.Logger) driver.Driver {
 	return &faulty{
 		Driver: d, clock: c, names: map[types.UID]string{},
@@ -43,7 +43,7 @@ func Wrap(d driver.Driver, path string, c clock.WithTicker, log logr.Logger) dri
 // Unwrap makes the optional interfaces of the driver reachable (driver.As).
 func (d *faulty) Unwrap() driver.Driver { return d.Driver }
 
-// Ensure fails as the VM's entry says.
+// Ensure fails as the VM's entry specifies.
 func (d *faulty) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	vm := spec.Namespace + "/" + spec.Name
 	d.meet(spec.UID, vm)
@@ -61,7 +61,7 @@ func (d *faulty) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return s, err
 }
 
-// Delete fails as the VM's entry says.
+// Delete fails as the VM's entry specifies.
 func (d *faulty) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	vm := d.nameOf(t.UID)
 	_, fault, err := d.before(ctx, vm)
@@ -78,7 +78,7 @@ func (d *faulty) Delete(ctx context.Context, t driver.Target, retain bool) error
 	return err
 }
 
-// List fails as the entry for all says.
+// List fails as the entry "*" specifies.
 func (d *faulty) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	if err := d.beforeAll(ctx); err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func (d *faulty) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, err
 }
 
-// Usage fails as the entry for all says.
+// Usage fails as the entry "*" specifies.
 func (d *faulty) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if err := d.beforeAll(ctx); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (d *faulty) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	return d.Driver.Usage(ctx, uids...)
 }
 
-// EngineID fails as the entry for all says.
+// EngineID fails as the entry "*" specifies.
 func (d *faulty) EngineID(ctx context.Context) (string, error) {
 	if err := d.beforeAll(ctx); err != nil {
 		return "", err
@@ -113,7 +113,7 @@ func (d *faulty) EngineID(ctx context.Context) (string, error) {
 	return identifier.EngineID(ctx)
 }
 
-// Watch closes when the engine is to be out of reach.
+// Watch closes when the engine is to be unreachable.
 func (d *faulty) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := d.unavailable(); err != nil {
 		return nil, err
@@ -132,14 +132,14 @@ func (d *faulty) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return out, nil
 }
 
-// pass hands events on until there are no more or the engine is to be lost.
+// pass forwards events until there are no more or the engine is to be unreachable.
 func (d *faulty) pass(ctx context.Context, in <-chan types.UID, out chan<- types.UID) {
 	defer close(out)
 	look := d.clock.NewTicker(lookEvery)
 	defer look.Stop()
 	var head types.UID
 	for {
-		// Takes one event, then offers it before it takes the next.
+		// Take one event, then offer it before taking the next.
 		from, to := in, out
 		if head != "" {
 			from = nil
@@ -164,7 +164,7 @@ func (d *faulty) pass(ctx context.Context, in <-chan types.UID, out chan<- types
 	}
 }
 
-// before is what happens before a call that acts on one VM.
+// before applies the faults that precede a call for one VM.
 func (d *faulty) before(ctx context.Context, vm string) (string, Fault, error) {
 	if err := d.unavailable(); err != nil {
 		return "", Fault{}, err
@@ -173,7 +173,7 @@ func (d *faulty) before(ctx context.Context, vm string) (string, Fault, error) {
 	return entry, fault, d.delay(ctx, fault)
 }
 
-// beforeAll is what happens before a call that asks the engine.
+// beforeAll applies the faults that precede a call for the engine.
 func (d *faulty) beforeAll(ctx context.Context) error {
 	if err := d.unavailable(); err != nil {
 		return err
@@ -189,7 +189,7 @@ func (d *faulty) unavailable() error {
 	return nil
 }
 
-// delay holds a call up, for good if it is to hang.
+// delay delays a call, until ctx ends if the call is to hang.
 func (d *faulty) delay(ctx context.Context, f Fault) error {
 	if f.Hang {
 		<-ctx.Done()
@@ -230,7 +230,7 @@ func (d *faulty) exists(ctx context.Context, uid types.UID) (bool, error) {
 	return false, err
 }
 
-// timeout is an error after which nobody can tell whether the call did it.
+// timeout returns an error that leaves open whether the call was done.
 func (f Fault) timeout(vm string) error {
 	return fmt.Errorf("%s for %s: %w", f.say("the engine did not answer"), vm, context.DeadlineExceeded)
 }
@@ -257,7 +257,7 @@ func (d *faulty) forget(uid types.UID) {
 	delete(d.names, uid)
 }
 
-// forgetAll makes room: a complete list names all servers anew.
+// forgetAll bounds the map: a complete list supplies the names of all servers again.
 func (d *faulty) forgetAll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

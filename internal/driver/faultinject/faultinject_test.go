@@ -118,8 +118,8 @@ b: {failCreate: 1}
 		wantKind(t, "first Ensure in "+ns, r.ensure(t, ns+"/b"), driver.ErrRetry)
 		wantKind(t, "second Ensure in "+ns, r.ensure(t, ns+"/b"), nil)
 	}
-	// Another entry elsewhere does not renew the count; a changed one does, but
-	// what exists is not created.
+	// A change of another entry does not reset the count; a changed entry does, but
+	// an existing server is not created.
 	r.write(t, "b: {failCreate: 1}\nz: {failCreate: 1}\n")
 	r.memory.Remove(uidOf("x/b"))
 	wantKind(t, "Ensure, entry unchanged", r.ensure(t, "x/b"), nil)
@@ -180,8 +180,8 @@ func TestSucceedThenTimeout(t *testing.T) {
 	wantKind(t, "Delete again", r.d.Delete(t.Context(), specOf("x/a").Target, false), driver.ErrNotFound)
 }
 
-// TestDeleteOfListed : a controller that has just started knows VMs by their
-// servers only.
+// TestDeleteOfListed checks that a controller that has just started knows the names of
+// VMs from their servers.
 func TestDeleteOfListed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, `x/a: {succeedThenTimeout: true}`)
@@ -247,8 +247,8 @@ func closes(t *testing.T, events <-chan types.UID) {
 	}
 }
 
-// TestMistakes : the log says what is wrong and what is allowed, once, and the
-// last good file holds on.
+// TestMistakes checks that the log reports once what is wrong and what is allowed, and
+// that the last valid content remains in force.
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -296,8 +296,8 @@ func TestJSON(t *testing.T) {
 	wantKind(t, "Ensure", r.ensure(t, "x/a"), nil)
 }
 
-// TestTransparent : without a file, or with one about others, the driver is
-// itself.
+// TestTransparent checks that without a file, or with one about other VMs, the driver is
+// unaffected.
 func TestTransparent(t *testing.T) {
 	t.Parallel()
 	for name, content := range map[string]string{"no file": "", "about others": "nobody: {hang: true, failCreate: 3}"} {

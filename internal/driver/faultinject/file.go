@@ -23,7 +23,7 @@ import (
 // all is the entry for every VM and for the engine itself.
 const all = "*"
 
-// Fault is what goes wrong for the VMs of one entry.
+// Fault is the faults of one entry.
 type Fault struct {
 	FailCreate         int             `json:"failCreate,omitempty"`
 	Kind               string          `json:"kind,omitempty"`
@@ -76,22 +76,22 @@ func parse(content []byte) (map[string]Fault, error) {
 	return entries, nil
 }
 
-// file is the faults file as it was last read.
+// file is the faults file as last read.
 type file struct {
 	path string
 	log  logr.Logger
 
 	mu      sync.Mutex
-	stamp   fs.FileInfo // nil: it was not there
-	blocked bool        // it cannot be looked at
+	stamp   fs.FileInfo // nil: it did not exist
+	blocked bool        // stat of it fails
 	entries map[string]Fault
 	spent   map[spent]int
 }
 
-// spent counts the creations that an entry has made fail for one VM.
+// spent is the key under which the failed creations of a VM are counted for an entry.
 type spent struct{ entry, vm string }
 
-// find returns the entry that counts for a VM. "" stands for the engine.
+// find returns the entry that applies to a VM. "" stands for the engine.
 func (f *file) find(vm string) (string, Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -105,7 +105,7 @@ func (f *file) find(vm string) (string, Fault) {
 	return "", Fault{}
 }
 
-// spend tells whether one more creation of a VM is to fail.
+// spend reports whether the next creation of a VM is to fail, and counts it.
 func (f *file) spend(entry, vm string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -117,7 +117,7 @@ func (f *file) spend(entry, vm string) bool {
 	return true
 }
 
-// refresh reads the file if it is not the one that was read last.
+// refresh reads the file if it has changed since it was last read.
 func (f *file) refresh() {
 	now, err := os.Stat(f.path)
 	blocked := err != nil && !errors.Is(err, fs.ErrNotExist)
@@ -152,7 +152,7 @@ func (f *file) read() {
 	f.take(entries)
 }
 
-// take forgets the counts of entries that have changed.
+// take replaces the entries, and resets the counts of those that have changed.
 func (f *file) take(entries map[string]Fault) {
 	for key := range f.spent {
 		if entries[key.entry] != f.entries[key.entry] {

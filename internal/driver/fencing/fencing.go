@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fencing is a decorator that lets a driver change something only while
-// this process has the right to, and says under which epoch it does.
+// this process has the right to, and passes on the epoch under which it does.
 //
 // Start with Wrap. It adds
 //
 //	drover_fenced_calls_total{driver,method}  counter
 //
 // which counts the calls that an engine refused because a newer epoch has
-// acted on it. What the gate itself does not let through, it counts itself.
+// acted on it. The gate counts the calls that it refuses itself.
 package fencing
 
 import (
@@ -23,10 +23,10 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Gate gives the right to act.
+// Gate grants the right to act.
 type Gate interface {
 	// Enter begins a call or refuses it. The context that it returns ends when
-	// the right does; leave has to be called at the call's end.
+	// the right does. The caller must call leave at the end of the call.
 	Enter(ctx context.Context) (guarded context.Context, epoch uint64, leave func(), err error)
 }
 
@@ -36,11 +36,11 @@ type guarded struct {
 	gate   Gate
 	log    logr.Logger
 	fenced *prometheus.CounterVec
-	told   sync.Once // of a call that was not let through
+	told   sync.Once // a refused call is logged once
 }
 
-// Wrap puts d behind the gate. Several drivers can share a registry; nil counts
-// without showing it.
+// Wrap puts d behind the gate. Several drivers can share a registry; with a nil
+// registry the counter is not exposed.
 func Wrap(name string, d driver.Driver, gate Gate, log logr.Logger, reg prometheus.Registerer) driver.Driver {
 	fenced := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "drover_fenced_calls_total",
@@ -92,7 +92,7 @@ func (g *guarded) call(ctx context.Context, method string, do func(context.Conte
 		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(inside), err)
 	}
 	if errors.Is(err, driver.ErrFenced) {
-		g.fenced.WithLabelValues(method).Inc() // the inventory tells of it
+		g.fenced.WithLabelValues(method).Inc() // the inventory reports it
 	}
 	return err
 }

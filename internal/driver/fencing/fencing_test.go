@@ -39,7 +39,7 @@ func (g *gate) Enter(ctx context.Context) (context.Context, uint64, func(), erro
 	return ctx, g.epoch, func() { g.inside-- }, nil
 }
 
-// engine notes what reaches it.
+// engine records the calls that reach it.
 type engine struct {
 	driver.Driver
 	reached []string
@@ -93,8 +93,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestCallEndsWithTheRight : the driver's context is the gate's, and what it
-// fails with then says nothing about the server.
+// TestCallEndsWithTheRight checks that the driver gets the gate's context, and that an
+// error after the right has ended says nothing about the server.
 func TestCallEndsWithTheRight(t *testing.T) {
 	t.Parallel()
 	g := &gate{epoch: 7}
@@ -144,7 +144,7 @@ func TestRefusalIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestTransparent : a driver behind an open gate is still the driver.
+// TestTransparent checks that an open gate changes nothing.
 func TestTransparent(t *testing.T) {
 	t.Parallel()
 	bare := faketest.InMemory(func(o fake.Options) fake.Options { return o })

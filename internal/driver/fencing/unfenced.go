@@ -7,8 +7,8 @@ package fencing
 
 import "context"
 
-// enter lets every call through and cuts none short, for the test that shows
-// what the guard is good for.
+// enter admits every call and cuts none short, for the test that demonstrates
+// what the guard prevents.
 func enter(ctx context.Context, gate Gate) (guarded context.Context, epoch uint64, leave func(), err error) {
 	_, epoch, leave, err = gate.Enter(ctx)
 	if err == nil {

@@ -1,15 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package journal is a decorator that writes down, for tests, what leaders did to
+// Package journal is a decorator that records, for tests, what leaders did to
 // servers: one line of JSON for each change and for each call that the fence
 // refused.
 //
-// Start with Wrap. A decorator alone cannot know in which order an engine let its
-// callers through, so it puts a writer into the context of each call, and the
-// driver calls Note while it holds the server's lock. Note does nothing without
-// that writer, and returns nothing with it: a journal never holds up, fails or
-// changes a call.
+// Start with Wrap. A decorator alone cannot know in which order an engine admitted
+// its callers. So it puts a writer into the context of each call, and the driver
+// calls Note while it holds the server's lock. Note does nothing without that
+// writer, and returns nothing with it: a journal never blocks, fails or changes a
+// call.
 package journal
 
 import (
@@ -28,12 +28,11 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Deed is what an Entry is about: one of the deeds below, or the name that a
-// driver has for a step.
+// Deed is what an Entry is about: one of the deeds below, or a driver's own name
+// for a step.
 type Deed string
 
-// The deeds that all drivers have. Refused is a call that the fence did not let
-// through.
+// The deeds that all drivers have. DeedRefused is a call that the fence refused.
 const (
 	DeedCreate  Deed = "create"
 	DeedChange  Deed = "change"
@@ -43,13 +42,13 @@ const (
 )
 
 // Entry is a line of the journal: a change that was accepted, or a call that was
-// refused. Of one server, changes stand in the order in which they were accepted,
-// for they are written while its lock is held.
+// refused. The changes of one server are in the order in which they were accepted,
+// because they are written while its lock is held.
 //
-// They are written before the change takes effect. A process that is halted in
-// between keeps the lock, so nobody acts on the server before it goes on. One that
-// is killed in between leaves an entry whose change never came to be. The next
-// entry of that server shows it: Had is what was there.
+// They are written before the change takes effect. A process that is suspended in
+// between keeps the lock, so no other process acts on the server before it goes on.
+// A process that is killed in between leaves an entry whose change never happened.
+// The next entry of that server shows it: Had is the state before that entry.
 type Entry struct {
 	At      time.Time `json:"at"`
 	PID     int       `json:"pid"`
@@ -58,21 +57,21 @@ type Entry struct {
 	UID     types.UID `json:"uid"`
 	Method  string    `json:"method"`
 	Deed    Deed      `json:"deed"`
-	// Had is the server before the change, and Has after it, where the driver says
-	// so; nil is none, as after a release.
+	// Had is the server before the change, and Has after it, if the driver
+	// reports them; nil means no server, as after a release.
 	Had *Snapshot `json:"had,omitempty"`
 	Has *Snapshot `json:"has,omitempty"`
 }
 
-// Snapshot is as much of a server as distinguishes one server, run and state from
-// another.
+// Snapshot is the part of a server that distinguishes one server, run and state
+// from another.
 type Snapshot struct {
 	ID    string       `json:"id"`
 	Run   string       `json:"run,omitempty"`
 	State driver.State `json:"state"`
 }
 
-// Lost is the message that is logged where an entry could not be written.
+// Lost is the log message for an entry that could not be written.
 const Lost = "Journal entry lost"
 
 // journaled is a driver with a journal.
@@ -84,9 +83,9 @@ type journaled struct {
 	log     logr.Logger
 }
 
-// Wrap writes down the changes of d in the file at path, which several processes
-// can share and which is made where it is missing. It must be a regular file or a
-// device: a write to a pipe waits for a reader.
+// Wrap records the changes of d in the file at path. Several processes can share
+// the file, which is created if it is missing. It must be a regular file or a
+// device, because a write to a pipe waits for a reader.
 func Wrap(d driver.Driver, path, cluster string, c clock.PassiveClock, log logr.Logger) (driver.Driver, error) {
 	if info, err := os.Stat(path); err == nil && info.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) != 0 {
 		return nil, fmt.Errorf("the journal is %s: it must be a regular file, not a pipe or socket", path)
@@ -117,11 +116,11 @@ func (j *journaled) Delete(ctx context.Context, t driver.Target, retain bool) er
 
 type writerKey struct{}
 
-// writer writes down what one call did.
+// writer records what one call did.
 type writer func(deed Deed, had, has *Snapshot)
 
-// Note writes down what is about to be done to the server of a call, if there is a
-// journal. The caller holds the server's lock and was let through by the fence.
+// Note records what is about to be done to the server of a call, if there is a
+// journal. The caller holds the server's lock and was admitted by the fence.
 func Note(ctx context.Context, deed Deed, had, has *Snapshot) {
 	if write, ok := ctx.Value(writerKey{}).(writer); ok {
 		write(deed, had, has)
@@ -139,7 +138,7 @@ func (j *journaled) call(ctx context.Context, method string, t driver.Target, do
 	return err
 }
 
-// write adds one line by one write, so that those of several processes do not mix.
+// write adds one line by a single write, so that lines of several processes do not mix.
 func (j *journaled) write(e Entry) {
 	line, err := json.Marshal(e)
 	if j.endsMidway() {
@@ -153,9 +152,9 @@ func (j *journaled) write(e Entry) {
 	}
 }
 
-// endsMidway reports whether the last line is cut off, as by a disk that was full.
-// One that another process is about to end may look so too, which leaves an empty
-// line.
+// endsMidway reports whether the last line is cut off, for example by a full disk.
+// A line that another process is about to finish may look cut off too; then there
+// is an extra empty line.
 func (j *journaled) endsMidway() bool {
 	info, err := j.file.Stat()
 	if err != nil || info.Size() == 0 {

@@ -70,8 +70,8 @@ func ensureAt(t *testing.T, d driver.Driver, uid types.UID, epoch uint64) error 
 	return err
 }
 
-// TestJournal : what is accepted stands there, in order, with what was there
-// before; what changes nothing does not; what is refused does as such.
+// TestJournal checks that accepted changes are recorded in order, with the state before;
+// that calls without a change are not; and that refused calls are recorded as refused.
 func TestJournal(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]fake.Options{
@@ -131,7 +131,7 @@ func act(t *testing.T, d driver.Driver) {
 	}
 }
 
-// TestJournalIsShared : lines of several drivers stand one after the other.
+// TestJournalIsShared checks that lines of several drivers do not mix.
 func TestJournalIsShared(t *testing.T) {
 	t.Parallel()
 	o := fake.Options{ClusterID: "c", Dir: t.TempDir()}
@@ -158,7 +158,7 @@ func TestJournalIsShared(t *testing.T) {
 	}
 }
 
-// TestLost : what cannot be written down is done all the same, and said in the log.
+// TestLost checks that a change that cannot be recorded is made anyway, and logged.
 func TestLost(t *testing.T) {
 	t.Parallel()
 	var lost []string
@@ -173,7 +173,7 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestWrapRefuses : what could hold a change up is no journal.
+// TestWrapRefuses checks that a file that could block a change is refused.
 func TestWrapRefuses(t *testing.T) {
 	t.Parallel()
 	pipe := filepath.Join(t.TempDir(), "pipe")
@@ -187,8 +187,8 @@ func TestWrapRefuses(t *testing.T) {
 	}
 }
 
-// TestCutOff : an entry after half a line, whoever wrote that, begins on a line of
-// its own.
+// TestCutOff checks that an entry after an incomplete line begins on a line of its
+// own.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "journal")

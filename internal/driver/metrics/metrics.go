@@ -22,8 +22,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// results are looked through in this order, for an error may be of several
-// kinds: a call that was cut short counts as that although it may be retried.
+// results are tried in this order, because an error may be of several kinds: a
+// call that was cut short counts as that although it may be retried.
 var results = []struct {
 	err  error
 	name string
@@ -59,7 +59,7 @@ type measured struct {
 }
 
 // Wrap measures d under the given name. Several drivers can share a registry;
-// nil measures without showing it.
+// with a nil registry the metrics are not exposed.
 func Wrap(name string, d driver.Driver, reg prometheus.Registerer) driver.Driver {
 	duration := register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "drover_driver_call_duration_seconds",
@@ -81,7 +81,7 @@ func Wrap(name string, d driver.Driver, reg prometheus.Registerer) driver.Driver
 }
 
 // register returns the collector of that name, which another driver may have
-// registered before. One of another make under the same name cannot be shown.
+// registered before. If one of another type has the name, c is not exposed.
 func register[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 	if reg == nil {
 		return c

@@ -58,7 +58,7 @@ func callAll(t *testing.T, d driver.Driver) {
 	_, _ = identifier.EngineID(ctx)
 }
 
-// counts are the histogram's counts as "driver method result".
+// counts returns the histogram's counts by "driver method result".
 func counts(t *testing.T, reg *prometheus.Registry) map[string]uint64 {
 	t.Helper()
 	families, err := reg.Gather()
@@ -118,7 +118,7 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// TestRegisteredTwice : drivers share the metrics, each under its name.
+// TestRegisteredTwice checks that drivers share the metrics, each under its name.
 func TestRegisteredTwice(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
@@ -132,7 +132,7 @@ func TestRegisteredTwice(t *testing.T) {
 	callAll(t, metrics.Wrap("c", failing{}, nil))
 }
 
-// TestInFlight : a call is counted while it lasts.
+// TestInFlight checks that a call is counted while it lasts.
 func TestInFlight(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
@@ -171,7 +171,7 @@ func (b blocking) Delete(context.Context, driver.Target, bool) error {
 	return nil
 }
 
-// TestTransparent : a driver that is measured is still the driver.
+// TestTransparent checks that a measured driver behaves like the driver.
 func TestTransparent(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registry lists the drivers there are, and opens those that are wanted.
+// Package registry lists the available drivers, and opens the selected ones.
 //
 // Start with entries: a new driver is one row there.
 package registry
@@ -23,10 +23,10 @@ import (
 	"cloudnative.tw/drover/internal/driver/metrics"
 )
 
-// Auto stands, in place of names, for every driver whose engine answers.
+// Auto selects, in place of names, every driver whose engine answers.
 const Auto = "auto"
 
-// askTimeout is how long an engine may take to answer when auto asks.
+// askTimeout is how long an engine may take to answer under Auto.
 const askTimeout = 5 * time.Second
 
 // entries are the drivers, in the order in which auto prefers them.
@@ -39,15 +39,15 @@ var entries = []struct {
 	{"fake", openFake},
 }
 
-// Options are what drivers are opened with.
+// Options are the options for opening drivers.
 type Options struct {
 	Settings
 	ClusterID  string
 	Log        logr.Logger
 	Clock      clock.WithTicker
 	Registerer prometheus.Registerer
-	// Gate gives the right to change something; nil is for programs that run
-	// while no controller does, and gives it always, as nobody's.
+	// Gate grants the right to change something. Nil is for programs that run while
+	// no controller does: every change is allowed, under epoch 0.
 	Gate fencing.Gate
 }
 
@@ -66,7 +66,7 @@ func Names() []string {
 	return names
 }
 
-// Parse reads a comma list of drivers. Auto gives nil.
+// Parse reads a comma-separated list of drivers. Auto gives nil.
 func Parse(list string) ([]string, error) {
 	if list == Auto {
 		return nil, nil
@@ -86,7 +86,7 @@ func Parse(list string) ([]string, error) {
 }
 
 // Open opens the drivers of a list; the first is the default one. A driver that
-// was named is opened even while its engine does not answer.
+// was named is opened even if its engine does not answer.
 func Open(ctx context.Context, list string, o Options) ([]Opened, error) {
 	names, err := Parse(list)
 	if err != nil {
@@ -135,7 +135,7 @@ func open(name string, o Options) (driver.Driver, error) {
 	return nil, fmt.Errorf("unknown driver %q", name)
 }
 
-// Close ends what the drivers do in the background, as far as it ends before ctx.
+// Close ends the drivers' background work, as far as it ends before ctx does.
 func Close(ctx context.Context, opened []Opened) error {
 	var errs []error
 	for _, o := range opened {
@@ -150,7 +150,7 @@ func Close(ctx context.Context, opened []Opened) error {
 	return errors.Join(errs...)
 }
 
-// answers asks the engine who it is.
+// answers returns an error if the engine does not report its id.
 func answers(ctx context.Context, name string, d driver.Driver, log logr.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -63,7 +63,7 @@ func names(opened []Opened) []string {
 	return out
 }
 
-// TestAuto : every driver whose engine answers, in the table's order.
+// TestAuto checks that auto opens every driver whose engine answers, in the order of entries.
 func TestAuto(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	opened, err := Open(t.Context(), Auto, options())
@@ -72,7 +72,7 @@ func TestAuto(t *testing.T) {
 	}
 }
 
-// TestAutoQEMU : QEMU counts where it is installed and has a folder.
+// TestAutoQEMU checks that auto includes QEMU if it is installed and has a folder.
 func TestAutoQEMU(t *testing.T) {
 	vmtest.QEMU(t)
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
@@ -89,8 +89,8 @@ func TestAutoQEMU(t *testing.T) {
 	}
 }
 
-// TestClose ends a download, through all that is wrapped around the driver, and
-// nothing of it is left.
+// TestClose checks that Close ends a download, through all decorators of the driver,
+// and that nothing of it is left.
 func TestClose(t *testing.T) {
 	begun, ended := make(chan struct{}), make(chan struct{})
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -123,8 +123,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestNamed : a driver that was named is opened even while its engine does not
-// answer, and keeps its place.
+// TestNamed checks that a driver that was named is opened even if its engine does not
+// answer, and keeps its position.
 func TestNamed(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	opened, err := Open(t.Context(), "docker,fake", options())

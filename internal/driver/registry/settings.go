@@ -36,7 +36,7 @@ type Settings struct {
 	ImagePlainHTTP []string
 	ImageMaxSize   resource.QuantityValue
 
-	// Private are the program's own folders, which no machine gets an image from.
+	// Private are the program's own folders, from which no machine gets an image.
 	// There is no flag for it.
 	Private []string
 
@@ -106,7 +106,7 @@ func openFake(o Options) (driver.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Inside of the faults: what a fault keeps from the driver is no change.
+	// Inside of the faults: a call that a fault intercepts changes nothing.
 	inner, err := o.journaled(d, o.FakeJournal)
 	if err != nil || o.FakeFaults == "" {
 		return inner, err
@@ -114,7 +114,7 @@ func openFake(o Options) (driver.Driver, error) {
 	return faultinject.Wrap(inner, o.FakeFaults, o.Clock, o.Log), nil
 }
 
-// journaled writes the changes of d down where a test asked for that.
+// journaled records the changes of d in a journal if a test asked for one.
 func (o Options) journaled(d driver.Driver, path string) (driver.Driver, error) {
 	if path == "" {
 		return d, nil

@@ -13,15 +13,15 @@ import (
 	"strconv"
 )
 
-// keptEpochs is how many of a cluster's epochs are kept.
+// keptEpochs is how many epochs are kept for a cluster.
 const keptEpochs = 100
 
-// Admit says, with ErrFenced where not, whether a cluster's leader may change a
-// server whose lock the caller has. Epoch 0 is nobody's and is not compared.
+// Admit returns ErrFenced if a cluster's leader may not change a server whose lock
+// the caller holds. Epoch 0 belongs to no leader and is not compared.
 //
-// The leader first puts its epoch down and then looks whether there is a higher
-// one. So nobody has to wait for a leader that was halted: it can at most finish
-// the one change that it was admitted to, and that server is locked until then.
+// The leader first records its epoch and then checks for a higher one. So there is
+// no need to wait for a leader that was suspended: it can at most finish the one
+// change that it was admitted to, and that server is locked until then.
 func (d *Dir) Admit(cluster string, epoch uint64) error {
 	if epoch == 0 {
 		return nil
@@ -39,7 +39,7 @@ func (d *Dir) Admit(cluster string, epoch uint64) error {
 	return Compare(epoch, highest(epochs))
 }
 
-// highest of epochs in order; 0 where there is none.
+// highest returns the last of the sorted epochs, or 0 if there is none.
 func highest(epochs []uint64) uint64 {
 	if len(epochs) == 0 {
 		return 0
@@ -47,7 +47,7 @@ func highest(epochs []uint64) uint64 {
 	return epochs[len(epochs)-1]
 }
 
-// readEpochs returns them in order.
+// readEpochs returns the recorded epochs in order.
 func readEpochs(dir string) ([]uint64, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -63,8 +63,8 @@ func readEpochs(dir string) ([]uint64, error) {
 	return epochs, nil
 }
 
-// recordEpoch adds an epoch, takes away those far below the highest, and returns
-// what there is. A reader that misses one of those sees higher ones.
+// recordEpoch adds an epoch, removes those far below the highest, and returns the
+// rest. A reader that misses a removed one sees higher ones.
 func recordEpoch(dir string, epoch uint64) ([]uint64, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err

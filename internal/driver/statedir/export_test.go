@@ -3,5 +3,5 @@
 
 package statedir
 
-// FD is the descriptor of a lock's file.
+// FD returns the descriptor of a lock's file.
 func FD(l *Lock) int { return int(l.file.Fd()) }

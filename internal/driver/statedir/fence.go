@@ -7,8 +7,8 @@ package statedir
 
 import "cloudnative.tw/drover/internal/driver"
 
-// Compare refuses an epoch, with ErrFenced, after a higher one has acted. Epoch 0
-// is nobody's and is not compared.
+// Compare returns ErrFenced for an epoch below the highest that has acted. Epoch 0
+// belongs to no leader and is not compared.
 func Compare(epoch, highest uint64) error {
 	if epoch == 0 || epoch >= highest {
 		return nil

@@ -12,31 +12,31 @@ import (
 
 const fileMode = 0o600
 
-// tmp is where things are made that are moved into place once they are whole.
+// tmp is the folder where things are made before they are moved into place.
 func (d *Dir) tmp(fleeting bool) atomicfile.Folder {
 	return atomicfile.Folder{Path: d.Path(tmpDir), Fleeting: fleeting}
 }
 
-// Create makes a file, whole or not at all, and fails if it is there.
+// Create makes a file, completely or not at all, and fails if it exists.
 func (d *Dir) Create(path string, content []byte) error {
 	return d.tmp(d.Fleeting).Create(path, content, fileMode)
 }
 
-// Replace makes a file or replaces it, whole or not at all. After a power cut it
-// has the one content or the other.
+// Replace creates or replaces a file, completely or not at all. After a power cut
+// it has either the old content or the new.
 func (d *Dir) Replace(path string, content []byte) error { return d.ReplaceIf(path, content, nil) }
 
-// ReplaceIf is Replace unless check, the last thing before, has an error.
+// ReplaceIf is Replace, unless check returns an error; check runs last before the write.
 func (d *Dir) ReplaceIf(path string, content []byte, check func() error) error {
 	return d.tmp(d.Fleeting).Replace(path, content, fileMode, check)
 }
 
-// ReplaceFleeting is Replace for what means nothing after a power cut.
+// ReplaceFleeting is Replace for content that means nothing after a power cut.
 func (d *Dir) ReplaceFleeting(path string, content []byte) error {
 	return d.tmp(true).Replace(path, content, fileMode, nil)
 }
 
-// Sync waits until what was put into a folder is on the disk by its name.
+// Sync waits until the entries of a folder are on the disk.
 func (d *Dir) Sync(folder string) error {
 	if d.Fleeting {
 		return nil
@@ -44,8 +44,8 @@ func (d *Dir) Sync(folder string) error {
 	return atomicfile.SyncFolder(folder)
 }
 
-// Install moves a folder that is whole into its place, where a power cut finds it
-// whole too.
+// Install moves a complete folder into place, such that it is complete after a
+// power cut too.
 func (d *Dir) Install(folder, place string) error {
 	if err := d.Sync(folder); err != nil {
 		return err
@@ -56,17 +56,17 @@ func (d *Dir) Install(folder, place string) error {
 	return d.Sync(filepath.Dir(place))
 }
 
-// Temp makes a folder for something that is moved into place once it is whole,
-// and returns what removes it again. What a process that was killed left there is
-// swept by the next that makes one, or that opens the engine.
+// Temp creates a folder for something that is moved into place once it is complete,
+// and returns a function that removes it. What a killed process left there is swept
+// by the next Temp or Open.
 func (d *Dir) Temp() (path string, remove func(), err error) {
 	d.sweep()
 	return d.tmp(d.Fleeting).MakeFolder()
 }
 
-// Discard removes a file or folder, so that it is gone at once even where its
-// removal takes a while or is cut off. It needs no room on the disk.
+// Discard removes a file or folder. It is gone at once even if its removal takes a
+// while or is interrupted. Discard needs no free space on the disk.
 func (d *Dir) Discard(path string) error { return d.tmp(d.Fleeting).Discard(path) }
 
-// sweep removes what processes that were killed left half done.
+// sweep removes what killed processes left unfinished.
 func (d *Dir) sweep() { _ = d.tmp(d.Fleeting).Sweep() }

@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Notify watches the folder and some of its sub-folders. The engine that is there
-// now is the one to act on: whoever opens a watch starts anew.
+// Notify watches the folder and some of its sub-folders. It pins the engine that is
+// there now (see ID), because a caller that opens a watch starts anew.
 func (d *Dir) Notify(subs ...string) (*fsnotify.Watcher, error) {
 	_ = d.MakeFolders()
 	w, err := fsnotify.NewWatcher()
@@ -26,7 +26,7 @@ func (d *Dir) Notify(subs ...string) (*fsnotify.Watcher, error) {
 			return nil, driver.Errorf(driver.ErrUnavailable, "watching %s: %w", d.name, err)
 		}
 	}
-	// Only now: a folder that goes from here on is told of.
+	// Only now: a folder that is removed from here on is reported.
 	if _, err := d.ID(); err != nil {
 		_ = w.Close()
 		return nil, err
@@ -34,8 +34,8 @@ func (d *Dir) Notify(subs ...string) (*fsnotify.Watcher, error) {
 	return w, nil
 }
 
-// IsEnd : by this event the folder, one of its sub-folders or its identity is not
-// what it was.
+// IsEnd reports whether, by this event, the folder, one of its sub-folders or its
+// identity has been removed or replaced.
 func (d *Dir) IsEnd(event fsnotify.Event) bool {
 	switch sub, _ := filepath.Rel(d.path, event.Name); {
 	case sub == IDFile:

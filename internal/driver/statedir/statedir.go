@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package statedir is the groundwork of an engine that is a folder, shared by
-// several controllers: an identity, a lock for each server, the epochs of the
-// leaders that have acted, and files that are written whole or not at all.
+// Package statedir is the common base of engines whose state is a folder, shared
+// by several controllers. It has an identity, a lock for each server, the epochs of
+// the leaders that have acted, and files that are written completely or not at all.
 //
-// Start with Open. Lock and then Admit come before each change of a server.
+// Start with Open. Call Lock and then Admit before each change of a server.
 package statedir
 
 import (
@@ -35,18 +35,18 @@ const (
 
 // Dir is an engine's folder.
 type Dir struct {
-	// Fleeting is set where nothing in the folder has to outlive a power cut, so
-	// that nobody waits for the disk.
+	// Fleeting is set if nothing in the folder has to survive a power cut, so that
+	// writes need not wait for the disk.
 	Fleeting bool
 
 	path, name string
 	subs       []string
 
 	mu     sync.Mutex
-	pinned string // the engine that calls act on
+	pinned string // the id of the engine that calls act on
 }
 
-// Open makes the folder and the sub-folders named where they are missing. The
+// Open creates the folder and the named sub-folders if they are missing. The
 // name, such as "the qemu driver's folder", is for errors.
 func Open(name, path string, subs ...string) (*Dir, error) {
 	path, err := filepath.Abs(path)
@@ -65,8 +65,8 @@ func Open(name, path string, subs ...string) (*Dir, error) {
 	return d, err
 }
 
-// OpenExisting opens a folder that is an engine already, and makes nothing in it:
-// what root makes, the engine's own user could not open.
+// OpenExisting opens a folder that already is an engine, and creates nothing in
+// it: the engine's own user could not open what root creates.
 func OpenExisting(name, path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -77,12 +77,12 @@ func OpenExisting(name, path string) (*Dir, error) {
 	return d, err
 }
 
-// Path of something in the folder.
+// Path returns the path of something in the folder.
 func (d *Dir) Path(names ...string) string {
 	return filepath.Join(append([]string{d.path}, names...)...)
 }
 
-// MakeFolders makes the sub-folders, which a person may have removed.
+// MakeFolders creates the sub-folders, in case a person has removed them.
 func (d *Dir) MakeFolders() error {
 	for _, sub := range d.subs {
 		if err := os.Mkdir(d.Path(sub), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -104,7 +104,7 @@ func (d *Dir) makeID() error {
 	return err
 }
 
-// ID reads the engine's identity, which is the one to act on from then on.
+// ID reads the engine's identity and pins it: later calls act on that engine.
 func (d *Dir) ID() (string, error) {
 	id, err := d.readID()
 	if err != nil {
@@ -128,8 +128,8 @@ func (d *Dir) readID() (string, error) {
 	return id, nil
 }
 
-// Reach makes sure that the folder is there and still the same engine: a folder
-// that was emptied, moved or not mounted is not an engine without servers.
+// Reach checks that the folder is present and still the same engine. A folder that
+// was emptied, moved or not mounted must not pass for an engine without servers.
 func (d *Dir) Reach() error {
 	id, err := d.readID()
 	if err != nil {
@@ -143,9 +143,9 @@ func (d *Dir) Reach() error {
 	return nil
 }
 
-// Explain says of a change that failed whether the folder is lost, its disk is
-// full, or only this change failed. An error that says of what kind it is stays as
-// it is.
+// Explain classifies the error of a failed change: the folder is lost, its disk is
+// full, or only this change failed. An error that already has a kind is returned
+// as it is.
 func (d *Dir) Explain(err error) error {
 	if !driver.Ambiguous(err) {
 		return err
@@ -160,17 +160,17 @@ func (d *Dir) Explain(err error) error {
 	return driver.Errorf(driver.ErrRetry, "%w", err)
 }
 
-// Lock is one that is held.
+// Lock is a lock that is held.
 type Lock struct {
 	file *os.File
 }
 
-// TryLock locks a file, which it makes where it is missing: with others
-// (syscall.LOCK_SH) or alone (LOCK_EX). It does not wait: EWOULDBLOCK says that
-// another caller has it.
+// TryLock locks a file, shared (syscall.LOCK_SH) or exclusively (LOCK_EX), and
+// creates it if it is missing. It does not wait: EWOULDBLOCK means that another
+// caller has the lock.
 func TryLock(path string, how int) (*Lock, error) { return tryLock(path, os.O_CREATE, how) }
 
-// TryLockExisting is TryLock, but where there is no file that is an error.
+// TryLockExisting is TryLock, except that a missing file is an error.
 func TryLockExisting(path string, how int) (*Lock, error) { return tryLock(path, 0, how) }
 
 func tryLock(path string, create, how int) (*Lock, error) {
@@ -184,8 +184,8 @@ func tryLock(path string, create, how int) (*Lock, error) {
 	return &Lock{f}, nil
 }
 
-// Lock takes a server's lock, or says that another caller has it: a process
-// that was halted must not halt the others.
+// Lock takes a server's lock, or fails with ErrRetry if another caller has it. It
+// does not wait, because a suspended process must not block the others.
 func (d *Dir) Lock(uid types.UID) (*Lock, error) {
 	for {
 		l, err := TryLock(d.Path(locksDir, string(uid)), syscall.LOCK_EX)
@@ -201,15 +201,15 @@ func (d *Dir) Lock(uid types.UID) (*Lock, error) {
 	}
 }
 
-// Release gives the lock back. To close the file would not do: a process that is
-// being forked at this moment has it too.
+// Release releases the lock. Closing the file is not enough: a process that is
+// being forked at this moment has the descriptor too.
 func (l *Lock) Release() {
 	_ = syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN)
 	_ = l.file.Close()
 }
 
-// Remove gives the lock back of something of which nothing is left, and removes
-// the file that it is on.
+// Remove releases the lock of something that is completely removed, and deletes
+// the lock file.
 func (l *Lock) Remove() {
 	_ = os.Remove(l.file.Name())
 	l.Release()

@@ -40,8 +40,8 @@ func wantKind(t *testing.T, what string, err, kind error) {
 	}
 }
 
-// TestIdentity : it lasts, all who open the folder at once agree on it, and a
-// folder with another one is another engine.
+// TestIdentity checks that the identity is stable, that concurrent Opens agree on it, and
+// that a folder with another one is another engine.
 func TestIdentity(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "new", "engine")
@@ -93,7 +93,7 @@ func TestLock(t *testing.T) {
 	again.Release()
 }
 
-// TestLockRemoved : many callers that remove the lock as they leave never hold
+// TestLockRemoved checks that many callers that remove the lock as they leave never hold
 // it at the same time.
 func TestLockRemoved(t *testing.T) {
 	t.Parallel()
@@ -187,8 +187,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestSweep : what somebody makes stays for as long as it takes, whoever comes
-// meanwhile, and what a process that was killed left is gone at the next chance.
+// TestSweep checks that an unfinished file stays as long as its process needs it, and that
+// the remains of a killed process are removed at the next opportunity.
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	d := open(t, t.TempDir())
@@ -238,8 +238,8 @@ func names(t *testing.T, dir string) []string {
 	return all
 }
 
-// TestSweepRace : who sweeps while others make something never takes it from
-// them.
+// TestSweepRace checks that a sweep never removes a file that another process is
+// making.
 func TestSweepRace(t *testing.T) {
 	t.Parallel()
 	d := open(t, t.TempDir())
@@ -267,7 +267,7 @@ func TestSweepRace(t *testing.T) {
 	}
 }
 
-// TestOpenExisting : it makes nothing, not even what is missing.
+// TestOpenExisting checks that it creates nothing, not even what is missing.
 func TestOpenExisting(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "new")
@@ -292,8 +292,8 @@ func TestOpenExisting(t *testing.T) {
 	}
 }
 
-// TestReleaseWhileForking : a lock that was given back is free, although a
-// process that was forked meanwhile still has the file.
+// TestReleaseWhileForking checks that a released lock is free, although a process that was
+// forked meanwhile still has the file.
 func TestReleaseWhileForking(t *testing.T) {
 	t.Parallel()
 	d := open(t, t.TempDir())

@@ -20,10 +20,10 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Issuer of the service-account tokens.
+// issuer of the service-account tokens.
 const issuer = "https://kubernetes.default.svc.cluster.local"
 
-// apiServerArgs are flags rather than fields, as flags are what Kubernetes
+// apiServerArgs uses flags rather than fields, because flags are what Kubernetes
 // documents and keeps stable.
 func (c *Config) apiServerArgs(etcd string) []string {
 	args := []string{
@@ -41,8 +41,8 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		"--service-account-signing-key-file=" + c.Keys.ServiceAccountKey(),
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--profiling=false",
-		// Long watches would hold a stop up for a minute: tell them to come
-		// back later, and close after two seconds.
+		// Long watches would delay a stop by a minute: clients are asked to retry
+		// later, and watches close after two seconds.
 		"--shutdown-send-retry-after=true",
 		"--shutdown-watch-termination-grace-period=2s",
 	}
@@ -54,9 +54,9 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		"--disable-admission-plugins="+strings.Join(unusedAdmission(), ","))
 }
 
-// unservedGroups are about pods on nodes, of which Drover has none: an object of
-// theirs would be accepted and then ignored. Without them the API is ready
-// sooner and takes less memory.
+// unservedGroups are about pods on nodes, of which Drover has none: their objects would
+// be accepted and then ignored. Without these groups the API is ready sooner and takes
+// less memory.
 func unservedGroups() []string {
 	var off []string
 	for _, version := range []string{
@@ -79,8 +79,8 @@ func unusedAdmission() []string {
 	}
 }
 
-// runAPIServer leaves out kube-apiserver's own command, because that takes the
-// process's signals for itself.
+// runAPIServer does not use kube-apiserver's own command, because that claims the
+// process's signals.
 func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		s := options.NewServerRunOptions()
@@ -104,7 +104,7 @@ func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 	}
 }
 
-// serve is app.Run with watch caches of custom resources that shrink in calm.
+// serve is app.Run, except that watch caches of custom resources shrink in calm periods.
 func serve(ctx context.Context, opts options.CompletedOptions) error {
 	config, err := app.NewConfig(opts)
 	if err != nil {
@@ -146,7 +146,7 @@ func parse(name string, sets cliflag.NamedFlagSets, args []string) error {
 	return all.Parse(args)
 }
 
-// waitAPI waits for an API that is ready, and learns the cluster's id.
+// waitAPI waits until the API is ready, and stores the cluster's id.
 func (c *Config) waitAPI(ctx context.Context) error {
 	client, err := kubernetes.NewForConfig(c.ClientConfig(c.Keys.Admin()))
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
 
-// runWithCertificates keeps certificates fresh for as long as run works. All
-// who use them here read their files again when those change.
+// runWithCertificates renews certificates as long as run works. All users of the
+// certificates in this process read their files again when those change.
 func (c *Config) runWithCertificates(ctx context.Context, run func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -29,8 +29,8 @@ func (c *Config) runWithCertificates(ctx context.Context, run func(context.Conte
 	return err
 }
 
-// renewed brings people's kubeconfig back to what is on disk, whichever of the
-// two writes failed the last time.
+// renewed brings the kubeconfig for people in line with the files on disk, whichever
+// of the two writes failed the last time.
 func (c *Config) renewed(ctx context.Context) func([]string, error) {
 	logger := klog.FromContext(ctx)
 	return func(files []string, err error) {

@@ -14,9 +14,9 @@ import (
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 )
 
-// controllers that Drover's users rely on: namespaces end with all in them,
-// owners take their dependents with them, service accounts have tokens, and
-// the roles admin, edit and view gather what others add to them.
+// controllers that Drover's users rely on: deletion of a namespace deletes all in it,
+// deletion of an owner deletes its dependents, service accounts have tokens, and the
+// roles admin, edit and view aggregate the rules that others add to them.
 func controllers() []string {
 	return []string{
 		names.NamespaceController,

@@ -4,8 +4,8 @@
 // Package controlplane runs etcd, kube-apiserver and the few controllers of
 // kube-controller-manager that Drover's users rely on, inside this process.
 //
-// Start with Config and its Parts, which name them in the order they start;
-// each part has a file of its own.
+// Start with Config and its Parts, which lists them in the order they start;
+// each part has its own file.
 package controlplane
 
 import (
@@ -22,21 +22,21 @@ import (
 	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
-// Config says how the control plane is run.
+// Config configures the control plane.
 type Config struct {
 	Dir  *datadir.Dir
 	Keys *pki.Store
-	// Listener is where kube-apiserver serves: opened by the caller, so that a
-	// port in use is known first.
+	// Listener is where kube-apiserver serves. The caller opens it, so that a port
+	// in use is detected first.
 	Listener net.Listener
-	// Log takes what etcd logs.
+	// Log receives etcd's log.
 	Log io.Writer
-	// Fatal ends the process after a part has given up; it says which.
+	// Fatal ends the process after the named part has failed for good.
 	Fatal func(name string, err error)
 	// UnsafeNoFsync makes etcd fast and lose data when the host crashes.
 	UnsafeNoFsync bool
-	// AllAPIs serves what every cluster serves, pods on nodes included, though
-	// nothing here acts on them.
+	// AllAPIs serves what every cluster serves, including the APIs about pods on nodes,
+	// though nothing here acts on them.
 	AllAPIs bool
 }
 
@@ -44,8 +44,8 @@ type Config struct {
 // service answers there: Drover has no network of its own.
 var ServiceIP = net.IPv4(10, 0, 0, 1)
 
-// How long each part may take to become ready, on a slow and busy host, and
-// when in the 10 s of a stop it is left behind.
+// How long each part may take to become ready on a slow and busy host, and when in
+// the 10 s of a stop it is left behind.
 const (
 	startWithin             = 2 * time.Minute
 	stopEtcdBy              = 9500 * time.Millisecond
@@ -53,7 +53,7 @@ const (
 	stopControllerManagerBy = 6500 * time.Millisecond
 )
 
-// Parts of the control plane in the order in which they start.
+// Parts returns the parts of the control plane in the order in which they start.
 func (c *Config) Parts() ([]supervisor.Component, error) {
 	etcd, err := c.newEtcd()
 	if err != nil {
@@ -67,8 +67,8 @@ func (c *Config) Parts() ([]supervisor.Component, error) {
 	}, nil
 }
 
-// ClientConfig is a connection to kube-apiserver as the user whose certificate
-// is in the file. It follows the file when that is renewed.
+// ClientConfig returns a connection to kube-apiserver as the user whose certificate
+// is in the file. It reads the file again when that is renewed.
 func (c *Config) ClientConfig(certFile string) *rest.Config {
 	return &rest.Config{
 		Host: c.URL(),
@@ -83,12 +83,12 @@ func (c *Config) WriteKubeconfig() error {
 	return kubeconfig.WriteForPeople(c.Dir.Kubeconfig(), c.URL(), c.Keys.CABundle(), c.Keys.Admin())
 }
 
-// URL is where this host reaches kube-apiserver.
+// URL returns the address at which this host reaches kube-apiserver.
 func (c *Config) URL() string {
 	return URL(c.Listener.Addr())
 }
 
-// URL is where this host reaches a server that listens at the address.
+// URL returns the address at which this host reaches a server that listens on addr.
 func URL(addr net.Addr) string {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok {
@@ -101,8 +101,8 @@ func URL(addr net.Addr) string {
 	return "https://" + host.String()
 }
 
-// waitFor asks until the answer is yes or ctx ends, and says what stood in the
-// way last.
+// waitFor repeats ask until it succeeds or ctx ends; then it returns the last error
+// of ask.
 func waitFor(ctx context.Context, ask func(context.Context) error) error {
 	ticker := time.NewTicker(pollPeriod)
 	defer ticker.Stop()

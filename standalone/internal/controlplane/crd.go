@@ -16,8 +16,8 @@ import (
 	"cloudnative.tw/drover/config/crd"
 )
 
-// installCRDs brings the API to this program's version before anything starts
-// that looks at which kinds there are, the garbage collector above all.
+// installCRDs brings the API to this program's version before any part starts that
+// lists the existing kinds, such as the garbage collector.
 func (c *Config) installCRDs(ctx context.Context) error {
 	client, err := apiextensions.NewForConfig(c.ClientConfig(c.Keys.Admin()))
 	if err != nil {
@@ -45,9 +45,9 @@ func apply(ctx context.Context, client apiextensions.Interface, name string, man
 	return err
 }
 
-// served asks the API itself: the Established condition comes a moment before
-// the first request is answered, and the list of kinds, from which kubectl
-// starts, may come a moment after.
+// served queries the API itself: the Established condition comes slightly before the
+// first request is answered, and the list of kinds, from which kubectl starts, may come
+// slightly later.
 func served(ctx context.Context, client apiextensions.Interface, want *apiextensionsv1.CustomResourceDefinition) error {
 	for _, version := range want.Spec.Versions {
 		if !version.Served {

@@ -15,15 +15,15 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// etcdQuota is the most that etcd's documentation recommends.
+// etcdQuota is the largest that etcd's documentation recommends.
 const etcdQuota = 8 << 30
 
-// slowRequest is what etcd's own program calls slow; embedded, it would report
-// every request.
+// slowRequest is the limit above which etcd's own program reports a request as slow;
+// embedded, etcd would report every request.
 const slowRequest = 300 * time.Millisecond
 
-// etcdGrace is how long etcd may say goodbye to its clients before it closes
-// its files anyway.
+// etcdGrace is how long etcd may take to disconnect its clients before it closes
+// its files regardless.
 const etcdGrace = time.Second
 
 type etcd struct {
@@ -32,8 +32,8 @@ type etcd struct {
 	ready  chan struct{}
 }
 
-// newEtcd prepares an etcd of one member that no network reaches: it listens on
-// sockets in a folder of mode 0700.
+// newEtcd prepares an etcd of one member that is not reachable from any network: it
+// listens on sockets in a folder of mode 0700.
 func (c *Config) newEtcd() (*etcd, error) {
 	client, err := c.Dir.Socket("etcd.sock")
 	if err != nil {
@@ -56,9 +56,9 @@ func (c *Config) newEtcd() (*etcd, error) {
 	return &etcd{config: cfg, client: client, ready: make(chan struct{})}, nil
 }
 
-// setEtcdURLs advertises addresses that nobody calls, since etcd wants a host
-// and a port there, and listens on the sockets. The peer's path must stand in
-// Host: etcd would make an abstract socket of anything else, open to every user.
+// setEtcdURLs advertises addresses that are never used, because etcd requires a host
+// and a port there, and listens on the sockets. The peer's path must be in Host: etcd
+// would create an abstract socket for anything else, open to every user.
 func setEtcdURLs(cfg *embed.Config, client, peer string) {
 	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "http", Host: "localhost:2379"}}
 	cfg.AdvertisePeerUrls = []url.URL{{Scheme: "http", Host: "localhost:2380"}}
@@ -67,8 +67,8 @@ func setEtcdURLs(cfg *embed.Config, client, peer string) {
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 }
 
-// etcdLogger writes to the common log. What etcd calls fatal, a full disk above
-// all, ends the process with a line that says so.
+// etcdLogger writes to the common log. An error that etcd calls fatal, usually a full
+// disk, ends the process with a line that says so.
 func (c *Config) etcdLogger() *zap.Logger {
 	encoder := zap.NewProductionEncoderConfig()
 	encoder.EncodeTime = zapcore.ISO8601TimeEncoder
@@ -117,9 +117,9 @@ func (e *etcd) run(ctx context.Context) error {
 	return err
 }
 
-// closeEtcd ends etcd in good order. A client that hangs on to its streams, as
-// a kube-apiserver that was left behind does, must not keep it from closing its
-// log and its database.
+// closeEtcd ends etcd cleanly. A client that keeps its streams open, as a kube-apiserver
+// that was left behind does, must not prevent etcd from closing its log and its
+// database.
 func closeEtcd(server *embed.Etcd) {
 	closed := make(chan struct{})
 	go func() {
@@ -134,7 +134,7 @@ func closeEtcd(server *embed.Etcd) {
 	server.Server.HardStop()
 }
 
-// etcdStarted waits for etcd, and keeps that it came up before anybody can write
+// etcdStarted waits for etcd, and records that it came up before any client can write
 // to it.
 func (c *Config) etcdStarted(e *etcd) func(context.Context) error {
 	return func(ctx context.Context) error {

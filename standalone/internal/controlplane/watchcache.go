@@ -21,40 +21,40 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// kube-apiserver's watch cache keeps the last events of a kind, each with a
-// whole object, for watchers that come back. It doubles the room for them, up to
-// 102,400, while they are younger than 75 s, and halves it when an event comes,
-// the room is full and most of it is older. So after a burst that ends in calm,
-// the cache keeps all of it: 600 MB after 10,000 VMs. Here markers take the place
-// of the events that do not come: events of an object that no key of the API can
-// name, which neither a list nor a watch shows.
+// kube-apiserver's watch cache keeps the last events of a kind, each with a whole
+// object, for watchers that reconnect. It doubles its capacity, up to 102,400, while
+// the events are younger than 75 s. It halves it when an event comes, the cache is
+// full and most of it is older. So after a burst that no event follows, the cache keeps
+// all of it: 600 MB after 10,000 VMs. Here markers replace the missing events. A marker
+// is an event of an object that no key of the API can name, so neither a list nor a
+// watch shows it.
 const (
-	// period is how often events are counted. After calmPeriods with few of them,
-	// all others are older than the cache wants to keep them.
+	// period is how often events are counted. After calmPeriods with few events, all
+	// others are older than the cache intends to keep them.
 	period      = calmFor / calmPeriods
 	calmPeriods = 4
 	calmFor     = cacher.DefaultEventFreshDuration + 5*time.Second
-	// few is how many events in a period do not end the calm.
+	// few is how many events in a period still count as calm.
 	few = 25
-	// trimFrom is how many events are worth it.
+	// trimFrom is the least number of events that is worth trimming.
 	trimFrom = 1000
-	// halvings take the largest cache to the smallest, which is for 100 events.
+	// halvings is enough to take the largest cache to the smallest, which is for 100 events.
 	halvings = 16
-	// markersAtOnce are followed by markerPause, so that no watcher is overrun.
+	// markersAtOnce markers are followed by markerPause, so that no watcher is overrun.
 	markersAtOnce = 100
 	markerPause   = 25 * time.Millisecond
-	// markerKey is outside of the prefix of every resource.
+	// markerKey is outside the prefix of every resource.
 	markerKey = "/drover/marker"
 )
 
-// trimmer makes watch caches let go of old events when it is calm.
+// trimmer makes watch caches drop old events in calm periods.
 type trimmer struct {
 	clock clock.WithTicker
 	// trimmed is called when a cache has become small.
 	trimmed func()
 }
 
-// trimmedOptions has a kind's storage made by a trimmer.
+// trimmedOptions has a kind's storage created by a trimmer.
 type trimmedOptions struct {
 	generic.RESTOptionsGetter
 	trimmer trimmer
@@ -96,7 +96,7 @@ func (t trimmer) storage(
 	}), nil
 }
 
-// keyOrMarker gives the object without a name, which the API never has, a key
+// keyOrMarker maps the object without a name, which the API never has, to a key
 // that is below no resource's prefix.
 func keyOrMarker(keyOf func(runtime.Object) (string, error)) func(runtime.Object) (string, error) {
 	return func(o runtime.Object) (string, error) {
@@ -107,7 +107,7 @@ func keyOrMarker(keyOf func(runtime.Object) (string, error)) func(runtime.Object
 	}
 }
 
-// trimming is a storage whose watches carry markers too.
+// trimming is a storage whose watches send markers too.
 type trimming struct {
 	storage.Interface
 	trimmer   trimmer
@@ -125,7 +125,7 @@ func (s trimming) Watch(ctx context.Context, key string, opts storage.ListOption
 	return w, nil
 }
 
-// trimmedWatch hands on the events of inner, and markers.
+// trimmedWatch forwards the events of inner, and sends markers.
 type trimmedWatch struct {
 	trimming
 	inner   watch.Interface
@@ -172,7 +172,7 @@ func (w *trimmedWatch) run() {
 	}
 }
 
-// send reports whether the event was taken.
+// send reports whether the event was received.
 func (w *trimmedWatch) send(e watch.Event) bool {
 	select {
 	case w.events <- e:
@@ -182,7 +182,7 @@ func (w *trimmedWatch) send(e watch.Event) bool {
 	}
 }
 
-// count takes note of what the cache keeps. A bookmark only has a version.
+// count records what the cache keeps. A bookmark only has a version.
 func (w *trimmedWatch) count(e watch.Event) {
 	m, err := meta.Accessor(e.Object)
 	if err != nil || e.Type == watch.Error {
@@ -196,7 +196,7 @@ func (w *trimmedWatch) count(e watch.Event) {
 }
 
 // trim is called once a period, and more often while markers are owed. It reports
-// whether the watch goes on.
+// whether the watch continues.
 func (w *trimmedWatch) trim() bool {
 	if w.owed == 0 {
 		w.owe()
@@ -220,9 +220,9 @@ func (w *trimmedWatch) trim() bool {
 	return true
 }
 
-// owe decides, in calm, how many markers are sent: first as many as events came,
-// since only a full cache is halved, and at least half of it is full; then, when
-// those are old too, as many as halve it to the smallest size.
+// owe decides, in a calm period, how many markers to send. First it is as many as there
+// were events, because only a full cache is halved, and at least half of it is full. Later,
+// when those are old too, it is as many as halve the cache to the smallest size.
 func (w *trimmedWatch) owe() {
 	if w.calm++; w.recent > few {
 		w.calm = 0
@@ -237,9 +237,9 @@ func (w *trimmedWatch) owe() {
 	}
 }
 
-// mark sends markers and reports whether they were taken. The last one removes
-// them from what the cache lists, so one at least comes before it: the cache has
-// none to remove otherwise.
+// mark sends markers and reports whether they were received. The last one removes the
+// marker object from the cache's list. So at least one comes before it: otherwise the
+// cache has none to remove.
 func (w *trimmedWatch) mark(count int) bool {
 	marker := w.newMarker()
 	m, err := meta.Accessor(marker)

@@ -28,20 +28,20 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// TestWatchCacheShrinksInCalm is about a real cache on a real etcd: after many
-// events, and some time with few, it keeps few of them, and neither the watches
-// nor the list show what made it small.
+// TestWatchCacheShrinksInCalm uses a real cache on a real etcd. After many events, and some
+// time with few, the cache keeps few of them, and neither the watches nor the list show the
+// markers that made it small.
 func TestWatchCacheShrinksInCalm(t *testing.T) {
 	things := trimFrom + 200
 	s := newThings(t)
 	var watches []watch.Interface
-	for range 3 { // with three the cache treats an event in another way
+	for range 3 { // with three watches the cache treats an event differently
 		watches = append(watches, s.watch(t, "0"))
 	}
 	last := ""
 	next := func(n int) {
 		s.create(t, n)
-		for _, w := range watches { // at once, since the cache ends a watch that is slow
+		for _, w := range watches { // concurrently, because the cache ends a slow watch
 			last = expect(t, w, n)
 		}
 	}
@@ -66,12 +66,12 @@ func TestWatchCacheShrinksInCalm(t *testing.T) {
 		t.Errorf("the cache lists %d objects, not %d", len(list.Items), things)
 	}
 	watches = append(watches, s.watch(t, last))
-	next(things) // and no marker before it
+	next(things) // no marker comes before it
 }
 
 const thingsPrefix = "/example.org/things/"
 
-// things are a kind that is stored as a custom resource is.
+// things are a kind that is stored like a custom resource.
 type things struct {
 	storage.Interface
 	clock   *testingclock.FakeClock
@@ -126,7 +126,7 @@ func (s *things) watch(t *testing.T, version string) watch.Interface {
 	return w
 }
 
-// calm lets periods pass, with an event in each, until the cache has been made
+// calm lets periods pass, with an event in each, until the cache has become
 // small.
 func (s *things) calm(t *testing.T, event func()) {
 	t.Helper()
@@ -141,8 +141,8 @@ func (s *things) calm(t *testing.T, event func()) {
 	t.Fatal("the cache was not made small")
 }
 
-// expect returns the resourceVersion of the event of the n-th thing, which has
-// to be the next one.
+// expect returns the resourceVersion of the event of the n-th thing, which must be
+// the next event.
 func expect(t *testing.T, w watch.Interface, n int) string {
 	t.Helper()
 	select {
@@ -161,7 +161,7 @@ func expect(t *testing.T, w watch.Interface, n int) string {
 	return ""
 }
 
-// capacity is how many events the cache has room for.
+// capacity returns how many events the cache has room for.
 func capacity(t *testing.T) int {
 	t.Helper()
 	families, err := legacyregistry.DefaultGatherer.Gather()
@@ -209,8 +209,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestMarkersBeginModified : a cache is never asked to remove a marker that it has
-// not, whatever number is owed.
+// TestMarkersBeginModified checks that a cache is never asked to remove a marker that it
+// does not have, whatever number is owed.
 func TestMarkersBeginModified(t *testing.T) {
 	t.Parallel()
 	for _, count := range []int{1, 2, markersAtOnce} {

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package datadir is the folder in which one Drover installation keeps all it
-// has: etcd's data, certificates, the kubeconfig, the port it serves on, logs.
+// Package datadir is the folder with everything that belongs to one Drover installation:
+// etcd's data, certificates, the kubeconfig, the port it serves on, logs.
 //
-// Start with Open, which makes the folder, refuses one that is somebody else's
-// and locks it. Layout names its files, for readers that need no lock.
+// Start with Open, which creates the folder, refuses one that has other content, and
+// locks it. Layout names its files, for readers that need no lock.
 package datadir
 
 import (
@@ -22,7 +22,7 @@ import (
 )
 
 // Names in the folder. Purge removes these and no others, so that a wrong
-// --data-dir never costs a person's files.
+// --data-dir never deletes a person's files.
 const (
 	lockFile       = "lock"
 	etcdDir        = "etcd"
@@ -37,40 +37,40 @@ const (
 	enginesFile    = "engines.json"
 )
 
-// Layout names the files of the data dir at this path.
+// Layout is the path of a data dir; its methods name the files there.
 type Layout string
 
-// Etcd is where etcd keeps its data.
+// Etcd is the folder of etcd's data.
 func (l Layout) Etcd() string { return filepath.Join(string(l), etcdDir) }
 
 // PKI holds certificates and keys.
 func (l Layout) PKI() string { return filepath.Join(string(l), pkiDir) }
 
-// Run holds sockets and what else means nothing after a restart.
+// Run holds sockets and other files that mean nothing after a restart.
 func (l Layout) Run() string { return filepath.Join(string(l), runDir) }
 
-// Ready is there while everything runs, for scripts and tests that wait.
+// Ready exists while everything runs, for scripts and tests that wait.
 func (l Layout) Ready() string { return filepath.Join(l.Run(), "ready") }
 
 // Logs holds log files.
 func (l Layout) Logs() string { return filepath.Join(string(l), logDir) }
 
-// LogFile is where all parts log to.
+// LogFile is the file that all parts log to.
 func (l Layout) LogFile() string { return filepath.Join(l.Logs(), "drover.log") }
 
-// Drivers is where drivers that keep files have their folders.
+// Drivers is the folder for the folders of drivers that keep files.
 func (l Layout) Drivers() string { return filepath.Join(string(l), driversDir) }
 
-// Engines names the drivers that have run here.
+// Engines is the file that names the drivers that have run here.
 func (l Layout) Engines() string { return filepath.Join(string(l), enginesFile) }
 
-// Kubeconfig is for people: it works wherever it is copied to on this host.
+// Kubeconfig is for people: a copy of it works anywhere on this host.
 func (l Layout) Kubeconfig() string { return filepath.Join(string(l), kubeconfigFile) }
 
 // ClusterID is the UID of namespace kube-system, empty until it is known.
 func (l Layout) ClusterID() (string, error) { return l.readWord(clusterIDFile) }
 
-// Port is the one that was chosen before, 0 if none was.
+// Port returns the port that was chosen before, or 0.
 func (l Layout) Port() (int, error) {
 	word, err := l.readWord(portFile)
 	if err != nil || word == "" {
@@ -84,7 +84,7 @@ func (l Layout) Port() (int, error) {
 	return int(port), nil
 }
 
-// Exists tells whether there is a Drover data dir at the path.
+// Exists reports whether there is a Drover data dir at the path.
 func (l Layout) Exists() (bool, error) {
 	_, err := os.Stat(filepath.Join(string(l), lockFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,7 +108,7 @@ type Dir struct {
 	run  *os.File
 }
 
-// InUseError tells that another process holds the data dir.
+// InUseError reports that another process holds the data dir.
 type InUseError struct {
 	Path, PID string
 }
@@ -117,7 +117,7 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("data dir %s is in use by drover (pid %s)", e.Path, e.PID)
 }
 
-// Open makes the data dir if it is missing, and holds it until Close.
+// Open creates the data dir if it is missing, and holds it until Close.
 func Open(path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -133,7 +133,7 @@ func Open(path string) (*Dir, error) {
 	return d, nil
 }
 
-// OpenExisting holds a data dir that is there and changes nothing in it.
+// OpenExisting holds an existing data dir and changes nothing in it.
 func OpenExisting(path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -176,8 +176,8 @@ func (d *Dir) hold() error {
 	return d.writePID()
 }
 
-// refuseForeign keeps Drover from settling in, and closing to others, a folder
-// that has something else in it, such as a home directory.
+// refuseForeign prevents Drover from using, and closing to others, a folder that has
+// other content, such as a home directory.
 func (d *Dir) refuseForeign() error {
 	ours, err := d.Exists()
 	if err != nil || ours {
@@ -233,9 +233,9 @@ func (d *Dir) prepare() error {
 	return nil
 }
 
-// dropUnbornEtcd removes what an etcd left that never came up. Its log may lack
+// dropUnbornEtcd removes the data of an etcd that never came up. Its log may lack
 // the entry that makes it a member of its own cluster; then it would wait for a
-// leader for ever. Nothing in it was promised to anybody.
+// leader for ever. No write to it was ever acknowledged.
 func (d *Dir) dropUnbornEtcd() error {
 	for _, name := range []string{etcdFile, clusterIDFile} {
 		if word, err := d.readWord(name); err != nil || word != "" {
@@ -245,11 +245,11 @@ func (d *Dir) dropUnbornEtcd() error {
 	return os.RemoveAll(d.Etcd())
 }
 
-// SetEtcdStarted keeps that etcd has come up once: from now on its data stays.
+// SetEtcdStarted records that etcd has come up once: from now on its data is kept.
 func (d *Dir) SetEtcdStarted() error { return d.writeWord(etcdFile, "yes") }
 
-// minFree is what a start needs: etcd sets 64 MB aside for its log and again
-// as much for the next.
+// minFree is the free space that a start needs: etcd reserves 64 MB for its log and
+// the same again for the next.
 const minFree = 200 << 20
 
 func (d *Dir) checkSpace() error {
@@ -263,12 +263,12 @@ func (d *Dir) checkSpace() error {
 	return nil
 }
 
-// SetReady tells those who wait that everything runs.
+// SetReady signals to waiting programs that everything runs.
 func (d *Dir) SetReady() error {
 	return atomicfile.Write(d.Ready(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600)
 }
 
-// ClearReady takes that back.
+// ClearReady undoes SetReady.
 func (d *Dir) ClearReady() error {
 	if err := os.Remove(d.Ready()); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -276,12 +276,12 @@ func (d *Dir) ClearReady() error {
 	return nil
 }
 
-// SetPort keeps the port for the next start.
+// SetPort stores the port for the next start.
 func (d *Dir) SetPort(port int) error {
 	return d.writeWord(portFile, strconv.Itoa(port))
 }
 
-// SetClusterID keeps the cluster's id, so that purge knows it without a server.
+// SetClusterID stores the cluster's id, so that purge knows it while no API runs.
 func (d *Dir) SetClusterID(id string) error {
 	return d.writeWord(clusterIDFile, id)
 }
@@ -290,8 +290,8 @@ func (d *Dir) writeWord(name, word string) error {
 	return atomicfile.Update(filepath.Join(string(d.Layout), name), []byte(word+"\n"), 0o600)
 }
 
-// Remove removes what is Drover's in the data dir, and the folder itself if
-// nothing else is in it. It returns what is.
+// Remove removes Drover's files from the data dir, and the folder itself if nothing else
+// is in it. It returns the names of what is left.
 func (d *Dir) Remove() ([]string, error) {
 	names := []string{
 		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, etcdFile, enginesFile,
@@ -320,7 +320,7 @@ func (d *Dir) removeIfEmpty() ([]string, error) {
 	return left, nil
 }
 
-// Close lets go of the data dir.
+// Close releases the data dir.
 func (d *Dir) Close() error {
 	var errs []error
 	for _, f := range []*os.File{d.run, d.lock} {
@@ -331,7 +331,7 @@ func (d *Dir) Close() error {
 	return errors.Join(errs...)
 }
 
-// describe turns what the system says into a line that says what to do.
+// describe turns a system error into a line that says what to do.
 func describe(path string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
@@ -346,10 +346,10 @@ func describe(path string, err error) error {
 	return err
 }
 
-// Describe does that for later errors.
+// Describe is describe for errors after Open.
 func (d *Dir) Describe(err error) error { return describe(string(d.Layout), err) }
 
-// Default is where the data dir is when nobody says otherwise.
+// Default returns the data dir that is used without a flag.
 func Default(getenv func(string) string, uid int) string {
 	switch {
 	case getenv("DROVER_DATA_DIR") != "":

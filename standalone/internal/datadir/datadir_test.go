@@ -196,7 +196,7 @@ func TestAStartClearsWhatMeansNothingAnyMore(t *testing.T) {
 	}
 }
 
-// A socket must work however long the data dir's path is.
+// TestSocket checks that a socket works however long the data dir's path is.
 func TestSocket(t *testing.T) {
 	deep := filepath.Join(t.TempDir(), strings.Repeat("long-name-", 20), strings.Repeat("deeper-yet", 10))
 	for name, path := range map[string]string{"short": t.TempDir(), "long": deep} {
@@ -304,8 +304,8 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// TestUnbornEtcdIsDropped : what an etcd left that never came up goes, what one
-// may have promised stays.
+// TestUnbornEtcdIsDropped checks that the data of an etcd that never came up is removed, and
+// that data which may include acknowledged writes stays.
 func TestUnbornEtcdIsDropped(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mark func(*Dir) error

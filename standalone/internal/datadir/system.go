@@ -22,13 +22,12 @@ func freeBytes(path string) (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), nil //nolint:gosec // A block size is positive.
 }
 
-// maxSocketPath is what fits into sun_path with its closing zero.
+// maxSocketPath is the longest path that fits into sun_path with its closing zero.
 const maxSocketPath = 107
 
-// Socket is the path of a socket of this name in the run folder. Where that is
-// longer than a socket's path may be, it is named through an open descriptor of
-// the folder, which this process alone can use and which needs no second folder
-// elsewhere.
+// Socket returns the path of a socket of this name in the run folder. If that is longer
+// than a socket's path may be, it goes through an open descriptor of the folder. Only
+// this process can use such a path, and it needs no second folder elsewhere.
 func (d *Dir) Socket(name string) (string, error) {
 	path := filepath.Join(d.Run(), name)
 	if len(path) <= maxSocketPath {

@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package engines keeps track of the drivers that an installation has run, so
-// that purge finds their servers when nothing runs any more.
+// Package engines records the drivers that an installation has run, so that purge
+// finds their servers when nothing runs any more.
 //
-// Start with Choose, which `drover up` calls, and Reopen, which purge does.
+// Start with Choose, which `drover up` calls, and Reopen, which purge calls.
 package engines
 
 import (
@@ -28,28 +28,28 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// askWithin is how long an engine may take to say who it is.
+// askWithin is how long an engine may take to report its id.
 const askWithin = 5 * time.Second
 
-// Engine is one that a driver has run servers on.
+// Engine is an engine that a driver has run servers on.
 type Engine struct {
 	Driver  string `json:"driver"`
 	FakeDir string `json:"fakeDir,omitempty"`
 	QEMUDir string `json:"qemuDir,omitempty"`
-	// ID is the engine's own; empty where it did not answer when its driver was
-	// chosen, and in what an older version has written.
+	// ID is the engine's own id. It is empty if the engine did not answer when its
+	// driver was chosen, and in records that an older version has written.
 	ID string `json:"engineID,omitempty"`
 }
 
-// String returns what people name the engine by.
+// String returns the name that people use for the engine.
 func (e Engine) String() string { return e.Driver + "/" + cmp.Or(e.ID, "unknown") }
 
-// folder returns that of an engine which is one.
+// folder returns the folder of an engine that is one.
 func (e Engine) folder() string { return cmp.Or(e.FakeDir, e.QEMUDir) }
 
-// Choose turns the --vm-driver list into names, asking engines where it is
-// auto, and keeps them in file before any server can be made, with the engines
-// that VirtualMachines are bound to.
+// Choose resolves the --vm-driver list to names; for auto it queries the engines. It
+// records them in file before any server can be made, together with the engines that
+// VirtualMachines are bound to.
 func Choose(ctx context.Context, file, list string, bound []api.Binding, o registry.Options) (names []string, err error) {
 	o.Registerer = prometheus.NewRegistry()
 	opened, err := registry.Open(ctx, list, o)
@@ -62,14 +62,14 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o regis
 		if used[i], err = newEngine(d.Name, o.Settings); err != nil {
 			return nil, err
 		}
-		// One that does not answer yet is kept without.
+		// An engine that does not answer yet is recorded without its id.
 		used[i].ID, _ = askID(ctx, used[i], d.Driver)
 	}
 	return names, keep(ctx, file, used, bound)
 }
 
-// askID returns the engine's id. That of a folder is read without its driver, which
-// may need programs that are gone, and would make a folder anew that is.
+// askID returns the engine's id. The id of a folder is read without its driver, which
+// may need programs that are gone, and would recreate a folder that is gone.
 func askID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
 	if path := e.folder(); path != "" {
 		dir, err := statedir.OpenExisting("the "+e.Driver+" driver's folder", path)
@@ -105,9 +105,9 @@ func keep(ctx context.Context, file string, used []Engine, bound []api.Binding) 
 	return atomicfile.Update(file, append(data, '\n'), 0o600)
 }
 
-// identify returns the engines that are known or bound to. A folder without an id is
-// asked for its own. Any other engine without one stays so: that no VirtualMachine is
-// bound to it does not mean that it has no servers, such as orphans.
+// identify returns the engines that are known or bound to. For a folder without an id it
+// reads that. Any other engine without one stays so: even if no VirtualMachine is bound
+// to it, it may have servers, such as orphans.
 func identify(ctx context.Context, known []Engine, bound []api.Binding) []Engine {
 	all := slices.Clone(known)
 	for n, e := range all {
@@ -126,7 +126,7 @@ func identify(ctx context.Context, known []Engine, bound []api.Binding) []Engine
 // isFolder reports whether a driver's engines are folders.
 func isFolder(name string) bool { return name == "fake" || name == "qemu" }
 
-// newEngine has whole paths, for purge may be run in another folder.
+// newEngine records absolute paths, because purge may be run in another folder.
 func newEngine(name string, s registry.Settings) (Engine, error) {
 	engine := Engine{Driver: name}
 	var err error
@@ -139,7 +139,7 @@ func newEngine(name string, s registry.Settings) (Engine, error) {
 	return engine, err
 }
 
-// QEMUDirs are the folders of machines that the installation has used.
+// QEMUDirs returns the folders of machines that the installation has used.
 func QEMUDirs(file string) ([]string, error) {
 	known, err := load(file)
 	var dirs []string
@@ -170,13 +170,13 @@ func load(file string) ([]Engine, error) {
 type Reopened struct {
 	Engine
 	Driver driver.Driver
-	// Doubt is set where nothing proves that this is the engine that was used: then
-	// it means nothing that it has no servers.
+	// Doubt is set if nothing proves that this is the engine that was used: then an
+	// empty list of servers from it proves nothing.
 	Doubt error
 }
 
-// Reopen opens every engine that the installation has used but those in skip, which
-// are named as String does. It fails where another engine answers, or none.
+// Reopen opens every engine that the installation has used, except those in skip, which
+// are named as by String. It fails if another engine answers, or none.
 func Reopen(ctx context.Context, file string, skip []string, o registry.Options) ([]Reopened, error) {
 	known, err := load(file)
 	if err != nil {

@@ -45,7 +45,8 @@ func again(t *testing.T, file string) []Reopened {
 	return opened
 }
 
-// Servers in every folder that was ever used must be found again.
+// TestReopenFindsTheServersOfEarlierRuns checks that servers in every folder that was ever
+// used are found again.
 func TestReopenFindsTheServersOfEarlierRuns(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "engines.json")
@@ -75,7 +76,7 @@ func TestReopenFindsTheServersOfEarlierRuns(t *testing.T) {
 	}
 }
 
-// TestQEMUDirs : machines are found wherever purge is run, and without QEMU.
+// TestQEMUDirs checks that machines are found wherever purge is run, and without QEMU.
 func TestQEMUDirs(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "engines.json")
@@ -133,8 +134,8 @@ func TestChooseNamesAnUnknownDriver(t *testing.T) {
 	}
 }
 
-// TestIdentify : an older version kept no ids. A folder has its own. Any other engine
-// may have servers of VMs that are gone, whatever those that are left are bound to.
+// TestIdentify covers records of an older version, which have no ids. A folder has its own.
+// Any other engine may have servers of deleted VMs, whatever the existing VMs are bound to.
 func TestIdentify(t *testing.T) {
 	dir := t.TempDir()
 	choose(t, filepath.Join(t.TempDir(), "engines.json"), dir)
@@ -163,8 +164,8 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// TestReopenOfAnotherFolder : a folder that is not mounted, or another one in its
-// place, says nothing about servers, and is not made.
+// TestReopenOfAnotherFolder checks that a folder that is not mounted, or was replaced by
+// another, proves nothing about servers, and is not created.
 func TestReopenOfAnotherFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "servers")
 	file := filepath.Join(t.TempDir(), "engines.json")

@@ -17,8 +17,8 @@ import (
 // name of the cluster, the user and the context.
 const name = "drover"
 
-// WriteForPeople puts the certificate into the file, so that it can be copied.
-// It has to be written again when the certificate is renewed.
+// WriteForPeople embeds the certificate in the file, so that it can be copied. It must
+// be called again when the certificate is renewed.
 func WriteForPeople(path, url, caFile, certFile string) error {
 	ca, err := os.ReadFile(caFile) //nolint:gosec // The caller chose the file.
 	if err != nil {
@@ -33,8 +33,8 @@ func WriteForPeople(path, url, caFile, certFile string) error {
 		&clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key})
 }
 
-// WriteForPrograms names the files, so that a program that runs for long goes
-// on after a renewal.
+// WriteForPrograms refers to the files, so that a long-running program continues after a
+// renewal.
 func WriteForPrograms(path, url, caFile, certFile string) error {
 	return write(path,
 		&clientcmdapi.Cluster{Server: url, CertificateAuthority: caFile},

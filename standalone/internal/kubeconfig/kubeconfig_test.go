@@ -30,7 +30,7 @@ func newStore(t *testing.T) *pki.Store {
 	return store
 }
 
-// load reads it as every client does, and tries its certificates.
+// load reads a kubeconfig as every client does, and checks its certificates.
 func load(t *testing.T, path string) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", path)

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// CheckEvery is how often Keep looks. A clock that jumps ahead, as after a
+// CheckEvery is how often Keep checks. A clock that jumps ahead, for example after a
 // suspend, must not leave the API unusable for long.
 const CheckEvery = time.Minute
 
-// ErrNewCA ends Keep: programs that run know the old authority alone.
+// ErrNewCA ends Keep: running programs only know the old authority.
 var ErrNewCA = errors.New("the clock has passed the end of all certificates, they were made anew: start again")
 
-// Keep renews what is due until ctx ends, and calls after each time with the
-// files that were renewed and with what went wrong, which it tries again.
+// Keep renews certificates that are due until ctx ends. After each check it calls after
+// with the renewed files and the error, if any; it retries at the next check.
 func (s *Store) Keep(ctx context.Context, after func(renewed []string, err error)) error {
 	ticker := s.Clock.NewTicker(CheckEvery)
 	defer ticker.Stop()

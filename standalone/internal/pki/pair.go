@@ -31,8 +31,7 @@ func (p *pair) certPEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.cert.Raw})
 }
 
-// leaf is a certificate that is wanted. One with hosts is a server's, one
-// without a client's.
+// leaf is a required certificate: a server's if it has hosts, else a client's.
 type leaf struct {
 	file   string
 	name   string
@@ -47,7 +46,7 @@ func (l *leaf) usage() x509.ExtKeyUsage {
 	return x509.ExtKeyUsageClientAuth
 }
 
-// goodAs tells whether have can go on serving as the wanted leaf.
+// goodAs reports whether have can continue to serve as the required leaf.
 func (l *leaf) goodAs(have, ca *pair, now time.Time) bool {
 	c := have.cert
 	return c.CheckSignatureFrom(ca.cert) == nil &&
@@ -56,7 +55,7 @@ func (l *leaf) goodAs(have, ca *pair, now time.Time) bool {
 		slices.Contains(c.ExtKeyUsage, l.usage()) && l.covered(c)
 }
 
-// covered tells whether the certificate is good for every wanted host.
+// covered reports whether the certificate is valid for every required host.
 func (l *leaf) covered(c *x509.Certificate) bool {
 	return !slices.ContainsFunc(l.hosts, func(host string) bool {
 		return c.VerifyHostname(host) != nil
@@ -83,7 +82,7 @@ func (l *leaf) issue(ca *pair, now time.Time) (*pair, error) {
 
 func newCA(now time.Time) (*pair, error) {
 	template := &x509.Certificate{
-		// The time keeps two CAs of one host apart in people's kubeconfigs.
+		// The time distinguishes two CAs of one host in people's kubeconfigs.
 		Subject:               pkix.Name{CommonName: fmt.Sprintf("drover-ca@%d", now.Unix())},
 		NotBefore:             time.Unix(0, 0),
 		NotAfter:              now.Add(caLife),
@@ -95,12 +94,12 @@ func newCA(now time.Time) (*pair, error) {
 	return sign(template, nil)
 }
 
-// usableCA asks for a year ahead, so that no leaf outlives its CA.
+// usableCA requires a year of remaining validity, so that no leaf outlives its CA.
 func usableCA(ca *pair, now time.Time) bool {
 	return ca.cert.IsCA && ca.cert.NotAfter.Sub(now) >= caRenewAt
 }
 
-// sign makes a key and a certificate for it; without a CA it signs itself.
+// sign makes a key and a certificate for it; without a CA it is self-signed.
 func sign(template *x509.Certificate, ca *pair) (*pair, error) {
 	key, err := newKey()
 	if err != nil {
@@ -126,7 +125,7 @@ func newKey() (*ecdsa.PrivateKey, error) {
 }
 
 func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
-	// kube-apiserver reads keys of service accounts in this form alone.
+	// kube-apiserver only reads service-account keys in this form.
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
 		return nil, err
@@ -134,8 +133,8 @@ func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
 }
 
-// save writes certificate and key into one file: a reader gets a pair that
-// matches, whenever it reads.
+// save writes certificate and key into one file, so that a reader always gets a
+// matching pair.
 func save(path string, p *pair) error {
 	key, err := keyPEM(p.key)
 	if err != nil {
@@ -176,8 +175,8 @@ func loadKey(path string) (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
-// readPrivate reads a file of secrets and closes it to others, should it have
-// been copied here carelessly.
+// readPrivate reads a file of secrets and makes it private, in case it was copied here
+// carelessly.
 func readPrivate(path string) ([]byte, error) {
 	data, err := os.ReadFile(path) //nolint:gosec // A file of our own store.
 	if err != nil {
@@ -186,8 +185,8 @@ func readPrivate(path string) ([]byte, error) {
 	return data, os.Chmod(path, 0o600)
 }
 
-// Split returns what a file of the store holds as two pieces of PEM, for those
-// who want certificate and key apart.
+// Split returns the content of a file of the store as two pieces of PEM, for callers
+// that need certificate and key separately.
 func Split(path string) (cert, key []byte, err error) {
 	p, err := load(path)
 	if err != nil {

@@ -1,13 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pki makes and renews the certificates of one Drover installation: a
-// CA of its own, the certificate that kube-apiserver shows, one client
-// certificate for each user, and the key that signs service-account tokens.
+// Package pki makes and renews the certificates of one Drover installation: its own
+// CA, the certificate that kube-apiserver presents, one client certificate for each
+// user, and the key that signs service-account tokens.
 //
-// Start with Store.Ensure. It is repeatable: it keeps what is good, and makes
-// again what is missing, damaged, of another CA or near its end. A certificate
-// and its key share one file, so no crash can leave a pair that does not match.
+// Start with Store.Ensure. It is repeatable: it keeps valid files, and recreates those
+// that are missing, damaged, of another CA or near their end. A certificate and its key
+// share one file, so no crash can leave a pair that does not match.
 package pki
 
 import (
@@ -25,15 +25,15 @@ import (
 )
 
 // How long certificates last. A leaf is renewed when a third of its life is
-// left, the CA (which takes all leaves with it) when a year is.
+// left. The CA is renewed when a year is left, and all leaves with it.
 const (
 	caLife    = 20 * 365 * 24 * time.Hour
 	caRenewAt = 365 * 24 * time.Hour
 	leafLife  = 365 * 24 * time.Hour
 	leafRenew = leafLife / 3
-	// backdate allows for a clock that is set back a little later on. The CA
-	// is valid since 1970: a host without a battery for its clock may start
-	// there, and must not lose the CA that people's kubeconfigs name.
+	// backdate allows for a clock that is set back slightly later. The CA is valid
+	// since 1970: a host without a battery for its clock may start there, and must
+	// not lose the CA that people's kubeconfigs contain.
 	backdate = time.Hour
 )
 
@@ -50,14 +50,14 @@ const (
 
 // Store is a folder of certificates and keys.
 type Store struct {
-	// Dir is made when it is missing.
+	// Dir is created if it is missing.
 	Dir string
 	// Hosts are the names and IP addresses that clients may call the server by.
 	Hosts []string
 	Clock clock.WithTicker
 }
 
-// CABundle is the file by which clients know the server.
+// CABundle is the file with which clients verify the server.
 func (s *Store) CABundle() string { return filepath.Join(s.Dir, caBundleFile) }
 
 // Serving is the certificate and key of kube-apiserver.
@@ -75,8 +75,8 @@ func (s *Store) Controller() string { return filepath.Join(s.Dir, controllerFile
 // ServiceAccountKey signs and checks service-account tokens.
 func (s *Store) ServiceAccountKey() string { return filepath.Join(s.Dir, serviceAccountFile) }
 
-// Ensure leaves a complete store and returns the files that it made or renewed,
-// also when it then failed.
+// Ensure completes the store. It returns the files that it made or renewed, even if it
+// then failed.
 func (s *Store) Ensure() ([]string, error) {
 	if err := s.prepare(); err != nil {
 		return nil, err
@@ -111,8 +111,8 @@ func (s *Store) prepare() error {
 	return atomicfile.Sweep(s.Dir)
 }
 
-// ensureCA loads the CA, or makes a new one where it is missing, damaged or
-// near its end. The bundle follows it.
+// ensureCA loads the CA, or makes a new one if it is missing, damaged or near its
+// end. It updates the bundle accordingly.
 func (s *Store) ensureCA() (*pair, []string, error) {
 	path := filepath.Join(s.Dir, caFile)
 	var changed []string
@@ -177,17 +177,17 @@ func (s *Store) ensureServiceAccountKey() (bool, error) {
 	return true, atomicfile.Write(path, block, 0o600)
 }
 
-// errDamaged marks a file whose content is no certificate or key.
+// errDamaged marks a file whose content is not a certificate or key.
 var errDamaged = errors.New("damaged")
 
-// repairable tells a file that can be made again from one that must not be
-// touched, such as one that may not be read.
+// repairable reports whether err is about a file that can be recreated, rather than one
+// that must not be changed, for example because it cannot be read.
 func repairable(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errDamaged)
 }
 
-// Hosts are the names by which a server bound to the given address is called,
-// on this host and in a cluster.
+// Hosts returns the names under which clients reach a server bound to the given
+// address, on this host and in a cluster.
 func Hosts(bind net.IP, service net.IP, hostname string, local []net.IP) []string {
 	hosts := []string{
 		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",

@@ -22,7 +22,7 @@ import (
 var (
 	start = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	all   = []string{caFile, servingFile, adminFile, controllerManagerFile, controllerFile, serviceAccountFile}
-	// leaves are renewed together, since they are made together.
+	// leavesOnly are renewed together, because they are made together.
 	leavesOnly = []string{servingFile, adminFile, controllerManagerFile, controllerFile}
 )
 
@@ -45,8 +45,8 @@ func ensure(t *testing.T, s *Store) []string {
 	return changed
 }
 
-// assertServes makes a TLS connection with what is in the store, as
-// kube-apiserver and a client do.
+// assertServes makes a TLS connection with the files of the store, as kube-apiserver
+// and a client do.
 func assertServes(t *testing.T, s *Store) {
 	t.Helper()
 	authority := x509.NewCertPool()
@@ -311,7 +311,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// keep runs Keep; each value on the channel is one look it took.
+// keep runs Keep; each value on the channel is one check.
 func keep(t *testing.T, s *Store) (looks <-chan []string, ended <-chan error) {
 	t.Helper()
 	took, end := make(chan []string), make(chan error, 1)

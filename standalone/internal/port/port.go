@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package port opens the port that the API is served on: the one that was asked
-// for, or the one that this installation had before. Start with Listen.
+// Package port opens the port that the API is served on: the requested one, or the one
+// that this installation had before. Start with Listen.
 package port
 
 import (
@@ -14,18 +14,18 @@ import (
 	"syscall"
 )
 
-// usual is tried first, so that most people's kubeconfig looks familiar.
+// usual is tried first, so that most kubeconfigs look familiar.
 const usual = 6443
 
-// Kept remembers a port between starts.
+// Kept stores a port between starts.
 type Kept interface {
-	Port() (int, error) // 0 if none was kept yet
+	Port() (int, error) // 0 if none is stored yet
 	SetPort(port int) error
 }
 
-// Listen opens the port before anything else starts: a port in use is the
-// likeliest trouble, and an open one cannot be taken by somebody else. Asked is
-// nil where nobody asked, and 0 for any free port.
+// Listen opens the port before anything else starts: a port in use is the most likely
+// problem, and an open one cannot be taken by another program. asked is nil if no port
+// was requested, and 0 for any free port.
 func Listen(ctx context.Context, bind string, asked *int, kept Kept) (net.Listener, error) {
 	ip := net.ParseIP(bind)
 	if ip == nil {
@@ -48,8 +48,8 @@ func Listen(ctx context.Context, bind string, asked *int, kept Kept) (net.Listen
 	return listener, nil
 }
 
-// try: a port that was asked for, or else kept, is the one or none, since
-// clients know it. An asked 0 takes any where the kept one is gone.
+// try opens only the requested port or else the stored one, because clients know it. A
+// requested 0 takes any port if the stored one is not available.
 func try(ctx context.Context, ip net.IP, asked *int, kept Kept) (net.Listener, error) {
 	if asked != nil && *asked != 0 {
 		return open(ctx, ip, *asked)
@@ -84,7 +84,7 @@ func open(ctx context.Context, ip net.IP, port int) (net.Listener, error) {
 	return listener, err
 }
 
-// LocalIPs are the addresses that a server on all of them is called by.
+// LocalIPs returns the addresses at which a server that listens on all of them is reached.
 func LocalIPs() []net.IP {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

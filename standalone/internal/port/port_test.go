@@ -25,7 +25,7 @@ func portOf(l net.Listener) int {
 	return n
 }
 
-// taken is a port that something else listens on until the test ends.
+// taken returns a port that another listener has until the test ends.
 func taken(t *testing.T) int {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", loopback+":0")
@@ -36,7 +36,7 @@ func taken(t *testing.T) int {
 	return portOf(l)
 }
 
-// free is a port that nothing listens on.
+// free returns a port that nothing listens on.
 func free(t *testing.T) int {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", loopback+":0")
@@ -51,7 +51,7 @@ func free(t *testing.T) int {
 }
 
 func TestListen(t *testing.T) {
-	type ports struct{ kept, asked, want int } // asked -1: nobody did; want 0: any other
+	type ports struct{ kept, asked, want int } // asked -1: no port was requested; want 0: any other
 	for name, setUp := range map[string]func(t *testing.T) ports{
 		"kept is used again": func(t *testing.T) ports { t.Helper(); p := free(t); return ports{p, -1, p} },
 		"asked beats kept":   func(t *testing.T) ports { t.Helper(); p := free(t); return ports{taken(t), p, p} },

@@ -22,33 +22,34 @@ import (
 
 const (
 	askTimeout = 30 * time.Second
-	// removeTimeout is one server's.
+	// removeTimeout is for one server.
 	removeTimeout = 2 * time.Minute
 	pollPeriod    = 200 * time.Millisecond
 	// atOnce is how many servers are removed at a time.
 	atOnce = 16
 )
 
-// Engine is what purge needs of a driver.
+// Engine is the part of a driver that purge needs.
 type Engine interface {
 	List(ctx context.Context, uids ...types.UID) ([]driver.Server, error)
 	Delete(ctx context.Context, t driver.Target, retain bool) error
 }
 
-// Named is an engine with the name people know it by.
+// Named is an engine with the name that people use for it.
 type Named struct {
 	Name   string
 	Engine Engine
-	// Doubt is why it means nothing that the engine has no servers; nil where it does.
+	// Doubt is why an empty list from the engine proves nothing; nil if it does prove
+	// that there are no servers.
 	Doubt error
 }
 
-// Found is what there is to remove.
+// Found is the set of servers to remove.
 type Found struct {
 	servers []found
-	// Released servers were let go of on purpose and stay.
+	// Released is the number of servers that were released on purpose and stay.
 	Released int
-	// Doubt is why there may be servers on engines that could not be asked, or nil.
+	// Doubt is why there may be servers on engines that could not be queried, or nil.
 	Doubt error
 }
 
@@ -58,7 +59,7 @@ type found struct {
 }
 
 // Find lists the servers on all engines. An engine that does not answer is an
-// error: servers may be on it.
+// error, because servers may be on it.
 func Find(ctx context.Context, engines []Named) (*Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -78,8 +79,8 @@ func Find(ctx context.Context, engines []Named) (*Found, error) {
 	return all, nil
 }
 
-// add leaves out what an engine shows that is kept both with its id and, in doubt,
-// without. met has the doubts of the servers so far.
+// add adds a server, unless it is listed twice because its engine is recorded both with
+// its id and, in doubt, without. met has the doubts of the servers added so far.
 func (f *Found) add(s found, met map[driver.Target]error) {
 	target := driver.Target{UID: s.UID, ID: s.ID}
 	doubt, again := met[target]
@@ -93,10 +94,10 @@ func (f *Found) add(s found, met map[driver.Target]error) {
 	}
 }
 
-// Count of the servers that Remove removes.
+// Count returns the number of servers that Remove removes.
 func (f *Found) Count() int { return len(f.servers) }
 
-// Print shows them.
+// Print prints a table of the servers.
 func (f *Found) Print(out io.Writer) error {
 	table := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	if len(f.servers) > 0 {
@@ -109,7 +110,7 @@ func (f *Found) Print(out io.Writer) error {
 }
 
 // Remove removes the servers, several at a time, and returns once none is left. It
-// goes on past one that cannot be removed.
+// continues after one that cannot be removed.
 func (f *Found) Remove(ctx context.Context, c clock.WithTicker) error {
 	errs := make([]error, len(f.servers))
 	var all errgroup.Group
@@ -126,8 +127,8 @@ func (f *Found) Remove(ctx context.Context, c clock.WithTicker) error {
 	return errors.Join(errs...)
 }
 
-// remove asks again until the driver says that nothing is left, as its contract
-// has it.
+// remove repeats Delete until the driver returns ErrNotFound: by the driver contract,
+// only that means that nothing is left.
 func (s *found) remove(ctx context.Context, c clock.WithTicker) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()

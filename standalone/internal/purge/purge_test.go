@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// engine has servers, each of which is gone after so many calls to Delete.
+// engine has servers, each of which is gone after a given number of calls to Delete.
 type engine struct {
 	mu      sync.Mutex
 	servers map[types.UID]int
@@ -128,8 +128,8 @@ func TestPrintNamesWhatWouldGo(t *testing.T) {
 	}
 }
 
-// TestDoubt : an engine of which nothing proves that it was used is believed where it
-// has servers, and not where it has none.
+// TestDoubt checks that an engine which may not be the one that was used is trusted if it
+// has servers, and not if it has none.
 func TestDoubt(t *testing.T) {
 	doubt := errors.New("who knows")
 	if found := find(t, Named{Name: "docker", Engine: &engine{}, Doubt: doubt}); !errors.Is(found.Doubt, doubt) {
@@ -141,8 +141,8 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// TestOneEngineTwice : an engine that is kept with its id and without it is one. Two
-// folders are two, although one may be a copy of the other.
+// TestOneEngineTwice checks that an engine that is recorded with its id and without it
+// counts as one. Two folders are two, even if one is a copy of the other.
 func TestOneEngineTwice(t *testing.T) {
 	docker := &engine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
 	sure, doubtful := Named{Name: "docker", Engine: docker}, Named{Name: "docker", Engine: docker, Doubt: errors.New("who knows")}
@@ -156,7 +156,7 @@ func TestOneEngineTwice(t *testing.T) {
 	}
 }
 
-// crowd has servers whose removals are held until so many have begun.
+// crowd has servers whose removals block until a given number has begun.
 type crowd struct {
 	Engine
 	began     chan context.Context
@@ -172,8 +172,8 @@ func (c *crowd) Delete(ctx context.Context, _ driver.Target, _ bool) error {
 	return driver.ErrNotFound
 }
 
-// TestRemoveManyAtATime : several servers are removed at a time, and each has a limit
-// of its own.
+// TestRemoveManyAtATime checks that several servers are removed at a time, each with its own
+// time limit.
 func TestRemoveManyAtATime(t *testing.T) {
 	const count = 3 * atOnce
 	servers := &engine{servers: map[types.UID]int{}}

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package supervisor runs the parts of a program in order: each starts when the one
-// before it is ready, the death of one ends all, and they stop in reverse.
+// before it is ready. If one part ends unexpectedly, all stop. They stop in reverse order.
 // Start with Run.
 package supervisor
 
@@ -16,22 +16,22 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Component is one thing that runs for as long as the program does.
+// Component is one part, which runs as long as the program does.
 type Component struct {
 	Name string
-	// Run works until its context ends. A part without one is a step: it only
-	// has something to do before the next part starts.
+	// Run works until its context ends. A component without Run is a step: it only
+	// does something, in Ready, before the next one starts.
 	Run func(context.Context) error
-	// Ready returns once the part does its work; nil means at once.
+	// Ready returns once the component does its work; nil means at once.
 	Ready func(context.Context) error
 	// Within is how long it may take to be ready.
 	Within time.Duration
-	// StopBy is when, counted from the start of the stop, the part is left
+	// StopBy is when, counted from the start of the stop, the component is left
 	// behind if it has not ended.
 	StopBy time.Duration
 }
 
-// Observer is told what happens, for people to see.
+// Observer is notified of progress, for people to see.
 type Observer interface {
 	Ready(name string, took time.Duration)
 	Stopping()
@@ -39,7 +39,7 @@ type Observer interface {
 	LeftBehind(name string, after time.Duration)
 }
 
-// Runner runs parts.
+// Runner runs components.
 type Runner struct {
 	Clock    clock.WithTicker
 	Observer Observer
@@ -53,7 +53,7 @@ type running struct {
 	done   chan struct{}
 }
 
-// diedError is the reason why everything stops though nobody asked.
+// diedError is the cause of a stop that was not requested.
 type diedError struct {
 	name string
 	err  error
@@ -68,8 +68,8 @@ func (e *diedError) Error() string {
 
 func (e *diedError) Unwrap() error { return e.err }
 
-// Run starts the parts, calls up when all are ready, and stops them when ctx
-// ends, which is no error, or when one of them dies, which is.
+// Run starts the parts, calls up when all are ready, and stops them. It returns nil if
+// that is because ctx ended, and an error if one of them ended unexpectedly.
 func (r *Runner) Run(ctx context.Context, parts []Component, up func() error) error {
 	r.died = make(chan error, len(parts))
 	err := r.startAll(ctx, parts)
@@ -105,8 +105,8 @@ func (r *Runner) startAll(ctx context.Context, parts []Component) error {
 	return nil
 }
 
-// start launches one part under a context of its own, so that it outlives ctx
-// until its turn to stop has come, and waits until it is ready.
+// start launches one part under its own context, so that it outlives ctx until its turn
+// to stop, and waits until it is ready.
 func (r *Runner) start(ctx context.Context, p Component) error {
 	if p.Run != nil {
 		r.launch(context.WithoutCancel(ctx), p)
@@ -126,7 +126,7 @@ func (r *Runner) start(ctx context.Context, p Component) error {
 	}
 }
 
-// explain prefers the death of a part to the failed wait that follows from it.
+// explain prefers the unexpected end of a part to the failed wait that follows from it.
 func (r *Runner) explain(ctx context.Context, p Component, err error) error {
 	if err == nil {
 		return nil

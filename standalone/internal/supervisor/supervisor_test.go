@@ -16,7 +16,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// diary notes what happens, in order.
+// diary records the events in order.
 type diary struct {
 	mu    sync.Mutex
 	lines []string
@@ -46,7 +46,7 @@ func runner(d *diary) *Runner {
 	return &Runner{Clock: clock.RealClock{}, Observer: d}
 }
 
-// wellBehaved runs until it is told to stop.
+// wellBehaved runs until its context ends.
 func wellBehaved(name string, d *diary) Component {
 	return Component{
 		Name: name, StopBy: time.Minute, Within: time.Minute,
@@ -182,7 +182,8 @@ func TestUpThatFailsStopsAll(t *testing.T) {
 	}
 }
 
-// A part that hangs must not keep those below it from a clean stop.
+// TestAPartThatHangsIsLeftBehindInTime checks that a part that hangs does not prevent the
+// parts started before it from stopping cleanly.
 func TestAPartThatHangsIsLeftBehindInTime(t *testing.T) {
 	d := &diary{}
 	clock := clocktesting.NewFakeClock(time.Unix(0, 0))

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package faketest lets the contract suite (drivertest) loose on the fake
-// driver and on decorators around it.
+// Package faketest runs the contract suite (drivertest) on the fake driver and
+// on decorators around it.
 //
 // Start with InMemory.
 package faketest
@@ -21,7 +21,7 @@ import (
 // Shape changes the options that drivers are opened with.
 type Shape func(fake.Options) fake.Options
 
-// InMemory is the harness of a new engine in memory.
+// InMemory returns the harness of a new engine in memory.
 func InMemory(shape Shape) drivertest.Harness {
 	memory := fake.NewMemory(clock.RealClock{})
 	h := Harness(Hand{
@@ -65,20 +65,20 @@ func Open(t *testing.T, o fake.Options) *fake.Driver {
 	return d
 }
 
-// Hand is what a person can do to an engine of either form.
+// Hand is what a person can do to an engine in memory or in a folder.
 type Hand struct {
 	Edit   func(t *testing.T, uid types.UID, change func(*fake.Record))
 	Remove func(t *testing.T, s driver.Server)
 }
 
-// Harness is what engines of either form have in common.
+// Harness returns what the harnesses of both kinds of engine have in common.
 func Harness(h Hand) drivertest.Harness {
 	return drivertest.Harness{
 		Spec: Spec, OtherImage: "second", ResizesLive: true, Hands: h.hands(),
 	}
 }
 
-// Spec is a server that asks for a bit of everything.
+// Spec returns a server that uses several fields of the spec.
 func Spec(*testing.T) driver.ServerSpec {
 	return driver.ServerSpec{
 		CPUMilli: 2000, MemoryBytes: 4e9, RootDiskBytes: 40e9,
