@@ -118,7 +118,7 @@ func (g groups) limit(group string, cpuMilli int64, find func() int) error {
 			return err
 		}
 	}
-	if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // as the kernel's groups are
+	if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // as groups are
 		return err
 	}
 	quota := max(cpuMilli*cpuPeriod/1000, minQuota)

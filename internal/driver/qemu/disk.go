@@ -106,7 +106,7 @@ func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec, files *passed) (
 		}
 	}
 	if s.Root.Size == 0 {
-		return nil, nil //nolint:nilnil // Nil means no disk.
+		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
 	return d.openDrive(files, rootField, s.file(rootDiskFile), s.Root, false)
 }

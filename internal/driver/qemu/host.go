@@ -118,7 +118,7 @@ func (r *reservations) check(want demand, look func() (room, error)) error {
 func (r *reservations) admit(want demand, look func() (room, error)) error {
 	have, err := look()
 	if err != nil {
-		return nil //nolint:nilerr // If the host's memory is unknown, the start is tried.
+		return nil //nolint:nilerr // A host that does not tell is tried.
 	}
 	maps.Copy(have.promised, r.starting)
 	var others int64

@@ -171,7 +171,7 @@ func checkRegular(f *os.File) error {
 func (d *Driver) openKernel(spec driver.ServerSpec, files *passed) (*kernel, error) {
 	k := spec.Image.Kernel
 	if k == nil {
-		return nil, nil //nolint:nilnil // Nil means the disk's own kernel.
+		return nil, nil //nolint:nilnil // Nil is for the disk's own.
 	}
 	// In order, so that of two missing files the same one is reported each time.
 	f, err := d.openSource("image.kernel.source", k.Source)

@@ -3,14 +3,18 @@
 
 // Package qemu runs servers as QEMU machines on this host, one process each.
 //
-// Start with Ensure in ensure.go. It observes a server and takes it to what
-// the spec says, one step of nextStep (plan.go) at a time. The other files
-// have one concern each: argv.go builds the command line, process.go starts and
-// finds processes, observe.go reports the state of a server, power.go starts
-// and stops, shutdown.go ends all machines with their host, disk.go makes disks from images, seed.go makes what cloud-init reads,
-// ports.go and probe.go reach the guest, watch.go and attend.go report
-// changes. The packages below speak QMP to QEMU (qmp), read disk images (diskimage)
-// and fetch them (imagestore) from where the operator allows (egress).
+// Start with Ensure in ensure.go. It observes a server and takes it to what the spec
+// says, one step of nextStep (plan.go) at a time. The other files have one concern each:
+//
+//   - argv.go builds the command line, process.go starts and finds processes.
+//   - observe.go reports the state of a server, power.go starts and stops it.
+//   - shutdown.go ends all machines with their host.
+//   - disk.go makes disks from images, seed.go makes what cloud-init reads.
+//   - ports.go and probe.go reach the guest.
+//   - watch.go and attend.go report changes.
+//
+// The packages below speak QMP to QEMU (qmp), read disk images (diskimage) and fetch
+// them (imagestore) from where the operator allows (egress).
 //
 // # The folder
 //
