@@ -72,8 +72,8 @@ type reservations struct {
 	starting map[string]int64
 }
 
-// demand is what a machine needs: its guest's memory and QEMU's own. given is what it
-// returns before. ranBefore is set for a machine that has run with as much. It is
+// demand is what a machine needs: its guest's memory and QEMU's own. given is what the
+// machine frees first. ranBefore is set for a machine that has run with as much. It is
 // admitted to the reserve, and without QEMU's own memory, so that a host which restarts
 // runs what it ran, including machines of versions that knew neither.
 type demand struct {

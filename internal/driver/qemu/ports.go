@@ -88,8 +88,8 @@ func takenPort(words string, forwards []forward) int {
 	return slices.IndexFunc(forwards, func(f forward) bool { return said != nil && said[1] == f.rule() })
 }
 
-// chooseTries is how often launch tries, when other processes take the ports that were
-// chosen.
+// chooseTries is how often a host port is chosen anew when another process, or another
+// port of the machine, has the one that was chosen.
 const chooseTries = 10
 
 // chooseForward chooses a host port for a port of the spec. Where the spec leaves the

@@ -43,7 +43,7 @@ type Ended struct {
 // ShutDown ends all machines in the folder of the options, for a host that is about to
 // shut down: those of every cluster, and the released ones. Each run gets the exit reason
 // driver.ExitHostShutdown. Each guest gets a press of its power button and its grace
-// period, limited to limit, and then each QEMU is ended. If ShutDown is interrupted, the
+// period, at most limit, and then each QEMU is ended. If ShutDown is interrupted, the
 // next ShutDown or driver continues from the records.
 //
 // The servers stay locked until the last machine has ended, so that no controller starts

@@ -71,8 +71,8 @@ var signs = []struct {
 //
 // It does not read the tables of a qcow2 image, whose size the image's maker chooses.
 // What QEMU cannot read there is an error of the guest's disk. Missing data at the end of
-// a truncated file reads as zeros. A fetch compares the length and the checksum, and
-// whoever puts a file in place copies it.
+// a truncated file reads as zeros. A fetch compares the length and the checksum, and a
+// person puts a file in place by copying it.
 func Probe(image io.ReaderAt, length int64) (Info, error) {
 	head := make([]byte, min(length, sector))
 	if _, err := image.ReadAt(head, 0); err != nil && !errors.Is(err, io.EOF) {
