@@ -20,29 +20,29 @@ import (
 
 // Accelerators.
 const (
-	// AccelAuto : KVM where a guest really runs under it, else TCG.
+	// AccelAuto means KVM where a guest really runs under it, else TCG.
 	AccelAuto = "auto"
-	// AccelKVM : the processor's own virtualisation.
+	// AccelKVM means the processor's own virtualisation.
 	AccelKVM = driver.AccelKVM
-	// AccelTCG : emulation, which works everywhere and is slow.
+	// AccelTCG means emulation, which works everywhere and is slow.
 	AccelTCG = driver.AccelTCG
 )
 
 const (
-	// probeWithin is how long a guest may take that does next to nothing. Under a
-	// KVM that is itself within a machine it may hang, or take many seconds.
+	// probeWithin is how long a guest that does next to nothing may take. Under nested KVM
+	// it may hang, or take many seconds.
 	probeWithin = 3 * time.Second
-	// openAgain is when a KVM device that could not be opened is tried again, since
-	// a module may be loaded and a group joined while Drover runs.
+	// openAgain is when a KVM device that could not be opened is tried again, since a module
+	// may be loaded and a group joined while Drover runs.
 	openAgain = time.Minute
-	// slowAgain is when a guest that did not run in time is tried again, and
-	// slowProbes how often: it may have been the host that was busy, as after a boot.
+	// slowAgain is when a guest that did not run in time is tried again, and slowProbes how
+	// often: the host may have been busy, as after a boot.
 	slowAgain  = 5 * time.Minute
 	slowProbes = 3
 )
 
-// accelerator chooses what guests run on: once for a controller's life, but for a
-// device that cannot be opened.
+// accelerator chooses what guests run on. It chooses once in a controller's life, except
+// when the device cannot be opened or a probe is slow.
 type accelerator struct {
 	wanted string
 
@@ -67,7 +67,7 @@ func (a *accelerator) choose(ctx context.Context, d *Driver) (string, error) {
 		return a.chosen, nil
 	}
 	tmp, remove, err := d.makeProbe()
-	if err != nil { // which says nothing of KVM
+	if err != nil { // which says nothing about KVM
 		return "", d.dir.Explain(fmt.Errorf("making the guest that is to show whether KVM works: %w", err))
 	}
 	defer remove()
@@ -83,7 +83,7 @@ func (a *accelerator) choose(ctx context.Context, d *Driver) (string, error) {
 	return a.chosen, nil
 }
 
-// settle goes by what became of the probe's guest.
+// settle chooses by the result of the probe's guest.
 func (a *accelerator) settle(d *Driver, err error) {
 	before := a.chosen
 	a.chosen, a.againAt = AccelTCG, time.Time{}
@@ -127,8 +127,8 @@ func (d *Driver) makeProbe() (tmp string, remove func(), err error) {
 	return tmp, remove, nil
 }
 
-// runProbe runs a guest under KVM. A device that opens proves nothing: inside of
-// other machines guests may hang.
+// runProbe runs a guest under KVM. A device that opens proves nothing: inside other
+// machines guests may hang.
 func (d *Driver) runProbe(ctx context.Context, tmp string) error {
 	ctx, cancel := context.WithTimeout(ctx, d.probeWithin)
 	defer cancel()

@@ -15,8 +15,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 )
 
-// machine is all that the command line depends on. Paths are absolute, or
-// relative to the server's directory.
+// machine is all that the command line depends on. Paths are absolute, or relative to the
+// server's directory.
 type machine struct {
 	UID         types.UID
 	ID          string
@@ -28,7 +28,7 @@ type machine struct {
 	Volumes     []volume
 	Kernel      *kernel
 	Forwards    []forward
-	// Files are those that drives and the kernel name.
+	// Files are the files that the drives and the kernel name.
 	Files *passed
 }
 
@@ -45,12 +45,12 @@ type volume struct {
 	drive
 }
 
-// Names that disks have in QEMU.
+// rootNode is the name of the root disk in QEMU.
 const rootNode = "root"
 
 func volumeNode(name string) string { return "volume-" + name }
 
-// seedSerial is no volume's name, which has no capital letters. A guest knows the
+// seedSerial cannot be a volume's name, which has no capital letters. A guest finds the
 // disk by its label.
 const seedSerial = seedLabel
 
@@ -62,7 +62,7 @@ func seedArguments() []string {
 	return []string{"-blockdev", node.text(), "-device", diskDevice("seed", object{"serial": seedSerial})}
 }
 
-// kernel is booted in place of what is on the disk.
+// kernel is booted in place of the one on the disk.
 type kernel struct {
 	Path, Initrd, Cmdline string
 }
@@ -71,7 +71,7 @@ type layer struct {
 	Path, Format string
 }
 
-// forward leads a port of the host to one of the guest.
+// forward forwards a port of the host to one of the guest.
 type forward struct {
 	Protocol string `json:"protocol"` // tcp or udp
 	// HostIP is the host's address, empty for all IPv4 addresses.
@@ -82,8 +82,8 @@ type forward struct {
 	Chosen bool `json:"chosen,omitempty"`
 }
 
-// arguments make the command line. Text that a user chose stands in JSON or in
-// an argument of its own, never in an option with commas.
+// arguments returns the command line. Text that a user chose is in JSON or in an argument
+// of its own, never in an option with commas.
 func (m machine) arguments() []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none",
@@ -141,13 +141,13 @@ type object map[string]any
 func (o object) text() string {
 	text, err := json.Marshal(o)
 	if err != nil {
-		panic(err) // strings and numbers can be written
+		panic(err) // strings and numbers can always be marshaled
 	}
 	return string(text)
 }
 
-// network is QEMU's own: the guest reaches out through the host, and in only by
-// the ports that are forwarded. It does not boot from there.
+// network returns the arguments of QEMU's user network. The guest reaches out through the
+// host, and is reached only by the forwarded ports. It does not boot from the network.
 func (m machine) network() []string {
 	var netdev strings.Builder
 	netdev.WriteString("user,id=net")
@@ -160,14 +160,14 @@ func (m machine) network() []string {
 	}
 }
 
-// macOf derives an address from a UID, with the prefix that QEMU's have.
+// macOf derives a MAC address from a UID, with the prefix of QEMU's addresses.
 func macOf(uid types.UID) string {
 	sum := sha256.Sum256([]byte(uid))
 	return fmt.Sprintf("52:54:%02x:%02x:%02x:%02x", sum[0], sum[1], sum[2], sum[3])
 }
 
-// arguments of a disk. What is below it is named in full, so that QEMU follows
-// no pointer in a file.
+// arguments returns the arguments of a disk. Its backing file is named in full, so that
+// QEMU follows no pointer in a file.
 func (d drive) arguments(name string, device object) []string {
 	node := object{
 		"driver": diskimage.Qcow2, "node-name": name, "discard": "unmap",
@@ -183,9 +183,10 @@ func (d drive) arguments(name string, device object) []string {
 	return []string{"-blockdev", node.text(), "-device", diskDevice(name, device)}
 }
 
-// diskDevice is what the guest sees of a disk. An error of the host's disk pauses
-// the guest, which would otherwise get it, make its file system read-only and lose
-// what it could not write: it may be over soon, as that of a quota or of a network.
+// diskDevice returns the device that the guest sees of a disk. An error of the host's
+// disk pauses the guest. A guest that got the error would make its file system read-only
+// and lose what it could not write, although the error may be over soon, as that of a
+// quota or of a network.
 func diskDevice(name string, device object) string {
 	device["driver"], device["drive"], device["id"] = "virtio-blk-pci", name, "disk-"+name
 	device["werror"], device["rerror"] = "stop", "stop"

@@ -66,7 +66,8 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// TestDisksPause : an error of any disk, the seed's included, pauses the guest.
+// TestDisksPause checks that an error of any disk, including the seed's, pauses the
+// guest.
 func TestDisksPause(t *testing.T) {
 	t.Parallel()
 	disks := 0
@@ -84,7 +85,7 @@ func TestDisksPause(t *testing.T) {
 	}
 }
 
-// TestSerials : no volume is taken for cloud-init's disk.
+// TestSerials checks that no volume can be mistaken for cloud-init's disk.
 func TestSerials(t *testing.T) {
 	t.Parallel()
 	seed := decode(t, seedArguments(), "-device", "virtio-blk")["serial"].(string)
@@ -93,7 +94,7 @@ func TestSerials(t *testing.T) {
 	must(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
 }
 
-// texts are those of users that are on the command line.
+// texts are the texts of users that are on the command line.
 type texts struct {
 	image, kernel, initrd, cmdline, volume string
 	hostPort, port                         int32
@@ -110,7 +111,8 @@ func (x texts) arguments() []string {
 
 var plainTexts = texts{"x", "x", "x", "x", "x", 1, 1}
 
-// FuzzArguments : whatever users' texts look like, each stays one text in one place.
+// FuzzArguments checks that each text of a user, whatever it looks like, stays one text
+// in one place.
 func FuzzArguments(f *testing.F) {
 	for _, text := range []string{"/images/a.img", `a,b="c"`, "x\ny", "'$(reboot)`x`", "file=/etc/shadow,readonly=off", "漢", "", "\x00", "-drive", ",hostfwd=tcp::22-:22"} {
 		f.Add(text, text, text, text, text, int32(8080), int32(80))
@@ -141,7 +143,7 @@ func FuzzArguments(f *testing.F) {
 
 var netdevPattern = regexp.MustCompile(`^user,id=net,hostfwd=tcp::-?\d+-:-?\d+,hostfwd=udp::-?\d+-:-?\d+$`)
 
-// check looks at the options that hold the texts among other things.
+// check checks the options that hold the texts among other things.
 func (x texts) check(t *testing.T, args []string) {
 	t.Helper()
 	disks, devices := values(t, args, "-blockdev"), values(t, args, "-device")
@@ -161,7 +163,7 @@ func (x texts) check(t *testing.T, args []string) {
 	}
 }
 
-// values are the JSON values of a flag, in order.
+// values returns the JSON values of a flag, in order.
 func values(t *testing.T, args []string, flag string) []map[string]any {
 	t.Helper()
 	var all []map[string]any

@@ -17,21 +17,21 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/qmp"
 )
 
-// tendEvery is the time from one look at a server to the next while another
-// attendant has its events.
+// tendEvery is the interval between two looks at a server while another attendant has its
+// events.
 const tendEvery = 5 * time.Second
 
-// attendant stays with one server while its QEMU runs. Of several, in this and
-// in other processes, QEMU gives its events to the first. The others wait in line,
-// learn of QEMU's end by it, and look after the server too, since the first may
-// have been halted.
+// attendant stays with one server while its QEMU runs. Of several attendants, in this and
+// in other processes, QEMU gives its events to the first. The others wait for their turn
+// and so learn of QEMU's end. They look after the server too, since the first may be
+// halted.
 type attendant struct {
 	home  instanceDir
 	poke  chan struct{} // has a value when something about the server changed
-	again bool          // it changed, and who attends may have missed it
+	again bool          // it changed, and the attendant may have missed that
 }
 
-// attend sees to it that somebody attends a server of this cluster.
+// attend makes sure that a server of this cluster has an attendant.
 func (w *watch) attend(ctx context.Context, h instanceDir) {
 	if a := w.attendants[h.path]; a != nil {
 		a.again = true
@@ -53,7 +53,8 @@ func poke(c chan struct{}) {
 	}
 }
 
-// release takes leave of an attendant whose QEMU is not there.
+// release removes an attendant whose QEMU is gone, and starts another if the server
+// changed meanwhile.
 func (w *watch) release(ctx context.Context, path string) {
 	a := w.attendants[path]
 	delete(w.attendants, path)
@@ -62,7 +63,7 @@ func (w *watch) release(ctx context.Context, path string) {
 	}
 }
 
-// wait waits until all have left.
+// wait waits until all attendants have ended.
 func (w *watch) wait() {
 	for len(w.attendants) > 0 {
 		delete(w.attendants, <-w.ended)
@@ -79,14 +80,14 @@ func (d *Driver) attend(ctx context.Context, h instanceDir, changed chan struct{
 	r, _ := h.load()
 	d.supervise(ctx, h, changed)
 	if r.Retained && ctx.Err() == nil {
-		d.dropGroup(ctx, r.CPUGroup) // nobody will start it again, or delete it
+		d.dropGroup(ctx, r.CPUGroup) // it is not started again, and not deleted by Drover
 	}
 }
 
-// supervise listens to a QEMU until it is gone. It collects guests that have ended
-// and presses the power button again for those that are to stop. One that cannot be
-// listened to it tries again: at once if something has changed, else later, since
-// its own bell would call it back without end.
+// supervise listens to a QEMU until it is gone. It collects guests that have ended and
+// presses the power button again for those that are to stop. If it cannot listen to a
+// QEMU it retries: at once if something has changed, and else later, since its own
+// notification would call it back without end.
 func (d *Driver) supervise(ctx context.Context, h instanceDir, changed chan struct{}) {
 	for seen := ""; d.attendOnce(ctx, h, changed); {
 		now, err := d.fingerprint(ctx, h)
@@ -107,7 +108,7 @@ func (d *Driver) supervise(ctx context.Context, h instanceDir, changed chan stru
 	}
 }
 
-// attendOnce tells whether there may still be a QEMU that somebody has to attend.
+// attendOnce attends a QEMU once, and reports whether there may still be one to attend.
 func (d *Driver) attendOnce(ctx context.Context, h instanceDir, changed chan struct{}) (again bool) {
 	c, err := d.join(ctx, h, changed)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -116,15 +117,15 @@ func (d *Driver) attendOnce(ctx context.Context, h instanceDir, changed chan str
 	if err == nil {
 		defer c.Close()
 		if r, err := h.load(); err == nil && r.Phase == phaseStarting {
-			d.notify(uidOf(h.path)) // nobody may be left who waits for it to come up
+			d.notify(uidOf(h.path)) // the caller that waited for it to come up may be gone
 		}
 		d.listen(ctx, h, c, changed)
 	}
-	return ctx.Err() == nil // else nothing has changed but who attends
+	return ctx.Err() == nil // else only the attendant has changed
 }
 
 // fingerprint looks at a server whose QEMU has ended, or cannot be listened to, or whose
-// directory is another one now. Whoever looks first writes down how it ended.
+// directory was replaced. The first process to look records how the run ended.
 func (d *Driver) fingerprint(ctx context.Context, h instanceDir) (seen string, err error) {
 	s, err := d.observe(ctx, h)
 	if err != nil && !isBroken(err) {
@@ -133,8 +134,8 @@ func (d *Driver) fingerprint(ctx context.Context, h instanceDir) (seen string, e
 	return fmt.Sprint(s.ID, s.Run, s.state(), s.broken), nil
 }
 
-// join connects to a QEMU's events, and tends the server until its turn has come. Of
-// a server that was released nobody hears by a bell, so an event is a change too.
+// join connects to a QEMU's events, and tends the server until it gets them. No
+// notification reports the changes of a released server, so an event is a change too.
 func (d *Driver) join(ctx context.Context, h instanceDir, changed chan struct{}) (c *qmp.Client, err error) {
 	joined := make(chan struct{})
 	go func() {
@@ -160,8 +161,8 @@ func (d *Driver) join(ctx context.Context, h instanceDir, changed chan struct{})
 	}
 }
 
-// listen attends a server until its QEMU hangs up or its directory is moved: where
-// that is then, somebody else waits for the events.
+// listen attends a server until its QEMU closes the connection or its directory is moved.
+// In the new place another attendant waits for the events.
 func (d *Driver) listen(ctx context.Context, h instanceDir, c *qmp.Client, changed <-chan struct{}) {
 	timer, logs := d.Clock.NewTimer(pressEvery), d.Clock.NewTicker(d.logs.every)
 	defer timer.Stop()
@@ -186,8 +187,8 @@ func (d *Driver) listen(ctx context.Context, h instanceDir, c *qmp.Client, chang
 	}
 }
 
-// tendAgain tends a server, and returns what tells when to do so again; it is nil
-// where only a change of the server does.
+// tendAgain tends a server, and returns the channel that says when to do so again. It is
+// nil where only a change of the server calls for that.
 func (d *Driver) tendAgain(ctx context.Context, h instanceDir, timer clock.Timer) <-chan time.Time {
 	if !d.tendNow(ctx, h) {
 		return nil
@@ -196,8 +197,8 @@ func (d *Driver) tendAgain(ctx context.Context, h instanceDir, timer clock.Timer
 	return timer.C()
 }
 
-// tendNow is tend, for who can do nothing about its error. Of a QEMU that answers
-// again it tells, since no event does.
+// tendNow is tend for callers that cannot act on its error. It notifies watchers of a
+// QEMU that answers again, since no event does.
 func (d *Driver) tendNow(ctx context.Context, h instanceDir) (stopping bool) {
 	stopping, err := d.tend(ctx, h)
 	if err != nil {
@@ -208,10 +209,10 @@ func (d *Driver) tendNow(ctx context.Context, h instanceDir) (stopping bool) {
 	return stopping
 }
 
-// tend does what needs no decision any more: it makes a QEMU quit whose guest has
-// ended, and carries on a stop that was begun. It has no lock, so it says
-// everything by one connection, which cannot lead to a later run, and reads the
-// record after it was made, which cannot be of an earlier one.
+// tend does what needs no further decision: it makes a QEMU quit whose guest has ended,
+// and continues a stop that was begun. It holds no lock. So it sends everything over one
+// connection, which cannot lead to a later run, and reads the record after connecting, so
+// that the record is not of an earlier run.
 func (d *Driver) tend(ctx context.Context, h instanceDir) (unfinished bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, commandWithin)
 	defer cancel()
@@ -241,8 +242,8 @@ func (d *Driver) tend(ctx context.Context, h instanceDir) (unfinished bool, err 
 	return true, err
 }
 
-// collect makes a QEMU quit once it is written down how its guest ended. Of one that
-// was released nobody asks.
+// collect makes a QEMU quit once the end of its guest is recorded. The end of a released
+// server is not recorded, since no caller asks for it.
 func (d *Driver) collect(ctx context.Context, h instanceDir, c *qmp.Client, r record, end driver.Exit) error {
 	end.At = d.Clock.Now()
 	if !r.Retained {

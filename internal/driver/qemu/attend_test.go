@@ -34,9 +34,8 @@ func isOver(t *testing.T, h instanceDir) {
 	})
 }
 
-// TestRetained : a machine that is released is looked after as before, by
-// who did so and by who comes later. When it has ended, nothing is left of it but its
-// directory.
+// TestRetained checks that a released machine is attended as before, by the present and
+// by later attendants. When it has ended, only its directory is left.
 func TestRetained(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ watched, killed bool }{"before": {true, false}, "later": {false, false}, "killed": {true, true}} {
@@ -87,7 +86,8 @@ func TestRetained(t *testing.T) {
 	}
 }
 
-// giveGroup has the record say that a machine has a control group. A folder will do.
+// giveGroup sets a control group in the record of a machine. A plain folder stands in for
+// it.
 func (e *engine) giveGroup(t *testing.T, h instanceDir) (group string) {
 	t.Helper()
 	group = groups{path: e.images}.of(uidOf(h.path))
@@ -99,8 +99,8 @@ func (e *engine) giveGroup(t *testing.T, h instanceDir) (group string) {
 	return group
 }
 
-// TestReleasedWhenOff : of a machine that had ended before it was released nobody
-// keeps how it did.
+// TestReleasedWhenOff checks that no end is kept of a machine that had ended before it
+// was released.
 func TestReleasedWhenOff(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -122,8 +122,8 @@ func TestReleasedWhenOff(t *testing.T) {
 	}
 }
 
-// TestStandbyForgets : what a standby remembers of a machine goes when it lists all
-// and does not meet it.
+// TestStandbyForgets checks that a standby forgets a machine when a complete list does
+// not find it.
 func TestStandbyForgets(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -148,7 +148,7 @@ func TestStandbyForgets(t *testing.T) {
 		want = 2 - want
 		_, err := d.List(t.Context())
 		must(t, err)
-		_, err = d.List(t.Context(), stays.UID) // which is not complete
+		_, err = d.List(t.Context(), stays.UID) // not a complete list
 		must(t, err)
 		for name, n := range remembered() {
 			if n != want {
@@ -168,8 +168,8 @@ func fillsLog(t *testing.T, h instanceDir) (conn net.Conn) {
 		return err
 	}))
 	t.Cleanup(func() { _ = conn.Close() })
-	go func() { _, _ = io.Copy(io.Discard, conn) }()                // else QEMU would hold the guest
-	_, err := conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it prints what it hears
+	go func() { _, _ = io.Copy(io.Discard, conn) }()                // else QEMU would block the guest
+	_, err := conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it echoes its input
 	must(t, err)
 	vmtest.Eventually(t, patience, "its log is cut", func() error {
 		old, err := os.ReadFile(h.file(serialLogFile + oldLog))
@@ -181,9 +181,9 @@ func fillsLog(t *testing.T, h instanceDir) (conn net.Conn) {
 	return conn
 }
 
-// TestEventsHeld : whoever has the events of a machine may have been halted. The
-// others see to it that its guest is collected when it ends, that it feels the power
-// button, and that its log is cut.
+// TestEventsHeld checks the other attendants while the one that has the events of a
+// machine is halted. They collect its guest when it ends, press its power button again,
+// and cut its log.
 func TestEventsHeld(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -215,8 +215,8 @@ func TestEventsHeld(t *testing.T) {
 	gone(t, d, prints)
 }
 
-// TestSilence : a QEMU that does not answer does not hold up the list for long, is
-// told of, and is told of again when it answers.
+// TestSilence checks that a QEMU that does not answer does not delay the list for long,
+// and that it is reported then and again when it answers.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -256,8 +256,8 @@ func TestSilence(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestLeavesQuietly : who stops to watch does not ring for machines to which nothing
-// has happened.
+// TestLeavesQuietly checks that a watcher that stops sends no notification for unchanged
+// machines.
 func TestLeavesQuietly(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -269,7 +269,7 @@ func TestLeavesQuietly(t *testing.T) {
 	d.silent.Store(d.home(spec.UID).path, true)
 	told, err := d.Watch(ctx)
 	must(t, err)
-	if uid := <-told; uid != spec.UID { // that it answers, by who attends it from now on
+	if uid := <-told; uid != spec.UID { // that it answers, by its new attendant
 		t.Errorf("told of %q", uid)
 	}
 	bell := d.dir.Path(notificationsDir, string(spec.UID))
@@ -286,8 +286,8 @@ func TestLeavesQuietly(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestKilledAfterLettingGo : a leader that is killed when it has just let a guest go
-// leaves a machine that the others attend.
+// TestKilledAfterLettingGo checks that other processes attend a machine whose leader is
+// killed right after it resumed the guest.
 func TestKilledAfterLettingGo(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -307,8 +307,8 @@ func TestKilledAfterLettingGo(t *testing.T) {
 	gone(t, d, on)
 }
 
-// TestRingsOnce : a machine that cannot be listened to is told of when that changes,
-// and not over and over by its own bell.
+// TestRingsOnce checks that a machine which cannot be listened to is reported when that
+// changes, and not again and again by its own notification.
 func TestRingsOnce(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -340,7 +340,7 @@ func TestRingsOnce(t *testing.T) {
 			if uid := <-told; uid != spec.UID {
 				t.Errorf("told of %q", uid)
 			}
-			for range 100 { // in which time a bell that answers itself is heard
+			for range 100 { // long enough to see a notification that repeats itself
 				d.notify(other.UID)
 				for uid := <-told; uid != other.UID; uid = <-told {
 					t.Fatalf("told of %q again", uid)

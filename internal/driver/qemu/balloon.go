@@ -10,23 +10,22 @@ import (
 )
 
 const (
-	// balloonEvery is how often QEMU asks the guest for what it tells of its
-	// memory.
+	// balloonEvery is how often QEMU asks the guest for its memory statistics.
 	balloonEvery = 5 * time.Second
-	// balloonStale is when a guest that told before has no driver any more, as
-	// after a reset into another system.
+	// balloonStale is the age from which on statistics mean that the guest has no driver any
+	// more, as after a reset into another system.
 	balloonStale = 6 * balloonEvery
 	balloonPath  = "/machine/peripheral/balloon"
 )
 
-// balloon is a device by which the guest tells of its memory. It takes none from
-// the guest.
+// balloon is a device by which the guest reports its memory. It takes none from the
+// guest.
 var balloon = object{
 	"driver": "virtio-balloon-pci", "id": "balloon", "guest-stats-polling-interval": int(balloonEvery / time.Second),
 }
 
-// balloonStats are what the guest told last. A number that it did not tell has
-// all bits set.
+// balloonStats are what the guest reported last. A number that it did not report has all
+// bits set.
 type balloonStats struct {
 	LastUpdate int64 `json:"last-update"` // in seconds since 1970, 0 for never
 	Stats      struct {
@@ -36,8 +35,8 @@ type balloonStats struct {
 	} `json:"stats"`
 }
 
-// guestMemory is what the guest uses of its memory as it sees it itself: all that
-// programs could not have. A guest without the driver does not tell.
+// guestMemory returns what the guest uses of its memory by its own account: all that its
+// programs could not have. A guest without the driver does not report it.
 func (s *server) guestMemory(ctx context.Context, now time.Time) (used int64, told bool) {
 	if s.silence != nil {
 		return 0, false
@@ -46,7 +45,7 @@ func (s *server) guestMemory(ctx context.Context, now time.Time) (used int64, to
 	if err := s.command(ctx, "qom-get", object{"path": balloonPath, "property": "guest-stats"}, &stats); err != nil {
 		return 0, false // a machine that was started without the device
 	}
-	// A guest that is paused has nothing new to tell.
+	// A paused guest reports nothing new.
 	if now.Sub(time.Unix(stats.LastUpdate, 0)) > balloonStale && !s.isPaused() {
 		return 0, false
 	}

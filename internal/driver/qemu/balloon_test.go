@@ -41,8 +41,8 @@ func TestBalloonStats(t *testing.T) {
 	}
 }
 
-// TestGuestMemory : memory counts as the guest sees it, so it is less again after
-// a program has given some back, which the host never sees.
+// TestGuestMemory checks that memory counts as the guest sees it: it is less again after
+// a program has freed some, which the host never sees.
 func TestGuestMemory(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

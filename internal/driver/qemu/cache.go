@@ -17,23 +17,23 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// Cache is the images that were fetched into a folder, for programs that run no
-// machines there. Controllers may run beside it.
+// Cache holds the images that were fetched into a folder, for programs that run no
+// machines there. Controllers may run at the same time.
 type Cache struct {
 	dir   *statedir.Dir
 	store *imagestore.Store
 }
 
-// CachedImage is one of them.
+// CachedImage is a fetched image and its users.
 type CachedImage struct {
 	imagestore.Image
-	// UsedBy are the machines whose disks stand on it, as namespace/name, those
-	// of other clusters and released ones included.
+	// UsedBy are the machines whose disks stand on the image, as namespace/name, including
+	// those of other clusters and released ones.
 	UsedBy []string
 }
 
-// OpenCache opens a folder of the driver, which must be there. Nothing is made in
-// it, since who looks at images may be another user than who runs machines.
+// OpenCache opens a folder of the driver, which must exist. It creates nothing in the
+// folder, since the caller may be another user than the one that runs machines.
 func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
 	dir, err := statedir.OpenExisting("the qemu driver's folder", path)
 	if err != nil {
@@ -42,7 +42,7 @@ func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
 	return &Cache{dir: dir, store: &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: c}}, nil
 }
 
-// Machines are the directories of all machines, of whatever cluster.
+// Machines returns the directories of all machines, of every cluster.
 func (c *Cache) Machines() ([]string, error) {
 	homes, err := homesIn(c.dir)
 	paths := make([]string, 0, len(homes))
@@ -52,7 +52,7 @@ func (c *Cache) Machines() ([]string, error) {
 	return paths, err
 }
 
-// List tells what is there, and who uses it.
+// List returns the images in the folder, and their users.
 func (c *Cache) List() ([]CachedImage, error) {
 	images, err := c.store.List()
 	if err != nil {
@@ -69,7 +69,7 @@ func (c *Cache) List() ([]CachedImage, error) {
 	return all, nil
 }
 
-// Prune removes what no machine uses, and returns it.
+// Prune removes the images that no machine uses, and returns them.
 func (c *Cache) Prune(ctx context.Context) ([]imagestore.Image, error) {
 	return c.store.Prune(ctx, func() (map[string]bool, error) {
 		users, err := c.users()
@@ -81,8 +81,8 @@ func (c *Cache) Prune(ctx context.Context) ([]imagestore.Image, error) {
 	})
 }
 
-// users of images, by the name of the file: the folder may have been moved. A
-// server that cannot be read may use any, so that is an error.
+// users returns the users of images, by the name of the image's file: the folder may have
+// been moved. A server that cannot be read may use any image, so that is an error.
 func (c *Cache) users() (map[string][]string, error) {
 	homes, err := homesIn(c.dir)
 	if err != nil {
@@ -104,7 +104,7 @@ func (c *Cache) users() (map[string][]string, error) {
 	return users, nil
 }
 
-// stoodOn are the names of images that a server's disks stand on, each once.
+// stoodOn returns the names of images that a server's disks stand on, each once.
 func (r record) stoodOn() []string {
 	names := []string{filepath.Base(r.Root.Image.Path)}
 	if r.Old != nil {

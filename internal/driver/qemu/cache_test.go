@@ -16,8 +16,9 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// TestUncheckedImage : an image of a web server needs a checksum unless the flag
-// says otherwise, and what was made of one without runs on without the flag.
+// TestUncheckedImage checks that an image of a web server needs a checksum unless the
+// flag says otherwise. A machine made of one without a checksum keeps running without the
+// flag.
 func TestUncheckedImage(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -42,8 +43,8 @@ func TestUncheckedImage(t *testing.T) {
 	gone(t, strict, spec)
 }
 
-// TestCache : an image stays while any disk stands on it, that of a machine which
-// is off, released or another cluster's included.
+// TestCache checks that an image stays while any disk stands on it, including that of a
+// machine which is off, released or another cluster's.
 func TestCache(t *testing.T) {
 	t.Parallel()
 	if _, err := OpenCache(t.TempDir(), clock.RealClock{}); err == nil || !strings.Contains(err.Error(), "is no folder of the qemu driver") {
@@ -99,8 +100,8 @@ func TestCache(t *testing.T) {
 	gone(t, d, specs["volume"])
 }
 
-// TestCacheMakesNothing : root may look at images where another user runs machines,
-// and there may be none yet.
+// TestCacheMakesNothing checks that root may look at images where another user runs
+// machines, and that there may be no images yet.
 func TestCacheMakesNothing(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -124,7 +125,7 @@ func TestCacheMakesNothing(t *testing.T) {
 	}
 }
 
-// tree is all that is below a folder.
+// tree returns all that is below a folder.
 func tree(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
@@ -140,7 +141,7 @@ func withoutPower(spec driver.ServerSpec) driver.ServerSpec {
 	return spec
 }
 
-// wantUsers compares the sources' paths, and who uses them.
+// wantUsers compares the sources' paths and the users of each.
 func wantUsers(t *testing.T, c *Cache, want ...string) {
 	t.Helper()
 	images, err := c.List()

@@ -19,24 +19,23 @@ import (
 )
 
 const (
-	// groupPrefix begins the names of machines' control groups.
+	// groupPrefix is the prefix of the names of machines' control groups.
 	groupPrefix = "drover-"
-	// ownGroup is where a service manager may have put the controller, so that
-	// the groups of machines can be beside it: version 2 has none below a group
-	// that has processes.
+	// ownGroup is where a service manager may have put the controller, so that the groups of
+	// machines can be beside it: version 2 allows none below a group that has processes.
 	ownGroup = "controller"
-	// cpuPeriod is that of a quota, in microseconds; minQuota is the kernel's.
+	// cpuPeriod is the period of a quota, in microseconds; minQuota is the kernel's minimum.
 	cpuPeriod, minQuota = 100_000, 1_000
 )
 
-// groups is a folder of control groups, for CPU time where nothing else is said.
+// groups is a folder of control groups, for CPU time unless stated otherwise.
 type groups struct {
 	path    string
 	unified bool   // version 2
 	top     string // where the hierarchy is mounted
 }
 
-// findGroups finds the folder that this process may make groups in, if it may.
+// findGroups finds the folder in which this process may make groups.
 func findGroups() (groups, error) {
 	g, err := groupOf(os.Getpid(), "cpu")
 	if err == nil && g.unified && filepath.Base(g.path) == ownGroup {
@@ -45,8 +44,7 @@ func findGroups() (groups, error) {
 	return g, err
 }
 
-// groupMemory finds the least memory that is left to the control groups that this
-// process is in.
+// groupMemory finds the least memory that is left to the control groups of this process.
 func groupMemory() (group string, free int64, err error) {
 	g, err := groupOf(os.Getpid(), "memory")
 	if err != nil {
@@ -55,7 +53,7 @@ func groupMemory() (group string, free int64, err error) {
 	return limitedMemory(g.path, g.top, g.unified)
 }
 
-// groupOf finds the group that a process is in by which a controller limits it.
+// groupOf finds the group by which a controller limits a process.
 func groupOf(pid int, controller string) (groups, error) {
 	membership, err := os.ReadFile(procPath(pid, "cgroup"))
 	if err != nil {
@@ -68,8 +66,8 @@ func groupOf(pid int, controller string) (groups, error) {
 	return parseGroup(string(membership), string(mounts), controller)
 }
 
-// parseGroup reads /proc/<pid>/cgroup, a line a hierarchy: number, controllers,
-// path. Version 2 names no controllers, and both versions may be there.
+// parseGroup reads /proc/<pid>/cgroup, one hierarchy per line: number, controllers, path.
+// Version 2 names no controllers, and both versions may be present.
 func parseGroup(membership, mounts, controller string) (groups, error) {
 	var path, unified string
 	for line := range strings.Lines(membership) {
@@ -90,7 +88,7 @@ func parseGroup(membership, mounts, controller string) (groups, error) {
 	return groups{path: folder, top: top, unified: true}, err
 }
 
-// mountedGroup finds where a group, and the topmost that is above it, can be seen.
+// mountedGroup finds where a group is mounted, and the topmost visible group above it.
 func mountedGroup(mounts, kind, option, path string) (folder, top string, err error) {
 	const root, point = 3, 4
 	for lines := bufio.NewScanner(strings.NewReader(mounts)); lines.Scan(); {
@@ -112,8 +110,8 @@ func mountedGroup(mounts, kind, option, path string) (folder, top string, err er
 
 func (g groups) of(uid types.UID) string { return filepath.Join(g.path, groupPrefix+string(uid)) }
 
-// limit makes a group, sets its quota and moves a process into it, which is looked
-// for last: to write 0 for one that has ended would move the controller itself.
+// limit makes a group, sets its quota and moves a process into it. It looks for the
+// process last: writing 0 for one that has ended would move the controller itself.
 func (g groups) limit(group string, cpuMilli int64, find func() int) error {
 	if g.unified {
 		if err := enableCPU(filepath.Dir(group)); err != nil {
@@ -140,7 +138,7 @@ func (g groups) limit(group string, cpuMilli int64, find func() int) error {
 	return writeGroup(group, "cgroup.procs", strconv.Itoa(pid))
 }
 
-// enableCPU has version 2 give the groups in a folder their shares.
+// enableCPU makes version 2 distribute CPU time among the groups in a folder.
 func enableCPU(folder string) error {
 	const file = "cgroup.subtree_control"
 	enabled, err := os.ReadFile(filepath.Join(folder, file)) //nolint:gosec // a control group's
@@ -150,7 +148,8 @@ func enableCPU(folder string) error {
 	return writeGroup(folder, file, "+cpu")
 }
 
-// writeGroup does not make a file: what is not the kernel's has no effect.
+// writeGroup writes to a file of a group, and never creates one: a file that is not the
+// kernel's has no effect.
 func writeGroup(group, file, text string) error {
 	f, err := os.OpenFile(filepath.Join(group, file), os.O_WRONLY, 0) //nolint:gosec // a control group's
 	if err != nil {
@@ -176,7 +175,7 @@ func removeGroup(ctx context.Context, group string) error {
 	}
 }
 
-// planGroup says where a run's control group will be, if its CPUs are not whole.
+// planGroup sets where a run's control group will be, if its CPUs are not whole.
 func (d *Driver) planGroup(s *server, cpuMilli int64) {
 	s.CPUGroup, s.CPUNote = "", ""
 	if cpuMilli%1000 == 0 {
@@ -190,8 +189,8 @@ func (d *Driver) planGroup(s *server, cpuMilli int64) {
 	s.CPUGroup = g.of(s.UID)
 }
 
-// limitCPU holds a QEMU to its fraction of a CPU. Where that cannot be it has the
-// whole one, and says so.
+// limitCPU limits a QEMU to its fraction of a CPU. Where that is not possible the QEMU
+// keeps the whole CPU, and the server's note says so.
 func (d *Driver) limitCPU(ctx context.Context, s *server) {
 	if s.CPUGroup == "" {
 		return
@@ -214,8 +213,8 @@ func (d *Driver) noteWhole(s *server, cpuMilli int64, err error) {
 
 func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }
 
-// dropGroup removes the control group of a run that is over. One that stays
-// limits nobody.
+// dropGroup removes the control group of a run that is over. If that fails, the remaining
+// group limits no process.
 func (d *Driver) dropGroup(ctx context.Context, group string) {
 	if group == "" || !strings.HasPrefix(filepath.Base(group), groupPrefix) {
 		return
@@ -225,7 +224,7 @@ func (d *Driver) dropGroup(ctx context.Context, group string) {
 	}
 }
 
-// groupOfStray is the group of a QEMU that has no record any more.
+// groupOfStray returns the group of a QEMU that has no record any more.
 func groupOfStray(pid int, uid types.UID) string {
 	g, err := groupOf(pid, "cpu")
 	if err != nil || filepath.Base(g.path) != groupPrefix+string(uid) {

@@ -50,7 +50,7 @@ func TestParseGroup(t *testing.T) {
 	}
 }
 
-// TestUnifiedLimit : what is written for version 2, with files in place of the
+// TestUnifiedLimit checks what is written for version 2, with files in place of the
 // kernel's.
 func TestUnifiedLimit(t *testing.T) {
 	t.Parallel()
@@ -68,7 +68,7 @@ func TestUnifiedLimit(t *testing.T) {
 	if err := g.limit(group, 1500, func() int { return 0 }); err == nil {
 		t.Error("a QEMU that has ended is limited")
 	}
-	wantFile(t, filepath.Join(group, "cgroup.procs"), "") // 0 would be who writes it
+	wantFile(t, filepath.Join(group, "cgroup.procs"), "") // 0 would be the writing process
 	must(t, g.limit(group, 1500, func() int { return 42 }))
 	for path, want := range files {
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
@@ -77,8 +77,8 @@ func TestUnifiedLimit(t *testing.T) {
 	}
 }
 
-// TestFraction : a guest that burns its CPU is held to its fraction, and the
-// group goes with the run.
+// TestFraction checks that a busy guest is limited to its fraction of a CPU, and that the
+// group is removed with the run.
 func TestFraction(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -126,7 +126,7 @@ func TestFraction(t *testing.T) {
 	gone(t, d, whole)
 }
 
-// writable is where groups can be made; without that there is no such test.
+// writable returns where groups can be made, and skips the test if that is nowhere.
 func writable(t *testing.T) groups {
 	t.Helper()
 	g, err := findGroups()
@@ -160,8 +160,8 @@ func isGone(t *testing.T, path string) {
 	}
 }
 
-// TestNoGroups : where no control group can be had, a machine runs on whole CPUs
-// and all who look at it are told.
+// TestNoGroups checks that without a control group a machine runs on whole CPUs, and that
+// every report of it says so.
 func TestNoGroups(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

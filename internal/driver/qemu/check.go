@@ -24,7 +24,7 @@ const (
 
 var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// checkUID : a machine's UID is its SMBIOS UUID too.
+// checkUID refuses a UID that is no UUID, since it is the machine's SMBIOS UUID too.
 func checkUID(uid types.UID) error {
 	if uuidPattern.MatchString(string(uid)) {
 		return nil
@@ -32,8 +32,7 @@ func checkUID(uid types.UID) error {
 	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
 }
 
-// checkPower refuses what names no server, or no state that one could be in. A stop
-// needs no more of the spec.
+// checkPower refuses an invalid UID or power state. A stop needs no more of the spec.
 func checkPower(spec driver.ServerSpec) error {
 	if err := checkUID(spec.UID); err != nil {
 		return err
@@ -41,12 +40,12 @@ func checkPower(spec driver.ServerSpec) error {
 	return driver.CheckPower(spec.Power)
 }
 
-// checkSpec refuses a spec that the server, or a new one, cannot be made like.
+// checkSpec refuses a spec that the server, or a new one, cannot satisfy.
 func (d *Driver) checkSpec(s server, spec driver.ServerSpec) error {
 	return cmp.Or(check(spec), d.hostPorts.check(spec.Ports), s.checkDisks(spec), d.checkNewSizes(s, spec), d.checkNewImages(s, spec))
 }
 
-// check refuses a spec that no machine could be made of.
+// check refuses a spec that no machine can satisfy.
 func check(spec driver.ServerSpec) error {
 	if err := checkSizes(spec); err != nil {
 		return err
@@ -115,8 +114,8 @@ func checkPorts(ports []driver.Port) error {
 	return nil
 }
 
-// checkHostIP : whether the host has the address shows when the port is opened, since
-// it may come later.
+// checkHostIP refuses what is no IPv4 address of a host. Whether the host has the address
+// shows only when the port is opened, since the host may get it later.
 func checkHostIP(i int, text string) error {
 	if text == "" {
 		return nil

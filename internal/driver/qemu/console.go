@@ -22,16 +22,16 @@ import (
 )
 
 const (
-	// consoleEvery is the time from one look at the log to the next, which a
-	// person who types does not notice.
+	// consoleEvery is the interval between two looks at the log. A person who types does not
+	// notice it.
 	consoleEvery = 20 * time.Millisecond
-	// consoleTail is how much of what was printed before a reader gets.
+	// consoleTail is how much of the earlier output a reader gets.
 	consoleTail = 4 << 10
 )
 
-// console is one that somebody is attached to. It reads from the log, so that
-// many can, in this process and in others, and writes to the socket, which QEMU
-// gives to one at a time.
+// console is an attached console. It reads from the log, so that many can, in this
+// process and in others. It writes to the socket, which QEMU gives to one client at a
+// time.
 type console struct {
 	instanceDir
 
@@ -65,7 +65,7 @@ func (d *Driver) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	return c, nil
 }
 
-// attachable finds a server that has a console at the moment.
+// attachable returns a server that currently has a console.
 func (d *Driver) attachable(ctx context.Context, uid types.UID) (server, error) {
 	if err := enter(ctx); err != nil {
 		return server{}, err
@@ -103,8 +103,8 @@ func (c *console) Read(p []byte) (int, error) {
 	return 0, nil
 }
 
-// printed takes what is there. Whether the server runs it asks first, so that it
-// misses nothing of what was printed last.
+// printed reads what is in the log. It checks first whether the server runs, so that it
+// does not miss the last output.
 func (c *console) printed(p []byte) (int, error) {
 	on, err := c.running()
 	if err != nil {
@@ -129,7 +129,7 @@ func (c *console) printed(p []byte) (int, error) {
 	return 0, nil
 }
 
-// because explains an error that comes of the console's end.
+// because replaces an error that the console's end caused by its cause.
 func (c *console) because(err error) error {
 	switch {
 	case c.ctx.Err() != nil:
@@ -140,7 +140,7 @@ func (c *console) because(err error) error {
 	return err
 }
 
-// Write lets the guest read what was typed. It waits for a guest that does not.
+// Write sends what was typed to the guest. It waits for a guest that does not read.
 func (c *console) Write(p []byte) (int, error) {
 	line, err := c.writer()
 	if err != nil {
@@ -150,7 +150,7 @@ func (c *console) Write(p []byte) (int, error) {
 	return n, c.because(err)
 }
 
-// writer returns the line to the guest, which is this console's from then on.
+// writer returns the connection to the guest, which belongs to this console from then on.
 func (c *console) writer() (net.Conn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,15 +169,15 @@ func (c *console) writer() (net.Conn, error) {
 		right.Release()
 		return nil, err
 	}
-	// What comes by the line is in the log too, but it must be taken, or else
-	// QEMU would hold the guest.
+	// What comes over the connection is in the log too, but it must be read, or else QEMU
+	// would block the guest.
 	go func() { _, _ = io.Copy(io.Discard, line) }()
 	c.right, c.line = right, line
 	return line, nil
 }
 
-// claimWriter takes the right to write. QEMU would let a second writer wait for
-// the first one's end, with all that was typed meanwhile.
+// claimWriter takes the right to write. QEMU would make a second writer wait for the
+// first one's end, with all that was typed meanwhile.
 func (c *console) claimWriter() (*statedir.Lock, error) {
 	right, err := statedir.TryLock(c.file(writerLock), syscall.LOCK_EX)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -206,7 +206,7 @@ func (c *console) Close() error {
 	return nil
 }
 
-// hangUp gives everything back, once the console's context has ended.
+// hangUp releases everything, once the console's context has ended.
 func (c *console) hangUp() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -58,7 +58,7 @@ func (s *screen) read() (string, error) {
 	return s.text, s.err
 }
 
-// shows waits until the text is there once, and no more than once.
+// shows waits until the text is there, and checks that it is there only once.
 func (s *screen) shows(t *testing.T, what string) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "the console shows "+what, func() error {
@@ -70,7 +70,7 @@ func (s *screen) shows(t *testing.T, what string) {
 	})
 }
 
-// ends waits until there is nothing more to read, and why.
+// ends waits for the end of the output, and checks its cause.
 func (s *screen) ends(t *testing.T, why error) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "the console ends", func() error {
@@ -81,8 +81,8 @@ func (s *screen) ends(t *testing.T, why error) {
 	})
 }
 
-// TestConsole : all who are attached see the same, from before they came, and one
-// of them types.
+// TestConsole checks that all attached readers see the same output, including what came
+// before, and that one of them can type.
 func TestConsole(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -135,9 +135,8 @@ func TestConsoleOfNobody(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestLogsStaySmall : what a guest prints while nobody attends it is cut by the
-// first who does, and what it prints then is cut too. Who reads the console goes
-// on.
+// TestLogsStaySmall checks that what a guest prints while it has no attendant is cut by
+// the first one, and that later output is cut too. Readers of the console continue.
 func TestLogsStaySmall(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -152,7 +151,7 @@ func TestLogsStaySmall(t *testing.T) {
 		_, err := c.Write([]byte(strings.Repeat(letter, n)))
 		must(t, err)
 	}
-	prints("b", 1) // it listens all the time from then on
+	prints("b", 1) // it listens continuously from then on
 	prints("u", 10<<10)
 	vmtest.Eventually(t, patience, "the log grows", func() error {
 		content, err := os.ReadFile(log)
@@ -197,8 +196,9 @@ func sizeOf(t *testing.T, path string) int64 {
 	return info.Size()
 }
 
-// TestCutLog : the end is put aside, and who has the log open goes on in it. What was
-// put aside stays where another has just cut the log, or is about to.
+// TestCutLog checks that the end of a log is put aside, and that a process which has the
+// log open continues in it. What was put aside stays if another process has just cut the
+// log, or is about to.
 func TestCutLog(t *testing.T) {
 	t.Parallel()
 	d := openWith(t, Options{ClusterID: "cluster-1", Dir: t.TempDir(), Accel: AccelTCG})

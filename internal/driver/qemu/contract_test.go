@@ -114,7 +114,7 @@ func (e *engine) hands() drivertest.Hands {
 	}
 }
 
-// tell says something to the guest by its serial console once it listens.
+// tell sends a text to the guest by its serial console once the guest listens.
 func (e *engine) tell(t *testing.T, s driver.Server, text string) {
 	t.Helper()
 	h := e.homeOf(t, s)
@@ -132,8 +132,8 @@ func (e *engine) tell(t *testing.T, s driver.Server, text string) {
 	must(t, err)
 }
 
-// visible is the command line, and what is in files besides the disk's, although
-// nobody but the driver's user can read those.
+// visible returns the command line and the content of the files other than the disks,
+// although only the driver's user can read those.
 func (e *engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
 	h := e.homeOf(t, s)

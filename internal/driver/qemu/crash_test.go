@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// crashEnv has, in a process that a test starts, the engine and the servers that
-// it is to start.
+// crashEnv holds, in a process that a test starts, the engine and the servers that the
+// process is to start.
 const crashEnv = "DROVER_TEST_START_MACHINES"
 
 type crashPlan struct {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// startMachines is a controller that is killed while it is at work.
+// startMachines acts as a controller that is killed while it is at work.
 func startMachines(text string) {
 	var plan crashPlan
 	if err := json.Unmarshal([]byte(text), &plan); err != nil {
@@ -59,7 +59,7 @@ func startMachines(text string) {
 	time.Sleep(time.Hour)
 }
 
-// controller is a process that carries the plan out.
+// controller returns a process that carries the plan out.
 func (p crashPlan) controller(t *testing.T) *exec.Cmd {
 	t.Helper()
 	text, err := json.Marshal(p)
@@ -76,8 +76,8 @@ func (p crashPlan) spec(uid types.UID) driver.ServerSpec {
 	return spec
 }
 
-// TestControllerKilled : of ten machines that a controller was killed over, those
-// that were there go on as they were, and each is there once in the end.
+// TestControllerKilled checks ten machines whose controller was killed. Those that
+// existed keep running unchanged, and each exists exactly once in the end.
 func TestControllerKilled(t *testing.T) {
 	t.Parallel()
 	for _, atLeast := range []int{1, 5, 10} {
@@ -119,8 +119,8 @@ func TestControllerKilled(t *testing.T) {
 	}
 }
 
-// TestControllerKilledInStart : how the run before ended says nothing about one
-// that did not come to start.
+// TestControllerKilledInStart checks that the end of the previous run is not taken for
+// that of a run which did not start.
 func TestControllerKilledInStart(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -145,7 +145,7 @@ func TestControllerKilledInStart(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// machines are the processes of each server that has any.
+// machines returns the processes of each server that has any.
 func machines(d *Driver, uids []types.UID) map[types.UID][]int {
 	all := processes()
 	found := map[types.UID][]int{}

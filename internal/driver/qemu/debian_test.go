@@ -26,8 +26,8 @@ const (
 	answersWithin = 2 * time.Minute
 )
 
-// TestDebian : the real cloud-init finds what it is given. All of it is looked at
-// from inside, by who logs in at the serial console.
+// TestDebian checks that the real cloud-init finds what it is given. It looks at all of
+// it from inside, logged in at the serial console.
 func TestDebian(t *testing.T) {
 	dir := os.Getenv(debianEnv)
 	if dir == "" {
@@ -79,7 +79,7 @@ ethernets:
 	gone(t, d, spec)
 }
 
-// debianSpec is the guest that hack/debian-guest.sh has made in a folder.
+// debianSpec returns the guest that hack/debian-guest.sh has made in a folder.
 func debianSpec(e *engine, dir string) driver.ServerSpec {
 	spec := e.spec()
 	spec.Name, spec.CPUMilli, spec.MemoryBytes = "debian-guest", 2000, 1<<30
@@ -94,7 +94,7 @@ func debianSpec(e *engine, dir string) driver.ServerSpec {
 type terminal struct {
 	t    *testing.T
 	conn net.Conn
-	said bytes.Buffer // what was not looked at yet
+	said bytes.Buffer // what was not examined yet
 }
 
 func sitAt(t *testing.T, h instanceDir) *terminal {
@@ -114,7 +114,7 @@ func (c *terminal) say(text string) {
 	must(c.t, err)
 }
 
-// await reads on until a text has come, and returns what came before.
+// await reads until a text has come, and returns what came before it.
 func (c *terminal) await(within time.Duration, text string) string {
 	c.t.Helper()
 	must(c.t, c.conn.SetReadDeadline(time.Now().Add(within)))
@@ -141,7 +141,7 @@ func (c *terminal) login(user, password string) {
 	c.say(password + "\r")
 	c.await(answersWithin, "$ ")
 	c.say("stty -echo; PS1=\r")
-	c.run("sudo dmesg -n 1") // the kernel is silent from here on
+	c.run("sudo dmesg -n 1") // the kernel prints nothing from here on
 }
 
 // run returns what a command prints.
@@ -150,7 +150,7 @@ func (c *terminal) run(command string) string {
 	return c.runWithin(answersWithin, command)
 }
 
-// runWithin is run for what takes its time.
+// runWithin is run for a command that takes a while.
 func (c *terminal) runWithin(within time.Duration, command string) string {
 	c.t.Helper()
 	// The marks are not in what is sent, which may be echoed.

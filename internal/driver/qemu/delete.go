@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// Delete removes a server, or puts it aside.
+// Delete removes a server, or releases it if it is to be retained.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	lock, err := d.enterChange(ctx, t)
 	if err != nil {
@@ -43,7 +43,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	return err
 }
 
-// nothingLeft makes sure that nothing is, once there is no directory.
+// nothingLeft removes what remains of a server, once there is no directory.
 func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *statedir.Lock, none error) error {
 	if there, err := d.home(t.UID).exists(); there || err != nil {
 		lock.Release()
@@ -67,8 +67,8 @@ func (d *Driver) forget(uid types.UID, lock *statedir.Lock) {
 	lock.Remove()
 }
 
-// prune forgets what is remembered of servers that a complete list did not meet,
-// whoever removed them.
+// prune removes what is remembered of servers that a complete list did not find,
+// whichever process removed them.
 func (d *Driver) prune(met []server) {
 	there := map[types.UID]bool{}
 	for _, s := range met {
@@ -87,8 +87,8 @@ func (d *Driver) prune(met []server) {
 	maps.DeleteFunc(d.pressed.last, func(uid types.UID, _ press) bool { return !there[uid] })
 }
 
-// remove ends the server, whose disk nobody will read again, and removes all
-// that belongs to it.
+// remove ends the server, whose disk is not needed any more, and removes all that belongs
+// to it.
 func (d *Driver) remove(ctx context.Context, s server, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedDelete, nil, nil)
 	if s.on {
@@ -106,8 +106,8 @@ func (d *Driver) remove(ctx context.Context, s server, lock *statedir.Lock) erro
 	return nil
 }
 
-// release marks a server first, so that a release which is cut off is finished
-// by the next call. From then on nothing is kept of it beside its directory.
+// release marks a server as retained first, so that a release which is interrupted is
+// finished by the next call. After that, nothing is kept of it beside its directory.
 func (d *Driver) release(ctx context.Context, s server, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedRelease, nil, nil)
 	s.Retained = true
@@ -123,10 +123,10 @@ func (d *Driver) release(ctx context.Context, s server, lock *statedir.Lock) err
 	return nil
 }
 
-// putAside frees the UID of a server that was marked. Its QEMU goes on in the
+// putAside frees the UID of a server that was marked. Its QEMU keeps running in the
 // directory, wherever that is.
 func (d *Driver) putAside(s server) error {
-	// Who looks for the images in use must not miss it on its way.
+	// A search for the images in use must not miss it during the move.
 	release, err := d.images.Hold()
 	if err != nil {
 		return err

@@ -8,15 +8,15 @@ import (
 	"os"
 )
 
-// firstPassed is the first descriptor that QEMU gets of passed: those before are the
+// firstPassed is the first descriptor of passed that QEMU gets: those before are the
 // standard streams and the run lock.
 const firstPassed = 4
 
-// passed are files that QEMU gets as open descriptors, so that what was checked is what
-// it uses, whatever their paths lead to by then.
+// passed are files that QEMU gets as open descriptors. So it uses what was checked,
+// whatever their paths lead to by then.
 type passed struct {
 	files []*os.File
-	// sets are the descriptors of those that are in a set: see arguments.
+	// sets are the descriptors of the files that are in a set: see arguments.
 	sets []int
 }
 
@@ -26,13 +26,13 @@ func (p *passed) add(f *os.File) (path string) {
 	return fmt.Sprintf("/dev/fdset/%d", p.sets[len(p.sets)-1])
 }
 
-// addPlain takes over a file that QEMU does not look for in a set, as a kernel, and
-// returns the name by which it opens the same one once more.
+// addPlain takes over a file that QEMU does not look for in a set, such as a kernel. It
+// returns the name by which QEMU opens the same file again.
 func (p *passed) addPlain(f *os.File) (path string) {
 	return fmt.Sprintf("/proc/self/fd/%d", p.inherit(f))
 }
 
-// inherit returns the descriptor that QEMU will have of a file.
+// inherit returns the number that a file's descriptor will have in QEMU.
 func (p *passed) inherit(f *os.File) int {
 	p.files = append(p.files, f)
 	return firstPassed + len(p.files) - 1
@@ -45,8 +45,9 @@ func (p *passed) close() {
 	}
 }
 
-// arguments put the descriptor of each disk into a set of its own, from which QEMU takes it
-// as if it had opened the name. It has to be open for exactly what QEMU opens it for.
+// arguments puts the descriptor of each disk into a set of its own, from which QEMU takes
+// it as if it had opened the name. It must be open in exactly the mode in which QEMU
+// opens it.
 func (p *passed) arguments() []string {
 	if p == nil {
 		return nil

@@ -23,7 +23,7 @@ func (e *engine) qcow2Of(t *testing.T, raw, name string) string {
 	return path
 }
 
-// swap puts one file into the place of another, with its size and time.
+// swap replaces one file by another, with the size and time of the first.
 func swap(t *testing.T, path, other string) {
 	t.Helper()
 	info, err := os.Stat(path)
@@ -32,8 +32,8 @@ func swap(t *testing.T, path, other string) {
 		os.Truncate(other, info.Size()), os.Chtimes(other, info.ModTime(), info.ModTime()), os.Rename(other, path)))
 }
 
-// TestSwappedLayers : neither an image nor a disk that was swapped for one which points
-// to another file is opened, although size and time are the same.
+// TestSwappedLayers checks that an image or a disk is not opened after it was swapped for
+// one that points to another file, even with the same size and time.
 func TestSwappedLayers(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -73,8 +73,8 @@ func TestSwappedLayers(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestSwappedAfterTheCheck : QEMU gets what was checked, whatever its path leads to when
-// QEMU starts. No disk and no image is on its command line.
+// TestSwappedAfterTheCheck checks that QEMU gets what was checked, whatever its path
+// leads to when QEMU starts. No disk and no image is on its command line.
 func TestSwappedAfterTheCheck(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -111,7 +111,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 		t.Errorf("read-only are %v", readOnly)
 	}
 
-	// A newer controller goes on with it, and grows it.
+	// A newer controller takes it over, and grows it.
 	d = e.open(t)
 	spec.RootDiskBytes, spec.Volumes[0].SizeBytes = 4<<20, 4<<20
 	if s := reach(t, d, spec, driver.StateRunning); s.Applied.RootDiskBytes != 4<<20 {
@@ -122,7 +122,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestSwappedKernel : QEMU boots the kernel and the initrd that Drover opened,
+// TestSwappedKernel checks that QEMU boots the kernel and the initrd that Drover opened,
 // whatever their paths lead to when QEMU starts.
 func TestSwappedKernel(t *testing.T) {
 	t.Parallel()

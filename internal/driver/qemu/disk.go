@@ -26,10 +26,10 @@ type disk struct {
 // rootField is the field that names the image of the root disk.
 const rootField = "image"
 
-// volumeField is the one that names the image of a volume.
+// volumeField returns the field that names the image of a volume.
 func volumeField(i int) string { return fmt.Sprintf("volumes[%d].source.image", i) }
 
-// checkDisks refuses what only the disks at hand can tell.
+// checkDisks refuses sizes that the existing disks rule out.
 func (s *server) checkDisks(spec driver.ServerSpec) error {
 	const grows = "it may only grow, and the server has"
 	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < s.Root.Size {
@@ -54,8 +54,8 @@ type order struct {
 	size                  int64
 }
 
-// makeDisk makes a disk on top of an image, or a blank one where none is named.
-// Without a size it has the image's.
+// makeDisk makes a disk on top of an image, or a blank one where none is named. Without a
+// size it has the image's.
 func (d *Driver) makeDisk(path string, o order) (disk, error) {
 	if o.image.Source == "" {
 		return disk{Size: o.size}, diskimage.CreateQcow2(path, o.size, nil)
@@ -71,7 +71,7 @@ func (d *Driver) makeDisk(path string, o order) (disk, error) {
 	return disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
 }
 
-// imageFor is the image of a disk, which has to be as large at least.
+// imageFor returns the image of a disk. The disk must be at least as large as its image.
 func (d *Driver) imageFor(o order) (image, error) {
 	i, err := d.openImage(o.imageField, o.image)
 	if err == nil && o.size != 0 && o.size < i.Size {
@@ -80,8 +80,8 @@ func (d *Driver) imageFor(o order) (image, error) {
 	return i, err
 }
 
-// makeRoot makes the root disk in a folder. A kernel that is booted directly may do
-// without an image, and without a disk.
+// makeRoot makes the root disk in a folder. A machine whose kernel is booted directly may
+// do without an image, and without a disk.
 func (d *Driver) makeRoot(h instanceDir, spec driver.ServerSpec, asked imageSettings) (disk, error) {
 	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disk{}, nil
@@ -97,7 +97,7 @@ func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
 	return order{rootField, "resource.rootDisk", asked, spec.RootDiskBytes}
 }
 
-// prepareRoot makes the root disk where there is none yet. One that is there stays,
+// prepareRoot makes the root disk where there is none yet. An existing one stays,
 // whatever image the spec names now: it holds what the guest wrote.
 func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec, files *passed) (*drive, error) {
 	if s.needsRoot(spec) {
@@ -116,7 +116,7 @@ func (s *server) needsRoot(spec driver.ServerSpec) bool {
 	return s.Root.Size == 0 && (spec.RootDiskBytes > 0 || s.imageOf(spec).Source != "")
 }
 
-// addRoot moves the root disk into place before it is written down.
+// addRoot moves the root disk into place before it is recorded.
 func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
@@ -154,7 +154,7 @@ func (d *Driver) openDrive(files *passed, field, path string, have disk, readOnl
 }
 
 // openDisk opens a disk of a machine. A QEMU that its guest broke out of may have made
-// it lead elsewhere.
+// the path lead elsewhere.
 func openDisk(path string, readOnly bool) (*os.File, error) {
 	flags := os.O_RDWR
 	if readOnly {
@@ -174,8 +174,8 @@ func openDisk(path string, readOnly bool) (*os.File, error) {
 	return f, nil
 }
 
-// prepareVolumes makes the volumes that are not there yet. One that the spec does
-// not name any more stays where it is, for the time that it does again.
+// prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
+// any more stays where it is, in case the spec names it again.
 func (d *Driver) prepareVolumes(s *server, spec driver.ServerSpec, files *passed) ([]volume, error) {
 	volumes := make([]volume, 0, len(spec.Volumes))
 	for i, v := range spec.Volumes {
@@ -199,7 +199,7 @@ func volumeOrder(i int, v driver.Volume) order {
 	return order{volumeField(i), fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes}
 }
 
-// makeVolume moves a volume into place before it is written down.
+// makeVolume moves a volume into place before it is recorded.
 func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
@@ -222,9 +222,9 @@ func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 	return s.save(s.record)
 }
 
-// placeDisk moves a disk that was made to where the record will name it. One that is there
-// already was left by a call that was cut off, and nobody has written to it. If somebody
-// has, the record lost it, as one that was restored without its disks, and it stays.
+// placeDisk moves a new disk to where the record will name it. A disk that is there
+// already was left by an interrupted call, and holds no data. If it does hold data, the
+// record lost it, as one that was restored without its disks, and the disk stays.
 func (h instanceDir) placeDisk(made string) error {
 	place := h.file(filepath.Base(made))
 	err := checkUnwritten(place)

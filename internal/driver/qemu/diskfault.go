@@ -14,12 +14,12 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/qmp"
 )
 
-// diskFaults are the errors of disks that guests wait for. QEMU itself keeps only
-// whether it was one of room. What else it was it says once, to those who listen
-// then: so to one controller of several, and to who resumes the guest in vain.
+// diskFaults are the disk errors that guests wait for. QEMU itself keeps only whether a
+// disk lacked room. It reports any other error once, to those who listen at that time: to
+// one controller of several, and to the one that resumes the guest in vain.
 type diskFaults struct {
 	heard sync.Map // a diskFault by the machine's directory
-	// resumed has, by directory, when a guest went on after one.
+	// resumed holds, by directory, when a guest was resumed after a fault.
 	resumed sync.Map
 }
 
@@ -31,7 +31,7 @@ type diskFault struct {
 	Reason    string `json:"reason"` // errno's text
 }
 
-// hear remembers an error that pauses a guest, until that goes on.
+// hear records an error that pauses a guest, until the guest is resumed.
 func (f *diskFaults) hear(path string, event qmp.Event) {
 	if event.Name == "RESUME" {
 		f.heard.Delete(path)
@@ -69,8 +69,8 @@ func lacksRoom(ctx context.Context, c *qmp.Client) bool {
 	return false
 }
 
-// explain says what the guest waits for. It goes on, with the request that failed,
-// once that succeeds.
+// explain returns the error that the guest waits for. The guest continues with the failed
+// request once that succeeds.
 func (f diskFault) explain() error {
 	const paused = "the guest was paused by an error of its disk"
 	where := paused
@@ -89,7 +89,7 @@ func (f diskFault) explain() error {
 	return driver.WithReason(driver.ReasonDiskError, driver.Errorf(driver.ErrRetry, "%s: %s: see the host's kernel log", where, f.Reason))
 }
 
-// findFault finds out what a guest waits for that an error of its disk has paused.
+// findFault finds the disk error that has paused a guest.
 func (d *Driver) findFault(ctx context.Context, s *server) {
 	if s.status != statusIOError {
 		return

@@ -13,7 +13,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// failingDisk is a QEMU whose root disk fails the first writes with an errno.
+// failingDisk returns a QEMU whose root disk fails the first writes with an errno.
 func failingDisk(t *testing.T, errno, times int) string {
 	t.Helper()
 	var rules []string
@@ -50,8 +50,9 @@ func waitsForDisk(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server
 	return s
 }
 
-// TestResumedLately : a guest that went on, and that its disk paused again soon after,
-// is left for a while: a disk that fails slowly must not have it resumed in a loop.
+// TestResumedLately checks that a guest which its disk paused again soon after a resume
+// is not resumed for a while: a disk that fails slowly must not have it resumed in a
+// loop.
 func TestResumedLately(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -69,8 +70,9 @@ func TestResumedLately(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestDiskErrors : a disk whose quota is used up, or that fails, pauses the guest, which
-// says so and goes on where it was once the disk works again.
+// TestDiskErrors checks that a disk whose quota is used up, or that fails, pauses the
+// guest. The server reports that, and the guest continues where it was once the disk
+// works again.
 func TestDiskErrors(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

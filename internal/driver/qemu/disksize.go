@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// maxDisk is more than anyone's disk.
+	// maxDisk is larger than any disk in use.
 	maxDisk = 1 << 50
-	// maxOvercommit is how many times what the host's file system holds one disk may
-	// have. Disks take only the room of what was written to them, so that the sum may
-	// exceed the host, but a guest believes its disk's size.
+	// maxOvercommit is how many times the size of the host's file system one disk may have.
+	// Disks take only the room of what was written to them, so their sum may exceed the
+	// host, but a guest relies on its disk's size.
 	maxOvercommit = 10
 )
 
@@ -33,7 +33,7 @@ func (d *Driver) hostDisk() (capacity, error) {
 	return capacity{int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize}, nil //nolint:gosec // of a file system
 }
 
-// checkNewSizes refuses what disks are to be made or grown to.
+// checkNewSizes refuses sizes that disks cannot be made with or grown to.
 func (d *Driver) checkNewSizes(s server, spec driver.ServerSpec) error {
 	if spec.RootDiskBytes > s.Root.Size {
 		if err := d.checkSize(rootOrder(spec, imageSettings{}).sizeField, spec.RootDiskBytes); err != nil {
@@ -51,8 +51,8 @@ func (d *Driver) checkNewSizes(s server, spec driver.ServerSpec) error {
 	return nil
 }
 
-// checkSize refuses a disk far beyond what the host can hold. A host that does not tell
-// is tried.
+// checkSize refuses a disk far beyond what the host can hold. If the host's capacity is
+// unknown, it allows the disk.
 func (d *Driver) checkSize(field string, size int64) error {
 	holds, err := d.capacity()
 	if err != nil || size/maxOvercommit <= holds.total {
@@ -61,13 +61,13 @@ func (d *Driver) checkSize(field string, size int64) error {
 	return driver.Errorf(driver.ErrExhausted, "%s: needed %d bytes, and the host's file system holds %d: a disk may have at most %d times that", field, size, holds.total, maxOvercommit)
 }
 
-// diskGauges show by how much disks may still grow, beside what is free for that.
+// diskGauges report by how much disks may still grow, and what is free for that.
 type diskGauges struct {
 	d                   *Driver
 	promised, available *prometheus.Desc
 }
 
-// showDisks registers the gauges; where another driver did before, its remain.
+// showDisks registers the gauges; if another driver has registered them, those remain.
 func (d *Driver) showDisks(reg prometheus.Registerer) {
 	if reg == nil {
 		return
@@ -85,8 +85,8 @@ func (g *diskGauges) Describe(all chan<- *prometheus.Desc) {
 	all <- g.available
 }
 
-// Collect implements prometheus.Collector. What cannot be looked at is left out, since an
-// error would keep all other metrics from being shown.
+// Collect implements prometheus.Collector. It leaves out what cannot be read, since an
+// error would suppress all other metrics.
 func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
 	if holds, err := g.d.capacity(); err == nil {
 		all <- prometheus.MustNewConstMetric(g.available, prometheus.GaugeValue, float64(holds.available))
@@ -96,8 +96,8 @@ func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
 	}
 }
 
-// promisedDisk returns what disks were promised and do not take yet, whosever machines
-// they are of. One that cannot be read counts for nothing.
+// promisedDisk returns what disks of all clusters' machines were promised and do not take
+// yet. A server that cannot be read counts as nothing.
 func (d *Driver) promisedDisk() (int64, error) {
 	homes, err := homesIn(d.dir)
 	if err != nil {

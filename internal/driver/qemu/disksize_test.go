@@ -14,8 +14,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestDiskBeyondHost : a disk that the host cannot come near to hold is refused, wherever
-// its size stands, and one that is there goes on.
+// TestDiskBeyondHost checks that a disk far beyond what the host can hold is refused,
+// whichever field has its size, and that an existing one stays in use.
 func TestDiskBeyondHost(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -58,8 +58,8 @@ func TestDiskBeyondHost(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestDiskGauges : what was promised shows beside what there is, of machines that are off
-// or released too.
+// TestDiskGauges checks the gauges of what was promised and what is available, including
+// machines that are off or released.
 func TestDiskGauges(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

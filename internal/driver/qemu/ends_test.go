@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// hasEnded waits until the guest has, without anybody being told.
+// hasEnded waits until the guest has ended, without an end being reported.
 func hasEnded(t *testing.T, h instanceDir) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "the guest ends", func() error {
@@ -26,8 +26,8 @@ func hasEnded(t *testing.T, h instanceDir) {
 	})
 }
 
-// TestEndIsTold : an end that nobody knows of is told by the call that meets it,
-// and only then is the machine started again.
+// TestEndIsTold checks that the call which finds an unknown end reports it, and that the
+// machine is started again only then.
 func TestEndIsTold(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -62,7 +62,7 @@ func TestEndIsTold(t *testing.T) {
 			c.end(t, h, second)
 			restart := spec
 			restart.RestartRun = second.Run
-			third, err := d.Ensure(t.Context(), restart) // a restart asks for a start, whatever became of the run
+			third, err := d.Ensure(t.Context(), restart) // a restart asks for a start, however the run ended
 			must(t, err)
 			if third.State != driver.StateRunning || third.Run == second.Run {
 				t.Errorf("restarted it is %+v", third)
@@ -72,8 +72,8 @@ func TestEndIsTold(t *testing.T) {
 	}
 }
 
-// TestOneStartACall : a guest that ends as soon as it was let go is not started
-// again by the same call.
+// TestOneStartACall checks that a guest which ends as soon as it was resumed is not
+// started again by the same call.
 func TestOneStartACall(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -82,7 +82,7 @@ func TestOneStartACall(t *testing.T) {
 	var d *Driver
 	ends := 0
 	o.Log = funcr.New(func(_, text string) {
-		// The last thing before the driver looks what became of a step.
+		// The last log line before the driver looks at the result of a step.
 		if !strings.Contains(text, "Bell could not be rung") {
 			return
 		}

@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
-// maxSteps is more than any way from one state to another takes.
+// maxSteps is more than the steps between any two states.
 const maxSteps = 6
 
 // Ensure creates a server or takes it to what the spec says.
@@ -40,11 +40,11 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return d.converge(ctx, s, spec)
 }
 
-// errFetching says that there can be no server before its image.
+// errFetching reports that a server cannot be created before its image is fetched.
 var errFetching = errors.New("its image is being fetched")
 
-// findOrCreate returns the server of the spec's UID. A stop comes before all else,
-// so that a spec which no machine can be made like does not keep one on.
+// findOrCreate returns the server of the spec's UID. A stop comes before all checks, so
+// that a spec which no machine can satisfy does not keep one on.
 func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (server, error) {
 	s, err := d.find(ctx, spec.Target)
 	if err == nil {
@@ -75,8 +75,8 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	return d.find(ctx, spec.Target)
 }
 
-// find looks at the server of a UID, whose lock the caller has. It also finishes
-// a release that was cut off.
+// find observes the server of a UID, whose lock the caller holds. It also finishes a
+// release that was interrupted.
 func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 	none := driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
 	s, err := d.observe(ctx, d.home(t.UID))
@@ -99,7 +99,8 @@ func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
 	return s, nil
 }
 
-// classifyObserveError says of a server that could not be looked at whose matter that is.
+// classifyObserveError classifies the error of a failed observation: a broken server's
+// own is ErrRetry, any other is ErrUnavailable.
 func classifyObserveError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -110,7 +111,7 @@ func classifyObserveError(err error) error {
 	return driver.Errorf(driver.ErrUnavailable, "%w", err)
 }
 
-// create makes a server that is off: whole, or not at all.
+// create makes a server that is off. It makes all of it or nothing.
 func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
@@ -144,8 +145,8 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 	return d.dir.Install(h.path, d.home(spec.UID).path)
 }
 
-// converge takes one step after the other until there is none left, or one that
-// takes its time.
+// converge takes one step after the other until none is left, or until one has to wait
+// for the guest.
 func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec) (driver.Server, error) {
 	for range maxSteps {
 		if !s.on {
@@ -170,16 +171,15 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", s.UID)
 }
 
-// mayStart tells whether a start is asked for. How a run ended is told before
-// another follows it, since the restart policy is the caller's to apply: who asks
-// for a server that is on may not know yet that it has ended, be it a moment before
-// the call or during it.
+// mayStart reports whether a start is asked for. The end of a run is reported before
+// another run follows it, since the caller applies the restart policy. A caller that asks
+// for a server to be on may not know yet that it has ended, before or during the call.
 func (d *Driver) mayStart(s server, spec driver.ServerSpec) bool {
 	told, _ := d.reportedExits.Load(s.UID)
 	return s.end == nil || s.Run == spec.RestartRun || s.Run == told
 }
 
-// result fills in what only the spec tells.
+// result adds what depends on the spec to the report of a server.
 func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 	out := d.report(s)
 	out.Refused = d.refusedImage(s, spec)
@@ -194,7 +194,7 @@ func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 	return out
 }
 
-// applyStep does one step; waits tells that the next one has to wait for the guest.
+// applyStep does one step; waits reports whether the next one has to wait for the guest.
 func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec driver.ServerSpec) (waits bool, err error) {
 	journal.Note(ctx, journal.Deed(next), nil, nil)
 	switch next {

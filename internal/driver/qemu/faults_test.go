@@ -45,8 +45,8 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 	}
 }
 
-// leavesNothing : a server that could not be made is not there. Somebody may be
-// ringing for it at this moment.
+// leavesNothing checks that a server which could not be made does not exist. A
+// notification for it may be written at this moment.
 func leavesNothing(t *testing.T, d *Driver) {
 	t.Helper()
 	for _, sub := range []string{vmsDir, "tmp"} {
@@ -110,7 +110,7 @@ func TestBadImages(t *testing.T) {
 	}
 }
 
-// TestImageAppears : what was missing is found by the next try.
+// TestImageAppears checks that the next attempt finds an image that was missing.
 func TestImageAppears(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -124,7 +124,7 @@ func TestImageAppears(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestImageChanged : a disk on top of an image that changed is not used.
+// TestImageChanged checks that a disk on top of a changed image is not used.
 func TestImageChanged(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -184,8 +184,8 @@ func TestSizes(t *testing.T) {
 	gone(t, d, tooMuch)
 }
 
-// TestStopOfWhatIsInvalid : a spec that no machine could be made like starts none
-// and keeps none on.
+// TestStopOfWhatIsInvalid checks that a spec which no machine can satisfy starts none and
+// keeps none on.
 func TestStopOfWhatIsInvalid(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -247,8 +247,8 @@ func TestPortTaken(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestStartCutOff plays controllers that were killed while they started a
-// machine: before there was a QEMU, and before the guest was let go.
+// TestStartCutOff acts as controllers that were killed while they started a machine:
+// before there was a QEMU, and before the guest was resumed.
 func TestStartCutOff(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -263,7 +263,7 @@ func TestStartCutOff(t *testing.T) {
 	next := e.open(t)
 	listed, err := next.List(t.Context())
 	must(t, err)
-	if len(listed) != 1 || listed[0].State != driver.StatePaused { // which makes a controller go on with it
+	if len(listed) != 1 || listed[0].State != driver.StatePaused { // which makes a controller continue the start
 		t.Errorf("a machine that waits to be let go is %+v", listed)
 	}
 	adopted := reach(t, next, spec, driver.StateRunning)
@@ -285,7 +285,7 @@ func TestStartCutOff(t *testing.T) {
 	gone(t, next, spec)
 }
 
-// rewind has a start look as if it was cut off before the guest was let go.
+// rewind makes a start look interrupted before the guest was resumed.
 func rewind(t *testing.T, h instanceDir) {
 	t.Helper()
 	r, err := h.load()
@@ -294,8 +294,8 @@ func rewind(t *testing.T, h instanceDir) {
 	must(t, h.save(r))
 }
 
-// TestStopOfWhatStarts : a guest that was not let go yet is not booted to be
-// stopped.
+// TestStopOfWhatStarts checks that a guest which was not resumed yet is not booted only
+// to be stopped.
 func TestStopOfWhatStarts(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -317,7 +317,8 @@ func TestStopOfWhatStarts(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestRunsOnce : who has the run lock keeps others from starting.
+// TestRunsOnce checks that the holder of the run lock keeps other processes from starting
+// the server.
 func TestRunsOnce(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -334,8 +335,8 @@ func TestRunsOnce(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestDirectoryRemoved : a machine whose directory was removed under it is ended
-// when the server is made again, and when it is deleted.
+// TestDirectoryRemoved checks that a machine whose directory was removed while it ran is
+// ended when the server is made again, and when it is deleted.
 func TestDirectoryRemoved(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -362,8 +363,8 @@ func TestDirectoryRemoved(t *testing.T) {
 	}
 }
 
-// TestLockReplaced : a machine that lost its run lock, as where a backup was restored while
-// it ran, is ended before another is started in its place.
+// TestLockReplaced checks that a machine which lost its run lock, as when a backup was
+// restored while it ran, is ended before another is started in its place.
 func TestLockReplaced(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -385,8 +386,8 @@ func TestLockReplaced(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestDiskOfNoRecord : a disk that holds data and that the record lost is not overwritten.
-// One that a call left which was cut off is.
+// TestDiskOfNoRecord checks that a disk which holds data, and which the record lost, is
+// not overwritten. One that an interrupted call left is.
 func TestDiskOfNoRecord(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -415,8 +416,8 @@ func TestDiskOfNoRecord(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestEndsUnattended : how a guest ended is known to a controller that came
-// later, and to one that watched.
+// TestEndsUnattended checks that a later controller, and one that watched, knows how a
+// guest ended.
 func TestEndsUnattended(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -481,8 +482,8 @@ func follow(t *testing.T, d *Driver) {
 	t.Cleanup(func() { cancel(); <-done })
 }
 
-// TestStopTooEarly : a guest that was not ready for the power button gets it
-// pressed again, though nobody calls.
+// TestStopTooEarly checks that the power button is pressed again for a guest that was not
+// ready for it, without a call.
 func TestStopTooEarly(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -501,7 +502,7 @@ func TestStopTooEarly(t *testing.T) {
 	gone(t, d, off)
 }
 
-// script is a program in place of QEMU.
+// script returns a program in place of QEMU.
 func script(t *testing.T, body string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qemu")
@@ -509,7 +510,7 @@ func script(t *testing.T, body string) string {
 	return path
 }
 
-// asks are the cases of a script that stands for QEMU when it is asked what it is.
+// asks are the cases of a script that stands in for QEMU when it is queried about itself.
 const asks = "--version) echo version 7.2;; -machine) echo 'q35  PC (alias of pc-q35-7.2)';" +
 	" echo 'pc-q35-7.2  PC'; echo 'pc-q35-6.2  PC (deprecated)';;"
 
@@ -537,8 +538,8 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// TestQEMUFails : a QEMU that does not come up leaves the server as it was, and
-// its own words are told.
+// TestQEMUFails checks that a QEMU which does not come up leaves the server as it was,
+// and that its own words are reported.
 func TestQEMUFails(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -565,7 +566,8 @@ func TestQEMUFails(t *testing.T) {
 	}
 }
 
-// TestQEMUKilled : one that ends without a word says how, at least.
+// TestQEMUKilled checks that the report of a QEMU which printed nothing says at least how
+// it ended.
 func TestQEMUKilled(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -580,8 +582,8 @@ func TestQEMUKilled(t *testing.T) {
 	}
 }
 
-// TestAccelerator : KVM is chosen where its device opens and a guest runs under it in
-// time, and nowhere else, and that is settled as long as the controller runs.
+// TestAccelerator checks that KVM is chosen where its device opens and a guest runs under
+// it in time, and nowhere else. The choice holds as long as the controller runs.
 func TestAccelerator(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -622,8 +624,8 @@ func TestAccelerator(t *testing.T) {
 	}
 }
 
-// TestAcceleratorAgain : a KVM device that could not be opened is tried again after a
-// while, and what it was found to be is not said twice.
+// TestAcceleratorAgain checks that a KVM device which could not be opened is tried again
+// after a while, and that the same result is not logged twice.
 func TestAcceleratorAgain(t *testing.T) {
 	t.Parallel()
 	now, log := vmtest.Clock(time.Unix(0, 0)), &logs{}
@@ -650,8 +652,8 @@ func TestAcceleratorAgain(t *testing.T) {
 	}
 }
 
-// TestAcceleratorOfABusyHost : a guest that did not run in time is tried again a few
-// times, since a host that boots has little time.
+// TestAcceleratorOfABusyHost checks that a guest which did not run in time is tried again
+// a few times, since a booting host is busy.
 func TestAcceleratorOfABusyHost(t *testing.T) {
 	t.Parallel()
 	now, ready := vmtest.Clock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
@@ -675,7 +677,7 @@ func TestAcceleratorOfABusyHost(t *testing.T) {
 	want(AccelKVM)
 }
 
-// logs keeps what a driver logs.
+// logs records what a driver logs.
 type logs struct {
 	mu   sync.Mutex
 	said []string
@@ -695,7 +697,7 @@ func (l *logs) lines() []string {
 	return slices.Clone(l.said)
 }
 
-// TestProbeGuest : the guest of the probe does what the probe waits for.
+// TestProbeGuest checks that the guest of the probe does what the probe waits for.
 func TestProbeGuest(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -709,7 +711,7 @@ func TestProbeGuest(t *testing.T) {
 	}
 }
 
-// TestProbeGuestSource : the probe's guest is what its source assembles to.
+// TestProbeGuestSource checks that the probe's guest is what its source assembles to.
 func TestProbeGuestSource(t *testing.T) {
 	t.Parallel()
 	object, image := filepath.Join(t.TempDir(), "probe.o"), filepath.Join(t.TempDir(), "probe.img")
@@ -749,7 +751,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// TestEpochsHold : the driver's folder is fenced as package statedir says.
+// TestEpochsHold checks that the driver's folder is fenced as package statedir documents.
 func TestEpochsHold(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -762,7 +764,7 @@ func TestEpochsHold(t *testing.T) {
 	wantError(t, d.Delete(t.Context(), target, false), driver.ErrFenced)
 }
 
-// TestDefaultImage : a default that changes touches no server.
+// TestDefaultImage checks that a change of the default image affects no server.
 func TestDefaultImage(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

@@ -30,8 +30,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestWebImage : a server is pending while its image is fetched, a Delete ends
-// that, and the next one boots what was fetched.
+// TestWebImage checks that a server is pending while its image is fetched, that a Delete
+// ends the fetch, and that the next server boots what was fetched.
 func TestWebImage(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -79,8 +79,8 @@ func TestWebImage(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestRestartWithBadParts : a guest that is to be restarted with what cannot be had
-// runs on.
+// TestRestartWithBadParts checks that a guest keeps running if the parts for its restart
+// cannot be had.
 func TestRestartWithBadParts(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -116,8 +116,8 @@ func TestRestartWithBadParts(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestRestartFetchesFirst : a guest runs on while the image of its next run is
-// fetched, which is done once.
+// TestRestartFetchesFirst checks that a guest keeps running while the image of its next
+// run is fetched, which happens once.
 func TestRestartFetchesFirst(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -159,7 +159,8 @@ func TestRestartFetchesFirst(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestWrongChecksum : it is told, shown by List, and nothing is made.
+// TestWrongChecksum checks that a wrong checksum is reported and shown by List, and that
+// nothing is made.
 func TestWrongChecksum(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -191,8 +192,8 @@ func (d *Driver) waitFor(t *testing.T, spec driver.ServerSpec) error {
 	}
 }
 
-// TestContainerDisk boots what KubeVirt's users have in their registries, and
-// goes on doing so when the registry has something else under that name.
+// TestContainerDisk boots what KubeVirt's users have in their registries, and checks that
+// it still boots when the registry has something else under that name.
 func TestContainerDisk(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -225,7 +226,7 @@ func TestContainerDisk(t *testing.T) {
 	gone(t, d, other)
 }
 
-// listed is the one server of a UID, as List shows it.
+// listed returns the one server of a UID, as List shows it.
 func listed(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	all, err := d.List(t.Context(), spec.UID)
@@ -236,8 +237,8 @@ func listed(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	return all[0]
 }
 
-// TestRegistryStalls : a registry that stops to answer ends the fetch, and nothing
-// of it is left.
+// TestRegistryStalls checks that a registry which stops answering ends the fetch, and
+// that nothing of it is left.
 func TestRegistryStalls(t *testing.T) {
 	t.Parallel()
 	for name, part := range map[string]string{"ping": "/v2/", "index": "/manifests/", "layer": "/blobs/"} {
@@ -273,7 +274,7 @@ func TestRegistryStalls(t *testing.T) {
 	}
 }
 
-// halfway lets through the begin of an answer.
+// halfway passes only the beginning of an answer.
 type halfway struct {
 	http.ResponseWriter
 

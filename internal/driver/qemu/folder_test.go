@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestBrokenRecord : a server whose record cannot be read is shown, and whether it
-// runs. Nobody touches it, and the others go on.
+// TestBrokenRecord checks that a server whose record cannot be read is listed, with
+// whether it runs. It is not changed, and the others stay usable.
 func TestBrokenRecord(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -50,7 +50,8 @@ func TestBrokenRecord(t *testing.T) {
 	leavesNothing(t, d)
 }
 
-// TestUnreadRecord : what to do about a record depends on why it cannot be read.
+// TestUnreadRecord checks that the advice about an unreadable record depends on why it
+// cannot be read.
 func TestUnreadRecord(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -86,8 +87,8 @@ func TestUnreadRecord(t *testing.T) {
 	}
 }
 
-// TestCopiedFolder : a copy of a server's folder is not that server again, nor
-// another one.
+// TestCopiedFolder checks that a copy of a server's folder is neither that server again
+// nor another one.
 func TestCopiedFolder(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -121,7 +122,8 @@ func TestCopiedFolder(t *testing.T) {
 	leavesNothing(t, d)
 }
 
-// wantBroken : it is listed, with what is wrong, and every call refuses.
+// wantBroken checks that a broken server is listed with its error, and that every call
+// refuses it.
 func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, state driver.State) {
 	t.Helper()
 	servers, err := d.List(t.Context())
@@ -143,7 +145,8 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	}
 }
 
-// TestBrokenEnd : what a power cut leaves of an end says that there was one.
+// TestBrokenEnd checks that an end file damaged by a power cut still shows that there was
+// an end.
 func TestBrokenEnd(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -170,7 +173,7 @@ func TestBrokenEnd(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestReleaseHalfDone : a server that cannot be put aside is not gone.
+// TestReleaseHalfDone checks that a server which cannot be put aside still exists.
 func TestReleaseHalfDone(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -192,8 +195,8 @@ func TestReleaseHalfDone(t *testing.T) {
 	}
 }
 
-// TestStrayBehindALink : the machine is found by a path that is not the
-// one that the driver was given.
+// TestStrayBehindALink checks that the machine is found if its path is not the one that
+// the driver was given.
 func TestStrayBehindALink(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -214,7 +217,7 @@ func TestStrayBehindALink(t *testing.T) {
 	})
 }
 
-// TestImageDirs : no image may be Drover's own file, whatever link leads there.
+// TestImageDirs checks that no image may be Drover's own file, through any link.
 func TestImageDirs(t *testing.T) {
 	t.Parallel()
 	base := t.TempDir()
@@ -254,8 +257,8 @@ func TestImageDirs(t *testing.T) {
 	}
 }
 
-// inTheWay puts something that cannot be read in the place of a file, even by root,
-// and returns what puts the file back.
+// inTheWay puts something that even root cannot read in the place of a file, and returns
+// what puts the file back.
 func inTheWay(t *testing.T, path string, put func(path string) error) (mend func()) {
 	t.Helper()
 	must(t, os.Rename(path, path+".away"))
@@ -284,8 +287,9 @@ func listBoth(t *testing.T, d *Driver) map[types.UID]driver.Server {
 	return found
 }
 
-// TestOneUnreadable : a server of which anything cannot be read is shown, with the
-// file's name, and keeps nobody from the others. Nothing is made of it that it is not.
+// TestOneUnreadable checks that a server with any unreadable part is listed, with the
+// file's name, and does not hide the others. It is not reported as anything that it is
+// not.
 func TestOneUnreadable(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -295,7 +299,7 @@ func TestOneUnreadable(t *testing.T) {
 	was := reach(t, d, spec, driver.StateRunning)
 	h := d.home(spec.UID)
 	must(t, h.kill(t.Context(), spec.UID))
-	ended(t, e.open(t), spec.UID) // which d is not told of
+	ended(t, e.open(t), spec.UID) // which is not reported to d
 	r, err := h.load()
 	must(t, err)
 	for name, c := range map[string]struct {
@@ -340,7 +344,7 @@ func TestOneUnreadable(t *testing.T) {
 	}
 	s, err := d.Ensure(t.Context(), spec)
 	must(t, err)
-	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" { // told before it is started again
+	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" { // reported before it is started again
 		t.Errorf("mended, it is %+v", s)
 	}
 	gone(t, d, spec)

@@ -21,8 +21,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// inodes is how many files fit on a small disk, fewer than which no file system
-// would have.
+// inodes is how many files fit on a small disk. It is the fewest that a file system
+// allows.
 const inodes = 1000
 
 // smallDisk gives the engine's folder a disk of its own, of so many MiB.
@@ -39,7 +39,7 @@ func (e *engine) smallDisk(t *testing.T, size int) {
 
 func sizeOption(size int) string { return fmt.Sprintf("size=%dm,nr_inodes=%d", size, inodes) }
 
-// fill takes what is left of the disk; the file that does is returned.
+// fill uses up the rest of the disk, and returns the file that does.
 func (e *engine) fill(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(e.dir, "filler")
@@ -67,8 +67,8 @@ func (e *engine) fillInodes(t *testing.T) {
 	}
 }
 
-// TestDiskFullFetching : what came of an image that does not leave room for others
-// is thrown away.
+// TestDiskFullFetching checks that what was fetched of an image is removed if the image
+// leaves no room for others.
 func TestDiskFullFetching(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -77,7 +77,7 @@ func TestDiskFullFetching(t *testing.T) {
 	content, err := os.ReadFile(e.plain)
 	must(t, err)
 	content = append(content, make([]byte, 3<<20)...)
-	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })) // of a length that is not told
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })) // without a Content-Length
 	t.Cleanup(web.Close)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: web.URL, Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
@@ -91,8 +91,8 @@ func TestDiskFullFetching(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestDiskFullCreating : a server that has no room is not made, and one that has
-// none to start is as it was.
+// TestDiskFullCreating checks that a server without room is not made, and that one
+// without room to start is left as it was.
 func TestDiskFullCreating(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -123,8 +123,8 @@ func TestDiskFullCreating(t *testing.T) {
 	leavesNothing(t, d)
 }
 
-// TestDiskFullProbing : a disk that has no room for the guest that shows whether KVM
-// does tells nothing of KVM.
+// TestDiskFullProbing checks that a disk without room for the probe's guest decides
+// nothing about KVM.
 func TestDiskFullProbing(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -143,8 +143,8 @@ func TestDiskFullProbing(t *testing.T) {
 	}
 }
 
-// TestDiskFullRunning : a guest whose disk cannot grow waits, says so, and goes on
-// where it was once there is room.
+// TestDiskFullRunning checks that a guest whose disk cannot grow waits, is reported as
+// such, and continues where it was once there is room.
 func TestDiskFullRunning(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -174,8 +174,8 @@ func TestDiskFullRunning(t *testing.T) {
 	gone(t, d, on)
 }
 
-// TestDiskFullEnding : where there is no room for a word, a guest's end is seen all
-// the same, the servers beside it are too, one that is to stop is ended, and all
+// TestDiskFullEnding checks a disk on which nothing can be written. A guest's end is
+// still seen, and so are the other servers. A server that is to stop is ended, and all
 // can be deleted.
 func TestDiskFullEnding(t *testing.T) {
 	t.Parallel()
@@ -207,14 +207,14 @@ func TestDiskFullEnding(t *testing.T) {
 		t.Errorf("it ended with %+v", s.Exit)
 	}
 	for _, spec := range []driver.ServerSpec{ends, stays} {
-		e.fillInodes(t) // those that a machine leaves as it goes
+		e.fillInodes(t) // the inodes that a machine frees as it ends
 		must(t, d.Delete(t.Context(), spec.Target, false))
 	}
 	leavesNothing(t, d)
 }
 
-// TestEndWrittenLater : an end for which there was no room is written down, and its
-// QEMU collected, once there is.
+// TestEndWrittenLater checks that an end for which there was no room is recorded, and its
+// QEMU collected, once there is room.
 func TestEndWrittenLater(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 )
 
-// outgrown are the disks, by QEMU's name for them, that the spec wants larger and
-// that can be, as they are attached now.
+// outgrown returns the disks, by QEMU's name for them, that the spec wants larger and
+// that can grow as they are attached now.
 func (s *server) outgrown(spec driver.ServerSpec) map[string]int64 {
 	sizes := map[string]int64{}
 	if s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size {
@@ -28,7 +28,7 @@ func (s *server) outgrown(spec driver.ServerSpec) map[string]int64 {
 	return sizes
 }
 
-// grow makes disks of a QEMU that is up larger, if the spec does.
+// grow enlarges the disks of a running QEMU to what the spec says.
 func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) error {
 	sizes := s.outgrown(spec)
 	if len(sizes) == 0 {
@@ -40,7 +40,7 @@ func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) er
 	}
 	for node, size := range sizes {
 		whole := diskimage.WholeSectors(size)
-		if have[node] > whole { // and that could not be written down: QEMU would cut its end off
+		if have[node] > whole { // grown before, which could not be recorded: QEMU would cut its end off
 			sizes[node] = have[node]
 			continue
 		}

@@ -22,7 +22,7 @@ func wantDisk(t *testing.T, d *Driver, spec driver.ServerSpec, file string, want
 	}
 }
 
-// TestGrowToAnySize : disks have whole sectors, whatever a size is.
+// TestGrowToAnySize checks that disks have whole sectors, whatever the size.
 func TestGrowToAnySize(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -46,8 +46,8 @@ func TestGrowToAnySize(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestGrowReadOnly : a volume that cannot be written to cannot grow, and what holds
-// it up is named. It grows with the restart after which it can be written to.
+// TestGrowReadOnly checks that a read-only volume does not grow, and that the error names
+// the cause. It grows with the restart that makes it writable.
 func TestGrowReadOnly(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -75,8 +75,8 @@ func TestGrowReadOnly(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestGrowNeverShrinks : a disk that grew, and whose size could not be written down then,
-// does not lose its end to a smaller size.
+// TestGrowNeverShrinks checks that a disk whose new size could not be recorded does not
+// lose its end to a smaller size.
 func TestGrowNeverShrinks(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// patience is for a loaded machine that emulates many others.
+// patience is a time limit for a loaded machine that emulates many others.
 const patience = 90 * time.Second
 
 // engine is a folder for servers, and the images beside it.
@@ -41,7 +41,7 @@ func newEngine(t *testing.T) *engine {
 	return e
 }
 
-// endMachines ends what a test that failed has left running below a folder.
+// endMachines ends the machines that a failed test has left running below a folder.
 func endMachines(t *testing.T, dir string) {
 	t.Helper()
 	below := func(pid int) bool {
@@ -56,8 +56,8 @@ func endMachines(t *testing.T, dir string) {
 	}
 }
 
-// isEnding : a process that ends loses its memory, and with that its command
-// line, a moment before it leaves its working directory.
+// isEnding reports whether a process is ending. Such a process loses its memory, and with
+// it its command line, just before it leaves its working directory.
 func isEnding(pid int) bool {
 	line, err := os.ReadFile(procPath(pid, "cmdline"))
 	return err != nil || len(line) == 0
@@ -75,7 +75,8 @@ func (e *engine) open(t *testing.T) *Driver {
 	return openWith(t, e.options())
 }
 
-// openFor takes images of a registry of the test's own too, by tag.
+// openFor returns a driver that also takes images of a registry of the test's own, by
+// tag.
 func (e *engine) openFor(t *testing.T, registry string) *Driver {
 	t.Helper()
 	o := e.options()
@@ -105,8 +106,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// reach repeats Ensure until the server is in a state, by another run than the one
-// that is to end.
+// reach repeats Ensure until the server is in a state, by another run than the one that
+// is to end.
 func reach(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.State) driver.Server {
 	t.Helper()
 	return reachWithin(t, d, spec, want, patience)
@@ -129,7 +130,7 @@ type stateError driver.Server
 
 func (s stateError) Error() string { return "it is " + string(s.State) + ": " + s.Progress }
 
-// boots has a server run, and waits until its guest prints a text.
+// boots runs a server, and waits until its guest prints a text.
 func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.Server {
 	t.Helper()
 	s := reach(t, d, spec, driver.StateRunning)
@@ -154,7 +155,7 @@ type textError string
 
 func (e textError) Error() string { return "it printed " + string(e) }
 
-// gone deletes a server until nothing is left.
+// gone deletes a server until nothing is left of it.
 func gone(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())

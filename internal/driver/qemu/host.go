@@ -19,13 +19,14 @@ import (
 )
 
 // What QEMU takes beside its guest's memory, somewhat more than was measured (see
-// docs/performance.md). An emulated guest has its code there once more, translated.
+// docs/performance.md). For an emulated guest it also holds the translated code.
 const (
 	overheadKVM = 64 << 20
 	overheadTCG = 160 << 20
 )
 
-// overheadOf an accelerator; one that is not known may be any.
+// overheadOf returns the overhead of an accelerator. An unknown one gets the larger
+// overhead.
 func overheadOf(accel string) int64 {
 	if accel == AccelKVM {
 		return overheadKVM
@@ -33,8 +34,8 @@ func overheadOf(accel string) int64 {
 	return overheadTCG
 }
 
-// defaultReserve is what is kept of the host's memory at least, and reservePart the
-// part of it otherwise.
+// defaultReserve is the minimum that is reserved of the host's memory, and reservePart
+// the divisor that gives the reserve of a larger host.
 const (
 	defaultReserve = 512 << 20
 	reservePart    = 20
@@ -54,27 +55,27 @@ func parseReserve(text string) (func(total int64) int64, error) {
 // room is the memory that there is for guests.
 type room struct {
 	available int64
-	// reserve is what the host keeps besides, which only machines get that have had
-	// their memory before.
+	// reserve is what the host keeps besides. Only machines that have had their memory
+	// before get it.
 	reserve int64
-	// where says of what, for people.
+	// where says, for people, what the memory is part of.
 	where string
-	// promised has, by server, what each machine that runs was promised and does not
-	// use yet: nobody has that, and still it is not free.
+	// promised holds, by server, the memory that each running machine was promised and does
+	// not use yet. It is unused, but not free.
 	promised map[string]int64
 }
 
 // reservations admit guests to the memory of the host.
 type reservations struct {
 	mu sync.Mutex
-	// starting has, by server, what guests are being started with.
+	// starting holds, by server, the memory that starting guests need.
 	starting map[string]int64
 }
 
-// demand is what a machine needs: its guest's memory and QEMU's own. given is what it
-// gives back before. ranBefore is set for a machine that has run with as much: it is
-// admitted to the reserve, and without QEMU's own memory, so that a host which comes
-// back runs what it ran, also with machines of versions that knew neither.
+// demand is what a machine needs: its guest's memory and QEMU's own. given is what the
+// machine frees first. ranBefore is set for a machine that has run with as much. It is
+// admitted to the reserve, and without QEMU's own memory, so that a host which restarts
+// runs what it ran, including machines of versions that knew neither.
 type demand struct {
 	guest, overhead, given int64
 	ranBefore              bool
@@ -87,8 +88,8 @@ func demandOf(s *server, spec driver.ServerSpec, accel string) demand {
 	}
 }
 
-// take sets memory aside for a machine until its start is over, and refuses one that
-// there is no room for.
+// take sets memory aside for a machine until its start is over, and refuses a machine
+// that does not fit.
 func (r *reservations) take(id string, want demand, look func() (room, error)) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,7 +114,7 @@ func (r *reservations) check(want demand, look func() (room, error)) error {
 	return r.admit(want, look)
 }
 
-// admit wants the lock held.
+// admit requires the lock.
 func (r *reservations) admit(want demand, look func() (room, error)) error {
 	have, err := look()
 	if err != nil {
@@ -135,10 +136,10 @@ func (r *reservations) admit(want demand, look func() (room, error)) error {
 	return nil
 }
 
-// hostMemory is what reservations look at: what is left of the host's memory besides
-// the reserve, or of a control group's that Drover, and with it its machines, is in.
-// Machines of other clusters and released ones count as any, and one whose use cannot
-// be seen, as that of another user, as if it used nothing yet.
+// hostMemory returns what reservations check against: what is left of the host's memory
+// besides the reserve, or of the control group that Drover and its machines are in.
+// Machines of other clusters and released ones count like any other. A machine whose use
+// cannot be read, as of another user, counts as if it used nothing yet.
 func (d *Driver) hostMemory() (room, error) {
 	host, err := readMemory("/proc/meminfo")
 	if err != nil {
@@ -170,7 +171,7 @@ func (d *Driver) promised() (map[string]int64, error) {
 	return promised, err
 }
 
-// readMemory reads the kernel's figures of memory, a name and a number a line.
+// readMemory reads the kernel's memory figures, one name and number per line.
 func readMemory(path string) (map[string]int64, error) {
 	content, err := os.ReadFile(path) //nolint:gosec // the kernel's
 	if err != nil {
@@ -194,13 +195,13 @@ func readMemory(path string) (map[string]int64, error) {
 	return figures, nil
 }
 
-// unlimited : from here on a number means that there is no limit. Version 1 of control
-// groups has one of this size then.
+// unlimited is the number from which on there is no limit. Version 1 of control groups
+// reports about this size then.
 const unlimited = 1 << 60
 
-// limitedMemory finds the control group, of that at path and those above it up to top,
-// that has the least memory left. What only caches files does not count as used: the
-// kernel takes that back, as it does for the host.
+// limitedMemory finds the control group with the least memory left, among the one at path
+// and those above it up to top. Memory that only caches files does not count as used: the
+// kernel reclaims it, as it does for the host.
 func limitedMemory(path, top string, unified bool) (group string, free int64, err error) {
 	limits, usage, cached := []string{"memory.max", "memory.high"}, "memory.current", []string{"inactive_file", "active_file"}
 	if !unified {
@@ -232,7 +233,8 @@ func limitedMemory(path, top string, unified bool) (group string, free int64, er
 	return group, free, nil
 }
 
-// readFigure reads a number; what is none, such as the word max, is otherwise.
+// readFigure reads a number; for other content, such as the word max, it returns
+// otherwise.
 func readFigure(path string, otherwise int64) int64 {
 	content, err := os.ReadFile(path) //nolint:gosec // a control group's
 	if err != nil {

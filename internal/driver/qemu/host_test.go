@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// TestReservations : what was promised to others, those included that are being started
-// at the same time, is not promised again.
+// TestReservations checks that what was promised to others, including those that are
+// being started, is not promised again.
 func TestReservations(t *testing.T) {
 	t.Parallel()
 	var r reservations
@@ -51,8 +51,8 @@ func TestReservations(t *testing.T) {
 	}
 }
 
-// TestMachinesThatRanBefore : a machine that ran with as much memory is admitted to the
-// reserve, so that a host which comes back runs what it ran.
+// TestMachinesThatRanBefore checks that a machine which ran with as much memory is
+// admitted to the reserve, so that a host which restarts runs what it ran.
 func TestMachinesThatRanBefore(t *testing.T) {
 	t.Parallel()
 	var r reservations
@@ -69,8 +69,8 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	wantError(t, r.check(demandOf(ran, spec, AccelTCG), look), driver.ErrExhausted, "needed 21 bytes")
 }
 
-// TestPromised : a machine that runs is promised what it does not use yet, one that
-// is off nothing.
+// TestPromised checks that a running machine is promised what it does not use yet, and
+// that one which is off is promised nothing.
 func TestPromised(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -92,8 +92,8 @@ func TestPromised(t *testing.T) {
 	gone(t, d, off)
 }
 
-// TestProcessHidden : a machine that runs, and whose process cannot be found, is
-// promised all its memory, and who is to kill it says what is wrong.
+// TestProcessHidden checks that a running machine whose process cannot be found is
+// promised all its memory, and that an attempt to kill it reports the cause.
 func TestProcessHidden(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -138,8 +138,8 @@ func TestParseReserve(t *testing.T) {
 	}
 }
 
-// TestReserveIsKept : a machine that the host has room for, but for the reserve or for
-// QEMU itself, is not started.
+// TestReserveIsKept checks that a machine is not started if it fits only without the
+// reserve or without QEMU's own memory.
 func TestReserveIsKept(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -170,8 +170,8 @@ func group(t *testing.T, path string, files map[string]string) {
 	}
 }
 
-// TestLimitedMemory : of all groups from Drover's own up, the one counts that has least
-// left, without what caches files.
+// TestLimitedMemory checks that, of all groups from Drover's own up, the one with the
+// least memory left counts, without what caches files.
 func TestLimitedMemory(t *testing.T) {
 	t.Parallel()
 	v2 := func(limit, high, current, inactive, active string) map[string]string {
@@ -217,7 +217,7 @@ func TestLimitedMemory(t *testing.T) {
 	}
 }
 
-// TestRealGroup : a limit that the kernel keeps is found by a process below it.
+// TestRealGroup checks that a process finds a limit that the kernel enforces above it.
 func TestRealGroup(t *testing.T) {
 	t.Parallel()
 	g, err := groupOf(os.Getpid(), "memory")

@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// hostPorts are the ports of the host that machines may have.
+// hostPorts are the ports of the host that machines may use.
 type hostPorts struct {
 	text   string
 	ranges [][2]int32 // from, to; none means all
@@ -54,7 +54,7 @@ func (h *hostPorts) has(port int32) bool {
 	return len(h.ranges) == 0
 }
 
-// at counts through the ports.
+// at returns the n-th of the ports, counting around.
 func (h *hostPorts) at(n uint32) int32 {
 	n %= h.size
 	for _, r := range h.ranges {
@@ -77,8 +77,8 @@ func (h *hostPorts) check(ports []driver.Port) error {
 	return nil
 }
 
-// choose is a chooser that tries. Each choice goes on where the one before ended, so
-// that a machine with several ports is not offered one again that it took already.
+// choose is a chooser that tries ports. Each choice continues where the previous one
+// ended, so that a machine with several ports is not offered a port that it took already.
 func (h *hostPorts) choose(ctx context.Context, f forward) (int32, error) {
 	switch {
 	case f.HostPort != 0 && !h.has(f.HostPort):

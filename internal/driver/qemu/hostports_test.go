@@ -43,8 +43,8 @@ func TestParseHostPorts(t *testing.T) {
 	}
 }
 
-// TestHostPortsRange : machines get ports of the range alone, each another one, and
-// none where all are taken.
+// TestHostPortsRange checks that machines get ports of the range only, each another one,
+// and none where all are taken.
 func TestHostPortsRange(t *testing.T) {
 	t.Parallel()
 	held, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
@@ -70,14 +70,14 @@ func TestHostPortsRange(t *testing.T) {
 	must(t, err)
 	_, err = chooseForwards(t.Context(), ports[:1], nil, only.choose)
 	wantError(t, err, driver.ErrRetry, fmt.Sprintf("none of %d (--qemu-host-ports) is free", first))
-	// A port of before the flag is not taken again.
+	// A port from before the flag is not taken again.
 	before := []forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
 	_, err = chooseForwards(t.Context(), ports[:1], before, only.choose)
 	wantError(t, err, driver.ErrRetry, "is free")
 }
 
-// TestHostPortRefused : one outside of the range is refused by name, for a new machine
-// and for one that there is, which can still be stopped.
+// TestHostPortRefused checks that a port outside the range is refused by name, for a new
+// machine and for an existing one, which can still be stopped.
 func TestHostPortRefused(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -119,8 +119,8 @@ func TestCheckHostIP(t *testing.T) {
 	}
 }
 
-// TestHostIP : a port is open on the address that was asked for and on no other, which
-// is told, and what another machine or program has of it is a conflict.
+// TestHostIP checks that a port is open on the requested address only, and that this
+// address is reported. A port of it that another machine or program has is a conflict.
 func TestHostIP(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -165,8 +165,8 @@ func TestHostIP(t *testing.T) {
 	gone(t, d, other)
 }
 
-// TestProbeOfOneAddress : on a single address, where the connections of others are in
-// QEMU's table too, the probe is about its own.
+// TestProbeOfOneAddress checks that, on a single address, the probe looks at its own
+// connection although QEMU's table has those of others too.
 func TestProbeOfOneAddress(t *testing.T) {
 	t.Parallel()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")

@@ -18,9 +18,9 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
-// image is a file that a disk stands on, as it was when the disk was made. One that
-// was fetched is in the store, wherever that is by now: of its path, only the name
-// counts, which tells its content.
+// image is a file that a disk stands on, as it was when the disk was made. A fetched
+// image is in the store, wherever that is now. Only the name in its path counts, which
+// identifies its content.
 type image struct {
 	imageSettings
 
@@ -30,14 +30,14 @@ type image struct {
 	Stamp  string `json:"stamp"`
 }
 
-// imageSettings are what tells one image from another.
+// imageSettings identify an image.
 type imageSettings struct {
 	Source   string `json:"source,omitempty"`
 	Checksum string `json:"checksum,omitempty"`
 }
 
-// imageOf returns the image that a spec asks for, or the one that is there: a
-// default that changes touches no server.
+// imageOf returns the image that a spec asks for, or else the present one: a change of
+// the default affects no server.
 func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 	if spec.Image.Source == "" {
 		return have
@@ -51,15 +51,15 @@ func (s *server) imageOf(spec driver.ServerSpec) imageSettings {
 	return imageOf(spec, s.Root.Image.imageSettings)
 }
 
-// ref is how the store is asked for the image.
+// ref returns the image in the form that the store takes.
 func (i imageSettings) ref() driver.Image {
 	return driver.Image{Source: i.Source, Checksum: i.Checksum}
 }
 
-// isSame reports whether what is asked for is the image that a disk stands on,
-// however that is named: by a checksum that was added or left out, or at another
-// server that has the same. What one source stands for may have changed since the
-// disk was made of it, so without a checksum its name alone counts.
+// isSame reports whether the requested image is the one that a disk stands on, under
+// whatever name. A checksum may have been added or left out, or another server may have
+// the same image. The content behind a source may have changed since the disk was made of
+// it, so without a checksum only the name counts.
 func (d *Driver) isSame(have image, asked imageSettings) bool {
 	switch {
 	case have.imageSettings == asked:
@@ -74,7 +74,7 @@ func (d *Driver) isSame(have image, asked imageSettings) bool {
 	return d.images.Digest(asked.ref()) == imagestore.DigestOf(have.Path)
 }
 
-// openImage looks at an image that is on this host.
+// openImage describes an image that is on this host.
 func (d *Driver) openImage(field string, asked imageSettings) (image, error) {
 	f, err := d.openFound(field, asked)
 	if err != nil {
@@ -88,7 +88,7 @@ func (d *Driver) openImage(field string, asked imageSettings) (image, error) {
 	return i, nil
 }
 
-// openFound opens the file of an image: the one that it names, or the one that
+// openFound opens the file of an image: the one that the source names, or the one that
 // was fetched.
 func (d *Driver) openFound(field string, asked imageSettings) (*os.File, error) {
 	if !imagestore.IsRemote(asked.Source) {
@@ -111,8 +111,8 @@ func unavailable(format string, args ...any) error {
 
 func sourcePath(source string) string { return strings.TrimPrefix(source, "file://") }
 
-// openSource opens the file that a field of the spec names. It is below one of
-// the allowed folders, and no symbolic link leads out of them.
+// openSource opens the file that a field of the spec names. It must be below one of the
+// allowed folders, and no symbolic link may lead out of them.
 func (d *Driver) openSource(field, source string) (*os.File, error) {
 	forms := "it must be the absolute path of a file, or file:// before one"
 	if strings.HasSuffix(field, "image.source") {
@@ -148,7 +148,7 @@ func openBelow(dir, name string) (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = root.Close() }()
-	// A pipe would wait for its other end.
+	// Opening a pipe would wait for its other end.
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ func (d *Driver) openKernel(spec driver.ServerSpec, files *passed) (*kernel, err
 	if k == nil {
 		return nil, nil //nolint:nilnil // Nil is for the disk's own.
 	}
-	// In order, so that of two that are missing the same one is told each time.
+	// In order, so that of two missing files the same one is reported each time.
 	f, err := d.openSource("image.kernel.source", k.Source)
 	if err != nil {
 		return nil, err
@@ -212,9 +212,9 @@ func describeImage(f *os.File, asked imageSettings) (image, error) {
 	return i, err
 }
 
-// stampOf changes when the image's file does, and not when that is copied with its
-// times, as from a backup. A file of the store may have been fetched again, and is
-// named after its content, but it may have been cut off.
+// stampOf returns a stamp that changes when the image's file does, and not when the file
+// is copied with its times, as from a backup. A file of the store is named after its
+// content and may have been fetched again, so only truncation shows in its stamp.
 func (i image) stampOf(info fs.FileInfo) string {
 	if imagestore.IsRemote(i.Source) {
 		return strconv.FormatInt(info.Size(), 10)
@@ -222,14 +222,14 @@ func (i image) stampOf(info fs.FileInfo) string {
 	return fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())
 }
 
-// fetched is the image, which is in the store, as it is fetched again: by its
-// digest, whatever its source stands for by now.
+// fetched returns the reference by which the image is fetched again: by its digest,
+// whatever its source stands for by now.
 func (i image) fetched(policy driver.PullPolicy) driver.Image {
 	return driver.Image{Source: i.Source, Checksum: imagestore.DigestOf(i.Path), PullPolicy: policy}
 }
 
-// digest is that of an image that was fetched, whatever its source stands for by
-// now; others have none.
+// digest returns the digest of an image that was fetched, whatever its source stands for
+// by now; others have none.
 func (i image) digest() string {
 	if !imagestore.IsRemote(i.Source) || i.Path == "" {
 		return ""
@@ -237,7 +237,7 @@ func (i image) digest() string {
 	return imagestore.DigestOf(i.Path)
 }
 
-// pathOf is where an image is now.
+// pathOf returns where an image is now.
 func (d *Driver) pathOf(i image) string {
 	if !imagestore.IsRemote(i.Source) {
 		return i.Path
@@ -246,8 +246,8 @@ func (d *Driver) pathOf(i image) string {
 	return path
 }
 
-// openBase opens the image that a disk stands on: the disk is worth nothing on top of
-// anything else.
+// openBase opens the image that a disk stands on. The disk is unusable on top of any
+// other content.
 func (d *Driver) openBase(field string, was image) (*os.File, error) {
 	f, err := d.reopen(field, was)
 	if err != nil {
@@ -259,8 +259,8 @@ func (d *Driver) openBase(field string, was image) (*os.File, error) {
 	return f, nil
 }
 
-// checkBase checks an image as it is opened. Size and time are what it is known by. They
-// can be kept by who replaces it, so its content must not lead to other files either.
+// checkBase checks an image as it is opened. Size and time identify it. Whoever replaces
+// the file can preserve both, so its content must not lead to other files either.
 func (d *Driver) checkBase(f *os.File, was image) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -292,8 +292,8 @@ func (d *Driver) checkImage(field string, have disk) error {
 	return f.Close()
 }
 
-// reopen opens the image of a disk. What a source stands for may have changed, but
-// not what was fetched by it then.
+// reopen opens the image of a disk. The content behind a source may have changed, but not
+// what was fetched from it then.
 func (d *Driver) reopen(field string, was image) (*os.File, error) {
 	if !imagestore.IsRemote(was.Source) {
 		return d.openFound(field, imageSettings{Source: was.Path})

@@ -10,8 +10,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// checkImageDirs refuses folders by which a machine could be given what is Drover's
-// own: the disk of another machine, with its secrets, or a private key.
+// checkImageDirs refuses folders through which a machine could get Drover's own files:
+// the disk of another machine, with its secrets, or a private key.
 func (o Options) checkImageDirs(dir *statedir.Dir) error {
 	always := dir.Path(imagesDir)
 	for _, images := range o.ImageDirs {
@@ -31,14 +31,14 @@ func (o Options) checkImageDirs(dir *statedir.Dir) error {
 	return nil
 }
 
-// holds tells whether a path is a folder's or leads below it, wherever symbolic
-// links lead.
+// holds reports whether a path is a folder or below it, after symbolic links are
+// resolved.
 func holds(dir, path string) bool {
 	name, err := filepath.Rel(resolve(filepath.Clean(dir)), resolve(filepath.Clean(path)))
 	return err == nil && filepath.IsLocal(name)
 }
 
-// resolve follows symbolic links as far as there is anything.
+// resolve follows symbolic links in the part of the path that exists.
 func resolve(path string) string {
 	whole, err := filepath.EvalSymlinks(path)
 	if parent := filepath.Dir(path); err != nil && parent != path {

@@ -25,7 +25,7 @@ func (e *engine) web(t *testing.T) string {
 	return server.URL
 }
 
-// openUnchecked takes images that have no checksum.
+// openUnchecked returns a driver that takes images without a checksum.
 func (e *engine) openUnchecked(t *testing.T) *Driver {
 	t.Helper()
 	o := e.options()
@@ -40,8 +40,7 @@ func checksumOf(t *testing.T, path string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(content))
 }
 
-// restart ends the run that is on and waits for the next, whose guest is to print
-// a text.
+// restart ends the present run and waits for the next, whose guest is to print a text.
 func restart(t *testing.T, d *Driver, spec driver.ServerSpec, prints string) {
 	t.Helper()
 	spec.StopBy = time.Now().Add(time.Hour)
@@ -51,7 +50,7 @@ func restart(t *testing.T, d *Driver, spec driver.ServerSpec, prints string) {
 	boots(t, d, spec, prints)
 }
 
-// TestSameImage : an image that is named in another way is no other image.
+// TestSameImage checks that an image under another name is the same image.
 func TestSameImage(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -88,7 +87,7 @@ func TestSameImage(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestSameFile : the two forms of a file's name are of one image.
+// TestSameFile checks that the two forms of a file's name mean one image.
 func TestSameFile(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -110,8 +109,8 @@ func off(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	reach(t, d, spec, driver.StateStopped)
 }
 
-// TestImageRestored : an image that was put back by copying it with its times is
-// the one that the disk was made on.
+// TestImageRestored checks that an image which was restored by copying it with its times
+// is the one that the disk was made on.
 func TestImageRestored(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -130,7 +129,7 @@ func TestImageRestored(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestCacheRemoved : an image that a disk stands on is fetched again, but nothing
+// TestCacheRemoved checks that a removed image of a disk is fetched again, but nothing
 // else in its place.
 func TestCacheRemoved(t *testing.T) {
 	t.Parallel()
@@ -144,7 +143,7 @@ func TestCacheRemoved(t *testing.T) {
 	must(t, os.RemoveAll(d.dir.Path(cacheDir)))
 	must(t, os.Rename(e.plain, e.plain+".old"))
 	must(t, os.Link(e.other, e.plain))
-	// By its time alone a web server tells one file from another of the same size.
+	// A web server distinguishes files of the same size by their time only.
 	must(t, os.Chtimes(e.other, time.Unix(1, 0), time.Unix(1, 0)))
 	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "its checksum is "+checksumOf(t, e.other), driver.ReasonImageUnavailable)
 	never := spec
@@ -166,8 +165,8 @@ func TestCacheRemoved(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestFolderMoved : machines are as they were in a folder that was moved with the
-// images that were fetched.
+// TestFolderMoved checks that machines are unchanged in a folder that was moved with the
+// fetched images.
 func TestFolderMoved(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -184,8 +183,8 @@ func TestFolderMoved(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestVolumeImageChanged : a volume is made once, so another image waits for
-// nothing.
+// TestVolumeImageChanged checks that nothing is pending for another image of a volume,
+// since a volume is made once.
 func TestVolumeImageChanged(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
-// TestJournal : it has what leaders did, each with its epoch, and whom the fence
-// refused.
+// TestJournal checks that the journal has what leaders did, each entry with its epoch,
+// and which callers the fence refused.
 func TestJournal(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

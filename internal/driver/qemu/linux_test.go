@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// told is what the Linux guest tells of itself: see hack/guest/linux.
+// told is what the Linux guest reports about itself: see hack/guest/linux.
 type told struct {
 	Boots     int
 	Cmdline   string
@@ -33,7 +33,7 @@ type told struct {
 	Seed map[string]string
 }
 
-// linuxSpec is a Linux guest, and the host port that leads to its web server.
+// linuxSpec returns a Linux guest, and the host port that leads to its web server.
 func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 	t.Helper()
 	guest := vmtest.LinuxGuest(t, e.images)
@@ -46,7 +46,7 @@ func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 	return spec, port
 }
 
-// get asks the guest's web server.
+// get queries the guest's web server.
 func get(t *testing.T, port int32, path string) (*told, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -75,8 +75,8 @@ func report(t *testing.T, port int32) *told {
 	return r
 }
 
-// TestLinux : a whole guest with a kernel of its own, a network, a disk that
-// keeps what was written, and ACPI.
+// TestLinux checks a whole guest with a kernel of its own, a network, a disk that keeps
+// what was written, and ACPI.
 func TestLinux(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -112,8 +112,8 @@ func TestLinux(t *testing.T) {
 	}
 }
 
-// TestKernelFilesInOrder : an error that changes from one try to the next would be
-// news each time.
+// TestKernelFilesInOrder checks that the error is the same each time: one that changes
+// between attempts would be reported as new each time.
 func TestKernelFilesInOrder(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -125,7 +125,7 @@ func TestKernelFilesInOrder(t *testing.T) {
 	}
 }
 
-// TestKernelFiles : a kernel has to be in the allowed folders, as images do.
+// TestKernelFiles checks that a kernel must be in the allowed folders, as images must.
 func TestKernelFiles(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -153,8 +153,8 @@ func TestKernelFiles(t *testing.T) {
 	}
 }
 
-// TestSeed : a guest finds what cloud-init reads, to the letter, and finds the
-// change at its next start. Outside nobody sees it.
+// TestSeed checks that a guest finds exactly what cloud-init reads, and finds a change at
+// its next start. Outside the guest it is not visible.
 func TestSeed(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -195,8 +195,8 @@ func TestSeed(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestVolumes : the guest finds them by name, sees them grow, and what it wrote
-// outlives a time without them.
+// TestVolumes checks that the guest finds volumes by name and sees them grow, and that
+// what it wrote outlives a time without them.
 func TestVolumes(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -273,7 +273,7 @@ func TestBadVolumes(t *testing.T) {
 	}
 }
 
-// big is an image of 5 MiB.
+// big returns an image of 5 MiB.
 func (e *engine) big(t *testing.T) string {
 	t.Helper()
 	path := e.images + "/big.qcow2"

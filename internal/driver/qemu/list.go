@@ -17,10 +17,10 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// atOnce is how many servers are looked at, at a time.
+// atOnce is how many servers are looked at concurrently.
 const atOnce = 16
 
-// List looks at the servers.
+// List returns the servers of the UIDs, or all where none is named.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	found, err := d.look(ctx, uids)
 	if err != nil {
@@ -45,8 +45,9 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// look observes this cluster's servers: those of the UIDs, or all where none is
-// named, the released ones included. One whose record is broken may be anybody's.
+// look observes this cluster's servers: those of the UIDs, or all where none is named,
+// including the released ones. A server whose record is broken may belong to any cluster,
+// so it is included.
 func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 	homes, err := d.homes(ctx, uids)
 	if err != nil {
@@ -63,7 +64,7 @@ func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 		if (s.ClusterID != "" && s.ClusterID != d.ClusterID) || (named && s.Retained) {
 			continue
 		}
-		// One that was released in between is met twice.
+		// A server that was released in between is found twice.
 		who := driver.Target{UID: s.UID, ID: s.ID}
 		if i, met := places[who]; met {
 			ours[i] = s
@@ -75,8 +76,8 @@ func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 	return ours, d.dir.Reach() // which may have gone meanwhile
 }
 
-// homes are the directories of servers, the released ones last, so that a server
-// that is being released is met in one place at least.
+// homes returns the directories of servers. The released ones are last, so that a server
+// that is being released is found in at least one place.
 func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]instanceDir, error) {
 	if err := enter(ctx); err != nil {
 		return nil, err
@@ -118,8 +119,8 @@ func (d *Driver) homesOf(uids []types.UID) ([]instanceDir, error) {
 	return homes, nil
 }
 
-// observeAll leaves out what is gone meanwhile. A server that is broken is one of
-// many, and keeps nobody from seeing the others.
+// observeAll observes servers, and leaves out those that are gone meanwhile. A broken
+// server does not prevent the others from being listed.
 func (d *Driver) observeAll(ctx context.Context, homes []instanceDir) ([]server, error) {
 	servers, errs := make([]server, len(homes)), make([]error, len(homes))
 	var all errgroup.Group

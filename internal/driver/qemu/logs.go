@@ -17,10 +17,9 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// logBound is how large a machine's logs get. QEMU writes them and knows no
-// bound, so all who attend the machine look at them now and then: one of them may
-// have been halted. While no controller runs nobody does; the first that comes cuts
-// what has grown.
+// logBound is how large a machine's logs get. QEMU writes them and knows no bound, so all
+// attendants of the machine check them periodically: one of them may be halted. Nothing
+// checks them while no controller runs; the next controller cuts what has grown.
 type logBound struct {
 	size  int64
 	every time.Duration
@@ -28,8 +27,9 @@ type logBound struct {
 
 var defaultLogBound = logBound{size: 1 << 20, every: 5 * time.Second}
 
-// putLogAside gives what QEMU printed another name: oldLog after a run, and failedLog
-// after a start that failed, so that retries do not push out what the run before left.
+// putLogAside renames the log of what QEMU printed: to oldLog after a run, and to
+// failedLog after a start that failed, so that retries do not replace the log of the
+// previous run.
 func (h instanceDir) putLogAside(suffix string) error {
 	err := os.Rename(h.file(logFile), h.file(logFile+suffix))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -38,7 +38,8 @@ func (h instanceDir) putLogAside(suffix string) error {
 	return err
 }
 
-// rotateLog makes way for the log of a run. A start that was cut off has left its own.
+// rotateLog renames the previous log before a run. A start that was interrupted has left
+// its own.
 func (s *server) rotateLog() error {
 	if s.Phase == phaseStarting {
 		return s.putLogAside(failedLog)
@@ -46,7 +47,7 @@ func (s *server) rotateLog() error {
 	return s.putLogAside(oldLog)
 }
 
-// lastOutput is the end of what QEMU printed, in one line of at most so many bytes.
+// lastOutput returns the end of what QEMU printed, in one line of at most so many bytes.
 // What the guest printed is in another file.
 func (h instanceDir) lastOutput(most int) string {
 	f, err := os.Open(h.file(logFile))
@@ -58,7 +59,7 @@ func (h instanceDir) lastOutput(most int) string {
 	if err != nil {
 		return err.Error()
 	}
-	// More than will be shown, for what is left out of it.
+	// Read more than will be shown, since some of it is left out.
 	end := make([]byte, min(info.Size(), int64(4*most)))
 	n, err := f.ReadAt(end, info.Size()-int64(len(end)))
 	if err != nil && n == 0 {
@@ -67,7 +68,7 @@ func (h instanceDir) lastOutput(most int) string {
 	return lastOf(string(end[:n]), most)
 }
 
-// lastOf is the end of a text as one line of valid UTF-8 without control characters.
+// lastOf returns the end of a text as one line of valid UTF-8 without control characters.
 func lastOf(text string, most int) string {
 	var lines []string
 	for line := range strings.Lines(strings.ToValidUTF8(text, "")) {
@@ -99,11 +100,11 @@ func (d *Driver) cutLogs(h instanceDir) {
 	}
 }
 
-// cutLog empties a log that is too large after it has put the end of it aside. The
-// file stays the same one, since QEMU has it open and appends to it. What comes between copy and
-// cut is lost. It is emptied even where the copy fails: a full disk is not a
-// reason to fill it. Of several who want to cut it one does: what the next would put
-// aside is what is left, in the place of what was.
+// cutLog empties a log that is too large after copying its end aside. The file stays the
+// same one, since QEMU has it open and appends to it. What is written between copy and
+// cut is lost. The log is emptied even where the copy fails: a full disk is no reason to
+// fill it further. Only one of several processes cuts it: the next would replace what was
+// put aside by what is left.
 func (h instanceDir) cutLog(name string, keep int64) error {
 	lock, err := statedir.TryLockExisting(h.file(name), syscall.LOCK_EX)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EWOULDBLOCK) {
@@ -125,8 +126,8 @@ func (h instanceDir) cutLog(name string, keep int64) error {
 	return errors.Join(h.putEndAside(log, info.Size(), keep), log.Truncate(0))
 }
 
-// putEndAside copies the end of a log of some size. A guest that prints faster than
-// can be copied must not keep it going.
+// putEndAside copies the end of a log of some size. The copy is limited, so that a guest
+// which prints faster than that cannot prolong it.
 func (h instanceDir) putEndAside(log *os.File, size, keep int64) error {
 	tmp, remove, err := h.dir.Temp()
 	if err != nil {

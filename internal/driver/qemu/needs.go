@@ -11,9 +11,9 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
-// fetching tells whether a server has to wait for an image that a disk is to be
-// made of. What was fetched stays the server's until the caller has no more use
-// for it: else one that is always to be fetched would be so twice.
+// fetching reports whether a server has to wait for an image that a disk is to be made
+// of. What was fetched is kept for the server until the caller does not need it any more:
+// else an image that is always to be fetched would be fetched twice.
 func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
 	var images []driver.Image
 	for _, i := range d.imagesOf(s, spec) {
@@ -22,15 +22,15 @@ func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec)
 	return d.images.Wait(ctx, spec, images...)
 }
 
-// namedImage is one that has to be fetched if it is not there, and the field that
+// namedImage is an image that has to be fetched if it is missing, and the field that
 // names it.
 type namedImage struct {
 	field string
 	driver.Image
 }
 
-// imagesOf are those, of what is fetched, that a server's next run needs: as the
-// spec names them where a disk is still to be made of one, and else by their digest.
+// imagesOf returns the remote images that a server's next run needs: as the spec names
+// them where a disk is still to be made of one, and else by their digest.
 func (d *Driver) imagesOf(s server, spec driver.ServerSpec) []namedImage {
 	all := []namedImage{{rootField, d.rootImage(s, spec)}}
 	for i, v := range spec.Volumes {
@@ -46,8 +46,9 @@ func (d *Driver) imagesOf(s server, spec driver.ServerSpec) []namedImage {
 	return slices.DeleteFunc(all, func(i namedImage) bool { return !imagestore.IsRemote(i.Source) })
 }
 
-// rootImage is the image of a root disk that is still to be made, or by its digest
-// the one that the disk stands on, from wherever the spec names the same.
+// rootImage returns the image of a root disk that is still to be made. Otherwise it
+// returns the image that the disk stands on, by its digest and from the source that the
+// spec names for it.
 func (d *Driver) rootImage(s server, spec driver.ServerSpec) driver.Image {
 	have := s.Root.Image
 	if s.ID == "" {
@@ -65,8 +66,8 @@ func (d *Driver) rootImage(s server, spec driver.ServerSpec) driver.Image {
 	return have.fetched(spec.Image.PullPolicy)
 }
 
-// checkNewImages refuses what could be anything. Disks that were made of such an
-// image stay in use, whatever the flag was then.
+// checkNewImages refuses images whose content is not verified. Disks that were made of
+// such an image stay in use, whatever the flag was then.
 func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 	for _, i := range d.imagesOf(s, spec) {
 		if d.images.Sources.IsUnchecked(i.Image) && !d.UncheckedImages {
@@ -77,8 +78,8 @@ func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 	return nil
 }
 
-// checkImages makes sure that the next run finds what it is to be made of, and
-// makes nothing.
+// checkImages checks that everything the next run is made of is available, and makes
+// nothing.
 func (d *Driver) checkImages(s *server, spec driver.ServerSpec) error {
 	if err := d.checkKernel(spec); err != nil {
 		return err

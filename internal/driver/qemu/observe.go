@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// commandWithin bounds what is said to one QEMU at a time.
+	// commandWithin bounds one exchange with a QEMU.
 	commandWithin = 5 * time.Second
-	// glanceWithin bounds the question to one of many, so that those which are
-	// silent do not keep the others from being told of.
+	// glanceWithin bounds the query of one QEMU among many, so that those which do not
+	// answer do not delay the report of the others.
 	glanceWithin = time.Second
-	// leavesWithin is how long a QEMU that hung up may take to be gone.
+	// leavesWithin is how long a QEMU that closed the connection may take to be gone.
 	leavesWithin = 500 * time.Millisecond
 )
 
-// Exit codes. A machine has none, so these follow what processes have: 0 for an
-// end in good order and 128 and the signal's number for a kill.
+// Exit codes. A machine has none, so these follow the convention for processes: 0 for a
+// normal end, and 128 plus the signal's number for a kill.
 const (
 	codeShutDown = 0
 	codePanicked = 1
@@ -35,10 +35,10 @@ const (
 	codeKilled   = 137
 )
 
-// reasonKilled is how a run ended whose QEMU is gone without a word.
+// reasonKilled is the exit reason of a run whose QEMU ended without reporting why.
 const reasonKilled = "Killed"
 
-// Run states of QEMU that mean something here.
+// Run states of QEMU that the driver handles.
 const (
 	statusPrelaunch = "prelaunch"
 	statusPaused    = "paused"
@@ -48,45 +48,45 @@ const (
 	statusInternal  = "internal-error"
 )
 
-// ends are the states that a guest does not come back from, and what they mean.
+// ends are the states that a guest does not come back from, and the exits they stand for.
 var ends = map[string]driver.Exit{
 	statusShutdown: {Code: codeShutDown, Reason: "Completed"},
 	statusPanicked: {Code: codePanicked, Reason: "GuestPanicked"},
 	statusInternal: {Code: codeBroken, Reason: "InternalError"},
 }
 
-// isCrash reports whether a guest's end was not in good order.
+// isCrash reports whether a guest's end was a crash.
 func isCrash(end driver.Exit) bool { return end.Code == codePanicked || end.Code == codeBroken }
 
-// server is a server as it is found.
+// server is a server as observed.
 type server struct {
 	instanceDir
 	record
-	// on tells whether its QEMU is there, even if the guest in it has ended.
+	// on reports whether its QEMU runs, even if the guest in it has ended.
 	on bool
-	// status is QEMU's run state, empty if it does not tell; silence says why.
+	// status is QEMU's run state, empty if QEMU does not answer; silence says why.
 	status  string
 	silence error
-	// end of the last run, nil while the run goes on and if there was none; unkept
-	// says why it could not be written down.
+	// end is the end of the last run; nil while the run goes on and if there was none.
+	// unkept says why it could not be recorded.
 	end    *driver.Exit
 	unkept error
-	// fault is the error of its disk that the guest waits for, if it does.
+	// fault is the disk error that the guest waits for, if there is one.
 	fault error
-	// broken says what of it cannot be read. Without its record no more is known of
-	// it than its UID and whether it is on.
+	// broken says what of the server cannot be read. Without its record, only its UID and
+	// whether it is on are known.
 	broken error
 }
 
-// observe looks at a server. An end that it finds and that nobody wrote down
-// yet, it writes down. It fails where there is no server, where ctx is done or the
-// process cannot open any file, and with a brokenError where something of the server
-// cannot be read: then it still returns what can be known.
+// observe looks at a server. It records an end that it finds and that is not recorded
+// yet. It fails where there is no server, where ctx is done or the process cannot open
+// any file. It fails with a brokenError where something of the server cannot be read, and
+// then still returns what is known.
 func (d *Driver) observe(ctx context.Context, h instanceDir) (server, error) {
 	return d.observeWithin(ctx, h, commandWithin)
 }
 
-// observeWithin is observe for who waits only so long for QEMU's answer.
+// observeWithin is observe with a limit on the wait for QEMU's answer.
 func (d *Driver) observeWithin(ctx context.Context, h instanceDir, within time.Duration) (server, error) {
 	s, err := d.see(ctx, h, within)
 	if isBroken(err) {
@@ -111,7 +111,7 @@ func (d *Driver) see(ctx context.Context, h instanceDir, within time.Duration) (
 	if err := d.findEnd(&s); err != nil || s.on {
 		return s, err
 	}
-	// One that was removed meanwhile leaves nothing, not even how it ended.
+	// A server that was removed meanwhile leaves nothing, not even how it ended.
 	there, err := h.exists()
 	if !there && err == nil {
 		d.forgetEnds(r.UID)
@@ -129,8 +129,8 @@ func (h instanceDir) seeBroken(cause error) (server, error) {
 	return s, cause
 }
 
-// findOn tells whether its QEMU is there. Where that cannot be told it may be, so
-// nobody is told that it is off.
+// findOn finds out whether its QEMU runs. Where that cannot be determined, the server
+// counts as on, so that it is never wrongly reported as off.
 func (s *server) findOn() error {
 	on, err := s.running()
 	s.on = on || err != nil
@@ -147,21 +147,21 @@ func (s *server) look(ctx context.Context, within time.Duration) error {
 	if s.silence == nil || ctx.Err() != nil || asked.Err() != nil {
 		return ctx.Err()
 	}
-	// One that hangs up may be about to end.
+	// A QEMU that closes the connection may be about to end.
 	if s.untilOff(ctx, leavesWithin) == nil {
 		s.on, s.silence = false, nil
 	}
 	return ctx.Err()
 }
 
-// findEnd goes on with an end that cannot be written down: a disk that is full is
-// no reason not to see, or remove, what is on it.
+// findEnd finds the end of the run. It continues with an end that cannot be recorded: a
+// full disk must not prevent a server from being seen or removed.
 func (d *Driver) findEnd(s *server) error {
 	if s.Phase != phaseOn {
-		return nil // no guest was let go: the end of the run before is not this one's
+		return nil // no guest was resumed: the previous run's end is not this one's
 	}
 	if s.Retained {
-		return nil // nobody asks, and nobody would remove what was written down
+		return nil // no caller asks for it, and nothing would remove the record of it
 	}
 	end, over := ends[s.status]
 	if s.on && !over {
@@ -183,10 +183,10 @@ func (d *Driver) findEnd(s *server) error {
 	return nil
 }
 
-// alive tells whether a guest runs, or could go on.
+// alive reports whether a guest runs, or could continue.
 func (s *server) alive() bool { return s.on && (s.Phase == phaseStarting || s.end == nil) }
 
-// ended tells whether a QEMU waits to be reaped whose guest has ended.
+// ended reports whether a QEMU whose guest has ended waits to be reaped.
 func (s *server) ended() bool { return s.on && !s.alive() }
 
 func (s *server) stopping() bool { return s.alive() && s.Phase == phaseOn && s.Stop != nil }
@@ -198,7 +198,7 @@ func (s *server) state() driver.State {
 	case s.Phase == phaseStarting && s.silence != nil:
 		return driver.StateStarting
 	case s.Phase == phaseStarting:
-		return driver.StatePaused // it is up, and no start goes on without a call
+		return driver.StatePaused // QEMU is up, and a start continues only in a call
 	case s.stopping():
 		return driver.StateStopping
 	case s.isPaused():
@@ -211,15 +211,15 @@ func (s *server) isPaused() bool {
 	return s.status == statusPaused || s.status == statusPrelaunch || s.status == statusIOError
 }
 
-// report is the server as the contract has it.
+// report returns the server as the driver contract describes it.
 func (s *server) report() driver.Server {
 	out := driver.Server{
 		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name,
 		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,
 		Applied: driver.Resources{RootDiskBytes: s.Root.Size}, ImageID: s.Root.Image.digest(),
 	}
-	// One that is off has no CPUs and no memory until it is started with what the
-	// spec says then.
+	// A server that is off has no CPUs and no memory: the next start takes what the spec
+	// says then.
 	if s.alive() {
 		out.Applied.CPUMilli, out.Applied.MemoryBytes = s.Settings.CPUMilli, s.Settings.MemoryBytes
 		out.Note = s.CPUNote
@@ -240,7 +240,7 @@ func (s *server) report() driver.Server {
 	return out
 }
 
-// ask asks for QEMU's run state.
+// ask returns QEMU's run state.
 func (h instanceDir) ask(ctx context.Context) (status string, err error) {
 	err = h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
 		status, err = askStatus(ctx, c)
@@ -257,14 +257,14 @@ func askStatus(ctx context.Context, c *qmp.Client) (string, error) {
 	return answer.Status, err
 }
 
-// command says one thing to QEMU by its control socket.
+// command executes one command by QEMU's control socket.
 func (h instanceDir) command(ctx context.Context, command string, arguments, result any) error {
 	return h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
 		return c.Execute(ctx, command, arguments, result)
 	})
 }
 
-// control talks with QEMU by its control socket.
+// control talks to QEMU by its control socket.
 func (h instanceDir) control(ctx context.Context, talk func(context.Context, *qmp.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, commandWithin)
 	defer cancel()
@@ -285,8 +285,8 @@ func (h instanceDir) dial(ctx context.Context, socket string, onEvent func(qmp.E
 	return c, err
 }
 
-// atSocket names a socket in the directory by way of the directory's descriptor,
-// so that the length of its path does not matter.
+// atSocket passes connect the path of a socket by way of the directory's descriptor, so
+// that the length of the directory's path does not matter.
 func (h instanceDir) atSocket(socket string, connect func(path string) error) error {
 	dir, err := os.Open(h.path)
 	if err != nil {

@@ -14,16 +14,16 @@ const (
 	stepNone   step = "none"
 	stepReap   step = "reap"   // a QEMU whose guest has ended
 	stepStart  step = "start"  // a new run
-	stepFinish step = "finish" // a start that was cut off
+	stepFinish step = "finish" // a start that was interrupted
 	stepStop   step = "stop"
 	stepGrow   step = "growth of the disks"
 	stepPause  step = "pause"
 	stepResume step = "resume"
 )
 
-// nextStep is what takes a server nearer to its spec. A stop that was begun is
-// carried through whatever the spec says meanwhile, since a power button that
-// was pressed cannot be let go.
+// nextStep returns the step that brings a server closer to its spec. A stop that was
+// begun is completed even if the spec changes meanwhile, since a power button that was
+// pressed cannot be released.
 func nextStep(s server, spec driver.ServerSpec) step {
 	switch {
 	case s.ended():

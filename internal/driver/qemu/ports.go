@@ -21,8 +21,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// chooser returns the host port of a forward if it can be had, or, where that is
-// 0, one that can.
+// chooser returns the host port of a forward if it is free, or any free one where that is
+// 0.
 type chooser func(context.Context, forward) (int32, error)
 
 // chooseForwards finds host ports for the ports of a spec. Those that the spec
@@ -45,12 +45,13 @@ func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, 
 	return forwards, nil
 }
 
-// checkForwards tells whether a machine that has some host ports can get the others
+// checkForwards reports whether a machine that has some host ports can get the others
 // that a spec names.
 func checkForwards(ctx context.Context, ports []driver.Port, have []forward, choose chooser) error {
 	for i, p := range ports {
 		f := forwardOf(p)
-		// What it has keeps it from trying: the same, or where one is of all addresses.
+		// A port cannot be tried that the machine itself has: the same, or where one is of all
+		// addresses.
 		isOwn := func(own forward) bool {
 			return own.outside() == f.outside() && (own.HostIP == f.HostIP || own.HostIP == "" || f.HostIP == "")
 		}
@@ -70,7 +71,7 @@ func portConflict(i int, p driver.Port, f forward, err error) error {
 		"ports[%d] (%s): host port %s cannot be had: %w", i, p.Name, f.place(), err))
 }
 
-// place is the forward's end on the host, for people.
+// place describes the forward's end on the host, for people.
 func (f forward) place() string {
 	text := fmt.Sprintf("%d/%s", f.HostPort, f.Protocol)
 	if f.HostIP != "" {
@@ -81,17 +82,18 @@ func (f forward) place() string {
 
 var ruleFailed = regexp.MustCompile(`(?i)could not set up host forwarding rule '([^']*)'`)
 
-// takenPort is the forward that QEMU ended over, -1 if it was none.
+// takenPort returns the index of the forward that QEMU ended over, -1 if there is none.
 func takenPort(words string, forwards []forward) int {
 	said := ruleFailed.FindStringSubmatch(words)
 	return slices.IndexFunc(forwards, func(f forward) bool { return said != nil && said[1] == f.rule() })
 }
 
-// chooseTries is how often a port that somebody else has is given back.
+// chooseTries is how often a host port is chosen anew when another process, or another
+// port of the machine, has the one that was chosen.
 const chooseTries = 10
 
-// chooseForward takes, where the spec leaves the choice, the port of the run
-// before if it can be had.
+// chooseForward chooses a host port for a port of the spec. Where the spec leaves the
+// choice, it takes the port of the previous run if that is free.
 func chooseForward(ctx context.Context, p driver.Port, before []forward, used map[forward]bool, choose chooser) (f forward, err error) {
 	f = forwardOf(p)
 	if !f.Chosen {
@@ -116,12 +118,12 @@ func chooseForward(ctx context.Context, p driver.Port, before []forward, used ma
 	return f, errors.New("the host offers those that other ports of the machine have")
 }
 
-// forwardOf is what a port of a spec asks for.
+// forwardOf returns the forward that a port of a spec asks for.
 func forwardOf(p driver.Port) forward {
 	return forward{Protocol: protocolOf(p), HostIP: hostIPOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
 }
 
-// hostIPOf is the address that a port is opened on, empty for all IPv4 addresses.
+// hostIPOf returns the address that a port is opened on, empty for all IPv4 addresses.
 func hostIPOf(p driver.Port) string {
 	if p.HostIP == net.IPv4zero.String() {
 		return ""
@@ -136,21 +138,22 @@ func protocolOf(p driver.Port) string {
 	return "tcp"
 }
 
-// samePort : a port's name is Drover's own, and no guest knows it.
+// samePort reports whether two ports are the same for the guest. Their names are Drover's
+// own, which no guest sees.
 func samePort(a, b driver.Port) bool {
 	return a.Port == b.Port && a.HostPort == b.HostPort && hostIPOf(a) == hostIPOf(b) && protocolOf(a) == protocolOf(b)
 }
 
-// rule is how QEMU calls it.
+// rule returns the forward in QEMU's syntax.
 func (f forward) rule() string {
 	return fmt.Sprintf("%s:%s:%d-:%d", f.Protocol, f.HostIP, f.HostPort, f.Port)
 }
 
-// outside is what no two forwards may have in common, whatever their addresses: one
-// may be that of all.
+// outside returns the part that no two forwards may have in common, whatever their
+// addresses: one may be on all addresses.
 func (f forward) outside() forward { return forward{Protocol: f.Protocol, HostPort: f.HostPort} }
 
-// freePort is a chooser that tries.
+// freePort is a chooser that tries to open the port.
 func freePort(ctx context.Context, f forward) (int32, error) {
 	var config net.ListenConfig
 	address := net.JoinHostPort(cmp.Or(f.HostIP, net.IPv4zero.String()), strconv.Itoa(int(f.HostPort)))
@@ -178,8 +181,8 @@ func portOf(a net.Addr) int32 {
 	return 0
 }
 
-// report is the server as the contract has it, with the way to reach it. A
-// machine's own address means nothing outside of its QEMU.
+// report returns the server as the driver contract describes it, with the addresses to
+// reach it. A machine's own address means nothing outside its QEMU.
 func (d *Driver) report(s server) driver.Server {
 	out := s.report()
 	if s.alive() {
@@ -205,14 +208,14 @@ func (d *Driver) report(s server) driver.Server {
 }
 
 const (
-	// loopback is where machines are reached from their host, in any case.
+	// loopback is an address at which machines are always reached from their host.
 	loopback = "127.0.0.1"
-	// addressHolds is how long the host's address is not looked up again.
+	// addressHolds is how long the host's address is cached.
 	addressHolds = 10 * time.Second
 )
 
-// hostAddress is the IPv4 address of this host that others know it by, most
-// likely: that of its default route.
+// hostAddress is the IPv4 address by which other hosts most likely know this host: that
+// of its default route.
 type hostAddress struct {
 	mu      sync.Mutex
 	text    string

@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// host plays one that has some ports taken and offers others in turn.
+// host acts as a host that has some ports taken and offers others in turn.
 type host struct {
 	taken  []int32
 	offers []int32
@@ -75,7 +75,7 @@ func TestChooseForwards(t *testing.T) {
 	}
 }
 
-// taken is a host port that somebody else has for the time of the test.
+// taken returns a host port that another process has during the test.
 func taken(t *testing.T) int32 {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
@@ -84,8 +84,9 @@ func taken(t *testing.T) int32 {
 	return portOf(listener.Addr())
 }
 
-// TestPortTakenMeanwhile : a host port that was free when it was looked at and is not
-// when QEMU wants it is replaced if it was chosen, and named if it was asked for.
+// TestPortTakenMeanwhile checks a host port that was free when it was checked and is
+// taken when QEMU opens it. It is replaced if it was chosen, and named in the error if
+// the spec asked for it.
 func TestPortTakenMeanwhile(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -149,8 +150,8 @@ func probe(t *testing.T, d *Driver, spec driver.ServerSpec, port int32) error {
 	return d.Probe(ctx, spec.UID, port)
 }
 
-// TestProbeOfWhatDoesNotListen : a guest without a network has taken no
-// connection, even though its host port takes them.
+// TestProbeOfWhatDoesNotListen checks that a guest without a network has taken no
+// connection, even though its host port accepts them.
 func TestProbeOfWhatDoesNotListen(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -178,8 +179,8 @@ func TestProbeOfWhatDoesNotListen(t *testing.T) {
 	}
 }
 
-// TestReach : the ports that were chosen are told, lead to the guest once the
-// probe says so, and stay for the next controller.
+// TestReach checks that the chosen ports are reported, lead to the guest once the probe
+// succeeds, and stay the same for the next controller.
 func TestReach(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

@@ -24,19 +24,19 @@ const (
 	startWithin = 20 * time.Second
 	// quitWithin is how long QEMU may take to end by itself before it is killed.
 	quitWithin = 2 * time.Second
-	// writesWithin is how long a guest is looked at that waited for its disk. QEMU
-	// tries the write again at once, however slow the guest is.
+	// writesWithin is how long a guest that waited for its disk is watched after it is
+	// resumed. QEMU retries the write at once, however slow the guest is.
 	writesWithin = 500 * time.Millisecond
-	// resumeAgain is how long a guest is left that its disk paused once more after it
-	// went on: a disk that takes a while to fail must not have it resumed in a loop.
+	// resumeAgain is the minimum time between two resumes of a guest that its disk pauses
+	// again. A disk that takes a while to fail must not have the guest resumed in a loop.
 	resumeAgain = 10 * time.Second
-	// pressEvery is the time from one press of the power button to the next, for
-	// a guest that was not ready for the first.
+	// pressEvery is the interval between two presses of the power button, for a guest that
+	// was not ready for the first.
 	pressEvery = 2 * time.Second
 )
 
-// start begins a run. It writes down what it is about to do, starts QEMU with
-// the guest still halted, and lets the guest go.
+// start begins a run. It records what it is about to do, starts QEMU with the guest still
+// halted, and then resumes the guest.
 func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) error {
 	on, err := d.platformOf(ctx, s)
 	if err != nil {
@@ -77,7 +77,7 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	return d.finishStart(ctx, s, spec)
 }
 
-// platform is what a machine is made of that no spec names.
+// platform is the part of a machine that no spec names.
 type platform struct {
 	machineType, accel string
 }
@@ -91,7 +91,7 @@ func (d *Driver) platformOf(ctx context.Context, s *server) (platform, error) {
 	return platform{machineType, accel}, err
 }
 
-// prepare gathers what a run needs, with the files that QEMU is to get opened.
+// prepare gathers what a run needs, and opens the files that QEMU is to get.
 func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec, on platform, files *passed) (machine, error) {
 	release, err := d.images.Hold()
 	if err != nil {
@@ -123,9 +123,8 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec,
 	}, nil
 }
 
-// launch starts QEMU. A host port that was chosen may be taken by another before
-// QEMU has it, as by a machine that is started at the same time: then there is
-// another choice.
+// launch starts QEMU. Another process may take a chosen host port before QEMU has it,
+// such as a machine that is started at the same time. Then launch chooses another port.
 func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []driver.Port, runLock *os.File) error {
 	for try := 1; ; try++ {
 		ended, err := d.waitReady(ctx, s, m, runLock)
@@ -150,7 +149,8 @@ func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []drive
 	}
 }
 
-// waitReady starts QEMU and waits until it answers or has ended, and tells how.
+// waitReady starts QEMU and waits until it answers or has ended. ended says how it ended,
+// and is empty if it did not.
 func (d *Driver) waitReady(ctx context.Context, s *server, m machine, runLock *os.File) (ended string, err error) {
 	for _, socket := range sockets {
 		if err := os.Remove(s.file(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -169,14 +169,14 @@ func (d *Driver) waitReady(ctx context.Context, s *server, m machine, runLock *o
 			return ended, nil
 		default:
 		}
-		// One that does not answer in time is left to the next call.
+		// A QEMU that does not answer in time is left to the next call.
 		if _, err := s.ask(ctx); err == nil || !pause(ctx, lookEvery) {
 			return "", nil
 		}
 	}
 }
 
-// undoStart : a server whose QEMU did not come up is as it was.
+// undoStart restores a server whose QEMU did not come up to what it was before.
 func (d *Driver) undoStart(ctx context.Context, s *server, before record) error {
 	if err := s.kill(ctx, s.UID); err != nil {
 		return err
@@ -202,9 +202,9 @@ func explainStart(words string) error {
 	return driver.Errorf(driver.ErrRetry, "QEMU did not start: %s", words)
 }
 
-// finishStart lets the guest of a QEMU go that is up, whoever started it. It does
-// so last: whoever is killed before leaves a server that is found paused, so that
-// the next leader resumes it.
+// finishStart resumes the guest of a QEMU that is up, whichever process started it. It
+// does so last: if the process is killed before, the server is found paused, and the next
+// leader resumes it.
 func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerSpec) error {
 	for _, socket := range sockets {
 		if err := os.Chmod(s.file(socket), 0o600); err != nil {
@@ -223,8 +223,8 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	if spec.Power == driver.PowerPaused {
 		return nil
 	}
-	// Before, so that others attend the machine even if this is the last that its
-	// leader does.
+	// Notify first, so that other processes attend the machine even if this leader stops
+	// right after.
 	d.notify(s.UID)
 	if err := s.command(ctx, "cont", nil, nil); err != nil {
 		return err
@@ -233,9 +233,9 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	return nil
 }
 
-// resume lets a guest go on. One that was paused by an error of its disk tries the
-// same request again: whether that works shows at once, and who does not look would
-// resume it again and again.
+// resume resumes a guest. One that a disk error paused retries the same request, and
+// whether that works shows at once. Without that check it would be resumed again and
+// again.
 func (d *Driver) resume(ctx context.Context, s *server) error {
 	if s.status != statusIOError {
 		return s.command(ctx, "cont", nil, nil)
@@ -264,9 +264,9 @@ func (d *Driver) resume(ctx context.Context, s *server) error {
 	return nil
 }
 
-// beforeStop keeps a run on that another is to follow until that has what it needs:
-// else the guest would be off while an image is fetched, and for good where
-// something cannot be had.
+// beforeStop delays a stop before a restart until the next run has what it needs. Else
+// the guest would be off while an image is fetched, and for good where something cannot
+// be had.
 func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
 	if s.Stop != nil || spec.Power == driver.PowerOff {
 		return false, nil
@@ -289,9 +289,9 @@ func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSp
 	return false, d.room.check(want, d.hostMemory)
 }
 
-// stop presses the power button, and ends the run when StopBy has passed. A guest
-// that was not let go yet has nothing to shut down: its start may be one that
-// cannot be finished.
+// stop presses the power button, and ends the run when StopBy has passed. A guest that
+// was not resumed yet has nothing to shut down, and its start may be one that cannot be
+// finished.
 func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
 	if s.Phase == phaseStarting {
 		return false, s.quit(ctx)
@@ -312,8 +312,8 @@ func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (w
 	return true, d.press(ctx, s)
 }
 
-// press presses the power button now and then. A guest that is paused would not
-// feel it.
+// press presses the power button if pressEvery has passed. A paused guest is resumed,
+// since it would not notice the button.
 func (d *Driver) press(ctx context.Context, s *server) error {
 	if !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
 		return nil
@@ -330,7 +330,7 @@ func powerDown(ctx context.Context, c *qmp.Client, paused bool) error {
 	return c.Execute(ctx, "system_powerdown", nil, nil)
 }
 
-// pressed remembers when power buttons were pressed.
+// pressed records when power buttons were pressed.
 type pressed struct {
 	mu   sync.Mutex
 	last map[types.UID]press
@@ -360,15 +360,14 @@ func (p *pressed) forget(uid types.UID) {
 	delete(p.last, uid)
 }
 
-// force ends a run that the guest did not end. It does so even where nobody can
-// write that down.
+// force ends a run that the guest did not end, even where that cannot be recorded.
 func (d *Driver) force(ctx context.Context, s *server) error {
 	_, _ = d.keepEnd(s.instanceDir, s.record, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()})
 	return s.quit(ctx)
 }
 
-// reap makes a QEMU go whose guest has ended. Where the end is not written down,
-// QEMU stays to tell of it.
+// reap ends a QEMU whose guest has ended. Where the end is not recorded, QEMU stays,
+// since only it holds how the guest ended.
 func (d *Driver) reap(ctx context.Context, s *server) error {
 	if s.unkept != nil {
 		return s.unkept
@@ -377,8 +376,8 @@ func (d *Driver) reap(ctx context.Context, s *server) error {
 	return s.quit(ctx)
 }
 
-// quit makes QEMU end: in good order, so that its disks are as they should be,
-// or else by force.
+// quit ends QEMU: by its quit command, so that its disks are consistent, or else by
+// force.
 func (s *server) quit(ctx context.Context) error {
 	asked, cancel := context.WithTimeout(ctx, quitWithin)
 	defer cancel()

@@ -35,10 +35,10 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
-// secret is what must not be seen, in whatever a server answers.
+// secret is what must stay hidden, wherever a server answers with it.
 const secret = "hunter2"
 
-// spyLog keeps what a driver logs.
+// spyLog records what a driver logs.
 type spyLog struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -56,8 +56,8 @@ func (l *spyLog) String() string {
 	return l.text.String()
 }
 
-// shows returns all that anybody sees of a fetch that fails: the error of Ensure,
-// what List tells meanwhile, and the log.
+// shows returns all that is visible of a failed fetch: the error of Ensure, what List
+// reports meanwhile, and the log.
 func (d *Driver) shows(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown string, err error) {
 	t.Helper()
 	var seen strings.Builder
@@ -78,8 +78,8 @@ func (d *Driver) shows(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown
 	}
 }
 
-// TestRefusedImageHidesSecrets : why another image is refused names both without their
-// private parts.
+// TestRefusedImageHidesSecrets checks that the refusal of another image names both
+// without their private parts.
 func TestRefusedImageHidesSecrets(t *testing.T) {
 	t.Parallel()
 	d, e := newEngine(t).open(t), newEngine(t)
@@ -109,8 +109,8 @@ func serveAt(t *testing.T, address string, f http.HandlerFunc) (host string) {
 	return listener.Addr().String()
 }
 
-// TestForeignAnswers : nothing of what a server answers is seen, and a registry
-// leads nowhere that is not allowed.
+// TestForeignAnswers checks that nothing of a server's answer is visible, and that a
+// registry leads only to allowed places.
 func TestForeignAnswers(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -189,8 +189,8 @@ func TestForeignAnswers(t *testing.T) {
 	})
 }
 
-// TestSparseLayer : a layer of some hundred bytes writes no gigabytes, and is not
-// sent again at each try.
+// TestSparseLayer checks that a layer of some hundred bytes does not write gigabytes, and
+// is not sent again at each attempt.
 func TestSparseLayer(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -227,7 +227,8 @@ func TestSparseLayer(t *testing.T) {
 	}
 }
 
-// sparseArchive has a disk of 3 GiB, of which all but a sector is a hole.
+// sparseArchive returns an archive with a disk of 3 GiB, of which all but a sector is a
+// hole.
 func sparseArchive(t *testing.T) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -237,11 +238,11 @@ func sparseArchive(t *testing.T) []byte {
 	}}))
 	_, err := w.Write(make([]byte, 512))
 	must(t, errors.Join(err, w.Close()))
-	return bytes.ReplaceAll(out.Bytes(), []byte("XXX."), []byte("GNU.")) // which it does not write by itself
+	return bytes.ReplaceAll(out.Bytes(), []byte("XXX."), []byte("GNU.")) // which the library does not write by itself
 }
 
-// TestLoginsNeedTLS : the logins of an operator go to no registry that has no TLS, nor
-// does such a registry get asked without the operator's leave.
+// TestLoginsNeedTLS checks that the operator's logins are not sent to a registry without
+// TLS, and that such a registry is contacted only if the operator allows it.
 func TestLoginsNeedTLS(t *testing.T) {
 	var mu sync.Mutex
 	var asked, logins int

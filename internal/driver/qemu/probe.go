@@ -24,16 +24,16 @@ import (
 
 var _ driver.Prober = (*Driver)(nil)
 
-// Times between two looks at how far a connection has come.
+// Intervals between two looks at how far a connection has come.
 const (
 	firstLook = 5 * time.Millisecond
 	lastLook  = 200 * time.Millisecond
 )
 
-// Probe connects to a port of the guest by way of its host port. That alone says
-// nothing, since QEMU's network takes every connection to a host port and passes
-// it on later, even to a guest that has not booted yet. So QEMU is asked how far
-// this one has come.
+// Probe connects to a port of the guest by way of its host port. The connection alone
+// proves nothing: QEMU's network accepts every connection to a host port and passes it on
+// later, even to a guest that has not booted yet. So Probe asks QEMU how far the
+// connection has come.
 func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 	h, f, err := d.forwardTo(uid, port)
 	if err != nil {
@@ -56,7 +56,7 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 	return nil
 }
 
-// forwardTo finds what leads to a TCP port of a guest.
+// forwardTo returns the forward that leads to a TCP port of a guest.
 func (d *Driver) forwardTo(uid types.UID, port int32) (instanceDir, forward, error) {
 	if err := checkUID(uid); err != nil {
 		return instanceDir{}, forward{}, err
@@ -73,16 +73,16 @@ func (d *Driver) forwardTo(uid types.UID, port int32) (instanceDir, forward, err
 	return h, r.Forwards[n], nil
 }
 
-// oneLoopback is one of the many addresses of this host itself. QEMU tells by
-// it one connection from another.
+// oneLoopback returns one of the many loopback addresses of this host. QEMU's table shows
+// it, which distinguishes connections.
 func oneLoopback() string {
 	var b [3]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return net.IPv4(127, 1+b[0]%254, b[1], b[2]).String()
 }
 
-// untilConnected waits until the guest has taken a connection, which it may also
-// show by speaking first.
+// untilConnected waits until the guest has taken a connection. A guest that sends data
+// first has taken it too.
 func (d *Driver) untilConnected(ctx context.Context, h instanceDir, f forward, conn net.Conn, spoke <-chan error) error {
 	timer := d.Clock.NewTimer(firstLook)
 	defer timer.Stop()
@@ -108,15 +108,15 @@ func (d *Driver) untilConnected(ctx context.Context, h instanceDir, f forward, c
 	}
 }
 
-// connections is QEMU's table of those of its user network.
+// connections returns QEMU's table of the connections of its user network.
 func (h instanceDir) connections(ctx context.Context) (table string, err error) {
 	err = h.command(ctx, "human-monitor-command", map[string]string{"command-line": "info usernet"}, &table)
 	return table, err
 }
 
-// isAnswered reports whether the guest has answered a connection. One to a port on
-// all addresses went to an address that no other has. On a single address others may
-// be connected too, and QEMU's end of this one is found by its descriptor.
+// isAnswered reports whether the guest has answered a connection. A connection to a port
+// on all addresses went to an address that no other uses. On a single address others may
+// be connected too, so QEMU's end of this one is found by its descriptor.
 func (h instanceDir) isAnswered(table string, f forward, conn net.Conn) bool {
 	address, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
 	if f.HostIP == "" {
@@ -126,8 +126,8 @@ func (h instanceDir) isAnswered(table string, f forward, conn net.Conn) bool {
 	return fd != "" && isConnected(table, address, fd)
 }
 
-// acceptedSocket is the inode of the other end, on this host, of a connection. It is 0
-// until that was accepted. A line of the kernel's table is
+// acceptedSocket returns the inode of a connection's other end on this host. It is 0
+// until the connection was accepted. A line of the kernel's table is
 //
 //	1: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000 0 0 98765 1 ...
 func acceptedSocket(conn net.Conn) string {
@@ -144,8 +144,9 @@ func acceptedSocket(conn net.Conn) string {
 	return ""
 }
 
-// kernelAddress has the bytes of an address in the order of the only processors that
-// machines run on, and those of a port in that of the network.
+// kernelAddress formats an address as the kernel's table does: the bytes of the address
+// in the order of the only processors that machines run on, and those of the port in
+// network order.
 func kernelAddress(a net.Addr) string {
 	to, ok := a.(*net.TCPAddr)
 	if !ok || to.IP.To4() == nil {
@@ -154,7 +155,7 @@ func kernelAddress(a net.Addr) string {
 	return fmt.Sprintf("%08X:%04X", binary.LittleEndian.Uint32(to.IP.To4()), to.Port)
 }
 
-// descriptorOf is the number that a process has for a socket.
+// descriptorOf returns the descriptor that a process has for a socket.
 func descriptorOf(pid int, inode string) string {
 	links, _ := filepath.Glob(procPath(pid, "fd/*"))
 	for _, link := range links {

@@ -26,21 +26,21 @@ import (
 )
 
 const (
-	// endsWithin is how long a QEMU that was killed may take to be gone.
+	// endsWithin is how long a killed QEMU may take to be gone.
 	endsWithin = 5 * time.Second
-	// lookEvery is the time from one look at a process to the next.
+	// lookEvery is the interval between two looks at a process.
 	lookEvery = 5 * time.Millisecond
-	// logTail is how much of QEMU's log an error has, and outputTail how much the
-	// end of a run.
+	// logTail is how much of QEMU's log an error includes, and outputTail how much the end
+	// of a run includes.
 	logTail, outputTail = 500, 1 << 10
 )
 
-// The run lock is a lock on an open file, which QEMU inherits and does not know
-// of. The kernel frees it when the last process that has it ends, so it tells
-// without doubt whether a server runs, and whoever starts one has it first.
+// wholeFile is the run lock: a lock on an open file, which QEMU inherits without knowing
+// of it. The kernel frees it when the last process that holds it ends. So it shows
+// reliably whether a server runs, and the process that starts a server takes it first.
 var wholeFile = unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 
-// running tells whether somebody holds the run lock.
+// running reports whether any process holds the run lock.
 func (h instanceDir) running() (bool, error) {
 	f, err := os.OpenFile(h.file(runLockFile), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -57,7 +57,7 @@ func (h instanceDir) running() (bool, error) {
 	return lock.Type != unix.F_UNLCK, nil
 }
 
-// claimRun takes the run lock for a process that is to be started.
+// claimRun takes the run lock for a process that is about to be started.
 func (h instanceDir) claimRun() (*os.File, error) {
 	f, err := os.OpenFile(h.file(runLockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -70,8 +70,8 @@ func (h instanceDir) claimRun() (*os.File, error) {
 	return f, nil
 }
 
-// spawn starts QEMU in a session of its own; ended tells how that ended. It gets
-// neither the controller's environment nor any of its files but those given.
+// spawn starts QEMU in a session of its own; ended receives how that process ended. QEMU
+// gets neither the controller's environment nor any of its files but the given ones.
 func (h instanceDir) spawn(ctx context.Context, binary string, args []string, files []*os.File) (ended <-chan string, err error) {
 	log, err := os.OpenFile(h.file(logFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -90,15 +90,15 @@ func (h instanceDir) spawn(ctx context.Context, binary string, args []string, fi
 	endsFirst(cmd.Process.Pid)
 	over := make(chan string, 1)
 	go func() {
-		_ = cmd.Wait() // which its state tells too
+		_ = cmd.Wait() // the process state has it too
 		over <- cmd.ProcessState.String()
 	}()
 	return over, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
 }
 
-// endsFirst has the kernel, where memory runs out, end a guest before the controller
-// that looks after all of them. A process may always make itself, and those of its
-// user, the likelier choice.
+// endsFirst makes the kernel, when memory runs out, end a guest before the controller
+// that manages all guests. A process may always make itself, and those of its user, the
+// likelier choice.
 func endsFirst(pid int) {
 	const step, highest = 300, 1000
 	file := func(pid int) string { return procPath(pid, "oom_score_adj") }
@@ -111,8 +111,8 @@ func endsFirst(pid int) {
 	}
 }
 
-// pid finds the server's QEMU: by the pid file where that is right, else among
-// all processes. Zero means that there is none.
+// pid returns the process ID of the server's QEMU. It takes it from the pid file where
+// that is right, and else searches all processes. Zero means that there is none.
 func (h instanceDir) pid(uid types.UID) int {
 	if content, err := os.ReadFile(h.file(pidFile)); err == nil {
 		if pid, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil && h.isOurs(pid, uid) {
@@ -138,8 +138,8 @@ func processes() []int {
 	return pids
 }
 
-// isOurs : a QEMU works in its server's directory, wherever that was moved, and
-// has the UID on its command line.
+// isOurs reports whether a process is the server's QEMU. That one works in the server's
+// directory, even after a move, and has the UID on its command line.
 func (h instanceDir) isOurs(pid int, uid types.UID) bool {
 	here, err := os.Stat(h.path)
 	if err != nil {
@@ -158,11 +158,11 @@ func hasUUID(pid int, uid types.UID) bool {
 	return err == nil && bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00"))
 }
 
-// accelOf is what a machine runs under.
+// accelOf returns the accelerator that a machine runs under.
 func (d *Driver) accelOf(s server) string { return cmp.Or(s.Accelerator, d.findAccel(s)) }
 
-// findAccel finds out what a machine runs under that an older version started, and
-// that says so on its command line alone. A run keeps it.
+// findAccel returns the accelerator of a machine that an older version started, which
+// only its command line names. The accelerator does not change within a run.
 func (d *Driver) findAccel(s server) string {
 	type found struct{ run, accel string }
 	if before, _ := d.foundAccel.Load(s.UID); before != nil && before.(found).run == s.Run {
@@ -194,8 +194,8 @@ func (h instanceDir) kill(ctx context.Context, uid types.UID) error {
 	return err
 }
 
-// killProcess makes sure, by a handle on the process, that the one which was
-// checked is the one that gets the signal, and waits until it is gone.
+// killProcess kills a process and waits until it is gone. It uses a handle on the
+// process, so that the one that was checked is the one that gets the signal.
 func killProcess(ctx context.Context, pid int, isIt func(pid int) bool) error {
 	if pid == 0 {
 		return nil
@@ -221,8 +221,8 @@ func killProcess(ctx context.Context, pid int, isIt func(pid int) bool) error {
 	return untilEnded(ctx, handle)
 }
 
-// untilEnded waits for a process by its handle, which can be read from once
-// none of its threads runs any more.
+// untilEnded waits for a process to end. Its handle becomes readable once none of its
+// threads runs any more.
 func untilEnded(ctx context.Context, handle int) error {
 	ctx, cancel := context.WithTimeout(ctx, endsWithin)
 	defer cancel()
@@ -240,7 +240,7 @@ func untilEnded(ctx context.Context, handle int) error {
 	}
 }
 
-// untilOff waits until nobody holds the run lock.
+// untilOff waits until no process holds the run lock.
 func (h instanceDir) untilOff(ctx context.Context, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -255,7 +255,7 @@ func (h instanceDir) untilOff(ctx context.Context, within time.Duration) error {
 	}
 }
 
-// pause waits; it tells whether ctx goes on.
+// pause waits for d, and reports whether ctx is still active.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -263,11 +263,10 @@ func pause(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// killStrays ends machines of a UID whose directory was removed under them, or the run
-// lock in it, as by who restores a backup while they run. The caller knows that no QEMU
-// has the lock.
+// killStrays ends machines of a UID whose directory, or the run lock in it, was removed
+// while they ran, as by restoring a backup. The caller knows that no QEMU holds the lock.
 func (d *Driver) killStrays(ctx context.Context, uid types.UID) error {
-	// The kernel tells a path without symbolic links.
+	// The kernel reports a path without symbolic links.
 	vms, err := filepath.EvalSymlinks(d.dir.Path(vmsDir))
 	if err != nil {
 		return d.dir.Explain(err)

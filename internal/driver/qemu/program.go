@@ -18,30 +18,29 @@ import (
 )
 
 const (
-	// askWithin is how long QEMU may take to say what it is.
+	// askWithin is how long QEMU may take to answer a query about itself.
 	askWithin = 10 * time.Second
-	// minMajor and minMinor are of the first QEMU that takes -device as JSON.
+	// minMajor and minMinor are the version of the first QEMU that takes -device as JSON.
 	minMajor, minMinor = 6, 2
 	// machineAlias is the newest machine type of its family that a QEMU has.
 	machineAlias = "q35"
 )
 
-// program is the QEMU that machines run on. Its version is asked for once.
+// program is the QEMU that machines run on. Its version is queried once.
 type program struct {
 	name string
 
 	mu sync.Mutex
-	ok bool // its version will do
-	// types are the machine types that it knows, and newest is what machineAlias
-	// stands for. They are asked for anew when the file was replaced, as by an
-	// upgrade of the host.
+	ok bool // its version is recent enough
+	// types are the machine types that it knows, and newest is what machineAlias stands for.
+	// They are queried again when the file was replaced, as by an upgrade of the host.
 	types  map[string]bool
 	newest string
 	file   os.FileInfo
 }
 
-// check refuses a QEMU that is missing or too old. Once there was one, machines run on
-// it that are to be looked after even where it is missing for a while.
+// check refuses a QEMU that is missing or too old. Once it was found, machines run on it
+// that need attention even while it is missing.
 func (p *program) check(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,7 +62,7 @@ func (p *program) checkLocked(ctx context.Context) error {
 	return nil
 }
 
-// isReplaced reports whether the file is another one than that which was asked.
+// isReplaced reports whether the file is not the one that was queried.
 func (p *program) isReplaced() (now os.FileInfo, replaced bool) {
 	if path, err := exec.LookPath(p.name); err == nil {
 		now, _ = os.Stat(path)
@@ -99,13 +98,13 @@ func checkVersion(out []byte) error {
 	return nil
 }
 
-// typePattern is a line of "-machine help": a name, a text, and in brackets what
-// the name stands for, if it is an alias.
+// typePattern matches a line of "-machine help": a name, a text, and for an alias the
+// name that it stands for, in brackets.
 var typePattern = regexp.MustCompile(`(?m)^(\S+) .*?(?:\(alias of (\S+)\))?\r?$`)
 
-// machineType returns the machine type for a server that was made with pinned: that
-// one for the server's life, since another has other hardware, or, where none was
-// pinned yet, the newest that this QEMU has.
+// machineType returns the machine type for a server that was made with pinned. A server
+// keeps that type for life, since another has other hardware. Where none was pinned yet,
+// it is the newest that this QEMU has.
 func (p *program) machineType(ctx context.Context, pinned string) (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,7 +131,7 @@ func (p *program) askTypes(ctx context.Context) error {
 	}
 	out, err := p.ask(ctx, "-machine", "help")
 	if err != nil {
-		return driver.Errorf(driver.ErrRetry, "%v", err) // the machines that run are within reach
+		return driver.Errorf(driver.ErrRetry, "%v", err) // the running machines can still be reached
 	}
 	types := map[string]bool{}
 	newest := ""

@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// commandLine of the QEMU of a server.
+// commandLine returns the command line of a server's QEMU.
 func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	t.Helper()
 	line, err := os.ReadFile(procPath(d.home(spec.UID).pid(spec.UID), "cmdline"))
@@ -25,7 +25,7 @@ func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	return strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
 }
 
-// pinned is the machine type of a server that runs.
+// pinned returns the machine type of a running server.
 func pinned(t *testing.T, d *Driver, spec driver.ServerSpec) string {
 	t.Helper()
 	args := commandLine(t, d, spec)
@@ -33,7 +33,7 @@ func pinned(t *testing.T, d *Driver, spec driver.ServerSpec) string {
 	return name
 }
 
-// edit changes a server's record, as one of an older version is.
+// edit changes a server's record, to look like one of an older version.
 func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[string]any)) {
 	t.Helper()
 	path := d.home(spec.UID).file(recordFile)
@@ -47,14 +47,15 @@ func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[strin
 	must(t, os.WriteFile(path, content, 0o600))
 }
 
-// older is a QEMU whose newest machine type is another than that of the usual one.
+// older returns a QEMU whose newest machine type differs from that of the usual one.
 func older(t *testing.T) string {
 	t.Helper()
 	return script(t, `case $1 in -machine) echo 'q35  PC (alias of pc-q35-6.2)'; echo 'pc-q35-6.2  PC';; *) exec qemu-system-x86_64 "$@";; esac`)
 }
 
-// TestMachineType : a server keeps the one that it was made with, whatever QEMU there
-// is later; a record of an older version gets one at the next start.
+// TestMachineType checks that a server keeps the machine type that it was made with,
+// whatever QEMU is installed later. A record of an older version gets one at the next
+// start.
 func TestMachineType(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -87,8 +88,8 @@ func TestMachineType(t *testing.T) {
 	gone(t, d, off)
 }
 
-// TestMachineTypeUnavailable : a machine that the QEMU cannot make as it was is left
-// as it is, running or off, and says what it needs.
+// TestMachineTypeUnavailable checks that a machine whose type the QEMU lacks is left as
+// it is, running or off, and that the error says what it needs.
 func TestMachineTypeUnavailable(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -112,7 +113,7 @@ func TestMachineTypeUnavailable(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestProgramReplaced : a QEMU that was replaced is asked anew.
+// TestProgramReplaced checks that a replaced QEMU is queried again.
 func TestProgramReplaced(t *testing.T) {
 	t.Parallel()
 	path := script(t, "case $1 in "+asks+" esac")
@@ -135,7 +136,7 @@ func TestProgramReplaced(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "asking", "no such file")
 }
 
-// TestMachineTypesOfQEMU : the list of the QEMU that is installed is understood.
+// TestMachineTypesOfQEMU checks that the list of the installed QEMU is understood.
 func TestMachineTypesOfQEMU(t *testing.T) {
 	t.Parallel()
 	newEngine(t)
@@ -151,8 +152,8 @@ func TestMachineTypesOfQEMU(t *testing.T) {
 	}
 }
 
-// TestAcceleratorReported : of a machine that runs, also by another controller, and
-// also of one that an older version started.
+// TestAcceleratorReported checks that the accelerator of a running machine is reported,
+// also by another controller, and also for one that an older version started.
 func TestAcceleratorReported(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -182,7 +183,7 @@ func TestAcceleratorReported(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestOOMScore : where memory runs out, the kernel ends a machine before Drover.
+// TestOOMScore checks that the kernel ends a machine before Drover when memory runs out.
 func TestOOMScore(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -196,8 +197,8 @@ func TestOOMScore(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestOutput : a QEMU that crashed says why, also to a controller that comes later,
-// and its log is kept beside that of the next run.
+// TestOutput checks that the output of a crashed QEMU is reported, also by a later
+// controller, and that its log is kept beside that of the next run.
 func TestOutput(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -236,8 +237,8 @@ func TestOutput(t *testing.T) {
 	gone(t, quiet, spec)
 }
 
-// TestFailedStartsKeepTheLog : retries that fail, and a start that was cut off, do not push
-// out the log of the run that crashed.
+// TestFailedStartsKeepTheLog checks that failed retries and an interrupted start do not
+// replace the log of the run that crashed.
 func TestFailedStartsKeepTheLog(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

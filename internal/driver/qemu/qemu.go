@@ -3,53 +3,57 @@
 
 // Package qemu runs servers as QEMU machines on this host, one process each.
 //
-// Start with Ensure in ensure.go, which looks at a server and takes it to what
-// the spec says, one step of nextStep (plan.go) after the other. The other files
-// have one concern each: argv.go makes the command line, process.go starts and
-// finds processes, observe.go tells the state a server is in, power.go starts
-// and stops, shutdown.go ends all machines with their host, disk.go makes disks from images, seed.go what cloud-init reads,
-// ports.go and probe.go lead to the guest, watch.go and attend.go tell of
-// changes. The packages below speak with QEMU (qmp), know disk images (diskimage)
-// and fetch them (imagestore), from where the operator allows (egress).
+// Start with Ensure in ensure.go. It observes a server and takes it to what the spec
+// says, one step of nextStep (plan.go) at a time. The other files have one concern each:
+//
+//   - argv.go builds the command line, process.go starts and finds processes.
+//   - observe.go reports the state of a server, power.go starts and stops it.
+//   - shutdown.go ends all machines with their host.
+//   - disk.go makes disks from images, seed.go makes what cloud-init reads.
+//   - ports.go and probe.go reach the guest.
+//   - watch.go and attend.go report changes.
+//
+// The packages below speak QMP to QEMU (qmp), read disk images (diskimage) and fetch
+// them (imagestore) from where the operator allows (egress).
 //
 // # The folder
 //
 //	engine-id              the engine's identity, a UUID
 //	vms/<uid>/             one server, mode 0700
-//	  server.json          what it is: a record
-//	  run.lock             locked by its QEMU, and by nobody else, while that runs
+//	  server.json          its record
+//	  run.lock             locked by its QEMU, and by no other process, while that runs
 //	  pid                  of its QEMU
 //	  root.qcow2           its root disk
 //	  volume-<name>.qcow2  its further disks
 //	  seed.iso             what cloud-init reads, secrets included
-//	  ctl.sock             QMP, for one command after the other
-//	  events.sock          QMP, for who listens to events
+//	  ctl.sock             QMP, for one command at a time
+//	  events.sock          QMP, for listeners to events
 //	  serial.sock          the serial console; serial.log has what it printed
-//	  writer.lock          locked by who writes to the console by way of a driver
+//	  writer.lock          locked by the process that writes to the console through a driver
 //	  qemu.log             what QEMU printed
-//	  *.log.1              what a log had before it was cut, or in the run before
+//	  *.log.1              what a log held before it was cut, or in the previous run
 //	  qemu.log.failed      what QEMU printed at the last start that failed
 //	retained/<uid>.<id>/   a server that was released
 //	ends/<uid>.<id>.<run>.json  how a run ended
-//	bells/<uid>            written when a server changes, for those who watch
+//	bells/<uid>            notification file: written when a server changes, for watchers
 //	images/                a place for images, always allowed
 //	cache/                 images that were fetched: see package imagestore
 //	locks/, epochs/, tmp/  see package statedir
 //
 // # Processes
 //
-// A machine outlives the controller that started it: it has a session of its
-// own and is found again by its run lock, which the kernel takes from it when it
-// ends, and by its directory, which is its working directory and stays so when
-// that is moved. Which one it is stands on its command line too: -uuid and
+// A machine outlives the controller that started it, in a session of its own.
+// It is found again by its run lock, which the kernel frees when the machine
+// ends, and by its directory. That is its working directory, and stays so when
+// it is moved. The command line identifies the machine too, with -uuid and
 // -name.
 //
-// One that has a fraction of a CPU is in a control group of its own, named after
-// the UID, where such can be made.
+// A machine with a fraction of a CPU is in a control group of its own, named after
+// the UID, where one can be made.
 //
-// A guest that shuts down or panics leaves its QEMU paused, so that the next
-// controller can tell one from the other, and from a QEMU that was killed. Who
-// sees it first writes the end down and makes QEMU quit.
+// A guest that shuts down or panics leaves its QEMU paused. The next controller
+// can then distinguish the two from each other and from a QEMU that was killed. The
+// first process that sees the end records it and makes QEMU quit.
 package qemu
 
 import (
@@ -72,7 +76,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// Names in the folder.
+// Names in the driver's folder.
 const (
 	vmsDir           = "vms"
 	retainedDir      = "retained"
@@ -85,7 +89,7 @@ const (
 // DefaultBinary is the QEMU that machines run on.
 const DefaultBinary = "qemu-system-x86_64"
 
-// Options of a Driver.
+// Options are the options of a Driver.
 type Options struct {
 	// ClusterID marks the servers as this cluster's. Required.
 	ClusterID string
@@ -94,14 +98,14 @@ type Options struct {
 	// ImageDirs are the folders that image.source may name files in, besides
 	// the folder "images" in Dir.
 	ImageDirs []string
-	// Private are further folders, such as the program's own data, that no image may
-	// come from.
+	// Private are further folders that no image may come from, such as the program's own
+	// data.
 	Private []string
-	// Image is the image of a server that names none; empty means that each has
-	// to.
+	// Image is the image of a server that names none. If it is empty, each server must name
+	// one.
 	Image string
-	// UncheckedImages lets image.checksum be left out for images from web servers, and
-	// from registries by plain HTTP.
+	// UncheckedImages allows image.checksum to be left out for images from web servers, and
+	// from registries over plain HTTP.
 	UncheckedImages bool
 	// Fetch says where images may be fetched from.
 	Fetch imagestore.Policy
@@ -109,16 +113,16 @@ type Options struct {
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
 	Binary string
-	// HostPorts are the host's ports that machines may have, as in
-	// "80,30000-32767"; empty means all.
+	// HostPorts are the host ports that machines may use, as in "80,30000-32767"; empty
+	// means all.
 	HostPorts string
-	// ReserveMemory is what is kept of the host's memory, a quantity; empty means the
-	// larger of 5 % and 512 MiB.
+	// ReserveMemory is the part of the host's memory that guests do not get, a quantity;
+	// empty means the larger of 5 % and 512 MiB.
 	ReserveMemory string
-	// Clock is the real one where it is nil.
+	// Clock is the time source; nil means the real clock.
 	Clock clock.WithTicker
 	Log   logr.Logger
-	// Registerer gets the driver's metrics; nil shows none.
+	// Registerer receives the driver's metrics; nil disables them.
 	Registerer prometheus.Registerer
 }
 
@@ -129,18 +133,19 @@ type Driver struct {
 	dir     *statedir.Dir
 	program program
 	accel   accelerator
-	// kvm is the device, and probeWithin how long a guest may take under it.
+	// kvm is the KVM device, and probeWithin how long a guest may take under it.
 	kvm         string
 	probeWithin time.Duration
 	pressed     pressed
 	address     hostAddress
 	fetches     *download.Tracker
 	images      *imagestore.Store
-	// unwritten are the ends of runs for which there was no room, by their files.
+	// unwritten are the ends of runs that could not be written for lack of space, by file
+	// name.
 	unwritten sync.Map
 	logs      logBound
 	room      reservations
-	// reserve is what is kept of so much memory.
+	// reserve returns how much of the total memory is reserved.
 	reserve   func(total int64) int64
 	hostPorts *hostPorts
 	capacity  func() (capacity, error)
@@ -148,12 +153,12 @@ type Driver struct {
 	// groupMemory finds the memory that control groups leave to Drover.
 	groupMemory func() (group string, free int64, err error)
 	choose      chooser
-	// silent has the directories of machines whose QEMU did not answer a List.
+	// silent holds the directories of machines whose QEMU did not answer a List.
 	silent sync.Map
 	faults diskFaults
-	// foundAccel has, by UID, what a machine runs under whose record does not say.
+	// foundAccel holds, by UID, the accelerator of a machine whose record does not name it.
 	foundAccel sync.Map
-	// reportedExits has, by UID, the last run whose end a caller was told of.
+	// reportedExits holds, by UID, the last run whose end was reported to a caller.
 	reportedExits sync.Map
 }
 
@@ -164,7 +169,7 @@ var (
 	_ driver.Closer     = (*Driver)(nil)
 )
 
-// New opens the folder, and makes it where it is missing.
+// New opens the driver's folder, and creates it if it is missing.
 func New(o Options) (*Driver, error) {
 	o = o.withDefaults()
 	switch {
@@ -202,7 +207,7 @@ func New(o Options) (*Driver, error) {
 	return d, nil
 }
 
-// Close cancels downloads that are under way and joins them. Machines run on.
+// Close cancels downloads in progress and waits for them. Machines keep running.
 func (d *Driver) Close(ctx context.Context) error { return d.fetches.Close(ctx) }
 
 // Abandon implements driver.Fetcher.
@@ -226,11 +231,11 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// maxSocketPath is what fits into a Unix socket's address.
+// maxSocketPath is the longest path that fits into a Unix socket's address.
 const maxSocketPath = 107
 
-// checkSocketPaths keeps the sockets within reach of people and their tools. The
-// driver itself has a way around the limit.
+// checkSocketPaths rejects a folder whose sockets would have paths too long for people's
+// tools. The driver itself does not depend on the limit: see atSocket.
 func checkSocketPaths(dir *statedir.Dir) error {
 	longest := dir.Path(vmsDir, string(uuid.NewUUID()), eventsSocket)
 	if len(longest) <= maxSocketPath {
@@ -251,7 +256,7 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	return d.dir.ID()
 }
 
-// enter is the way into every call.
+// enter begins every call. It fails if ctx is done.
 func enter(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("the call to the qemu driver was cut short: %w", context.Cause(ctx))
@@ -259,8 +264,8 @@ func enter(ctx context.Context) error {
 	return nil
 }
 
-// enterChange is the way into a change of a server. It has changed nothing where
-// it fails.
+// enterChange begins a change of a server and returns the server's lock. If it fails,
+// nothing was changed.
 func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
 	if err := enter(ctx); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
@@ -282,15 +287,15 @@ func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*statedir.Lo
 	return lock, nil
 }
 
-// notify tells all who watch, in whatever process, that a server has changed. Who
-// rings for one that is gone meanwhile, or not there yet, leaves no bell behind.
+// notify notifies all watchers, in every process, that a server has changed. For a server
+// that does not exist, or was removed meanwhile, it leaves no notification file behind.
 func (d *Driver) notify(uid types.UID) {
 	bell := d.dir.Path(notificationsDir, string(uid))
 	if err := d.dir.ReplaceFleeting(bell, nil); err != nil {
 		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
 	}
 	if there, err := d.home(uid).exists(); !there && err == nil {
-		d.clearNotification(uid) // removed meanwhile, bell and all
+		d.clearNotification(uid) // removed meanwhile: remove its notification file too
 	}
 }
 
@@ -300,7 +305,7 @@ func (d *Driver) ringAll(uids ...types.UID) {
 	}
 }
 
-// clearNotification removes the bell of a server that is gone.
+// clearNotification removes the notification file of a server that is gone.
 func (d *Driver) clearNotification(uid types.UID) {
 	_ = os.Remove(d.dir.Path(notificationsDir, string(uid)))
 }

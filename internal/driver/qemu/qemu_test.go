@@ -10,8 +10,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// TestLife : a guest is booted, seen, stopped by its power button, booted again
-// with its disk as it was, and removed without a trace.
+// TestLife checks that a guest is booted, listed, stopped by its power button, booted
+// again with its disk as it was, and removed without a trace.
 func TestLife(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

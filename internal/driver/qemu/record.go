@@ -35,29 +35,29 @@ const (
 	serialSocket  = "serial.sock"
 	serialLogFile = "serial.log"
 	logFile       = "qemu.log"
-	// writerLock is held by who writes to the console.
+	// writerLock is held by the process that writes to the console.
 	writerLock = "writer.lock"
-	// oldLog ends the name of what a log had before it was cut.
+	// oldLog is the suffix of the file that holds what a log had before it was cut.
 	oldLog = ".1"
-	// failedLog ends the name of the log of the last start that failed.
+	// failedLog is the suffix of the log of the last start that failed.
 	failedLog = ".failed"
 )
 
-// sockets are those that QEMU makes, and that it is talked to by.
+// sockets are the sockets that QEMU creates and is reached by.
 var sockets = []string{ctlSocket, eventsSocket, serialSocket}
 
-// phase tells how far a server's run has come; empty before the first.
+// phase is how far a server's run has come; empty before the first.
 type phase string
 
 const (
-	// phaseStarting : its QEMU is being started. A server that is found so and
-	// that does not run has not got any further, and did nothing.
+	// phaseStarting means that its QEMU is being started. A server in this phase that does
+	// not run got no further, and its guest did nothing.
 	phaseStarting phase = "starting"
-	// phaseOn : it runs, or it ran and the end is in its end file.
+	// phaseOn means that it runs, or that it ran and the end is in its end file.
 	phaseOn phase = "on"
 )
 
-// record is what is written down of a server, by whoever holds its lock.
+// record is what is stored of a server, by the holder of its lock.
 type record struct {
 	ClusterID string    `json:"clusterID"`
 	UID       types.UID `json:"uid"`
@@ -71,16 +71,17 @@ type record struct {
 	Run       string    `json:"run,omitempty"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	Stop      *stop     `json:"stop,omitempty"`
-	// GraceSeconds are those of the spec, for a shutdown of the host; nil in a record
-	// of an older version.
+	// GraceSeconds is the grace period of the spec, for a shutdown of the host; nil in a
+	// record of an older version.
 	GraceSeconds *int64 `json:"graceSeconds,omitempty"`
-	// CPUGroup is the control group that holds the run to a fraction of a CPU;
-	// CPUNote says why there is none.
+	// CPUGroup is the control group that limits the run to a fraction of a CPU; CPUNote says
+	// why there is none.
 	CPUGroup string `json:"cpuGroup,omitempty"`
 	CPUNote  string `json:"cpuNote,omitempty"`
 
-	// MachineType is the one that the server has for life; empty in a record of an
-	// older version until the next start, which takes the newest as that one did.
+	// MachineType is the machine type, which the server keeps for life. It is empty in a
+	// record of an older version until the next start, which takes the newest as that
+	// version did.
 	MachineType string `json:"machineType,omitempty"`
 	// Accelerator of the last run; empty where an older version started it.
 	Accelerator string `json:"accelerator,omitempty"`
@@ -89,14 +90,14 @@ type record struct {
 
 	Settings settings `json:"settings"`
 	Root     disk     `json:"root"`
-	// Old is the root disk before this one, of a replacement that an older version
-	// began and did not finish: see restoreRoot.
+	// Old is the previous root disk, of a replacement that an older version began and did
+	// not finish: see restoreRoot.
 	Old *disk `json:"old,omitempty"`
-	// Volumes by name, those included that are not attached any more.
+	// Volumes are the volumes by name, including those that are not attached any more.
 	Volumes map[string]disk `json:"volumes,omitempty"`
 }
 
-// settings are what of the spec takes a restart to change.
+// settings are the parts of the spec that take a restart to change.
 type settings struct {
 	CPUMilli    int64            `json:"cpuMilli"`
 	MemoryBytes int64            `json:"memoryBytes"`
@@ -105,18 +106,19 @@ type settings struct {
 	Ports       []driver.Port    `json:"ports,omitempty"`
 	Volumes     []volumeSettings `json:"volumes,omitempty"`
 	SSHKeys     []string         `json:"sshKeys,omitempty"`
-	// UserData and NetworkData are hashes, to tell whether the texts changed.
+	// UserData and NetworkData are hashes, which show whether the texts changed.
 	UserData    string `json:"userData,omitempty"`
 	NetworkData string `json:"networkData,omitempty"`
 }
 
-// volumeSettings leave out the image: a volume is made of it once.
+// volumeSettings are a volume's settings without its image: a volume is made of that only
+// once.
 type volumeSettings struct {
 	Name     string `json:"name"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-// stop is a stop that was begun and is carried through.
+// stop is a stop that was begun and will be completed.
 type stop struct {
 	By time.Time `json:"by,omitzero"`
 }
@@ -173,7 +175,7 @@ func (d *Driver) home(uid types.UID) instanceDir {
 
 func (h instanceDir) file(name string) string { return filepath.Join(h.path, name) }
 
-// exists tells whether there is a directory at all.
+// exists reports whether there is a directory at all.
 func (h instanceDir) exists() (bool, error) {
 	_, err := os.Lstat(h.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -182,13 +184,12 @@ func (h instanceDir) exists() (bool, error) {
 	return err == nil, err
 }
 
-// brokenError says what of a server cannot be read, which is most often its record.
-// Whose it is and what it is made of nobody knows then, so nobody touches it until
-// it is mended.
+// brokenError says what of a server cannot be read, which is most often its record. Its
+// owner and its parts are unknown then, so no process changes it until it is repaired.
 type brokenError struct{ error }
 
-// wrapCorrupt has an error be one server's own, which keeps nobody from seeing the
-// others. Where the process has no descriptors left, no server is to blame.
+// wrapCorrupt makes an error one server's own, so that the others can still be seen.
+// Where the process has no descriptors left, the error is not the server's.
 func wrapCorrupt(mend string, err error) error {
 	switch {
 	case err == nil:
@@ -204,14 +205,14 @@ func isBroken(err error) bool {
 	return broken
 }
 
-// isThere tells whether the directory may be.
+// isThere reports whether the directory may exist.
 func (h instanceDir) isThere() bool {
 	there, err := h.exists()
 	return there || err != nil
 }
 
-// load reads the record; its error is fs.ErrNotExist only where there is no
-// directory: a server that cannot be read is not one that is gone.
+// load reads the record. Its error is fs.ErrNotExist only where there is no directory: a
+// server that cannot be read is not gone.
 func (h instanceDir) load() (record, error) {
 	var r record
 	content, err := os.ReadFile(h.file(recordFile))
@@ -230,8 +231,8 @@ func (h instanceDir) load() (record, error) {
 	return r, nil
 }
 
-// classifyReadError says of a record that could not be read whether it is gone, may be read
-// later, or needs somebody to mend it. To remove a server helps only if it has none.
+// classifyReadError says whether a record that could not be read is gone, may be read
+// later, or needs a repair. Removing a server helps only if it has no record.
 func (h instanceDir) classifyReadError(err error) error {
 	if there, statErr := h.exists(); !there && statErr == nil {
 		return fs.ErrNotExist
@@ -251,15 +252,15 @@ func (h instanceDir) save(r record) error {
 	return h.dir.Replace(h.file(recordFile), append(content, '\n'))
 }
 
-// endFile has how a run ended. It is written once, before anybody makes QEMU
-// quit, and lies outside of the server's directory, which a person may be about
-// to remove.
+// endFile returns the path of the file that records how a run ended. It is written once,
+// before QEMU is made to quit. It is outside the server's directory, which a person may
+// be about to remove.
 func (h instanceDir) endFile(r record) string {
 	return h.dir.Path(endsDir, string(r.UID)+"."+r.ID+"."+r.Run+".json")
 }
 
-// noteEnd writes an end down and returns the one that was written first. That of a
-// server which was removed or released meanwhile is of no use to anybody.
+// noteEnd records an end, and returns the one that was recorded first. It leaves no
+// record of a server that was removed or released meanwhile.
 func (h instanceDir) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(end)
 	if err != nil {
@@ -279,9 +280,9 @@ func (h instanceDir) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 	return *first, nil
 }
 
-// keepEnd writes an end down as noteEnd does, and with one that nobody asked for the
-// end of what QEMU printed. One that it has no room for it remembers, as it was seen
-// first, so that the next look finds the same.
+// keepEnd records an end as noteEnd does, and adds the last output of QEMU to an end that
+// was not requested. It keeps an end that could not be written in memory, as first seen,
+// so that the next look finds the same.
 func (d *Driver) keepEnd(h instanceDir, r record, end driver.Exit) (driver.Exit, error) {
 	file := h.endFile(r)
 	if end.Reason == reasonKilled || isCrash(end) {
@@ -302,8 +303,8 @@ func (d *Driver) keepEnd(h instanceDir, r record, end driver.Exit) (driver.Exit,
 	return before.(driver.Exit), d.dir.Explain(err)
 }
 
-// endOf returns how the run ended, nil where nobody wrote it down. What a power cut
-// has left of an end says no more than that there was one.
+// endOf returns how the run ended, nil where no end is recorded. An end file damaged by a
+// power cut shows only that there was an end.
 func (h instanceDir) endOf(r record) (*driver.Exit, error) {
 	content, err := os.ReadFile(h.endFile(r))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -323,7 +324,7 @@ func (h instanceDir) endOf(r record) (*driver.Exit, error) {
 	return &driver.Exit{Code: codeKilled, Reason: reasonKilled, At: info.ModTime()}, nil
 }
 
-// forgetEnds removes the ends of runs that were.
+// forgetEnds removes the ends of earlier runs.
 func (d *Driver) forgetEnds(uid types.UID) {
 	old, _ := filepath.Glob(d.dir.Path(endsDir, string(uid)+".*.json"))
 	for _, path := range old {

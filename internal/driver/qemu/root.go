@@ -14,9 +14,9 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
-// settleRoot brings the record of the root disk to what the rest relies on: one disk,
-// and its image under the name that the spec has for it. A stop comes before, and needs
-// neither.
+// settleRoot brings the record of the root disk to the state that the other steps
+// require: one disk, and its image under the name that the spec has for it. A stop comes
+// before, and needs neither.
 func (d *Driver) settleRoot(ctx context.Context, s *server, spec driver.ServerSpec) error {
 	err := d.restoreRoot(ctx, s)
 	if err != nil {
@@ -30,9 +30,8 @@ func (d *Driver) settleRoot(ctx context.Context, s *server, spec driver.ServerSp
 	return d.dir.Explain(err)
 }
 
-// refusedImage returns the image of a spec as refused if the root disk stands on
-// another one. What the guest wrote is on top of that, and worth nothing on top of any
-// other.
+// refusedImage returns the image of a spec as refused if the root disk stands on another
+// one. What the guest wrote is on top of that image, and unusable on top of any other.
 func (d *Driver) refusedImage(s server, spec driver.ServerSpec) *driver.Refused {
 	asked := s.imageOf(spec)
 	if s.Root.Size == 0 || d.isSame(s.Root.Image, asked) {
@@ -43,7 +42,7 @@ func (d *Driver) refusedImage(s server, spec driver.ServerSpec) *driver.Refused 
 		asked.describe(), s.Root.Image.describe())}
 }
 
-// describe names an image for people, without what may be a secret in its source.
+// describe names an image for people, without possible secrets in its source.
 func (i imageSettings) describe() string {
 	source := imagestore.Redact(i.Source)
 	if i.Checksum == "" {
@@ -63,8 +62,8 @@ func (i image) describe() string {
 	return imagestore.Redact(i.Source)
 }
 
-// renameImage writes down another name of the image that the root disk stands on, as
-// soon as a spec has it: what a name stands for may change later.
+// renameImage records another name of the image that the root disk stands on as soon as a
+// spec has it: what a name stands for may change later.
 func (d *Driver) renameImage(s *server, spec driver.ServerSpec) error {
 	asked := s.imageOf(spec)
 	if s.Root.Size == 0 || s.Root.Image.imageSettings == asked || !d.isSame(s.Root.Image, asked) {
@@ -74,15 +73,15 @@ func (d *Driver) renameImage(s *server, spec driver.ServerSpec) error {
 	return s.save(s.record)
 }
 
-// restoreRoot undoes the replacement of a root disk. Older versions made a new one for
-// another image, and left the old one aside, written down as Old, until a run with the
-// new one had begun. Where none had, no guest has written to the new one. It may be cut
-// off anywhere: until the end, the record says that the old disk is aside.
+// restoreRoot undoes the replacement of a root disk. Older versions made a new disk for
+// another image. They kept the old one aside, recorded as Old, until a run with the new
+// one had begun. If none had, no guest has written to the new one. restoreRoot may be
+// interrupted anywhere: until the end, the record says that the old disk is aside.
 func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
 	if s.Old == nil || s.on && s.Phase == phaseOn {
 		return nil
 	}
-	if s.on { // and halted: its guest was not let go
+	if s.on { // and halted: its guest was not resumed
 		if err := s.quit(ctx); err != nil {
 			return err
 		}
@@ -109,9 +108,9 @@ func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
 	return os.Remove(s.file(oldRootFile))
 }
 
-// removeOldRoot removes what a replacement by an older version has left of the disk
-// before, once a guest runs with the disk that the record names. As long as the record
-// says that the old disk is aside, or names none, that may still be needed.
+// removeOldRoot removes what a replacement by an older version has left of the previous
+// disk, once a guest runs with the disk that the record names. While the record says that
+// the old disk is aside, or names none, that may still be needed.
 func (d *Driver) removeOldRoot(s *server) {
 	if s.Old != nil || s.Root.Size == 0 {
 		return

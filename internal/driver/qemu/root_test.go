@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 )
 
-// wantRefused : the image is refused, by a message that has all texts.
+// wantRefused checks that the image is refused, with a message that has all texts.
 func wantRefused(t *testing.T, s driver.Server, says ...string) {
 	t.Helper()
 	if s.Refused == nil || s.Refused.Field != "image" || s.Refused.Reason != driver.ReasonImageImmutable {
@@ -32,8 +32,8 @@ func wantRefused(t *testing.T, s driver.Server, says ...string) {
 	}
 }
 
-// TestImageStays : another image changes nothing of a machine that has a disk, through
-// a crash, stops, starts and a restart. All else of the spec is applied.
+// TestImageStays checks that another image changes nothing of a machine that has a disk,
+// through a crash, stops, starts and a restart. All else of the spec is applied.
 func TestImageStays(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -69,8 +69,8 @@ func TestImageStays(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestNothingIsFetched : the image of a disk that is there is asked for nowhere,
-// whatever the pull policy, and neither is one that is refused.
+// TestNothingIsFetched checks that neither the image of an existing disk nor a refused
+// one is requested from any server, whatever the pull policy.
 func TestNothingIsFetched(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -96,8 +96,8 @@ func TestNothingIsFetched(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestNameOfImageLasts : a name that stood for the image of a disk when the spec had it
-// first is no other image later, when it stands for another.
+// TestNameOfImageLasts checks that a name which stood for the image of a disk when the
+// spec first had it means the same image later, when it stands for another.
 func TestNameOfImageLasts(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -127,7 +127,7 @@ func TestNameOfImageLasts(t *testing.T) {
 	gone(t, d, other)
 }
 
-// TestFirstDisk : a machine that has no root disk yet may be given one.
+// TestFirstDisk checks that a machine without a root disk may get one.
 func TestFirstDisk(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -156,11 +156,12 @@ type replacement struct {
 	old, new disk
 }
 
-// TestUnfinishedReplacement : wherever an older version was cut off, as it replaced a
-// root disk, the old disk is back, and the new one stays once a run with it had begun.
+// TestUnfinishedReplacement checks replacements of a root disk that an older version did
+// not finish. Wherever it was interrupted, the old disk is back, and the new one stays
+// once a run with it had begun.
 func TestUnfinishedReplacement(t *testing.T) {
 	t.Parallel()
-	// Each does what the older version had done by then, after the one before.
+	// Each step does what the older version had done by then, after the previous step.
 	link := func(t *testing.T, r *replacement) {
 		t.Helper()
 		must(t, os.Link(r.file(rootDiskFile), r.file(oldRootFile)))
@@ -202,7 +203,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 		r.Phase, r.Old = phaseOn, nil
 		must(t, r.save(r.record))
 	}
-	// The old image was asked for again: the disk before is linked back.
+	// The old image was requested again: the previous disk is linked back.
 	again := func(t *testing.T, r *replacement) {
 		t.Helper()
 		noRoot(t, r)
@@ -214,7 +215,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 		r.Root = r.old
 		must(t, r.save(r.record))
 	}
-	// A restoration that was cut off itself.
+	// A restoration that was interrupted itself.
 	removed := func(t *testing.T, r *replacement) {
 		t.Helper()
 		noRoot(t, r)
@@ -261,7 +262,8 @@ func TestUnfinishedReplacement(t *testing.T) {
 	}
 }
 
-// wantRestored : nothing is left of the replacement, in what older versions read too.
+// wantRestored checks that nothing is left of the replacement, including what older
+// versions read.
 func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
 	h := d.home(spec.UID)
@@ -272,8 +274,8 @@ func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	}
 }
 
-// TestOldDiskIsKept : what an older version has put aside stays until a guest runs with
-// the disk that the record names.
+// TestOldDiskIsKept checks that what an older version has put aside stays until a guest
+// runs with the disk that the record names.
 func TestOldDiskIsKept(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -324,7 +326,7 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 	return &replacement{s, d, s.Root, made}, spec
 }
 
-// TestOldDiskMissing : where the disk that is to come back was taken away, nothing is
+// TestOldDiskMissing checks that, if the disk to be restored was taken away, nothing is
 // started in its place.
 func TestOldDiskMissing(t *testing.T) {
 	t.Parallel()

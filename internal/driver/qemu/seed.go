@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// seedLabel is how cloud-init knows the disk.
+	// seedLabel is the label by which cloud-init finds the disk.
 	seedLabel = "CIDATA"
-	// noUserData is what cloud-init takes for none; the file has to be there.
+	// noUserData is what cloud-init treats as no user data; the file must exist.
 	noUserData = "#cloud-config\n"
 	isoBlock   = 2048
 )
 
-// makeSeed writes what cloud-init reads by its data source NoCloud. It is written
-// anew for each run, so a change is seen at the next one.
+// makeSeed writes what cloud-init reads by its data source NoCloud. It is written anew
+// for each run, so a change takes effect at the next one.
 func (d *Driver) makeSeed(h instanceDir, spec driver.ServerSpec) error {
 	files, err := seedFiles(spec)
 	if err != nil {
@@ -45,10 +45,10 @@ func (d *Driver) makeSeed(h instanceDir, spec driver.ServerSpec) error {
 	return os.Rename(image, h.file(seedFile))
 }
 
-// seedFiles are the files by name. The instance is the server for as long as its
-// UID, so cloud-init does once what it does once.
+// seedFiles returns the files by name. The instance ID is the server's UID, so cloud-init
+// does its once-only tasks once per server.
 func seedFiles(spec driver.ServerSpec) (map[string]string, error) {
-	// JSON is YAML, whatever the text in it.
+	// JSON is valid YAML, whatever text it holds.
 	meta, err := json.Marshal(struct {
 		InstanceID string   `json:"instance-id"`
 		Hostname   string   `json:"local-hostname"`
@@ -67,7 +67,7 @@ func seedFiles(spec driver.ServerSpec) (map[string]string, error) {
 	return files, nil
 }
 
-// writeISO makes the image of a folder's files. The library takes the folder away.
+// writeISO makes an ISO image of the given files, in a folder that the library removes.
 func writeISO(path, dir string, files map[string]string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
@@ -88,7 +88,7 @@ func writeISO(path, dir string, files map[string]string) error {
 	return errors.Join(err, out.Close())
 }
 
-// hash tells two secrets apart without keeping them.
+// hash returns a value by which two secrets can be compared without keeping them.
 func hash(s driver.Secret) string {
 	if s.IsZero() {
 		return ""

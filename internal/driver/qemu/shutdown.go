@@ -19,14 +19,13 @@ import (
 )
 
 const (
-	// defaultGrace is for a record that has none, as one of an older version.
+	// defaultGrace is for a record without a grace period, as of an older version.
 	defaultGrace = 30 * time.Second
-	// lockWithin is how long a shutdown of the host waits for a server that another
-	// caller is changing. It goes on without the lock then, since the guest loses
-	// more by a power cut.
+	// lockWithin is how long a shutdown of the host waits for a server that another caller
+	// is changing. After that it continues without the lock, since the guest loses more by a
+	// power cut.
 	lockWithin = 5 * time.Second
-	// statusEvery is the time from one question about a guest that is to power off
-	// to the next.
+	// statusEvery is the interval between two queries of a guest that is to power off.
 	statusEvery = 250 * time.Millisecond
 	// EndWithin is how long ShutDown takes at most beyond its limit.
 	EndWithin = commandWithin + leavesWithin + lockWithin + quitWithin + 2*endsWithin
@@ -41,14 +40,14 @@ type Ended struct {
 	Err error
 }
 
-// ShutDown ends all machines in the folder of the options, for a host that is about
-// to shut down: those of every cluster, and the released ones. Each run gets the
-// exit reason driver.ExitHostShutdown, each guest its power button and its grace
-// period, limit at most, and each QEMU an end. Whatever cuts ShutDown off, the next
-// ShutDown or driver carries on from the records.
+// ShutDown ends all machines in the folder of the options, for a host that is about to
+// shut down: those of every cluster, and the released ones. Each run gets the exit reason
+// driver.ExitHostShutdown. Each guest gets a press of its power button and its grace
+// period, at most limit, and then each QEMU is ended. If ShutDown is interrupted, the
+// next ShutDown or driver continues from the records.
 //
-// The servers stay locked until the last machine has ended, so that no controller
-// starts one again meanwhile.
+// The servers stay locked until the last machine has ended, so that no controller starts
+// one again meanwhile.
 func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, error) {
 	o = o.withDefaults()
 	dir, err := statedir.OpenExisting("the qemu driver's folder", o.Dir)
@@ -77,8 +76,8 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	return slices.DeleteFunc(ended, func(e *Ended) bool { return e == nil }), nil
 }
 
-// lockToEnd takes the lock of a server that is to end, or returns nil. Nobody
-// changes one that was released.
+// lockToEnd takes the lock of a server that is to end, or returns nil. A released server
+// needs no lock, since no caller changes it.
 func (d *Driver) lockToEnd(ctx context.Context, h instanceDir) *statedir.Lock {
 	if filepath.Base(filepath.Dir(h.path)) == retainedDir {
 		return nil
@@ -97,8 +96,8 @@ func (d *Driver) lockToEnd(ctx context.Context, h instanceDir) *statedir.Lock {
 	}
 }
 
-// shutDown ends one machine; nil means that it did not run. It also ends one whose
-// record cannot be read or written.
+// shutDown ends one machine; nil means that it did not run. It also ends one whose record
+// cannot be read or written.
 func (d *Driver) shutDown(ctx context.Context, h instanceDir, limit time.Duration) *Ended {
 	s, err := d.observe(ctx, h)
 	switch {
@@ -118,10 +117,10 @@ func (d *Driver) shutDown(ctx context.Context, h instanceDir, limit time.Duratio
 	return ended
 }
 
-// keepShutdown writes down why the run ends, before it does, and that it is being
-// stopped, so that a driver which comes in between carries that through. It returns
-// how long the guest has, which a stop that was begun before may have settled. A
-// server that was released has no run to tell about.
+// keepShutdown records, before the run ends, why it ends and that it is being stopped, so
+// that a driver which starts meanwhile completes the stop. It returns how long the guest
+// has, which an earlier stop may already limit. For a released server no exit is
+// recorded.
 func (d *Driver) keepShutdown(s *server, within time.Duration) time.Duration {
 	if s.broken != nil {
 		return within
@@ -174,14 +173,14 @@ func (d *Driver) powersOff(ctx context.Context, s *server, within time.Duration)
 	return false
 }
 
-// isOver reports whether the guest has ended, as QEMU last said.
+// isOver reports whether the guest has ended, by QEMU's last answer.
 func (s *server) isOver() bool {
 	_, over := ends[s.status]
 	return over
 }
 
-// keepGrace keeps the grace period for a shutdown of the host, which has no spec.
-// For one that is off the next start does.
+// keepGrace records the grace period for a shutdown of the host, which has no spec. For a
+// server that is off, the next start records it.
 func (d *Driver) keepGrace(s *server, spec driver.ServerSpec) {
 	if s.GraceSeconds != nil && *s.GraceSeconds == graceSeconds(spec) {
 		return

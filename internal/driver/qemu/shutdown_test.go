@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// TestShutDown : machines in every state end with their host, each as far as it can
-// in good order. The next driver finds why, and starts them again.
+// TestShutDown checks that machines in every state end with their host, each as cleanly
+// as it can. The next driver finds the reason, and starts them again.
 func TestShutDown(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -120,8 +120,8 @@ func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {
 	return ended
 }
 
-// TestShutDownLeavesDisksClean : a guest unmounts its file system before its machine
-// ends, which one does not whose machine is killed.
+// TestShutDownLeavesDisksClean checks that a guest unmounts its file system before its
+// machine ends, which a killed machine does not allow.
 func TestShutDownLeavesDisksClean(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -136,7 +136,7 @@ func TestShutDownLeavesDisksClean(t *testing.T) {
 		t.Errorf("ended: %+v", ended)
 	}
 	next := e.open(t)
-	reach(t, next, spec, driver.StateStopped) // how it ended is told first
+	reach(t, next, spec, driver.StateStopped) // how it ended is reported first
 	boots(t, next, spec, fmt.Sprintf(ready, 2))
 	must(t, next.home(spec.UID).kill(t.Context(), spec.UID))
 	reach(t, next, spec, driver.StateStopped)
@@ -153,7 +153,8 @@ func TestShutDownLeavesDisksClean(t *testing.T) {
 	gone(t, next, spec)
 }
 
-// TestShutDownLimit : no grace period keeps a host up for longer than the limit.
+// TestShutDownLimit checks that no grace period keeps a host up for longer than the
+// limit.
 func TestShutDownLimit(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -166,7 +167,7 @@ func TestShutDownLimit(t *testing.T) {
 	}
 }
 
-// TestShutDownOfOthers : a machine that was released, and one whose record cannot be
+// TestShutDownOfOthers checks that a released machine, and one whose record cannot be
 // read, lose nothing either.
 func TestShutDownOfOthers(t *testing.T) {
 	t.Parallel()
@@ -192,8 +193,8 @@ func TestShutDownOfOthers(t *testing.T) {
 	}
 }
 
-// TestShutDownCutOff : a shutdown that was killed after it had begun is carried
-// through by the driver that comes next, and is what the machine ended of.
+// TestShutDownCutOff checks that the next driver completes a shutdown that was killed
+// after it had begun, and reports it as the reason of the machine's end.
 func TestShutDownCutOff(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -217,7 +218,7 @@ func TestShutDownCutOff(t *testing.T) {
 	gone(t, next, spec)
 }
 
-// TestGracePeriodIsKept : a change of it needs no restart.
+// TestGracePeriodIsKept checks that a change of the grace period needs no restart.
 func TestGracePeriodIsKept(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

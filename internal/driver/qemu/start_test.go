@@ -13,7 +13,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// TestRestartThatCannotBe : a guest is not shut down for a run that cannot begin.
+// TestRestartThatCannotBe checks that a guest is not shut down for a run that cannot
+// begin.
 func TestRestartThatCannotBe(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -39,8 +40,8 @@ func TestRestartThatCannotBe(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestFetchedOnce : what was fetched is used by the start that it is for, however
-// many tries that takes.
+// TestFetchedOnce checks that what was fetched is used by the start that it is for,
+// however many attempts that takes.
 func TestFetchedOnce(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// setUp makes a service of Drover in a Debian, as docs/standalone.md says, with what
-// is on the disk "payload", and a machine that nothing but a shutdown of its host
+// setUp sets up a service of Drover in a Debian as docs/standalone.md describes, with
+// what is on the disk "payload". It also makes a machine that only a shutdown of its host
 // starts again.
 const setUp = `set -e
 mkdir -p /srv/images /var/log/journal
@@ -37,7 +37,7 @@ systemctl daemon-reload
 systemctl enable --now drover
 `
 
-// payloadSize is that of the disk "payload".
+// payloadSize is the size of the disk "payload".
 const payloadSize = 400 << 20
 
 // isUp waits for Drover.
@@ -60,8 +60,8 @@ spec:
   image: {source: /srv/images/boot-A0.img}
 `
 
-// TestSystemd : a machine of drover.service outlives a restart of that, ends in good
-// order with its host, and is back after the boot.
+// TestSystemd checks that a machine of drover.service outlives a restart of that service,
+// ends cleanly with its host, and is back after the boot.
 func TestSystemd(t *testing.T) {
 	dir := os.Getenv(debianEnv)
 	if dir == "" {
@@ -113,8 +113,8 @@ func TestSystemd(t *testing.T) {
 	}
 }
 
-// TestUnitOrder : what guests rely on while they end with their host is stopped after
-// drover-machines.service, and Drover before it.
+// TestUnitOrder checks that what guests rely on while they end with their host is stopped
+// after drover-machines.service, and Drover before it.
 func TestUnitOrder(t *testing.T) {
 	t.Parallel()
 	drover, machines := unitSettings(t, "drover.service"), unitSettings(t, "drover-machines.service")
@@ -133,7 +133,7 @@ func TestUnitOrder(t *testing.T) {
 	}
 }
 
-// unitSettings are the words of each setting of a unit.
+// unitSettings returns the words of each setting of a unit.
 func unitSettings(t *testing.T, unit string) map[string][]string {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join("..", "..", "..", "config", "systemd", unit))
@@ -147,7 +147,7 @@ func unitSettings(t *testing.T, unit string) map[string][]string {
 	return settings
 }
 
-// payload is a disk with Drover, its units and a guest.
+// payload returns a disk with Drover, its units and a guest.
 func (e *engine) payload(t *testing.T) string {
 	t.Helper()
 	binary, err := vmtest.DroverBinary()

@@ -19,12 +19,12 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// perTick is the unit of CPU time in /proc, which is the same on all kinds of
-// machine that Go runs on.
+// perTick is the unit of CPU time in /proc, the same on all architectures that Go
+// supports.
 const perTick = 10 * time.Millisecond
 
-// Usage reads what the machines' processes have used, and what their guests tell
-// of their memory.
+// Usage returns what the machines' processes have used, and the memory use that their
+// guests report.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if len(uids) == 0 {
 		return nil, enter(ctx)

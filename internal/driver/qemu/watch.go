@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Watch tells of servers whose bell is rung, whose directory comes or goes, and
-// of those that QEMU itself tells of.
+// Watch reports servers whose notification file is written, whose directory comes or
+// goes, and for which QEMU itself reports a change.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := enter(ctx); err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ type watch struct {
 	driver *Driver
 	files  *fsnotify.Watcher
 	out    chan types.UID
-	ended  chan string // attendants that have
+	ended  chan string // the paths of attendants that have ended
 
 	order      []types.UID // to be sent, each once
 	queued     map[types.UID]bool
@@ -62,7 +62,7 @@ func (w *watch) run(ctx context.Context, homes []instanceDir) {
 	}
 }
 
-// next handles one thing that happens; it tells whether the watch goes on.
+// next handles one event, and reports whether the watch goes on.
 func (w *watch) next(ctx context.Context) bool {
 	// A nil channel is never ready: there is nothing to send.
 	var out chan types.UID
@@ -79,7 +79,7 @@ func (w *watch) next(ctx context.Context) bool {
 		}
 		w.changed(ctx, event)
 	case err := <-w.files.Errors:
-		_ = err // Whatever it is, events were lost, and who watches has to list again.
+		_ = err // Whatever it is, events were lost, and the watcher has to list again.
 		return false
 	case path := <-w.ended:
 		w.release(ctx, path)
@@ -90,7 +90,8 @@ func (w *watch) next(ctx context.Context) bool {
 	return true
 }
 
-// uidOf is the UID in the name of a directory or a bell; empty if it is nobody's.
+// uidOf returns the UID in the name of a directory or a notification file; empty if there
+// is none.
 func uidOf(path string) types.UID {
 	uid, _, _ := strings.Cut(filepath.Base(path), ".")
 	if checkUID(types.UID(uid)) != nil {
@@ -115,7 +116,7 @@ func (w *watch) changed(ctx context.Context, event fsnotify.Event) {
 	w.attend(ctx, h)
 }
 
-// isOthers tells whether a server is another cluster's.
+// isOthers reports whether a server belongs to another cluster.
 func (w *watch) isOthers(h instanceDir) bool {
 	r, err := h.load()
 	return err == nil && r.ClusterID != w.driver.ClusterID

@@ -16,10 +16,10 @@ const (
 	cluster     = 1 << clusterBits
 	// perL2 is how much of a disk one entry of the L1 table covers.
 	perL2 = cluster / 8 * cluster
-	// maxNew is what one refcount block still describes of a new disk, and more
-	// than anyone's disk.
+	// maxNew is the largest new disk that one refcount block can describe, and larger than
+	// any disk in use.
 	maxNew = 1 << 50
-	// extensionFormat names the format of the backing file.
+	// extensionFormat is the header extension that names the format of the backing file.
 	extensionFormat = 0xe2792aca
 	maxBackingName  = 1023
 )
@@ -29,8 +29,8 @@ type Backing struct {
 	Path, Format string
 }
 
-// CreateQcow2 makes a disk of the given size in a file that must not exist. It
-// takes the place of qemu-img, which a host with QEMU may lack.
+// CreateQcow2 makes a disk of the given size in a file that must not exist. It replaces
+// qemu-img, which a host with QEMU may lack.
 func CreateQcow2(path string, size int64, backing *Backing) error {
 	if size <= 0 || size > maxNew {
 		return fmt.Errorf("a disk of %d bytes: it must be more than 0 and at most %d", size, int64(maxNew))
@@ -51,8 +51,8 @@ func CreateQcow2(path string, size int64, backing *Backing) error {
 	return nil
 }
 
-// newQcow2 is a disk without data: the header, the refcount table, a refcount
-// block and the L1 table, which is empty and left to the file system.
+// newQcow2 returns a disk without data: the header, the refcount table, a refcount block
+// and the L1 table. The L1 table is empty and left to the file system.
 func newQcow2(size int64, backing *Backing) (content []byte, length int64, err error) {
 	l1 := (size + perL2 - 1) / perL2
 	l1Clusters := (l1*8 + cluster - 1) / cluster
@@ -97,7 +97,7 @@ func newHeader(h header, backing *Backing) ([]byte, error) {
 	return append(head.Bytes(), extensions.Bytes()...), err
 }
 
-// writeExtension pads what it writes to 8 bytes.
+// writeExtension writes a header extension, padded to 8 bytes.
 func writeExtension(b *bytes.Buffer, kind uint32, value string) {
 	var fixed [8]byte
 	binary.BigEndian.PutUint32(fixed[:], kind)

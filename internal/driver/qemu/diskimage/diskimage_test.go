@@ -37,7 +37,7 @@ func probe(t *testing.T, path string) (diskimage.Info, error) {
 	return diskimage.Probe(f, info.Size())
 }
 
-// rawDisk is a disk with an MBR and data in it.
+// rawDisk returns a disk with an MBR and data in it.
 func rawDisk(t *testing.T) string {
 	t.Helper()
 	content := bytes.Repeat([]byte("drover! "), 3*mib/8)
@@ -52,7 +52,7 @@ func file(t *testing.T, content string) string {
 	return path
 }
 
-// made is an image that qemu-img makes.
+// made returns an image that qemu-img makes.
 func made(t *testing.T, args ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "made")
@@ -72,7 +72,7 @@ const (
 	l1Offset   = 40
 )
 
-// patched is an image in which a number of so many bits was changed.
+// patched returns an image in which a number of so many bits was changed.
 func patched(t *testing.T, path string, at int64, bits int, value uint64) string {
 	t.Helper()
 	number := binary.BigEndian.AppendUint64(nil, value)[8-bits/8:]
@@ -83,7 +83,7 @@ func patched(t *testing.T, path string, at int64, bits int, value uint64) string
 	return path
 }
 
-// l1Of is where the L1 table of an image begins.
+// l1Of returns where the L1 table of an image begins.
 func l1Of(t *testing.T, path string) int64 {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -91,8 +91,8 @@ func l1Of(t *testing.T, path string) int64 {
 	return int64(binary.BigEndian.Uint32(content[l1Offset+4:])) // the lower half
 }
 
-// longL1 is a disk of 1 GiB, for which two entries of the L1 table do, and which
-// has a third that leads nowhere.
+// longL1 returns a disk of 1 GiB, for which two entries of the L1 table suffice, and
+// which has a third that leads nowhere.
 func longL1(t *testing.T) string {
 	t.Helper()
 	path := made(t, "create", "-q", "-f", "qcow2", "OUT", "1G")
@@ -160,7 +160,8 @@ func TestProbeRefuses(t *testing.T) {
 	}
 }
 
-// TestCheckDisk : a machine's disk may stand on an image, and point to nothing else.
+// TestCheckDisk checks that a machine's disk may stand on an image, and point to nothing
+// else.
 func TestCheckDisk(t *testing.T) {
 	t.Parallel()
 	base := rawDisk(t)
@@ -184,7 +185,8 @@ func TestCheckDisk(t *testing.T) {
 	}
 }
 
-// TestProbeIsCheap : what is read does not grow with the image, whatever its header says.
+// TestProbeIsCheap checks that what is read does not grow with the image, whatever its
+// header says.
 func TestProbeIsCheap(t *testing.T) {
 	t.Parallel()
 	path := made(t, "create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "OUT", "100G")
@@ -214,7 +216,7 @@ func (c *counter) ReadAt(p []byte, at int64) (int, error) {
 	return n, err
 }
 
-// FuzzProbe : no content makes it panic, or read what is not there.
+// FuzzProbe checks that no content causes a panic, or yields an invalid size.
 func FuzzProbe(f *testing.F) {
 	f.Add([]byte("QFI\xfb\x00\x00\x00\x03" + strings.Repeat("\xff", 200)))
 	f.Add([]byte("QFI\xfb\x00\x00\x00\x02" + strings.Repeat("\x00", 200)))
@@ -227,7 +229,7 @@ func FuzzProbe(f *testing.F) {
 	})
 }
 
-// TestCreate lets qemu-img judge the disks.
+// TestCreate checks the disks with qemu-img.
 func TestCreate(t *testing.T) {
 	t.Parallel()
 	base := rawDisk(t)
@@ -269,7 +271,7 @@ func TestCreate(t *testing.T) {
 	}
 }
 
-// shows : the disk has the image's content, and takes data.
+// shows checks that the disk has the image's content, and takes data.
 func shows(t *testing.T, disk, image string) {
 	t.Helper()
 	flat := filepath.Join(t.TempDir(), "flat")

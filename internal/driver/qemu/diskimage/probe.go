@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package diskimage knows disk images by their content: Probe tells what an
-// image is and refuses what is not fit to boot strangers' disks from, and
-// CreateQcow2 makes new disks, blank or on top of an image.
+// Package diskimage reads and makes disk images. Probe determines what an image is and
+// refuses what is unsafe to boot if strangers made it. CreateQcow2 makes new disks, blank
+// or on top of an image.
 package diskimage
 
 import (
@@ -22,18 +22,17 @@ const (
 
 const sector = 512
 
-// WholeSectors is a size in bytes, rounded up to what a disk can have in QEMU.
+// WholeSectors returns a size in bytes, rounded up to what a disk can have in QEMU.
 func WholeSectors(size int64) int64 { return (size + sector - 1) / sector * sector }
 
-// Info is what an image is.
+// Info describes an image.
 type Info struct {
 	Format string
-	// Size that a machine sees.
+	// Size is the size that a machine sees.
 	Size int64
 }
 
-// foreign are formats that a raw image must not be taken for, by what they begin
-// with.
+// foreign are formats that must not be mistaken for raw images, with their first bytes.
 var foreign = []struct{ magic, name string }{
 	{"KDMV", "a VMDK image"},
 	{"# Disk DescriptorFile", "a VMDK descriptor"},
@@ -49,7 +48,7 @@ var foreign = []struct{ magic, name string }{
 	{"\x7fELF", "an ELF program"},
 }
 
-// signs are what a raw disk has at certain places.
+// signs are marks that a raw disk has at certain offsets.
 var signs = []struct {
 	at    int64
 	magic string
@@ -66,13 +65,14 @@ var signs = []struct {
 	{512, "LABELONE"},          // LVM
 }
 
-// Probe tells what an image is, by its first bytes. An error says why it cannot be
-// used. Images that point to other files are refused: whoever may name an image could
-// read any file of the host by them.
+// Probe determines what an image is, by its first bytes. An error says why it cannot be
+// used. Images that point to other files are refused: through them, anyone who may name
+// an image could read any file of the host.
 //
-// It does not read the tables of a qcow2 image, whose size its maker chooses. What QEMU
-// cannot read there is an error of the guest's disk. What was cut off reads as zeros: a
-// fetch compares the length and the checksum, and whoever puts a file in place copies it.
+// It does not read the tables of a qcow2 image, whose size the image's maker chooses.
+// What QEMU cannot read there is an error of the guest's disk. Missing data at the end of
+// a truncated file reads as zeros. A fetch compares the length and the checksum, and a
+// person puts a file in place by copying it.
 func Probe(image io.ReaderAt, length int64) (Info, error) {
 	head := make([]byte, min(length, sector))
 	if _, err := image.ReadAt(head, 0); err != nil && !errors.Is(err, io.EOF) {
@@ -112,7 +112,7 @@ func looksLikeDisk(image io.ReaderAt) bool {
 	return false
 }
 
-// header is that of a qcow2 image, as in QEMU's docs/interop/qcow2.txt.
+// header is the header of a qcow2 image, as in QEMU's docs/interop/qcow2.txt.
 type header struct {
 	Magic              [4]byte
 	Version            uint32
@@ -142,7 +142,7 @@ const (
 	featureDataFile = 1 << 2
 	featureWideL2   = 1 << 4
 	knownFeatures   = 1<<5 - 1
-	maxL1           = 32 << 20 // bytes, as QEMU has it
+	maxL1           = 32 << 20 // bytes, as in QEMU
 	maxSize         = 1 << 56
 )
 
@@ -160,15 +160,15 @@ func probeQcow2(image io.ReaderAt, length int64) (Info, error) {
 	return Info{Format: Qcow2, Size: int64(h.Size)}, nil //nolint:gosec // at most maxSize
 }
 
-// CheckDisk refuses a disk of a machine that is none which CreateQcow2 makes, or that
-// points to another file. It may name a backing file, since QEMU is given that.
+// CheckDisk refuses a machine's disk that is not one which CreateQcow2 makes, or that
+// points to another file. It may name a backing file, since QEMU gets that explicitly.
 func CheckDisk(disk io.ReaderAt) error {
 	_, err := readHeader(disk)
 	return err
 }
 
-// IsUnwritten reports whether a disk is as CreateQcow2 has made it. Whatever is written to
-// one, QEMU puts behind the table that it ends with.
+// IsUnwritten reports whether a disk is as CreateQcow2 made it. QEMU puts all that is
+// written to it behind the table that it ends with.
 func IsUnwritten(disk io.ReaderAt, length int64) bool {
 	h, err := readHeader(disk)
 	if err != nil {
@@ -211,7 +211,7 @@ func (h header) check() error {
 
 func (h header) cluster() int64 { return int64(1) << h.ClusterBits }
 
-// neededL1 is how many entries of the L1 table the disk has.
+// neededL1 returns how many entries of the L1 table the disk needs.
 func (h header) neededL1() int64 {
 	width := int64(8) // of an entry of an L2 table
 	if h.Incompatible&featureWideL2 != 0 {
@@ -221,7 +221,7 @@ func (h header) neededL1() int64 {
 	return (int64(h.Size) + covers - 1) / covers //nolint:gosec // at most maxSize
 }
 
-// inside reports whether a table is in the file; an offset of zero stands for none.
+// inside reports whether a table is in the file; an offset of zero means no table.
 func inside(at uint64, size, length int64) bool {
 	return at == 0 || (at < uint64(length) && size <= length-int64(at)) //nolint:gosec // below length
 }

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egress makes the requests that a spec asks for, and only to where the
-// operator allows: whoever may create a VirtualMachine must not reach what Drover's
-// host reaches, nor read what a server there answered.
+// Package egress makes the requests that a spec asks for, and only to hosts that the
+// operator allows. The creator of a VirtualMachine must not reach what Drover's host
+// reaches, nor read what a server there answered.
 //
-// Start with Client.Web and Client.Registry. Explain (reason.go) is how a failure is told.
+// Start with Client.Web and Client.Registry. Explain (reason.go) describes failures.
 package egress
 
 import (
@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	// dialWithin is how long a connection may take, and answersWithin how long a
-	// server may take until it begins to answer.
+	// dialWithin is how long a connection may take, and answersWithin how long a server may
+	// take until it begins to answer.
 	dialWithin    = 30 * time.Second
 	answersWithin = 30 * time.Second
-	// maxRedirects is how many redirects lead to an answer at most.
+	// maxRedirects is the maximum number of redirects before an answer.
 	maxRedirects = 10
-	// maxDocument is how large an answer may be that is kept in memory, as manifests
-	// are: registries take none that is larger.
+	// maxDocument is the maximum size of an answer that is kept in memory, such as a
+	// manifest: registries accept none that is larger.
 	maxDocument = 4 << 20
 )
 
@@ -39,8 +39,8 @@ type Client struct {
 	direct, proxied *http.Transport
 }
 
-// New returns a client that asks public addresses, those hosts, and what a proxy of
-// the environment leads to.
+// New returns a client that contacts public addresses, the given hosts, and what a proxy
+// of the environment leads to.
 func New(hosts Hosts) *Client {
 	c := &Client{hosts: hosts, proxy: http.ProxyFromEnvironment}
 	c.direct, c.proxied = newTransport(), newTransport()
@@ -55,12 +55,13 @@ func newTransport() *http.Transport {
 		ForceAttemptHTTP2:   true,
 		TLSHandshakeTimeout: dialWithin, ResponseHeaderTimeout: answersWithin, IdleConnTimeout: dialWithin,
 		MaxResponseHeaderBytes: 1 << 20,
-		// What comes is what is counted, and checked by its digest.
+		// The bytes that come are counted, and checked by their digest, as sent.
 		DisableCompression: true,
 	}
 }
 
-// dial connects to what the operator allows, by the address that is dialled.
+// dial connects only to what the operator allows. It checks the address that is actually
+// dialled.
 func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -72,7 +73,8 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 	return d.DialContext(ctx, network, address)
 }
 
-// RoundTrip makes one request. What a proxy may reach is the proxy's to say.
+// RoundTrip makes one request. If there is a proxy, the proxy decides what may be
+// reached.
 func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 	proxy, err := c.proxy(request)
 	if err != nil {
@@ -84,13 +86,13 @@ func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 	return c.direct.RoundTrip(request)
 }
 
-// Web returns what asks web servers, and follows redirects. Alive is called whenever
-// something comes.
+// Web returns a transport for web servers, which follows redirects. It calls alive
+// whenever data arrives.
 func (c *Client) Web(alive func()) http.RoundTripper {
 	return c.requests(alive, nil, func(*http.Request) bool { return false })
 }
 
-// Registry returns what asks registries, and follows redirects as Web does. Plain
+// Registry returns a transport for registries, which follows redirects as Web does. plain
 // allows HTTP without TLS.
 func (c *Client) Registry(plain bool, alive func()) http.RoundTripper {
 	check := func(r *http.Request) error {
@@ -102,8 +104,8 @@ func (c *Client) Registry(plain bool, alive func()) http.RoundTripper {
 	return c.requests(alive, check, isDocument)
 }
 
-// isDocument reports whether a request of a registry is for anything but a blob. The
-// name of a repository may have "blobs" in it too.
+// isDocument reports whether a request to a registry is for anything but a blob. The name
+// of a repository may contain "blobs" too.
 func isDocument(r *http.Request) bool {
 	path := strings.Split(r.URL.Path, "/")
 	last := len(path) - 1
@@ -139,7 +141,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (f roundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
 
-// withoutURL leaves out the URL, which may have secrets in its query.
+// withoutURL removes the URL from an error, since its query may hold secrets.
 func withoutURL(err error) error {
 	if wrapped, is := errors.AsType[*url.Error](err); is {
 		return wrapped.Err
@@ -147,9 +149,9 @@ func withoutURL(err error) error {
 	return err
 }
 
-// checkRedirect refuses to leave https, by which alone nobody on the way can
-// change what is sent. What a server got to know a client by stays with it, and so
-// does where the client came from, which may have secrets in its query.
+// checkRedirect refuses to leave https, since only TLS protects what is sent from changes
+// on the way. Credentials stay with the server that they are for. The Referer is removed,
+// since its query may hold secrets.
 func checkRedirect(next *http.Request, via []*http.Request) error {
 	last, first := via[len(via)-1].URL, via[0].URL
 	switch {
@@ -167,8 +169,7 @@ func checkRedirect(next *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// Redact returns a source without what may be a secret in it: user, password and
-// query.
+// Redact returns a source without possible secrets: user, password and query.
 func Redact(source string) string {
 	scheme, rest, is := strings.Cut(source, "://")
 	if !is || scheme == "file" {
@@ -188,7 +189,7 @@ func Redact(source string) string {
 	return shown
 }
 
-// body is an answer's. A document has an end that is not far.
+// body is the body of an answer. A document is limited to maxDocument.
 type body struct {
 	io.ReadCloser
 

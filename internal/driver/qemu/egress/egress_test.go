@@ -66,7 +66,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// TestEmbedded : an IPv4 address counts as what it is in whatever form it comes.
+// TestEmbedded checks that an IPv4 address has the same class in every form.
 func TestEmbedded(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same each time
@@ -131,8 +131,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestOwnAddresses : an address that an interface of the host has when it is dialled
-// counts as a loopback one, public or not.
+// TestOwnAddresses checks that an address which an interface of the host has when it is
+// dialled counts as a loopback one, public or not.
 func TestOwnAddresses(t *testing.T) {
 	t.Parallel()
 	var own []net.Addr
@@ -161,7 +161,7 @@ func TestOwnAddresses(t *testing.T) {
 	}
 }
 
-// TestOwnAddressesAreReal : a client asks the host itself for its addresses.
+// TestOwnAddressesAreReal checks that a client reads the real addresses of the host.
 func TestOwnAddressesAreReal(t *testing.T) {
 	t.Parallel()
 	own, err := Hosts{}.isOwn(netip.MustParseAddr("127.0.0.1"))
@@ -170,7 +170,7 @@ func TestOwnAddressesAreReal(t *testing.T) {
 	}
 }
 
-// get asks as images are asked for.
+// get makes a request as for an image.
 func get(t *testing.T, rt http.RoundTripper, url string) (string, error) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -195,8 +195,8 @@ func serve(t *testing.T, f http.HandlerFunc) (address, port string) {
 
 func none() {}
 
-// TestDialled : it is the address that counts, however a host is named, and no
-// request reaches one that is refused.
+// TestDialled checks that the address counts, however a host is named, and that no
+// request reaches a refused one.
 func TestDialled(t *testing.T) {
 	t.Parallel()
 	asked := 0
@@ -220,7 +220,7 @@ func TestDialled(t *testing.T) {
 	}
 }
 
-// TestRedirected : a redirect leads to no address that is refused either.
+// TestRedirected checks that a redirect does not lead to a refused address either.
 func TestRedirected(t *testing.T) {
 	t.Parallel()
 	url, port := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -238,7 +238,8 @@ func TestRedirected(t *testing.T) {
 	}
 }
 
-// TestRedirectsCarryNothing : neither a login nor where it was used leads elsewhere.
+// TestRedirectsCarryNothing checks that neither a login nor the place where it was used
+// is sent elsewhere.
 func TestRedirectsCarryNothing(t *testing.T) {
 	t.Parallel()
 	var headers []http.Header
@@ -275,7 +276,8 @@ func TestRedirectsCarryNothing(t *testing.T) {
 	}
 }
 
-// TestProxy : an operator's proxy is asked wherever it is, and decides on the rest.
+// TestProxy checks that an operator's proxy is used at any address, and that it decides
+// on the rest.
 func TestProxy(t *testing.T) {
 	t.Parallel()
 	proxy, _ := serve(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.URL.String()) }) //nolint:gosec // it is the test that reads it
@@ -295,7 +297,8 @@ func TestProxy(t *testing.T) {
 	}
 }
 
-// TestPlain : without TLS only what may be, on whatever way it is led to.
+// TestPlain checks that only allowed registries are contacted without TLS, also after
+// redirects.
 func TestPlain(t *testing.T) {
 	t.Parallel()
 	asked := 0
@@ -309,8 +312,8 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-// TestAsItIs : nothing is decompressed that is not counted so, and no document is
-// without end.
+// TestAsItIs checks that nothing is decompressed without being counted so, and that
+// documents are limited.
 func TestAsItIs(t *testing.T) {
 	t.Parallel()
 	url, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -364,7 +367,7 @@ func TestRedact(t *testing.T) {
 	}
 }
 
-// TestExplain : whatever a server says, what is told is Drover's.
+// TestExplain checks that the reported words are Drover's own, whatever a server says.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"
@@ -394,7 +397,7 @@ func TestExplain(t *testing.T) {
 			t.Errorf("%s: it is told as %q, want %q", name, got, c.want)
 		}
 	}
-	// By their words alone others are chosen, never repeated.
+	// Others are matched by their words only, which are never repeated.
 	for _, r := range reasons {
 		if got := Explain(fmt.Errorf("%s %s", r.text, secret)).Error(); !slices.Contains(append(said, "the server's answer is not understood"), got) {
 			t.Errorf("it is told as %q", got)

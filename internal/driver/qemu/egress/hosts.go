@@ -12,12 +12,12 @@ import (
 	"strings"
 )
 
-// Hosts are those with an address that is not public which may be asked all the
-// same. The zero value allows none.
+// Hosts are the hosts that may be contacted although their address is not public. The
+// zero value allows none.
 type Hosts struct {
 	names    map[string]bool
 	prefixes []netip.Prefix
-	// interfaces are net.InterfaceAddrs where that is nil.
+	// interfaces returns the addresses of this host; nil means net.InterfaceAddrs.
 	interfaces func() ([]net.Addr, error)
 }
 
@@ -58,12 +58,12 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return prefix.Masked(), nil
 }
 
-// canonical is a host's name as names are compared.
+// canonical returns a host's name in the form in which names are compared.
 func canonical(host string) string { return strings.TrimSuffix(strings.ToLower(host), ".") }
 
-// check refuses to connect a host to the address that it was resolved to. It is
-// asked about each address that is dialled, so what a name stood for at another
-// time does not count.
+// check refuses to connect a host to the address that it was resolved to. It is called
+// for each address that is dialled, so what a name resolved to at another time does not
+// count.
 func (h Hosts) check(host, dialled string) error {
 	to, err := netip.ParseAddrPort(dialled)
 	if err != nil {
@@ -89,8 +89,8 @@ func (h Hosts) check(host, dialled string) error {
 	return Errorf("%.100s leads to %s address, which is asked only if --image-hosts has the host's name or its address", host, class)
 }
 
-// isOwn reports whether an interface of this host has an address now, itself or as
-// the IPv4 address that it stands for. What listens there may be meant for the host
+// isOwn reports whether an interface of this host has an address now, itself or as the
+// IPv4 address that it stands for. A service that listens there may be meant for the host
 // alone, as on loopback.
 func (h Hosts) isOwn(address netip.Addr) (bool, error) {
 	list := h.interfaces
@@ -123,7 +123,7 @@ func (h Hosts) hasPrefixOf(address netip.Addr) bool {
 	return false
 }
 
-// class is a kind of address, as people read it.
+// class is a kind of address, in words for people.
 type class string
 
 // The classes, the strictest last.
@@ -136,12 +136,12 @@ const (
 
 var strictness = map[class]int{public: 0, private: 1, loopback: 2, never: 3}
 
-// classes lists what is not public.
+// classes lists the addresses that are not public.
 var classes = []struct {
 	prefix netip.Prefix
 	class  class
 }{
-	{netip.MustParsePrefix("0.0.0.0/8"), never}, // "this network", which Linux takes for itself
+	{netip.MustParsePrefix("0.0.0.0/8"), never}, // "this network", which Linux treats as the host itself
 	{netip.MustParsePrefix("169.254.0.0/16"), never},
 	{netip.MustParsePrefix("168.63.129.16/32"), never},  // metadata of Azure
 	{netip.MustParsePrefix("fd00:ec2::254/128"), never}, // metadata of AWS
@@ -156,14 +156,14 @@ var classes = []struct {
 	{netip.MustParsePrefix("172.16.0.0/12"), private},
 	{netip.MustParsePrefix("192.168.0.0/16"), private},
 	{netip.MustParsePrefix("100.64.0.0/10"), private}, // shared by a provider's customers
-	{netip.MustParsePrefix("192.0.0.0/24"), private},  // of protocols
+	{netip.MustParsePrefix("192.0.0.0/24"), private},  // for protocols
 	{netip.MustParsePrefix("198.18.0.0/15"), private}, // for benchmarks
 	{netip.MustParsePrefix("fc00::/7"), private},
 	{netip.MustParsePrefix("fec0::/10"), private},      // site-local, before fc00::/7
-	{netip.MustParsePrefix("64:ff9b:1::/48"), private}, // NAT64 of one's own
+	{netip.MustParsePrefix("64:ff9b:1::/48"), private}, // local-use NAT64
 }
 
-// classOf returns the strictest class of all that an address stands for.
+// classOf returns the strictest class among all forms of an address.
 func classOf(address netip.Addr) class {
 	found := public
 	for _, form := range forms(address) {
@@ -176,8 +176,8 @@ func classOf(address netip.Addr) class {
 	return found
 }
 
-// embedded are the networks whose addresses stand for IPv4 addresses, and at which
-// byte those begin.
+// embedded are the networks whose addresses stand for IPv4 addresses, and the byte at
+// which those begin.
 var embedded = []struct {
 	prefix netip.Prefix
 	at     int
@@ -189,7 +189,7 @@ var embedded = []struct {
 	{netip.MustParsePrefix("2001::/32"), 4},        // Teredo: its server
 }
 
-// forms are an address and the IPv4 addresses that it stands for.
+// forms returns an address and the IPv4 addresses that it stands for.
 func forms(address netip.Addr) []netip.Addr {
 	address = address.Unmap()
 	all := []netip.Addr{address}
@@ -208,5 +208,6 @@ func forms(address netip.Addr) []netip.Addr {
 	return all
 }
 
-// teredo has the client's address in its last bytes, inverted.
+// teredo is the network of Teredo, whose addresses have the client's address in their
+// last bytes, inverted.
 var teredo = netip.MustParsePrefix("2001::/32")

@@ -21,23 +21,23 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// Error is a failure in Drover's own words. All others may have words of a server.
+// Error is a failure in Drover's own words. All other errors may contain words of a
+// server.
 type Error struct{ text string }
 
 func (e *Error) Error() string { return e.text }
 
-// Errorf returns an Error. Nothing of what a server answered may be among the
-// arguments.
+// Errorf returns an Error. The arguments must contain nothing that a server answered.
 func Errorf(format string, args ...any) *Error { return &Error{fmt.Sprintf(format, args...)} }
 
-// StatusError is how an answer that is no success is told. The server's own words
-// for it are left out.
+// StatusError returns the Error for an answer that is no success. It leaves out the
+// server's own words.
 func StatusError(code int) *Error {
 	return Errorf("%s", strings.TrimSpace(fmt.Sprintf("the server answered %d %s", code, http.StatusText(code))))
 }
 
-// Explain says why a request failed, in words of this package alone: an error of a
-// library may repeat what a server answered, which is not for those who read it.
+// Explain says why a request failed, in words of this package only. An error of a library
+// may repeat what a server answered, which its readers must not see.
 func Explain(err error) *Error {
 	if own, is := errors.AsType[*Error](err); is {
 		return own
@@ -53,7 +53,7 @@ func Explain(err error) *Error {
 	return Errorf("the server's answer is not understood")
 }
 
-// reasons are what Explain says, the first that fits.
+// reasons are what Explain says; the first match counts.
 var reasons = []struct {
 	is   func(error) bool
 	text string
@@ -109,8 +109,8 @@ func isTimeout(err error) bool {
 	return is && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
 }
 
-// says is for errors that a library gives no type. What it finds is only chosen by
-// their words.
+// says matches errors for which a library has no type, by their words. The words are only
+// compared, never shown.
 func says(words string) func(error) bool {
 	return func(err error) bool { return strings.Contains(err.Error(), words) }
 }

@@ -18,29 +18,29 @@ import (
 )
 
 const (
-	// diskFolder is where an image for machines has its disk, as container disks do.
+	// diskFolder is the folder of the disk in an image for machines, as in container disks.
 	diskFolder = "disk"
-	// whiteout begins the name of an entry by which a layer removes or hides what
+	// whiteout is the prefix of the name of an entry by which a layer removes or hides what
 	// layers below have. Images for machines have none.
 	whiteout = ".wh."
-	// maxLayers is how many layers an image may have, as in the engines of containers.
+	// maxLayers is how many layers an image may have, as in container engines.
 	maxLayers = 127
-	// maxWindow is how much memory a layer may take to be decompressed.
+	// maxWindow is how much memory the decompression of a layer may take.
 	maxWindow = 64 << 20
 )
 
-// archive is the content of an image, of which the disk is copied: the one file in
-// the disk's folder, in whatever layer.
+// archive is the content of an image, of which the disk is copied: the one file in the
+// disk's folder, in any layer.
 type archive struct {
 	out   io.Writer
 	found bool
-	// What the layers may still have, as they are sent and decompressed: either may
-	// be without end while the other has none.
+	// sent and content bound the layers' bytes as sent and as decompressed: either may be
+	// endless while the other is not.
 	sent, content budget
 }
 
-// copyDisk copies the disk of an image whose layers have at most limit bytes. All of
-// them are read: whether they are what the image's digests say shows at their end.
+// copyDisk copies the disk of an image whose layers have at most limit bytes. It reads
+// all of them: whether they match the image's digests shows only at their end.
 func copyDisk(image v1.Image, out io.Writer, limit int64) error {
 	layers, err := image.Layers()
 	if err != nil {
@@ -128,8 +128,8 @@ func (a *archive) meet(entry *tar.Header) (isDisk bool, err error) {
 	return true, nil
 }
 
-// isSparse reports whether an entry has holes, which cost nothing to send and all
-// the more to write.
+// isSparse reports whether an entry has holes, which cost nothing to send but much to
+// write.
 func isSparse(entry *tar.Header) bool {
 	for key := range entry.PAXRecords {
 		if strings.HasPrefix(key, "GNU.sparse.") {
@@ -139,10 +139,10 @@ func isSparse(entry *tar.Header) bool {
 	return entry.Typeflag == tar.TypeGNUSparse
 }
 
-// budget is how many bytes may still come.
+// budget is how many more bytes are accepted.
 type budget struct{ left, limit int64 }
 
-// countedReader takes from a budget.
+// countedReader counts what it reads against a budget.
 type countedReader struct {
 	io.Reader
 
@@ -161,7 +161,7 @@ func tooLarge(what string, limit int64) error {
 	return final("%s %d bytes, which is all that --image-max-size allows", what, limit)
 }
 
-// decompress reads a layer, which says by its first bytes how it is compressed.
+// decompress returns the content of a layer, whose first bytes say how it is compressed.
 func decompress(blob io.Reader) (content io.Reader, release func(), err error) {
 	buffered := bufio.NewReader(blob)
 	magic, err := buffered.Peek(4)

@@ -18,16 +18,16 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/egress"
 )
 
-// What an image has to leave free on its disk, for the disks of machines that grow
-// and for all else that writes there: a twentieth of it, but no more than maxKept
+// What an image has to leave free on its disk, for machines' disks that grow and for
+// everything else that writes there: a twentieth of the disk, but no more than maxKept
 // bytes.
 const (
 	keptShare = 20
 	maxKept   = 1 << 30
 )
 
-// attempt is one try to fetch an image. What it is given to write, it counts, and
-// takes as far as there is room and the limit allows.
+// attempt is one attempt to fetch an image. It counts what is written to it, and accepts
+// that as far as there is room and the limit allows.
 type attempt struct {
 	store *Store
 	image driver.Image
@@ -35,16 +35,16 @@ type attempt struct {
 	file  *os.File
 	sum   hash.Hash
 
-	version    string // what the server calls what it has, or nothing
-	got, total int64  // the latter is 0 where it is not known
-	err        error  // of this side, which is told as it is
+	version    string // the server's version of its content, or nothing
+	got, total int64  // total is 0 where it is not known
+	err        error  // of this side, which is reported as it is
 }
 
 func (s *Store) newAttempt(i driver.Image, file *os.File, f *download.Fetch) *attempt {
 	return &attempt{store: s, image: i, fetch: f, file: file, sum: sha256.New()}
 }
 
-// download writes an image to the file and checks what came.
+// download writes an image to the file and checks it.
 func (a *attempt) download(ctx context.Context) (digest string, err error) {
 	if reference, is := strings.CutPrefix(a.image.Source, ociScheme); is {
 		err = a.store.Sources.copyOCI(ctx, reference, a)
@@ -67,8 +67,8 @@ func (a *attempt) download(ctx context.Context) (digest string, err error) {
 	return digest, nil
 }
 
-// begin refuses, before any of it comes, what was of no use before, what is too
-// large, and what there is no room for.
+// begin refuses, before any of it is sent, content that was of no use before, that is too
+// large, or that there is no room for.
 func (a *attempt) begin(version string, total int64) error {
 	a.version, a.total = version, total
 	if err := a.store.useless.find(keyOf(a.image), version, a.store.Clock.Now()); err != nil {

@@ -16,9 +16,9 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 )
 
-// Wait tells whether a server has to wait for one of the images, and begins to
-// fetch it where needed. A fetch that failed is told once; the call after that
-// begins a new one. The server's interest in other images ends.
+// Wait reports whether a server has to wait for one of the images, and begins to fetch it
+// where needed. A failed fetch is reported once; the call after that begins a new one.
+// Wait ends the server's interest in other images.
 func (s *Store) Wait(ctx context.Context, spec driver.ServerSpec, images ...driver.Image) (waits bool, err error) {
 	keys := make([]string, len(images))
 	for n, i := range images {
@@ -33,7 +33,7 @@ func (s *Store) Wait(ctx context.Context, spec driver.ServerSpec, images ...driv
 	return false, nil
 }
 
-// keyOf tells one fetch from another.
+// keyOf returns the key that identifies a fetch.
 func keyOf(i driver.Image) string { return i.Source + " " + i.Checksum }
 
 func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver.Image, key string) (waits bool, err error) {
@@ -42,7 +42,7 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 		return false, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
 			"image %s is not among those that were fetched, and its pullPolicy is Never", Redact(i.Source)))
 	}
-	// A checksum leaves nothing to fetch again.
+	// An image with a checksum never has to be fetched again.
 	if there && (i.PullPolicy != driver.PullAlways || i.Checksum != "") {
 		return false, nil
 	}
@@ -64,8 +64,8 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 	return true, nil
 }
 
-// fetch fetches an image and puts it into its place. A person may have removed that
-// with all that was in it.
+// fetch fetches an image and puts it into its place. A person may have removed the
+// store's folder with all that was in it.
 func (s *Store) fetch(ctx context.Context, i driver.Image, f *download.Fetch) error {
 	if err := s.Dir.Reach(); err != nil {
 		return err
@@ -84,18 +84,18 @@ func (s *Store) fetch(ctx context.Context, i driver.Image, f *download.Fetch) er
 		return err
 	}
 	name := imagePrefix + digest
-	// Not renamed: disks stand on the file that may be there already.
+	// Not renamed: disks may stand on a file that is already there.
 	if err := os.Link(path, s.Dir.Path(s.Sub, name)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	// What stands on it is written down later, and must not outlive it.
+	// A disk that stands on the image is recorded later, and must not outlive it.
 	if err := s.Dir.Sync(s.Dir.Path(s.Sub)); err != nil {
 		return err
 	}
 	return s.Dir.Replace(s.refPath(i.Source), []byte(name+"\n"+i.Source+"\n"))
 }
 
-// fetchTo makes a file of an image that is one, and that nobody is to change.
+// fetchTo fetches an image into a new, read-only file, and checks that it is an image.
 func (s *Store) fetchTo(ctx context.Context, path string, i driver.Image, f *download.Fetch) (digest string, err error) {
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400) //nolint:gosec // in the engine's folder
 	if err != nil {

@@ -1,13 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package imagestore fetches images from web servers and registries, in the
-// background and once for all who wait, and keeps them by their digest.
+// Package imagestore fetches images from web servers and registries, in the background
+// and once for all callers that wait, and keeps them by their digest.
 //
-// Start with Store.Wait. A fetch only fetches: what follows is up to who waits.
+// Start with Store.Wait. A fetch only fetches: what follows is up to the caller.
 //
-// In the folder, sha256-<digest> is an image, and ref-<hash of a source> names
-// the one that the source stood for when it was last fetched.
+// In the folder, sha256-<digest> is an image. ref-<hash of a source> names the image that
+// the source stood for when it was last fetched.
 package imagestore
 
 import (
@@ -36,18 +36,18 @@ type Store struct {
 	Dir   *statedir.Dir
 	Sub   string
 	Clock clock.Clock
-	// Fetches knows those under way, and Sources where they may lead. Who fetches
-	// nothing needs neither.
+	// Fetches tracks the fetches in progress, and Sources says where they may lead. A Store
+	// that fetches nothing needs neither.
 	Fetches *download.Tracker
 	Sources *Sources
 
 	useless uselessContent
 }
 
-// Redact returns a source as it is shown: without what may be a secret in it.
+// Redact returns a source as it is shown: without possible secrets.
 func Redact(source string) string { return egress.Redact(source) }
 
-// IsRemote tells whether a source has to be fetched.
+// IsRemote reports whether a source has to be fetched.
 func IsRemote(source string) bool {
 	for _, scheme := range []string{httpScheme, httpsScheme, ociScheme} {
 		if strings.HasPrefix(source, scheme) {
@@ -84,9 +84,9 @@ func Check(field string, i driver.Image) error {
 	return nil
 }
 
-// Digest of an image, sha256: and 64 digits: the one that it must have or else that
-// of what its source stood for when it was last fetched. It is empty where only a
-// fetch will tell.
+// Digest returns the digest of an image, sha256: and 64 digits. It is the image's
+// checksum, or else the digest of what its source stood for when it was last fetched. It
+// is empty where only a fetch will show it.
 func (s *Store) Digest(i driver.Image) string {
 	if i.Checksum != "" {
 		return i.Checksum
@@ -99,10 +99,10 @@ func (s *Store) Digest(i driver.Image) string {
 	return DigestOf(name)
 }
 
-// DigestOf is the digest of the image in a file of the store.
+// DigestOf returns the digest of the image in a file of the store.
 func DigestOf(path string) string { return strings.Replace(filepath.Base(path), "-", ":", 1) }
 
-// Path of an image, and whether it is there.
+// Path returns the path of an image, and whether it is there.
 func (s *Store) Path(i driver.Image) (path string, there bool) {
 	digest := s.Digest(i)
 	if digest == "" {
@@ -118,7 +118,7 @@ func (s *Store) refPath(source string) string {
 	return s.Dir.Path(s.Sub, refPrefix+hex.EncodeToString(sum[:]))
 }
 
-// parseRef reads what a source stood for when it was fetched last.
+// parseRef reads what a source stood for when it was last fetched.
 func parseRef(content []byte) (name, source string) {
 	name, source, _ = strings.Cut(strings.TrimSuffix(string(content), "\n"), "\n")
 	return filepath.Base(name), source

@@ -47,7 +47,7 @@ import (
 
 const patience = time.Minute
 
-// disk is a raw disk of 1 MiB.
+// disk returns a raw disk of 1 MiB.
 func disk() []byte {
 	content := bytes.Repeat([]byte("drover! "), 1<<17)
 	copy(content[510:], "\x55\xaa")
@@ -63,7 +63,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// newStore may ask the test's own servers, and the registries without TLS.
+// newStore returns a store that may contact the test's own servers, and the given
+// registries without TLS.
 func newStore(t *testing.T, plain ...string) *imagestore.Store {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", t.TempDir(), "cache")
@@ -85,7 +86,7 @@ func newStore(t *testing.T, plain ...string) *imagestore.Store {
 	return s
 }
 
-// allow has a store fetch what a policy allows.
+// allow makes a store fetch what a policy allows.
 func allow(t *testing.T, s *imagestore.Store, p imagestore.Policy) {
 	t.Helper()
 	sources, err := imagestore.NewSources(p)
@@ -100,7 +101,7 @@ func serve(t *testing.T, f http.HandlerFunc) string {
 	return server.URL + "/disk.img"
 }
 
-// TestMain has web servers of tests trusted, which all have the same certificate.
+// TestMain makes the web servers of tests trusted, which all have the same certificate.
 func TestMain(m *testing.M) {
 	server := httptest.NewTLSServer(nil)
 	server.Close()
@@ -117,7 +118,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestRedirects : they lead anywhere but out of https.
+// TestRedirects checks that redirects lead anywhere except out of https.
 func TestRedirects(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -181,7 +182,7 @@ func wait(t *testing.T, s *imagestore.Store, who driver.ServerSpec, images ...dr
 	return got
 }
 
-// clean : nothing half done is left.
+// clean checks that nothing unfinished is left.
 func clean(t *testing.T, s *imagestore.Store, images int) {
 	t.Helper()
 	left, err := os.ReadDir(s.Dir.Path("tmp"))
@@ -196,7 +197,7 @@ func clean(t *testing.T, s *imagestore.Store, images int) {
 	}
 }
 
-// TestOnce : many who want one image fetch it once.
+// TestOnce checks that many servers that need one image fetch it once.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -247,8 +248,8 @@ func TestOnce(t *testing.T) {
 	clean(t, s, 1)
 }
 
-// nobodyWaits : what is pending after a fetch, which ends a moment after its image
-// is there, does nothing, for it only waits to be used. It is used then.
+// nobodyWaits checks that what is pending after a fetch does nothing but wait to be used,
+// and that it is used then. A fetch ends a moment after its image is there.
 func nobodyWaits(t *testing.T, s *imagestore.Store, who []driver.ServerSpec) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "nothing is done for those who wait", func() error {
@@ -326,7 +327,8 @@ func stall(content []byte) http.HandlerFunc {
 	}
 }
 
-// TestAbandon : the last who leaves ends the fetch, and not before.
+// TestAbandon checks that a fetch ends when its last waiting server leaves, and not
+// before.
 func TestAbandon(t *testing.T) {
 	t.Parallel()
 	begun := make(chan context.Context, 10)
@@ -350,7 +352,7 @@ func TestAbandon(t *testing.T) {
 	clean(t, s, 0)
 }
 
-// TestNever : what may not be fetched is used if it is there.
+// TestNever checks that an image which may not be fetched is used if it is there.
 func TestNever(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -396,8 +398,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestFetchedAgain : an image that comes once more, by another source, is still
-// the same file, which disks stand on.
+// TestFetchedAgain checks that an image which is fetched again, by another source, is
+// still the same file, which disks stand on.
 func TestFetchedAgain(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -425,8 +427,8 @@ func TestFetchedAgain(t *testing.T) {
 	}
 }
 
-// TestPrune : it waits for disks that are being made, others wait for it, and
-// what it removed is fetched again.
+// TestPrune checks that pruning waits for disks that are being made, that others wait for
+// it, and that a removed image is fetched again.
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
@@ -476,7 +478,7 @@ func TestPrune(t *testing.T) {
 	clean(t, s, 2)
 }
 
-// archive is a tar archive of one file.
+// archive returns a tar archive of one file.
 func archive(t *testing.T, path string, content []byte) []byte {
 	t.Helper()
 	var archive bytes.Buffer
@@ -487,7 +489,7 @@ func archive(t *testing.T, path string, content []byte) []byte {
 	return archive.Bytes()
 }
 
-// compressed is a layer of an archive.
+// compressed returns a layer of an archive.
 func compressed(t *testing.T, archive []byte) v1.Layer {
 	t.Helper()
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
@@ -495,7 +497,7 @@ func compressed(t *testing.T, archive []byte) v1.Layer {
 	return layer
 }
 
-// plain is a layer of an archive whose blob is the archive itself.
+// plain returns a layer of an archive whose blob is the archive itself.
 func plain(archive []byte) v1.Layer { return static.NewLayer(archive, mediatypes.OCIUncompressedLayer) }
 
 // push puts an image into a registry of the test's own. Its answers go through
@@ -519,16 +521,16 @@ func pushTo(t *testing.T, host string, layers ...v1.Layer) string {
 	return "oci://" + reference
 }
 
-// hostOf is the registry of a source.
+// hostOf returns the registry of a source.
 func hostOf(source string) string {
 	host, _, _ := strings.Cut(strings.TrimPrefix(source, "oci://"), "/")
 	return host
 }
 
-// honest is a registry as it is.
+// honest leaves a registry as it is.
 func honest(inner http.Handler) http.Handler { return inner }
 
-// blobs has a registry answer in another way where it is asked for a blob.
+// blobs makes a registry answer requests for a blob in another way.
 func blobs(answer func(w http.ResponseWriter, r *http.Request, blob []byte)) func(http.Handler) http.Handler {
 	return func(inner http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -543,8 +545,8 @@ func blobs(answer func(w http.ResponseWriter, r *http.Request, blob []byte)) fun
 	}
 }
 
-// TestRegistryFails : a blob that cannot be had or is not what its digest says is
-// told as what it is, in the layer of the disk and in others.
+// TestRegistryFails checks that a blob which cannot be had, or does not match its digest,
+// is reported as such, in the layer of the disk and in others.
 func TestRegistryFails(t *testing.T) {
 	t.Parallel()
 	replace := func(old, with string) func(http.ResponseWriter, *http.Request, []byte) {
@@ -582,8 +584,8 @@ func TestRegistryFails(t *testing.T) {
 	}
 }
 
-// TestSlowLayer : a layer that takes longer than a fetch may be silent is no
-// silence, even if nothing of it is used.
+// TestSlowLayer checks that a layer which takes longer than a fetch may stall does not
+// count as a stall, even if nothing of it is used.
 func TestSlowLayer(t *testing.T) {
 	t.Parallel()
 	const pieces, pace = 30, 100 * time.Millisecond
@@ -612,7 +614,7 @@ func TestSlowLayer(t *testing.T) {
 	}
 }
 
-// TestRegistry : the layout of container disks, and what is none.
+// TestRegistry checks the layout of container disks, and other layouts.
 func TestRegistry(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -661,7 +663,7 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
-// entries is a layer of empty files and of disks, which are files that have a letter
+// entries returns a layer of empty files and of disks, which are files that have a letter
 // for a content. A name that ends in / is a folder's.
 func entries(t *testing.T, all ...string) v1.Layer {
 	t.Helper()
@@ -686,15 +688,15 @@ func entries(t *testing.T, all ...string) v1.Layer {
 	return compressed(t, archive.Bytes())
 }
 
-// lettered is a disk that is told by its first letter.
+// lettered returns a disk that is identified by its first letter.
 func lettered(letter string) []byte {
 	content := disk()
 	copy(content, letter)
 	return content
 }
 
-// TestRegistryLayers : there is one disk in all layers, and no layer takes away what
-// others have.
+// TestRegistryLayers checks that there is one disk in all layers, and that no layer
+// removes what others have.
 func TestRegistryLayers(t *testing.T) {
 	t.Parallel()
 	const none, many, hides = "no disk in /disk", "more than one file", "removes or hides files of /disk"
@@ -739,7 +741,8 @@ func TestRegistryLayers(t *testing.T) {
 	}
 }
 
-// TestAlways asks the registry each time, if no checksum says what to have.
+// TestAlways checks that the registry is queried each time, unless a checksum fixes the
+// content.
 func TestAlways(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32
@@ -765,7 +768,8 @@ func TestAlways(t *testing.T) {
 	}
 }
 
-// TestAlwaysOfTwo : a server that wants two images anew gets both, once each.
+// TestAlwaysOfTwo checks that a server which needs two images fetched anew gets both,
+// once each.
 func TestAlwaysOfTwo(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -785,8 +789,8 @@ func TestAlwaysOfTwo(t *testing.T) {
 	}
 }
 
-// TestForeignLock : one that another user has made is told of at once, and not at
-// each machine.
+// TestForeignLock checks that a lock which another user has made is reported at once, and
+// not at each machine.
 func TestForeignLock(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

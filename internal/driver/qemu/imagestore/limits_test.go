@@ -26,7 +26,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
-// zipped is a layer whose blob is an archive, compressed.
+// zipped returns a layer whose blob is an archive, compressed.
 func zipped(t *testing.T, archive []byte) v1.Layer {
 	t.Helper()
 	return static.NewLayer(zip(t, archive), mediatypes.OCILayer)
@@ -51,8 +51,8 @@ func zstandard(t *testing.T, archive []byte, options ...zstd.EOption) v1.Layer {
 	return static.NewLayer(blob.Bytes(), mediatypes.OCILayerZStd)
 }
 
-// TestTooLarge : an image is refused at its limit, whatever it is sent as, and is
-// final for its spec.
+// TestTooLarge checks that an image is refused at its limit, in whatever form it is sent,
+// and that the refusal is final for its spec.
 func TestTooLarge(t *testing.T) {
 	t.Parallel()
 	const limit = 2 << 20
@@ -112,7 +112,7 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// TestManyLayers : each costs a request, so there is a limit.
+// TestManyLayers checks the limit on layers, each of which costs a request.
 func TestManyLayers(t *testing.T) {
 	t.Parallel()
 	var layers []v1.Layer
@@ -125,7 +125,7 @@ func TestManyLayers(t *testing.T) {
 	}
 }
 
-// sparsePAX is an archive of a disk of which all but a sector is a hole.
+// sparsePAX returns an archive of a disk of which all but a sector is a hole.
 func sparsePAX(size int64) []byte {
 	var records string
 	for key, value := range map[string]string{"GNU.sparse.numblocks": "1", "GNU.sparse.map": "0,512", "GNU.sparse.size": strconv.FormatInt(size, 10)} {
@@ -139,7 +139,7 @@ func sparsePAX(size int64) []byte {
 	return append(all, make([]byte, 512+1024)...)
 }
 
-// sparseGNU is the same in the older form.
+// sparseGNU returns the same in the older form.
 func sparseGNU(size int64) []byte {
 	all := rawEntry("disk/a", 'S', 512, func(header []byte) {
 		copy(header[257:], "ustar  \x00")
@@ -149,7 +149,7 @@ func sparseGNU(size int64) []byte {
 	return append(all, make([]byte, 512+1024)...)
 }
 
-// rawEntry is the header of an entry.
+// rawEntry returns the header of an entry.
 func rawEntry(name string, kind byte, size int, more func(header []byte)) []byte {
 	header := make([]byte, 512)
 	copy(header, name)
@@ -168,7 +168,7 @@ func rawEntry(name string, kind byte, size int, more func(header []byte)) []byte
 	return header
 }
 
-// TestSparse : what has holes is refused before any of it is written.
+// TestSparse checks that a file with holes is refused before any of it is written.
 func TestSparse(t *testing.T) {
 	t.Parallel()
 	const hole = 3 << 30
@@ -200,8 +200,8 @@ func TestSparse(t *testing.T) {
 	}
 }
 
-// serveVersions serves the content once it is good, and before that what is bad. The
-// header, unless it is empty, says which.
+// serveVersions serves the content once good is set, and the bad one before. The header,
+// unless it is empty, says which.
 func serveVersions(t *testing.T, header string, bad, content []byte, good *atomic.Bool) (url string) {
 	t.Helper()
 	return serve(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -216,8 +216,8 @@ func serveVersions(t *testing.T, header string, bad, content []byte, good *atomi
 	})
 }
 
-// TestUselessOnce : what was of no use is not sent again at each try, until the server
-// has something else, or some hours have passed.
+// TestUselessOnce checks that useless content is not sent again at each attempt, until
+// the server has something else, or some hours have passed.
 func TestUselessOnce(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -268,8 +268,8 @@ func TestUselessOnce(t *testing.T) {
 	}
 }
 
-// TestUselessImage : a registry is asked for the manifest alone, as long as that is
-// the one of before.
+// TestUselessImage checks that only the manifest is requested from a registry, as long as
+// that is the same as before.
 func TestUselessImage(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32
@@ -291,7 +291,8 @@ func TestUselessImage(t *testing.T) {
 	must(t, wait(t, s, someone(), driver.Image{Source: source}))
 }
 
-// TestNoRoom : it is told at once, and tried again.
+// TestNoRoom checks that missing room is reported at once, and that the fetch is tried
+// again.
 func TestNoRoom(t *testing.T) {
 	t.Parallel()
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {

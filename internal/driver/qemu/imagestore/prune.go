@@ -18,22 +18,22 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// lockEvery is the time from one try to have the store alone to the next.
+// lockEvery is the interval between two attempts to lock the store exclusively.
 const lockEvery = 10 * time.Millisecond
 
-// Image is one in the store.
+// Image is an image in the store.
 type Image struct {
 	// Digest is "sha256:" and 64 digits.
 	Digest string
-	// Sources stand for the image, as far as they were fetched last. There is
-	// none where each stands for another image by now.
+	// Sources are the sources that stood for the image when they were last fetched. There
+	// are none if each stands for another image now.
 	Sources   []string
 	Name      string // of its file
 	Size      int64
 	FetchedAt time.Time
 }
 
-// List tells what is in the store.
+// List returns the images in the store.
 func (s *Store) List() ([]Image, error) {
 	entries, err := os.ReadDir(s.Dir.Path(s.Sub))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -63,7 +63,7 @@ func (s *Store) List() ([]Image, error) {
 	return images, nil
 }
 
-// sources of the images, by name.
+// sources returns the sources of the images, by the images' names.
 func (s *Store) sources(entries []fs.DirEntry) map[string][]string {
 	found := map[string][]string{}
 	for _, entry := range entries {
@@ -81,8 +81,8 @@ func (s *Store) sources(entries []fs.DirEntry) map[string][]string {
 	return found
 }
 
-// MakeLock makes what the images are locked by. Who makes machines does it, before
-// anybody else comes whose file he could not open.
+// MakeLock creates the lock file of the images. The process that runs machines creates it
+// first: it could not open a file that another user created.
 func (s *Store) MakeLock() error {
 	lock, err := statedir.TryLock(s.lockPath(), syscall.LOCK_SH)
 	switch {
@@ -98,8 +98,8 @@ func (s *Store) MakeLock() error {
 	return nil
 }
 
-// Hold keeps images from being pruned while a disk is made of one, until it is
-// written down that the disk stands on it.
+// Hold keeps images from being pruned while a disk is made of one, until it is recorded
+// that the disk stands on it.
 func (s *Store) Hold() (release func(), err error) {
 	lock, err := statedir.TryLock(s.lockPath(), syscall.LOCK_SH)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -111,8 +111,8 @@ func (s *Store) Hold() (release func(), err error) {
 	return lock.Release, nil
 }
 
-// Prune removes the images that nobody uses, and returns them. It asks which are
-// used, by name, when no disk is being made of any. Where there is no lock there
+// Prune removes the unused images, and returns them. It calls used, which returns the
+// names of those in use, while no disk is being made of any. Without a lock file there
 // never was an image.
 func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error)) ([]Image, error) {
 	lock, err := s.lockAlone(ctx)
@@ -144,7 +144,7 @@ func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error))
 	return removed, nil
 }
 
-// remove takes the image first: a source that stands for nothing is fetched
+// remove removes the image before its sources: a source whose image is missing is fetched
 // again.
 func (s *Store) remove(i Image) error {
 	if err := os.Remove(s.Dir.Path(s.Sub, i.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {

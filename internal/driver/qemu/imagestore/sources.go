@@ -22,18 +22,17 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/egress"
 )
 
-// DefaultMaxSize is how many bytes an image may have where the operator names no
-// other limit.
+// DefaultMaxSize is how many bytes an image may have if the operator sets no other limit.
 const DefaultMaxSize = 32 << 30
 
-// Policy is what the operator allows of fetches. The zero value allows public
-// addresses, by TLS where it is a registry's.
+// Policy is what the operator allows for fetches. The zero value allows public addresses,
+// and registries by TLS only.
 type Policy struct {
-	// Hosts are names and CIDRs of hosts that may be asked though their addresses
-	// are not public.
+	// Hosts are names and CIDRs of hosts that may be contacted although their addresses are
+	// not public.
 	Hosts []string
-	// PlainHTTP are registries, as sources name them, that are spoken to without TLS,
-	// and without logins.
+	// PlainHTTP are registries, as sources name them, that are contacted without TLS, and
+	// without logins.
 	PlainHTTP []string
 	// MaxSize is how many bytes an image may have, its layers decompressed; zero
 	// means DefaultMaxSize.
@@ -47,7 +46,7 @@ type Sources struct {
 	maxSize   int64
 }
 
-// NewSources returns sources that a policy allows.
+// NewSources returns the sources that a policy allows.
 func NewSources(p Policy) (*Sources, error) {
 	hosts, err := egress.ParseHosts(p.Hosts)
 	if err != nil {
@@ -67,9 +66,9 @@ func NewSources(p Policy) (*Sources, error) {
 	return &Sources{client: egress.New(hosts), plainHTTP: p.PlainHTTP, maxSize: p.MaxSize}, nil
 }
 
-// IsUnchecked reports whether who can change what a server sends, or what is on the
-// way from there, chooses what the image is. A registry is asked by digest, which
-// over TLS only itself can choose.
+// IsUnchecked reports whether the content of an image is up to the server, or to anyone
+// who can change what is sent on the way. A registry is queried by digest, which over TLS
+// only the registry itself can choose.
 func (s *Sources) IsUnchecked(i driver.Image) bool {
 	reference, isOCI := strings.CutPrefix(i.Source, ociScheme)
 	if i.Checksum != "" || !IsRemote(i.Source) {
@@ -86,12 +85,12 @@ func (s *Sources) IsUnchecked(i driver.Image) bool {
 	return !byDigest && s.isPlain(ref)
 }
 
-// isPlain reports whether a registry is spoken to without TLS.
+// isPlain reports whether a registry is contacted without TLS.
 func (s *Sources) isPlain(ref name.Reference) bool {
 	return slices.Contains(s.plainHTTP, strings.ToLower(ref.Context().RegistryStr()))
 }
 
-// copyHTTP copies what a web server has.
+// copyHTTP copies the content that a web server has.
 func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, source, nil)
 	if err != nil {
@@ -115,7 +114,7 @@ func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error
 	return err
 }
 
-// versionOf is what a web server calls what it has, or nothing.
+// versionOf returns a web server's version of its content, or nothing.
 func versionOf(answer *http.Response) string {
 	tag, at := answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
 	if tag == "" && at == "" {
@@ -124,7 +123,7 @@ func versionOf(answer *http.Response) string {
 	return fmt.Sprint(tag, " ", at, " ", answer.ContentLength)
 }
 
-// platform is the one that machines have.
+// platform is the platform of machines.
 var platform = v1.Platform{OS: "linux", Architecture: "amd64"}
 
 // copyOCI copies the disk in an image of a registry.
@@ -138,7 +137,7 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 		remote.WithTransport(s.client.Registry(s.isPlain(ref), a.fetch.Alive)),
 	}
 	if s.isPlain(ref) {
-		// By this the library may fall back to plain HTTP, and has no login to send.
+		// This lets the library fall back to plain HTTP. It has no login to send.
 		ref, err = name.ParseReference(reference, name.Insecure)
 	} else {
 		options = append(options, remote.WithAuthFromKeychain(logins{}))
@@ -160,8 +159,8 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 	return copyDisk(image, a, s.maxSize)
 }
 
-// logins are those of the Docker configuration. Why they cannot be had is not told:
-// what a helper printed may hold one.
+// logins are the logins of the Docker configuration. An error does not say why they
+// cannot be read: what a helper printed may hold one.
 type logins struct{}
 
 // Resolve implements authn.Keychain.
@@ -173,23 +172,23 @@ func (logins) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	return found, nil
 }
 
-// contentError says why what was fetched is of no use. To fetch the same again
+// contentError says why fetched content is of no use. Fetching the same content again
 // changes nothing.
 type contentError struct{ error }
 
 func (c *contentError) Unwrap() error { return c.error }
 
-// useless is for content that the server may change.
+// useless returns an error for content that the server may change.
 func useless(format string, args ...any) error {
 	return &contentError{driver.Errorf(driver.ErrRetry, format, args...)}
 }
 
-// final is for what only another spec, or another flag, helps with.
+// final returns an error that only another spec, or another flag, can resolve.
 func final(format string, args ...any) error {
 	return &contentError{driver.Errorf(driver.ErrInvalid, format, args...)}
 }
 
-// explain says why a fetch failed, in words of Drover's alone.
+// explain says why a fetch failed, in Drover's own words only.
 func explain(err error) error {
 	content, is := errors.AsType[*contentError](err)
 	switch {

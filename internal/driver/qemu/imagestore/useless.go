@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// uselessFor is how long content that was of no use is not fetched again, unless
-	// the server shows that it has other content by now.
+	// uselessFor is how long content that was of no use is not fetched again, unless the
+	// server shows that it has other content now.
 	uselessFor = 6 * time.Hour
-	// unversionedFor is the same where the server names no version of its content, so
-	// that only a fetch shows whether it has changed.
+	// unversionedFor is the same for a server that names no version of its content, so that
+	// only a fetch shows whether it has changed.
 	unversionedFor = 5 * time.Minute
-	// maxUseless is how many sources are kept in mind.
+	// maxUseless is how many sources are remembered.
 	maxUseless = 1000
 )
 
-// uselessContent is what was fetched and was of no use, by the key of the fetch. A
-// server that goes on failing would otherwise send all of it at each try.
+// uselessContent is fetched content that was of no use, by the key of the fetch. Without
+// it, a server with useless content would send all of it at each attempt.
 type uselessContent struct {
 	mu    sync.Mutex
 	known map[string]uselessEntry
@@ -35,7 +35,7 @@ type uselessEntry struct {
 	why     error
 }
 
-// until is when the content is fetched again.
+// until returns when the content is fetched again.
 func (e uselessEntry) until() time.Time {
 	if e.version == "" {
 		return e.noted.Add(unversionedFor)
@@ -43,7 +43,7 @@ func (e uselessEntry) until() time.Time {
 	return e.noted.Add(uselessFor)
 }
 
-// note keeps in mind why content was of no use.
+// note records why content was of no use.
 func (u *uselessContent) note(key, version string, now time.Time, why error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -57,13 +57,13 @@ func (u *uselessContent) note(key, version string, now time.Time, why error) {
 	}
 }
 
-// oldest returns the key that was noted first.
+// oldest returns the key that was recorded first.
 func (u *uselessContent) oldest() string {
 	return slices.MinFunc(slices.Collect(maps.Keys(u.known)), func(a, b string) int { return u.known[a].noted.Compare(u.known[b].noted) })
 }
 
-// find returns why the content that a server has now was of no use, if it may
-// be the same.
+// find returns why the server's present content was of no use, if it may be the same as
+// before.
 func (u *uselessContent) find(key, version string, now time.Time) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// TestUselessEvictsOldest : what is noted when all room is taken costs the oldest
-// entry alone.
+// TestUselessEvictsOldest checks that a new entry at the limit evicts the oldest only.
 func TestUselessEvictsOldest(t *testing.T) {
 	t.Parallel()
 	var u uselessContent

@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package qmp speaks the QEMU Machine Protocol on a Unix socket.
+// Package qmp is a client of the QEMU Machine Protocol on a Unix socket.
 //
-// Start with Dial. QEMU serves one client of a socket at a time; the next ones
-// wait in line and get their greeting when their turn has come.
+// Start with Dial. QEMU serves one client of a socket at a time; further ones
+// are queued and get their greeting when the client before them is gone.
 package qmp
 
 import (
@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// maxMessage bounds what one message may take of memory.
+	// maxMessage bounds the memory that one message may take.
 	maxMessage = 4 << 20
-	// redialEvery is the time from one try to the next while the line is full.
+	// redialEvery is the interval between two attempts to connect while the queue is full.
 	redialEvery = 20 * time.Millisecond
 )
 
-// errClosed is the cause of a connection that this side closed.
+// errClosed is the cause when this side closed the connection.
 var errClosed = errors.New("the connection was closed")
 
-// Error is QEMU's own refusal of a command.
+// Error is QEMU's refusal of a command.
 type Error struct {
 	Command string `json:"-"`
 	Class   string `json:"class"`
@@ -38,13 +38,13 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("QEMU refused %s: %s", e.Command, e.Desc) }
 
-// Event is what QEMU says unasked.
+// Event is an asynchronous message from QEMU.
 type Event struct {
 	Name string
 	Data json.RawMessage
 }
 
-// Client is one connection. Its methods may be called from many goroutines.
+// Client is one connection. Its methods are safe for concurrent use.
 type Client struct {
 	conn    net.Conn
 	onEvent func(Event)
@@ -68,9 +68,9 @@ type message struct {
 	Data     json.RawMessage `json:"data"`
 }
 
-// Dial connects, waits for the greeting and turns commands on, all before ctx
-// ends. Events go to onEvent, one by one and in order; it must not
-// wait for the client, and may be nil.
+// Dial connects, waits for the greeting and enables commands, all before ctx ends. Events
+// are passed to onEvent one by one and in order; it must not wait for the client, and may
+// be nil.
 func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error) {
 	conn, err := connect(ctx, path)
 	if err != nil {
@@ -88,8 +88,8 @@ func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error
 	return c, nil
 }
 
-// connect joins the line. One that is full is no error yet: clients leave it
-// soon, and the kernel does not tell when.
+// connect connects to the socket. A full queue is not an error yet: clients leave it
+// soon, and the kernel does not report when.
 func connect(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	for {
@@ -117,7 +117,7 @@ func (c *Client) begin(ctx context.Context) error {
 	return c.Execute(ctx, "qmp_capabilities", nil, nil)
 }
 
-// Done is closed when the connection is over; Err tells why.
+// Done returns a channel that is closed when the connection is over; Err says why.
 func (c *Client) Done() <-chan struct{} { return c.over }
 
 // Err returns why the connection is over, or nil.
@@ -141,8 +141,8 @@ func (c *Client) end(cause error) {
 	_ = c.conn.Close()
 }
 
-// Execute runs a command and puts its answer into result, which may be nil. An
-// answer that comes after ctx has ended is dropped, and the connection goes on.
+// Execute runs a command and stores its answer in result, which may be nil. An answer
+// that comes after ctx has ended is dropped, and the connection stays usable.
 func (c *Client) Execute(ctx context.Context, command string, arguments, result any) error {
 	id, answer := c.expect()
 	defer c.forget(id)
@@ -188,8 +188,8 @@ func (c *Client) forget(id uint64) {
 	delete(c.waiting, id)
 }
 
-// send writes one command. A command that is cut off in the middle would spoil
-// all that follow, so that ends the connection.
+// send writes one command. A command that is interrupted in the middle would corrupt all
+// that follow, so that ends the connection.
 func (c *Client) send(ctx context.Context, id uint64, command string, arguments any) error {
 	line, err := json.Marshal(struct {
 		Execute   string `json:"execute"`
@@ -213,7 +213,7 @@ func (c *Client) send(ctx context.Context, id uint64, command string, arguments 
 	return err
 }
 
-// read takes what QEMU sends until the connection is over.
+// read handles what QEMU sends until the connection is over.
 func (c *Client) read() {
 	lines := bufio.NewScanner(c.conn)
 	lines.Buffer(nil, maxMessage)
@@ -245,7 +245,7 @@ func (c *Client) take(m message) {
 	}
 }
 
-// greet takes the first greeting; a connection has no other.
+// greet handles the first greeting; a connection has no other.
 func (c *Client) greet() {
 	select {
 	case <-c.greeted:

@@ -25,14 +25,14 @@ const (
 	greeting = `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}` + "\n"
 )
 
-// mock is the other end of a connection, played by the test.
+// mock is the other end of a connection, controlled by the test.
 type mock struct {
 	t     *testing.T
 	conn  net.Conn
 	lines *bufio.Scanner
 }
 
-// dialMock connects a client to a mock that play plays.
+// dialMock connects a client to a mock that play controls.
 func dialMock(ctx context.Context, t *testing.T, onEvent func(qmp.Event), play func(m *mock)) (*qmp.Client, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -64,7 +64,7 @@ func dialMock(ctx context.Context, t *testing.T, onEvent func(qmp.Event), play f
 
 func (m *mock) say(text string) { _, _ = m.conn.Write([]byte(text)) }
 
-// hear returns the next command and its id; "" when the client hung up.
+// hear returns the next command and its id; "" when the client closed the connection.
 func (m *mock) hear() (string, json.Number) {
 	if !m.lines.Scan() {
 		return "", ""
@@ -153,7 +153,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// TestLateAnswer : what comes after its caller has left is nobody's answer.
+// TestLateAnswer checks that an answer which comes after its caller has left is dropped.
 func TestLateAnswer(t *testing.T) {
 	t.Parallel()
 	c, err := dialMock(within(t, patience), t, nil, func(m *mock) {
@@ -267,8 +267,8 @@ func TestRealQEMU(t *testing.T) {
 	<-c.Done()
 }
 
-// TestOneAtATime : clients wait in line, a full line included, and each gets its
-// turn.
+// TestOneAtATime checks that clients are queued, also while the queue is full, and that
+// each gets its turn.
 func TestOneAtATime(t *testing.T) {
 	t.Parallel()
 	path := startQEMU(t)
