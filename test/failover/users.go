@@ -117,7 +117,7 @@ func (u *user) create(ctx context.Context) error {
 	return u.granted(ctx, starts)
 }
 
-// begin records that the VirtualMachine exists, to be started so many times.
+// begin creates the VirtualMachine, which is to be started so many times.
 func (u *user) begin(ctx context.Context, vm *api.VirtualMachine, starts int) error {
 	err := insist(ctx, func(ctx context.Context) (err error) {
 		u.vm, err = u.vms.Create(ctx, vm, metav1.CreateOptions{})

@@ -111,7 +111,7 @@ func (w *world) addReplica(t testing.TB, binary string, args ...string) {
 	})
 }
 
-// commonArgs turn the orphan sweep off, so that an orphan is noticed.
+// commonArgs postpone the orphan sweep by a day, so that an orphan is noticed.
 func commonArgs(more ...string) []string {
 	return append(more,
 		"--orphan-grace=24h",

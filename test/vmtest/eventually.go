@@ -19,8 +19,8 @@ const (
 	longestPause  = 500 * time.Millisecond
 )
 
-// Eventually looks until check is content, and fails the test with what check
-// said last if that takes too long. It returns how long it took.
+// Eventually calls check until it succeeds, and fails the test with check's last
+// error if that takes too long. It returns how long it took.
 func Eventually(t testing.TB, within time.Duration, what string, check func() error) time.Duration {
 	t.Helper()
 	took, err := look(within, check, func(waited time.Duration) time.Duration {
