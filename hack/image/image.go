@@ -19,7 +19,7 @@ import (
 
 const (
 	// program is the path of the only file in the image. Kubeconfigs and
-	// certificates of engines say whom the controller trusts.
+	// certificates of engines define which servers the controller trusts.
 	program = "/drover-controller"
 	// user is an unprivileged user, as a number so that a kubelet can see that it is
 	// not root.

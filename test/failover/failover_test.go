@@ -67,9 +67,9 @@ const (
 )
 
 const (
-	// enough is how many violations end the test of the oracle itself.
+	// enough is how many violations end the tests of the oracle.
 	enough = 2
-	// haltsWithin and the number of halts bound that test if there are none.
+	// haltsWithin and maxHalts bound these tests if there are fewer.
 	haltsWithin = 5 * time.Minute
 	maxHalts    = 200
 )
