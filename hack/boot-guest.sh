@@ -6,8 +6,8 @@
 #
 #     hack/boot-guest.sh OUT [LETTER [STUBBORN]]
 #
-# LETTER (A) ends its banner and tells images apart; with STUBBORN 1 it ignores
-# the power button. The assembler is the one that the C compiler brings along.
+# LETTER (A) ends its banner and distinguishes images; with STUBBORN 1 it ignores the
+# power button. The assembler is the one that comes with the C compiler.
 set -o errexit -o nounset -o pipefail
 
 readonly out="${1:?usage: hack/boot-guest.sh OUT [LETTER [STUBBORN]]}"

@@ -2,11 +2,11 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the demos have in common: telling what they do, building, starting and
-# stopping Drover, and watching VMs. They source it and define cleanup.
+# What the demos share: reporting their steps, building, starting and stopping
+# Drover, and watching VMs. They source it and define cleanup.
 
 # shellcheck disable=SC2034 # those who source it use them
-readonly usage_period=5 # seconds; 30 unless told otherwise, too long for a show
+readonly usage_period=5 # seconds; the default of 30 is too long for a demo
 
 vm=test-vm # the one that is shown
 work=""    # folder of this run
@@ -21,7 +21,7 @@ if [[ -t 1 ]]; then
 	bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'
 fi
 
-# begin makes the folder of this run, and sees to it that cleanup is called.
+# begin creates the folder of this run, and makes sure that cleanup is called.
 begin() {
 	trap cleanup EXIT
 	trap 'exit 130' INT

@@ -181,7 +181,7 @@ cleanup() {
 	exit "${status}"
 }
 
-# end_machines ends what a run that was broken off left: machines outlive Drover.
+# end_machines ends the machines of an interrupted run: machines outlive Drover.
 end_machines() {
 	for home in "${data}"/drivers/qemu/vms/*; do
 		if [[ -e "${home}/pid" ]] && process_is_there; then kill -KILL "$(<"${home}/pid")"; fi

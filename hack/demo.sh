@@ -81,8 +81,8 @@ note_engine() {
 	if [[ -z "$1" && -z "${DOCKER_HOST:-}" ]] && dockerd_runs; then engine_started=yes; fi
 }
 
-# docker_by_group tells whether the engine answers this user as a member of its
-# group, which sudo can lend without changing who belongs to it.
+# docker_by_group reports whether the engine answers this user as a member of its
+# group, which sudo can grant without changing the group's members.
 docker_by_group() {
 	[[ "$(id -u)" -ne 0 && -z "${DROVER_DEMO_IN_GROUP:-}" ]] && command -v sudo >/dev/null &&
 		in_group timeout 10 docker info >/dev/null 2>&1
@@ -240,7 +240,7 @@ cleanup() {
 	exit "${status}"
 }
 
-# remove_containers removes what a run that was broken off left.
+# remove_containers removes the containers of an interrupted run.
 remove_containers() {
 	local left
 	left="$(docker ps --all --quiet --filter "label=cloudnative.tw/cluster=${cluster}")"
@@ -248,8 +248,8 @@ remove_containers() {
 	[[ -z "${left}" ]] || docker rm --force --volumes ${left} >/dev/null
 }
 
-# remove_image leaves the tag alone if somebody had made it before, and takes
-# away the older image that lost its tag.
+# remove_image keeps the tag if it existed before this run, and removes the older
+# image that lost its tag.
 remove_image() {
 	local gone="${image_before}"
 	[[ -n "${gone}" ]] || gone="${image}"

@@ -9,7 +9,7 @@
 #
 #     hack/dockerd.sh [stop]
 #
-# "stop" ends the engine, for who had it started.
+# "stop" stops the engine, for callers that had it started.
 set -euo pipefail
 
 # shellcheck source=hack/install-lib.sh
@@ -21,7 +21,7 @@ readonly pidfile=/var/run/docker.pid
 
 say() { echo "dockerd.sh: $*"; }
 
-# answers tells whether an engine answers this user, or root ("answers as_root").
+# answers reports whether an engine answers this user, or root ("answers as_root").
 answers() { command -v docker >/dev/null && "$@" timeout 10 docker info >/dev/null 2>&1; }
 
 report() {
@@ -36,7 +36,7 @@ install() {
 	have docker || apt_install docker-cli
 }
 
-# starting tells whether a dockerd runs already and only needs time.
+# starting reports whether a dockerd runs already and only needs time.
 starting() { [ -r "$pidfile" ] && [ -d "/proc/$(cat "$pidfile")" ]; }
 
 start() {

@@ -2,14 +2,14 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the scripts have in common that install what is missing. They source it.
+# What the scripts share that install missing programs. They source it.
 
 die() {
 	echo "$(basename "$0"): $*" >&2
 	exit 1
 }
 
-# as_root runs a command as root, or says what it would have needed root for.
+# as_root runs a command as root, or prints the command that needs root.
 as_root() {
 	if [[ "$(id -u)" -eq 0 ]]; then
 		"$@"

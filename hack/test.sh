@@ -7,14 +7,14 @@
 #
 #     hack/test.sh [FLAG...]
 #
-# Flags go to go test, for example -run TestContract. What the tests need, a C
-# compiler for -race, a Docker engine and QEMU, is installed and started if it is
-# missing, and where that cannot be the run fails: no test is skipped for the
-# lack of an engine.
+# Flags go to go test, for example -run TestContract. The script installs and starts
+# what the tests need and what is missing: a C compiler for -race, a Docker engine
+# and QEMU. If it cannot, the run fails: no test is skipped because an engine is
+# missing.
 #
-# What the run has made goes with it, and a Docker engine that it has started; it
-# fails if anything is left. Packages that it installed stay, and bin/. Where others
-# run tests on the same host, DROVER_TEST_SHARED=1 leaves all of that out.
+# The run removes what it created, and stops a Docker engine that it started; it
+# fails if anything is left. Packages that it installed stay, and bin/. If others run
+# tests on the same host, DROVER_TEST_SHARED=1 skips all of that.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -37,16 +37,16 @@ readonly before
 
 left() { comm -13 <(echo "${before}") <("${root}/hack/leftovers.sh"); }
 
-# remove_images removes the guests that were not there before. Tests share them, so
-# that none of these does.
+# remove_images removes the guests that did not exist before. Tests share them, so
+# the tests do not remove them.
 remove_images() {
 	{ left | sed -n 's/^image //p' |
 		grep --fixed-strings --line-regexp --file=<(docker image ls --all --quiet --no-trunc --filter label=cloudnative.tw/test-guest) || true; } |
 		xargs --no-run-if-empty docker image rm --force >/dev/null
 }
 
-# check_left fails with what the tests have left. What was just ended may take a
-# moment.
+# check_left fails with what the tests have left. Processes that were just ended may
+# take a moment.
 check_left() {
 	local try
 	for try in {1..10}; do
@@ -58,10 +58,10 @@ check_left() {
 	return 1
 }
 
-# Packages are tested one by one: within each, many tests run at a time already,
-# and what must happen within two seconds should not wait for another package's
-# clusters. An old result does not count, since go test cannot tell that an
-# engine has changed.
+# Packages are tested one by one: within each, many tests already run at a time, and
+# a step that must happen within two seconds should not wait for another package's
+# clusters. Cached results do not count, because go test cannot detect that an engine
+# has changed.
 run() {
 	go test -p 1 -count 1 -timeout 15m "$@" ./... | { grep -v '\[no test files\]$' || true; }
 }

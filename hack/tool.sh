@@ -6,7 +6,7 @@
 #
 #     "$(hack/tool.sh controller-gen)" --version
 #
-# The versions stand in hack/tools/go.mod, those of golangci-lint in
+# The versions are in hack/tools/go.mod, those of golangci-lint in
 # hack/tools/lint/go.mod, those of Helm in hack/tools/helm/go.mod, and that of
 # govulncheck in hack/tools/vuln/go.mod. A tool that is up to date is not built
 # again.

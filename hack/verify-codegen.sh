@@ -2,9 +2,9 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Fails when a generated file is not what the API types in apis/ give. It
-# generates into a temporary copy and compares, so the checkout stays as it is
-# and need not be clean.
+# Fails when a generated file differs from what the API types in apis/ generate. It
+# generates into a temporary copy and compares, so it does not change the checkout,
+# which need not be clean.
 set -o errexit -o nounset -o pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"

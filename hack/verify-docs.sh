@@ -2,9 +2,9 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Fails when the pages do not keep up: a flag of bin/drover-controller or
-# bin/drover up that README.md lacks, or one that neither has; a make target that
-# is not there; a link to a file or heading that does not exist.
+# Fails when the pages are out of date: a flag of bin/drover-controller or bin/drover
+# up that README.md lacks, or one that neither has; a make target that does not
+# exist; a link to a file or heading that does not exist.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,7 +16,7 @@ complain() {
 	stale=1
 }
 
-# flags_of lists a program's flags; -v has another long name in each.
+# flags_of lists a program's flags; -v has a different long name in each program.
 flags_of() {
 	"$@" --help 2>&1 | grep -oE '^ +(-[a-z], +)?--[a-z-]+' | grep -oE -- '--[a-z-]+' |
 		grep -vx -- --help | sed -E 's/^--(v|verbosity)$/-v/' | sort -u

@@ -7,7 +7,7 @@
 #
 #     hack/verify-lint.sh [FLAG...]
 #
-# Flags go to golangci-lint: --fix mends what a machine can mend.
+# Flags go to golangci-lint: --fix applies automatic fixes.
 set -o errexit -o nounset -o pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -15,7 +15,8 @@ readonly root
 lint="$("${root}/hack/tool.sh" golangci-lint)"
 readonly lint
 
-# Kubernetes is large: collecting garbage early keeps small machines alive.
+# Kubernetes is large: early garbage collection keeps small machines from running out
+# of memory.
 export GOGC="${GOGC:-50}" GOWORK=off
 
 failed=0

@@ -2,8 +2,8 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Fails when a program that make build has made is larger than it may be. What a
-# new dependency brings along shows here first.
+# Fails when a program built by make build is larger than its limit. The cost of a
+# new dependency is visible here first.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

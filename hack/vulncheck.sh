@@ -2,20 +2,19 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Looks for known vulnerabilities in what Drover's programs link, with the
-# govulncheck that hack/tools/vuln pins.
+# Checks what Drover's programs link for known vulnerabilities, with the govulncheck
+# that hack/tools/vuln pins.
 #
 #     hack/vulncheck.sh [FLAG...]
 #
 # Flags go to govulncheck, for example -show verbose. VULNCHECK_DB names another
 # database than https://vuln.go.dev, such as file:///var/lib/vulndb.
 #
-# Module standalone is checked by package: which of Kubernetes' functions are
-# called takes more time and memory to find out than a build machine has. So
-# what is found there may be in a function that is never called.
+# Module standalone is checked by package: finding out which of Kubernetes' functions
+# are called takes more time and memory than a build machine has. So a finding there
+# may be in a function that is never called.
 #
-# Exit code: 0 if nothing is known, 3 if something is, 1 if that could not be
-# found out.
+# Exit code: 0 if no vulnerability is known, 3 if one is, 1 if the check failed.
 set -o errexit -o nounset -o pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"

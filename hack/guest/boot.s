@@ -20,7 +20,7 @@
 	.globl _start
 	.set COM1, 0x3f8
 	.set PM1_STATUS, 0x600		# bit 8: the power button was pressed
-	.set PM1_ENABLE, 0x602		# bit 8: tell of the power button
+	.set PM1_ENABLE, 0x602		# bit 8: report the power button
 	.set PM1_CONTROL, 0x604		# bit 13: sleep now, type 0: off
 	.set PVPANIC, 0x505
 	.set SECTOR2, 0x8000		# where the second sector goes
@@ -33,7 +33,7 @@ _start:	cli
 	mov	$0x7c00, %sp
 	ljmp	$0, $begin
 begin:	mov	%dl, drive		# that the BIOS booted from
-	in	$0xa1, %al		# IRQ 9 is ACPI's; nobody here would answer it
+	in	$0xa1, %al		# IRQ 9 is ACPI's; this guest has no handler for it
 	or	$2, %al
 	out	%al, $0xa1
 	sti

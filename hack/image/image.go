@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// program is where the image has it, and all that the image has: whom the
-	// controller trusts it is told by kubeconfigs and certificates of engines.
+	// program is the path of the only file in the image. Kubeconfigs and
+	// certificates of engines define which servers the controller trusts.
 	program = "/drover-controller"
-	// user is nobody in particular, by number so that a kubelet can see that it
-	// is not root.
+	// user is an unprivileged user, as a number so that a kubelet can see that it is
+	// not root.
 	user = "65532:65532"
 )
 
@@ -53,7 +53,7 @@ func imageOf(binary []byte, p *v1.Platform, version string) (v1.Image, error) {
 	return mutate.ConfigFile(image, config)
 }
 
-// layerOf has no times, users or modes of the machine that it was made on.
+// layerOf returns a layer without times, users or modes of the build machine.
 func layerOf(binary []byte) (v1.Layer, error) {
 	var content bytes.Buffer
 	w := tar.NewWriter(&content)

@@ -92,7 +92,8 @@ func TestImageIsTheSameEachTime(t *testing.T) {
 	}
 }
 
-// TestDelivery : what is written and what a registry got are the same images.
+// TestDelivery checks that the written images and those that a registry got are the
+// same.
 func TestDelivery(t *testing.T) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(server.Close)

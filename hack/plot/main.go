@@ -22,7 +22,7 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 )
 
-// row is what is used of a figure.
+// row is the part of a figure that plot uses.
 type row struct {
 	Suite string    `json:"suite"`
 	What  string    `json:"what"`

@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// probeTimeout bounds a question to a controller's health endpoint.
+// probeTimeout bounds a request to a controller's health endpoint.
 const probeTimeout = time.Second
 
 // Controller is a replica of drover-controller.
@@ -23,8 +23,8 @@ type Controller struct {
 	ready string
 }
 
-// StartController starts a replica; env comes on top of this process's
-// environment, args are flags beyond those of its health endpoint.
+// StartController starts a replica; env is added to this process's environment, args
+// to the flags of its health endpoint.
 func StartController(ctx context.Context, binary string, env []string, args ...string) (*Controller, error) {
 	address, err := FreeAddress(ctx)
 	if err != nil {
@@ -37,7 +37,7 @@ func StartController(ctx context.Context, binary string, env []string, args ...s
 	return &Controller{Process: p, ready: "http://" + address + "/readyz"}, nil
 }
 
-// FreeAddress is one that nobody listens on at the moment.
+// FreeAddress returns an address without a listener at the moment.
 func FreeAddress(ctx context.Context) (string, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -46,7 +46,7 @@ func FreeAddress(ctx context.Context) (string, error) {
 	return listener.Addr().String(), listener.Close()
 }
 
-// Ready is content once the controller's caches are filled.
+// Ready returns nil once the controller's caches are filled.
 func (c *Controller) Ready() error {
 	if c.Over() {
 		return errors.New("the controller has ended")

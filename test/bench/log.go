@@ -19,7 +19,7 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 )
 
-// Event is a watch event, when it came, and the version of its object: of one
+// Event is a watch event, its arrival time, and the version of its object: of one
 // cluster's events, the larger is the later.
 type Event[T runtime.Object] struct {
 	Type    watch.EventType
@@ -28,7 +28,7 @@ type Event[T runtime.Object] struct {
 	At      time.Time
 }
 
-// Log keeps the events of a watch.
+// Log records the events of a watch.
 type Log[T runtime.Object] struct {
 	mu     sync.Mutex
 	events []Event[T]
@@ -90,14 +90,15 @@ func (l *Log[T]) add(e *Event[T], err error) {
 	l.more = make(chan struct{})
 }
 
-// Len is the number of events so far: where an Await of what comes next begins.
+// Len returns the number of events so far, from where an Await of later events
+// begins.
 func (l *Log[T]) Len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.events)
 }
 
-// Last is the latest event; false if there was none yet.
+// Last returns the latest event; false if there was none yet.
 func (l *Log[T]) Last() (Event[T], bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +108,7 @@ func (l *Log[T]) Last() (Event[T], bool) {
 	return l.events[len(l.events)-1], true
 }
 
-// Await waits for the first event from a place on that matches.
+// Await waits for the first matching event from a position on.
 func (l *Log[T]) Await(ctx context.Context, from int, match func(Event[T]) bool) (Event[T], error) {
 	for {
 		l.mu.Lock()
@@ -130,7 +131,7 @@ func (l *Log[T]) Await(ctx context.Context, from int, match func(Event[T]) bool)
 	}
 }
 
-// VersionOf is an object's resourceVersion, which is a number here.
+// VersionOf returns an object's resourceVersion, which is a number here.
 func VersionOf(object runtime.Object) (uint64, error) {
 	about, err := meta.Accessor(object)
 	if err != nil {

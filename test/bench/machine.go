@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Machine is where a benchmark ran.
+// Machine describes where a benchmark ran.
 type Machine struct {
 	CPUs      int     `json:"cpus"`
 	CPU       string  `json:"cpu"`
@@ -23,7 +23,7 @@ type Machine struct {
 	Load      float64 `json:"load"` // runnable threads over the last minute, before the benchmark
 }
 
-// ThisMachine tells of this one. What cannot be read is left out.
+// ThisMachine describes this machine. It omits what cannot be read.
 func ThisMachine() Machine {
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	load, _ := os.ReadFile("/proc/loadavg")
@@ -42,7 +42,7 @@ func (m Machine) String() string {
 	return fmt.Sprintf("%d CPUs (%s), %d GiB, Linux %s, %s, load before %.2f", m.CPUs, m.CPU, m.MemoryGiB, m.Kernel, m.Go, m.Load)
 }
 
-// procLine is what follows the colon of a line.
+// procLine returns what follows the colon of a line.
 func procLine(path, name string) string {
 	content, _ := os.ReadFile(path)
 	for line := range strings.Lines(string(content)) {
@@ -53,10 +53,10 @@ func procLine(path, name string) string {
 	return ""
 }
 
-// Meter tells how much of the machine other programs take.
+// Meter measures how much of the machine other programs use.
 type Meter struct{ busy, total, own time.Duration }
 
-// NewMeter begins to measure; pids are this process's children that run.
+// NewMeter begins to measure; pids are this process's running children.
 func NewMeter(pids []int) (Meter, error) {
 	own, err := ownTime(pids)
 	if err != nil {
@@ -66,15 +66,15 @@ func NewMeter(pids []int) (Meter, error) {
 	return Meter{busy: busy, total: total, own: own}, err
 }
 
-// Others is the part of all CPUs that other programs, and other machines on the
-// same host, took since begin, in per cent.
+// Others returns the part of all CPUs that other programs, and other machines on the
+// same host, used since begin, in per cent.
 func (m Meter) Others(begin Meter) float64 {
 	others := (m.busy - begin.busy) - (m.own - begin.own)
 	return 100 * float64(max(others, 0)) / float64(max(m.total-begin.total, 1))
 }
 
-// AwaitCalm waits until all programs together leave most of the CPUs idle, for
-// so long at most.
+// AwaitCalm waits until all programs together leave most of the CPUs idle, for the
+// given time at most.
 func AwaitCalm(ctx context.Context, within time.Duration) error {
 	for begin := time.Now(); ; {
 		before, all, err := machineTime()
@@ -94,8 +94,7 @@ func AwaitCalm(ctx context.Context, within time.Duration) error {
 	}
 }
 
-// ownTime is the CPU time of this process, its children, and those that have
-// ended.
+// ownTime returns the CPU time of this process, its children, and ended children.
 func ownTime(pids []int) (time.Duration, error) {
 	sum, err := CPUTime(pids...)
 	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
@@ -108,7 +107,8 @@ func ownTime(pids []int) (time.Duration, error) {
 	return sum, err
 }
 
-// machineTime is that of all CPUs; time stolen from this machine is busy.
+// machineTime returns that of all CPUs; time stolen from this machine counts as
+// busy.
 func machineTime() (busy, total time.Duration, err error) {
 	content, err := os.ReadFile("/proc/stat")
 	if err != nil {

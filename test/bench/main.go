@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Main runs a benchmark with its arguments until it ends or is told to.
+// Main runs a benchmark with its arguments until it ends or is interrupted.
 func Main(name string, run func(ctx context.Context, args []string) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
@@ -41,7 +41,7 @@ func Parse(name string, args []string, o Options) error {
 	return o.Validate()
 }
 
-// Verdict is the word for whether an aim was met.
+// Verdict returns the word for whether an aim was met.
 func Verdict(met bool) string {
 	if met {
 		return "met"

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Table is rows of cells under a header, printed in Markdown that reads as well
+// Table is rows of cells under a header, printed in Markdown that is also readable
 // on a terminal.
 type Table struct{ rows [][]string }
 
@@ -38,8 +38,7 @@ func (t *Table) String() string {
 	return text.String()
 }
 
-// Show prints a duration in milliseconds, with as many digits as tell
-// something.
+// Show prints a duration in milliseconds, with its significant digits.
 func Show(d time.Duration) string {
 	if ms := Milliseconds(d); ms > -100 && ms < 100 {
 		return fmt.Sprintf("%.1f ms", ms)
@@ -47,7 +46,7 @@ func Show(d time.Duration) string {
 	return fmt.Sprintf("%.0f ms", Milliseconds(d))
 }
 
-// WriteJSON writes a file, and its folder if need be.
+// WriteJSON writes a file, and creates its folder if needed.
 func WriteJSON(path string, content any) error {
 	text, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {

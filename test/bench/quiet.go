@@ -25,7 +25,7 @@ const (
 // tick is the unit of times in /proc; it is the same on every Linux.
 const tick = 10 * time.Millisecond
 
-// AwaitQuiet waits until processes have nothing left to do but their routine.
+// AwaitQuiet waits until processes have only routine work left.
 func AwaitQuiet(ctx context.Context, pids ...int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, quietWithin, fmt.Errorf("the processes were not quiet within %s", quietWithin))
 	defer cancel()
@@ -55,8 +55,8 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// CPUTime is what processes have used so far, in steps of 10 ms; those that have
-// ended count for nothing.
+// CPUTime returns what processes have used so far, in steps of 10 ms; ended
+// processes do not count.
 func CPUTime(pids ...int) (sum time.Duration, err error) {
 	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -76,7 +76,7 @@ func CPUTime(pids ...int) (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// Memory is what of a process is in memory, in bytes.
+// Memory is how much of a process is in memory, in bytes.
 type Memory struct {
 	Resident  int64 // what ps shows as RSS
 	Anonymous int64 // that without the program's file: heap and stacks

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Sample is a set of times that were measured alike.
+// Sample is a set of times that were measured in the same way.
 type Sample []time.Duration
 
 // Percentile is that of Percentile.
@@ -20,7 +20,7 @@ func (s Sample) Percentile(p float64) time.Duration { return Percentile(s, p) }
 // Median is that of Median.
 func (s Sample) Median() time.Duration { return Median(s) }
 
-// number is what can be measured.
+// number is a type of measured values.
 type number interface{ ~int64 | ~float64 }
 
 // Percentile is the nearest rank: with n values, the p-th is the ceil(p/100 x n)
@@ -47,7 +47,7 @@ func Median[T number](s []T) T {
 	return (sorted[half-1] + sorted[half]) / 2
 }
 
-// Summary is what is told of a sample.
+// Summary describes a sample.
 type Summary struct {
 	Runs               int
 	Min, P50, P99, Max time.Duration
@@ -84,10 +84,10 @@ func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 // resamples is how often Difference draws; more would change no digit shown.
 const resamples = 4000
 
-// Difference is how much larger b's median is than a's, and the noise of that:
-// half of the range in which 95 of 100 differences lie when runs are drawn anew
-// from those that were measured (bootstrap). A difference below its noise may
-// be none. The draw is the same every time.
+// Difference returns how much larger b's median is than a's, and the noise of that:
+// half of the range of 95 of 100 differences when runs are drawn again from the
+// measured ones (bootstrap). A difference below its noise may be none. The draw is
+// the same every time.
 func Difference(a, b Sample) (median, noise time.Duration) {
 	draw := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // statistics, not secrets
 	differences := make(Sample, resamples)

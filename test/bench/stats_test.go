@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// upTo is 1 ms, 2 ms ... n ms, not in order.
+// upTo returns 1 ms, 2 ms ... n ms, not in order.
 func upTo(n int) Sample {
 	var s Sample
 	for i := range n {
@@ -38,7 +38,8 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// TestDifference : a shift far beyond the spread is seen, none is not.
+// TestDifference checks that a shift far beyond the spread is detected, and that
+// none is reported without one.
 func TestDifference(t *testing.T) {
 	base, shifted := upTo(20), upTo(20)
 	for n := range shifted {

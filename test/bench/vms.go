@@ -46,11 +46,11 @@ func WatchVMs(vms typed.VirtualMachineInterface) *cache.ListWatch {
 
 // Made is how long it took, from the first creation.
 type Made struct {
-	// Created : the API server has all VMs.
+	// Created is when the API server has all VMs.
 	Created time.Duration `json:"createdNanoseconds"`
-	// Active : all run.
+	// Active is when all run.
 	Active time.Duration `json:"activeNanoseconds"`
-	// Settled : all have shown what they use, after which nothing changes.
+	// Settled is when all have reported their usage, after which nothing changes.
 	Settled time.Duration `json:"settledNanoseconds"`
 }
 
@@ -93,8 +93,8 @@ func Each(ctx context.Context, count, atOnce int, do func(ctx context.Context, n
 	return group.Wait()
 }
 
-// UntilAll calls do, and waits until a watch has shown that many VMs of which
-// match holds, each counted once. It returns how long that took.
+// UntilAll calls do, and waits until a watch has shown that many VMs for which match
+// holds, each counted once. It returns how long that took.
 func UntilAll(ctx context.Context, vms typed.VirtualMachineInterface, count int, match func(watch.Event, *api.VirtualMachine) bool, do func(context.Context) error) (time.Duration, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	w, err := watchFrom(ctx, WatchVMs(vms))
@@ -122,7 +122,7 @@ func UntilAll(ctx context.Context, vms typed.VirtualMachineInterface, count int,
 	return took, group.Wait()
 }
 
-// nextVM is the next event of a watch.
+// nextVM returns the next event of a watch.
 func nextVM(ctx context.Context, w watch.Interface) (watch.Event, *api.VirtualMachine, error) {
 	select {
 	case <-ctx.Done():

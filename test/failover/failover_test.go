@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(rig.Main(m, makeRoom)) }
 
-// programs is the folder of what is built, each at most once.
+// programs is the folder of built programs; each is built at most once.
 var programs string
 
 func makeRoom() (after func() error, err error) {
@@ -34,7 +34,7 @@ var (
 	recorder = sync.OnceValues(func() (string, error) { return build("test/failover/recorder", "") })
 )
 
-// build makes a program of this module.
+// build builds a program of this module.
 func build(pkg, tags string) (string, error) {
 	binary := filepath.Join(programs, filepath.Base(pkg)+"-"+tags)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -46,7 +46,7 @@ func build(pkg, tags string) (string, error) {
 	return binary, nil
 }
 
-// program is what one of the builds made.
+// program is the result of one of the builds.
 func program(t testing.TB, build func() (string, error)) string {
 	t.Helper()
 	binary, err := build()
@@ -62,19 +62,19 @@ const (
 	sizeEnv = "DROVER_FAILOVER"
 	// seedEnv repeats the faults of an earlier run.
 	seedEnv = "DROVER_FAILOVER_SEED"
-	// dirEnv is a folder that journals and logs are left in.
+	// dirEnv is a folder in which journals and logs are kept.
 	dirEnv = "DROVER_FAILOVER_DIR"
 )
 
 const (
-	// enough violations end the test of the check.
+	// enough is how many violations end the tests of the oracle.
 	enough = 2
-	// haltsWithin, or so many halts, end it without.
+	// haltsWithin and maxHalts bound these tests if there are fewer.
 	haltsWithin = 5 * time.Minute
 	maxHalts    = 200
 )
 
-// plan says how often each fault strikes, in each of several worlds.
+// plan says how often each fault is injected, in each of several worlds.
 type plan struct {
 	worlds uint64
 	faults map[Kind]int
@@ -109,7 +109,7 @@ func seedOf(t testing.TB) uint64 {
 	return seed
 }
 
-// folder is where a world leaves its journal and logs.
+// folder returns where a world stores its journal and logs.
 func folder(t testing.TB, name string) string {
 	t.Helper()
 	dir := os.Getenv(dirEnv)
@@ -124,8 +124,8 @@ func folder(t testing.TB, name string) string {
 	return dir
 }
 
-// TestFailover : whatever happens to replicas, no two act on one server, nothing
-// is lost, and in the end all is as users asked.
+// TestFailover checks that, whatever happens to replicas, no two act on one server,
+// nothing is lost, and in the end all is as users requested.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	p, known := plans[os.Getenv(sizeEnv)]
@@ -168,8 +168,8 @@ func storms(t *testing.T, binary string, faults []Kind, seed uint64) Figures {
 	return f
 }
 
-// TestTheCheckCanFail : without guard and fence, replicas that were halted act
-// after their successors, and the oracle sees it.
+// TestTheCheckCanFail checks that without guard and fence, replicas that were halted
+// act after their successors, and that the oracle reports it.
 func TestTheCheckCanFail(t *testing.T) {
 	t.Parallel()
 	binary, seed := program(t, unfenced), seedOf(t)
@@ -190,7 +190,7 @@ func TestTheCheckCanFail(t *testing.T) {
 	})
 	f := Count(e)
 	f.Took, f.Leads = time.Since(begin), w.leads()
-	f.Violations = Fallen(e.Journal) // nobody waited for the rest to be in order
+	f.Violations = Fallen(e.Journal) // the test did not wait for the other rules to hold
 	t.Logf("without guard and fence:\n%s", f)
 	for _, v := range f.Violations {
 		t.Log(v)
@@ -203,7 +203,7 @@ func TestTheCheckCanFail(t *testing.T) {
 func fallenSoFar(journal string) []Violation {
 	entries, err := readJournal(journal, new(int64))
 	if err != nil {
-		return nil // the evidence tells
+		return nil // the evidence shows it
 	}
 	return Fallen(entries)
 }

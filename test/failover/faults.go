@@ -38,11 +38,11 @@ const (
 	// lease is the length of the Lease; faults last up to three times as long.
 	lease   = 3 * time.Second
 	longest = 3 * lease
-	// hands are how many faults strike at a time, where nothing else is said.
+	// hands are how many faults are active at a time, unless specified.
 	hands = 2
 	// maxGap is the longest pause between one fault and the next of a hand.
 	maxGap = 1500 * time.Millisecond
-	// leaderShare of the faults strike the leader.
+	// leaderShare of the faults affect the leader.
 	leaderShare = 0.8
 	// stopWithin is how long a replica may take to end on SIGTERM.
 	stopWithin = 20 * time.Second
@@ -50,14 +50,15 @@ const (
 	requestTimeout = 5 * time.Second
 )
 
-// Fault is what struck, and when. PID is 0 for one that struck all.
+// Fault is an injected fault, with its time. PID is 0 for one that affected all
+// processes.
 type Fault struct {
 	Kind     Kind
 	PID      int
 	From, To time.Time
 }
 
-// storm is faults that strike a world.
+// storm injects faults into a world.
 type storm struct {
 	*world
 	random *chance
@@ -79,7 +80,7 @@ func newChance(seed, stream uint64) *chance {
 	return &chance{random: rand.New(rand.NewPCG(seed, stream))} //nolint:gosec // no secret
 }
 
-// upTo is a random time.
+// upTo returns a random time.
 func (c *chance) upTo(d time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,14 +99,14 @@ func (c *chance) often(share float64) bool {
 	return c.random.Float64() < share
 }
 
-// newStorm has the faults of a plan in a random order.
+// newStorm returns the faults of a plan in a random order.
 func newStorm(w *world, plan []Kind, seed uint64) *storm {
 	s := &storm{world: w, random: newChance(seed, 1), hands: hands, left: append([]Kind(nil), plan...)}
 	s.random.random.Shuffle(len(s.left), func(i, j int) { s.left[i], s.left[j] = s.left[j], s.left[i] })
 	return s
 }
 
-// rage strikes until no fault is left, or ctx ends.
+// rage injects faults until none is left, or ctx ends.
 func (s *storm) rage(ctx context.Context) ([]Fault, error) {
 	errs := make(chan error, s.hands)
 	for range s.hands {
@@ -145,7 +146,7 @@ func (s *storm) next() (Kind, bool) {
 	return kind, true
 }
 
-// strike lets a fault take its course.
+// strike runs one fault to its end.
 func (s *storm) strike(ctx context.Context, kind Kind) (f Fault, err error) {
 	f.Kind = kind
 	switch kind {
@@ -170,7 +171,7 @@ func (s *storm) strike(ctx context.Context, kind Kind) (f Fault, err error) {
 	return f, err
 }
 
-// target seizes the leader, most of the time, or any replica that runs.
+// target reserves the leader, most of the time, or any running replica.
 func (s *storm) target(ctx context.Context) (*replica, *vmtest.Process) {
 	wanted := s.random.often(leaderShare)
 	for begin := time.Now(); ctx.Err() == nil; sleep(ctx, lookPeriod) {
@@ -187,7 +188,7 @@ func (s *storm) target(ctx context.Context) (*replica, *vmtest.Process) {
 	return nil, nil
 }
 
-// leader is the replica that the Lease names, nil if that is none.
+// leader returns the replica that the Lease names, or nil.
 func (w *world) leader(ctx context.Context) *replica {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -204,7 +205,7 @@ func (w *world) leader(ctx context.Context) *replica {
 	return nil
 }
 
-// hurt does a fault to one replica.
+// hurt applies a fault to one replica.
 func (s *storm) hurt(ctx context.Context, kind Kind, r *replica, p *vmtest.Process) error {
 	switch kind {
 	case Halt:
@@ -229,7 +230,7 @@ func (s *storm) hurt(ctx context.Context, kind Kind, r *replica, p *vmtest.Proce
 	return nil
 }
 
-// lateness is, half of the time, one that a renewal may survive.
+// lateness returns, half of the time, a delay that a renewal may survive.
 func (s *storm) lateness() time.Duration {
 	if s.random.often(0.5) {
 		return s.random.upTo(requestLimit)
@@ -249,7 +250,7 @@ func terminate(ctx context.Context, p *vmtest.Process) error {
 	return nil
 }
 
-// deleteLease deletes it as a person does, once the API server answers.
+// deleteLease deletes it as a user does, once the API server answers.
 func (s *storm) deleteLease(ctx context.Context) error {
 	return insist(ctx, func(ctx context.Context) error {
 		err := s.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).Delete(ctx, leaseName, metav1.DeleteOptions{})

@@ -18,27 +18,27 @@ import (
 // aftermath is how long after its end a fault is blamed for what happens.
 const aftermath = 10 * time.Second
 
-// nothing stands for the fault where there was none.
+// nothing is used instead of a fault where there was none.
 const nothing Kind = "no fault"
 
-// Figures are what a run came to.
+// Figures are the result of a run.
 type Figures struct {
 	Took time.Duration
-	// Leads counts how often a replica became the leader, Epochs those epochs
-	// that changed something, Actors the processes that did.
+	// Leads counts how often a replica became the leader, Epochs the epochs that
+	// changed something, Actors the processes that did.
 	Leads, Epochs, Actors int
 	Faults                map[Kind]int
 	Deeds                 map[journal.Deed]int
 	// Refused counts fenced calls by the fault during which they came.
 	Refused map[Kind]int
-	// Vain counts changes that were accepted and never made, since their process
+	// Vain counts changes that were accepted and never made, because their process
 	// was killed in between.
 	Vain                int
 	VMs, Deleted, Looks int
 	Violations          []Violation
 }
 
-// Count makes figures of the evidence.
+// Count computes the figures from the evidence.
 func Count(e Evidence) Figures {
 	f := Figures{
 		Faults: map[Kind]int{}, Deeds: map[journal.Deed]int{}, Refused: map[Kind]int{},
@@ -68,8 +68,8 @@ func Count(e Evidence) Figures {
 	return f
 }
 
-// blame finds the fault of an entry: the process's own latest one, else the
-// latest that struck all.
+// blame finds the fault of an entry: the process's own latest one, else the latest
+// that affected all.
 func (e Evidence) blame(entry journal.Entry) Kind {
 	own, common := Fault{}, Fault{}
 	for _, fault := range e.Faults {
@@ -92,7 +92,7 @@ func (e Evidence) blame(entry journal.Entry) Kind {
 	return nothing
 }
 
-// History is all that is known of a server, for people.
+// History describes all that is known of a server, for people.
 func (e Evidence) History(uid types.UID) string {
 	asked := e.Asked[uid]
 	lines := []string{fmt.Sprintf("asked for: %s, deleted at %s, started %d to %d times", asked.Name, asked.DeletedAt.UTC().Format(time.StampMilli), asked.AtLeast, asked.AtMost)}
@@ -158,7 +158,7 @@ func (f Figures) broken() map[Rule]int {
 	return rules
 }
 
-// list is a sum with what it is made of.
+// list is a sum with its parts.
 func list[K ~string](counts map[K]int) string {
 	total := 0
 	var parts []string

@@ -14,9 +14,10 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestHaltedInCreations : a leader is halted while it makes servers. The next
-// one, which has nothing else to do, lets the objects go, for they were deleted.
-// When the first one goes on, it must not make servers that nobody owns.
+// TestHaltedInCreations halts a leader while it creates servers. The next leader,
+// which has no other work, removes the finalizers of the objects, because they were
+// deleted. When the first one continues, it must not create servers without an
+// owner.
 func TestHaltedInCreations(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, program(t, fenced), folder(t, "halted"), 0)
@@ -75,8 +76,8 @@ func together(all []*user, do func(*user) error) error {
 	return err
 }
 
-// begun : its server is being made right now, or has been, where a slow machine
-// looks too late.
+// begun reports whether the VM's server is being created now, or was created
+// already, where a slow machine looks too late.
 func begun(vm *api.VirtualMachine) error {
 	if vm == nil || vm.Status.Operation == nil && vm.Status.Server == nil {
 		return errors.New("its server is not begun")

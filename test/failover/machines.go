@@ -16,27 +16,28 @@ import (
 	"cloudnative.tw/drover/test/failover/births"
 )
 
-// MachineEvidence is what there is to judge by where servers are QEMU machines:
-// what leaders wrote down in the driver's journal, and what the recorder, which is
-// no part of Drover, saw of their processes.
+// MachineEvidence is the evidence where servers are QEMU machines: what leaders
+// wrote to the driver's journal, and what the recorder, which is no part of Drover,
+// saw of their processes.
 type MachineEvidence struct {
 	Evidence
 	Births []births.ProcessStart
-	// Left is what was found in the end, when all was deleted: processes and files.
+	// Left lists the processes and files that were found at the end, after all was
+	// deleted.
 	Left []string
 }
 
 // The rules for machines.
 const (
-	// RuleAlone : while a QEMU runs for a UID, no other is started for it.
+	// RuleAlone says that while a QEMU runs for a UID, no other is started for it.
 	RuleAlone Rule = "one QEMU at a time"
-	// RuleRun : for each run one QEMU is started.
+	// RuleRun says that one QEMU is started for each run.
 	RuleRun Rule = "one QEMU a run"
-	// RuleNothing : in the end nothing is left behind.
+	// RuleNothing says that nothing is left at the end.
 	RuleNothing Rule = "nothing is left behind"
 )
 
-// JudgeMachines says which rules were broken.
+// JudgeMachines returns the rules that were broken.
 func JudgeMachines(e MachineEvidence) []Violation {
 	all := slices.Concat(Fallen(e.Journal), e.finalizers(), e.removals())
 	born := map[types.UID][]births.ProcessStart{}
@@ -59,7 +60,7 @@ func JudgeMachines(e MachineEvidence) []Violation {
 	return all
 }
 
-// alone looks at the births of one server.
+// alone checks the births of one server.
 func alone(all []births.ProcessStart) []Violation {
 	var broken []Violation
 	runs := map[string]int{}
@@ -75,7 +76,7 @@ func alone(all []births.ProcessStart) []Violation {
 	return broken
 }
 
-// startsOf holds the number of starts against what a user asked for.
+// startsOf compares the number of starts with what a user requested.
 func (e MachineEvidence) startsOf(uid types.UID, count int) []Violation {
 	asked := e.Asked[uid]
 	if count >= asked.AtLeast && count <= asked.AtMost {
@@ -84,7 +85,8 @@ func (e MachineEvidence) startsOf(uid types.UID, count int) []Violation {
 	return []Violation{{RuleStarts, uid, fmt.Sprintf("%s was started %d times: %d to %d times were asked for", asked.Name, count, asked.AtLeast, asked.AtMost)}}
 }
 
-// removals : a server is made once, and removed only after a user asked for that.
+// removals checks that a server is created once, and removed only after a user
+// requested that.
 func (e MachineEvidence) removals() []Violation {
 	var broken []Violation
 	for uid, entries := range byServer(e.Journal) {
@@ -105,7 +107,7 @@ func (e MachineEvidence) removals() []Violation {
 	return broken
 }
 
-// Story is all that is known of a machine, for people.
+// Story describes all that is known of a machine, for people.
 func (e MachineEvidence) Story(uid types.UID) string {
 	lines := []string{e.History(uid)}
 	for _, b := range e.Births {
@@ -116,7 +118,7 @@ func (e MachineEvidence) Story(uid types.UID) string {
 	return strings.Join(lines, "\n")
 }
 
-// Summary is what a run came to, in a line.
+// Summary describes a run in one line.
 func (e MachineEvidence) Summary() string {
 	faults, deeds, deleted := map[Kind]int{}, map[journal.Deed]int{}, 0
 	epochs := map[uint64]bool{}

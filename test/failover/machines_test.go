@@ -29,14 +29,14 @@ const (
 	machineReplicas = 3
 )
 
-// machinePlans are for worlds of QEMU machines, which take more of the host than
+// machinePlans are for worlds of QEMU machines, which need more of the host than
 // simulated servers.
 var machinePlans = map[string]plan{
 	"":     {1, map[Kind]int{Halt: 5, Kill: 5, Term: 4}},
 	"full": {1, map[Kind]int{Halt: 30, Kill: 20, Term: 15, Cut: 5, Late: 5, Unlease: 5}},
 }
 
-// newMachines is a world whose servers are QEMU machines with the guest of one
+// newMachines returns a world whose servers are QEMU machines with the guest of one
 // boot sector.
 func newMachines(t testing.TB, binary, dir string, users int, seed uint64) *world {
 	t.Helper()
@@ -67,7 +67,7 @@ func newMachines(t testing.TB, binary, dir string, users int, seed uint64) *worl
 func (w *world) images() string   { return filepath.Join(w.dir, "images") }
 func (w *world) recorder() string { return filepath.Join(w.dir, "qemu") }
 
-// endMachines ends what a test that failed has left running.
+// endMachines ends the machines that a failed test has left running.
 func (w *world) endMachines(t testing.TB) {
 	t.Helper()
 	for uid := range w.book.asked {
@@ -80,7 +80,7 @@ func (w *world) endMachines(t testing.TB) {
 	}
 }
 
-// judgeMachines has the world live through faults and reads what became of it.
+// judgeMachines runs the world with faults and reads the result.
 func (w *world) judgeMachines(t testing.TB, strike weather) MachineEvidence {
 	t.Helper()
 	e := MachineEvidence{Evidence: w.run(t, strike)}
@@ -100,8 +100,8 @@ func (w *world) judgeMachines(t testing.TB, strike weather) MachineEvidence {
 	return e
 }
 
-// left is what there still is of machines once all are deleted. What a process
-// that was killed left half done is swept by the next one.
+// left returns what remains of machines after all are deleted. The next process
+// sweeps what a killed one left unfinished.
 func (w *world) left(t testing.TB) []string {
 	t.Helper()
 	var all []string
@@ -126,8 +126,8 @@ func (w *world) left(t testing.TB) []string {
 	return all
 }
 
-// TestMachines : whatever happens to replicas, no server has two QEMUs, each run
-// is started once, nothing is lost and nothing is left behind.
+// TestMachines checks that, whatever happens to replicas, no server has two QEMUs,
+// each run is started once, nothing is lost and nothing is left behind.
 func TestMachines(t *testing.T) {
 	t.Parallel()
 	p, known := machinePlans[os.Getenv(sizeEnv)]
@@ -150,8 +150,8 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// TestKilledInStarts : a leader is killed while it starts machines. The next one
-// takes them all on as they are, and starts the others.
+// TestKilledInStarts kills a leader while it starts machines. The next one adopts
+// all of them as they are, and starts the others.
 func TestKilledInStarts(t *testing.T) {
 	t.Parallel()
 	w := newMachines(t, program(t, fenced), folder(t, "starts"), 10, 0)
@@ -194,9 +194,9 @@ func (w *world) killInStarts(ctx context.Context, makers []*user) (f Fault, err 
 	return f, errors.Join(err, together(makers, func(u *user) error { return u.delete(ctx) }))
 }
 
-// TestMachinesCheckCanFail : without guard and fence, replicas that were halted act
-// on machines after their successors, and it shows. It takes long, so the test at
-// length has it.
+// TestMachinesCheckCanFail checks that without guard and fence, replicas that were
+// halted act on machines after their successors, and that the rules detect it. It
+// takes long, so only the long test includes it.
 func TestMachinesCheckCanFail(t *testing.T) {
 	t.Parallel()
 	if os.Getenv(sizeEnv) != "full" {
@@ -226,7 +226,7 @@ func TestMachinesCheckCanFail(t *testing.T) {
 	}
 }
 
-// machineStory is evidence that is made by hand.
+// machineStory is hand-made evidence.
 func machineStory() MachineEvidence {
 	asked := newStory().Evidence
 	asked.Journal = []journal.Entry{{At: second(1), PID: 11, Epoch: 5, UID: one, Deed: journal.DeedCreate}, {At: second(2), PID: 11, Epoch: 5, UID: one, Deed: "start"}}

@@ -17,38 +17,39 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
-// Evidence is all that the oracle looks at.
+// Evidence is the complete input of the oracle.
 type Evidence struct {
 	// Journal is the fake engine's, in its order.
 	Journal []journal.Entry
-	// Processes are all replicas that ever ran.
+	// Processes are all processes of replicas that ever ran.
 	Processes []Process
 	Faults    []Fault
-	// Asked is what users asked for, of all VirtualMachines that ever were.
+	// Asked is what users requested, for all VirtualMachines that ever existed.
 	Asked map[types.UID]Asked
-	// Sights are looks at VirtualMachines whose server had been begun.
+	// Sights are reads of VirtualMachines whose server had been begun.
 	Sights []Sight
-	// VMs and Servers are what there is at the end.
+	// VMs and Servers are those that exist at the end.
 	VMs     map[types.UID]*api.VirtualMachine
 	Servers map[types.UID]*fake.Record
 }
 
-// Process is a replica's, from its start to its end, which is zero while it runs.
+// Process is a process of a replica, from its start to its end, which is zero while
+// it runs.
 type Process struct {
 	Replica  string
 	PID      int
 	From, To time.Time
 }
 
-// Asked is what users asked for one VirtualMachine.
+// Asked is what users requested for one VirtualMachine.
 type Asked struct {
 	Name string
-	// DeletedAt is when its deletion was asked for, or zero.
+	// DeletedAt is when its deletion was requested, or zero.
 	DeletedAt time.Time
-	// AtLeast and AtMost are how often its server may have been started. They
-	// differ where users did not wait for one wish to be granted before the next.
+	// AtLeast and AtMost are how often its server may have been started. They differ
+	// where users did not wait for one request to complete before the next.
 	AtLeast, AtMost int
-	// Wishes are for people who read what went wrong.
+	// Wishes are the requests, for people who look for the cause of a violation.
 	Wishes []string
 }
 
@@ -59,23 +60,23 @@ type Sight struct {
 	Finalizer bool
 }
 
-// Rule is what must hold.
+// Rule is a condition that must hold.
 type Rule string
 
 // The rules.
 const (
-	// RuleEpochs : for each server, accepted epochs never fall.
+	// RuleEpochs says that for each server, accepted epochs never decrease.
 	RuleEpochs Rule = "epochs never fall"
-	// RuleOnce : for each UID one server is made, once.
+	// RuleOnce says that for each UID one server is created, once.
 	RuleOnce Rule = "one server, made once"
-	// RuleKept : a server stays what the last change made of it, and nobody
-	// removes it whom no user asked to.
+	// RuleKept says that a server stays as the last change left it, and is removed
+	// only if a user requested that.
 	RuleKept Rule = "nothing is lost"
-	// RuleStarts : a server is started as often as users asked for.
+	// RuleStarts says that a server is started as often as users requested.
 	RuleStarts Rule = "started as often as asked"
-	// RuleFinalizer : the finalizer is there before the server.
+	// RuleFinalizer says that the finalizer exists before the server.
 	RuleFinalizer Rule = "the finalizer comes first"
-	// RuleEnd : in the end all is as users left it.
+	// RuleEnd says that the final state is as users left it.
 	RuleEnd Rule = "all as asked in the end"
 )
 
@@ -88,7 +89,7 @@ type Violation struct {
 
 func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Rule, v.UID, v.Text) }
 
-// Judge says which rules were broken.
+// Judge returns the rules that were broken.
 func Judge(e Evidence) []Violation {
 	var all []Violation
 	servers := byServer(e.Journal)
@@ -99,7 +100,7 @@ func Judge(e Evidence) []Violation {
 	return slices.Concat(all, e.finalizers(), e.end())
 }
 
-// byServer is the journal of each server, without the calls that were refused.
+// byServer returns the journal of each server, without the calls that were refused.
 func byServer(entries []journal.Entry) map[types.UID][]journal.Entry {
 	servers := map[types.UID][]journal.Entry{}
 	for _, entry := range entries {
@@ -110,7 +111,7 @@ func byServer(entries []journal.Entry) map[types.UID][]journal.Entry {
 	return servers
 }
 
-// Fallen finds changes that were accepted of a leader after one of a later one.
+// Fallen returns changes of a leader that were accepted after one of a later leader.
 func Fallen(entries []journal.Entry) []Violation {
 	var all []Violation
 	for uid, entries := range byServer(entries) {
@@ -136,18 +137,18 @@ func show(e journal.Entry) string {
 	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Deed, e.PID, e.Epoch, e.At.UTC().Format(time.StampMilli))
 }
 
-// life is what became of a server, as far as its entries tell.
+// life is the history of a server, as far as its entries show it.
 type life struct {
 	uid types.UID
-	// done are the entries whose change came to be.
+	// done are the entries whose change was made.
 	done   []journal.Entry
 	lost   int // entries whose change did not
 	broken []Violation
 }
 
-// trace follows a server from entry to entry. A change that the next entry, or
-// the server in the end, knows nothing of was never made, which is right only
-// if its process had come to its end.
+// trace follows a server from entry to entry. A change that neither the next entry
+// nor the final server shows was never made. That is correct only if its process had
+// ended.
 func (e Evidence) trace(uid types.UID, entries []journal.Entry) life {
 	l := life{uid: uid}
 	var had *journal.Snapshot
@@ -172,7 +173,7 @@ func (e Evidence) trace(uid types.UID, entries []journal.Entry) life {
 	return l
 }
 
-// found is the server that there is in the end.
+// found is the server that exists at the end.
 func (e Evidence) found(uid types.UID) *journal.Snapshot {
 	r := e.Servers[uid]
 	if r == nil {
@@ -181,17 +182,17 @@ func (e Evidence) found(uid types.UID) *journal.Snapshot {
 	return &journal.Snapshot{ID: r.ID, Run: r.Run, State: r.State}
 }
 
-// noticed is how long after a process's end that is noticed.
+// noticed is how long it takes to notice a process's end.
 const noticed = time.Second
 
-// over tells whether the process that made an entry had ended by some time, or
-// at all where that is zero.
+// over reports whether the process that made an entry had ended by some time, or at
+// all where that is zero.
 func (e Evidence) over(entry journal.Entry, by time.Time) bool {
 	p := e.process(entry)
 	return !p.To.IsZero() && (by.IsZero() || p.To.Before(by.Add(noticed)))
 }
 
-// process is the one that made an entry; PIDs are used again.
+// process returns the process that made an entry; PIDs are reused.
 func (e Evidence) process(entry journal.Entry) Process {
 	for _, p := range e.Processes {
 		if p.PID == entry.PID && !entry.At.Before(p.From) && (p.To.IsZero() || !entry.At.After(p.To)) {
@@ -210,7 +211,7 @@ func tell(s *journal.Snapshot) string {
 	return fmt.Sprintf("%s, run %q, %s", s.ID, s.Run, s.State)
 }
 
-// once : one creation, and the same server from then on.
+// once checks that there is one creation, and the same server from then on.
 func (e Evidence) once(l life) []Violation {
 	var all []Violation
 	id := ""
@@ -244,8 +245,8 @@ func (e Evidence) starts(l life) []Violation {
 	return []Violation{{RuleStarts, l.uid, fmt.Sprintf("%s was started %d times: %d to %d times were asked for", asked.Name, runs, asked.AtLeast, asked.AtMost)}}
 }
 
-// asked : whatever there is a server for, a user asked for it, and it is removed
-// only after a user asked for that.
+// asked checks that a user requested each server, and that it is removed only after
+// a user requested that.
 func (e Evidence) asked(l life) []Violation {
 	asked, known := e.Asked[l.uid]
 	if !known {
@@ -259,7 +260,8 @@ func (e Evidence) asked(l life) []Violation {
 	return nil
 }
 
-// finalizers : who was seen without one had no server before.
+// finalizers checks that a VirtualMachine seen without a finalizer had no server
+// before.
 func (e Evidence) finalizers() []Violation {
 	var all []Violation
 	for _, sight := range e.Sights {
@@ -273,8 +275,8 @@ func (e Evidence) finalizers() []Violation {
 	return all
 }
 
-// end : every VirtualMachine that users left has its server, as they left it, and
-// of the others nothing is left.
+// end checks that every VirtualMachine that users left has its server, as they left
+// it, and that nothing is left of the others.
 func (e Evidence) end() []Violation {
 	var all []Violation
 	broken := func(uid types.UID, format string, args ...any) {
@@ -303,7 +305,7 @@ func (e Evidence) end() []Violation {
 	return all
 }
 
-// settled wants VM and server to be as the spec says.
+// settled returns an error unless VM and server are as the spec says.
 func settled(vm *api.VirtualMachine, server *fake.Record) error {
 	if err := granted(vm); err != nil {
 		return err

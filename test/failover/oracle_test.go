@@ -26,11 +26,11 @@ const (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// second is a moment of a hand-made story.
+// second is an instant of a hand-made story.
 func second(n int) time.Time { return start.Add(time.Duration(n) * time.Second) }
 
-// story is evidence that is made by hand: process 11 leads under epoch 5, process
-// 12 under epoch 6.
+// story is hand-made evidence: process 11 leads under epoch 5, process 12 under
+// epoch 6.
 type story struct {
 	Evidence
 	now int
@@ -67,7 +67,7 @@ func (s *story) killed() *story {
 	return s
 }
 
-// left puts down a VM and its server in the end.
+// left records a VM and its server at the end.
 func (s *story) left(uid types.UID, server string) *story {
 	has := sketchOf(server)
 	s.Servers[uid] = &fake.Record{UID: uid, ID: has.ID, Run: has.Run, State: has.State, CPUMilli: 2000}
@@ -79,13 +79,13 @@ func (s *story) left(uid types.UID, server string) *story {
 	return s
 }
 
-// asked changes what users asked for.
+// asked changes what users requested.
 func (s *story) asked(change func(map[types.UID]Asked)) *story {
 	change(s.Asked)
 	return s
 }
 
-// deleted has a user ask for the first VM's deletion now.
+// deleted records that a user requests the first VM's deletion now.
 func (s *story) deleted() *story {
 	a := s.Asked[one]
 	a.DeletedAt = second(s.now)
@@ -93,7 +93,7 @@ func (s *story) deleted() *story {
 	return s
 }
 
-// with changes what there is in the end.
+// with changes the final state.
 func (s *story) with(change func(*Evidence)) *story {
 	change(&s.Evidence)
 	return s
@@ -106,7 +106,7 @@ const (
 	another = "fake-2 run-2 Running"
 )
 
-// created is a story's usual begin.
+// created is the usual begin of a story.
 func created() *story { return newStory().entry(11, 5, one, journal.DeedCreate, "", first) }
 
 func TestJudge(t *testing.T) {
@@ -187,8 +187,8 @@ func TestFallen(t *testing.T) {
 	}
 }
 
-// TestBlame : a call that was fenced is put down to the fault of its process, or
-// to one that struck all.
+// TestBlame checks that a fenced call is attributed to the fault of its process, or
+// to one that affected all processes.
 func TestBlame(t *testing.T) {
 	t.Parallel()
 	s := newStory()

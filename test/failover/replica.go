@@ -22,8 +22,8 @@ const (
 	restartDelay = 200 * time.Millisecond
 )
 
-// replica is a controller that is started again whenever it ends, as by a
-// kubelet, and reaches the API server by a way of its own.
+// replica is a controller that is restarted whenever it ends, as by a kubelet, and
+// reaches the API server through a proxy of its own.
 type replica struct {
 	name   string
 	binary string
@@ -37,7 +37,7 @@ type replica struct {
 	output  strings.Builder
 }
 
-// keep runs it until ctx ends. The error is that it cannot be started.
+// keep runs it until ctx ends. It returns an error if the replica cannot be started.
 func (r *replica) keep(ctx context.Context) error {
 	for ctx.Err() == nil {
 		from := time.Now()
@@ -75,14 +75,14 @@ func (r *replica) ended(p *vmtest.Process) {
 	fmt.Fprintf(&r.output, "=== %s, process %d, ended at %s\n%s", r.name, p.PID(), time.Now().Format(time.StampMilli), p.Output())
 }
 
-// processes are all that it ever was.
+// processes returns all processes of the replica so far.
 func (r *replica) processes() []Process {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]Process(nil), r.all...)
 }
 
-// printed is what all of them printed.
+// printed returns the output of all of them.
 func (r *replica) printed() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,8 +92,8 @@ func (r *replica) printed() string {
 	return r.output.String() + r.process.Output()
 }
 
-// seize is for a fault that is about to strike: nobody else strikes meanwhile.
-// It fails if somebody does or if the replica does not run.
+// seize reserves the replica for a fault: no other fault affects it meanwhile. It
+// fails if another one has reserved it, or if the replica does not run.
 func (r *replica) seize() (*vmtest.Process, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,7 +110,7 @@ func (r *replica) letGo() {
 	r.struck = false
 }
 
-// signal sends one to a process unless it has ended.
+// signal sends a signal to a process unless it has ended.
 func signal(p *vmtest.Process, s syscall.Signal) error {
 	if p.Over() {
 		return nil
@@ -121,7 +121,7 @@ func signal(p *vmtest.Process, s syscall.Signal) error {
 	return nil
 }
 
-// sleep ends early when ctx does.
+// sleep waits, and ends early when ctx does.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	// maxPause is the longest time that a user does nothing.
+	// maxPause is the longest time that a user is idle.
 	maxPause = 400 * time.Millisecond
-	// userLooks is the time from one look of a user to the next.
+	// userLooks is the time between a user's looks.
 	userLooks = 100 * time.Millisecond
-	// hasty is the share of wishes for whose end a user does not wait.
+	// hasty is the share of requests for whose completion a user does not wait.
 	hasty = 0.2
 )
 
-// book is what users asked for.
+// book records what users requested.
 type book struct {
 	mu    sync.Mutex
 	asked map[types.UID]Asked
@@ -45,7 +45,7 @@ func (b *book) note(uid types.UID, change func(*Asked)) {
 	b.asked[uid] = asked
 }
 
-// name finds the VirtualMachine of a server.
+// name returns the VirtualMachine of a server.
 func (b *book) name(uid types.UID) (string, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -53,7 +53,7 @@ func (b *book) name(uid types.UID) (string, bool) {
 	return asked.Name, ok
 }
 
-// user has one VirtualMachine of one name, again and again.
+// user creates, changes and deletes one VirtualMachine of one name, repeatedly.
 type user struct {
 	vms    typed.VirtualMachineInterface
 	book   *book
@@ -68,8 +68,8 @@ type user struct {
 	restarts, resizes int
 }
 
-// live goes on until stop is closed, then waits for what was asked for last. It
-// ends early with ctx.
+// live runs until stop is closed, then waits for the last request. It ends early
+// with ctx.
 func (u *user) live(ctx context.Context, stop <-chan struct{}) error {
 	for {
 		var err error
@@ -99,7 +99,7 @@ func over(stop <-chan struct{}) bool {
 	}
 }
 
-// create makes the VirtualMachine; who is hasty deletes it at once.
+// create creates the VirtualMachine; a hasty user deletes it at once.
 func (u *user) create(ctx context.Context) error {
 	b := vmtest.VM(u.name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
 	starts := 1
@@ -117,7 +117,7 @@ func (u *user) create(ctx context.Context) error {
 	return u.granted(ctx, starts)
 }
 
-// begin has the VirtualMachine there, to be started so many times.
+// begin creates the VirtualMachine, which is to be started so many times.
 func (u *user) begin(ctx context.Context, vm *api.VirtualMachine, starts int) error {
 	err := insist(ctx, func(ctx context.Context) (err error) {
 		u.vm, err = u.vms.Create(ctx, vm, metav1.CreateOptions{})
@@ -132,7 +132,7 @@ func (u *user) begin(ctx context.Context, vm *api.VirtualMachine, starts int) er
 	return err
 }
 
-// wish asks for one more thing of a VirtualMachine that is as was asked before.
+// wish requests one more change of a VirtualMachine that is as requested before.
 func (u *user) wish(ctx context.Context) error {
 	running := u.vm.Spec.Action == api.ActionActive
 	switch do := u.random.intn(20); {
@@ -150,7 +150,7 @@ func (u *user) wish(ctx context.Context) error {
 	return u.ask(ctx, 0, u.resize())
 }
 
-// resize asks for another size, of what takes no restart to change.
+// resize requests another size, of resources that need no restart to change.
 func (u *user) resize() func(*api.VirtualMachineSpec) {
 	if u.ofMachines {
 		u.resizes++
@@ -172,7 +172,7 @@ func (u *user) power(ctx context.Context, action api.Action) error {
 	return u.ask(ctx, starts, func(spec *api.VirtualMachineSpec) { spec.Action = action })
 }
 
-// offAndOn leaves no time to notice the first wish.
+// offAndOn requests a stop and a start, with no time to notice the first request.
 func (u *user) offAndOn(ctx context.Context) error {
 	u.book.note(u.vm.UID, func(a *Asked) { a.AtMost++ })
 	if err := u.edit(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
@@ -182,8 +182,8 @@ func (u *user) offAndOn(ctx context.Context) error {
 	return u.ask(ctx, 0, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionActive })
 }
 
-// restart asks for one, or for a second one before the first is done: then one is
-// enough.
+// restart requests a restart, or a second one before the first is done: then one
+// restart is enough.
 func (u *user) restart(ctx context.Context) error {
 	if u.random.often(hasty) {
 		u.book.note(u.vm.UID, func(a *Asked) { a.AtMost++ })
@@ -195,14 +195,14 @@ func (u *user) restart(ctx context.Context) error {
 	return u.ask(ctx, 1, u.setRestart())
 }
 
-// setRestart counts, since times in the API are of whole seconds.
+// setRestart counts up, because times in the API are whole seconds.
 func (u *user) setRestart() func(*api.VirtualMachineSpec) {
 	u.restarts++
 	at := metav1.Unix(int64(u.restarts), 0)
 	return func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at }
 }
 
-// ask changes the spec and waits until that is done, which starts the server so
+// ask changes the spec and waits until that is applied, which starts the server so
 // many times.
 func (u *user) ask(ctx context.Context, starts int, change func(*api.VirtualMachineSpec)) error {
 	u.book.note(u.vm.UID, func(a *Asked) { a.AtMost += starts })
@@ -212,7 +212,7 @@ func (u *user) ask(ctx context.Context, starts int, change func(*api.VirtualMach
 	return u.granted(ctx, starts)
 }
 
-// edit changes the spec. It can be done again when an answer was lost.
+// edit changes the spec. It can be repeated when an answer was lost.
 func (u *user) edit(ctx context.Context, change func(*api.VirtualMachineSpec)) error {
 	return insist(ctx, func(ctx context.Context) error {
 		now, err := u.vms.Get(ctx, u.name, metav1.GetOptions{})
@@ -228,7 +228,7 @@ func (u *user) edit(ctx context.Context, change func(*api.VirtualMachineSpec)) e
 	})
 }
 
-// tell writes down what was wished for.
+// tell records what was requested.
 func (u *user) tell(vm *api.VirtualMachine, err error) {
 	wish := fmt.Sprintf("%s: %v", time.Now().UTC().Format(time.StampMilli), err)
 	if err == nil {
@@ -252,10 +252,11 @@ func (u *user) granted(ctx context.Context, starts int) error {
 	return err
 }
 
-// delete waits until it is gone, for its name is to be used again. It deletes
-// what it has just read: without that, kube-apiserver removes an object at once
-// whose finalizer is added while it is being deleted (kubernetes/kubernetes
-// #77988), and its server is left to the orphan sweep.
+// delete deletes the VirtualMachine and waits until it is gone, because its name is
+// used again. It deletes the version that it has just read: without that
+// precondition, kube-apiserver removes an object at once if its finalizer is added
+// during the deletion (kubernetes/kubernetes #77988), and leaves its server to the
+// orphan sweep.
 func (u *user) delete(ctx context.Context) error {
 	uid := u.vm.UID
 	u.book.note(uid, func(a *Asked) { a.DeletedAt = time.Now() })
@@ -283,7 +284,7 @@ func (u *user) delete(ctx context.Context) error {
 	})
 }
 
-// await looks until check is content. Its error is what check said last.
+// await polls until check succeeds. Its error is the last result of check.
 func (u *user) await(ctx context.Context, check func(*api.VirtualMachine) error) error {
 	var last error
 	for ; ctx.Err() == nil; sleep(ctx, userLooks) {
@@ -298,7 +299,7 @@ func (u *user) await(ctx context.Context, check func(*api.VirtualMachine) error)
 	return fmt.Errorf("%w: %w", context.Cause(ctx), last)
 }
 
-// look returns nil for none.
+// look returns nil if there is no VirtualMachine.
 func (u *user) look(ctx context.Context) (*api.VirtualMachine, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -309,8 +310,9 @@ func (u *user) look(ctx context.Context) (*api.VirtualMachine, error) {
 	return vm, err
 }
 
-// insist does something again until it succeeds, for the API server may be down
-// and objects are written by others. What the API server finds invalid is final.
+// insist repeats an operation until it succeeds, because the API server may be down
+// and others write the objects too. An object that the API server finds invalid is a
+// final error.
 func insist(ctx context.Context, do func(context.Context) error) error {
 	for {
 		attempt, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -325,7 +327,8 @@ func insist(ctx context.Context, do func(context.Context) error) error {
 	}
 }
 
-// granted wants a VirtualMachine to be as its spec says, by its status.
+// granted returns an error unless a VirtualMachine is as its spec says, by its
+// status.
 func granted(vm *api.VirtualMachine) error {
 	phases := map[api.Action]api.Phase{
 		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,

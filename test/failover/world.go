@@ -30,15 +30,16 @@ const (
 	slowUsers = 4
 	// requestLimit is how long a replica's request for the Lease may take.
 	requestLimit = 250 * time.Millisecond
-	// calmWithin is how long all may take to be as users asked, after the last
-	// fault.
+	// calmWithin is how long it may take until all is as users requested, after the
+	// last fault.
 	calmWithin = 2 * time.Minute
-	// readPeriod is the time from one look at the journal to the next.
+	// readPeriod is the time between reads of the journal.
 	readPeriod = 5 * time.Millisecond
 )
 
-// latencies of the fake engine, one for each replica. A call that is halted in it
-// goes on at once, where one that is slow by a fault is likely to be cut.
+// latencies are those of the fake engine, one for each replica. A call that is
+// halted during its latency continues at once, while a call that a fault slows down
+// is likely to be cut.
 var latencies = []string{"20ms", "50ms", "200ms"}
 
 // world is a cluster, replicas, and users who keep them busy.
@@ -47,16 +48,16 @@ type world struct {
 	replicas []*replica
 	users    []*user
 	book     *book
-	// patience is how long all may take to be as users asked, after the last
-	// fault; 0 is for a world where that does not matter.
+	// patience is how long it may take until all is as users requested, after the
+	// last fault; 0 is for a world where that does not matter.
 	patience time.Duration
-	// dir has what is left of it: journal, logs and objects.
+	// dir contains what remains of it: journal, logs and objects.
 	dir, journal string
 	// engine is the folder of QEMU machines.
 	engine string
 }
 
-// newWorld has the fake engine, whose calls last long enough for faults to strike
+// newWorld uses the fake engine, whose calls last long enough for faults to occur
 // meanwhile.
 func newWorld(t testing.TB, binary, dir string, seed uint64) *world {
 	t.Helper()
@@ -91,7 +92,7 @@ func emptyWorld(t testing.TB, dir string) *world {
 	return w
 }
 
-// populate lets users move in.
+// populate adds replicas and users.
 func (w *world) populate(count int, seed uint64) {
 	for n := range count {
 		w.users = append(w.users, &user{
@@ -110,7 +111,7 @@ func (w *world) addReplica(t testing.TB, binary string, args ...string) {
 	})
 }
 
-// commonArgs have no orphan swept, so that none goes unnoticed.
+// commonArgs postpone the orphan sweep by a day, so that an orphan is noticed.
 func commonArgs(more ...string) []string {
 	return append(more,
 		"--orphan-grace=24h",
@@ -120,11 +121,11 @@ func commonArgs(more ...string) []string {
 	)
 }
 
-// weather strikes a world until it is satisfied, and tells of the faults.
+// weather injects faults into a world until it is satisfied, and returns them.
 type weather func(ctx context.Context, w *world) ([]Fault, error)
 
-// run lets users live in the world while faults strike, then waits until all is
-// as they asked, and gathers the evidence.
+// run lets users act while faults are injected, then waits until all is as they
+// requested, and collects the evidence.
 func (w *world) run(t testing.TB, strike weather) Evidence {
 	t.Helper()
 	begin := time.Now()
@@ -174,7 +175,7 @@ func complain(t testing.TB, err error) {
 	}
 }
 
-// gather takes down what there is in the end, before the replicas stop.
+// gather records the final state, before the replicas stop.
 func (w *world) gather(t testing.TB) Evidence {
 	t.Helper()
 	e := Evidence{Asked: w.book.asked, VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.Fakes(t)}
@@ -191,7 +192,7 @@ func (w *world) gather(t testing.TB) Evidence {
 	return e
 }
 
-// readJournal reads the whole lines from an offset on, and moves it.
+// readJournal reads the complete lines from an offset on, and moves the offset.
 func readJournal(path string, offset *int64) ([]journal.Entry, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -225,8 +226,8 @@ func readJournal(path string, offset *int64) ([]journal.Entry, error) {
 	return entries, nil
 }
 
-// record writes down what the VirtualMachines were, for people who look for the
-// cause of a violation.
+// record stores the states of the VirtualMachines, for people who look for the cause
+// of a violation.
 func (w *world) record(ctx context.Context) error {
 	f, err := os.Create(filepath.Join(w.dir, "objects"))
 	if err != nil {
@@ -251,8 +252,8 @@ func (w *world) record(ctx context.Context) error {
 	return f.Close()
 }
 
-// keepLogs leaves what the replicas printed beside the journal, which has to be
-// whole to prove anything.
+// keepLogs stores the replicas' output beside the journal, which must be complete to
+// prove anything.
 func (w *world) keepLogs(t testing.TB) {
 	t.Helper()
 	for _, r := range w.replicas {
@@ -272,7 +273,7 @@ func (w *world) leads() int {
 	return n
 }
 
-// lookout looks at each VirtualMachine as soon as its server is begun.
+// lookout reads each VirtualMachine as soon as its server is begun.
 type lookout struct {
 	*world
 	sights []Sight
@@ -283,7 +284,7 @@ func (l *lookout) keep(ctx context.Context) {
 	for ; ctx.Err() == nil; sleep(ctx, readPeriod) {
 		entries, err := readJournal(l.journal, &offset)
 		if err != nil {
-			continue // gather tells
+			continue // gather reports it
 		}
 		for _, entry := range entries {
 			if entry.Deed == journal.DeedCreate {

@@ -19,9 +19,9 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestDockerCreateWrites : the start of a container takes longer than what is
-// told by its result alone, so a creation may write the finalizer, what is under
-// way, and the result. For the fake driver TestWritesPerAction of
+// TestDockerCreateWrites counts writes. The start of a container takes longer than a
+// step that is reported only by its result, so a creation may write the finalizer,
+// the step in progress, and the result. For the fake driver TestWritesPerAction of
 // internal/controller counts exactly.
 func TestDockerCreateWrites(t *testing.T) {
 	t.Parallel()
@@ -53,9 +53,9 @@ const (
 	spareGoroutines = 20
 )
 
-// TestNoGoroutineStays : a controller has no more goroutines after 1,000 VMs
-// have come and gone than after the first 100. It keeps the machine so busy that
-// no other test should run beside it.
+// TestNoGoroutineStays checks that a controller has no more goroutines after
+// creating and deleting 1,000 VMs than after the first 100. It keeps the machine so
+// busy that no other test should run beside it.
 func TestNoGoroutineStays(t *testing.T) {
 	w := rig.Start(t)
 	address, err := bench.FreeAddress(t.Context())
@@ -76,7 +76,7 @@ func TestNoGoroutineStays(t *testing.T) {
 	})
 }
 
-// live has VMs come and go.
+// live creates and deletes VMs.
 func live(t *testing.T, w *rig.World, name string) {
 	t.Helper()
 	vms := w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)

@@ -23,8 +23,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestRetain : the released server runs on, renamed where that is how it is
-// marked, and no sweep touches it.
+// TestRetain checks that the released server continues to run, renamed where that
+// marks it, and that no sweep touches it.
 func TestRetain(t *testing.T) {
 	t.Parallel()
 	t.Run("docker", func(t *testing.T) {
@@ -52,8 +52,8 @@ func TestRetain(t *testing.T) {
 	})
 }
 
-// awaitDockerSweep returns when the sweep has removed a container that has only
-// just come to be nobody's, so that what was nobody's before was met twice.
+// awaitDockerSweep returns when the sweep has removed a container that has only just
+// lost its owner, so that the sweep has seen older orphans twice.
 func awaitDockerSweep(t *testing.T) {
 	t.Helper()
 	uid := uuid.NewUUID()
@@ -151,7 +151,8 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 	world.HasServers(t, vm, 1, time.Second)
 }
 
-// TestNamespaceOfTwentyVMs goes with all of its servers.
+// TestNamespaceOfTwentyVMs checks that a namespace is deleted with all of its
+// servers.
 func TestNamespaceOfTwentyVMs(t *testing.T) {
 	t.Parallel()
 	ns := world.Namespace(t)
@@ -173,8 +174,8 @@ func TestNamespaceOfTwentyVMs(t *testing.T) {
 	}
 }
 
-// TestNamesake : a VM of the same name, made as soon as the first one is gone,
-// is another one.
+// TestNamesake checks that a VM of the same name, created as soon as the first one
+// is gone, is a different VM.
 func TestNamesake(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
@@ -193,8 +194,8 @@ func TestNamesake(t *testing.T) {
 	}
 }
 
-// TestNoForeignContainerIsTouched : what lacks this cluster's id is nobody's
-// business, whatever else it carries.
+// TestNoForeignContainerIsTouched checks that Drover does not touch a container
+// without this cluster's id, whatever else it carries.
 func TestNoForeignContainerIsTouched(t *testing.T) {
 	t.Parallel()
 	uid := string(uuid.NewUUID())

@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// hand does to a VM's server what the guest or a person does.
+// hand does to a VM's server what the guest or a user does.
 type hand func(*testing.T, *api.VirtualMachine)
 
 func dockerHand(do func(context.Context, *client.Client, string) error) hand {
@@ -132,8 +132,8 @@ func checkOutcome(t *testing.T, before *api.VirtualMachine, want outcome) {
 	world.HasServers(t, after, 1, time.Second)
 }
 
-// TestRemovedByHandIsBack on either engine, which both tell of it: the next list
-// is far away.
+// TestRemovedByHandIsBack runs on both engines, which both report the removal: the
+// next list is far away.
 func TestRemovedByHandIsBack(t *testing.T) {
 	t.Parallel()
 	ns := world.Namespace(t)
@@ -161,7 +161,8 @@ func removeAndAwait(t *testing.T, vm *api.VirtualMachine, driver string) time.Du
 	return time.Since(begin)
 }
 
-// TestRenamedByHand is harmless: a container is found by its labels.
+// TestRenamedByHand checks that a new name is harmless: Drover finds a container by
+// its labels.
 func TestRenamedByHand(t *testing.T) {
 	t.Parallel()
 	vm := world.Active(t, small("vm", world.Namespace(t), "docker"))
@@ -199,7 +200,8 @@ func TestResizedByHand(t *testing.T) {
 	})
 }
 
-// TestDuplicate : two servers of one UID are told of and neither is touched.
+// TestDuplicate checks that two servers of one UID are reported and neither is
+// touched.
 func TestDuplicate(t *testing.T) {
 	t.Parallel()
 	vm := world.Active(t, small("vm", world.Namespace(t), "docker"))

@@ -16,8 +16,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// Images that cannot be had: nothing listens there, and one that nobody asks
-// for anywhere.
+// Images that cannot be fetched: at one address nothing listens, and no server is
+// asked for the other.
 const (
 	unreachable = "127.0.0.1:1/missing:latest"
 	absent      = "drover-test-absent:latest"
@@ -28,9 +28,9 @@ func failing(name, ns, image string, policy api.PullPolicy) *vmtest.Builder {
 	return b.Spec(func(s *api.VirtualMachineSpec) { s.Image.PullPolicy = policy })
 }
 
-// TestMissingImage : the engine's reason is told, tries come ever later, and
-// every write of the status says something new. Eight tries in three minutes
-// are counted beside the controller, with a clock that runs faster.
+// TestMissingImage checks that the engine's reason is reported, that tries become
+// rarer, and that every status write reports something new. Another test beside the
+// controller counts eight tries in three minutes, with a clock that runs faster.
 func TestMissingImage(t *testing.T) {
 	ns := world.Namespace(t)
 	for name, tc := range map[string]struct {
@@ -112,7 +112,8 @@ func TestDeletingWhatFails(t *testing.T) {
 	}
 }
 
-// TestMoreCPUsThanTheHostHas says what is needed and what there is.
+// TestMoreCPUsThanTheHostHas checks that the message has the needed and the
+// available CPUs.
 func TestMoreCPUsThanTheHostHas(t *testing.T) {
 	t.Parallel()
 	vm := world.Create(t, vmtest.VM("vm").Namespace(world.Namespace(t)).Resource(api.ResourceCPU, "4000"))

@@ -20,8 +20,8 @@ func manifest(name, spec string) string {
 	return fmt.Sprintf("{apiVersion: cloudnative.tw/v1alpha1, kind: VirtualMachine, metadata: {name: %s}, spec: %s}", name, spec)
 }
 
-// TestBadInput : a user of kubectl is told the field, the value and what is
-// allowed. All rules are tested beside the CRD, in config/crd.
+// TestBadInput checks that errors shown to a user of kubectl have the field, the
+// value and what is allowed. Tests beside the CRD, in config/crd, cover all rules.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	ns := world.Namespace(t)
@@ -102,8 +102,8 @@ func TestDriverCannotBeChanged(t *testing.T) {
 	}
 }
 
-// TestNamesThatLookAlike : the namespaces b-c and c are there for the names
-// that would be the same if both parts were joined by a dash.
+// TestNamesThatLookAlike uses the namespaces b-c and c for names that would be equal
+// if both parts were joined by a dash.
 func TestNamesThatLookAlike(t *testing.T) {
 	t.Parallel()
 	world.NamedNamespace(t, "c")
@@ -133,8 +133,8 @@ func TestNamesThatLookAlike(t *testing.T) {
 	}
 }
 
-// TestNameConflict : a container that is not Drover's has the name that the
-// server would get. It is left alone.
+// TestNameConflict checks that Drover does not touch a container that is not its own
+// and has the name that the server would get.
 func TestNameConflict(t *testing.T) {
 	t.Parallel()
 	for name, labels := range map[string]map[string]string{

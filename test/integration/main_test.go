@@ -1,12 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package integration tests the main job end to end on real parts: a user
-// applies a VirtualMachine to a real kube-apiserver and a server runs for it, is
-// reported, kept and removed.
+// Package integration tests the main task end to end on real components: a user
+// applies a VirtualMachine to a real kube-apiserver, and a server runs for it, is
+// reported, maintained and removed.
 //
 // Most tests share a cluster and a controller, with namespaces of their own.
-// What goes wrong around Drover is for test/outage.
+// test/outage tests failures around Drover.
 package integration
 
 import (
@@ -18,10 +18,10 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// world has one controller for all tests. Its orphan sweep is as quick as it
-// can be, so that all tests would notice if it touched what it must not. It does
-// not list the engines but when it starts, so that what is done by hand is seen
-// because the engines tell of it.
+// world has one controller for all tests. Its orphan sweep is as quick as possible,
+// so that all tests would notice if it touched other servers. It lists the engines
+// only when it starts, so that manual changes are detected only through the engines'
+// events.
 var world *rig.World
 
 func TestMain(m *testing.M) { os.Exit(rig.Main(m, startWorld)) }

@@ -22,8 +22,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestManifest applies the manifest of the documentation, verbatim, with
-// kubectl and looks at all that becomes of it.
+// TestManifest applies the manifest of the documentation, verbatim, with kubectl and
+// checks all of its results.
 func TestManifest(t *testing.T) {
 	manifest, err := os.ReadFile("../../examples/test-vm.yaml")
 	if err != nil {
@@ -57,8 +57,8 @@ func getVM(t *testing.T, ns, name string) *api.VirtualMachine {
 	return vm
 }
 
-// checkPhases : Creating is shown or not, by how long it takes, and nothing
-// else comes before Active.
+// checkPhases checks that nothing but Creating comes before Active; a quick creation
+// does not show Creating.
 func checkPhases(t *testing.T, all []*api.VirtualMachine) {
 	var phases []api.Phase
 	for _, vm := range all {
@@ -166,8 +166,8 @@ func checkKubectlGet(t *testing.T, ns string) {
 // plus 5 s.
 const columnWithin = 7 * time.Second
 
-// checkLoad puts the guest under load. A machine that others keep busy may leave
-// it no CPU for a while, so it has three tries, and the mark is low.
+// checkLoad puts the guest under load. On a machine that others keep busy the guest
+// may get no CPU for a while, so it has three tries, and the threshold is low.
 func checkLoad(t *testing.T, vm *api.VirtualMachine) {
 	world.Await(t, vm, rig.Soon, usage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
 	rig.AskGuest(t, vm, "/memory?bytes=400000000")

@@ -86,7 +86,7 @@ func TestCreatedInAnyPowerState(t *testing.T) {
 	}
 }
 
-// TestRestartedAt : a change restarts once, and a value that is there at
+// TestRestartedAt checks that a change restarts once, and that a value present at
 // creation does not.
 func TestRestartedAt(t *testing.T) {
 	t.Parallel()
@@ -107,7 +107,7 @@ func TestRestartedAt(t *testing.T) {
 				}
 				return nil
 			})
-			// One more change of the spec has it looked at once more.
+			// Another change of the spec makes the controller look again.
 			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceMemory] = quantity("40M") })
 			vm = world.Await(t, vm, rig.Soon, rig.Active)
 			if n := starts(history.Until(t, vm)); n != 2 || vm.Status.RestartCount != 1 || vm.Status.Server.ID != before.Status.Server.ID {
@@ -117,7 +117,7 @@ func TestRestartedAt(t *testing.T) {
 	}
 }
 
-// starts counts the start times that were told.
+// starts counts the reported start times.
 func starts(all []*api.VirtualMachine) int {
 	var times []string
 	for _, vm := range all {
@@ -165,7 +165,8 @@ func checkSize(t *testing.T, vm *api.VirtualMachine, driver string) {
 	}
 }
 
-// TestChangeThatNeedsARestart waits for one and tells so meanwhile.
+// TestChangeThatNeedsARestart checks that such a change waits for a restart and that
+// the status reports it meanwhile.
 func TestChangeThatNeedsARestart(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
@@ -190,8 +191,8 @@ func TestChangeThatNeedsARestart(t *testing.T) {
 	}
 }
 
-// TestStubbornGuest ignores the request to stop, and is made to when its grace
-// period is over, not before.
+// TestStubbornGuest has a guest that ignores the request to stop, and is stopped by
+// force when its grace period is over, not before.
 func TestStubbornGuest(t *testing.T) {
 	t.Parallel()
 	const grace, defaultGrace = 3 * time.Second, 30 * time.Second
@@ -229,8 +230,8 @@ func TestStubbornGuest(t *testing.T) {
 	})
 }
 
-// TestReadyIsOfTheLatestSpec : kubectl wait right after a change waits for the
-// change, and no version of the object calls itself ready before.
+// TestReadyIsOfTheLatestSpec checks that kubectl wait right after a change waits for
+// the change, and that no version of the object is reported ready before.
 func TestReadyIsOfTheLatestSpec(t *testing.T) {
 	t.Parallel()
 	vm := world.Active(t, small("vm", world.Namespace(t), "docker").Image(vmtest.GuestStubborn).Grace(2))
@@ -255,7 +256,7 @@ func asSpecified(vm *api.VirtualMachine) bool {
 	return vm.Status.Phase == map[api.Action]api.Phase{api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped}[vm.Spec.Action]
 }
 
-// TestReadinessProbe : Ready only once the port answers.
+// TestReadinessProbe checks that a VM becomes Ready only once the port answers.
 func TestReadinessProbe(t *testing.T) {
 	t.Parallel()
 	vm := world.Create(t, small("vm", world.Namespace(t), "docker").Probe(81))
@@ -270,7 +271,7 @@ func TestReadinessProbe(t *testing.T) {
 	world.Await(t, vm, rig.Soon, rig.Active)
 }
 
-// TestPorts are published, and one that is taken is told of.
+// TestPorts checks that ports are published, and that a taken one is reported.
 func TestPorts(t *testing.T) {
 	t.Parallel()
 	ns := world.Namespace(t)

@@ -74,13 +74,13 @@ func (m *machines) linux(t *testing.T) *vmtest.Builder {
 		})
 }
 
-// told is what the guest tells of itself.
+// told is the guest's report about itself.
 type told struct {
 	Boots int
 	Seed  map[string]string
 }
 
-// ask asks the guest once, where its status says that it is reached.
+// ask queries the guest once, at the address in its status.
 func ask(t *testing.T, vm *api.VirtualMachine) told {
 	t.Helper()
 	if len(vm.Status.Addresses) != 1 || len(vm.Status.Ports) != 1 {
@@ -110,8 +110,8 @@ func ask(t *testing.T, vm *api.VirtualMachine) told {
 }
 
 // TestMachine takes a real machine through its life: it is ready when its guest
-// answers, outlives the controller, is powered off by its power button, boots
-// again with its disk, and leaves nothing.
+// answers, outlives the controller, is powered off by its power button, boots again
+// with its disk, and leaves nothing behind.
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	m := newMachines(t)
@@ -149,8 +149,8 @@ func awaitsProbe(vm *api.VirtualMachine) bool {
 	) == nil
 }
 
-// outlivesController : the next controller finds the same process, and the same
-// way to reach it.
+// outlivesController checks that the next controller finds the same process, and the
+// same address to reach it.
 func (m *machines) outlivesController(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
 	before := rig.Machines(t, vm.UID)
@@ -169,7 +169,7 @@ func (m *machines) outlivesController(t *testing.T, vm *api.VirtualMachine) {
 	}
 }
 
-// printed wants a text on the guest's console.
+// printed requires a text on the guest's console.
 func (m *machines) printed(t *testing.T, vm *api.VirtualMachine, text string) {
 	t.Helper()
 	log, err := os.ReadFile(filepath.Join(m.dir, "vms", string(vm.UID), "serial.log"))
@@ -193,8 +193,8 @@ func (m *machines) leavesNothing(t *testing.T, vm *api.VirtualMachine) {
 	})
 }
 
-// TestQEMUStopEndsDownloads : a controller that stops takes its downloads with it,
-// and what came of them.
+// TestQEMUStopEndsDownloads checks that a stopping controller ends its downloads and
+// removes their partial results.
 func TestQEMUStopEndsDownloads(t *testing.T) {
 	begun := make(chan struct{}, 1)
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -23,8 +23,8 @@ import (
 // hidden is what must not be seen, without anything that an encoding escapes.
 const hidden = "Xyzzy42PlughTheSecret"
 
-// TestSecretsAreSeenNowhere : not in an object but the Secret, in an event, in
-// a file, on a command line or in a log at its most talkative.
+// TestSecretsAreSeenNowhere checks objects other than the Secret, events, files,
+// command lines and logs at their highest verbosity.
 func TestSecretsAreSeenNowhere(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)

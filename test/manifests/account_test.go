@@ -27,8 +27,8 @@ import (
 
 const account = "drover-controller"
 
-// TestControllerWithItsRights runs the controller under the very ServiceAccount
-// of the manifests, and takes a VM through its life.
+// TestControllerWithItsRights runs the controller under the ServiceAccount of the
+// manifests, and takes a VM through its life.
 func TestControllerWithItsRights(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -52,7 +52,8 @@ func TestControllerWithItsRights(t *testing.T) {
 	if w.Fake(t, vm.UID) != nil {
 		t.Error("the server is still there")
 	}
-	// It is allowed all that it has tried, however quietly it would go on.
+	// All that it has tried is allowed, even where it would continue quietly after a
+	// refusal.
 	if strings.Contains(controller.Output(), "forbidden") {
 		t.Error("something was forbidden")
 	}
@@ -60,8 +61,8 @@ func TestControllerWithItsRights(t *testing.T) {
 	controller.MustStop()
 }
 
-// secretsByNamespace : a Secret is read where the controller was bound, and
-// elsewhere the VM says who may not read what, until that is mended.
+// secretsByNamespace checks that a Secret is read where the controller was bound,
+// and that elsewhere the VM says who may not read what, until that is corrected.
 func secretsByNamespace(t *testing.T, w *rig.World) {
 	bound, unbound := w.Namespace(t), w.Namespace(t)
 	bindSecrets(t, w, bound)
@@ -87,7 +88,7 @@ func secretsByNamespace(t *testing.T, w *rig.World) {
 	w.Await(t, refused, rig.Soon, rig.Active)
 }
 
-// bindSecrets does what docs/cluster.md tells people to do.
+// bindSecrets does what docs/cluster.md instructs users to do.
 func bindSecrets(t *testing.T, w *rig.World, ns string) {
 	t.Helper()
 	kubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
@@ -114,8 +115,8 @@ func waitForRights(t *testing.T, w *rig.World, ns string) {
 
 func fakeVM(name string) *vmtest.Builder { return vmtest.VM(name).Driver("fake").Grace(5) }
 
-// spawn starts a controller that has the ServiceAccount's token and nothing
-// else, with the flags of the Deployment that are about rights.
+// spawn starts a controller that has only the ServiceAccount's token, with those
+// flags of the Deployment that concern rights.
 func spawn(t *testing.T, w *rig.World, args ...string) *rig.Child {
 	t.Helper()
 	as := &rig.World{

@@ -19,7 +19,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// startCluster starts one that serves Deployments too. Nothing runs their pods.
+// startCluster starts a cluster that serves Deployments too. Nothing runs their
+// pods.
 func startCluster(t *testing.T) (*vmtest.Cluster, kubernetes.Interface) {
 	t.Helper()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{Args: []string{"--all-apis"}})
@@ -35,8 +36,8 @@ func clientOf(t *testing.T, c *vmtest.Cluster) kubernetes.Interface {
 	return kube
 }
 
-// noWarnings : the API server warns of what it would refuse elsewhere, such as
-// a pod that is not restricted.
+// noWarnings fails the test on warnings: the API server warns of what it would
+// refuse elsewhere, such as a pod that is not restricted.
 func noWarnings(t *testing.T, stderr string) {
 	t.Helper()
 	for line := range strings.Lines(stderr) {
@@ -72,7 +73,7 @@ func TestConfigApplies(t *testing.T) {
 	}
 }
 
-// isInstalled looks for what no cluster lacks that Drover was installed in.
+// isInstalled checks for the objects that every installation of Drover has.
 func isInstalled(t *testing.T, kube kubernetes.Interface, ns string) {
 	t.Helper()
 	get := metav1.GetOptions{}
@@ -98,7 +99,7 @@ func expect(t *testing.T, err error) {
 	}
 }
 
-// podOf makes the pod that the Deployment would.
+// podOf returns the pod that the Deployment would create.
 func podOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
 	t.Helper()
 	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", metav1.GetOptions{})
@@ -111,7 +112,7 @@ func podOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
 	return pod
 }
 
-// tryPod has the API server admit a pod, or refuse it with a text.
+// tryPod makes the API server admit a pod, or refuse it with a text.
 func tryPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal string) {
 	t.Helper()
 	opts := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
@@ -147,7 +148,8 @@ func TestChartInstalls(t *testing.T) {
 	uninstallKeepsVMs(t, c, kube)
 }
 
-// uninstallKeepsVMs : the CRD stays, or every VM would go with it.
+// uninstallKeepsVMs checks that the CRD stays; otherwise every VM would be deleted
+// with it.
 func uninstallKeepsVMs(t *testing.T, c *vmtest.Cluster, kube kubernetes.Interface) {
 	t.Helper()
 	all, err := versioned.NewForConfig(c.Config)
@@ -169,8 +171,8 @@ func uninstallKeepsVMs(t *testing.T, c *vmtest.Cluster, kube kubernetes.Interfac
 	}
 }
 
-// TestStaticPodApplies : the pod is admitted, and the token that its kubeconfig
-// gets is the controller's.
+// TestStaticPodApplies checks that the pod is admitted, and that the token for its
+// kubeconfig is the controller's.
 func TestStaticPodApplies(t *testing.T) {
 	t.Parallel()
 	c, kube := startCluster(t)
@@ -190,7 +192,7 @@ func TestStaticPodApplies(t *testing.T) {
 	}
 }
 
-// awaitDefaultAccount waits for the account that pods have unasked.
+// awaitDefaultAccount waits for the account that pods get by default.
 func awaitDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 	t.Helper()
 	vmtest.Eventually(t, rig.Soon, "the default ServiceAccount", func() error {

@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestAnOlderCRDIsRefused by a controller, which names what is missing, until the
-// CRD is upgraded.
+// TestAnOlderCRDIsRefused checks that a controller refuses an older CRD and names
+// what is missing, until the CRD is upgraded.
 func TestAnOlderCRDIsRefused(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)

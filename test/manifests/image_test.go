@@ -21,8 +21,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestImage runs the container image as a kubelet runs the Deployment's: as
-// nobody, without capabilities, on a root file system that is read-only.
+// TestImage runs the container image as a kubelet runs the Deployment's: as an
+// unprivileged user, without capabilities, on a read-only root file system.
 func TestImage(t *testing.T) {
 	t.Parallel()
 	docker := vmtest.Docker(t)
@@ -76,7 +76,8 @@ func loadImage(t *testing.T, docker *client.Client) string {
 
 func runImage(t *testing.T, docker *client.Client, image, kubeconfig string) string {
 	t.Helper()
-	// Nobody in the container is nobody on the host, who must find the file.
+	// The container's user is unprivileged on the host too, and must be able to find
+	// the file.
 	if err := os.Chmod(kubeconfig, 0o644); err != nil {
 		t.Fatal(err)
 	}

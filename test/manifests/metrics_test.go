@@ -23,7 +23,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestFlagsExist : a pod with a flag that the program lacks would never start.
+// TestFlagsExist checks that the program has the pod's flags: a pod with an unknown
+// flag would never start.
 func TestFlagsExist(t *testing.T) {
 	all := "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics,extraArgs={--threads=4}"
 	for name, render := range map[string]func() *unstructured.Unstructured{
@@ -59,7 +60,7 @@ func readPod(t *testing.T) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"template": pod.Object}}}
 }
 
-// TestMetricsNeedPermission : a token that is allowed to, and HTTPS.
+// TestMetricsNeedPermission checks that metrics need an authorised token and HTTPS.
 func TestMetricsNeedPermission(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -73,7 +74,7 @@ func TestMetricsNeedPermission(t *testing.T) {
 	answers(t, "https://"+addr, scraper, http.StatusOK, "drover_")
 	answers(t, "https://"+addr, stranger, http.StatusForbidden, "stranger")
 	answers(t, "https://"+addr, "", http.StatusUnauthorized, "")
-	// So controller-runtime answers to a token that nobody has.
+	// controller-runtime answers in this way to an invalid token.
 	answers(t, "https://"+addr, "no token at all", http.StatusInternalServerError, "Authentication failed")
 	// What answers to HTTP here is an error, or the line cut.
 	if code, body, err := ask(t, "http://"+addr, scraper); err == nil && code != http.StatusBadRequest {
@@ -91,8 +92,8 @@ func newAccount(t *testing.T, w *rig.World, name string) string {
 	return tokenFor(t, w.Kube, name)
 }
 
-// answers asks for metrics until the answer is the expected one: the program
-// takes a moment to start, and keeps a refusal in mind for half a minute.
+// answers requests metrics until the answer is the expected one: the program takes a
+// moment to start, and caches a refusal for half a minute.
 func answers(t *testing.T, url, token string, code int, text string) {
 	t.Helper()
 	vmtest.Eventually(t, 2*rig.Soon, fmt.Sprintf("%s answers %d", url, code), func() error {

@@ -20,8 +20,8 @@ var update = flag.Bool("update", false, "write the golden file anew")
 
 const golden = "testdata/rbac.yaml"
 
-// TestRBAC : the kustomizations and the chart give the same rights, and those
-// that a person has looked at.
+// TestRBAC checks that the kustomizations and the chart give the same rights, and
+// that these are the reviewed ones.
 func TestRBAC(t *testing.T) {
 	if *update {
 		if err := os.WriteFile(golden, []byte(rights(t, kustomize(t, "default"))), 0o644); err != nil {
@@ -45,8 +45,8 @@ func TestRBAC(t *testing.T) {
 	}
 }
 
-// TestChartBindsSecretNamespaces : by a RoleBinding in each, and nothing else
-// changes.
+// TestChartBindsSecretNamespaces checks that the chart adds a RoleBinding in each
+// namespace and changes nothing else.
 func TestChartBindsSecretNamespaces(t *testing.T) {
 	plain := rights(t, template(t))
 	bound := rights(t, template(t, "--set", "secretNamespaces={blue,green}"))
@@ -65,7 +65,8 @@ func TestChartBindsSecretNamespaces(t *testing.T) {
 	}
 }
 
-// TestChartRunsTheSamePod as config/default, with the same CRD.
+// TestChartRunsTheSamePod checks that the chart has the same pod and the same CRD as
+// config/default.
 func TestChartRunsTheSamePod(t *testing.T) {
 	fromConfig, fromChart := kustomize(t, "default"), template(t)
 	a, b := find(t, fromConfig, "Deployment"), find(t, fromChart, "Deployment")
@@ -93,8 +94,7 @@ func same(t *testing.T, what string, a, b any) {
 	}
 }
 
-// rights are all objects that give rights, without what labels them, in one
-// order.
+// rights returns all objects that give rights, without their labels, in one order.
 func rights(t *testing.T, all []*unstructured.Unstructured) string {
 	t.Helper()
 	kinds := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}

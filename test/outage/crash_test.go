@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestDeletionWaitsForTheController : without one, the object and the server
-// stay; with one, both go.
+// TestDeletionWaitsForTheController checks that the object and the server stay
+// without a controller, and that both are removed once one runs.
 func TestDeletionWaitsForTheController(t *testing.T) {
 	w := rig.Start(t)
 	controller := w.Run(t)
@@ -42,8 +42,8 @@ func TestDeletionWaitsForTheController(t *testing.T) {
 	}
 }
 
-// TestCrashBeforeTheCreation : the finalizer and the binding are written, the
-// server is not made, and the next controller has another default driver.
+// TestCrashBeforeTheCreation starts with a finalizer and a binding but no server,
+// and a next controller with another default driver.
 func TestCrashBeforeTheCreation(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -63,8 +63,8 @@ func TestCrashBeforeTheCreation(t *testing.T) {
 	w.HasServers(t, vm, 1, time.Second)
 }
 
-// TestBoundAndNeverCreated is the same the other way round: what a controller
-// that crashed has left is written by hand.
+// TestBoundAndNeverCreated is the reverse case: the test itself writes what a
+// crashed controller has left.
 func TestBoundAndNeverCreated(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -88,8 +88,8 @@ func bound(to string) rig.Check {
 	}
 }
 
-// TestRestartIsNotRepeated by controllers that come after, whenever the first
-// one was killed.
+// TestRestartIsNotRepeated checks that later controllers do not repeat a restart,
+// whenever the first one was killed.
 func TestRestartIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -120,7 +120,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 	}
 }
 
-// storm is a user who is busy while the controller is killed again and again.
+// storm is a user who is active while the controller is killed repeatedly.
 type storm struct {
 	w      *rig.World
 	driver string
@@ -129,8 +129,9 @@ type storm struct {
 	vms    map[types.UID]*api.VirtualMachine
 }
 
-// TestKillStorms : however a controller is killed while users create, change
-// and delete VMs, in the end every VM has one server, and no server lacks one.
+// TestKillStorms checks that, however a controller is killed while users create,
+// change and delete VMs, in the end every VM has one server and every server has a
+// VM.
 func TestKillStorms(t *testing.T) {
 	t.Parallel()
 	for name, rounds := range map[string]int{"fake": 15, "docker": 6} {
@@ -163,7 +164,7 @@ func (s *storm) rage(t *testing.T, until time.Time) {
 	}
 }
 
-// meddle does one thing that a user may do.
+// meddle makes one change that a user may make.
 func (s *storm) meddle(t *testing.T) {
 	t.Helper()
 	vm := s.any()

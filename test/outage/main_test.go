@@ -34,7 +34,7 @@ func small(name, driver string) *vmtest.Builder {
 
 func quantity(text string) resource.Quantity { return resource.MustParse(text) }
 
-// sameServer wants the server that a VM had before, never started again.
+// sameServer requires the server that a VM had before, never started again.
 func sameServer(before *api.VirtualMachine) rig.Check {
 	return func(vm *api.VirtualMachine) error {
 		if vm.Status.Server == nil || vm.Status.Server.ID != before.Status.Server.ID || vm.Status.RestartCount != before.Status.RestartCount {

@@ -42,8 +42,8 @@ func other(driver string) string {
 	return "fake"
 }
 
-// TestOutage : the VMs of an engine that is stopped become Unknown, those of
-// the other one go on, and all is as before when it returns.
+// TestOutage checks that the VMs of a stopped engine become Unknown, that those of
+// the other engine continue, and that all is as before when it returns.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
@@ -80,7 +80,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestShortOutageIsNotShown, and neither is a restart of the controller.
+// TestShortOutageIsNotShown checks that the status shows neither a short outage nor
+// a restart of the controller.
 func TestShortOutageIsNotShown(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -111,10 +112,10 @@ func TestShortOutageIsNotShown(t *testing.T) {
 	}
 }
 
-// shownAfter is how long an outage lasts before VMs are shown to be Unknown.
+// shownAfter is how long an outage lasts before VMs become Unknown.
 const shownAfter = 5 * time.Second
 
-// outage cuts a controller's way to the engine, and returns for how long it was
+// outage cuts a controller's connection to the engine, and returns how long it was
 // cut at most.
 func outage(t *testing.T, w *rig.World, proxy *vmtest.Proxy, controller *rig.Child, vm *api.VirtualMachine) time.Duration {
 	t.Helper()
@@ -126,14 +127,15 @@ func outage(t *testing.T, w *rig.World, proxy *vmtest.Proxy, controller *rig.Chi
 	return time.Since(begin)
 }
 
-// edited changes the CPU and waits until that is done.
+// edited changes the CPU and waits until that is applied.
 func edited(t *testing.T, w *rig.World, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
 	t.Helper()
 	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = quantity(cpu) })
 	return w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
 }
 
-// TestDeletionWithTheEngineDown waits, says why, and ends when it returns.
+// TestDeletionWithTheEngineDown checks that a deletion waits, says why, and
+// completes when the engine returns.
 func TestDeletionWithTheEngineDown(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
@@ -163,7 +165,8 @@ func TestDeletionWithTheEngineDown(t *testing.T) {
 	}
 }
 
-// TestAnotherEngineAnswers : it proves nothing about a server on the first one.
+// TestAnotherEngineAnswers checks that another engine's answer proves nothing about
+// a server on the first one.
 func TestAnotherEngineAnswers(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -195,8 +198,8 @@ func TestAnotherEngineAnswers(t *testing.T) {
 	}
 }
 
-// TestDeletionWhileCreating ends soon, and nothing is left, however the
-// creation goes on.
+// TestDeletionWhileCreating checks that such a deletion ends soon and leaves
+// nothing, whatever becomes of the creation.
 func TestDeletionWhileCreating(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -226,7 +229,8 @@ invalid: {failCreate: 1000000, kind: invalid}
 	}
 }
 
-// TestAnswerThatGotLost : the engine did it and nobody heard. It is done once.
+// TestAnswerThatGotLost checks that a change which the engine made, but whose answer
+// was lost, is made once.
 func TestAnswerThatGotLost(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)

@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// abandon has the VM go and leave its server: the finalizer is removed by hand.
+// abandon deletes the VM and leaves its server: it removes the finalizer by hand.
 func abandon(t *testing.T, w *rig.World, vm *api.VirtualMachine) {
 	t.Helper()
 	w.Delete(t, vm)
@@ -30,8 +30,8 @@ func abandon(t *testing.T, w *rig.World, vm *api.VirtualMachine) {
 	w.AwaitGone(t, vm, rig.Soon)
 }
 
-// TestOrphan : a server whose VM went without Drover is removed after the grace
-// period, by whichever engine runs it, and an event tells.
+// TestOrphan checks that a server whose VM was removed without Drover is removed
+// after the grace period, on every engine, and that an event reports it.
 func TestOrphan(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
@@ -59,7 +59,7 @@ func TestOrphan(t *testing.T) {
 	}
 }
 
-// TestOrphanPolicyReport leaves it, and tells.
+// TestOrphanPolicyReport checks that the policy keeps the server and reports it.
 func TestOrphanPolicyReport(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -81,8 +81,8 @@ func plant(t *testing.T, w *rig.World, n int) {
 	}
 }
 
-// TestSweepFreezes when suspiciously many servers look orphaned, until a person
-// allows it.
+// TestSweepFreezes checks that the sweep freezes when suspiciously many servers look
+// orphaned, until a person allows it.
 func TestSweepFreezes(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
@@ -148,8 +148,8 @@ func metrics(t *testing.T, address string) rig.Metrics {
 	return page
 }
 
-// TestTwoInstallations on the same engines : neither touches the other's
-// servers, its sweeps included.
+// TestTwoInstallations checks that of two installations on the same engines neither
+// touches the other's servers, sweeps included.
 func TestTwoInstallations(t *testing.T) {
 	t.Parallel()
 	one, two := rig.Start(t), rig.Start(t)

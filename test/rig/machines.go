@@ -36,9 +36,9 @@ func Machines(t testing.TB, uid types.UID) []int {
 	return pids
 }
 
-// EndMachines has the machines below a folder end with the test, if it fails to.
-// It has to be called before a controller is started: what is cleaned up later
-// is so after that has stopped, which would start a machine again.
+// EndMachines ends the machines below a folder with the test, if it fails to. Call
+// it before starting a controller: cleanups run in reverse order, and a controller
+// that still runs would start a machine again.
 func EndMachines(t testing.TB, dir string) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -63,7 +63,7 @@ func FilesOf(t testing.TB, dir string, uid types.UID) []string {
 		if strings.Contains(path, string(uid)) {
 			found = append(found, path)
 		}
-		if os.IsNotExist(err) { // removed in front of our eyes
+		if os.IsNotExist(err) { // removed concurrently
 			return nil
 		}
 		return err

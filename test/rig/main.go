@@ -17,16 +17,16 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// asController has a test program be a controller.
+// asController makes a test program run as a controller.
 const asController = "DROVER_TEST_AS_CONTROLLER"
 
 // atOnce is how many tests run at a time: they wait most of the time, so they
 // can be more than there are CPUs.
 const atOnce = "6"
 
-// Main runs a package's tests. It belongs into every TestMain that uses this
-// package, since it also makes the test program a controller where a test wants
-// one in a process of its own. before, if any, is run first.
+// Main runs a package's tests. Every TestMain that uses this package must call it,
+// because it also makes the test program a controller where a test needs one in a
+// process of its own. before, if any, runs first.
 func Main(m *testing.M, before func() (after func() error, err error)) int {
 	if os.Getenv(asController) != "" {
 		return controllerMain()

@@ -26,7 +26,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// Containers returns the containers that carry a UID, of whatever cluster.
+// Containers returns the containers that carry a UID, of any cluster.
 func Containers(t testing.TB, uid types.UID) []container.Summary {
 	t.Helper()
 	return list(t, docker.LabelUID+"="+string(uid))
@@ -86,7 +86,7 @@ func RunForeign(t testing.TB, name string, labels map[string]string) (id string)
 	return made.ID
 }
 
-// RemoveContainer removes a container, if it is there, as a person does.
+// RemoveContainer removes a container, if it exists, as a user does.
 func RemoveContainer(t testing.TB, id string) {
 	t.Helper()
 	_, err := vmtest.Docker(t).ContainerRemove(context.WithoutCancel(t.Context()), id, client.ContainerRemoveOptions{Force: true})
@@ -119,7 +119,7 @@ func (w *World) recordPath(uid types.UID) string {
 	return filepath.Join(w.FakeDir, string(uid)+".json")
 }
 
-// Fake reads a fake server, nil if there is none.
+// Fake reads a fake server; it is nil if there is none.
 func (w *World) Fake(t testing.TB, uid types.UID) *fake.Record {
 	t.Helper()
 	return readRecord(t, w.recordPath(uid))

@@ -25,8 +25,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// Soon is how long a step may take on a slow and busy machine where nothing
-// asks for less.
+// Soon is how long a step may take on a slow and busy machine unless a test requires
+// less.
 const Soon = 2 * time.Minute
 
 func (w *World) in(ns string) typed.VirtualMachineInterface {
@@ -63,8 +63,9 @@ func (w *World) Get(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
 	return now
 }
 
-// untilWritten is for a change that meets a controller at work: each of its writes
-// may come in between, and client-go's own backoff gives up after the fourth.
+// untilWritten is the backoff for a change while a controller writes too: each of
+// its writes may come in between, and client-go's own backoff gives up after the
+// fourth.
 var untilWritten = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
 
 // Edit changes a VM as a user does and returns it as written.
@@ -85,7 +86,7 @@ func (w *World) Edit(t testing.TB, vm *api.VirtualMachine, change func(*api.Virt
 	return next
 }
 
-// Delete asks for a VM's deletion and does not wait for it.
+// Delete requests a VM's deletion and does not wait for it.
 func (w *World) Delete(t testing.TB, vm *api.VirtualMachine) {
 	t.Helper()
 	err := w.in(vm.Namespace).Delete(t.Context(), vm.Name, metav1.DeleteOptions{})
@@ -94,10 +95,11 @@ func (w *World) Delete(t testing.TB, vm *api.VirtualMachine) {
 	}
 }
 
-// Check is content, or says what is not as it should be.
+// Check returns nil, or an error that says what is wrong.
 type Check func(*api.VirtualMachine) error
 
-// Active : it runs, is ready, and all of that is told of the latest spec.
+// Active requires that the VM runs and is ready, and that its status is about the
+// latest spec.
 func Active(vm *api.VirtualMachine) error {
 	return errors.Join(
 		Phase(api.PhaseActive, api.ReasonRunning)(vm),
@@ -105,7 +107,7 @@ func Active(vm *api.VirtualMachine) error {
 	)
 }
 
-// Phase wants phase and reason, told of the latest spec.
+// Phase requires phase and reason, for the latest spec.
 func Phase(phase api.Phase, reason string) Check {
 	return func(vm *api.VirtualMachine) error {
 		s := &vm.Status
@@ -116,7 +118,8 @@ func Phase(phase api.Phase, reason string) Check {
 	}
 }
 
-// Condition wants a condition of the latest spec; an empty status wants none.
+// Condition requires a condition of the latest spec; with an empty status it must be
+// absent.
 func Condition(kind string, status metav1.ConditionStatus) Check {
 	return func(vm *api.VirtualMachine) error {
 		c := meta.FindStatusCondition(vm.Status.Conditions, kind)
@@ -130,7 +133,7 @@ func Condition(kind string, status metav1.ConditionStatus) Check {
 	}
 }
 
-// Says wants a text in the status's message.
+// Says requires a text in the status's message.
 func Says(text string) Check {
 	return func(vm *api.VirtualMachine) error {
 		if !strings.Contains(vm.Status.Message, text) {
@@ -140,7 +143,7 @@ func Says(text string) Check {
 	}
 }
 
-// HasUsage : the server was sampled.
+// HasUsage requires that the server was sampled.
 func HasUsage(vm *api.VirtualMachine) error {
 	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
 		return errors.New("no usage is told")
@@ -178,7 +181,7 @@ func (w *World) AwaitGone(t testing.TB, vm *api.VirtualMachine, within time.Dura
 	})
 }
 
-// Show is a VM's status, for people.
+// Show returns a VM's status, for people.
 func Show(vm *api.VirtualMachine) string {
 	text, err := json.Marshal(vm.Status)
 	if err != nil {
@@ -221,14 +224,14 @@ func (w *World) AwaitEvent(t testing.TB, vm *api.VirtualMachine, reason string) 
 	return found
 }
 
-// History is all that a VM has been since it was recorded.
+// History is all versions of a VM since it was recorded.
 type History struct {
 	mu  sync.Mutex
 	all []*api.VirtualMachine
 	err error
 }
 
-// Record follows a VM from the version on that it is given as.
+// Record follows a VM from the given version on.
 func (w *World) Record(t testing.TB, vm *api.VirtualMachine) *History {
 	t.Helper()
 	h := &History{all: []*api.VirtualMachine{vm}}

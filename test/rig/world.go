@@ -25,10 +25,10 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// cleanUpWithin bounds what comes after the tests.
+// cleanUpWithin bounds the cleanup after the tests.
 const cleanUpWithin = time.Minute
 
-// World is a cluster and the engines that its VMs run on.
+// World is a cluster and the engines on which its VMs run.
 type World struct {
 	*vmtest.Cluster
 	VMs  versioned.Interface
@@ -42,7 +42,7 @@ type World struct {
 	temp   string
 }
 
-// NewWorld starts a cluster without a controller. The caller has to Close it.
+// NewWorld starts a cluster without a controller. The caller must Close it.
 func NewWorld() (*World, error) {
 	w := &World{}
 	cluster, err := vmtest.NewCluster(vmtest.ClusterOptions{})
@@ -92,8 +92,7 @@ func Start(t testing.TB) *World {
 	return w
 }
 
-// Close stops the cluster and removes all that is left of it, containers
-// included.
+// Close stops the cluster and removes all of its remains, containers included.
 func (w *World) Close() error {
 	err := w.Cluster.Close()
 	if w.ID != "" {
@@ -122,8 +121,8 @@ func (w *World) removeContainers() error {
 	return nil
 }
 
-// Namespace makes a namespace for one test. Its VMs are deleted at the end, and
-// nobody waits for that.
+// Namespace creates a namespace for one test. Its VMs are deleted at the end,
+// without waiting for that.
 func (w *World) Namespace(t testing.TB) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
@@ -135,7 +134,7 @@ func (w *World) Namespace(t testing.TB) string {
 	return made.Name
 }
 
-// NamedNamespace makes a namespace of that name, as Namespace does.
+// NamedNamespace creates a namespace of that name, as Namespace does.
 func (w *World) NamedNamespace(t testing.TB, name string) {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -152,7 +151,7 @@ func (w *World) Abandon(t testing.TB, ns string) {
 	})
 }
 
-// Faults has the fake engine fail as the text says (see package faultinject) from
+// Faults makes the fake engine fail as the text says (see package faultinject) from
 // now on; an empty text ends it.
 func (w *World) Faults(t testing.TB, text string) {
 	t.Helper()
@@ -178,7 +177,7 @@ func (w *World) Kubectl(t testing.TB, input string, args ...string) (stdout, std
 	return out.String(), errs.String(), err
 }
 
-// MustKubectl is Kubectl for what has to succeed.
+// MustKubectl is Kubectl for commands that must succeed.
 func (w *World) MustKubectl(t testing.TB, input string, args ...string) string {
 	t.Helper()
 	out, errs, err := w.Kubectl(t, input, args...)

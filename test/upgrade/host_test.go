@@ -28,7 +28,7 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// host is a data dir that one version of Drover after the other runs on.
+// host is a data dir on which one version of Drover runs after the other.
 type host struct {
 	t                             *testing.T
 	dir, plain, other, fail, qemu string
@@ -39,7 +39,7 @@ type host struct {
 	grace   int64
 }
 
-// qemuOf is a QEMU that starts no machine while a file is there.
+// qemuOf returns a QEMU that starts no machine while a certain file exists.
 const qemuOf = `#!/bin/sh
 case "$*" in
 *drover-*) test ! -e %q || { echo "no machine is to start" >&2; exit 1; } ;;
@@ -67,8 +67,8 @@ func (h *host) must(err error) {
 	}
 }
 
-// run stops the Drover that runs, and starts a version on the same data dir. It
-// returns once that has seen every VM.
+// run stops the running Drover, and starts a version on the same data dir. It
+// returns once that version has seen every VM.
 func (h *host) run(binary string) {
 	h.t.Helper()
 	if h.cluster != nil {
@@ -90,7 +90,7 @@ func (h *host) run(binary string) {
 	h.observed()
 }
 
-// vm is a VM that is named after the state that it gets.
+// vm returns a VM that is named after its final state.
 func (h *host) vm(driver, state string) *api.VirtualMachine {
 	vm := vmtest.VM(driver+"-"+state).Namespace("default").Driver(driver).Grace(h.grace).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "32M").RestartPolicy(api.RestartOnFailure)
@@ -100,7 +100,7 @@ func (h *host) vm(driver, state string) *api.VirtualMachine {
 	return vm.Obj()
 }
 
-// end has a driver's server end by itself, and fail.
+// end makes a driver's server end by itself, and fail.
 func (h *host) end(driver string) {
 	h.t.Helper()
 	uid := h.get(driver + "-exited").UID
@@ -180,8 +180,8 @@ func (h *host) containers(label string) []container.Summary {
 	return all.Items
 }
 
-// look says of every VM what its server is, and of every engine what it has. It
-// leaves out a machine that cannot start and is tried again and again.
+// look returns for every VM what its server is, and for every engine what it
+// contains. It omits a machine that cannot start and is retried.
 func (h *host) look() map[string]string {
 	h.t.Helper()
 	found := map[string]string{}
@@ -219,7 +219,7 @@ func join(lines []string) string {
 	return strings.Join(lines, "")
 }
 
-// lookRecords is what files of the data dir say of servers.
+// lookRecords returns what files of the data dir say about servers.
 func (h *host) lookRecords(vms, retained string, fields ...string) string {
 	var lines []string
 	for _, pattern := range []string{vms, retained} {
@@ -240,7 +240,7 @@ func (h *host) lookRecords(vms, retained string, fields ...string) string {
 	return join(lines)
 }
 
-// lookProcesses names those that work in the data dir: the machines.
+// lookProcesses returns the processes that work in the data dir: the machines.
 func (h *host) lookProcesses() string {
 	var pids []string
 	for pid := range h.processes() {
@@ -264,7 +264,7 @@ func (h *host) processes() map[int]string {
 	return found
 }
 
-// clean ends all that the test has made.
+// clean removes all that the test has created.
 func (h *host) clean() {
 	if h.cluster == nil {
 		return

@@ -30,8 +30,8 @@ const (
 // patience is for a loaded machine that emulates others.
 const patience = 4 * time.Minute
 
-// TestUpgrade : servers in every state stay as they are while Drover is exchanged for
-// another version, and when it is exchanged back.
+// TestUpgrade checks that servers in every state stay as they are while Drover is
+// replaced by another version, and when it is replaced again by the first.
 func TestUpgrade(t *testing.T) {
 	before, after := os.Getenv(beforeEnv), os.Getenv(afterEnv)
 	if before == "" {
@@ -48,7 +48,7 @@ func TestUpgrade(t *testing.T) {
 	h.sameServers("after the upgrade", left)
 	h.finishHalfReplaced(after == before)
 
-	// Users go on, and what the new version writes the old one has to read.
+	// Users continue, and the old version must read what the new version writes.
 	for _, driver := range []string{"fake", "docker", "qemu"} {
 		h.edit(driver+"-paused", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
 		h.edit(driver+"-stopped", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
@@ -64,7 +64,7 @@ func TestUpgrade(t *testing.T) {
 	h.removeAll()
 }
 
-// makeServers makes a driver's servers in every state that lasts.
+// makeServers creates a driver's servers in every lasting state.
 func (h *host) makeServers(driver string) {
 	for _, state := range []string{"running", "paused", "stopped", "exited", "retained"} {
 		vm := h.vm(driver, state)
@@ -86,9 +86,9 @@ func (h *host) makeServers(driver string) {
 	h.delete(driver + "-retained")
 }
 
-// makeHalfReplaced has the version before begin to replace a machine's root disk, as
-// versions did that took an edit of image.source for a wish to do so, and fail at the
-// start of the machine with the new one.
+// makeHalfReplaced makes the earlier version begin to replace a machine's root disk,
+// and fail at the start of the machine with the new one. Earlier versions replaced
+// the disk when image.source was edited.
 func (h *host) makeHalfReplaced() {
 	vm := h.vm("qemu", "half")
 	h.create(vm)
@@ -105,8 +105,8 @@ func (h *host) makeHalfReplaced() {
 	})
 }
 
-// finishHalfReplaced lets it start: with the disk that it had, unless the same
-// version goes on.
+// finishHalfReplaced lets the machine start: with the disk that it had, unless the
+// same version continues.
 func (h *host) finishHalfReplaced(same bool) {
 	h.failStarts(false)
 	banner := "drover guest 2 A"
@@ -117,7 +117,7 @@ func (h *host) finishHalfReplaced(same bool) {
 	h.reaches("qemu-half", api.PhaseActive)
 }
 
-// sameServers compares what there is with what was left.
+// sameServers compares the current servers with the earlier ones.
 func (h *host) sameServers(when string, left map[string]string) {
 	h.t.Helper()
 	now := h.look()
@@ -134,7 +134,7 @@ func (h *host) sameServers(when string, left map[string]string) {
 	}
 }
 
-// removeAll removes all VMs, and looks that nothing is left but what was released.
+// removeAll removes all VMs, and checks that only released servers are left.
 func (h *host) removeAll() {
 	for _, vm := range h.all() {
 		h.edit(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(int64) })
@@ -198,8 +198,8 @@ func (h *host) reaches(name string, phase api.Phase) {
 	})
 }
 
-// observed waits until the controller has seen every VM's spec of now. Each is
-// changed for that, by what takes effect at once.
+// observed waits until the controller has seen every VM's current spec. It changes
+// each VM for that, in a field that takes effect at once.
 func (h *host) observed() {
 	h.t.Helper()
 	h.grace++

@@ -24,21 +24,21 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// How long a cluster may take, on a slow and busy machine.
+// How long a cluster may take to start and stop, on a slow and busy machine.
 const (
 	startWithin = 2 * time.Minute
 	stopWithin  = 20 * time.Second
 	buildWithin = 15 * time.Minute
 )
 
-// Cluster is a `drover up` that runs as a child of the test: a real
-// kube-apiserver with the VirtualMachine API installed. It dies with the test.
+// Cluster is a `drover up` that runs as a child of the test: a real kube-apiserver
+// with the VirtualMachine API installed. It ends with the test.
 type Cluster struct {
-	// Config connects as the cluster's admin.
+	// Config connects as the cluster's admin user.
 	Config *rest.Config
-	// Kubeconfig is the file of the same, for programs.
+	// Kubeconfig is the path of a kubeconfig for the same user, for programs.
 	Kubeconfig string
-	// DataDir is what `drover up` was given.
+	// DataDir is the data dir of `drover up`.
 	DataDir string
 
 	binary  string
@@ -48,8 +48,8 @@ type Cluster struct {
 	process *process
 }
 
-// ClusterOptions say how a cluster differs from the usual: a throwaway data dir
-// on a free port, without the controller and without waiting for the disk.
+// ClusterOptions say how a cluster differs from the default: a temporary data dir on
+// a free port, without the controller and without waiting for the disk.
 type ClusterOptions struct {
 	// DataDir is used and kept; empty means a temporary one.
 	DataDir string
@@ -106,7 +106,7 @@ func Main(m *testing.M, shared **Cluster, opts ClusterOptions) int {
 	return code
 }
 
-// NewCluster starts a cluster that the caller has to Close.
+// NewCluster starts a cluster that the caller must Close.
 func NewCluster(opts ClusterOptions) (*Cluster, error) {
 	c := &Cluster{DataDir: opts.DataDir, binary: opts.Binary}
 	if err := c.fillIn(); err != nil {
@@ -148,7 +148,7 @@ func (c *Cluster) Start() error {
 	if c.process != nil && !c.process.over() {
 		return errors.New("drover up is running already")
 	}
-	// What a killed one left behind says nothing about the new one.
+	// Remains of a killed cluster say nothing about the new one.
 	if err := os.Remove(c.readyFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -187,8 +187,8 @@ func (c *Cluster) waitReady() error {
 	}
 }
 
-// Stop ends the cluster as Ctrl-C does. Its data stays for Start. An error
-// tells that it did not end well.
+// Stop ends the cluster as Ctrl-C does. Its data stays for Start. It returns an
+// error if the cluster did not end cleanly.
 func (c *Cluster) Stop() error {
 	if err := c.process.end(syscall.SIGTERM); err != nil {
 		return fmt.Errorf("stop drover up: %w; it printed:\n%s", err, c.Output())
@@ -232,15 +232,15 @@ func (c *Cluster) PID() int { return c.process.pid }
 // Output is what it printed so far, over all starts.
 func (c *Cluster) Output() string { return c.output.String() }
 
-// process is a child that cannot outlive this one.
+// process is a child that ends with this process.
 type process struct {
 	pid  int
 	done chan struct{}
 	err  error
 }
 
-// startProcess keeps a thread for the child, since the kernel takes the end of
-// the thread that started a child for the parent's death.
+// startProcess keeps a thread for the child, because the kernel treats the end of
+// the thread that started a child as the parent's death.
 func startProcess(binary string, args, env []string, output io.Writer) *process {
 	p := &process{done: make(chan struct{})}
 	started := make(chan struct{})
@@ -281,7 +281,7 @@ func (p *process) ended() error {
 	return p.err
 }
 
-// end signals the child and waits for it; one that does not end is killed.
+// end signals the child and waits for it; it kills a child that does not end.
 func (p *process) end(sig syscall.Signal) error {
 	if p.over() {
 		return fmt.Errorf("had ended already: %w", p.ended())

@@ -51,8 +51,8 @@ func lockBuild(root string) (func(), error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// build puts the program in place only when it is whole: others may be running
-// the old one.
+// build replaces the program only when the new one is complete: others may be
+// running the old one.
 func build(root, binary string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), buildWithin)
 	defer cancel()
@@ -65,8 +65,8 @@ func build(root, binary string) error {
 	return os.Rename(fresh, binary)
 }
 
-// repoRoot is the folder above the working directory that has standalone/ in
-// it: tests run in their package's folder.
+// repoRoot returns the folder above the working directory that contains standalone/:
+// tests run in their package's folder.
 func repoRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// pollPeriod is the time from one look of Poll to the next.
+// pollPeriod is the time between looks of Poll.
 const pollPeriod = 25 * time.Millisecond
 
-// One look of Eventually follows another after a tenth of the time that the wait
-// has lasted, within these bounds: a result is seen at most a tenth late, and many
-// tests that wait for a slow machine do not make it slower.
+// Eventually looks again after a tenth of the time that the wait has lasted, within
+// these bounds. So a result is seen at most a tenth late, and many tests that wait
+// for a slow machine do not make it slower.
 const (
 	shortestPause = 10 * time.Millisecond
 	longestPause  = 500 * time.Millisecond
 )
 
-// Eventually looks until check is content, and fails the test with what check
-// said last if that takes too long. It returns how long it took.
+// Eventually calls check until it succeeds, and fails the test with check's last
+// error if that takes too long. It returns how long it took.
 func Eventually(t testing.TB, within time.Duration, what string, check func() error) time.Duration {
 	t.Helper()
 	took, err := look(within, check, func(waited time.Duration) time.Duration {
@@ -32,8 +32,8 @@ func Eventually(t testing.TB, within time.Duration, what string, check func() er
 	return took
 }
 
-// Poll looks until check is content, and returns what it said last if that
-// takes too long. Benchmarks measure by it, so it looks as often at the end of a long
+// Poll calls check until it succeeds, and returns check's last error if that takes
+// too long. Benchmarks use it to measure, so it looks as often at the end of a long
 // wait as at its beginning.
 func Poll(within time.Duration, check func() error) (took time.Duration, err error) {
 	return look(within, check, func(time.Duration) time.Duration { return pollPeriod })
@@ -50,9 +50,8 @@ func look(within time.Duration, check func() error, pause func(waited time.Durat
 	}
 }
 
-// Always looks for a while, once every period, and fails the test as soon as
-// check is not content. It is for what must not happen; what must happen is for
-// Eventually.
+// Always calls check for a while, once every period, and fails the test as soon as
+// check fails. It is for what must not happen; for what must happen use Eventually.
 func Always(t testing.TB, during, period time.Duration, what string, check func() error) {
 	t.Helper()
 	for begin := time.Now(); ; time.Sleep(period) {

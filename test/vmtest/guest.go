@@ -38,10 +38,10 @@ const (
 
 var guests = map[string]string{GuestPlain: "", GuestOther: "OTHER=1", GuestStubborn: "IGNORE_TERM=1", GuestFailing: "EXIT_CODE=3"}
 
-// guestLabel tells which build of the guest an image holds.
+// guestLabel says which build of the guest an image contains.
 const guestLabel = "cloudnative.tw/test-guest"
 
-// imagesWithin bounds the making of all images.
+// imagesWithin bounds the creation of all images.
 const imagesWithin = 5 * time.Minute
 
 // Docker returns a client of the engine that DOCKER_HOST names, with the
@@ -113,7 +113,7 @@ func buildGuest(ctx context.Context) ([]byte, error) {
 	return archive.Bytes(), err
 }
 
-// importGuest makes an image, unless an earlier run has made the same one.
+// importGuest creates an image, unless an earlier run has created the same one.
 func importGuest(ctx context.Context, c *client.Client, rootfs []byte, image string) error {
 	sum := sha256.Sum256(rootfs)
 	build := hex.EncodeToString(sum[:8])

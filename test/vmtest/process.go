@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Process is a program that a test runs and that cannot outlive it.
+// Process is a program that a test runs and that ends with it.
 type Process struct {
 	process *process
 	output  lockedBuffer
@@ -28,7 +28,8 @@ func StartProcess(binary string, args, env []string) (*Process, error) {
 	return p, nil
 }
 
-// Stop ends it as Ctrl-C does. An error tells that it did not end well.
+// Stop ends it as Ctrl-C does. It returns an error if the process did not end
+// cleanly.
 func (p *Process) Stop() error { return p.process.end(syscall.SIGTERM) }
 
 // Kill ends it as a crash does.
@@ -43,13 +44,13 @@ func (p *Process) Kill() error {
 // PID of the process.
 func (p *Process) PID() int { return p.process.pid }
 
-// Over tells whether it has ended.
+// Over reports whether it has ended.
 func (p *Process) Over() bool { return p.process.over() }
 
-// Output is what it printed so far.
+// Output returns its output so far.
 func (p *Process) Output() string { return p.output.String() }
 
-// Wait waits for its end, without causing it, and tells how that was.
+// Wait waits for its end, without causing it, and returns how it ended.
 func (p *Process) Wait(within time.Duration) error {
 	select {
 	case <-p.process.done:

@@ -15,11 +15,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Proxy stands before a Docker engine and can be cut, as if the engine was
-// stopped.
+// Proxy forwards to a Docker engine and can be cut, as if the engine was stopped.
 type Proxy struct{ *relay }
 
-// NewProxy opens a way to the engine that DOCKER_HOST names.
+// NewProxy opens a connection to the engine that DOCKER_HOST names.
 func NewProxy(t testing.TB) *Proxy {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "drover-proxy-") //nolint:usetesting // t.TempDir may be too long for a socket
@@ -32,28 +31,28 @@ func NewProxy(t testing.TB) *Proxy {
 	return &Proxy{newRelay(t, here, address{network, engine})}
 }
 
-// Env has a program go through the proxy.
+// Env makes a program use the proxy.
 func (p *Proxy) Env() []string { return []string{"DOCKER_HOST=unix://" + p.here.String()} }
 
-// address is a net.Addr that is known before anybody listens there.
+// address is a net.Addr that is known before a listener uses it.
 type address struct{ network, name string }
 
 func (a address) Network() string { return a.network }
 func (a address) String() string  { return a.name }
 
-// APIProxy stands before the API server of a cluster, for one of its clients,
-// and can be cut, swallow everything, or be late with replies.
+// APIProxy forwards to the API server of a cluster, for one of its clients. It can
+// be cut, drop all traffic, or delay replies.
 type APIProxy struct {
 	*relay
-	// Kubeconfig is the file that has a program go through the proxy.
+	// Kubeconfig is the file that makes a program use the proxy.
 	Kubeconfig string
 }
 
-// proxyHost is not where programs connect from, so that a port that is free while
-// the proxy is cut stays free.
+// proxyHost is an address that programs do not connect from, so that a port that is
+// free while the proxy is cut stays free.
 const proxyHost = "127.0.0.2:0"
 
-// NewAPIProxy opens a way to the cluster's API server.
+// NewAPIProxy opens a connection to the cluster's API server.
 func (c *Cluster) NewAPIProxy(t testing.TB) *APIProxy {
 	t.Helper()
 	server, err := url.Parse(c.Config.Host)

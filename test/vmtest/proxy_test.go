@@ -16,14 +16,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// impatience is how long a request waits that is to get no answer, and patience
-// how long one that is.
+// impatience is how long a request waits that should get no answer, and patience how
+// long one that should.
 const (
 	impatience = 500 * time.Millisecond
 	patience   = time.Minute
 )
 
-// through asks the API server by way of a proxy.
+// through queries the API server through a proxy.
 type through struct {
 	t      *testing.T
 	client kubernetes.Interface
@@ -37,7 +37,7 @@ func (p *through) create(name string, within time.Duration) error {
 	return err
 }
 
-// has asks the API server itself.
+// has queries the API server directly.
 func has(t *testing.T, c *Cluster, name string) bool {
 	t.Helper()
 	_, err := clientOf(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{})

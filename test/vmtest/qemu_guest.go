@@ -59,7 +59,7 @@ func LinuxGuest(t testing.TB, dir string) Linux {
 	return g
 }
 
-// linuxGuest builds it once a process.
+// linuxGuest builds it once per process.
 var linuxGuest = sync.OnceValues(func() (Linux, error) {
 	root, err := repoRoot()
 	if err != nil {

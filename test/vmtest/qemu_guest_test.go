@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// packages stand in for the host's: a kernel with compressed modules, as Debian 13
-// has them, or none at all.
+// packages replace the host's: a kernel with compressed modules, as in Debian 13, or
+// none at all.
 func packages(t *testing.T, depends string) (env []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,7 +50,7 @@ func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	return dir, string(printed), err
 }
 
-// TestLinuxGuestUnpacksModules : the guest's init can load them.
+// TestLinuxGuestUnpacksModules checks that the guest's init can load the modules.
 func TestLinuxGuestUnpacksModules(t *testing.T) {
 	t.Parallel()
 	dir, out, err := runLinuxGuest(t, packages(t, "  Depends: linux-image-1-cloud-amd64"))
@@ -71,7 +71,7 @@ func TestLinuxGuestUnpacksModules(t *testing.T) {
 	}
 }
 
-// TestLinuxGuestWithoutAKernel : what is missing is named.
+// TestLinuxGuestWithoutAKernel checks that the error names what is missing.
 func TestLinuxGuestWithoutAKernel(t *testing.T) {
 	t.Parallel()
 	_, out, err := runLinuxGuest(t, packages(t, ""))

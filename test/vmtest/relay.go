@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// chunk is how much of a stream is carried at a time.
+// chunk is how much of a stream is forwarded at a time.
 const chunk = 32 << 10
 
-// relay listens at one address, passes what comes on to another one, and can do
-// so badly.
+// relay listens at one address, forwards to another one, and can disturb the
+// traffic.
 type relay struct {
 	t testing.TB
 	// here and there are the two addresses.
@@ -29,7 +29,7 @@ type relay struct {
 	changed  chan struct{} // closed when held changes
 }
 
-// newRelay opens a way to there, which closes at the test's end.
+// newRelay opens a connection to there, which closes at the test's end.
 func newRelay(t testing.TB, here, there net.Addr) *relay {
 	r := &relay{t: t, here: here, there: there, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
 	r.Restore()
@@ -37,7 +37,7 @@ func newRelay(t testing.TB, here, there net.Addr) *relay {
 	return r
 }
 
-// Cut breaks what is connected and lets nobody connect.
+// Cut breaks existing connections and refuses new ones.
 func (r *relay) Cut() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -53,23 +53,22 @@ func (r *relay) Cut() {
 	r.hold(false)
 }
 
-// Blackhole keeps back all that is sent, in both directions and on new
-// connections too, until the relay is restored or cut. Nobody is told.
+// Blackhole holds back all traffic, in both directions and on new connections too,
+// until the relay is restored or cut. Neither side is notified.
 func (r *relay) Blackhole() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.hold(true)
 }
 
-// Late delivers replies that much later from now on. Requests get through at
-// once.
+// Late delays replies from now on. Requests are forwarded at once.
 func (r *relay) Late(by time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.late = by
 }
 
-// Restore ends all that is wrong; what was kept back is delivered.
+// Restore ends all disturbances and delivers what was held back.
 func (r *relay) Restore() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -87,7 +86,7 @@ func (r *relay) Restore() {
 	go r.accept(l)
 }
 
-// hold wants the lock held.
+// hold requires the lock to be held.
 func (r *relay) hold(held bool) {
 	r.held = held
 	close(r.changed)
@@ -129,8 +128,8 @@ type parcel struct {
 	due     time.Time
 }
 
-// carry takes one direction of a connection to its end, and ends the other one
-// with it.
+// carry forwards one direction of a connection until it ends, and then ends the
+// other one.
 func (r *relay) carry(to, from net.Conn, late func() time.Duration) {
 	parcels := make(chan parcel, 64)
 	go func() {
@@ -151,7 +150,7 @@ func (r *relay) carry(to, from net.Conn, late func() time.Duration) {
 		}
 	}
 	_, _ = from.Close(), to.Close()
-	for range parcels { // lets the reader come to its end
+	for range parcels { // lets the reader finish
 	}
 }
 
@@ -169,7 +168,7 @@ func (r *relay) await(due time.Time) {
 	}
 }
 
-// track is false when the relay was cut meanwhile.
+// track returns false if the relay was cut meanwhile.
 func (r *relay) track(c, s net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,14 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Program linux is the init of the Linux guest for tests: with a kernel of
-// Debian's and a few of its modules it is all there is in the initramfs.
-// hack/linux-guest.sh builds it.
+// Program linux is the init of the Linux guest for tests: with a kernel of Debian's
+// and a few of its modules it is the whole initramfs. hack/linux-guest.sh builds it.
 //
-// It counts its boots in the second sector of the first disk, prints "drover
-// linux guest N is up" to the console, powers off at the power button, and
-// serves on port 80. Where the first disk is an ext4 file system it says whether
-// that was clean, and mounts and changes it until it powers off. It serves:
+// It counts its boots in the second sector of the first disk, prints "drover linux
+// guest N is up" to the console, powers off at the power button, and serves on port
+// 80. If the first disk is an ext4 file system, it reports whether that was clean,
+// mounts it, and changes it until it powers off. It serves:
 //
 //	/        a report, as JSON: see report
 //	/burn    burns CPU from now on
@@ -34,7 +33,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report is what the guest tells of itself.
+// report is the guest's report about itself.
 type report struct {
 	Boots     int               `json:"boots"`
 	Cmdline   string            `json:"cmdline"`
@@ -82,7 +81,7 @@ func mounts() error {
 	return nil
 }
 
-// loadModules tries until no more go in: some need others.
+// loadModules retries until no more modules can be loaded: some need others.
 func loadModules(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, "*.ko"))
 	for before := -1; before != len(left); {
@@ -138,8 +137,8 @@ type routeEntry struct {
 	_, _, _, _, _, _, _        uint64
 }
 
-// addRoute adds the default route: without it the guest answers nobody but its
-// host by 127.0.0.1, whom QEMU presents as the gateway.
+// addRoute adds the default route. Without it the guest answers only its host's
+// 127.0.0.1, which QEMU presents as the gateway.
 func addRoute(s int, gateway [4]byte) error {
 	r := routeEntry{
 		destination: unix.RawSockaddrInet4{Family: unix.AF_INET},
@@ -195,8 +194,8 @@ func countBoot(path string) (int, error) {
 	return int(boots), err
 }
 
-// mountDisk mounts an ext4 file system, and says whether it was unmounted before.
-// Its journal, and that flag, tell of a guest that was cut off.
+// mountDisk mounts an ext4 file system, and reports whether it was unmounted before.
+// Its journal, and that flag, show whether a guest was cut off.
 func mountDisk(device, at string) error {
 	const superblock, magicAt, incompatAt, needsRecovery = 1024, 0x38, 0x60, 0x4
 	f, err := os.Open(device) //nolint:gosec // of this guest

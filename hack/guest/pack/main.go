@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Program pack writes a folder as an archive that Linux takes as its initramfs
-// ("newc" cpio, gzipped), in place of cpio, which few machines have.
+// Program pack writes a folder as an archive that Linux accepts as its initramfs
+// ("newc" cpio, gzipped). It replaces cpio, which few machines have.
 //
 //	go run ./hack/guest/pack DIR >initrd
 package main

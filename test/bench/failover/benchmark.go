@@ -31,8 +31,8 @@ const (
 	namePlain  = "client-go"
 )
 
-// Namespaces of the VMs that are there from the beginning, and of those that
-// are created while nobody leads.
+// Namespaces of the VMs that exist from the beginning, and of those that are created
+// while there is no leader.
 const (
 	manyNamespace = "many"
 	gapNamespace  = "gap"
@@ -148,8 +148,8 @@ func (b *benchmark) run(ctx context.Context, r *report) error {
 	return err
 }
 
-// makeVMs has a controller without election make the servers: so much work at
-// once can cost leaders a Lease that is short.
+// makeVMs lets a controller without election create the servers: so much work at
+// once can cost leaders a short Lease.
 func (b *benchmark) makeVMs(ctx context.Context, r *report) error {
 	for _, f := range b.fleets {
 		if err := f.stop(); err != nil {
@@ -169,8 +169,8 @@ func (b *benchmark) makeVMs(ctx context.Context, r *report) error {
 	return maker.Stop()
 }
 
-// measure has the fleets take turns, so that what the machine does besides
-// meets both.
+// measure lets the fleets take turns, so that other activity on the machine affects
+// both.
 func (b *benchmark) measure(ctx context.Context, r *report, vms int) error {
 	if err := b.steady(ctx); err != nil {
 		return err
@@ -228,7 +228,7 @@ func (b *benchmark) close() (err error) {
 	return errors.Join(err, os.RemoveAll(b.temp))
 }
 
-// tell says how far it is.
+// tell reports the progress.
 func tell(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }

@@ -18,7 +18,7 @@ const (
 type figure struct {
 	sig  syscall.Signal
 	what string
-	// of is false where the handover has no such time.
+	// of returns false where the handover has no such time.
 	of func(h handover) (time.Duration, bool)
 	// aim is the most that the percentile may be; 0 is no aim.
 	aim        time.Duration

@@ -16,7 +16,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// steadyWithin is how long replicas may take to be there, ready and led.
+// steadyWithin is how long it may take until replicas run, are ready and have a
+// leader.
 const steadyWithin = 2 * time.Minute
 
 type leaseEvent = bench.Event[*coordinationv1.Lease]
@@ -29,7 +30,7 @@ type fleet struct {
 	replicas []*replica
 	want     int
 	started  int
-	lost     int // ended though nobody told them to
+	lost     int // ended without being stopped
 }
 
 // replica is a process that takes part in an election.
@@ -37,7 +38,7 @@ type replica struct {
 	*vmtest.Process
 	identity string
 	ready    func() error
-	// dismissed is set when its end is wanted.
+	// dismissed is set when its end is requested.
 	dismissed bool
 }
 
@@ -85,7 +86,7 @@ func lastLine(output string) string {
 	return lines[len(lines)-1]
 }
 
-// leader is the replica that the Lease names.
+// leader returns the replica that the Lease names.
 func (f *fleet) leader() (lead *replica, err error) {
 	_, err = vmtest.Poll(steadyWithin, func() error {
 		last, _ := f.log.Last()
@@ -100,7 +101,7 @@ func (f *fleet) leader() (lead *replica, err error) {
 	return lead, err
 }
 
-// holderOf is the name that a replica was given; Drover adds a suffix to it.
+// holderOf returns the name that a replica was given; Drover adds a suffix to it.
 func holderOf(e leaseEvent) string {
 	if e.Object == nil || e.Object.Spec.HolderIdentity == nil {
 		return ""
@@ -109,7 +110,7 @@ func holderOf(e leaseEvent) string {
 	return name
 }
 
-// stop ends it, and has it say what went wrong.
+// stop ends it, and returns its errors.
 func (r *replica) stop() error {
 	if err := r.Stop(); err != nil {
 		return fmt.Errorf("%s did not stop well: %w; it printed:\n%s", r.identity, err, r.Output())

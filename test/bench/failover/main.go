@@ -1,17 +1,17 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Program failover measures how fast another replica of drover-controller takes
-// over when the leader is told to stop and when it is killed, without VMs and
-// with many, beside client-go's elector as it comes.
+// Program failover measures how fast another replica of drover-controller takes over
+// when the leader is stopped and when it is killed, without VMs and with many,
+// beside an unmodified elector of client-go.
 //
 // Start with benchmark.run in benchmark.go. turn.go has one change of leader,
 // fleet.go the replicas, plain.go the elector to compare with (this program
 // again, with another verb), report.go the figures and the aims.
 //
-// Everything is real processes against one drover up. Both kinds are measured
-// from outside and alike: by a watch of the Lease, and of the VMs, in this
-// process. Nothing fails for being slow; what does not work at all does.
+// Everything is real processes against one drover up. Both kinds are measured from
+// outside and in the same way: by a watch of the Lease, and of the VMs, in this
+// process. Slowness is never an error; a failure of function is.
 package main
 
 import (

@@ -20,13 +20,13 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// plainVerb has this program be a plain elector.
+// plainVerb makes this program a plain elector.
 const plainVerb = "elector"
 
 // sawLeader is printed by a plain elector that takes part.
 const sawLeader = "the leader is"
 
-// plainMain elects with client-go as it comes and does nothing else.
+// plainMain elects with an unmodified client-go and does nothing else.
 func plainMain(ctx context.Context, args []string) error {
 	var kubeconfig, lease, identity string
 	var s leader.Settings
@@ -50,7 +50,7 @@ func plainMain(ctx context.Context, args []string) error {
 	return elect(ctx, lock, s)
 }
 
-// elect ends without an error only if it was told to stop.
+// elect returns without an error only if it was stopped.
 func elect(ctx context.Context, lock resourcelock.Interface, s leader.Settings) error {
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: lock, LeaseDuration: s.Lease, RenewDeadline: s.Renew, RetryPeriod: s.Retry, ReleaseOnCancel: true,

@@ -12,7 +12,7 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// text is the report for people.
+// text returns the report for people.
 func (r *report) text() string {
 	var w strings.Builder
 	o := r.Options
@@ -32,7 +32,7 @@ func (r *report) text() string {
 	return w.String()
 }
 
-// tellOdd tells of handovers that some figures do without.
+// tellOdd describes handovers that some figures exclude.
 func (r *report) tellOdd(w *strings.Builder) {
 	for _, name := range []string{nameDrover, namePlain} {
 		if n := r.Lost[name]; n > 0 {

@@ -13,7 +13,7 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// report is all that was measured.
+// report is the result of all measurements.
 type report struct {
 	Machine bench.Machine `json:"machine"`
 	Options options       `json:"options"`
@@ -21,10 +21,10 @@ type report struct {
 	Made    bench.Made    `json:"made"`
 	Rows    []row         `json:"figures"`
 	Added   []added       `json:"addedByVMs"`
-	// Others is what other programs took of the CPUs meanwhile, in per cent,
+	// Others is how much of the CPUs other programs used meanwhile, in per cent,
 	// without VMs and with them.
 	Others []float64 `json:"othersPercentOfCPUs"`
-	// Lost counts replicas that ended though nobody told them to.
+	// Lost counts replicas that ended without being stopped.
 	Lost map[string]int `json:"endedByThemselves"`
 
 	seen map[place][]handover
@@ -123,7 +123,7 @@ func measure(f figure, seen []handover) measured {
 	return measured{Summary: s.Summary(), Runs: s}
 }
 
-// compare tells what the VMs added, if there is something to tell.
+// compare reports what the VMs added, if that is measurable.
 func (r *report) compare(bare, full row) {
 	ours := difference(bare.Drover.Runs, full.Drover.Runs)
 	if ours == nil {

@@ -25,27 +25,26 @@ const turnWithin = time.Minute
 
 type vmEvent = bench.Event[*api.VirtualMachine]
 
-// handover is what was seen of one change of leader. Times are since the
-// signal.
+// handover is one observed change of leader. Times are since the signal.
 type handover struct {
-	// Renewed : the old leader was last seen to write the Lease, before the
-	// signal in most cases and thus negative.
+	// Renewed is when the old leader was last seen to write the Lease, in most cases
+	// before the signal and thus negative.
 	Renewed time.Duration
-	// Released : the old leader has emptied the Lease; 0 if it has not, as when
-	// it was killed.
+	// Released is when the old leader has emptied the Lease; 0 if it has not, as
+	// when it was killed.
 	Released time.Duration
-	// Elected : the Lease names a new leader.
+	// Elected is when the Lease names a new leader.
 	Elected time.Duration
-	// Created : the API server has the VM; 0 without one.
+	// Created is when the API server has the VM; 0 without one.
 	Created time.Duration
-	// Reconciled : Drover's first write to the VM.
+	// Reconciled is when Drover first writes to the VM.
 	Reconciled time.Duration
-	// InGap : the VM came after the signal, and before the new leader, which
-	// then was the first to write to it.
+	// InGap reports whether the VM was created after the signal and before the new
+	// leader, which then was the first to write to it.
 	InGap bool
 }
 
-// turn has the leader of a fleet end, and watches what comes of it.
+// turn ends the leader of a fleet, and watches the handover.
 func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name string) (handover, error) {
 	if err := b.steady(ctx); err != nil {
 		return handover{}, err
@@ -54,7 +53,7 @@ func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name
 	if err != nil {
 		return handover{}, err
 	}
-	// Kills shall come at any time between two renewals.
+	// Kills should come at any time between two renewals.
 	if err := bench.Pause(ctx, rand.N(b.Settings.Retry)); err != nil { //nolint:gosec // no secret
 		return handover{}, err
 	}
@@ -79,7 +78,7 @@ func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name
 	return w.handover, ended(lead, sig)
 }
 
-// steady waits until all replicas are there and nobody has anything left to do.
+// steady waits until all replicas run and no work is left.
 func (b *benchmark) steady(ctx context.Context) error {
 	for _, f := range b.fleets {
 		if err := f.complete(ctx); err != nil {
@@ -92,7 +91,7 @@ func (b *benchmark) steady(ctx context.Context) error {
 	return bench.AwaitCalm(ctx, b.Calm)
 }
 
-// ended makes sure that a leader that was told to stop did so well.
+// ended checks that a stopped leader ended cleanly.
 func ended(lead *replica, sig syscall.Signal) error {
 	err := lead.Wait(turnWithin)
 	if err != nil && sig != syscall.SIGKILL {
@@ -114,7 +113,7 @@ type witness struct {
 	elected   uint64
 }
 
-// see waits for the new leader, and takes in the release, if there is one.
+// see waits for the new leader, and records the release, if there is one.
 func (w *witness) see() error {
 	first, err := w.log.Await(w.ctx, w.from, func(e leaseEvent) bool {
 		if holderOf(e) == w.old {
@@ -158,7 +157,7 @@ func (w *witness) seeVM(name string) error {
 	return nil
 }
 
-// isTouched tells whether Drover has written to a VM.
+// isTouched reports whether Drover has written to a VM.
 func isTouched(vm *api.VirtualMachine) bool {
 	return slices.Contains(vm.Finalizers, api.FinalizerServer) || vm.Status.ObservedGeneration > 0
 }

@@ -16,8 +16,8 @@ import (
 // rateVMs is how many VMs the rates are measured with.
 const rateVMs = 1000
 
-// apiserver measures how fast the API server takes what users and controllers
-// write, with nobody watching.
+// apiserver measures how fast the API server accepts writes like those of users and
+// controllers, without any watch.
 func (b *benchmark) apiserver(ctx context.Context) error {
 	w, err := b.world(ctx)
 	if err != nil {
@@ -56,7 +56,7 @@ func (b *benchmark) apiserver(ctx context.Context) error {
 	return nil
 }
 
-// rate is how many a second are done.
+// rate returns how many operations per second are done.
 func (b *benchmark) rate(ctx context.Context, do func(ctx context.Context, n int) error) (float64, error) {
 	ctx, cancel := bounded(ctx, rateVMs)
 	defer cancel()

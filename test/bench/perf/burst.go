@@ -13,7 +13,7 @@ import (
 )
 
 // burst measures what many VMs leave behind in the memory of one drover up, which
-// is Drover with etcd and kube-apiserver in one process: before them, while they
+// contains Drover, etcd and kube-apiserver in one process: before them, while they
 // are Active, when they are gone, and after rests.
 func (b *benchmark) burst(ctx context.Context) (err error) {
 	w, err := b.newWorld(ctx, vmtest.ClusterOptions{
@@ -45,11 +45,10 @@ func (b *benchmark) burst(ctx context.Context) (err error) {
 
 const burstEnd = "five minutes after"
 
-// burstRests come after the VMs are gone: the first minute, and what is left of
-// five.
+// burstRests follow the deletion of the VMs: the first minute, and the rest of five.
 var burstRests = []time.Duration{time.Minute, 4 * time.Minute}
 
-// timed does something with all VMs and reports how long it took.
+// timed applies an operation to all VMs and reports how long it took.
 func (w *world) timed(ctx context.Context, what string, do func(context.Context, int) (time.Duration, error)) error {
 	took, err := do(ctx, w.b.Burst)
 	if err == nil {

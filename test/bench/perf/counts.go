@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/test/rig"
 )
 
-// askWithin bounds a look at a process's metrics.
+// askWithin bounds a request for a process's metrics.
 const askWithin = 10 * time.Second
 
 // get reads a page of metrics.

@@ -158,7 +158,7 @@ func (b *benchmark) dockerAmong(ctx context.Context, w *world, e *engine, p *pro
 	return o, err
 }
 
-// reportAmong holds a new VM among others against one alone.
+// reportAmong compares a new VM among others with one alone.
 func (b *benchmark) reportAmong(suite string, alone, among []float64, vms int, aim string, aimVMs int) {
 	b.report.add(suite, "create to Active, median, among others", vms, "ms", bench.Median(among)).
 		beside("alone", bench.Median(alone))

@@ -52,7 +52,7 @@ func (e *engine) create(ctx context.Context, count int) (took time.Duration, ids
 	return time.Since(begin), ids, err
 }
 
-// likeDrovers is the container that Drover makes for a VM of this benchmark.
+// likeDrovers returns the container that Drover creates for a VM of this benchmark.
 func likeDrovers(n int) client.ContainerCreateOptions {
 	const cpus, memory = 2, 4e9
 	return client.ContainerCreateOptions{
@@ -82,7 +82,7 @@ func (e *engine) delete(ctx context.Context, ids []string) (time.Duration, error
 	return time.Since(begin), err
 }
 
-// clear removes what an earlier run has left.
+// clear removes the containers of an earlier run.
 func (e *engine) clear(ctx context.Context) { removeAll(ctx, e.client, floorLabel) }
 
 // removeAll removes the containers that have a label.

@@ -16,8 +16,8 @@ import (
 // time of the controller and of all processes.
 type round struct{ active, gone, cpu, cpuAll, cpuGone time.Duration }
 
-// fake measures how long fake VMs take to Active and to their end, beside noop.
-// For what 10,000 cost each, beside 1,000, turns of both are taken in this run.
+// fake measures how long fake VMs take to Active and to their end, beside noop. To
+// compare 10,000 with 1,000, per VM, turns of both are taken in this run.
 func (b *benchmark) fake(ctx context.Context) error {
 	w, err := b.world(ctx)
 	if err != nil {
@@ -77,7 +77,7 @@ func (w *world) floorRounds(ctx context.Context, floor string, n int, rounds *[]
 	}
 }
 
-// roundFigures are what rounds with n VMs are told by.
+// roundFigures are the figures that describe rounds with n VMs.
 var roundFigures = []struct {
 	what string
 	of   func(r round, n int) float64
@@ -91,8 +91,8 @@ var roundFigures = []struct {
 
 const activeText = "create to Active"
 
-// round creates VMs and deletes them. One is made before, so that connections
-// are open.
+// round creates VMs and deletes them. One is created before, so that connections are
+// open.
 func (w *world) round(ctx context.Context, p *process, n int, rounds []round) ([]round, error) {
 	if _, err := w.create(ctx, 1); err != nil {
 		return rounds, err
@@ -121,8 +121,8 @@ func (w *world) round(ctx context.Context, p *process, n int, rounds []round) ([
 	return append(rounds, r), err
 }
 
-// used is the CPU time of the controller, and of it, the API server and this
-// program together, while something is done.
+// used returns the CPU time of the controller, and of it, the API server and this
+// program together, during an operation.
 func (w *world) used(p *process, do func() error) (own, all time.Duration, err error) {
 	before, err := w.cpuTimes(p)
 	if err != nil {
@@ -147,7 +147,7 @@ func (w *world) cpuTimes(p *process) (all [3]time.Duration, err error) {
 	return all, err
 }
 
-// perVM holds the time per VM of many against that of 1,000.
+// perVM compares the time per VM of many with that of 1,000.
 func (b *benchmark) perVM() {
 	base, ok := b.report.find("fake", activeText, 1000)
 	for _, n := range b.Sizes {
@@ -163,7 +163,7 @@ func (b *benchmark) perVM() {
 	}
 }
 
-// each picks a figure of everything that was measured.
+// each selects a figure of all measurements.
 func each[T any](all []T, pick func(T) float64) []float64 {
 	figures := make([]float64, len(all))
 	for n, one := range all {

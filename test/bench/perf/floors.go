@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/client/informers/externalversions"
 )
 
-// floors are processes that do a part of what a controller has to, and nothing
+// floors are processes that do a part of a controller's necessary work, and nothing
 // else. They run as this program with the floor's name as first argument.
 var floors = map[string]func(context.Context, *rest.Config) error{
 	floorNoop:  noop,
@@ -66,7 +66,7 @@ func newInformers(c versioned.Interface) externalversions.SharedInformerFactory 
 	return externalversions.NewSharedInformerFactoryWithOptions(c, 0, externalversions.WithTransform(strip))
 }
 
-// fill starts the informers, and says when they have all objects.
+// fill starts the informers, and returns when they have all objects.
 func fill(ctx context.Context, informers externalversions.SharedInformerFactory) error {
 	informers.Start(ctx.Done())
 	soon, cancel := context.WithTimeout(ctx, readyWithin)
@@ -80,7 +80,7 @@ func fill(ctx context.Context, informers externalversions.SharedInformerFactory)
 	return nil
 }
 
-// strip drops what nobody reads, as drover-controller does.
+// strip drops unused fields, as drover-controller does.
 func strip(object any) (any, error) {
 	if _, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		return object, nil

@@ -12,11 +12,11 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// flushed is how long after the last change events and the like are over.
+// flushed is how long after the last change events and similar writes have ended.
 const flushed = 5 * time.Second
 
-// idle measures what VMs cost that nobody touches, and how long one more takes
-// among them, beside one in a cluster that has none.
+// idle measures the cost of VMs at rest, and how long one more takes among them,
+// beside one in a cluster without others.
 func (b *benchmark) idle(ctx context.Context) (err error) {
 	alone, err := b.newWorld(ctx, apiAlone)
 	if err != nil {
@@ -34,7 +34,7 @@ func (b *benchmark) idle(ctx context.Context) (err error) {
 	return nil
 }
 
-// idleOf has a cluster of its own, so that VMs need not be deleted.
+// idleOf uses a cluster of its own, so that VMs need not be deleted.
 func (b *benchmark) idleOf(ctx context.Context, alone *world, n int) (err error) {
 	w, err := b.newWorld(ctx, apiAlone)
 	if err != nil {
@@ -69,7 +69,7 @@ func (w *world) populate(ctx context.Context, p *process, n int) error {
 	return w.quiet(ctx, p)
 }
 
-// rest measures what happens while nothing does.
+// rest measures while there is nothing to do.
 func (b *benchmark) rest(ctx context.Context, w *world, p *process, n int) error {
 	before, err := w.count(ctx, p, false)
 	if err != nil {
@@ -101,7 +101,7 @@ func (b *benchmark) rest(ctx context.Context, w *world, p *process, n int) error
 	return nil
 }
 
-// among makes new VMs in both clusters by turns.
+// among creates new VMs in both clusters by turns.
 func (b *benchmark) among(ctx context.Context, alone, w *world, n int) (err error) {
 	other, err := alone.drover(ctx, nil, "--vm-driver=fake")
 	if err != nil {

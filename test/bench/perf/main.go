@@ -2,16 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Program perf measures how fast Drover is and what it costs, beside floors: what
-// the same machine takes, in the same run, for the part that no controller can
-// leave out.
+// the same machine takes, in the same run, for the part that every controller must
+// do.
 //
 // Start with suites in suites.go, each of which has a file. world.go has the API
 // server and the processes that are measured, noop.go, cache.go and engine.go
 // the floors, report.go the figures and the aims.
 //
-// Everything is real: bin/drover up --without-controller, bin/drover-controller
-// as a process of its own, and a Docker engine. What is compared takes turns.
-// Nothing fails for being slow; what does not work at all does.
+// Everything is real: bin/drover up --without-controller, bin/drover-controller as a
+// separate process, and a Docker engine. The compared programs take turns. Slowness
+// is never an error; a failure of function is.
 package main
 
 import (

@@ -23,12 +23,12 @@ import (
 	listers "cloudnative.tw/drover/client/listers/cloudnative/v1alpha1"
 )
 
-// noopWorkers are as many as drover-controller has.
+// noopWorkers is the number of workers of drover-controller.
 const noopWorkers = 16
 
-// noopController writes, for every VM, the finalizer and then the status once,
-// and takes the finalizer away when the VM is deleted. No controller that tells
-// of its work and cleans up can write less.
+// noopController writes, for every VM, the finalizer and then the status once, and
+// removes the finalizer when the VM is deleted. A controller that reports its work
+// and cleans up cannot write less.
 type noopController struct {
 	client versioned.Interface
 	lister listers.VirtualMachineLister
@@ -68,8 +68,7 @@ func runNoop(ctx context.Context, cfg *rest.Config, status func(*api.VirtualMach
 	return nil
 }
 
-// handler queues new VMs and those that are deleted. Its own writes wake
-// nothing.
+// handler queues new VMs and those that are deleted. Its own writes trigger nothing.
 func (n *noopController) handler() cache.ResourceEventHandler {
 	add := func(object any) {
 		if vm, ok := object.(*api.VirtualMachine); ok {
@@ -121,8 +120,8 @@ func (n *noopController) reconcile(ctx context.Context, key cache.ObjectName) er
 	return n.patch(ctx, key, map[string]any{"status": n.status(vm)}, "status")
 }
 
-// activeStatus has what the API says of an Active VM, which no controller for
-// this API can leave out.
+// activeStatus is the API's status of an Active VM, which no controller for this API
+// can omit.
 func activeStatus(vm *api.VirtualMachine) api.VirtualMachineStatus {
 	now := metav1.NowMicro()
 	status := api.VirtualMachineStatus{

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// aims are what the figures are held against. Rows name them by their key.
+// aims are the limits for the figures. Rows name them by their key.
 var aims = []struct{ key, what, limit string }{
 	{"fake-1000", "fake, 1,000 VMs to Active", "at most 1.2 x noop"},
 	{"fake-1000-bare", "the same", "at most 1.2 x bare-noop"},
@@ -36,14 +36,14 @@ var aims = []struct{ key, what, limit string }{
 	{"slow", "a quick engine beside a slow one", "moves by at most 10 %"},
 }
 
-// report is all that was measured.
+// report is the result of all measurements.
 type report struct {
 	Machine bench.Machine `json:"machine"`
 	Options options       `json:"options"`
 	Rows    []*row        `json:"figures"`
 }
 
-// row is a figure, with what it is held against.
+// row is a figure, with its comparison.
 type row struct {
 	Suite  string    `json:"suite"`
 	What   string    `json:"what"`
@@ -57,7 +57,7 @@ type row struct {
 	Met    *bool     `json:"met,omitempty"`
 }
 
-// measured is what was measured several times.
+// measured is a figure that was measured several times.
 type measured struct {
 	Median float64   `json:"median"`
 	Min    float64   `json:"min"`
@@ -73,7 +73,7 @@ func measure(runs []float64) measured {
 
 func newReport(o options) *report { return &report{Machine: bench.ThisMachine(), Options: o} }
 
-// load takes the rows of an earlier run over, until they are measured anew.
+// load takes the rows of an earlier run over, until they are measured again.
 func (r *report) load(path string) error {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -110,7 +110,7 @@ func (r *report) find(suite, what string, vms int) (measured, bool) {
 	return measured{}, false
 }
 
-// beside holds the row against what was measured in the same turns.
+// beside compares the row with what was measured in the same turns.
 func (r *row) beside(name string, floor ...float64) *row {
 	f := measure(floor)
 	r.Beside, r.Floor = name, &f
@@ -128,14 +128,14 @@ func (r *row) beside(name string, floor ...float64) *row {
 	return r
 }
 
-// ratioAtMost has the row decide an aim by its ratio's median.
+// ratioAtMost lets the row decide an aim by its ratio's median.
 func (r *row) ratioAtMost(aim string, limit float64) {
 	if r.Ratio != nil {
 		r.Aim, r.Met = aim, new(r.Ratio.Median <= limit)
 	}
 }
 
-// atMost has the row decide an aim by its own median.
+// atMost lets the row decide an aim by its own median.
 func (r *row) atMost(aim string, limit float64) { r.Aim, r.Met = aim, new(r.Ours.Median <= limit) }
 
 func (m measured) String() string {
@@ -197,8 +197,8 @@ func (r *report) printAims(w io.Writer) error {
 	return err
 }
 
-// decide sums an aim's rows up: all have to meet it. Where there are several,
-// those that miss are named.
+// decide combines an aim's rows: all must meet it. If there are several, it names
+// those that miss.
 func (r *report) decide(aim string) (figure string, met, found bool) {
 	var figures, missed []string
 	for _, row := range r.Rows {

@@ -13,13 +13,13 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// settleTime is how long a process that has filled its caches may take to give
-// memory back.
+// settleTime is how long a process that has filled its caches may take to release
+// memory.
 const settleTime = 5 * time.Second
 
-// restart measures how long a controller that starts takes to know every VM's
-// server, and its memory, beside a bare cache. Servers are in a folder, since
-// those in memory go with the controller.
+// restart measures how long a starting controller takes to know every VM's server,
+// and its memory, beside a bare cache. Servers are in a folder, because those in
+// memory end with the controller.
 func (b *benchmark) restart(ctx context.Context) error {
 	for _, n := range append([]int{0}, b.Sizes...) {
 		if n != 0 && n < 1000 {
@@ -32,12 +32,12 @@ func (b *benchmark) restart(ctx context.Context) error {
 	return nil
 }
 
-// inFolder are the flags that have servers outlive the controller.
+// inFolder are the flags by which servers outlive the controller.
 func (w *world) inFolder() []string {
 	return []string{"--vm-driver=fake", "--fake-dir=" + w.fakeDir("servers")}
 }
 
-// restartOf has a cluster of its own, so that VMs need not be deleted.
+// restartOf uses a cluster of its own, so that VMs need not be deleted.
 func (b *benchmark) restartOf(ctx context.Context, n int) (err error) {
 	w, err := b.newWorld(ctx, apiAlone)
 	if err != nil {
@@ -71,7 +71,7 @@ func (b *benchmark) restartOf(ctx context.Context, n int) (err error) {
 	return nil
 }
 
-// start is what a start took, and what it came to.
+// start is the duration of a start, and its result.
 type start struct {
 	known  time.Duration
 	memory bench.Memory
@@ -92,7 +92,7 @@ func (w *world) start(ctx context.Context, n int) (s start, err error) {
 	return s, p.stop(err)
 }
 
-// knows is content once the engine was listed and every VM was looked at.
+// knows returns nil once the engine was listed and every VM was reconciled.
 func (p *process) knows(ctx context.Context, n int) error {
 	page, err := p.scrape(ctx)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// slowVMs are more than a lane has workers.
+	// slowVMs is larger than the number of workers of a per-driver controller.
 	slowVMs = 32
 	// slowDelay is how long each call of the slow engine takes.
 	slowDelay = 5 * time.Second
@@ -30,9 +30,9 @@ const (
 	quickVMs = 300
 )
 
-// slow measures VMs of the fake engine while the other engine, Docker, takes 5 s
-// for every call and has more VMs to make than its lane has workers, beside the
-// same without those VMs.
+// slow measures VMs of the fake engine while the other engine, Docker, takes 5 s for
+// every call and has more VMs to create than its controller has workers. It compares
+// them with the same VMs without Docker's.
 func (b *benchmark) slow(ctx context.Context) (err error) {
 	w, err := b.world(ctx)
 	if err != nil {
@@ -81,7 +81,7 @@ func (b *benchmark) slowTurns(ctx context.Context, w *world, engine *slowEngine,
 	return nil
 }
 
-// quickRound makes and deletes the quick engine's VMs.
+// quickRound creates and deletes the quick engine's VMs.
 func (w *world) quickRound(ctx context.Context, rounds []round) (_ []round, err error) {
 	var r round
 	if r.active, err = w.create(ctx, quickVMs); err != nil {
@@ -91,7 +91,7 @@ func (w *world) quickRound(ctx context.Context, rounds []round) (_ []round, err 
 	return append(rounds, r), err
 }
 
-// slowEngine is a way to the Docker engine on which every request takes long.
+// slowEngine is a proxy of the Docker engine on which every request takes long.
 type slowEngine struct {
 	path   string
 	server *http.Server
@@ -132,12 +132,12 @@ func (e *slowEngine) hold(ctx context.Context) {
 	_ = bench.Pause(ctx, time.Duration(e.delay.Load()))
 }
 
-// env has a program go this way.
+// env makes a program use this proxy.
 func (e *slowEngine) env() []string { return []string{"DOCKER_HOST=unix://" + e.path} }
 
 func (e *slowEngine) close() error { return e.server.Close() }
 
-// load makes the engine slow, and gives it VMs until its workers are held up.
+// load makes the engine slow, and gives it VMs until its workers are blocked.
 func (e *slowEngine) load(ctx context.Context, w *world, turn int) error {
 	e.delay.Store(int64(slowDelay))
 	err := bench.Each(ctx, slowVMs, w.b.AtOnce, func(ctx context.Context, n int) error {

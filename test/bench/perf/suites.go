@@ -74,7 +74,7 @@ func benchmarkMain(ctx context.Context, o options) (err error) {
 	return b.report.print(os.Stdout)
 }
 
-// world is the one that suites share which leave it empty.
+// world returns the world shared by suites that leave it empty.
 func (b *benchmark) world(ctx context.Context) (*world, error) {
 	if b.shared != nil {
 		return b.shared, nil
@@ -91,7 +91,7 @@ func (b *benchmark) close() error {
 	return b.shared.close()
 }
 
-// pairs is how often what is compared takes turns with that many VMs.
+// pairs returns how many turns are taken with that many VMs.
 func (b *benchmark) pairs(vms int) int {
 	if vms > 1000 {
 		return b.BigPairs
@@ -99,11 +99,11 @@ func (b *benchmark) pairs(vms int) int {
 	return b.Pairs
 }
 
-// contender is one of those that are compared.
+// contender is one of the compared programs.
 type contender func(turn int) error
 
-// takeTurns runs all the same number of times. Who begins changes, so that what
-// one leaves behind meets all.
+// takeTurns runs all of them the same number of times. The order changes, so that
+// what one leaves behind affects all.
 func takeTurns(turns int, contenders ...contender) error {
 	for turn := range turns {
 		for n := range contenders {
@@ -115,7 +115,7 @@ func takeTurns(turns int, contenders ...contender) error {
 	return nil
 }
 
-// tell says how far it is.
+// tell reports the progress.
 func tell(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }

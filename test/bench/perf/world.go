@@ -27,18 +27,18 @@ import (
 )
 
 const (
-	// vmsNamespace is where VMs are made, idleNamespace where those are that
-	// others are made among.
+	// vmsNamespace is for measured VMs, idleNamespace for the VMs among which others
+	// are created.
 	vmsNamespace  = "bench"
 	idleNamespace = "idle"
 	// readyWithin is how long a process may take until its caches are filled.
 	readyWithin = 2 * time.Minute
-	// perVM and atLeast bound what is done to VMs.
+	// perVM and atLeast bound operations on VMs.
 	perVM   = time.Second
 	atLeast = 2 * time.Minute
 )
 
-// world is an API server, and what VMs need beside it.
+// world is an API server, and what else VMs need.
 type world struct {
 	b       *benchmark
 	cluster *vmtest.Cluster
@@ -49,7 +49,7 @@ type world struct {
 	temp    string
 }
 
-// apiAlone is a cluster without a controller, which is a process of its own.
+// apiAlone starts a cluster without a controller, which is a separate process.
 var apiAlone = vmtest.ClusterOptions{Durable: true}
 
 func (b *benchmark) newWorld(ctx context.Context, opts vmtest.ClusterOptions) (*world, error) {
@@ -109,7 +109,7 @@ type process struct {
 	metrics string // address of its metrics
 }
 
-// drover starts a controller, which is alone.
+// drover starts a controller, which is the only one.
 func (w *world) drover(ctx context.Context, env []string, args ...string) (*process, error) {
 	address, err := bench.FreeAddress(ctx)
 	if err != nil {
@@ -178,7 +178,7 @@ func (w *world) apiMetrics(ctx context.Context) (rig.Metrics, error) {
 	return w.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 }
 
-// bounded gives time for something to be done with that many VMs.
+// bounded returns a context with time for an operation on that many VMs.
 func bounded(ctx context.Context, vms int) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, max(atLeast, time.Duration(vms)*perVM), errors.New("not done in time"))
 }
@@ -209,7 +209,7 @@ func isActive(_ watch.Event, vm *api.VirtualMachine) bool { return vm.Status.Pha
 
 func isGone(e watch.Event, _ *api.VirtualMachine) bool { return e.Type == watch.Deleted }
 
-// quiet waits until nobody has anything left to do.
+// quiet waits until no process has work left.
 func (w *world) quiet(ctx context.Context, p *process) error {
 	return bench.AwaitQuiet(ctx, w.cluster.PID(), p.PID())
 }

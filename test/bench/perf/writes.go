@@ -16,9 +16,9 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// action is what a user does to VMs, what comes of it, and how many writes it
-// may take. slow is how many of its steps may take longer than 100 ms: a stop is
-// two, the signal and what the guest does about it.
+// action is what a user does to VMs, its result, and how many writes it may take.
+// slow is how many of its steps may take longer than 100 ms: a stop has two, the
+// signal and the guest's reaction.
 type action struct {
 	what  string
 	do    func(w *world, ctx context.Context, n int) error
@@ -38,7 +38,7 @@ var actions = []action{
 }
 
 // writes counts what each action writes to VMs in the API. Usage is not sampled
-// meanwhile: its first sample is one more write, whenever it comes.
+// meanwhile, because its first sample is one more write, at any time.
 func (b *benchmark) writes(ctx context.Context) error {
 	w, err := b.world(ctx)
 	if err != nil {
@@ -91,7 +91,7 @@ func (b *benchmark) writesOf(ctx context.Context, w *world, p *process, driver s
 	return nil
 }
 
-// act does it to VMs, and waits for what comes of it and a while longer.
+// act applies it to VMs, and waits for the result and a while longer.
 func (w *world) act(ctx context.Context, a action, vms int) error {
 	if _, err := w.until(ctx, vms, a.until, func(ctx context.Context) error {
 		return bench.Each(ctx, vms, w.b.AtOnce, func(ctx context.Context, n int) error { return a.do(w, ctx, n) })

@@ -26,9 +26,9 @@ import (
 )
 
 const (
-	// within bounds whatever is done once.
+	// within bounds every single operation.
 	within = 2 * time.Minute
-	// lookEvery is the time from one look for what a guest printed to the next.
+	// lookEvery is the time between looks for the guest's output.
 	lookEvery = time.Millisecond
 )
 
@@ -95,7 +95,7 @@ func (b *benchmark) engine() string { return filepath.Join(b.temp, "engine") }
 // images is the folder of the guest's image.
 func (b *benchmark) images() string { return filepath.Join(b.temp, "images") }
 
-// start starts a controller, which is alone, and waits until it is ready.
+// start starts a controller, which is the only one, and waits until it is ready.
 func (b *benchmark) start(ctx context.Context) (*bench.Controller, error) {
 	c, err := bench.StartController(ctx, b.Controller, nil,
 		"--kubeconfig="+b.cluster.Kubeconfig, "--leader-elect=false", "--metrics-bind-address=0", "--vm-driver=qemu",
@@ -133,8 +133,8 @@ func (b *benchmark) run(ctx context.Context) error {
 	return b.memory(ctx)
 }
 
-// compare has both take turns. Who begins changes, so that what one leaves behind
-// meets both.
+// compare lets both take turns. The order changes, so that what one leaves behind
+// affects both.
 func (b *benchmark) compare(ctx context.Context, c *bench.Controller) error {
 	tell("Making the machine that the command line is taken from")
 	m, err := b.model(ctx)
@@ -222,7 +222,7 @@ func (b *benchmark) newVM(ctx context.Context, name string, action api.Action) (
 	return b.vms.Create(ctx, vm, metav1.CreateOptions{})
 }
 
-// tell says how far it is.
+// tell reports the progress.
 func tell(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }

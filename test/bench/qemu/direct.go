@@ -26,11 +26,11 @@ type model struct {
 	dir  string
 }
 
-// modelFiles are the ones that Drover made.
+// modelFiles are the files that Drover created.
 var modelFiles = []string{"root.qcow2", "seed.iso"}
 
-// model makes one and takes it down. It is the first VM too, for which connections
-// are opened and the like.
+// model creates one and removes it. It is also the first VM, for which connections
+// are opened.
 func (b *benchmark) model(ctx context.Context) (m model, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, errors.New("the model was not done in time"))
 	defer cancel()
@@ -55,7 +55,8 @@ func (b *benchmark) model(ctx context.Context) (m model, err error) {
 	return m, b.delete(ctx, name)
 }
 
-// commandLine is that of the machine in a folder, but that the guest runs at once.
+// commandLine returns that of the machine in a folder, changed so that the guest
+// runs at once.
 func commandLine(home string) ([]string, error) {
 	pid, err := os.ReadFile(filepath.Join(home, "pid"))
 	if err != nil {
@@ -121,8 +122,8 @@ func (b *benchmark) direct(ctx context.Context, c *bench.Controller, m model, n 
 	return answers, output, err
 }
 
-// openLayers opens what QEMU gets by descriptors, in the driver's order: its run lock,
-// the root disk, and the image below that.
+// openLayers opens the files that QEMU gets as descriptors, in the driver's order:
+// its run lock, the root disk, and the image below that.
 func (b *benchmark) openLayers(dir string) (files []*os.File, err error) {
 	for _, layer := range []struct {
 		path  string
@@ -148,7 +149,7 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// watchStart looks at a QEMU as the driver does and as the benchmark does.
+// watchStart observes a QEMU as the driver does and as the benchmark does.
 func watchStart(ctx context.Context, dir string, begin time.Time) (answers, output time.Duration, err error) {
 	up := make(chan time.Time, 1)
 	go func() {

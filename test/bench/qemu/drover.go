@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// drover has Drover make a machine and delete it.
+// drover lets Drover create a machine and delete it.
 func (b *benchmark) drover(ctx context.Context, c *bench.Controller, name string) (active, output time.Duration, err error) {
 	if err := b.quiet(ctx, c); err != nil {
 		return 0, 0, err

@@ -9,10 +9,9 @@
 // direct.go one of QEMU alone, memory.go the memory, report.go the figures and the
 // aims.
 //
-// Everything is real: bin/drover up --without-controller, bin/drover-controller as
-// a process of its own, and QEMU. The guest is that of one boot sector, which prints
-// as soon as the BIOS is done. Nothing fails for being slow; what does not work at
-// all does.
+// Everything is real: bin/drover up --without-controller, bin/drover-controller as a
+// separate process, and QEMU. The guest is that of one boot sector, which prints as
+// soon as the BIOS is done. Slowness is never an error; a failure of function is.
 package main
 
 import (

@@ -19,8 +19,7 @@ const (
 	settled = 3 * time.Second
 )
 
-// memory measures what machines add to a controller that finds them when it
-// starts.
+// memory measures what machines add to a controller that finds them at its start.
 func (b *benchmark) memory(ctx context.Context) error {
 	without, err := b.weighAll(ctx)
 	if err != nil {
@@ -40,7 +39,7 @@ func (b *benchmark) memory(ctx context.Context) error {
 	})
 }
 
-// with has a controller run while something is done.
+// with runs a controller during an operation.
 func (b *benchmark) with(ctx context.Context, do func(context.Context) error) error {
 	c, err := b.start(ctx)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // median.
 const aim = 100 * time.Millisecond
 
-// report is all that was measured.
+// report is the result of all measurements.
 type report struct {
 	Machine bench.Machine `json:"machine"`
 	Options options       `json:"options"`
@@ -25,7 +25,7 @@ type report struct {
 	Memory  *memory `json:"memory,omitempty"`
 }
 
-// row is a time of Drover's beside one of QEMU alone.
+// row is a time of Drover beside one of QEMU alone.
 type row struct {
 	What   string   `json:"what"`
 	Drover measured `json:"drover"`

@@ -1,8 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package births has what the recorder, beside this folder, writes down of each
-// QEMU that is started, and how both it and the test find those that run.
+// Package births defines the records that the recorder, beside this folder, writes
+// for each QEMU that is started. It also has the search for running QEMUs, which the
+// recorder and the test share.
 package births
 
 import (
@@ -17,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Suffix is that of the file of births, beside the recorder.
+// Suffix is that of the file of births, which is beside the recorder.
 const Suffix = ".births"
 
 // ProcessStart is the start of a QEMU.
@@ -25,14 +26,14 @@ type ProcessStart struct {
 	At  time.Time `json:"at"`
 	PID int       `json:"pid"`
 	UID types.UID `json:"uid"`
-	// Run is the one that it was started for, as the server's record has it.
+	// Run is the run for which it was started, from the server's record.
 	Run string `json:"run"`
 	// Others are the processes of the same server that ran at that moment.
 	Others []int `json:"others,omitempty"`
 }
 
-// Processes are those that run for a server. One that has ended and that nobody
-// has waited for yet has no command line.
+// Processes returns the processes that run for a server. A process that has ended
+// and was not reaped yet has no command line.
 func Processes(uid types.UID) ([]int, error) {
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -53,7 +54,7 @@ func Processes(uid types.UID) ([]int, error) {
 	return pids, nil
 }
 
-// Read returns all births that were written down; no file is none.
+// Read returns all recorded births; a missing file means none.
 func Read(path string) ([]ProcessStart, error) {
 	content, err := os.ReadFile(path)
 	if os.IsNotExist(err) {

@@ -1,12 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Program recorder stands where Drover looks for QEMU. It writes down that it was
-// started, for which server and run, and who else runs for the same server, and
-// then becomes QEMU: the process stays the same.
+// Program recorder takes the place of QEMU where Drover looks for it. It records
+// that it was started, for which server and run, and which other processes run for
+// the same server. Then it becomes QEMU: the process stays the same.
 //
-// The file that it writes to has the path by which it was started, and the suffix
-// of births: a link to it is all that a world of its own needs.
+// The file to which it writes has the path by which it was started, and the suffix
+// of births. So a link to the recorder is all that a separate world needs.
 package main
 
 import (
@@ -43,8 +43,8 @@ func run() error {
 	return syscall.Exec(qemu, append([]string{qemu}, os.Args[1:]...), os.Environ()) //nolint:gosec // It is started as QEMU.
 }
 
-// record looks for others before it writes. Of two that start at the same time,
-// one at least sees the other.
+// record looks for other processes before it writes. Of two that start at the same
+// time, at least one sees the other.
 func record(path string, uid types.UID) error {
 	var server struct{ Run string }
 	content, err := os.ReadFile("server.json")
