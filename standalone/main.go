@@ -9,7 +9,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 
@@ -21,15 +20,10 @@ import (
 
 func main() {
 	if err := newRootCommand().Execute(); err != nil {
-		if !errors.Is(err, errTold) {
-			fmt.Fprintln(os.Stderr, "drover:", err)
-		}
+		fmt.Fprintln(os.Stderr, "drover:", err)
 		os.Exit(1)
 	}
 }
-
-// errTold means that the error has already been printed.
-var errTold = errors.New("told")
 
 func newRootCommand() *cobra.Command {
 	// Parts of Kubernetes register flags of their own here, which cobra would show.
