@@ -53,7 +53,7 @@ func openDir(path string) (*dirStore, error) {
 func (s *dirStore) engineID() (string, error) { return s.dir.ID() }
 
 // reach checks that the folder is present and still the same engine. If not, it closes
-// all watches, because their callers have to start anew.
+// all watches, because their callers have to open new ones.
 func (s *dirStore) reach() error {
 	err := s.dir.Reach()
 	if err == nil {

@@ -768,7 +768,7 @@ func TestAlways(t *testing.T) {
 	}
 }
 
-// TestAlwaysOfTwo checks that a server which needs two images fetched anew gets both,
+// TestAlwaysOfTwo checks that a server which needs two images fetched again gets both,
 // once each.
 func TestAlwaysOfTwo(t *testing.T) {
 	t.Parallel()
