@@ -58,8 +58,9 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver     = (*Driver)(nil)
-	_ driver.Identifier = (*Driver)(nil)
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.Identifier    = (*Driver)(nil)
+	_ driver.FieldDeclarer = (*Driver)(nil)
 )
 
 // New opens the folder, creating it if it is missing, or uses memory.
