@@ -34,11 +34,15 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/moby/moby/client"
+	"github.com/spf13/pflag"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
 )
+
+// Name is the driver's name in the API.
+const Name = "docker"
 
 // Defaults of Options.
 const (
@@ -104,6 +108,24 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("DOCKER_HOST is %s: ssh is not supported, use unix:// or tcp:// with TLS, or forward the socket with ssh -L", d.host)
 	}
 	return d, nil
+}
+
+// DefaultOptions returns the options that flags can change.
+func DefaultOptions() *Options { return &Options{Image: DefaultImage} }
+
+// AddFlags adds the flags of the driver.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Image, "docker-image", o.Image, "docker: image of a VirtualMachine that names none")
+}
+
+// DataDir returns nil: the engine keeps the containers.
+func (o *Options) DataDir() *string { return nil }
+
+// Open opens the driver in env.
+func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
+	opened := *o
+	opened.ClusterID, opened.Log, opened.Clock = env.ClusterID, env.Log, env.Clock
+	return New(opened)
 }
 
 func (o Options) withDefaults() Options {

@@ -41,9 +41,11 @@ func (e *env) supportedFields(t *testing.T) map[string]driver.Support {
 // fieldChanges change one field each. The fields below image and volumes are only for
 // drivers that do not support them: their valid values depend on the engine.
 var fieldChanges = map[string]func(*driver.ServerSpec){
-	"resource.cpu":      func(s *driver.ServerSpec) { s.CPUMilli *= 2 },
-	"resource.memory":   func(s *driver.ServerSpec) { s.MemoryBytes *= 2 },
-	"ports.port":        func(s *driver.ServerSpec) { s.Ports = append(s.Ports, driver.Port{Name: "extra", Protocol: "TCP", Port: 4242}) },
+	"resource.cpu":    func(s *driver.ServerSpec) { s.CPUMilli *= 2 },
+	"resource.memory": func(s *driver.ServerSpec) { s.MemoryBytes *= 2 },
+	"ports.port": func(s *driver.ServerSpec) {
+		s.Ports = append(s.Ports, driver.Port{Name: "extra", Protocol: "TCP", Port: 4242})
+	},
 	"sshAuthorizedKeys": func(s *driver.ServerSpec) { s.SSHKeys = []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== test"} },
 	"userData":          func(s *driver.ServerSpec) { s.UserData = driver.NewSecret("#cloud-config\n") },
 	"networkData":       func(s *driver.ServerSpec) { s.NetworkData = driver.NewSecret("version: 2\n") },
