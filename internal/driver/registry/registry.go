@@ -139,9 +139,9 @@ func Open(ctx context.Context, list string, o Options) ([]Opened, error) {
 	}
 	var opened []Opened
 	for _, name := range names {
-		d, err := open(name, o)
+		d, err := openDriver(name, o)
 		if err == nil && auto {
-			err = answers(ctx, name, d, o.Log)
+			err = checkEngineAnswers(ctx, name, d, o.Log)
 		}
 		switch {
 		case err == nil:
@@ -158,7 +158,7 @@ func Open(ctx context.Context, list string, o Options) ([]Opened, error) {
 	return opened, nil
 }
 
-func open(name string, o Options) (driver.Driver, error) {
+func openDriver(name string, o Options) (driver.Driver, error) {
 	d, err := o.Settings[name].Open(o.Environment)
 	if err != nil {
 		return nil, err
@@ -185,8 +185,8 @@ func Close(ctx context.Context, opened []Opened) error {
 	return errors.Join(errs...)
 }
 
-// answers returns an error if the engine does not report its id.
-func answers(ctx context.Context, name string, d driver.Driver, log logr.Logger) error {
+// checkEngineAnswers returns an error if the engine does not report its id.
+func checkEngineAnswers(ctx context.Context, name string, d driver.Driver, log logr.Logger) error {
 	engine, err := Identify(ctx, d)
 	if err == nil {
 		log.Info("Driver chosen: its engine answers", "driver", name, "engine", engine)

@@ -78,26 +78,26 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o regis
 			return nil, err
 		}
 		// An engine that does not answer yet is recorded without its id.
-		used[i].ID, _ = askID(ctx, used[i], d.Driver)
+		used[i].ID, _ = engineID(ctx, used[i], d.Driver)
 	}
-	return names, keep(ctx, file, used, bound, o.Settings)
+	return names, recordEngines(ctx, file, used, bound, o.Settings)
 }
 
-// askID returns the engine's id. That of a folder needs no driver.
-func askID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
+// engineID returns the engine's id. That of a folder needs no driver.
+func engineID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
 	if e.Dir != "" {
 		return registry.IdentifyDataDir(e.Driver, e.Dir)
 	}
 	return registry.Identify(ctx, d)
 }
 
-func keep(ctx context.Context, file string, used []Engine, bound []api.Binding, s registry.Settings) error {
-	known, err := load(file)
+func recordEngines(ctx context.Context, file string, used []Engine, bound []api.Binding, s registry.Settings) error {
+	known, err := loadEngines(file)
 	if err != nil {
 		return err
 	}
 	var all []Engine
-	for _, e := range append(identify(ctx, known, bound, s), used...) {
+	for _, e := range append(addEngineIDs(ctx, known, bound, s), used...) {
 		if !slices.Contains(all, e) {
 			all = append(all, e)
 		}
@@ -109,14 +109,14 @@ func keep(ctx context.Context, file string, used []Engine, bound []api.Binding, 
 	return atomicfile.Update(file, append(data, '\n'), 0o600)
 }
 
-// identify returns the engines that are known or bound to. For a folder without an id it
+// addEngineIDs returns the engines that are known or bound to. For a folder without an id it
 // reads that. Any other engine without one stays so: even if no VirtualMachine is bound
 // to it, it may have servers, such as orphans.
-func identify(ctx context.Context, known []Engine, bound []api.Binding, s registry.Settings) []Engine {
+func addEngineIDs(ctx context.Context, known []Engine, bound []api.Binding, s registry.Settings) []Engine {
 	all := slices.Clone(known)
 	for n, e := range all {
 		if e.ID == "" && e.Dir != "" {
-			all[n].ID, _ = askID(ctx, e, nil)
+			all[n].ID, _ = engineID(ctx, e, nil)
 		}
 	}
 	for _, b := range bound {
@@ -138,7 +138,7 @@ func newEngine(name string, s registry.Settings) (engine Engine, err error) {
 
 // DataDirs returns the folders of a driver that the installation has used.
 func DataDirs(file, name string) ([]string, error) {
-	known, err := load(file)
+	known, err := loadEngines(file)
 	var dirs []string
 	for _, engine := range known {
 		if engine.Driver == name && engine.Dir != "" {
@@ -148,7 +148,7 @@ func DataDirs(file, name string) ([]string, error) {
 	return dirs, err
 }
 
-func load(file string) ([]Engine, error) {
+func loadEngines(file string) ([]Engine, error) {
 	data, err := os.ReadFile(file) //nolint:gosec // A file of the data dir.
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -175,7 +175,7 @@ type Reopened struct {
 // Reopen opens every engine that the installation has used, except those in skip, which
 // are named as by String. It fails if another engine answers, or none.
 func Reopen(ctx context.Context, file string, skip []string, o registry.Options) ([]Reopened, error) {
-	known, err := load(file)
+	known, err := loadEngines(file)
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func Reopen(ctx context.Context, file string, skip []string, o registry.Options)
 		if i := slices.Index(skip, e.String()); i >= 0 {
 			continue
 		}
-		d, err := reopen(ctx, e, o)
+		d, err := reopenEngine(ctx, e, o)
 		all, errs = append(all, d), append(errs, err)
 	}
 	for _, name := range skip {
@@ -196,9 +196,9 @@ func Reopen(ctx context.Context, file string, skip []string, o registry.Options)
 	return all, errors.Join(errs...)
 }
 
-func reopen(ctx context.Context, e Engine, o registry.Options) (Reopened, error) {
+func reopenEngine(ctx context.Context, e Engine, o registry.Options) (Reopened, error) {
 	if e.Dir != "" {
-		if _, err := askID(ctx, e, nil); err != nil {
+		if _, err := engineID(ctx, e, nil); err != nil {
 			return Reopened{}, fmt.Errorf("%s cannot be asked: %w", e, err)
 		}
 	}
@@ -211,7 +211,7 @@ func reopen(ctx context.Context, e Engine, o registry.Options) (Reopened, error)
 		return Reopened{}, err
 	}
 	r := Reopened{Engine: e, Driver: opened[0].Driver}
-	id, err := askID(ctx, e, r.Driver)
+	id, err := engineID(ctx, e, r.Driver)
 	switch {
 	case err != nil:
 		return r, fmt.Errorf("%s cannot be asked: %w", e, err)

@@ -161,7 +161,7 @@ func TestIdentify(t *testing.T) {
 		"no VMs": {nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got, want := identify(t.Context(), older, c.bound, registry.DefaultSettings()), slices.Concat(kept, c.added); !slices.Equal(got, want) {
+			if got, want := addEngineIDs(t.Context(), older, c.bound, registry.DefaultSettings()), slices.Concat(kept, c.added); !slices.Equal(got, want) {
 				t.Errorf("got %+v, want %+v", got, want)
 			}
 		})
@@ -190,7 +190,7 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 	if _, err := Reopen(t.Context(), file, []string{"fake/none"}, options("")); err == nil || !strings.Contains(err.Error(), "fake/none is no engine") {
 		t.Errorf("without one that is not known: %v", err)
 	}
-	known, err := load(file)
+	known, err := loadEngines(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 	if err := os.WriteFile(file, []byte(before), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	known, err := load(file)
+	known, err := loadEngines(file)
 	want := []Engine{{Driver: "docker", ID: "A"}, {Driver: "fake", Dir: "/f", ID: "B"}, {Driver: "qemu", Dir: "/q"}}
 	if err != nil || !slices.Equal(known, want) {
 		t.Fatalf("read %+v, %v, want %+v", known, err, want)
