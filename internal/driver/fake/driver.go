@@ -117,7 +117,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	}
 	now := d.clock.Now()
 	var made Record
-	err := d.store.change(spec.UID, claim{d.clusterID, spec.Epoch}, noting(ctx, func(old *Record) (*Record, error) {
+	err := d.store.change(spec.UID, claim{d.clusterID, spec.Epoch}, journaledEdit(ctx, func(old *Record) (*Record, error) {
 		r, err := d.begin(old, spec)
 		if err != nil {
 			return nil, err
@@ -155,7 +155,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	if err := driver.CheckUID(t.UID); err != nil {
 		return err
 	}
-	err := d.store.change(t.UID, claim{d.clusterID, t.Epoch}, noting(ctx, func(old *Record) (*Record, error) {
+	err := d.store.change(t.UID, claim{d.clusterID, t.Epoch}, journaledEdit(ctx, func(old *Record) (*Record, error) {
 		if old == nil || old.ClusterID != d.clusterID || (t.ID != "" && old.ID != t.ID) {
 			return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
 		}
@@ -172,32 +172,32 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	return err
 }
 
-// noting wraps an edit, which runs while the server's lock is held, so that its change
+// journaledEdit wraps an edit, which runs while the server's lock is held, so that its change
 // is recorded in the journal.
-func noting(ctx context.Context, edit func(*Record) (*Record, error)) func(*Record) (*Record, error) {
+func journaledEdit(ctx context.Context, edit func(*Record) (*Record, error)) func(*Record) (*Record, error) {
 	return func(old *Record) (*Record, error) {
-		had := clone(old)
+		before := clone(old)
 		next, err := edit(old)
-		if err == nil && !reflect.DeepEqual(had, next) {
-			journal.Note(ctx, deedOf(had, next), sketch(had), sketch(next))
+		if err == nil && !reflect.DeepEqual(before, next) {
+			journal.Record(ctx, actionOf(before, next), snapshotOf(before), snapshotOf(next))
 		}
 		return next, err
 	}
 }
 
-func deedOf(had, next *Record) journal.Deed {
+func actionOf(before, next *Record) journal.Action {
 	switch {
 	case next == nil:
-		return journal.DeedDelete
+		return journal.ActionDelete
 	case next.Retained:
-		return journal.DeedRelease
-	case had == nil:
-		return journal.DeedCreate
+		return journal.ActionRelease
+	case before == nil:
+		return journal.ActionCreate
 	}
-	return journal.DeedChange
+	return journal.ActionChange
 }
 
-func sketch(r *Record) *journal.Snapshot {
+func snapshotOf(r *Record) *journal.Snapshot {
 	if r == nil || r.Retained {
 		return nil
 	}
