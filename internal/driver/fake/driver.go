@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -311,6 +312,36 @@ func (d *Driver) enterMutation(ctx context.Context) error {
 	}
 	if d.failureRate > 0 && rand.Float64() < d.failureRate { //nolint:gosec // Chance, not secrecy.
 		return driver.Errorf(driver.ErrRetry, "simulated failure (the fake driver's failure rate is %v)", d.failureRate)
+	}
+	return nil
+}
+
+// check returns an error for a spec that no server can be made from.
+func check(spec driver.ServerSpec) error {
+	if err := driver.CheckUID(spec.UID); err != nil {
+		return err
+	}
+	if err := driver.CheckPower(spec.Power); err != nil {
+		return err
+	}
+	switch {
+	case spec.CPUMilli <= 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0", spec.CPUMilli)
+	case spec.MemoryBytes <= 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be more than 0", spec.MemoryBytes)
+	case spec.RootDiskBytes < 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0", spec.RootDiskBytes)
+	case strings.ContainsAny(spec.Image.Source, " \t\r\n"):
+		return driver.Errorf(driver.ErrInvalid, "image.source is %q: it must not contain spaces", spec.Image.Source)
+	}
+	return nil
+}
+
+// checkDisk returns an error for a disk size that the existing server cannot have.
+func checkDisk(r Record, spec driver.ServerSpec) error {
+	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < r.RootDiskBytes {
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it may only grow, and the server has %d",
+			spec.RootDiskBytes, r.RootDiskBytes)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ package fake
 import (
 	"container/heap"
 	"context"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -131,4 +132,68 @@ func (h *momentHeap) Pop() any {
 	last := (*h)[len(*h)-1]
 	*h = (*h)[:len(*h)-1]
 	return last
+}
+
+// uidQueue is a queue that holds each UID at most once.
+type uidQueue struct {
+	order  []types.UID
+	queued map[types.UID]bool
+}
+
+func (q *uidQueue) put(uid types.UID) {
+	if q.queued[uid] {
+		return
+	}
+	if q.queued == nil {
+		q.queued = map[types.UID]bool{}
+	}
+	q.queued[uid] = true
+	q.order = append(q.order, uid)
+}
+
+func (q *uidQueue) pop() {
+	delete(q.queued, q.order[0])
+	q.order = q.order[1:]
+}
+
+// mailbox holds the UIDs that one watcher has not taken yet. It never blocks the sender
+// and never loses a UID.
+type mailbox struct {
+	mu     sync.Mutex
+	uids   uidQueue
+	closed bool
+	// ready has a value while there is something to take.
+	ready chan struct{}
+}
+
+func newMailbox() *mailbox { return &mailbox{ready: make(chan struct{}, 1)} }
+
+func (b *mailbox) put(uid types.UID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.uids.put(uid)
+	b.notify()
+}
+
+func (b *mailbox) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+	b.notify()
+}
+
+func (b *mailbox) notify() {
+	select {
+	case b.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take empties the mailbox; open is false when it was closed.
+func (b *mailbox) take() (uids []types.UID, open bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	uids = b.uids.order
+	b.uids = uidQueue{}
+	return uids, !b.closed
 }
