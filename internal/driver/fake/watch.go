@@ -13,122 +13,122 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// pump sends the UIDs of one Watch: those of records that change, and those of
+// watcher sends the UIDs of one Watch: those of records that change, and those of
 // servers that change by the passage of time alone.
-type pump struct {
-	driver *Driver
-	box    *mailbox
-	out    chan types.UID
-	queue  uidQueue
-	timer  clock.Timer
+type watcher struct {
+	driver  *Driver
+	mailbox *mailbox
+	out     chan types.UID
+	queue   uidQueue
+	timer   clock.Timer
 
-	moments momentHeap
-	// due is the current moment of each UID; others in moments are stale.
-	due map[types.UID]time.Time
+	transitions transitionHeap
+	// nextByUID is the time of each UID's next transition; others in transitions are stale.
+	nextByUID map[types.UID]time.Time
 }
 
-func (p *pump) run(ctx context.Context) {
-	defer close(p.out)
-	defer p.timer.Stop()
+func (w *watcher) sendEvents(ctx context.Context) {
+	defer close(w.out)
+	defer w.timer.Stop()
 	for {
 		// A nil channel is never ready: there is nothing to send.
 		var out chan types.UID
 		var head types.UID
-		if len(p.queue.order) > 0 {
-			out, head = p.out, p.queue.order[0]
+		if len(w.queue.order) > 0 {
+			out, head = w.out, w.queue.order[0]
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.box.ready:
-			uids, open := p.box.take()
+		case <-w.mailbox.ready:
+			uids, open := w.mailbox.takeAll()
 			if !open {
 				return
 			}
-			p.changed(uids)
-		case <-p.timer.C():
-			p.arm()
+			w.queueChanged(uids)
+		case <-w.timer.C():
+			w.resetTimer()
 		case out <- head:
-			p.queue.pop()
+			w.queue.removeFirst()
 		}
 	}
 }
 
-// changed queues servers whose records changed, except those of other clusters. A
+// queueChanged queues servers whose records changed, except those of other clusters. A
 // removed one is always queued, because its cluster is unknown.
-func (p *pump) changed(uids []types.UID) {
+func (w *watcher) queueChanged(uids []types.UID) {
 	for _, uid := range uids {
-		r, err := p.driver.store.get(uid)
+		r, err := w.driver.store.getRecord(uid)
 		if err == nil && r != nil {
-			if r.ClusterID != p.driver.clusterID {
+			if r.ClusterID != w.driver.clusterID {
 				continue
 			}
-			p.expect(*r)
+			w.scheduleTransition(*r)
 		}
-		p.queue.put(uid)
+		w.queue.add(uid)
 	}
-	p.arm()
+	w.resetTimer()
 }
 
-// expect records when a server will change by itself.
-func (p *pump) expect(r Record) {
-	at := nextMoment(r, p.driver.clock.Now())
+// scheduleTransition records when a server will change by itself.
+func (w *watcher) scheduleTransition(r Record) {
+	at := nextTransition(r, w.driver.clock.Now())
 	if at.IsZero() {
-		delete(p.due, r.UID)
+		delete(w.nextByUID, r.UID)
 		return
 	}
-	if !p.due[r.UID].Equal(at) {
-		p.due[r.UID] = at
-		heap.Push(&p.moments, moment{at: at, uid: r.UID})
+	if !w.nextByUID[r.UID].Equal(at) {
+		w.nextByUID[r.UID] = at
+		heap.Push(&w.transitions, transition{at: at, uid: r.UID})
 	}
 }
 
-// fire queues the servers whose moment has come.
-func (p *pump) fire(now time.Time) {
-	for len(p.moments) > 0 && !now.Before(p.moments[0].at) {
-		m := heap.Pop(&p.moments).(moment)
-		if p.due[m.uid].Equal(m.at) {
-			delete(p.due, m.uid)
-			p.queue.put(m.uid)
+// queueDue queues the servers whose transition is due.
+func (w *watcher) queueDue(now time.Time) {
+	for len(w.transitions) > 0 && !now.Before(w.transitions[0].at) {
+		m := heap.Pop(&w.transitions).(transition)
+		if w.nextByUID[m.uid].Equal(m.at) {
+			delete(w.nextByUID, m.uid)
+			w.queue.add(m.uid)
 		}
 	}
 }
 
-// arm sets the timer for the next moment. A clock that is stepped may pass that
-// moment before the timer is set, hence the loop.
-func (p *pump) arm() {
-	p.timer.Stop()
+// resetTimer sets the timer for the next transition. A clock that is stepped may pass its
+// time before the timer is set, hence the loop.
+func (w *watcher) resetTimer() {
+	w.timer.Stop()
 	for {
-		now := p.driver.clock.Now()
-		p.fire(now)
-		if len(p.moments) == 0 {
+		now := w.driver.clock.Now()
+		w.queueDue(now)
+		if len(w.transitions) == 0 {
 			return
 		}
-		next := p.moments[0].at
-		p.timer.Reset(next.Sub(now))
-		if p.driver.clock.Now().Before(next) {
+		next := w.transitions[0].at
+		w.timer.Reset(next.Sub(now))
+		if w.driver.clock.Now().Before(next) {
 			return
 		}
 	}
 }
 
-type moment struct {
+type transition struct {
 	at  time.Time
 	uid types.UID
 }
 
-// momentHeap has the earliest moment first.
-type momentHeap []moment
+// transitionHeap has the earliest transition first.
+type transitionHeap []transition
 
-func (h momentHeap) Len() int           { return len(h) }
-func (h momentHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
-func (h momentHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h transitionHeap) Len() int           { return len(h) }
+func (h transitionHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
+func (h transitionHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
 
 // Push and Pop are for package heap.
-func (h *momentHeap) Push(x any) { *h = append(*h, x.(moment)) }
+func (h *transitionHeap) Push(x any) { *h = append(*h, x.(transition)) }
 
-// Pop takes the last moment.
-func (h *momentHeap) Pop() any {
+// Pop removes the last transition.
+func (h *transitionHeap) Pop() any {
 	last := (*h)[len(*h)-1]
 	*h = (*h)[:len(*h)-1]
 	return last
@@ -140,7 +140,7 @@ type uidQueue struct {
 	queued map[types.UID]bool
 }
 
-func (q *uidQueue) put(uid types.UID) {
+func (q *uidQueue) add(uid types.UID) {
 	if q.queued[uid] {
 		return
 	}
@@ -151,7 +151,7 @@ func (q *uidQueue) put(uid types.UID) {
 	q.order = append(q.order, uid)
 }
 
-func (q *uidQueue) pop() {
+func (q *uidQueue) removeFirst() {
 	delete(q.queued, q.order[0])
 	q.order = q.order[1:]
 }
@@ -168,29 +168,29 @@ type mailbox struct {
 
 func newMailbox() *mailbox { return &mailbox{ready: make(chan struct{}, 1)} }
 
-func (b *mailbox) put(uid types.UID) {
+func (b *mailbox) add(uid types.UID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.uids.put(uid)
-	b.notify()
+	b.uids.add(uid)
+	b.signalReady()
 }
 
 func (b *mailbox) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
-	b.notify()
+	b.signalReady()
 }
 
-func (b *mailbox) notify() {
+func (b *mailbox) signalReady() {
 	select {
 	case b.ready <- struct{}{}:
 	default:
 	}
 }
 
-// take empties the mailbox; open is false when it was closed.
-func (b *mailbox) take() (uids []types.UID, open bool) {
+// takeAll empties the mailbox; open is false when it was closed.
+func (b *mailbox) takeAll() (uids []types.UID, open bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	uids = b.uids.order

@@ -55,19 +55,11 @@ func actionsOf(entries []journal.Entry) []string {
 // openJournaled wraps the fake driver with a journal.
 func openJournaled(t *testing.T, o fake.Options, path string) driver.Driver {
 	t.Helper()
-	d, err := journal.Wrap(faketest.Open(t, o), path, o.ClusterID, clock.RealClock{}, logr.Discard())
+	d, err := journal.Wrap(faketest.OpenDriver(t, o), path, o.ClusterID, clock.RealClock{}, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return d
-}
-
-func ensureWithEpoch(t *testing.T, d driver.Driver, uid types.UID, epoch uint64) error {
-	t.Helper()
-	spec := faketest.Spec(t)
-	spec.Target, spec.Namespace, spec.Name, spec.Power = driver.Target{UID: uid, Epoch: epoch}, "n", "n", driver.PowerOn
-	_, err := d.Ensure(t.Context(), spec)
-	return err
 }
 
 // TestJournal checks that accepted changes are recorded in order, with the state before;
@@ -115,16 +107,16 @@ func checkEntries(t *testing.T, entries []journal.Entry) {
 
 func runCalls(t *testing.T, d driver.Driver) {
 	t.Helper()
-	stop := faketest.Spec(t)
+	stop := faketest.NewSpec(t)
 	stop.Target, stop.Power = driver.Target{UID: "one", Epoch: 6}, driver.PowerOff
-	if err := errors.Join(ensureWithEpoch(t, d, "one", 5), ensureWithEpoch(t, d, "one", 5)); err != nil {
+	if err := errors.Join(faketest.EnsureWithEpoch(t, d, "one", 5), faketest.EnsureWithEpoch(t, d, "one", 5)); err != nil {
 		t.Fatal(err)
 	}
 	_, stopped := d.Ensure(t.Context(), stop)
 	fenced := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 5}, false)
 	deleted := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 6}, false)
 	gone := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 6}, false)
-	again := ensureWithEpoch(t, d, "one", 6)
+	again := faketest.EnsureWithEpoch(t, d, "one", 6)
 	released := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 6}, true)
 	if err := errors.Join(stopped, deleted, again, released); err != nil || !errors.Is(fenced, driver.ErrFenced) || !errors.Is(gone, driver.ErrNotFound) {
 		t.Fatalf("got errors %v, %v, %v", err, fenced, gone)
@@ -143,7 +135,7 @@ func TestSharedJournal(t *testing.T) {
 		go func() {
 			var err error
 			for m := range servers {
-				err = errors.Join(err, ensureWithEpoch(t, d, types.UID(fmt.Sprintf("uid-%d-%d", n, m)), 1))
+				err = errors.Join(err, faketest.EnsureWithEpoch(t, d, types.UID(fmt.Sprintf("uid-%d-%d", n, m)), 1))
 			}
 			done <- err
 		}()
@@ -163,7 +155,7 @@ func TestLostEntry(t *testing.T) {
 	t.Parallel()
 	var lost []string
 	log := funcr.New(func(_, args string) { lost = append(lost, args) }, funcr.Options{})
-	d, err := journal.Wrap(faketest.Open(t, fake.Options{ClusterID: "c"}), "/dev/full", "c", clock.RealClock{}, log)
+	d, err := journal.Wrap(faketest.OpenDriver(t, fake.Options{ClusterID: "c"}), "/dev/full", "c", clock.RealClock{}, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +173,7 @@ func TestWrapRejectsPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, path := range map[string]string{"a folder": t.TempDir(), "a pipe": pipe} {
-		if _, err := journal.Wrap(faketest.Open(t, fake.Options{ClusterID: "c"}), path, "c", clock.RealClock{}, logr.Discard()); err == nil {
+		if _, err := journal.Wrap(faketest.OpenDriver(t, fake.Options{ClusterID: "c"}), path, "c", clock.RealClock{}, logr.Discard()); err == nil {
 			t.Errorf("Wrap accepted %s", name)
 		}
 	}
@@ -196,7 +188,7 @@ func TestPartialLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := openJournaled(t, fake.Options{ClusterID: "c"}, path)
-	if err := errors.Join(ensureWithEpoch(t, d, "one", 1), ensureWithEpoch(t, d, "two", 1)); err != nil {
+	if err := errors.Join(faketest.EnsureWithEpoch(t, d, "one", 1), faketest.EnsureWithEpoch(t, d, "two", 1)); err != nil {
 		t.Fatal(err)
 	}
 	content, err := os.ReadFile(path)
