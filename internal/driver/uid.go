@@ -11,7 +11,8 @@ import (
 
 var uidPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 
-// UniqueUIDs returns each UID once. It returns ErrInvalid for a UID that CheckUID refuses.
+// UniqueUIDs returns each UID once. It returns ErrInvalid for a UID that CheckUID
+// refuses.
 func UniqueUIDs(uids []types.UID) ([]types.UID, error) {
 	seen := make(map[types.UID]bool, len(uids))
 	unique := make([]types.UID, 0, len(uids))

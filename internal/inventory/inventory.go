@@ -227,10 +227,10 @@ func duplicateIDs(servers []driver.Server) []string {
 	return out
 }
 
-// GetLive queries the engine for one UID. The answer counts, and enters the
-// cache, once the engine has confirmed that it is the known one. The answer of a
-// call that fails is Unknown. If the caller's own deadline ended it, it proves nothing about the
-// engine. After any other failure the loop checks the engine itself.
+// GetLive queries the engine for one UID. The answer counts, and enters the cache, once
+// the engine has confirmed that it is the known one. The answer of a call that fails is
+// Unknown. If the caller's own deadline ended it, it proves nothing about the engine.
+// After any other failure the loop checks the engine itself.
 func (i *Inventory) GetLive(ctx context.Context, uid types.UID) (Observation, error) {
 	result, err := i.queryEngine(ctx, uid)
 	if err == nil {
@@ -466,8 +466,8 @@ func nameOf(servers []driver.Server) types.NamespacedName {
 	return types.NamespacedName{}
 }
 
-// comparableServer is the comparable part of a server: without what only Ensure reports, and
-// with the text of an error in place of its identity.
+// comparableServer is the comparable part of a server: without what only Ensure
+// reports, and with the text of an error in place of its identity.
 type comparableServer struct {
 	driver.Server
 	err string

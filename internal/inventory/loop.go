@@ -15,7 +15,8 @@ import (
 const (
 	// retryPeriod is the time between two tries to reach a lost engine.
 	retryPeriod = time.Second
-	// maxRefreshPause is the longest pause between two refreshes of what events have named.
+	// maxRefreshPause is the longest pause between two refreshes of what events have
+	// named.
 	maxRefreshPause = 100 * time.Millisecond
 )
 
@@ -219,8 +220,8 @@ func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) e
 	}
 }
 
-// pauseAfterRefresh returns the pause after a refresh, so that refreshes take a quarter of
-// the time at most. A very short refresh needs no pause.
+// pauseAfterRefresh returns the pause after a refresh, so that refreshes take a quarter
+// of the time at most. A very short refresh needs no pause.
 func pauseAfterRefresh(took time.Duration) time.Duration {
 	if took < time.Millisecond {
 		return 0

@@ -244,7 +244,8 @@ func (s *Sweep) updateFreeze(orphans, servers int) bool {
 	return frozen
 }
 
-// removeOrphans deletes every orphan that is old enough or, with OrphanReport, reports it.
+// removeOrphans deletes every orphan that is old enough or, with OrphanReport, reports
+// it.
 func (s *Sweep) removeOrphans(ctx context.Context, found []driver.Server) error {
 	var errs []error
 	for _, server := range found {

@@ -232,8 +232,8 @@ func TestSweepListsEngineFirst(t *testing.T) {
 	}
 }
 
-// TestOwnedServersNeedNoLiveRead checks that the API is not read live while the cache knows all
-// owners. The engine is not listed either, once the inventory knows it.
+// TestOwnedServersNeedNoLiveRead checks that the API is not read live while the cache
+// knows all owners. The engine is not listed either, once the inventory knows it.
 func TestOwnedServersNeedNoLiveRead(t *testing.T) {
 	b := newSweepFixture(t)
 	b.addServers(5)

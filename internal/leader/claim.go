@@ -18,11 +18,11 @@ import (
 // ClaimName is the name of the cluster's claim, a Lease in namespace kube-system.
 const ClaimName = "drover-leader"
 
-// claimTerms is the term of a claim, in Lease durations. The holder renews the
-// claim once per Lease duration, and stops renewing the Lease itself when the claim
-// is older than two. A replica that has just observed a renewal of the Lease therefore knows
-// that the claim is valid for three more. That is long enough to succeed that
-// leader without asking for the claim first.
+// claimTerms is the term of a claim, in Lease durations. The holder renews the claim
+// once per Lease duration, and stops renewing the Lease itself when the claim is older
+// than two. A replica that has just observed a renewal of the Lease therefore knows
+// that the claim is valid for three more. That is long enough to succeed that leader
+// without reading the claim first.
 const claimTerms = 5
 
 // errRival means that another Drover has the claim.
@@ -42,7 +42,7 @@ type claim struct {
 
 // ensureClaim returns once this Lease may lead in the cluster.
 func (l *Lock) ensureClaim(ctx context.Context) error {
-	if l.opts.Claims == nil || l.renewalSeenLately() {
+	if l.opts.Claims == nil || l.hasRecentRenewal() {
 		return nil
 	}
 	for {
@@ -56,9 +56,9 @@ func (l *Lock) ensureClaim(ctx context.Context) error {
 	}
 }
 
-// renewalSeenLately reports whether another replica was observed to renew this Lease so
+// hasRecentRenewal reports whether another replica was observed to renew this Lease so
 // recently that the claim cannot have expired.
-func (l *Lock) renewalSeenLately() bool {
+func (l *Lock) hasRecentRenewal() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.observed.renewedTerm == l.opts.Settings.Lease && l.opts.Boot()-l.observed.renewedAt <= l.opts.Settings.Lease+Spare
@@ -226,7 +226,7 @@ func (l *Lock) setRival(rival string) {
 		l.opts.Log.Error(errRival, "Two Drovers run in this cluster: this one does not act while the other one's claim lasts", "lease", l.Describe(), "other", rival)
 		l.opts.Conflict(fmt.Sprintf("two Drovers run in this cluster, by the Leases %s and %s: only the latter acts, until its claim has not been renewed for a while. Remove one, or give all replicas the same --lease-lock-namespace and --lease-lock-name", l.Describe(), rival))
 	case rival != before && rival != "":
-		l.opts.Log.Info("Waits for the cluster's claim of another Drover to run out", "lease", l.Describe(), "other", rival)
+		l.opts.Log.Info("Waiting for the cluster's claim of another Drover to expire", "lease", l.Describe(), "other", rival)
 	}
 }
 

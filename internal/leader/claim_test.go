@@ -341,9 +341,9 @@ func TestExcessiveDuration(t *testing.T) {
 	}
 }
 
-// TestAcquisitionProvesNoClaim checks that a standby that has observed a replica acquire and
-// release the Lease, but not renew it, reads the claim. Another Drover may have
-// it by then.
+// TestAcquisitionProvesNoClaim checks that a standby that has observed a replica
+// acquire and release the Lease, but not renew it, reads the claim. Another Drover may
+// have it by then.
 func TestAcquisitionProvesNoClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -108,8 +108,8 @@ func (g *Guard) endCall(c *call) {
 	delete(g.calls, c)
 }
 
-// scheduleCheck arranges that running calls are cancelled when the guard lapses. The caller
-// holds the lock.
+// scheduleCheck arranges that running calls are cancelled when the guard lapses. The
+// caller holds the lock.
 func (g *Guard) scheduleCheck() {
 	if g.checkScheduled || g.alwaysOpen || len(g.calls) == 0 {
 		return

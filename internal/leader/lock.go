@@ -341,7 +341,8 @@ func (l *Lock) becomeLeader(answer *coordinationv1.Lease, epoch uint64, sent tim
 	l.observeLocked(l.updateWith(answer, epoch)) // the Lease may have been lost meanwhile
 }
 
-// updateWith returns a function that records a Lease if it is newer than what was observed.
+// updateWith returns a function that records a Lease if it is newer than what was
+// observed.
 func (l *Lock) updateWith(lease *coordinationv1.Lease, version uint64) func(*observedLease, time.Duration) bool {
 	return func(s *observedLease, now time.Duration) bool {
 		return s.updateIfNewer(lease, version, now, l.opts.Settings.Lease)
@@ -439,7 +440,7 @@ func (l *Lock) isHolder() bool {
 	return l.observed.holder() == l.opts.Identity
 }
 
-// writeLease creates or updates the Lease. Once the request is sent, write waits for the
+// writeLease creates or updates the Lease. Once the request is sent, it waits for the
 // answer even if ctx ends: a process that is stopping must know whether it has the
 // Lease, in order to release it.
 func (l *Lock) writeLease(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {

@@ -21,15 +21,15 @@ type observedLease struct {
 	lease *coordinationv1.Lease
 	// changedAt is when the spec was last observed to have changed.
 	changedAt time.Duration
-	// renewedAt is when a holder was last observed to renew, and renewedTerm the duration of its
-	// Lease. Both are 0 if no renewal was observed.
+	// renewedAt is when a holder was last observed to renew, and renewedTerm the
+	// duration of its Lease. Both are 0 if no renewal was observed.
 	renewedAt, renewedTerm time.Duration
 	// deletedUntil is until when the holder of a deleted Lease may still act.
 	deletedUntil time.Duration
 }
 
-// updateIfNewer records what a watch or an answer showed, unless it is not newer than what is
-// known.
+// updateIfNewer records what a watch or an answer showed, unless it is not newer than
+// what is known.
 func (s *observedLease) updateIfNewer(lease *coordinationv1.Lease, version uint64, now time.Duration, leaseDuration time.Duration) bool {
 	if s.known && version <= s.version {
 		return false
@@ -64,9 +64,10 @@ func (s *observedLease) update(lease *coordinationv1.Lease, version uint64, now 
 	s.known, s.lease, s.version = true, lease, version
 }
 
-// updateRenewal records that a holder is active, as its renewal shows. Acquiring or releasing
-// the Lease does not show that. A holder may acquire it directly after another leader
-// without renewing anything, and one that releases may have been suspended before.
+// updateRenewal records that a holder is active, as its renewal shows. Acquiring or
+// releasing the Lease does not show that. A holder may acquire it directly after
+// another leader without renewing anything, and one that releases may have been
+// suspended before.
 func (s *observedLease) updateRenewal(lease *coordinationv1.Lease, now time.Duration) {
 	if s.holder() == "" || s.holder() != holderOf(lease) || lease.UID != s.lease.UID {
 		return
@@ -87,8 +88,8 @@ func holderOf(lease *coordinationv1.Lease) string {
 }
 
 // holderTerm returns how long the holder may rely on the Lease. It is the duration that
-// the holder wrote but at least leaseDuration, since that may have been shortened by hand.
-// It is at most maxTerm.
+// the holder wrote but at least leaseDuration, since that may have been shortened by
+// hand. It is at most maxTerm.
 func (s *observedLease) holderTerm(leaseDuration time.Duration) time.Duration {
 	if s.lease == nil || s.lease.Spec.LeaseDurationSeconds == nil {
 		return leaseDuration
@@ -103,8 +104,8 @@ func (s *observedLease) transitions() int32 {
 	return *s.lease.Spec.LeaseTransitions
 }
 
-// availableAt returns when a process that is not the holder can acquire the Lease, 0 for at
-// once.
+// availableAt returns when a process that is not the holder can acquire the Lease, 0
+// for at once.
 func (s *observedLease) availableAt(leaseDuration time.Duration) time.Duration {
 	if s.holder() == "" {
 		return s.deletedUntil

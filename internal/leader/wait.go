@@ -52,7 +52,8 @@ func (l *Lock) awaitObservedAvailable(ctx context.Context) error {
 	}
 }
 
-// untilAvailable returns the time until the Lease is available. The caller holds the lock.
+// untilAvailable returns the time until the Lease is available. The caller holds the
+// lock.
 func (l *Lock) untilAvailable() time.Duration {
 	if holder := l.observed.holder(); holder != "" && (holder == l.opts.Identity || l.opts.HolderGone(holder)) {
 		return 0

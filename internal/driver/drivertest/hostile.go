@@ -65,7 +65,8 @@ func testSecrets(t *testing.T, e *env) {
 	}
 }
 
-// ensureSupported makes the server run, without the fields that the driver does not support.
+// ensureSupported makes the server run, without the fields that the driver does not
+// support.
 func (e *env) ensureSupported(t *testing.T, spec driver.ServerSpec, mark string) driver.Server {
 	t.Helper()
 	_, err := e.driver.Ensure(t.Context(), spec)

@@ -207,8 +207,8 @@ func testLoseEngine(t *testing.T, e *env) {
 	again.waitForEvent(t, e, spec.UID, "a stop after the outage")
 }
 
-// checkUnavailable makes every call once. It returns an error for a call that did not fail as it
-// should, and fails the test for a harmful answer.
+// checkUnavailable makes every call once. It returns an error for a call that did not
+// fail as it should, and fails the test for a harmful answer.
 func (e *env) checkUnavailable(t *testing.T, spec driver.ServerSpec) error {
 	t.Helper()
 	ctx := t.Context()

@@ -164,7 +164,8 @@ func checkSize(t *testing.T, s driver.Server, spec driver.ServerSpec) {
 	}
 }
 
-// testChangeImage checks that a new image waits for the next restart, or is refused for good.
+// testChangeImage checks that a new image waits for the next restart, or is refused for
+// good.
 func testChangeImage(t *testing.T, e *env) {
 	requireHarness(t, e.OtherImage != "", "OtherImage")
 	spec := e.newSpec(t, "reimaged")

@@ -94,7 +94,8 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// checkSkips checks that Skips names existing cases, so that a rename leaves no stale reason.
+// checkSkips checks that Skips names existing cases, so that a rename leaves no stale
+// reason.
 func checkSkips(t *testing.T, skips map[string]string) {
 	t.Helper()
 	known := map[string]bool{}
@@ -126,8 +127,8 @@ func newEnv(t *testing.T, h Harness) *env {
 	return e
 }
 
-// openDriver connects to the engine as the given cluster, and registers the removal of its
-// servers at the end of the case.
+// openDriver connects to the engine as the given cluster, and registers the removal of
+// its servers at the end of the case.
 func (e *env) openDriver(t *testing.T, cluster string) driver.Driver {
 	t.Helper()
 	d := e.Open(t, cluster)

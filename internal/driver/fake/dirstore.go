@@ -53,8 +53,8 @@ func openDirStore(path string) (*dirStore, error) {
 
 func (s *dirStore) engineID() (string, error) { return s.dir.ID() }
 
-// checkReachable checks that the folder is present and still the same engine. If not, it closes
-// all watches, because their callers have to open new ones.
+// checkReachable checks that the folder is present and still the same engine. If not,
+// it closes all watches, because their callers have to open new ones.
 func (s *dirStore) checkReachable() error {
 	err := s.dir.Reach()
 	if err == nil {
@@ -82,8 +82,8 @@ func (s *dirStore) getRecord(uid types.UID) (*Record, error) {
 	return r, nil
 }
 
-// readRecord returns the record in a file, nil if there is none, and the stamp with
-// which a later change of the file is detected.
+// readRecord returns the record in a file, nil if there is none, and the file's
+// metadata, by which a later change of the file is detected.
 func (s *dirStore) readRecord(path string, uid types.UID) (*Record, fs.FileInfo, error) {
 	content, info, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -353,7 +353,7 @@ func (s *dirStore) replaceFile(path string, stamp fs.FileInfo, content []byte) e
 			return err
 		}
 		if !os.SameFile(now, stamp) || !now.ModTime().Equal(stamp.ModTime()) || now.Size() != stamp.Size() {
-			return fmt.Errorf("%s was changed by hand just now", path)
+			return fmt.Errorf("%s was edited during this change", path)
 		}
 		return nil
 	})
@@ -379,7 +379,7 @@ func (s *dirStore) watchRecords() (*mailbox, func(), error) {
 }
 
 // forwardEvents puts the UIDs of changed files into box until w is closed. An error means
-// that events were lost, and ends feed too.
+// that events were lost, and ends forwardEvents too.
 func (s *dirStore) forwardEvents(w *fsnotify.Watcher, box *mailbox) {
 	defer box.close()
 	for {

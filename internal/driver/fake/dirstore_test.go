@@ -84,7 +84,8 @@ func (f *testFolder) listServers(t *testing.T) map[types.UID]driver.Server {
 	return byUID
 }
 
-// TestBrokenFile checks that a file that cannot be read does not pass for a removed server.
+// TestBrokenFile checks that a file that cannot be read does not pass for a removed
+// server.
 func TestBrokenFile(t *testing.T) {
 	t.Parallel()
 	for name, content := range map[string]string{
@@ -361,7 +362,8 @@ func changeRepeatedly(t *testing.T, d *fake.Driver, steady driver.ServerSpec) {
 	}
 }
 
-// TestHeldLock checks that a process that was suspended with a lock does not block others.
+// TestHeldLock checks that a process that was suspended with a lock does not block
+// others.
 func TestHeldLock(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -456,7 +458,8 @@ func TestEngineIsPinnedAgain(t *testing.T) {
 	}
 }
 
-// TestPartialRelease checks that a server that is marked but not yet moved away counts as released.
+// TestPartialRelease checks that a server that is marked but not yet moved away counts
+// as released.
 func TestPartialRelease(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
@@ -498,7 +501,8 @@ func TestRemovedFolders(t *testing.T) {
 	}
 }
 
-// TestPartialFilesAreRemoved checks that the next process removes the partial files of a killed one.
+// TestPartialFilesAreRemoved checks that the next process removes the partial files of
+// a killed one.
 func TestPartialFilesAreRemoved(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)

@@ -173,8 +173,8 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	return err
 }
 
-// journaledEdit wraps an edit, which runs while the server's lock is held, so that its change
-// is recorded in the journal.
+// journaledEdit wraps an edit, which runs while the server's lock is held, so that its
+// change is recorded in the journal.
 func journaledEdit(ctx context.Context, edit func(*Record) (*Record, error)) func(*Record) (*Record, error) {
 	return func(old *Record) (*Record, error) {
 		before := cloneRecord(old)

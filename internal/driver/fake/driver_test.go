@@ -81,8 +81,8 @@ func TestInvalidSpecs(t *testing.T) {
 	}
 }
 
-// TestTransitionsByTime checks that servers reach the end of their boot and of their shutdown
-// without a call, and that Watch reports it.
+// TestTransitionsByTime checks that servers reach the end of their boot and of their
+// shutdown without a call, and that Watch reports it.
 func TestTransitionsByTime(t *testing.T) {
 	t.Parallel()
 	d, _, c := newSteppedDriver(t, fake.Options{BootTime: 10 * time.Second, ShutdownTime: 5 * time.Second})
@@ -297,8 +297,8 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestTwoControllers checks that servers outlive their driver, and that two drivers observe
-// each other's changes.
+// TestTwoControllers checks that servers outlive their driver, and that two drivers
+// observe each other's changes.
 func TestTwoControllers(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})

@@ -16,8 +16,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 )
 
-// TestSuspendedLeaderBlocksOneServer checks that a leader that was suspended while it held a
-// server's lock delays the next leader on that server only.
+// TestSuspendedLeaderBlocksOneServer checks that a leader that was suspended while it
+// held a server's lock delays the next leader on that server only.
 func TestSuspendedLeaderBlocksOneServer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

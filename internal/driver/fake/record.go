@@ -37,11 +37,11 @@ type Record struct {
 	UpAt      time.Time `json:"upAt,omitzero"`
 	// StopsAt is when a server that is Stopping will be off.
 	StopsAt time.Time `json:"stopsAt,omitzero"`
-	// IgnoreShutdown : the guest ignores requests to stop.
+	// IgnoreShutdown is set if the guest ignores requests to stop.
 	IgnoreShutdown bool `json:"ignoreShutdown,omitempty"`
 	// Exit describes how the last run ended.
 	Exit *Exit `json:"exit,omitempty"`
-	// Retained : the server was released.
+	// Retained is set if the server was released.
 	Retained bool `json:"retained,omitempty"`
 
 	CPUMilli      int64 `json:"cpuMilli,omitempty"`
@@ -137,10 +137,10 @@ func decodeRecord(content []byte) (Record, error) {
 	d := json.NewDecoder(bytes.NewReader(content))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&r); err != nil {
-		return Record{}, fmt.Errorf("it is no JSON of a server: %w", err)
+		return Record{}, fmt.Errorf("it is not the JSON of a server: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Record{}, errors.New("there is something after the JSON object")
+		return Record{}, errors.New("it has content after the JSON object")
 	}
 	return r, nil
 }
@@ -153,9 +153,9 @@ func encodeRecord(r Record) ([]byte, error) {
 	return append(content, '\n'), nil
 }
 
-// completeFields fills in what a person who wrote or edited the record left out, and rejects
-// invalid values. changed is the time of the edit; run is the name for a run that the
-// edit began.
+// completeFields fills in what a person who wrote or edited the record left out, and
+// rejects invalid values. changed is the time of the edit; run is the name for a run
+// that the edit began.
 func (r *Record) completeFields(uid types.UID, changed time.Time, run string) error {
 	if r.UID == "" {
 		r.UID = uid

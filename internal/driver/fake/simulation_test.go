@@ -14,7 +14,8 @@ import (
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// newTimedSimulation returns a simulation in which every step takes time. All its names are new.
+// newTimedSimulation returns a simulation in which every step takes time. All its names
+// are new.
 func newTimedSimulation() simulation {
 	n := 0
 	return simulation{bootTime: 10 * time.Second, shutdownTime: 5 * time.Second, newName: func() string {
@@ -112,7 +113,8 @@ func TestApplySpec(t *testing.T) {
 	}
 }
 
-// TestPending checks that a change that waits for a restart is listed, and applied after it.
+// TestPending checks that a change that waits for a restart is listed, and applied
+// after it.
 func TestPending(t *testing.T) {
 	for field, edit := range map[string]func(*driver.ServerSpec){
 		"image":             func(s *driver.ServerSpec) { s.Image.Source = "other" },

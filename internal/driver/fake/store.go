@@ -17,8 +17,8 @@ type store interface {
 	engineID() (string, error)
 	// getRecord returns the record of uid, or nil.
 	getRecord(uid types.UID) (*Record, error)
-	// listRecords returns the existing records of some uids, or all records, including those
-	// of released servers.
+	// listRecords returns the existing records of some uids, or all records, including
+	// those of released servers.
 	listRecords(ctx context.Context, uids ...types.UID) ([]Record, error)
 	// changeRecord replaces the record of uid (nil if there is none) by the result of
 	// edit (nil removes it), atomically. A record that edit marks as retained is

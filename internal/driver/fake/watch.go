@@ -23,7 +23,8 @@ type watcher struct {
 	timer   clock.Timer
 
 	transitions transitionHeap
-	// nextByUID is the time of each UID's next transition; others in transitions are stale.
+	// nextByUID is the time of each UID's next transition; others in transitions are
+	// stale.
 	nextByUID map[types.UID]time.Time
 }
 

@@ -132,7 +132,8 @@ func (d *faultyDriver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return out, nil
 }
 
-// forwardEvents forwards events until there are no more or the engine is to be unreachable.
+// forwardEvents forwards events until there are no more or the engine is to be
+// unreachable.
 func (d *faultyDriver) forwardEvents(ctx context.Context, in <-chan types.UID, out chan<- types.UID) {
 	defer close(out)
 	poll := d.clock.NewTicker(availabilityPeriod)

@@ -171,8 +171,8 @@ func TestSucceedThenTimeout(t *testing.T) {
 	drivertest.WantErrorKind(t, "Delete again", r.d.Delete(t.Context(), specOf("x/a").Target, false), driver.ErrNotFound)
 }
 
-// TestDeleteOfListedServer checks that a controller that has just started knows the names of
-// VMs from their servers.
+// TestDeleteOfListedServer checks that a controller that has just started knows the
+// names of VMs from their servers.
 func TestDeleteOfListedServer(t *testing.T) {
 	t.Parallel()
 	r := newFixture(t, `x/a: {succeedThenTimeout: true}`)

@@ -88,7 +88,8 @@ type faultsFile struct {
 	failures   map[failureKey]int
 }
 
-// failureKey is the key under which the failed creations of a VM are counted for an entry.
+// failureKey is the key under which the failed creations of a VM are counted for an
+// entry.
 type failureKey struct{ entry, vm string }
 
 // faultFor returns the entry that applies to a VM. "" stands for the engine.

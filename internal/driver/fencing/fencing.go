@@ -33,10 +33,10 @@ type Gate interface {
 // fencedDriver is a driver behind a gate.
 type fencedDriver struct {
 	driver.Driver
-	gate        Gate
-	log         logr.Logger
-	fencedCalls *prometheus.CounterVec
-	logRefusal  sync.Once // a refused call is logged once
+	gate          Gate
+	log           logr.Logger
+	fencedCalls   *prometheus.CounterVec
+	refusalLogged sync.Once // a refused call is logged once
 }
 
 // Wrap puts d behind the gate. Several drivers can share a registry; with a nil
@@ -81,8 +81,8 @@ func (g *fencedDriver) Delete(ctx context.Context, t driver.Target, retain bool)
 func (g *fencedDriver) guardCall(ctx context.Context, method string, do func(context.Context, uint64) error) error {
 	inside, epoch, leave, err := enterGate(ctx, g.gate)
 	if err != nil {
-		g.logRefusal.Do(func() {
-			g.log.Info("A call was not let through; further ones are counted and not logged", "method", method, "cause", err.Error())
+		g.refusalLogged.Do(func() {
+			g.log.Info("A call was refused because this process does not lead; further ones are counted and not logged", "method", method, "cause", err.Error())
 		})
 		return driver.Errorf(driver.ErrNotLeading, "nothing was done: %w", err)
 	}

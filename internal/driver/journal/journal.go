@@ -32,7 +32,7 @@ import (
 // for a step.
 type Action string
 
-// The actions that all drivers have. DeedRefused is a call that the fence refused.
+// The actions that all drivers have. ActionRefused is a call that the fence refused.
 const (
 	ActionCreate  Action = "create"
 	ActionChange  Action = "change"
@@ -57,8 +57,8 @@ type Entry struct {
 	UID     types.UID `json:"uid"`
 	Method  string    `json:"method"`
 	Action  Action    `json:"deed"`
-	// Before is the server before the change, and After is the server after it, if the driver
-	// reports them; nil means no server, as after a release.
+	// Before is the server before the change, and After is the server after it, if the
+	// driver reports them; nil means no server, as after a release.
 	Before *Snapshot `json:"had,omitempty"`
 	After  *Snapshot `json:"has,omitempty"`
 }
@@ -138,7 +138,8 @@ func (j *journaled) recordCall(ctx context.Context, method string, t driver.Targ
 	return err
 }
 
-// writeEntry adds one line by a single write, so that lines of several processes do not mix.
+// writeEntry adds one line by a single write, so that lines of several processes do not
+// mix.
 func (j *journaled) writeEntry(e Entry) {
 	line, err := json.Marshal(e)
 	if j.hasPartialLine() {
@@ -152,8 +153,8 @@ func (j *journaled) writeEntry(e Entry) {
 	}
 }
 
-// hasPartialLine reports whether the last line is cut off, for example by a full disk.
-// A line that another process is about to finish may look cut off too; then there
+// hasPartialLine reports whether the last line is incomplete, for example by a full disk.
+// A line that another process is about to finish may be incomplete too; then there
 // is an extra empty line.
 func (j *journaled) hasPartialLine() bool {
 	info, err := j.file.Stat()

@@ -181,8 +181,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestSweep checks that an unfinished file stays as long as its process needs it, and that
-// the remains of a killed process are removed at the next opportunity.
+// TestSweep checks that an unfinished file stays as long as its process needs it, and
+// that the remains of a killed process are removed at the next opportunity.
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	d := openDir(t, t.TempDir())
@@ -286,8 +286,8 @@ func TestOpenExisting(t *testing.T) {
 	}
 }
 
-// TestReleaseWhileForking checks that a released lock is free, although a process that was
-// forked meanwhile still has the file.
+// TestReleaseWhileForking checks that a released lock is free, although a process that
+// was forked meanwhile still has the file.
 func TestReleaseWhileForking(t *testing.T) {
 	t.Parallel()
 	d := openDir(t, t.TempDir())
