@@ -81,7 +81,7 @@ func (e *env) ensureState(t *testing.T, spec driver.ServerSpec, want driver.Stat
 	return e.ensureUntil(t, e.driver, spec, string(want), func(s driver.Server) bool { return s.State == want })
 }
 
-// ensureNewRun is reach for a run other than old.
+// ensureNewRun is ensureState for a run other than old.
 func (e *env) ensureNewRun(t *testing.T, spec driver.ServerSpec, old string) driver.Server {
 	t.Helper()
 	return e.ensureUntil(t, e.driver, spec, "a new run", func(s driver.Server) bool {

@@ -32,7 +32,7 @@ func testListComplete(t *testing.T, e *env) {
 	wantUIDs(t, "List after a Delete", listServers(t, e.driver), specs[:5])
 }
 
-// tryEnsureRunning is reach for goroutines, which must not end the test.
+// tryEnsureRunning is ensureState for goroutines, which must not end the test.
 func (e *env) tryEnsureRunning(t *testing.T, spec driver.ServerSpec) {
 	deadline := e.fromNow(e.Timeout)
 	for e.clock.Now().Before(deadline) {

@@ -12,8 +12,8 @@ import (
 // store keeps the records. Callers may change the records that it returns, but
 // not the slices in them.
 type store interface {
-	// engineID reads the engine's identity. From then on get, list and change
-	// fail if they find another engine; watch accepts it too.
+	// engineID reads the engine's identity. From then on getRecord, listRecords and
+	// changeRecord fail if they find another engine; watchRecords accepts it too.
 	engineID() (string, error)
 	// getRecord returns the record of uid, or nil.
 	getRecord(uid types.UID) (*Record, error)
