@@ -49,7 +49,7 @@ func (r *Reconciler) askEverywhere(ctx context.Context, vm *v1alpha1.VirtualMach
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for _, inv := range r.All {
-		seen, err := inv.Look(ctx, vm.UID)
+		seen, err := inv.GetLive(ctx, vm.UID)
 		switch {
 		case err != nil:
 			return unprovenText(fmt.Sprintf("driver %s cannot say whether it has a server: %v", inv.Name, err))

@@ -58,7 +58,7 @@ func (r *Reconciler) gather(vm *api.VirtualMachine) *reconciliation {
 func (p *reconciliation) refreshObservation(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	seen, err := p.r.Inventory.Look(ctx, p.vm.UID)
+	seen, err := p.r.Inventory.GetLive(ctx, p.vm.UID)
 	p.seen, p.fresh = seen, err == nil
 	return err
 }

@@ -134,7 +134,7 @@ func shortID(id string) string {
 // TellFinding emits an event for a finding of an orphan sweep.
 func (r *Reconciler) TellFinding(f inventory.Finding) {
 	if f.Frozen {
-		r.Recorder.Eventf(clusterNamespace(), nil, corev1.EventTypeWarning, api.EventOrphanSweepFrozen, "Sweep", "%s", clipNote(f.Note))
+		r.Recorder.Eventf(clusterNamespace(), nil, corev1.EventTypeWarning, api.EventOrphanSweepFrozen, "Sweep", "%s", clipNote(f.Message))
 		return
 	}
 	reason := api.EventOrphanFound
@@ -143,7 +143,7 @@ func (r *Reconciler) TellFinding(f inventory.Finding) {
 	}
 	vm := &api.VirtualMachine{}
 	vm.Namespace, vm.Name, vm.UID = f.Server.Namespace, f.Server.Name, f.Server.UID
-	r.Recorder.Eventf(vm, nil, corev1.EventTypeWarning, reason, "Sweep", "server %s on %s: %s", shortID(f.Server.ID), r.Driver, f.Note)
+	r.Recorder.Eventf(vm, nil, corev1.EventTypeWarning, reason, "Sweep", "server %s on %s: %s", shortID(f.Server.ID), r.Driver, f.Message)
 }
 
 // clusterNamespace returns the namespace that stands for the cluster in events that

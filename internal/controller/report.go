@@ -214,7 +214,7 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 	case !up:
 	case seen.Rates == nil:
 		next.Usage = shown
-	case shown != nil && !seen.Rates.Moved(inventory.Rates{CPU: shown.CPU, Memory: shown.Memory}):
+	case shown != nil && !seen.Rates.DiffersFrom(inventory.Rates{CPU: shown.CPU, Memory: shown.Memory}):
 		next.Usage = shown
 	default:
 		next.Usage = &api.Usage{CPU: round(seen.Rates.CPU), Memory: round(seen.Rates.Memory)}

@@ -28,7 +28,7 @@ type Figures struct {
 	// changed something, Actors the processes that did.
 	Leads, Epochs, Actors int
 	Faults                map[Kind]int
-	Deeds                 map[journal.Deed]int
+	Deeds                 map[journal.Action]int
 	// Refused counts fenced calls by the fault during which they came.
 	Refused map[Kind]int
 	// Vain counts changes that were accepted and never made, because their process
@@ -41,13 +41,13 @@ type Figures struct {
 // Count computes the figures from the evidence.
 func Count(e Evidence) Figures {
 	f := Figures{
-		Faults: map[Kind]int{}, Deeds: map[journal.Deed]int{}, Refused: map[Kind]int{},
+		Faults: map[Kind]int{}, Deeds: map[journal.Action]int{}, Refused: map[Kind]int{},
 		VMs: len(e.Asked), Looks: len(e.Sights), Violations: Judge(e),
 	}
 	epochs, actors := map[uint64]bool{}, map[int]bool{}
 	for _, entry := range e.Journal {
-		f.Deeds[entry.Deed]++
-		if entry.Deed == journal.DeedRefused {
+		f.Deeds[entry.Action]++
+		if entry.Action == journal.ActionRefused {
 			f.Refused[e.blame(entry)]++
 			continue
 		}
@@ -102,7 +102,7 @@ func (e Evidence) History(uid types.UID) string {
 		if entry.UID != uid {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", show(entry), e.process(entry).Replica, tell(entry.Had), tell(entry.Has)))
+		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", show(entry), e.process(entry).Replica, tell(entry.Before), tell(entry.After)))
 		pids[entry.PID] = true
 	}
 	for _, f := range e.Faults {
@@ -143,7 +143,7 @@ func (f Figures) String() string {
 	line("leaders", "%d elected; %d processes and %d epochs changed something", f.Leads, f.Actors, f.Epochs)
 	line("VMs", "%d, %d of them deleted; %d looks at finalizers", f.VMs, f.Deleted, f.Looks)
 	changes := maps.Clone(f.Deeds)
-	delete(changes, journal.DeedRefused)
+	delete(changes, journal.ActionRefused)
 	line("changes", "%s; %d of them accepted and not made, their process ended", list(changes), f.Vain)
 	line("fenced", "%s", list(f.Refused))
 	line("violations", "%s", list(f.broken()))

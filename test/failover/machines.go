@@ -96,10 +96,10 @@ func (e MachineEvidence) removals() []Violation {
 			continue
 		}
 		for n, entry := range entries {
-			if entry.Deed == journal.DeedCreate && n > 0 && entries[n-1].Deed != journal.DeedCreate {
+			if entry.Action == journal.ActionCreate && n > 0 && entries[n-1].Action != journal.ActionCreate {
 				broken = append(broken, Violation{RuleOnce, uid, show(entry) + ", though it had been made"})
 			}
-			if entry.Deed == journal.DeedDelete && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
+			if entry.Action == journal.ActionDelete && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
 				broken = append(broken, Violation{RuleKept, uid, show(entry) + ", and no user had asked for that"})
 			}
 		}
@@ -120,13 +120,13 @@ func (e MachineEvidence) Story(uid types.UID) string {
 
 // Summary describes a run in one line.
 func (e MachineEvidence) Summary() string {
-	faults, deeds, deleted := map[Kind]int{}, map[journal.Deed]int{}, 0
+	faults, deeds, deleted := map[Kind]int{}, map[journal.Action]int{}, 0
 	epochs := map[uint64]bool{}
 	for _, f := range e.Faults {
 		faults[f.Kind]++
 	}
 	for _, entry := range e.Journal {
-		deeds[entry.Deed]++
+		deeds[entry.Action]++
 		epochs[entry.Epoch] = true
 	}
 	for _, asked := range e.Asked {

@@ -229,14 +229,14 @@ func TestMachinesCheckCanFail(t *testing.T) {
 // machineStory is hand-made evidence.
 func machineStory() MachineEvidence {
 	asked := newStory().Evidence
-	asked.Journal = []journal.Entry{{At: second(1), PID: 11, Epoch: 5, UID: one, Deed: journal.DeedCreate}, {At: second(2), PID: 11, Epoch: 5, UID: one, Deed: "start"}}
+	asked.Journal = []journal.Entry{{At: second(1), PID: 11, Epoch: 5, UID: one, Action: journal.ActionCreate}, {At: second(2), PID: 11, Epoch: 5, UID: one, Action: "start"}}
 	return MachineEvidence{Evidence: asked, Births: []births.ProcessStart{{At: second(3), PID: 21, UID: one, Run: "run-1"}}}
 }
 
 func TestJudgeMachines(t *testing.T) {
 	t.Parallel()
-	entry := func(e *MachineEvidence, epoch uint64, uid types.UID, deed journal.Deed) {
-		e.Journal = append(e.Journal, journal.Entry{At: second(10), PID: 12, Epoch: epoch, UID: uid, Deed: deed})
+	entry := func(e *MachineEvidence, epoch uint64, uid types.UID, deed journal.Action) {
+		e.Journal = append(e.Journal, journal.Entry{At: second(10), PID: 12, Epoch: epoch, UID: uid, Action: deed})
 	}
 	born := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
 		e.Births = append(e.Births, births.ProcessStart{At: second(9), PID: 22, UID: uid, Run: run, Others: others})
@@ -248,25 +248,25 @@ func TestJudgeMachines(t *testing.T) {
 	}{
 		"a start":   {func(*MachineEvidence) {}, ""},
 		"a restart": {func(e *MachineEvidence) { twice(e); born(e, one, "run-2") }, ""},
-		"refused":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, journal.DeedRefused) }, ""},
+		"refused":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, journal.ActionRefused) }, ""},
 		"deleted": {func(e *MachineEvidence) {
 			e.Asked[one] = Asked{"vm-1", second(5), 1, 1, nil}
-			entry(e, 6, one, journal.DeedDelete)
+			entry(e, 6, one, journal.ActionDelete)
 		}, ""},
 		"old epoch":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, "resume") }, RuleEpochs},
 		"two at once": {func(e *MachineEvidence) { twice(e); born(e, one, "run-2", 21) }, RuleAlone},
 		"run twice":   {func(e *MachineEvidence) { twice(e); born(e, one, "run-1") }, RuleRun},
 		"once more":   {func(e *MachineEvidence) { born(e, one, "run-2") }, RuleStarts},
 		"never":       {func(e *MachineEvidence) { e.Births = nil }, RuleStarts},
-		"unasked":     {func(e *MachineEvidence) { entry(e, 6, one, journal.DeedDelete) }, RuleKept},
+		"unasked":     {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionDelete) }, RuleKept},
 		"too early": {func(e *MachineEvidence) {
 			e.Asked[one] = Asked{"vm-1", second(11), 1, 1, nil}
-			entry(e, 6, one, journal.DeedDelete)
+			entry(e, 6, one, journal.ActionDelete)
 		}, RuleKept},
 		"nobody's":   {func(e *MachineEvidence) { born(e, two, "run-1") }, RuleKept},
-		"entry only": {func(e *MachineEvidence) { entry(e, 6, two, journal.DeedCreate) }, RuleKept},
+		"entry only": {func(e *MachineEvidence) { entry(e, 6, two, journal.ActionCreate) }, RuleKept},
 		"finalizer":  {func(e *MachineEvidence) { e.Sights = []Sight{{one, second(4), false}} }, RuleFinalizer},
-		"made again": {func(e *MachineEvidence) { entry(e, 6, one, journal.DeedCreate) }, RuleOnce},
+		"made again": {func(e *MachineEvidence) { entry(e, 6, one, journal.ActionCreate) }, RuleOnce},
 		"left":       {func(e *MachineEvidence) { e.Left = []string{"process 21"} }, RuleNothing},
 	} {
 		t.Run(name, func(t *testing.T) {

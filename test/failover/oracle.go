@@ -104,7 +104,7 @@ func Judge(e Evidence) []Violation {
 func byServer(entries []journal.Entry) map[types.UID][]journal.Entry {
 	servers := map[types.UID][]journal.Entry{}
 	for _, entry := range entries {
-		if entry.Deed != journal.DeedRefused {
+		if entry.Action != journal.ActionRefused {
 			servers[entry.UID] = append(servers[entry.UID], entry)
 		}
 	}
@@ -134,7 +134,7 @@ func fallen(uid types.UID, entries []journal.Entry) []Violation {
 }
 
 func show(e journal.Entry) string {
-	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Deed, e.PID, e.Epoch, e.At.UTC().Format(time.StampMilli))
+	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Action, e.PID, e.Epoch, e.At.UTC().Format(time.StampMilli))
 }
 
 // life is the history of a server, as far as its entries show it.
@@ -153,19 +153,19 @@ func (e Evidence) trace(uid types.UID, entries []journal.Entry) life {
 	l := life{uid: uid}
 	var had *journal.Snapshot
 	for n, entry := range entries {
-		if !same(entry.Had, had) {
-			l.broken = append(l.broken, Violation{RuleKept, uid, fmt.Sprintf("%s found %s, and %s was left", show(entry), tell(entry.Had), tell(had))})
+		if !same(entry.Before, had) {
+			l.broken = append(l.broken, Violation{RuleKept, uid, fmt.Sprintf("%s found %s, and %s was left", show(entry), tell(entry.Before), tell(had))})
 		}
 		next, at := e.found(uid), time.Time{}
 		if n+1 < len(entries) {
-			next, at = entries[n+1].Had, entries[n+1].At
+			next, at = entries[n+1].Before, entries[n+1].At
 		}
-		if !same(entry.Has, next) && same(entry.Had, next) && e.over(entry, at) {
+		if !same(entry.After, next) && same(entry.Before, next) && e.over(entry, at) {
 			l.lost++
-			had = entry.Had
+			had = entry.Before
 			continue
 		}
-		l.done, had = append(l.done, entry), entry.Has
+		l.done, had = append(l.done, entry), entry.After
 	}
 	if found := e.found(uid); !same(found, had) {
 		l.broken = append(l.broken, Violation{RuleKept, uid, fmt.Sprintf("there is %s in the end, and %s was left", tell(found), tell(had))})
@@ -217,13 +217,13 @@ func (e Evidence) once(l life) []Violation {
 	id := ""
 	for _, entry := range l.done {
 		switch {
-		case entry.Deed == journal.DeedCreate && id != "":
+		case entry.Action == journal.ActionCreate && id != "":
 			all = append(all, Violation{RuleOnce, l.uid, fmt.Sprintf("%s, though %s had been made", show(entry), id)})
-		case entry.Deed != journal.DeedCreate && (entry.Had == nil || entry.Has != nil && entry.Has.ID != entry.Had.ID):
-			all = append(all, Violation{RuleOnce, l.uid, fmt.Sprintf("%s made %s of %s", show(entry), tell(entry.Has), tell(entry.Had))})
+		case entry.Action != journal.ActionCreate && (entry.Before == nil || entry.After != nil && entry.After.ID != entry.Before.ID):
+			all = append(all, Violation{RuleOnce, l.uid, fmt.Sprintf("%s made %s of %s", show(entry), tell(entry.After), tell(entry.Before))})
 		}
-		if entry.Has != nil {
-			id = entry.Has.ID
+		if entry.After != nil {
+			id = entry.After.ID
 		}
 	}
 	return all
@@ -233,9 +233,9 @@ func (e Evidence) once(l life) []Violation {
 func (e Evidence) starts(l life) []Violation {
 	runs, last := 0, ""
 	for _, entry := range l.done {
-		if entry.Has != nil && entry.Has.Run != last {
+		if entry.After != nil && entry.After.Run != last {
 			runs++
-			last = entry.Has.Run
+			last = entry.After.Run
 		}
 	}
 	asked, known := e.Asked[l.uid]
@@ -253,7 +253,7 @@ func (e Evidence) asked(l life) []Violation {
 		return []Violation{{RuleKept, l.uid, "there is an entry for it, and no user asked for it"}}
 	}
 	for _, entry := range l.done {
-		if entry.Has == nil && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
+		if entry.After == nil && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
 			return []Violation{{RuleKept, l.uid, fmt.Sprintf("%s, and no user had asked for that", show(entry))}}
 		}
 	}
@@ -266,7 +266,7 @@ func (e Evidence) finalizers() []Violation {
 	var all []Violation
 	for _, sight := range e.Sights {
 		begun := slices.IndexFunc(e.Journal, func(entry journal.Entry) bool {
-			return entry.UID == sight.UID && entry.Deed == journal.DeedCreate && entry.At.Before(sight.Since)
+			return entry.UID == sight.UID && entry.Action == journal.ActionCreate && entry.At.Before(sight.Since)
 		})
 		if !sight.Finalizer && begun >= 0 {
 			all = append(all, Violation{RuleFinalizer, sight.UID, show(e.Journal[begun]) + ", and the finalizer was not there yet"})

@@ -45,10 +45,10 @@ func newStory() *story {
 }
 
 // entry adds a line to the journal; a sketch is "id run state", empty for none.
-func (s *story) entry(pid int, epoch uint64, uid types.UID, deed journal.Deed, had, has string) *story {
+func (s *story) entry(pid int, epoch uint64, uid types.UID, deed journal.Action, had, has string) *story {
 	s.now++
 	s.Journal = append(s.Journal, journal.Entry{
-		At: second(s.now), PID: pid, Epoch: epoch, UID: uid, Deed: deed, Had: sketchOf(had), Has: sketchOf(has),
+		At: second(s.now), PID: pid, Epoch: epoch, UID: uid, Action: deed, Before: sketchOf(had), After: sketchOf(has),
 	})
 	return s
 }
@@ -107,7 +107,7 @@ const (
 )
 
 // created is the usual begin of a story.
-func created() *story { return newStory().entry(11, 5, one, journal.DeedCreate, "", first) }
+func created() *story { return newStory().entry(11, 5, one, journal.ActionCreate, "", first) }
 
 func TestJudge(t *testing.T) {
 	t.Parallel()
@@ -118,34 +118,34 @@ func TestJudge(t *testing.T) {
 	}{
 		"nothing":           {newStory().asked(func(a map[types.UID]Asked) { delete(a, one) }), ""},
 		"a creation":        {created().left(one, first), ""},
-		"another leader":    {created().entry(12, 6, one, journal.DeedChange, first, first).left(one, first), ""},
-		"refused":           {created().entry(12, 6, one, journal.DeedChange, first, first).entry(11, 5, one, journal.DeedRefused, "", "").left(one, first), ""},
-		"stop and start":    {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, stopped).entry(12, 6, one, journal.DeedChange, stopped, again).left(one, again), ""},
-		"deletion":          {created().deleted().entry(12, 6, one, journal.DeedDelete, first, ""), ""},
-		"two servers' own":  {created().asked(func(a map[types.UID]Asked) { a[two] = Asked{"vm-2", time.Time{}, 1, 1, nil} }).entry(12, 6, two, journal.DeedCreate, "", another).entry(11, 5, one, journal.DeedChange, first, first).left(one, first).left(two, another), ""},
-		"killed in between": {created().killed().entry(12, 6, one, journal.DeedCreate, "", another).left(one, another), ""},
-		"killed at the end": {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, again).entry(11, 5, one, journal.DeedDelete, again, "").killed().left(one, again), ""},
+		"another leader":    {created().entry(12, 6, one, journal.ActionChange, first, first).left(one, first), ""},
+		"refused":           {created().entry(12, 6, one, journal.ActionChange, first, first).entry(11, 5, one, journal.ActionRefused, "", "").left(one, first), ""},
+		"stop and start":    {created().asked(twoStarts).entry(11, 5, one, journal.ActionChange, first, stopped).entry(12, 6, one, journal.ActionChange, stopped, again).left(one, again), ""},
+		"deletion":          {created().deleted().entry(12, 6, one, journal.ActionDelete, first, ""), ""},
+		"two servers' own":  {created().asked(func(a map[types.UID]Asked) { a[two] = Asked{"vm-2", time.Time{}, 1, 1, nil} }).entry(12, 6, two, journal.ActionCreate, "", another).entry(11, 5, one, journal.ActionChange, first, first).left(one, first).left(two, another), ""},
+		"killed in between": {created().killed().entry(12, 6, one, journal.ActionCreate, "", another).left(one, another), ""},
+		"killed at the end": {created().asked(twoStarts).entry(11, 5, one, journal.ActionChange, first, again).entry(11, 5, one, journal.ActionDelete, again, "").killed().left(one, again), ""},
 
-		"an old epoch": {created().entry(12, 6, one, journal.DeedChange, first, first).entry(11, 5, one, journal.DeedChange, first, first).left(one, first), RuleEpochs},
+		"an old epoch": {created().entry(12, 6, one, journal.ActionChange, first, first).entry(11, 5, one, journal.ActionChange, first, first).left(one, first), RuleEpochs},
 
-		"made twice":             {created().entry(12, 6, one, journal.DeedCreate, "", another).left(one, another), RuleOnce},
-		"made over another":      {created().entry(12, 6, one, journal.DeedCreate, first, another).left(one, another), RuleOnce},
-		"exchanged":              {created().entry(12, 6, one, journal.DeedChange, first, "fake-2 run-1 Running").left(one, "fake-2 run-1 Running"), RuleOnce},
-		"made after its end":     {created().deleted().entry(12, 6, one, journal.DeedDelete, first, "").entry(11, 6, one, journal.DeedCreate, "", another), RuleOnce},
-		"gone and made again":    {created().entry(11, 5, one, journal.DeedChange, first, first).killed().entry(12, 6, one, journal.DeedCreate, "", another).left(one, another), RuleOnce},
-		"changed into no server": {newStory().entry(11, 5, one, journal.DeedChange, "", first).left(one, first), RuleOnce},
+		"made twice":             {created().entry(12, 6, one, journal.ActionCreate, "", another).left(one, another), RuleOnce},
+		"made over another":      {created().entry(12, 6, one, journal.ActionCreate, first, another).left(one, another), RuleOnce},
+		"exchanged":              {created().entry(12, 6, one, journal.ActionChange, first, "fake-2 run-1 Running").left(one, "fake-2 run-1 Running"), RuleOnce},
+		"made after its end":     {created().deleted().entry(12, 6, one, journal.ActionDelete, first, "").entry(11, 6, one, journal.ActionCreate, "", another), RuleOnce},
+		"gone and made again":    {created().entry(11, 5, one, journal.ActionChange, first, first).killed().entry(12, 6, one, journal.ActionCreate, "", another).left(one, another), RuleOnce},
+		"changed into no server": {newStory().entry(11, 5, one, journal.ActionChange, "", first).left(one, first), RuleOnce},
 
-		"not as it was left":      {created().entry(11, 5, one, journal.DeedChange, stopped, first).left(one, first), RuleKept},
-		"not done, and alive":     {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, again).left(one, first), RuleKept},
-		"not done, killed later":  {created().entry(11, 5, one, journal.DeedChange, first, again).entry(12, 6, one, journal.DeedChange, first, first).entry(12, 6, one, journal.DeedChange, first, first).killed().left(one, first), RuleKept},
+		"not as it was left":      {created().entry(11, 5, one, journal.ActionChange, stopped, first).left(one, first), RuleKept},
+		"not done, and alive":     {created().asked(twoStarts).entry(11, 5, one, journal.ActionChange, first, again).left(one, first), RuleKept},
+		"not done, killed later":  {created().entry(11, 5, one, journal.ActionChange, first, again).entry(12, 6, one, journal.ActionChange, first, first).entry(12, 6, one, journal.ActionChange, first, first).killed().left(one, first), RuleKept},
 		"removed behind its back": {created(), RuleKept},
-		"removed unasked":         {created().entry(11, 5, one, journal.DeedDelete, first, ""), RuleKept},
-		"removed before":          {created().entry(11, 5, one, journal.DeedDelete, first, "").entry(11, 5, two, journal.DeedRefused, "", "").deleted(), RuleKept},
-		"nobody's":                {created().left(one, first).entry(11, 5, two, journal.DeedCreate, "", another).left(two, another), RuleKept},
+		"removed unasked":         {created().entry(11, 5, one, journal.ActionDelete, first, ""), RuleKept},
+		"removed before":          {created().entry(11, 5, one, journal.ActionDelete, first, "").entry(11, 5, two, journal.ActionRefused, "", "").deleted(), RuleKept},
+		"nobody's":                {created().left(one, first).entry(11, 5, two, journal.ActionCreate, "", another).left(two, another), RuleKept},
 
-		"restarted twice":  {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, again).entry(12, 6, one, journal.DeedChange, again, "fake-1 run-3 Running").left(one, "fake-1 run-3 Running"), RuleStarts},
+		"restarted twice":  {created().asked(twoStarts).entry(11, 5, one, journal.ActionChange, first, again).entry(12, 6, one, journal.ActionChange, again, "fake-1 run-3 Running").left(one, "fake-1 run-3 Running"), RuleStarts},
 		"never restarted":  {created().asked(twoStarts).left(one, first), RuleStarts},
-		"started in vain":  {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, again).killed().left(one, first), RuleStarts},
+		"started in vain":  {created().asked(twoStarts).entry(11, 5, one, journal.ActionChange, first, again).killed().left(one, first), RuleStarts},
 		"no finalizer yet": {created().left(one, first).with(func(e *Evidence) { e.Sights = []Sight{{one, second(2), false}} }), RuleFinalizer},
 		"finalizer seen":   {created().left(one, first).with(func(e *Evidence) { e.Sights = []Sight{{one, second(0), false}, {one, second(2), true}} }), ""},
 
@@ -177,11 +177,11 @@ func TestJudge(t *testing.T) {
 
 func TestFallen(t *testing.T) {
 	t.Parallel()
-	s := created().entry(12, 6, one, journal.DeedChange, first, first)
+	s := created().entry(12, 6, one, journal.ActionChange, first, first)
 	if got := Fallen(s.Journal); len(got) != 0 {
 		t.Errorf("got %v", got)
 	}
-	s.entry(11, 5, one, journal.DeedChange, first, first).entry(11, 5, one, journal.DeedChange, first, first)
+	s.entry(11, 5, one, journal.ActionChange, first, first).entry(11, 5, one, journal.ActionChange, first, first)
 	if got := Fallen(s.Journal); len(got) != 2 {
 		t.Errorf("got %v, want 2", got)
 	}

@@ -258,7 +258,7 @@ func (w *world) keepLogs(t testing.TB) {
 	t.Helper()
 	for _, r := range w.replicas {
 		complain(t, os.WriteFile(filepath.Join(w.dir, r.name+".log"), []byte(r.printed()), 0o600))
-		if strings.Contains(r.printed(), journal.Lost) {
+		if strings.Contains(r.printed(), journal.EntryLost) {
 			t.Errorf("%s could not write an entry into the journal", r.name)
 		}
 	}
@@ -287,7 +287,7 @@ func (l *lookout) keep(ctx context.Context) {
 			continue // gather reports it
 		}
 		for _, entry := range entries {
-			if entry.Deed == journal.DeedCreate {
+			if entry.Action == journal.ActionCreate {
 				l.look(ctx, entry.UID)
 			}
 		}

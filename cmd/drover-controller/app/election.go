@@ -75,7 +75,7 @@ func newGuard(ctx context.Context, reader client.Reader, lock *leader.Lock) (*le
 		return nil, err
 	}
 	if lock == nil {
-		return leader.Always(epoch), nil
+		return leader.AlwaysOpen(epoch), nil
 	}
 	return lock.Guard(), nil
 }

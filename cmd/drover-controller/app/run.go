@@ -209,7 +209,7 @@ func openInventories(ctx context.Context, o *Options, reader client.Reader, gate
 		inv, err := inventory.New(inventory.Options{
 			Name: d.Name, Driver: d.Driver, Clock: clock.RealClock{}, Log: ctrl.Log,
 			ListPeriod: o.ListPeriod, UsagePeriod: o.UsagePeriod,
-			Leads: f.leads(), Refused: f.refusedBy(d.Name),
+			ConfirmLeading: f.leads(), OnFenced: f.refusedBy(d.Name),
 		})
 		if err != nil {
 			return nil, nil, err
@@ -248,7 +248,7 @@ func addLane(mgr ctrl.Manager, o *Options, lane *controller.Reconciler) error {
 		return err
 	}
 	return mgr.Add(&inventory.Sweep{
-		Inventory: lane.Inventory, Epoch: lane.Epoch, Tell: lane.TellFinding,
+		Inventory: lane.Inventory, Epoch: lane.Epoch, Report: lane.TellFinding,
 		Policy: inventory.OrphanPolicy(o.OrphanPolicy), Grace: o.OrphanGrace, Max: o.OrphanMax,
 		Cached: owners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
 		Live:   liveOwners(mgr.GetAPIReader()),

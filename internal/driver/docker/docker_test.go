@@ -43,15 +43,15 @@ func TestContract(t *testing.T) {
 				Lose:   p.lose, Restore: p.restore,
 			}
 		},
-		Hands: drivertest.Hands{
+		OutOfBand: drivertest.OutOfBand{
 			Kill: hands.kill, Stop: hands.stop, Exit: hands.exit, Pause: hands.pause,
-			Start: hands.start, Remove: hands.remove, Burn: hands.burn,
+			Start: hands.start, Remove: hands.remove, BurnCPU: hands.burn,
 		},
 		Visible:     hands.visible,
 		Restarts:    true,
 		ResizesLive: true,
-		Patience:    60 * time.Second,
-		Lacks:       notFenced,
+		Timeout:     60 * time.Second,
+		Skips:       notFenced,
 	})
 }
 

@@ -4,7 +4,6 @@
 package drivertest
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -31,7 +30,7 @@ func testFieldsDeclared(t *testing.T, e *env) {
 
 func (e *env) supportedFields(t *testing.T) map[string]driver.Support {
 	t.Helper()
-	declarer, ok := driver.As[driver.FieldDeclarer](e.d)
+	declarer, ok := driver.As[driver.FieldDeclarer](e.driver)
 	if !ok {
 		t.Fatal("the driver is no driver.FieldDeclarer")
 	}
@@ -65,12 +64,12 @@ func testFieldsUnsupported(t *testing.T, e *env) {
 		if declared[name] != driver.Unsupported {
 			continue
 		}
-		spec := e.spec(t, "unsupported")
+		spec := e.newSpec(t, "unsupported")
 		change(&spec)
-		_, err := e.d.Ensure(t.Context(), spec)
-		top, _, _ := strings.Cut(name, ".")
-		if !errors.Is(err, driver.ErrUnsupported) || !strings.Contains(err.Error(), top) {
-			t.Errorf("Ensure with %s: got error %v, want the kind unsupported and the field", name, err)
+		_, err := e.driver.Ensure(t.Context(), spec)
+		WantErrorKind(t, "Ensure with "+name, err, driver.ErrUnsupported)
+		if top, _, _ := strings.Cut(name, "."); err != nil && !strings.Contains(err.Error(), top) {
+			t.Errorf("Ensure with %s: the error does not name the field: %v", name, err)
 		}
 	}
 }
@@ -79,8 +78,8 @@ func testFieldsUnsupported(t *testing.T, e *env) {
 // as applied at a restart, and no others.
 func testFieldsPending(t *testing.T, e *env) {
 	declared := e.supportedFields(t)
-	spec := e.spec(t, "changed")
-	first := e.reach(t, spec, driver.StateRunning)
+	spec := e.newSpec(t, "changed")
+	first := e.ensureState(t, spec, driver.StateRunning)
 	for name, change := range fieldChanges {
 		support := declared[name]
 		if support == driver.Unsupported || strings.HasPrefix(name, "image.") || strings.HasPrefix(name, "volumes.") {
@@ -88,8 +87,8 @@ func testFieldsPending(t *testing.T, e *env) {
 		}
 		changed := spec
 		change(&changed)
-		s := e.reach(t, changed, driver.StateRunning)
-		sameRun(t, s, first)
+		s := e.ensureState(t, changed, driver.StateRunning)
+		wantSameRun(t, s, first)
 		if got, want := pendingCovers(s.Pending, name), support == driver.AppliedAtRestart; got != want {
 			t.Errorf("%s is declared as applied %s, and after a change Pending is %v", name, support, s.Pending)
 		}

@@ -44,11 +44,11 @@ func TestContract(t *testing.T) {
 				Driver: e.openAs(t, clusterID, dir), Lose: move(dir, dir+".away"), Restore: move(dir+".away", dir),
 			}
 		},
-		Hands:    e.hands(),
-		FailCode: codePanicked,
-		Visible:  e.visible,
-		Patience: patience,
-		Lacks: map[string]string{
+		OutOfBand: e.hands(),
+		FailCode:  codePanicked,
+		Visible:   e.visible,
+		Timeout:   patience,
+		Skips: map[string]string{
 			"StartedByHand": "a machine cannot be started without its driver",
 		},
 	})
@@ -79,8 +79,8 @@ func (e *engine) homeOf(t *testing.T, s driver.Server) instanceDir {
 	return instanceDir{dir, path}
 }
 
-func (e *engine) hands() drivertest.Hands {
-	return drivertest.Hands{
+func (e *engine) hands() drivertest.OutOfBand {
+	return drivertest.OutOfBand{
 		Kill: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			must(t, e.homeOf(t, s).kill(context.WithoutCancel(t.Context()), s.UID))
@@ -107,7 +107,7 @@ func (e *engine) hands() drivertest.Hands {
 			must(t, h.kill(context.WithoutCancel(t.Context()), s.UID))
 			must(t, os.RemoveAll(h.path))
 		},
-		Burn: func(t *testing.T, s driver.Server) {
+		BurnCPU: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			e.tell(t, s, "b")
 		},

@@ -90,7 +90,7 @@ func (d *Driver) prune(met []server) {
 // remove ends the server, whose disk is not needed any more, and removes all that belongs
 // to it.
 func (d *Driver) remove(ctx context.Context, s server, lock *statedir.Lock) error {
-	journal.Note(ctx, journal.DeedDelete, nil, nil)
+	journal.Record(ctx, journal.ActionDelete, nil, nil)
 	if s.on {
 		if err := s.kill(ctx, s.UID); err != nil {
 			lock.Release()
@@ -109,7 +109,7 @@ func (d *Driver) remove(ctx context.Context, s server, lock *statedir.Lock) erro
 // release marks a server as retained first, so that a release which is interrupted is
 // finished by the next call. After that, nothing is kept of it beside its directory.
 func (d *Driver) release(ctx context.Context, s server, lock *statedir.Lock) error {
-	journal.Note(ctx, journal.DeedRelease, nil, nil)
+	journal.Record(ctx, journal.ActionRelease, nil, nil)
 	s.Retained = true
 	err := d.dir.Explain(s.save(s.record))
 	if err == nil {

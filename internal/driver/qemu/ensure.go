@@ -67,7 +67,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
 		return server{}, cmp.Or(err, errFetching)
 	}
-	journal.Note(ctx, journal.DeedCreate, nil, nil)
+	journal.Record(ctx, journal.ActionCreate, nil, nil)
 	if err := d.create(ctx, spec); err != nil {
 		return server{}, d.dir.Explain(err)
 	}
@@ -196,7 +196,7 @@ func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 
 // applyStep does one step; waits reports whether the next one has to wait for the guest.
 func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec driver.ServerSpec) (waits bool, err error) {
-	journal.Note(ctx, journal.Deed(next), nil, nil)
+	journal.Record(ctx, journal.Action(next), nil, nil)
 	switch next {
 	case stepReap:
 		return false, d.reap(ctx, s)

@@ -93,7 +93,7 @@ func (h instanceDir) spawn(ctx context.Context, binary string, args []string, fi
 		_ = cmd.Wait() // the process state has it too
 		over <- cmd.ProcessState.String()
 	}()
-	return over, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
+	return over, h.dir.ReplaceVolatile(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
 }
 
 // endsFirst makes the kernel, when memory runs out, end a guest before the controller

@@ -296,7 +296,7 @@ func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*statedir.Lo
 // that does not exist, or was removed meanwhile, it leaves no notification file behind.
 func (d *Driver) notify(uid types.UID) {
 	bell := d.dir.Path(notificationsDir, string(uid))
-	if err := d.dir.ReplaceFleeting(bell, nil); err != nil {
+	if err := d.dir.ReplaceVolatile(bell, nil); err != nil {
 		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
 	}
 	if there, err := d.home(uid).exists(); !there && err == nil {

@@ -28,20 +28,20 @@ type Memory struct {
 	clock clock.PassiveClock
 	id    string
 
-	mu       sync.RWMutex
-	lost     bool
-	servers  map[types.UID]Record
-	retained map[string]Record // by ID
-	epochs   map[string]uint64 // the highest, by cluster
-	boxes    map[*mailbox]bool
-	edits    int
+	mu        sync.RWMutex
+	lost      bool
+	servers   map[types.UID]Record
+	retained  map[string]Record // by ID
+	epochs    map[string]uint64 // the highest, by cluster
+	mailboxes map[*mailbox]bool
+	edits     int
 }
 
 // NewMemory returns an engine without servers.
 func NewMemory(c clock.PassiveClock) *Memory {
 	return &Memory{
 		clock: c, id: string(uuid.NewUUID()),
-		servers: map[types.UID]Record{}, retained: map[string]Record{}, epochs: map[string]uint64{}, boxes: map[*mailbox]bool{},
+		servers: map[types.UID]Record{}, retained: map[string]Record{}, epochs: map[string]uint64{}, mailboxes: map[*mailbox]bool{},
 	}
 }
 
@@ -51,7 +51,7 @@ func (m *Memory) SetAvailable(available bool) {
 	defer m.mu.Unlock()
 	m.lost = !available
 	if m.lost {
-		for box := range m.boxes {
+		for box := range m.mailboxes {
 			box.close()
 		}
 	}
@@ -62,7 +62,7 @@ func (m *Memory) SetAvailable(available bool) {
 func (m *Memory) Records() []Record {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	all := m.all()
+	all := m.allRecords()
 	slices.SortFunc(all, func(a, b Record) int { return cmp.Compare(a.ID, b.ID) })
 	return all
 }
@@ -78,10 +78,10 @@ func (m *Memory) Edit(uid types.UID, edit func(*Record)) error {
 	r := m.servers[uid]
 	edit(&r)
 	m.edits++
-	if err := r.complete(uid, m.clock.Now(), fmt.Sprintf("hand-%d", m.edits)); err != nil {
+	if err := r.completeFields(uid, m.clock.Now(), fmt.Sprintf("hand-%d", m.edits)); err != nil {
 		return fmt.Errorf("the server %s: %w", uid, err)
 	}
-	m.put(uid, &r)
+	m.storeRecord(uid, &r)
 	return nil
 }
 
@@ -89,7 +89,7 @@ func (m *Memory) Edit(uid types.UID, edit func(*Record)) error {
 func (m *Memory) Remove(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.put(uid, nil)
+	m.storeRecord(uid, nil)
 }
 
 // RemoveRetained removes a released server.
@@ -98,30 +98,30 @@ func (m *Memory) RemoveRetained(id string) {
 	defer m.mu.Unlock()
 	if r, ok := m.retained[id]; ok {
 		delete(m.retained, id)
-		m.tell(r.UID)
+		m.notifyWatchers(r.UID)
 	}
 }
 
 func (m *Memory) engineID() (string, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.id, m.reach()
+	return m.id, m.checkReachable()
 }
 
-func (m *Memory) get(uid types.UID) (*Record, error) {
+func (m *Memory) getRecord(uid types.UID) (*Record, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.find(uid), m.reach()
+	return m.findRecord(uid), m.checkReachable()
 }
 
-func (m *Memory) list(_ context.Context, uids ...types.UID) ([]Record, error) {
+func (m *Memory) listRecords(_ context.Context, uids ...types.UID) ([]Record, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if err := m.reach(); err != nil {
+	if err := m.checkReachable(); err != nil {
 		return nil, err
 	}
 	if len(uids) == 0 {
-		return m.all(), nil
+		return m.allRecords(), nil
 	}
 	some := make([]Record, 0, len(uids))
 	for _, uid := range uids {
@@ -132,59 +132,59 @@ func (m *Memory) list(_ context.Context, uids ...types.UID) ([]Record, error) {
 	return some, nil
 }
 
-func (m *Memory) change(uid types.UID, by claim, edit func(*Record) (*Record, error)) error {
+func (m *Memory) changeRecord(uid types.UID, by leaderEpoch, edit func(*Record) (*Record, error)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.reach(); err != nil {
+	if err := m.checkReachable(); err != nil {
 		return err
 	}
-	if err := statedir.Compare(by.epoch, m.epochs[by.clusterID]); err != nil {
+	if err := statedir.CompareEpochs(by.epoch, m.epochs[by.clusterID]); err != nil {
 		return err
 	}
 	m.epochs[by.clusterID] = max(m.epochs[by.clusterID], by.epoch)
-	old := m.find(uid)
-	next, err := edit(m.find(uid))
+	old := m.findRecord(uid)
+	next, err := edit(m.findRecord(uid))
 	if err != nil || reflect.DeepEqual(old, next) {
 		return err
 	}
-	m.put(uid, next)
+	m.storeRecord(uid, next)
 	return nil
 }
 
-func (m *Memory) watch() (*mailbox, func(), error) {
+func (m *Memory) watchRecords() (*mailbox, func(), error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.reach(); err != nil {
+	if err := m.checkReachable(); err != nil {
 		return nil, nil, err
 	}
 	box := newMailbox()
-	m.boxes[box] = true
-	return box, func() { m.unwatch(box) }, nil
+	m.mailboxes[box] = true
+	return box, func() { m.removeMailbox(box) }, nil
 }
 
-func (m *Memory) unwatch(box *mailbox) {
+func (m *Memory) removeMailbox(box *mailbox) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.boxes, box)
+	delete(m.mailboxes, box)
 }
 
 // The methods below require the lock to be held.
 
-func (m *Memory) reach() error {
+func (m *Memory) checkReachable() error {
 	if m.lost {
 		return driver.Errorf(driver.ErrUnavailable, "the fake engine in memory is out of reach")
 	}
 	return nil
 }
 
-func (m *Memory) find(uid types.UID) *Record {
+func (m *Memory) findRecord(uid types.UID) *Record {
 	if r, ok := m.servers[uid]; ok {
 		return &r
 	}
 	return nil
 }
 
-func (m *Memory) all() []Record {
+func (m *Memory) allRecords() []Record {
 	all := make([]Record, 0, len(m.servers)+len(m.retained))
 	for _, r := range m.servers {
 		all = append(all, r)
@@ -195,7 +195,7 @@ func (m *Memory) all() []Record {
 	return all
 }
 
-func (m *Memory) put(uid types.UID, next *Record) {
+func (m *Memory) storeRecord(uid types.UID, next *Record) {
 	switch {
 	case next == nil:
 		delete(m.servers, uid)
@@ -205,11 +205,11 @@ func (m *Memory) put(uid types.UID, next *Record) {
 	default:
 		m.servers[uid] = *next
 	}
-	m.tell(uid)
+	m.notifyWatchers(uid)
 }
 
-func (m *Memory) tell(uid types.UID) {
-	for box := range m.boxes {
-		box.put(uid)
+func (m *Memory) notifyWatchers(uid types.UID) {
+	for box := range m.mailboxes {
+		box.add(uid)
 	}
 }

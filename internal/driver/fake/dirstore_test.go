@@ -18,36 +18,37 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 )
 
 const cluster = "cluster-1"
 
-// folder is an engine in a folder, with one server in it.
-type folder struct {
-	dir  string
-	d    *fake.Driver
-	spec driver.ServerSpec
-	was  driver.Server
+// testFolder is an engine in a folder, with one server in it.
+type testFolder struct {
+	dir    string
+	d      *fake.Driver
+	spec   driver.ServerSpec
+	before driver.Server
 }
 
-func newFolder(t *testing.T) *folder {
+func newFolder(t *testing.T) *testFolder {
 	t.Helper()
-	f := &folder{dir: filepath.Join(t.TempDir(), "engine")}
-	f.d = faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	f := &testFolder{dir: filepath.Join(t.TempDir(), "engine")}
+	f.d = faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	f.spec = specOf("uid-0")
-	f.was = ensure(t, f.d, f.spec)
+	f.before = ensureServer(t, f.d, f.spec)
 	return f
 }
 
 func specOf(uid types.UID) driver.ServerSpec {
-	s := faketest.Spec(nil)
+	s := faketest.NewSpec(nil)
 	s.UID, s.Namespace, s.Name, s.Power = uid, "default", "vm-"+string(uid), driver.PowerOn
 	return s
 }
 
-func ensure(t *testing.T, d *fake.Driver, spec driver.ServerSpec) driver.Server {
+func ensureServer(t *testing.T, d *fake.Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	s, err := d.Ensure(t.Context(), spec)
 	if err != nil {
@@ -56,18 +57,18 @@ func ensure(t *testing.T, d *fake.Driver, spec driver.ServerSpec) driver.Server 
 	return s
 }
 
-func (f *folder) path(names ...string) string {
+func (f *testFolder) path(names ...string) string {
 	return filepath.Join(append([]string{f.dir}, names...)...)
 }
 
-func (f *folder) write(t *testing.T, name, content string) {
+func (f *testFolder) writeFile(t *testing.T, name, content string) {
 	t.Helper()
 	if err := os.WriteFile(f.path(name), []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (f *folder) list(t *testing.T) map[types.UID]driver.Server {
+func (f *testFolder) listServers(t *testing.T) map[types.UID]driver.Server {
 	t.Helper()
 	servers, err := f.d.List(t.Context())
 	if err != nil {
@@ -83,14 +84,8 @@ func (f *folder) list(t *testing.T) map[types.UID]driver.Server {
 	return byUID
 }
 
-func wantKind(t *testing.T, what string, err, kind error) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Errorf("%s: got error %v, want the kind %v", what, err, kind)
-	}
-}
-
-// TestBrokenFile checks that a file that cannot be read does not pass for a removed server.
+// TestBrokenFile checks that a file that cannot be read does not pass for a removed
+// server.
 func TestBrokenFile(t *testing.T) {
 	t.Parallel()
 	for name, content := range map[string]string{
@@ -113,35 +108,33 @@ func TestBrokenFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFolder(t)
-			other := ensure(t, f.d, specOf("uid-1"))
-			f.write(t, "uid-0.json", content)
+			other := ensureServer(t, f.d, specOf("uid-1"))
+			f.writeFile(t, "uid-0.json", content)
 			for call, err := range map[string]error{
-				"List":        errOf(f.d.List(t.Context())),
-				"List of it":  errOf(f.d.List(t.Context(), "uid-0")),
-				"Usage of it": errOf(f.d.Usage(t.Context(), "uid-0")),
+				"List":        drivertest.ErrorOf(f.d.List(t.Context())),
+				"List of it":  drivertest.ErrorOf(f.d.List(t.Context(), "uid-0")),
+				"Usage of it": drivertest.ErrorOf(f.d.Usage(t.Context(), "uid-0")),
 			} {
-				wantKind(t, call, err, driver.ErrUnavailable)
+				drivertest.WantErrorKind(t, call, err, driver.ErrUnavailable)
 				wantNamed(t, call, err, f.path("uid-0.json"))
 			}
 			for call, err := range map[string]error{
-				"Ensure":  errOf(f.d.Ensure(t.Context(), f.spec)),
+				"Ensure":  drivertest.ErrorOf(f.d.Ensure(t.Context(), f.spec)),
 				"Delete":  f.d.Delete(t.Context(), f.spec.Target, false),
 				"Release": f.d.Delete(t.Context(), f.spec.Target, true),
 			} {
-				wantKind(t, call, err, driver.ErrRetry)
+				drivertest.WantErrorKind(t, call, err, driver.ErrRetry)
 				wantNamed(t, call, err, f.path("uid-0.json"))
 			}
 			if servers, err := f.d.List(t.Context(), "uid-1"); err != nil || len(servers) != 1 || servers[0].Run != other.Run {
 				t.Errorf("List of another server: got %+v, %v", servers, err)
 			}
-			if content != read(t, f.path("uid-0.json")) {
+			if content != readFile(t, f.path("uid-0.json")) {
 				t.Error("the broken file was changed")
 			}
 		})
 	}
 }
-
-func errOf[T any](_ T, err error) error { return err }
 
 func wantNamed(t *testing.T, call string, err error, path string) {
 	t.Helper()
@@ -150,7 +143,7 @@ func wantNamed(t *testing.T, call string, err error, path string) {
 	}
 }
 
-func read(t *testing.T, path string) string {
+func readFile(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -159,34 +152,34 @@ func read(t *testing.T, path string) string {
 	return string(content)
 }
 
-func TestMendedFile(t *testing.T) {
+func TestRepairedFile(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
-	good := read(t, f.path("uid-0.json"))
-	f.write(t, "uid-0.json", "oops")
-	wantKind(t, "List", errOf(f.d.List(t.Context())), driver.ErrUnavailable)
-	f.write(t, "uid-0.json", good)
-	if s := f.list(t)["uid-0"]; s.Run != f.was.Run {
-		t.Errorf("mended it is %+v, want run %s", s, f.was.Run)
+	good := readFile(t, f.path("uid-0.json"))
+	f.writeFile(t, "uid-0.json", "oops")
+	drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
+	f.writeFile(t, "uid-0.json", good)
+	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run {
+		t.Errorf("repaired it is %+v, want run %s", s, f.before.Run)
 	}
 }
 
-// TestNotServers checks that other files in the folder are ignored.
-func TestNotServers(t *testing.T) {
+// TestOtherFilesAreIgnored checks that other files in the folder are ignored.
+func TestOtherFilesAreIgnored(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	for _, name := range []string{
 		"README", "uid-0.json~", ".uid-0.json.swp", "uid-0.json.bak", "uid-0.bak.json", "#uid-0.json#",
 		".json", "a b.json", "-x.json", "4913", "tmp/write-123", "tmp/uid-9.json", "locks/uid-9", "locks/uid-9.json",
 	} {
-		f.write(t, name, "rubbish")
+		f.writeFile(t, name, "not a record")
 	}
-	if all := f.list(t); len(all) != 1 || all["uid-0"].Run != f.was.Run {
+	if all := f.listServers(t); len(all) != 1 || all["uid-0"].Run != f.before.Run {
 		t.Errorf("List: got %+v, want the one server", all)
 	}
-	next := faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
-	if s := ensure(t, next, f.spec); s.Run != f.was.Run {
-		t.Errorf("Ensure: got %+v, want run %s", s, f.was.Run)
+	next := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	if s := ensureServer(t, next, f.spec); s.Run != f.before.Run {
+		t.Errorf("Ensure: got %+v, want run %s", s, f.before.Run)
 	}
 }
 
@@ -194,9 +187,9 @@ func TestNotServers(t *testing.T) {
 func TestAddedByHand(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
-	f.write(t, "by-hand.json", `{"clusterID": "cluster-1", "namespace": "default", "name": "x", "state": "Running"}`)
-	f.write(t, "off.json", `{"clusterID": "cluster-1"}`)
-	all := f.list(t)
+	f.writeFile(t, "by-hand.json", `{"clusterID": "cluster-1", "namespace": "default", "name": "x", "state": "Running"}`)
+	f.writeFile(t, "off.json", `{"clusterID": "cluster-1"}`)
+	all := f.listServers(t)
 	on, off := all["by-hand"], all["off"]
 	if len(all) != 3 {
 		t.Errorf("List: got %+v, want the two and the first", all)
@@ -207,38 +200,38 @@ func TestAddedByHand(t *testing.T) {
 	if off.State != driver.StateStopped || off.ID == "" || off.ID == on.ID || off.Exit != nil {
 		t.Errorf("got %+v, want it stopped, with an ID of its own, never run", off)
 	}
-	if again := f.list(t)["by-hand"]; again.Run != on.Run || again.ID != on.ID {
+	if again := f.listServers(t)["by-hand"]; again.Run != on.Run || again.ID != on.ID {
 		t.Errorf("listed again it is %+v, want it the same as %+v", again, on)
 	}
-	adopts(t, f, on)
+	checkAdopted(t, f, on)
 }
 
-func adopts(t *testing.T, f *folder, was driver.Server) {
+func checkAdopted(t *testing.T, f *testFolder, was driver.Server) {
 	t.Helper()
 	spec := specOf(was.UID)
-	if s := ensure(t, f.d, spec); s.ID != was.ID || s.Run != was.Run || s.Applied.CPUMilli != spec.CPUMilli {
+	if s := ensureServer(t, f.d, spec); s.ID != was.ID || s.Run != was.Run || s.Applied.CPUMilli != spec.CPUMilli {
 		t.Errorf("adopted it is %+v, want the same run with the size of the spec", s)
 	}
 }
 
-// TestNotOurs checks that servers of another cluster, or of none, are left alone.
-func TestNotOurs(t *testing.T) {
+// TestForeignServers checks that servers of another cluster, or of none, are left alone.
+func TestForeignServers(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
-	f.write(t, "nobodys.json", `{}`)
-	f.write(t, "theirs.json", `{"clusterID": "cluster-2", "state": "Running"}`)
-	if all := f.list(t); len(all) != 1 {
+	f.writeFile(t, "no-cluster.json", `{}`)
+	f.writeFile(t, "theirs.json", `{"clusterID": "cluster-2", "state": "Running"}`)
+	if all := f.listServers(t); len(all) != 1 {
 		t.Errorf("List: got %+v, want our own server alone", all)
 	}
-	for _, uid := range []types.UID{"nobodys", "theirs"} {
-		before := read(t, f.path(string(uid)+".json"))
+	for _, uid := range []types.UID{"no-cluster", "theirs"} {
+		before := readFile(t, f.path(string(uid)+".json"))
 		_, err := f.d.Ensure(t.Context(), specOf(uid))
-		wantKind(t, "Ensure of "+string(uid), err, driver.ErrRetry)
+		drivertest.WantErrorKind(t, "Ensure of "+string(uid), err, driver.ErrRetry)
 		if driver.ReasonOf(err) != driver.ReasonNameConflict {
 			t.Errorf("Ensure of %s: got the reason %q", uid, driver.ReasonOf(err))
 		}
-		wantKind(t, "Delete of "+string(uid), f.d.Delete(t.Context(), driver.Target{UID: uid}, false), driver.ErrNotFound)
-		if read(t, f.path(string(uid)+".json")) != before {
+		drivertest.WantErrorKind(t, "Delete of "+string(uid), f.d.Delete(t.Context(), driver.Target{UID: uid}, false), driver.ErrNotFound)
+		if readFile(t, f.path(string(uid)+".json")) != before {
 			t.Errorf("the file of %s was changed", uid)
 		}
 	}
@@ -265,8 +258,8 @@ func TestEditedByHand(t *testing.T) {
 			t.Parallel()
 			f := newFolder(t)
 			editFile(t, f.path("uid-0.json"), c.edit)
-			s := f.list(t)["uid-0"]
-			if s.State != c.state || (s.Run == f.was.Run) != c.same || s.ID != f.was.ID {
+			s := f.listServers(t)["uid-0"]
+			if s.State != c.state || (s.Run == f.before.Run) != c.same || s.ID != f.before.ID {
 				t.Errorf("got %+v, want it %s, of the same run: %v", s, c.state, c.same)
 			}
 			if (s.Exit == nil) != (c.exit == nil) {
@@ -285,10 +278,10 @@ func TestFilesAreReadableAndPrivate(t *testing.T) {
 	secretive := specOf("uid-1")
 	secretive.UserData, secretive.NetworkData = driver.NewSecret("hunter2"), driver.NewSecret("hunter2")
 	secretive.SSHKeys = []string{"ssh-ed25519 hunter2 me@example.org"}
-	ensure(t, f.d, secretive)
+	ensureServer(t, f.d, secretive)
 	text := contentsOf(t, f.dir)
 	if strings.Contains(text, "hunter2") || strings.Contains(text, "[redacted]") {
-		t.Error("the folder holds secrets, or pretends to")
+		t.Error("the folder holds secrets, or placeholders for them")
 	}
 	if !strings.Contains(text, "\n  \"name\": \"vm-uid-1\",\n") || !strings.Contains(text, `"hasUserData": true`) {
 		t.Errorf("the file is not indented or lacks fields:\n%s", text)
@@ -312,7 +305,7 @@ func TestNothingToDo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ensure(t, f.d, f.spec)
+	ensureServer(t, f.d, f.spec)
 	after, err := os.Stat(f.path("uid-0.json"))
 	if err != nil || !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
 		t.Errorf("the file was written although nothing had changed (%v)", err)
@@ -326,30 +319,30 @@ func TestManyProcesses(t *testing.T) {
 	f := newFolder(t)
 	var all sync.WaitGroup
 	for range 6 {
-		d := faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
-		all.Go(func() { hammer(t, d, f.spec) })
+		d := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+		all.Go(func() { changeRepeatedly(t, d, f.spec) })
 	}
 	all.Wait()
-	if s := f.list(t)["uid-0"]; s.ID != f.was.ID {
-		t.Errorf("afterwards it is %+v, want the server %s", s, f.was.ID)
+	if s := f.listServers(t)["uid-0"]; s.ID != f.before.ID {
+		t.Errorf("afterwards it is %+v, want the server %s", s, f.before.ID)
 	}
-	for uid := range f.list(t) {
+	for uid := range f.listServers(t) {
 		if err := f.d.Delete(t.Context(), driver.Target{UID: uid}, false); err != nil {
 			t.Errorf("Delete: %v", err)
 		}
 	}
-	if left := f.list(t); len(left) != 0 {
+	if left := f.listServers(t); len(left) != 0 {
 		t.Errorf("there is %+v left", left)
 	}
 }
 
-func hammer(t *testing.T, d *fake.Driver, steady driver.ServerSpec) {
+func changeRepeatedly(t *testing.T, d *fake.Driver, steady driver.ServerSpec) {
 	for i := range 40 {
 		steady.MemoryBytes = int64(1e9 + i)
 		_, err := d.Ensure(t.Context(), steady)
-		torn := specOf(types.UID(fmt.Sprintf("torn-%d", i%3)))
-		_, createErr := d.Ensure(t.Context(), torn)
-		deleteErr := d.Delete(t.Context(), torn.Target, false)
+		changing := specOf(types.UID(fmt.Sprintf("changing-%d", i%3)))
+		_, createErr := d.Ensure(t.Context(), changing)
+		deleteErr := d.Delete(t.Context(), changing.Target, false)
 		for _, err := range []error{err, createErr, deleteErr} {
 			if err != nil && !errors.Is(err, driver.ErrRetry) && !errors.Is(err, driver.ErrNotFound) {
 				t.Errorf("got error %v, want none or one that may be retried", err)
@@ -359,18 +352,19 @@ func hammer(t *testing.T, d *fake.Driver, steady driver.ServerSpec) {
 		if err != nil {
 			t.Errorf("List: %v", err)
 		}
-		met := map[types.UID]int{}
+		counts := map[types.UID]int{}
 		for _, s := range servers {
-			met[s.UID]++
+			counts[s.UID]++
 		}
-		if met[steady.UID] != 1 {
-			t.Errorf("List shows the server that is always there %d times", met[steady.UID])
+		if counts[steady.UID] != 1 {
+			t.Errorf("List shows the server that is always there %d times", counts[steady.UID])
 		}
 	}
 }
 
-// TestLockIsBusy checks that a process that was suspended with a lock does not block others.
-func TestLockIsBusy(t *testing.T) {
+// TestHeldLock checks that a process that was suspended with a lock does not block
+// others.
+func TestHeldLock(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	lock, err := os.OpenFile(f.path("locks", "uid-0"), os.O_RDWR, 0o600)
@@ -383,31 +377,31 @@ func TestLockIsBusy(t *testing.T) {
 	}
 	off := f.spec
 	off.Power = driver.PowerOff
-	wantKind(t, "Ensure", errOf(f.d.Ensure(t.Context(), off)), driver.ErrRetry)
-	wantKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrRetry)
-	if s := f.list(t)["uid-0"]; s.Run != f.was.Run || s.State != driver.StateRunning {
+	drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(f.d.Ensure(t.Context(), off)), driver.ErrRetry)
+	drivertest.WantErrorKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrRetry)
+	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run || s.State != driver.StateRunning {
 		t.Errorf("it is %+v, want it unchanged", s)
 	}
-	ensure(t, f.d, specOf("uid-1"))
+	ensureServer(t, f.d, specOf("uid-1"))
 	if err := lock.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if s := ensure(t, f.d, off); s.State != driver.StateStopped {
+	if s := ensureServer(t, f.d, off); s.State != driver.StateStopped {
 		t.Errorf("after the lock was released it is %+v, want it stopped", s)
 	}
 }
 
-// TestEngineReplaced checks that a folder that was emptied or swapped is another engine,
+// TestEngineReplaced checks that a folder that was emptied or replaced is another engine,
 // or none, and never one without servers.
 func TestEngineReplaced(t *testing.T) {
 	t.Parallel()
-	for name, replace := range map[string]func(t *testing.T, f *folder){
-		"identity removed": func(t *testing.T, f *folder) { remove(t, f.path("engine-id")) },
-		"identity garbled": func(t *testing.T, f *folder) { f.write(t, "engine-id", "?!\n") },
-		"folder removed":   func(t *testing.T, f *folder) { remove(t, f.dir) },
-		"folder replaced": func(t *testing.T, f *folder) {
-			rename(t, f.dir, f.dir+".old")
-			faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	for name, replace := range map[string]func(t *testing.T, f *testFolder){
+		"identity removed": func(t *testing.T, f *testFolder) { removeAll(t, f.path("engine-id")) },
+		"identity garbled": func(t *testing.T, f *testFolder) { f.writeFile(t, "engine-id", "?!\n") },
+		"folder removed":   func(t *testing.T, f *testFolder) { removeAll(t, f.dir) },
+		"folder replaced": func(t *testing.T, f *testFolder) {
+			renameFile(t, f.dir, f.dir+".old")
+			faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -418,11 +412,11 @@ func TestEngineReplaced(t *testing.T) {
 				t.Fatal(err)
 			}
 			replace(t, f)
-			closes(t, events)
-			wantKind(t, "List", errOf(f.d.List(t.Context())), driver.ErrUnavailable)
-			wantKind(t, "List of it", errOf(f.d.List(t.Context(), "uid-0")), driver.ErrUnavailable)
-			wantKind(t, "Ensure", errOf(f.d.Ensure(t.Context(), f.spec)), driver.ErrUnavailable)
-			wantKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrUnavailable)
+			drivertest.WaitForClose(t, events, 10*time.Second, "the engine was replaced")
+			drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
+			drivertest.WantErrorKind(t, "List of it", drivertest.ErrorOf(f.d.List(t.Context(), "uid-0")), driver.ErrUnavailable)
+			drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(f.d.Ensure(t.Context(), f.spec)), driver.ErrUnavailable)
+			drivertest.WantErrorKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrUnavailable)
 			if _, err := os.Stat(f.path("uid-0.json")); err == nil && name == "folder replaced" {
 				t.Error("a server was made in the other engine")
 			}
@@ -430,72 +424,58 @@ func TestEngineReplaced(t *testing.T) {
 	}
 }
 
-func remove(t *testing.T, path string) {
+func removeAll(t *testing.T, path string) {
 	t.Helper()
 	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func closes(t *testing.T, events <-chan types.UID) {
-	t.Helper()
-	timeout := time.After(10 * time.Second)
-	for {
-		select {
-		case _, isOpen := <-events:
-			if !isOpen {
-				return
-			}
-		case <-timeout:
-			t.Fatal("the Watch did not close within 10 s")
-		}
-	}
-}
-
-// TestEngineAcceptedAnew checks that opening a Watch, or reading the id, pins the engine
+// TestEngineIsPinnedAgain checks that opening a Watch, or reading the id, pins the engine
 // that is there now.
-func TestEngineAcceptedAnew(t *testing.T) {
+func TestEngineIsPinnedAgain(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	first, err := f.d.EngineID(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	rename(t, f.dir, f.dir+".old")
-	faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	renameFile(t, f.dir, f.dir+".old")
+	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
 	if second, err := f.d.EngineID(t.Context()); err != nil || second == first {
 		t.Errorf("EngineID: got %s, %v, want another one than %s", second, err, first)
 	}
-	if all := f.list(t); len(all) != 0 {
+	if all := f.listServers(t); len(all) != 0 {
 		t.Errorf("the other engine shows %+v", all)
 	}
-	remove(t, f.dir)
-	rename(t, f.dir+".old", f.dir)
+	removeAll(t, f.dir)
+	renameFile(t, f.dir+".old", f.dir)
 	if _, err := f.d.Watch(t.Context()); err != nil {
 		t.Errorf("Watch: %v", err)
 	}
-	if s := f.list(t)["uid-0"]; s.Run != f.was.Run {
-		t.Errorf("back on the first engine it is %+v, want run %s", s, f.was.Run)
+	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run {
+		t.Errorf("back on the first engine it is %+v, want run %s", s, f.before.Run)
 	}
 }
 
-// TestReleaseHalfDone checks that a server that is marked but not yet put aside counts as released.
-func TestReleaseHalfDone(t *testing.T) {
+// TestPartialRelease checks that a server that is marked but not yet moved away counts
+// as released.
+func TestPartialRelease(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	editFile(t, f.path("uid-0.json"), func(r *fake.Record) { r.Retained = true })
-	if s := f.list(t)["uid-0"]; !s.Retained || s.State != driver.StateRunning {
+	if s := f.listServers(t)["uid-0"]; !s.Retained || s.State != driver.StateRunning {
 		t.Errorf("it is %+v, want it retained and running", s)
 	}
 	if named, err := f.d.List(t.Context(), "uid-0"); err != nil || len(named) != 0 {
 		t.Errorf("List of it: got %+v, %v, want nothing", named, err)
 	}
-	wantKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrNotFound)
-	if s := f.list(t)["uid-0"]; !s.Retained || s.Run != f.was.Run {
+	drivertest.WantErrorKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrNotFound)
+	if s := f.listServers(t)["uid-0"]; !s.Retained || s.Run != f.before.Run {
 		t.Errorf("after Delete it is %+v, want it retained still", s)
 	}
-	if s := ensure(t, f.d, f.spec); s.ID == f.was.ID {
-		t.Errorf("Ensure took the released server back: %+v", s)
+	if s := ensureServer(t, f.d, f.spec); s.ID == f.before.ID {
+		t.Errorf("Ensure adopted the released server: %+v", s)
 	}
 }
 
@@ -505,9 +485,9 @@ func TestRemovedFolders(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	for _, sub := range []string{"retained", "tmp", "locks"} {
-		remove(t, f.path(sub))
+		removeAll(t, f.path(sub))
 	}
-	if n := len(f.list(t)); n != 1 {
+	if n := len(f.listServers(t)); n != 1 {
 		t.Errorf("List shows %d servers, want 1", n)
 	}
 	if _, err := f.d.Watch(t.Context()); err != nil {
@@ -516,24 +496,25 @@ func TestRemovedFolders(t *testing.T) {
 	off := f.spec
 	off.Power = driver.PowerOff
 	_, _ = f.d.Ensure(t.Context(), off) // May find that the folders are gone.
-	if s := ensure(t, f.d, off); s.State != driver.StateStopped {
+	if s := ensureServer(t, f.d, off); s.State != driver.StateStopped {
 		t.Errorf("it is %+v, want it stopped", s)
 	}
 }
 
-// TestLeftovers checks that the next process removes the partial files of a killed one.
-func TestLeftovers(t *testing.T) {
+// TestPartialFilesAreRemoved checks that the next process removes the partial files of
+// a killed one.
+func TestPartialFilesAreRemoved(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
-	f.write(t, "tmp/write-half", `{"clusterID":`)
-	next := faketest.Open(t, fake.Options{ClusterID: cluster, Dir: f.dir})
-	ensure(t, next, specOf("uid-1"))
+	f.writeFile(t, "tmp/write-half", `{"clusterID":`)
+	next := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	ensureServer(t, next, specOf("uid-1"))
 	if left, err := os.ReadDir(f.path("tmp")); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
 
-func TestFolderCannotBeMade(t *testing.T) {
+func TestUncreatableFolder(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -557,7 +538,7 @@ func FuzzServerFile(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
 		dir := t.TempDir()
-		d := faketest.Open(t, fake.Options{ClusterID: cluster, Dir: dir})
+		d := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: dir})
 		path := filepath.Join(dir, "x.json")
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
@@ -566,15 +547,15 @@ func FuzzServerFile(f *testing.F) {
 		var r fake.Record
 		switch {
 		case err != nil:
-			wantKind(t, "List", err, driver.ErrUnavailable)
+			drivertest.WantErrorKind(t, "List", err, driver.ErrUnavailable)
 			wantNamed(t, "List", err, path)
 		case json.Unmarshal(content, &r) != nil:
-			t.Errorf("List took %q for a server", content)
+			t.Errorf("List accepted %q as a server", content)
 		case (len(servers) == 1) != (r.ClusterID == cluster):
 			t.Errorf("List shows %+v for %q", servers, content)
 		}
 		if _, ensureErr := d.Ensure(t.Context(), specOf("x")); err != nil && ensureErr == nil {
-			t.Errorf("Ensure took what List refused: %q", content)
+			t.Errorf("Ensure accepted what List refused: %q", content)
 		}
 	})
 }

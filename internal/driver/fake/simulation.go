@@ -23,8 +23,8 @@ type simulation struct {
 	newName                func() string
 }
 
-// create makes a server of spec that has never run.
-func (s simulation) create(clusterID string, spec driver.ServerSpec) Record {
+// newRecord makes a server of spec that has never run.
+func (s simulation) newRecord(clusterID string, spec driver.ServerSpec) Record {
 	return Record{
 		UID: spec.UID, ID: "fake-" + s.newName(), ClusterID: clusterID,
 		Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
@@ -32,31 +32,31 @@ func (s simulation) create(clusterID string, spec driver.ServerSpec) Record {
 	}
 }
 
-// ensure brings a server as close to spec as it can be by now.
-func (s simulation) ensure(r Record, spec driver.ServerSpec, now time.Time) Record {
-	r = settle(r, now)
-	resize(&r, spec)
-	if r.on() && spec.RestartRun != "" && r.Run == spec.RestartRun {
-		s.stop(&r, spec.StopBy, now)
+// applySpec brings a server as close to spec as it can be by now.
+func (s simulation) applySpec(r Record, spec driver.ServerSpec, now time.Time) Record {
+	r = applyDueChanges(r, now)
+	applyResources(&r, spec)
+	if r.isOn() && spec.RestartRun != "" && r.Run == spec.RestartRun {
+		s.stopServer(&r, spec.StopBy, now)
 	}
 	switch spec.Power {
 	case driver.PowerOff:
-		s.stop(&r, spec.StopBy, now)
+		s.stopServer(&r, spec.StopBy, now)
 	case driver.PowerOn:
-		s.run(&r, spec, now)
-		resume(&r)
+		s.startServer(&r, spec, now)
+		resumeServer(&r)
 	case driver.PowerPaused:
-		s.run(&r, spec, now)
-		pause(&r)
+		s.startServer(&r, spec, now)
+		pauseServer(&r)
 	}
-	if !r.on() {
+	if !r.isOn() {
 		r.Config = configOf(spec)
 	}
 	return r
 }
 
-// resize applies the fields that can change at any time.
-func resize(r *Record, spec driver.ServerSpec) {
+// applyResources applies the fields that can change at any time.
+func applyResources(r *Record, spec driver.ServerSpec) {
 	r.CPUMilli, r.MemoryBytes = spec.CPUMilli, spec.MemoryBytes
 	if spec.RootDiskBytes != 0 {
 		r.RootDiskBytes = spec.RootDiskBytes
@@ -64,36 +64,36 @@ func resize(r *Record, spec driver.ServerSpec) {
 	r.RestartPolicy = spec.RestartPolicy
 }
 
-// stop asks a running server to stop, and forces it if that took too long.
-func (s simulation) stop(r *Record, stopBy, now time.Time) {
-	if !r.on() {
+// stopServer requests a running server to stop, and forces it if that took too long.
+func (s simulation) stopServer(r *Record, stopBy, now time.Time) {
+	if !r.isOn() {
 		return
 	}
 	if r.State != driver.StateStopping {
 		r.State = driver.StateStopping
 		r.StopsAt = now.Add(s.shutdownTime).UTC()
 	}
-	*r = settle(*r, now)
-	force(r, stopBy, now)
+	*r = applyDueChanges(*r, now)
+	forceStopIfDue(r, stopBy, now)
 }
 
-// force ends a stop that has taken too long. A StopBy of zero means never.
-func force(r *Record, stopBy, now time.Time) {
+// forceStopIfDue ends a stop that has taken too long. A StopBy of zero means never.
+func forceStopIfDue(r *Record, stopBy, now time.Time) {
 	if r.State == driver.StateStopping && !stopBy.IsZero() && !now.Before(stopBy) {
-		end(r, forcedExit, now)
+		endRun(r, forcedExit, now)
 	}
 }
 
-func end(r *Record, code int, at time.Time) {
+func endRun(r *Record, code int, at time.Time) {
 	r.State = driver.StateStopped
-	r.Exit = &Exit{Code: code, Reason: reasonOf(code), At: at.UTC()}
+	r.Exit = &Exit{Code: code, Reason: exitReason(code), At: at.UTC()}
 	r.UpAt, r.StopsAt = time.Time{}, time.Time{}
 }
 
-// run starts a server that is off. A server that is stopping ends its run first.
-func (s simulation) run(r *Record, spec driver.ServerSpec, now time.Time) {
-	force(r, spec.StopBy, now)
-	if r.on() {
+// startServer starts a server that is off. A server that is stopping ends its run first.
+func (s simulation) startServer(r *Record, spec driver.ServerSpec, now time.Time) {
+	forceStopIfDue(r, spec.StopBy, now)
+	if r.isOn() {
 		return
 	}
 	r.Config = configOf(spec)
@@ -101,32 +101,32 @@ func (s simulation) run(r *Record, spec driver.ServerSpec, now time.Time) {
 	r.StartedAt, r.UpAt = now.UTC(), now.Add(s.bootTime).UTC()
 }
 
-func resume(r *Record) {
+func resumeServer(r *Record) {
 	if r.State == driver.StatePaused {
 		r.State = driver.StateRunning
 	}
 }
 
-func pause(r *Record) {
+func pauseServer(r *Record) {
 	if r.State == driver.StateRunning {
 		r.State = driver.StatePaused
 	}
 }
 
-// settle returns the record with the changes that are due by now.
-func settle(r Record, now time.Time) Record {
+// applyDueChanges returns the record with the changes that are due by now.
+func applyDueChanges(r Record, now time.Time) Record {
 	if r.State == driver.StateStopping && !r.IgnoreShutdown && !now.Before(r.StopsAt) {
 		at := r.StopsAt
 		if at.IsZero() {
 			at = now
 		}
-		end(&r, 0, at)
+		endRun(&r, 0, at)
 	}
 	return r
 }
 
-// nextMoment returns when the server will change by itself, or zero.
-func nextMoment(r Record, now time.Time) time.Time {
+// nextTransition returns when the server will change by itself, or zero.
+func nextTransition(r Record, now time.Time) time.Time {
 	switch {
 	case r.State == driver.StateRunning && now.Before(r.UpAt):
 		return r.UpAt
@@ -138,7 +138,7 @@ func nextMoment(r Record, now time.Time) time.Time {
 
 // serverOf converts the record to a driver.Server.
 func serverOf(r Record, now time.Time) driver.Server {
-	r = settle(r, now)
+	r = applyDueChanges(r, now)
 	s := driver.Server{
 		UID: r.UID, ID: r.ID, Namespace: r.Namespace, Name: r.Name,
 		Run: r.Run, State: r.State, StartedAt: r.StartedAt, Retained: r.Retained,
@@ -147,7 +147,7 @@ func serverOf(r Record, now time.Time) driver.Server {
 	if r.Exit != nil {
 		s.Exit = &driver.Exit{Code: r.Exit.Code, Reason: r.Exit.Reason, At: r.Exit.At}
 	}
-	if r.on() {
+	if r.isOn() {
 		s.Addresses = []string{addressOf(r.UID)}
 		s.Ports = portsOf(r.Ports)
 	}
@@ -167,9 +167,9 @@ func addressOf(uid types.UID) string {
 }
 
 // portsOf returns the requested ports of the host; none is chosen.
-func portsOf(asked []Port) []driver.Port {
+func portsOf(requested []Port) []driver.Port {
 	var ports []driver.Port
-	for _, p := range asked {
+	for _, p := range requested {
 		if p.HostPort != 0 {
 			ports = append(ports, driver.Port{Protocol: cmp.Or(p.Protocol, "TCP"), Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 		}
