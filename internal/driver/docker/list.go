@@ -6,12 +6,15 @@ package docker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -155,3 +158,151 @@ func (d *Driver) forgetAllBut(summaries []container.Summary) {
 	d.notes.prune(there)
 	d.cache.prune(there)
 }
+
+// cacheAge limits how long a container goes without being inspected, because an
+// engine drops events for a reader that is too slow.
+const cacheAge = 5 * time.Minute
+
+// cache holds records while an event stream is open that would report a change.
+// It only saves inspections and is never the source of truth: without a stream it
+// is empty.
+type cache struct {
+	mu      sync.Mutex
+	streams int
+	era     uint64 // grows when the looks under way must be ignored
+	entries map[string]entry
+}
+
+type entry struct {
+	record  record
+	at      time.Time
+	valid   bool
+	version uint64 // grows with every event
+}
+
+// look is taken before a container is inspected, to detect afterwards whether an
+// event arrived in between.
+type look struct {
+	era, version uint64
+}
+
+func (c *cache) look(id string) look {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return look{c.era, c.entries[id].version}
+}
+
+// put stores r, unless the look that preceded it may be outdated.
+func (c *cache) put(l look, r record, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams > 0 && l == (look{c.era, c.entries[r.id].version}) {
+		c.entries[r.id] = entry{record: r, at: now, valid: true, version: l.version}
+	}
+}
+
+// get returns the last record of a container, and whether it can be trusted.
+func (c *cache) get(id string, now time.Time) (r record, fresh bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.entries[id]
+	return e.record, e.valid && now.Sub(e.at) < cacheAge
+}
+
+// changed is called for every event.
+func (c *cache) changed(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams > 0 {
+		e := c.entries[id]
+		e.valid = false
+		e.version++
+		c.entries[id] = e
+	}
+}
+
+func (c *cache) opened() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams++; c.streams == 1 {
+		c.era++
+		c.entries = map[string]entry{}
+	}
+}
+
+func (c *cache) closed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams--; c.streams == 0 {
+		c.era++
+		c.entries = nil
+	}
+}
+
+// prune removes versions too, so earlier looks cannot be judged any more: era grows.
+func (c *cache) prune(there map[string]bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := len(c.entries)
+	if prune(c.entries, there); len(c.entries) < before {
+		c.era++
+	}
+}
+
+// notes records the last requested rootDisk, so that List returns the same note as
+// Ensure. The container's label has the value from its creation.
+type notes struct {
+	mu       sync.Mutex
+	rootDisk map[string]int64
+}
+
+func (n *notes) remember(id string, rootDisk int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.rootDisk == nil {
+		n.rootDisk = map[string]int64{}
+	}
+	n.rootDisk[id] = rootDisk
+}
+
+// of returns the note on a container.
+func (n *notes) of(r record) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	disk, ok := n.rootDisk[r.id]
+	if !ok {
+		disk = r.rootDisk
+	}
+	if disk <= 0 {
+		return ""
+	}
+	return "rootDisk " + sizeText(disk) + " is not enforced: most Docker storage drivers cannot limit it"
+}
+
+// prune removes the entries of all but the existing containers.
+func (n *notes) prune(there map[string]bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	prune(n.rootDisk, there)
+}
+
+// prune deletes from m the ids that are not in there.
+func prune[V any](m map[string]V, there map[string]bool) {
+	for id := range m {
+		if !there[id] {
+			delete(m, id)
+		}
+	}
+}
+
+// sizeText writes 40000000000 as 40G and 42949672960 as 40Gi.
+func sizeText(bytes int64) string {
+	format := resource.DecimalSI
+	if bytes%1000 != 0 && bytes%1024 == 0 || bytes%(1<<30) == 0 {
+		format = resource.BinarySI
+	}
+	return resource.NewQuantity(bytes, format).String()
+}
+
+// roughly formats a measured size, which needs no exact unit.
+func roughly(bytes int64) string { return fmt.Sprintf("%dM", bytes/1e6) }

@@ -1,0 +1,217 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"regexp"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/jsonstream"
+	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/download"
+)
+
+// fetching reports whether a server has to wait for its image, and starts a pull
+// if needed. A failed pull is reported once; the call after that starts a new one.
+// A pull only pulls: the next Ensure does the rest.
+func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
+	image, policy := d.image(spec), spec.Image.PullPolicy
+	if policy == driver.PullNever {
+		d.fetches.Keep(spec.UID)
+		return false, d.mustBeThere(ctx, image)
+	}
+	key := fullReference(image)
+	d.fetches.Keep(spec.UID, key)
+	outcome, err := d.fetches.Outcome(spec.UID, key)
+	switch {
+	case err != nil:
+		return false, err
+	case outcome == download.Running:
+		return true, nil
+	case outcome == download.Fetched && policy == driver.PullAlways:
+		return false, nil
+	}
+	if policy != driver.PullAlways {
+		if there, err := d.isThere(ctx, image); err != nil || there {
+			return false, err
+		}
+	}
+	d.fetches.Begin(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
+		err := d.pull(ctx, image, f)
+		d.Log.V(1).Info("Pull ended", "image", image, "err", err)
+		return err
+	})
+	return true, nil
+}
+
+func (d *Driver) mustBeThere(ctx context.Context, image string) error {
+	there, err := d.isThere(ctx, image)
+	if err != nil || there {
+		return err
+	}
+	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
+		"image %s is not on the Docker host and spec.image.pullPolicy is Never: pull it there or change the policy", image))
+}
+
+func (d *Driver) isThere(ctx context.Context, image string) (bool, error) {
+	err := d.read(ctx, "look for image "+image, func(ctx context.Context, c *client.Client) error {
+		_, err := c.ImageInspect(ctx, image)
+		return err
+	})
+	if isGone(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// pull pulls one image and reports the progress.
+func (d *Driver) pull(ctx context.Context, image string, f *download.Fetch) error {
+	return d.change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
+		stream, err := c.ImagePull(ctx, image, client.ImagePullOptions{})
+		if err != nil {
+			return explainPull(err)
+		}
+		var p progress
+		for m, err := range stream.JSONMessages(ctx) {
+			switch {
+			case err != nil:
+				return explainPull(err)
+			case m.Error != nil:
+				return explainPull(m.Error)
+			}
+			p.add(m)
+			f.Progress(p.text(image))
+		}
+		return ctx.Err()
+	})
+}
+
+// Abandon implements driver.Fetcher.
+func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
+	return d.fetches.Abandon(ctx, uid)
+}
+
+// progress sums up the progress of a pull, which is reported by layer.
+type progress struct {
+	layers map[string]layer
+}
+
+type layer struct {
+	current, total int64
+	here           bool
+}
+
+func (p *progress) add(m jsonstream.Message) {
+	if m.ID == "" {
+		return
+	}
+	if p.layers == nil {
+		p.layers = map[string]layer{}
+	}
+	now := p.layers[m.ID]
+	switch m.Status {
+	case "Downloading":
+		if m.Progress != nil && m.Progress.Total > 0 {
+			now.current, now.total = m.Progress.Current, m.Progress.Total
+		}
+	case "Download complete", "Extracting", "Pull complete", "Already exists":
+		now.current, now.here = now.total, true
+	}
+	p.layers[m.ID] = now
+}
+
+// text is for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a layer
+// that has not begun is unknown, so the total can grow.
+func (p *progress) text(image string) string {
+	var current, total int64
+	here := true
+	for _, l := range p.layers {
+		current += l.current
+		total += l.total
+		here = here && l.here
+	}
+	switch {
+	case total == 0:
+		return "pulling " + image
+	case here:
+		return fmt.Sprintf("pulling %s: unpacking %.1f MB", image, float64(total)/1e6)
+	}
+	return fmt.Sprintf("pulling %s: %d%% (%.1f/%.1f MB)", image, current*100/total, float64(current)/1e6, float64(total)/1e6)
+}
+
+// pullError is the cause of a failed pull in Drover's own words.
+type pullError struct{ text string }
+
+func (e pullError) Error() string { return e.text }
+
+// pullReasons are the causes of a failed pull; the first match applies. The engine's
+// own text is not passed on, because it repeats the registry's answer: a user who may
+// name an image chooses the registry and, by that, where its redirects lead.
+var pullReasons = []struct {
+	words *regexp.Regexp
+	says  string
+}{
+	{regexp.MustCompile(`(?i)toomanyrequests|too many requests|rate limit`), "too many requests"},
+	{regexp.MustCompile(`(?i)no matching manifest|does not match the specified platform`), "the image is not there for this host's platform"},
+	{regexp.MustCompile(`(?i)no space left on device`), "no space left on the engine's disk"},
+	{regexp.MustCompile(`(?i)pull access denied`), "not found, or a login is needed"},
+	{regexp.MustCompile(`(?i)unauthorized|authentication required`), "unauthorized"},
+	{regexp.MustCompile(`(?i)\bdenied\b|forbidden`), "access denied"},
+	{regexp.MustCompile(`(?i)not found|manifest unknown|name unknown|does not exist`), "not found"},
+	{regexp.MustCompile(`(?i)no such host|server misbehaving|temporary failure in name resolution`), "name not resolved"},
+	{regexp.MustCompile(`(?i)connection refused`), "connection refused"},
+	{regexp.MustCompile(`(?i)connection reset`), "connection reset"},
+	{regexp.MustCompile(`(?i)no route to host|network is unreachable`), "no route to the registry"},
+	{regexp.MustCompile(`(?i)http response to https client`), "TLS: the registry does not speak it"},
+	{regexp.MustCompile(`(?i)x509|tls:|certificate`), "TLS: the registry's certificate or handshake is not accepted"},
+	{regexp.MustCompile(`(?i)timeout|deadline exceeded|request canceled`), "timeout"},
+	{regexp.MustCompile(`(?i)unexpected EOF|\bEOF\b`), "the connection was cut"},
+	{regexp.MustCompile(`(?i)digest|checksum|verification failed`), "it is not what its digest says"},
+}
+
+// explainPull leaves out what a registry answered. An error of the client itself, for
+// example that the engine cannot be reached, is kept.
+func explainPull(err error) error {
+	_, ofNetwork := errors.AsType[*net.OpError](err)
+	if ofNetwork || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	for _, r := range pullReasons {
+		if r.words.MatchString(err.Error()) {
+			return pullError{codeText(err) + r.says}
+		}
+	}
+	return pullError{codeText(err) + "the engine's log has the cause"}
+}
+
+// codeText is the status code of an answer, if it adds something to the fact that the
+// pull failed.
+func codeText(err error) string {
+	code := 0
+	if message, is := errors.AsType[*jsonstream.Error](err); is {
+		code = message.Code
+	}
+	for kind, c := range map[error]int{
+		errdefs.ErrNotFound: http.StatusNotFound, errdefs.ErrUnauthenticated: http.StatusUnauthorized,
+		errdefs.ErrPermissionDenied: http.StatusForbidden, errdefs.ErrInvalidArgument: http.StatusBadRequest,
+	} {
+		if errors.Is(err, kind) {
+			code = c
+		}
+	}
+	if code < 400 || code == http.StatusInternalServerError {
+		return ""
+	}
+	return fmt.Sprintf("%d: ", code)
+}
