@@ -491,7 +491,7 @@ func TestAdoptHalfMade(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	spec := vm(t, d, guestImages(t).plain)
-	half, err := d.createContainer(t.Context(), spec)
+	half, err := d.createInstance(t.Context(), spec)
 	must(t, err)
 	s := reach(t, newDriver(t, d.Options), spec, driver.StateRunning)
 	if s.ID != half.id {

@@ -28,12 +28,12 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	if err := d.fetches.Abandon(ctx, t.UID); err != nil {
 		return err
 	}
-	s, err := d.lookUp(ctx, t)
+	s, err := d.findSummary(ctx, t)
 	switch {
 	case err != nil:
 		return err
 	case retain:
-		return d.retain(ctx, s.ID, nameOf(s))
+		return d.retain(ctx, s.ID, summaryName(s))
 	}
 	return d.remove(ctx, s.ID, true)
 }

@@ -76,7 +76,7 @@ type Driver struct {
 	identity atomic.Pointer[identity]
 	size     atomic.Pointer[size]
 	locks    locks
-	cache    cache
+	cache    inspectionCache
 	stops    stops
 	notes    notes
 	fetches  *download.Tracker

@@ -271,7 +271,7 @@ func TestStopSignal(t *testing.T) {
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
 	spec := vm(t, d, guestImages(t).plain)
-	create(t, "", &container.Config{Image: spec.Image.Source, StopSignal: "SIGUSR1", Labels: labels(spec, d.ClusterID, spec.Image.Source)})
+	create(t, "", &container.Config{Image: spec.Image.Source, StopSignal: "SIGUSR1", Labels: containerLabels(spec, d.ClusterID, spec.Image.Source)})
 	reach(t, d, spec, driver.StateRunning)
 	var signals []string
 	p.answer(func(_ http.ResponseWriter, r *http.Request) bool {

@@ -19,7 +19,7 @@ const maxSteps = 8
 
 // Ensure implements driver.Driver.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := checkCall(spec); err != nil {
+	if err := checkArguments(spec); err != nil {
 		return driver.Server{}, err
 	}
 	ctx, cancel := d.bound(ctx)
@@ -30,33 +30,33 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	}
 	defer release()
 
-	r, err := d.find(ctx, spec.Target)
+	r, err := d.findInstance(ctx, spec.Target)
 	creates := errors.Is(err, driver.ErrNotFound) && spec.ID == ""
 	if err != nil && !creates {
 		return driver.Server{}, err
 	}
 	// Off needs nothing of the spec, so a spec that cannot be honoured must not keep a server on.
 	if creates || spec.Power != driver.PowerOff {
-		if err := d.check(spec); err != nil {
+		if err := d.checkSpec(spec); err != nil {
 			return driver.Server{}, err
 		}
 	}
 	if creates {
-		return d.create(ctx, spec)
+		return d.createServer(ctx, spec)
 	}
-	return d.converge(ctx, spec, r)
+	return d.convergeInstance(ctx, spec, r)
 }
 
-// converge changes a container to match the spec, or as far as possible without waiting.
-func (d *Driver) converge(ctx context.Context, spec driver.ServerSpec, r record) (driver.Server, error) {
+// convergeInstance changes a container to match the spec, or as far as possible without waiting.
+func (d *Driver) convergeInstance(ctx context.Context, spec driver.ServerSpec, r instance) (driver.Server, error) {
 	d.notes.remember(r.id, spec.RootDiskBytes)
 	for range maxSteps {
-		done, err := d.advance(ctx, spec, &r)
+		done, err := d.takeNextStep(ctx, spec, &r)
 		if err != nil {
 			return driver.Server{}, err
 		}
 		if done {
-			s := d.server(r)
+			s := d.serverOf(r)
 			s.Pending = pendingFields(r, spec)
 			return s, nil
 		}
@@ -64,15 +64,15 @@ func (d *Driver) converge(ctx context.Context, spec driver.ServerSpec, r record)
 	return driver.Server{}, driver.Errorf(driver.ErrRetry, "container %s does not settle: it is %s again and again", shortID(r.id), r.state)
 }
 
-// advance takes one step and inspects the container again. A stop comes first, so
+// takeNextStep takes one step and inspects the container again. A stop comes first, so
 // that a size which the host cannot provide does not keep the container on.
-func (d *Driver) advance(ctx context.Context, spec driver.ServerSpec, r *record) (done bool, err error) {
+func (d *Driver) takeNextStep(ctx context.Context, spec driver.ServerSpec, r *instance) (done bool, err error) {
 	_, stopping := d.stops.of(*r)
 	pending := pendingFields(*r, spec)
 	next := nextStep(*r, spec, stopping, pending)
 	if next == stepStop {
 		if len(pending) > 0 && spec.Power != driver.PowerOff && !stopping {
-			if waits, err := d.fetching(ctx, spec); waits || err != nil {
+			if waits, err := d.ensureImage(ctx, spec); waits || err != nil {
 				return true, err
 			}
 		}
@@ -90,26 +90,26 @@ func (d *Driver) advance(ctx context.Context, spec driver.ServerSpec, r *record)
 		}
 		return true, nil
 	}
-	return false, d.power(ctx, spec, next, r)
+	return false, d.changePower(ctx, spec, next, r)
 }
 
-// find returns the one container of a UID.
-func (d *Driver) find(ctx context.Context, t driver.Target) (record, error) {
-	s, err := d.lookUp(ctx, t)
+// findInstance returns the one container of a UID.
+func (d *Driver) findInstance(ctx context.Context, t driver.Target) (instance, error) {
+	s, err := d.findSummary(ctx, t)
 	if err != nil {
-		return record{}, err
+		return instance{}, err
 	}
-	r, err := d.inspect(ctx, s.ID)
+	r, err := d.inspectContainer(ctx, s.ID)
 	if isGone(err) {
-		return record{}, driver.Errorf(driver.ErrNotFound, "container %s is gone", shortID(s.ID))
+		return instance{}, driver.Errorf(driver.ErrNotFound, "container %s is gone", shortID(s.ID))
 	}
 	return r, err
 }
 
-// lookUp is find by the engine's list alone, which answers even for a container
+// findSummary is find by the engine's list alone, which answers even for a container
 // that is stuck.
-func (d *Driver) lookUp(ctx context.Context, t driver.Target) (container.Summary, error) {
-	own, err := d.summaries(ctx, true, t.UID)
+func (d *Driver) findSummary(ctx context.Context, t driver.Target) (container.Summary, error) {
+	own, err := d.listContainers(ctx, true, t.UID)
 	switch {
 	case err != nil:
 		return container.Summary{}, err
@@ -124,23 +124,23 @@ func (d *Driver) lookUp(ctx context.Context, t driver.Target) (container.Summary
 	return own[0], nil
 }
 
-// inspect inspects one container. If there is none, isGone is true of the error.
-func (d *Driver) inspect(ctx context.Context, id string) (r record, err error) {
+// inspectContainer inspects one container. If there is none, isGone is true of the error.
+func (d *Driver) inspectContainer(ctx context.Context, id string) (r instance, err error) {
 	err = d.read(ctx, "inspect container "+shortID(id), func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 		if err == nil {
-			r = newRecord(res.Container)
+			r = newInstance(res.Container)
 		}
 		return err
 	})
 	return r, err
 }
 
-// refresh inspects r again.
-func (d *Driver) refresh(ctx context.Context, r *record) error {
-	now, err := d.inspect(ctx, r.id)
+// refreshInstance inspects r again.
+func (d *Driver) refreshInstance(ctx context.Context, r *instance) error {
+	now, err := d.inspectContainer(ctx, r.id)
 	if isGone(err) {
-		return vanished(r.id)
+		return vanishedError(r.id)
 	}
 	if err == nil {
 		*r = now

@@ -66,8 +66,8 @@ func isGone(err error) bool { return errdefs.IsNotFound(err) }
 // isConflict reports whether the container's state forbids the call, or its name is taken.
 func isConflict(err error) bool { return errdefs.IsConflict(err) }
 
-// vanished is the error for a container that disappeared during a call.
-func vanished(id string) error {
+// vanishedError is the error for a container that disappeared during a call.
+func vanishedError(id string) error {
 	return driver.Errorf(driver.ErrRetry, "container %s went away meanwhile", shortID(id))
 }
 

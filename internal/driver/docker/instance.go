@@ -20,12 +20,12 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// record is what Drover knows about a container.
-type record struct {
+// instance is what Drover knows about a container.
+type instance struct {
 	id, name              string
 	uid                   types.UID
 	cluster               string
-	namespace, vm         string
+	namespace, vmName         string
 	state                 container.ContainerState
 	startedAt, finishedAt time.Time
 	exitCode              int
@@ -41,44 +41,44 @@ type record struct {
 	unresponsive          error         // the error of inspecting it
 }
 
-func newRecord(in container.InspectResponse) record {
-	r := record{id: in.ID, name: strings.TrimPrefix(in.Name, "/"), imageID: in.Image}
+func newInstance(in container.InspectResponse) instance {
+	r := instance{id: in.ID, name: strings.TrimPrefix(in.Name, "/"), imageID: in.Image}
 	if in.Config != nil {
-		r.fromLabels(in.Config.Labels)
+		r.readLabels(in.Config.Labels)
 		r.stopSignal = in.Config.StopSignal
 	}
 	if s := in.State; s != nil {
 		r.state, r.exitCode, r.oomKilled = s.Status, s.ExitCode, s.OOMKilled
-		r.startedAt, r.finishedAt = timeOf(s.StartedAt), timeOf(s.FinishedAt)
+		r.startedAt, r.finishedAt = parseTime(s.StartedAt), parseTime(s.FinishedAt)
 	}
 	if h := in.HostConfig; h != nil {
 		r.cpuMilli, r.memory, r.restart = h.NanoCPUs/1e6, h.Memory, h.RestartPolicy.Name
 	}
 	if n := in.NetworkSettings; n != nil {
-		r.addresses = addressesOf(n.Networks)
+		r.addresses = networkAddresses(n.Networks)
 		r.published = publishedPorts(n.Ports)
 	}
 	return r
 }
 
-// fromSummary makes a record of a list entry, which has few fields.
-func fromSummary(s container.Summary) record {
-	r := record{id: s.ID, name: nameOf(s), state: s.State, imageID: s.ImageID}
-	r.fromLabels(s.Labels)
+// instanceFromSummary makes a record of a list entry, which has few fields.
+func instanceFromSummary(s container.Summary) instance {
+	r := instance{id: s.ID, name: summaryName(s), state: s.State, imageID: s.ImageID}
+	r.readLabels(s.Labels)
 	if s.NetworkSettings != nil {
-		r.addresses = addressesOf(s.NetworkSettings.Networks)
+		r.addresses = networkAddresses(s.NetworkSettings.Networks)
 	}
 	return r
 }
 
-func (r *record) fromLabels(l map[string]string) {
-	r.uid, r.namespace, r.vm = types.UID(l[LabelUID]), l[LabelNamespace], l[LabelName]
+func (r *instance) readLabels(l map[string]string) {
+	r.uid, r.namespace, r.vmName = types.UID(l[LabelUID]), l[LabelNamespace], l[LabelName]
 	r.cluster, r.image, r.ports = l[LabelCluster], l[LabelImage], l[LabelPorts]
 	r.rootDisk, _ = strconv.ParseInt(l[LabelRootDisk], 10, 64)
 }
 
-// nameOf skips the aliases that links give to a container.
-func nameOf(s container.Summary) string {
+// summaryName skips the aliases that links give to a container.
+func summaryName(s container.Summary) string {
 	for _, name := range s.Names {
 		if name = strings.TrimPrefix(name, "/"); !strings.Contains(name, "/") {
 			return name
@@ -87,8 +87,8 @@ func nameOf(s container.Summary) string {
 	return ""
 }
 
-// timeOf returns zero for the text that Docker uses for an absent time.
-func timeOf(text string) time.Time {
+// parseTime returns zero for the text that Docker uses for an absent time.
+func parseTime(text string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil || t.Year() <= 1 {
 		return time.Time{}
@@ -96,7 +96,7 @@ func timeOf(text string) time.Time {
 	return t
 }
 
-func addressesOf(networks map[string]*network.EndpointSettings) []string {
+func networkAddresses(networks map[string]*network.EndpointSettings) []string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(networks)) {
 		n := networks[name]
@@ -141,20 +141,20 @@ func addressText(ip netip.Addr) string {
 	return ip.String()
 }
 
-// alive reports whether a run has to end before another can begin.
-func (r record) alive() bool {
+// isActive reports whether a run has to end before another can begin.
+func (r instance) isActive() bool {
 	return r.state == container.StateRunning || r.state == container.StatePaused || r.state == container.StateRestarting
 }
 
-// run has a new value at every start, and no two containers share one.
-func (r record) run() string {
+// runID has a new value at every start, and no two containers share one.
+func (r instance) runID() string {
 	if r.startedAt.IsZero() {
 		return ""
 	}
 	return fmt.Sprintf("%s-%d", shortID(r.id), r.startedAt.UnixNano())
 }
 
-func (r record) serverState() driver.State {
+func (r instance) serverState() driver.State {
 	switch r.state {
 	case container.StateRunning:
 		return driver.StateRunning
@@ -169,7 +169,7 @@ func (r record) serverState() driver.State {
 	return driver.StateStopped
 }
 
-func (r record) exit() *driver.Exit {
+func (r instance) exitStatus() *driver.Exit {
 	over := r.state == container.StateExited || r.state == container.StateDead || r.state == container.StateRestarting
 	if !over || r.startedAt.IsZero() {
 		return nil
@@ -184,11 +184,11 @@ func (r record) exit() *driver.Exit {
 	return e
 }
 
-// server converts the record to a driver.Server.
-func (d *Driver) server(r record) driver.Server {
+// serverOf converts the record to a driver.Server.
+func (d *Driver) serverOf(r instance) driver.Server {
 	s := driver.Server{
-		UID: r.uid, ID: r.id, Namespace: r.namespace, Name: r.vm,
-		Run: r.run(), State: r.serverState(), Exit: r.exit(), StartedAt: r.startedAt,
+		UID: r.uid, ID: r.id, Namespace: r.namespace, Name: r.vmName,
+		Run: r.runID(), State: r.serverState(), Exit: r.exitStatus(), StartedAt: r.startedAt,
 		Applied:   driver.Resources{CPUMilli: r.cpuMilli, MemoryBytes: r.memory},
 		ImageID:   r.imageID,
 		Addresses: r.addresses,

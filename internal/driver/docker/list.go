@@ -37,26 +37,26 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	// Fetches first: a fetch that becomes a container meanwhile is then seen twice
 	// rather than never.
 	fetching := d.fetches.Pending(uids...)
-	summaries, err := d.summaries(ctx, true, uids...)
+	summaries, err := d.listContainers(ctx, true, uids...)
 	if err != nil {
 		return nil, err
 	}
-	records, err := d.records(ctx, summaries, len(uids) == 0)
+	records, err := d.inspectAll(ctx, summaries, len(uids) == 0)
 	if err != nil {
 		return nil, err
 	}
 	if len(uids) == 0 {
-		d.forgetAllBut(summaries)
+		d.forgetMissing(summaries)
 	}
-	return d.servers(records, fetching), nil
+	return d.mergeFetches(records, fetching), nil
 }
 
-// servers returns the containers, and the fetches of UIDs that have no container.
-func (d *Driver) servers(records []record, fetching []driver.Server) []driver.Server {
+// mergeFetches returns the containers, and the fetches of UIDs that have no container.
+func (d *Driver) mergeFetches(records []instance, fetching []driver.Server) []driver.Server {
 	all := make([]driver.Server, 0, len(records)+len(fetching))
 	has := map[types.UID]bool{}
 	for _, r := range records {
-		all = append(all, d.server(r))
+		all = append(all, d.serverOf(r))
 		has[r.uid] = has[r.uid] || !isRetained(r.name)
 	}
 	for _, f := range fetching {
@@ -67,10 +67,10 @@ func (d *Driver) servers(records []record, fetching []driver.Server) []driver.Se
 	return all
 }
 
-// summaries lists this cluster's containers: all, or those of the given UIDs that
+// listContainers lists this cluster's containers: all, or those of the given UIDs that
 // were not released. The engine requires all of several label filters to match, so
 // it can filter by one UID only.
-func (d *Driver) summaries(ctx context.Context, evenStopped bool, uids ...types.UID) ([]container.Summary, error) {
+func (d *Driver) listContainers(ctx context.Context, evenStopped bool, uids ...types.UID) ([]container.Summary, error) {
 	filters := client.Filters{}.Add("label", LabelCluster+"="+d.ClusterID)
 	if len(uids) == 1 {
 		filters.Add("label", uidFilter(uids[0]))
@@ -85,20 +85,20 @@ func (d *Driver) summaries(ctx context.Context, evenStopped bool, uids ...types.
 		return all, err
 	}
 	return slices.DeleteFunc(all, func(s container.Summary) bool {
-		return isRetained(nameOf(s)) || !slices.Contains(uids, types.UID(s.Labels[LabelUID]))
+		return isRetained(summaryName(s)) || !slices.Contains(uids, types.UID(s.Labels[LabelUID]))
 	}), nil
 }
 
-// records inspects listed containers; if cached is true, only those that may have
+// inspectAll inspects listed containers; if cached is true, only those that may have
 // changed since the last look.
-func (d *Driver) records(ctx context.Context, summaries []container.Summary, cached bool) ([]record, error) {
-	records := make([]record, len(summaries))
+func (d *Driver) inspectAll(ctx context.Context, summaries []container.Summary, cached bool) ([]instance, error) {
+	records := make([]instance, len(summaries))
 	errs := make([]error, len(summaries))
 	var all errgroup.Group
 	all.SetLimit(inspectLimit)
 	for i, s := range summaries {
 		all.Go(func() error {
-			records[i], errs[i] = d.record(ctx, s, cached)
+			records[i], errs[i] = d.inspectListed(ctx, s, cached)
 			return nil
 		})
 	}
@@ -116,31 +116,31 @@ func (d *Driver) records(ctx context.Context, summaries []container.Summary, cac
 	return there, nil
 }
 
-func (d *Driver) record(ctx context.Context, s container.Summary, cached bool) (record, error) {
-	known, fresh := d.cache.get(s.ID, d.Clock.Now())
-	if cached && fresh && known.state == s.State && known.name == nameOf(s) {
-		known.addresses = fromSummary(s).addresses
+func (d *Driver) inspectListed(ctx context.Context, s container.Summary, cached bool) (instance, error) {
+	known, fresh := d.cache.lastInspection(s.ID, d.Clock.Now())
+	if cached && fresh && known.state == s.State && known.name == summaryName(s) {
+		known.addresses = instanceFromSummary(s).addresses
 		return known, nil
 	}
-	seen := d.cache.look(s.ID)
+	seen := d.cache.beginInspection(s.ID)
 	inspectCtx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	r, err := d.inspect(inspectCtx, s.ID)
+	r, err := d.inspectContainer(inspectCtx, s.ID)
 	switch {
 	case err == nil:
-		d.cache.put(seen, r, d.Clock.Now())
+		d.cache.storeInspection(seen, r, d.Clock.Now())
 	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
-		return stuck(s, known, err), nil
+		return unresponsiveInstance(s, known, err), nil
 	case ctx.Err() == nil && !isGone(err) && !errors.Is(err, driver.ErrUnavailable):
-		return stuck(s, known, err), nil
+		return unresponsiveInstance(s, known, err), nil
 	}
 	return r, err
 }
 
-// stuck returns the record of a container that the engine lists but cannot
+// unresponsiveInstance returns the record of a container that the engine lists but cannot
 // inspect.
-func stuck(s container.Summary, known record, err error) record {
-	r := fromSummary(s)
+func unresponsiveInstance(s container.Summary, known instance, err error) instance {
+	r := instanceFromSummary(s)
 	if known.id == s.ID {
 		r = known
 		r.state = s.State
@@ -149,7 +149,7 @@ func stuck(s container.Summary, known record, err error) record {
 	return r
 }
 
-func (d *Driver) forgetAllBut(summaries []container.Summary) {
+func (d *Driver) forgetMissing(summaries []container.Summary) {
 	there := map[string]bool{}
 	for _, s := range summaries {
 		there[s.ID] = true
@@ -159,22 +159,22 @@ func (d *Driver) forgetAllBut(summaries []container.Summary) {
 	d.cache.prune(there)
 }
 
-// cacheAge limits how long a container goes without being inspected, because an
+// maxCacheAge limits how long a container goes without being inspected, because an
 // engine drops events for a reader that is too slow.
-const cacheAge = 5 * time.Minute
+const maxCacheAge = 5 * time.Minute
 
-// cache holds records while an event stream is open that would report a change.
+// inspectionCache holds records while an event stream is open that would report a change.
 // It only saves inspections and is never the source of truth: without a stream it
 // is empty.
-type cache struct {
+type inspectionCache struct {
 	mu      sync.Mutex
 	streams int
 	era     uint64 // grows when the looks under way must be ignored
-	entries map[string]entry
+	entries map[string]cacheEntry
 }
 
-type entry struct {
-	record  record
+type cacheEntry struct {
+	instance  instance
 	at      time.Time
 	valid   bool
 	version uint64 // grows with every event
@@ -186,31 +186,31 @@ type look struct {
 	era, version uint64
 }
 
-func (c *cache) look(id string) look {
+func (c *inspectionCache) beginInspection(id string) look {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return look{c.era, c.entries[id].version}
 }
 
-// put stores r, unless the look that preceded it may be outdated.
-func (c *cache) put(l look, r record, now time.Time) {
+// storeInspection stores r, unless the look that preceded it may be outdated.
+func (c *inspectionCache) storeInspection(l look, r instance, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.streams > 0 && l == (look{c.era, c.entries[r.id].version}) {
-		c.entries[r.id] = entry{record: r, at: now, valid: true, version: l.version}
+		c.entries[r.id] = cacheEntry{instance: r, at: now, valid: true, version: l.version}
 	}
 }
 
-// get returns the last record of a container, and whether it can be trusted.
-func (c *cache) get(id string, now time.Time) (r record, fresh bool) {
+// lastInspection returns the last record of a container, and whether it can be trusted.
+func (c *inspectionCache) lastInspection(id string, now time.Time) (r instance, fresh bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.entries[id]
-	return e.record, e.valid && now.Sub(e.at) < cacheAge
+	return e.instance, e.valid && now.Sub(e.at) < maxCacheAge
 }
 
-// changed is called for every event.
-func (c *cache) changed(id string) {
+// invalidateInspection is called for every event.
+func (c *inspectionCache) invalidateInspection(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.streams > 0 {
@@ -221,16 +221,16 @@ func (c *cache) changed(id string) {
 	}
 }
 
-func (c *cache) opened() {
+func (c *inspectionCache) streamOpened() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.streams++; c.streams == 1 {
 		c.era++
-		c.entries = map[string]entry{}
+		c.entries = map[string]cacheEntry{}
 	}
 }
 
-func (c *cache) closed() {
+func (c *inspectionCache) streamClosed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.streams--; c.streams == 0 {
@@ -240,7 +240,7 @@ func (c *cache) closed() {
 }
 
 // prune removes versions too, so earlier looks cannot be judged any more: era grows.
-func (c *cache) prune(there map[string]bool) {
+func (c *inspectionCache) prune(there map[string]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := len(c.entries)
@@ -266,7 +266,7 @@ func (n *notes) remember(id string, rootDisk int64) {
 }
 
 // of returns the note on a container.
-func (n *notes) of(r record) string {
+func (n *notes) of(r instance) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	disk, ok := n.rootDisk[r.id]
@@ -276,7 +276,7 @@ func (n *notes) of(r record) string {
 	if disk <= 0 {
 		return ""
 	}
-	return "rootDisk " + sizeText(disk) + " is not enforced: most Docker storage drivers cannot limit it"
+	return "rootDisk " + formatBytes(disk) + " is not enforced: most Docker storage drivers cannot limit it"
 }
 
 // prune removes the entries of all but the existing containers.
@@ -295,8 +295,8 @@ func prune[V any](m map[string]V, there map[string]bool) {
 	}
 }
 
-// sizeText writes 40000000000 as 40G and 42949672960 as 40Gi.
-func sizeText(bytes int64) string {
+// formatBytes writes 40000000000 as 40G and 42949672960 as 40Gi.
+func formatBytes(bytes int64) string {
 	format := resource.DecimalSI
 	if bytes%1000 != 0 && bytes%1024 == 0 || bytes%(1<<30) == 0 {
 		format = resource.BinarySI
@@ -304,5 +304,5 @@ func sizeText(bytes int64) string {
 	return resource.NewQuantity(bytes, format).String()
 }
 
-// roughly formats a measured size, which needs no exact unit.
-func roughly(bytes int64) string { return fmt.Sprintf("%dM", bytes/1e6) }
+// formatMegabytes formats a measured size, which needs no exact unit.
+func formatMegabytes(bytes int64) string { return fmt.Sprintf("%dM", bytes/1e6) }

@@ -25,12 +25,12 @@ const (
 // nextStep returns the step that brings a container closer to its spec. A stop that
 // was begun is completed whatever the spec says meanwhile, because the signal cannot
 // be taken back and the engine's restarter is off for that run.
-func nextStep(r record, spec driver.ServerSpec, stopping bool, pending []string) step {
+func nextStep(r instance, spec driver.ServerSpec, stopping bool, pending []string) step {
 	switch {
 	case r.state == container.StateRemoving:
 		return stepNone
-	case !r.alive():
-		return stepFromOff(r, spec, pending)
+	case !r.isActive():
+		return stepWhenOff(r, spec, pending)
 	case stopping, spec.Power == driver.PowerOff, endsRun(r, spec):
 		return stepStop
 	case r.state == container.StateRestarting:
@@ -43,11 +43,11 @@ func nextStep(r record, spec driver.ServerSpec, stopping bool, pending []string)
 	return stepNone
 }
 
-func endsRun(r record, spec driver.ServerSpec) bool {
-	return spec.RestartRun != "" && r.run() == spec.RestartRun
+func endsRun(r instance, spec driver.ServerSpec) bool {
+	return spec.RestartRun != "" && r.runID() == spec.RestartRun
 }
 
-func stepFromOff(r record, spec driver.ServerSpec, pending []string) step {
+func stepWhenOff(r instance, spec driver.ServerSpec, pending []string) step {
 	switch {
 	case spec.Power == driver.PowerOff:
 		return stepNone
@@ -70,7 +70,7 @@ func stepBetweenRuns(pending []string) step {
 // compares with what was requested at creation, which no engine normalises. An
 // empty image means the default at that time, so a new default is not a change of
 // the spec.
-func pendingFields(r record, spec driver.ServerSpec) []string {
+func pendingFields(r instance, spec driver.ServerSpec) []string {
 	var fields []string
 	if asked := spec.Image.Source; asked != "" && fullReference(asked) != fullReference(r.image) {
 		fields = append(fields, "image")

@@ -21,14 +21,14 @@ import (
 	"cloudnative.tw/drover/internal/driver/download"
 )
 
-// fetching reports whether a server has to wait for its image, and starts a pull
+// ensureImage reports whether a server has to wait for its image, and starts a pull
 // if needed. A failed pull is reported once; the call after that starts a new one.
 // A pull only pulls: the next Ensure does the rest.
-func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
-	image, policy := d.image(spec), spec.Image.PullPolicy
+func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
+	image, policy := d.imageReference(spec), spec.Image.PullPolicy
 	if policy == driver.PullNever {
 		d.fetches.Keep(spec.UID)
-		return false, d.mustBeThere(ctx, image)
+		return false, d.requireImage(ctx, image)
 	}
 	key := fullReference(image)
 	d.fetches.Keep(spec.UID, key)
@@ -42,20 +42,20 @@ func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bo
 		return false, nil
 	}
 	if policy != driver.PullAlways {
-		if there, err := d.isThere(ctx, image); err != nil || there {
+		if there, err := d.hasImage(ctx, image); err != nil || there {
 			return false, err
 		}
 	}
 	d.fetches.Begin(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
-		err := d.pull(ctx, image, f)
+		err := d.pullImage(ctx, image, f)
 		d.Log.V(1).Info("Pull ended", "image", image, "err", err)
 		return err
 	})
 	return true, nil
 }
 
-func (d *Driver) mustBeThere(ctx context.Context, image string) error {
-	there, err := d.isThere(ctx, image)
+func (d *Driver) requireImage(ctx context.Context, image string) error {
+	there, err := d.hasImage(ctx, image)
 	if err != nil || there {
 		return err
 	}
@@ -63,7 +63,7 @@ func (d *Driver) mustBeThere(ctx context.Context, image string) error {
 		"image %s is not on the Docker host and spec.image.pullPolicy is Never: pull it there or change the policy", image))
 }
 
-func (d *Driver) isThere(ctx context.Context, image string) (bool, error) {
+func (d *Driver) hasImage(ctx context.Context, image string) (bool, error) {
 	err := d.read(ctx, "look for image "+image, func(ctx context.Context, c *client.Client) error {
 		_, err := c.ImageInspect(ctx, image)
 		return err
@@ -74,14 +74,14 @@ func (d *Driver) isThere(ctx context.Context, image string) (bool, error) {
 	return err == nil, err
 }
 
-// pull pulls one image and reports the progress.
-func (d *Driver) pull(ctx context.Context, image string, f *download.Fetch) error {
+// pullImage pulls one image and reports the progress.
+func (d *Driver) pullImage(ctx context.Context, image string, f *download.Fetch) error {
 	return d.change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
 		stream, err := c.ImagePull(ctx, image, client.ImagePullOptions{})
 		if err != nil {
 			return explainPull(err)
 		}
-		var p progress
+		var p pullProgress
 		for m, err := range stream.JSONMessages(ctx) {
 			switch {
 			case err != nil:
@@ -89,8 +89,8 @@ func (d *Driver) pull(ctx context.Context, image string, f *download.Fetch) erro
 			case m.Error != nil:
 				return explainPull(m.Error)
 			}
-			p.add(m)
-			f.Progress(p.text(image))
+			p.addMessage(m)
+			f.Progress(p.progressText(image))
 		}
 		return ctx.Err()
 	})
@@ -101,22 +101,22 @@ func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 	return d.fetches.Abandon(ctx, uid)
 }
 
-// progress sums up the progress of a pull, which is reported by layer.
-type progress struct {
-	layers map[string]layer
+// pullProgress sums up the progress of a pull, which is reported by layer.
+type pullProgress struct {
+	layers map[string]layerProgress
 }
 
-type layer struct {
+type layerProgress struct {
 	current, total int64
-	here           bool
+	complete           bool
 }
 
-func (p *progress) add(m jsonstream.Message) {
+func (p *pullProgress) addMessage(m jsonstream.Message) {
 	if m.ID == "" {
 		return
 	}
 	if p.layers == nil {
-		p.layers = map[string]layer{}
+		p.layers = map[string]layerProgress{}
 	}
 	now := p.layers[m.ID]
 	switch m.Status {
@@ -125,20 +125,20 @@ func (p *progress) add(m jsonstream.Message) {
 			now.current, now.total = m.Progress.Current, m.Progress.Total
 		}
 	case "Download complete", "Extracting", "Pull complete", "Already exists":
-		now.current, now.here = now.total, true
+		now.current, now.complete = now.total, true
 	}
 	p.layers[m.ID] = now
 }
 
-// text is for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a layer
+// progressText is for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a layer
 // that has not begun is unknown, so the total can grow.
-func (p *progress) text(image string) string {
+func (p *pullProgress) progressText(image string) string {
 	var current, total int64
 	here := true
 	for _, l := range p.layers {
 		current += l.current
 		total += l.total
-		here = here && l.here
+		here = here && l.complete
 	}
 	switch {
 	case total == 0:
@@ -154,10 +154,10 @@ type pullError struct{ text string }
 
 func (e pullError) Error() string { return e.text }
 
-// pullReasons are the causes of a failed pull; the first match applies. The engine's
+// pullFailures are the causes of a failed pull; the first match applies. The engine's
 // own text is not passed on, because it repeats the registry's answer: a user who may
 // name an image chooses the registry and, by that, where its redirects lead.
-var pullReasons = []struct {
+var pullFailures = []struct {
 	words *regexp.Regexp
 	says  string
 }{
@@ -187,17 +187,17 @@ func explainPull(err error) error {
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	for _, r := range pullReasons {
+	for _, r := range pullFailures {
 		if r.words.MatchString(err.Error()) {
-			return pullError{codeText(err) + r.says}
+			return pullError{statusCodeText(err) + r.says}
 		}
 	}
-	return pullError{codeText(err) + "the engine's log has the cause"}
+	return pullError{statusCodeText(err) + "the engine's log has the cause"}
 }
 
-// codeText is the status code of an answer, if it adds something to the fact that the
+// statusCodeText is the status code of an answer, if it adds something to the fact that the
 // pull failed.
-func codeText(err error) string {
+func statusCodeText(err error) string {
 	code := 0
 	if message, is := errors.AsType[*jsonstream.Error](err); is {
 		code = message.Code

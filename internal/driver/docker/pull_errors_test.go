@@ -119,7 +119,7 @@ func newForeign(t *testing.T) (host string) {
 func TestURLOfAnImage(t *testing.T) {
 	t.Parallel()
 	d := &Driver{Options: Options{Image: DefaultImage}}
-	err := d.check(guestSpec("https://user:" + secret + "@registry.example/x"))
+	err := d.checkSpec(guestSpec("https://user:" + secret + "@registry.example/x"))
 	wantError(t, err, driver.ErrInvalid, "", `begins with "https://"`)
 	if strings.Contains(err.Error(), secret) {
 		t.Errorf("it tells: %v", err)

@@ -18,32 +18,32 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// checkCall rejects arguments that are invalid for any server.
-func checkCall(spec driver.ServerSpec) error {
+// checkArguments rejects arguments that are invalid for any server.
+func checkArguments(spec driver.ServerSpec) error {
 	if err := driver.CheckUID(spec.UID); err != nil {
 		return err
 	}
 	return driver.CheckPower(spec.Power)
 }
 
-// check rejects a spec that no container can have.
-func (d *Driver) check(spec driver.ServerSpec) error {
-	if scheme, _, is := strings.Cut(d.image(spec), "://"); is {
+// checkSpec rejects a spec that no container can have.
+func (d *Driver) checkSpec(spec driver.ServerSpec) error {
+	if scheme, _, is := strings.Cut(d.imageReference(spec), "://"); is {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source begins with %q, which the docker driver does not take: it must be an image reference such as nginx or registry.example.org/team/app:v1", scheme+"://")
 	}
-	if _, err := reference.ParseAnyReference(d.image(spec)); err != nil {
-		return driver.Errorf(driver.ErrInvalid, "spec.image.source: %q is not an image reference such as nginx or registry.example.org/team/app:v1: %w", d.image(spec), err)
+	if _, err := reference.ParseAnyReference(d.imageReference(spec)); err != nil {
+		return driver.Errorf(driver.ErrInvalid, "spec.image.source: %q is not an image reference such as nginx or registry.example.org/team/app:v1: %w", d.imageReference(spec), err)
 	}
 	for i, p := range spec.Ports {
 		if _, err := netip.ParseAddr(p.HostIP); p.HostIP != "" && err != nil {
 			return driver.Errorf(driver.ErrInvalid, "spec.ports[%d].hostIP is %.60q: it must be an IP address of the engine's host, or empty for all", i, p.HostIP)
 		}
 	}
-	return refuse(spec)
+	return checkSupported(spec)
 }
 
-// refuse returns an error for the first field that the driver cannot honour.
-func refuse(spec driver.ServerSpec) error {
+// checkSupported returns an error for the first field that the driver cannot honour.
+func checkSupported(spec driver.ServerSpec) error {
 	for _, f := range []struct {
 		set         bool
 		field, hint string
@@ -62,8 +62,8 @@ func refuse(spec driver.ServerSpec) error {
 	return nil
 }
 
-// image returns the image reference of the spec, or the default.
-func (d *Driver) image(spec driver.ServerSpec) string {
+// imageReference returns the image reference of the spec, or the default.
+func (d *Driver) imageReference(spec driver.ServerSpec) string {
 	if spec.Image.Source == "" {
 		return d.Image
 	}
@@ -78,14 +78,14 @@ func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) erro
 	case err != nil:
 		return err
 	case spec.CPUMilli > int64(host.cpus)*1000:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", cpuText(spec.CPUMilli), host.cpus)
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", formatCPU(spec.CPUMilli), host.cpus)
 	case host.memory > 0 && spec.MemoryBytes > host.memory:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", sizeText(spec.MemoryBytes), roughly(host.memory))
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", formatBytes(spec.MemoryBytes), formatMegabytes(host.memory))
 	}
 	return nil
 }
 
-func cpuText(milli int64) string {
+func formatCPU(milli int64) string {
 	return strconv.FormatFloat(float64(milli)/1000, 'f', -1, 64)
 }
 
@@ -108,7 +108,7 @@ const (
 // label, and a rename is atomic.
 const RetainedSuffix = ".retained"
 
-func labels(spec driver.ServerSpec, cluster, image string) map[string]string {
+func containerLabels(spec driver.ServerSpec, cluster, image string) map[string]string {
 	return map[string]string{
 		LabelUID:       string(spec.UID),
 		LabelNamespace: spec.Namespace,
@@ -142,8 +142,8 @@ func namePart(s string, limit int) string {
 
 var goodHostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
 
-// hostname is the VM's name, as for a Pod; empty lets Docker choose.
-func hostname(name string) string {
+// containerHostname is the VM's name, as for a Pod; empty lets Docker choose.
+func containerHostname(name string) string {
 	if goodHostname.MatchString(name) {
 		return name
 	}
@@ -159,7 +159,7 @@ func shortID(id string) string { return id[:min(len(id), 12)] }
 func portsText(ports []driver.Port) string {
 	texts := make([]string, 0, len(ports))
 	for _, p := range ports {
-		text := fmt.Sprintf("%d/%s:%d", p.Port, protocol(p), p.HostPort)
+		text := fmt.Sprintf("%d/%s:%d", p.Port, portProtocol(p), p.HostPort)
 		if p.HostIP != "" { // containers of older versions have none
 			text += "@" + p.HostIP
 		}
@@ -169,7 +169,7 @@ func portsText(ports []driver.Port) string {
 	return strings.Join(texts, ",")
 }
 
-func protocol(p driver.Port) string {
+func portProtocol(p driver.Port) string {
 	if p.Protocol == "" {
 		return "tcp"
 	}

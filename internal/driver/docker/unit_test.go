@@ -23,7 +23,7 @@ func TestNextStep(t *testing.T) {
 	t.Parallel()
 	const run = "is-on"
 	started := time.Unix(0, 1)
-	thisRun := record{id: run, startedAt: started}.run()
+	thisRun := instance{id: run, startedAt: started}.runID()
 	image := []string{"image"}
 	for name, c := range map[string]struct {
 		state    container.ContainerState
@@ -64,7 +64,7 @@ func TestNextStep(t *testing.T) {
 		"running, paused, another ended": {state: container.StateRunning, power: driver.PowerPaused, endRun: "another", want: stepPause},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := record{id: run, startedAt: started, state: c.state}
+			r := instance{id: run, startedAt: started, state: c.state}
 			spec := driver.ServerSpec{Power: c.power, RestartRun: c.endRun}
 			if got := nextStep(r, spec, c.stopping, c.pending); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
@@ -96,7 +96,7 @@ func TestPendingFields(t *testing.T) {
 		"no port and another": {"nginx", []driver.Port{http}, "httpd", nil, []string{"image", "ports"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := record{image: c.hadImage, ports: portsText(c.had)}
+			r := instance{image: c.hadImage, ports: portsText(c.had)}
 			spec := driver.ServerSpec{Image: driver.Image{Source: c.image}, Ports: c.ports}
 			if got := pendingFields(r, spec); !slices.Equal(got, c.want) {
 				t.Errorf("got %v, want %v", got, c.want)
@@ -158,7 +158,7 @@ func TestMemoryInUse(t *testing.T) {
 
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	var p progress
+	var p pullProgress
 	for _, c := range []struct {
 		id, status     string
 		current, total int64
@@ -180,8 +180,8 @@ func TestProgress(t *testing.T) {
 		if c.total > 0 {
 			m.Progress = &jsonstream.Progress{Current: c.current, Total: c.total}
 		}
-		p.add(m)
-		if got := p.text("nginx"); got != c.want {
+		p.addMessage(m)
+		if got := p.progressText("nginx"); got != c.want {
 			t.Errorf("after %q of %q: got %q, want %q", c.status, c.id, got, c.want)
 		}
 	}
@@ -190,7 +190,7 @@ func TestProgress(t *testing.T) {
 func TestTexts(t *testing.T) {
 	t.Parallel()
 	for bytes, want := range map[int64]string{40e9: "40G", 40 << 30: "40Gi", 4e9: "4G", 64 << 40: "64Ti", 512 << 20: "512Mi", 500e6: "500M", 6 << 20: "6Mi"} {
-		if got := sizeText(bytes); got != want {
+		if got := formatBytes(bytes); got != want {
 			t.Errorf("%d bytes: got %s, want %s", bytes, got, want)
 		}
 	}
@@ -225,12 +225,12 @@ func TestHostIP(t *testing.T) {
 	if got := portsText(ports("")); got != "80/tcp:8080" { // as older versions wrote it
 		t.Errorf("the label is %s", got)
 	}
-	if got := pendingFields(record{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
+	if got := pendingFields(instance{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
 		t.Errorf("pending are %v", got)
 	}
 	d := &Driver{Options: Options{Image: "nginx"}}
-	wantError(t, d.check(driver.ServerSpec{Ports: ports("localhost")}), driver.ErrInvalid, "", `spec.ports[0].hostIP is "localhost"`)
-	if err := d.check(driver.ServerSpec{Ports: ports("::1")}); err != nil {
+	wantError(t, d.checkSpec(driver.ServerSpec{Ports: ports("localhost")}), driver.ErrInvalid, "", `spec.ports[0].hostIP is "localhost"`)
+	if err := d.checkSpec(driver.ServerSpec{Ports: ports("::1")}); err != nil {
 		t.Error(err)
 	}
 }
@@ -270,37 +270,37 @@ func TestCacheForgets(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
 	for name, c := range map[string]struct {
-		happens func(c *cache)
+		happens func(c *inspectionCache)
 		after   time.Duration
 		want    bool
 	}{
-		"nothing":                      {func(*cache) {}, 0, true},
-		"an event of another":          {func(c *cache) { c.changed("other") }, 0, true},
-		"an event":                     {func(c *cache) { c.changed("id") }, 0, false},
-		"the end of the stream":        {func(c *cache) { c.closed() }, 0, false},
-		"another stream":               {func(c *cache) { c.opened(); c.closed() }, 0, true},
-		"a gap between streams":        {func(c *cache) { c.closed(); c.opened() }, 0, false},
-		"a stream before the last one": {func(c *cache) { c.opened(); c.closed(); c.closed() }, 0, false},
-		"time":                         {func(*cache) {}, cacheAge, false},
-		"its removal":                  {func(c *cache) { c.prune(nil) }, 0, false},
+		"nothing":                      {func(*inspectionCache) {}, 0, true},
+		"an event of another":          {func(c *inspectionCache) { c.invalidateInspection("other") }, 0, true},
+		"an event":                     {func(c *inspectionCache) { c.invalidateInspection("id") }, 0, false},
+		"the end of the stream":        {func(c *inspectionCache) { c.streamClosed() }, 0, false},
+		"another stream":               {func(c *inspectionCache) { c.streamOpened(); c.streamClosed() }, 0, true},
+		"a gap between streams":        {func(c *inspectionCache) { c.streamClosed(); c.streamOpened() }, 0, false},
+		"a stream before the last one": {func(c *inspectionCache) { c.streamOpened(); c.streamClosed(); c.streamClosed() }, 0, false},
+		"time":                         {func(*inspectionCache) {}, maxCacheAge, false},
+		"its removal":                  {func(c *inspectionCache) { c.prune(nil) }, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			after := &cache{}
-			after.opened()
-			after.put(after.look("id"), record{id: "id"}, now)
+			after := &inspectionCache{}
+			after.streamOpened()
+			after.storeInspection(after.beginInspection("id"), instance{id: "id"}, now)
 			c.happens(after)
-			if _, fresh := after.get("id", now.Add(c.after)); fresh != c.want {
+			if _, fresh := after.lastInspection("id", now.Add(c.after)); fresh != c.want {
 				t.Errorf("after the look: fresh is %v, want %v", fresh, c.want)
 			}
 			if name == "time" || name == "its removal" {
 				return
 			}
-			between := &cache{}
-			between.opened()
-			seen := between.look("id")
+			between := &inspectionCache{}
+			between.streamOpened()
+			seen := between.beginInspection("id")
 			c.happens(between)
-			between.put(seen, record{id: "id"}, now)
-			if _, fresh := between.get("id", now); fresh != c.want {
+			between.storeInspection(seen, instance{id: "id"}, now)
+			if _, fresh := between.lastInspection("id", now); fresh != c.want {
 				t.Errorf("between look and put: fresh is %v, want %v", fresh, c.want)
 			}
 		})

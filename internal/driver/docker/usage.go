@@ -32,7 +32,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	}
 	ctx, cancel := d.bound(ctx)
 	defer cancel()
-	records, err := d.running(ctx, uids)
+	records, err := d.listRunning(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
@@ -42,34 +42,34 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	all.SetLimit(statsLimit)
 	for i, r := range records {
 		all.Go(func() error {
-			samples[i], errs[i] = d.usage(ctx, r)
+			samples[i], errs[i] = d.sampleUsage(ctx, r)
 			return nil
 		})
 	}
 	_ = all.Wait()
-	return collect(samples, errs)
+	return collectSamples(samples, errs)
 }
 
-func (d *Driver) running(ctx context.Context, uids []types.UID) ([]record, error) {
-	summaries, err := d.summaries(ctx, false, uids...)
+func (d *Driver) listRunning(ctx context.Context, uids []types.UID) ([]instance, error) {
+	summaries, err := d.listContainers(ctx, false, uids...)
 	if err != nil {
 		return nil, err
 	}
-	records, err := d.records(ctx, summaries, true)
+	records, err := d.inspectAll(ctx, summaries, true)
 	if err != nil {
 		return nil, err
 	}
 	on := records[:0]
 	for _, r := range records {
-		if r.run() != "" && (r.state == container.StateRunning || r.state == container.StatePaused) {
+		if r.runID() != "" && (r.state == container.StateRunning || r.state == container.StatePaused) {
 			on = append(on, r)
 		}
 	}
 	return on, nil
 }
 
-// collect skips containers without a sample. It fails only if none has one.
-func collect(samples []*driver.Usage, errs []error) ([]driver.Usage, error) {
+// collectSamples skips containers without a sample. It fails only if none has one.
+func collectSamples(samples []*driver.Usage, errs []error) ([]driver.Usage, error) {
 	var all []driver.Usage
 	var failed error
 	for i, s := range samples {
@@ -86,11 +86,11 @@ func collect(samples []*driver.Usage, errs []error) ([]driver.Usage, error) {
 	return all, nil
 }
 
-// usage is nil if the container does not run any more.
-func (d *Driver) usage(ctx context.Context, r record) (*driver.Usage, error) {
+// sampleUsage is nil if the container does not run any more.
+func (d *Driver) sampleUsage(ctx context.Context, r instance) (*driver.Usage, error) {
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	stats, err := d.sample(ctx, r.id)
+	stats, err := d.readStats(ctx, r.id)
 	if isGone(err) || isConflict(err) {
 		return nil, nil //nolint:nilnil // a sample of what has ended is neither
 	}
@@ -98,15 +98,15 @@ func (d *Driver) usage(ctx context.Context, r record) (*driver.Usage, error) {
 		return nil, err
 	}
 	return &driver.Usage{
-		UID: r.uid, Run: r.run(), At: stats.Read,
+		UID: r.uid, Run: r.runID(), At: stats.Read,
 		CPU:         time.Duration(stats.CPUStats.CPUUsage.TotalUsage), //nolint:gosec // 292 years
 		MemoryBytes: memoryInUse(stats.MemoryStats),
 	}, nil
 }
 
-// sample reads a container's counters once. Without one-shot the engine would take
+// readStats reads a container's counters once. Without one-shot the engine would take
 // a second for each.
-func (d *Driver) sample(ctx context.Context, id string) (stats container.StatsResponse, err error) {
+func (d *Driver) readStats(ctx context.Context, id string) (stats container.StatsResponse, err error) {
 	err = d.read(ctx, "sample container "+shortID(id), func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerStats(ctx, id, client.ContainerStatsOptions{})
 		if err != nil {

@@ -12,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// telling lists the events after which a container's record may differ. A signal is
+// watchedActions lists the events after which a container's record may differ. A signal is
 // not among them, because its effect is an event of its own.
-var telling = []string{
+var watchedActions = []string{
 	string(events.ActionCreate), string(events.ActionStart), string(events.ActionRestart),
 	string(events.ActionStop), string(events.ActionDie), string(events.ActionOOM),
 	string(events.ActionPause), string(events.ActionUnPause), string(events.ActionUpdate),
@@ -29,17 +29,17 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	stream, err := d.events(ctx, cancel, since)
+	stream, err := d.openEventStream(ctx, cancel, since)
 	if err != nil {
 		cancel()
 		return nil, err
 	}
 	w := d.watches.open()
-	d.cache.opened()
+	d.cache.streamOpened()
 	uids := make(chan types.UID)
 	go func() {
 		defer cancel()
-		d.follow(ctx, stream, w)
+		d.followEvents(ctx, stream, w)
 	}()
 	go func() {
 		defer close(uids)
@@ -57,9 +57,9 @@ func (d *Driver) engineTime(ctx context.Context) (string, error) {
 	return info.SystemTime, err
 }
 
-// events returns when the engine has answered. Only that is limited in time; the
+// openEventStream returns when the engine has answered. Only that is limited in time; the
 // stream lasts as long as ctx.
-func (d *Driver) events(ctx context.Context, cancel context.CancelFunc, since string) (stream client.EventsResult, err error) {
+func (d *Driver) openEventStream(ctx context.Context, cancel context.CancelFunc, since string) (stream client.EventsResult, err error) {
 	soon, stop := d.bound(ctx)
 	defer stop()
 	intime := context.AfterFunc(soon, cancel)
@@ -75,18 +75,18 @@ func (d *Driver) eventFilter() client.Filters {
 	return client.Filters{}.
 		Add("type", string(events.ContainerEventType)).
 		Add("label", LabelCluster+"="+d.ClusterID).
-		Add("event", telling...)
+		Add("event", watchedActions...)
 }
 
-// follow reads as fast as it can, because an engine drops events for a slow reader.
+// followEvents reads as fast as it can, because an engine drops events for a slow reader.
 // It returns when the stream ends, whatever the cause.
-func (d *Driver) follow(ctx context.Context, stream client.EventsResult, w *watch) {
+func (d *Driver) followEvents(ctx context.Context, stream client.EventsResult, w *watch) {
 	defer d.watches.close(w)
-	defer d.cache.closed()
+	defer d.cache.streamClosed()
 	for {
 		select {
 		case e := <-stream.Messages:
-			d.cache.changed(e.Actor.ID)
+			d.cache.invalidateInspection(e.Actor.ID)
 			w.add(types.UID(e.Actor.Attributes[LabelUID]))
 		case err := <-stream.Err:
 			d.Log.V(1).Info("Docker's event stream ended", "host", d.host, "err", err)
