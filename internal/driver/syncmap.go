@@ -5,6 +5,7 @@ package driver
 
 import (
 	"maps"
+	"slices"
 	"sync"
 )
 
@@ -75,6 +76,13 @@ func (m *SyncMap[K, V]) DeleteFunc(del func(K, V) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	maps.DeleteFunc(m.entries, del)
+}
+
+// Keys returns the keys in no order.
+func (m *SyncMap[K, V]) Keys() []K {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.entries))
 }
 
 // Len returns the number of entries.

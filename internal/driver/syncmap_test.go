@@ -4,6 +4,7 @@
 package driver_test
 
 import (
+	"slices"
 	"sync"
 	"testing"
 
@@ -54,6 +55,9 @@ func TestSyncMapLoadOrStore(t *testing.T) {
 		if got, loaded := m.LoadOrStore("a", c.store); got != c.want || loaded != c.loaded {
 			t.Errorf("storing %d: got %d, %v, want %d, %v", c.store, got, loaded, c.want, c.loaded)
 		}
+	}
+	if keys := m.Keys(); !slices.Equal(keys, []string{"a"}) || m.Len() != 1 {
+		t.Errorf("the keys are %q and there are %d, want a alone", keys, m.Len())
 	}
 	if got, loaded := m.LoadAndDelete("a"); got != 1 || !loaded || m.Len() != 0 {
 		t.Errorf("the deleted value is %d, %v, and %d are left, want 1, true and 0", got, loaded, m.Len())
