@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // vm returns a spec with a new UID, whose server is removed at the end of the test.
@@ -259,8 +260,9 @@ func TestPullPolicies(t *testing.T) {
 
 	spec.Image.PullPolicy = driver.PullAlways
 	p := newProxy(t)
-	d.Host = p.host()
-	d.drop(d.client.Load())
+	d.engine.Close()
+	d.engine, err = engine.New(p.host(), d.Clock)
+	must(t, err)
 	for _, pulls := range []int{1, 2} {
 		for range 2 {
 			reach(t, d, spec, driver.StateRunning)

@@ -20,12 +20,14 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// instance is what Drover knows about a container.
+// instance is a container as it was last inspected. Its methods that change the
+// container inspect it again.
 type instance struct {
+	driver                *Driver
 	id, name              string
 	uid                   types.UID
 	cluster               string
-	namespace, vmName         string
+	namespace, vmName     string
 	state                 container.ContainerState
 	startedAt, finishedAt time.Time
 	exitCode              int
@@ -38,43 +40,43 @@ type instance struct {
 	rootDisk              int64  // as requested at creation
 	addresses             []string
 	published             []driver.Port // on the host, while it runs
-	unresponsive          error         // the error of inspecting it
+	inspectErr            error         // set if the engine lists it but cannot inspect it
 }
 
-func newInstance(in container.InspectResponse) instance {
-	r := instance{id: in.ID, name: strings.TrimPrefix(in.Name, "/"), imageID: in.Image}
+func (d *Driver) newInstance(in container.InspectResponse) *instance {
+	i := &instance{driver: d, id: in.ID, name: strings.TrimPrefix(in.Name, "/"), imageID: in.Image}
 	if in.Config != nil {
-		r.readLabels(in.Config.Labels)
-		r.stopSignal = in.Config.StopSignal
+		i.readLabels(in.Config.Labels)
+		i.stopSignal = in.Config.StopSignal
 	}
 	if s := in.State; s != nil {
-		r.state, r.exitCode, r.oomKilled = s.Status, s.ExitCode, s.OOMKilled
-		r.startedAt, r.finishedAt = parseTime(s.StartedAt), parseTime(s.FinishedAt)
+		i.state, i.exitCode, i.oomKilled = s.Status, s.ExitCode, s.OOMKilled
+		i.startedAt, i.finishedAt = parseTime(s.StartedAt), parseTime(s.FinishedAt)
 	}
 	if h := in.HostConfig; h != nil {
-		r.cpuMilli, r.memory, r.restart = h.NanoCPUs/1e6, h.Memory, h.RestartPolicy.Name
+		i.cpuMilli, i.memory, i.restart = h.NanoCPUs/1e6, h.Memory, h.RestartPolicy.Name
 	}
 	if n := in.NetworkSettings; n != nil {
-		r.addresses = networkAddresses(n.Networks)
-		r.published = publishedPorts(n.Ports)
+		i.addresses = networkAddresses(n.Networks)
+		i.published = publishedPorts(n.Ports)
 	}
-	return r
+	return i
 }
 
-// instanceFromSummary makes a record of a list entry, which has few fields.
-func instanceFromSummary(s container.Summary) instance {
-	r := instance{id: s.ID, name: summaryName(s), state: s.State, imageID: s.ImageID}
-	r.readLabels(s.Labels)
+// instanceFromSummary makes an instance of a list entry, which has few fields.
+func (d *Driver) instanceFromSummary(s container.Summary) *instance {
+	i := &instance{driver: d, id: s.ID, name: summaryName(s), state: s.State, imageID: s.ImageID}
+	i.readLabels(s.Labels)
 	if s.NetworkSettings != nil {
-		r.addresses = networkAddresses(s.NetworkSettings.Networks)
+		i.addresses = networkAddresses(s.NetworkSettings.Networks)
 	}
-	return r
+	return i
 }
 
-func (r *instance) readLabels(l map[string]string) {
-	r.uid, r.namespace, r.vmName = types.UID(l[LabelUID]), l[LabelNamespace], l[LabelName]
-	r.cluster, r.image, r.ports = l[LabelCluster], l[LabelImage], l[LabelPorts]
-	r.rootDisk, _ = strconv.ParseInt(l[LabelRootDisk], 10, 64)
+func (i *instance) readLabels(l map[string]string) {
+	i.uid, i.namespace, i.vmName = types.UID(l[LabelUID]), l[LabelNamespace], l[LabelName]
+	i.cluster, i.image, i.ports = l[LabelCluster], l[LabelImage], l[LabelPorts]
+	i.rootDisk, _ = strconv.ParseInt(l[LabelRootDisk], 10, 64)
 }
 
 // summaryName skips the aliases that links give to a container.
@@ -142,20 +144,20 @@ func addressText(ip netip.Addr) string {
 }
 
 // isActive reports whether a run has to end before another can begin.
-func (r instance) isActive() bool {
-	return r.state == container.StateRunning || r.state == container.StatePaused || r.state == container.StateRestarting
+func (i *instance) isActive() bool {
+	return i.state == container.StateRunning || i.state == container.StatePaused || i.state == container.StateRestarting
 }
 
 // runID has a new value at every start, and no two containers share one.
-func (r instance) runID() string {
-	if r.startedAt.IsZero() {
+func (i *instance) runID() string {
+	if i.startedAt.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf("%s-%d", shortID(r.id), r.startedAt.UnixNano())
+	return fmt.Sprintf("%s-%d", shortID(i.id), i.startedAt.UnixNano())
 }
 
-func (r instance) serverState() driver.State {
-	switch r.state {
+func (i *instance) serverState() driver.State {
+	switch i.state {
 	case container.StateRunning:
 		return driver.StateRunning
 	case container.StatePaused:
@@ -169,38 +171,54 @@ func (r instance) serverState() driver.State {
 	return driver.StateStopped
 }
 
-func (r instance) exitStatus() *driver.Exit {
-	over := r.state == container.StateExited || r.state == container.StateDead || r.state == container.StateRestarting
-	if !over || r.startedAt.IsZero() {
+func (i *instance) exitStatus() *driver.Exit {
+	over := i.state == container.StateExited || i.state == container.StateDead || i.state == container.StateRestarting
+	if !over || i.startedAt.IsZero() {
 		return nil
 	}
-	e := &driver.Exit{Code: r.exitCode, Reason: "Error", At: r.finishedAt}
+	e := &driver.Exit{Code: i.exitCode, Reason: "Error", At: i.finishedAt}
 	switch {
-	case r.oomKilled:
+	case i.oomKilled:
 		e.Reason = "OOMKilled"
-	case r.exitCode == 0:
+	case i.exitCode == 0:
 		e.Reason = "Completed"
 	}
 	return e
 }
 
-// serverOf converts the record to a driver.Server.
-func (d *Driver) serverOf(r instance) driver.Server {
+// toServer converts the instance to a driver.Server.
+func (i *instance) toServer() driver.Server {
 	s := driver.Server{
-		UID: r.uid, ID: r.id, Namespace: r.namespace, Name: r.vmName,
-		Run: r.runID(), State: r.serverState(), Exit: r.exitStatus(), StartedAt: r.startedAt,
-		Applied:   driver.Resources{CPUMilli: r.cpuMilli, MemoryBytes: r.memory},
-		ImageID:   r.imageID,
-		Addresses: r.addresses,
-		Ports:     r.published,
-		Retained:  isRetained(r.name),
-		Note:      d.notes.of(r),
-		Err:       r.unresponsive,
+		UID: i.uid, ID: i.id, Namespace: i.namespace, Name: i.vmName,
+		Run: i.runID(), State: i.serverState(), Exit: i.exitStatus(), StartedAt: i.startedAt,
+		Applied:   driver.Resources{CPUMilli: i.cpuMilli, MemoryBytes: i.memory},
+		ImageID:   i.imageID,
+		Addresses: i.addresses,
+		Ports:     i.published,
+		Retained:  isRetained(i.name),
+		Note:      i.rootDiskNote(),
+		Err:       i.inspectErr,
 	}
-	if stop, ok := d.stops.of(r); ok {
+	if stop, ok := i.requestedStop(); ok {
 		s.State, s.Progress = driver.StateStopping, stop.String()
 	} else if !s.Retained {
-		s.Progress = d.fetches.Progress(r.uid)
+		s.Progress = i.driver.fetches.Progress(i.uid)
 	}
 	return s
+}
+
+func (i *instance) rootDiskNote() string {
+	size, ok := i.driver.rootDisks.Load(i.id)
+	if !ok {
+		size = i.rootDisk
+	}
+	if size <= 0 {
+		return ""
+	}
+	return "rootDisk " + formatBytes(size) + " is not enforced: most Docker storage drivers cannot limit it"
+}
+
+// goneError is the error for a container that disappeared during a call.
+func (i *instance) goneError() error {
+	return driver.Errorf(driver.ErrRetry, "container %s went away meanwhile", shortID(i.id))
 }

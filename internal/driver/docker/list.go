@@ -6,16 +6,17 @@ package docker
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
-	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/util/workqueue"
 
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -26,13 +27,16 @@ const (
 	// inspectTimeout is for one container among many: one that is stuck in the
 	// engine must not hide the others.
 	inspectTimeout = 5 * time.Second
+	// maxCacheAge limits how long a container goes without being inspected, because an
+	// engine drops events for a reader that is too slow.
+	maxCacheAge = 5 * time.Minute
 )
 
 // List implements driver.Driver. A full list takes one call to the engine plus one
 // for every container that changed; a list of named servers inspects each. A
 // released server belongs to no UID, so only the full list shows it.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	ctx, cancel := d.bound(ctx)
+	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
 	// Fetches first: a fetch that becomes a container meanwhile is then seen twice
 	// rather than never.
@@ -41,26 +45,28 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	if err != nil {
 		return nil, err
 	}
-	records, err := d.inspectAll(ctx, summaries, len(uids) == 0)
+	instances, err := d.inspectAll(ctx, summaries, len(uids) == 0)
 	if err != nil {
 		return nil, err
 	}
 	if len(uids) == 0 {
 		d.forgetMissing(summaries)
 	}
-	return d.mergeFetches(records, fetching), nil
+	return mergeFetches(instances, fetching), nil
 }
 
 // mergeFetches returns the containers, and the fetches of UIDs that have no container.
-func (d *Driver) mergeFetches(records []instance, fetching []driver.Server) []driver.Server {
-	all := make([]driver.Server, 0, len(records)+len(fetching))
-	has := map[types.UID]bool{}
-	for _, r := range records {
-		all = append(all, d.serverOf(r))
-		has[r.uid] = has[r.uid] || !isRetained(r.name)
+func mergeFetches(instances []*instance, fetching []driver.Server) []driver.Server {
+	all := make([]driver.Server, 0, len(instances)+len(fetching))
+	existing := sets.Set[types.UID]{}
+	for _, i := range instances {
+		all = append(all, i.toServer())
+		if !isRetained(i.name) {
+			existing.Insert(i.uid)
+		}
 	}
 	for _, f := range fetching {
-		if !has[f.UID] {
+		if !existing.Has(f.UID) {
 			all = append(all, f)
 		}
 	}
@@ -76,7 +82,7 @@ func (d *Driver) listContainers(ctx context.Context, evenStopped bool, uids ...t
 		filters.Add("label", uidFilter(uids[0]))
 	}
 	var all []container.Summary
-	err := d.read(ctx, "list containers", func(ctx context.Context, c *client.Client) error {
+	err := d.engine.Read(ctx, "list containers", func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerList(ctx, client.ContainerListOptions{All: evenStopped, Filters: filters})
 		all = res.Items
 		return err
@@ -90,143 +96,146 @@ func (d *Driver) listContainers(ctx context.Context, evenStopped bool, uids ...t
 }
 
 // inspectAll inspects listed containers; if cached is true, only those that may have
-// changed since the last look.
-func (d *Driver) inspectAll(ctx context.Context, summaries []container.Summary, cached bool) ([]instance, error) {
-	records := make([]instance, len(summaries))
+// changed since they were last inspected.
+func (d *Driver) inspectAll(ctx context.Context, summaries []container.Summary, cached bool) ([]*instance, error) {
+	inspected := make([]*instance, len(summaries))
 	errs := make([]error, len(summaries))
-	var all errgroup.Group
-	all.SetLimit(inspectLimit)
-	for i, s := range summaries {
-		all.Go(func() error {
-			records[i], errs[i] = d.inspectListed(ctx, s, cached)
-			return nil
-		})
-	}
-	_ = all.Wait()
-	there := records[:0]
-	for i, r := range records {
+	inParallel(ctx, inspectLimit, len(summaries), func(n int) {
+		inspected[n], errs[n] = d.inspectListed(ctx, summaries[n], cached)
+	})
+	existing := inspected[:0]
+	for n, i := range inspected {
 		switch {
-		case isGone(errs[i]):
-		case errs[i] != nil:
-			return nil, errs[i]
+		case errdefs.IsNotFound(errs[n]):
+		case errs[n] != nil:
+			return nil, errs[n]
 		default:
-			there = append(there, r)
+			existing = append(existing, i)
 		}
 	}
-	return there, nil
+	return existing, nil
 }
 
-func (d *Driver) inspectListed(ctx context.Context, s container.Summary, cached bool) (instance, error) {
+// inParallel calls do with 0 to count-1. It does so even after ctx has ended, because an
+// item that was left out would look like one that does not exist.
+func inParallel(ctx context.Context, limit, count int, do func(n int)) {
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), limit, count, do)
+}
+
+func (d *Driver) inspectListed(ctx context.Context, s container.Summary, cached bool) (*instance, error) {
 	known, fresh := d.cache.lastInspection(s.ID, d.Clock.Now())
 	if cached && fresh && known.state == s.State && known.name == summaryName(s) {
-		known.addresses = instanceFromSummary(s).addresses
-		return known, nil
+		current := *known
+		current.addresses = d.instanceFromSummary(s).addresses
+		return &current, nil
 	}
-	seen := d.cache.beginInspection(s.ID)
+	entry := d.cache.beginInspection(s.ID)
 	inspectCtx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	r, err := d.inspectContainer(inspectCtx, s.ID)
+	i, err := d.inspectContainer(inspectCtx, s.ID)
 	switch {
 	case err == nil:
-		d.cache.storeInspection(seen, r, d.Clock.Now())
-	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
-		return unresponsiveInstance(s, known, err), nil
-	case ctx.Err() == nil && !isGone(err) && !errors.Is(err, driver.ErrUnavailable):
-		return unresponsiveInstance(s, known, err), nil
+		d.cache.storeInspection(entry, i, d.Clock.Now())
+	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded),
+		ctx.Err() == nil && !errdefs.IsNotFound(err) && !errors.Is(err, driver.ErrUnavailable):
+		return d.unresponsiveInstance(s, known, err), nil
 	}
-	return r, err
+	return i, err
 }
 
-// unresponsiveInstance returns the record of a container that the engine lists but cannot
-// inspect.
-func unresponsiveInstance(s container.Summary, known instance, err error) instance {
-	r := instanceFromSummary(s)
-	if known.id == s.ID {
-		r = known
-		r.state = s.State
+// unresponsiveInstance returns a container that the engine lists but cannot inspect, as
+// it was last inspected if it ever was.
+func (d *Driver) unresponsiveInstance(s container.Summary, known *instance, err error) *instance {
+	i := d.instanceFromSummary(s)
+	if known != nil {
+		*i = *known
+		i.state = s.State
 	}
-	r.unresponsive = err
-	return r
+	i.inspectErr = err
+	return i
 }
 
+// forgetMissing removes what is held for containers that are not in a complete list.
 func (d *Driver) forgetMissing(summaries []container.Summary) {
-	there := map[string]bool{}
+	existing := sets.Set[string]{}
 	for _, s := range summaries {
-		there[s.ID] = true
+		existing.Insert(s.ID)
 	}
-	d.stops.prune(there)
-	d.notes.prune(there)
-	d.cache.prune(there)
+	d.stops.DeleteFunc(func(id string, _ stopRequest) bool { return !existing.Has(id) })
+	d.rootDisks.DeleteFunc(func(id string, _ int64) bool { return !existing.Has(id) })
+	d.cache.forgetMissing(existing)
 }
 
-// maxCacheAge limits how long a container goes without being inspected, because an
-// engine drops events for a reader that is too slow.
-const maxCacheAge = 5 * time.Minute
-
-// inspectionCache holds records while an event stream is open that would report a change.
-// It only saves inspections and is never the source of truth: without a stream it
-// is empty.
+// inspectionCache holds inspected containers while an event stream is open that would
+// report a change. It only saves inspections and is never the source of truth: without
+// a stream it is empty.
 type inspectionCache struct {
 	mu      sync.Mutex
 	streams int
-	era     uint64 // grows when the looks under way must be ignored
-	entries map[string]cacheEntry
+	entries map[string]*cacheEntry // nil without a stream
 }
 
+// cacheEntry is replaced at every event. An inspection that began before the event then
+// has an entry that is in the cache no more.
 type cacheEntry struct {
-	instance  instance
-	at      time.Time
-	valid   bool
-	version uint64 // grows with every event
+	instance    *instance // as last inspected, or nil
+	inspectedAt time.Time // zero if there was an event since
 }
 
-// look is taken before a container is inspected, to detect afterwards whether an
-// event arrived in between.
-type look struct {
-	era, version uint64
-}
-
-func (c *inspectionCache) beginInspection(id string) look {
+// beginInspection returns the entry for the result of an inspection.
+func (c *inspectionCache) beginInspection(id string) *cacheEntry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return look{c.era, c.entries[id].version}
+	entry := c.entries[id]
+	if entry == nil {
+		entry = &cacheEntry{}
+	}
+	if c.streams > 0 {
+		c.entries[id] = entry
+	}
+	return entry
 }
 
-// storeInspection stores r, unless the look that preceded it may be outdated.
-func (c *inspectionCache) storeInspection(l look, r instance, now time.Time) {
+// storeInspection stores the result of an inspection, unless that may be outdated.
+func (c *inspectionCache) storeInspection(entry *cacheEntry, i *instance, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.streams > 0 && l == (look{c.era, c.entries[r.id].version}) {
-		c.entries[r.id] = cacheEntry{instance: r, at: now, valid: true, version: l.version}
+	if c.entries[i.id] == entry {
+		entry.instance, entry.inspectedAt = i, now
 	}
 }
 
-// lastInspection returns the last record of a container, and whether it can be trusted.
-func (c *inspectionCache) lastInspection(id string, now time.Time) (r instance, fresh bool) {
+// lastInspection returns a container as it was last inspected, or nil, and whether
+// that can be trusted.
+func (c *inspectionCache) lastInspection(id string, now time.Time) (i *instance, fresh bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := c.entries[id]
-	return e.instance, e.valid && now.Sub(e.at) < maxCacheAge
+	entry := c.entries[id]
+	if entry == nil {
+		return nil, false
+	}
+	return entry.instance, !entry.inspectedAt.IsZero() && now.Sub(entry.inspectedAt) < maxCacheAge
 }
 
 // invalidateInspection is called for every event.
 func (c *inspectionCache) invalidateInspection(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.streams > 0 {
-		e := c.entries[id]
-		e.valid = false
-		e.version++
-		c.entries[id] = e
+	if c.streams == 0 {
+		return
 	}
+	entry := &cacheEntry{}
+	if previous := c.entries[id]; previous != nil {
+		entry.instance = previous.instance
+	}
+	c.entries[id] = entry
 }
 
 func (c *inspectionCache) streamOpened() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.streams++; c.streams == 1 {
-		c.era++
-		c.entries = map[string]cacheEntry{}
+		c.entries = map[string]*cacheEntry{}
 	}
 }
 
@@ -234,75 +243,12 @@ func (c *inspectionCache) streamClosed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.streams--; c.streams == 0 {
-		c.era++
 		c.entries = nil
 	}
 }
 
-// prune removes versions too, so earlier looks cannot be judged any more: era grows.
-func (c *inspectionCache) prune(there map[string]bool) {
+func (c *inspectionCache) forgetMissing(existing sets.Set[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before := len(c.entries)
-	if prune(c.entries, there); len(c.entries) < before {
-		c.era++
-	}
+	maps.DeleteFunc(c.entries, func(id string, _ *cacheEntry) bool { return !existing.Has(id) })
 }
-
-// notes records the last requested rootDisk, so that List returns the same note as
-// Ensure. The container's label has the value from its creation.
-type notes struct {
-	mu       sync.Mutex
-	rootDisk map[string]int64
-}
-
-func (n *notes) remember(id string, rootDisk int64) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.rootDisk == nil {
-		n.rootDisk = map[string]int64{}
-	}
-	n.rootDisk[id] = rootDisk
-}
-
-// of returns the note on a container.
-func (n *notes) of(r instance) string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	disk, ok := n.rootDisk[r.id]
-	if !ok {
-		disk = r.rootDisk
-	}
-	if disk <= 0 {
-		return ""
-	}
-	return "rootDisk " + formatBytes(disk) + " is not enforced: most Docker storage drivers cannot limit it"
-}
-
-// prune removes the entries of all but the existing containers.
-func (n *notes) prune(there map[string]bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	prune(n.rootDisk, there)
-}
-
-// prune deletes from m the ids that are not in there.
-func prune[V any](m map[string]V, there map[string]bool) {
-	for id := range m {
-		if !there[id] {
-			delete(m, id)
-		}
-	}
-}
-
-// formatBytes writes 40000000000 as 40G and 42949672960 as 40Gi.
-func formatBytes(bytes int64) string {
-	format := resource.DecimalSI
-	if bytes%1000 != 0 && bytes%1024 == 0 || bytes%(1<<30) == 0 {
-		format = resource.BinarySI
-	}
-	return resource.NewQuantity(bytes, format).String()
-}
-
-// formatMegabytes formats a measured size, which needs no exact unit.
-func formatMegabytes(bytes int64) string { return fmt.Sprintf("%dM", bytes/1e6) }

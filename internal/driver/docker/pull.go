@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"regexp"
 
@@ -18,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/download"
 )
 
@@ -64,11 +63,11 @@ func (d *Driver) requireImage(ctx context.Context, image string) error {
 }
 
 func (d *Driver) hasImage(ctx context.Context, image string) (bool, error) {
-	err := d.read(ctx, "look for image "+image, func(ctx context.Context, c *client.Client) error {
+	err := d.engine.Read(ctx, "inspect image "+image, func(ctx context.Context, c *client.Client) error {
 		_, err := c.ImageInspect(ctx, image)
 		return err
 	})
-	if isGone(err) {
+	if errdefs.IsNotFound(err) {
 		return false, nil
 	}
 	return err == nil, err
@@ -76,12 +75,12 @@ func (d *Driver) hasImage(ctx context.Context, image string) (bool, error) {
 
 // pullImage pulls one image and reports the progress.
 func (d *Driver) pullImage(ctx context.Context, image string, f *download.Fetch) error {
-	return d.change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
+	return d.engine.Change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
 		stream, err := c.ImagePull(ctx, image, client.ImagePullOptions{})
 		if err != nil {
 			return explainPull(err)
 		}
-		var p pullProgress
+		p := pullProgress{}
 		for m, err := range stream.JSONMessages(ctx) {
 			switch {
 			case err != nil:
@@ -102,23 +101,18 @@ func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 }
 
 // pullProgress sums up the progress of a pull, which is reported by layer.
-type pullProgress struct {
-	layers map[string]layerProgress
-}
+type pullProgress map[string]layerProgress
 
 type layerProgress struct {
 	current, total int64
-	complete           bool
+	complete       bool
 }
 
-func (p *pullProgress) addMessage(m jsonstream.Message) {
+func (p pullProgress) addMessage(m jsonstream.Message) {
 	if m.ID == "" {
 		return
 	}
-	if p.layers == nil {
-		p.layers = map[string]layerProgress{}
-	}
-	now := p.layers[m.ID]
+	now := p[m.ID]
 	switch m.Status {
 	case "Downloading":
 		if m.Progress != nil && m.Progress.Total > 0 {
@@ -127,23 +121,23 @@ func (p *pullProgress) addMessage(m jsonstream.Message) {
 	case "Download complete", "Extracting", "Pull complete", "Already exists":
 		now.current, now.complete = now.total, true
 	}
-	p.layers[m.ID] = now
+	p[m.ID] = now
 }
 
-// progressText is for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a layer
-// that has not begun is unknown, so the total can grow.
-func (p *pullProgress) progressText(image string) string {
+// progressText is for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a
+// layer that has not begun is unknown, so the total can grow.
+func (p pullProgress) progressText(image string) string {
 	var current, total int64
-	here := true
-	for _, l := range p.layers {
+	complete := true
+	for _, l := range p {
 		current += l.current
 		total += l.total
-		here = here && l.complete
+		complete = complete && l.complete
 	}
 	switch {
 	case total == 0:
 		return "pulling " + image
-	case here:
+	case complete:
 		return fmt.Sprintf("pulling %s: unpacking %.1f MB", image, float64(total)/1e6)
 	}
 	return fmt.Sprintf("pulling %s: %d%% (%.1f/%.1f MB)", image, current*100/total, float64(current)/1e6, float64(total)/1e6)
@@ -158,8 +152,8 @@ func (e pullError) Error() string { return e.text }
 // own text is not passed on, because it repeats the registry's answer: a user who may
 // name an image chooses the registry and, by that, where its redirects lead.
 var pullFailures = []struct {
-	words *regexp.Regexp
-	says  string
+	pattern *regexp.Regexp
+	text    string
 }{
 	{regexp.MustCompile(`(?i)toomanyrequests|too many requests|rate limit`), "too many requests"},
 	{regexp.MustCompile(`(?i)no matching manifest|does not match the specified platform`), "the image is not there for this host's platform"},
@@ -182,14 +176,12 @@ var pullFailures = []struct {
 // explainPull leaves out what a registry answered. An error of the client itself, for
 // example that the engine cannot be reached, is kept.
 func explainPull(err error) error {
-	_, ofNetwork := errors.AsType[*net.OpError](err)
-	if ofNetwork || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if engine.IsNetworkError(err) || engine.IsContextError(err) {
 		return err
 	}
-	for _, r := range pullFailures {
-		if r.words.MatchString(err.Error()) {
-			return pullError{statusCodeText(err) + r.says}
+	for _, f := range pullFailures {
+		if f.pattern.MatchString(err.Error()) {
+			return pullError{statusCodeText(err) + f.text}
 		}
 	}
 	return pullError{statusCodeText(err) + "the engine's log has the cause"}

@@ -19,6 +19,7 @@ import (
 	"github.com/moby/moby/api/types/jsonstream"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // secret is what a registry answers, and must not be shown.
@@ -48,8 +49,8 @@ func TestExplainPull(t *testing.T) {
 			"one of the stream": &jsonstream.Error{Message: text},
 			"out of reach":      fmt.Errorf("%w: %s", errdefs.ErrUnavailable, text),
 		} {
-			if got := explainPull(err); got.Error() != want || lost(got) {
-				t.Errorf("%s, %q: it is told as %q, want %q; lost: %v", how, text, got, want, lost(got))
+			if got := explainPull(err); got.Error() != want || engine.IsConnectionLost(got) {
+				t.Errorf("%s, %q: it is told as %q, want %q; lost: %v", how, text, got, want, engine.IsConnectionLost(got))
 			}
 		}
 	}
@@ -61,7 +62,7 @@ func TestExplainPull(t *testing.T) {
 	}
 	// The client's own errors are not from a registry.
 	for _, err := range []error{&net.OpError{Op: "dial", Net: "unix", Err: syscall.ECONNREFUSED}, io.ErrUnexpectedEOF} {
-		if got := explainPull(err); !errors.Is(got, err) || !lost(got) {
+		if got := explainPull(err); !errors.Is(got, err) || !engine.IsConnectionLost(got) {
 			t.Errorf("%v is told as %v", err, got)
 		}
 	}

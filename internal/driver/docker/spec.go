@@ -4,6 +4,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -13,6 +14,10 @@ import (
 	"strings"
 
 	"github.com/distribution/reference"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -64,23 +69,20 @@ func checkSupported(spec driver.ServerSpec) error {
 
 // imageReference returns the image reference of the spec, or the default.
 func (d *Driver) imageReference(spec driver.ServerSpec) string {
-	if spec.Image.Source == "" {
-		return d.Image
-	}
-	return spec.Image.Source
+	return cmp.Or(spec.Image.Source, d.Image)
 }
 
-// checkCapacity compares the spec with the host's size before the engine is called:
+// checkCapacity compares the spec with the host's capacity before the engine is called:
 // Docker refuses too many CPUs in its own words and accepts any amount of memory.
 func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) error {
-	host, err := d.hostSize(ctx)
+	host, err := d.engine.Capacity(ctx)
 	switch {
 	case err != nil:
 		return err
-	case spec.CPUMilli > int64(host.cpus)*1000:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", formatCPU(spec.CPUMilli), host.cpus)
-	case host.memory > 0 && spec.MemoryBytes > host.memory:
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", formatBytes(spec.MemoryBytes), formatMegabytes(host.memory))
+	case spec.CPUMilli > int64(host.CPUs)*1000:
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.cpu: %s needed, the Docker host has %d", formatCPU(spec.CPUMilli), host.CPUs)
+	case host.Memory > 0 && spec.MemoryBytes > host.Memory:
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: %s needed, the Docker host has %s", formatBytes(spec.MemoryBytes), formatMegabytes(host.Memory))
 	}
 	return nil
 }
@@ -88,6 +90,18 @@ func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) erro
 func formatCPU(milli int64) string {
 	return strconv.FormatFloat(float64(milli)/1000, 'f', -1, 64)
 }
+
+// formatBytes writes 40000000000 as 40G and 42949672960 as 40Gi.
+func formatBytes(bytes int64) string {
+	format := resource.DecimalSI
+	if bytes%1000 != 0 && bytes%1024 == 0 || bytes%(1<<30) == 0 {
+		format = resource.BinarySI
+	}
+	return resource.NewQuantity(bytes, format).String()
+}
+
+// formatMegabytes formats a measured size, which needs no exact unit.
+func formatMegabytes(bytes int64) string { return fmt.Sprintf("%dM", bytes/1e6) }
 
 // Labels of a container. All are set on every one, so that labels of the image
 // cannot take their place.
@@ -128,23 +142,23 @@ func containerName(spec driver.ServerSpec) string {
 	return namePart(spec.Name, 63) + "." + namePart(spec.Namespace, 63) + "." + namePart(uid, 8)
 }
 
-var notInNames = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)
+var invalidInNames = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)
 
 // namePart makes s valid in a container name. The API's own rules leave little to
 // replace.
 func namePart(s string, limit int) string {
-	s = notInNames.ReplaceAllString(s, "-")
+	s = invalidInNames.ReplaceAllString(s, "-")
 	if s == "" || strings.ContainsRune("_.-", rune(s[0])) {
 		s = "x" + s
 	}
 	return s[:min(len(s), limit)]
 }
 
-var goodHostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
+var validHostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
 
 // containerHostname is the VM's name, as for a Pod; empty lets Docker choose.
 func containerHostname(name string) string {
-	if goodHostname.MatchString(name) {
+	if validHostname.MatchString(name) {
 		return name
 	}
 	return ""
@@ -170,10 +184,90 @@ func portsText(ports []driver.Port) string {
 }
 
 func portProtocol(p driver.Port) string {
-	if p.Protocol == "" {
-		return "tcp"
-	}
-	return strings.ToLower(p.Protocol)
+	return strings.ToLower(cmp.Or(p.Protocol, "tcp"))
 }
 
 func uidFilter(uid types.UID) string { return LabelUID + "=" + string(uid) }
+
+// pendingFields returns the fields of the spec that need a new container. It
+// compares with what was requested at creation, which no engine normalises. An
+// empty image means the default at that time, so a new default is not a change of
+// the spec.
+func pendingFields(i *instance, spec driver.ServerSpec) []string {
+	var fields []string
+	if image := spec.Image.Source; image != "" && fullReference(image) != fullReference(i.image) {
+		fields = append(fields, "image")
+	}
+	if portsText(spec.Ports) != i.ports {
+		fields = append(fields, "ports")
+	}
+	return fields
+}
+
+// fullReference returns one text for all ways to write a reference: nginx is
+// docker.io/library/nginx:latest.
+func fullReference(image string) string {
+	if named, err := reference.ParseDockerRef(image); err == nil {
+		return named.String()
+	}
+	return image
+}
+
+func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) client.ContainerCreateOptions {
+	exposed, bindings := portMaps(spec.Ports)
+	return client.ContainerCreateOptions{
+		Name: name,
+		Config: &container.Config{
+			Image:        image,
+			Hostname:     containerHostname(spec.Name),
+			Labels:       containerLabels(spec, d.ClusterID, image),
+			ExposedPorts: exposed,
+		},
+		HostConfig: &container.HostConfig{
+			Resources:     resourceLimits(spec),
+			RestartPolicy: container.RestartPolicy{Name: restartPolicy(spec.RestartPolicy)},
+			PortBindings:  bindings,
+		},
+	}
+}
+
+// resourceLimits allows no swap: MemorySwap is the sum of memory and swap.
+func resourceLimits(spec driver.ServerSpec) container.Resources {
+	return container.Resources{NanoCPUs: spec.CPUMilli * 1e6, Memory: spec.MemoryBytes, MemorySwap: spec.MemoryBytes}
+}
+
+func restartPolicy(p driver.RestartPolicy) container.RestartPolicyMode {
+	switch p {
+	case driver.RestartOnFailure:
+		return container.RestartPolicyOnFailure
+	case driver.RestartNever:
+		return container.RestartPolicyDisabled
+	case driver.RestartAlways:
+	}
+	return container.RestartPolicyUnlessStopped
+}
+
+// portMaps publishes ports, on all addresses of the host if none is given. An empty
+// host port lets the engine choose.
+func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
+	exposed, bindings := network.PortSet{}, network.PortMap{}
+	for _, p := range ports {
+		inside, ok := network.PortFrom(uint16(p.Port), network.IPProtocol(portProtocol(p))) //nolint:gosec // the API allows 1 to 65535
+		if !ok {
+			continue
+		}
+		outside := network.PortBinding{HostIP: publishedIP(p)}
+		if p.HostPort != 0 {
+			outside.HostPort = strconv.Itoa(int(p.HostPort))
+		}
+		exposed[inside] = struct{}{}
+		bindings[inside] = append(bindings[inside], outside)
+	}
+	return exposed, bindings
+}
+
+// publishedIP is the address to publish a port on; the zero value means all.
+func publishedIP(p driver.Port) netip.Addr {
+	ip, _ := netip.ParseAddr(p.HostIP) // checkSpec has validated it
+	return ip
+}

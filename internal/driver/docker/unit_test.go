@@ -23,7 +23,7 @@ func TestNextStep(t *testing.T) {
 	t.Parallel()
 	const run = "is-on"
 	started := time.Unix(0, 1)
-	thisRun := instance{id: run, startedAt: started}.runID()
+	thisRun := (&instance{id: run, startedAt: started}).runID()
 	image := []string{"image"}
 	for name, c := range map[string]struct {
 		state    container.ContainerState
@@ -64,9 +64,9 @@ func TestNextStep(t *testing.T) {
 		"running, paused, another ended": {state: container.StateRunning, power: driver.PowerPaused, endRun: "another", want: stepPause},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := instance{id: run, startedAt: started, state: c.state}
+			i := &instance{id: run, startedAt: started, state: c.state}
 			spec := driver.ServerSpec{Power: c.power, RestartRun: c.endRun}
-			if got := nextStep(r, spec, c.stopping, c.pending); got != c.want {
+			if got := nextStep(i, spec, c.stopping, c.pending); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 		})
@@ -96,9 +96,9 @@ func TestPendingFields(t *testing.T) {
 		"no port and another": {"nginx", []driver.Port{http}, "httpd", nil, []string{"image", "ports"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := instance{image: c.hadImage, ports: portsText(c.had)}
+			i := &instance{image: c.hadImage, ports: portsText(c.had)}
 			spec := driver.ServerSpec{Image: driver.Image{Source: c.image}, Ports: c.ports}
-			if got := pendingFields(r, spec); !slices.Equal(got, c.want) {
+			if got := pendingFields(i, spec); !slices.Equal(got, c.want) {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
@@ -158,7 +158,7 @@ func TestMemoryInUse(t *testing.T) {
 
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	var p pullProgress
+	p := pullProgress{}
 	for _, c := range []struct {
 		id, status     string
 		current, total int64
@@ -225,7 +225,7 @@ func TestHostIP(t *testing.T) {
 	if got := portsText(ports("")); got != "80/tcp:8080" { // as older versions wrote it
 		t.Errorf("the label is %s", got)
 	}
-	if got := pendingFields(instance{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
+	if got := pendingFields(&instance{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
 		t.Errorf("pending are %v", got)
 	}
 	d := &Driver{Options: Options{Image: "nginx"}}
@@ -282,12 +282,12 @@ func TestCacheForgets(t *testing.T) {
 		"a gap between streams":        {func(c *inspectionCache) { c.streamClosed(); c.streamOpened() }, 0, false},
 		"a stream before the last one": {func(c *inspectionCache) { c.streamOpened(); c.streamClosed(); c.streamClosed() }, 0, false},
 		"time":                         {func(*inspectionCache) {}, maxCacheAge, false},
-		"its removal":                  {func(c *inspectionCache) { c.prune(nil) }, 0, false},
+		"its removal":                  {func(c *inspectionCache) { c.forgetMissing(nil) }, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			after := &inspectionCache{}
 			after.streamOpened()
-			after.storeInspection(after.beginInspection("id"), instance{id: "id"}, now)
+			after.storeInspection(after.beginInspection("id"), &instance{id: "id"}, now)
 			c.happens(after)
 			if _, fresh := after.lastInspection("id", now.Add(c.after)); fresh != c.want {
 				t.Errorf("after the look: fresh is %v, want %v", fresh, c.want)
@@ -299,7 +299,7 @@ func TestCacheForgets(t *testing.T) {
 			between.streamOpened()
 			seen := between.beginInspection("id")
 			c.happens(between)
-			between.storeInspection(seen, instance{id: "id"}, now)
+			between.storeInspection(seen, &instance{id: "id"}, now)
 			if _, fresh := between.lastInspection("id", now); fresh != c.want {
 				t.Errorf("between look and put: fresh is %v, want %v", fresh, c.want)
 			}
