@@ -22,6 +22,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/internal/controller"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
@@ -62,13 +63,12 @@ func newControllerOptions() *app.Options {
 // controllerParts returns Drover's own controller and, before it, the choice of its
 // drivers, which is shown to the user.
 func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []supervisor.Component {
-	if o.controller.Drivers.QEMUDir == "" {
-		o.controller.Drivers.QEMUDir = filepath.Join(plane.Dir.Drivers(), "qemu")
+	for name, options := range o.controller.Drivers {
+		if dir := options.DataDir(); dir != nil && *dir == "" {
+			*dir = filepath.Join(plane.Dir.Drivers(), name)
+		}
 	}
-	if o.controller.Drivers.FakeDir == "" {
-		o.controller.Drivers.FakeDir = filepath.Join(plane.Dir.Drivers(), "fake")
-	}
-	o.controller.Drivers.Private = []string{string(plane.Dir.Layout)}
+	o.controller.OwnDirs = []string{string(plane.Dir.Layout)}
 	return []supervisor.Component{
 		{Name: "drivers", Within: time.Minute, Ready: func(ctx context.Context) error {
 			return o.chooseDrivers(ctx, plane, news)
@@ -97,12 +97,13 @@ func (o *upOptions) controllerPart(plane *controlplane.Config) supervisor.Compon
 	}
 }
 
-// example returns the path of a manifest for a first VirtualMachine. Machines need an
-// image, which the user has to fill in.
+// example returns the path of a manifest for a first VirtualMachine. That of a driver
+// which needs an image has a place for the user to name one.
 func (o *upOptions) example() string {
 	first, _, _ := strings.Cut(o.controller.VMDriver, ",")
-	if first == "qemu" && o.controller.Drivers.QEMUImage == "" {
-		return "examples/qemu-vm.yaml"
+	needs, is := o.controller.Drivers[first].(interface{ NeedsImage() bool })
+	if is && needs.NeedsImage() {
+		return "examples/" + first + "-vm.yaml"
 	}
 	return "examples/test-vm.yaml"
 }
@@ -119,8 +120,9 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 		return err
 	}
 	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, bound, registry.Options{
-		Settings: o.controller.Drivers, ClusterID: cluster,
-		Clock: clock.RealClock{}, Log: logr.New(&consoleSink{news: news}),
+		Settings: o.controller.Drivers, Environment: driver.Environment{
+			ClusterID: cluster, OwnDirs: o.controller.OwnDirs, Clock: clock.RealClock{}, Log: logr.New(&consoleSink{news: news}),
+		},
 	})
 	if err != nil {
 		return err

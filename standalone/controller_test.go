@@ -11,6 +11,8 @@ import (
 	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
@@ -22,7 +24,7 @@ func TestNoImagesFromTheDataDir(t *testing.T) {
 	t.Parallel()
 	o := &upOptions{controller: newControllerOptions()}
 	o.controllerParts(&controlplane.Config{Dir: &datadir.Dir{Layout: "/data"}}, nil)
-	if own := o.controller.Drivers.Private; !slices.Equal(own, []string{"/data"}) {
+	if own := o.controller.OwnDirs; !slices.Equal(own, []string{"/data"}) {
 		t.Errorf("its own folders are %q", own)
 	}
 }
@@ -55,7 +57,8 @@ func TestExample(t *testing.T) {
 		{"fake", "", "test-vm"},
 	} {
 		o := &upOptions{controller: newControllerOptions()}
-		o.controller.VMDriver, o.controller.Drivers.QEMUImage = tc.drivers, tc.image
+		o.controller.VMDriver = tc.drivers
+		registry.OptionsOf[*qemu.Options](o.controller.Drivers).Image = tc.image
 		if got := o.example(); got != "examples/"+tc.want+".yaml" {
 			t.Errorf("%+v: got %s", tc, got)
 		}

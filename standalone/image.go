@@ -104,7 +104,7 @@ func (o *imageOptions) usedDirs() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return engines.QEMUDirs(layout.Engines())
+	return engines.DataDirs(layout.Engines(), qemu.Name)
 }
 
 func (o *imageOptions) list(_ context.Context, caches []*qemu.Cache) error {

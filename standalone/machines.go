@@ -75,7 +75,7 @@ func (o *machinesOptions) shutdown(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = closing(dir, err) }()
-	folders, err := engines.QEMUDirs(dir.Engines())
+	folders, err := engines.DataDirs(dir.Engines(), qemu.Name)
 	if err != nil {
 		return err
 	}

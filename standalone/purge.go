@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/standalone/internal/datadir"
@@ -94,7 +95,9 @@ func (o *purgeOptions) find(ctx context.Context, dir *datadir.Dir) (*purge.Found
 	if cluster == "" {
 		return &purge.Found{}, nil
 	}
-	opened, err := engines.Reopen(ctx, dir.Engines(), o.skipped, registry.Options{ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()})
+	opened, err := engines.Reopen(ctx, dir.Engines(), o.skipped, registry.Options{
+		Environment: driver.Environment{ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()},
+	})
 	if err != nil {
 		return nil, unproven(err)
 	}
@@ -177,7 +180,7 @@ func (o *purgeOptions) removeData(dir *datadir.Dir) error {
 // checkNoMachines returns an error if the data dir holds machines that were released or
 // belong to another installation: they may run, and their disks are there.
 func checkNoMachines(dir *datadir.Dir) error {
-	dirs, err := engines.QEMUDirs(dir.Engines())
+	dirs, err := engines.DataDirs(dir.Engines(), qemu.Name)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
@@ -49,9 +50,13 @@ func newHost(t *testing.T) *host {
 	must(t, err)
 	must(t, dir.SetClusterID("cluster-1"))
 	h.machines = filepath.Join(dir.Drivers(), "qemu")
-	o := registry.Options{Settings: registry.DefaultSettings(), ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()}
-	o.QEMUDir, o.QEMUAccel, o.QEMUImageDirs, o.QEMUUnchecked = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
-	o.ImageHosts = []string{"127.0.0.1"}
+	o := registry.Options{
+		Settings:    registry.DefaultSettings(),
+		Environment: driver.Environment{ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()},
+	}
+	own := registry.OptionsOf[*qemu.Options](o.Settings)
+	own.Dir, own.Accel, own.ImageDirs, own.UncheckedImages = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
+	own.Fetch.Hosts = []string{"127.0.0.1"}
 	_, err = engines.Choose(t.Context(), dir.Engines(), "qemu", nil, o)
 	must(t, err)
 	must(t, dir.Close())

@@ -50,6 +50,8 @@ type Options struct {
 	OrphanMax    int
 
 	Drivers registry.Settings
+	// OwnDirs are the program's own folders, from which no server gets an image.
+	OwnDirs []string
 
 	// OwnCRD is set by a caller that has just installed the CRD that this program
 	// was built with. The CRD is then not checked.

@@ -28,6 +28,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fencing"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/inventory"
@@ -196,7 +197,10 @@ func openInventories(ctx context.Context, o *Options, reader client.Reader, gate
 		return nil, nil, err
 	}
 	opened, err := registry.Open(ctx, o.VMDriver, registry.Options{
-		Settings: o.Drivers, ClusterID: cluster, Log: ctrl.Log, Clock: clock.RealClock{}, Registerer: metrics.Registry, Gate: gate,
+		Settings: o.Drivers, Gate: gate,
+		Environment: driver.Environment{
+			ClusterID: cluster, OwnDirs: o.OwnDirs, Clock: clock.RealClock{}, Log: ctrl.Log, Registerer: metrics.Registry,
+		},
 	})
 	if err != nil {
 		return nil, nil, err

@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -40,6 +41,9 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/download"
 )
+
+// Name is the driver's name in the API.
+const Name = "docker"
 
 // Defaults of Options.
 const (
@@ -106,6 +110,24 @@ func New(o Options) (*Driver, error) {
 	d := &Driver{Options: o, engine: e}
 	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, AtOnce: download.AtOnce, Tell: d.notifyWatches}
 	return d, nil
+}
+
+// DefaultOptions returns the options that flags can change.
+func DefaultOptions() *Options { return &Options{Image: DefaultImage} }
+
+// AddFlags adds the flags of the driver.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Image, "docker-image", o.Image, "docker: image of a VirtualMachine that names none")
+}
+
+// DataDir returns nil: the engine keeps the containers.
+func (o *Options) DataDir() *string { return nil }
+
+// Open opens the driver in env.
+func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
+	opened := *o
+	opened.ClusterID, opened.Log, opened.Clock = env.ClusterID, env.Log, env.Clock
+	return New(opened)
 }
 
 func (o Options) withDefaults() Options {

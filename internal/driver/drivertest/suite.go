@@ -24,6 +24,10 @@ var cases = []struct {
 }{
 	{"EngineID", testEngineID},
 
+	{"FieldsDeclared", testFieldsDeclared},
+	{"FieldsUnsupported", testFieldsUnsupported},
+	{"FieldsPending", testFieldsPending},
+
 	{"CreateTwice", testCreateTwice},
 	{"CreateFromTwoCallers", testCreateFromTwoCallers},
 	{"CreateStopped", testCreateStopped},

@@ -12,11 +12,13 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/faultinject"
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
@@ -40,9 +42,50 @@ type Options struct {
 	// FailureRate is the share of Ensure and Delete calls that fail, from 0 to 1.
 	// They fail before they change anything.
 	FailureRate float64
+	// FaultsFile names faults by VirtualMachine: see package faultinject. It is read
+	// again when it changes; empty means no faults.
+	FaultsFile string
+	// JournalFile gets a line for every change: see package journal. Empty means none.
+	JournalFile string
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	Log   logr.Logger
+}
+
+// DefaultOptions returns the options that flags can change.
+func DefaultOptions() *Options { return &Options{} }
+
+// AddFlags adds the flags of the driver.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Dir, "fake-dir", o.Dir, "fake: folder that holds one file a server, shared by all who use it; empty keeps the servers in memory")
+	fs.DurationVar(&o.BootTime, "fake-boot-time", o.BootTime, "fake: how long a server takes to boot")
+	fs.DurationVar(&o.ShutdownTime, "fake-shutdown-time", o.ShutdownTime, "fake: how long a server takes to stop when it is asked to")
+	fs.DurationVar(&o.Latency, "fake-latency", o.Latency, "fake: how long each call takes")
+	fs.Float64Var(&o.FailureRate, "fake-failure-rate", o.FailureRate, "fake: share of calls that fail, 0 to 1")
+	fs.StringVar(&o.FaultsFile, "fake-faults", o.FaultsFile, "fake: file that names faults by VirtualMachine, read when it changes")
+	fs.StringVar(&o.JournalFile, "fake-journal", o.JournalFile, "fake: file to which every change of a server is appended as a line of JSON, for tests; empty means none")
+}
+
+// DataDir returns the option that names the driver's folder.
+func (o *Options) DataDir() *string { return &o.Dir }
+
+// Open opens the driver in env, with its journal and its faults. The journal is inside of
+// the faults: a call that a fault intercepts changes nothing.
+func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
+	opened := *o
+	opened.ClusterID, opened.Clock, opened.Log = env.ClusterID, env.Clock, env.Log
+	var d driver.Driver
+	d, err := New(opened)
+	if err == nil && o.JournalFile != "" {
+		d, err = journal.Wrap(d, o.JournalFile, env.ClusterID, env.Clock, env.Log)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if o.FaultsFile != "" {
+		d = faultinject.Wrap(d, o.FaultsFile, env.Clock, env.Log)
+	}
+	return d, nil
 }
 
 // Driver simulates servers.
@@ -58,8 +101,9 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver     = (*Driver)(nil)
-	_ driver.Identifier = (*Driver)(nil)
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.Identifier    = (*Driver)(nil)
+	_ driver.FieldDeclarer = (*Driver)(nil)
 )
 
 // New opens the folder, creating it if it is missing, or uses memory.

@@ -7,8 +7,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"fmt"
-	"reflect"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -177,29 +175,4 @@ func portsOf(asked []Port) []driver.Port {
 		}
 	}
 	return ports
-}
-
-// pendingOf returns the fields of spec that wait for a restart.
-func pendingOf(r Record, spec driver.ServerSpec) []string {
-	if !r.on() || spec.PowerOnly {
-		return nil
-	}
-	has, wants := r.Config, configOf(spec)
-	var names []string
-	for _, field := range []struct {
-		name string
-		same bool
-	}{
-		{"image", has.Image == wants.Image && has.ImageChecksum == wants.ImageChecksum && reflect.DeepEqual(has.Kernel, wants.Kernel)},
-		{"volumes", slices.Equal(has.Volumes, wants.Volumes)},
-		{"ports", slices.Equal(has.Ports, wants.Ports)},
-		{"sshAuthorizedKeys", slices.Equal(has.SSHFingerprints, wants.SSHFingerprints)},
-		{"userData", has.HasUserData == wants.HasUserData},
-		{"networkData", has.HasNetworkData == wants.HasNetworkData},
-	} {
-		if !field.same {
-			names = append(names, field.name)
-		}
-	}
-	return names
 }

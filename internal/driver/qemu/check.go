@@ -47,7 +47,7 @@ func (d *Driver) checkSpec(s server, spec driver.ServerSpec) error {
 
 // check refuses a spec that no machine can satisfy.
 func check(spec driver.ServerSpec) error {
-	if err := checkSizes(spec); err != nil {
+	if err := cmp.Or(fields.CheckSupported(spec), checkSizes(spec)); err != nil {
 		return err
 	}
 	if err := checkPorts(spec.Ports); err != nil {

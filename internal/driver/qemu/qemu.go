@@ -86,6 +86,9 @@ const (
 	cacheDir         = "cache"
 )
 
+// Name is the driver's name in the API.
+const Name = "qemu"
+
 // DefaultBinary is the QEMU that machines run on.
 const DefaultBinary = "qemu-system-x86_64"
 
@@ -119,6 +122,8 @@ type Options struct {
 	// ReserveMemory is the part of the host's memory that guests do not get, a quantity;
 	// empty means the larger of 5 % and 512 MiB.
 	ReserveMemory string
+	// JournalFile gets a line for every change: see package journal. Empty means none.
+	JournalFile string
 	// Clock is the time source; nil means the real clock.
 	Clock clock.WithTicker
 	Log   logr.Logger

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -140,25 +139,7 @@ func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 
 // pending names the fields of the spec that the settings do not have yet.
 func (s settings) pending(want settings) []string {
-	var fields []string
-	for _, f := range []struct {
-		name    string
-		differs bool
-	}{
-		{"resource.cpu", s.CPUMilli != want.CPUMilli},
-		{"resource.memory", s.MemoryBytes != want.MemoryBytes},
-		{"image", s.Image != want.Image || s.Kernel != want.Kernel},
-		{"volumes", !slices.Equal(s.Volumes, want.Volumes)},
-		{"ports", !slices.EqualFunc(s.Ports, want.Ports, samePort)},
-		{"sshAuthorizedKeys", !slices.Equal(s.SSHKeys, want.SSHKeys)},
-		{"userData", s.UserData != want.UserData},
-		{"networkData", s.NetworkData != want.NetworkData},
-	} {
-		if f.differs {
-			fields = append(fields, f.name)
-		}
-	}
-	return fields
+	return fields.Pending(settingsChange{s, want})
 }
 
 func newName() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
