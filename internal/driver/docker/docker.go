@@ -91,9 +91,11 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver     = (*Driver)(nil)
-	_ driver.Identifier = (*Driver)(nil)
-	_ driver.Closer     = (*Driver)(nil)
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.Identifier    = (*Driver)(nil)
+	_ driver.FieldDeclarer = (*Driver)(nil)
+	_ driver.Fetcher       = (*Driver)(nil)
+	_ driver.Closer        = (*Driver)(nil)
 )
 
 // New returns a driver for the engine given by DOCKER_HOST, DOCKER_CERT_PATH and

@@ -44,27 +44,7 @@ func (d *Driver) checkSpec(spec driver.ServerSpec) error {
 			return driver.Errorf(driver.ErrInvalid, "spec.ports[%d].hostIP is %.60q: it must be an IP address of the engine's host, or empty for all", i, p.HostIP)
 		}
 	}
-	return checkSupported(spec)
-}
-
-// checkSupported returns an error for the first field that the driver cannot honour.
-func checkSupported(spec driver.ServerSpec) error {
-	for _, f := range []struct {
-		set         bool
-		field, hint string
-	}{
-		{spec.Image.Checksum != "", "image.checksum", "the docker driver cannot check it; name the image by digest (name@sha256:...) or leave it out"},
-		{spec.Image.Kernel != nil, "image.kernel", "containers boot no kernel of their own; use driver qemu or leave it out"},
-		{len(spec.Volumes) > 0, "volumes", "the docker driver has no disks; use driver qemu or leave it out"},
-		{!spec.UserData.IsZero(), "userData", "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
-		{!spec.NetworkData.IsZero(), "networkData", "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
-		{len(spec.SSHKeys) > 0, "sshAuthorizedKeys", "the docker driver cannot log anybody in; use driver qemu or leave it out"},
-	} {
-		if f.set {
-			return driver.Errorf(driver.ErrUnsupported, "spec.%s: %s", f.field, f.hint)
-		}
-	}
-	return nil
+	return fields.CheckSupported(spec)
 }
 
 // imageReference returns the image reference of the spec, or the default.
@@ -189,19 +169,46 @@ func portProtocol(p driver.Port) string {
 
 func uidFilter(uid types.UID) string { return LabelUID + "=" + string(uid) }
 
-// pendingFields returns the fields of the spec that need a new container. It
-// compares with what was requested at creation, which no engine normalises. An
-// empty image means the default at that time, so a new default is not a change of
-// the spec.
+// specChange is a container and the spec that it shall have.
+type specChange struct {
+	has   *instance
+	wants driver.ServerSpec
+}
+
+// hasOtherImage compares with what was requested at creation, which no engine
+// normalises. An empty image means the default at that time, so a new default is not a
+// change of the spec.
+func (c specChange) hasOtherImage() bool {
+	image := c.wants.Image.Source
+	return image != "" && fullReference(image) != fullReference(c.has.image)
+}
+
+func (c specChange) hasOtherPorts() bool { return portsText(c.wants.Ports) != c.has.ports }
+
+var fields = driver.Fields[specChange]{
+	{Name: "action", Support: driver.AppliedLive},
+	{Name: "shutdownGracePeriodSeconds", Support: driver.Noted}, // the host's shutdown is the engine's
+	{Name: "restartPolicy", Support: driver.AppliedLive},
+	{Name: "resource", Support: driver.AppliedLive, Parts: []string{"cpu", "memory"}},
+	{Name: "resource.rootDisk", Support: driver.Noted},
+	{Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"source"}, Differs: specChange.hasOtherImage},
+	{Name: "image.pullPolicy", Support: driver.AppliedLive},
+	{Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"protocol", "port", "hostPort", "hostIP"}, Differs: specChange.hasOtherPorts},
+	{Name: "ports.name", Support: driver.AppliedLive}, // used only by Drover
+	{Name: "image.checksum", Support: driver.Unsupported, Hint: "the docker driver cannot check it; name the image by digest (name@sha256:...) or leave it out"},
+	{Name: "image.kernel", Support: driver.Unsupported, Hint: "containers boot no kernel of their own; use driver qemu or leave it out"},
+	{Name: "volumes", Support: driver.Unsupported, Hint: "the docker driver has no disks; use driver qemu or leave it out"},
+	{Name: "userData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
+	{Name: "networkData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
+	{Name: "sshAuthorizedKeys", Support: driver.Unsupported, Hint: "the docker driver cannot log anybody in; use driver qemu or leave it out"},
+}
+
+// SupportedFields implements driver.FieldDeclarer.
+func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }
+
+// pendingFields returns the fields of the spec that need a new container.
 func pendingFields(i *instance, spec driver.ServerSpec) []string {
-	var fields []string
-	if image := spec.Image.Source; image != "" && fullReference(image) != fullReference(i.image) {
-		fields = append(fields, "image")
-	}
-	if portsText(spec.Ports) != i.ports {
-		fields = append(fields, "ports")
-	}
-	return fields
+	return fields.Pending(specChange{has: i, wants: spec})
 }
 
 // fullReference returns one text for all ways to write a reference: nginx is
