@@ -411,6 +411,25 @@ func TestStopIsTold(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 }
 
+// TestStopAfterForcedStop checks that a run gets its grace period although an earlier run
+// of the same container was killed.
+func TestStopAfterForcedStop(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := vm(t, d, guestImages(t).plain)
+	for _, c := range []struct {
+		grace time.Duration
+		want  int
+	}{{-time.Hour, 137}, {time.Hour, 0}} {
+		spec.Power = driver.PowerOn
+		reach(t, d, spec, driver.StateRunning)
+		spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(c.grace)
+		if s := reach(t, d, spec, driver.StateStopped); s.Exit == nil || s.Exit.Code != c.want {
+			t.Errorf("with %v to stop it ended with %+v, want the code %d", c.grace, s.Exit, c.want)
+		}
+	}
+}
+
 // TestRepairedBetweenRuns checks that a guest that cannot run gets its new image
 // although the engine's restarter keeps trying the old one.
 func TestRepairedBetweenRuns(t *testing.T) {

@@ -48,10 +48,14 @@ func (s stopRequest) isDue(now time.Time) bool {
 	return !s.deadline.IsZero() && !now.Before(s.deadline)
 }
 
-// requestedStop returns the stop of the current run, if that was requested to end.
+// requestedStop returns the stop of the current run, if that was requested to end. How
+// an earlier run was ended must not matter: this one has a grace period of its own.
 func (i *instance) requestedStop() (stopRequest, bool) {
 	s, ok := i.driver.stops.Load(i.id)
-	return s, ok && i.isActive() && s.runID == i.runID()
+	if !ok || !i.isActive() || s.runID != i.runID() {
+		return stopRequest{runID: i.runID()}, false
+	}
+	return s, true
 }
 
 // stop sends the signal once, and SIGKILL when StopBy has passed. It uses the
@@ -59,7 +63,6 @@ func (i *instance) requestedStop() (stopRequest, bool) {
 // Either one keeps the engine's restarter from starting the container again.
 func (i *instance) stop(ctx context.Context, spec driver.ServerSpec) (done bool, err error) {
 	request, stopping := i.requestedStop()
-	request.runID = i.runID()
 	if !stopping || spec.Power == driver.PowerOff || endsRun(i, spec) {
 		request.deadline = spec.StopBy
 	}
