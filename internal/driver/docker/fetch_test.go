@@ -18,20 +18,20 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
-// vm returns a spec with a new UID, whose server is removed at the end of the test.
-func vm(t *testing.T, d *Driver, image string) driver.ServerSpec {
+// newSpec returns a spec with a new UID, whose server is removed at the end of the test.
+func newSpec(t *testing.T, d *Driver, image string) driver.ServerSpec {
 	t.Helper()
 	spec := guestSpec(image)
 	spec.Target = driver.Target{UID: uuid.NewUUID(), Epoch: 7}
 	spec.Namespace, spec.Name = "default", "vm-"+randomText()
-	t.Cleanup(func() { removeAll(t, d, spec.UID) })
+	t.Cleanup(func() { removeContainers(t, d, spec.UID) })
 	return spec
 }
 
-// reach repeats Ensure until the server is in the state.
-func reach(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) (s driver.Server) {
+// ensureState repeats Ensure until the server is in the state.
+func ensureState(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) (s driver.Server) {
 	t.Helper()
-	until(t, "the state "+string(want), func() (err error) {
+	eventually(t, "the state "+string(want), func() (err error) {
 		s, err = d.Ensure(t.Context(), spec)
 		if err == nil && s.State != want {
 			err = fmt.Errorf("it is %+v", s)
@@ -44,25 +44,25 @@ func reach(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) (
 	return s
 }
 
-func ensure(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
+func mustEnsure(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	s, err := d.Ensure(t.Context(), spec)
 	must(t, err)
 	return s
 }
 
-func listOf(t *testing.T, d *Driver, uids ...types.UID) []driver.Server {
+func mustList(t *testing.T, d *Driver, uids ...types.UID) []driver.Server {
 	t.Helper()
 	all, err := d.List(t.Context(), uids...)
 	must(t, err)
 	return all
 }
 
-// seen waits until List returns the only server of a UID in the expected condition.
-func seen(t *testing.T, d *Driver, uid types.UID, what string, ok func(driver.Server) bool) (s driver.Server) {
+// awaitListed waits until List returns the only server of a UID in the expected condition.
+func awaitListed(t *testing.T, d *Driver, uid types.UID, what string, ok func(driver.Server) bool) (s driver.Server) {
 	t.Helper()
-	until(t, "List to show "+what, func() error {
-		all := listOf(t, d, uid)
+	eventually(t, "List to show "+what, func() error {
+		all := mustList(t, d, uid)
 		if len(all) != 1 || !ok(all[0]) {
 			return fmt.Errorf("it shows %+v", all)
 		}
@@ -88,28 +88,28 @@ func TestPullProgress(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	r, release := newRegistry(t, true)
-	spec := vm(t, d, r.image(t, "v1"))
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
 	events, err := d.Watch(t.Context())
 	must(t, err)
 
-	s := ensure(t, d, spec)
+	s := mustEnsure(t, d, spec)
 	if s.State != driver.StatePending || s.ID != "" || s.UID != spec.UID || !strings.HasPrefix(s.Progress, "pulling "+spec.Image.Source) {
 		t.Errorf("Ensure gave %+v, want it pending and pulling", s)
 	}
 	percent := regexp.MustCompile(`: [1-9]\d?% \(\d+\.\d/\d+\.\d MB\)$`)
-	s = seen(t, d, spec.UID, "the progress", func(s driver.Server) bool { return percent.MatchString(s.Progress) })
+	s = awaitListed(t, d, spec.UID, "the progress", func(s driver.Server) bool { return percent.MatchString(s.Progress) })
 	if s.State != driver.StatePending || s.Name != spec.Name || s.Namespace != spec.Namespace {
 		t.Errorf("List shows %+v, want it pending under its name", s)
 	}
 
-	drain(events)
+	drainEvents(events)
 	release()
-	waitFor(t, events, spec.UID)
-	seen(t, d, spec.UID, "the end of the pull", func(s driver.Server) bool { return s.State == driver.StatePending && s.Progress == "" && s.Err == nil })
-	if s := ensure(t, d, spec); s.State != driver.StateRunning || s.Progress != "" {
+	awaitEvent(t, events, spec.UID)
+	awaitListed(t, d, spec.UID, "the end of the pull", func(s driver.Server) bool { return s.State == driver.StatePending && s.Progress == "" && s.Err == nil })
+	if s := mustEnsure(t, d, spec); s.State != driver.StateRunning || s.Progress != "" {
 		t.Errorf("after the pull Ensure gave %+v, want it running", s)
 	}
-	if all := listOf(t, d); len(all) != 1 || all[0].State != driver.StateRunning {
+	if all := mustList(t, d); len(all) != 1 || all[0].State != driver.StateRunning {
 		t.Errorf("List shows %+v, want one server, running", all)
 	}
 }
@@ -118,14 +118,14 @@ func TestPullProgress(t *testing.T) {
 func TestImageID(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
-	s := reach(t, d, spec, driver.StateRunning)
-	if all := listOf(t, d); !strings.HasPrefix(s.ImageID, "sha256:") || all[0].ImageID != s.ImageID {
+	spec := newSpec(t, d, guestImages(t).plain)
+	s := ensureState(t, d, spec, driver.StateRunning)
+	if all := mustList(t, d); !strings.HasPrefix(s.ImageID, "sha256:") || all[0].ImageID != s.ImageID {
 		t.Errorf("the image is %q, listed as %q", s.ImageID, all[0].ImageID)
 	}
 }
 
-func drain(events <-chan types.UID) {
+func drainEvents(events <-chan types.UID) {
 	for {
 		select {
 		case <-events:
@@ -135,7 +135,7 @@ func drain(events <-chan types.UID) {
 	}
 }
 
-func waitFor(t *testing.T, events <-chan types.UID, uid types.UID) {
+func awaitEvent(t *testing.T, events <-chan types.UID, uid types.UID) {
 	t.Helper()
 	timeout := time.After(30 * time.Second)
 	for {
@@ -157,26 +157,26 @@ func TestPullShared(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	r, release := newRegistry(t, true)
-	image := r.image(t, "v1")
-	specs := []driver.ServerSpec{vm(t, d, image), vm(t, d, image), vm(t, d, image)}
+	image := r.imageWithTag(t, "v1")
+	specs := []driver.ServerSpec{newSpec(t, d, image), newSpec(t, d, image), newSpec(t, d, image)}
 	for _, spec := range specs {
-		ensure(t, d, spec)
+		mustEnsure(t, d, spec)
 	}
-	until(t, "the layer to be asked for", func() error { return wantLayers(r, 1, 0) })
+	eventually(t, "the layer to be asked for", func() error { return checkLayers(r, 1, 0) })
 	// One of three is deleted: the others' pull continues.
 	wantError(t, d.Delete(t.Context(), specs[0].Target, false), driver.ErrNotFound, "")
-	if all := listOf(t, d); len(all) != 2 {
+	if all := mustList(t, d); len(all) != 2 {
 		t.Errorf("List shows %+v, want two", all)
 	}
 	release()
 	for _, spec := range specs[1:] {
-		reach(t, d, spec, driver.StateRunning)
+		ensureState(t, d, spec, driver.StateRunning)
 	}
-	must(t, wantLayers(r, 1, 0))
+	must(t, checkLayers(r, 1, 0))
 }
 
-func wantLayers(r *registry, layers, cut int) error {
-	if l, c := r.counts(); l != layers || c != cut {
+func checkLayers(r *registry, layers, cut int) error {
+	if l, c := r.layerCounts(); l != layers || c != cut {
 		return fmt.Errorf("the layer was asked for %d times and cut %d times, want %d and %d", l, c, layers, cut)
 	}
 	return nil
@@ -186,44 +186,44 @@ func TestPullFails(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	r, _ := newRegistry(t, false)
-	there := r.image(t, "v1")
-	spec := vm(t, d, r.image(t, "v2"))
+	there := r.imageWithTag(t, "v1")
+	spec := newSpec(t, d, r.imageWithTag(t, "v2"))
 	failed := func(s driver.Server) bool { return s.State == driver.StatePending && s.Err != nil }
 	for range 2 {
-		if s := ensure(t, d, spec); s.State != driver.StatePending || s.Err != nil {
+		if s := mustEnsure(t, d, spec); s.State != driver.StatePending || s.Err != nil {
 			t.Fatalf("Ensure gave %+v, want a pull under way", s)
 		}
-		s := seen(t, d, spec.UID, "the failure", failed)
+		s := awaitListed(t, d, spec.UID, "the failure", failed)
 		wantError(t, s.Err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
 		_, err := d.Ensure(t.Context(), spec)
 		wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
-		seen(t, d, spec.UID, "the failure as before", failed)
+		awaitListed(t, d, spec.UID, "the failure as before", failed)
 	}
 	spec.Image.Source = there
-	reach(t, d, spec, driver.StateRunning)
+	ensureState(t, d, spec, driver.StateRunning)
 }
 
 func TestPullCancelledByDelete(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	r, _ := newRegistry(t, true)
-	spec := vm(t, d, r.image(t, "v1"))
-	ensure(t, d, spec)
-	until(t, "the layer to be asked for", func() error { return wantLayers(r, 1, 0) })
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
+	mustEnsure(t, d, spec)
+	eventually(t, "the layer to be asked for", func() error { return checkLayers(r, 1, 0) })
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
-	if all := listOf(t, d); len(all) != 0 {
+	if all := mustList(t, d); len(all) != 0 {
 		t.Errorf("List shows %+v, want nothing", all)
 	}
-	until(t, "the engine to end the download", func() error { return wantLayers(r, 1, 1) })
+	eventually(t, "the engine to end the download", func() error { return checkLayers(r, 1, 1) })
 }
 
 func TestPullStalls(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{PullStall: time.Second})
 	r, _ := newRegistry(t, true)
-	spec := vm(t, d, r.image(t, "v1"))
-	ensure(t, d, spec)
-	s := seen(t, d, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
+	mustEnsure(t, d, spec)
+	s := awaitListed(t, d, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
 	wantError(t, s.Err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "no progress for 1s")
 }
 
@@ -232,31 +232,31 @@ func TestPullWithoutEngine(t *testing.T) {
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
 	r, release := newRegistry(t, true)
-	spec := vm(t, d, r.image(t, "v1"))
-	ensure(t, d, spec)
-	until(t, "the layer to be asked for", func() error { return wantLayers(r, 1, 0) })
-	p.lose()
-	until(t, "the loss to be noticed", func() error {
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
+	mustEnsure(t, d, spec)
+	eventually(t, "the layer to be asked for", func() error { return checkLayers(r, 1, 0) })
+	p.disconnect()
+	eventually(t, "the loss to be noticed", func() error {
 		if _, err := d.Ensure(t.Context(), spec); !errors.Is(err, driver.ErrUnavailable) {
 			return fmt.Errorf("Ensure gave %w", errors.Join(err, driver.ErrRetry))
 		}
 		return nil
 	})
-	p.restore()
+	p.reconnect()
 	release()
-	reach(t, d, spec, driver.StateRunning)
+	ensureState(t, d, spec, driver.StateRunning)
 }
 
 func TestPullPolicies(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	r, _ := newRegistry(t, false)
-	spec := vm(t, d, r.image(t, "v1"))
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
 
 	spec.Image.PullPolicy = driver.PullNever
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "Never")
-	must(t, wantLayers(r, 0, 0))
+	must(t, checkLayers(r, 0, 0))
 
 	spec.Image.PullPolicy = driver.PullAlways
 	p := newProxy(t)
@@ -265,17 +265,17 @@ func TestPullPolicies(t *testing.T) {
 	must(t, err)
 	for _, pulls := range []int{1, 2} {
 		for range 2 {
-			reach(t, d, spec, driver.StateRunning)
+			ensureState(t, d, spec, driver.StateRunning)
 		}
-		if n := p.count("POST", "/images/create"); n != pulls {
+		if n := p.countRequests("POST", "/images/create"); n != pulls {
 			t.Errorf("after %d creations there were %d pulls", pulls, n)
 		}
 		must(t, d.Delete(t.Context(), spec.Target, false))
 	}
 
 	spec.Image.PullPolicy = driver.PullIfNotPresent
-	reach(t, d, spec, driver.StateRunning)
-	if n := p.count("POST", "/images/create"); n != 2 {
+	ensureState(t, d, spec, driver.StateRunning)
+	if n := p.countRequests("POST", "/images/create"); n != 2 {
 		t.Errorf("an image that is there was pulled")
 	}
 }
@@ -285,26 +285,26 @@ func TestPullBeforeRestart(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	r, release := newRegistry(t, true)
-	image := r.image(t, "v1")
-	spec := vm(t, d, guestImages(t).plain)
-	first := reach(t, d, spec, driver.StateRunning)
+	image := r.imageWithTag(t, "v1")
+	spec := newSpec(t, d, guestImages(t).plain)
+	first := ensureState(t, d, spec, driver.StateRunning)
 
 	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
 	spec.Image.Source = image
-	for _, s := range []driver.Server{ensure(t, d, spec), listOf(t, d, spec.UID)[0]} {
+	for _, s := range []driver.Server{mustEnsure(t, d, spec), mustList(t, d, spec.UID)[0]} {
 		if s.State != driver.StateRunning || s.Run != first.Run || !strings.HasPrefix(s.Progress, "pulling ") {
 			t.Errorf("while the image is pulled it is %+v, want the old run to go on", s)
 		}
 	}
 	release()
-	until(t, "the new container", func() error {
+	eventually(t, "the new container", func() error {
 		s, err := d.Ensure(t.Context(), spec)
 		if err == nil && (s.State != driver.StateRunning || s.Run == first.Run) {
 			err = fmt.Errorf("it is %+v", s)
 		}
 		return err
 	})
-	if all := listOf(t, d); len(all) != 1 || all[0].ID == first.ID {
+	if all := mustList(t, d); len(all) != 1 || all[0].ID == first.ID {
 		t.Errorf("List shows %+v, want one server, another one than %s", all, first.ID)
 	}
 }

@@ -68,23 +68,23 @@ func TestExplainPull(t *testing.T) {
 	}
 }
 
-// TestPullTellsNothing checks that a registry's answer is neither in an error nor in the
+// TestPullErrorsHideAnswers checks that a registry's answer is neither in an error nor in the
 // log, whether it is in the engine's answer or in a message of its stream.
-func TestPullTellsNothing(t *testing.T) {
+func TestPullErrorsHideAnswers(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
 	d := newDriver(t, Options{Log: funcr.New(func(prefix, args string) { log.WriteString(prefix + args) }, funcr.Options{Verbosity: 9})})
-	registry := newForeign(t)
-	spec := vm(t, d, registry+"/x/y:1")
-	ensure(t, d, spec)
-	s := seen(t, d, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
+	registry := newLeakingRegistry(t)
+	spec := newSpec(t, d, registry+"/x/y:1")
+	mustEnsure(t, d, spec)
+	s := awaitListed(t, d, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, registry)
 	if all := fmt.Sprint(s, s.Err, err, log.String()); strings.Contains(all, secret) {
 		t.Errorf("it tells: %s", all)
 	}
 	p := newProxy(t)
-	p.instead = func(w http.ResponseWriter, r *http.Request) bool {
+	p.interceptor = func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, "/images/create") {
 			return false
 		}
@@ -92,16 +92,16 @@ func TestPullTellsNothing(t *testing.T) {
 		return true
 	}
 	streamed := newDriver(t, Options{Host: p.host()})
-	spec = vm(t, streamed, registry+"/x/y:2")
-	ensure(t, streamed, spec)
-	s = seen(t, streamed, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
+	spec = newSpec(t, streamed, registry+"/x/y:2")
+	mustEnsure(t, streamed, spec)
+	s = awaitListed(t, streamed, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
 	if got := s.Err.Error(); !strings.HasSuffix(got, "401: unauthorized") {
 		t.Errorf("it tells %q", got)
 	}
 }
 
-// newForeign starts a registry that answers more than it should.
-func newForeign(t *testing.T) (host string) {
+// newLeakingRegistry starts a registry that answers more than it should.
+func newLeakingRegistry(t *testing.T) (host string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v2/" {
@@ -115,9 +115,9 @@ func newForeign(t *testing.T) (host string) {
 	return server.Listener.Addr().String()
 }
 
-// TestURLOfAnImage checks that an invalid image reference is not repeated, because it may
+// TestImageURLIsHidden checks that an invalid image reference is not repeated, because it may
 // have a user and a password.
-func TestURLOfAnImage(t *testing.T) {
+func TestImageURLIsHidden(t *testing.T) {
 	t.Parallel()
 	d := &Driver{Options: Options{Image: DefaultImage}}
 	err := d.checkSpec(guestSpec("https://user:" + secret + "@registry.example/x"))

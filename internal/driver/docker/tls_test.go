@@ -38,8 +38,8 @@ func TestTLS(t *testing.T) {
 	t.Setenv("DOCKER_TLS_VERIFY", "1")
 	t.Setenv("DOCKER_CERT_PATH", certs)
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
-	reach(t, d, spec, driver.StateRunning)
+	spec := newSpec(t, d, guestImages(t).plain)
+	ensureState(t, d, spec, driver.StateRunning)
 }
 
 func writePEM(t *testing.T, path, kind string, content []byte) {

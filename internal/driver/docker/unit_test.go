@@ -187,7 +187,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-func TestTexts(t *testing.T) {
+func TestFormats(t *testing.T) {
 	t.Parallel()
 	for bytes, want := range map[int64]string{40e9: "40G", 40 << 30: "40Gi", 4e9: "4G", 64 << 40: "64Ti", 512 << 20: "512Mi", 500e6: "500M", 6 << 20: "6Mi"} {
 		if got := formatBytes(bytes); got != want {
@@ -235,8 +235,8 @@ func TestHostIP(t *testing.T) {
 	}
 }
 
-// TestErrors uses the error messages of engines from 20.10 to 29.
-func TestErrors(t *testing.T) {
+// TestExplainStart uses the error messages of engines from 20.10 to 29.
+func TestExplainStart(t *testing.T) {
 	t.Parallel()
 	spec := driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostPort: 808}, {Port: 81, HostPort: 8080}}}
 	for name, c := range map[string]struct {
@@ -265,8 +265,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestCacheForgets checks that a record is kept only if no event can have been missed.
-func TestCacheForgets(t *testing.T) {
+// TestInspectionCache checks that a record is kept only if no event can have been missed.
+func TestInspectionCache(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
 	for name, c := range map[string]struct {
