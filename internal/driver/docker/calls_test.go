@@ -32,12 +32,12 @@ func TestCallsPerLife(t *testing.T) {
 		do   func()
 		want []string
 	}{
-		{"look before the creation", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
+		{"list before the creation", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
 		{"confirmation of the engine", func() { mustEngineID(t, d) }, []string{"GET /networks/none"}},
 		{"creation", func() { awaitGuest(t.Context(), mustEnsure(t, d, spec)) }, []string{
 			"GET /containers/json", "POST /containers/create", "POST /containers/ID/start", "GET /containers/ID/json",
 		}},
-		{"look after events", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json", "GET /containers/ID/json"}},
+		{"list after events", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json", "GET /containers/ID/json"}},
 		{"stop", func() {
 			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 			mustEnsure(t, d, spec)
@@ -48,12 +48,12 @@ func TestCallsPerLife(t *testing.T) {
 		{"removal", func() { must(t, d.Delete(t.Context(), spec.Target, false)) }, []string{
 			"GET /containers/json", "DELETE /containers/ID",
 		}},
-		{"look after the removal", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
+		{"list after the removal", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
 	} {
 		p.resetRequests()
 		step.do()
 		if have := p.requestTexts(); step.want != nil && !slices.Equal(have, step.want) {
-			t.Errorf("%s: the engine was asked\n  %q, want\n  %q", step.what, have, step.want)
+			t.Errorf("%s: the requests are\n  %q, want\n  %q", step.what, have, step.want)
 		}
 	}
 }
@@ -63,7 +63,7 @@ var (
 	callID      = regexp.MustCompile(`/containers/[0-9a-f]{64}`)
 )
 
-// requestTexts returns the requests since forget, without the parts that differ each time.
+// requestTexts returns the requests since resetRequests, without the parts that differ each time.
 func (p *engineProxy) requestTexts() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +90,7 @@ func TestEngineIDOfAnotherEngine(t *testing.T) {
 	d := newDriver(t, Options{Host: p.host()})
 	first := mustEngineID(t, d)
 	if p.resetRequests(); mustEngineID(t, d) != first || p.countRequests("GET", "/info") != 0 {
-		t.Errorf("the same engine was asked %q for the id that it had given", p.requestTexts())
+		t.Errorf("the requests to the same engine for its id are %q, want none of /info", p.requestTexts())
 	}
 
 	var other atomic.Value // what another engine answers, by the path's last part
@@ -138,7 +138,7 @@ func TestIdentityEndsWithTheConnection(t *testing.T) {
 	p.reconnect()
 	p.resetRequests()
 	if again := mustEngineID(t, d); again != id || p.countRequests("GET", "/info") != 1 {
-		t.Errorf("after an outage the id is %q and the engine was asked %q, want %q and one question for it", again, p.requestTexts(), id)
+		t.Errorf("after an outage the id is %q after the requests %q, want %q and one request of /info", again, p.requestTexts(), id)
 	}
 }
 
@@ -158,6 +158,6 @@ func TestSignalCausesNoEvent(t *testing.T) {
 	paused.Power = driver.PowerPaused
 	mustEnsure(t, d, paused)
 	if uid := <-events; uid != paused.UID {
-		t.Errorf("the first news is of %s, want it of %s, which was paused", uid, paused.UID)
+		t.Errorf("the first event is of %s, want it of %s, which was paused", uid, paused.UID)
 	}
 }

@@ -28,7 +28,7 @@ func inspectRaw(t *testing.T, id string) container.InspectResponse {
 	return res.Container
 }
 
-// createUnmanaged creates a container as a person would.
+// createUnmanaged creates a container without the driver.
 func createUnmanaged(t *testing.T, name string, labels map[string]string) string {
 	t.Helper()
 	return createContainer(t, name, &container.Config{Image: guestImages(t).plain, Labels: labels})

@@ -93,9 +93,9 @@ const (
 	nameHolderPause = 100 * time.Millisecond
 )
 
-// findNameHolder returns the container that has the name if it is this server's, which
-// another leader created meanwhile, and else an error. Docker reserves the name
-// before the container becomes visible, so this retries for a while.
+// findNameHolder returns the container that has the name, if that is this server's:
+// another leader has just created it. Any other holder is an error. Docker reserves the
+// name before the container becomes visible, so this retries for a while.
 func (d *Driver) findNameHolder(ctx context.Context, spec driver.ServerSpec, name string) (*instance, error) {
 	for range nameHolderTries {
 		if i, err := d.findInstance(ctx, spec.Target); !errors.Is(err, driver.ErrNotFound) {
@@ -118,12 +118,12 @@ func (d *Driver) findNameHolder(ctx context.Context, spec driver.ServerSpec, nam
 }
 
 func nameConflictError(other *instance) error {
-	whose := "is not Drover's"
+	owner := "is not Drover's"
 	if other.cluster != "" {
-		whose = fmt.Sprintf("belongs to VirtualMachine %s/%s of UID %s in the cluster %s", other.namespace, other.vmName, other.uid, other.cluster)
+		owner = fmt.Sprintf("belongs to VirtualMachine %s/%s of UID %s in the cluster %s", other.namespace, other.vmName, other.uid, other.cluster)
 	}
 	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
-		"container %s has the name %s, which this server needs, and %s: rename or remove it, it is left alone", shortID(other.id), other.name, whose))
+		"container %s has the name %s, which this server needs, and %s: rename or remove it, it is left alone", shortID(other.id), other.name, owner))
 }
 
 // waitFor pauses for a short time, or until ctx ends.

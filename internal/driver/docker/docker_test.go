@@ -26,7 +26,7 @@ var notFenced = map[string]string{
 
 func TestContract(t *testing.T) {
 	g := guestImages(t)
-	hands := engineActions{g.client}
+	actions := engineActions{g.client}
 	drivertest.Run(t, drivertest.Harness{
 		Open: func(t *testing.T, clusterID string) driver.Driver {
 			return awaitingDriver{newDriver(t, Options{ClusterID: clusterID})}
@@ -44,10 +44,10 @@ func TestContract(t *testing.T) {
 			}
 		},
 		Hands: drivertest.Hands{
-			Kill: hands.kill, Stop: hands.stop, Exit: hands.exit, Pause: hands.pause,
-			Start: hands.start, Remove: hands.remove, Burn: hands.burn,
+			Kill: actions.kill, Stop: actions.stop, Exit: actions.exit, Pause: actions.pause,
+			Start: actions.start, Remove: actions.remove, Burn: actions.burn,
 		},
-		Visible:     hands.visible,
+		Visible:     actions.visible,
 		Restarts:    true,
 		ResizesLive: true,
 		Patience:    60 * time.Second,
@@ -93,29 +93,29 @@ func guestSpec(image string) driver.ServerSpec {
 // engineActions does to containers what a person or the guest does.
 type engineActions struct{ c *client.Client }
 
-func (h engineActions) kill(t *testing.T, s driver.Server) {
-	_, err := h.c.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "SIGKILL"})
+func (a engineActions) kill(t *testing.T, s driver.Server) {
+	_, err := a.c.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "SIGKILL"})
 	must(t, err)
 }
 
-func (h engineActions) stop(t *testing.T, s driver.Server) {
-	_, err := h.c.ContainerStop(t.Context(), s.ID, client.ContainerStopOptions{})
+func (a engineActions) stop(t *testing.T, s driver.Server) {
+	_, err := a.c.ContainerStop(t.Context(), s.ID, client.ContainerStopOptions{})
 	must(t, err)
 }
 
-func (h engineActions) pause(t *testing.T, s driver.Server) {
-	_, err := h.c.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
+func (a engineActions) pause(t *testing.T, s driver.Server) {
+	_, err := a.c.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
 	must(t, err)
 }
 
-func (h engineActions) start(t *testing.T, s driver.Server) {
-	_, err := h.c.ContainerStart(t.Context(), s.ID, client.ContainerStartOptions{})
+func (a engineActions) start(t *testing.T, s driver.Server) {
+	_, err := a.c.ContainerStart(t.Context(), s.ID, client.ContainerStartOptions{})
 	must(t, err)
 }
 
-func (h engineActions) remove(t *testing.T, s driver.Server) {
+func (a engineActions) remove(t *testing.T, s driver.Server) {
 	ctx := context.WithoutCancel(t.Context()) // also used for cleaning up
-	_, err := h.c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
+	_, err := a.c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
 	must(t, err)
 }
 
@@ -124,8 +124,8 @@ func (engineActions) exit(t *testing.T, s driver.Server, code int) {
 }
 func (engineActions) burn(t *testing.T, s driver.Server) { callGuest(t, s, "/load?seconds=60") }
 
-func (h engineActions) visible(t *testing.T, s driver.Server) string {
-	res, err := h.c.ContainerInspect(t.Context(), s.ID, client.ContainerInspectOptions{})
+func (a engineActions) visible(t *testing.T, s driver.Server) string {
+	res, err := a.c.ContainerInspect(t.Context(), s.ID, client.ContainerInspectOptions{})
 	must(t, err)
 	return string(res.Raw)
 }

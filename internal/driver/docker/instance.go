@@ -118,14 +118,14 @@ func networkAddresses(networks map[string]*network.EndpointSettings) []string {
 // publishedPorts merges the entries for IPv4 and IPv6, in a stable order.
 func publishedPorts(published network.PortMap) []driver.Port {
 	var ports []driver.Port
-	for inside, bindings := range published {
+	for port, bindings := range published {
 		for _, b := range bindings {
-			outside, err := strconv.ParseUint(b.HostPort, 10, 16)
-			if err != nil || outside == 0 || inside.Proto() == network.SCTP {
+			hostPort, err := strconv.ParseUint(b.HostPort, 10, 16)
+			if err != nil || hostPort == 0 || port.Proto() == network.SCTP {
 				continue
 			}
 			ports = append(ports, driver.Port{
-				Protocol: strings.ToUpper(string(inside.Proto())), Port: int32(inside.Num()), HostPort: int32(outside), HostIP: addressText(b.HostIP),
+				Protocol: strings.ToUpper(string(port.Proto())), Port: int32(port.Num()), HostPort: int32(hostPort), HostIP: addressText(b.HostIP),
 			})
 		}
 	}
@@ -135,7 +135,7 @@ func publishedPorts(published network.PortMap) []driver.Port {
 	return slices.Compact(ports)
 }
 
-// addressText is empty if ip means all addresses.
+// addressText returns "" if ip means all addresses.
 func addressText(ip netip.Addr) string {
 	if !ip.IsValid() || ip.IsUnspecified() {
 		return ""
@@ -172,8 +172,8 @@ func (i *instance) serverState() driver.State {
 }
 
 func (i *instance) exitStatus() *driver.Exit {
-	over := i.state == container.StateExited || i.state == container.StateDead || i.state == container.StateRestarting
-	if !over || i.startedAt.IsZero() {
+	ended := i.state == container.StateExited || i.state == container.StateDead || i.state == container.StateRestarting
+	if !ended || i.startedAt.IsZero() {
 		return nil
 	}
 	e := &driver.Exit{Code: i.exitCode, Reason: "Error", At: i.finishedAt}
@@ -220,5 +220,5 @@ func (i *instance) rootDiskNote() string {
 
 // goneError is the error for a container that disappeared during a call.
 func (i *instance) goneError() error {
-	return driver.Errorf(driver.ErrRetry, "container %s went away meanwhile", shortID(i.id))
+	return driver.Errorf(driver.ErrRetry, "container %s disappeared during the call", shortID(i.id))
 }

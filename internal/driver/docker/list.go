@@ -38,7 +38,7 @@ const (
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	// Fetches first: a fetch that becomes a container meanwhile is then seen twice
+	// Fetches first: a fetch that becomes a container during the call is then found twice
 	// rather than never.
 	fetching := d.fetches.Pending(uids...)
 	summaries, err := d.listContainers(ctx, true, uids...)

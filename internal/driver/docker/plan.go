@@ -21,8 +21,8 @@ const (
 	stepReplace step = "replace"
 )
 
-// nextStep returns the step that brings a container closer to its spec. A stop that
-// was begun is completed whatever the spec says meanwhile, because the signal cannot
+// nextStep returns the step that brings a container closer to its spec. A stop that has
+// begun is completed even if the spec has changed since, because the signal cannot
 // be taken back and the engine's restarter is off for that run.
 func nextStep(i *instance, spec driver.ServerSpec, stopping bool, pending []string) step {
 	switch {

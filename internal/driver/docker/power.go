@@ -26,7 +26,7 @@ func changeContainer[O, R any](ctx context.Context, i *instance, action string, 
 	})
 }
 
-// stopRequest is a stop that was begun.
+// stopRequest is a stop that has begun.
 type stopRequest struct {
 	runID    string
 	deadline time.Time // zero if it is never forced

@@ -89,8 +89,8 @@ func (p *engineProxy) intercept(instead func(w http.ResponseWriter, r *http.Requ
 	p.interceptor = instead
 }
 
-// countRequests returns how many of the requests since forget had that method, and that
-// text in their path.
+// countRequests returns how many of the requests since resetRequests had that method, and
+// that text in their path.
 func (p *engineProxy) countRequests(method, text string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -41,7 +41,7 @@ func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits
 		return false, nil
 	}
 	if policy != driver.PullAlways {
-		if there, err := d.hasImage(ctx, image); err != nil || there {
+		if present, err := d.hasImage(ctx, image); err != nil || present {
 			return false, err
 		}
 	}
@@ -54,8 +54,8 @@ func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits
 }
 
 func (d *Driver) requireImage(ctx context.Context, image string) error {
-	there, err := d.hasImage(ctx, image)
-	if err != nil || there {
+	present, err := d.hasImage(ctx, image)
+	if err != nil || present {
 		return err
 	}
 	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
@@ -174,7 +174,7 @@ var pullFailures = []struct {
 }
 
 // explainPull leaves out what a registry answered. An error of the client itself, for
-// example that the engine cannot be reached, is kept.
+// example that the engine cannot be reached, is returned as it is.
 func explainPull(err error) error {
 	if engine.IsNetworkError(err) || engine.IsContextError(err) {
 		return err

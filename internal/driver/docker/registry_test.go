@@ -60,7 +60,7 @@ func newRegistry(t *testing.T, held bool) (r *registry, release func()) {
 }
 
 // imageWithTag returns the reference of the image under a tag; only "v1" exists. It is removed
-// at the end of the test, after the servers of all later calls of vm. It is not forced,
+// at the end of the test, after the servers of all later calls of newSpec. It is not forced,
 // because that would leave the image without its name if a server still uses it.
 func (r *registry) imageWithTag(t *testing.T, tag string) string {
 	t.Helper()

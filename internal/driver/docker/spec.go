@@ -53,7 +53,7 @@ func (d *Driver) imageReference(spec driver.ServerSpec) string {
 }
 
 // checkCapacity compares the spec with the host's capacity before the engine is called:
-// Docker refuses too many CPUs in its own words and accepts any amount of memory.
+// Docker refuses too many CPUs with a text of its own and accepts any amount of memory.
 func (d *Driver) checkCapacity(ctx context.Context, spec driver.ServerSpec) error {
 	host, err := d.engine.Capacity(ctx)
 	switch {
@@ -200,7 +200,7 @@ var fields = driver.Fields[specChange]{
 	{Name: "volumes", Support: driver.Unsupported, Hint: "the docker driver has no disks; use driver qemu or leave it out"},
 	{Name: "userData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
 	{Name: "networkData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
-	{Name: "sshAuthorizedKeys", Support: driver.Unsupported, Hint: "the docker driver cannot log anybody in; use driver qemu or leave it out"},
+	{Name: "sshAuthorizedKeys", Support: driver.Unsupported, Hint: "the docker driver cannot install SSH keys; use driver qemu or leave it out"},
 }
 
 // SupportedFields implements driver.FieldDeclarer.
@@ -259,21 +259,21 @@ func restartPolicy(p driver.RestartPolicy) container.RestartPolicyMode {
 func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
 	exposed, bindings := network.PortSet{}, network.PortMap{}
 	for _, p := range ports {
-		inside, ok := network.PortFrom(uint16(p.Port), network.IPProtocol(portProtocol(p))) //nolint:gosec // the API allows 1 to 65535
+		port, ok := network.PortFrom(uint16(p.Port), network.IPProtocol(portProtocol(p))) //nolint:gosec // the API allows 1 to 65535
 		if !ok {
 			continue
 		}
-		outside := network.PortBinding{HostIP: publishedIP(p)}
+		binding := network.PortBinding{HostIP: publishedIP(p)}
 		if p.HostPort != 0 {
-			outside.HostPort = strconv.Itoa(int(p.HostPort))
+			binding.HostPort = strconv.Itoa(int(p.HostPort))
 		}
-		exposed[inside] = struct{}{}
-		bindings[inside] = append(bindings[inside], outside)
+		exposed[port] = struct{}{}
+		bindings[port] = append(bindings[port], binding)
 	}
 	return exposed, bindings
 }
 
-// publishedIP is the address to publish a port on; the zero value means all.
+// publishedIP returns the address to publish a port on; the zero value means all.
 func publishedIP(p driver.Port) netip.Addr {
 	ip, _ := netip.ParseAddr(p.HostIP) // checkSpec has validated it
 	return ip

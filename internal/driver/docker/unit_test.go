@@ -265,7 +265,8 @@ func TestExplainStart(t *testing.T) {
 	}
 }
 
-// TestInspectionCache checks that a record is kept only if no event can have been missed.
+// TestInspectionCache checks that an inspection is trusted only if no event can have been
+// missed.
 func TestInspectionCache(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
@@ -290,18 +291,18 @@ func TestInspectionCache(t *testing.T) {
 			after.storeInspection(after.beginInspection("id"), &instance{id: "id"}, now)
 			c.happens(after)
 			if _, fresh := after.lastInspection("id", now.Add(c.after)); fresh != c.want {
-				t.Errorf("after the look: fresh is %v, want %v", fresh, c.want)
+				t.Errorf("after the inspection: fresh is %v, want %v", fresh, c.want)
 			}
 			if name == "time" || name == "its removal" {
 				return
 			}
 			between := &inspectionCache{}
 			between.streamOpened()
-			seen := between.beginInspection("id")
+			entry := between.beginInspection("id")
 			c.happens(between)
-			between.storeInspection(seen, &instance{id: "id"}, now)
+			between.storeInspection(entry, &instance{id: "id"}, now)
 			if _, fresh := between.lastInspection("id", now); fresh != c.want {
-				t.Errorf("between look and put: fresh is %v, want %v", fresh, c.want)
+				t.Errorf("during the inspection: fresh is %v, want %v", fresh, c.want)
 			}
 		})
 	}

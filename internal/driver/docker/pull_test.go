@@ -6,11 +6,19 @@ package docker
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
+	"github.com/go-logr/logr/funcr"
+	"github.com/moby/moby/api/types/jsonstream"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
@@ -148,7 +156,7 @@ func awaitEvent(t *testing.T, events <-chan types.UID, uid types.UID) {
 				return
 			}
 		case <-timeout:
-			t.Fatalf("Watch did not tell of %s", uid)
+			t.Fatalf("Watch did not send %s", uid)
 		}
 	}
 }
@@ -162,7 +170,7 @@ func TestPullShared(t *testing.T) {
 	for _, spec := range specs {
 		mustEnsure(t, d, spec)
 	}
-	eventually(t, "the layer to be asked for", func() error { return checkLayers(r, 1, 0) })
+	eventually(t, "the layer to be requested", func() error { return checkLayers(r, 1, 0) })
 	// One of three is deleted: the others' pull continues.
 	wantError(t, d.Delete(t.Context(), specs[0].Target, false), driver.ErrNotFound, "")
 	if all := mustList(t, d); len(all) != 2 {
@@ -177,7 +185,7 @@ func TestPullShared(t *testing.T) {
 
 func checkLayers(r *registry, layers, cut int) error {
 	if l, c := r.layerCounts(); l != layers || c != cut {
-		return fmt.Errorf("the layer was asked for %d times and cut %d times, want %d and %d", l, c, layers, cut)
+		return fmt.Errorf("the layer was requested %d times and aborted %d times, want %d and %d", l, c, layers, cut)
 	}
 	return nil
 }
@@ -209,7 +217,7 @@ func TestPullCancelledByDelete(t *testing.T) {
 	r, _ := newRegistry(t, true)
 	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
 	mustEnsure(t, d, spec)
-	eventually(t, "the layer to be asked for", func() error { return checkLayers(r, 1, 0) })
+	eventually(t, "the layer to be requested", func() error { return checkLayers(r, 1, 0) })
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
 	if all := mustList(t, d); len(all) != 0 {
 		t.Errorf("List shows %+v, want nothing", all)
@@ -234,7 +242,7 @@ func TestPullWithoutEngine(t *testing.T) {
 	r, release := newRegistry(t, true)
 	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
 	mustEnsure(t, d, spec)
-	eventually(t, "the layer to be asked for", func() error { return checkLayers(r, 1, 0) })
+	eventually(t, "the layer to be requested", func() error { return checkLayers(r, 1, 0) })
 	p.disconnect()
 	eventually(t, "the loss to be noticed", func() error {
 		if _, err := d.Ensure(t.Context(), spec); !errors.Is(err, driver.ErrUnavailable) {
@@ -276,7 +284,7 @@ func TestPullPolicies(t *testing.T) {
 	spec.Image.PullPolicy = driver.PullIfNotPresent
 	ensureState(t, d, spec, driver.StateRunning)
 	if n := p.countRequests("POST", "/images/create"); n != 2 {
-		t.Errorf("an image that is there was pulled")
+		t.Errorf("an image that is present was pulled")
 	}
 }
 
@@ -306,5 +314,110 @@ func TestPullBeforeRestart(t *testing.T) {
 	})
 	if all := mustList(t, d); len(all) != 1 || all[0].ID == first.ID {
 		t.Errorf("List shows %+v, want one server, another one than %s", all, first.ID)
+	}
+}
+
+// secret is what a registry answers, and must not be shown.
+const secret = "hunter2"
+
+func TestExplainPull(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"manifest for x:1 not found: manifest unknown: " + secret:                "not found",
+		"pull access denied for x, repository does not exist: denied: " + secret: "not found, or a login is needed",
+		"unauthorized: " + secret:                                                     "unauthorized",
+		"error parsing HTTP 403 response body: denied " + secret:                      "access denied",
+		"toomanyrequests: " + secret:                                                  "too many requests",
+		`Get "https://x/v2/": dial tcp: lookup x: no such host`:                       "name not resolved",
+		`Get "https://x/v2/": dial tcp 127.0.0.1:1: connect: connection refused`:      "connection refused",
+		`Get "https://x/v2/": http: server gave HTTP response to HTTPS client`:        "TLS: the registry does not speak it",
+		"tls: failed to verify certificate: x509: certificate is valid for " + secret: "TLS: the registry's certificate or handshake is not accepted",
+		"Client.Timeout exceeded while awaiting headers " + secret:                    "timeout",
+		"no matching manifest for linux/amd64 in the manifest list entries":           "the image is not there for this host's platform",
+		"write /var/lib/docker/tmp/x: no space left on device":                        "no space left on the engine's disk",
+		"filesystem layer verification failed for digest " + secret:                   "it is not what its digest says",
+		`error parsing HTTP 500 response body: invalid character: "` + secret + `"`:   "the engine's log has the cause",
+		"client version 1.2 is too old " + secret:                                     "the engine's log has the cause",
+	} {
+		for how, err := range map[string]error{
+			"an answer":         fmt.Errorf("Error response from daemon: %w", errors.New(text)),
+			"one of the stream": &jsonstream.Error{Message: text},
+			"out of reach":      fmt.Errorf("%w: %s", errdefs.ErrUnavailable, text),
+		} {
+			if got := explainPull(err); got.Error() != want || engine.IsConnectionLost(got) {
+				t.Errorf("%s, %q: it is explained as %q, want %q; lost: %v", how, text, got, want, engine.IsConnectionLost(got))
+			}
+		}
+	}
+	if got := explainPull(&jsonstream.Error{Code: http.StatusTooManyRequests, Message: "too many requests"}); got.Error() != "429: too many requests" {
+		t.Errorf("with a code it is explained as %q", got)
+	}
+	if got := explainPull(fmt.Errorf("%w: %s", errdefs.ErrNotFound, secret)); got.Error() != "404: not found" {
+		t.Errorf("with a kind it is explained as %q", got)
+	}
+	// The client's own errors are not from a registry.
+	for _, err := range []error{&net.OpError{Op: "dial", Net: "unix", Err: syscall.ECONNREFUSED}, io.ErrUnexpectedEOF} {
+		if got := explainPull(err); !errors.Is(got, err) || !engine.IsConnectionLost(got) {
+			t.Errorf("%v is explained as %v", err, got)
+		}
+	}
+}
+
+// TestPullErrorsHideAnswers checks that a registry's answer is neither in an error nor in the
+// log, whether it is in the engine's answer or in a message of its stream.
+func TestPullErrorsHideAnswers(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	d := newDriver(t, Options{Log: funcr.New(func(prefix, args string) { log.WriteString(prefix + args) }, funcr.Options{Verbosity: 9})})
+	registry := newLeakingRegistry(t)
+	spec := newSpec(t, d, registry+"/x/y:1")
+	mustEnsure(t, d, spec)
+	s := awaitListed(t, d, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, registry)
+	if all := fmt.Sprint(s, s.Err, err, log.String()); strings.Contains(all, secret) {
+		t.Errorf("it shows: %s", all)
+	}
+	p := newProxy(t)
+	p.interceptor = func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/images/create") {
+			return false
+		}
+		_, _ = io.WriteString(w, `{"errorDetail":{"code":401,"message":"unauthorized: `+secret+`"},"error":"`+secret+`"}`)
+		return true
+	}
+	streamed := newDriver(t, Options{Host: p.host()})
+	spec = newSpec(t, streamed, registry+"/x/y:2")
+	mustEnsure(t, streamed, spec)
+	s = awaitListed(t, streamed, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
+	if got := s.Err.Error(); !strings.HasSuffix(got, "401: unauthorized") {
+		t.Errorf("it is %q", got)
+	}
+}
+
+// newLeakingRegistry starts a registry that answers more than it should.
+func newLeakingRegistry(t *testing.T) (host string) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v2/" {
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = io.WriteString(w, `{"errors":[{"code":"DENIED","message":"`+secret+`","detail":"`+secret+`"}]}`)
+	}))
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+// TestImageURLIsHidden checks that an invalid image reference is not repeated, because it may
+// have a user and a password.
+func TestImageURLIsHidden(t *testing.T) {
+	t.Parallel()
+	d := &Driver{Options: Options{Image: DefaultImage}}
+	err := d.checkSpec(guestSpec("https://user:" + secret + "@registry.example/x"))
+	wantError(t, err, driver.ErrInvalid, "", `begins with "https://"`)
+	if strings.Contains(err.Error(), secret) {
+		t.Errorf("it shows: %v", err)
 	}
 }
