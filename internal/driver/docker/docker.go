@@ -9,7 +9,8 @@
 // have one concern each: spec.go checks and translates a spec, create.go makes
 // containers, power.go starts, stops and resizes them, pull.go pulls images in the
 // background, list.go inspects many containers cheaply, watch.go follows the engine's
-// events. Package engine is the connection to the engine.
+// events. Package engine is the connection to the engine, and package pull classifies
+// what goes wrong with an image.
 //
 // What a user of Docker should know:
 //

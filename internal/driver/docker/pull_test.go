@@ -7,18 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/go-logr/logr/funcr"
-	"github.com/moby/moby/api/types/jsonstream"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
@@ -319,49 +315,6 @@ func TestPullBeforeRestart(t *testing.T) {
 
 // secret is what a registry answers, and must not be shown.
 const secret = "hunter2"
-
-func TestExplainPull(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]string{
-		"manifest for x:1 not found: manifest unknown: " + secret:                "not found",
-		"pull access denied for x, repository does not exist: denied: " + secret: "not found, or a login is needed",
-		"unauthorized: " + secret:                                                     "unauthorized",
-		"error parsing HTTP 403 response body: denied " + secret:                      "access denied",
-		"toomanyrequests: " + secret:                                                  "too many requests",
-		`Get "https://x/v2/": dial tcp: lookup x: no such host`:                       "name not resolved",
-		`Get "https://x/v2/": dial tcp 127.0.0.1:1: connect: connection refused`:      "connection refused",
-		`Get "https://x/v2/": http: server gave HTTP response to HTTPS client`:        "TLS: the registry does not speak it",
-		"tls: failed to verify certificate: x509: certificate is valid for " + secret: "TLS: the registry's certificate or handshake is not accepted",
-		"Client.Timeout exceeded while awaiting headers " + secret:                    "timeout",
-		"no matching manifest for linux/amd64 in the manifest list entries":           "the image is not there for this host's platform",
-		"write /var/lib/docker/tmp/x: no space left on device":                        "no space left on the engine's disk",
-		"filesystem layer verification failed for digest " + secret:                   "it is not what its digest says",
-		`error parsing HTTP 500 response body: invalid character: "` + secret + `"`:   "the engine's log has the cause",
-		"client version 1.2 is too old " + secret:                                     "the engine's log has the cause",
-	} {
-		for how, err := range map[string]error{
-			"an answer":         fmt.Errorf("Error response from daemon: %w", errors.New(text)),
-			"one of the stream": &jsonstream.Error{Message: text},
-			"out of reach":      fmt.Errorf("%w: %s", errdefs.ErrUnavailable, text),
-		} {
-			if got := explainPull(err); got.Error() != want || engine.IsConnectionLost(got) {
-				t.Errorf("%s, %q: it is explained as %q, want %q; lost: %v", how, text, got, want, engine.IsConnectionLost(got))
-			}
-		}
-	}
-	if got := explainPull(&jsonstream.Error{Code: http.StatusTooManyRequests, Message: "too many requests"}); got.Error() != "429: too many requests" {
-		t.Errorf("with a code it is explained as %q", got)
-	}
-	if got := explainPull(fmt.Errorf("%w: %s", errdefs.ErrNotFound, secret)); got.Error() != "404: not found" {
-		t.Errorf("with a kind it is explained as %q", got)
-	}
-	// The client's own errors are not from a registry.
-	for _, err := range []error{&net.OpError{Op: "dial", Net: "unix", Err: syscall.ECONNREFUSED}, io.ErrUnexpectedEOF} {
-		if got := explainPull(err); !errors.Is(got, err) || !engine.IsConnectionLost(got) {
-			t.Errorf("%v is explained as %v", err, got)
-		}
-	}
-}
 
 // TestPullErrorsHideAnswers checks that a registry's answer is neither in an error nor in the
 // log, whether it is in the engine's answer or in a message of its stream.

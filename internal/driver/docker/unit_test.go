@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/moby/moby/api/types/network"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -152,37 +151,6 @@ func TestMemoryInUse(t *testing.T) {
 	} {
 		if got := memoryInUse(c.stats); got != c.want {
 			t.Errorf("%s: got %d, want %d", name, got, c.want)
-		}
-	}
-}
-
-func TestProgress(t *testing.T) {
-	t.Parallel()
-	p := pullProgress{}
-	for _, c := range []struct {
-		id, status     string
-		current, total int64
-		want           string
-	}{
-		{"", "Pulling from library/nginx", 0, 0, "pulling nginx"},
-		{"a", "Pulling fs layer", 0, 0, "pulling nginx"},
-		{"b", "Waiting", 0, 0, "pulling nginx"},
-		{"a", "Downloading", 2_500_000, 10_000_000, "pulling nginx: 25% (2.5/10.0 MB)"},
-		{"b", "Downloading", 9_800_000, 26_100_000, "pulling nginx: 34% (12.3/36.1 MB)"},
-		{"a", "Verifying Checksum", 0, 0, "pulling nginx: 34% (12.3/36.1 MB)"},
-		{"a", "Download complete", 0, 0, "pulling nginx: 54% (19.8/36.1 MB)"},
-		{"c", "Already exists", 0, 0, "pulling nginx: 54% (19.8/36.1 MB)"},
-		{"b", "Download complete", 0, 0, "pulling nginx: unpacking 36.1 MB"},
-		{"a", "Extracting", 100, 10_000_000, "pulling nginx: unpacking 36.1 MB"},
-		{"a", "Pull complete", 0, 0, "pulling nginx: unpacking 36.1 MB"},
-	} {
-		m := jsonstream.Message{ID: c.id, Status: c.status}
-		if c.total > 0 {
-			m.Progress = &jsonstream.Progress{Current: c.current, Total: c.total}
-		}
-		p.addMessage(m)
-		if got := p.progressText("nginx"); got != c.want {
-			t.Errorf("after %q of %q: got %q, want %q", c.status, c.id, got, c.want)
 		}
 	}
 }
