@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package docker
+package pull
 
 import (
 	"fmt"
@@ -10,48 +10,43 @@ import (
 )
 
 // progress sums up the progress of a pull, which is reported by layer.
-type progress struct {
-	layers map[string]layer
-}
+type progress map[string]layerProgress
 
-type layer struct {
+type layerProgress struct {
 	current, total int64
-	here           bool
+	complete       bool
 }
 
-func (p *progress) add(m jsonstream.Message) {
+func (p progress) addMessage(m jsonstream.Message) {
 	if m.ID == "" {
 		return
 	}
-	if p.layers == nil {
-		p.layers = map[string]layer{}
-	}
-	now := p.layers[m.ID]
+	now := p[m.ID]
 	switch m.Status {
 	case "Downloading":
 		if m.Progress != nil && m.Progress.Total > 0 {
 			now.current, now.total = m.Progress.Current, m.Progress.Total
 		}
 	case "Download complete", "Extracting", "Pull complete", "Already exists":
-		now.current, now.here = now.total, true
+		now.current, now.complete = now.total, true
 	}
-	p.layers[m.ID] = now
+	p[m.ID] = now
 }
 
-// text is for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a layer
-// that has not begun is unknown, so the total can grow.
-func (p *progress) text(image string) string {
+// describe returns the progress for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a
+// layer that has not begun is unknown, so the total can grow.
+func (p progress) describe(image string) string {
 	var current, total int64
-	here := true
-	for _, l := range p.layers {
+	complete := true
+	for _, l := range p {
 		current += l.current
 		total += l.total
-		here = here && l.here
+		complete = complete && l.complete
 	}
 	switch {
 	case total == 0:
 		return "pulling " + image
-	case here:
+	case complete:
 		return fmt.Sprintf("pulling %s: unpacking %.1f MB", image, float64(total)/1e6)
 	}
 	return fmt.Sprintf("pulling %s: %d%% (%.1f/%.1f MB)", image, current*100/total, float64(current)/1e6, float64(total)/1e6)

@@ -1,20 +1,18 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package docker
+package pull
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"regexp"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/jsonstream"
-	"github.com/moby/moby/client"
+
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
 // pullError is the cause of a failed pull in Drover's own words.
@@ -22,12 +20,12 @@ type pullError struct{ text string }
 
 func (e pullError) Error() string { return e.text }
 
-// pullReasons are the causes of a failed pull; the first match applies. The engine's
+// failures are the causes of a failed pull; the first match applies. The engine's
 // own text is not passed on, because it repeats the registry's answer: a user who may
 // name an image chooses the registry and, by that, where its redirects lead.
-var pullReasons = []struct {
-	words *regexp.Regexp
-	says  string
+var failures = []struct {
+	pattern *regexp.Regexp
+	text    string
 }{
 	{regexp.MustCompile(`(?i)toomanyrequests|too many requests|rate limit`), "too many requests"},
 	{regexp.MustCompile(`(?i)no matching manifest|does not match the specified platform`), "the image is not there for this host's platform"},
@@ -47,25 +45,23 @@ var pullReasons = []struct {
 	{regexp.MustCompile(`(?i)digest|checksum|verification failed`), "it is not what its digest says"},
 }
 
-// explainPull leaves out what a registry answered. An error of the client itself, for
-// example that the engine cannot be reached, is kept.
-func explainPull(err error) error {
-	_, ofNetwork := errors.AsType[*net.OpError](err)
-	if ofNetwork || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+// explainError leaves out what a registry answered. An error of the client itself, for
+// example that the engine cannot be reached, is returned as it is.
+func explainError(err error) error {
+	if engine.IsNetworkError(err) || engine.IsContextError(err) {
 		return err
 	}
-	for _, r := range pullReasons {
-		if r.words.MatchString(err.Error()) {
-			return pullError{codeText(err) + r.says}
+	for _, f := range failures {
+		if f.pattern.MatchString(err.Error()) {
+			return pullError{statusCodeText(err) + f.text}
 		}
 	}
-	return pullError{codeText(err) + "the engine's log has the cause"}
+	return pullError{statusCodeText(err) + "the engine's log has the cause"}
 }
 
-// codeText is the status code of an answer, if it adds something to the fact that the
+// statusCodeText is the status code of an answer, if it adds something to the fact that the
 // pull failed.
-func codeText(err error) string {
+func statusCodeText(err error) string {
 	code := 0
 	if message, is := errors.AsType[*jsonstream.Error](err); is {
 		code = message.Code

@@ -6,21 +6,23 @@ package docker
 import (
 	"context"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/pull"
 	"cloudnative.tw/drover/internal/driver/download"
 )
 
-// fetching reports whether a server has to wait for its image, and starts a pull
+// ensureImage reports whether a server has to wait for its image, and starts a pull
 // if needed. A failed pull is reported once; the call after that starts a new one.
 // A pull only pulls: the next Ensure does the rest.
-func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
-	image, policy := d.image(spec), spec.Image.PullPolicy
+func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
+	image, policy := d.imageReference(spec), spec.Image.PullPolicy
 	if policy == driver.PullNever {
 		d.fetches.Keep(spec.UID)
-		return false, d.mustBeThere(ctx, image)
+		return false, d.requireImage(ctx, image)
 	}
 	key := fullReference(image)
 	d.fetches.Keep(spec.UID, key)
@@ -34,58 +36,38 @@ func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bo
 		return false, nil
 	}
 	if policy != driver.PullAlways {
-		if there, err := d.isThere(ctx, image); err != nil || there {
+		if present, err := d.hasImage(ctx, image); err != nil || present {
 			return false, err
 		}
 	}
 	d.fetches.Begin(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
-		err := d.pull(ctx, image, f)
+		err := d.engine.Change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
+			return pull.Image(ctx, c, image, f.Progress)
+		})
 		d.Log.V(1).Info("Pull ended", "image", image, "err", err)
 		return err
 	})
 	return true, nil
 }
 
-func (d *Driver) mustBeThere(ctx context.Context, image string) error {
-	there, err := d.isThere(ctx, image)
-	if err != nil || there {
+func (d *Driver) requireImage(ctx context.Context, image string) error {
+	present, err := d.hasImage(ctx, image)
+	if err != nil || present {
 		return err
 	}
 	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
 		"image %s is not on the Docker host and spec.image.pullPolicy is Never: pull it there or change the policy", image))
 }
 
-func (d *Driver) isThere(ctx context.Context, image string) (bool, error) {
-	err := d.read(ctx, "look for image "+image, func(ctx context.Context, c *client.Client) error {
+func (d *Driver) hasImage(ctx context.Context, image string) (bool, error) {
+	err := d.engine.Read(ctx, "inspect image "+image, func(ctx context.Context, c *client.Client) error {
 		_, err := c.ImageInspect(ctx, image)
 		return err
 	})
-	if isGone(err) {
+	if errdefs.IsNotFound(err) {
 		return false, nil
 	}
 	return err == nil, err
-}
-
-// pull pulls one image and reports the progress.
-func (d *Driver) pull(ctx context.Context, image string, f *download.Fetch) error {
-	return d.change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
-		stream, err := c.ImagePull(ctx, image, client.ImagePullOptions{})
-		if err != nil {
-			return explainPull(err)
-		}
-		var p progress
-		for m, err := range stream.JSONMessages(ctx) {
-			switch {
-			case err != nil:
-				return explainPull(err)
-			case m.Error != nil:
-				return explainPull(m.Error)
-			}
-			p.add(m)
-			f.Progress(p.text(image))
-		}
-		return ctx.Err()
-	})
 }
 
 // Abandon implements driver.Fetcher.
