@@ -13,8 +13,8 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // Cache holds the images that were fetched into a folder, for programs that run no

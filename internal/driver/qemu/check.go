@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // Limits of a machine.

@@ -13,8 +13,8 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
 // disk is a disk that was made, and the image that it stands on.

@@ -14,8 +14,8 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
 // image is a file that a disk stands on, as it was when the disk was made. A fetched

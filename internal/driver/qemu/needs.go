@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // fetching reports whether a server has to wait for an image that a disk is to be made

@@ -32,7 +32,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // secret is what must stay hidden, wherever a server answers with it.

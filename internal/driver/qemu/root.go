@@ -11,7 +11,7 @@ import (
 	"os"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // settleRoot brings the record of the root disk to the state that the other steps

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/faultinject"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/qemu"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // Settings are the drivers' flags.

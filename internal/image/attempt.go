@@ -15,7 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
-	"cloudnative.tw/drover/internal/driver/qemu/egress"
+	"cloudnative.tw/drover/internal/image/egress"
 )
 
 // What an image has to leave free on its disk, for machines' disks that grow and for

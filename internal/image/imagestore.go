@@ -23,8 +23,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
-	"cloudnative.tw/drover/internal/driver/qemu/egress"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image/egress"
 )
 
 // DefaultStall is how long a fetch may go without any progress.

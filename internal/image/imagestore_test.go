@@ -40,8 +40,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/test/vmtest"
 )
 

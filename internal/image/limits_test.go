@@ -23,7 +23,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // zipped returns a layer whose blob is an archive, compressed.

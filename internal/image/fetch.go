@@ -13,7 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
 // Wait reports whether a server has to wait for one of the images, and begins to fetch it

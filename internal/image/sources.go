@@ -19,7 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/egress"
+	"cloudnative.tw/drover/internal/image/egress"
 )
 
 // DefaultMaxSize is how many bytes an image may have if the operator sets no other limit.
