@@ -183,7 +183,7 @@ func sources(all []string) string {
 	}
 	shown := make([]string, len(all))
 	for i, source := range all {
-		shown[i] = imagestore.Redact(source)
+		shown[i] = image.Redact(source)
 	}
 	return strings.Join(shown, ",")
 }

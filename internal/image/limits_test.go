@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package imagestore_test
+package image_test
 
 import (
 	"bytes"
@@ -94,7 +94,7 @@ func TestTooLarge(t *testing.T) {
 			t.Parallel()
 			source := c.source(t)
 			s := newStore(t)
-			allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{hostOf(source)}, MaxSize: limit})
+			allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{hostOf(source)}, MaxSize: limit})
 			err := wait(t, s, someone(), driver.Image{Source: source})
 			if c.says == "" {
 				must(t, err)
@@ -238,7 +238,7 @@ func TestUselessOnce(t *testing.T) {
 			var good atomic.Bool
 			url := serveVersions(t, c.header, c.bad, content, &good)
 			s, now := newStore(t), testingclock.NewFakeClock(time.Now())
-			allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 2 << 20})
+			allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 2 << 20})
 			s.Clock = now
 			image := driver.Image{Source: url, Checksum: c.checksum}
 			try := func() error { return wait(t, s, someone(), image) }
@@ -301,7 +301,7 @@ func TestNoRoom(t *testing.T) {
 		<-r.Context().Done()
 	})
 	s := newStore(t)
-	allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 1 << 62})
+	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 1 << 62})
 	for range 2 {
 		err := wait(t, s, someone(), driver.Image{Source: url})
 		if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), "it has 1152921504606846976 bytes, and there is no room for it") || strings.Contains(err.Error(), "same as before") {

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package imagestore
+package image
 
 import (
 	"context"
@@ -21,8 +21,8 @@ import (
 // lockEvery is the interval between two attempts to lock the store exclusively.
 const lockEvery = 10 * time.Millisecond
 
-// Image is an image in the store.
-type Image struct {
+// StoredImage is an image in the store.
+type StoredImage struct {
 	// Digest is "sha256:" and 64 digits.
 	Digest string
 	// Sources are the sources that stood for the image when they were last fetched. There
@@ -34,7 +34,7 @@ type Image struct {
 }
 
 // List returns the images in the store.
-func (s *Store) List() ([]Image, error) {
+func (s *Store) List() ([]StoredImage, error) {
 	entries, err := os.ReadDir(s.Dir.Path(s.Sub))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -43,7 +43,7 @@ func (s *Store) List() ([]Image, error) {
 		return nil, err
 	}
 	sources := s.sources(entries)
-	var images []Image
+	var images []StoredImage
 	for _, entry := range entries {
 		if !strings.HasPrefix(entry.Name(), imagePrefix) {
 			continue
@@ -55,7 +55,7 @@ func (s *Store) List() ([]Image, error) {
 		if err != nil {
 			return nil, err
 		}
-		images = append(images, Image{
+		images = append(images, StoredImage{
 			Digest: DigestOf(entry.Name()), Sources: sources[entry.Name()],
 			Name: entry.Name(), Size: info.Size(), FetchedAt: info.ModTime(),
 		})
@@ -114,7 +114,7 @@ func (s *Store) Hold() (release func(), err error) {
 // Prune removes the unused images, and returns them. It calls used, which returns the
 // names of those in use, while no disk is being made of any. Without a lock file there
 // never was an image.
-func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error)) ([]Image, error) {
+func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error)) ([]StoredImage, error) {
 	lock, err := s.lockAlone(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -131,7 +131,7 @@ func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error))
 	if err != nil {
 		return nil, err
 	}
-	var removed []Image
+	var removed []StoredImage
 	for _, i := range images {
 		if names[i.Name] {
 			continue
@@ -146,7 +146,7 @@ func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error))
 
 // remove removes the image before its sources: a source whose image is missing is fetched
 // again.
-func (s *Store) remove(i Image) error {
+func (s *Store) remove(i StoredImage) error {
 	if err := os.Remove(s.Dir.Path(s.Sub, i.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -21,12 +21,12 @@ import (
 // machines there. Controllers may run at the same time.
 type Cache struct {
 	dir   *statedir.Dir
-	store *imagestore.Store
+	store *image.Store
 }
 
 // CachedImage is a fetched image and its users.
 type CachedImage struct {
-	imagestore.Image
+	image.StoredImage
 	// UsedBy are the machines whose disks stand on the image, as namespace/name, including
 	// those of other clusters and released ones.
 	UsedBy []string
@@ -39,7 +39,7 @@ func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
 	}
-	return &Cache{dir: dir, store: &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: c}}, nil
+	return &Cache{dir: dir, store: &image.Store{Dir: dir, Sub: cacheDir, Clock: c}}, nil
 }
 
 // Machines returns the directories of all machines, of every cluster.
@@ -70,7 +70,7 @@ func (c *Cache) List() ([]CachedImage, error) {
 }
 
 // Prune removes the images that no machine uses, and returns them.
-func (c *Cache) Prune(ctx context.Context) ([]imagestore.Image, error) {
+func (c *Cache) Prune(ctx context.Context) ([]image.StoredImage, error) {
 	return c.store.Prune(ctx, func() (map[string]bool, error) {
 		users, err := c.users()
 		used := make(map[string]bool, len(users))

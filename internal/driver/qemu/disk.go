@@ -19,8 +19,8 @@ import (
 
 // disk is a disk that was made, and the image that it stands on.
 type disk struct {
-	Size  int64 `json:"size"`
-	Image image `json:"image"`
+	Size  int64     `json:"size"`
+	Image baseImage `json:"image"`
 }
 
 // rootField is the field that names the image of the root disk.
@@ -72,10 +72,10 @@ func (d *Driver) makeDisk(path string, o order) (disk, error) {
 }
 
 // imageFor returns the image of a disk. The disk must be at least as large as its image.
-func (d *Driver) imageFor(o order) (image, error) {
+func (d *Driver) imageFor(o order) (baseImage, error) {
 	i, err := d.openImage(o.imageField, o.image)
 	if err == nil && o.size != 0 && o.size < i.Size {
-		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, imagestore.Redact(i.Source), i.Size)
+		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, image.Redact(i.Source), i.Size)
 	}
 	return i, err
 }

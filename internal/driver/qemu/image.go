@@ -18,10 +18,10 @@ import (
 	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
-// image is a file that a disk stands on, as it was when the disk was made. A fetched
+// baseImage is a file that a disk stands on, as it was when the disk was made. A fetched
 // image is in the store, wherever that is now. Only the name in its path counts, which
 // identifies its content.
-type image struct {
+type baseImage struct {
 	imageSettings
 
 	Path   string `json:"path"`
@@ -60,30 +60,30 @@ func (i imageSettings) ref() driver.Image {
 // whatever name. A checksum may have been added or left out, or another server may have
 // the same image. The content behind a source may have changed since the disk was made of
 // it, so without a checksum only the name counts.
-func (d *Driver) isSame(have image, asked imageSettings) bool {
+func (d *Driver) isSame(have baseImage, asked imageSettings) bool {
 	switch {
 	case have.imageSettings == asked:
 		return true
-	case asked.Source == "" || imagestore.IsRemote(have.Source) != imagestore.IsRemote(asked.Source):
+	case asked.Source == "" || image.IsRemote(have.Source) != image.IsRemote(asked.Source):
 		return false
-	case !imagestore.IsRemote(asked.Source):
+	case !image.IsRemote(asked.Source):
 		return sourcePath(asked.Source) == have.Path
 	case asked.Source == have.Source && asked.Checksum == "":
 		return true
 	}
-	return d.images.Digest(asked.ref()) == imagestore.DigestOf(have.Path)
+	return d.images.Digest(asked.ref()) == image.DigestOf(have.Path)
 }
 
 // openImage describes an image that is on this host.
-func (d *Driver) openImage(field string, asked imageSettings) (image, error) {
+func (d *Driver) openImage(field string, asked imageSettings) (baseImage, error) {
 	f, err := d.openFound(field, asked)
 	if err != nil {
-		return image{}, err
+		return baseImage{}, err
 	}
 	defer func() { _ = f.Close() }()
 	i, err := describeImage(f, asked)
 	if err != nil {
-		return image{}, unavailable("image %s: %w", imagestore.Redact(asked.Source), err)
+		return baseImage{}, unavailable("image %s: %w", image.Redact(asked.Source), err)
 	}
 	return i, nil
 }
@@ -91,16 +91,16 @@ func (d *Driver) openImage(field string, asked imageSettings) (image, error) {
 // openFound opens the file of an image: the one that the source names, or the one that
 // was fetched.
 func (d *Driver) openFound(field string, asked imageSettings) (*os.File, error) {
-	if !imagestore.IsRemote(asked.Source) {
+	if !image.IsRemote(asked.Source) {
 		return d.openSource(field+".source", asked.Source)
 	}
 	path, there := d.images.Path(asked.ref())
 	if !there {
-		return nil, unavailable("image %s has to be fetched first", imagestore.Redact(asked.Source))
+		return nil, unavailable("image %s has to be fetched first", image.Redact(asked.Source))
 	}
 	f, err := os.Open(path) //nolint:gosec // in the driver's folder
 	if err != nil {
-		return nil, unavailable("image %s: %w", imagestore.Redact(asked.Source), err)
+		return nil, unavailable("image %s: %w", image.Redact(asked.Source), err)
 	}
 	return f, nil
 }
@@ -123,7 +123,7 @@ func (d *Driver) openSource(field, source string) (*os.File, error) {
 	case source == "":
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is empty and there is no default: %s", field, forms)
 	case !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
-		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, imagestore.Redact(source), forms)
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, image.Redact(source), forms)
 	case filepath.Clean(path) != path:
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, source)
 	}
@@ -197,13 +197,13 @@ func (d *Driver) checkKernel(spec driver.ServerSpec) error {
 	return err
 }
 
-func describeImage(f *os.File, asked imageSettings) (image, error) {
+func describeImage(f *os.File, asked imageSettings) (baseImage, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return image{}, err
+		return baseImage{}, err
 	}
-	i := image{imageSettings: asked, Path: sourcePath(asked.Source)}
-	if imagestore.IsRemote(asked.Source) {
+	i := baseImage{imageSettings: asked, Path: sourcePath(asked.Source)}
+	if image.IsRemote(asked.Source) {
 		i.Path = filepath.Base(f.Name())
 	}
 	i.Stamp = i.stampOf(info)
@@ -215,8 +215,8 @@ func describeImage(f *os.File, asked imageSettings) (image, error) {
 // stampOf returns a stamp that changes when the image's file does, and not when the file
 // is copied with its times, as from a backup. A file of the store is named after its
 // content and may have been fetched again, so only truncation shows in its stamp.
-func (i image) stampOf(info fs.FileInfo) string {
-	if imagestore.IsRemote(i.Source) {
+func (i baseImage) stampOf(info fs.FileInfo) string {
+	if image.IsRemote(i.Source) {
 		return strconv.FormatInt(info.Size(), 10)
 	}
 	return fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())
@@ -224,22 +224,22 @@ func (i image) stampOf(info fs.FileInfo) string {
 
 // fetched returns the reference by which the image is fetched again: by its digest,
 // whatever its source stands for by now.
-func (i image) fetched(policy driver.PullPolicy) driver.Image {
-	return driver.Image{Source: i.Source, Checksum: imagestore.DigestOf(i.Path), PullPolicy: policy}
+func (i baseImage) fetched(policy driver.PullPolicy) driver.Image {
+	return driver.Image{Source: i.Source, Checksum: image.DigestOf(i.Path), PullPolicy: policy}
 }
 
 // digest returns the digest of an image that was fetched, whatever its source stands for
 // by now; others have none.
-func (i image) digest() string {
-	if !imagestore.IsRemote(i.Source) || i.Path == "" {
+func (i baseImage) digest() string {
+	if !image.IsRemote(i.Source) || i.Path == "" {
 		return ""
 	}
-	return imagestore.DigestOf(i.Path)
+	return image.DigestOf(i.Path)
 }
 
 // pathOf returns where an image is now.
-func (d *Driver) pathOf(i image) string {
-	if !imagestore.IsRemote(i.Source) {
+func (d *Driver) pathOf(i baseImage) string {
+	if !image.IsRemote(i.Source) {
 		return i.Path
 	}
 	path, _ := d.images.Path(i.fetched(""))
@@ -248,7 +248,7 @@ func (d *Driver) pathOf(i image) string {
 
 // openBase opens the image that a disk stands on. The disk is unusable on top of any
 // other content.
-func (d *Driver) openBase(field string, was image) (*os.File, error) {
+func (d *Driver) openBase(field string, was baseImage) (*os.File, error) {
 	f, err := d.reopen(field, was)
 	if err != nil {
 		return nil, err
@@ -261,7 +261,7 @@ func (d *Driver) openBase(field string, was image) (*os.File, error) {
 
 // checkBase checks an image as it is opened. Size and time identify it. Whoever replaces
 // the file can preserve both, so its content must not lead to other files either.
-func (d *Driver) checkBase(f *os.File, was image) error {
+func (d *Driver) checkBase(f *os.File, was baseImage) error {
 	info, err := f.Stat()
 	if err != nil {
 		return unavailable("image %s: %w", was.Path, err)
@@ -274,8 +274,8 @@ func (d *Driver) checkBase(f *os.File, was image) error {
 	if err != nil {
 		why = ": " + err.Error()
 	}
-	if imagestore.IsRemote(was.Source) {
-		return unavailable("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", imagestore.Redact(was.Source), d.pathOf(was), why)
+	if image.IsRemote(was.Source) {
+		return unavailable("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", image.Redact(was.Source), d.pathOf(was), why)
 	}
 	return unavailable("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
 }
@@ -294,8 +294,8 @@ func (d *Driver) checkImage(field string, have disk) error {
 
 // reopen opens the image of a disk. The content behind a source may have changed, but not
 // what was fetched from it then.
-func (d *Driver) reopen(field string, was image) (*os.File, error) {
-	if !imagestore.IsRemote(was.Source) {
+func (d *Driver) reopen(field string, was baseImage) (*os.File, error) {
+	if !image.IsRemote(was.Source) {
 		return d.openFound(field, imageSettings{Source: was.Path})
 	}
 	return d.openFound(field, imageSettings{was.Source, was.fetched("").Checksum})

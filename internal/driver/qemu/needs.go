@@ -43,7 +43,7 @@ func (d *Driver) imagesOf(s server, spec driver.ServerSpec) []namedImage {
 		}
 		all = append(all, namedImage{volumeField(i), asked})
 	}
-	return slices.DeleteFunc(all, func(i namedImage) bool { return !imagestore.IsRemote(i.Source) })
+	return slices.DeleteFunc(all, func(i namedImage) bool { return !image.IsRemote(i.Source) })
 }
 
 // rootImage returns the image of a root disk that is still to be made. Otherwise it

@@ -165,7 +165,7 @@ func TestForeignAnswers(t *testing.T) {
 			t.Parallel()
 			host := serveAt(t, "127.0.0.3", c.serve)
 			log, o := &spyLog{}, e.options()
-			o.Fetch = imagestore.Policy{Hosts: []string{"127.0.0.3"}, PlainHTTP: []string{host}}
+			o.Fetch = image.Policy{Hosts: []string{"127.0.0.3"}, PlainHTTP: []string{host}}
 			o.Log = funcr.New(log.write, funcr.Options{Verbosity: 9})
 			d := openWith(t, o)
 			spec := e.spec()

@@ -14,7 +14,7 @@
 //   - watch.go and attend.go report changes.
 //
 // The packages below speak QMP to QEMU (qmp), read disk images (diskimage) and fetch
-// them (imagestore) from where the operator allows (egress).
+// them (image) from where the operator allows (egress).
 //
 // # The folder
 //
@@ -37,7 +37,7 @@
 //	ends/<uid>.<id>.<run>.json  how a run ended
 //	bells/<uid>            notification file: written when a server changes, for watchers
 //	images/                a place for images, always allowed
-//	cache/                 images that were fetched: see package imagestore
+//	cache/                 images that were fetched: see package internal/image
 //	locks/, epochs/, tmp/  see package statedir
 //
 // # Processes
@@ -108,7 +108,7 @@ type Options struct {
 	// from registries over plain HTTP.
 	UncheckedImages bool
 	// Fetch says where images may be fetched from.
-	Fetch imagestore.Policy
+	Fetch image.Policy
 	// Accel is AccelAuto, AccelKVM or AccelTCG.
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
@@ -139,7 +139,7 @@ type Driver struct {
 	pressed     pressed
 	address     hostAddress
 	fetches     *download.Tracker
-	images      *imagestore.Store
+	images      *image.Store
 	// unwritten are the ends of runs that could not be written for lack of space, by file
 	// name.
 	unwritten sync.Map
@@ -189,7 +189,7 @@ func New(o Options) (*Driver, error) {
 	}
 	ports, badPorts := parseHostPorts(o.HostPorts)
 	reserve, badReserve := parseReserve(o.ReserveMemory)
-	sources, badSources := imagestore.NewSources(o.Fetch)
+	sources, badSources := image.NewSources(o.Fetch)
 	if err := errors.Join(badPorts, badReserve, badSources); err != nil {
 		return nil, err
 	}
@@ -198,8 +198,8 @@ func New(o Options) (*Driver, error) {
 		logs: defaultLogBound, groups: findGroups, groupMemory: groupMemory, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
 	}
 	d.capacity = d.hostDisk
-	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}
-	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}
+	d.images = &image.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}

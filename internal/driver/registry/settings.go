@@ -53,7 +53,7 @@ type Settings struct {
 func DefaultSettings() Settings {
 	return Settings{
 		DockerImage: "nginx", QEMUAccel: qemu.AccelAuto, QEMUBinary: qemu.DefaultBinary,
-		ImageMaxSize: resource.QuantityValue{Quantity: *resource.NewQuantity(imagestore.DefaultMaxSize, resource.BinarySI)},
+		ImageMaxSize: resource.QuantityValue{Quantity: *resource.NewQuantity(image.DefaultMaxSize, resource.BinarySI)},
 	}
 }
 
@@ -90,7 +90,7 @@ func openQEMU(o Options) (driver.Driver, error) {
 		ClusterID: o.ClusterID, Dir: o.QEMUDir, ImageDirs: o.QEMUImageDirs, Private: o.Private, Image: o.QEMUImage, UncheckedImages: o.QEMUUnchecked, Accel: o.QEMUAccel, Binary: o.QEMUBinary,
 		HostPorts: o.QEMUHostPorts, ReserveMemory: o.QEMUReserve,
 		Log: o.Log, Clock: o.Clock, Registerer: o.Registerer,
-		Fetch: imagestore.Policy{Hosts: o.ImageHosts, PlainHTTP: o.ImagePlainHTTP, MaxSize: o.ImageMaxSize.Value()},
+		Fetch: image.Policy{Hosts: o.ImageHosts, PlainHTTP: o.ImagePlainHTTP, MaxSize: o.ImageMaxSize.Value()},
 	})
 	if err != nil {
 		return nil, err

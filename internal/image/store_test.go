@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package imagestore_test
+package image_test
 
 import (
 	"archive/tar"
@@ -65,7 +65,7 @@ func must(t *testing.T, err error) {
 
 // newStore returns a store that may contact the test's own servers, and the given
 // registries without TLS.
-func newStore(t *testing.T, plain ...string) *imagestore.Store {
+func newStore(t *testing.T, plain ...string) *image.Store {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", t.TempDir(), "cache")
 	must(t, err)
@@ -79,17 +79,17 @@ func newStore(t *testing.T, plain ...string) *imagestore.Store {
 			return err
 		})
 	})
-	s := &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &download.Tracker{
+	s := &image.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &download.Tracker{
 		Clock: clock.RealClock{}, Stall: patience, Tell: func(...types.UID) {},
 	}}
-	allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
+	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
 	return s
 }
 
 // allow makes a store fetch what a policy allows.
-func allow(t *testing.T, s *imagestore.Store, p imagestore.Policy) {
+func allow(t *testing.T, s *image.Store, p image.Policy) {
 	t.Helper()
-	sources, err := imagestore.NewSources(p)
+	sources, err := image.NewSources(p)
 	must(t, err)
 	s.Sources = sources
 }
@@ -169,7 +169,7 @@ func someone() driver.ServerSpec {
 }
 
 // wait repeats Wait until the image is there or there is an error.
-func wait(t *testing.T, s *imagestore.Store, who driver.ServerSpec, images ...driver.Image) error {
+func wait(t *testing.T, s *image.Store, who driver.ServerSpec, images ...driver.Image) error {
 	t.Helper()
 	var got error
 	vmtest.Eventually(t, patience, "the fetch ends", func() error {
@@ -183,7 +183,7 @@ func wait(t *testing.T, s *imagestore.Store, who driver.ServerSpec, images ...dr
 }
 
 // clean checks that nothing unfinished is left.
-func clean(t *testing.T, s *imagestore.Store, images int) {
+func clean(t *testing.T, s *image.Store, images int) {
 	t.Helper()
 	left, err := os.ReadDir(s.Dir.Path("tmp"))
 	must(t, err)
@@ -250,7 +250,7 @@ func TestOnce(t *testing.T) {
 
 // nobodyWaits checks that what is pending after a fetch does nothing but wait to be used,
 // and that it is used then. A fetch ends a moment after its image is there.
-func nobodyWaits(t *testing.T, s *imagestore.Store, who []driver.ServerSpec) {
+func nobodyWaits(t *testing.T, s *image.Store, who []driver.ServerSpec) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "nothing is done for those who wait", func() error {
 		for _, p := range s.Fetches.Pending() {
@@ -371,7 +371,7 @@ func TestNever(t *testing.T) {
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	good := checksum(nil)
-	sources, err := imagestore.NewSources(imagestore.Policy{PlainHTTP: []string{"plain:5000"}})
+	sources, err := image.NewSources(image.Policy{PlainHTTP: []string{"plain:5000"}})
 	must(t, err)
 	for name, c := range map[string]struct {
 		image driver.Image
@@ -389,7 +389,7 @@ func TestCheck(t *testing.T) {
 		"plain and checksum":     {driver.Image{Source: "oci://plain:5000/y:1", Checksum: good}, nil},
 		"plain, by digest":       {driver.Image{Source: "oci://plain:5000/y@" + good}, nil},
 	} {
-		if err := imagestore.Check("image", c.image); !errors.Is(err, c.kind) {
+		if err := image.Check("image", c.image); !errors.Is(err, c.kind) {
 			t.Errorf("%s: got the error %v, want %v", name, err, c.kind)
 		}
 		if got := sources.IsUnchecked(c.image); got != strings.Contains(name, "unchecked") {
@@ -432,7 +432,7 @@ func TestFetchedAgain(t *testing.T) {
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
-	var kept, removed imagestore.Image
+	var kept, removed image.StoredImage
 	images := map[string]driver.Image{}
 	for i := range 2 {
 		content := append(disk(), make([]byte, 512*i)...)

@@ -1,14 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package imagestore fetches images from web servers and registries, in the background
+// Package image fetches images from web servers and registries, in the background
 // and once for all callers that wait, and keeps them by their digest.
 //
 // Start with Store.Wait. A fetch only fetches: what follows is up to the caller.
 //
 // In the folder, sha256-<digest> is an image. ref-<hash of a source> names the image that
 // the source stood for when it was last fetched.
-package imagestore
+package image
 
 import (
 	"crypto/sha256"
