@@ -102,7 +102,7 @@ func (a *attempt) tell() {
 	if a.total > 0 {
 		doing = fmt.Sprintf("fetching %s: %.0f%% (%.1f/%.1f MB)", source, got*100/total, got, total)
 	}
-	a.fetch.Progress(doing)
+	a.fetch.Report(doing)
 }
 
 // checkRoom refuses more bytes than there is room for; size says how large the

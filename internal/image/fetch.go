@@ -24,7 +24,7 @@ func (s *Store) Wait(ctx context.Context, spec driver.ServerSpec, images ...driv
 	for n, i := range images {
 		keys[n] = keyOf(i)
 	}
-	s.Fetches.Keep(spec.UID, keys...)
+	s.Fetches.ReleaseExcept(spec.UID, keys...)
 	for n, i := range images {
 		if waits, err := s.waitForOne(ctx, spec, i, keys[n]); waits || err != nil {
 			return waits, err
@@ -55,7 +55,7 @@ func (s *Store) waitForOne(ctx context.Context, spec driver.ServerSpec, i driver
 	case outcome == download.Fetched && there:
 		return false, nil
 	}
-	s.Fetches.Begin(ctx, spec, key, "fetching "+Redact(i.Source), func(ctx context.Context, f *download.Fetch) error {
+	s.Fetches.StartFetch(ctx, spec, key, "fetching "+Redact(i.Source), func(ctx context.Context, f *download.Fetch) error {
 		if err := s.fetch(ctx, i, f); err != nil {
 			return fmt.Errorf("image %s: %w", Redact(i.Source), err)
 		}

@@ -183,7 +183,7 @@ func TestSparse(t *testing.T) {
 			s := newStore(t, hostOf(image.Source))
 			who := someone()
 			var wrote atomic.Bool
-			s.Fetches.Tell = func(...types.UID) {
+			s.Fetches.Notify = func(...types.UID) {
 				if strings.Contains(s.Fetches.Progress(who.UID), "MB") {
 					wrote.Store(true)
 				}

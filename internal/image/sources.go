@@ -96,7 +96,7 @@ func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error
 	if err != nil {
 		return final("it is no valid URL")
 	}
-	answer, err := s.client.Web(a.fetch.Alive).RoundTrip(request)
+	answer, err := s.client.Web(a.fetch.MarkAlive).RoundTrip(request)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 	}
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithPlatform(platform),
-		remote.WithTransport(s.client.Registry(s.isPlain(ref), a.fetch.Alive)),
+		remote.WithTransport(s.client.Registry(s.isPlain(ref), a.fetch.MarkAlive)),
 	}
 	if s.isPlain(ref) {
 		// This lets the library fall back to plain HTTP. It has no login to send.

@@ -80,7 +80,7 @@ func newStore(t *testing.T, plain ...string) *image.Store {
 		})
 	})
 	s := &image.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &download.Tracker{
-		Clock: clock.RealClock{}, Stall: patience, Tell: func(...types.UID) {},
+		Clock: clock.RealClock{}, Stall: patience, Notify: func(...types.UID) {},
 	}}
 	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
 	return s
@@ -210,7 +210,7 @@ func TestOnce(t *testing.T) {
 	})
 	s := newStore(t)
 	told := make(chan types.UID, 100)
-	s.Fetches.Tell = func(uids ...types.UID) {
+	s.Fetches.Notify = func(uids ...types.UID) {
 		for _, uid := range uids {
 			told <- uid
 		}
@@ -224,7 +224,7 @@ func TestOnce(t *testing.T) {
 			t.Fatalf("got %v and error %v", waits, err)
 		}
 	}
-	pending := s.Fetches.Pending()
+	pending := s.Fetches.PendingServers()
 	if len(pending) != 5 || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Progress, "fetching "+url) || pending[0].Name != "vm" {
 		t.Errorf("pending are %+v", pending)
 	}
@@ -253,7 +253,7 @@ func TestOnce(t *testing.T) {
 func nobodyWaits(t *testing.T, s *image.Store, who []driver.ServerSpec) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "nothing is done for those who wait", func() error {
-		for _, p := range s.Fetches.Pending() {
+		for _, p := range s.Fetches.PendingServers() {
 			if p.Progress != "" || p.Err != nil {
 				return fmt.Errorf("pending is %+v", p)
 			}
@@ -261,9 +261,9 @@ func nobodyWaits(t *testing.T, s *image.Store, who []driver.ServerSpec) {
 		return nil
 	})
 	for _, spec := range who {
-		s.Fetches.Keep(spec.UID)
+		s.Fetches.ReleaseExcept(spec.UID)
 	}
-	if left := s.Fetches.Pending(); len(left) != 0 {
+	if left := s.Fetches.PendingServers(); len(left) != 0 {
 		t.Errorf("once all have used it, pending are %v", left)
 	}
 }
@@ -299,7 +299,7 @@ func TestFailures(t *testing.T) {
 			if !errors.Is(err, driver.ErrRetry) || driver.ReasonOf(err) != driver.ReasonImageUnavailable || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got the error %v, want %q", err, c.says)
 			}
-			if p := s.Fetches.Pending(who.UID); len(p) != 1 || p[0].Err == nil {
+			if p := s.Fetches.PendingServers(who.UID); len(p) != 1 || p[0].Err == nil {
 				t.Errorf("pending is %+v, want it with the error", p)
 			}
 			if waits, err := s.Wait(t.Context(), who, image); !waits || err != nil {
@@ -344,8 +344,8 @@ func TestAbandon(t *testing.T) {
 	}
 	request := <-begun
 	must(t, s.Fetches.Abandon(t.Context(), one.UID))
-	if request.Err() != nil || len(s.Fetches.Pending()) != 1 {
-		t.Errorf("the fetch ended while one waits for it: %v", s.Fetches.Pending())
+	if request.Err() != nil || len(s.Fetches.PendingServers()) != 1 {
+		t.Errorf("the fetch ended while one waits for it: %v", s.Fetches.PendingServers())
 	}
 	must(t, s.Fetches.Abandon(t.Context(), two.UID))
 	<-request.Done()
@@ -760,7 +760,7 @@ func TestAlways(t *testing.T) {
 		for range 2 {
 			who := someone()
 			must(t, wait(t, s, who, driver.Image{Source: source, PullPolicy: policy}))
-			s.Fetches.Keep(who.UID)
+			s.Fetches.ReleaseExcept(who.UID)
 		}
 		if got := asked.Load(); got > want || (policy == driver.PullAlways && got != want) {
 			t.Errorf("%s asked the registry %d times, want %d", policy, got, want)

@@ -24,7 +24,7 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err := d.checkCapacity(ctx, spec); err != nil {
 		return driver.Server{}, err
 	}
-	if spec.Image.PullPolicy != driver.PullAlways && len(d.fetches.Pending(spec.UID)) == 0 {
+	if spec.Image.PullPolicy != driver.PullAlways && len(d.fetches.PendingServers(spec.UID)) == 0 {
 		r, err := d.createContainer(ctx, spec)
 		if err == nil {
 			return d.converge(ctx, spec, r)
@@ -36,7 +36,7 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if waits, err := d.fetching(ctx, spec); err != nil {
 		return driver.Server{}, err
 	} else if waits {
-		return d.fetches.Server(spec.UID), nil
+		return d.fetches.PendingServer(spec.UID), nil
 	}
 	r, err := d.createContainer(ctx, spec)
 	if err != nil {
@@ -61,7 +61,7 @@ func (d *Driver) createContainer(ctx context.Context, spec driver.ServerSpec) (r
 	if err != nil {
 		return record{}, explainCreate(spec, image, err)
 	}
-	d.fetches.Keep(spec.UID)
+	d.fetches.ReleaseExcept(spec.UID)
 	r := record{id: id}
 	if spec.Power != driver.PowerOff {
 		return r, d.power(ctx, spec, stepStart, &r) // it is new, so no inspection is needed first

@@ -94,7 +94,7 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("docker: a cluster id is needed")
 	}
 	d := &Driver{Options: o.withDefaults()}
-	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, AtOnce: download.AtOnce, Tell: d.watches.tell}
+	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.watches.tell}
 	c, err := d.newClient()
 	if err != nil {
 		return nil, err

@@ -86,7 +86,7 @@ func (d *Driver) advance(ctx context.Context, spec driver.ServerSpec, r *record)
 	}
 	if next == stepNone {
 		if len(pending) == 0 {
-			d.fetches.Keep(spec.UID) // in case of a change that was reverted
+			d.fetches.ReleaseExcept(spec.UID) // in case of a change that was reverted
 		}
 		return true, nil
 	}

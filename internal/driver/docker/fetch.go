@@ -19,11 +19,11 @@ import (
 func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
 	image, policy := d.image(spec), spec.Image.PullPolicy
 	if policy == driver.PullNever {
-		d.fetches.Keep(spec.UID)
+		d.fetches.ReleaseExcept(spec.UID)
 		return false, d.mustBeThere(ctx, image)
 	}
 	key := fullReference(image)
-	d.fetches.Keep(spec.UID, key)
+	d.fetches.ReleaseExcept(spec.UID, key)
 	outcome, err := d.fetches.Outcome(spec.UID, key)
 	switch {
 	case err != nil:
@@ -38,7 +38,7 @@ func (d *Driver) fetching(ctx context.Context, spec driver.ServerSpec) (waits bo
 			return false, err
 		}
 	}
-	d.fetches.Begin(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
+	d.fetches.StartFetch(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
 		err := d.pull(ctx, image, f)
 		d.Log.V(1).Info("Pull ended", "image", image, "err", err)
 		return err
@@ -82,7 +82,7 @@ func (d *Driver) pull(ctx context.Context, image string, f *download.Fetch) erro
 				return explainPull(m.Error)
 			}
 			p.add(m)
-			f.Progress(p.text(image))
+			f.Report(p.text(image))
 		}
 		return ctx.Err()
 	})

@@ -33,7 +33,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	defer cancel()
 	// Fetches first: a fetch that becomes a container meanwhile is then seen twice
 	// rather than never.
-	fetching := d.fetches.Pending(uids...)
+	fetching := d.fetches.PendingServers(uids...)
 	summaries, err := d.summaries(ctx, true, uids...)
 	if err != nil {
 		return nil, err

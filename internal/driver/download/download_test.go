@@ -42,7 +42,7 @@ type run struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t, clock: testingclock.NewFakeClock(time.Now()), told: make(chan types.UID, 100), begun: make(chan *run, 100), namespace: "default"}
-	r.Tracker = &download.Tracker{Clock: r.clock, Stall: time.Minute, Tell: func(uids ...types.UID) {
+	r.Tracker = &download.Tracker{Clock: r.clock, Stall: time.Minute, Notify: func(uids ...types.UID) {
 		for _, uid := range uids {
 			r.told <- uid
 		}
@@ -59,7 +59,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) begin(uid types.UID, key string) {
 	r.t.Helper()
 	spec := driver.ServerSpec{Target: driver.Target{UID: uid}, Namespace: r.namespace, Name: "vm-" + string(uid)}
-	r.Begin(r.t.Context(), spec, key, "fetching "+key, func(ctx context.Context, f *download.Fetch) error {
+	r.StartFetch(r.t.Context(), spec, key, "fetching "+key, func(ctx context.Context, f *download.Fetch) error {
 		this := &run{f, key, ctx, make(chan error)}
 		r.begun <- this
 		select {
@@ -103,10 +103,10 @@ func TestOnceForAll(t *testing.T) {
 	r.begin("b", "x")
 	f := r.next()
 	r.want("a", "x", download.Running)
-	if s := r.Server("b"); s.State != driver.StatePending || s.Progress != "fetching x" || s.Name != "vm-b" || s.Namespace != "default" {
+	if s := r.PendingServer("b"); s.State != driver.StatePending || s.Progress != "fetching x" || s.Name != "vm-b" || s.Namespace != "default" {
 		t.Errorf("b is %+v", s)
 	}
-	if all, one := r.Pending(), r.Pending("b", "c"); len(all) != 2 || len(one) != 1 || one[0].UID != "b" {
+	if all, one := r.PendingServers(), r.PendingServers("b", "c"); len(all) != 2 || len(one) != 1 || one[0].UID != "b" {
 		t.Errorf("pending are %v, and of b and c %v", all, one)
 	}
 	f.end <- nil
@@ -119,7 +119,7 @@ func TestOnceForAll(t *testing.T) {
 	if doing := r.Progress("a"); doing != "" {
 		t.Errorf("it is doing %q", doing)
 	}
-	r.Keep("a")
+	r.ReleaseExcept("a")
 	r.want("a", "x", download.None)
 	r.want("b", "x", download.Fetched)
 }
@@ -136,13 +136,13 @@ func TestFailureIsToldOnce(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	r.want("a", "x", download.None)
-	if shown := r.Server("a").Err; shown == nil || shown.Error() != "no route" {
+	if shown := r.PendingServer("a").Err; shown == nil || shown.Error() != "no route" {
 		t.Errorf("shown is %v", shown)
 	}
 	r.begin("a", "x")
 	r.next()
 	r.want("a", "x", download.Running)
-	if shown := r.Server("a").Err; shown != nil {
+	if shown := r.PendingServer("a").Err; shown != nil {
 		t.Errorf("shown is still %v", shown)
 	}
 }
@@ -156,7 +156,7 @@ func TestNobodyWaits(t *testing.T) {
 	r.begin("b", "x")
 	r.begin("a", "y")
 	y := r.next()
-	if r.Keep("a", "y"); x.ctx.Err() != nil {
+	if r.ReleaseExcept("a", "y"); x.ctx.Err() != nil {
 		t.Error("x was cancelled while b waited for it")
 	}
 	r.want("a", "x", download.None)
@@ -173,7 +173,7 @@ func TestNobodyWaits(t *testing.T) {
 func TestAbandonDoesNotWaitForEver(t *testing.T) {
 	r := newRig(t)
 	hangs := make(chan struct{})
-	r.Begin(t.Context(), driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(context.Context, *download.Fetch) error {
+	r.StartFetch(t.Context(), driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(context.Context, *download.Fetch) error {
 		<-hangs
 		return nil
 	})
@@ -201,7 +201,7 @@ func TestCallersEnd(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	r.Begin(ctx, driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(ctx context.Context, _ *download.Fetch) error {
+	r.StartFetch(ctx, driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(ctx context.Context, _ *download.Fetch) error {
 		cancel()
 		done <- ctx.Err()
 		return nil
@@ -217,7 +217,7 @@ func TestStall(t *testing.T) {
 	r.begin("a", "x")
 	f := r.next()
 	vmtest.Eventually(t, patience, "it is watched", func() error { return unless(r.clock.HasWaiters()) })
-	f.Progress("fetching x: 1%")
+	f.Report("fetching x: 1%")
 	if uid := receive(t, "progress is told", r.told); uid != "a" || r.Progress("a") != "fetching x: 1%" {
 		t.Errorf("told %s, and it is doing %q", uid, r.Progress("a"))
 	}
@@ -244,7 +244,7 @@ func TestProgressIsToldNowAndThen(t *testing.T) {
 		{0, "1%", 1}, {time.Second, "2%", 0}, {time.Second, "2%", 0}, {0, "3%", 1}, {time.Minute / 2, "3%", 0},
 	} {
 		r.clock.Step(c.after)
-		f.Progress(c.doing)
+		f.Report(c.doing)
 		if r.Progress("a") != c.doing || len(r.told) != c.told {
 			t.Errorf("step %d: it is doing %q and was told %d times, want %q and %d", step, r.Progress("a"), len(r.told), c.doing, c.told)
 		}

@@ -31,7 +31,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	defer lock.Release()
 	s, err := d.findOrCreate(ctx, spec)
 	if errors.Is(err, errFetching) {
-		return d.fetches.Server(spec.UID), nil
+		return d.fetches.PendingServer(spec.UID), nil
 	}
 	if err != nil {
 		return driver.Server{}, err
@@ -210,7 +210,7 @@ func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec drive
 		if err := d.start(ctx, s, spec); err != nil {
 			return false, err
 		}
-		d.fetches.Keep(spec.UID)
+		d.fetches.ReleaseExcept(spec.UID)
 		return false, nil
 	case stepFinish:
 		return false, d.finishStart(ctx, s, spec)

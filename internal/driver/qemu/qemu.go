@@ -198,7 +198,7 @@ func New(o Options) (*Driver, error) {
 		logs: defaultLogBound, groups: findGroups, groupMemory: groupMemory, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
 	}
 	d.capacity = d.hostDisk
-	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.ringAll}
 	d.images = &image.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)

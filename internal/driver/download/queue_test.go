@@ -48,7 +48,7 @@ func (r *rig) waits(uid types.UID, want bool) {
 // they wait and begin in the order of arrival.
 func TestTurns(t *testing.T) {
 	r := newRig(t)
-	r.AtOnce = 4
+	r.Concurrency = 4
 	r.beginIn("one", "a", "b")
 	r.beginIn("two", "c", "d")
 	r.beginIn("three", "e", "f")
@@ -72,7 +72,7 @@ func TestTurns(t *testing.T) {
 // TestTurnGivenUp checks that an abandoned fetch gets no turn.
 func TestTurnGivenUp(t *testing.T) {
 	r := newRig(t)
-	r.AtOnce = 1
+	r.Concurrency = 1
 	r.beginIn("one", "a", "b", "c")
 	a := r.began(1)["a"]
 	if err := r.Abandon(t.Context(), "b"); err != nil {
@@ -87,7 +87,7 @@ func TestTurnGivenUp(t *testing.T) {
 // TestTurnsOfOne checks that no namespace has all places.
 func TestTurnsOfOne(t *testing.T) {
 	r := newRig(t)
-	r.AtOnce = 4
+	r.Concurrency = 4
 	r.beginIn("one", "a", "b", "c", "d", "e")
 	r.beginIn("two", "f", "g")
 	running := r.began(4)
