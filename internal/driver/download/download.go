@@ -5,7 +5,7 @@
 // fetched once for all servers that wait for it. A fetch only fetches: the next call
 // for a waiting server does the rest.
 //
-// Start with Tracker.Outcome and Tracker.Begin.
+// Start with Tracker.Outcome and Tracker.StartFetch.
 package download
 
 import (
@@ -36,7 +36,7 @@ type Tracker struct {
 	Clock clock.WithTicker
 	// Stall is how long a fetch may go without any progress.
 	Stall time.Duration
-	// Notify is called with the UIDs of servers to look at again.
+	// Notify is called with the UIDs of servers whose state may have changed.
 	Notify func(...types.UID)
 	// Concurrency is how many fetches run at a time; one namespace may have one fewer. Zero
 	// means any number. The others wait for their turn.
@@ -55,7 +55,7 @@ type server struct {
 	claims          map[string]*claim // by key
 }
 
-// claim is a server's interest in one thing. It outlives the fetch, so that the
+// claim is the claim of a server on the result of a fetch. It outlives the fetch, so that the
 // next call gets the result and Pending continues to show a failure.
 type claim struct {
 	fetch    *Fetch // nil when it is over
@@ -117,8 +117,9 @@ func (t *Tracker) findClaim(uid types.UID, key string) *claim {
 
 // StartFetch registers a server as waiting for the fetch of key, and starts that with get
 // if there is none. The fetch outlives the call that began it; it runs until it ends,
-// stalls or no server waits for it. doing is for people, such as "pulling nginx".
-func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, doing string, get func(context.Context, *Fetch) error) {
+// stalls or no server waits for it. The description is for
+// people, such as "pulling nginx".
+func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, description string, get func(context.Context, *Fetch) error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.running == nil {
@@ -127,7 +128,7 @@ func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, d
 	f := t.running[key]
 	if f == nil {
 		f = &Fetch{
-			tracker: t, key: key, namespace: spec.Namespace, description: doing, status: doing + ": it waits for other fetches to end",
+			tracker: t, key: key, namespace: spec.Namespace, description: description, status: description + ": it waits for other fetches to end",
 			turn: make(chan struct{}), done: make(chan struct{}), alive: make(chan struct{}, 1),
 		}
 		ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -145,7 +146,7 @@ func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, d
 }
 
 var (
-	errAbandoned = errors.New("nobody waits for it any more")
+	errAbandoned = errors.New("no server waits for it any more")
 	errStalled   = errors.New("it stalled")
 )
 
@@ -202,22 +203,22 @@ func (f *Fetch) MarkAlive() {
 	}
 }
 
-// Report records that the fetch makes progress, and what it is doing now. The
-// waiting servers are notified of changes from time to time.
-func (f *Fetch) Report(doing string) {
+// Report records that the fetch makes progress, and its status, which is for people.
+// The waiting servers are notified of changes from time to time.
+func (f *Fetch) Report(status string) {
 	f.MarkAlive()
-	f.tracker.Notify(f.tracker.recordProgress(f, doing)...)
+	f.tracker.Notify(f.tracker.recordProgress(f, status)...)
 }
 
-func (t *Tracker) recordProgress(f *Fetch, doing string) []types.UID {
+func (t *Tracker) recordProgress(f *Fetch, status string) []types.UID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.Clock.Now()
-	if f.status == doing || now.Sub(f.notifiedAt) < progressInterval {
-		f.status = doing
+	if f.status == status || now.Sub(f.notifiedAt) < progressInterval {
+		f.status = status
 		return nil
 	}
-	f.status, f.notifiedAt = doing, now
+	f.status, f.notifiedAt = status, now
 	return t.waitingServers(f)
 }
 
@@ -243,7 +244,7 @@ func (t *Tracker) recordResult(f *Fetch, err error) []types.UID {
 	return waiting
 }
 
-// The methods from here to drop require the lock to be held.
+// The methods from here to releaseClaims require the lock to be held.
 
 func (t *Tracker) waitingServers(f *Fetch) []types.UID {
 	var all []types.UID
@@ -262,16 +263,16 @@ func (t *Tracker) removeFetch(f *Fetch) {
 	}
 }
 
-// releaseClaims ends a server's interest in all things but those of the keys in but. It
-// cancels, and returns, the fetches that no other server waits for.
-func (t *Tracker) releaseClaims(uid types.UID, but []string) []*Fetch {
+// releaseClaims ends a server's claims, except those on the given keys. It cancels, and
+// returns, the fetches that no other server waits for.
+func (t *Tracker) releaseClaims(uid types.UID, except []string) []*Fetch {
 	s := t.servers[uid]
 	if s == nil {
 		return nil
 	}
 	var cancelled []*Fetch
 	for key, c := range s.claims {
-		if slices.Contains(but, key) {
+		if slices.Contains(except, key) {
 			continue
 		}
 		delete(s.claims, key)
@@ -287,15 +288,15 @@ func (t *Tracker) releaseClaims(uid types.UID, but []string) []*Fetch {
 	return cancelled
 }
 
-// ReleaseExcept ends a server's interest in all things but those of keys.
+// ReleaseExcept ends a server's claims, except those on the given keys.
 func (t *Tracker) ReleaseExcept(uid types.UID, keys ...string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.releaseClaims(uid, keys)
 }
 
-// Abandon ends a server's interest in everything, and waits for the end of fetches
-// that no other server waits for. It returns ErrRetry if ctx ends first.
+// Abandon ends all claims of a server, and waits for the end of fetches that no other
+// server waits for. It returns ErrRetry if ctx ends first.
 func (t *Tracker) Abandon(ctx context.Context, uid types.UID) error {
 	t.mu.Lock()
 	dropped := t.releaseClaims(uid, nil)

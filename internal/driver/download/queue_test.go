@@ -39,8 +39,8 @@ func (r *rig) began(n int) map[string]*run {
 
 func (r *rig) waits(uid types.UID, want bool) {
 	r.t.Helper()
-	if doing := r.Progress(uid); strings.HasSuffix(doing, ": it waits for other fetches to end") != want || !strings.HasPrefix(doing, "fetching "+string(uid)) {
-		r.t.Errorf("%s is doing %q, want it to wait: %v", uid, doing, want)
+	if status := r.Progress(uid); strings.HasSuffix(status, ": it waits for other fetches to end") != want || !strings.HasPrefix(status, "fetching "+string(uid)) {
+		r.t.Errorf("the status of %s is %q, want it to wait: %v", uid, status, want)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestFinal(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
 	r.next().end <- driver.Errorf(driver.ErrInvalid, "too large")
-	receive(t, "it is told", r.told)
+	receive(t, "it is notified", r.notified)
 	if _, err := r.Outcome("a", "x"); !errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrRetry) || err.Error() != "too large" || driver.ReasonOf(err) != "" {
 		t.Errorf("error %v", err)
 	}
