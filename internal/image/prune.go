@@ -9,82 +9,17 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
-
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// lockEvery is the interval between two attempts to lock the store exclusively.
-const lockEvery = 10 * time.Millisecond
-
-// StoredImage is an image in the store.
-type StoredImage struct {
-	// Digest is "sha256:" and 64 digits.
-	Digest string
-	// Sources are the sources that stood for the image when they were last fetched. There
-	// are none if each stands for another image now.
-	Sources   []string
-	Name      string // of its file
-	Size      int64
-	FetchedAt time.Time
-}
-
-// List returns the images in the store.
-func (s *Store) List() ([]StoredImage, error) {
-	entries, err := os.ReadDir(s.Dir.Path(s.Sub))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	sources := s.sources(entries)
-	var images []StoredImage
-	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), imagePrefix) {
-			continue
-		}
-		info, err := entry.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		images = append(images, StoredImage{
-			Digest: DigestOf(entry.Name()), Sources: sources[entry.Name()],
-			Name: entry.Name(), Size: info.Size(), FetchedAt: info.ModTime(),
-		})
-	}
-	return images, nil
-}
-
-// sources returns the sources of the images, by the images' names.
-func (s *Store) sources(entries []fs.DirEntry) map[string][]string {
-	found := map[string][]string{}
-	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), refPrefix) {
-			continue
-		}
-		content, err := os.ReadFile(s.Dir.Path(s.Sub, entry.Name()))
-		if name, source := parseRef(content); err == nil && source != "" {
-			found[name] = append(found[name], source)
-		}
-	}
-	for _, all := range found {
-		slices.Sort(all)
-	}
-	return found
-}
+// lockInterval is the interval between two attempts to lock the store exclusively.
+const lockInterval = 10 * time.Millisecond
 
 // MakeLock creates the lock file of the images. The process that runs machines creates it
 // first: it could not open a file that another user created.
 func (s *Store) MakeLock() error {
-	lock, err := statedir.TryLock(s.lockPath(), syscall.LOCK_SH)
+	lock, err := lockFile(s.lockPath(), os.O_CREATE, syscall.LOCK_SH)
 	switch {
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		return nil
@@ -94,35 +29,35 @@ func (s *Store) MakeLock() error {
 	case err != nil:
 		return err
 	}
-	lock.Release()
+	lock.release()
 	return nil
 }
 
-// Hold keeps images from being pruned while a disk is made of one, until it is recorded
-// that the disk stands on it.
+// Hold prevents images from being pruned while a disk is made of one, until it is
+// recorded that the disk stands on it. It fails with ErrLocked during a Prune.
 func (s *Store) Hold() (release func(), err error) {
-	lock, err := statedir.TryLock(s.lockPath(), syscall.LOCK_SH)
+	lock, err := lockFile(s.lockPath(), os.O_CREATE, syscall.LOCK_SH)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return nil, driver.Errorf(driver.ErrRetry, "images are being pruned: %w", err)
+		return nil, newError(ErrLocked, "images are being pruned: %w", err)
 	}
 	if err != nil {
-		return nil, s.Dir.Explain(err)
+		return nil, err
 	}
-	return lock.Release, nil
+	return lock.release, nil
 }
 
 // Prune removes the unused images, and returns them. It calls used, which returns the
-// names of those in use, while no disk is being made of any. Without a lock file there
-// never was an image.
+// names of those in use, while no disk is being made of any. A store without a lock file
+// never had an image.
 func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error)) ([]StoredImage, error) {
-	lock, err := s.lockAlone(ctx)
+	lock, err := s.lockExclusively(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer lock.Release()
+	defer lock.release()
 	names, err := used()
 	if err != nil {
 		return nil, err
@@ -136,7 +71,7 @@ func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error))
 		if names[i.Name] {
 			continue
 		}
-		if err := s.remove(i); err != nil {
+		if err := s.removeImage(i); err != nil {
 			return removed, err
 		}
 		removed = append(removed, i)
@@ -144,10 +79,10 @@ func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error))
 	return removed, nil
 }
 
-// remove removes the image before its sources: a source whose image is missing is fetched
-// again.
-func (s *Store) remove(i StoredImage) error {
-	if err := os.Remove(s.Dir.Path(s.Sub, i.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// removeImage removes the image before its sources: a source whose image is missing is
+// fetched again.
+func (s *Store) removeImage(i StoredImage) error {
+	if err := os.Remove(s.filePath(i.Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	var errs []error
@@ -157,18 +92,41 @@ func (s *Store) remove(i StoredImage) error {
 	return errors.Join(errs...)
 }
 
-func (s *Store) lockAlone(ctx context.Context) (*statedir.Lock, error) {
+func (s *Store) lockExclusively(ctx context.Context) (*fileLock, error) {
 	for {
-		lock, err := statedir.TryLockExisting(s.lockPath(), syscall.LOCK_EX)
+		lock, err := lockFile(s.lockPath(), 0, syscall.LOCK_EX)
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return lock, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, driver.Errorf(driver.ErrRetry, "disks are being made of images all the time: %w", ctx.Err())
-		case <-s.Clock.After(lockEvery):
+			return nil, newError(ErrLocked, "disks are being made of images all the time: %w", ctx.Err())
+		case <-s.Clock.After(lockInterval):
 		}
 	}
 }
 
-func (s *Store) lockPath() string { return s.Dir.Path(s.Sub, lockFile) }
+func (s *Store) lockPath() string { return s.filePath(lockName) }
+
+// fileLock is the lock of a file, which this process holds.
+type fileLock struct{ file *os.File }
+
+// lockFile locks a file as flock(2) does, without waiting: EWOULDBLOCK means that another
+// process has the lock. Flags may have O_CREATE.
+func lockFile(path string, flags, how int) (*fileLock, error) {
+	f, err := os.OpenFile(path, flags|os.O_RDWR, 0o600) //nolint:gosec // in the store
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &fileLock{f}, nil
+}
+
+// release unlocks the file before it closes it: a process that is being forked at this
+// moment has the descriptor too.
+func (l *fileLock) release() {
+	_ = syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN)
+	_ = l.file.Close()
+}

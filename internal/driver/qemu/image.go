@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/diskimage"
 )
@@ -52,61 +53,55 @@ func (s *server) imageOf(spec driver.ServerSpec) imageSettings {
 }
 
 // ref returns the image in the form that the store takes.
-func (i imageSettings) ref() driver.Image {
-	return driver.Image{Source: i.Source, Checksum: i.Checksum}
-}
+func (i imageSettings) ref() image.Ref { return image.Ref{Source: i.Source, Checksum: i.Checksum} }
 
 // isSame reports whether the requested image is the one that a disk stands on, under
 // whatever name. A checksum may have been added or left out, or another server may have
 // the same image. The content behind a source may have changed since the disk was made of
 // it, so without a checksum only the name counts.
-func (d *Driver) isSame(have baseImage, asked imageSettings) bool {
+func (d *Driver) isSame(have baseImage, requested imageSettings) bool {
 	switch {
-	case have.imageSettings == asked:
+	case have.imageSettings == requested:
 		return true
-	case asked.Source == "" || image.IsRemote(have.Source) != image.IsRemote(asked.Source):
+	case requested.Source == "" || image.IsRemote(have.Source) != image.IsRemote(requested.Source):
 		return false
-	case !image.IsRemote(asked.Source):
-		return sourcePath(asked.Source) == have.Path
-	case asked.Source == have.Source && asked.Checksum == "":
+	case !image.IsRemote(requested.Source):
+		return sourcePath(requested.Source) == have.Path
+	case requested.Source == have.Source && requested.Checksum == "":
 		return true
 	}
-	return d.images.Digest(asked.ref()) == image.DigestOf(have.Path)
+	return d.images.Digest(requested.ref()) == image.DigestOf(have.Path)
 }
 
 // openImage describes an image that is on this host.
-func (d *Driver) openImage(field string, asked imageSettings) (baseImage, error) {
-	f, err := d.openFound(field, asked)
+func (d *Driver) openImage(field string, requested imageSettings) (baseImage, error) {
+	f, err := d.openFound(field, requested)
 	if err != nil {
 		return baseImage{}, err
 	}
 	defer func() { _ = f.Close() }()
-	i, err := describeImage(f, asked)
+	i, err := describeImage(f, requested)
 	if err != nil {
-		return baseImage{}, unavailable("image %s: %w", image.Redact(asked.Source), err)
+		return baseImage{}, unavailable("image %s: %w", image.Redact(requested.Source), err)
 	}
 	return i, nil
 }
 
 // openFound opens the file of an image: the one that the source names, or the one that
 // was fetched.
-func (d *Driver) openFound(field string, asked imageSettings) (*os.File, error) {
-	if !image.IsRemote(asked.Source) {
-		return d.openSource(field+".source", asked.Source)
+func (d *Driver) openFound(field string, requested imageSettings) (*os.File, error) {
+	if !image.IsRemote(requested.Source) {
+		return d.openSource(field+".source", requested.Source)
 	}
-	path, there := d.images.Path(asked.ref())
-	if !there {
-		return nil, unavailable("image %s has to be fetched first", image.Redact(asked.Source))
+	path, exists := d.images.Path(requested.ref())
+	if !exists {
+		return nil, unavailable("image %s has to be fetched first", image.Redact(requested.Source))
 	}
 	f, err := os.Open(path) //nolint:gosec // in the driver's folder
 	if err != nil {
-		return nil, unavailable("image %s: %w", image.Redact(asked.Source), err)
+		return nil, unavailable("image %s: %w", image.Redact(requested.Source), err)
 	}
 	return f, nil
-}
-
-func unavailable(format string, args ...any) error {
-	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, format, args...))
 }
 
 func sourcePath(source string) string { return strings.TrimPrefix(source, "file://") }
@@ -197,13 +192,13 @@ func (d *Driver) checkKernel(spec driver.ServerSpec) error {
 	return err
 }
 
-func describeImage(f *os.File, asked imageSettings) (baseImage, error) {
+func describeImage(f *os.File, requested imageSettings) (baseImage, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return baseImage{}, err
 	}
-	i := baseImage{imageSettings: asked, Path: sourcePath(asked.Source)}
-	if image.IsRemote(asked.Source) {
+	i := baseImage{imageSettings: requested, Path: sourcePath(requested.Source)}
+	if image.IsRemote(requested.Source) {
 		i.Path = filepath.Base(f.Name())
 	}
 	i.Stamp = i.stampOf(info)
@@ -222,10 +217,10 @@ func (i baseImage) stampOf(info fs.FileInfo) string {
 	return fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())
 }
 
-// fetched returns the reference by which the image is fetched again: by its digest,
+// fetchedRef returns the reference by which the image is fetched again: by its digest,
 // whatever its source stands for by now.
-func (i baseImage) fetched(policy driver.PullPolicy) driver.Image {
-	return driver.Image{Source: i.Source, Checksum: image.DigestOf(i.Path), PullPolicy: policy}
+func (i baseImage) fetchedRef(policy image.PullPolicy) image.Ref {
+	return image.Ref{Source: i.Source, Checksum: image.DigestOf(i.Path), PullPolicy: policy}
 }
 
 // digest returns the digest of an image that was fetched, whatever its source stands for
@@ -242,14 +237,14 @@ func (d *Driver) pathOf(i baseImage) string {
 	if !image.IsRemote(i.Source) {
 		return i.Path
 	}
-	path, _ := d.images.Path(i.fetched(""))
+	path, _ := d.images.Path(i.fetchedRef(""))
 	return path
 }
 
 // openBase opens the image that a disk stands on. The disk is unusable on top of any
 // other content.
 func (d *Driver) openBase(field string, was baseImage) (*os.File, error) {
-	f, err := d.reopen(field, was)
+	f, err := d.reopenImage(field, was)
 	if err != nil {
 		return nil, err
 	}
@@ -292,11 +287,85 @@ func (d *Driver) checkImage(field string, have disk) error {
 	return f.Close()
 }
 
-// reopen opens the image of a disk. The content behind a source may have changed, but not
+// reopenImage opens the image of a disk. The content behind a source may have changed, but not
 // what was fetched from it then.
-func (d *Driver) reopen(field string, was baseImage) (*os.File, error) {
+func (d *Driver) reopenImage(field string, was baseImage) (*os.File, error) {
 	if !image.IsRemote(was.Source) {
 		return d.openFound(field, imageSettings{Source: was.Path})
 	}
-	return d.openFound(field, imageSettings{was.Source, was.fetched("").Checksum})
+	return d.openFound(field, imageSettings{was.Source, was.fetchedRef("").Checksum})
+}
+
+// checkImages checks that everything the next run is made of is available, and makes
+// nothing.
+func (d *Driver) checkImages(s *server, spec driver.ServerSpec) error {
+	if err := d.checkKernel(spec); err != nil {
+		return err
+	}
+	if err := d.checkRoot(s, spec); err != nil {
+		return err
+	}
+	for i, v := range spec.Volumes {
+		have, made := s.Volumes[v.Name]
+		err := d.checkImage(volumeField(i), have)
+		if !made && v.Image != nil {
+			_, err = d.imageFor(volumeOrder(i, v))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Driver) checkRoot(s *server, spec driver.ServerSpec) error {
+	requested := s.imageOf(spec)
+	switch {
+	case !s.needsRoot(spec):
+		return d.checkImage(rootField, s.Root)
+	case requested.Source == "" && spec.Image.Kernel != nil:
+		return nil
+	}
+	_, err := d.imageFor(rootOrder(spec, requested))
+	return err
+}
+
+// checkImageDirs refuses folders through which a machine could get Drover's own files:
+// the disk of another machine, with its secrets, or a private key.
+func (o Options) checkImageDirs(dir *statedir.Dir) error {
+	always := dir.Path(imagesDir)
+	for _, images := range o.ImageDirs {
+		if !filepath.IsAbs(images) {
+			return fmt.Errorf("--qemu-image-dirs has %q: each must be the absolute path of a folder", images)
+		}
+		if containsPath(always, images) {
+			continue
+		}
+		for _, own := range append([]string{dir.Path()}, o.Private...) {
+			if containsPath(images, own) || containsPath(own, images) {
+				return fmt.Errorf("--qemu-image-dirs has %q: it must not hold, or be in, %s, where Drover keeps disks and secrets; %s is allowed always",
+					images, own, always)
+			}
+		}
+	}
+	return nil
+}
+
+// containsPath reports whether a path is a folder or below it, after symbolic links are
+// resolved.
+func containsPath(dir, path string) bool {
+	name, err := filepath.Rel(resolveLinks(filepath.Clean(dir)), resolveLinks(filepath.Clean(path)))
+	return err == nil && filepath.IsLocal(name)
+}
+
+// resolveLinks follows symbolic links in the part of the path that exists.
+func resolveLinks(path string) string {
+	whole, err := filepath.EvalSymlinks(path)
+	if parent := filepath.Dir(path); err != nil && parent != path {
+		return filepath.Join(resolveLinks(parent), filepath.Base(path))
+	}
+	if err != nil {
+		return path
+	}
+	return whole
 }

@@ -37,7 +37,7 @@
 //	ends/<uid>.<id>.<run>.json  how a run ended
 //	bells/<uid>            notification file: written when a server changes, for watchers
 //	images/                a place for images, always allowed
-//	cache/                 images that were fetched: see package internal/image
+//	cache/                 images that were fetched: see package image
 //	locks/, epochs/, tmp/  see package statedir
 //
 // # Processes
@@ -139,7 +139,7 @@ type Driver struct {
 	pressed     pressed
 	address     hostAddress
 	fetches     *download.Tracker
-	images      *image.Store
+	images      *imageStore
 	// unwritten are the ends of runs that could not be written for lack of space, by file
 	// name.
 	unwritten sync.Map
@@ -199,7 +199,7 @@ func New(o Options) (*Driver, error) {
 	}
 	d.capacity = d.hostDisk
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.ringAll}
-	d.images = &image.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
+	d.images = newImageStore(dir, o.Clock, d.fetches, sources)
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
