@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	// dialWithin is how long a connection may take, and answersWithin how long a server may
+	// dialTimeout is how long a connection may take, and answersWithin how long a server may
 	// take until it begins to answer.
-	dialWithin    = 30 * time.Second
-	answersWithin = 30 * time.Second
+	dialTimeout     = 30 * time.Second
+	responseTimeout = 30 * time.Second
 	// maxRedirects is the maximum number of redirects before an answer.
 	maxRedirects = 10
-	// maxDocument is the maximum size of an answer that is kept in memory, such as a
+	// maxDocumentSize is the maximum size of an answer that is kept in memory, such as a
 	// manifest: registries accept none that is larger.
-	maxDocument = 4 << 20
+	maxDocumentSize = 4 << 20
 )
 
 // Client makes requests. It is safe for concurrent use.
@@ -44,31 +44,31 @@ type Client struct {
 func New(hosts Hosts) *Client {
 	c := &Client{hosts: hosts, proxy: http.ProxyFromEnvironment}
 	c.direct, c.proxied = newTransport(), newTransport()
-	c.direct.DialContext = c.dial
+	c.direct.DialContext = c.dialAllowed
 	c.proxied.Proxy = func(r *http.Request) (*url.URL, error) { return c.proxy(r) }
 	return c
 }
 
 func newTransport() *http.Transport {
 	return &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: dialWithin}).DialContext,
+		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		ForceAttemptHTTP2:   true,
-		TLSHandshakeTimeout: dialWithin, ResponseHeaderTimeout: answersWithin, IdleConnTimeout: dialWithin,
+		TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: responseTimeout, IdleConnTimeout: dialTimeout,
 		MaxResponseHeaderBytes: 1 << 20,
 		// The bytes that come are counted, and checked by their digest, as sent.
 		DisableCompression: true,
 	}
 }
 
-// dial connects only to what the operator allows. It checks the address that is actually
+// dialAllowed connects only to what the operator allows. It checks the address that is actually
 // dialled.
-func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (c *Client) dialAllowed(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
 	}
-	d := net.Dialer{Timeout: dialWithin, ControlContext: func(_ context.Context, _, dialled string, _ syscall.RawConn) error {
-		return c.hosts.check(host, dialled)
+	d := net.Dialer{Timeout: dialTimeout, ControlContext: func(_ context.Context, _, dialled string, _ syscall.RawConn) error {
+		return c.hosts.checkAddress(host, dialled)
 	}}
 	return d.DialContext(ctx, network, address)
 }
@@ -89,7 +89,7 @@ func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 // Web returns a transport for web servers, which follows redirects. It calls alive
 // whenever data arrives.
 func (c *Client) Web(alive func()) http.RoundTripper {
-	return c.requests(alive, nil, func(*http.Request) bool { return false })
+	return c.newRoundTripper(alive, nil, func(*http.Request) bool { return false })
 }
 
 // Registry returns a transport for registries, which follows redirects as Web does. plain
@@ -97,11 +97,11 @@ func (c *Client) Web(alive func()) http.RoundTripper {
 func (c *Client) Registry(plain bool, alive func()) http.RoundTripper {
 	check := func(r *http.Request) error {
 		if r.URL.Scheme != "https" && !plain {
-			return errPlain
+			return errPlainHTTP
 		}
 		return nil
 	}
-	return c.requests(alive, check, isDocument)
+	return c.newRoundTripper(alive, check, isDocument)
 }
 
 // isDocument reports whether a request to a registry is for anything but a blob. The name
@@ -112,11 +112,11 @@ func isDocument(r *http.Request) bool {
 	return last < 1 || path[last-1] != "blobs" || !strings.HasPrefix(path[last], "sha256:")
 }
 
-var errPlain = Errorf("the registry does not answer by TLS: plain HTTP is spoken only to those of --image-plain-http-registries")
+var errPlainHTTP = Errorf("the registry does not answer by TLS: plain HTTP is spoken only to those of --image-plain-http-registries")
 
-func (c *Client) requests(alive func(), check func(*http.Request) error, isDocument func(*http.Request) bool) http.RoundTripper {
+func (c *Client) newRoundTripper(alive func(), check func(*http.Request) error, isDocument func(*http.Request) bool) http.RoundTripper {
 	client := http.Client{Transport: c, CheckRedirect: checkRedirect}
-	return roundTrip(func(request *http.Request) (*http.Response, error) {
+	return roundTripperFunc(func(request *http.Request) (*http.Response, error) {
 		if check != nil {
 			if err := check(request); err != nil {
 				return nil, err
@@ -130,16 +130,16 @@ func (c *Client) requests(alive func(), check func(*http.Request) error, isDocum
 			_ = answer.Body.Close()
 			return nil, Errorf("the server answered with a Content-Encoding: it must send the file as it is")
 		}
-		answer.Body = &body{ReadCloser: answer.Body, alive: alive, document: isDocument(request)}
+		answer.Body = &responseBody{ReadCloser: answer.Body, onData: alive, isDocument: isDocument(request)}
 		return answer, nil
 	})
 }
 
-// roundTrip is a function as an http.RoundTripper.
-type roundTrip func(*http.Request) (*http.Response, error)
+// roundTripperFunc is a function as an http.RoundTripper.
+type roundTripperFunc func(*http.Request) (*http.Response, error)
 
 // RoundTrip implements http.RoundTripper.
-func (f roundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+func (f roundTripperFunc) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
 
 // withoutURL removes the URL from an error, since its query may hold secrets.
 func withoutURL(err error) error {
@@ -189,22 +189,22 @@ func Redact(source string) string {
 	return shown
 }
 
-// body is the body of an answer. A document is limited to maxDocument.
-type body struct {
+// responseBody is the body of an answer. A document is limited to maxDocument.
+type responseBody struct {
 	io.ReadCloser
 
-	alive    func()
-	document bool
-	got      int
+	onData     func()
+	isDocument bool
+	received   int
 }
 
-func (b *body) Read(p []byte) (int, error) {
+func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
-		b.alive()
+		b.onData()
 	}
-	if b.got += n; b.document && b.got > maxDocument {
-		return 0, Errorf("the server's answer has more than %d bytes", maxDocument)
+	if b.received += n; b.isDocument && b.received > maxDocumentSize {
+		return 0, Errorf("the server's answer has more than %d bytes", maxDocumentSize)
 	}
 	return n, err
 }

@@ -59,42 +59,44 @@ var reasons = []struct {
 	text string
 }{
 	{isNotFound, "name not resolved: there is no such host"},
-	{isA[*net.DNSError], "name not resolved"},
-	{is(syscall.ECONNREFUSED), "connection refused"},
-	{is(syscall.ECONNRESET), "connection reset"},
-	{is(syscall.EHOSTUNREACH), "no route to the host"},
-	{is(syscall.ENETUNREACH), "no route to the network"},
-	{isA[x509.UnknownAuthorityError], "TLS: the certificate is not by an authority that this host trusts"},
-	{isA[x509.HostnameError], "TLS: the certificate is for another name"},
-	{isA[x509.CertificateInvalidError], "TLS: the certificate is not valid, or not now"},
-	{isA[*tls.CertificateVerificationError], "TLS: the certificate is not valid"},
-	{isA[tls.RecordHeaderError], "TLS: the server does not speak it"},
-	{says("server gave HTTP response to HTTPS client"), "TLS: the server does not speak it"},
-	{isA[tls.AlertError], "TLS: the server ended the handshake"},
+	{isErrorType[*net.DNSError], "name not resolved"},
+	{isError(syscall.ECONNREFUSED), "connection refused"},
+	{isError(syscall.ECONNRESET), "connection reset"},
+	{isError(syscall.EHOSTUNREACH), "no route to the host"},
+	{isError(syscall.ENETUNREACH), "no route to the network"},
+	{isErrorType[x509.UnknownAuthorityError], "TLS: the certificate is not by an authority that this host trusts"},
+	{isErrorType[x509.HostnameError], "TLS: the certificate is for another name"},
+	{isErrorType[x509.CertificateInvalidError], "TLS: the certificate is not valid, or not now"},
+	{isErrorType[*tls.CertificateVerificationError], "TLS: the certificate is not valid"},
+	{isErrorType[tls.RecordHeaderError], "TLS: the server does not speak it"},
+	{containsText("server gave HTTP response to HTTPS client"), "TLS: the server does not speak it"},
+	{isErrorType[tls.AlertError], "TLS: the server ended the handshake"},
 	{isTimeout, "timeout"},
-	{is(context.Canceled), "it was cancelled"},
-	{is(io.ErrUnexpectedEOF), "it was cut off (unexpected EOF)"},
-	{is(io.EOF), "the connection was closed"},
-	{says("error verifying"), "it is not what its digest says"},
-	{says("does not match requested digest"), "it is not what its digest says"},
-	{says("does not match expected size"), "it is not as large as the image says"},
-	{says("no child with platform"), "it has no image for linux/amd64"},
-	{says("unsupported MediaType"), "it is an image of a format that is not taken"},
-	{says("www-authenticate"), "the registry names a token server that may not be asked"},
-	{says("token-server redirect"), "the registry names a token server that may not be asked"},
-	{says("bearer response"), "the token server gave no token"},
-	{says("foreign layer"), "it has a layer elsewhere that may not be asked for"},
-	{is(gzip.ErrHeader), "it is damaged"},
-	{is(gzip.ErrChecksum), "it is damaged"},
-	{isA[flate.CorruptInputError], "it is damaged"},
-	{is(tar.ErrHeader), "it has a layer that is no archive"},
-	{says("unsupported protocol scheme"), "it leads to what is neither http:// nor https://"},
-	{says("malformed HTTP"), "the server does not speak HTTP"},
+	{isError(context.Canceled), "it was cancelled"},
+	{isError(io.ErrUnexpectedEOF), "it was cut off (unexpected EOF)"},
+	{isError(io.EOF), "the connection was closed"},
+	{containsText("error verifying"), "it is not what its digest says"},
+	{containsText("does not match requested digest"), "it is not what its digest says"},
+	{containsText("does not match expected size"), "it is not as large as the image says"},
+	{containsText("no child with platform"), "it has no image for linux/amd64"},
+	{containsText("unsupported MediaType"), "it is an image of a format that is not taken"},
+	{containsText("www-authenticate"), "the registry names a token server that may not be asked"},
+	{containsText("token-server redirect"), "the registry names a token server that may not be asked"},
+	{containsText("bearer response"), "the token server gave no token"},
+	{containsText("foreign layer"), "it has a layer elsewhere that may not be asked for"},
+	{isError(gzip.ErrHeader), "it is damaged"},
+	{isError(gzip.ErrChecksum), "it is damaged"},
+	{isErrorType[flate.CorruptInputError], "it is damaged"},
+	{isError(tar.ErrHeader), "it has a layer that is no archive"},
+	{containsText("unsupported protocol scheme"), "it leads to what is neither http:// nor https://"},
+	{containsText("malformed HTTP"), "the server does not speak HTTP"},
 }
 
-func is(want error) func(error) bool { return func(err error) bool { return errors.Is(err, want) } }
+func isError(want error) func(error) bool {
+	return func(err error) bool { return errors.Is(err, want) }
+}
 
-func isA[T error](err error) bool {
+func isErrorType[T error](err error) bool {
 	_, is := errors.AsType[T](err)
 	return is
 }
@@ -109,8 +111,8 @@ func isTimeout(err error) bool {
 	return is && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
 }
 
-// says matches errors for which a library has no type, by their words. The words are only
+// containsText matches errors for which a library has no type, by their words. The words are only
 // compared, never shown.
-func says(words string) func(error) bool {
+func containsText(words string) func(error) bool {
 	return func(err error) bool { return strings.Contains(err.Error(), words) }
 }
