@@ -95,18 +95,18 @@ func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error
 	if err != nil {
 		return invalidContent("it is no valid URL")
 	}
-	answer, err := s.client.Web(a.progress.MarkAlive).RoundTrip(request)
+	response, err := s.client.Web(a.progress.MarkAlive).RoundTrip(request)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = answer.Body.Close() }()
-	if answer.StatusCode != http.StatusOK {
-		return egress.StatusError(answer.StatusCode)
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return egress.StatusError(response.StatusCode)
 	}
-	if err := a.checkContent(contentVersion(answer), max(answer.ContentLength, 0)); err != nil {
+	if err := a.checkContent(contentVersion(response), max(response.ContentLength, 0)); err != nil {
 		return err
 	}
-	n, err := io.Copy(a, answer.Body)
+	n, err := io.Copy(a, response.Body)
 	if err == nil && a.total > 0 && n != a.total {
 		return egress.Errorf("it ended after %d of %d bytes", n, a.total)
 	}
@@ -114,12 +114,12 @@ func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error
 }
 
 // contentVersion returns a web server's version of its content, or nothing.
-func contentVersion(answer *http.Response) string {
-	tag, at := answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
+func contentVersion(response *http.Response) string {
+	tag, at := response.Header.Get("ETag"), response.Header.Get("Last-Modified")
 	if tag == "" && at == "" {
 		return ""
 	}
-	return fmt.Sprint(tag, " ", at, " ", answer.ContentLength)
+	return fmt.Sprint(tag, " ", at, " ", response.ContentLength)
 }
 
 // platform is the platform of machines.
@@ -171,7 +171,7 @@ func (dockerLogins) Resolve(target authn.Resource) (authn.Authenticator, error) 
 	return found, nil
 }
 
-// contentError says why fetched content is unusable. Fetching the same content again
+// contentError explains why fetched content is unusable. Fetching the same content again
 // changes nothing.
 type contentError struct{ error }
 
@@ -188,7 +188,7 @@ func invalidContent(format string, args ...any) error {
 	return &contentError{newError(ErrInvalid, format, args...)}
 }
 
-// explainError says why a fetch failed, in Drover's own words only.
+// explainError explains why a fetch failed, in Drover's own words only.
 func explainError(err error) error {
 	content, is := errors.AsType[*contentError](err)
 	switch {

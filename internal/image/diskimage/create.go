@@ -61,7 +61,7 @@ func newQcow2(size int64, backing *Backing) (content []byte, length int64, err e
 
 	content = make([]byte, l1Table*clusterSize)
 	head, err := newHeader(header{
-		Size: uint64(size), L1Size: uint32(l1), L1TableOffset: l1Table * clusterSize, //nolint:gosec // at most maxNew
+		Size: uint64(size), L1Size: uint32(l1), L1TableOffset: l1Table * clusterSize, //nolint:gosec // at most maxNewSize
 		RefcountOffset: refcountTable * clusterSize, RefcountClusters: 1,
 	}, backing)
 	if err != nil {

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egress makes the requests that a spec asks for, and only to hosts that the
-// operator allows. The creator of a VirtualMachine must not reach what Drover's host
-// reaches, nor read what a server there answered.
+// Package egress sends requests to servers that users name, and only to hosts that the
+// operator allows. Users must not reach all that Drover's host reaches, nor read the
+// responses of servers there.
 //
-// Start with Client.Web and Client.Registry. Explain (reason.go) describes failures.
+// Start with Client.Web and Client.Registry. Explain (errors.go) describes failures.
 package egress
 
 import (
@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// dialTimeout is how long a connection may take, and answersWithin how long a server may
-	// take until it begins to answer.
+	// dialTimeout limits the time for a connection, and responseTimeout the time until the
+	// response begins.
 	dialTimeout     = 30 * time.Second
 	responseTimeout = 30 * time.Second
-	// maxRedirects is the maximum number of redirects before an answer.
+	// maxRedirects is the maximum number of redirects before a response.
 	maxRedirects = 10
-	// maxDocumentSize is the maximum size of an answer that is kept in memory, such as a
+	// maxDocumentSize is the maximum size of a response that is kept in memory, such as a
 	// manifest: registries accept none that is larger.
 	maxDocumentSize = 4 << 20
 )
@@ -86,22 +86,22 @@ func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 	return c.direct.RoundTrip(request)
 }
 
-// Web returns a transport for web servers, which follows redirects. It calls alive
+// Web returns a transport for web servers, which follows redirects. It calls onData
 // whenever data arrives.
-func (c *Client) Web(alive func()) http.RoundTripper {
-	return c.newRoundTripper(alive, nil, func(*http.Request) bool { return false })
+func (c *Client) Web(onData func()) http.RoundTripper {
+	return c.newRoundTripper(onData, nil, func(*http.Request) bool { return false })
 }
 
-// Registry returns a transport for registries, which follows redirects as Web does. plain
-// allows HTTP without TLS.
-func (c *Client) Registry(plain bool, alive func()) http.RoundTripper {
+// Registry returns a transport for registries, which follows redirects as Web does.
+// plainHTTP allows HTTP without TLS.
+func (c *Client) Registry(plainHTTP bool, onData func()) http.RoundTripper {
 	check := func(r *http.Request) error {
-		if r.URL.Scheme != "https" && !plain {
+		if r.URL.Scheme != "https" && !plainHTTP {
 			return errPlainHTTP
 		}
 		return nil
 	}
-	return c.newRoundTripper(alive, check, isDocument)
+	return c.newRoundTripper(onData, check, isDocument)
 }
 
 // isDocument reports whether a request to a registry is for anything but a blob. The name
@@ -114,7 +114,7 @@ func isDocument(r *http.Request) bool {
 
 var errPlainHTTP = Errorf("the registry does not answer by TLS: plain HTTP is spoken only to those of --image-plain-http-registries")
 
-func (c *Client) newRoundTripper(alive func(), check func(*http.Request) error, isDocument func(*http.Request) bool) http.RoundTripper {
+func (c *Client) newRoundTripper(onData func(), check func(*http.Request) error, isDocument func(*http.Request) bool) http.RoundTripper {
 	client := http.Client{Transport: c, CheckRedirect: checkRedirect}
 	return roundTripperFunc(func(request *http.Request) (*http.Response, error) {
 		if check != nil {
@@ -122,16 +122,16 @@ func (c *Client) newRoundTripper(alive func(), check func(*http.Request) error, 
 				return nil, err
 			}
 		}
-		answer, err := client.Do(request)
+		response, err := client.Do(request)
 		if err != nil {
 			return nil, withoutURL(err)
 		}
-		if encoding := answer.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-			_ = answer.Body.Close()
+		if encoding := response.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+			_ = response.Body.Close()
 			return nil, Errorf("the server answered with a Content-Encoding: it must send the file as it is")
 		}
-		answer.Body = &responseBody{ReadCloser: answer.Body, onData: alive, isDocument: isDocument(request)}
-		return answer, nil
+		response.Body = &responseBody{ReadCloser: response.Body, onData: onData, isDocument: isDocument(request)}
+		return response, nil
 	})
 }
 
@@ -189,7 +189,7 @@ func Redact(source string) string {
 	return shown
 }
 
-// responseBody is the body of an answer. A document is limited to maxDocument.
+// responseBody is the body of a response. A document is limited to maxDocumentSize.
 type responseBody struct {
 	io.ReadCloser
 

@@ -394,13 +394,13 @@ func TestExplain(t *testing.T) {
 		"an unknown status":   {StatusError(799), "the server answered 799"},
 	} {
 		if got := Explain(c.err).Error(); got != c.want {
-			t.Errorf("%s: it is told as %q, want %q", name, got, c.want)
+			t.Errorf("%s: it is explained as %q, want %q", name, got, c.want)
 		}
 	}
 	// Others are matched by their words only, which are never repeated.
 	for _, r := range reasons {
 		if got := Explain(fmt.Errorf("%s %s", r.text, secret)).Error(); !slices.Contains(append(said, "the server's answer is not understood"), got) {
-			t.Errorf("it is told as %q", got)
+			t.Errorf("it is explained as %q", got)
 		}
 	}
 }

@@ -30,20 +30,20 @@ func (e *Error) Error() string { return e.text }
 // Errorf returns an Error. The arguments must contain nothing that a server answered.
 func Errorf(format string, args ...any) *Error { return &Error{fmt.Sprintf(format, args...)} }
 
-// StatusError returns the Error for an answer that is no success. It leaves out the
+// StatusError returns the Error for a response that is no success. It leaves out the
 // server's own words.
 func StatusError(code int) *Error {
 	return Errorf("%s", strings.TrimSpace(fmt.Sprintf("the server answered %d %s", code, http.StatusText(code))))
 }
 
-// Explain says why a request failed, in words of this package only. An error of a library
-// may repeat what a server answered, which its readers must not see.
+// Explain explains why a request failed, in words of this package only. An error of a library
+// may repeat the response of a server, which its readers must not see.
 func Explain(err error) *Error {
 	if own, is := errors.AsType[*Error](err); is {
 		return own
 	}
-	if answer, is := errors.AsType[*transport.Error](err); is {
-		return StatusError(answer.StatusCode)
+	if response, is := errors.AsType[*transport.Error](err); is {
+		return StatusError(response.StatusCode)
 	}
 	for _, r := range reasons {
 		if r.is(err) {
