@@ -139,7 +139,7 @@ func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
 func (d *Driver) openDrive(files *passed, field, path string, have disk, readOnly bool) (*drive, error) {
 	own, err := openDisk(path, readOnly)
 	if err != nil {
-		return nil, unavailable("disk %s: %w", path, err)
+		return nil, unavailableError("disk %s: %w", path, err)
 	}
 	opened := &drive{Path: files.add(own), ReadOnly: readOnly}
 	if have.Image.Path == "" {

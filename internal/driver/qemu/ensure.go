@@ -64,7 +64,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if err := d.killStrays(ctx, spec.UID); err != nil {
 		return server{}, err
 	}
-	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
+	if waits, err := d.fetchImages(ctx, server{}, spec); waits || err != nil {
 		return server{}, cmp.Or(err, errFetching)
 	}
 	journal.Note(ctx, journal.DeedCreate, nil, nil)
@@ -201,7 +201,7 @@ func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec drive
 	case stepReap:
 		return false, d.reap(ctx, s)
 	case stepStart:
-		if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
+		if waits, err := d.fetchImages(ctx, *s, spec); waits || err != nil {
 			return waits, err
 		}
 		if err := d.killStrays(ctx, s.UID); err != nil {

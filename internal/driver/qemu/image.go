@@ -82,7 +82,7 @@ func (d *Driver) openImage(field string, requested imageSettings) (baseImage, er
 	defer func() { _ = f.Close() }()
 	i, err := describeImage(f, requested)
 	if err != nil {
-		return baseImage{}, unavailable("image %s: %w", image.Redact(requested.Source), err)
+		return baseImage{}, unavailableError("image %s: %w", image.Redact(requested.Source), err)
 	}
 	return i, nil
 }
@@ -95,11 +95,11 @@ func (d *Driver) openFound(field string, requested imageSettings) (*os.File, err
 	}
 	path, exists := d.images.Path(requested.ref())
 	if !exists {
-		return nil, unavailable("image %s has to be fetched first", image.Redact(requested.Source))
+		return nil, unavailableError("image %s has to be fetched first", image.Redact(requested.Source))
 	}
 	f, err := os.Open(path) //nolint:gosec // in the driver's folder
 	if err != nil {
-		return nil, unavailable("image %s: %w", image.Redact(requested.Source), err)
+		return nil, unavailableError("image %s: %w", image.Redact(requested.Source), err)
 	}
 	return f, nil
 }
@@ -130,7 +130,7 @@ func (d *Driver) openSource(field, source string) (*os.File, error) {
 		}
 		f, err := openBelow(dir, name)
 		if err != nil {
-			return nil, unavailable("image %s: %w", path, err)
+			return nil, unavailableError("image %s: %w", path, err)
 		}
 		return f, nil
 	}
@@ -259,7 +259,7 @@ func (d *Driver) openBase(field string, was baseImage) (*os.File, error) {
 func (d *Driver) checkBase(f *os.File, was baseImage) error {
 	info, err := f.Stat()
 	if err != nil {
-		return unavailable("image %s: %w", was.Path, err)
+		return unavailableError("image %s: %w", was.Path, err)
 	}
 	found, err := diskimage.Probe(f, info.Size())
 	if err == nil && was.stampOf(info) == was.Stamp && found == (diskimage.Info{Format: was.Format, Size: was.Size}) {
@@ -270,9 +270,9 @@ func (d *Driver) checkBase(f *os.File, was baseImage) error {
 		why = ": " + err.Error()
 	}
 	if image.IsRemote(was.Source) {
-		return unavailable("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", image.Redact(was.Source), d.pathOf(was), why)
+		return unavailableError("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", image.Redact(was.Source), d.pathOf(was), why)
 	}
-	return unavailable("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
+	return unavailableError("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
 }
 
 // checkImage reports whether the image of a disk could be opened now.

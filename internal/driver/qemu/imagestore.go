@@ -49,14 +49,14 @@ func driverError(err error) error {
 	case errors.Is(err, image.ErrUnsupported):
 		return driver.Errorf(driver.ErrUnsupported, "%w", err)
 	case errors.Is(err, image.ErrUnavailable):
-		return unavailable("%w", err)
+		return unavailableError("%w", err)
 	case errors.Is(err, image.ErrLocked):
 		return driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	return err
 }
 
-func unavailable(format string, args ...any) error {
+func unavailableError(format string, args ...any) error {
 	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, format, args...))
 }
 
@@ -116,10 +116,10 @@ func (s *imageStore) fetchIfMissing(ctx context.Context, spec driver.ServerSpec,
 	return true, nil
 }
 
-// fetching reports whether a server has to wait for an image that a disk is to be made
+// fetchImages reports whether a server has to wait for an image that a disk is to be made
 // of. What was fetched is kept for the server until the caller does not need it any more:
 // else an image that is always to be fetched would be fetched twice.
-func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
+func (d *Driver) fetchImages(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
 	var refs []image.Ref
 	for _, i := range d.requiredImages(s, spec) {
 		refs = append(refs, i.Ref)
