@@ -550,12 +550,18 @@ func TestPullAlwaysOfTwo(t *testing.T) {
 // contract, and keep their text.
 func TestDriverError(t *testing.T) {
 	t.Parallel()
-	for from, want := range map[error]error{
-		image.ErrInvalid: driver.ErrInvalid, image.ErrUnsupported: driver.ErrUnsupported, image.ErrUnavailable: driver.ErrRetry, image.ErrLocked: driver.ErrRetry,
+	for from, want := range map[error]struct {
+		kind   error
+		reason string
+	}{
+		image.ErrInvalid:     {driver.ErrInvalid, ""},
+		image.ErrUnsupported: {driver.ErrUnsupported, ""},
+		image.ErrUnavailable: {driver.ErrRetry, driver.ReasonImageUnavailable},
+		image.ErrLocked:      {driver.ErrRetry, ""},
 	} {
 		err := driverError(fmt.Errorf("image x: %w", from))
-		if !errors.Is(err, want) || err.Error() != "image x: "+from.Error() || (driver.ReasonOf(err) != "") != (from == image.ErrUnavailable) {
-			t.Errorf("%v became %v, want %v", from, err, want)
+		if !errors.Is(err, want.kind) || err.Error() != "image x: "+from.Error() || driver.ReasonOf(err) != want.reason {
+			t.Errorf("%v became %v, want %+v", from, err, want)
 		}
 	}
 	if err := driverError(fs.ErrExist); err != fs.ErrExist { //nolint:errorlint // the same, not wrapped

@@ -13,8 +13,7 @@
 //   - ports.go and probe.go reach the guest.
 //   - watch.go and attend.go report changes.
 //
-// The packages below speak QMP to QEMU (qmp), read disk images (diskimage) and fetch
-// them (image) from where the operator allows (egress).
+// Package qmp below speaks QMP to QEMU. Package image fetches and stores images.
 //
 // # The folder
 //
