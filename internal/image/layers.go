@@ -29,7 +29,8 @@ const (
 	maxWindowSize = 64 << 20
 )
 
-// diskCopier copies the disk of an image: the one file in the disk's folder, in any layer.
+// diskCopier copies the disk of an image: the one file in the disk's folder, in any
+// layer.
 type diskCopier struct {
 	out   io.Writer
 	found bool
@@ -161,7 +162,8 @@ func tooLargeError(what string, limit int64) error {
 	return invalidContent("%s %d bytes, which is all that --image-max-size allows", what, limit)
 }
 
-// decompressLayer returns the content of a layer, whose first bytes say how it is compressed.
+// decompressLayer returns the content of a layer, whose first bytes say how it is
+// compressed.
 func decompressLayer(blob io.Reader) (content io.Reader, release func(), err error) {
 	buffered := bufio.NewReader(blob)
 	magic, err := buffered.Peek(4)

@@ -201,8 +201,8 @@ func serveVersions(t *testing.T, header string, bad, content []byte, good *atomi
 	})
 }
 
-// TestRejectedContent checks that unusable content is not sent again at each attempt, until
-// the server has something else, or some hours have passed.
+// TestRejectedContent checks that unusable content is not sent again at each attempt,
+// until the server has something else, or some hours have passed.
 func TestRejectedContent(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -253,8 +253,8 @@ func TestRejectedContent(t *testing.T) {
 	}
 }
 
-// TestRejectedManifest checks that only the manifest is requested from a registry, as long as
-// that is the same as before.
+// TestRejectedManifest checks that only the manifest is requested from a registry, as
+// long as that is the same as before.
 func TestRejectedManifest(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32

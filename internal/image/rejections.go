@@ -15,8 +15,8 @@ const (
 	// versionedRetry is how long content that was unusable is not fetched again, unless the
 	// server shows that it has other content now.
 	versionedRetry = 6 * time.Hour
-	// unversionedRetry is the same for a server that names no version of its content, so that
-	// only a fetch shows whether it has changed.
+	// unversionedRetry is the same for a server that names no version of its content, so
+	// that only a fetch shows whether it has changed.
 	unversionedRetry = 5 * time.Minute
 	// maxRejections is how many sources are remembered.
 	maxRejections = 1000

@@ -647,8 +647,8 @@ func TestRegistryLayers(t *testing.T) {
 	}
 }
 
-// TestPullAlways checks that the registry is queried each time, unless a checksum fixes the
-// content.
+// TestPullAlways checks that the registry is queried each time, unless a checksum fixes
+// the content.
 func TestPullAlways(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32

@@ -55,8 +55,8 @@ type server struct {
 	claims          map[string]*claim // by key
 }
 
-// claim is the claim of a server on the result of a fetch. It outlives the fetch, so that the
-// next call gets the result and Pending continues to show a failure.
+// claim is the claim of a server on the result of a fetch. It outlives the fetch, so
+// that the next call gets the result and PendingServers continues to show a failure.
 type claim struct {
 	fetch    *Fetch // nil when it is over
 	err      error
@@ -222,8 +222,8 @@ func (t *Tracker) recordProgress(f *Fetch, status string) []types.UID {
 	return t.waitingServers(f)
 }
 
-// recordResult records the result of a fetch for all servers that waited, and returns them.
-// An error becomes ErrRetry, even if the engine was lost meanwhile, except that
+// recordResult records the result of a fetch for all servers that waited, and returns
+// them. An error becomes ErrRetry, even if the engine was lost meanwhile, except that
 // ErrInvalid is preserved: only another spec helps there.
 func (t *Tracker) recordResult(f *Fetch, err error) []types.UID {
 	t.mu.Lock()
@@ -256,7 +256,8 @@ func (t *Tracker) waitingServers(f *Fetch) []types.UID {
 	return all
 }
 
-// removeFetch removes a fetch that was cancelled or has ended, so that no server can join it.
+// removeFetch removes a fetch that was cancelled or has ended, so that no server can
+// join it.
 func (t *Tracker) removeFetch(f *Fetch) {
 	if t.running[f.key] == f {
 		delete(t.running, f.key)
@@ -354,8 +355,8 @@ func (t *Tracker) describeServer(uid types.UID) driver.Server {
 	return out
 }
 
-// PendingServers returns the servers that wait, or that have an unreported result: all, or
-// those with the given UIDs.
+// PendingServers returns the servers that wait, or that have an unreported result: all,
+// or those with the given UIDs.
 func (t *Tracker) PendingServers(uids ...types.UID) []driver.Server {
 	t.mu.Lock()
 	defer t.mu.Unlock()

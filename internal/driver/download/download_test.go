@@ -94,8 +94,8 @@ func (r *rig) want(uid types.UID, key string, want download.Outcome) {
 	}
 }
 
-// TestSharedFetch checks that servers waiting for one thing share a fetch, and that all are
-// notified of its end.
+// TestSharedFetch checks that servers waiting for one thing share a fetch, and that all
+// are notified of its end.
 func TestSharedFetch(t *testing.T) {
 	r := newRig(t)
 	r.want("a", "x", download.None)
@@ -124,8 +124,8 @@ func TestSharedFetch(t *testing.T) {
 	r.want("b", "x", download.Fetched)
 }
 
-// TestFailureReportedOnce checks that a failure is returned once, and shown until the next
-// try. It is ErrRetry, whatever failed.
+// TestFailureReportedOnce checks that a failure is returned once, and shown until the
+// next try. It is ErrRetry, whatever failed.
 func TestFailureReportedOnce(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
@@ -147,8 +147,8 @@ func TestFailureReportedOnce(t *testing.T) {
 	}
 }
 
-// TestLastClaimReleased checks that a fetch is cancelled with the last claim on it, and that
-// a later server begins another.
+// TestLastClaimReleased checks that a fetch is cancelled with the last claim on it, and
+// that a later server begins another.
 func TestLastClaimReleased(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
@@ -231,7 +231,8 @@ func TestStall(t *testing.T) {
 	}
 }
 
-// TestProgressNotificationRate checks that notifications are limited in rate, and need a change.
+// TestProgressNotificationRate checks that notifications are limited in rate, and need
+// a change.
 func TestProgressNotificationRate(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")

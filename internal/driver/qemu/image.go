@@ -37,7 +37,7 @@ type imageSettings struct {
 	Checksum string `json:"checksum,omitempty"`
 }
 
-// imageOf returns the image that a spec asks for, or else the present one: a change of
+// imageOf returns the image that a spec requests, or else the present one: a change of
 // the default affects no server.
 func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 	if spec.Image.Source == "" {
@@ -46,7 +46,7 @@ func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 	return imageSettings{spec.Image.Source, spec.Image.Checksum}
 }
 
-// imageOf returns the image that a spec asks for, or the one that the root disk
+// imageOf returns the image that a spec requests, or the one that the root disk
 // stands on.
 func (s *server) imageOf(spec driver.ServerSpec) imageSettings {
 	return imageOf(spec, s.Root.Image.imageSettings)
@@ -287,8 +287,8 @@ func (d *Driver) checkImage(field string, have disk) error {
 	return f.Close()
 }
 
-// reopenImage opens the image of a disk. The content behind a source may have changed, but not
-// what was fetched from it then.
+// reopenImage opens the image of a disk. The content behind a source may have changed,
+// but not what was fetched from it then.
 func (d *Driver) reopenImage(field string, was baseImage) (*os.File, error) {
 	if !image.IsRemote(was.Source) {
 		return d.openFound(field, imageSettings{Source: was.Path})

@@ -117,7 +117,7 @@ func (s *imageStore) fetchIfMissing(ctx context.Context, spec driver.ServerSpec,
 }
 
 // fetchImages reports whether a server has to wait for an image that a disk is to be made
-// of. What was fetched is kept for the server until the caller does not need it any more:
+// of. The server retains its claim on what was fetched until the caller releases it:
 // else an image that is always to be fetched would be fetched twice.
 func (d *Driver) fetchImages(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
 	var refs []image.Ref
@@ -246,8 +246,9 @@ func (c *Cache) Prune(ctx context.Context) ([]image.StoredImage, error) {
 	})
 }
 
-// usersByName returns the users of images, by the name of the image's file: the folder may
-// have been moved. A server that cannot be read may use any image, so that is an error.
+// usersByName returns the users of images, by the name of the image's file: the folder
+// may have been moved. A server that cannot be read may use any image, so that is an
+// error.
 func (c *Cache) usersByName() (map[string][]string, error) {
 	homes, err := homesIn(c.dir)
 	if err != nil {
@@ -269,7 +270,8 @@ func (c *Cache) usersByName() (map[string][]string, error) {
 	return users, nil
 }
 
-// baseImageNames returns the names of the images that a server's disks stand on, each once.
+// baseImageNames returns the names of the images that a server's disks stand on, each
+// once.
 func (r record) baseImageNames() []string {
 	names := []string{filepath.Base(r.Root.Image.Path)}
 	if r.Old != nil {

@@ -352,7 +352,8 @@ func someServer() driver.ServerSpec {
 	return driver.ServerSpec{Target: driver.Target{UID: uuid.NewUUID()}, Namespace: "default", Name: "vm"}
 }
 
-// fetchAll repeats fetchMissing until the server does not wait, or until there is an error.
+// fetchAll repeats fetchMissing until the server does not wait, or until there is an
+// error.
 func fetchAll(t *testing.T, s *imageStore, spec driver.ServerSpec, refs ...image.Ref) error {
 	t.Helper()
 	var got error
@@ -435,8 +436,8 @@ func TestSharedFetch(t *testing.T) {
 	checkStore(t, s, 1)
 }
 
-// checkNoneWaits checks that what is pending after a fetch does nothing but wait to be used,
-// and that it is used then. A fetch ends a moment after its image is there.
+// checkNoneWaits checks that what is pending after a fetch does nothing but wait to be
+// used, and that it is used then. A fetch ends a moment after its image is there.
 func checkNoneWaits(t *testing.T, s *imageStore, who []driver.ServerSpec) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "nothing is done for those who wait", func() error {
@@ -525,8 +526,8 @@ func TestAbandonFetch(t *testing.T) {
 	checkStore(t, s, 0)
 }
 
-// TestPullAlwaysOfTwo checks that a server which needs two images fetched again gets both,
-// once each.
+// TestPullAlwaysOfTwo checks that a server which needs two images fetched again gets
+// both, once each.
 func TestPullAlwaysOfTwo(t *testing.T) {
 	t.Parallel()
 	content := bootableDisk()
@@ -655,9 +656,9 @@ func TestCache(t *testing.T) {
 	gone(t, d, specs["volume"])
 }
 
-// TestCacheMakesNothing checks that root may look at images where another user runs
+// TestOpenCacheCreatesNothing checks that root may list images where another user runs
 // machines, and that there may be no images yet.
-func TestCacheMakesNothing(t *testing.T) {
+func TestOpenCacheCreatesNothing(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	e.open(t)

@@ -16,8 +16,8 @@ const (
 	clusterSize = 1 << clusterBits
 	// bytesPerL2Table is how much of a disk one entry of the L1 table covers.
 	bytesPerL2Table = clusterSize / 8 * clusterSize
-	// maxNewSize is the largest new disk that one refcount block can describe, and larger than
-	// any disk in use.
+	// maxNewSize is the largest new disk that one refcount block can describe, and larger
+	// than any disk in use.
 	maxNewSize = 1 << 50
 	// extensionFormat is the header extension that names the format of the backing file.
 	extensionFormat = 0xe2792aca

@@ -32,7 +32,8 @@ type Info struct {
 	Size int64
 }
 
-// otherFormats are formats that must not be mistaken for raw images, with their first bytes.
+// otherFormats are formats that must not be mistaken for raw images, with their first
+// bytes.
 var otherFormats = []struct{ magic, name string }{
 	{"KDMV", "a VMDK image"},
 	{"# Disk DescriptorFile", "a VMDK descriptor"},

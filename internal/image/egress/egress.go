@@ -27,7 +27,7 @@ const (
 	responseTimeout = 30 * time.Second
 	// maxRedirects is the maximum number of redirects before a response.
 	maxRedirects = 10
-	// maxDocumentSize is the maximum size of a response that is kept in memory, such as a
+	// maxDocumentSize is the maximum size of a response that is read into memory, such as a
 	// manifest: registries accept none that is larger.
 	maxDocumentSize = 4 << 20
 )
@@ -60,8 +60,8 @@ func newTransport() *http.Transport {
 	}
 }
 
-// dialAllowed connects only to what the operator allows. It checks the address that is actually
-// dialled.
+// dialAllowed connects only to what the operator allows. It checks the address that is
+// actually dialled.
 func (c *Client) dialAllowed(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

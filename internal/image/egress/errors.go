@@ -36,8 +36,8 @@ func StatusError(code int) *Error {
 	return Errorf("%s", strings.TrimSpace(fmt.Sprintf("the server answered %d %s", code, http.StatusText(code))))
 }
 
-// Explain explains why a request failed, in words of this package only. An error of a library
-// may repeat the response of a server, which its readers must not see.
+// Explain returns why a request failed, in words of this package only. An error of a
+// library may repeat the response of a server, which its readers must not see.
 func Explain(err error) *Error {
 	if own, is := errors.AsType[*Error](err); is {
 		return own
@@ -111,8 +111,8 @@ func isTimeout(err error) bool {
 	return is && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
 }
 
-// containsText matches errors for which a library has no type, by their words. The words are only
-// compared, never shown.
+// containsText matches errors for which a library has no type, by their words. The
+// words are only compared, never shown.
 func containsText(words string) func(error) bool {
 	return func(err error) bool { return strings.Contains(err.Error(), words) }
 }

@@ -61,9 +61,9 @@ func parsePrefix(text string) (netip.Prefix, error) {
 // canonicalName returns a host's name in the form in which names are compared.
 func canonicalName(host string) string { return strings.TrimSuffix(strings.ToLower(host), ".") }
 
-// checkAddress refuses to connect a host to the address that it was resolved to. It is called
-// for each address that is dialled, so what a name resolved to at another time does not
-// count.
+// checkAddress refuses to connect a host to the address that it was resolved to. It is
+// called for each address that is dialled, so what a name resolved to at another time
+// does not count.
 func (h Hosts) checkAddress(host, dialled string) error {
 	to, err := netip.ParseAddrPort(dialled)
 	if err != nil {
@@ -176,8 +176,8 @@ func classOf(address netip.Addr) class {
 	return found
 }
 
-// embeddingPrefixes are the networks whose addresses stand for IPv4 addresses, and the byte at
-// which those begin.
+// embeddingPrefixes are the networks whose addresses stand for IPv4 addresses, and the
+// byte at which those begin.
 var embeddingPrefixes = []struct {
 	prefix netip.Prefix
 	at     int
