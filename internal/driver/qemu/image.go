@@ -6,29 +6,20 @@ package qemu
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
-// baseImage is a file that a disk stands on, as it was when the disk was made. A fetched
-// image is in the store, wherever that is now. Only the name in its path counts, which
-// identifies its content.
+// baseImage is the image that a disk stands on.
 type baseImage struct {
 	imageSettings
-
-	Path   string `json:"path"`
-	Format string `json:"format"`
-	Size   int64  `json:"size"`
-	Stamp  string `json:"stamp"`
+	image.Base
 }
 
 // imageSettings identify an image.
@@ -66,7 +57,7 @@ func (d *Driver) isSame(have baseImage, requested imageSettings) bool {
 	case requested.Source == "" || image.IsRemote(have.Source) != image.IsRemote(requested.Source):
 		return false
 	case !image.IsRemote(requested.Source):
-		return sourcePath(requested.Source) == have.Path
+		return image.FilePath(requested.Source) == have.Path
 	case requested.Source == have.Source && requested.Checksum == "":
 		return true
 	}
@@ -80,11 +71,11 @@ func (d *Driver) openImage(field string, requested imageSettings) (baseImage, er
 		return baseImage{}, err
 	}
 	defer func() { _ = f.Close() }()
-	i, err := describeImage(f, requested)
+	base, err := image.DescribeFile(f, requested.Source)
 	if err != nil {
 		return baseImage{}, unavailableError("image %s: %w", image.Redact(requested.Source), err)
 	}
-	return i, nil
+	return baseImage{requested, base}, nil
 }
 
 // openFound opens the file of an image: the one that the source names, or the one that
@@ -104,8 +95,6 @@ func (d *Driver) openFound(field string, requested imageSettings) (*os.File, err
 	return f, nil
 }
 
-func sourcePath(source string) string { return strings.TrimPrefix(source, "file://") }
-
 // openSource opens the file that a field of the spec names. It must be below one of the
 // allowed folders, and no symbolic link may lead out of them.
 func (d *Driver) openSource(field, source string) (*os.File, error) {
@@ -113,7 +102,7 @@ func (d *Driver) openSource(field, source string) (*os.File, error) {
 	if strings.HasSuffix(field, "image.source") {
 		forms += ", or begin with http://, https:// or oci://"
 	}
-	path := sourcePath(source)
+	path := image.FilePath(source)
 	switch {
 	case source == "":
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is empty and there is no default: %s", field, forms)
@@ -192,31 +181,6 @@ func (d *Driver) checkKernel(spec driver.ServerSpec) error {
 	return err
 }
 
-func describeImage(f *os.File, requested imageSettings) (baseImage, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return baseImage{}, err
-	}
-	i := baseImage{imageSettings: requested, Path: sourcePath(requested.Source)}
-	if image.IsRemote(requested.Source) {
-		i.Path = filepath.Base(f.Name())
-	}
-	i.Stamp = i.stampOf(info)
-	probed, err := diskimage.Probe(f, info.Size())
-	i.Format, i.Size = probed.Format, probed.Size
-	return i, err
-}
-
-// stampOf returns a stamp that changes when the image's file does, and not when the file
-// is copied with its times, as from a backup. A file of the store is named after its
-// content and may have been fetched again, so only truncation shows in its stamp.
-func (i baseImage) stampOf(info fs.FileInfo) string {
-	if image.IsRemote(i.Source) {
-		return strconv.FormatInt(info.Size(), 10)
-	}
-	return fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())
-}
-
 // fetchedRef returns the reference by which the image is fetched again: by its digest,
 // whatever its source stands for by now.
 func (i baseImage) fetchedRef(policy image.PullPolicy) image.Ref {
@@ -257,12 +221,8 @@ func (d *Driver) openBase(field string, was baseImage) (*os.File, error) {
 // checkBase checks an image as it is opened. Size and time identify it. Whoever replaces
 // the file can preserve both, so its content must not lead to other files either.
 func (d *Driver) checkBase(f *os.File, was baseImage) error {
-	info, err := f.Stat()
-	if err != nil {
-		return unavailableError("image %s: %w", was.Path, err)
-	}
-	found, err := diskimage.Probe(f, info.Size())
-	if err == nil && was.stampOf(info) == was.Stamp && found == (diskimage.Info{Format: was.Format, Size: was.Size}) {
+	found, err := image.DescribeFile(f, was.Source)
+	if err == nil && found.HasContentOf(was.Base) {
 		return nil
 	}
 	why := ""
