@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver/qemu"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
@@ -183,7 +183,7 @@ func sources(all []string) string {
 	}
 	shown := make([]string, len(all))
 	for i, source := range all {
-		shown[i] = imagestore.Redact(source)
+		shown[i] = image.Redact(source)
 	}
 	return strings.Join(shown, ",")
 }

@@ -22,7 +22,7 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) (driv
 	if err := d.checkCapacity(ctx, spec); err != nil {
 		return driver.Server{}, err
 	}
-	if spec.Image.PullPolicy != driver.PullAlways && len(d.fetches.Pending(spec.UID)) == 0 {
+	if spec.Image.PullPolicy != driver.PullAlways && len(d.fetches.PendingServers(spec.UID)) == 0 {
 		i, err := d.createInstance(ctx, spec)
 		if err == nil {
 			return i.convergeTo(ctx, spec)
@@ -34,7 +34,7 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) (driv
 	if waits, err := d.ensureImage(ctx, spec); err != nil {
 		return driver.Server{}, err
 	} else if waits {
-		return d.fetches.Server(spec.UID), nil
+		return d.fetches.PendingServer(spec.UID), nil
 	}
 	i, err := d.createInstance(ctx, spec)
 	if err != nil {
@@ -59,7 +59,7 @@ func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*i
 	if err != nil {
 		return nil, explainCreate(spec, image, err)
 	}
-	d.fetches.Keep(spec.UID)
+	d.fetches.ReleaseExcept(spec.UID)
 	i := &instance{driver: d, id: id}
 	if spec.Power != driver.PowerOff {
 		return i, i.changePower(ctx, spec, stepStart) // it is new, so no inspection is needed first

@@ -111,7 +111,7 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{Options: o, engine: e}
-	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, AtOnce: download.AtOnce, Tell: d.notifyWatches}
+	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.notifyWatches}
 	return d, nil
 }
 

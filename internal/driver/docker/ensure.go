@@ -87,7 +87,7 @@ func (i *instance) takeNextStep(ctx context.Context, spec driver.ServerSpec) (do
 	}
 	if next == stepNone {
 		if len(pending) == 0 {
-			i.driver.fetches.Keep(spec.UID) // in case of a change that was reverted
+			i.driver.fetches.ReleaseExcept(spec.UID) // in case of a change that was reverted
 		}
 		return true, nil
 	}

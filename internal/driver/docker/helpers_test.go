@@ -205,5 +205,5 @@ func removeContainers(t *testing.T, d *Driver, uid types.UID) {
 	for _, s := range res.Items {
 		_, _ = c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
 	}
-	d.fetches.Keep(uid)
+	d.fetches.ReleaseExcept(uid)
 }

@@ -40,7 +40,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	defer cancel()
 	// Fetches first: a fetch that becomes a container during the call is then found twice
 	// rather than never.
-	fetching := d.fetches.Pending(uids...)
+	fetching := d.fetches.PendingServers(uids...)
 	summaries, err := d.listContainers(ctx, true, uids...)
 	if err != nil {
 		return nil, err

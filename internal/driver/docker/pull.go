@@ -21,11 +21,11 @@ import (
 func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
 	image, policy := d.imageReference(spec), spec.Image.PullPolicy
 	if policy == driver.PullNever {
-		d.fetches.Keep(spec.UID)
+		d.fetches.ReleaseExcept(spec.UID)
 		return false, d.requireImage(ctx, image)
 	}
 	key := fullReference(image)
-	d.fetches.Keep(spec.UID, key)
+	d.fetches.ReleaseExcept(spec.UID, key)
 	outcome, err := d.fetches.Outcome(spec.UID, key)
 	switch {
 	case err != nil:
@@ -40,9 +40,9 @@ func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits
 			return false, err
 		}
 	}
-	d.fetches.Begin(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
+	d.fetches.StartFetch(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
 		err := d.engine.Change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
-			return pull.Image(ctx, c, image, f.Progress)
+			return pull.Image(ctx, c, image, f.Report)
 		})
 		d.Log.V(1).Info("Pull ended", "image", image, "err", err)
 		return err

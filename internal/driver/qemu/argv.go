@@ -12,7 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
 // machine is all that the command line depends on. Paths are absolute, or relative to the

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
 // decode returns the JSON value of the option that follows a flag and mentions

@@ -31,7 +31,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	defer lock.Release()
 	s, err := d.findOrCreate(ctx, spec)
 	if errors.Is(err, errFetching) {
-		return d.fetches.Server(spec.UID), nil
+		return d.fetches.PendingServer(spec.UID), nil
 	}
 	if err != nil {
 		return driver.Server{}, err
@@ -64,7 +64,7 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	if err := d.killStrays(ctx, spec.UID); err != nil {
 		return server{}, err
 	}
-	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
+	if waits, err := d.fetchImages(ctx, server{}, spec); waits || err != nil {
 		return server{}, cmp.Or(err, errFetching)
 	}
 	journal.Record(ctx, journal.ActionCreate, nil, nil)
@@ -201,7 +201,7 @@ func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec drive
 	case stepReap:
 		return false, d.reap(ctx, s)
 	case stepStart:
-		if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
+		if waits, err := d.fetchImages(ctx, *s, spec); waits || err != nil {
 			return waits, err
 		}
 		if err := d.killStrays(ctx, s.UID); err != nil {
@@ -210,7 +210,7 @@ func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec drive
 		if err := d.start(ctx, s, spec); err != nil {
 			return false, err
 		}
-		d.fetches.Keep(spec.UID)
+		d.fetches.ReleaseExcept(spec.UID)
 		return false, nil
 	case stepFinish:
 		return false, d.finishStart(ctx, s, spec)

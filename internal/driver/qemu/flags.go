@@ -9,12 +9,12 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // DefaultOptions returns the options that flags can change.
 func DefaultOptions() *Options {
-	return &Options{Accel: AccelAuto, Binary: DefaultBinary, Fetch: imagestore.Policy{MaxSize: imagestore.DefaultMaxSize}}
+	return &Options{Accel: AccelAuto, Binary: DefaultBinary, Fetch: image.Policy{MaxSize: image.DefaultMaxSize}}
 }
 
 // AddFlags adds the flags of the driver.

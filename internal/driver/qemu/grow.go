@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
 // outgrown returns the disks, by QEMU's name for them, that the spec wants larger and

@@ -271,7 +271,7 @@ func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSp
 	if s.Stop != nil || spec.Power == driver.PowerOff {
 		return false, nil
 	}
-	if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
+	if waits, err := d.fetchImages(ctx, *s, spec); waits || err != nil {
 		return waits, err
 	}
 	if err := d.checkImages(s, spec); err != nil {

@@ -13,8 +13,7 @@
 //   - ports.go and probe.go reach the guest.
 //   - watch.go and attend.go report changes.
 //
-// The packages below speak QMP to QEMU (qmp), read disk images (diskimage) and fetch
-// them (imagestore) from where the operator allows (egress).
+// Package qmp below speaks QMP to QEMU. Package image fetches and stores images.
 //
 // # The folder
 //
@@ -37,7 +36,7 @@
 //	ends/<uid>.<id>.<run>.json  how a run ended
 //	bells/<uid>            notification file: written when a server changes, for watchers
 //	images/                a place for images, always allowed
-//	cache/                 images that were fetched: see package imagestore
+//	cache/                 images that were fetched: see package image
 //	locks/, epochs/, tmp/  see package statedir
 //
 // # Processes
@@ -72,8 +71,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // Names in the driver's folder.
@@ -111,7 +110,7 @@ type Options struct {
 	// from registries over plain HTTP.
 	UncheckedImages bool
 	// Fetch says where images may be fetched from.
-	Fetch imagestore.Policy
+	Fetch image.Policy
 	// Accel is AccelAuto, AccelKVM or AccelTCG.
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
@@ -144,7 +143,7 @@ type Driver struct {
 	pressed     pressed
 	address     hostAddress
 	fetches     *download.Tracker
-	images      *imagestore.Store
+	images      *imageStore
 	// unwritten are the ends of runs that could not be written for lack of space, by file
 	// name.
 	unwritten sync.Map
@@ -194,7 +193,7 @@ func New(o Options) (*Driver, error) {
 	}
 	ports, badPorts := parseHostPorts(o.HostPorts)
 	reserve, badReserve := parseReserve(o.ReserveMemory)
-	sources, badSources := imagestore.NewSources(o.Fetch)
+	sources, badSources := image.NewSources(o.Fetch)
 	if err := errors.Join(badPorts, badReserve, badSources); err != nil {
 		return nil, err
 	}
@@ -203,8 +202,8 @@ func New(o Options) (*Driver, error) {
 		logs: defaultLogBound, groups: findGroups, groupMemory: groupMemory, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
 	}
 	d.capacity = d.hostDisk
-	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}
-	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.ringAll}
+	d.images = newImageStore(dir, o.Clock, d.fetches, sources)
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package imagestore_test
+package image_test
 
 import (
 	"archive/tar"
@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -34,15 +35,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/download"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
-	"cloudnative.tw/drover/internal/driver/statedir"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/image"
 )
 
 const patience = time.Minute
@@ -65,31 +61,21 @@ func must(t *testing.T, err error) {
 
 // newStore returns a store that may contact the test's own servers, and the given
 // registries without TLS.
-func newStore(t *testing.T, plain ...string) *imagestore.Store {
+func newStore(t *testing.T, plain ...string) *image.Store {
 	t.Helper()
-	dir, err := statedir.Open("the test's folder", t.TempDir(), "cache")
-	must(t, err)
-	// A fetch ends a moment after its image is there.
-	t.Cleanup(func() {
-		vmtest.Eventually(t, patience, "all fetches have ended", func() error {
-			left, err := os.ReadDir(dir.Path("tmp"))
-			if err == nil && len(left) != 0 {
-				err = fmt.Errorf("left behind: %v", left)
-			}
-			return err
-		})
-	})
-	s := &imagestore.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Fetches: &download.Tracker{
-		Clock: clock.RealClock{}, Stall: patience, Tell: func(...types.UID) {},
-	}}
-	allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
+	dir := t.TempDir()
+	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "cache"), 0o700), os.Mkdir(stagingDir(dir), 0o700)))
+	s := &image.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stage: atomicfile.Folder{Path: stagingDir(dir)}.MakeFolder}
+	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
 	return s
 }
 
+func stagingDir(dir string) string { return filepath.Join(dir, "tmp") }
+
 // allow makes a store fetch what a policy allows.
-func allow(t *testing.T, s *imagestore.Store, p imagestore.Policy) {
+func allow(t *testing.T, s *image.Store, p image.Policy) {
 	t.Helper()
-	sources, err := imagestore.NewSources(p)
+	sources, err := image.NewSources(p)
 	must(t, err)
 	s.Sources = sources
 }
@@ -147,45 +133,66 @@ func TestRedirects(t *testing.T) {
 			to := web(c.to, give)
 			from := web(c.from, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, to, http.StatusFound) })
 			s := newStore(t)
-			err := wait(t, s, someone(), driver.Image{Source: from, Checksum: checksum(content)})
+			err := fetch(t, s, image.Ref{Source: from, Checksum: checksum(content)})
 			if c.says == "" {
 				must(t, err)
 				return
 			}
-			if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), from+" redirects to "+to) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got the error %v", err)
-			}
-			clean(t, s, 0)
+			wantRetry(t, err, from+" redirects to "+to)
+			wantRetry(t, err, c.says)
+			checkImages(t, s, 0)
 		})
 	}
 	around := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) })
-	if err := wait(t, newStore(t), someone(), driver.Image{Source: around, Checksum: checksum(content)}); err == nil || !strings.Contains(err.Error(), "more than 10 times") {
+	if err := fetch(t, newStore(t), image.Ref{Source: around, Checksum: checksum(content)}); err == nil || !strings.Contains(err.Error(), "more than 10 times") {
 		t.Errorf("got the error %v", err)
 	}
 }
 
-func someone() driver.ServerSpec {
-	return driver.ServerSpec{Target: driver.Target{UID: uuid.NewUUID()}, Namespace: "default", Name: "vm"}
+// fetch fetches an image if it has to be fetched.
+func fetch(t *testing.T, s *image.Store, ref image.Ref) error {
+	t.Helper()
+	return fetchReporting(t, s, ref, func(string) {})
 }
 
-// wait repeats Wait until the image is there or there is an error.
-func wait(t *testing.T, s *imagestore.Store, who driver.ServerSpec, images ...driver.Image) error {
+// fetchReporting does the same, and passes each status of the fetch on.
+func fetchReporting(t *testing.T, s *image.Store, ref image.Ref, report func(status string)) error {
 	t.Helper()
-	var got error
-	vmtest.Eventually(t, patience, "the fetch ends", func() error {
-		var waits bool
-		if waits, got = s.Wait(t.Context(), who, images...); waits {
-			return errors.New(s.Fetches.Progress(who.UID))
-		}
-		return nil
-	})
-	return got
+	needed, err := s.NeedsFetch(ref)
+	if err != nil || !needed {
+		return err
+	}
+	return fetchWithin(t, s, ref, patience, report)
 }
 
-// clean checks that nothing unfinished is left.
-func clean(t *testing.T, s *imagestore.Store, images int) {
+// fetchWithin fetches an image, and cancels that after some time without progress.
+func fetchWithin(t *testing.T, s *image.Store, ref image.Ref, stall time.Duration, report func(status string)) error {
 	t.Helper()
-	left, err := os.ReadDir(s.Dir.Path("tmp"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	timer := time.AfterFunc(stall, cancel)
+	defer timer.Stop()
+	return s.Fetch(ctx, ref, &watchdog{timer, stall, report})
+}
+
+// watchdog lets a timer expire when there is no progress.
+type watchdog struct {
+	timer  *time.Timer
+	stall  time.Duration
+	report func(status string)
+}
+
+func (w *watchdog) MarkAlive() { w.timer.Reset(w.stall) }
+
+func (w *watchdog) Report(status string) {
+	w.MarkAlive()
+	w.report(status)
+}
+
+// checkImages checks how many images there are, and that nothing unfinished is left.
+func checkImages(t *testing.T, s *image.Store, images int) {
+	t.Helper()
+	left, err := os.ReadDir(stagingDir(s.Dir))
 	must(t, err)
 	if len(left) != 0 {
 		t.Errorf("left behind: %v", left)
@@ -197,77 +204,6 @@ func clean(t *testing.T, s *imagestore.Store, images int) {
 	}
 }
 
-// TestOnce checks that many servers that need one image fetch it once.
-func TestOnce(t *testing.T) {
-	t.Parallel()
-	content := disk()
-	var asked atomic.Int32
-	gate := make(chan struct{})
-	url := serve(t, func(w http.ResponseWriter, _ *http.Request) {
-		asked.Add(1)
-		<-gate
-		_, _ = w.Write(content)
-	})
-	s := newStore(t)
-	told := make(chan types.UID, 100)
-	s.Fetches.Tell = func(uids ...types.UID) {
-		for _, uid := range uids {
-			told <- uid
-		}
-	}
-	image := driver.Image{Source: url, Checksum: checksum(content)}
-	var who []driver.ServerSpec
-	for range 5 {
-		spec := someone()
-		who = append(who, spec)
-		if waits, err := s.Wait(t.Context(), spec, image); !waits || err != nil {
-			t.Fatalf("got %v and error %v", waits, err)
-		}
-	}
-	pending := s.Fetches.Pending()
-	if len(pending) != 5 || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Progress, "fetching "+url) || pending[0].Name != "vm" {
-		t.Errorf("pending are %+v", pending)
-	}
-	close(gate)
-	waitsFor := map[types.UID]bool{}
-	for len(waitsFor) < 5 {
-		waitsFor[<-told] = true
-	}
-	for _, spec := range who {
-		must(t, wait(t, s, spec, image))
-	}
-	nobodyWaits(t, s, who)
-	path, there := s.Path(image)
-	got, err := os.ReadFile(path)
-	if !there || err != nil || !bytes.Equal(got, content) {
-		t.Errorf("the image is not what was served: %v %v", there, err)
-	}
-	if n := asked.Load(); n != 1 {
-		t.Errorf("it was fetched %d times", n)
-	}
-	clean(t, s, 1)
-}
-
-// nobodyWaits checks that what is pending after a fetch does nothing but wait to be used,
-// and that it is used then. A fetch ends a moment after its image is there.
-func nobodyWaits(t *testing.T, s *imagestore.Store, who []driver.ServerSpec) {
-	t.Helper()
-	vmtest.Eventually(t, patience, "nothing is done for those who wait", func() error {
-		for _, p := range s.Fetches.Pending() {
-			if p.Progress != "" || p.Err != nil {
-				return fmt.Errorf("pending is %+v", p)
-			}
-		}
-		return nil
-	})
-	for _, spec := range who {
-		s.Fetches.Keep(spec.UID)
-	}
-	if left := s.Fetches.Pending(); len(left) != 0 {
-		t.Errorf("once all have used it, pending are %v", left)
-	}
-}
-
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -276,13 +212,13 @@ func TestFailures(t *testing.T) {
 		checksum string
 		says     string
 	}{
-		"not there":      {http.NotFound, checksum(content), "404"},
-		"another image":  {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }, checksum([]byte("x")), "its checksum is " + checksum(content)},
-		"text":           {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }, checksum([]byte("hello")), "no disk image"},
-		"cut off":        {cutOff(content), checksum(content), "it was cut off"},
-		"stalls":         {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum(content), "no progress for"},
-		"stalls midway":  {stall(content), checksum(content), "no progress for"},
-		"nobody listens": {nil, checksum(content), "refused"},
+		"not there":     {http.NotFound, checksum(content), "404"},
+		"another image": {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }, checksum([]byte("x")), "its checksum is " + checksum(content)},
+		"text":          {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }, checksum([]byte("hello")), "no disk image"},
+		"cut off":       {cutOff(content), checksum(content), "it was cut off"},
+		"stalls":        {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum(content), "it was cancelled"},
+		"stalls midway": {stall(content), checksum(content), "it was cancelled"},
+		"no server":     {nil, checksum(content), "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -290,24 +226,23 @@ func TestFailures(t *testing.T) {
 			if c.serve != nil {
 				url = serve(t, c.serve)
 			}
-			s, who := newStore(t), someone()
+			s, stallAfter := newStore(t), patience
 			if strings.Contains(name, "stalls") {
-				s.Fetches.Stall = 200 * time.Millisecond
+				stallAfter = 200 * time.Millisecond
 			}
-			image := driver.Image{Source: url, Checksum: c.checksum}
-			err := wait(t, s, who, image)
-			if !errors.Is(err, driver.ErrRetry) || driver.ReasonOf(err) != driver.ReasonImageUnavailable || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got the error %v, want %q", err, c.says)
-			}
-			if p := s.Fetches.Pending(who.UID); len(p) != 1 || p[0].Err == nil {
-				t.Errorf("pending is %+v, want it with the error", p)
-			}
-			if waits, err := s.Wait(t.Context(), who, image); !waits || err != nil {
-				t.Errorf("the next call begins no new fetch: %v %v", waits, err)
-			}
-			must(t, s.Fetches.Abandon(t.Context(), who.UID))
-			clean(t, s, 0)
+			err := fetchWithin(t, s, image.Ref{Source: url, Checksum: c.checksum}, stallAfter, func(string) {})
+			wantRetry(t, err, c.says)
+			wantRetry(t, err, "image "+url+": ")
+			checkImages(t, s, 0)
 		})
+	}
+}
+
+// wantRetry checks an error after which a later attempt may succeed.
+func wantRetry(t *testing.T, err error, says string) {
+	t.Helper()
+	if err == nil || errors.Is(err, image.ErrInvalid) || !strings.Contains(err.Error(), says) {
+		t.Errorf("got the error %v, want %q", err, says)
 	}
 }
 
@@ -327,72 +262,47 @@ func stall(content []byte) http.HandlerFunc {
 	}
 }
 
-// TestAbandon checks that a fetch ends when its last waiting server leaves, and not
-// before.
-func TestAbandon(t *testing.T) {
-	t.Parallel()
-	begun := make(chan context.Context, 10)
-	url := serve(t, func(_ http.ResponseWriter, r *http.Request) {
-		begun <- r.Context()
-		<-r.Context().Done()
-	})
-	s, one, two := newStore(t), someone(), someone()
-	image := driver.Image{Source: url, Checksum: checksum(nil)}
-	for _, who := range []driver.ServerSpec{one, two} {
-		_, err := s.Wait(t.Context(), who, image)
-		must(t, err)
-	}
-	request := <-begun
-	must(t, s.Fetches.Abandon(t.Context(), one.UID))
-	if request.Err() != nil || len(s.Fetches.Pending()) != 1 {
-		t.Errorf("the fetch ended while one waits for it: %v", s.Fetches.Pending())
-	}
-	must(t, s.Fetches.Abandon(t.Context(), two.UID))
-	<-request.Done()
-	clean(t, s, 0)
-}
-
-// TestNever checks that an image which may not be fetched is used if it is there.
-func TestNever(t *testing.T) {
+// TestPullNever checks that an image which may not be fetched is used if it is there.
+func TestPullNever(t *testing.T) {
 	t.Parallel()
 	content := disk()
 	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
-	s, who := newStore(t), someone()
-	image := driver.Image{Source: url, Checksum: checksum(content), PullPolicy: driver.PullNever}
-	if _, err := s.Wait(t.Context(), who, image); !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), "pullPolicy is Never") {
+	s := newStore(t)
+	ref := image.Ref{Source: url, Checksum: checksum(content), PullPolicy: image.PullNever}
+	if err := fetch(t, s, ref); !errors.Is(err, image.ErrUnavailable) || !strings.Contains(err.Error(), "pullPolicy is Never") {
 		t.Errorf("got the error %v", err)
 	}
-	image.PullPolicy = ""
-	must(t, wait(t, s, who, image))
-	image.PullPolicy = driver.PullNever
-	must(t, wait(t, s, who, image))
+	ref.PullPolicy = ""
+	must(t, fetch(t, s, ref))
+	ref.PullPolicy = image.PullNever
+	must(t, fetch(t, s, ref))
 }
 
-func TestCheck(t *testing.T) {
+func TestValidate(t *testing.T) {
 	t.Parallel()
 	good := checksum(nil)
-	sources, err := imagestore.NewSources(imagestore.Policy{PlainHTTP: []string{"plain:5000"}})
+	sources, err := image.NewSources(image.Policy{PlainHTTP: []string{"plain:5000"}})
 	must(t, err)
 	for name, c := range map[string]struct {
-		image driver.Image
-		kind  error
+		ref  image.Ref
+		kind error
 	}{
-		"a file":                 {driver.Image{Source: "/x.img"}, nil},
-		"a file, checksum":       {driver.Image{Source: "/x.img", Checksum: good}, driver.ErrUnsupported},
-		"web":                    {driver.Image{Source: "https://x/y", Checksum: good}, nil},
-		"web, unchecked":         {driver.Image{Source: "https://x/y"}, nil},
-		"web, bad checksum":      {driver.Image{Source: "http://x/y", Checksum: "md5:1"}, driver.ErrInvalid},
-		"registry":               {driver.Image{Source: "oci://x/y"}, nil},
-		"registry and checksum":  {driver.Image{Source: "oci://x/y", Checksum: good}, nil},
-		"plain, unchecked":       {driver.Image{Source: "oci://plain:5000/y:1"}, nil},
-		"plain, PLAIN unchecked": {driver.Image{Source: "oci://PLAIN:5000/y:1"}, nil},
-		"plain and checksum":     {driver.Image{Source: "oci://plain:5000/y:1", Checksum: good}, nil},
-		"plain, by digest":       {driver.Image{Source: "oci://plain:5000/y@" + good}, nil},
+		"a file":                 {image.Ref{Source: "/x.img"}, nil},
+		"a file, checksum":       {image.Ref{Source: "/x.img", Checksum: good}, image.ErrUnsupported},
+		"web":                    {image.Ref{Source: "https://x/y", Checksum: good}, nil},
+		"web, unchecked":         {image.Ref{Source: "https://x/y"}, nil},
+		"web, bad checksum":      {image.Ref{Source: "http://x/y", Checksum: "md5:1"}, image.ErrInvalid},
+		"registry":               {image.Ref{Source: "oci://x/y"}, nil},
+		"registry and checksum":  {image.Ref{Source: "oci://x/y", Checksum: good}, nil},
+		"plain, unchecked":       {image.Ref{Source: "oci://plain:5000/y:1"}, nil},
+		"plain, PLAIN unchecked": {image.Ref{Source: "oci://PLAIN:5000/y:1"}, nil},
+		"plain and checksum":     {image.Ref{Source: "oci://plain:5000/y:1", Checksum: good}, nil},
+		"plain, by digest":       {image.Ref{Source: "oci://plain:5000/y@" + good}, nil},
 	} {
-		if err := imagestore.Check("image", c.image); !errors.Is(err, c.kind) {
+		if err := c.ref.Validate("image"); !errors.Is(err, c.kind) {
 			t.Errorf("%s: got the error %v, want %v", name, err, c.kind)
 		}
-		if got := sources.IsUnchecked(c.image); got != strings.Contains(name, "unchecked") {
+		if got := sources.IsUnchecked(c.ref); got != strings.Contains(name, "unchecked") {
 			t.Errorf("%s: it counts as unchecked: %v", name, got)
 		}
 	}
@@ -408,9 +318,9 @@ func TestFetchedAgain(t *testing.T) {
 	var sources []string
 	for range 2 {
 		url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
-		image := driver.Image{Source: url}
-		must(t, wait(t, s, someone(), image))
-		path, _ := s.Path(image)
+		ref := image.Ref{Source: url}
+		must(t, fetch(t, s, ref))
+		path, _ := s.Path(ref)
 		info, err := os.Stat(path)
 		must(t, err)
 		files, sources = append(files, info), append(sources, url)
@@ -418,12 +328,12 @@ func TestFetchedAgain(t *testing.T) {
 	if !os.SameFile(files[0], files[1]) || !files[0].ModTime().Equal(files[1].ModTime()) {
 		t.Errorf("it was replaced: %v, %v", files[0], files[1])
 	}
-	clean(t, s, 1)
+	checkImages(t, s, 1)
 	have, err := s.List()
 	must(t, err)
 	slices.Sort(sources)
 	if i := have[0]; i.Digest != checksum(content) || i.Size != int64(len(content)) || i.FetchedAt.IsZero() || !slices.Equal(i.Sources, sources) {
-		t.Errorf("the store tells %+v, want the sources %q", i, sources)
+		t.Errorf("the store has %+v, want the sources %q", i, sources)
 	}
 }
 
@@ -432,20 +342,20 @@ func TestFetchedAgain(t *testing.T) {
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
-	var kept, removed imagestore.Image
-	images := map[string]driver.Image{}
+	var kept, removed image.StoredImage
+	images := map[string]image.Ref{}
 	for i := range 2 {
 		content := append(disk(), make([]byte, 512*i)...)
-		image := driver.Image{Source: serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })}
-		must(t, wait(t, s, someone(), image))
-		images[checksum(content)] = image
+		ref := image.Ref{Source: serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })}
+		must(t, fetch(t, s, ref))
+		images[checksum(content)] = ref
 	}
 	have, err := s.List()
 	must(t, err)
 	kept, removed = have[0], have[1]
 	used := func() (map[string]bool, error) {
 		_, err := s.Hold()
-		if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), "being pruned") {
+		if !errors.Is(err, image.ErrLocked) || !strings.Contains(err.Error(), "being pruned") {
 			t.Errorf("a disk could be made meanwhile: %v", err)
 		}
 		return map[string]bool{kept.Name: true}, nil
@@ -462,20 +372,20 @@ func TestPrune(t *testing.T) {
 	if _, err := s.Prune(t.Context(), func() (map[string]bool, error) { return nil, io.ErrNoProgress }); !errors.Is(err, io.ErrNoProgress) {
 		t.Errorf("got the error %v", err)
 	}
-	clean(t, s, 2)
+	checkImages(t, s, 2)
 	pruned, err := s.Prune(t.Context(), used)
 	must(t, err)
 	if len(pruned) != 1 || pruned[0].Name != removed.Name {
 		t.Errorf("it removed %+v, want %+v", pruned, removed)
 	}
-	clean(t, s, 1)
+	checkImages(t, s, 1)
 	for digest, there := range map[string]bool{kept.Digest: true, removed.Digest: false} {
 		if _, got := s.Path(images[digest]); got != there {
-			t.Errorf("%s is there: %v", digest, got)
+			t.Errorf("%s exists: %v", digest, got)
 		}
 	}
-	must(t, wait(t, s, someone(), images[removed.Digest]))
-	clean(t, s, 2)
+	must(t, fetch(t, s, images[removed.Digest]))
+	checkImages(t, s, 2)
 }
 
 // archive returns a tar archive of one file.
@@ -569,17 +479,15 @@ func TestRegistryFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			image := driver.Image{Source: push(t, blobs(c.answer),
+			ref := image.Ref{Source: push(t, blobs(c.answer),
 				plain(archive(t, "below", []byte("below the disk"))), plain(archive(t, "disk/debian.img", disk())), plain(archive(t, "over", []byte("over the disk"))))}
-			s := newStore(t, hostOf(image.Source))
-			err := wait(t, s, someone(), image)
-			if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got the error %v, want %q", err, c.says)
+			s := newStore(t, hostOf(ref.Source))
+			err := fetch(t, s, ref)
+			wantRetry(t, err, c.says)
+			if _, exists := s.Path(ref); exists {
+				t.Error("the image exists")
 			}
-			if _, there := s.Path(image); there {
-				t.Error("the image is there")
-			}
-			clean(t, s, 0)
+			checkImages(t, s, 0)
 		})
 	}
 }
@@ -604,11 +512,10 @@ func TestSlowLayer(t *testing.T) {
 			}
 		}
 	}
-	image := driver.Image{Source: push(t, blobs(slowly), plain(beside), plain(archive(t, "disk/debian.img", content)))}
-	s := newStore(t, hostOf(image.Source))
-	s.Fetches.Stall = pieces * pace / 2
-	must(t, wait(t, s, someone(), image))
-	path, _ := s.Path(image)
+	ref := image.Ref{Source: push(t, blobs(slowly), plain(beside), plain(archive(t, "disk/debian.img", content)))}
+	s := newStore(t, hostOf(ref.Source))
+	must(t, fetchWithin(t, s, ref, pieces*pace/2, func(string) {}))
+	path, _ := s.Path(ref)
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("the disk is not what was pushed: %v", err)
 	}
@@ -643,22 +550,23 @@ func TestRegistry(t *testing.T) {
 			case "no such registry":
 				source = "oci://127.0.0.1:1/x"
 			}
-			s, who := newStore(t, hostOf(source)), someone()
-			image := driver.Image{Source: source}
-			err := wait(t, s, who, image)
-			path, there := s.Path(image)
+			s := newStore(t, hostOf(source))
+			ref := image.Ref{Source: source}
+			err := fetch(t, s, ref)
+			path, exists := s.Path(ref)
 			if c.says != "" {
-				if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), c.says) || there {
-					t.Errorf("got the error %v, want %q", err, c.says)
+				wantRetry(t, err, c.says)
+				if exists {
+					t.Error("the image exists")
 				}
-				clean(t, s, 0)
+				checkImages(t, s, 0)
 				return
 			}
 			must(t, err)
 			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
 				t.Errorf("the disk is not what was pushed: %v", err)
 			}
-			clean(t, s, 1)
+			checkImages(t, s, 1)
 		})
 	}
 }
@@ -723,17 +631,15 @@ func TestRegistryLayers(t *testing.T) {
 			for _, layer := range c.layers {
 				all = append(all, entries(t, layer...))
 			}
-			image := driver.Image{Source: push(t, honest, all...)}
-			s := newStore(t, hostOf(image.Source))
-			err := wait(t, s, someone(), image)
+			ref := image.Ref{Source: push(t, honest, all...)}
+			s := newStore(t, hostOf(ref.Source))
+			err := fetch(t, s, ref)
 			if len(c.want) > 1 {
-				if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), c.want) {
-					t.Errorf("got the error %v, want %q", err, c.want)
-				}
+				wantRetry(t, err, c.want)
 				return
 			}
 			must(t, err)
-			path, _ := s.Path(image)
+			path, _ := s.Path(ref)
 			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, lettered(c.want)) {
 				t.Errorf("the disk is %.1q, %v, want %s", got, err, c.want)
 			}
@@ -741,9 +647,9 @@ func TestRegistryLayers(t *testing.T) {
 	}
 }
 
-// TestAlways checks that the registry is queried each time, unless a checksum fixes the
-// content.
-func TestAlways(t *testing.T) {
+// TestPullAlways checks that the registry is queried each time, unless a checksum fixes
+// the content.
+func TestPullAlways(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32
 	source := push(t, func(inner http.Handler) http.Handler {
@@ -755,37 +661,14 @@ func TestAlways(t *testing.T) {
 		})
 	}, compressed(t, archive(t, "disk/x", disk())))
 	s := newStore(t, hostOf(source))
-	for policy, want := range map[driver.PullPolicy]int32{driver.PullIfNotPresent: 1, driver.PullAlways: 2} {
+	for policy, want := range map[image.PullPolicy]int32{image.PullIfNotPresent: 1, image.PullAlways: 2} {
 		asked.Store(0)
 		for range 2 {
-			who := someone()
-			must(t, wait(t, s, who, driver.Image{Source: source, PullPolicy: policy}))
-			s.Fetches.Keep(who.UID)
+			must(t, fetch(t, s, image.Ref{Source: source, PullPolicy: policy}))
 		}
-		if got := asked.Load(); got > want || (policy == driver.PullAlways && got != want) {
+		if got := asked.Load(); got > want || (policy == image.PullAlways && got != want) {
 			t.Errorf("%s asked the registry %d times, want %d", policy, got, want)
 		}
-	}
-}
-
-// TestAlwaysOfTwo checks that a server which needs two images fetched again gets both,
-// once each.
-func TestAlwaysOfTwo(t *testing.T) {
-	t.Parallel()
-	content := disk()
-	var asked [2]atomic.Int32
-	var images []driver.Image
-	for n := range asked {
-		url := serve(t, func(w http.ResponseWriter, _ *http.Request) {
-			asked[n].Add(1)
-			_, _ = w.Write(content)
-		})
-		images = append(images, driver.Image{Source: url, PullPolicy: driver.PullAlways})
-	}
-	s, who := newStore(t), someone()
-	must(t, wait(t, s, who, images...))
-	if first, second := asked[0].Load(), asked[1].Load(); first != 1 || second != 1 {
-		t.Errorf("they were fetched %d and %d times, want each once", first, second)
 	}
 }
 
@@ -795,7 +678,7 @@ func TestForeignLock(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	must(t, s.MakeLock())
-	lock := s.Dir.Path("cache", "lock")
+	lock := filepath.Join(s.Dir, s.Sub, "lock")
 	must(t, os.Chmod(lock, 0))
 	const nobody = 65534
 	result := make(chan error)

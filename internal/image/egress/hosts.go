@@ -28,9 +28,9 @@ func ParseHosts(list []string) (Hosts, error) {
 	h := Hosts{names: map[string]bool{}}
 	for _, entry := range list {
 		prefix, err := parsePrefix(entry)
-		name := canonical(entry)
+		name := canonicalName(entry)
 		switch {
-		case err == nil && classOf(prefix.Addr()) == never && prefix.Bits() > 0:
+		case err == nil && classOf(prefix.Addr()) == forbidden && prefix.Bits() > 0:
 			return Hosts{}, fmt.Errorf("it has %q: link-local, metadata, multicast and unspecified addresses are never asked", entry)
 		case err == nil:
 			h.prefixes = append(h.prefixes, prefix)
@@ -58,13 +58,13 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return prefix.Masked(), nil
 }
 
-// canonical returns a host's name in the form in which names are compared.
-func canonical(host string) string { return strings.TrimSuffix(strings.ToLower(host), ".") }
+// canonicalName returns a host's name in the form in which names are compared.
+func canonicalName(host string) string { return strings.TrimSuffix(strings.ToLower(host), ".") }
 
-// check refuses to connect a host to the address that it was resolved to. It is called
-// for each address that is dialled, so what a name resolved to at another time does not
-// count.
-func (h Hosts) check(host, dialled string) error {
+// checkAddress refuses to connect a host to the address that it was resolved to. It is
+// called for each address that is dialled, so what a name resolved to at another time
+// does not count.
+func (h Hosts) checkAddress(host, dialled string) error {
 	to, err := netip.ParseAddrPort(dialled)
 	if err != nil {
 		return Errorf("%.100s leads to an address that is none", host)
@@ -72,9 +72,9 @@ func (h Hosts) check(host, dialled string) error {
 	address := to.Addr().WithZone("")
 	class := classOf(address)
 	switch {
-	case class == never:
+	case class == forbidden:
 		return Errorf("%.100s leads to %s address, which is never asked", host, class)
-	case h.names[canonical(host)] || h.hasPrefixOf(address):
+	case h.names[canonicalName(host)] || h.hasPrefixOf(address):
 		return nil
 	}
 	own, err := h.isOwn(address)
@@ -103,7 +103,7 @@ func (h Hosts) isOwn(address netip.Addr) (bool, error) {
 	}
 	for _, a := range all {
 		own, err := netip.ParsePrefix(a.String())
-		if err == nil && slices.Contains(forms(address), own.Addr().Unmap()) {
+		if err == nil && slices.Contains(addressForms(address), own.Addr().Unmap()) {
 			return true, nil
 		}
 	}
@@ -113,7 +113,7 @@ func (h Hosts) isOwn(address netip.Addr) (bool, error) {
 // hasPrefixOf reports whether an address is in a CIDR, itself or as the IPv4
 // address that it stands for.
 func (h Hosts) hasPrefixOf(address netip.Addr) bool {
-	for _, form := range forms(address) {
+	for _, form := range addressForms(address) {
 		for _, p := range h.prefixes {
 			if p.Contains(form) {
 				return true
@@ -128,28 +128,28 @@ type class string
 
 // The classes, the strictest last.
 const (
-	public   class = "a public"
-	private  class = "a private"
-	loopback class = "a loopback"
-	never    class = "a link-local, metadata, multicast or unspecified"
+	public    class = "a public"
+	private   class = "a private"
+	loopback  class = "a loopback"
+	forbidden class = "a link-local, metadata, multicast or unspecified"
 )
 
-var strictness = map[class]int{public: 0, private: 1, loopback: 2, never: 3}
+var strictness = map[class]int{public: 0, private: 1, loopback: 2, forbidden: 3}
 
 // classes lists the addresses that are not public.
 var classes = []struct {
 	prefix netip.Prefix
 	class  class
 }{
-	{netip.MustParsePrefix("0.0.0.0/8"), never}, // "this network", which Linux treats as the host itself
-	{netip.MustParsePrefix("169.254.0.0/16"), never},
-	{netip.MustParsePrefix("168.63.129.16/32"), never},  // metadata of Azure
-	{netip.MustParsePrefix("fd00:ec2::254/128"), never}, // metadata of AWS
-	{netip.MustParsePrefix("224.0.0.0/4"), never},
-	{netip.MustParsePrefix("240.0.0.0/4"), never}, // reserved, and broadcast
-	{netip.MustParsePrefix("::/128"), never},
-	{netip.MustParsePrefix("fe80::/10"), never},
-	{netip.MustParsePrefix("ff00::/8"), never},
+	{netip.MustParsePrefix("0.0.0.0/8"), forbidden}, // "this network", which Linux treats as the host itself
+	{netip.MustParsePrefix("169.254.0.0/16"), forbidden},
+	{netip.MustParsePrefix("168.63.129.16/32"), forbidden},  // metadata of Azure
+	{netip.MustParsePrefix("fd00:ec2::254/128"), forbidden}, // metadata of AWS
+	{netip.MustParsePrefix("224.0.0.0/4"), forbidden},
+	{netip.MustParsePrefix("240.0.0.0/4"), forbidden}, // reserved, and broadcast
+	{netip.MustParsePrefix("::/128"), forbidden},
+	{netip.MustParsePrefix("fe80::/10"), forbidden},
+	{netip.MustParsePrefix("ff00::/8"), forbidden},
 	{netip.MustParsePrefix("127.0.0.0/8"), loopback},
 	{netip.MustParsePrefix("::1/128"), loopback},
 	{netip.MustParsePrefix("10.0.0.0/8"), private},
@@ -166,7 +166,7 @@ var classes = []struct {
 // classOf returns the strictest class among all forms of an address.
 func classOf(address netip.Addr) class {
 	found := public
-	for _, form := range forms(address) {
+	for _, form := range addressForms(address) {
 		for _, c := range classes {
 			if c.prefix.Contains(form) && strictness[c.class] > strictness[found] {
 				found = c.class
@@ -176,9 +176,9 @@ func classOf(address netip.Addr) class {
 	return found
 }
 
-// embedded are the networks whose addresses stand for IPv4 addresses, and the byte at
-// which those begin.
-var embedded = []struct {
+// embeddingPrefixes are the networks whose addresses stand for IPv4 addresses, and the
+// byte at which those begin.
+var embeddingPrefixes = []struct {
 	prefix netip.Prefix
 	at     int
 }{
@@ -189,15 +189,15 @@ var embedded = []struct {
 	{netip.MustParsePrefix("2001::/32"), 4},        // Teredo: its server
 }
 
-// forms returns an address and the IPv4 addresses that it stands for.
-func forms(address netip.Addr) []netip.Addr {
+// addressForms returns an address and the IPv4 addresses that it stands for.
+func addressForms(address netip.Addr) []netip.Addr {
 	address = address.Unmap()
 	all := []netip.Addr{address}
 	if !address.Is6() || address == netip.IPv6Loopback() || address.IsUnspecified() {
 		return all
 	}
 	b := address.As16()
-	for _, e := range embedded {
+	for _, e := range embeddingPrefixes {
 		if e.prefix.Contains(address) {
 			all = append(all, netip.AddrFrom4([4]byte(b[e.at:e.at+net.IPv4len])))
 		}

@@ -39,8 +39,8 @@ func (r *rig) began(n int) map[string]*run {
 
 func (r *rig) waits(uid types.UID, want bool) {
 	r.t.Helper()
-	if doing := r.Progress(uid); strings.HasSuffix(doing, ": it waits for other fetches to end") != want || !strings.HasPrefix(doing, "fetching "+string(uid)) {
-		r.t.Errorf("%s is doing %q, want it to wait: %v", uid, doing, want)
+	if status := r.Progress(uid); strings.HasSuffix(status, ": it waits for other fetches to end") != want || !strings.HasPrefix(status, "fetching "+string(uid)) {
+		r.t.Errorf("the status of %s is %q, want it to wait: %v", uid, status, want)
 	}
 }
 
@@ -48,7 +48,7 @@ func (r *rig) waits(uid types.UID, want bool) {
 // they wait and begin in the order of arrival.
 func TestTurns(t *testing.T) {
 	r := newRig(t)
-	r.AtOnce = 4
+	r.Concurrency = 4
 	r.beginIn("one", "a", "b")
 	r.beginIn("two", "c", "d")
 	r.beginIn("three", "e", "f")
@@ -72,7 +72,7 @@ func TestTurns(t *testing.T) {
 // TestTurnGivenUp checks that an abandoned fetch gets no turn.
 func TestTurnGivenUp(t *testing.T) {
 	r := newRig(t)
-	r.AtOnce = 1
+	r.Concurrency = 1
 	r.beginIn("one", "a", "b", "c")
 	a := r.began(1)["a"]
 	if err := r.Abandon(t.Context(), "b"); err != nil {
@@ -87,7 +87,7 @@ func TestTurnGivenUp(t *testing.T) {
 // TestTurnsOfOne checks that no namespace has all places.
 func TestTurnsOfOne(t *testing.T) {
 	r := newRig(t)
-	r.AtOnce = 4
+	r.Concurrency = 4
 	r.beginIn("one", "a", "b", "c", "d", "e")
 	r.beginIn("two", "f", "g")
 	running := r.began(4)
@@ -109,7 +109,7 @@ func TestFinal(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
 	r.next().end <- driver.Errorf(driver.ErrInvalid, "too large")
-	receive(t, "it is told", r.told)
+	receive(t, "it is notified", r.notified)
 	if _, err := r.Outcome("a", "x"); !errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrRetry) || err.Error() != "too large" || driver.ReasonOf(err) != "" {
 		t.Errorf("error %v", err)
 	}

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package imagestore
+package image
 
 import (
 	"context"
@@ -18,8 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/klauspost/compress/zstd"
 
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/egress"
+	"cloudnative.tw/drover/internal/image/egress"
 )
 
 // DefaultMaxSize is how many bytes an image may have if the operator sets no other limit.
@@ -69,24 +68,24 @@ func NewSources(p Policy) (*Sources, error) {
 // IsUnchecked reports whether the content of an image is up to the server, or to anyone
 // who can change what is sent on the way. A registry is queried by digest, which over TLS
 // only the registry itself can choose.
-func (s *Sources) IsUnchecked(i driver.Image) bool {
-	reference, isOCI := strings.CutPrefix(i.Source, ociScheme)
-	if i.Checksum != "" || !IsRemote(i.Source) {
+func (s *Sources) IsUnchecked(ref Ref) bool {
+	reference, isOCI := strings.CutPrefix(ref.Source, ociScheme)
+	if ref.Checksum != "" || !IsRemote(ref.Source) {
 		return false
 	}
 	if !isOCI {
 		return true
 	}
-	ref, err := name.ParseReference(reference)
+	parsed, err := name.ParseReference(reference)
 	if err != nil {
 		return false // nothing is fetched
 	}
-	_, byDigest := ref.(name.Digest)
-	return !byDigest && s.isPlain(ref)
+	_, byDigest := parsed.(name.Digest)
+	return !byDigest && s.isPlainHTTP(parsed)
 }
 
-// isPlain reports whether a registry is contacted without TLS.
-func (s *Sources) isPlain(ref name.Reference) bool {
+// isPlainHTTP reports whether a registry is contacted without TLS.
+func (s *Sources) isPlainHTTP(ref name.Reference) bool {
 	return slices.Contains(s.plainHTTP, strings.ToLower(ref.Context().RegistryStr()))
 }
 
@@ -94,33 +93,33 @@ func (s *Sources) isPlain(ref name.Reference) bool {
 func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, source, nil)
 	if err != nil {
-		return final("it is no valid URL")
+		return invalidContent("it is no valid URL")
 	}
-	answer, err := s.client.Web(a.fetch.Alive).RoundTrip(request)
+	response, err := s.client.Web(a.progress.MarkAlive).RoundTrip(request)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = answer.Body.Close() }()
-	if answer.StatusCode != http.StatusOK {
-		return egress.StatusError(answer.StatusCode)
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return egress.StatusError(response.StatusCode)
 	}
-	if err := a.begin(versionOf(answer), max(answer.ContentLength, 0)); err != nil {
+	if err := a.checkContent(contentVersion(response), max(response.ContentLength, 0)); err != nil {
 		return err
 	}
-	n, err := io.Copy(a, answer.Body)
+	n, err := io.Copy(a, response.Body)
 	if err == nil && a.total > 0 && n != a.total {
 		return egress.Errorf("it ended after %d of %d bytes", n, a.total)
 	}
 	return err
 }
 
-// versionOf returns a web server's version of its content, or nothing.
-func versionOf(answer *http.Response) string {
-	tag, at := answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
+// contentVersion returns a web server's version of its content, or nothing.
+func contentVersion(response *http.Response) string {
+	tag, at := response.Header.Get("ETag"), response.Header.Get("Last-Modified")
 	if tag == "" && at == "" {
 		return ""
 	}
-	return fmt.Sprint(tag, " ", at, " ", answer.ContentLength)
+	return fmt.Sprint(tag, " ", at, " ", response.ContentLength)
 }
 
 // platform is the platform of machines.
@@ -130,17 +129,17 @@ var platform = v1.Platform{OS: "linux", Architecture: "amd64"}
 func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) error {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
-		return final("it is no reference of an image: it must be oci://registry/name:tag or oci://registry/name@sha256:...")
+		return invalidContent("it is no reference of an image: it must be oci://registry/name:tag or oci://registry/name@sha256:...")
 	}
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithPlatform(platform),
-		remote.WithTransport(s.client.Registry(s.isPlain(ref), a.fetch.Alive)),
+		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), a.progress.MarkAlive)),
 	}
-	if s.isPlain(ref) {
+	if s.isPlainHTTP(ref) {
 		// This lets the library fall back to plain HTTP. It has no login to send.
 		ref, err = name.ParseReference(reference, name.Insecure)
 	} else {
-		options = append(options, remote.WithAuthFromKeychain(logins{}))
+		options = append(options, remote.WithAuthFromKeychain(dockerLogins{}))
 	}
 	if err != nil {
 		return err
@@ -153,18 +152,18 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 	if err != nil {
 		return err
 	}
-	if err := a.begin(digest.String(), 0); err != nil {
+	if err := a.checkContent(digest.String(), 0); err != nil {
 		return err
 	}
 	return copyDisk(image, a, s.maxSize)
 }
 
-// logins are the logins of the Docker configuration. An error does not say why they
+// dockerLogins are the logins of the Docker configuration. An error does not say why they
 // cannot be read: what a helper printed may hold one.
-type logins struct{}
+type dockerLogins struct{}
 
 // Resolve implements authn.Keychain.
-func (logins) Resolve(target authn.Resource) (authn.Authenticator, error) {
+func (dockerLogins) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	found, err := authn.DefaultKeychain.Resolve(target)
 	if err != nil {
 		return nil, egress.Errorf("the logins of registries cannot be read: config.json of the Docker configuration is broken, or a helper that it names fails")
@@ -172,30 +171,31 @@ func (logins) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	return found, nil
 }
 
-// contentError says why fetched content is of no use. Fetching the same content again
+// contentError explains why fetched content is unusable. Fetching the same content again
 // changes nothing.
 type contentError struct{ error }
 
 func (c *contentError) Unwrap() error { return c.error }
 
-// useless returns an error for content that the server may change.
-func useless(format string, args ...any) error {
-	return &contentError{driver.Errorf(driver.ErrRetry, format, args...)}
+// unusableContent returns an error for content that the server may change.
+func unusableContent(format string, args ...any) error {
+	return &contentError{newError(ErrUnavailable, format, args...)}
 }
 
-// final returns an error that only another spec, or another flag, can resolve.
-func final(format string, args ...any) error {
-	return &contentError{driver.Errorf(driver.ErrInvalid, format, args...)}
+// invalidContent returns an error that only another reference, or another limit of the
+// operator, can resolve.
+func invalidContent(format string, args ...any) error {
+	return &contentError{newError(ErrInvalid, format, args...)}
 }
 
-// explain says why a fetch failed, in Drover's own words only.
-func explain(err error) error {
+// explainError explains why a fetch failed, in Drover's own words only.
+func explainError(err error) error {
 	content, is := errors.AsType[*contentError](err)
 	switch {
 	case is:
 		return content
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return useless("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", maxWindow)
+		return unusableContent("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", maxWindowSize)
 	}
 	return egress.Explain(err)
 }

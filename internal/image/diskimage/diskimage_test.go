@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/test/vmtest"
 )
 

@@ -52,7 +52,7 @@ func TestClasses(t *testing.T) {
 			"::ffff:10.0.0.1", "::10.0.0.1", "::ffff:0:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "2002:c0a8:101:2::3", "2001:0:a00:1:0:0:f7f7:f7f7", "2001:0:808:808:0:0:f5ff:fffe",
 		},
 		loopback: {"127.0.0.1", "127.255.255.255", "::1", "::ffff:127.0.0.1", "::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::1", "2001:0:808:808:0:0:80ff:fffe"},
-		never: {
+		forbidden: {
 			"168.63.129.16", "::ffff:168.63.129.16", "64:ff9b::a83f:8110", "fd00:ec2::254",
 			"0.0.0.0", "0.1.2.3", "169.254.0.0", "169.254.169.254", "169.254.255.255", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
 			"::", "fe80::1", "fe80::1%eth0", "febf::1", "ff02::1", "::ffff:169.254.169.254", "::169.254.169.254", "::ffff:0.0.0.0", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "2001:0:808:808:0:0:5601:5601",
@@ -116,7 +116,7 @@ func TestHosts(t *testing.T) {
 		"all, and loopback":            {[]string{"0.0.0.0/0"}, "localhost", "127.0.0.1:80", ""},
 		"no address":                   {nil, "images.example", "images.example:80", "an address that is none"},
 	} {
-		err := hosts(t, c.allowed...).check(c.host, c.dialled)
+		err := hosts(t, c.allowed...).checkAddress(c.host, c.dialled)
 		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("%s: got the error %v, want %q", name, err, c.refused)
 		}
@@ -140,7 +140,7 @@ func TestOwnAddresses(t *testing.T) {
 	check := func(address string, allowed ...string) error {
 		h := hosts(t, allowed...)
 		h.interfaces = func() ([]net.Addr, error) { return own, failure }
-		return h.check("images.example", address)
+		return h.checkAddress("images.example", address)
 	}
 	must(t, check("1.2.3.4:443"))
 	own = []net.Addr{
@@ -304,7 +304,7 @@ func TestPlain(t *testing.T) {
 	asked := 0
 	url, _ := serve(t, func(http.ResponseWriter, *http.Request) { asked++ })
 	c := New(hosts(t, "127.0.0.1"))
-	if _, err := get(t, c.Registry(false, none), url); !errors.Is(err, errPlain) || asked != 0 {
+	if _, err := get(t, c.Registry(false, none), url); !errors.Is(err, errPlainHTTP) || asked != 0 {
 		t.Errorf("got the error %v, and it was asked %d times", err, asked)
 	}
 	if _, err := get(t, c.Registry(true, none), url); err != nil || asked != 1 {
@@ -323,7 +323,7 @@ func TestAsItIs(t *testing.T) {
 		if r.URL.Path == "/encoded" {
 			w.Header().Set("Content-Encoding", "gzip")
 		}
-		_, _ = w.Write(make([]byte, maxDocument+1))
+		_, _ = w.Write(make([]byte, maxDocumentSize+1))
 	})
 	c := New(hosts(t, "127.0.0.1"))
 	for path, c := range map[string]struct {
@@ -332,12 +332,12 @@ func TestAsItIs(t *testing.T) {
 	}{
 		"/encoded":                              {c.Web(none), "Content-Encoding"},
 		"/file":                                 {c.Web(none), ""},
-		"/v2/x/manifest/1":                      {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocument)},
+		"/v2/x/manifest/1":                      {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
 		"/v2/x/blobs/sha256:1":                  {c.Registry(true, none), ""},
-		"/v2/x/blobs/1":                         {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocument)},
-		"/v2/x/blobs/y/manifests/1":             {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocument)},
-		"/v2/x/blobs/manifests/sha256:1":        {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocument)},
-		"/v2/x/blobs/sha256:1/manifests/latest": {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocument)},
+		"/v2/x/blobs/1":                         {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
+		"/v2/x/blobs/y/manifests/1":             {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
+		"/v2/x/blobs/manifests/sha256:1":        {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
+		"/v2/x/blobs/sha256:1/manifests/latest": {c.Registry(true, none), fmt.Sprintf("more than %d bytes", maxDocumentSize)},
 	} {
 		_, err := get(t, c.rt, url+path)
 		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(Explain(err).Error(), c.says) {
@@ -394,13 +394,13 @@ func TestExplain(t *testing.T) {
 		"an unknown status":   {StatusError(799), "the server answered 799"},
 	} {
 		if got := Explain(c.err).Error(); got != c.want {
-			t.Errorf("%s: it is told as %q, want %q", name, got, c.want)
+			t.Errorf("%s: it is explained as %q, want %q", name, got, c.want)
 		}
 	}
 	// Others are matched by their words only, which are never repeated.
 	for _, r := range reasons {
 		if got := Explain(fmt.Errorf("%s %s", r.text, secret)).Error(); !slices.Contains(append(said, "the server's answer is not understood"), got) {
-			t.Errorf("it is told as %q", got)
+			t.Errorf("it is explained as %q", got)
 		}
 	}
 }

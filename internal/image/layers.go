@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package imagestore
+package image
 
 import (
 	"archive/tar"
@@ -25,18 +25,18 @@ const (
 	whiteout = ".wh."
 	// maxLayers is how many layers an image may have, as in container engines.
 	maxLayers = 127
-	// maxWindow is how much memory the decompression of a layer may take.
-	maxWindow = 64 << 20
+	// maxWindowSize is how much memory the decompression of a layer may take.
+	maxWindowSize = 64 << 20
 )
 
-// archive is the content of an image, of which the disk is copied: the one file in the
-// disk's folder, in any layer.
-type archive struct {
+// diskCopier copies the disk of an image: the one file in the disk's folder, in any
+// layer.
+type diskCopier struct {
 	out   io.Writer
 	found bool
-	// sent and content bound the layers' bytes as sent and as decompressed: either may be
-	// endless while the other is not.
-	sent, content budget
+	// compressed and content limit the layers' bytes as sent and as decompressed: either may
+	// be endless while the other is not.
+	compressed, content byteLimit
 }
 
 // copyDisk copies the disk of an image whose layers have at most limit bytes. It reads
@@ -47,34 +47,34 @@ func copyDisk(image v1.Image, out io.Writer, limit int64) error {
 		return err
 	}
 	if len(layers) > maxLayers {
-		return useless("the image has %d layers: it may have %d", len(layers), maxLayers)
+		return unusableContent("the image has %d layers: it may have %d", len(layers), maxLayers)
 	}
-	a := &archive{out: out, sent: budget{limit, limit}, content: budget{limit, limit}}
+	c := &diskCopier{out: out, compressed: byteLimit{limit, limit}, content: byteLimit{limit, limit}}
 	for _, layer := range layers {
-		if err := a.copyFrom(layer); err != nil {
+		if err := c.copyLayer(layer); err != nil {
 			return err
 		}
 	}
-	if !a.found {
-		return useless("there is no disk in /%s of the image", diskFolder)
+	if !c.found {
+		return unusableContent("there is no disk in /%s of the image", diskFolder)
 	}
 	return nil
 }
 
-func (a *archive) copyFrom(layer v1.Layer) error {
+func (c *diskCopier) copyLayer(layer v1.Layer) error {
 	body, err := layer.Compressed()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = body.Close() }()
-	blob := &countedReader{body, &a.sent}
-	decompressed, release, err := decompress(blob)
+	blob := &limitedReader{body, &c.compressed}
+	decompressed, release, err := decompressLayer(blob)
 	if err != nil {
 		return err
 	}
 	defer release()
-	content := &countedReader{decompressed, &a.content}
-	if err := a.copyEntries(tar.NewReader(content)); err != nil {
+	content := &limitedReader{decompressed, &c.content}
+	if err := c.copyEntries(tar.NewReader(content)); err != nil {
 		return err
 	}
 	// An archive ends before its blob does, and the digest is checked at that end.
@@ -85,7 +85,7 @@ func (a *archive) copyFrom(layer v1.Layer) error {
 	return err
 }
 
-func (a *archive) copyEntries(files *tar.Reader) error {
+func (c *diskCopier) copyEntries(files *tar.Reader) error {
 	for {
 		entry, err := files.Next()
 		if errors.Is(err, io.EOF) {
@@ -94,37 +94,38 @@ func (a *archive) copyEntries(files *tar.Reader) error {
 		if err != nil {
 			return err
 		}
-		isDisk, err := a.meet(entry)
+		isDisk, err := c.checkEntry(entry)
 		if err != nil {
 			return err
 		}
 		if !isDisk {
 			continue
 		}
-		if _, err := io.Copy(a.out, files); err != nil {
+		if _, err := io.Copy(c.out, files); err != nil {
 			return err
 		}
 	}
 }
 
-// meet reports whether an entry is the disk.
-func (a *archive) meet(entry *tar.Header) (isDisk bool, err error) {
+// checkEntry reports whether an entry is the disk. It refuses what would make the disk
+// ambiguous.
+func (c *diskCopier) checkEntry(entry *tar.Header) (isDisk bool, err error) {
 	dir, base := path.Split(strings.TrimPrefix(path.Clean("/"+entry.Name), "/"))
 	inside := dir == diskFolder+"/"
 	hides := strings.HasPrefix(base, whiteout) && (inside || dir == "" && (base == whiteout+diskFolder || base == whiteout+whiteout+".opq"))
 	switch {
 	case hides:
-		return false, useless("a layer of the image removes or hides files of /%s, which is not taken: it must be built anew, with one disk", diskFolder)
+		return false, unusableContent("a layer of the image removes or hides files of /%s, which is not taken: it must be built anew, with one disk", diskFolder)
 	case !inside, strings.HasPrefix(base, "."):
 		return false, nil
 	case isSparse(entry):
-		return false, useless("the disk is a sparse file in its archive, which is not taken: build the image without --sparse")
+		return false, unusableContent("the disk is a sparse file in its archive, which is not taken: build the image without --sparse")
 	case entry.Typeflag != tar.TypeReg:
 		return false, nil
-	case a.found:
-		return false, useless("there is more than one file in /%s of the image: it must hold one disk", diskFolder)
+	case c.found:
+		return false, unusableContent("there is more than one file in /%s of the image: it must hold one disk", diskFolder)
 	}
-	a.found = true
+	c.found = true
 	return true, nil
 }
 
@@ -139,30 +140,31 @@ func isSparse(entry *tar.Header) bool {
 	return entry.Typeflag == tar.TypeGNUSparse
 }
 
-// budget is how many more bytes are accepted.
-type budget struct{ left, limit int64 }
+// byteLimit is how many bytes are accepted, and how many of these are left.
+type byteLimit struct{ left, limit int64 }
 
-// countedReader counts what it reads against a budget.
-type countedReader struct {
+// limitedReader counts what it reads against a limit, which other readers may share.
+type limitedReader struct {
 	io.Reader
 
-	of *budget
+	limit *byteLimit
 }
 
-func (c *countedReader) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	if c.of.left -= int64(n); c.of.left < 0 {
-		return 0, tooLarge("the layers of the image have more than", c.of.limit)
+func (r *limitedReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if r.limit.left -= int64(n); r.limit.left < 0 {
+		return 0, tooLargeError("the layers of the image have more than", r.limit.limit)
 	}
 	return n, err
 }
 
-func tooLarge(what string, limit int64) error {
-	return final("%s %d bytes, which is all that --image-max-size allows", what, limit)
+func tooLargeError(what string, limit int64) error {
+	return invalidContent("%s %d bytes, which is all that --image-max-size allows", what, limit)
 }
 
-// decompress returns the content of a layer, whose first bytes say how it is compressed.
-func decompress(blob io.Reader) (content io.Reader, release func(), err error) {
+// decompressLayer returns the content of a layer, whose first bytes say how it is
+// compressed.
+func decompressLayer(blob io.Reader) (content io.Reader, release func(), err error) {
 	buffered := bufio.NewReader(blob)
 	magic, err := buffered.Peek(4)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -173,7 +175,7 @@ func decompress(blob io.Reader) (content io.Reader, release func(), err error) {
 		r, err := gzip.NewReader(buffered)
 		return r, func() {}, err
 	case bytes.Equal(magic, []byte("\x28\xb5\x2f\xfd")):
-		r, err := zstd.NewReader(buffered, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderConcurrency(1))
+		r, err := zstd.NewReader(buffered, zstd.WithDecoderMaxWindow(maxWindowSize), zstd.WithDecoderConcurrency(1))
 		if err != nil {
 			return nil, nil, err
 		}

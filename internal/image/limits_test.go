@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package imagestore_test
+package image_test
 
 import (
 	"bytes"
@@ -19,11 +19,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/klauspost/compress/zstd"
-	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
 
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // zipped returns a layer whose blob is an archive, compressed.
@@ -94,20 +92,20 @@ func TestTooLarge(t *testing.T) {
 			t.Parallel()
 			source := c.source(t)
 			s := newStore(t)
-			allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{hostOf(source)}, MaxSize: limit})
-			err := wait(t, s, someone(), driver.Image{Source: source})
+			allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{hostOf(source)}, MaxSize: limit})
+			err := fetch(t, s, image.Ref{Source: source})
 			if c.says == "" {
 				must(t, err)
 				return
 			}
-			kind := driver.ErrInvalid
+			kind := image.ErrInvalid
 			if strings.Contains(name, "memory") {
-				kind = driver.ErrRetry
+				kind = image.ErrUnavailable
 			}
 			if !errors.Is(err, kind) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got the error %v, want %q", err, c.says)
 			}
-			clean(t, s, 0)
+			checkImages(t, s, 0)
 		})
 	}
 }
@@ -119,8 +117,8 @@ func TestManyLayers(t *testing.T) {
 	for n := range 128 {
 		layers = append(layers, plain(archive(t, "etc/"+strconv.Itoa(n), nil)))
 	}
-	image := driver.Image{Source: push(t, honest, layers...)}
-	if err := wait(t, newStore(t, hostOf(image.Source)), someone(), image); err == nil || !strings.Contains(err.Error(), "the image has 128 layers: it may have 127") {
+	ref := image.Ref{Source: push(t, honest, layers...)}
+	if err := fetch(t, newStore(t, hostOf(ref.Source)), ref); err == nil || !strings.Contains(err.Error(), "the image has 128 layers: it may have 127") {
 		t.Errorf("got the error %v", err)
 	}
 }
@@ -179,23 +177,10 @@ func TestSparse(t *testing.T) {
 			if size, err := layer.Size(); err != nil || size > 400 {
 				t.Errorf("the layer has %d bytes, %v: it is meant to be a small one", size, err)
 			}
-			image := driver.Image{Source: push(t, honest, layer)}
-			s := newStore(t, hostOf(image.Source))
-			who := someone()
-			var wrote atomic.Bool
-			s.Fetches.Tell = func(...types.UID) {
-				if strings.Contains(s.Fetches.Progress(who.UID), "MB") {
-					wrote.Store(true)
-				}
-			}
-			err := wait(t, s, who, image)
-			if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), "the disk is a sparse file") {
-				t.Errorf("got the error %v", err)
-			}
-			if wrote.Load() {
-				t.Error("some of it was written")
-			}
-			clean(t, s, 0)
+			ref := image.Ref{Source: push(t, honest, layer)}
+			s := newStore(t, hostOf(ref.Source))
+			wantRetry(t, fetchReporting(t, s, ref, func(string) { t.Error("some of it was written") }), "the disk is a sparse file")
+			checkImages(t, s, 0)
 		})
 	}
 }
@@ -216,9 +201,9 @@ func serveVersions(t *testing.T, header string, bad, content []byte, good *atomi
 	})
 }
 
-// TestUselessOnce checks that useless content is not sent again at each attempt, until
-// the server has something else, or some hours have passed.
-func TestUselessOnce(t *testing.T) {
+// TestRejectedContent checks that unusable content is not sent again at each attempt,
+// until the server has something else, or some hours have passed.
+func TestRejectedContent(t *testing.T) {
 	t.Parallel()
 	content := disk()
 	for name, c := range map[string]struct {
@@ -238,10 +223,10 @@ func TestUselessOnce(t *testing.T) {
 			var good atomic.Bool
 			url := serveVersions(t, c.header, c.bad, content, &good)
 			s, now := newStore(t), testingclock.NewFakeClock(time.Now())
-			allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 2 << 20})
+			allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 2 << 20})
 			s.Clock = now
-			image := driver.Image{Source: url, Checksum: c.checksum}
-			try := func() error { return wait(t, s, someone(), image) }
+			ref := image.Ref{Source: url, Checksum: c.checksum}
+			try := func() error { return fetch(t, s, ref) }
 			again, step := "same as before", time.Hour
 			if c.header == "" {
 				again, step = "does not say whether it has changed", time.Minute
@@ -268,9 +253,9 @@ func TestUselessOnce(t *testing.T) {
 	}
 }
 
-// TestUselessImage checks that only the manifest is requested from a registry, as long as
-// that is the same as before.
-func TestUselessImage(t *testing.T) {
+// TestRejectedManifest checks that only the manifest is requested from a registry, as
+// long as that is the same as before.
+func TestRejectedManifest(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32
 	count := blobs(func(w http.ResponseWriter, _ *http.Request, blob []byte) {
@@ -280,7 +265,7 @@ func TestUselessImage(t *testing.T) {
 	source := push(t, count, zipped(t, archive(t, "etc/a", disk())))
 	s := newStore(t, hostOf(source))
 	for range 3 {
-		if err := wait(t, s, someone(), driver.Image{Source: source}); err == nil || !strings.Contains(err.Error(), "no disk in /disk") {
+		if err := fetch(t, s, image.Ref{Source: source}); err == nil || !strings.Contains(err.Error(), "no disk in /disk") {
 			t.Errorf("got the error %v", err)
 		}
 	}
@@ -288,7 +273,7 @@ func TestUselessImage(t *testing.T) {
 		t.Errorf("its layer was fetched %d times", n)
 	}
 	pushTo(t, hostOf(source), zipped(t, archive(t, "disk/a", disk())))
-	must(t, wait(t, s, someone(), driver.Image{Source: source}))
+	must(t, fetch(t, s, image.Ref{Source: source}))
 }
 
 // TestNoRoom checks that missing room is reported at once, and that the fetch is tried
@@ -301,12 +286,13 @@ func TestNoRoom(t *testing.T) {
 		<-r.Context().Done()
 	})
 	s := newStore(t)
-	allow(t, s, imagestore.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 1 << 62})
+	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 1 << 62})
 	for range 2 {
-		err := wait(t, s, someone(), driver.Image{Source: url})
-		if !errors.Is(err, driver.ErrRetry) || !strings.Contains(err.Error(), "it has 1152921504606846976 bytes, and there is no room for it") || strings.Contains(err.Error(), "same as before") {
+		err := fetch(t, s, image.Ref{Source: url})
+		wantRetry(t, err, "it has 1152921504606846976 bytes, and there is no room for it")
+		if strings.Contains(err.Error(), "same as before") {
 			t.Errorf("got the error %v", err)
 		}
 	}
-	clean(t, s, 0)
+	checkImages(t, s, 0)
 }

@@ -13,12 +13,12 @@ import (
 
 const (
 	clusterBits = 16
-	cluster     = 1 << clusterBits
-	// perL2 is how much of a disk one entry of the L1 table covers.
-	perL2 = cluster / 8 * cluster
-	// maxNew is the largest new disk that one refcount block can describe, and larger than
-	// any disk in use.
-	maxNew = 1 << 50
+	clusterSize = 1 << clusterBits
+	// bytesPerL2Table is how much of a disk one entry of the L1 table covers.
+	bytesPerL2Table = clusterSize / 8 * clusterSize
+	// maxNewSize is the largest new disk that one refcount block can describe, and larger
+	// than any disk in use.
+	maxNewSize = 1 << 50
 	// extensionFormat is the header extension that names the format of the backing file.
 	extensionFormat = 0xe2792aca
 	maxBackingName  = 1023
@@ -32,8 +32,8 @@ type Backing struct {
 // CreateQcow2 makes a disk of the given size in a file that must not exist. It replaces
 // qemu-img, which a host with QEMU may lack.
 func CreateQcow2(path string, size int64, backing *Backing) error {
-	if size <= 0 || size > maxNew {
-		return fmt.Errorf("a disk of %d bytes: it must be more than 0 and at most %d", size, int64(maxNew))
+	if size <= 0 || size > maxNewSize {
+		return fmt.Errorf("a disk of %d bytes: it must be more than 0 and at most %d", size, int64(maxNewSize))
 	}
 	content, length, err := newQcow2(WholeSectors(size), backing)
 	if err != nil {
@@ -54,25 +54,25 @@ func CreateQcow2(path string, size int64, backing *Backing) error {
 // newQcow2 returns a disk without data: the header, the refcount table, a refcount block
 // and the L1 table. The L1 table is empty and left to the file system.
 func newQcow2(size int64, backing *Backing) (content []byte, length int64, err error) {
-	l1 := (size + perL2 - 1) / perL2
-	l1Clusters := (l1*8 + cluster - 1) / cluster
+	l1 := (size + bytesPerL2Table - 1) / bytesPerL2Table
+	l1Clusters := (l1*8 + clusterSize - 1) / clusterSize
 	const refcountTable, refcountBlock, l1Table = 1, 2, 3
 	used := l1Table + l1Clusters
 
-	content = make([]byte, l1Table*cluster)
+	content = make([]byte, l1Table*clusterSize)
 	head, err := newHeader(header{
-		Size: uint64(size), L1Size: uint32(l1), L1TableOffset: l1Table * cluster, //nolint:gosec // at most maxNew
-		RefcountOffset: refcountTable * cluster, RefcountClusters: 1,
+		Size: uint64(size), L1Size: uint32(l1), L1TableOffset: l1Table * clusterSize, //nolint:gosec // at most maxNewSize
+		RefcountOffset: refcountTable * clusterSize, RefcountClusters: 1,
 	}, backing)
 	if err != nil {
 		return nil, 0, err
 	}
 	copy(content, head)
-	binary.BigEndian.PutUint64(content[refcountTable*cluster:], refcountBlock*cluster)
+	binary.BigEndian.PutUint64(content[refcountTable*clusterSize:], refcountBlock*clusterSize)
 	for n := range used {
-		binary.BigEndian.PutUint16(content[refcountBlock*cluster+2*n:], 1)
+		binary.BigEndian.PutUint16(content[refcountBlock*clusterSize+2*n:], 1)
 	}
-	return content, used * cluster, nil
+	return content, used * clusterSize, nil
 }
 
 func newHeader(h header, backing *Backing) ([]byte, error) {

@@ -32,8 +32,9 @@ type Info struct {
 	Size int64
 }
 
-// foreign are formats that must not be mistaken for raw images, with their first bytes.
-var foreign = []struct{ magic, name string }{
+// otherFormats are formats that must not be mistaken for raw images, with their first
+// bytes.
+var otherFormats = []struct{ magic, name string }{
 	{"KDMV", "a VMDK image"},
 	{"# Disk DescriptorFile", "a VMDK descriptor"},
 	{"vhdxfile", "a VHDX image"},
@@ -48,8 +49,8 @@ var foreign = []struct{ magic, name string }{
 	{"\x7fELF", "an ELF program"},
 }
 
-// signs are marks that a raw disk has at certain offsets.
-var signs = []struct {
+// signatures are marks that a raw disk has at certain offsets.
+var signatures = []struct {
 	at    int64
 	magic string
 }{
@@ -81,7 +82,7 @@ func Probe(image io.ReaderAt, length int64) (Info, error) {
 	if bytes.HasPrefix(head, []byte(magic)) {
 		return probeQcow2(image, length)
 	}
-	for _, f := range foreign {
+	for _, f := range otherFormats {
 		if bytes.HasPrefix(head, []byte(f.magic)) {
 			return Info{}, fmt.Errorf("it is %s: only raw and qcow2 images are taken", f.name)
 		}
@@ -103,7 +104,7 @@ func probeRaw(image io.ReaderAt, length int64) (Info, error) {
 }
 
 func looksLikeDisk(image io.ReaderAt) bool {
-	for _, s := range signs {
+	for _, s := range signatures {
 		found := make([]byte, len(s.magic))
 		if n, _ := image.ReadAt(found, s.at); n == len(found) && string(found) == s.magic {
 			return true
@@ -154,7 +155,7 @@ func probeQcow2(image io.ReaderAt, length int64) (Info, error) {
 	switch {
 	case h.BackingFileOffset != 0:
 		return Info{}, errors.New("it is a qcow2 image with a backing file, which is refused: make one image of both by qemu-img convert")
-	case !inside(h.L1TableOffset, h.neededL1()*8, length), !inside(h.RefcountOffset, int64(h.RefcountClusters)*h.cluster(), length):
+	case !isInFile(h.L1TableOffset, h.requiredL1Entries()*8, length), !isInFile(h.RefcountOffset, int64(h.RefcountClusters)*h.clusterSize(), length):
 		return Info{}, errors.New("it is a qcow2 image that was cut off")
 	}
 	return Info{Format: Qcow2, Size: int64(h.Size)}, nil //nolint:gosec // at most maxSize
@@ -174,7 +175,7 @@ func IsUnwritten(disk io.ReaderAt, length int64) bool {
 	if err != nil {
 		return false
 	}
-	table := (int64(h.L1Size)*8 + h.cluster() - 1) / h.cluster() * h.cluster()
+	table := (int64(h.L1Size)*8 + h.clusterSize() - 1) / h.clusterSize() * h.clusterSize()
 	return length == int64(h.L1TableOffset)+table //nolint:gosec // of a file that was opened
 }
 
@@ -186,10 +187,10 @@ func readHeader(image io.ReaderAt) (header, error) {
 	if h.Version < 3 {
 		h.Incompatible = 0
 	}
-	return h, h.check()
+	return h, h.validateFields()
 }
 
-func (h header) check() error {
+func (h header) validateFields() error {
 	switch {
 	case string(h.Magic[:]) != magic:
 		return errors.New("it is no qcow2 image")
@@ -203,25 +204,25 @@ func (h header) check() error {
 		return errors.New("it is a qcow2 image that is marked as corrupt: repair it by qemu-img check -r all")
 	case h.Incompatible&^knownFeatures != 0:
 		return fmt.Errorf("it is a qcow2 image with the unknown features %#x", h.Incompatible&^knownFeatures)
-	case h.ClusterBits < 9 || h.ClusterBits > 21, h.Size == 0, h.Size > maxSize, h.Size%sector != 0, uint64(h.L1Size)*8 > maxL1, h.neededL1() > int64(h.L1Size), h.L1TableOffset%uint64(h.cluster()) != 0: //nolint:gosec // not negative
+	case h.ClusterBits < 9 || h.ClusterBits > 21, h.Size == 0, h.Size > maxSize, h.Size%sector != 0, uint64(h.L1Size)*8 > maxL1, h.requiredL1Entries() > int64(h.L1Size), h.L1TableOffset%uint64(h.clusterSize()) != 0: //nolint:gosec // not negative
 		return errors.New("it is a qcow2 image with a header that makes no sense")
 	}
 	return nil
 }
 
-func (h header) cluster() int64 { return int64(1) << h.ClusterBits }
+func (h header) clusterSize() int64 { return int64(1) << h.ClusterBits }
 
-// neededL1 returns how many entries of the L1 table the disk needs.
-func (h header) neededL1() int64 {
+// requiredL1Entries returns how many entries of the L1 table the disk needs.
+func (h header) requiredL1Entries() int64 {
 	width := int64(8) // of an entry of an L2 table
 	if h.Incompatible&featureWideL2 != 0 {
 		width = 16
 	}
-	covers := h.cluster() / width * h.cluster()
+	covers := h.clusterSize() / width * h.clusterSize()
 	return (int64(h.Size) + covers - 1) / covers //nolint:gosec // at most maxSize
 }
 
-// inside reports whether a table is in the file; an offset of zero means no table.
-func inside(at uint64, size, length int64) bool {
+// isInFile reports whether a table is in the file; an offset of zero means no table.
+func isInFile(at uint64, size, length int64) bool {
 	return at == 0 || (at < uint64(length) && size <= length-int64(at)) //nolint:gosec // below length
 }

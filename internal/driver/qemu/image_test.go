@@ -37,6 +37,10 @@ func checksumOf(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	must(t, err)
+	return checksumOfContent(content)
+}
+
+func checksumOfContent(content []byte) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(content))
 }
 
@@ -153,8 +157,8 @@ func TestCacheRemoved(t *testing.T) {
 	must(t, os.Rename(e.plain+".old", e.plain))
 	boots(t, d, spec, "drover guest 2 A")
 	off(t, d, spec)
-	path, there := d.images.Path(spec.Image)
-	if !there {
+	path, exists := d.images.Path(imageRef(spec.Image))
+	if !exists {
 		t.Fatal("the image is not in the store")
 	}
 	must(t, errors.Join(os.Chmod(path, 0o600), os.Truncate(path, 512)))

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egress makes the requests that a spec asks for, and only to hosts that the
-// operator allows. The creator of a VirtualMachine must not reach what Drover's host
-// reaches, nor read what a server there answered.
+// Package egress sends requests to servers that users name, and only to hosts that the
+// operator allows. Users must not reach all that Drover's host reaches, nor read the
+// responses of servers there.
 //
-// Start with Client.Web and Client.Registry. Explain (reason.go) describes failures.
+// Start with Client.Web and Client.Registry. Explain (errors.go) describes failures.
 package egress
 
 import (
@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	// dialWithin is how long a connection may take, and answersWithin how long a server may
-	// take until it begins to answer.
-	dialWithin    = 30 * time.Second
-	answersWithin = 30 * time.Second
-	// maxRedirects is the maximum number of redirects before an answer.
+	// dialTimeout limits the time for a connection, and responseTimeout the time until the
+	// response begins.
+	dialTimeout     = 30 * time.Second
+	responseTimeout = 30 * time.Second
+	// maxRedirects is the maximum number of redirects before a response.
 	maxRedirects = 10
-	// maxDocument is the maximum size of an answer that is kept in memory, such as a
+	// maxDocumentSize is the maximum size of a response that is read into memory, such as a
 	// manifest: registries accept none that is larger.
-	maxDocument = 4 << 20
+	maxDocumentSize = 4 << 20
 )
 
 // Client makes requests. It is safe for concurrent use.
@@ -44,31 +44,31 @@ type Client struct {
 func New(hosts Hosts) *Client {
 	c := &Client{hosts: hosts, proxy: http.ProxyFromEnvironment}
 	c.direct, c.proxied = newTransport(), newTransport()
-	c.direct.DialContext = c.dial
+	c.direct.DialContext = c.dialAllowed
 	c.proxied.Proxy = func(r *http.Request) (*url.URL, error) { return c.proxy(r) }
 	return c
 }
 
 func newTransport() *http.Transport {
 	return &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: dialWithin}).DialContext,
+		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		ForceAttemptHTTP2:   true,
-		TLSHandshakeTimeout: dialWithin, ResponseHeaderTimeout: answersWithin, IdleConnTimeout: dialWithin,
+		TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: responseTimeout, IdleConnTimeout: dialTimeout,
 		MaxResponseHeaderBytes: 1 << 20,
 		// The bytes that come are counted, and checked by their digest, as sent.
 		DisableCompression: true,
 	}
 }
 
-// dial connects only to what the operator allows. It checks the address that is actually
-// dialled.
-func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
+// dialAllowed connects only to what the operator allows. It checks the address that is
+// actually dialled.
+func (c *Client) dialAllowed(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
 	}
-	d := net.Dialer{Timeout: dialWithin, ControlContext: func(_ context.Context, _, dialled string, _ syscall.RawConn) error {
-		return c.hosts.check(host, dialled)
+	d := net.Dialer{Timeout: dialTimeout, ControlContext: func(_ context.Context, _, dialled string, _ syscall.RawConn) error {
+		return c.hosts.checkAddress(host, dialled)
 	}}
 	return d.DialContext(ctx, network, address)
 }
@@ -86,22 +86,22 @@ func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 	return c.direct.RoundTrip(request)
 }
 
-// Web returns a transport for web servers, which follows redirects. It calls alive
+// Web returns a transport for web servers, which follows redirects. It calls onData
 // whenever data arrives.
-func (c *Client) Web(alive func()) http.RoundTripper {
-	return c.requests(alive, nil, func(*http.Request) bool { return false })
+func (c *Client) Web(onData func()) http.RoundTripper {
+	return c.newRoundTripper(onData, nil, func(*http.Request) bool { return false })
 }
 
-// Registry returns a transport for registries, which follows redirects as Web does. plain
-// allows HTTP without TLS.
-func (c *Client) Registry(plain bool, alive func()) http.RoundTripper {
+// Registry returns a transport for registries, which follows redirects as Web does.
+// plainHTTP allows HTTP without TLS.
+func (c *Client) Registry(plainHTTP bool, onData func()) http.RoundTripper {
 	check := func(r *http.Request) error {
-		if r.URL.Scheme != "https" && !plain {
-			return errPlain
+		if r.URL.Scheme != "https" && !plainHTTP {
+			return errPlainHTTP
 		}
 		return nil
 	}
-	return c.requests(alive, check, isDocument)
+	return c.newRoundTripper(onData, check, isDocument)
 }
 
 // isDocument reports whether a request to a registry is for anything but a blob. The name
@@ -112,34 +112,34 @@ func isDocument(r *http.Request) bool {
 	return last < 1 || path[last-1] != "blobs" || !strings.HasPrefix(path[last], "sha256:")
 }
 
-var errPlain = Errorf("the registry does not answer by TLS: plain HTTP is spoken only to those of --image-plain-http-registries")
+var errPlainHTTP = Errorf("the registry does not answer by TLS: plain HTTP is spoken only to those of --image-plain-http-registries")
 
-func (c *Client) requests(alive func(), check func(*http.Request) error, isDocument func(*http.Request) bool) http.RoundTripper {
+func (c *Client) newRoundTripper(onData func(), check func(*http.Request) error, isDocument func(*http.Request) bool) http.RoundTripper {
 	client := http.Client{Transport: c, CheckRedirect: checkRedirect}
-	return roundTrip(func(request *http.Request) (*http.Response, error) {
+	return roundTripperFunc(func(request *http.Request) (*http.Response, error) {
 		if check != nil {
 			if err := check(request); err != nil {
 				return nil, err
 			}
 		}
-		answer, err := client.Do(request)
+		response, err := client.Do(request)
 		if err != nil {
 			return nil, withoutURL(err)
 		}
-		if encoding := answer.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-			_ = answer.Body.Close()
+		if encoding := response.Header.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
+			_ = response.Body.Close()
 			return nil, Errorf("the server answered with a Content-Encoding: it must send the file as it is")
 		}
-		answer.Body = &body{ReadCloser: answer.Body, alive: alive, document: isDocument(request)}
-		return answer, nil
+		response.Body = &responseBody{ReadCloser: response.Body, onData: onData, isDocument: isDocument(request)}
+		return response, nil
 	})
 }
 
-// roundTrip is a function as an http.RoundTripper.
-type roundTrip func(*http.Request) (*http.Response, error)
+// roundTripperFunc is a function as an http.RoundTripper.
+type roundTripperFunc func(*http.Request) (*http.Response, error)
 
 // RoundTrip implements http.RoundTripper.
-func (f roundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+func (f roundTripperFunc) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
 
 // withoutURL removes the URL from an error, since its query may hold secrets.
 func withoutURL(err error) error {
@@ -189,22 +189,22 @@ func Redact(source string) string {
 	return shown
 }
 
-// body is the body of an answer. A document is limited to maxDocument.
-type body struct {
+// responseBody is the body of a response. A document is limited to maxDocumentSize.
+type responseBody struct {
 	io.ReadCloser
 
-	alive    func()
-	document bool
-	got      int
+	onData     func()
+	isDocument bool
+	received   int
 }
 
-func (b *body) Read(p []byte) (int, error) {
+func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
-		b.alive()
+		b.onData()
 	}
-	if b.got += n; b.document && b.got > maxDocument {
-		return 0, Errorf("the server's answer has more than %d bytes", maxDocument)
+	if b.received += n; b.isDocument && b.received > maxDocumentSize {
+		return 0, Errorf("the server's answer has more than %d bytes", maxDocumentSize)
 	}
 	return n, err
 }
