@@ -22,10 +22,10 @@ import (
 // act, or if a restart cannot be begun; then the pass does not report either. Other
 // engine errors are recorded in the pass.
 func (r *Reconciler) act(ctx context.Context, p *reconciliation) (done bool, err error) {
-	if p.plan.step == stepFinish {
+	if p.decision.Action.Step == stepFinish {
 		return r.finish(ctx, p)
 	}
-	if p.plan.intent {
+	if p.decision.Action.RecordFirst {
 		if written, err := r.recordIntent(ctx, p); !written || err != nil {
 			return false, err
 		}
@@ -54,13 +54,13 @@ func (r *Reconciler) confirm(ctx context.Context, p *reconciliation) (confirmed 
 		}
 		p.live = true
 	}
-	if p.confirmed || p.plan.step != stepEnsure || p.plan.operation != api.OperationCreate {
+	if p.confirmed || p.decision.Action.Step != stepEnsure || p.decision.Action.Operation != api.OperationCreate {
 		return true, nil
 	}
 	p.confirmed = true
 	if !p.fresh {
 		if err := p.refreshObservation(ctx); err != nil {
-			p.recordFailure(p.plan, err)
+			p.recordFailure(p.decision, err)
 			return false, nil
 		}
 	}
@@ -68,7 +68,7 @@ func (r *Reconciler) confirm(ctx context.Context, p *reconciliation) (confirmed 
 		return false, nil
 	}
 	if err := r.checkElsewhere(p.vm); err != nil {
-		p.recordFailure(p.plan, err)
+		p.recordFailure(p.decision, err)
 		return false, nil
 	}
 	return true, nil
@@ -121,8 +121,8 @@ type outcome struct {
 // what is under way. If that write fails, the pass's last write reports it.
 func (r *Reconciler) call(ctx context.Context, p *reconciliation) outcome {
 	result := make(chan outcome, 1)
-	vm, plan, target := p.vm.DeepCopy(), p.plan, p.target()
-	go func() { result <- r.callDriver(ctx, vm, plan, target) }()
+	vm, decision, target := p.vm.DeepCopy(), p.decision, p.target()
+	go func() { result <- r.callDriver(ctx, vm, decision, target) }()
 	timer := r.Clock.NewTimer(progressDelay)
 	defer timer.Stop()
 	select {
@@ -140,7 +140,7 @@ func (r *Reconciler) call(ctx context.Context, p *reconciliation) outcome {
 // answers. First the engine must confirm that this is the current run: an older one
 // would look as if it had been ended already. Otherwise the pass decides again.
 func (r *Reconciler) recordIntent(ctx context.Context, p *reconciliation) (written bool, err error) {
-	run := p.plan.endRun
+	run := p.decision.Action.EndRun
 	if !p.fresh {
 		if err := p.refreshObservation(ctx); err != nil {
 			return false, err // a failure in the status would name the run
@@ -157,7 +157,7 @@ func (r *Reconciler) recordIntent(ctx context.Context, p *reconciliation) (writt
 // was changed meanwhile.
 func (r *Reconciler) writeIntent(ctx context.Context, p *reconciliation) error {
 	before, op := p.vm.Status.Operation, p.newOperation()
-	op.Run, op.RestartedAt = p.plan.endRun, p.vm.Spec.RestartedAt
+	op.Run, op.RestartedAt = p.decision.Action.EndRun, p.vm.Spec.RestartedAt
 	p.vm.Status.Operation = op
 	err := r.write(ctx, p)
 	if err != nil {
@@ -168,20 +168,20 @@ func (r *Reconciler) writeIntent(ctx context.Context, p *reconciliation) error {
 
 // callDriver calls the driver. A call that has begun runs to its end even if the
 // controller is stopping.
-func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, plan plan, target driver.Target) outcome {
+func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, decision Decision, target driver.Target) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	if plan.step == stepDelete {
-		err := r.Inventory.Delete(ctx, target, plan.retain)
+	if decision.Action.Step == stepDelete {
+		err := r.Inventory.Delete(ctx, target, decision.Action.Retain)
 		if errors.Is(err, driver.ErrNotFound) {
 			err = nil
 		}
 		return outcome{err: err}
 	}
 	spec := serverSpec(vm)
-	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, plan.power, plan.stopBy, plan.endRun
+	spec.Target, spec.Power, spec.StopBy, spec.RestartRun = target, decision.Action.Power, decision.Action.StopBy, decision.Action.EndRun
 	hidden := r.resolveSecrets(ctx, vm, &spec)
-	if hidden != nil && !powerOnly[plan.operation] {
+	if hidden != nil && !powerOnly[decision.Action.Operation] {
 		return outcome{err: hidden}
 	}
 	spec.PowerOnly = hidden != nil
@@ -214,8 +214,8 @@ func (r *Reconciler) resolveSecrets(ctx context.Context, vm *api.VirtualMachine,
 // recordOutcome records the step's result in the pass. After anything but a clear
 // success it asks the engine what exists now.
 func (p *reconciliation) recordOutcome(ctx context.Context, o outcome) {
-	before, existed, callErr := p.plan, p.seen.Answer == inventory.Present, o.err
-	if callErr != nil || before.step == stepDelete {
+	before, existed, callErr := p.decision, p.seen.Answer == inventory.Present, o.err
+	if callErr != nil || before.Action.Step == stepDelete {
 		if err := p.refreshObservation(ctx); callErr == nil {
 			callErr = err
 		}
@@ -223,12 +223,12 @@ func (p *reconciliation) recordOutcome(ctx context.Context, o outcome) {
 		p.seen, p.fresh = p.r.Inventory.Get(p.vm.UID), false
 	}
 	if callErr == nil {
-		if before.step == stepEnsure && !o.partial {
+		if before.Action.Step == stepEnsure && !o.partial {
 			p.recordShown(o.server)
 		}
 		p.recordSuccess(before, existed)
 		p.decideStep() //nolint:contextcheck // a readiness probe outlives the pass that starts it
-		if p.plan.step == before.step && p.plan.operation == before.operation && p.plan.endRun == before.endRun {
+		if p.decision.Action.Step == before.Action.Step && p.decision.Action.Operation == before.Action.Operation && p.decision.Action.EndRun == before.Action.EndRun {
 			callErr = fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen))
 		}
 	}
@@ -258,25 +258,25 @@ func stateOf(seen inventory.Observation) string {
 
 // recordSuccess clears the operation's failures from the status. A start that
 // follows a short run is counted, since it has yet to prove stable.
-func (p *reconciliation) recordSuccess(plan plan, existed bool) {
+func (p *reconciliation) recordSuccess(decision Decision, existed bool) {
 	status := &p.vm.Status
-	p.did = plan.operation
-	p.noteSuccess(plan, existed)
+	p.did = decision.Action.Operation
+	p.noteSuccess(decision, existed)
 	op := status.Operation
-	if plan.operation == api.OperationStart && plan.reason == api.ReasonRestarting {
+	if decision.Action.Operation == api.OperationStart && decision.Status.Reason == api.ReasonRestarting {
 		attempts := int32(1)
 		if op != nil && op.Type == api.OperationStart {
 			attempts += op.Attempts
 		}
 		status.Operation = p.newOperation()
-		status.Operation.Type, status.Operation.Attempts = plan.operation, attempts
-		status.Operation.Failure, status.Operation.Reason, status.Operation.LastError = api.FailureExited, plan.reason, plan.message
+		status.Operation.Type, status.Operation.Attempts = decision.Action.Operation, attempts
+		status.Operation.Failure, status.Operation.Reason, status.Operation.LastError = api.FailureExited, decision.Status.Reason, decision.Status.Message
 		return
 	}
 	switch {
-	case op == nil || op.Type != plan.operation:
-	case plan.operation == api.OperationRestart:
-		if plan.reason == api.ReasonRestarting && p.seen.Server.State == driver.StateStopping {
+	case op == nil || op.Type != decision.Action.Operation:
+	case decision.Action.Operation == api.OperationRestart:
+		if decision.Status.Reason == api.ReasonRestarting && p.seen.Server.State == driver.StateStopping {
 			op.StartedAt = p.now() // the stop has begun, and with it the grace period
 		}
 	case !isUnderWay(p.seen):
@@ -300,7 +300,7 @@ func isUnderWay(seen inventory.Observation) bool {
 
 // recordFailure records the operation's failure in the pass's status, where decide
 // finds it. An unreachable engine is not a failure of the operation.
-func (p *reconciliation) recordFailure(plan plan, err error) {
+func (p *reconciliation) recordFailure(decision Decision, err error) {
 	p.did = ""
 	if p.seen.Answer == inventory.Unknown {
 		// One failed look does not make the engine unknown.
@@ -309,10 +309,10 @@ func (p *reconciliation) recordFailure(plan plan, err error) {
 		}
 	}
 	status := &p.vm.Status
-	if plan.handled {
+	if decision.Status.RestartHandled {
 		status.RestartedAt = p.vm.Spec.RestartedAt // the operation that recorded it is replaced by this one
 	}
-	op := p.failedOperation(plan)
+	op := p.failedOperation(decision)
 	op.Attempts++
 	op.Epoch = p.epoch()
 	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), truncate(err.Error())
@@ -322,13 +322,13 @@ func (p *reconciliation) recordFailure(plan plan, err error) {
 		op.NextRetryTime = &next
 	}
 	status.Operation, status.Server = op, p.serverStatus()
-	p.noteFailure(plan.operation, err)
+	p.noteFailure(decision.Action.Operation, err)
 }
 
 // failedOperation returns the operation that failed, with its earlier attempts.
-func (p *reconciliation) failedOperation(plan plan) *api.Operation {
+func (p *reconciliation) failedOperation(decision Decision) *api.Operation {
 	op := p.newOperation()
-	op.Type, op.Run = plan.operation, plan.endRun
+	op.Type, op.Run = decision.Action.Operation, decision.Action.EndRun
 	switch have := p.vm.Status.Operation; {
 	case have == nil || have.Type != op.Type:
 	case have.Generation == op.Generation:
@@ -341,7 +341,7 @@ func (p *reconciliation) failedOperation(plan plan) *api.Operation {
 
 // newOperation returns the plan's operation as it begins.
 func (p *reconciliation) newOperation() *api.Operation {
-	return &api.Operation{Type: p.plan.operation, Generation: p.vm.Generation, StartedAt: p.now(), Epoch: p.epoch()}
+	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.now(), Epoch: p.epoch()}
 }
 
 func (p *reconciliation) now() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }

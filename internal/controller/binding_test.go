@@ -204,8 +204,8 @@ func TestEngineMismatchByStatus(t *testing.T) {
 	vm := observed().Status(func(s *api.VirtualMachineStatus) {
 		s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-2"}
 	}).Obj()
-	if p := decide(ask(vm, gone())); p.reason != api.ReasonEngineMismatch || p.step != stepNone {
-		t.Errorf("got %s", brief(p))
+	if d := decide(ask(vm, gone())); d.Status.Reason != api.ReasonEngineMismatch || d.Action.Step != stepNone {
+		t.Errorf("got %s", brief(d))
 	}
 	if isBound(vm) {
 		t.Error("the annotation counts although the status says another engine")

@@ -215,13 +215,13 @@ func TestRunTime(t *testing.T) {
 	seen, looping := quick(1, 3, 0)
 	seen.Server.StartedAt = seen.Server.Exit.At.Add(-time.Hour) // by the engine's clock
 	vm := observed().Status(looping).Obj()
-	in := input{vm: vm, seen: seen}
-	in.since = s.observe(vm, seen, t0)
+	in := Input{VM: vm, Seen: seen}
+	in.Since = s.observe(vm, seen, t0)
 	if got := runTime(in); got != time.Hour {
 		t.Errorf("a run that we did not see: %s", got)
 	}
 	s.observe(vm, present(driver.StateRunning), t0.Add(time.Second))
-	in.since = s.observe(vm, seen, t0.Add(3*time.Second))
+	in.Since = s.observe(vm, seen, t0.Add(3*time.Second))
 	if got := runTime(in); got != 2*time.Second {
 		t.Errorf("a run that we saw: %s", got)
 	}

@@ -27,29 +27,41 @@ const (
 	removalPoll = time.Second
 )
 
-// input is everything that decide considers.
-type input struct {
-	vm   *api.VirtualMachine
-	seen inventory.Observation
-	now  time.Time
-	// driver is the driver of this controller; empty if the VM's driver does not
+// Input is everything that decide considers.
+type Input struct {
+	VM   *api.VirtualMachine
+	Seen inventory.Observation
+	Now  time.Time
+	// Driver is the driver of this controller; empty if the VM's driver does not
 	// run here.
-	driver string
-	// drivers are the drivers that run here, for messages.
-	drivers []string
-	// epoch is the epoch of the leader that decides.
-	epoch int64
-	// did is the operation that has just succeeded, if any.
-	did api.OperationType
-	// shown is the generation of the spec that the driver was last shown.
-	shown int64
-	// probe is the readiness probe's result for a running server.
-	probe probeState
-	// since has the instants that waits count from.
-	since since
-	// elsewhere says why the server of a VM without a binding may be on another
+	Driver string
+	// Drivers are the drivers that run here, for messages.
+	Drivers []string
+	// Epoch is the epoch of the leader that decides.
+	Epoch int64
+	// Done is the operation that has just succeeded, if any.
+	Done api.OperationType
+	// ShownGeneration is the generation of the spec that the driver was last shown.
+	ShownGeneration int64
+	// Probe is the readiness probe's result for a running server.
+	Probe probeState
+	// Since has the instants that waits count from.
+	Since since
+	// Unproven says why the server of a VM without a binding may be on another
 	// driver's engine.
-	elsewhere string
+	Unproven string
+}
+
+// Decision is what to do now, and what to report meanwhile.
+type Decision struct {
+	Action Action
+	// Status is reported while the action is taken or, if there is none, until
+	// something changes.
+	Status StatusIntent
+	// Wake is when to reconcile again even if nothing happens.
+	Wake time.Time
+	// NextTry is when the operation that failed is tried again.
+	NextTry time.Time
 }
 
 // step is the action to take now.
@@ -62,111 +74,110 @@ const (
 	stepFinish
 )
 
-// plan is the result of decide: one step, and the status while the step is taken.
-// Without a step, it is the status until something changes.
-type plan struct {
-	step step
-	// operation is under way, about to be taken, or failing. It is empty if the
+// Action is what to do now.
+type Action struct {
+	Step step
+	// Operation is under way, about to be taken, or failing. It is empty if the
 	// server is as specified.
-	operation api.OperationType
-	power     driver.Power
-	stopBy    time.Time
-	endRun    string
-	// intent writes the operation to the status before it is taken.
-	intent bool
-	// retain releases the server instead of removing it.
-	retain bool
-	// everywhere asks every driver before the finalizer is removed.
-	everywhere bool
-	// wake is when to reconcile again even if nothing happens.
-	wake time.Time
-	// nextTry is when the operation that failed is tried again.
-	nextTry time.Time
-	// quiet leaves the status unchanged.
-	quiet bool
-	// handled marks spec.restartedAt as done.
-	handled bool
-	// stopped is set if the server is off because the spec says so.
-	stopped bool
+	Operation api.OperationType
+	Power     driver.Power
+	StopBy    time.Time
+	// EndRun is the run that a restart ends.
+	EndRun string
+	// RecordFirst writes the operation to the status before it is taken.
+	RecordFirst bool
+	// Retain releases the server instead of removing it.
+	Retain bool
+	// AllDrivers queries every driver before the finalizer is removed.
+	AllDrivers bool
+}
 
-	phase           api.Phase
-	reason, message string
-	ready, stalled  bool
-	// unobserved is set while the engine cannot be asked.
-	unobserved bool
-	// blocked is set while a deletion waits for something to be repaired.
-	blocked bool
-	// pending are the spec fields that wait for a restart. refused is the field
+// StatusIntent is what to report.
+type StatusIntent struct {
+	// Unchanged leaves the status as it is.
+	Unchanged       bool
+	Phase           api.Phase
+	Reason, Message string
+	Ready, Stalled  bool
+	// Unobserved is set while the engine cannot be queried.
+	Unobserved bool
+	// Blocked is set while a deletion waits for something to be repaired.
+	Blocked bool
+	// Pending are the spec fields that wait for a restart. Refused is the field
 	// that the server cannot have.
-	pending []string
-	refused *api.RefusedField
+	Pending []string
+	Refused *api.RefusedField
+	// RestartHandled marks spec.restartedAt as done.
+	RestartHandled bool
+	// StoppedBySpec is set if the server is off because the spec says so.
+	StoppedBySpec bool
 }
 
 // decide is the policy: it returns what to do about vm, given its observed server.
-func decide(in input) plan {
-	var p plan
+func decide(in Input) Decision {
+	var d Decision
 	switch {
-	case in.vm.DeletionTimestamp != nil:
-		p = decideDeletion(in)
+	case in.VM.DeletionTimestamp != nil:
+		d = decideDeletion(in)
 	case engineMismatch(in) != "":
-		p = decideMismatch(in)
-	case in.seen.Answer == inventory.Unknown:
-		p = decideUnknown(in)
-	case !isBound(in.vm):
-		p = plan{quiet: true, wake: in.now.Add(bindRetry)}
-	case len(in.seen.Duplicates) > 0:
-		p = plan{phase: api.PhaseFailed, reason: api.ReasonDuplicate, message: duplicateText(in)}
+		d = decideMismatch(in)
+	case in.Seen.Answer == inventory.Unknown:
+		d = decideUnknown(in)
+	case !isBound(in.VM):
+		d = Decision{Status: StatusIntent{Unchanged: true}, Wake: in.Now.Add(bindRetry)}
+	case len(in.Seen.Duplicates) > 0:
+		d = Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonDuplicate, Message: duplicateText(in)}}
 	case isOnHold(in):
-		p = decideHold(in)
+		d = decideHold(in)
 	default:
-		p = decidePower(in)
+		d = decidePower(in)
 	}
-	if isFetching(in, p) {
-		p.step, p.reason, p.message = stepNone, api.ReasonFetching, in.seen.Server.Progress
+	if isFetching(in, d) {
+		d.Action.Step, d.Status.Reason, d.Status.Message = stepNone, api.ReasonFetching, in.Seen.Server.Progress
 	}
 	// A server that was just created has no run that a restart could end.
-	p.handled = p.handled || !isRestartWanted(in) || in.did == api.OperationCreate
-	p.pending, p.refused = pendingFields(in), refusedField(in)
-	if p.refused != nil && p.ready {
-		p.ready, p.stalled, p.reason, p.message = false, true, p.refused.Reason, p.refused.Message
+	d.Status.RestartHandled = d.Status.RestartHandled || !isRestartWanted(in) || in.Done == api.OperationCreate
+	d.Status.Pending, d.Status.Refused = pendingFields(in), refusedField(in)
+	if d.Status.Refused != nil && d.Status.Ready {
+		d.Status.Ready, d.Status.Stalled, d.Status.Reason, d.Status.Message = false, true, d.Status.Refused.Reason, d.Status.Refused.Message
 	}
-	return p
+	return d
 }
 
 // engineMismatch returns why the engine of this driver is not the VM's, or "".
-func engineMismatch(in input) string {
-	bound := BindingOf(in.vm)
+func engineMismatch(in Input) string {
+	bound := BindingOf(in.VM)
 	switch {
-	case in.driver == "" && bound.Driver == "":
-		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.vm.Spec.Driver, strings.Join(in.drivers, ", "))
-	case in.driver == "":
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", annotationOf(bound), bound.Driver, strings.Join(in.drivers, ", "))
-	case bound.EngineID != "" && in.seen.EngineID != "" && bound.EngineID != in.seen.EngineID:
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", annotationOf(bound), in.driver, in.seen.EngineID)
+	case in.Driver == "" && bound.Driver == "":
+		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.VM.Spec.Driver, strings.Join(in.Drivers, ", "))
+	case in.Driver == "":
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", annotationOf(bound), bound.Driver, strings.Join(in.Drivers, ", "))
+	case bound.EngineID != "" && in.Seen.EngineID != "" && bound.EngineID != in.Seen.EngineID:
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", annotationOf(bound), in.Driver, in.Seen.EngineID)
 	}
 	return ""
 }
 
 // decideMismatch waits: another engine's answer proves nothing about the server.
 // Only a VM that was never bound is refused.
-func decideMismatch(in input) plan {
-	if BindingOf(in.vm).Driver == "" {
-		return plan{phase: api.PhaseFailed, reason: api.ReasonUnknownDriver, message: engineMismatch(in), stalled: true}
+func decideMismatch(in Input) Decision {
+	if BindingOf(in.VM).Driver == "" {
+		return Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonUnknownDriver, Message: engineMismatch(in), Stalled: true}}
 	}
-	return plan{phase: api.PhaseUnknown, reason: api.ReasonEngineMismatch, message: engineMismatch(in), unobserved: true}
+	return Decision{Status: StatusIntent{Phase: api.PhaseUnknown, Reason: api.ReasonEngineMismatch, Message: engineMismatch(in), Unobserved: true}}
 }
 
 // decideUnknown waits for the engine, and reports an outage only after it has
 // lasted.
-func decideUnknown(in input) plan {
-	if p, short := shortOutage(in); short {
-		return p
+func decideUnknown(in Input) Decision {
+	if d, short := shortOutage(in); short {
+		return d
 	}
-	return plan{phase: api.PhaseUnknown, reason: unknownReason(in), message: in.seen.Cause.Error(), unobserved: true}
+	return Decision{Status: StatusIntent{Phase: api.PhaseUnknown, Reason: unknownReason(in), Message: in.Seen.Cause.Error(), Unobserved: true}}
 }
 
-func unknownReason(in input) string {
-	if in.seen.Fenced {
+func unknownReason(in Input) string {
+	if in.Seen.Fenced {
 		return api.ReasonFenced
 	}
 	return api.ReasonEngineUnavailable
@@ -174,28 +185,28 @@ func unknownReason(in input) string {
 
 // shortOutage waits without reporting: for the first list, and for an outage that
 // may end in a moment.
-func shortOutage(in input) (plan, bool) {
+func shortOutage(in Input) (Decision, bool) {
 	switch {
-	case in.seen.Fenced:
-		return plan{}, false
-	case in.seen.DownSince.IsZero():
-		return plan{quiet: true}, true
+	case in.Seen.Fenced:
+		return Decision{}, false
+	case in.Seen.DownSince.IsZero():
+		return Decision{Status: StatusIntent{Unchanged: true}}, true
 	}
-	shown := in.seen.DownSince.Add(outageShown)
-	return plan{quiet: true, wake: shown}, in.now.Before(shown)
+	shown := in.Seen.DownSince.Add(outageShown)
+	return Decision{Status: StatusIntent{Unchanged: true}, Wake: shown}, in.Now.Before(shown)
 }
 
-func duplicateText(in input) string {
-	return fmt.Sprintf("%d servers carry the UID %s (%s): remove all but one", len(in.seen.Duplicates), in.vm.UID, strings.Join(in.seen.Duplicates, ", "))
+func duplicateText(in Input) string {
+	return fmt.Sprintf("%d servers carry the UID %s (%s): remove all but one", len(in.Seen.Duplicates), in.VM.UID, strings.Join(in.Seen.Duplicates, ", "))
 }
 
 // decidePower compares the server with the desired power state.
-func decidePower(in input) plan {
-	power := powerOf(in.vm)
-	if in.seen.Answer == inventory.Gone {
+func decidePower(in Input) Decision {
+	power := powerOf(in.VM)
+	if in.Seen.Answer == inventory.Gone {
 		return planCreation(in, power)
 	}
-	switch in.seen.Server.State {
+	switch in.Seen.Server.State {
 	case driver.StatePending:
 		return decidePending(in, power)
 	case driver.StateRemoving:
@@ -225,29 +236,29 @@ func powerOf(vm *api.VirtualMachine) driver.Power {
 	return driver.PowerOn
 }
 
-func planCreation(in input, power driver.Power) plan {
-	p := planEnsure(in, api.OperationCreate, power, api.ReasonCreating, "")
-	p.handled = in.did == api.OperationCreate
-	return p
+func planCreation(in Input, power driver.Power) Decision {
+	d := planEnsure(in, api.OperationCreate, power, api.ReasonCreating, "")
+	d.Status.RestartHandled = in.Done == api.OperationCreate
+	return d
 }
 
 // isFetching reports whether the operation was requested already and waits for an
 // image. The existing server stays as it is meanwhile.
-func isFetching(in input, p plan) bool {
-	server := in.seen.Server
-	if p.step != stepEnsure || p.intent || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
+func isFetching(in Input, d Decision) bool {
+	server := in.Seen.Server
+	if d.Action.Step != stepEnsure || d.Action.RecordFirst || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
 		return false
 	}
-	op := in.vm.Status.Operation
-	asked := op != nil && op.Type == p.operation && op.NextRetryTime == nil && in.shown == in.vm.Generation
-	return in.did == p.operation || asked
+	op := in.VM.Status.Operation
+	asked := op != nil && op.Type == d.Action.Operation && op.NextRetryTime == nil && in.ShownGeneration == in.VM.Generation
+	return in.Done == d.Action.Operation || asked
 }
 
 // decidePending waits for a fetch. It continues when the fetch has ended or the
 // spec has changed.
-func decidePending(in input, power driver.Power) plan {
-	server := in.seen.Server
-	if server.Progress != "" && server.Err == nil && in.shown == in.vm.Generation {
+func decidePending(in Input, power driver.Power) Decision {
+	server := in.Seen.Server
+	if server.Progress != "" && server.Err == nil && in.ShownGeneration == in.VM.Generation {
 		return planWait(in, api.OperationCreate, api.ReasonFetching, server.Progress)
 	}
 	return planCreation(in, power)
@@ -255,41 +266,41 @@ func decidePending(in input, power driver.Power) plan {
 
 // decideStopping waits for a stop, whatever requested it, and forces it when the
 // grace period is over.
-func decideStopping(in input, power driver.Power) plan {
+func decideStopping(in Input, power driver.Power) Decision {
 	operation := api.OperationStop
 	end := ""
-	if op := in.vm.Status.Operation; op != nil && op.Type == api.OperationRestart {
+	if op := in.VM.Status.Operation; op != nil && op.Type == api.OperationRestart {
 		operation, end = api.OperationRestart, op.Run
 	} else {
 		power = driver.PowerOff
 	}
-	p := planEnsure(in, operation, power, api.ReasonStopping, in.seen.Server.Progress)
-	p.endRun = end
-	if in.now.Before(p.stopBy) {
-		p.step, p.wake = stepNone, p.stopBy
+	d := planEnsure(in, operation, power, api.ReasonStopping, in.Seen.Server.Progress)
+	d.Action.EndRun = end
+	if in.Now.Before(d.Action.StopBy) {
+		d.Action.Step, d.Wake = stepNone, d.Action.StopBy
 	}
-	return p
+	return d
 }
 
-func decideOff(in input) plan {
-	if in.seen.Server.State != driver.StateStopped {
+func decideOff(in Input) Decision {
+	if in.Seen.Server.State != driver.StateStopped {
 		return planEnsure(in, api.OperationStop, driver.PowerOff, api.ReasonStopping, "")
 	}
 	if needsUpdate(in) {
 		return planEnsure(in, api.OperationUpdate, driver.PowerOff, api.ReasonUpdating, "")
 	}
-	return plan{phase: api.PhaseStopped, reason: api.ReasonStoppedAsAsked, ready: true, handled: true, stopped: true, message: in.seen.Server.Note}
+	return Decision{Status: StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonStoppedAsAsked, Ready: true, RestartHandled: true, StoppedBySpec: true, Message: in.Seen.Server.Note}}
 }
 
-func decidePaused(in input) plan {
-	switch in.seen.Server.State {
+func decidePaused(in Input) Decision {
+	switch in.Seen.Server.State {
 	case driver.StatePaused:
 		if needsUpdate(in) {
 			return planEnsure(in, api.OperationUpdate, driver.PowerPaused, api.ReasonUpdating, "")
 		}
-		return plan{phase: api.PhasePaused, reason: api.ReasonPausedAsAsked, ready: true, handled: true, message: in.seen.Server.Note}
+		return Decision{Status: StatusIntent{Phase: api.PhasePaused, Reason: api.ReasonPausedAsAsked, Ready: true, RestartHandled: true, Message: in.Seen.Server.Note}}
 	case driver.StateStarting:
-		return planWait(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Progress)
+		return planWait(in, api.OperationStart, api.ReasonStarting, in.Seen.Server.Progress)
 	case driver.StateStopped, driver.StateRestarting:
 		return planEnsure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
 	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving:
@@ -297,20 +308,20 @@ func decidePaused(in input) plan {
 	return planEnsure(in, api.OperationPause, driver.PowerPaused, api.ReasonUpdating, "")
 }
 
-func decideOn(in input) plan {
-	if p, restarts := decideRestart(in); restarts {
-		return p
+func decideOn(in Input) Decision {
+	if d, restarts := decideRestart(in); restarts {
+		return d
 	}
 	return decideKeptOn(in)
 }
 
 // decideKeptOn handles a server that must be on and needs no restart.
-func decideKeptOn(in input) plan {
-	switch in.seen.Server.State {
+func decideKeptOn(in Input) Decision {
+	switch in.Seen.Server.State {
 	case driver.StatePaused:
 		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, "")
 	case driver.StateStarting:
-		return planWait(in, api.OperationStart, api.ReasonStarting, in.seen.Server.Progress)
+		return planWait(in, api.OperationStart, api.ReasonStarting, in.Seen.Server.Progress)
 	case driver.StateStopped:
 		return decideEnded(in)
 	case driver.StateRunning, driver.StateRestarting, driver.StatePending, driver.StateStopping, driver.StateRemoving:
@@ -318,7 +329,7 @@ func decideKeptOn(in input) plan {
 	switch {
 	case needsUpdate(in):
 		return planEnsure(in, api.OperationUpdate, driver.PowerOn, api.ReasonUpdating, "")
-	case in.seen.Server.State == driver.StateRestarting:
+	case in.Seen.Server.State == driver.StateRestarting:
 		return planEngineRestart(in)
 	}
 	return planRunning(in)
@@ -326,41 +337,41 @@ func decideKeptOn(in input) plan {
 
 // isRestartWanted reports whether spec.restartedAt requests a restart that was not
 // done. A value that is present when the VM is first seen requests none.
-func isRestartWanted(in input) bool {
-	want, have := in.vm.Spec.RestartedAt, in.vm.Status.RestartedAt
-	if op := in.vm.Status.Operation; isRestartDone(in) {
+func isRestartWanted(in Input) bool {
+	want, have := in.VM.Spec.RestartedAt, in.VM.Status.RestartedAt
+	if op := in.VM.Status.Operation; isRestartDone(in) {
 		if op.RestartedAt == nil {
 			return false // begun by an older version
 		}
 		have = op.RestartedAt
 	}
-	return want != nil && !want.Equal(have) && in.vm.Status.ObservedGeneration > 0
+	return want != nil && !want.Equal(have) && in.VM.Status.ObservedGeneration > 0
 }
 
 // isRestartDone reports whether the run that a restart must end is over and another
 // has begun, however that one ended.
-func isRestartDone(in input) bool {
-	op, run := in.vm.Status.Operation, in.seen.Server.Run
+func isRestartDone(in Input) bool {
+	op, run := in.VM.Status.Operation, in.Seen.Server.Run
 	return op != nil && op.Type == api.OperationRestart && run != "" && run != op.Run
 }
 
 // decideRestart continues a restart that the status records, or begins one. The run
 // that it ends is recorded first, so that no crash repeats the restart. The value
 // that it answers is recorded with it, so that a value set later is not lost.
-func decideRestart(in input) (plan, bool) {
-	op := in.vm.Status.Operation
+func decideRestart(in Input) (Decision, bool) {
+	op := in.VM.Status.Operation
 	under := op != nil && op.Type == api.OperationRestart && !isRestartDone(in)
-	if !under && (!isRestartWanted(in) || in.did == api.OperationCreate) {
-		return plan{}, false
+	if !under && (!isRestartWanted(in) || in.Done == api.OperationCreate) {
+		return Decision{}, false
 	}
-	p := planEnsure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
+	d := planEnsure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
 	// The stop has yet to begin: what precedes it must not use up the grace period.
-	p.stopBy = in.now.Add(gracePeriodOf(in.vm))
-	p.endRun, p.intent = in.seen.Server.Run, true
+	d.Action.StopBy = in.Now.Add(gracePeriodOf(in.VM))
+	d.Action.EndRun, d.Action.RecordFirst = in.Seen.Server.Run, true
 	if under {
-		p.endRun, p.intent = op.Run, in.seen.Server.Run == op.Run && isOutdated(in.vm)
+		d.Action.EndRun, d.Action.RecordFirst = op.Run, in.Seen.Server.Run == op.Run && isOutdated(in.VM)
 	}
-	return p, true
+	return d, true
 }
 
 // isOutdated reports whether the restart under way answers an older value than the
@@ -370,53 +381,53 @@ func isOutdated(vm *api.VirtualMachine) bool {
 	return want != nil && have != nil && !want.Equal(have)
 }
 
-func planEngineRestart(in input) plan {
+func planEngineRestart(in Input) Decision {
 	text := "the engine restarts the server"
-	if exit := in.seen.Server.Exit; exit != nil {
+	if exit := in.Seen.Server.Exit; exit != nil {
 		text += ", which " + exitText(exit)
 	}
-	return plan{phase: api.PhaseActive, reason: api.ReasonRestarting, message: text}
+	return Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRestarting, Message: text}}
 }
 
 // decideEnded applies the restart policy to a server that is off.
-func decideEnded(in input) plan {
-	exit := in.seen.Server.Exit
+func decideEnded(in Input) Decision {
+	exit := in.Seen.Server.Exit
 	if exit == nil || exit.Reason == driver.ExitHostShutdown || isStoppedByDrover(in) {
 		return planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
 	}
-	policy := in.vm.Spec.RestartPolicy
+	policy := in.VM.Spec.RestartPolicy
 	switch {
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
-		return plan{phase: api.PhaseStopped, reason: api.ReasonCompleted, message: "the server " + exitText(exit), ready: true}
+		return Decision{Status: StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: "the server " + exitText(exit), Ready: true}}
 	case exit.Code != 0 && policy == api.RestartNever:
-		return plan{phase: api.PhaseFailed, reason: api.ReasonExited, message: "the server " + exitText(exit), stalled: true}
+		return Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: "the server " + exitText(exit), Stalled: true}}
 	}
 	return startAgain(in, exit)
 }
 
 // isStoppedByDrover reports whether the server is off because Drover ended its run on
 // request, or is about to.
-func isStoppedByDrover(in input) bool {
-	status := &in.vm.Status
+func isStoppedByDrover(in Input) bool {
+	status := &in.VM.Status
 	if op := status.Operation; op != nil && op.Type == api.OperationStop {
 		return true
 	}
-	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == in.seen.Server.Run
+	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == in.Seen.Server.Run
 }
 
 // startAgain starts a server that ended by itself: at once after a stable run, with
 // growing delays after runs that were too short.
-func startAgain(in input, exit *driver.Exit) plan {
-	p := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+exitText(exit))
+func startAgain(in Input, exit *driver.Exit) Decision {
+	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+exitText(exit))
 	attempts := crashCount(in)
 	if attempts == 0 {
-		return p
+		return d
 	}
-	at := in.since.exit.Add(backoff(attempts, false))
-	if in.now.Before(at) {
-		p.step, p.wake, p.phase = stepNone, at, api.PhaseFailed
+	at := in.Since.exit.Add(backoff(attempts, false))
+	if in.Now.Before(at) {
+		d.Action.Step, d.Wake, d.Status.Phase = stepNone, at, api.PhaseFailed
 	}
-	return p
+	return d
 }
 
 // isCrashing reports whether an operation counts runs that ended too soon, rather
@@ -425,8 +436,8 @@ func isCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.
 
 // crashCount returns how many runs in a row ended before they were stable. After
 // the first, the server is restarted at once.
-func crashCount(in input) int32 {
-	op := in.vm.Status.Operation
+func crashCount(in Input) int32 {
+	op := in.VM.Status.Operation
 	if !isCrashing(op) || runTime(in) >= stableRun {
 		return 0
 	}
@@ -435,11 +446,11 @@ func crashCount(in input) int32 {
 
 // runTime returns how long the run that is over has lasted: by this process's clock
 // if it saw the run, else by the engine's.
-func runTime(in input) time.Duration {
-	if !in.since.run.IsZero() {
-		return in.since.exit.Sub(in.since.run)
+func runTime(in Input) time.Duration {
+	if !in.Since.run.IsZero() {
+		return in.Since.exit.Sub(in.Since.run)
 	}
-	return in.seen.Server.Exit.At.Sub(in.seen.Server.StartedAt)
+	return in.Seen.Server.Exit.At.Sub(in.Seen.Server.StartedAt)
 }
 
 func exitText(exit *driver.Exit) string {
@@ -452,53 +463,53 @@ func exitText(exit *driver.Exit) string {
 	return fmt.Sprintf("ended with code %d", exit.Code)
 }
 
-// planRunning returns the plan for a server that runs as specified. After short
+// planRunning returns the Decision for a server that runs as specified. After short
 // runs it keeps the count until the run has proven stable.
-func planRunning(in input) plan {
-	server := in.seen.Server
-	p := plan{phase: api.PhaseActive, reason: api.ReasonRunning, message: server.Note, ready: true}
+func planRunning(in Input) Decision {
+	server := in.Seen.Server
+	d := Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRunning, Message: server.Note, Ready: true}}
 	switch {
 	case server.Err != nil:
-		p.ready, p.reason, p.message = false, api.ReasonUnresponsive, server.Err.Error()
-	case in.probe.wanted && !in.probe.ok && !hasProbePassed(in):
-		p.ready, p.reason, p.message = false, api.ReasonProbeFailing, in.probe.text
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonUnresponsive, server.Err.Error()
+	case in.Probe.wanted && !in.Probe.ok && !hasProbePassed(in):
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonProbeFailing, in.Probe.text
 	case refusedField(in) != nil: // decide reports it, for every settled state
 	case len(pendingFields(in)) > 0:
-		p.ready, p.reason, p.message = false, api.ReasonChangePending, pendingText(pendingFields(in))
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, pendingText(pendingFields(in))
 	}
-	stable := in.since.run.Add(stableRun)
-	if isCrashing(in.vm.Status.Operation) && in.now.Before(stable) {
-		p.operation, p.wake = api.OperationStart, stable
+	stable := in.Since.run.Add(stableRun)
+	if isCrashing(in.VM.Status.Operation) && in.Now.Before(stable) {
+		d.Action.Operation, d.Wake = api.OperationStart, stable
 	}
-	return p
+	return d
 }
 
 // hasProbePassed reports whether a probe that was not asked yet had passed before
 // this controller started: the run is the same, and it was ready.
-func hasProbePassed(in input) bool {
-	status := &in.vm.Status
-	return !in.probe.asked && conditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !hasStartedAnew(status, in.seen.Server)
+func hasProbePassed(in Input) bool {
+	status := &in.VM.Status
+	return !in.Probe.asked && conditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !hasStartedAnew(status, in.Seen.Server)
 }
 
 // needsUpdate reports whether the driver must be shown the spec: it has not seen
 // this generation, or the server differs from the spec.
-func needsUpdate(in input) bool {
-	if in.vm.Generation != in.shown {
+func needsUpdate(in Input) bool {
+	if in.VM.Generation != in.ShownGeneration {
 		return true
 	}
 	if len(pendingFields(in)) > 0 {
-		return in.did == "" && hasStartedAnew(&in.vm.Status, in.seen.Server)
+		return in.Done == "" && hasStartedAnew(&in.VM.Status, in.Seen.Server)
 	}
-	return hasDrifted(in.vm, in.seen.Server.Applied)
+	return hasDrifted(in.VM, in.Seen.Server.Applied)
 }
 
 // pendingFields returns the fields that wait for a restart, as Ensure last
 // reported.
-func pendingFields(in input) []string {
-	if in.seen.Answer == inventory.Gone {
+func pendingFields(in Input) []string {
+	if in.Seen.Answer == inventory.Gone {
 		return nil
 	}
-	return in.vm.Status.PendingFields
+	return in.VM.Status.PendingFields
 }
 
 func pendingText(fields []string) string {
@@ -507,11 +518,11 @@ func pendingText(fields []string) string {
 
 // refusedField returns the field that the server cannot have, as Ensure last
 // reported.
-func refusedField(in input) *api.RefusedField {
-	if in.seen.Answer == inventory.Gone {
+func refusedField(in Input) *api.RefusedField {
+	if in.Seen.Answer == inventory.Gone {
 		return nil
 	}
-	return in.vm.Status.RefusedField
+	return in.VM.Status.RefusedField
 }
 
 func hasStartedAnew(status *api.VirtualMachineStatus, server driver.Server) bool {
@@ -526,18 +537,18 @@ func hasDrifted(vm *api.VirtualMachine, have driver.Resources) bool {
 }
 
 // planEnsure returns a plan to call the driver's Ensure.
-func planEnsure(in input, operation api.OperationType, power driver.Power, reason, message string) plan {
-	p := planWait(in, operation, reason, message)
-	p.step, p.power = stepEnsure, power
-	p.stopBy = beganAt(in, operation).Add(gracePeriodOf(in.vm))
-	return p
+func planEnsure(in Input, operation api.OperationType, power driver.Power, reason, message string) Decision {
+	d := planWait(in, operation, reason, message)
+	d.Action.Step, d.Action.Power = stepEnsure, power
+	d.Action.StopBy = beganAt(in, operation).Add(gracePeriodOf(in.VM))
+	return d
 }
 
 // planWait returns a plan to let an operation that is under way continue.
-func planWait(in input, operation api.OperationType, reason, message string) plan {
+func planWait(in Input, operation api.OperationType, reason, message string) Decision {
 	phase := api.PhaseCreating
-	if in.seen.Answer == inventory.Present {
-		switch in.seen.Server.State {
+	if in.Seen.Answer == inventory.Present {
+		switch in.Seen.Server.State {
 		case driver.StateRunning, driver.StateStopping, driver.StateRestarting:
 			phase = api.PhaseActive
 		case driver.StatePaused:
@@ -545,15 +556,15 @@ func planWait(in input, operation api.OperationType, reason, message string) pla
 		case driver.StateStopped, driver.StateStarting, driver.StatePending, driver.StateRemoving:
 		}
 	}
-	return plan{operation: operation, phase: phase, reason: reason, message: message}
+	return Decision{Action: Action{Operation: operation}, Status: StatusIntent{Phase: phase, Reason: reason, Message: message}}
 }
 
 // beganAt returns when the operation began, by this process's clock.
-func beganAt(in input, operation api.OperationType) time.Time {
-	if op := in.vm.Status.Operation; op != nil && op.Type == operation {
-		return in.since.operation
+func beganAt(in Input, operation api.OperationType) time.Time {
+	if op := in.VM.Status.Operation; op != nil && op.Type == operation {
+		return in.Since.operation
 	}
-	return in.now
+	return in.Now
 }
 
 func gracePeriodOf(vm *api.VirtualMachine) time.Duration {

@@ -18,58 +18,58 @@ const elsewherePeriod = 30 * time.Second
 
 // decideDeletion stops the server, removes it, and removes the finalizer when it is
 // gone. A failing stop or an earlier failed creation does not block it.
-func decideDeletion(in input) plan {
+func decideDeletion(in Input) Decision {
 	switch {
 	case engineMismatch(in) != "":
 		return planBlocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
-	case in.seen.Answer == inventory.Unknown:
+	case in.Seen.Answer == inventory.Unknown:
 		return decideDeletionUnknown(in)
-	case len(in.seen.Duplicates) > 0:
+	case len(in.Seen.Duplicates) > 0:
 		return planBlocked(in, duplicateText(in))
-	case in.seen.Answer == inventory.Gone:
+	case in.Seen.Answer == inventory.Gone:
 		return decideDeletionGone(in)
 	}
-	p := planTermination(api.OperationDelete, api.ReasonTerminating, in.seen.Server.Progress)
-	p.step = stepDelete
-	if in.vm.Spec.DeletionPolicy == api.DeletionRetain {
-		p.operation, p.reason, p.retain = api.OperationRelease, api.ReasonReleasing, true
+	d := planTermination(api.OperationDelete, api.ReasonTerminating, in.Seen.Server.Progress)
+	d.Action.Step = stepDelete
+	if in.VM.Spec.DeletionPolicy == api.DeletionRetain {
+		d.Action.Operation, d.Status.Reason, d.Action.Retain = api.OperationRelease, api.ReasonReleasing, true
 	} else if stop, ok := decideDeletionStop(in); ok {
 		return stop
 	}
-	return afterRemoval(in, p)
+	return afterRemoval(in, d)
 }
 
-func decideDeletionUnknown(in input) plan {
-	if p, short := shortOutage(in); short {
-		return p
+func decideDeletionUnknown(in Input) Decision {
+	if d, short := shortOutage(in); short {
+		return d
 	}
-	p := planBlocked(in, "the server may still be there, and the deletion goes on when the engine answers: "+in.seen.Cause.Error())
-	p.unobserved = true
-	return p
+	d := planBlocked(in, "the server may still be there, and the deletion goes on when the engine answers: "+in.Seen.Cause.Error())
+	d.Status.Unobserved = true
+	return d
 }
 
 // decideDeletionGone ends the deletion once "gone" is certain. Before that it makes
 // the engine delete even a server that does not exist. That fences off a leader
 // that was suspended during a creation and resumes after the object is gone.
-func decideDeletionGone(in input) plan {
-	p := planTermination(api.OperationDelete, api.ReasonTerminating, "")
-	if in.now.Before(in.seen.SettlesAt) {
-		p.wake = in.seen.SettlesAt
-		p.message = fmt.Sprintf("a creation timed out and may still come to its end: looks again at %s", in.seen.SettlesAt.UTC().Format(time.RFC3339))
-		p.blocked = true
-		return p
+func decideDeletionGone(in Input) Decision {
+	d := planTermination(api.OperationDelete, api.ReasonTerminating, "")
+	if in.Now.Before(in.Seen.SettlesAt) {
+		d.Wake = in.Seen.SettlesAt
+		d.Status.Message = fmt.Sprintf("a creation timed out and may still come to its end: looks again at %s", in.Seen.SettlesAt.UTC().Format(time.RFC3339))
+		d.Status.Blocked = true
+		return d
 	}
-	if in.elsewhere != "" {
-		p := planBlocked(in, in.elsewhere)
-		p.operation = "" // nothing is under way
-		p.wake = in.now.Add(elsewherePeriod)
-		return p
+	if in.Unproven != "" {
+		d := planBlocked(in, in.Unproven)
+		d.Action.Operation = "" // nothing is under way
+		d.Wake = in.Now.Add(elsewherePeriod)
+		return d
 	}
-	p.step, p.everywhere = stepFinish, isUnproven(in.vm)
-	if in.did != api.OperationDelete && in.did != api.OperationRelease {
-		p.step, p.retain = stepDelete, in.vm.Spec.DeletionPolicy == api.DeletionRetain
+	d.Action.Step, d.Action.AllDrivers = stepFinish, isUnproven(in.VM)
+	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {
+		d.Action.Step, d.Action.Retain = stepDelete, in.VM.Spec.DeletionPolicy == api.DeletionRetain
 	}
-	return afterRemoval(in, p)
+	return afterRemoval(in, d)
 }
 
 // isUnproven reports whether the engine on which a VirtualMachine's server was
@@ -80,69 +80,69 @@ func isUnproven(vm *api.VirtualMachine) bool {
 
 // decideDeletionStop lets a running guest shut down until its grace period, counted
 // from the deletion, is over. A failed stop is retried until then.
-func decideDeletionStop(in input) (plan, bool) {
-	p := planTermination(api.OperationStop, api.ReasonStopping, in.seen.Server.Progress)
-	p.power, p.stopBy = driver.PowerOff, in.since.deletion.Add(gracePeriodOf(in.vm))
-	if !in.now.Before(p.stopBy) {
-		return plan{}, false
+func decideDeletionStop(in Input) (Decision, bool) {
+	d := planTermination(api.OperationStop, api.ReasonStopping, in.Seen.Server.Progress)
+	d.Action.Power, d.Action.StopBy = driver.PowerOff, in.Since.deletion.Add(gracePeriodOf(in.VM))
+	if !in.Now.Before(d.Action.StopBy) {
+		return Decision{}, false
 	}
-	switch in.seen.Server.State {
+	switch in.Seen.Server.State {
 	case driver.StateRunning, driver.StateStarting, driver.StatePaused:
-		return deletionStopTry(in, p), true
+		return deletionStopTry(in, d), true
 	case driver.StateStopping:
-		p.wake = p.stopBy
-		return p, true
+		d.Wake = d.Action.StopBy
+		return d, true
 	case driver.StatePending, driver.StateStopped, driver.StateRestarting, driver.StateRemoving:
 	}
-	return plan{}, false
+	return Decision{}, false
 }
 
 // deletionStopTry stops the guest. If a stop has failed since the deletion, it
 // waits for the next try.
-func deletionStopTry(in input, p plan) plan {
-	op := in.vm.Status.Operation
-	p.step = stepEnsure
-	if op == nil || op.Type != api.OperationStop || op.Generation != in.vm.Generation || op.NextRetryTime == nil {
-		return p
+func deletionStopTry(in Input, d Decision) Decision {
+	op := in.VM.Status.Operation
+	d.Action.Step = stepEnsure
+	if op == nil || op.Type != api.OperationStop || op.Generation != in.VM.Generation || op.NextRetryTime == nil {
+		return d
 	}
-	if next := nextTry(in); in.now.Before(next) {
-		p.step, p.message, p.blocked = stepNone, op.LastError, true
-		p.reason, p.nextTry, p.wake = op.Reason, next, earliest(p.stopBy, next)
+	if next := nextTry(in); in.Now.Before(next) {
+		d.Action.Step, d.Status.Message, d.Status.Blocked = stepNone, op.LastError, true
+		d.Status.Reason, d.NextTry, d.Wake = op.Reason, next, earliest(d.Action.StopBy, next)
 	}
-	return p
+	return d
 }
 
 // afterRemoval waits while a removal is under way or a failed one waits for its
 // retry.
-func afterRemoval(in input, p plan) plan {
-	op := in.vm.Status.Operation
+func afterRemoval(in Input, d Decision) Decision {
+	op := in.VM.Status.Operation
 	switch {
-	case op != nil && op.Type == p.operation && isStillWaiting(in) && in.now.Before(nextTry(in)):
-		p.step, p.wake, p.nextTry, p.blocked = stepNone, nextTry(in), nextTry(in), true
-		p.reason = op.Reason
-		p.message = fmt.Sprintf("%s; next try at %s", op.LastError, p.wake.UTC().Format(time.RFC3339))
-	case p.step == stepDelete && in.did == p.operation, in.seen.Server.State == driver.StateRemoving:
-		p.step, p.wake = stepNone, in.now.Add(removalPoll)
+	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):
+		d.Action.Step, d.Wake, d.NextTry, d.Status.Blocked = stepNone, nextTry(in), nextTry(in), true
+		d.Status.Reason = op.Reason
+		d.Status.Message = fmt.Sprintf("%s; next try at %s", op.LastError, d.Wake.UTC().Format(time.RFC3339))
+	case d.Action.Step == stepDelete && in.Done == d.Action.Operation, in.Seen.Server.State == driver.StateRemoving:
+		d.Action.Step, d.Wake = stepNone, in.Now.Add(removalPoll)
 	}
-	return p
+	return d
 }
 
-func planTermination(operation api.OperationType, reason, message string) plan {
-	return plan{operation: operation, phase: api.PhaseTerminating, reason: reason, message: message}
+func planTermination(operation api.OperationType, reason, message string) Decision {
+	return Decision{Action: Action{Operation: operation}, Status: StatusIntent{Phase: api.PhaseTerminating, Reason: reason, Message: message}}
 }
 
-func planBlocked(in input, message string) plan {
-	p := planTermination(api.OperationDelete, api.ReasonTerminating, message)
-	p.blocked = true
+func planBlocked(in Input, message string) Decision {
+	d := planTermination(api.OperationDelete, api.ReasonTerminating, message)
+	d.Status.Blocked = true
 	switch {
 	case engineMismatch(in) != "":
-		p.reason, p.unobserved = api.ReasonEngineMismatch, true
-	case in.seen.Answer == inventory.Unknown:
-		p.reason = unknownReason(in)
-	case in.elsewhere != "":
-		p.reason = api.ReasonEngineMismatch
+		d.Status.Reason, d.Status.Unobserved = api.ReasonEngineMismatch, true
+	case in.Seen.Answer == inventory.Unknown:
+		d.Status.Reason = unknownReason(in)
+	case in.Unproven != "":
+		d.Status.Reason = api.ReasonEngineMismatch
 	default:
-		p.reason = api.ReasonDuplicate
+		d.Status.Reason = api.ReasonDuplicate
 	}
-	return p
+	return d
 }

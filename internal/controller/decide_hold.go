@@ -15,33 +15,33 @@ import (
 // isOnHold reports whether a failed operation waits for its next try. A refused
 // operation waits for a new spec or for another leader, which may have other
 // settings, such as the allowed registries.
-func isOnHold(in input) bool {
-	op := in.vm.Status.Operation
+func isOnHold(in Input) bool {
+	op := in.VM.Status.Operation
 	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || isCrashing(op) || !isStillWaiting(in) {
 		return false
 	}
-	return op.Failure == api.FailureRefused && op.Epoch == in.epoch || in.now.Before(nextTry(in))
+	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch || in.Now.Before(nextTry(in))
 }
 
 // isStillWaiting reports whether nothing has happened that ends the wait of a
 // failed operation: a new spec, a server that differs from what the last try left,
 // or an engine that came back.
-func isStillWaiting(in input) bool {
-	op := in.vm.Status.Operation
-	if in.vm.Generation != op.Generation || !isAsLeft(in.vm.Status.Server, in.seen) {
+func isStillWaiting(in Input) bool {
+	op := in.VM.Status.Operation
+	if in.VM.Generation != op.Generation || !isAsLeft(in.VM.Status.Server, in.Seen) {
 		return false
 	}
-	return op.NextRetryTime == nil || !in.seen.BackSince.After(in.since.failure)
+	return op.NextRetryTime == nil || !in.Seen.BackSince.After(in.Since.failure)
 }
 
 // nextTry returns when a failed operation is retried, by this process's clock. It
 // is the zero time if no retry is planned.
-func nextTry(in input) time.Time {
-	op := in.vm.Status.Operation
+func nextTry(in Input) time.Time {
+	op := in.VM.Status.Operation
 	if op.NextRetryTime == nil {
 		return time.Time{}
 	}
-	return in.since.failure.Add(backoff(op.Attempts, op.Failure == api.FailureExhausted))
+	return in.Since.failure.Add(backoff(op.Attempts, op.Failure == api.FailureExhausted))
 }
 
 // isAsLeft reports whether the server is as the status says. No server and a server
@@ -54,12 +54,12 @@ func isAsLeft(left *api.ServerStatus, seen inventory.Observation) bool {
 	return !none && left.ID == seen.Server.ID && left.State == string(seen.Server.State)
 }
 
-func decideHold(in input) plan {
-	op := in.vm.Status.Operation
-	p := plan{phase: api.PhaseFailed, reason: op.Reason, operation: op.Type, message: op.LastError, wake: nextTry(in), nextTry: nextTry(in)}
-	if in.seen.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.seen.Server.State) {
-		p.phase = planWait(in, "", "", "").phase
+func decideHold(in Input) Decision {
+	op := in.VM.Status.Operation
+	d := Decision{Action: Action{Operation: op.Type}, Status: StatusIntent{Phase: api.PhaseFailed, Reason: op.Reason, Message: op.LastError}, Wake: nextTry(in), NextTry: nextTry(in)}
+	if in.Seen.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.Seen.Server.State) {
+		d.Status.Phase = planWait(in, "", "", "").Status.Phase
 	}
-	p.stalled = op.Failure == api.FailureRefused
-	return p
+	d.Status.Stalled = op.Failure == api.FailureRefused
+	return d
 }

@@ -52,8 +52,8 @@ func unknown(since time.Duration) inventory.Observation {
 	return inventory.Observation{EngineID: engine, DownSince: t0.Add(-since), Cause: errors.New("connection refused")}
 }
 
-func ask(vm *api.VirtualMachine, seen inventory.Observation) input {
-	return input{vm: vm, seen: seen, now: t0, since: sinceWritten(vm, seen), shown: vm.Status.ObservedGeneration, driver: "fake", drivers: []string{"fake", "docker"}}
+func ask(vm *api.VirtualMachine, seen inventory.Observation) Input {
+	return Input{VM: vm, Seen: seen, Now: t0, Since: sinceWritten(vm, seen), ShownGeneration: vm.Status.ObservedGeneration, Driver: "fake", Drivers: []string{"fake", "docker"}}
 }
 
 // sinceWritten uses the times in an object and a server as the instants at which
@@ -76,17 +76,17 @@ func sinceWritten(vm *api.VirtualMachine, seen inventory.Observation) (s since) 
 }
 
 // brief formats a plan's policy as one line.
-func brief(p plan) string {
+func brief(d Decision) string {
 	steps := map[step]string{stepNone: "wait", stepEnsure: "ensure", stepDelete: "delete", stepFinish: "finish"}
-	words := []string{steps[p.step]}
-	if p.step == stepEnsure {
-		words = append(words, string(p.power))
+	words := []string{steps[d.Action.Step]}
+	if d.Action.Step == stepEnsure {
+		words = append(words, string(d.Action.Power))
 	}
-	if p.operation != "" {
-		words = append(words, string(p.operation))
+	if d.Action.Operation != "" {
+		words = append(words, string(d.Action.Operation))
 	}
-	words = append(words, "=>", string(p.phase), p.reason)
-	for word, set := range map[string]bool{"ready": p.ready} {
+	words = append(words, "=>", string(d.Status.Phase), d.Status.Reason)
+	for word, set := range map[string]bool{"ready": d.Status.Ready} {
 		if set {
 			words = append(words, word)
 		}
@@ -285,13 +285,13 @@ func TestDecide(t *testing.T) {
 	tests := map[string]struct {
 		vm     *vmtest.Builder
 		seen   inventory.Observation
-		change func(*input)
+		change func(*Input)
 		want   string
-		check  func(*testing.T, plan)
+		check  func(*testing.T, Decision)
 	}{
-		"an outage is not shown before 5 s": {vm: observed(), seen: unknown(4 * time.Second), want: "wait =>  ", check: func(t *testing.T, p plan) {
-			if !p.quiet || !p.wake.Equal(t0.Add(time.Second)) {
-				t.Errorf("quiet %v, wake %v", p.quiet, p.wake)
+		"an outage is not shown before 5 s": {vm: observed(), seen: unknown(4 * time.Second), want: "wait =>  ", check: func(t *testing.T, d Decision) {
+			if !d.Status.Unchanged || !d.Wake.Equal(t0.Add(time.Second)) {
+				t.Errorf("quiet %v, wake %v", d.Status.Unchanged, d.Wake)
 			}
 		}},
 		"an outage is shown after 5 s":       {vm: observed(), seen: unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
@@ -301,9 +301,9 @@ func TestDecide(t *testing.T) {
 		"a deletion in a short outage waits": {vm: observed().Deleted(t0), seen: unknown(time.Second), want: "wait =>  "},
 		"another engine answers":             {vm: observed(), seen: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
 		"deletion, another engine answers":   {vm: observed().Deleted(t0), seen: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: isBlocked("remove the finalizer")},
-		"unknown driver": {vm: vmtest.VM("vm").Driver("xen"), change: stray, want: "wait => Failed UnknownDriver", check: func(t *testing.T, p plan) {
-			if !p.stalled || !strings.Contains(p.message, `"xen"`) || !strings.Contains(p.message, "fake, docker") {
-				t.Errorf("stalled %v, message %q", p.stalled, p.message)
+		"unknown driver": {vm: vmtest.VM("vm").Driver("xen"), change: stray, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
+			if !d.Status.Stalled || !strings.Contains(d.Status.Message, `"xen"`) || !strings.Contains(d.Status.Message, "fake, docker") {
+				t.Errorf("stalled %v, message %q", d.Status.Stalled, d.Status.Message)
 			}
 		}},
 		"bound to a driver that does not run here": {vm: observed(), change: stray, want: "wait => Unknown EngineMismatch"},
@@ -340,7 +340,7 @@ func TestDecide(t *testing.T) {
 		"a stop that fails is tried again":             {vm: observed().Deleted(t0.Add(-time.Second)).Status(failing(api.OperationStop, 1, 0)), seen: present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: stopsBy(29 * time.Second)},
 		"a stop that fails waits for its next try":     {vm: observed().Deleted(t0.Add(-time.Second)).Status(failing(api.OperationStop, 1, time.Second)), seen: present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: isBlocked("boom")},
 		"a failing stop holds a deletion no longer":    {vm: observed().Deleted(t0.Add(-30 * time.Second)).Status(failing(api.OperationStop, 5, time.Second)), seen: present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
-		"no binding and one driver did not say gone":   {vm: unproven(), seen: gone(), change: func(in *input) { in.elsewhere = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: isBlocked("driver docker has the server x")},
+		"no binding and one driver did not say gone":   {vm: unproven(), seen: gone(), change: func(in *Input) { in.Unproven = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: isBlocked("driver docker has the server x")},
 		"no binding: every driver is asked":            {vm: unproven(), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: asksEverywhere(true)},
 		"a binding: one driver is asked":               {vm: observed().Deleted(t0), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: asksEverywhere(false)},
 		"no binding, never observed":                   {vm: unproven().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: asksEverywhere(false)},
@@ -377,8 +377,8 @@ func TestDecide(t *testing.T) {
 		"what waits for a restart is remembered":              {vm: observed().Status(restartRequired), seen: present(driver.StateRunning), want: "wait => Active ChangePending", check: says("image: applied at the next restart")},
 		"what waited is looked at again after a restart":      {vm: observed().Status(restartRequired), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = t0 }), want: "ensure On Update => Active Updating"},
 		"what waited is done when the driver says no more":    {vm: observed(), seen: present(driver.StateRunning), change: did(api.OperationUpdate), want: "wait => Active Running ready"},
-		"a probe that does not answer keeps it from Ready":    {vm: observed(), seen: present(driver.StateRunning), change: func(in *input) { in.probe = probeState{wanted: true, text: "refused"} }, want: "wait => Active ProbeFailing", check: says("refused")},
-		"a probe that answers":                                {vm: observed(), seen: present(driver.StateRunning), change: func(in *input) { in.probe = probeState{wanted: true, ok: true} }, want: "wait => Active Running ready"},
+		"a probe that does not answer keeps it from Ready":    {vm: observed(), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = probeState{wanted: true, text: "refused"} }, want: "wait => Active ProbeFailing", check: says("refused")},
+		"a probe that answers":                                {vm: observed(), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = probeState{wanted: true, ok: true} }, want: "wait => Active Running ready"},
 		"the engine restarts it and says why":                 {vm: observed(), seen: change(present(driver.StateRestarting), func(s *driver.Server) { s.Exit = &driver.Exit{Code: 137, Reason: "OOMKilled"} }), want: "wait => Active Restarting", check: says("code 137 (OOMKilled)")},
 		"an exit without a better reason":                     {vm: observed().RestartPolicy(api.RestartNever), seen: change(ended(3), func(s *driver.Server) { s.Exit.Reason = "Error" }), want: "wait => Failed Exited", check: says("the server ended with code 3")},
 		"exited under Never is final":                         {vm: observed().RestartPolicy(api.RestartNever), seen: ended(3), want: "wait => Failed Exited", check: isStalled},
@@ -411,8 +411,8 @@ func TestDecide(t *testing.T) {
 		"a restart whose image took its time":        {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Hour, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: stopsBy(30 * time.Second)},
 		"a restart whose new run has ended":          {vm: observed().RestartPolicy(api.RestartNever).RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-0")), seen: ended(0), want: "wait => Stopped Completed ready", check: isHandled},
 		"a restart of what never ran":                {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "")), seen: change(present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting"},
-		"a probe not asked yet, ready before":        {vm: observed().Status(readySince(-time.Hour)), seen: present(driver.StateRunning), change: func(in *input) { in.probe = probeState{wanted: true} }, want: "wait => Active Running ready"},
-		"a probe not asked yet, another run":         {vm: observed().Status(readySince(-2 * time.Hour)), seen: present(driver.StateRunning), change: func(in *input) { in.probe = probeState{wanted: true} }, want: "wait => Active ProbeFailing"},
+		"a probe not asked yet, ready before":        {vm: observed().Status(readySince(-time.Hour)), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = probeState{wanted: true} }, want: "wait => Active Running ready"},
+		"a probe not asked yet, another run":         {vm: observed().Status(readySince(-2 * time.Hour)), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = probeState{wanted: true} }, want: "wait => Active ProbeFailing"},
 		"a restart that was handled":                 {vm: observed().RestartedAt(t0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: t0} }), seen: present(driver.StateRunning), want: "wait => Active Running ready", check: isHandled},
 	}
 	for name, tc := range tests {
@@ -421,64 +421,66 @@ func TestDecide(t *testing.T) {
 			if tc.change != nil {
 				tc.change(&in)
 			}
-			p := decide(in)
-			if got := brief(p); got != tc.want {
+			d := decide(in)
+			if got := brief(d); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}
 			if tc.check != nil {
-				tc.check(t, p)
+				tc.check(t, d)
 			}
 		})
 	}
 }
 
-func stray(in *input) { in.driver = "" }
+func stray(in *Input) { in.Driver = "" }
 
-func showed(generation int64) func(*input) { return func(in *input) { in.shown = generation } }
+func showed(generation int64) func(*Input) {
+	return func(in *Input) { in.ShownGeneration = generation }
+}
 
-func did(o api.OperationType) func(*input) { return func(in *input) { in.did = o } }
+func did(o api.OperationType) func(*Input) { return func(in *Input) { in.Done = o } }
 
-func isBlocked(text string) func(*testing.T, plan) {
-	return func(t *testing.T, p plan) {
+func isBlocked(text string) func(*testing.T, Decision) {
+	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if !p.blocked || !strings.Contains(p.message, text) {
-			t.Errorf("blocked %v, message %q lacks %q", p.blocked, p.message, text)
+		if !d.Status.Blocked || !strings.Contains(d.Status.Message, text) {
+			t.Errorf("blocked %v, message %q lacks %q", d.Status.Blocked, d.Status.Message, text)
 		}
 	}
 }
 
-func says(text string) func(*testing.T, plan) {
-	return func(t *testing.T, p plan) {
+func says(text string) func(*testing.T, Decision) {
+	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if !strings.Contains(p.message, text) {
-			t.Errorf("message %q lacks %q", p.message, text)
+		if !strings.Contains(d.Status.Message, text) {
+			t.Errorf("message %q lacks %q", d.Status.Message, text)
 		}
 	}
 }
 
-func wakesAt(after time.Duration) func(*testing.T, plan) {
-	return func(t *testing.T, p plan) {
+func wakesAt(after time.Duration) func(*testing.T, Decision) {
+	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if !p.wake.Equal(t0.Add(after)) {
-			t.Errorf("wakes after %s, want %s", p.wake.Sub(t0), after)
+		if !d.Wake.Equal(t0.Add(after)) {
+			t.Errorf("wakes after %s, want %s", d.Wake.Sub(t0), after)
 		}
 	}
 }
 
-func stopsBy(after time.Duration) func(*testing.T, plan) {
-	return func(t *testing.T, p plan) {
+func stopsBy(after time.Duration) func(*testing.T, Decision) {
+	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if !p.stopBy.Equal(t0.Add(after)) {
-			t.Errorf("stops by %s, want %s", p.stopBy.Sub(t0), after)
+		if !d.Action.StopBy.Equal(t0.Add(after)) {
+			t.Errorf("stops by %s, want %s", d.Action.StopBy.Sub(t0), after)
 		}
 	}
 }
 
-func restarts(intent bool) func(*testing.T, plan) {
-	return func(t *testing.T, p plan) {
+func restarts(intent bool) func(*testing.T, Decision) {
+	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if p.intent != intent || p.endRun != "run-1" || p.handled {
-			t.Errorf("intent %v, ends run %q, handled %v", p.intent, p.endRun, p.handled)
+		if d.Action.RecordFirst != intent || d.Action.EndRun != "run-1" || d.Status.RestartHandled {
+			t.Errorf("intent %v, ends run %q, handled %v", d.Action.RecordFirst, d.Action.EndRun, d.Status.RestartHandled)
 		}
 	}
 }
@@ -494,11 +496,11 @@ func unproven() *vmtest.Builder {
 	return observed().Deleted(t0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
 }
 
-func asksEverywhere(want bool) func(*testing.T, plan) {
-	return func(t *testing.T, p plan) {
+func asksEverywhere(want bool) func(*testing.T, Decision) {
+	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if p.everywhere != want {
-			t.Errorf("asks every driver: %v", p.everywhere)
+		if d.Action.AllDrivers != want {
+			t.Errorf("asks every driver: %v", d.Action.AllDrivers)
 		}
 	}
 }
@@ -507,16 +509,16 @@ func refusedImage(s *api.VirtualMachineStatus) {
 	s.RefusedField = &api.RefusedField{Field: "image", Reason: api.ReasonImageImmutable, Message: "image is b: the disk stands on a"}
 }
 
-func isStalled(t *testing.T, p plan) {
+func isStalled(t *testing.T, d Decision) {
 	t.Helper()
-	if !p.stalled || p.ready {
-		t.Errorf("stalled %v, ready %v", p.stalled, p.ready)
+	if !d.Status.Stalled || d.Status.Ready {
+		t.Errorf("stalled %v, ready %v", d.Status.Stalled, d.Status.Ready)
 	}
 }
 
-func isHandled(t *testing.T, p plan) {
+func isHandled(t *testing.T, d Decision) {
 	t.Helper()
-	if !p.handled {
+	if !d.Status.RestartHandled {
 		t.Error("spec.restartedAt is not marked as handled")
 	}
 }

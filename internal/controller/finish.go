@@ -23,14 +23,14 @@ func (r *Reconciler) finish(ctx context.Context, p *reconciliation) (done bool, 
 	}
 	if !p.fresh {
 		if err := p.refreshObservation(ctx); err != nil {
-			p.recordFailure(p.plan, err)
+			p.recordFailure(p.decision, err)
 			return false, nil
 		}
 	}
 	if p.seen.Answer != inventory.Gone {
 		return false, nil
 	}
-	if p.plan.everywhere {
+	if p.decision.Action.AllDrivers {
 		if p.elsewhere = r.askEverywhere(ctx, p.vm); p.elsewhere != "" {
 			return false, nil
 		}

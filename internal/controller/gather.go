@@ -47,7 +47,7 @@ func (r *Reconciler) gather(vm *api.VirtualMachine) *reconciliation {
 	if p.vm.Status.Server != nil {
 		p.shown = p.vm.Status.Server.Generation
 	}
-	if p.seen.Server.State == driver.StateStopped && isStoppedByDrover(input{vm: p.vm, seen: p.seen}) {
+	if p.seen.Server.State == driver.StateStopped && isStoppedByDrover(Input{VM: p.vm, Seen: p.seen}) {
 		p.stoppedRun = p.seen.Server.Run
 	}
 	return p

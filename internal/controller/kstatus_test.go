@@ -19,10 +19,10 @@ import (
 
 // kstatusOf returns what kstatus, which kpt, Flux and others use to wait, computes
 // for a VM with the status that follows from an observation.
-func kstatusOf(t *testing.T, vm *api.VirtualMachine, in input) status.Status {
+func kstatusOf(t *testing.T, vm *api.VirtualMachine, in Input) status.Status {
 	t.Helper()
-	r := &Reconciler{Driver: in.driver, Drivers: in.drivers, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: in.seen, plan: decide(in)}
+	r := &Reconciler{Driver: in.Driver, Drivers: in.Drivers, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: in.Seen, decision: decide(in)}
 	vm = vm.DeepCopy()
 	vm.Status = p.status(t0)
 	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"
@@ -47,14 +47,14 @@ func TestKstatus(t *testing.T) {
 	tests := map[string]struct {
 		vm     *vmtest.Builder
 		seen   inventory.Observation
-		change func(*input)
+		change func(*Input)
 		want   status.Status
 	}{
 		"being created":           {observed(), gone(), nil, status.InProgressStatus},
 		"fetching":                {observed(), present(driver.StatePending), nil, status.InProgressStatus},
 		"starting":                {observed(), present(driver.StateStarting), nil, status.InProgressStatus},
 		"running":                 {observed(), present(driver.StateRunning), nil, status.CurrentStatus},
-		"running, probe fails":    {observed(), present(driver.StateRunning), func(in *input) { in.probe = probeState{wanted: true} }, status.InProgressStatus},
+		"running, probe fails":    {observed(), present(driver.StateRunning), func(in *Input) { in.Probe = probeState{wanted: true} }, status.InProgressStatus},
 		"running, change waits":   {observed().Status(restartRequired), present(driver.StateRunning), nil, status.InProgressStatus},
 		"running, image refused":  {observed().Status(refusedImage), present(driver.StateRunning), nil, status.FailedStatus},
 		"restarted by the engine": {observed(), present(driver.StateRestarting), nil, status.InProgressStatus},

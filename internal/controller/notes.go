@@ -29,19 +29,19 @@ var successReasons = map[api.OperationType]string{
 }
 
 // noteSuccess records what was done, once it is complete.
-func (p *reconciliation) noteSuccess(plan plan, existed bool) {
-	reason := successReasons[plan.operation]
+func (p *reconciliation) noteSuccess(decision Decision, existed bool) {
+	reason := successReasons[decision.Action.Operation]
 	if reason == "" || isUnderWay(p.seen) || p.vm.DeletionTimestamp != nil {
 		return
 	}
-	if plan.operation == api.OperationUpdate && p.base.Status.ObservedGeneration < 1 {
+	if decision.Action.Operation == api.OperationUpdate && p.base.Status.ObservedGeneration < 1 {
 		reason = api.EventAdopted
 	}
-	if plan.operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {
+	if decision.Action.Operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {
 		reason = api.EventRecreated
 	}
 	text := fmt.Sprintf("%s server %s on %s", reason, shortID(p.seen.Server.ID), p.r.Driver)
-	p.notes = append(p.notes, note{corev1.EventTypeNormal, reason, string(plan.operation), text})
+	p.notes = append(p.notes, note{corev1.EventTypeNormal, reason, string(decision.Action.Operation), text})
 }
 
 func (p *reconciliation) noteFailure(operation api.OperationType, err error) {
@@ -63,7 +63,7 @@ var notable = map[string]string{
 func (p *reconciliation) noteChange(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
 	if op := before.Operation; op != nil && after.Operation == nil && !isCrashing(op) && p.did == "" && len(p.notes) == 0 && successReasons[op.Type] != "" {
-		p.noteSuccess(plan{operation: op.Type}, true)
+		p.noteSuccess(Decision{Action: Action{Operation: op.Type}}, true)
 	}
 	if kind := notable[after.Reason]; kind != "" && before.Reason != after.Reason {
 		p.notes = append(p.notes, note{kind, after.Reason, "Observe", after.Message})
@@ -94,7 +94,7 @@ func isOver(s driver.State) bool { return s == driver.StateStopped || s == drive
 func (p *reconciliation) endedByUs() bool {
 	op := p.vm.Status.Operation
 	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.seen.Server.Run
-	return restarted || p.vm.DeletionTimestamp != nil || isStoppedByDrover(input{vm: p.vm, seen: p.seen})
+	return restarted || p.vm.DeletionTimestamp != nil || isStoppedByDrover(Input{VM: p.vm, Seen: p.seen})
 }
 
 // emitEvents sends the events of the pass.

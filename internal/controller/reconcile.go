@@ -82,7 +82,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	p.fresh = p.live && p.seen.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1 // it has just been bound
 	for steps := 0; ; steps++ {
 		//nolint:contextcheck // a readiness probe outlives the pass that starts it
-		if p.decideStep(); p.plan.step == stepNone || steps == maxSteps {
+		if p.decideStep(); p.decision.Action.Step == stepNone || steps == maxSteps {
 			break
 		}
 		if done, err := r.act(ctx, p); done || err != nil {
@@ -129,9 +129,9 @@ type reconciliation struct {
 	acted, reported bool
 	seen            inventory.Observation
 	// fresh is set while seen comes from a live look and nothing was done since.
-	fresh bool
-	plan  plan
-	did   api.OperationType
+	fresh    bool
+	decision Decision
+	did      api.OperationType
 	// shown is the generation of the spec that the driver was last shown.
 	shown int64
 	// missed is set once the driver did not find the server that was observed.
@@ -149,9 +149,9 @@ type reconciliation struct {
 func (p *reconciliation) decideStep() {
 	p.probe = p.r.probes.check(p.base, p.seen)
 	now := p.r.Clock.Now()
-	p.plan = decide(input{
-		vm: p.vm, seen: p.seen, now: now, did: p.did, shown: p.shown, probe: p.probe,
-		since: p.r.sightings.observe(p.vm, p.seen, now), elsewhere: p.elsewhere,
-		driver: p.r.Driver, drivers: p.r.Drivers, epoch: p.epoch(),
+	p.decision = decide(Input{
+		VM: p.vm, Seen: p.seen, Now: now, Done: p.did, ShownGeneration: p.shown, Probe: p.probe,
+		Since: p.r.sightings.observe(p.vm, p.seen, now), Unproven: p.elsewhere,
+		Driver: p.r.Driver, Drivers: p.r.Drivers, Epoch: p.epoch(),
 	})
 }

@@ -916,14 +916,14 @@ func crash(t *testing.T, g *rig) {
 	}
 	p := g.r.gather(vm)
 	p.decideStep()
-	if !p.plan.intent {
+	if !p.decision.Action.RecordFirst {
 		t.Fatal("no intent")
 	}
 	if err := g.r.writeIntent(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = recover() }()
-	_ = g.r.callDriver(t.Context(), p.vm, p.plan, p.target())
+	_ = g.r.callDriver(t.Context(), p.vm, p.decision, p.target())
 }
 
 func TestGracefulDeletion(t *testing.T) {

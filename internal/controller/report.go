@@ -37,15 +37,15 @@ const (
 // can wait is delayed.
 func (r *Reconciler) report(ctx context.Context, p *reconciliation) (ctrl.Result, error) {
 	now := r.Clock.Now()
-	if p.plan.step != stepNone {
-		p.plan.wake = now // the next pass continues
+	if p.decision.Action.Step != stepNone {
+		p.decision.Wake = now // the next pass continues
 	}
-	if p.plan.quiet {
-		return wakeAt(now, p.plan.wake), nil
+	if p.decision.Status.Unchanged {
+		return wakeAt(now, p.decision.Wake), nil
 	}
 	next := p.status(now)
 	if until := throttleUntil(&p.base.Status, &next, p.did != "" || len(p.notes) > 0, now); now.Before(until) {
-		return wakeAt(now, earliest(until, p.plan.wake)), nil
+		return wakeAt(now, earliest(until, p.decision.Wake)), nil
 	}
 	before := p.base.Status
 	if err := r.write(ctx, p); err != nil {
@@ -53,7 +53,7 @@ func (r *Reconciler) report(ctx context.Context, p *reconciliation) (ctrl.Result
 	}
 	p.emitEvents(&before)
 	p.reported = true
-	return wakeAt(now, p.plan.wake), nil
+	return wakeAt(now, p.decision.Wake), nil
 }
 
 // write writes the pass's status to the API if it differs there in more than its
@@ -94,18 +94,18 @@ func (r *Reconciler) mayReport() error {
 // status returns the status to write: a function of the current status, the plan
 // and the observation.
 func (p *reconciliation) status(now time.Time) api.VirtualMachineStatus {
-	base, plan := &p.base.Status, p.plan
+	base, intent := &p.base.Status, p.decision.Status
 	next := *p.vm.Status.DeepCopy()
 	next.ObservedGeneration = p.vm.Generation
-	next.Phase, next.Reason, next.Message = plan.phase, plan.reason, truncate(plan.message)
+	next.Phase, next.Reason, next.Message = intent.Phase, intent.Reason, truncate(intent.Message)
 	if p.r.Driver != "" && isBound(p.vm) {
 		next.Driver = p.r.Driver
 	}
-	if plan.handled {
+	if intent.RestartHandled {
 		next.RestartedAt = p.vm.Spec.RestartedAt
 	}
 	next.Operation = p.operation()
-	next.PendingFields, next.RefusedField = plan.pending, plan.refused
+	next.PendingFields, next.RefusedField = intent.Pending, intent.Refused
 	if p.isObserved() {
 		p.describe(&next)
 	}
@@ -119,17 +119,17 @@ func (p *reconciliation) status(now time.Time) api.VirtualMachineStatus {
 
 // isObserved reports whether the VirtualMachine's engine has answered.
 func (p *reconciliation) isObserved() bool {
-	return !p.plan.unobserved && p.seen.Answer != inventory.Unknown
+	return !p.decision.Status.Unobserved && p.seen.Answer != inventory.Unknown
 }
 
 // operation returns the status's operation while it continues, and also while it is
 // unknown whether it does.
 func (p *reconciliation) operation() *api.Operation {
-	have, wanted := p.vm.Status.Operation, p.plan.operation
-	blind := p.plan.unobserved || p.plan.reason == api.ReasonDuplicate
+	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
+	blind := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
 	switch {
 	case have != nil && (have.Type == wanted || wanted == "" && blind):
-		return withNextTry(have, p.plan.nextTry)
+		return withNextTry(have, p.decision.NextTry)
 	case wanted == "":
 		return nil
 	}
@@ -199,7 +199,7 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 		return nil
 	}
 	var stopped string
-	if p.plan.stopped || p.stoppedRun == seen.Server.Run || p.vm.Status.Server != nil && p.vm.Status.Server.StoppedRun == seen.Server.Run {
+	if p.decision.Status.StoppedBySpec || p.stoppedRun == seen.Server.Run || p.vm.Status.Server != nil && p.vm.Status.Server.StoppedRun == seen.Server.Run {
 		stopped = seen.Server.Run
 	}
 	next := &api.ServerStatus{
@@ -226,7 +226,7 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 func round(f float64) float64 { return math.Round(f*100) / 100 }
 
 func (p *reconciliation) conditions(all *[]metav1.Condition, now time.Time) {
-	plan := p.plan
+	intent := p.decision.Status
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		meta.SetStatusCondition(all, metav1.Condition{
 			Type: kind, Status: status, Reason: reason, Message: truncate(message),
@@ -240,17 +240,17 @@ func (p *reconciliation) conditions(all *[]metav1.Condition, now time.Time) {
 			meta.RemoveStatusCondition(all, kind)
 		}
 	}
-	unknown := plan.unobserved || p.seen.Answer == inventory.Unknown
-	set(api.ConditionReady, triState(plan.ready, plan.phase == api.PhaseUnknown), plan.reason, plan.message)
+	unknown := intent.Unobserved || p.seen.Answer == inventory.Unknown
+	set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
 	set(api.ConditionRunning, triState(isUp(p.seen), unknown), p.runningReason(*all), "")
 	if unknown {
-		set(api.ConditionObserved, metav1.ConditionFalse, plan.reason, plan.message)
+		set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
 	} else {
 		set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
 	}
-	only(len(plan.pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, pendingText(plan.pending))
-	only(plan.blocked, api.ConditionDeletionBlocked, plan.reason, plan.message)
-	only(plan.stalled, api.ConditionStalled, plan.reason, plan.message)
+	only(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, pendingText(intent.Pending))
+	only(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
+	only(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
 }
 
 func triState(yes, unknown bool) metav1.ConditionStatus {
@@ -271,14 +271,14 @@ func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	off := p.seen.Answer == inventory.Present && p.seen.Server.State == driver.StateStopped
 	known := meta.FindStatusCondition(have, api.ConditionRunning)
 	switch {
-	case isUp(p.seen) && !p.plan.unobserved:
+	case isUp(p.seen) && !p.decision.Status.Unobserved:
 		return api.ReasonRunning
-	case slices.Contains(offReasons, p.plan.reason) || known == nil:
-		return p.plan.reason
-	case p.plan.unobserved || p.seen.Answer == inventory.Unknown, off && slices.Contains(offReasons, known.Reason):
+	case slices.Contains(offReasons, p.decision.Status.Reason) || known == nil:
+		return p.decision.Status.Reason
+	case p.decision.Status.Unobserved || p.seen.Answer == inventory.Unknown, off && slices.Contains(offReasons, known.Reason):
 		return known.Reason
 	}
-	return p.plan.reason
+	return p.decision.Status.Reason
 }
 
 func conditionTrue(conditions []metav1.Condition, kind string) bool {

@@ -225,9 +225,9 @@ func TestWordsDecideNothing(t *testing.T) {
 }
 
 // policyOf formats a plan without its human-readable text.
-func policyOf(p plan) string {
-	p.reason, p.message, p.refused = "", "", nil
-	return fmt.Sprintf("%+v", p)
+func policyOf(d Decision) string {
+	d.Status.Reason, d.Status.Message, d.Status.Refused = "", "", nil
+	return fmt.Sprintf("%+v", d)
 }
 
 // TestImportedStatus checks that what versions before status.binding recorded in
