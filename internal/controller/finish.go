@@ -14,33 +14,15 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// finish removes the finalizer, but only if the engine itself has just confirmed
-// that the server is gone. Otherwise the reconcile pass continues with the engine's
-// answer.
-func (r *Reconciler) finish(ctx context.Context, p *reconciliation) (done bool, err error) {
-	if !controllerutil.ContainsFinalizer(p.base, v1alpha1.FinalizerServer) {
-		return true, nil
-	}
-	if !p.fresh {
-		if err := p.refreshObservation(ctx); err != nil {
-			p.recordFailure(p.decision, err)
-			return false, nil
-		}
-	}
-	if p.seen.Answer != inventory.Gone {
-		return false, nil
-	}
-	if p.decision.Action.AllDrivers {
-		if p.elsewhere = r.askEverywhere(ctx, p.vm); p.elsewhere != "" {
-			return false, nil
-		}
-	}
+// removeFinalizer lets the object go. Its resourceVersion is a precondition.
+func (p *reconciliation) removeFinalizer(ctx context.Context) error {
 	next := p.base.DeepCopy()
 	controllerutil.RemoveFinalizer(next, v1alpha1.FinalizerServer)
-	if _, err := r.patch(ctx, p.base, next); err != nil && !apierrors.IsNotFound(err) {
-		return false, err
+	if _, err := p.r.patch(ctx, p.base, next); err != nil && !apierrors.IsNotFound(err) {
+		return err
 	}
-	return true, nil
+	p.base, p.unreported = next, false
+	return nil
 }
 
 // askEverywhere asks every driver live for the server of a VirtualMachine whose

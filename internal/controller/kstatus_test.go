@@ -22,7 +22,7 @@ import (
 func kstatusOf(t *testing.T, vm *api.VirtualMachine, in Input) status.Status {
 	t.Helper()
 	r := &Reconciler{Driver: in.Driver, Drivers: in.Drivers, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: in.Seen, decision: decide(in)}
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: in.Seen}, decision: decide(in)}
 	vm = vm.DeepCopy()
 	vm.Status = p.status(t0)
 	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"

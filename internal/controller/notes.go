@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// note is an event that is sent once its status is written.
-type note struct {
+// pendingEvent is an event that is sent once its status is written.
+type pendingEvent struct {
 	kind, reason, action, text string
 }
 
@@ -31,7 +31,7 @@ var successReasons = map[api.OperationType]string{
 // noteSuccess records what was done, once it is complete.
 func (p *reconciliation) noteSuccess(decision Decision, existed bool) {
 	reason := successReasons[decision.Action.Operation]
-	if reason == "" || isUnderWay(p.seen) || p.vm.DeletionTimestamp != nil {
+	if reason == "" || isUnderWay(p.seen.Observation) || p.vm.DeletionTimestamp != nil {
 		return
 	}
 	if decision.Action.Operation == api.OperationUpdate && p.base.Status.ObservedGeneration < 1 {
@@ -41,11 +41,11 @@ func (p *reconciliation) noteSuccess(decision Decision, existed bool) {
 		reason = api.EventRecreated
 	}
 	text := fmt.Sprintf("%s server %s on %s", reason, shortID(p.seen.Server.ID), p.r.Driver)
-	p.notes = append(p.notes, note{corev1.EventTypeNormal, reason, string(decision.Action.Operation), text})
+	p.events = append(p.events, pendingEvent{corev1.EventTypeNormal, reason, string(decision.Action.Operation), text})
 }
 
 func (p *reconciliation) noteFailure(operation api.OperationType, err error) {
-	p.notes = append(p.notes, note{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
+	p.events = append(p.events, pendingEvent{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
 }
 
 // notable reasons cause an event when the status adopts them.
@@ -62,11 +62,11 @@ var notable = map[string]string{
 // operation that completed, and a reason that is notable.
 func (p *reconciliation) noteChange(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
-	if op := before.Operation; op != nil && after.Operation == nil && !isCrashing(op) && p.did == "" && len(p.notes) == 0 && successReasons[op.Type] != "" {
+	if op := before.Operation; op != nil && after.Operation == nil && !isCrashing(op) && p.done == "" && len(p.events) == 0 && successReasons[op.Type] != "" {
 		p.noteSuccess(Decision{Action: Action{Operation: op.Type}}, true)
 	}
 	if kind := notable[after.Reason]; kind != "" && before.Reason != after.Reason {
-		p.notes = append(p.notes, note{kind, after.Reason, "Observe", after.Message})
+		p.events = append(p.events, pendingEvent{kind, after.Reason, "Observe", after.Message})
 	}
 }
 
@@ -84,7 +84,7 @@ func (p *reconciliation) noteCrash() {
 	if server.Exit.Output != "" {
 		text += ": " + server.Exit.Output
 	}
-	p.crash = &note{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
+	p.crash = &pendingEvent{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
 }
 
 // isOver reports whether the run has ended in this state.
@@ -94,24 +94,24 @@ func isOver(s driver.State) bool { return s == driver.StateStopped || s == drive
 func (p *reconciliation) endedByUs() bool {
 	op := p.vm.Status.Operation
 	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.seen.Server.Run
-	return restarted || p.vm.DeletionTimestamp != nil || isStoppedByDrover(Input{VM: p.vm, Seen: p.seen})
+	return restarted || p.vm.DeletionTimestamp != nil || isStoppedByDrover(Input{VM: p.vm, Seen: p.seen.Observation})
 }
 
 // emitEvents sends the events of the pass.
 func (p *reconciliation) emitEvents(before *api.VirtualMachineStatus) {
 	p.noteChange(before)
-	for _, n := range p.events() {
+	for _, n := range p.allEvents() {
 		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", clipNote(n.text))
 	}
-	p.notes, p.crash = nil, nil
+	p.events, p.crash = nil, nil
 }
 
-// events returns the event of what was observed, then those of what was done.
-func (p *reconciliation) events() []note {
+// allEvents returns the event of what was observed, then those of what was done.
+func (p *reconciliation) allEvents() []pendingEvent {
 	if p.crash == nil {
-		return p.notes
+		return p.events
 	}
-	return append([]note{*p.crash}, p.notes...)
+	return append([]pendingEvent{*p.crash}, p.events...)
 }
 
 // clipNote truncates a text to the 1 kB that the events API accepts.

@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -64,33 +65,75 @@ type Reconciler struct {
 // Reconcile compares a VirtualMachine with its server and takes the step that makes
 // them agree. Steps that end at once are taken in the same pass.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	vm, err := r.get(ctx, req.NamespacedName)
+	vm, err := r.readObject(ctx, req.NamespacedName)
 	if err != nil || vm == nil || isFinalized(vm) {
 		return ctrl.Result{}, err
 	}
 	if driverOf(vm, r.Drivers) != r.Driver {
-		r.forget(req.NamespacedName) // a late key, or the orphan of another driver with this name
+		r.forgetObject(req.NamespacedName) // a late key, or the orphan of another driver with this name
 		return ctrl.Result{}, nil
 	}
 	bound, err := r.ensureFinalizer(ctx, vm)
 	if err != nil {
 		return retry(err)
 	}
-	p := r.gather(bound)
+	p := r.gather(bound, bound != vm)
 	defer p.keepUnreported()
-	p.live = bound != vm
-	p.fresh = p.live && p.seen.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1 // it has just been bound
-	for steps := 0; ; steps++ {
-		//nolint:contextcheck // a readiness probe outlives the pass that starts it
-		if p.decideStep(); p.decision.Action.Step == stepNone || steps == maxSteps {
-			break
-		}
-		if done, err := r.act(ctx, p); done || err != nil {
-			p.reported = done
+	var taken *Decision
+	//nolint:contextcheck // a readiness probe outlives the pass that starts it
+	for steps := 0; p.decideStep(taken) && steps < maxSteps; steps++ {
+		if taken, err = p.takeStep(ctx); err != nil || isFinalized(p.base) {
 			return retry(err)
 		}
 	}
-	return retryOnError(r.report(ctx, p))
+	return retryOnError(p.report(ctx))
+}
+
+// decideStep decides what to do next and reports whether there is a step to take.
+// If the step that has just succeeded is due again, it had no effect, which counts
+// as a failure.
+func (p *reconciliation) decideStep(taken *Decision) bool {
+	p.decision = decide(p.input())
+	if taken != nil && isSameStep(taken.Action, p.decision.Action) {
+		p.recordFailure(*taken, fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen.Observation)))
+		p.decision = decide(p.input())
+	}
+	return p.decision.Action.Step != stepNone
+}
+
+func isSameStep(a, b Action) bool {
+	return a.Step == b.Step && a.Operation == b.Operation && a.EndRun == b.EndRun
+}
+
+// takeStep takes the decided step: it confirms what the step depends on, acts,
+// observes what exists now, and records the outcome in the pass. It returns the
+// decision if the step succeeded. It returns an error if the API failed, if this
+// process may not act, or if a restart cannot be recorded; then the pass ends
+// without a report.
+func (p *reconciliation) takeStep(ctx context.Context) (taken *Decision, err error) {
+	decision := p.decision
+	if confirmed, err := p.confirmStep(ctx); !confirmed || err != nil {
+		return nil, err
+	}
+	if decision.Action.Step == stepFinish {
+		return nil, p.removeFinalizer(ctx)
+	}
+	if decision.Action.RecordFirst {
+		if err := p.writeIntent(ctx); err != nil {
+			return nil, err
+		}
+	}
+	existed := p.seen.Answer == inventory.Present
+	result := p.awaitOutcome(ctx, p.act(ctx))
+	p.unreported = true
+	if driver.MayNotAct(result.err) {
+		return nil, result.err
+	}
+	result.err = p.observeOutcome(ctx, decision.Action, result.err)
+	if p.recordOutcome(decision, existed, result) {
+		return &decision, nil
+	}
+	return nil, nil
 }
 
 // retry turns an error into a result. A conflict or a missing object is left to the
@@ -114,44 +157,42 @@ func retryOnError(result ctrl.Result, err error) (ctrl.Result, error) {
 	return result, nil
 }
 
-// reconciliation is one reconcile pass: what it observed, what it plans and what it
-// did.
+// reconciliation is one reconcile pass: what it observed, what it decided and what
+// it did.
 type reconciliation struct {
 	r    *Reconciler
 	base *api.VirtualMachine // as in the API
 	vm   *api.VirtualMachine // base, with the status that this pass leads to
-	// live is set once the API itself has confirmed base in this pass. confirmed is
-	// set once the engines were asked whether a server may be created.
-	live, confirmed bool
-	// stoppedRun is the run that had ended on request when the pass began.
-	stoppedRun string
-	// acted is set if something was done, and reported once the status records it.
-	acted, reported bool
-	seen            inventory.Observation
-	// fresh is set while seen comes from a live look and nothing was done since.
-	fresh    bool
+	// baseLive is set once the API itself has confirmed base in this pass.
+	baseLive bool
+	seen     observation
 	decision Decision
-	did      api.OperationType
+	// done is the operation that has just succeeded.
+	done api.OperationType
 	// shown is the generation of the spec that the driver was last shown.
 	shown int64
+	// stoppedRun is the run that had ended on request when the pass began.
+	stoppedRun string
+	// unproven says why the server may still be on another driver's engine.
+	unproven string
 	// missed is set once the driver did not find the server that was observed.
 	missed bool
-	// notes are the events of what was done, and crash is the event of an observed
+	// unreported is set while the status does not record what was done.
+	unreported bool
+	// events are those of what was done, and crash is the event of an observed
 	// crash.
-	notes     []note
-	crash     *note
-	probe     probeState
-	elsewhere string
+	events []pendingEvent
+	crash  *pendingEvent
 }
 
-// decideStep plans the next step. The readiness probe of a server that the last
-// step started begins here.
-func (p *reconciliation) decideStep() {
-	p.probe = p.r.probes.check(p.base, p.seen)
+// input returns what the next decision is made from. The readiness probe of a
+// server that the last step started begins here.
+func (p *reconciliation) input() Input {
 	now := p.r.Clock.Now()
-	p.decision = decide(Input{
-		VM: p.vm, Seen: p.seen, Now: now, Done: p.did, ShownGeneration: p.shown, Probe: p.probe,
-		Since: p.r.sightings.observe(p.vm, p.seen, now), Unproven: p.elsewhere,
+	return Input{
+		VM: p.vm, Seen: p.seen.Observation, Now: now, Done: p.done, ShownGeneration: p.shown,
+		Probe: p.r.probes.check(p.base, p.seen.Observation),
+		Since: p.r.sightings.observe(p.vm, p.seen.Observation, now), Unproven: p.unproven,
 		Driver: p.r.Driver, Drivers: p.r.Drivers, Epoch: p.epoch(),
-	})
+	}
 }

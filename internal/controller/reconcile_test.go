@@ -910,20 +910,20 @@ func TestCrashAfterIntent(t *testing.T) {
 // crash runs the pass's steps up to the driver call, and ends there.
 func crash(t *testing.T, g *rig) {
 	t.Helper()
-	vm, err := g.r.get(t.Context(), key)
+	vm, err := g.r.readObject(t.Context(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := g.r.gather(vm)
-	p.decideStep()
+	p := g.r.gather(vm, false)
+	p.decideStep(nil)
 	if !p.decision.Action.RecordFirst {
 		t.Fatal("no intent")
 	}
-	if err := g.r.writeIntent(t.Context(), p); err != nil {
+	if err := p.writeIntent(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = recover() }()
-	_ = g.r.callDriver(t.Context(), p.vm, p.decision, p.target())
+	_ = g.r.callDriver(t.Context(), p.vm, p.decision.Action, p.target())
 }
 
 func TestGracefulDeletion(t *testing.T) {

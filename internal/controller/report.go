@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
+	logf "sigs.k8s.io/controller-runtime/pkg/log"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
@@ -35,8 +36,8 @@ const (
 
 // report writes the status if it changed, and then emits the events. A change that
 // can wait is delayed.
-func (r *Reconciler) report(ctx context.Context, p *reconciliation) (ctrl.Result, error) {
-	now := r.Clock.Now()
+func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
+	now := p.r.Clock.Now()
 	if p.decision.Action.Step != stepNone {
 		p.decision.Wake = now // the next pass continues
 	}
@@ -44,42 +45,73 @@ func (r *Reconciler) report(ctx context.Context, p *reconciliation) (ctrl.Result
 		return wakeAt(now, p.decision.Wake), nil
 	}
 	next := p.status(now)
-	if until := throttleUntil(&p.base.Status, &next, p.did != "" || len(p.notes) > 0, now); now.Before(until) {
+	if until := throttleUntil(&p.base.Status, &next, p.done != "" || len(p.events) > 0, now); now.Before(until) {
 		return wakeAt(now, earliest(until, p.decision.Wake)), nil
 	}
 	before := p.base.Status
-	if err := r.write(ctx, p); err != nil {
+	if err := p.writeStatus(ctx); err != nil {
 		return ctrl.Result{}, err
 	}
 	p.emitEvents(&before)
-	p.reported = true
+	p.unreported = false
 	return wakeAt(now, p.decision.Wake), nil
 }
 
-// write writes the pass's status to the API if it differs there in more than its
+// writeStatus writes the pass's status to the API if it differs there in more than its
 // time. The record of what was done is written even if ctx has ended.
-func (r *Reconciler) write(ctx context.Context, p *reconciliation) error {
-	now := r.Clock.Now()
+func (p *reconciliation) writeStatus(ctx context.Context) error {
+	now := p.r.Clock.Now()
 	next := p.status(now)
 	if equality.Semantic.DeepEqual(&next, &p.base.Status) {
 		return nil
 	}
 	stamp := metav1.NewMicroTime(now)
 	next.LastUpdateTime = &stamp
-	if err := r.mayReport(); err != nil {
+	if err := p.r.mayReport(); err != nil {
 		return err
 	}
 	vm := p.base.DeepCopy()
 	vm.Status = next
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	if err := r.Client.Status().Update(ctx, vm); err != nil {
+	if err := p.r.Client.Status().Update(ctx, vm); err != nil {
 		return err
 	}
-	r.recent.remember(vm)
-	p.base, p.vm, p.live = vm, vm.DeepCopy(), true
-	r.sightings.observe(p.vm, p.seen, now) // an operation that begins with this write began now
+	p.r.recent.remember(vm)
+	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
+	p.r.sightings.observe(p.vm, p.seen.Observation, now) // an operation that begins with this write began now
 	return nil
+}
+
+// awaitOutcome returns the outcome of an action. If it takes longer than
+// progressDelay, the status reports what is under way. If that write fails, the
+// pass's last write reports it.
+func (p *reconciliation) awaitOutcome(ctx context.Context, result <-chan outcome) outcome {
+	timer := p.r.Clock.NewTimer(progressDelay)
+	defer timer.Stop()
+	select {
+	case o := <-result:
+		return o
+	case <-timer.C():
+	}
+	if err := p.writeStatus(ctx); err != nil {
+		logf.FromContext(ctx).V(1).Info("Progress not written", "cause", err.Error())
+	}
+	return <-result
+}
+
+// writeIntent records the operation before it is taken, so that after a crash
+// another process can tell whether it was. It fails with a conflict if the object
+// was changed meanwhile.
+func (p *reconciliation) writeIntent(ctx context.Context) error {
+	before, op := p.vm.Status.Operation, p.newOperation()
+	op.Run, op.RestartedAt = p.decision.Action.EndRun, p.vm.Spec.RestartedAt
+	p.vm.Status.Operation = op
+	err := p.writeStatus(ctx)
+	if err != nil {
+		p.vm.Status.Operation = before // what is not recorded is not begun
+	}
+	return err
 }
 
 // mayReport returns an error if this process may not write a status, so that a
@@ -242,7 +274,7 @@ func (p *reconciliation) conditions(all *[]metav1.Condition, now time.Time) {
 	}
 	unknown := intent.Unobserved || p.seen.Answer == inventory.Unknown
 	set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
-	set(api.ConditionRunning, triState(isUp(p.seen), unknown), p.runningReason(*all), "")
+	set(api.ConditionRunning, triState(isUp(p.seen.Observation), unknown), p.runningReason(*all), "")
 	if unknown {
 		set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
 	} else {
@@ -271,7 +303,7 @@ func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	off := p.seen.Answer == inventory.Present && p.seen.Server.State == driver.StateStopped
 	known := meta.FindStatusCondition(have, api.ConditionRunning)
 	switch {
-	case isUp(p.seen) && !p.decision.Status.Unobserved:
+	case isUp(p.seen.Observation) && !p.decision.Status.Unobserved:
 		return api.ReasonRunning
 	case slices.Contains(offReasons, p.decision.Status.Reason) || known == nil:
 		return p.decision.Status.Reason

@@ -22,7 +22,7 @@ import (
 // statusOf returns the status that a pass over vm would write.
 func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
 	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, decision: decide(ask(vm, seen))}
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: decide(ask(vm, seen))}
 	return p.status(t0)
 }
 
@@ -209,8 +209,8 @@ func TestReportWaits(t *testing.T) {
 	vm := observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
 	r := &Reconciler{Driver: "fake", Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
 	seen := present(driver.StateRestarting)
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, decision: decide(ask(vm, seen))}
-	result, err := r.report(t.Context(), p)
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: decide(ask(vm, seen))}
+	result, err := p.report(t.Context())
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
 	}
@@ -263,7 +263,7 @@ func TestReasonOf(t *testing.T) {
 func TestReportGoesOn(t *testing.T) {
 	r := &Reconciler{Clock: vmtest.Clock(t0)}
 	p := &reconciliation{r: r, base: observed().Obj(), decision: Decision{Action: Action{Step: stepEnsure}, Status: StatusIntent{Unchanged: true}}}
-	if result, err := r.report(t.Context(), p); err != nil || result.RequeueAfter == 0 {
+	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
 	}
 }

@@ -1,0 +1,167 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// recordOutcome records in the pass what came of a step, and reports whether the
+// step succeeded.
+func (p *reconciliation) recordOutcome(decision Decision, existed bool, o outcome) (succeeded bool) {
+	switch {
+	case o.err == nil:
+		if decision.Action.Step == stepEnsure && !o.partial {
+			p.recordShown(o.server)
+		}
+		p.recordSuccess(decision, existed)
+		return true
+	case errors.Is(o.err, driver.ErrNotFound) && !p.missed:
+		p.done, p.missed = "", true // the server vanished during the call: decide again
+	default:
+		p.recordFailure(decision, o.err)
+	}
+	return false
+}
+
+// recordShown records what the driver answered about the spec that it was shown.
+func (p *reconciliation) recordShown(server driver.Server) {
+	p.shown = p.vm.Generation
+	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
+	if r := server.Refused; r != nil {
+		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
+	}
+}
+
+func stateOf(seen inventory.Observation) string {
+	if seen.Answer == inventory.Present {
+		return string(seen.Server.State)
+	}
+	return "not there"
+}
+
+// recordSuccess clears the operation's failures from the status. A start that
+// follows a short run is counted, since it has yet to prove stable.
+func (p *reconciliation) recordSuccess(decision Decision, existed bool) {
+	status := &p.vm.Status
+	p.done = decision.Action.Operation
+	p.noteSuccess(decision, existed)
+	op := status.Operation
+	if decision.Action.Operation == api.OperationStart && decision.Status.Reason == api.ReasonRestarting {
+		attempts := int32(1)
+		if op != nil && op.Type == api.OperationStart {
+			attempts += op.Attempts
+		}
+		status.Operation = p.newOperation()
+		status.Operation.Type, status.Operation.Attempts = decision.Action.Operation, attempts
+		status.Operation.Failure, status.Operation.Reason, status.Operation.LastError = api.FailureExited, decision.Status.Reason, decision.Status.Message
+		return
+	}
+	switch {
+	case op == nil || op.Type != decision.Action.Operation:
+	case decision.Action.Operation == api.OperationRestart:
+		if decision.Status.Reason == api.ReasonRestarting && p.seen.Server.State == driver.StateStopping {
+			op.StartedAt = p.now() // the stop has begun, and with it the grace period
+		}
+	case !isUnderWay(p.seen.Observation):
+		status.Operation = nil
+	}
+}
+
+// isUnderWay reports whether the engine is still carrying out a request, so that
+// the operation's failures are kept for now.
+func isUnderWay(seen inventory.Observation) bool {
+	if seen.Answer != inventory.Present {
+		return false
+	}
+	switch seen.Server.State {
+	case driver.StatePending, driver.StateStopping, driver.StateStarting, driver.StateRemoving, driver.StateRestarting:
+		return true
+	case driver.StateRunning, driver.StatePaused, driver.StateStopped:
+	}
+	return false
+}
+
+// recordFailure records the operation's failure in the pass's status, where decide
+// finds it. An unreachable engine is not a failure of the operation.
+func (p *reconciliation) recordFailure(decision Decision, err error) {
+	p.done = ""
+	if p.seen.Answer == inventory.Unknown {
+		// One failed query does not make the engine unknown.
+		if p.observeCached(); p.seen.Answer == inventory.Unknown {
+			return
+		}
+	}
+	status := &p.vm.Status
+	if decision.Status.RestartHandled {
+		status.RestartedAt = p.vm.Spec.RestartedAt // the operation that recorded it is replaced by this one
+	}
+	op := p.failedOperation(decision)
+	op.Attempts++
+	op.Epoch = p.epoch()
+	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), truncate(err.Error())
+	op.NextRetryTime = nil
+	if op.Failure != api.FailureRefused || p.vm.DeletionTimestamp != nil {
+		next := metav1.NewMicroTime(p.r.Clock.Now().Add(backoff(op.Attempts, op.Failure == api.FailureExhausted)))
+		op.NextRetryTime = &next
+	}
+	status.Operation, status.Server = op, p.serverStatus()
+	p.noteFailure(decision.Action.Operation, err)
+}
+
+// failedOperation returns the operation that failed, with its earlier attempts.
+func (p *reconciliation) failedOperation(decision Decision) *api.Operation {
+	op := p.newOperation()
+	op.Type, op.Run = decision.Action.Operation, decision.Action.EndRun
+	switch have := p.vm.Status.Operation; {
+	case have == nil || have.Type != op.Type:
+	case have.Generation == op.Generation:
+		return have.DeepCopy()
+	default:
+		op.RestartedAt = have.RestartedAt
+	}
+	return op
+}
+
+// newOperation returns the plan's operation as it begins.
+func (p *reconciliation) newOperation() *api.Operation {
+	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.now(), Epoch: p.epoch()}
+}
+
+func (p *reconciliation) now() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
+
+func (p *reconciliation) epoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
+
+// failureOf returns the kind of a failure, which decides when to retry.
+func failureOf(err error) api.OperationFailure {
+	switch {
+	case errors.Is(err, driver.ErrInvalid), errors.Is(err, driver.ErrUnsupported):
+		return api.FailureRefused
+	case errors.Is(err, driver.ErrExhausted):
+		return api.FailureExhausted
+	}
+	return api.FailureFailed
+}
+
+// reasonOf returns the status.reason for an error.
+func reasonOf(err error) string {
+	if reason := driver.ReasonOf(err); reason != "" {
+		return reason
+	}
+	switch {
+	case errors.Is(err, driver.ErrInvalid):
+		return api.ReasonInvalid
+	case errors.Is(err, driver.ErrUnsupported):
+		return api.ReasonUnsupported
+	case errors.Is(err, driver.ErrExhausted):
+		return api.ReasonExhausted
+	}
+	return api.ReasonOperationFailed
+}
