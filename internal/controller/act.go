@@ -24,7 +24,7 @@ type outcome struct {
 // arrives.
 func (p *reconciliation) act(ctx context.Context) <-chan outcome {
 	result := make(chan outcome, 1)
-	vm, action, target := p.vm.DeepCopy(), p.decision.Action, p.target()
+	vm, action, target := p.vm.DeepCopy(), p.decision.Action, p.driverTarget()
 	go func() { result <- p.r.callDriver(ctx, vm, action, target) }()
 	return result
 }
@@ -34,7 +34,7 @@ func (p *reconciliation) act(ctx context.Context) <-chan outcome {
 func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action Action, target driver.Target) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	if action.Step == stepDelete {
+	if action.Step == StepDelete {
 		err := r.Inventory.Delete(ctx, target, action.Retain)
 		if errors.Is(err, driver.ErrNotFound) {
 			err = nil
@@ -52,9 +52,9 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 	return outcome{err: err, server: server, partial: hidden != nil}
 }
 
-// target returns the server that the plan was made for. If there is another one by
+// driverTarget returns the server that the plan was made for. If there is another one by
 // now, or none, the driver refuses.
-func (p *reconciliation) target() driver.Target {
+func (p *reconciliation) driverTarget() driver.Target {
 	t := driver.Target{UID: p.vm.UID, Epoch: p.r.Epoch()}
 	if p.seen.Answer == inventory.Present {
 		t.ID = p.seen.Server.ID
@@ -67,9 +67,9 @@ func (p *reconciliation) target() driver.Target {
 var powerOnly = map[api.OperationType]bool{api.OperationStop: true, api.OperationPause: true, api.OperationResume: true}
 
 func (r *Reconciler) resolveSecrets(ctx context.Context, vm *api.VirtualMachine, spec *driver.ServerSpec) (err error) {
-	if spec.UserData, err = r.reveal(ctx, vm.Namespace, "userData", vm.Spec.UserData); err != nil {
+	if spec.UserData, err = r.readSecret(ctx, vm.Namespace, "userData", vm.Spec.UserData); err != nil {
 		return err
 	}
-	spec.NetworkData, err = r.reveal(ctx, vm.Namespace, "networkData", vm.Spec.NetworkData)
+	spec.NetworkData, err = r.readSecret(ctx, vm.Namespace, "networkData", vm.Spec.NetworkData)
 	return err
 }

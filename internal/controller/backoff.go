@@ -11,10 +11,10 @@ const (
 	slowBackoff  = 30 * time.Second
 )
 
-// backoff returns the wait after the n-th failure in a row: 1 s, doubling to 5 min.
+// Backoff returns the wait after the n-th failure in a row: 1 s, doubling to 5 min.
 // If slow, as for exhausted resources, which seldom return at once, it is at least
 // 30 s.
-func backoff(n int32, slow bool) time.Duration {
+func Backoff(n int32, slow bool) time.Duration {
 	d := firstBackoff
 	for ; n > 1 && d < maxBackoff; n-- {
 		d *= 2

@@ -29,7 +29,7 @@ const (
 // has dropped them. It returns the object as written. While the engine's identity
 // is unknown it leaves an unbound object unchanged, and nothing is created either.
 func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine) (*api.VirtualMachine, error) {
-	if vm.DeletionTimestamp != nil || r.Inventory == nil || isBound(vm) {
+	if vm.DeletionTimestamp != nil || r.Inventory == nil || IsBound(vm) {
 		return vm, nil
 	}
 	bound := BindingOf(vm)
@@ -41,8 +41,8 @@ func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine
 	}
 	next := vm.DeepCopy()
 	controllerutil.AddFinalizer(next, api.FinalizerServer)
-	metav1.SetMetaDataAnnotation(&next.ObjectMeta, api.AnnotationBound, annotationOf(bound))
-	return r.patch(ctx, vm, next)
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, api.AnnotationBound, AnnotationOf(bound))
+	return r.patchMetadata(ctx, vm, next)
 }
 
 // BindingOf returns where the server of a VirtualMachine is, according to the
@@ -63,25 +63,25 @@ func BindingOf(vm *api.VirtualMachine) api.Binding {
 	return api.Binding{}
 }
 
-func annotationOf(b api.Binding) string {
+func AnnotationOf(b api.Binding) string {
 	if b.EngineID == "" {
 		return b.Driver
 	}
 	return b.Driver + "/" + b.EngineID
 }
 
-// isBound reports whether a server may exist for the VirtualMachine: it has the
+// IsBound reports whether a server may exist for the VirtualMachine: it has the
 // finalizer, and the annotation agrees with the status.
-func isBound(vm *api.VirtualMachine) bool {
+func IsBound(vm *api.VirtualMachine) bool {
 	bound := BindingOf(vm)
 	return controllerutil.ContainsFinalizer(vm, api.FinalizerServer) &&
-		bound.EngineID != "" && vm.Annotations[api.AnnotationBound] == annotationOf(bound)
+		bound.EngineID != "" && vm.Annotations[api.AnnotationBound] == AnnotationOf(bound)
 }
 
-// driverOf returns the driver that a VirtualMachine belongs to: the one that it is
+// DriverOf returns the driver that a VirtualMachine belongs to: the one that it is
 // bound to, else the one that it requests, else the default. It is empty if that
 // driver does not run here.
-func driverOf(vm *api.VirtualMachine, drivers []string) string {
+func DriverOf(vm *api.VirtualMachine, drivers []string) string {
 	name := BindingOf(vm).Driver
 	if name == "" {
 		name = vm.Spec.Driver
@@ -95,9 +95,9 @@ func driverOf(vm *api.VirtualMachine, drivers []string) string {
 	return ""
 }
 
-// patch writes an object's finalizers and binding, the only metadata that Drover
+// patchMetadata writes an object's finalizers and binding, the only metadata that Drover
 // changes. It fails with a conflict if the object was changed meanwhile.
-func (r *Reconciler) patch(ctx context.Context, from, to *api.VirtualMachine) (*api.VirtualMachine, error) {
+func (r *Reconciler) patchMetadata(ctx context.Context, from, to *api.VirtualMachine) (*api.VirtualMachine, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	change := map[string]any{"resourceVersion": from.ResourceVersion, "finalizers": to.Finalizers}
@@ -111,7 +111,7 @@ func (r *Reconciler) patch(ctx context.Context, from, to *api.VirtualMachine) (*
 	if err := r.Client.Patch(ctx, to, client.RawPatch(types.MergePatchType, content)); err != nil {
 		return from, err
 	}
-	r.recent.remember(to)
+	r.writes.recordWrite(to)
 	return to, nil
 }
 

@@ -111,7 +111,7 @@ func TestReplacedManifest(t *testing.T) {
 			g.asOther(other, func() { g.reconcile() })
 			g.reconcile()
 			vm := g.vm()
-			if vm.Annotations[api.AnnotationBound] != bound || len(vm.Finalizers) != 1 || annotationOf(*vm.Status.Binding) != bound {
+			if vm.Annotations[api.AnnotationBound] != bound || len(vm.Finalizers) != 1 || AnnotationOf(*vm.Status.Binding) != bound {
 				t.Errorf("bound to %q, status %v, finalizers %v: want %q", vm.Annotations[api.AnnotationBound], vm.Status.Binding, vm.Finalizers, bound)
 			}
 			if len(memory.Records()) != 0 || g.server().Run != run {
@@ -190,7 +190,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 			g.clock.Step(time.Second)
 			return other.Get("x").Answer == inventory.Gone
 		})
-		g.clock.Step(elsewherePeriod)
+		g.clock.Step(UnprovenPeriod)
 		g.reconcile()
 		if g.vm() != nil || len(g.memory.Records()) != 0 {
 			t.Errorf("left: %v, %v", g.vm(), g.memory.Records())
@@ -204,13 +204,13 @@ func TestEngineMismatchByStatus(t *testing.T) {
 	vm := observed().Status(func(s *api.VirtualMachineStatus) {
 		s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-2"}
 	}).Obj()
-	if d := decide(ask(vm, gone())); d.Status.Reason != api.ReasonEngineMismatch || d.Action.Step != stepNone {
+	if d := Decide(ask(vm, gone())); d.Status.Reason != api.ReasonEngineMismatch || d.Action.Step != StepNone {
 		t.Errorf("got %s", brief(d))
 	}
-	if isBound(vm) {
+	if IsBound(vm) {
 		t.Error("the annotation counts although the status says another engine")
 	}
-	if got := driverOf(vm, []string{"qemu", "fake"}); got != "fake" {
+	if got := DriverOf(vm, []string{"qemu", "fake"}); got != "fake" {
 		t.Errorf("the VM belongs to %q", got)
 	}
 }
@@ -233,7 +233,7 @@ func TestDriverOf(t *testing.T) {
 		"the status against the annotation": {vmtest.VM("vm").Bound("docker/x").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake", EngineID: "y"} }), "fake"},
 	}
 	for name, tc := range tests {
-		if got := driverOf(tc.vm.Obj(), []string{"docker", "fake"}); got != tc.want {
+		if got := DriverOf(tc.vm.Obj(), []string{"docker", "fake"}); got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}

@@ -186,24 +186,24 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 
 // TestSightings covers what is recorded of a VM, and for how long.
 func TestSightings(t *testing.T) {
-	var s sightings
+	var s factTimes
 	vm := observed().Status(failing(api.OperationCreate, 1, time.Second)).Obj()
-	first := s.observe(vm, gone(), t0)
-	again := s.observe(vm, gone(), t0.Add(time.Minute))
-	if first != again || !first.failure.Equal(t0) || !first.operation.Equal(t0) {
+	first := s.update(vm, gone(), t0)
+	again := s.update(vm, gone(), t0.Add(time.Minute))
+	if first != again || !first.Failure.Equal(t0) || !first.Operation.Equal(t0) {
 		t.Errorf("%+v, later %+v: want both since %s", first, again, t0)
 	}
 	vm.Status.Operation.Attempts++
-	if got := s.observe(vm, gone(), t0.Add(time.Minute)); !got.failure.Equal(t0.Add(time.Minute)) || !got.operation.Equal(t0) {
+	if got := s.update(vm, gone(), t0.Add(time.Minute)); !got.Failure.Equal(t0.Add(time.Minute)) || !got.Operation.Equal(t0) {
 		t.Errorf("another failure: %+v", got)
 	}
 	twin := vm.DeepCopy()
 	twin.UID = "uid-2"
-	if got := s.observe(twin, gone(), t0.Add(time.Hour)); !got.operation.Equal(t0.Add(time.Hour)) {
+	if got := s.update(twin, gone(), t0.Add(time.Hour)); !got.Operation.Equal(t0.Add(time.Hour)) {
 		t.Errorf("another VM of the same name: %+v", got)
 	}
 	vm.Status.Operation = nil
-	if got := s.observe(vm, present(driver.StateRunning), t0); got != (since{}) || len(s.byVM) != 0 {
+	if got := s.update(vm, present(driver.StateRunning), t0); got != (Instants{}) || len(s.byVM) != 0 {
 		t.Errorf("at rest: %+v, %d kept", got, len(s.byVM))
 	}
 }
@@ -211,17 +211,17 @@ func TestSightings(t *testing.T) {
 // TestRunTime checks that the length of a run is measured by this process's clock
 // if it saw the run.
 func TestRunTime(t *testing.T) {
-	var s sightings
+	var s factTimes
 	seen, looping := quick(1, 3, 0)
 	seen.Server.StartedAt = seen.Server.Exit.At.Add(-time.Hour) // by the engine's clock
 	vm := observed().Status(looping).Obj()
 	in := Input{VM: vm, Seen: seen}
-	in.Since = s.observe(vm, seen, t0)
+	in.Since = s.update(vm, seen, t0)
 	if got := runTime(in); got != time.Hour {
 		t.Errorf("a run that we did not see: %s", got)
 	}
-	s.observe(vm, present(driver.StateRunning), t0.Add(time.Second))
-	in.Since = s.observe(vm, seen, t0.Add(3*time.Second))
+	s.update(vm, present(driver.StateRunning), t0.Add(time.Second))
+	in.Since = s.update(vm, seen, t0.Add(3*time.Second))
 	if got := runTime(in); got != 2*time.Second {
 		t.Errorf("a run that we saw: %s", got)
 	}

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// outageShown is how long an outage lasts before a status reports it.
-	outageShown = 5 * time.Second
+	// OutageDelay is how long an outage lasts before a status reports it.
+	OutageDelay = 5 * time.Second
 	// stableRun is how long a run must last for its end to count as the first one
 	// again.
 	stableRun = 10 * time.Second
@@ -44,9 +44,9 @@ type Input struct {
 	// ShownGeneration is the generation of the spec that the driver was last shown.
 	ShownGeneration int64
 	// Probe is the readiness probe's result for a running server.
-	Probe probeState
+	Probe ProbeResult
 	// Since has the instants that waits count from.
-	Since since
+	Since Instants
 	// Unproven says why the server of a VM without a binding may be on another
 	// driver's engine.
 	Unproven string
@@ -64,19 +64,19 @@ type Decision struct {
 	NextTry time.Time
 }
 
-// step is the action to take now.
-type step int
+// Step is the action to take now.
+type Step int
 
 const (
-	stepNone step = iota
-	stepEnsure
-	stepDelete
-	stepFinish
+	StepNone Step = iota
+	StepEnsure
+	StepDelete
+	StepFinish
 )
 
 // Action is what to do now.
 type Action struct {
-	Step step
+	Step Step
 	// Operation is under way, about to be taken, or failing. It is empty if the
 	// server is as specified.
 	Operation api.OperationType
@@ -113,8 +113,8 @@ type StatusIntent struct {
 	StoppedBySpec bool
 }
 
-// decide is the policy: it returns what to do about vm, given its observed server.
-func decide(in Input) Decision {
+// Decide is the policy: it returns what to do about vm, given its observed server.
+func Decide(in Input) Decision {
 	var d Decision
 	switch {
 	case in.VM.DeletionTimestamp != nil:
@@ -123,7 +123,7 @@ func decide(in Input) Decision {
 		d = decideMismatch(in)
 	case in.Seen.Answer == inventory.Unknown:
 		d = decideUnknown(in)
-	case !isBound(in.VM):
+	case !IsBound(in.VM):
 		d = Decision{Status: StatusIntent{Unchanged: true}, Wake: in.Now.Add(bindRetry)}
 	case len(in.Seen.Duplicates) > 0:
 		d = Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonDuplicate, Message: duplicateText(in)}}
@@ -133,7 +133,7 @@ func decide(in Input) Decision {
 		d = decidePower(in)
 	}
 	if isFetching(in, d) {
-		d.Action.Step, d.Status.Reason, d.Status.Message = stepNone, api.ReasonFetching, in.Seen.Server.Progress
+		d.Action.Step, d.Status.Reason, d.Status.Message = StepNone, api.ReasonFetching, in.Seen.Server.Progress
 	}
 	// A server that was just created has no run that a restart could end.
 	d.Status.RestartHandled = d.Status.RestartHandled || !isRestartWanted(in) || in.Done == api.OperationCreate
@@ -151,9 +151,9 @@ func engineMismatch(in Input) string {
 	case in.Driver == "" && bound.Driver == "":
 		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.VM.Spec.Driver, strings.Join(in.Drivers, ", "))
 	case in.Driver == "":
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", annotationOf(bound), bound.Driver, strings.Join(in.Drivers, ", "))
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", AnnotationOf(bound), bound.Driver, strings.Join(in.Drivers, ", "))
 	case bound.EngineID != "" && in.Seen.EngineID != "" && bound.EngineID != in.Seen.EngineID:
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", annotationOf(bound), in.Driver, in.Seen.EngineID)
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", AnnotationOf(bound), in.Driver, in.Seen.EngineID)
 	}
 	return ""
 }
@@ -170,7 +170,7 @@ func decideMismatch(in Input) Decision {
 // decideUnknown waits for the engine, and reports an outage only after it has
 // lasted.
 func decideUnknown(in Input) Decision {
-	if d, short := shortOutage(in); short {
+	if d, short := decideShortOutage(in); short {
 		return d
 	}
 	return Decision{Status: StatusIntent{Phase: api.PhaseUnknown, Reason: unknownReason(in), Message: in.Seen.Cause.Error(), Unobserved: true}}
@@ -183,16 +183,16 @@ func unknownReason(in Input) string {
 	return api.ReasonEngineUnavailable
 }
 
-// shortOutage waits without reporting: for the first list, and for an outage that
+// decideShortOutage waits without reporting: for the first list, and for an outage that
 // may end in a moment.
-func shortOutage(in Input) (Decision, bool) {
+func decideShortOutage(in Input) (Decision, bool) {
 	switch {
 	case in.Seen.Fenced:
 		return Decision{}, false
 	case in.Seen.DownSince.IsZero():
 		return Decision{Status: StatusIntent{Unchanged: true}}, true
 	}
-	shown := in.Seen.DownSince.Add(outageShown)
+	shown := in.Seen.DownSince.Add(OutageDelay)
 	return Decision{Status: StatusIntent{Unchanged: true}, Wake: shown}, in.Now.Before(shown)
 }
 
@@ -246,7 +246,7 @@ func planCreation(in Input, power driver.Power) Decision {
 // image. The existing server stays as it is meanwhile.
 func isFetching(in Input, d Decision) bool {
 	server := in.Seen.Server
-	if d.Action.Step != stepEnsure || d.Action.RecordFirst || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
+	if d.Action.Step != StepEnsure || d.Action.RecordFirst || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
 		return false
 	}
 	op := in.VM.Status.Operation
@@ -277,7 +277,7 @@ func decideStopping(in Input, power driver.Power) Decision {
 	d := planEnsure(in, operation, power, api.ReasonStopping, in.Seen.Server.Progress)
 	d.Action.EndRun = end
 	if in.Now.Before(d.Action.StopBy) {
-		d.Action.Step, d.Wake = stepNone, d.Action.StopBy
+		d.Action.Step, d.Wake = StepNone, d.Action.StopBy
 	}
 	return d
 }
@@ -312,11 +312,11 @@ func decideOn(in Input) Decision {
 	if d, restarts := decideRestart(in); restarts {
 		return d
 	}
-	return decideKeptOn(in)
+	return decideWithoutRestart(in)
 }
 
-// decideKeptOn handles a server that must be on and needs no restart.
-func decideKeptOn(in Input) Decision {
+// decideWithoutRestart handles a server that must be on and needs no restart.
+func decideWithoutRestart(in Input) Decision {
 	switch in.Seen.Server.State {
 	case driver.StatePaused:
 		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, "")
@@ -366,7 +366,7 @@ func decideRestart(in Input) (Decision, bool) {
 	}
 	d := planEnsure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
 	// The stop has yet to begin: what precedes it must not use up the grace period.
-	d.Action.StopBy = in.Now.Add(gracePeriodOf(in.VM))
+	d.Action.StopBy = in.Now.Add(GracePeriodOf(in.VM))
 	d.Action.EndRun, d.Action.RecordFirst = in.Seen.Server.Run, true
 	if under {
 		d.Action.EndRun, d.Action.RecordFirst = op.Run, in.Seen.Server.Run == op.Run && isOutdated(in.VM)
@@ -384,7 +384,7 @@ func isOutdated(vm *api.VirtualMachine) bool {
 func planEngineRestart(in Input) Decision {
 	text := "the engine restarts the server"
 	if exit := in.Seen.Server.Exit; exit != nil {
-		text += ", which " + exitText(exit)
+		text += ", which " + ExitText(exit)
 	}
 	return Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRestarting, Message: text}}
 }
@@ -392,22 +392,22 @@ func planEngineRestart(in Input) Decision {
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
 	exit := in.Seen.Server.Exit
-	if exit == nil || exit.Reason == driver.ExitHostShutdown || isStoppedByDrover(in) {
+	if exit == nil || exit.Reason == driver.ExitHostShutdown || IsStoppedByDrover(in) {
 		return planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
 	}
 	policy := in.VM.Spec.RestartPolicy
 	switch {
 	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
-		return Decision{Status: StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: "the server " + exitText(exit), Ready: true}}
+		return Decision{Status: StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: "the server " + ExitText(exit), Ready: true}}
 	case exit.Code != 0 && policy == api.RestartNever:
-		return Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: "the server " + exitText(exit), Stalled: true}}
+		return Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: "the server " + ExitText(exit), Stalled: true}}
 	}
-	return startAgain(in, exit)
+	return planStartAgain(in, exit)
 }
 
-// isStoppedByDrover reports whether the server is off because Drover ended its run on
+// IsStoppedByDrover reports whether the server is off because Drover ended its run on
 // request, or is about to.
-func isStoppedByDrover(in Input) bool {
+func IsStoppedByDrover(in Input) bool {
 	status := &in.VM.Status
 	if op := status.Operation; op != nil && op.Type == api.OperationStop {
 		return true
@@ -415,30 +415,30 @@ func isStoppedByDrover(in Input) bool {
 	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == in.Seen.Server.Run
 }
 
-// startAgain starts a server that ended by itself: at once after a stable run, with
+// planStartAgain starts a server that ended by itself: at once after a stable run, with
 // growing delays after runs that were too short.
-func startAgain(in Input, exit *driver.Exit) Decision {
-	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+exitText(exit))
+func planStartAgain(in Input, exit *driver.Exit) Decision {
+	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+ExitText(exit))
 	attempts := crashCount(in)
 	if attempts == 0 {
 		return d
 	}
-	at := in.Since.exit.Add(backoff(attempts, false))
+	at := in.Since.Exit.Add(Backoff(attempts, false))
 	if in.Now.Before(at) {
-		d.Action.Step, d.Wake, d.Status.Phase = stepNone, at, api.PhaseFailed
+		d.Action.Step, d.Wake, d.Status.Phase = StepNone, at, api.PhaseFailed
 	}
 	return d
 }
 
-// isCrashing reports whether an operation counts runs that ended too soon, rather
+// IsCrashing reports whether an operation counts runs that ended too soon, rather
 // than failed calls.
-func isCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.FailureExited }
+func IsCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.FailureExited }
 
 // crashCount returns how many runs in a row ended before they were stable. After
 // the first, the server is restarted at once.
 func crashCount(in Input) int32 {
 	op := in.VM.Status.Operation
-	if !isCrashing(op) || runTime(in) >= stableRun {
+	if !IsCrashing(op) || runTime(in) >= stableRun {
 		return 0
 	}
 	return op.Attempts
@@ -447,13 +447,13 @@ func crashCount(in Input) int32 {
 // runTime returns how long the run that is over has lasted: by this process's clock
 // if it saw the run, else by the engine's.
 func runTime(in Input) time.Duration {
-	if !in.Since.run.IsZero() {
-		return in.Since.exit.Sub(in.Since.run)
+	if !in.Since.Run.IsZero() {
+		return in.Since.Exit.Sub(in.Since.Run)
 	}
 	return in.Seen.Server.Exit.At.Sub(in.Seen.Server.StartedAt)
 }
 
-func exitText(exit *driver.Exit) string {
+func ExitText(exit *driver.Exit) string {
 	switch {
 	case exit.Code == 0:
 		return "ended by itself with code 0"
@@ -471,14 +471,14 @@ func planRunning(in Input) Decision {
 	switch {
 	case server.Err != nil:
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonUnresponsive, server.Err.Error()
-	case in.Probe.wanted && !in.Probe.ok && !hasProbePassed(in):
-		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonProbeFailing, in.Probe.text
+	case in.Probe.Wanted && !in.Probe.OK && !hasProbePassed(in):
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonProbeFailing, in.Probe.Message
 	case refusedField(in) != nil: // decide reports it, for every settled state
 	case len(pendingFields(in)) > 0:
-		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, pendingText(pendingFields(in))
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(pendingFields(in))
 	}
-	stable := in.Since.run.Add(stableRun)
-	if isCrashing(in.VM.Status.Operation) && in.Now.Before(stable) {
+	stable := in.Since.Run.Add(stableRun)
+	if IsCrashing(in.VM.Status.Operation) && in.Now.Before(stable) {
 		d.Action.Operation, d.Wake = api.OperationStart, stable
 	}
 	return d
@@ -488,7 +488,7 @@ func planRunning(in Input) Decision {
 // this controller started: the run is the same, and it was ready.
 func hasProbePassed(in Input) bool {
 	status := &in.VM.Status
-	return !in.Probe.asked && conditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !hasStartedAnew(status, in.Seen.Server)
+	return !in.Probe.Completed && conditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !HasRestarted(status, in.Seen.Server)
 }
 
 // needsUpdate reports whether the driver must be shown the spec: it has not seen
@@ -498,7 +498,7 @@ func needsUpdate(in Input) bool {
 		return true
 	}
 	if len(pendingFields(in)) > 0 {
-		return in.Done == "" && hasStartedAnew(&in.VM.Status, in.Seen.Server)
+		return in.Done == "" && HasRestarted(&in.VM.Status, in.Seen.Server)
 	}
 	return hasDrifted(in.VM, in.Seen.Server.Applied)
 }
@@ -512,7 +512,7 @@ func pendingFields(in Input) []string {
 	return in.VM.Status.PendingFields
 }
 
-func pendingText(fields []string) string {
+func PendingText(fields []string) string {
 	return strings.Join(fields, ", ") + ": applied at the next restart (change spec.restartedAt to restart now)"
 }
 
@@ -525,13 +525,13 @@ func refusedField(in Input) *api.RefusedField {
 	return in.VM.Status.RefusedField
 }
 
-func hasStartedAnew(status *api.VirtualMachineStatus, server driver.Server) bool {
+func HasRestarted(status *api.VirtualMachineStatus, server driver.Server) bool {
 	return status.StartTime != nil && !server.StartedAt.IsZero() && !status.StartTime.Time.Equal(server.StartedAt.Truncate(time.Microsecond))
 }
 
 // hasDrifted reports whether the server's size was changed outside of Drover.
 func hasDrifted(vm *api.VirtualMachine, have driver.Resources) bool {
-	want := resourcesOf(vm)
+	want := ResourcesOf(vm)
 	return have.CPUMilli != 0 && have.CPUMilli != want.CPUMilli ||
 		have.MemoryBytes != 0 && have.MemoryBytes != want.MemoryBytes
 }
@@ -539,8 +539,8 @@ func hasDrifted(vm *api.VirtualMachine, have driver.Resources) bool {
 // planEnsure returns a plan to call the driver's Ensure.
 func planEnsure(in Input, operation api.OperationType, power driver.Power, reason, message string) Decision {
 	d := planWait(in, operation, reason, message)
-	d.Action.Step, d.Action.Power = stepEnsure, power
-	d.Action.StopBy = beganAt(in, operation).Add(gracePeriodOf(in.VM))
+	d.Action.Step, d.Action.Power = StepEnsure, power
+	d.Action.StopBy = beganAt(in, operation).Add(GracePeriodOf(in.VM))
 	return d
 }
 
@@ -562,12 +562,12 @@ func planWait(in Input, operation api.OperationType, reason, message string) Dec
 // beganAt returns when the operation began, by this process's clock.
 func beganAt(in Input, operation api.OperationType) time.Time {
 	if op := in.VM.Status.Operation; op != nil && op.Type == operation {
-		return in.Since.operation
+		return in.Since.Operation
 	}
 	return in.Now
 }
 
-func gracePeriodOf(vm *api.VirtualMachine) time.Duration {
+func GracePeriodOf(vm *api.VirtualMachine) time.Duration {
 	if s := vm.Spec.ShutdownGracePeriodSeconds; s != nil {
 		return time.Duration(*s) * time.Second
 	}

@@ -12,9 +12,9 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// elsewherePeriod is the time between two queries to all drivers, while one of them
+// UnprovenPeriod is the time between two queries to all drivers, while one of them
 // blocks a deletion.
-const elsewherePeriod = 30 * time.Second
+const UnprovenPeriod = 30 * time.Second
 
 // decideDeletion stops the server, removes it, and removes the finalizer when it is
 // gone. A failing stop or an earlier failed creation does not block it.
@@ -30,17 +30,17 @@ func decideDeletion(in Input) Decision {
 		return decideDeletionGone(in)
 	}
 	d := planTermination(api.OperationDelete, api.ReasonTerminating, in.Seen.Server.Progress)
-	d.Action.Step = stepDelete
+	d.Action.Step = StepDelete
 	if in.VM.Spec.DeletionPolicy == api.DeletionRetain {
 		d.Action.Operation, d.Status.Reason, d.Action.Retain = api.OperationRelease, api.ReasonReleasing, true
 	} else if stop, ok := decideDeletionStop(in); ok {
 		return stop
 	}
-	return afterRemoval(in, d)
+	return waitForRemoval(in, d)
 }
 
 func decideDeletionUnknown(in Input) Decision {
-	if d, short := shortOutage(in); short {
+	if d, short := decideShortOutage(in); short {
 		return d
 	}
 	d := planBlocked(in, "the server may still be there, and the deletion goes on when the engine answers: "+in.Seen.Cause.Error())
@@ -62,19 +62,19 @@ func decideDeletionGone(in Input) Decision {
 	if in.Unproven != "" {
 		d := planBlocked(in, in.Unproven)
 		d.Action.Operation = "" // nothing is under way
-		d.Wake = in.Now.Add(elsewherePeriod)
+		d.Wake = in.Now.Add(UnprovenPeriod)
 		return d
 	}
-	d.Action.Step, d.Action.AllDrivers = stepFinish, isUnproven(in.VM)
+	d.Action.Step, d.Action.AllDrivers = StepFinish, hasUnknownEngine(in.VM)
 	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {
-		d.Action.Step, d.Action.Retain = stepDelete, in.VM.Spec.DeletionPolicy == api.DeletionRetain
+		d.Action.Step, d.Action.Retain = StepDelete, in.VM.Spec.DeletionPolicy == api.DeletionRetain
 	}
-	return afterRemoval(in, d)
+	return waitForRemoval(in, d)
 }
 
-// isUnproven reports whether the engine on which a VirtualMachine's server was
+// hasUnknownEngine reports whether the engine on which a VirtualMachine's server was
 // created is unknown, although a server may exist.
-func isUnproven(vm *api.VirtualMachine) bool {
+func hasUnknownEngine(vm *api.VirtualMachine) bool {
 	return BindingOf(vm).EngineID == "" && vm.Status.ObservedGeneration > 0
 }
 
@@ -82,13 +82,13 @@ func isUnproven(vm *api.VirtualMachine) bool {
 // from the deletion, is over. A failed stop is retried until then.
 func decideDeletionStop(in Input) (Decision, bool) {
 	d := planTermination(api.OperationStop, api.ReasonStopping, in.Seen.Server.Progress)
-	d.Action.Power, d.Action.StopBy = driver.PowerOff, in.Since.deletion.Add(gracePeriodOf(in.VM))
+	d.Action.Power, d.Action.StopBy = driver.PowerOff, in.Since.Deletion.Add(GracePeriodOf(in.VM))
 	if !in.Now.Before(d.Action.StopBy) {
 		return Decision{}, false
 	}
 	switch in.Seen.Server.State {
 	case driver.StateRunning, driver.StateStarting, driver.StatePaused:
-		return deletionStopTry(in, d), true
+		return decideStopRetry(in, d), true
 	case driver.StateStopping:
 		d.Wake = d.Action.StopBy
 		return d, true
@@ -97,32 +97,32 @@ func decideDeletionStop(in Input) (Decision, bool) {
 	return Decision{}, false
 }
 
-// deletionStopTry stops the guest. If a stop has failed since the deletion, it
+// decideStopRetry stops the guest. If a stop has failed since the deletion, it
 // waits for the next try.
-func deletionStopTry(in Input, d Decision) Decision {
+func decideStopRetry(in Input, d Decision) Decision {
 	op := in.VM.Status.Operation
-	d.Action.Step = stepEnsure
+	d.Action.Step = StepEnsure
 	if op == nil || op.Type != api.OperationStop || op.Generation != in.VM.Generation || op.NextRetryTime == nil {
 		return d
 	}
 	if next := nextTry(in); in.Now.Before(next) {
-		d.Action.Step, d.Status.Message, d.Status.Blocked = stepNone, op.LastError, true
+		d.Action.Step, d.Status.Message, d.Status.Blocked = StepNone, op.LastError, true
 		d.Status.Reason, d.NextTry, d.Wake = op.Reason, next, earliest(d.Action.StopBy, next)
 	}
 	return d
 }
 
-// afterRemoval waits while a removal is under way or a failed one waits for its
+// waitForRemoval waits while a removal is under way or a failed one waits for its
 // retry.
-func afterRemoval(in Input, d Decision) Decision {
+func waitForRemoval(in Input, d Decision) Decision {
 	op := in.VM.Status.Operation
 	switch {
 	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):
-		d.Action.Step, d.Wake, d.NextTry, d.Status.Blocked = stepNone, nextTry(in), nextTry(in), true
+		d.Action.Step, d.Wake, d.NextTry, d.Status.Blocked = StepNone, nextTry(in), nextTry(in), true
 		d.Status.Reason = op.Reason
 		d.Status.Message = fmt.Sprintf("%s; next try at %s", op.LastError, d.Wake.UTC().Format(time.RFC3339))
-	case d.Action.Step == stepDelete && in.Done == d.Action.Operation, in.Seen.Server.State == driver.StateRemoving:
-		d.Action.Step, d.Wake = stepNone, in.Now.Add(removalPoll)
+	case d.Action.Step == StepDelete && in.Done == d.Action.Operation, in.Seen.Server.State == driver.StateRemoving:
+		d.Action.Step, d.Wake = StepNone, in.Now.Add(removalPoll)
 	}
 	return d
 }

@@ -17,7 +17,7 @@ import (
 // settings, such as the allowed registries.
 func isOnHold(in Input) bool {
 	op := in.VM.Status.Operation
-	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || isCrashing(op) || !isStillWaiting(in) {
+	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || IsCrashing(op) || !isStillWaiting(in) {
 		return false
 	}
 	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch || in.Now.Before(nextTry(in))
@@ -28,10 +28,10 @@ func isOnHold(in Input) bool {
 // or an engine that came back.
 func isStillWaiting(in Input) bool {
 	op := in.VM.Status.Operation
-	if in.VM.Generation != op.Generation || !isAsLeft(in.VM.Status.Server, in.Seen) {
+	if in.VM.Generation != op.Generation || !IsAsReported(in.VM.Status.Server, in.Seen) {
 		return false
 	}
-	return op.NextRetryTime == nil || !in.Seen.BackSince.After(in.Since.failure)
+	return op.NextRetryTime == nil || !in.Seen.BackSince.After(in.Since.Failure)
 }
 
 // nextTry returns when a failed operation is retried, by this process's clock. It
@@ -41,12 +41,12 @@ func nextTry(in Input) time.Time {
 	if op.NextRetryTime == nil {
 		return time.Time{}
 	}
-	return in.Since.failure.Add(backoff(op.Attempts, op.Failure == api.FailureExhausted))
+	return in.Since.Failure.Add(Backoff(op.Attempts, op.Failure == api.FailureExhausted))
 }
 
-// isAsLeft reports whether the server is as the status says. No server and a server
+// IsAsReported reports whether the server is as the status says. No server and a server
 // that is still being fetched count as the same.
-func isAsLeft(left *api.ServerStatus, seen inventory.Observation) bool {
+func IsAsReported(left *api.ServerStatus, seen inventory.Observation) bool {
 	none := seen.Answer == inventory.Gone || seen.Server.State == driver.StatePending
 	if left == nil || left.State == string(driver.StatePending) {
 		return none

@@ -58,28 +58,28 @@ func ask(vm *api.VirtualMachine, seen inventory.Observation) Input {
 
 // sinceWritten uses the times in an object and a server as the instants at which
 // they were seen.
-func sinceWritten(vm *api.VirtualMachine, seen inventory.Observation) (s since) {
+func sinceWritten(vm *api.VirtualMachine, seen inventory.Observation) (s Instants) {
 	if at := vm.DeletionTimestamp; at != nil {
-		s.deletion = at.Time
+		s.Deletion = at.Time
 	}
 	if op := vm.Status.Operation; op != nil {
-		s.operation = op.StartedAt.Time
+		s.Operation = op.StartedAt.Time
 		if op.NextRetryTime != nil {
-			s.failure = op.NextRetryTime.Add(-backoff(op.Attempts, op.Failure == api.FailureExhausted))
+			s.Failure = op.NextRetryTime.Add(-Backoff(op.Attempts, op.Failure == api.FailureExhausted))
 		}
 	}
-	s.run = seen.Server.StartedAt
+	s.Run = seen.Server.StartedAt
 	if seen.Server.Exit != nil {
-		s.exit = seen.Server.Exit.At
+		s.Exit = seen.Server.Exit.At
 	}
 	return s
 }
 
 // brief formats a plan's policy as one line.
 func brief(d Decision) string {
-	steps := map[step]string{stepNone: "wait", stepEnsure: "ensure", stepDelete: "delete", stepFinish: "finish"}
+	steps := map[Step]string{StepNone: "wait", StepEnsure: "ensure", StepDelete: "delete", StepFinish: "finish"}
 	words := []string{steps[d.Action.Step]}
-	if d.Action.Step == stepEnsure {
+	if d.Action.Step == StepEnsure {
 		words = append(words, string(d.Action.Power))
 	}
 	if d.Action.Operation != "" {
@@ -164,7 +164,7 @@ func TestDecideMatrix(t *testing.T) {
 				}
 				done[name] = true
 				vm := observed().Action(api.Action(row.action)).RestartPolicy(api.RestartPolicy(policy)).Obj()
-				if got := brief(decide(ask(vm, seenStates[row.state]))); got != row.want {
+				if got := brief(Decide(ask(vm, seenStates[row.state]))); got != row.want {
 					t.Errorf("got  %s\nwant %s", got, row.want)
 				}
 			})
@@ -194,7 +194,7 @@ func TestDecideDeletionMatrix(t *testing.T) {
 		t.Run(state, func(t *testing.T) {
 			for policy, want := range map[api.DeletionPolicy]string{api.DeletionDelete: rows[state].remove, api.DeletionRetain: rows[state].retain} {
 				vm := observed().Deleted(t0).DeletionPolicy(policy).Obj()
-				if got := brief(decide(ask(vm, seen))); got != want {
+				if got := brief(Decide(ask(vm, seen))); got != want {
 					t.Errorf("%s:\ngot  %s\nwant %s", policy, got, want)
 				}
 			}
@@ -377,8 +377,8 @@ func TestDecide(t *testing.T) {
 		"what waits for a restart is remembered":              {vm: observed().Status(restartRequired), seen: present(driver.StateRunning), want: "wait => Active ChangePending", check: says("image: applied at the next restart")},
 		"what waited is looked at again after a restart":      {vm: observed().Status(restartRequired), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = t0 }), want: "ensure On Update => Active Updating"},
 		"what waited is done when the driver says no more":    {vm: observed(), seen: present(driver.StateRunning), change: did(api.OperationUpdate), want: "wait => Active Running ready"},
-		"a probe that does not answer keeps it from Ready":    {vm: observed(), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = probeState{wanted: true, text: "refused"} }, want: "wait => Active ProbeFailing", check: says("refused")},
-		"a probe that answers":                                {vm: observed(), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = probeState{wanted: true, ok: true} }, want: "wait => Active Running ready"},
+		"a probe that does not answer keeps it from Ready":    {vm: observed(), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, Message: "refused"} }, want: "wait => Active ProbeFailing", check: says("refused")},
+		"a probe that answers":                                {vm: observed(), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, OK: true} }, want: "wait => Active Running ready"},
 		"the engine restarts it and says why":                 {vm: observed(), seen: change(present(driver.StateRestarting), func(s *driver.Server) { s.Exit = &driver.Exit{Code: 137, Reason: "OOMKilled"} }), want: "wait => Active Restarting", check: says("code 137 (OOMKilled)")},
 		"an exit without a better reason":                     {vm: observed().RestartPolicy(api.RestartNever), seen: change(ended(3), func(s *driver.Server) { s.Exit.Reason = "Error" }), want: "wait => Failed Exited", check: says("the server ended with code 3")},
 		"exited under Never is final":                         {vm: observed().RestartPolicy(api.RestartNever), seen: ended(3), want: "wait => Failed Exited", check: isStalled},
@@ -411,8 +411,8 @@ func TestDecide(t *testing.T) {
 		"a restart whose image took its time":        {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Hour, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: stopsBy(30 * time.Second)},
 		"a restart whose new run has ended":          {vm: observed().RestartPolicy(api.RestartNever).RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-0")), seen: ended(0), want: "wait => Stopped Completed ready", check: isHandled},
 		"a restart of what never ran":                {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "")), seen: change(present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting"},
-		"a probe not asked yet, ready before":        {vm: observed().Status(readySince(-time.Hour)), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = probeState{wanted: true} }, want: "wait => Active Running ready"},
-		"a probe not asked yet, another run":         {vm: observed().Status(readySince(-2 * time.Hour)), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = probeState{wanted: true} }, want: "wait => Active ProbeFailing"},
+		"a probe not asked yet, ready before":        {vm: observed().Status(readySince(-time.Hour)), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active Running ready"},
+		"a probe not asked yet, another run":         {vm: observed().Status(readySince(-2 * time.Hour)), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active ProbeFailing"},
 		"a restart that was handled":                 {vm: observed().RestartedAt(t0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: t0} }), seen: present(driver.StateRunning), want: "wait => Active Running ready", check: isHandled},
 	}
 	for name, tc := range tests {
@@ -421,7 +421,7 @@ func TestDecide(t *testing.T) {
 			if tc.change != nil {
 				tc.change(&in)
 			}
-			d := decide(in)
+			d := Decide(in)
 			if got := brief(d); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}

@@ -18,16 +18,16 @@ import (
 func (p *reconciliation) removeFinalizer(ctx context.Context) error {
 	next := p.base.DeepCopy()
 	controllerutil.RemoveFinalizer(next, v1alpha1.FinalizerServer)
-	if _, err := p.r.patch(ctx, p.base, next); err != nil && !apierrors.IsNotFound(err) {
+	if _, err := p.r.patchMetadata(ctx, p.base, next); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	p.base, p.unreported = next, false
 	return nil
 }
 
-// askEverywhere asks every driver live for the server of a VirtualMachine whose
+// queryAllDrivers asks every driver live for the server of a VirtualMachine whose
 // binding is lost. It returns why the server may still exist, or "" if it does not.
-func (r *Reconciler) askEverywhere(ctx context.Context, vm *v1alpha1.VirtualMachine) string {
+func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *v1alpha1.VirtualMachine) string {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for _, inv := range r.All {

@@ -27,14 +27,14 @@ func (r *Reconciler) readObject(ctx context.Context, key types.NamespacedName) (
 		r.forgetObject(key)
 		return nil, client.IgnoreNotFound(err)
 	}
-	return r.recent.newer(key, vm), nil
+	return r.writes.newerOf(key, vm), nil
 }
 
 // forgetObject drops all state about an object that is gone or belongs to another driver.
 func (r *Reconciler) forgetObject(key types.NamespacedName) {
-	r.recent.forget(key)
-	r.probes.forget(key)
-	r.sightings.forget(key)
+	r.writes.forgetObject(key)
+	r.probes.Forget(key)
+	r.facts.forgetObject(key)
 }
 
 // observation is what is known of a VirtualMachine's server. It is live if the
@@ -51,16 +51,16 @@ func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliatio
 	p.observeCached()
 	// No server precedes the first binding, so there is nothing to query live.
 	p.seen.live = written && p.seen.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
-	if left := r.recent.unreported(vm); left != nil {
+	if left := r.writes.findUnreported(vm); left != nil {
 		p.vm.Status, p.events, p.unreported = *left.status.DeepCopy(), left.events, true
 	} else {
 		importStatus(&p.vm.Status, p.seen.Observation)
-		p.noteCrash()
+		p.detectCrash()
 	}
 	if p.vm.Status.Server != nil {
 		p.shown = p.vm.Status.Server.Generation
 	}
-	if p.seen.Server.State == driver.StateStopped && isStoppedByDrover(Input{VM: p.vm, Seen: p.seen.Observation}) {
+	if p.seen.Server.State == driver.StateStopped && IsStoppedByDrover(Input{VM: p.vm, Seen: p.seen.Observation}) {
 		p.stoppedRun = p.seen.Server.Run
 	}
 	return p
@@ -93,7 +93,7 @@ func (p *reconciliation) ensureLive(ctx context.Context) error {
 // clear success it queries the engine for what exists now. It returns the action's
 // error or, if a removal cannot be confirmed, that.
 func (p *reconciliation) observeOutcome(ctx context.Context, action Action, err error) error {
-	if err == nil && action.Step != stepDelete {
+	if err == nil && action.Step != StepDelete {
 		p.observeCached()
 		return nil
 	}
@@ -108,11 +108,11 @@ func (p *reconciliation) observeOutcome(ctx context.Context, action Action, err 
 // object or created the server. If confirmed is false, the pass decides again.
 func (p *reconciliation) confirmStep(ctx context.Context) (confirmed bool, err error) {
 	switch action := p.decision.Action; {
-	case action.Step == stepFinish:
+	case action.Step == StepFinish:
 		return p.confirmGone(ctx), nil
 	case action.RecordFirst:
 		return p.confirmRun(ctx) // the write that follows confirms the object
-	case action.Step == stepEnsure && action.Operation == api.OperationCreate:
+	case action.Step == StepEnsure && action.Operation == api.OperationCreate:
 		if err := p.confirmObject(ctx); err != nil {
 			return false, err
 		}
@@ -137,7 +137,7 @@ func (p *reconciliation) confirmObject(ctx context.Context) error {
 	case now.UID != p.base.UID:
 		return apierrors.NewNotFound(api.Resource("virtualmachines"), p.base.Name)
 	case now.ResourceVersion != p.base.ResourceVersion:
-		p.r.recent.remember(now)
+		p.r.writes.recordWrite(now)
 		return apierrors.NewConflict(api.Resource("virtualmachines"), p.base.Name, errors.New("the cache is behind"))
 	}
 	p.baseLive = true
@@ -155,7 +155,7 @@ func (p *reconciliation) confirmAbsence(ctx context.Context) bool {
 			return false
 		}
 	}
-	if err := p.r.checkElsewhere(p.vm); err != nil {
+	if err := p.r.checkOtherDrivers(p.vm); err != nil {
 		p.recordFailure(p.decision, err)
 		return false
 	}
@@ -183,15 +183,15 @@ func (p *reconciliation) confirmGone(ctx context.Context) bool {
 		return false
 	}
 	if p.decision.Action.AllDrivers {
-		p.unproven = p.r.askEverywhere(ctx, p.vm)
+		p.unproven = p.r.queryAllDrivers(ctx, p.vm)
 	}
 	return p.unproven == ""
 }
 
-// checkElsewhere refuses a creation while another driver's engine is known to have
+// checkOtherDrivers refuses a creation while another driver's engine is known to have
 // a server of the VirtualMachine. That happens if a binding was lost or forged
 // before the first status write. Such a binding does not enter the status.
-func (r *Reconciler) checkElsewhere(vm *api.VirtualMachine) error {
+func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
 	for _, inv := range r.All {
 		if inv == r.Inventory {
 			continue
@@ -205,16 +205,16 @@ func (r *Reconciler) checkElsewhere(vm *api.VirtualMachine) error {
 	return nil
 }
 
-// recent has this process's last write of each object until the cache has it, and
+// ownWrites has this process's last write of each object until the cache has it, and
 // what was done for an object since.
-type recent struct {
+type ownWrites struct {
 	mu      sync.Mutex
 	written map[types.NamespacedName]*api.VirtualMachine
-	undone  map[types.NamespacedName]unreported
+	unreported  map[types.NamespacedName]unreportedWork
 }
 
-// unreported is what a pass did but could not write, for example after a conflict.
-type unreported struct {
+// unreportedWork is what a pass did but could not write, for example after a conflict.
+type unreportedWork struct {
 	uid types.UID
 	// base is the status in the API. status is the one that follows from what was
 	// done.
@@ -222,12 +222,12 @@ type unreported struct {
 	events       []pendingEvent
 }
 
-// unreported returns what was done for the object but is not in its status yet. It
+// findUnreported returns what was done for the object but is not in its status yet. It
 // is nil if the status was written by another process since.
-func (c *recent) unreported(vm *api.VirtualMachine) *unreported {
+func (c *ownWrites) findUnreported(vm *api.VirtualMachine) *unreportedWork {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	left, ok := c.undone[keyOf(vm)]
+	left, ok := c.unreported[keyOf(vm)]
 	if !ok || left.uid != vm.UID || !equality.Semantic.DeepEqual(left.base, &vm.Status) {
 		return nil
 	}
@@ -236,24 +236,24 @@ func (c *recent) unreported(vm *api.VirtualMachine) *unreported {
 
 // keepUnreported records what the pass did, unless that was written.
 func (p *reconciliation) keepUnreported() {
-	c := &p.r.recent
+	c := &p.r.writes
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !p.unreported {
-		delete(c.undone, keyOf(p.base))
+		delete(c.unreported, keyOf(p.base))
 		return
 	}
 	status := p.vm.Status.DeepCopy()
 	if server := p.serverStatus(); server != nil {
 		status.Server = server
 	}
-	if c.undone == nil {
-		c.undone = map[types.NamespacedName]unreported{}
+	if c.unreported == nil {
+		c.unreported = map[types.NamespacedName]unreportedWork{}
 	}
-	c.undone[keyOf(p.base)] = unreported{p.base.UID, &p.base.Status, status, p.allEvents()}
+	c.unreported[keyOf(p.base)] = unreportedWork{p.base.UID, &p.base.Status, status, p.allEvents()}
 }
 
-func (c *recent) newer(key types.NamespacedName, cached *api.VirtualMachine) *api.VirtualMachine {
+func (c *ownWrites) newerOf(key types.NamespacedName, cached *api.VirtualMachine) *api.VirtualMachine {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	own := c.written[key]
@@ -271,7 +271,7 @@ func (c *recent) newer(key types.NamespacedName, cached *api.VirtualMachine) *ap
 	return own.DeepCopy()
 }
 
-func (c *recent) remember(vm *api.VirtualMachine) {
+func (c *ownWrites) recordWrite(vm *api.VirtualMachine) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.written == nil {
@@ -280,19 +280,19 @@ func (c *recent) remember(vm *api.VirtualMachine) {
 	c.written[client.ObjectKeyFromObject(vm)] = vm
 }
 
-// caughtUp drops what the cache has by now.
-func (c *recent) caughtUp(cached *api.VirtualMachine) {
-	_ = c.newer(client.ObjectKeyFromObject(cached), cached)
+// dropOutdated drops what the cache has by now.
+func (c *ownWrites) dropOutdated(cached *api.VirtualMachine) {
+	_ = c.newerOf(client.ObjectKeyFromObject(cached), cached)
 }
 
-func (c *recent) forget(key types.NamespacedName) {
+func (c *ownWrites) forgetObject(key types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.written, key)
-	delete(c.undone, key)
+	delete(c.unreported, key)
 }
 
-// isUp reports whether a server's guest is running.
-func isUp(seen inventory.Observation) bool {
+// IsRunning reports whether a server's guest is running.
+func IsRunning(seen inventory.Observation) bool {
 	return seen.Answer == inventory.Present && seen.Server.State == driver.StateRunning
 }

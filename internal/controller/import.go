@@ -27,7 +27,7 @@ func importStatus(status *api.VirtualMachineStatus, seen inventory.Observation) 
 	if running == nil || running.Reason != api.ReasonStoppedAsAsked || status.Server == nil || seen.Answer != inventory.Present {
 		return
 	}
-	if !hasStartedAnew(status, seen.Server) {
+	if !HasRestarted(status, seen.Server) {
 		status.Server.StoppedRun = seen.Server.Run
 	}
 }

@@ -22,9 +22,9 @@ import (
 func kstatusOf(t *testing.T, vm *api.VirtualMachine, in Input) status.Status {
 	t.Helper()
 	r := &Reconciler{Driver: in.Driver, Drivers: in.Drivers, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: in.Seen}, decision: decide(in)}
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: in.Seen}, decision: Decide(in)}
 	vm = vm.DeepCopy()
-	vm.Status = p.status(t0)
+	vm.Status = p.newStatus(t0)
 	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(vm)
 	if err != nil {
@@ -54,7 +54,7 @@ func TestKstatus(t *testing.T) {
 		"fetching":                {observed(), present(driver.StatePending), nil, status.InProgressStatus},
 		"starting":                {observed(), present(driver.StateStarting), nil, status.InProgressStatus},
 		"running":                 {observed(), present(driver.StateRunning), nil, status.CurrentStatus},
-		"running, probe fails":    {observed(), present(driver.StateRunning), func(in *Input) { in.Probe = probeState{wanted: true} }, status.InProgressStatus},
+		"running, probe fails":    {observed(), present(driver.StateRunning), func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, status.InProgressStatus},
 		"running, change waits":   {observed().Status(restartRequired), present(driver.StateRunning), nil, status.InProgressStatus},
 		"running, image refused":  {observed().Status(refusedImage), present(driver.StateRunning), nil, status.FailedStatus},
 		"restarted by the engine": {observed(), present(driver.StateRestarting), nil, status.InProgressStatus},

@@ -39,10 +39,10 @@ const (
 
 // Priorities in a work queue.
 const (
-	prioDeletion = 20
-	prioUser     = 10
-	prioEngine   = 0
-	prioRoutine  = handler.LowPriority
+	PriorityDeletion = 20
+	PriorityUser     = 10
+	PriorityEngine   = 0
+	PriorityRoutine  = handler.LowPriority
 )
 
 // Options are the settings of all per-driver controllers.
@@ -62,7 +62,7 @@ type Options struct {
 // reports VMs whose driver does not run here. Setup returns the reconcilers in the
 // order of the inventories.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, rankIndex, indexRank); err != nil {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, PriorityIndex, IndexPriority); err != nil {
 		return nil, fmt.Errorf("index the VirtualMachines: %w", err)
 	}
 	var lanes []*Reconciler
@@ -79,31 +79,31 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, err
 			r.Driver = inv.Name
 			lanes = append(lanes, r)
 		}
-		if err := r.setup(mgr, o.Threads); err != nil {
+		if err := r.addController(mgr, o.Threads); err != nil {
 			return nil, fmt.Errorf("set up the lane of driver %q: %w", r.Driver, err)
 		}
 	}
 	return lanes, nil
 }
 
-func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
+func (r *Reconciler) addController(mgr ctrl.Manager, threads int) error {
 	name := r.Driver
 	if name == "" {
 		name, threads = unassigned, 1
 	}
 	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
 		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
-		SkipNameValidation: new(true), NewQueue: newQueue(mgr.GetLogger()),
+		SkipNameValidation: new(true), NewQueue: New(mgr.GetLogger()),
 		// For API errors only: backoff for engines is in decide.
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry),
 	})
 	if err != nil {
 		return err
 	}
-	if err := c.Watch(source.Kind(mgr.GetCache(), &api.VirtualMachine{}, r.handler())); err != nil {
+	if err := c.Watch(source.Kind(mgr.GetCache(), &api.VirtualMachine{}, r.eventHandler())); err != nil {
 		return err
 	}
-	takeOver := func(ctx context.Context, q queue) error {
+	takeOver := func(ctx context.Context, q Queue) error {
 		go r.takeOver(ctx, q, mgr.Elected())
 		return nil
 	}
@@ -113,56 +113,56 @@ func (r *Reconciler) setup(mgr ctrl.Manager, threads int) error {
 	return c.Watch(source.Func(r.followInventory))
 }
 
-type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// handler returns a handler that enqueues a VirtualMachine when a user has changed
+// eventHandler returns a handler that enqueues a VirtualMachine when a user has changed
 // it. Drover's own writes enqueue nothing.
-func (r *Reconciler) handler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
+func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
-		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue) {
-			r.enqueue(q, e.Object, startPriority(e))
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q Queue) {
+			r.enqueueObject(q, e.Object, CreatePriority(e))
 		},
-		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue) {
-			r.recent.caughtUp(e.ObjectNew)
-			if priority, ok := enqueuePriority(e.ObjectOld, e.ObjectNew); ok {
-				r.enqueue(q, e.ObjectNew, priority)
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q Queue) {
+			r.writes.dropOutdated(e.ObjectNew)
+			if priority, ok := UpdatePriority(e.ObjectOld, e.ObjectNew); ok {
+				r.enqueueObject(q, e.ObjectNew, priority)
 			}
 		},
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q queue) {
-			r.enqueue(q, e.Object, prioRoutine)
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q Queue) {
+			r.enqueueObject(q, e.Object, PriorityRoutine)
 		},
 	}
 }
 
-// enqueue adds a VirtualMachine of this driver to the queue. A standby's queue
+// enqueueObject adds a VirtualMachine of this driver to the queue. A standby's queue
 // stays empty: takeOver fills it after the election.
-func (r *Reconciler) enqueue(q queue, vm *api.VirtualMachine, priority int) {
-	if driverOf(vm, r.Drivers) == r.Driver && !r.isStandby() {
-		addToQueue(q, keyOf(vm), priority)
+func (r *Reconciler) enqueueObject(q Queue, vm *api.VirtualMachine, priority int) {
+	if DriverOf(vm, r.Drivers) == r.Driver && !r.isStandby() {
+		Add(q, keyOf(vm), priority)
 	}
 }
 
-func startPriority(e event.TypedCreateEvent[*api.VirtualMachine]) int {
+func CreatePriority(e event.TypedCreateEvent[*api.VirtualMachine]) int {
 	if e.IsInInitialList {
-		return rank(e.Object)
+		return PriorityOf(e.Object)
 	}
-	return max(rank(e.Object), prioUser)
+	return max(PriorityOf(e.Object), PriorityUser)
 }
 
-// enqueuePriority reports whether a change of the object must be reconciled, and at
+// UpdatePriority reports whether a change of the object must be reconciled, and at
 // which priority.
-func enqueuePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
+func UpdatePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
 	switch {
 	case old.DeletionTimestamp == nil && vm.DeletionTimestamp != nil, old.UID != vm.UID:
-		return prioDeletion, true
+		return PriorityDeletion, true
 	case old.Generation != vm.Generation:
-		return prioUser, true
+		return PriorityUser, true
 	case vm.DeletionTimestamp != nil && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
-		return prioDeletion, true // changed by hand, as DeletionBlocked asks for
-	case isBound(old) && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
-		return prioUser, true
-	case isBound(old) && !isBound(vm):
-		return prioUser, vm.DeletionTimestamp == nil
+		return PriorityDeletion, true // changed by hand, as DeletionBlocked asks for
+	case IsBound(old) && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
+		return PriorityUser, true
+	case IsBound(old) && !IsBound(vm):
+		return PriorityUser, vm.DeletionTimestamp == nil
 	}
 	return 0, false
 }
@@ -170,21 +170,21 @@ func enqueuePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
 // followInventory enqueues a VirtualMachine when its server has changed. If the
 // change does not name one, it enqueues all VMs of the driver. At most one scan of
 // the cache runs at a time, and one more covers all changes reported meanwhile.
-func (r *Reconciler) followInventory(ctx context.Context, q queue) error {
+func (r *Reconciler) followInventory(ctx context.Context, q Queue) error {
 	scan := make(chan struct{}, 1)
 	go func() {
 		for {
 			select {
 			case <-scan:
-				r.addAll(ctx, q)
+				r.enqueueAll(ctx, q)
 			case <-ctx.Done():
 				return
 			}
 		}
 	}()
 	asks, _ := driver.As[driver.Prober](r.Inventory.Driver)
-	r.probes = &prober{ctx: ctx, clock: r.Clock, driver: asks, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
-		addToQueue(q, key, prioEngine)
+	r.probes = &Prober{ctx: ctx, clock: r.Clock, driver: asks, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
+		Add(q, key, PriorityEngine)
 	}}
 	r.Inventory.Subscribe(func(c inventory.Change) {
 		switch {
@@ -195,29 +195,29 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue) error {
 			default: // a scan that has not begun covers this change too
 			}
 		case c.Routine:
-			addToQueue(q, c.VM, prioRoutine)
+			Add(q, c.VM, PriorityRoutine)
 		default:
-			addToQueue(q, c.VM, prioEngine)
+			Add(q, c.VM, PriorityEngine)
 		}
 	})
 	return nil
 }
 
-// addAll enqueues every VirtualMachine of the driver. Those whose server differs
+// enqueueAll enqueues every VirtualMachine of the driver. Those whose server differs
 // from the status get a higher priority.
-func (r *Reconciler) addAll(ctx context.Context, q queue) {
-	for _, vm := range r.cached(ctx) {
-		priority := prioRoutine
-		if seen := r.observeServer(vm); seen.Answer != inventory.Unknown && !isAsLeft(vm.Status.Server, seen) {
-			priority = prioEngine
+func (r *Reconciler) enqueueAll(ctx context.Context, q Queue) {
+	for _, vm := range r.listCached(ctx) {
+		priority := PriorityRoutine
+		if seen := r.observeServer(vm); seen.Answer != inventory.Unknown && !IsAsReported(vm.Status.Server, seen) {
+			priority = PriorityEngine
 		}
-		addToQueue(q, keyOf(vm), priority)
+		Add(q, keyOf(vm), priority)
 	}
 }
 
-// cached returns the VirtualMachines of the driver in the cache, either all or
+// listCached returns the VirtualMachines of the driver in the cache, either all or
 // those of an index. The caller must not change them.
-func (r *Reconciler) cached(ctx context.Context, of ...client.ListOption) []*api.VirtualMachine {
+func (r *Reconciler) listCached(ctx context.Context, of ...client.ListOption) []*api.VirtualMachine {
 	var all api.VirtualMachineList
 	if err := r.Client.List(ctx, &all, append(of, client.UnsafeDisableDeepCopy)...); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "List the VirtualMachines in the cache", "driver", r.Driver)
@@ -225,7 +225,7 @@ func (r *Reconciler) cached(ctx context.Context, of ...client.ListOption) []*api
 	}
 	vms := make([]*api.VirtualMachine, 0, len(all.Items))
 	for n := range all.Items {
-		if vm := &all.Items[n]; driverOf(vm, r.Drivers) == r.Driver {
+		if vm := &all.Items[n]; DriverOf(vm, r.Drivers) == r.Driver {
 			vms = append(vms, vm)
 		}
 	}
@@ -240,7 +240,7 @@ func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation
 	return r.Inventory.Get(vm.UID)
 }
 
-func addToQueue(q queue, key types.NamespacedName, priority int) {
+func Add(q Queue, key types.NamespacedName, priority int) {
 	req := reconcile.Request{NamespacedName: key}
 	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
 		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, req)

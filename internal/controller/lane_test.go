@@ -49,12 +49,12 @@ func (s *standby) created(b *vmtest.Builder) *api.VirtualMachine {
 	if err := s.api.Create(s.t.Context(), vm.DeepCopy()); err != nil {
 		s.t.Fatal(err)
 	}
-	s.r.handler().Create(s.t.Context(), event.TypedCreateEvent[*api.VirtualMachine]{Object: vm}, s.q)
+	s.r.eventHandler().Create(s.t.Context(), event.TypedCreateEvent[*api.VirtualMachine]{Object: vm}, s.q)
 	return vm
 }
 
 func (s *standby) deleted(vm *api.VirtualMachine) {
-	s.r.handler().Delete(s.t.Context(), event.TypedDeleteEvent[*api.VirtualMachine]{Object: vm}, s.q)
+	s.r.eventHandler().Delete(s.t.Context(), event.TypedDeleteEvent[*api.VirtualMachine]{Object: vm}, s.q)
 }
 
 func (s *standby) lead() {
@@ -142,13 +142,13 @@ func TestWhatIsSeenFirst(t *testing.T) {
 		event event.TypedCreateEvent[*api.VirtualMachine]
 		want  int
 	}{
-		"there at the start and done": {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj(), IsInInitialList: true}, prioRoutine},
-		"there at the start and new":  {event.TypedCreateEvent[*api.VirtualMachine]{Object: vmtest.VM("new").Generation(1).Obj(), IsInInitialList: true}, prioUser},
-		"created":                     {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj()}, prioUser},
-		"being deleted":               {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Deleted(time.Now()).Obj(), IsInInitialList: true}, prioDeletion},
+		"there at the start and done": {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj(), IsInInitialList: true}, PriorityRoutine},
+		"there at the start and new":  {event.TypedCreateEvent[*api.VirtualMachine]{Object: vmtest.VM("new").Generation(1).Obj(), IsInInitialList: true}, PriorityUser},
+		"created":                     {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj()}, PriorityUser},
+		"being deleted":               {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Deleted(time.Now()).Obj(), IsInInitialList: true}, PriorityDeletion},
 	}
 	for name, tc := range tests {
-		if got := startPriority(tc.event); got != tc.want {
+		if got := CreatePriority(tc.event); got != tc.want {
 			t.Errorf("%s: priority %d, want %d", name, got, tc.want)
 		}
 	}

@@ -28,8 +28,8 @@ var successReasons = map[api.OperationType]string{
 	api.OperationUpdate:  api.EventUpdated,
 }
 
-// noteSuccess records what was done, once it is complete.
-func (p *reconciliation) noteSuccess(decision Decision, existed bool) {
+// addSuccessEvent records what was done, once it is complete.
+func (p *reconciliation) addSuccessEvent(decision Decision, existed bool) {
 	reason := successReasons[decision.Action.Operation]
 	if reason == "" || isUnderWay(p.seen.Observation) || p.vm.DeletionTimestamp != nil {
 		return
@@ -44,12 +44,12 @@ func (p *reconciliation) noteSuccess(decision Decision, existed bool) {
 	p.events = append(p.events, pendingEvent{corev1.EventTypeNormal, reason, string(decision.Action.Operation), text})
 }
 
-func (p *reconciliation) noteFailure(operation api.OperationType, err error) {
+func (p *reconciliation) addFailureEvent(operation api.OperationType, err error) {
 	p.events = append(p.events, pendingEvent{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
 }
 
-// notable reasons cause an event when the status adopts them.
-var notable = map[string]string{
+// observedReasons reasons cause an event when the status adopts them.
+var observedReasons = map[string]string{
 	api.ReasonCompleted:         corev1.EventTypeNormal,
 	api.ReasonExited:            corev1.EventTypeWarning,
 	api.ReasonDuplicate:         corev1.EventTypeWarning,
@@ -58,50 +58,50 @@ var notable = map[string]string{
 	api.ReasonEngineUnavailable: corev1.EventTypeWarning,
 }
 
-// noteChange records what the new status shows that no step of this pass did: an
+// addChangeEvents records what the new status shows that no step of this pass did: an
 // operation that completed, and a reason that is notable.
-func (p *reconciliation) noteChange(before *api.VirtualMachineStatus) {
+func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
-	if op := before.Operation; op != nil && after.Operation == nil && !isCrashing(op) && p.done == "" && len(p.events) == 0 && successReasons[op.Type] != "" {
-		p.noteSuccess(Decision{Action: Action{Operation: op.Type}}, true)
+	if op := before.Operation; op != nil && after.Operation == nil && !IsCrashing(op) && p.done == "" && len(p.events) == 0 && successReasons[op.Type] != "" {
+		p.addSuccessEvent(Decision{Action: Action{Operation: op.Type}}, true)
 	}
-	if kind := notable[after.Reason]; kind != "" && before.Reason != after.Reason {
+	if kind := observedReasons[after.Reason]; kind != "" && before.Reason != after.Reason {
 		p.events = append(p.events, pendingEvent{kind, after.Reason, "Observe", after.Message})
 	}
 }
 
-// noteCrash records that a server that was last reported as on has failed by
+// detectCrash records that a server that was last reported as on has failed by
 // itself.
-func (p *reconciliation) noteCrash() {
+func (p *reconciliation) detectCrash() {
 	had, server := p.vm.Status.Server, p.seen.Server
-	if had == nil || had.ID != server.ID || isOver(driver.State(had.State)) || !isOver(server.State) || p.endedByUs() {
+	if had == nil || had.ID != server.ID || hasEnded(driver.State(had.State)) || !hasEnded(server.State) || p.isEndedByDrover() {
 		return
 	}
 	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.Reason == driver.ExitHostShutdown {
 		return
 	}
-	text := "the server " + exitText(server.Exit)
+	text := "the server " + ExitText(server.Exit)
 	if server.Exit.Output != "" {
 		text += ": " + server.Exit.Output
 	}
 	p.crash = &pendingEvent{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
 }
 
-// isOver reports whether the run has ended in this state.
-func isOver(s driver.State) bool { return s == driver.StateStopped || s == driver.StateRestarting }
+// hasEnded reports whether the run has ended in this state.
+func hasEnded(s driver.State) bool { return s == driver.StateStopped || s == driver.StateRestarting }
 
-// endedByUs reports whether Drover has ended the server's run, or is about to.
-func (p *reconciliation) endedByUs() bool {
+// isEndedByDrover reports whether Drover has ended the server's run, or is about to.
+func (p *reconciliation) isEndedByDrover() bool {
 	op := p.vm.Status.Operation
 	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.seen.Server.Run
-	return restarted || p.vm.DeletionTimestamp != nil || isStoppedByDrover(Input{VM: p.vm, Seen: p.seen.Observation})
+	return restarted || p.vm.DeletionTimestamp != nil || IsStoppedByDrover(Input{VM: p.vm, Seen: p.seen.Observation})
 }
 
 // emitEvents sends the events of the pass.
 func (p *reconciliation) emitEvents(before *api.VirtualMachineStatus) {
-	p.noteChange(before)
+	p.addChangeEvents(before)
 	for _, n := range p.allEvents() {
-		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", clipNote(n.text))
+		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", truncateNote(n.text))
 	}
 	p.events, p.crash = nil, nil
 }
@@ -114,8 +114,8 @@ func (p *reconciliation) allEvents() []pendingEvent {
 	return append([]pendingEvent{*p.crash}, p.events...)
 }
 
-// clipNote truncates a text to the 1 kB that the events API accepts.
-func clipNote(text string) string {
+// truncateNote truncates a text to the 1 kB that the events API accepts.
+func truncateNote(text string) string {
 	const most = 1024
 	if len(text) > most {
 		return text[:most-3] + "..."
@@ -131,10 +131,10 @@ func shortID(id string) string {
 	return id
 }
 
-// TellFinding emits an event for a finding of an orphan sweep.
-func (r *Reconciler) TellFinding(f inventory.Finding) {
+// ReportFinding emits an event for a finding of an orphan sweep.
+func (r *Reconciler) ReportFinding(f inventory.Finding) {
 	if f.Frozen {
-		r.Recorder.Eventf(clusterNamespace(), nil, corev1.EventTypeWarning, api.EventOrphanSweepFrozen, "Sweep", "%s", clipNote(f.Note))
+		r.Recorder.Eventf(clusterNamespace(), nil, corev1.EventTypeWarning, api.EventOrphanSweepFrozen, "Sweep", "%s", truncateNote(f.Note))
 		return
 	}
 	reason := api.EventOrphanFound

@@ -18,7 +18,7 @@ import (
 func (p *reconciliation) recordOutcome(decision Decision, existed bool, o outcome) (succeeded bool) {
 	switch {
 	case o.err == nil:
-		if decision.Action.Step == stepEnsure && !o.partial {
+		if decision.Action.Step == StepEnsure && !o.partial {
 			p.recordShown(o.server)
 		}
 		p.recordSuccess(decision, existed)
@@ -52,7 +52,7 @@ func stateOf(seen inventory.Observation) string {
 func (p *reconciliation) recordSuccess(decision Decision, existed bool) {
 	status := &p.vm.Status
 	p.done = decision.Action.Operation
-	p.noteSuccess(decision, existed)
+	p.addSuccessEvent(decision, existed)
 	op := status.Operation
 	if decision.Action.Operation == api.OperationStart && decision.Status.Reason == api.ReasonRestarting {
 		attempts := int32(1)
@@ -68,7 +68,7 @@ func (p *reconciliation) recordSuccess(decision Decision, existed bool) {
 	case op == nil || op.Type != decision.Action.Operation:
 	case decision.Action.Operation == api.OperationRestart:
 		if decision.Status.Reason == api.ReasonRestarting && p.seen.Server.State == driver.StateStopping {
-			op.StartedAt = p.now() // the stop has begun, and with it the grace period
+			op.StartedAt = p.microNow() // the stop has begun, and with it the grace period
 		}
 	case !isUnderWay(p.seen.Observation):
 		status.Operation = nil
@@ -105,15 +105,15 @@ func (p *reconciliation) recordFailure(decision Decision, err error) {
 	}
 	op := p.failedOperation(decision)
 	op.Attempts++
-	op.Epoch = p.epoch()
+	op.Epoch = p.leaderEpoch()
 	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), truncate(err.Error())
 	op.NextRetryTime = nil
 	if op.Failure != api.FailureRefused || p.vm.DeletionTimestamp != nil {
-		next := metav1.NewMicroTime(p.r.Clock.Now().Add(backoff(op.Attempts, op.Failure == api.FailureExhausted)))
+		next := metav1.NewMicroTime(p.r.Clock.Now().Add(Backoff(op.Attempts, op.Failure == api.FailureExhausted)))
 		op.NextRetryTime = &next
 	}
 	status.Operation, status.Server = op, p.serverStatus()
-	p.noteFailure(decision.Action.Operation, err)
+	p.addFailureEvent(decision.Action.Operation, err)
 }
 
 // failedOperation returns the operation that failed, with its earlier attempts.
@@ -132,12 +132,12 @@ func (p *reconciliation) failedOperation(decision Decision) *api.Operation {
 
 // newOperation returns the plan's operation as it begins.
 func (p *reconciliation) newOperation() *api.Operation {
-	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.now(), Epoch: p.epoch()}
+	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.microNow(), Epoch: p.leaderEpoch()}
 }
 
-func (p *reconciliation) now() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
+func (p *reconciliation) microNow() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
 
-func (p *reconciliation) epoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
+func (p *reconciliation) leaderEpoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
 
 // failureOf returns the kind of a failure, which decides when to retry.
 func failureOf(err error) api.OperationFailure {

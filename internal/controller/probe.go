@@ -19,15 +19,15 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// probeState is the result of a readiness probe of a running server.
-type probeState struct {
-	wanted, asked, ok bool
-	text              string
+// ProbeResult is the result of a readiness probe of a running server.
+type ProbeResult struct {
+	Wanted, Completed, OK bool
+	Message              string
 }
 
-// prober runs the readiness probes of running servers in the background, so that no
+// Prober runs the readiness probes of running servers in the background, so that no
 // guest blocks a worker.
-type prober struct {
+type Prober struct {
 	ctx    context.Context // ends all probes
 	clock  clock.WithTicker
 	driver driver.Prober // nil if servers are probed at their own addresses
@@ -41,7 +41,7 @@ type prober struct {
 type probe struct {
 	target probeTarget
 	stop   context.CancelFunc
-	state  probeState
+	state  ProbeResult
 }
 
 // probeTarget is a port of a server's run. The address is empty if the driver
@@ -60,34 +60,34 @@ func (t probeTarget) String() string {
 	return fmt.Sprintf("port %d", t.port)
 }
 
-// check returns the probe's result, and starts or stops the probe as needed.
-func (b *prober) check(vm *api.VirtualMachine, seen inventory.Observation) probeState {
+// Check returns the probe's result, and starts or stops the probe as needed.
+func (b *Prober) Check(vm *api.VirtualMachine, seen inventory.Observation) ProbeResult {
 	if b == nil {
-		return probeState{}
+		return ProbeResult{}
 	}
 	key, spec := keyOf(vm), vm.Spec.ReadinessProbe
 	if spec != nil && seen.Answer == inventory.Unknown {
-		return probeState{wanted: true, text: "the engine cannot be asked"}
+		return ProbeResult{Wanted: true, Message: "the engine cannot be asked"}
 	}
-	if spec == nil || !isUp(seen) || vm.DeletionTimestamp != nil {
-		b.forget(key)
-		return probeState{wanted: spec != nil, asked: true, text: "the server does not run"}
+	if spec == nil || !IsRunning(seen) || vm.DeletionTimestamp != nil {
+		b.Forget(key)
+		return ProbeResult{Wanted: spec != nil, Completed: true, Message: "the server does not run"}
 	}
 	if b.driver == nil && len(seen.Server.Addresses) == 0 {
-		b.forget(key)
-		return probeState{wanted: true, asked: true, text: "readinessProbe: the server has no address"}
+		b.Forget(key)
+		return ProbeResult{Wanted: true, Completed: true, Message: "readinessProbe: the server has no address"}
 	}
 	target := b.targetOf(spec, seen)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	have := b.probes[key]
 	if have == nil || have.target != target {
-		have = b.start(key, target)
+		have = b.startProbe(key, target)
 	}
 	return have.state
 }
 
-func (b *prober) targetOf(spec *api.Probe, seen inventory.Observation) probeTarget {
+func (b *Prober) targetOf(spec *api.Probe, seen inventory.Observation) probeTarget {
 	target := probeTarget{
 		uid: seen.Server.UID, run: seen.Server.Run, port: spec.TCPSocket.Port,
 		period:  max(time.Duration(spec.PeriodSeconds)*time.Second, time.Second),
@@ -99,20 +99,20 @@ func (b *prober) targetOf(spec *api.Probe, seen inventory.Observation) probeTarg
 	return target
 }
 
-// start replaces the probe of a VM; it outlives the pass that starts it. The caller
+// startProbe replaces the probe of a VM; it outlives the pass that starts it. The caller
 // holds the lock.
-func (b *prober) start(key types.NamespacedName, target probeTarget) *probe {
+func (b *Prober) startProbe(key types.NamespacedName, target probeTarget) *probe {
 	if old := b.probes[key]; old != nil {
 		old.stop()
 	}
 	ctx, stop := context.WithCancel(b.ctx)
-	next := &probe{target: target, stop: stop, state: probeState{wanted: true, text: "readinessProbe: " + target.String() + " was not asked yet"}}
+	next := &probe{target: target, stop: stop, state: ProbeResult{Wanted: true, Message: "readinessProbe: " + target.String() + " was not asked yet"}}
 	b.probes[key] = next
-	go b.run(ctx, key, next)
+	go b.runProbe(ctx, key, next)
 	return next
 }
 
-func (b *prober) forget(key types.NamespacedName) {
+func (b *Prober) Forget(key types.NamespacedName) {
 	if b == nil {
 		return
 	}
@@ -124,13 +124,13 @@ func (b *prober) forget(key types.NamespacedName) {
 	}
 }
 
-// run probes until ctx ends. It wakes the VM at the first result and at each
+// runProbe probes until ctx ends. It wakes the VM at the first result and at each
 // change.
-func (b *prober) run(ctx context.Context, key types.NamespacedName, p *probe) {
+func (b *Prober) runProbe(ctx context.Context, key types.NamespacedName, p *probe) {
 	period := b.clock.NewTicker(p.target.period)
 	defer period.Stop()
 	for {
-		b.record(key, p, b.ask(ctx, p.target))
+		b.recordResult(key, p, b.probeOnce(ctx, p.target))
 		select {
 		case <-ctx.Done():
 			return
@@ -139,13 +139,13 @@ func (b *prober) run(ctx context.Context, key types.NamespacedName, p *probe) {
 	}
 }
 
-func (b *prober) record(key types.NamespacedName, p *probe, err error) {
-	state := probeState{wanted: true, asked: true, ok: err == nil}
+func (b *Prober) recordResult(key types.NamespacedName, p *probe, err error) {
+	state := ProbeResult{Wanted: true, Completed: true, OK: err == nil}
 	if err != nil {
-		state.text = fmt.Sprintf("readinessProbe: %v", err)
+		state.Message = fmt.Sprintf("readinessProbe: %v", err)
 	}
 	b.mu.Lock()
-	changed := p.state.ok != state.ok || !p.state.asked
+	changed := p.state.OK != state.OK || !p.state.Completed
 	p.state = state
 	b.mu.Unlock()
 	if changed {
@@ -153,7 +153,7 @@ func (b *prober) record(key types.NamespacedName, p *probe, err error) {
 	}
 }
 
-func (b *prober) ask(ctx context.Context, target probeTarget) error {
+func (b *Prober) probeOnce(ctx context.Context, target probeTarget) error {
 	ctx, cancel := context.WithTimeout(ctx, target.timeout)
 	defer cancel()
 	if b.driver != nil {

@@ -31,19 +31,19 @@ func (a asked) Probe(ctx context.Context, uid types.UID, port int32) error {
 }
 
 // settle checks a prober until its probe has a result.
-func settle(t *testing.T, d driver.Prober, port int32, server driver.Server) probeState {
+func settle(t *testing.T, d driver.Prober, port int32, server driver.Server) ProbeResult {
 	t.Helper()
-	b := &prober{ctx: t.Context(), clock: clock.RealClock{}, driver: d, probes: map[types.NamespacedName]*probe{}, wake: func(types.NamespacedName) {}}
+	b := &Prober{ctx: t.Context(), clock: clock.RealClock{}, driver: d, probes: map[types.NamespacedName]*probe{}, wake: func(types.NamespacedName) {}}
 	vm := observed().Probe(port).Obj()
 	server.UID, server.State, server.Run = "uid-1", driver.StateRunning, "run-1"
 	seen := inventory.Observation{Answer: inventory.Present, Server: server}
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if state := b.check(vm, seen); state.asked {
+		if state := b.Check(vm, seen); state.Completed {
 			return state
 		}
 	}
 	t.Fatal("the probe got no answer")
-	return probeState{}
+	return ProbeResult{}
 }
 
 // TestWhoProbes checks that the driver probes if it can, whatever the address.
@@ -55,22 +55,22 @@ func TestWhoProbes(t *testing.T) {
 	}
 	port := int32(listener.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
 	local := driver.Server{Addresses: []string{"127.0.0.1"}, Ports: []driver.Port{{Protocol: "TCP", Port: port, HostPort: 1}}}
-	if state := settle(t, nil, port, local); !state.ok {
+	if state := settle(t, nil, port, local); !state.OK {
 		t.Errorf("the server's own address: %+v", state)
 	}
-	if state := settle(t, nil, port, driver.Server{}); state.ok || !strings.Contains(state.text, "no address") {
+	if state := settle(t, nil, port, driver.Server{}); state.OK || !strings.Contains(state.Message, "no address") {
 		t.Errorf("without an address: %+v", state)
 	}
 	for _, server := range []driver.Server{local, {}} {
 		state := settle(t, asked{errors.New("not yet")}, port, server)
-		if want := fmt.Sprintf("readinessProbe: asked for uid-1 %d: not yet", port); state.ok || state.text != want {
+		if want := fmt.Sprintf("readinessProbe: asked for uid-1 %d: not yet", port); state.OK || state.Message != want {
 			t.Errorf("the driver is asked: %+v, want %q", state, want)
 		}
 	}
 	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if state := settle(t, nil, port, local); state.ok || !strings.Contains(state.text, "refused") {
+	if state := settle(t, nil, port, local); state.OK || !strings.Contains(state.Message, "refused") {
 		t.Errorf("nobody listens: %+v", state)
 	}
 }

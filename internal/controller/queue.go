@@ -27,8 +27,8 @@ type drainingQueue struct {
 	waiting int // callers of Get
 }
 
-func newQueue(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Request]) queue {
-	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) queue {
+func New(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Request]) Queue {
+	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) Queue {
 		return &drainingQueue{PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[reconcile.Request]) {
 			o.Log, o.RateLimiter = log.WithValues("controller", name), limiter
 		})}
@@ -37,11 +37,11 @@ func newQueue(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile
 
 // GetWithPriority implements priorityqueue.PriorityQueue.
 func (q *drainingQueue) GetWithPriority() (item reconcile.Request, priority int, shutdown bool) {
-	if !q.enter() {
+	if !q.beginGet() {
 		return item, 0, true
 	}
 	item, priority, shutdown = q.PriorityQueue.GetWithPriority()
-	return item, priority, q.leave() || shutdown
+	return item, priority, q.endGet() || shutdown
 }
 
 // Get implements workqueue.TypedInterface.
@@ -50,7 +50,7 @@ func (q *drainingQueue) Get() (item reconcile.Request, shutdown bool) {
 	return item, shutdown
 }
 
-func (q *drainingQueue) enter() (open bool) {
+func (q *drainingQueue) beginGet() (open bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
@@ -59,9 +59,9 @@ func (q *drainingQueue) enter() (open bool) {
 	return !q.closed
 }
 
-// leave reports whether the queue was closed meanwhile. The last waiting caller
+// endGet reports whether the queue was closed meanwhile. The last waiting caller
 // shuts it down.
-func (q *drainingQueue) leave() (closed bool) {
+func (q *drainingQueue) endGet() (closed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting--

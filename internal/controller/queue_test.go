@@ -16,7 +16,7 @@ import (
 )
 
 func newLaneQueue() priorityqueue.PriorityQueue[reconcile.Request] {
-	q := newQueue(logr.Discard())("test", workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry))
+	q := New(logr.Discard())("test", workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry))
 	return q.(priorityqueue.PriorityQueue[reconcile.Request])
 }
 
@@ -65,7 +65,7 @@ func TestShutDownLetsWorkersGo(t *testing.T) {
 func TestLaneQueueIsAPriorityQueue(t *testing.T) {
 	t.Parallel()
 	q := newLaneQueue()
-	for n, priority := range []int{prioRoutine, prioDeletion, prioUser} {
+	for n, priority := range []int{PriorityRoutine, PriorityDeletion, PriorityUser} {
 		q.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, request(n))
 	}
 	for _, want := range []int{1, 2, 0} {

@@ -57,9 +57,9 @@ type Reconciler struct {
 	// All are the inventories of all drivers that run here.
 	All []*inventory.Inventory
 
-	recent    recent
-	sightings sightings
-	probes    *prober
+	writes    ownWrites
+	facts factTimes
+	probes    *Prober
 }
 
 // Reconcile compares a VirtualMachine with its server and takes the step that makes
@@ -69,13 +69,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil || vm == nil || isFinalized(vm) {
 		return ctrl.Result{}, err
 	}
-	if driverOf(vm, r.Drivers) != r.Driver {
+	if DriverOf(vm, r.Drivers) != r.Driver {
 		r.forgetObject(req.NamespacedName) // a late key, or the orphan of another driver with this name
 		return ctrl.Result{}, nil
 	}
 	bound, err := r.ensureFinalizer(ctx, vm)
 	if err != nil {
-		return retry(err)
+		return resultForError(err)
 	}
 	p := r.gather(bound, bound != vm)
 	defer p.keepUnreported()
@@ -83,7 +83,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	//nolint:contextcheck // a readiness probe outlives the pass that starts it
 	for steps := 0; p.decideStep(taken) && steps < maxSteps; steps++ {
 		if taken, err = p.takeStep(ctx); err != nil || isFinalized(p.base) {
-			return retry(err)
+			return resultForError(err)
 		}
 	}
 	return retryOnError(p.report(ctx))
@@ -93,12 +93,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // If the step that has just succeeded is due again, it had no effect, which counts
 // as a failure.
 func (p *reconciliation) decideStep(taken *Decision) bool {
-	p.decision = decide(p.input())
+	p.decision = Decide(p.input())
 	if taken != nil && isSameStep(taken.Action, p.decision.Action) {
 		p.recordFailure(*taken, fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen.Observation)))
-		p.decision = decide(p.input())
+		p.decision = Decide(p.input())
 	}
-	return p.decision.Action.Step != stepNone
+	return p.decision.Action.Step != StepNone
 }
 
 func isSameStep(a, b Action) bool {
@@ -115,7 +115,7 @@ func (p *reconciliation) takeStep(ctx context.Context) (taken *Decision, err err
 	if confirmed, err := p.confirmStep(ctx); !confirmed || err != nil {
 		return nil, err
 	}
-	if decision.Action.Step == stepFinish {
+	if decision.Action.Step == StepFinish {
 		return nil, p.removeFinalizer(ctx)
 	}
 	if decision.Action.RecordFirst {
@@ -136,9 +136,9 @@ func (p *reconciliation) takeStep(ctx context.Context) (taken *Decision, err err
 	return nil, nil
 }
 
-// retry turns an error into a result. A conflict or a missing object is left to the
+// resultForError turns an error into a result. A conflict or a missing object is left to the
 // watch. If this process may not act, retry until leadership is resolved.
-func retry(err error) (ctrl.Result, error) {
+func resultForError(err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: conflictRetry}, nil
@@ -152,7 +152,7 @@ func retry(err error) (ctrl.Result, error) {
 
 func retryOnError(result ctrl.Result, err error) (ctrl.Result, error) {
 	if err != nil {
-		return retry(err)
+		return resultForError(err)
 	}
 	return result, nil
 }
@@ -191,8 +191,8 @@ func (p *reconciliation) input() Input {
 	now := p.r.Clock.Now()
 	return Input{
 		VM: p.vm, Seen: p.seen.Observation, Now: now, Done: p.done, ShownGeneration: p.shown,
-		Probe: p.r.probes.check(p.base, p.seen.Observation),
-		Since: p.r.sightings.observe(p.vm, p.seen.Observation, now), Unproven: p.unproven,
-		Driver: p.r.Driver, Drivers: p.r.Drivers, Epoch: p.epoch(),
+		Probe: p.r.probes.Check(p.base, p.seen.Observation),
+		Since: p.r.facts.update(p.vm, p.seen.Observation, now), Unproven: p.unproven,
+		Driver: p.r.Driver, Drivers: p.r.Drivers, Epoch: p.leaderEpoch(),
 	}
 }

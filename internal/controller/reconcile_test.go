@@ -141,7 +141,7 @@ func (g *rig) newAPI() client.WithWatch {
 	scheme := runtime.NewScheme()
 	_ = clientgoscheme.AddToScheme(scheme)
 	_ = api.AddToScheme(scheme)
-	return clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.VirtualMachine{}).WithIndex(&api.VirtualMachine{}, rankIndex, indexRank).
+	return clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.VirtualMachine{}).WithIndex(&api.VirtualMachine{}, PriorityIndex, IndexPriority).
 		WithInterceptorFuncs(interceptor.Funcs{
 			Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 				g.writes++
@@ -274,7 +274,7 @@ func (g *rig) wantWrites(want int, fn func()) {
 // starts its probe. The status therefore never claims that the server is off.
 func TestProbeBeginsWithTheServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.r.probes = &prober{
+	g.r.probes = &Prober{
 		ctx: t.Context(), clock: clock.RealClock{}, driver: asked{errors.New("refused")},
 		probes: map[types.NamespacedName]*probe{}, wake: func(types.NamespacedName) {},
 	}
@@ -542,7 +542,7 @@ func TestEngineLostInACall(t *testing.T) {
 			return driver.Server{}, err
 		}
 		result := g.reconcile()
-		if result.RequeueAfter == 0 || result.RequeueAfter > outageShown {
+		if result.RequeueAfter == 0 || result.RequeueAfter > OutageDelay {
 			t.Errorf("%s: looks again after %s", name, result.RequeueAfter)
 		}
 		if vm := g.vm(); vm.Status.Server == nil || vm.Status.Phase == api.PhaseFailed {
@@ -923,7 +923,7 @@ func crash(t *testing.T, g *rig) {
 		t.Fatal(err)
 	}
 	defer func() { _ = recover() }()
-	_ = g.r.callDriver(t.Context(), p.vm, p.decision.Action, p.target())
+	_ = g.r.callDriver(t.Context(), p.vm, p.decision.Action, p.driverTarget())
 }
 
 func TestGracefulDeletion(t *testing.T) {

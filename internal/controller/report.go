@@ -38,15 +38,15 @@ const (
 // can wait is delayed.
 func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 	now := p.r.Clock.Now()
-	if p.decision.Action.Step != stepNone {
+	if p.decision.Action.Step != StepNone {
 		p.decision.Wake = now // the next pass continues
 	}
 	if p.decision.Status.Unchanged {
-		return wakeAt(now, p.decision.Wake), nil
+		return requeueAt(now, p.decision.Wake), nil
 	}
-	next := p.status(now)
+	next := p.newStatus(now)
 	if until := throttleUntil(&p.base.Status, &next, p.done != "" || len(p.events) > 0, now); now.Before(until) {
-		return wakeAt(now, earliest(until, p.decision.Wake)), nil
+		return requeueAt(now, earliest(until, p.decision.Wake)), nil
 	}
 	before := p.base.Status
 	if err := p.writeStatus(ctx); err != nil {
@@ -54,14 +54,14 @@ func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 	}
 	p.emitEvents(&before)
 	p.unreported = false
-	return wakeAt(now, p.decision.Wake), nil
+	return requeueAt(now, p.decision.Wake), nil
 }
 
 // writeStatus writes the pass's status to the API if it differs there in more than its
 // time. The record of what was done is written even if ctx has ended.
 func (p *reconciliation) writeStatus(ctx context.Context) error {
 	now := p.r.Clock.Now()
-	next := p.status(now)
+	next := p.newStatus(now)
 	if equality.Semantic.DeepEqual(&next, &p.base.Status) {
 		return nil
 	}
@@ -77,9 +77,9 @@ func (p *reconciliation) writeStatus(ctx context.Context) error {
 	if err := p.r.Client.Status().Update(ctx, vm); err != nil {
 		return err
 	}
-	p.r.recent.remember(vm)
+	p.r.writes.recordWrite(vm)
 	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
-	p.r.sightings.observe(p.vm, p.seen.Observation, now) // an operation that begins with this write began now
+	p.r.facts.update(p.vm, p.seen.Observation, now) // an operation that begins with this write began now
 	return nil
 }
 
@@ -123,29 +123,29 @@ func (r *Reconciler) mayReport() error {
 	return nil
 }
 
-// status returns the status to write: a function of the current status, the plan
+// newStatus returns the status to write: a function of the current status, the plan
 // and the observation.
-func (p *reconciliation) status(now time.Time) api.VirtualMachineStatus {
+func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
 	base, intent := &p.base.Status, p.decision.Status
 	next := *p.vm.Status.DeepCopy()
 	next.ObservedGeneration = p.vm.Generation
 	next.Phase, next.Reason, next.Message = intent.Phase, intent.Reason, truncate(intent.Message)
-	if p.r.Driver != "" && isBound(p.vm) {
+	if p.r.Driver != "" && IsBound(p.vm) {
 		next.Driver = p.r.Driver
 	}
 	if intent.RestartHandled {
 		next.RestartedAt = p.vm.Spec.RestartedAt
 	}
-	next.Operation = p.operation()
+	next.Operation = p.statusOperation()
 	next.PendingFields, next.RefusedField = intent.Pending, intent.Refused
 	if p.isObserved() {
-		p.describe(&next)
+		p.copyServerState(&next)
 	}
-	if next.Binding == nil && isBound(p.vm) && p.isObserved() && p.r.checkElsewhere(p.vm) == nil {
+	if next.Binding == nil && IsBound(p.vm) && p.isObserved() && p.r.checkOtherDrivers(p.vm) == nil {
 		next.Binding = new(BindingOf(p.vm))
 	}
 	next.Conditions = slices.Clone(base.Conditions)
-	p.conditions(&next.Conditions, now)
+	p.setConditions(&next.Conditions, now)
 	return next
 }
 
@@ -154,9 +154,9 @@ func (p *reconciliation) isObserved() bool {
 	return !p.decision.Status.Unobserved && p.seen.Answer != inventory.Unknown
 }
 
-// operation returns the status's operation while it continues, and also while it is
+// statusOperation returns the status's operation while it continues, and also while it is
 // unknown whether it does.
-func (p *reconciliation) operation() *api.Operation {
+func (p *reconciliation) statusOperation() *api.Operation {
 	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
 	blind := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
 	switch {
@@ -179,8 +179,8 @@ func withNextTry(op *api.Operation, at time.Time) *api.Operation {
 	return op
 }
 
-// describe copies what was observed of the server.
-func (p *reconciliation) describe(next *api.VirtualMachineStatus) {
+// copyServerState copies what was observed of the server.
+func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
 	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
 	if p.seen.Answer != inventory.Present {
 		return
@@ -249,15 +249,15 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 	case shown != nil && !seen.Rates.Moved(inventory.Rates{CPU: shown.CPU, Memory: shown.Memory}):
 		next.Usage = shown
 	default:
-		next.Usage = &api.Usage{CPU: round(seen.Rates.CPU), Memory: round(seen.Rates.Memory)}
+		next.Usage = &api.Usage{CPU: roundRate(seen.Rates.CPU), Memory: roundRate(seen.Rates.Memory)}
 	}
 	return next
 }
 
-// round rounds to 0.01.
-func round(f float64) float64 { return math.Round(f*100) / 100 }
+// roundRate rounds to 0.01.
+func roundRate(f float64) float64 { return math.Round(f*100) / 100 }
 
-func (p *reconciliation) conditions(all *[]metav1.Condition, now time.Time) {
+func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
 	intent := p.decision.Status
 	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
 		meta.SetStatusCondition(all, metav1.Condition{
@@ -274,13 +274,13 @@ func (p *reconciliation) conditions(all *[]metav1.Condition, now time.Time) {
 	}
 	unknown := intent.Unobserved || p.seen.Answer == inventory.Unknown
 	set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
-	set(api.ConditionRunning, triState(isUp(p.seen.Observation), unknown), p.runningReason(*all), "")
+	set(api.ConditionRunning, triState(IsRunning(p.seen.Observation), unknown), p.runningReason(*all), "")
 	if unknown {
 		set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
 	} else {
 		set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
 	}
-	only(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, pendingText(intent.Pending))
+	only(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, PendingText(intent.Pending))
 	only(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
 	only(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
 }
@@ -303,7 +303,7 @@ func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	off := p.seen.Answer == inventory.Present && p.seen.Server.State == driver.StateStopped
 	known := meta.FindStatusCondition(have, api.ConditionRunning)
 	switch {
-	case isUp(p.seen.Observation) && !p.decision.Status.Unobserved:
+	case IsRunning(p.seen.Observation) && !p.decision.Status.Unobserved:
 		return api.ReasonRunning
 	case slices.Contains(offReasons, p.decision.Status.Reason) || known == nil:
 		return p.decision.Status.Reason
@@ -338,8 +338,8 @@ func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Ti
 	return time.Time{}
 }
 
-// wakeAt requeues the VirtualMachine for a time, if there is one.
-func wakeAt(now, at time.Time) ctrl.Result {
+// requeueAt requeues the VirtualMachine for a time, if there is one.
+func requeueAt(now, at time.Time) ctrl.Result {
 	if at.IsZero() {
 		return ctrl.Result{}
 	}

@@ -22,8 +22,8 @@ import (
 // statusOf returns the status that a pass over vm would write.
 func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
 	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: decide(ask(vm, seen))}
-	return p.status(t0)
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: Decide(ask(vm, seen))}
+	return p.newStatus(t0)
 }
 
 func rates(cpu, memory float64) inventory.Observation {
@@ -209,7 +209,7 @@ func TestReportWaits(t *testing.T) {
 	vm := observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
 	r := &Reconciler{Driver: "fake", Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
 	seen := present(driver.StateRestarting)
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: decide(ask(vm, seen))}
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: Decide(ask(vm, seen))}
 	result, err := p.report(t.Context())
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
@@ -239,7 +239,7 @@ func TestClip(t *testing.T) {
 	if truncate("short") != "short" {
 		t.Error("a short text was changed")
 	}
-	if n := clipNote(strings.Repeat("x", 5000)); len(n) != 1024 {
+	if n := truncateNote(strings.Repeat("x", 5000)); len(n) != 1024 {
 		t.Errorf("a note of %d bytes", len(n))
 	}
 }
@@ -262,7 +262,7 @@ func TestReasonOf(t *testing.T) {
 // TestReportGoesOn checks that a pass that ran out of steps is followed by another.
 func TestReportGoesOn(t *testing.T) {
 	r := &Reconciler{Clock: vmtest.Clock(t0)}
-	p := &reconciliation{r: r, base: observed().Obj(), decision: Decision{Action: Action{Step: stepEnsure}, Status: StatusIntent{Unchanged: true}}}
+	p := &reconciliation{r: r, base: observed().Obj(), decision: Decision{Action: Action{Step: StepEnsure}, Status: StatusIntent{Unchanged: true}}}
 	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
 	}

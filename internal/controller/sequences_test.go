@@ -158,7 +158,7 @@ func TestWayOutIsSeen(t *testing.T) {
 	old.Status.ObservedGeneration, old.Status.Driver = 1, "fake"
 	vm := old.DeepCopy()
 	vm.Annotations = map[string]string{api.AnnotationBound: "other/x"}
-	if _, ok := enqueuePriority(old, vm); !ok {
+	if _, ok := UpdatePriority(old, vm); !ok {
 		t.Error("the binding that the message asks for enqueues nothing in the lane of its driver")
 	}
 }

@@ -17,39 +17,39 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// since has the instants that waits count from, by this process's clock. The zero
+// Instants has the instants that waits count from, by this process's clock. The zero
 // time means that the fact does not hold.
 //
 // Times in objects and on servers were written by other clocks: the API server's,
 // the engine's, another replica's. They are displayed and compared for equality,
 // but no wait counts from them, since each may be an hour off. After a failover a
 // wait counts from when the new leader first saw its cause, so it at most doubles.
-type since struct {
-	// deletion is when the object was first seen being deleted.
-	deletion time.Time
-	// operation is when status.operation was first seen, and failure when its last
+type Instants struct {
+	// Deletion is when the object was first seen being deleted.
+	Deletion time.Time
+	// Operation is when status.operation was first seen, and failure when its last
 	// failure was.
-	operation, failure time.Time
-	// run is when the server's run was first seen running, and exit when it was
+	Operation, Failure time.Time
+	// Run is when the server's run was first seen running, and exit when it was
 	// first seen over.
-	run, exit time.Time
+	Run, Exit time.Time
 }
 
-// sightings records the instants of each VirtualMachine that waits for something.
+// factTimes records the instants of each VirtualMachine that waits for something.
 // Nothing is kept for one that does not wait.
-type sightings struct {
+type factTimes struct {
 	mu   sync.Mutex
-	byVM map[types.NamespacedName][]sighting
+	byVM map[types.NamespacedName][]factTime
 }
 
-// sighting is when a fact was first seen. The fact is identified by its kind and by
+// factTime is when a fact was first seen. The fact is identified by its kind and by
 // a text that changes with the fact.
-type sighting struct {
+type factTime struct {
 	kind factKind
-	of   string
+	value   string
 	at   time.Time
-	// known leaves the fact out unless it was seen before.
-	known bool
+	// onlyKnown leaves the fact out unless it was seen before.
+	onlyKnown bool
 }
 
 type factKind int
@@ -62,20 +62,20 @@ const (
 	factExit
 )
 
-// observe returns since when the facts hold. It records new facts as of now, and
+// update returns since when the facts hold. It records new facts as of now, and
 // drops those that no longer hold.
-func (s *sightings) observe(vm *api.VirtualMachine, seen inventory.Observation, now time.Time) since {
+func (s *factTimes) update(vm *api.VirtualMachine, seen inventory.Observation, now time.Time) Instants {
 	facts := factsOf(vm, seen)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.byVM[keyOf(vm)]
-	var next []sighting
+	var next []factTime
 	for _, f := range facts {
-		n := slices.IndexFunc(before, func(b sighting) bool { return b.kind == f.kind && b.of == f.of })
+		n := slices.IndexFunc(before, func(b factTime) bool { return b.kind == f.kind && b.value == f.value })
 		switch {
 		case n >= 0:
 			f.at = before[n].at
-		case f.known:
+		case f.onlyKnown:
 			continue
 		default:
 			f.at = now
@@ -83,27 +83,27 @@ func (s *sightings) observe(vm *api.VirtualMachine, seen inventory.Observation, 
 		next = append(next, f)
 	}
 	if next != nil && s.byVM == nil {
-		s.byVM = map[types.NamespacedName][]sighting{}
+		s.byVM = map[types.NamespacedName][]factTime{}
 	}
 	if next != nil {
 		s.byVM[keyOf(vm)] = next
 	} else if before != nil {
 		delete(s.byVM, keyOf(vm))
 	}
-	return sinceOf(next)
+	return instantsOf(next)
 }
 
-func (s *sightings) forget(key types.NamespacedName) {
+func (s *factTimes) forgetObject(key types.NamespacedName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byVM, key)
 }
 
-func sinceOf(facts []sighting) since {
-	var s since
+func instantsOf(facts []factTime) Instants {
+	var s Instants
 	at := map[factKind]*time.Time{
-		factDeletion: &s.deletion, factOperation: &s.operation, factFailure: &s.failure,
-		factRun: &s.run, factExit: &s.exit,
+		factDeletion: &s.Deletion, factOperation: &s.Operation, factFailure: &s.Failure,
+		factRun: &s.Run, factExit: &s.Exit,
 	}
 	for _, f := range facts {
 		*at[f.kind] = f.at
@@ -112,10 +112,10 @@ func sinceOf(facts []sighting) since {
 }
 
 // factsOf returns the facts that a wait may count from.
-func factsOf(vm *api.VirtualMachine, seen inventory.Observation) []sighting {
-	var facts []sighting
+func factsOf(vm *api.VirtualMachine, seen inventory.Observation) []factTime {
+	var facts []factTime
 	add := func(kind factKind, of ...string) {
-		facts = append(facts, sighting{kind: kind, of: strings.Join(append(of, string(vm.UID)), "/")})
+		facts = append(facts, factTime{kind: kind, value: strings.Join(append(of, string(vm.UID)), "/")})
 	}
 	if vm.DeletionTimestamp != nil {
 		add(factDeletion)
@@ -136,9 +136,9 @@ func factsOf(vm *api.VirtualMachine, seen inventory.Observation) []sighting {
 	if over {
 		add(factExit, seen.Server.Run)
 	}
-	if over || isUp(seen) {
+	if over || IsRunning(seen) {
 		add(factRun, seen.Server.Run)
-		facts[len(facts)-1].known = over
+		facts[len(facts)-1].onlyKnown = over
 	}
 	return facts
 }

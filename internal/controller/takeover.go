@@ -19,30 +19,30 @@ import (
 // comes first.
 const routineAfter = time.Second
 
-// rank returns the priority of a VirtualMachine, by what the object itself shows to
+// PriorityOf returns the priority of a VirtualMachine, by what the object itself shows to
 // be unfinished.
-func rank(vm *api.VirtualMachine) int {
+func PriorityOf(vm *api.VirtualMachine) int {
 	switch {
 	case vm.DeletionTimestamp != nil:
-		return prioDeletion
+		return PriorityDeletion
 	case vm.Status.ObservedGeneration != vm.Generation:
-		return prioUser
+		return PriorityUser
 	case vm.Status.Operation != nil:
-		return prioEngine
+		return PriorityEngine
 	}
-	return prioRoutine
+	return PriorityRoutine
 }
 
-// rankIndex is a cache index by rank. VMs that need nothing are not in it, so a new
+// PriorityIndex is a cache index by rank. VMs that need nothing are not in it, so a new
 // leader finds the unfinished ones among thousands without reading all.
-const rankIndex = "rank"
+const PriorityIndex = "rank"
 
-func indexRank(object client.Object) []string {
+func IndexPriority(object client.Object) []string {
 	vm, ok := object.(*api.VirtualMachine)
-	if !ok || rank(vm) == prioRoutine {
+	if !ok || PriorityOf(vm) == PriorityRoutine {
 		return nil
 	}
-	return []string{strconv.Itoa(rank(vm))}
+	return []string{strconv.Itoa(PriorityOf(vm))}
 }
 
 // isStandby reports whether this process does not lead yet.
@@ -51,26 +51,26 @@ func (r *Reconciler) isStandby() bool { return r.Epoch() == 0 }
 // takeOver fills the queue once this process is elected: unfinished work at once,
 // by rank, and the rest a little later. Until then nothing is enqueued. Nothing is
 // missed, since the caches are complete by then.
-func (r *Reconciler) takeOver(ctx context.Context, q queue, elected <-chan struct{}) {
+func (r *Reconciler) takeOver(ctx context.Context, q Queue, elected <-chan struct{}) {
 	select {
 	case <-elected:
 	case <-ctx.Done():
 		return
 	}
-	r.addUndone(ctx, q)
+	r.enqueueUnfinished(ctx, q)
 	select {
 	case <-r.Clock.After(routineAfter):
-		r.addAll(ctx, q)
+		r.enqueueAll(ctx, q)
 	case <-ctx.Done():
 	}
 }
 
-// addUndone enqueues unfinished work, what users wait for first. Among thousands,
+// enqueueUnfinished enqueues unfinished work, what users wait for first. Among thousands,
 // the last is enqueued many milliseconds later.
-func (r *Reconciler) addUndone(ctx context.Context, q queue) {
-	for _, priority := range []int{prioDeletion, prioUser, prioEngine} {
-		for _, vm := range r.cached(ctx, client.MatchingFields{rankIndex: strconv.Itoa(priority)}) {
-			addToQueue(q, keyOf(vm), priority)
+func (r *Reconciler) enqueueUnfinished(ctx context.Context, q Queue) {
+	for _, priority := range []int{PriorityDeletion, PriorityUser, PriorityEngine} {
+		for _, vm := range r.listCached(ctx, client.MatchingFields{PriorityIndex: strconv.Itoa(priority)}) {
+			Add(q, keyOf(vm), priority)
 		}
 	}
 	ctrl.Log.V(1).Info("Took over", "driver", r.Driver, "undone", q.Len())

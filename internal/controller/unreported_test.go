@@ -66,7 +66,7 @@ func TestEventOfWhatCouldNotBeWritten(t *testing.T) {
 	if vm := g.vm(); vm.Status.Server.Generation != vm.Generation {
 		t.Errorf("generation %d is said to be shown, want %d", vm.Status.Server.Generation, vm.Generation)
 	}
-	if len(g.r.recent.undone) != 0 {
+	if len(g.r.writes.unreported) != 0 {
 		t.Error("what was written is still kept")
 	}
 }
@@ -213,7 +213,7 @@ func TestWordsDecideNothing(t *testing.T) {
 							b = b.Deleted(t0.Add(-time.Second))
 						}
 						vm := b.Obj()
-						got, want := decide(ask(reworded(vm), seen)), decide(ask(vm, seen))
+						got, want := Decide(ask(reworded(vm), seen)), Decide(ask(vm, seen))
 						if g, w := policyOf(got), policyOf(want); g != w {
 							t.Errorf("%s, %s, %s, %s, deleted %v:\ngot  %s\nwant %s", state, kind, action, policy, deleted, g, w)
 						}
@@ -264,10 +264,10 @@ func TestImportedStatus(t *testing.T) {
 		"refused": {func(s *api.VirtualMachineStatus) { stalled(s) }, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureRefused }},
 		"crashing, waits": {func(s *api.VirtualMachineStatus) {
 			s.Reason, s.Operation = api.ReasonRestarting, &api.Operation{Type: api.OperationStart, Attempts: 2}
-		}, func(s *api.VirtualMachineStatus) bool { return isCrashing(s.Operation) }},
+		}, func(s *api.VirtualMachineStatus) bool { return IsCrashing(s.Operation) }},
 		"crashing, runs": {func(s *api.VirtualMachineStatus) {
 			s.Reason, s.Operation = api.ReasonRunning, &api.Operation{Type: api.OperationStart, Attempts: 2}
-		}, func(s *api.VirtualMachineStatus) bool { return isCrashing(s.Operation) }},
+		}, func(s *api.VirtualMachineStatus) bool { return IsCrashing(s.Operation) }},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
