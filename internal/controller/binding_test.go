@@ -201,11 +201,11 @@ func TestDeletionWithoutABinding(t *testing.T) {
 // TestEngineMismatchByStatus checks that the status names the server's engine, even
 // if the annotation agrees with the engine that answers.
 func TestEngineMismatchByStatus(t *testing.T) {
-	vm := observed().Status(func(s *api.VirtualMachineStatus) {
+	vm := Observed().Status(func(s *api.VirtualMachineStatus) {
 		s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-2"}
 	}).Obj()
-	if d := Decide(ask(vm, gone())); d.Status.Reason != api.ReasonEngineMismatch || d.Action.Step != StepNone {
-		t.Errorf("got %s", brief(d))
+	if d := Decide(inputOf(vm, Gone())); d.Status.Reason != api.ReasonEngineMismatch || d.Action.Step != StepNone {
+		t.Errorf("got %s", summaryOf(d))
 	}
 	if IsBound(vm) {
 		t.Error("the annotation counts although the status says another engine")
@@ -227,7 +227,7 @@ func TestDriverOf(t *testing.T) {
 		"a driver that does not run":        {vmtest.VM("vm").Driver("xen"), ""},
 		"bound":                             {vmtest.VM("vm").Bound("fake/x"), "fake"},
 		"bound to one that does not run":    {vmtest.VM("vm").Bound("qemu/x"), ""},
-		"older status, had a server":        {vmtest.VM("vm").Status(status).Status(left("id", driver.StateRunning)), "fake"},
+		"older status, had a server":        {vmtest.VM("vm").Status(status).Status(WithServer("id", driver.StateRunning)), "fake"},
 		"older status, never had a server":  {vmtest.VM("vm").Status(status), "docker"},
 		"an annotation that says nothing":   {vmtest.VM("vm").Bound("nonsense"), "docker"},
 		"the status against the annotation": {vmtest.VM("vm").Bound("docker/x").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake", EngineID: "y"} }), "fake"},

@@ -187,23 +187,23 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 // TestSightings covers what is recorded of a VM, and for how long.
 func TestSightings(t *testing.T) {
 	var s factTimes
-	vm := observed().Status(failing(api.OperationCreate, 1, time.Second)).Obj()
-	first := s.update(vm, gone(), t0)
-	again := s.update(vm, gone(), t0.Add(time.Minute))
-	if first != again || !first.Failure.Equal(t0) || !first.Operation.Equal(t0) {
-		t.Errorf("%+v, later %+v: want both since %s", first, again, t0)
+	vm := Observed().Status(Failing(api.OperationCreate, 1, time.Second)).Obj()
+	first := s.update(vm, Gone(), T0)
+	again := s.update(vm, Gone(), T0.Add(time.Minute))
+	if first != again || !first.Failure.Equal(T0) || !first.Operation.Equal(T0) {
+		t.Errorf("%+v, later %+v: want both since %s", first, again, T0)
 	}
 	vm.Status.Operation.Attempts++
-	if got := s.update(vm, gone(), t0.Add(time.Minute)); !got.Failure.Equal(t0.Add(time.Minute)) || !got.Operation.Equal(t0) {
+	if got := s.update(vm, Gone(), T0.Add(time.Minute)); !got.Failure.Equal(T0.Add(time.Minute)) || !got.Operation.Equal(T0) {
 		t.Errorf("another failure: %+v", got)
 	}
 	twin := vm.DeepCopy()
 	twin.UID = "uid-2"
-	if got := s.update(twin, gone(), t0.Add(time.Hour)); !got.Operation.Equal(t0.Add(time.Hour)) {
+	if got := s.update(twin, Gone(), T0.Add(time.Hour)); !got.Operation.Equal(T0.Add(time.Hour)) {
 		t.Errorf("another VM of the same name: %+v", got)
 	}
 	vm.Status.Operation = nil
-	if got := s.update(vm, present(driver.StateRunning), t0); got != (Instants{}) || len(s.byVM) != 0 {
+	if got := s.update(vm, Present(driver.StateRunning), T0); got != (Instants{}) || len(s.byVM) != 0 {
 		t.Errorf("at rest: %+v, %d kept", got, len(s.byVM))
 	}
 }
@@ -212,16 +212,16 @@ func TestSightings(t *testing.T) {
 // if it saw the run.
 func TestRunTime(t *testing.T) {
 	var s factTimes
-	seen, looping := quick(1, 3, 0)
+	seen, looping := ShortRun(1, 3, 0)
 	seen.Server.StartedAt = seen.Server.Exit.At.Add(-time.Hour) // by the engine's clock
-	vm := observed().Status(looping).Obj()
+	vm := Observed().Status(looping).Obj()
 	in := Input{VM: vm, Seen: seen}
-	in.Since = s.update(vm, seen, t0)
+	in.Since = s.update(vm, seen, T0)
 	if got := runTime(in); got != time.Hour {
 		t.Errorf("a run that we did not see: %s", got)
 	}
-	s.update(vm, present(driver.StateRunning), t0.Add(time.Second))
-	in.Since = s.update(vm, seen, t0.Add(3*time.Second))
+	s.update(vm, Present(driver.StateRunning), T0.Add(time.Second))
+	in.Since = s.update(vm, seen, T0.Add(3*time.Second))
 	if got := runTime(in); got != 2*time.Second {
 		t.Errorf("a run that we saw: %s", got)
 	}

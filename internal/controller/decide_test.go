@@ -19,41 +19,41 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+var T0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-const engine = "engine-1"
+const EngineID = "engine-1"
 
-// observed is a VM that was reported once and whose spec is unchanged since.
-func observed() *vmtest.Builder {
-	return vmtest.VM("vm").UID("uid-1").Generation(2).Bound("fake/" + engine).
+// Observed is a VM that was reported once and whose spec is unchanged since.
+func Observed() *vmtest.Builder {
+	return vmtest.VM("vm").UID("uid-1").Generation(2).Bound("fake/" + EngineID).
 		Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 2 })
 }
 
-func present(state driver.State) inventory.Observation {
+func Present(state driver.State) inventory.Observation {
 	s := driver.Server{UID: "uid-1", ID: "id-1", Namespace: "default", Name: "vm", State: state, Run: "run-1"}
 	s.Applied = driver.Resources{CPUMilli: 2000, MemoryBytes: 4e9}
 	if state != driver.StatePending {
-		s.StartedAt = t0.Add(-time.Hour)
+		s.StartedAt = T0.Add(-time.Hour)
 	}
-	return inventory.Observation{Answer: inventory.Present, Server: s, EngineID: engine}
+	return inventory.Observation{Answer: inventory.Present, Server: s, EngineID: EngineID}
 }
 
-func ended(code int) inventory.Observation {
-	o := present(driver.StateStopped)
-	o.Server.Exit = &driver.Exit{Code: code, At: t0.Add(-time.Second)}
+func Ended(code int) inventory.Observation {
+	o := Present(driver.StateStopped)
+	o.Server.Exit = &driver.Exit{Code: code, At: T0.Add(-time.Second)}
 	return o
 }
 
-func gone() inventory.Observation {
-	return inventory.Observation{Answer: inventory.Gone, EngineID: engine}
+func Gone() inventory.Observation {
+	return inventory.Observation{Answer: inventory.Gone, EngineID: EngineID}
 }
 
-func unknown(since time.Duration) inventory.Observation {
-	return inventory.Observation{EngineID: engine, DownSince: t0.Add(-since), Cause: errors.New("connection refused")}
+func Unknown(since time.Duration) inventory.Observation {
+	return inventory.Observation{EngineID: EngineID, DownSince: T0.Add(-since), Cause: errors.New("connection refused")}
 }
 
-func ask(vm *api.VirtualMachine, seen inventory.Observation) Input {
-	return Input{VM: vm, Seen: seen, Now: t0, Since: sinceWritten(vm, seen), ShownGeneration: vm.Status.ObservedGeneration, Driver: "fake", Drivers: []string{"fake", "docker"}}
+func inputOf(vm *api.VirtualMachine, seen inventory.Observation) Input {
+	return Input{VM: vm, Seen: seen, Now: T0, Since: sinceWritten(vm, seen), ShownGeneration: vm.Status.ObservedGeneration, Driver: "fake", Drivers: []string{"fake", "docker"}}
 }
 
 // sinceWritten uses the times in an object and a server as the instants at which
@@ -75,8 +75,8 @@ func sinceWritten(vm *api.VirtualMachine, seen inventory.Observation) (s Instant
 	return s
 }
 
-// brief formats a plan's policy as one line.
-func brief(d Decision) string {
+// summaryOf formats a plan's policy as one line.
+func summaryOf(d Decision) string {
 	steps := map[Step]string{StepNone: "wait", StepEnsure: "ensure", StepDelete: "delete", StepFinish: "finish"}
 	words := []string{steps[d.Action.Step]}
 	if d.Action.Step == StepEnsure {
@@ -94,18 +94,18 @@ func brief(d Decision) string {
 	return strings.Join(words, " ")
 }
 
-var seenStates = map[string]inventory.Observation{
-	"gone":       gone(),
-	"pending":    present(driver.StatePending),
-	"starting":   present(driver.StateStarting),
-	"running":    present(driver.StateRunning),
-	"paused":     present(driver.StatePaused),
-	"stopping":   present(driver.StateStopping),
-	"never ran":  present(driver.StateStopped),
-	"ended 0":    ended(0),
-	"ended 1":    ended(1),
-	"restarting": present(driver.StateRestarting),
-	"removing":   present(driver.StateRemoving),
+var observations = map[string]inventory.Observation{
+	"gone":       Gone(),
+	"pending":    Present(driver.StatePending),
+	"starting":   Present(driver.StateStarting),
+	"running":    Present(driver.StateRunning),
+	"paused":     Present(driver.StatePaused),
+	"stopping":   Present(driver.StateStopping),
+	"never ran":  Present(driver.StateStopped),
+	"ended 0":    Ended(0),
+	"ended 1":    Ended(1),
+	"restarting": Present(driver.StateRestarting),
+	"removing":   Present(driver.StateRemoving),
 }
 
 // TestDecideMatrix has a row for every state, action and restart policy; a
@@ -163,14 +163,14 @@ func TestDecideMatrix(t *testing.T) {
 					t.Fatal("two rows")
 				}
 				done[name] = true
-				vm := observed().Action(api.Action(row.action)).RestartPolicy(api.RestartPolicy(policy)).Obj()
-				if got := brief(Decide(ask(vm, seenStates[row.state]))); got != row.want {
+				vm := Observed().Action(api.Action(row.action)).RestartPolicy(api.RestartPolicy(policy)).Obj()
+				if got := summaryOf(Decide(inputOf(vm, observations[row.state]))); got != row.want {
 					t.Errorf("got  %s\nwant %s", got, row.want)
 				}
 			})
 		}
 	}
-	if all := len(seenStates) * 3 * len(policies); len(done) != all {
+	if all := len(observations) * 3 * len(policies); len(done) != all {
 		t.Errorf("%d of %d combinations have a row", len(done), all)
 	}
 }
@@ -190,11 +190,11 @@ func TestDecideDeletionMatrix(t *testing.T) {
 		"restarting": {"delete Delete => Terminating Terminating", "delete Release => Terminating Releasing"},
 		"removing":   {"wait Delete => Terminating Terminating", "wait Release => Terminating Releasing"},
 	}
-	for state, seen := range seenStates {
+	for state, seen := range observations {
 		t.Run(state, func(t *testing.T) {
 			for policy, want := range map[api.DeletionPolicy]string{api.DeletionDelete: rows[state].remove, api.DeletionRetain: rows[state].retain} {
-				vm := observed().Deleted(t0).DeletionPolicy(policy).Obj()
-				if got := brief(Decide(ask(vm, seen))); got != want {
+				vm := Observed().Deleted(T0).DeletionPolicy(policy).Obj()
+				if got := summaryOf(Decide(inputOf(vm, seen))); got != want {
 					t.Errorf("%s:\ngot  %s\nwant %s", policy, got, want)
 				}
 			}
@@ -202,43 +202,43 @@ func TestDecideDeletionMatrix(t *testing.T) {
 	}
 }
 
-// failing puts a failed operation into the status. Its next try is due after wait.
-func failing(kind api.OperationType, attempts int32, wait time.Duration) func(*api.VirtualMachineStatus) {
+// Failing puts a failed operation into the status. Its next try is due after wait.
+func Failing(kind api.OperationType, attempts int32, wait time.Duration) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
-		next := metav1.NewMicroTime(t0.Add(wait))
+		next := metav1.NewMicroTime(T0.Add(wait))
 		s.Phase, s.Reason, s.Message = api.PhaseFailed, api.ReasonOperationFailed, "boom"
-		s.Operation = &api.Operation{Type: kind, Generation: 2, Attempts: attempts, StartedAt: metav1.NewMicroTime(t0.Add(-time.Minute)), NextRetryTime: &next, Failure: api.FailureFailed, Reason: api.ReasonOperationFailed, LastError: "boom"}
+		s.Operation = &api.Operation{Type: kind, Generation: 2, Attempts: attempts, StartedAt: metav1.NewMicroTime(T0.Add(-time.Minute)), NextRetryTime: &next, Failure: api.FailureFailed, Reason: api.ReasonOperationFailed, LastError: "boom"}
 	}
 }
 
-func stalled(s *api.VirtualMachineStatus) {
+func Refused(s *api.VirtualMachineStatus) {
 	s.Reason, s.Message = api.ReasonInvalid, "no"
 	s.Operation = &api.Operation{Type: api.OperationCreate, Generation: 2, Attempts: 1, Failure: api.FailureRefused, Reason: api.ReasonInvalid, LastError: "spec.cpu: no"}
 	meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: api.ConditionStalled, Status: metav1.ConditionTrue, Reason: "Invalid"})
 }
 
-func left(id string, state driver.State) func(*api.VirtualMachineStatus) {
+func WithServer(id string, state driver.State) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{ID: id, State: string(state)} }
 }
 
-func operation(kind api.OperationType, ago time.Duration, run string) func(*api.VirtualMachineStatus) {
+func WithOperation(kind api.OperationType, ago time.Duration, run string) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
-		s.Operation = &api.Operation{Type: kind, StartedAt: metav1.NewMicroTime(t0.Add(-ago)), Run: run}
+		s.Operation = &api.Operation{Type: kind, StartedAt: metav1.NewMicroTime(T0.Add(-ago)), Run: run}
 	}
 }
 
-// answering puts a restart into the status that answers a restartedAt of before t0
+// restartFor puts a restart into the status that answers a restartedAt of before t0
 // by before.
-func answering(before time.Duration, run string) func(*api.VirtualMachineStatus) {
+func restartFor(before time.Duration, run string) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
-		operation(api.OperationRestart, time.Second, run)(s)
-		s.Operation.RestartedAt = &metav1.Time{Time: t0.Add(-before)}
+		WithOperation(api.OperationRestart, time.Second, run)(s)
+		s.Operation.RestartedAt = &metav1.Time{Time: T0.Add(-before)}
 	}
 }
 
-func quick(code int, attempts int32, endedAgo time.Duration) (inventory.Observation, func(*api.VirtualMachineStatus)) {
-	o := ended(code)
-	o.Server.Exit.At = t0.Add(-endedAgo)
+func ShortRun(code int, attempts int32, endedAgo time.Duration) (inventory.Observation, func(*api.VirtualMachineStatus)) {
+	o := Ended(code)
+	o.Server.Exit.At = T0.Add(-endedAgo)
 	o.Server.StartedAt = o.Server.Exit.At.Add(-time.Second)
 	return o, func(s *api.VirtualMachineStatus) {
 		s.Phase, s.Reason = api.PhaseActive, api.ReasonRunning
@@ -246,41 +246,41 @@ func quick(code int, attempts int32, endedAgo time.Duration) (inventory.Observat
 	}
 }
 
-func restartRequired(s *api.VirtualMachineStatus) {
-	started := metav1.NewMicroTime(t0.Add(-time.Hour))
+func PendingRestart(s *api.VirtualMachineStatus) {
+	started := metav1.NewMicroTime(T0.Add(-time.Hour))
 	s.StartTime = &started
 	s.PendingFields = []string{"image"}
 }
 
-// offOnRequest records that Drover stopped the run of present and ended.
-func offOnRequest(s *api.VirtualMachineStatus) {
+// StoppedOnRequest records that Drover stopped the run of present and ended.
+func StoppedOnRequest(s *api.VirtualMachineStatus) {
 	s.Server = &api.ServerStatus{ID: "id-1", State: string(driver.StateStopped), StoppedRun: "run-1"}
 }
 
-func readySince(started time.Duration) func(*api.VirtualMachineStatus) {
+func withReady(started time.Duration) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
-		at := metav1.NewMicroTime(t0.Add(started))
+		at := metav1.NewMicroTime(T0.Add(started))
 		s.StartTime = &at
 		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: api.ConditionReady, Status: metav1.ConditionTrue, Reason: "Running"})
 	}
 }
 
-func change(o inventory.Observation, fn func(*driver.Server)) inventory.Observation {
+func ChangeServer(o inventory.Observation, fn func(*driver.Server)) inventory.Observation {
 	fn(&o.Server)
 	return o
 }
 
 func TestDecide(t *testing.T) {
-	quickEnd, looping := quick(3, 2, time.Second)
-	quickEndLongAgo, _ := quick(3, 2, time.Minute)
-	back := gone()
-	back.BackSince = t0
-	twins := present(driver.StateRunning)
+	quickEnd, looping := ShortRun(3, 2, time.Second)
+	quickEndLongAgo, _ := ShortRun(3, 2, time.Minute)
+	back := Gone()
+	back.BackSince = T0
+	twins := Present(driver.StateRunning)
 	twins.Duplicates = []string{"id-1", "id-2"}
-	unsettled := gone()
-	unsettled.SettlesAt = t0.Add(20 * time.Second)
+	unsettled := Gone()
+	unsettled.SettlesAt = T0.Add(20 * time.Second)
 	fetching := func(doing string, err error) inventory.Observation {
-		return change(present(driver.StatePending), func(s *driver.Server) { s.ID, s.Progress, s.Err = "", doing, err })
+		return ChangeServer(Present(driver.StatePending), func(s *driver.Server) { s.ID, s.Progress, s.Err = "", doing, err })
 	}
 	tests := map[string]struct {
 		vm     *vmtest.Builder
@@ -289,140 +289,140 @@ func TestDecide(t *testing.T) {
 		want   string
 		check  func(*testing.T, Decision)
 	}{
-		"an outage is not shown before 5 s": {vm: observed(), seen: unknown(4 * time.Second), want: "wait =>  ", check: func(t *testing.T, d Decision) {
-			if !d.Status.Unchanged || !d.Wake.Equal(t0.Add(time.Second)) {
+		"an outage is not shown before 5 s": {vm: Observed(), seen: Unknown(4 * time.Second), want: "wait =>  ", check: func(t *testing.T, d Decision) {
+			if !d.Status.Unchanged || !d.Wake.Equal(T0.Add(time.Second)) {
 				t.Errorf("quiet %v, wake %v", d.Status.Unchanged, d.Wake)
 			}
 		}},
-		"an outage is shown after 5 s":       {vm: observed(), seen: unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
-		"an engine that refuses the leader":  {vm: observed(), seen: refusing(), want: "wait => Unknown Fenced", check: says("epoch 9 has acted")},
-		"deletion, an engine that refuses":   {vm: observed().Deleted(t0), seen: refusing(), want: "wait Delete => Terminating Fenced", check: isBlocked("epoch 9 has acted")},
-		"a deletion in an outage is blocked": {vm: observed().Deleted(t0), seen: unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: isBlocked("connection refused")},
-		"a deletion in a short outage waits": {vm: observed().Deleted(t0), seen: unknown(time.Second), want: "wait =>  "},
-		"another engine answers":             {vm: observed(), seen: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
-		"deletion, another engine answers":   {vm: observed().Deleted(t0), seen: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: isBlocked("remove the finalizer")},
-		"unknown driver": {vm: vmtest.VM("vm").Driver("xen"), change: stray, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
+		"an outage is shown after 5 s":       {vm: Observed(), seen: Unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
+		"an engine that refuses the leader":  {vm: Observed(), seen: fencedOut(), want: "wait => Unknown Fenced", check: wantMessage("epoch 9 has acted")},
+		"deletion, an engine that refuses":   {vm: Observed().Deleted(T0), seen: fencedOut(), want: "wait Delete => Terminating Fenced", check: wantBlocked("epoch 9 has acted")},
+		"a deletion in an outage is blocked": {vm: Observed().Deleted(T0), seen: Unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: wantBlocked("connection refused")},
+		"a deletion in a short outage waits": {vm: Observed().Deleted(T0), seen: Unknown(time.Second), want: "wait =>  "},
+		"another engine answers":             {vm: Observed(), seen: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
+		"deletion, another engine answers":   {vm: Observed().Deleted(T0), seen: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBlocked("remove the finalizer")},
+		"unknown driver": {vm: vmtest.VM("vm").Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
 			if !d.Status.Stalled || !strings.Contains(d.Status.Message, `"xen"`) || !strings.Contains(d.Status.Message, "fake, docker") {
 				t.Errorf("stalled %v, message %q", d.Status.Stalled, d.Status.Message)
 			}
 		}},
-		"bound to a driver that does not run here": {vm: observed(), change: stray, want: "wait => Unknown EngineMismatch"},
-		"two servers of one UID":                   {vm: observed(), seen: twins, want: "wait => Failed Duplicate"},
-		"two servers of one UID, deletion":         {vm: observed().Deleted(t0), seen: twins, want: "wait Delete => Terminating Duplicate", check: isBlocked("id-1, id-2")},
+		"bound to a driver that does not run here": {vm: Observed(), change: withoutDriver, want: "wait => Unknown EngineMismatch"},
+		"two servers of one UID":                   {vm: Observed(), seen: twins, want: "wait => Failed Duplicate"},
+		"two servers of one UID, deletion":         {vm: Observed().Deleted(T0), seen: twins, want: "wait Delete => Terminating Duplicate", check: wantBlocked("id-1, id-2")},
 
-		"backoff is honoured":                          {vm: observed().Status(failing(api.OperationCreate, 4, 3*time.Second)), seen: gone(), want: "wait Create => Failed OperationFailed", check: wakesAt(3 * time.Second)},
-		"backoff ends":                                 {vm: observed().Status(failing(api.OperationCreate, 4, 0)), seen: gone(), want: "ensure On Create => Creating Creating"},
-		"a new spec ends backoff":                      {vm: observed().Generation(3).Status(failing(api.OperationCreate, 4, time.Minute)), seen: gone(), want: "ensure On Create => Creating Creating"},
-		"another server ends backoff":                  {vm: observed().Status(failing(api.OperationCreate, 4, time.Minute)), seen: present(driver.StateRunning), want: "wait => Active Running ready"},
-		"a server that went ends backoff":              {vm: observed().Status(failing(api.OperationUpdate, 4, time.Minute)).Status(left("id-1", driver.StateRunning)), seen: gone(), want: "ensure On Create => Creating Creating"},
-		"an engine that returns ends backoff":          {vm: observed().Status(failing(api.OperationCreate, 4, time.Second)), seen: back, want: "ensure On Create => Creating Creating"},
-		"a failing update waits, active":               {vm: observed().Status(failing(api.OperationUpdate, 4, time.Second)).Status(left("id-1", driver.StateRunning)), seen: present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
-		"a failing update is tried again":              {vm: observed().Status(failing(api.OperationUpdate, 4, 0)).Status(left("id-1", driver.StateRunning)), seen: present(driver.StateRunning), change: showed(1), want: "ensure On Update => Active Updating"},
-		"a failing start waits":                        {vm: observed().Status(failing(api.OperationStart, 1, time.Second)).Status(left("id-1", driver.StateStopped)), seen: present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
-		"a failing start after an end goes on":         {vm: observed().RestartPolicy(api.RestartNever).Status(failing(api.OperationStart, 1, 0)).Status(offOnRequest), seen: ended(1), want: "ensure On Start => Creating Starting"},
-		"a failing pull waits":                         {vm: observed().Status(failing(api.OperationCreate, 1, time.Second)).Status(left("", driver.StatePending)), seen: gone(), want: "wait Create => Failed OperationFailed"},
-		"backoff does not hold a deletion":             {vm: observed().Deleted(t0).Status(failing(api.OperationCreate, 9, time.Minute)), seen: gone(), want: "delete Delete => Terminating Terminating"},
-		"a deletion that found nothing is the end":     {vm: observed().Deleted(t0), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
-		"a release is the end":                         {vm: observed().Deleted(t0).DeletionPolicy(api.DeletionRetain), seen: gone(), change: did(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
-		"stalled stays":                                {vm: observed().Status(stalled), seen: gone(), want: "wait Create => Failed Invalid"},
-		"stalled ends with a new spec":                 {vm: observed().Status(stalled).Generation(3), seen: gone(), want: "ensure On Create => Creating Creating"},
-		"stalled without an operation is over":         {vm: observed().Status(stalled).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), seen: gone(), want: "ensure On Create => Creating Creating"},
-		"not bound yet":                                {vm: vmtest.VM("vm").UID("uid-1").Generation(1), seen: gone(), want: "wait =>  ", check: wakesAt(bindRetry)},
-		"the first list is waited for":                 {vm: observed(), seen: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  "},
-		"a failing proof that it is gone waits":        {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)), seen: gone(), want: "wait Delete => Terminating OperationFailed"},
-		"an engine that returns ends a removal's wait": {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)), seen: back, want: "delete Delete => Terminating Terminating"},
-		"an unresponsive server is not ready":          {vm: observed(), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Err = errors.New("inspect hangs") }), want: "wait => Active Unresponsive", check: says("inspect hangs")},
-		"a change while the engine restarts it":        {vm: observed().Generation(3), seen: present(driver.StateRestarting), want: "ensure On Update => Active Updating"},
-		"a failing removal waits and says so":          {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, time.Second)).Status(left("id-1", driver.StateStopped)), seen: ended(0), want: "wait Delete => Terminating OperationFailed", check: isBlocked("boom; next try at 2026-01-02T03:04:06Z")},
-		"a failing removal is tried again":             {vm: observed().Deleted(t0).Status(failing(api.OperationDelete, 2, 0)), seen: ended(0), want: "delete Delete => Terminating Terminating"},
-		"a removal that took is waited for":            {vm: observed().Deleted(t0), seen: ended(0), change: did(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wakesAt(removalPoll)},
-		"a stop that failed before the deletion":       {vm: observed().Generation(3).Deleted(t0).Status(failing(api.OperationStop, 1, time.Minute)), seen: present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: stopsBy(30 * time.Second)},
-		"a stop that fails is tried again":             {vm: observed().Deleted(t0.Add(-time.Second)).Status(failing(api.OperationStop, 1, 0)), seen: present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: stopsBy(29 * time.Second)},
-		"a stop that fails waits for its next try":     {vm: observed().Deleted(t0.Add(-time.Second)).Status(failing(api.OperationStop, 1, time.Second)), seen: present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: isBlocked("boom")},
-		"a failing stop holds a deletion no longer":    {vm: observed().Deleted(t0.Add(-30 * time.Second)).Status(failing(api.OperationStop, 5, time.Second)), seen: present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
-		"no binding and one driver did not say gone":   {vm: unproven(), seen: gone(), change: func(in *Input) { in.Unproven = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: isBlocked("driver docker has the server x")},
-		"no binding: every driver is asked":            {vm: unproven(), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: asksEverywhere(true)},
-		"a binding: one driver is asked":               {vm: observed().Deleted(t0), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: asksEverywhere(false)},
-		"no binding, never observed":                   {vm: unproven().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), seen: gone(), change: did(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: asksEverywhere(false)},
-		"the grace period ends in a deletion":          {vm: observed().Deleted(t0.Add(-5 * time.Second)).Grace(5), seen: present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
-		"a deletion waits for the grace period":        {vm: observed().Deleted(t0.Add(-4 * time.Second)).Grace(5), seen: present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wakesAt(time.Second)},
-		"gone is not believed after a timeout yet":     {vm: observed().Deleted(t0), seen: unsettled, want: "wait Delete => Terminating Terminating", check: isBlocked("2026-01-02T03:04:25Z")},
+		"backoff is honoured":                          {vm: Observed().Status(Failing(api.OperationCreate, 4, 3*time.Second)), seen: Gone(), want: "wait Create => Failed OperationFailed", check: wantWake(3 * time.Second)},
+		"backoff ends":                                 {vm: Observed().Status(Failing(api.OperationCreate, 4, 0)), seen: Gone(), want: "ensure On Create => Creating Creating"},
+		"a new spec ends backoff":                      {vm: Observed().Generation(3).Status(Failing(api.OperationCreate, 4, time.Minute)), seen: Gone(), want: "ensure On Create => Creating Creating"},
+		"another server ends backoff":                  {vm: Observed().Status(Failing(api.OperationCreate, 4, time.Minute)), seen: Present(driver.StateRunning), want: "wait => Active Running ready"},
+		"a server that went ends backoff":              {vm: Observed().Status(Failing(api.OperationUpdate, 4, time.Minute)).Status(WithServer("id-1", driver.StateRunning)), seen: Gone(), want: "ensure On Create => Creating Creating"},
+		"an engine that returns ends backoff":          {vm: Observed().Status(Failing(api.OperationCreate, 4, time.Second)), seen: back, want: "ensure On Create => Creating Creating"},
+		"a failing update waits, active":               {vm: Observed().Status(Failing(api.OperationUpdate, 4, time.Second)).Status(WithServer("id-1", driver.StateRunning)), seen: Present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
+		"a failing update is tried again":              {vm: Observed().Status(Failing(api.OperationUpdate, 4, 0)).Status(WithServer("id-1", driver.StateRunning)), seen: Present(driver.StateRunning), change: withShownGeneration(1), want: "ensure On Update => Active Updating"},
+		"a failing start waits":                        {vm: Observed().Status(Failing(api.OperationStart, 1, time.Second)).Status(WithServer("id-1", driver.StateStopped)), seen: Present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
+		"a failing start after an end goes on":         {vm: Observed().RestartPolicy(api.RestartNever).Status(Failing(api.OperationStart, 1, 0)).Status(StoppedOnRequest), seen: Ended(1), want: "ensure On Start => Creating Starting"},
+		"a failing pull waits":                         {vm: Observed().Status(Failing(api.OperationCreate, 1, time.Second)).Status(WithServer("", driver.StatePending)), seen: Gone(), want: "wait Create => Failed OperationFailed"},
+		"backoff does not hold a deletion":             {vm: Observed().Deleted(T0).Status(Failing(api.OperationCreate, 9, time.Minute)), seen: Gone(), want: "delete Delete => Terminating Terminating"},
+		"a deletion that found nothing is the end":     {vm: Observed().Deleted(T0), seen: Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
+		"a release is the end":                         {vm: Observed().Deleted(T0).DeletionPolicy(api.DeletionRetain), seen: Gone(), change: withDone(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
+		"stalled stays":                                {vm: Observed().Status(Refused), seen: Gone(), want: "wait Create => Failed Invalid"},
+		"stalled ends with a new spec":                 {vm: Observed().Status(Refused).Generation(3), seen: Gone(), want: "ensure On Create => Creating Creating"},
+		"stalled without an operation is over":         {vm: Observed().Status(Refused).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), seen: Gone(), want: "ensure On Create => Creating Creating"},
+		"not bound yet":                                {vm: vmtest.VM("vm").UID("uid-1").Generation(1), seen: Gone(), want: "wait =>  ", check: wantWake(bindRetry)},
+		"the first list is waited for":                 {vm: Observed(), seen: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  "},
+		"a failing proof that it is gone waits":        {vm: Observed().Deleted(T0).Status(Failing(api.OperationDelete, 2, time.Second)), seen: Gone(), want: "wait Delete => Terminating OperationFailed"},
+		"an engine that returns ends a removal's wait": {vm: Observed().Deleted(T0).Status(Failing(api.OperationDelete, 2, time.Second)), seen: back, want: "delete Delete => Terminating Terminating"},
+		"an unresponsive server is not ready":          {vm: Observed(), seen: ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.Err = errors.New("inspect hangs") }), want: "wait => Active Unresponsive", check: wantMessage("inspect hangs")},
+		"a change while the engine restarts it":        {vm: Observed().Generation(3), seen: Present(driver.StateRestarting), want: "ensure On Update => Active Updating"},
+		"a failing removal waits and says so":          {vm: Observed().Deleted(T0).Status(Failing(api.OperationDelete, 2, time.Second)).Status(WithServer("id-1", driver.StateStopped)), seen: Ended(0), want: "wait Delete => Terminating OperationFailed", check: wantBlocked("boom; next try at 2026-01-02T03:04:06Z")},
+		"a failing removal is tried again":             {vm: Observed().Deleted(T0).Status(Failing(api.OperationDelete, 2, 0)), seen: Ended(0), want: "delete Delete => Terminating Terminating"},
+		"a removal that took is waited for":            {vm: Observed().Deleted(T0), seen: Ended(0), change: withDone(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wantWake(removalPoll)},
+		"a stop that failed before the deletion":       {vm: Observed().Generation(3).Deleted(T0).Status(Failing(api.OperationStop, 1, time.Minute)), seen: Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(30 * time.Second)},
+		"a stop that fails is tried again":             {vm: Observed().Deleted(T0.Add(-time.Second)).Status(Failing(api.OperationStop, 1, 0)), seen: Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
+		"a stop that fails waits for its next try":     {vm: Observed().Deleted(T0.Add(-time.Second)).Status(Failing(api.OperationStop, 1, time.Second)), seen: Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBlocked("boom")},
+		"a failing stop holds a deletion no longer":    {vm: Observed().Deleted(T0.Add(-30 * time.Second)).Status(Failing(api.OperationStop, 5, time.Second)), seen: Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
+		"no binding and one driver did not say gone":   {vm: withoutBinding(), seen: Gone(), change: func(in *Input) { in.Unproven = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
+		"no binding: every driver is asked":            {vm: withoutBinding(), seen: Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(true)},
+		"a binding: one driver is asked":               {vm: Observed().Deleted(T0), seen: Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
+		"no binding, never observed":                   {vm: withoutBinding().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), seen: Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
+		"the grace period ends in a deletion":          {vm: Observed().Deleted(T0.Add(-5 * time.Second)).Grace(5), seen: Present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
+		"a deletion waits for the grace period":        {vm: Observed().Deleted(T0.Add(-4 * time.Second)).Grace(5), seen: Present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wantWake(time.Second)},
+		"gone is not believed after a timeout yet":     {vm: Observed().Deleted(T0), seen: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
 
-		"a fetch goes on":                      {vm: observed(), seen: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: says("pulling: 3 %")},
-		"a fetch that was begun just now":      {vm: observed().Generation(3), seen: fetching("pulling", nil), change: showed(3), want: "wait Create => Creating Fetching"},
-		"a fetch for an old spec":              {vm: observed().Generation(3), seen: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
-		"a fetch that has ended":               {vm: observed(), seen: fetching("", nil), want: "ensure On Create => Creating Creating"},
-		"a fetch that failed":                  {vm: observed(), seen: fetching("", errors.New("no such image")), want: "ensure On Create => Creating Creating"},
-		"a stop is forced":                     {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 5*time.Second, "")), seen: present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: stopsBy(0)},
-		"a stop is not forced yet":             {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 4*time.Second, "")), seen: present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wakesAt(time.Second)},
-		"a stop whose signal got lost":         {vm: observed().Action(api.ActionStopped).Grace(5).Status(operation(api.OperationStop, 4*time.Second, "")), seen: present(driver.StateRunning), want: "ensure Off Stop => Active Stopping", check: stopsBy(time.Second)},
-		"started after a stop, and ended":      {vm: observed().RestartPolicy(api.RestartNever).Status(offOnRequest), seen: change(ended(0), func(s *driver.Server) { s.Run = "run-2" }), want: "wait => Stopped Completed ready"},
-		"stopped by us and active again":       {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(offOnRequest), seen: ended(0), want: "ensure On Start => Creating Starting"},
-		"stopping was under way, active again": {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(operation(api.OperationStop, time.Second, "")), seen: ended(0), want: "ensure On Start => Creating Starting"},
-		"a completed VM stays so on a change":  {vm: observed().Generation(3).RestartPolicy(api.RestartNever).Status(left("id-1", driver.StateStopped)), seen: ended(0), want: "wait => Stopped Completed ready"},
+		"a fetch goes on":                      {vm: Observed(), seen: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: wantMessage("pulling: 3 %")},
+		"a fetch that was begun just now":      {vm: Observed().Generation(3), seen: fetching("pulling", nil), change: withShownGeneration(3), want: "wait Create => Creating Fetching"},
+		"a fetch for an old spec":              {vm: Observed().Generation(3), seen: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
+		"a fetch that has ended":               {vm: Observed(), seen: fetching("", nil), want: "ensure On Create => Creating Creating"},
+		"a fetch that failed":                  {vm: Observed(), seen: fetching("", errors.New("no such image")), want: "ensure On Create => Creating Creating"},
+		"a stop is forced":                     {vm: Observed().Action(api.ActionStopped).Grace(5).Status(WithOperation(api.OperationStop, 5*time.Second, "")), seen: Present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: wantStopBy(0)},
+		"a stop is not forced yet":             {vm: Observed().Action(api.ActionStopped).Grace(5).Status(WithOperation(api.OperationStop, 4*time.Second, "")), seen: Present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wantWake(time.Second)},
+		"a stop whose signal got lost":         {vm: Observed().Action(api.ActionStopped).Grace(5).Status(WithOperation(api.OperationStop, 4*time.Second, "")), seen: Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping", check: wantStopBy(time.Second)},
+		"started after a stop, and ended":      {vm: Observed().RestartPolicy(api.RestartNever).Status(StoppedOnRequest), seen: ChangeServer(Ended(0), func(s *driver.Server) { s.Run = "run-2" }), want: "wait => Stopped Completed ready"},
+		"stopped by us and active again":       {vm: Observed().Generation(3).RestartPolicy(api.RestartNever).Status(StoppedOnRequest), seen: Ended(0), want: "ensure On Start => Creating Starting"},
+		"stopping was under way, active again": {vm: Observed().Generation(3).RestartPolicy(api.RestartNever).Status(WithOperation(api.OperationStop, time.Second, "")), seen: Ended(0), want: "ensure On Start => Creating Starting"},
+		"a completed VM stays so on a change":  {vm: Observed().Generation(3).RestartPolicy(api.RestartNever).Status(WithServer("id-1", driver.StateStopped)), seen: Ended(0), want: "wait => Stopped Completed ready"},
 
-		"quick ends: the first is started at once": {vm: observed(), seen: quickEnd, want: "ensure On Start => Creating Restarting"},
-		"quick ends: the next ones wait":           {vm: observed().Status(looping), seen: quickEnd, want: "wait Start => Failed Restarting", check: wakesAt(time.Second)},
-		"quick ends: the wait is over":             {vm: observed().Status(looping), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
-		"quick ends: counted until stable":         {vm: observed().Status(looping), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = t0.Add(-time.Second) }), want: "wait Start => Active Running ready", check: wakesAt(9 * time.Second)},
-		"quick ends: forgotten when stable":        {vm: observed().Status(looping), seen: present(driver.StateRunning), want: "wait => Active Running ready"},
-		"quick ends: the wait is not a hold":       {vm: observed().Status(failing(api.OperationStart, 2, time.Second)).Status(func(s *api.VirtualMachineStatus) { s.Operation.Failure = api.FailureExited }).Status(left("id-1", driver.StateStopped)), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
+		"quick ends: the first is started at once": {vm: Observed(), seen: quickEnd, want: "ensure On Start => Creating Restarting"},
+		"quick ends: the next ones wait":           {vm: Observed().Status(looping), seen: quickEnd, want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
+		"quick ends: the wait is over":             {vm: Observed().Status(looping), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
+		"quick ends: counted until stable":         {vm: Observed().Status(looping), seen: ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = T0.Add(-time.Second) }), want: "wait Start => Active Running ready", check: wantWake(9 * time.Second)},
+		"quick ends: forgotten when stable":        {vm: Observed().Status(looping), seen: Present(driver.StateRunning), want: "wait => Active Running ready"},
+		"quick ends: the wait is not a hold":       {vm: Observed().Status(Failing(api.OperationStart, 2, time.Second)).Status(func(s *api.VirtualMachineStatus) { s.Operation.Failure = api.FailureExited }).Status(WithServer("id-1", driver.StateStopped)), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
 
-		"a changed spec is shown to the driver":               {vm: observed().Generation(3), seen: present(driver.StateRunning), want: "ensure On Update => Active Updating"},
-		"a changed spec is shown to the driver, stopped":      {vm: observed().Generation(3).Action(api.ActionStopped), seen: ended(0), want: "ensure Off Update => Creating Updating"},
-		"a changed spec is shown to the driver, paused":       {vm: observed().Generation(3).Action(api.ActionPaused), seen: present(driver.StatePaused), want: "ensure Paused Update => Paused Updating"},
-		"memory changed by hand":                              {vm: observed(), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Applied.MemoryBytes = 1 }), want: "ensure On Update => Active Updating"},
-		"cpu changed by hand":                                 {vm: observed(), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), want: "ensure On Update => Active Updating"},
-		"what waits for a restart is not tried on and on":     {vm: observed().Status(restartRequired), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), change: did(api.OperationUpdate), want: "wait => Active ChangePending", check: says("image: applied at the next restart")},
-		"what waits for a restart is remembered":              {vm: observed().Status(restartRequired), seen: present(driver.StateRunning), want: "wait => Active ChangePending", check: says("image: applied at the next restart")},
-		"what waited is looked at again after a restart":      {vm: observed().Status(restartRequired), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = t0 }), want: "ensure On Update => Active Updating"},
-		"what waited is done when the driver says no more":    {vm: observed(), seen: present(driver.StateRunning), change: did(api.OperationUpdate), want: "wait => Active Running ready"},
-		"a probe that does not answer keeps it from Ready":    {vm: observed(), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, Message: "refused"} }, want: "wait => Active ProbeFailing", check: says("refused")},
-		"a probe that answers":                                {vm: observed(), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, OK: true} }, want: "wait => Active Running ready"},
-		"the engine restarts it and says why":                 {vm: observed(), seen: change(present(driver.StateRestarting), func(s *driver.Server) { s.Exit = &driver.Exit{Code: 137, Reason: "OOMKilled"} }), want: "wait => Active Restarting", check: says("code 137 (OOMKilled)")},
-		"an exit without a better reason":                     {vm: observed().RestartPolicy(api.RestartNever), seen: change(ended(3), func(s *driver.Server) { s.Exit.Reason = "Error" }), want: "wait => Failed Exited", check: says("the server ended with code 3")},
-		"exited under Never is final":                         {vm: observed().RestartPolicy(api.RestartNever), seen: ended(3), want: "wait => Failed Exited", check: isStalled},
-		"ended by the host's shutdown, Never":                 {vm: observed().RestartPolicy(api.RestartNever), seen: change(ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "ensure On Start => Creating Starting"},
-		"ended by the host's shutdown, to be off":             {vm: observed().Action(api.ActionStopped), seen: change(ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "wait => Stopped StoppedAsAsked ready"},
-		"a refused image":                                     {vm: observed().Status(refusedImage), seen: present(driver.StateRunning), want: "wait => Active ImageImmutable", check: isStalled},
-		"a refused image, off":                                {vm: observed().Action(api.ActionStopped).Status(refusedImage), seen: ended(0), want: "wait => Stopped ImageImmutable", check: isStalled},
-		"a refused image holds nothing up":                    {vm: observed().Action(api.ActionStopped).Status(refusedImage), seen: present(driver.StateRunning), want: "ensure Off Stop => Active Stopping"},
-		"the default action is active, the default is Always": {vm: observed(), seen: ended(0), want: "ensure On Start => Creating Restarting"},
+		"a changed spec is shown to the driver":               {vm: Observed().Generation(3), seen: Present(driver.StateRunning), want: "ensure On Update => Active Updating"},
+		"a changed spec is shown to the driver, stopped":      {vm: Observed().Generation(3).Action(api.ActionStopped), seen: Ended(0), want: "ensure Off Update => Creating Updating"},
+		"a changed spec is shown to the driver, paused":       {vm: Observed().Generation(3).Action(api.ActionPaused), seen: Present(driver.StatePaused), want: "ensure Paused Update => Paused Updating"},
+		"memory changed by hand":                              {vm: Observed(), seen: ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.Applied.MemoryBytes = 1 }), want: "ensure On Update => Active Updating"},
+		"cpu changed by hand":                                 {vm: Observed(), seen: ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), want: "ensure On Update => Active Updating"},
+		"what waits for a restart is not tried on and on":     {vm: Observed().Status(PendingRestart), seen: ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), change: withDone(api.OperationUpdate), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
+		"what waits for a restart is remembered":              {vm: Observed().Status(PendingRestart), seen: Present(driver.StateRunning), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
+		"what waited is looked at again after a restart":      {vm: Observed().Status(PendingRestart), seen: ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = T0 }), want: "ensure On Update => Active Updating"},
+		"what waited is done when the driver says no more":    {vm: Observed(), seen: Present(driver.StateRunning), change: withDone(api.OperationUpdate), want: "wait => Active Running ready"},
+		"a probe that does not answer keeps it from Ready":    {vm: Observed(), seen: Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, Message: "refused"} }, want: "wait => Active ProbeFailing", check: wantMessage("refused")},
+		"a probe that answers":                                {vm: Observed(), seen: Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, OK: true} }, want: "wait => Active Running ready"},
+		"the engine restarts it and says why":                 {vm: Observed(), seen: ChangeServer(Present(driver.StateRestarting), func(s *driver.Server) { s.Exit = &driver.Exit{Code: 137, Reason: "OOMKilled"} }), want: "wait => Active Restarting", check: wantMessage("code 137 (OOMKilled)")},
+		"an exit without a better reason":                     {vm: Observed().RestartPolicy(api.RestartNever), seen: ChangeServer(Ended(3), func(s *driver.Server) { s.Exit.Reason = "Error" }), want: "wait => Failed Exited", check: wantMessage("the server ended with code 3")},
+		"exited under Never is final":                         {vm: Observed().RestartPolicy(api.RestartNever), seen: Ended(3), want: "wait => Failed Exited", check: wantStalled},
+		"ended by the host's shutdown, Never":                 {vm: Observed().RestartPolicy(api.RestartNever), seen: ChangeServer(Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "ensure On Start => Creating Starting"},
+		"ended by the host's shutdown, to be off":             {vm: Observed().Action(api.ActionStopped), seen: ChangeServer(Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "wait => Stopped StoppedAsAsked ready"},
+		"a refused image":                                     {vm: Observed().Status(RefusedImage), seen: Present(driver.StateRunning), want: "wait => Active ImageImmutable", check: wantStalled},
+		"a refused image, off":                                {vm: Observed().Action(api.ActionStopped).Status(RefusedImage), seen: Ended(0), want: "wait => Stopped ImageImmutable", check: wantStalled},
+		"a refused image holds nothing up":                    {vm: Observed().Action(api.ActionStopped).Status(RefusedImage), seen: Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping"},
+		"the default action is active, the default is Always": {vm: Observed(), seen: Ended(0), want: "ensure On Start => Creating Restarting"},
 
-		"a restart is asked for":                     {vm: observed().RestartedAt(t0), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(true)},
-		"a restart of a server that ended":           {vm: observed().RestartPolicy(api.RestartNever).RestartedAt(t0), seen: ended(0), want: "ensure On Restart => Creating Restarting", check: restarts(true)},
-		"a restartedAt at creation asks for none":    {vm: observed().RestartedAt(t0).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), seen: present(driver.StateRunning), want: "ensure On Update => Active Updating", check: isHandled},
-		"a restart that was written down is done":    {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(false)},
-		"a restart is not done twice":                {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-0")), seen: present(driver.StateRunning), want: "wait => Active Running ready", check: isHandled},
-		"a restart asked for while it is under way":  {vm: observed().RestartedAt(t0).Status(answering(time.Second, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(true)},
-		"a restart asked for after its end":          {vm: observed().RestartedAt(t0).Status(answering(time.Second, "run-0")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(true)},
-		"a restart that answers what is asked for":   {vm: observed().RestartedAt(t0).Status(answering(0, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: restarts(false)},
-		"a restart that has answered it":             {vm: observed().RestartedAt(t0).Status(answering(0, "run-0")), seen: present(driver.StateRunning), want: "wait => Active Running ready", check: isHandled},
-		"a restart while the run is not known":       {vm: observed().RestartedAt(t0).Status(answering(time.Second, "run-1")), seen: change(present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting", check: restarts(false)},
-		"a restart whose new run boots":              {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-0")), seen: present(driver.StateStarting), want: "wait Start => Creating Starting", check: isHandled},
-		"a restart starts what it stopped":           {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: ended(0), want: "ensure On Restart => Creating Restarting", check: restarts(false)},
-		"a restart waits for the stop":               {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: present(driver.StateStopping), want: "wait Restart => Active Stopping", check: wakesAt(29 * time.Second)},
-		"a restart forces the stop":                  {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Minute, "run-1")), seen: present(driver.StateStopping), want: "ensure On Restart => Active Stopping", check: restarts(false)},
-		"a restart of what was made anew is no more": {vm: observed().RestartedAt(t0), seen: present(driver.StateRunning), change: did(api.OperationCreate), want: "wait => Active Running ready"},
-		"a restart while it is to be off is no more": {vm: observed().RestartedAt(t0).Action(api.ActionStopped), seen: ended(0), want: "wait => Stopped StoppedAsAsked ready", check: isHandled},
-		"a restart that waits for an image":          {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-1")), seen: change(present(driver.StateRunning), func(s *driver.Server) { s.Progress = "pulling" }), want: "wait Restart => Active Fetching", check: says("pulling")},
-		"a start that waits for an image":            {vm: observed(), seen: change(ended(1), func(s *driver.Server) { s.Progress = "pulling" }), change: did(api.OperationStart), want: "wait Start => Creating Fetching"},
-		"a start after an image was fetched":         {vm: observed().Status(operation(api.OperationStart, time.Second, "")), seen: ended(1), want: "ensure On Start => Creating Restarting"},
-		"a restart whose image took its time":        {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Hour, "run-1")), seen: present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: stopsBy(30 * time.Second)},
-		"a restart whose new run has ended":          {vm: observed().RestartPolicy(api.RestartNever).RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "run-0")), seen: ended(0), want: "wait => Stopped Completed ready", check: isHandled},
-		"a restart of what never ran":                {vm: observed().RestartedAt(t0).Status(operation(api.OperationRestart, time.Second, "")), seen: change(present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting"},
-		"a probe not asked yet, ready before":        {vm: observed().Status(readySince(-time.Hour)), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active Running ready"},
-		"a probe not asked yet, another run":         {vm: observed().Status(readySince(-2 * time.Hour)), seen: present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active ProbeFailing"},
-		"a restart that was handled":                 {vm: observed().RestartedAt(t0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: t0} }), seen: present(driver.StateRunning), want: "wait => Active Running ready", check: isHandled},
+		"a restart is asked for":                     {vm: Observed().RestartedAt(T0), seen: Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a restart of a server that ended":           {vm: Observed().RestartPolicy(api.RestartNever).RestartedAt(T0), seen: Ended(0), want: "ensure On Restart => Creating Restarting", check: wantRestart(true)},
+		"a restartedAt at creation asks for none":    {vm: Observed().RestartedAt(T0).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), seen: Present(driver.StateRunning), want: "ensure On Update => Active Updating", check: wantRestartHandled},
+		"a restart that was written down is done":    {vm: Observed().RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Second, "run-1")), seen: Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
+		"a restart is not done twice":                {vm: Observed().RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Second, "run-0")), seen: Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
+		"a restart asked for while it is under way":  {vm: Observed().RestartedAt(T0).Status(restartFor(time.Second, "run-1")), seen: Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a restart asked for after its end":          {vm: Observed().RestartedAt(T0).Status(restartFor(time.Second, "run-0")), seen: Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a restart that answers what is asked for":   {vm: Observed().RestartedAt(T0).Status(restartFor(0, "run-1")), seen: Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
+		"a restart that has answered it":             {vm: Observed().RestartedAt(T0).Status(restartFor(0, "run-0")), seen: Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
+		"a restart while the run is not known":       {vm: Observed().RestartedAt(T0).Status(restartFor(time.Second, "run-1")), seen: ChangeServer(Present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting", check: wantRestart(false)},
+		"a restart whose new run boots":              {vm: Observed().RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Second, "run-0")), seen: Present(driver.StateStarting), want: "wait Start => Creating Starting", check: wantRestartHandled},
+		"a restart starts what it stopped":           {vm: Observed().RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Second, "run-1")), seen: Ended(0), want: "ensure On Restart => Creating Restarting", check: wantRestart(false)},
+		"a restart waits for the stop":               {vm: Observed().RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Second, "run-1")), seen: Present(driver.StateStopping), want: "wait Restart => Active Stopping", check: wantWake(29 * time.Second)},
+		"a restart forces the stop":                  {vm: Observed().RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Minute, "run-1")), seen: Present(driver.StateStopping), want: "ensure On Restart => Active Stopping", check: wantRestart(false)},
+		"a restart of what was made anew is no more": {vm: Observed().RestartedAt(T0), seen: Present(driver.StateRunning), change: withDone(api.OperationCreate), want: "wait => Active Running ready"},
+		"a restart while it is to be off is no more": {vm: Observed().RestartedAt(T0).Action(api.ActionStopped), seen: Ended(0), want: "wait => Stopped StoppedAsAsked ready", check: wantRestartHandled},
+		"a restart that waits for an image":          {vm: Observed().RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Second, "run-1")), seen: ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.Progress = "pulling" }), want: "wait Restart => Active Fetching", check: wantMessage("pulling")},
+		"a start that waits for an image":            {vm: Observed(), seen: ChangeServer(Ended(1), func(s *driver.Server) { s.Progress = "pulling" }), change: withDone(api.OperationStart), want: "wait Start => Creating Fetching"},
+		"a start after an image was fetched":         {vm: Observed().Status(WithOperation(api.OperationStart, time.Second, "")), seen: Ended(1), want: "ensure On Start => Creating Restarting"},
+		"a restart whose image took its time":        {vm: Observed().RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Hour, "run-1")), seen: Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantStopBy(30 * time.Second)},
+		"a restart whose new run has ended":          {vm: Observed().RestartPolicy(api.RestartNever).RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Second, "run-0")), seen: Ended(0), want: "wait => Stopped Completed ready", check: wantRestartHandled},
+		"a restart of what never ran":                {vm: Observed().RestartedAt(T0).Status(WithOperation(api.OperationRestart, time.Second, "")), seen: ChangeServer(Present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting"},
+		"a probe not asked yet, ready before":        {vm: Observed().Status(withReady(-time.Hour)), seen: Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active Running ready"},
+		"a probe not asked yet, another run":         {vm: Observed().Status(withReady(-2 * time.Hour)), seen: Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active ProbeFailing"},
+		"a restart that was handled":                 {vm: Observed().RestartedAt(T0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: T0} }), seen: Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			in := ask(tc.vm.Obj(), tc.seen)
+			in := inputOf(tc.vm.Obj(), tc.seen)
 			if tc.change != nil {
 				tc.change(&in)
 			}
 			d := Decide(in)
-			if got := brief(d); got != tc.want {
+			if got := summaryOf(d); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}
 			if tc.check != nil {
@@ -432,15 +432,15 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func stray(in *Input) { in.Driver = "" }
+func withoutDriver(in *Input) { in.Driver = "" }
 
-func showed(generation int64) func(*Input) {
+func withShownGeneration(generation int64) func(*Input) {
 	return func(in *Input) { in.ShownGeneration = generation }
 }
 
-func did(o api.OperationType) func(*Input) { return func(in *Input) { in.Done = o } }
+func withDone(o api.OperationType) func(*Input) { return func(in *Input) { in.Done = o } }
 
-func isBlocked(text string) func(*testing.T, Decision) {
+func wantBlocked(text string) func(*testing.T, Decision) {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
 		if !d.Status.Blocked || !strings.Contains(d.Status.Message, text) {
@@ -449,7 +449,7 @@ func isBlocked(text string) func(*testing.T, Decision) {
 	}
 }
 
-func says(text string) func(*testing.T, Decision) {
+func wantMessage(text string) func(*testing.T, Decision) {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
 		if !strings.Contains(d.Status.Message, text) {
@@ -458,25 +458,25 @@ func says(text string) func(*testing.T, Decision) {
 	}
 }
 
-func wakesAt(after time.Duration) func(*testing.T, Decision) {
+func wantWake(after time.Duration) func(*testing.T, Decision) {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if !d.Wake.Equal(t0.Add(after)) {
-			t.Errorf("wakes after %s, want %s", d.Wake.Sub(t0), after)
+		if !d.Wake.Equal(T0.Add(after)) {
+			t.Errorf("wakes after %s, want %s", d.Wake.Sub(T0), after)
 		}
 	}
 }
 
-func stopsBy(after time.Duration) func(*testing.T, Decision) {
+func wantStopBy(after time.Duration) func(*testing.T, Decision) {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if !d.Action.StopBy.Equal(t0.Add(after)) {
-			t.Errorf("stops by %s, want %s", d.Action.StopBy.Sub(t0), after)
+		if !d.Action.StopBy.Equal(T0.Add(after)) {
+			t.Errorf("stops by %s, want %s", d.Action.StopBy.Sub(T0), after)
 		}
 	}
 }
 
-func restarts(intent bool) func(*testing.T, Decision) {
+func wantRestart(intent bool) func(*testing.T, Decision) {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
 		if d.Action.RecordFirst != intent || d.Action.EndRun != "run-1" || d.Status.RestartHandled {
@@ -485,18 +485,18 @@ func restarts(intent bool) func(*testing.T, Decision) {
 	}
 }
 
-func refusing() inventory.Observation {
-	o := unknown(0)
+func fencedOut() inventory.Observation {
+	o := Unknown(0)
 	o.Fenced, o.Cause = true, errors.New("epoch 9 has acted")
 	return o
 }
 
-// unproven is a VM under deletion whose binding is lost.
-func unproven() *vmtest.Builder {
-	return observed().Deleted(t0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
+// withoutBinding is a VM under deletion whose binding is lost.
+func withoutBinding() *vmtest.Builder {
+	return Observed().Deleted(T0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
 }
 
-func asksEverywhere(want bool) func(*testing.T, Decision) {
+func wantAllDrivers(want bool) func(*testing.T, Decision) {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
 		if d.Action.AllDrivers != want {
@@ -505,18 +505,18 @@ func asksEverywhere(want bool) func(*testing.T, Decision) {
 	}
 }
 
-func refusedImage(s *api.VirtualMachineStatus) {
+func RefusedImage(s *api.VirtualMachineStatus) {
 	s.RefusedField = &api.RefusedField{Field: "image", Reason: api.ReasonImageImmutable, Message: "image is b: the disk stands on a"}
 }
 
-func isStalled(t *testing.T, d Decision) {
+func wantStalled(t *testing.T, d Decision) {
 	t.Helper()
 	if !d.Status.Stalled || d.Status.Ready {
 		t.Errorf("stalled %v, ready %v", d.Status.Stalled, d.Status.Ready)
 	}
 }
 
-func isHandled(t *testing.T, d Decision) {
+func wantRestartHandled(t *testing.T, d Decision) {
 	t.Helper()
 	if !d.Status.RestartHandled {
 		t.Error("spec.restartedAt is not marked as handled")

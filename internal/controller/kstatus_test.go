@@ -21,10 +21,10 @@ import (
 // for a VM with the status that follows from an observation.
 func kstatusOf(t *testing.T, vm *api.VirtualMachine, in Input) status.Status {
 	t.Helper()
-	r := &Reconciler{Driver: in.Driver, Drivers: in.Drivers, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
+	r := &Reconciler{Driver: in.Driver, Drivers: in.Drivers, Clock: vmtest.Clock(T0), Epoch: func() uint64 { return 7 }}
 	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: in.Seen}, decision: Decide(in)}
 	vm = vm.DeepCopy()
-	vm.Status = p.newStatus(t0)
+	vm.Status = p.newStatus(T0)
 	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(vm)
 	if err != nil {
@@ -41,43 +41,43 @@ func kstatusOf(t *testing.T, vm *api.VirtualMachine, in Input) status.Status {
 // specified is Current. One that only a new spec can repair is Failed. Only one
 // that is changing, or may change, is InProgress.
 func TestKstatus(t *testing.T) {
-	twins := present(driver.StateRunning)
+	twins := Present(driver.StateRunning)
 	twins.Duplicates = []string{"id-1", "id-2"}
-	completed := observed().RestartPolicy(api.RestartNever)
+	completed := Observed().RestartPolicy(api.RestartNever)
 	tests := map[string]struct {
 		vm     *vmtest.Builder
 		seen   inventory.Observation
 		change func(*Input)
 		want   status.Status
 	}{
-		"being created":           {observed(), gone(), nil, status.InProgressStatus},
-		"fetching":                {observed(), present(driver.StatePending), nil, status.InProgressStatus},
-		"starting":                {observed(), present(driver.StateStarting), nil, status.InProgressStatus},
-		"running":                 {observed(), present(driver.StateRunning), nil, status.CurrentStatus},
-		"running, probe fails":    {observed(), present(driver.StateRunning), func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, status.InProgressStatus},
-		"running, change waits":   {observed().Status(restartRequired), present(driver.StateRunning), nil, status.InProgressStatus},
-		"running, image refused":  {observed().Status(refusedImage), present(driver.StateRunning), nil, status.FailedStatus},
-		"restarted by the engine": {observed(), present(driver.StateRestarting), nil, status.InProgressStatus},
-		"stopping":                {observed().Action(api.ActionStopped), present(driver.StateStopping), nil, status.InProgressStatus},
-		"stopped":                 {observed().Action(api.ActionStopped), ended(0), nil, status.CurrentStatus},
-		"stopped, image refused":  {observed().Action(api.ActionStopped).Status(refusedImage), ended(0), nil, status.FailedStatus},
-		"paused":                  {observed().Action(api.ActionPaused), present(driver.StatePaused), nil, status.CurrentStatus},
-		"completed":               {completed, ended(0), nil, status.CurrentStatus},
-		"exited, Never":           {completed, ended(3), nil, status.FailedStatus},
-		"exited, Always":          {observed(), ended(3), nil, status.InProgressStatus},
-		"create fails":            {observed().Status(failing(api.OperationCreate, 3, time.Second)), gone(), nil, status.InProgressStatus},
-		"refused":                 {observed().Status(stalled), gone(), nil, status.FailedStatus},
-		"unknown driver":          {vmtest.VM("vm").Driver("xen").Generation(1), gone(), stray, status.FailedStatus},
-		"another engine":          {observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
-		"engine away":             {observed(), unknown(time.Minute), nil, status.InProgressStatus},
-		"two servers":             {observed(), twins, nil, status.InProgressStatus},
-		"deletion":                {observed().Deleted(t0), present(driver.StateRunning), nil, status.TerminatingStatus},
-		"deletion, engine away":   {observed().Deleted(t0), unknown(time.Minute), nil, status.TerminatingStatus},
+		"being created":           {Observed(), Gone(), nil, status.InProgressStatus},
+		"fetching":                {Observed(), Present(driver.StatePending), nil, status.InProgressStatus},
+		"starting":                {Observed(), Present(driver.StateStarting), nil, status.InProgressStatus},
+		"running":                 {Observed(), Present(driver.StateRunning), nil, status.CurrentStatus},
+		"running, probe fails":    {Observed(), Present(driver.StateRunning), func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, status.InProgressStatus},
+		"running, change waits":   {Observed().Status(PendingRestart), Present(driver.StateRunning), nil, status.InProgressStatus},
+		"running, image refused":  {Observed().Status(RefusedImage), Present(driver.StateRunning), nil, status.FailedStatus},
+		"restarted by the engine": {Observed(), Present(driver.StateRestarting), nil, status.InProgressStatus},
+		"stopping":                {Observed().Action(api.ActionStopped), Present(driver.StateStopping), nil, status.InProgressStatus},
+		"stopped":                 {Observed().Action(api.ActionStopped), Ended(0), nil, status.CurrentStatus},
+		"stopped, image refused":  {Observed().Action(api.ActionStopped).Status(RefusedImage), Ended(0), nil, status.FailedStatus},
+		"paused":                  {Observed().Action(api.ActionPaused), Present(driver.StatePaused), nil, status.CurrentStatus},
+		"completed":               {completed, Ended(0), nil, status.CurrentStatus},
+		"exited, Never":           {completed, Ended(3), nil, status.FailedStatus},
+		"exited, Always":          {Observed(), Ended(3), nil, status.InProgressStatus},
+		"create fails":            {Observed().Status(Failing(api.OperationCreate, 3, time.Second)), Gone(), nil, status.InProgressStatus},
+		"refused":                 {Observed().Status(Refused), Gone(), nil, status.FailedStatus},
+		"unknown driver":          {vmtest.VM("vm").Driver("xen").Generation(1), Gone(), withoutDriver, status.FailedStatus},
+		"another engine":          {Observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
+		"engine away":             {Observed(), Unknown(time.Minute), nil, status.InProgressStatus},
+		"two servers":             {Observed(), twins, nil, status.InProgressStatus},
+		"deletion":                {Observed().Deleted(T0), Present(driver.StateRunning), nil, status.TerminatingStatus},
+		"deletion, engine away":   {Observed().Deleted(T0), Unknown(time.Minute), nil, status.TerminatingStatus},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			vm := tc.vm.Obj()
-			in := ask(vm, tc.seen)
+			in := inputOf(vm, tc.seen)
 			if tc.change != nil {
 				tc.change(&in)
 			}

@@ -85,8 +85,8 @@ func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		s.created(done(name, nothing))
 	}
-	s.created(done("crashed", left("id-1", driver.StateRunning)))
-	s.created(done("failing", operation(api.OperationUpdate, time.Second, "")))
+	s.created(done("crashed", WithServer("id-1", driver.StateRunning)))
+	s.created(done("failing", WithOperation(api.OperationUpdate, time.Second, "")))
 	s.created(vmtest.VM("new"))
 	leaving := s.created(done("leaving", nothing))
 	if err := s.api.Delete(t.Context(), leaving); err != nil {

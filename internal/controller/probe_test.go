@@ -34,7 +34,7 @@ func (a asked) Probe(ctx context.Context, uid types.UID, port int32) error {
 func settle(t *testing.T, d driver.Prober, port int32, server driver.Server) ProbeResult {
 	t.Helper()
 	b := &Prober{ctx: t.Context(), clock: clock.RealClock{}, driver: d, probes: map[types.NamespacedName]*probe{}, wake: func(types.NamespacedName) {}}
-	vm := observed().Probe(port).Obj()
+	vm := Observed().Probe(port).Obj()
 	server.UID, server.State, server.Run = "uid-1", driver.StateRunning, "run-1"
 	seen := inventory.Observation{Answer: inventory.Present, Server: server}
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -89,8 +89,8 @@ func TestPortsInStatus(t *testing.T) {
 		{Protocol: "TCP", Port: 80, HostPort: 32768},
 		{Protocol: "TCP", Port: 90, HostPort: 9191},
 	}
-	vm := observed().Spec(func(s *api.VirtualMachineSpec) { s.Ports = spec }).Obj()
-	up := change(present(driver.StateRunning), func(s *driver.Server) { s.Ports = open })
+	vm := Observed().Spec(func(s *api.VirtualMachineSpec) { s.Ports = spec }).Obj()
+	up := ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.Ports = open })
 	status := statusOf(vm, up)
 	want := []string{" TCP 53 5353", "dns UDP 53 5354", "fixed TCP 80 8080", "any TCP 80 32768", " TCP 90 9191"}
 	var got []string
@@ -101,10 +101,10 @@ func TestPortsInStatus(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	vm.Status = status
-	if off := statusOf(vm, present(driver.StateStopped)); off.Ports != nil {
+	if off := statusOf(vm, Present(driver.StateStopped)); off.Ports != nil {
 		t.Errorf("off it has %+v", off.Ports)
 	}
-	if away := statusOf(vm, unknown(time.Minute)); len(away.Ports) != len(want) {
+	if away := statusOf(vm, Unknown(time.Minute)); len(away.Ports) != len(want) {
 		t.Errorf("while the engine is away it has %+v, want what was known", away.Ports)
 	}
 }

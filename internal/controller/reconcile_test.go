@@ -106,7 +106,7 @@ func (m *meddler) Delete(ctx context.Context, t driver.Target, retain bool) erro
 
 func newRig(t *testing.T, options fake.Options) *rig {
 	t.Helper()
-	g := &rig{t: t, clock: testingclock.NewFakeClock(t0), events: events.NewFakeRecorder(1000)}
+	g := &rig{t: t, clock: testingclock.NewFakeClock(T0), events: events.NewFakeRecorder(1000)}
 	g.memory = fake.NewMemory(g.clock)
 	options.ClusterID, options.Memory, options.Clock, options.Log = "cluster", g.memory, g.clock, logr.Discard()
 	d, err := fake.New(options)
@@ -235,7 +235,7 @@ func (g *rig) askRestart() {
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
 }
 
 // counting returns the writes that fn makes.
@@ -317,7 +317,7 @@ func TestWritesPerAction(t *testing.T) {
 
 	run := g.server().Run
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
 	g.wantWrites(2, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().Run == run {
@@ -390,7 +390,7 @@ func TestFailingCreateBacksOff(t *testing.T) {
 		}
 		return driver.Server{}, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "no such image: nope"))
 	}
-	end := t0.Add(3 * time.Minute)
+	end := T0.Add(3 * time.Minute)
 	writes := g.counting(func() {
 		for g.clock.Now().Before(end) {
 			result := g.reconcile()
@@ -690,7 +690,7 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrRetry, "not now")
 	}
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
 	g.reconcile()
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartPolicy = api.RestartNever })
 	g.reconcile()
@@ -713,7 +713,7 @@ func TestRestartKeepsItsGrace(t *testing.T) {
 	g.reconcile()
 	run := g.server().Run
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
 	tries := 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if tries++; tries == 1 {
@@ -775,7 +775,7 @@ func TestUnavailableForOne(t *testing.T) {
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrUnavailable, "inspect hangs")
 	}
-	for end := t0.Add(5 * time.Minute); g.clock.Now().Before(end); {
+	for end := T0.Add(5 * time.Minute); g.clock.Now().Before(end); {
 		g.clock.Step(max(g.reconcile().RequeueAfter, time.Second))
 	}
 	g.wantPhase(api.PhaseFailed, api.ReasonOperationFailed)
@@ -884,7 +884,7 @@ func TestCrashAfterIntent(t *testing.T) {
 			g.reconcile()
 			g.clock.Step(time.Minute)
 			run := g.server().Run
-			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
 			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 				if happened {
 					_, _ = live()
@@ -900,7 +900,7 @@ func TestCrashAfterIntent(t *testing.T) {
 			if restarts := g.vm().Status.RestartCount; g.server().Run == run || restarts != 1 {
 				t.Errorf("run %s was %s, restartCount %d", g.server().Run, run, restarts)
 			}
-			if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(t0) {
+			if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(T0) {
 				t.Errorf("status.restartedAt %v", at)
 			}
 		})
@@ -990,7 +990,7 @@ func TestCrashLoop(t *testing.T) {
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	starts := 0
-	end := t0.Add(3 * time.Minute)
+	end := T0.Add(3 * time.Minute)
 	for g.clock.Now().Before(end) {
 		g.clock.Step(100 * time.Millisecond)
 		run := g.server().Run
@@ -1070,10 +1070,10 @@ func TestUsageIsWrittenWhenItMoves(t *testing.T) {
 // no restart, neither then nor in later passes.
 func TestRestartedAtAtCreation(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").RestartedAt(t0))
+	g.create(vmtest.VM("vm").RestartedAt(T0))
 	g.reconcile()
 	run := g.server().Run
-	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(t0) {
+	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(T0) {
 		t.Errorf("status.restartedAt %v", at)
 	}
 	g.clock.Step(time.Minute)

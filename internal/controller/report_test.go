@@ -21,19 +21,19 @@ import (
 
 // statusOf returns the status that a pass over vm would write.
 func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
-	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: Decide(ask(vm, seen))}
-	return p.newStatus(t0)
+	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Clock: vmtest.Clock(T0), Epoch: func() uint64 { return 7 }}
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: Decide(inputOf(vm, seen))}
+	return p.newStatus(T0)
 }
 
 func rates(cpu, memory float64) inventory.Observation {
-	o := present(driver.StateRunning)
+	o := Present(driver.StateRunning)
 	o.Rates = &inventory.Rates{CPU: cpu, Memory: memory}
 	return o
 }
 
 func shown() *vmtest.Builder {
-	return observed().Status(func(s *api.VirtualMachineStatus) {
+	return Observed().Status(func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: 10, Memory: 20}}
 	})
 }
@@ -44,16 +44,16 @@ func TestUsageInStatus(t *testing.T) {
 		seen inventory.Observation
 		want *api.Usage
 	}{
-		"rounded to 0.01":                {observed(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
-		"zero is shown":                  {observed(), rates(0, 0), &api.Usage{}},
+		"rounded to 0.01":                {Observed(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
+		"zero is shown":                  {Observed(), rates(0, 0), &api.Usage{}},
 		"kept when it moved little":      {shown(), rates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
 		"new when cpu moved a point":     {shown(), rates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
 		"new when memory moved a point":  {shown(), rates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
-		"kept without a sample":          {shown(), present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
-		"dropped when it is off":         {shown(), ended(1), nil},
-		"dropped with another server":    {shown(), change(present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
-		"dropped when the server went":   {shown(), gone(), nil},
-		"kept while the engine is away":  {shown(), unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
+		"kept without a sample":          {shown(), Present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
+		"dropped when it is off":         {shown(), Ended(1), nil},
+		"dropped with another server":    {shown(), ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
+		"dropped when the server went":   {shown(), Gone(), nil},
+		"kept while the engine is away":  {shown(), Unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
 		"kept while another one answers": {shown(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
 	}
 	for name, tc := range tests {
@@ -71,10 +71,10 @@ func TestUsageInStatus(t *testing.T) {
 
 func TestRestartCount(t *testing.T) {
 	started := func(at time.Time) inventory.Observation {
-		return change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
+		return ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
 	}
 	had := func(at time.Time) *vmtest.Builder {
-		return observed().Status(func(s *api.VirtualMachineStatus) {
+		return Observed().Status(func(s *api.VirtualMachineStatus) {
 			stamp := metav1.NewMicroTime(at)
 			s.StartTime, s.RestartCount = &stamp, 4
 		})
@@ -84,13 +84,13 @@ func TestRestartCount(t *testing.T) {
 		seen inventory.Observation
 		want int64
 	}{
-		"the first start is none":       {observed(), started(t0), 0},
-		"the same run":                  {had(t0), started(t0), 4},
-		"the same run, nanoseconds":     {had(t0), started(t0.Add(999 * time.Nanosecond)), 4},
-		"another run":                   {had(t0), started(t0.Add(time.Second)), 5},
-		"off, the last run is the same": {had(t0.Add(-time.Hour)), ended(0), 4},
-		"gone":                          {had(t0), gone(), 4},
-		"never started":                 {had(t0), started(time.Time{}), 4},
+		"the first start is none":       {Observed(), started(T0), 0},
+		"the same run":                  {had(T0), started(T0), 4},
+		"the same run, nanoseconds":     {had(T0), started(T0.Add(999 * time.Nanosecond)), 4},
+		"another run":                   {had(T0), started(T0.Add(time.Second)), 5},
+		"off, the last run is the same": {had(T0.Add(-time.Hour)), Ended(0), 4},
+		"gone":                          {had(T0), Gone(), 4},
+		"never started":                 {had(T0), started(time.Time{}), 4},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -110,18 +110,18 @@ func TestConditions(t *testing.T) {
 		seen inventory.Observation
 		want string
 	}{
-		"running":                {observed(), present(driver.StateRunning), "TTT---"},
-		"stopped on purpose":     {observed().Action(api.ActionStopped), ended(0), "TFT---"},
-		"being made":             {observed(), gone(), "FFT---"},
-		"a change waits":         {observed().Status(restartRequired), present(driver.StateRunning), "FTTT--"},
-		"the engine is away":     {observed(), unknown(time.Minute), "UUF---"},
-		"another engine answers": {observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
-		"stalled":                {observed().Status(stalled), gone(), "FFT--T"},
-		"deletion, engine away":  {observed().Deleted(t0), unknown(time.Minute), "FUF-T-"},
-		"deletion under way":     {observed().Deleted(t0), present(driver.StateStopping), "FFT---"},
-		"deletion is blocked no more": {observed().Deleted(t0).Status(func(s *api.VirtualMachineStatus) {
+		"running":                {Observed(), Present(driver.StateRunning), "TTT---"},
+		"stopped on purpose":     {Observed().Action(api.ActionStopped), Ended(0), "TFT---"},
+		"being made":             {Observed(), Gone(), "FFT---"},
+		"a change waits":         {Observed().Status(PendingRestart), Present(driver.StateRunning), "FTTT--"},
+		"the engine is away":     {Observed(), Unknown(time.Minute), "UUF---"},
+		"another engine answers": {Observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
+		"stalled":                {Observed().Status(Refused), Gone(), "FFT--T"},
+		"deletion, engine away":  {Observed().Deleted(T0), Unknown(time.Minute), "FUF-T-"},
+		"deletion under way":     {Observed().Deleted(T0), Present(driver.StateStopping), "FFT---"},
+		"deletion is blocked no more": {Observed().Deleted(T0).Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions = []metav1.Condition{{Type: api.ConditionDeletionBlocked, Status: metav1.ConditionTrue}}
-		}), present(driver.StateStopping), "FFT---"},
+		}), Present(driver.StateStopping), "FFT---"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -145,21 +145,21 @@ func TestConditions(t *testing.T) {
 }
 
 func TestOperationInStatus(t *testing.T) {
-	if op := statusOf(observed().Obj(), present(driver.StateRunning)).Operation; op != nil {
+	if op := statusOf(Observed().Obj(), Present(driver.StateRunning)).Operation; op != nil {
 		t.Errorf("at rest: %+v", op)
 	}
-	if op := statusOf(observed().Obj(), gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(t0) {
+	if op := statusOf(Observed().Obj(), Gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(T0) {
 		t.Errorf("a new one: %+v", op)
 	}
-	vm := observed().Action(api.ActionStopped).Status(operation(api.OperationStop, time.Second, "")).Obj()
-	if op := statusOf(vm, present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(t0.Add(-time.Second)) {
+	vm := Observed().Action(api.ActionStopped).Status(WithOperation(api.OperationStop, time.Second, "")).Obj()
+	if op := statusOf(vm, Present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(T0.Add(-time.Second)) {
 		t.Errorf("one that goes on: %+v", op)
 	}
 }
 
 func TestCalm(t *testing.T) {
 	status := func(phase api.Phase, reason string, change ...func(*api.VirtualMachineStatus)) *api.VirtualMachineStatus {
-		stamp := metav1.NewMicroTime(t0)
+		stamp := metav1.NewMicroTime(T0)
 		s := &api.VirtualMachineStatus{Phase: phase, Reason: reason, LastUpdateTime: &stamp}
 		for _, fn := range change {
 			fn(s)
@@ -179,12 +179,12 @@ func TestCalm(t *testing.T) {
 		"the engine restarted it":      {restarting, running, false, restartPeriod},
 		"it was restarted unseen":      {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
 		"we started it":                {restarting, running, true, 0},
-		"a restart that was asked for": {status(api.PhaseActive, api.ReasonRestarting, operation(api.OperationRestart, 0, "")), running, false, 0},
+		"a restart that was asked for": {status(api.PhaseActive, api.ReasonRestarting, WithOperation(api.OperationRestart, 0, "")), running, false, 0},
 		"a fetch goes on":              {fetching, fetching, false, progressPeriod},
 		"a fetch begins":               {running, fetching, false, 0},
 		"a new spec":                   {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
 		"written by a clock ahead": {status(api.PhaseCreating, api.ReasonFetching, func(s *api.VirtualMachineStatus) {
-			ahead := metav1.NewMicroTime(t0.Add(time.Hour))
+			ahead := metav1.NewMicroTime(T0.Add(time.Hour))
 			s.LastUpdateTime = &ahead
 		}), fetching, false, 0},
 		"nothing was written before": {&api.VirtualMachineStatus{Reason: api.ReasonRestarting}, running, false, 0},
@@ -192,8 +192,8 @@ func TestCalm(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got time.Duration
-			if until := throttleUntil(tc.base, tc.next, tc.acted, t0); !until.IsZero() {
-				got = until.Sub(t0)
+			if until := throttleUntil(tc.base, tc.next, tc.acted, T0); !until.IsZero() {
+				got = until.Sub(T0)
 			}
 			if got != tc.want {
 				t.Errorf("waits %s, want %s", got, tc.want)
@@ -205,11 +205,11 @@ func TestCalm(t *testing.T) {
 // TestReportWaits checks that a change that can wait is written at its time, not
 // before.
 func TestReportWaits(t *testing.T) {
-	stamp := metav1.NewMicroTime(t0.Add(-time.Second))
-	vm := observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
-	r := &Reconciler{Driver: "fake", Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	seen := present(driver.StateRestarting)
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: Decide(ask(vm, seen))}
+	stamp := metav1.NewMicroTime(T0.Add(-time.Second))
+	vm := Observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
+	r := &Reconciler{Driver: "fake", Clock: vmtest.Clock(T0), Epoch: func() uint64 { return 7 }}
+	seen := Present(driver.StateRestarting)
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: Decide(inputOf(vm, seen))}
 	result, err := p.report(t.Context())
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
@@ -217,10 +217,10 @@ func TestReportWaits(t *testing.T) {
 }
 
 func TestEarlier(t *testing.T) {
-	later := t0.Add(time.Second)
+	later := T0.Add(time.Second)
 	for name, tc := range map[string]struct{ a, b, want time.Time }{
-		"first":  {t0, later, t0},
-		"second": {later, t0, t0},
+		"first":  {T0, later, T0},
+		"second": {later, T0, T0},
 		"unset":  {later, time.Time{}, later},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -261,8 +261,8 @@ func TestReasonOf(t *testing.T) {
 
 // TestReportGoesOn checks that a pass that ran out of steps is followed by another.
 func TestReportGoesOn(t *testing.T) {
-	r := &Reconciler{Clock: vmtest.Clock(t0)}
-	p := &reconciliation{r: r, base: observed().Obj(), decision: Decision{Action: Action{Step: StepEnsure}, Status: StatusIntent{Unchanged: true}}}
+	r := &Reconciler{Clock: vmtest.Clock(T0)}
+	p := &reconciliation{r: r, base: Observed().Obj(), decision: Decision{Action: Action{Step: StepEnsure}, Status: StatusIntent{Unchanged: true}}}
 	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
 	}

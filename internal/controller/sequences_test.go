@@ -46,7 +46,7 @@ func TestForcedRestartIsNoCrash(t *testing.T) {
 	g.create(vmtest.VM("vm").Grace(10))
 	g.reconcile()
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
 	run := g.server().Run
 	g.reconcile()
 	g.reasons()
@@ -152,7 +152,7 @@ func TestForgedAnnotation(t *testing.T) {
 // TestWayOutIsSeen checks that the annotation that DeletionBlocked asks for
 // enqueues the VM with the driver that it names.
 func TestWayOutIsSeen(t *testing.T) {
-	now := metav1.Time{Time: t0}
+	now := metav1.Time{Time: T0}
 	old := vmtest.VM("vm").UID("uid-1").Generation(2).Obj()
 	old.Finalizers, old.DeletionTimestamp = []string{api.FinalizerServer}, &now
 	old.Status.ObservedGeneration, old.Status.Driver = 1, "fake"

@@ -141,7 +141,7 @@ func (g *rig) wantRestartByNewLeader(run string) {
 	g.engine.behind = true
 	g.startInventory()
 	g.newReconciler()
-	at := metav1.NewTime(t0)
+	at := metav1.NewTime(T0)
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
 	g.reconcile()
 	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {

@@ -165,11 +165,11 @@ func TestRefusedField(t *testing.T) {
 	g.wantCondition(api.ConditionStalled, "")
 }
 
-// reworded replaces all human-readable text of a status.
-func reworded(vm *api.VirtualMachine) *api.VirtualMachine {
+// withOtherWording replaces all human-readable text of a status.
+func withOtherWording(vm *api.VirtualMachine) *api.VirtualMachine {
 	vm = vm.DeepCopy()
 	s := &vm.Status
-	s.Binding = &api.Binding{Driver: "fake", EngineID: engine}
+	s.Binding = &api.Binding{Driver: "fake", EngineID: EngineID}
 	s.Reason, s.Message, s.Phase = "Reworded", "reworded", "Reworded"
 	for n := range s.Conditions {
 		s.Conditions[n].Reason, s.Conditions[n].Message = "Reworded", "reworded"
@@ -186,35 +186,35 @@ func reworded(vm *api.VirtualMachine) *api.VirtualMachine {
 // TestWordsDecideNothing checks that decide does not depend on reasons, messages
 // and conditions, for every state, action, policy and status.
 func TestWordsDecideNothing(t *testing.T) {
-	_, looping := quick(1, 2, time.Second)
+	_, looping := ShortRun(1, 2, time.Second)
 	statuses := map[string]func(*api.VirtualMachineStatus){
 		"at rest": func(*api.VirtualMachineStatus) {},
-		"failing": failing(api.OperationUpdate, 2, time.Second),
+		"failing": Failing(api.OperationUpdate, 2, time.Second),
 		"exhausted": func(s *api.VirtualMachineStatus) {
-			failing(api.OperationCreate, 2, time.Second)(s)
+			Failing(api.OperationCreate, 2, time.Second)(s)
 			s.Operation.Failure = api.FailureExhausted
 			s.Reason = api.ReasonExhausted
 		},
-		"refused":        stalled,
+		"refused":        Refused,
 		"crashing":       looping,
-		"off on request": offOnRequest,
-		"waits":          restartRequired,
-		"image refused":  refusedImage,
-		"restarting":     operation(api.OperationRestart, time.Second, "run-1"),
-		"stopping":       operation(api.OperationStop, time.Second, ""),
+		"off on request": StoppedOnRequest,
+		"waits":          PendingRestart,
+		"image refused":  RefusedImage,
+		"restarting":     WithOperation(api.OperationRestart, time.Second, "run-1"),
+		"stopping":       WithOperation(api.OperationStop, time.Second, ""),
 	}
-	for state, seen := range seenStates {
+	for state, seen := range observations {
 		for kind, status := range statuses {
 			for _, action := range []api.Action{api.ActionActive, api.ActionStopped, api.ActionPaused} {
 				for _, policy := range []api.RestartPolicy{api.RestartAlways, api.RestartOnFailure, api.RestartNever} {
 					for _, deleted := range []bool{false, true} {
-						b := observed().Action(action).RestartPolicy(policy).Status(status)
+						b := Observed().Action(action).RestartPolicy(policy).Status(status)
 						if deleted {
-							b = b.Deleted(t0.Add(-time.Second))
+							b = b.Deleted(T0.Add(-time.Second))
 						}
 						vm := b.Obj()
-						got, want := Decide(ask(reworded(vm), seen)), Decide(ask(vm, seen))
-						if g, w := policyOf(got), policyOf(want); g != w {
+						got, want := Decide(inputOf(withOtherWording(vm), seen)), Decide(inputOf(vm, seen))
+						if g, w := withoutWording(got), withoutWording(want); g != w {
 							t.Errorf("%s, %s, %s, %s, deleted %v:\ngot  %s\nwant %s", state, kind, action, policy, deleted, g, w)
 						}
 					}
@@ -224,8 +224,8 @@ func TestWordsDecideNothing(t *testing.T) {
 	}
 }
 
-// policyOf formats a plan without its human-readable text.
-func policyOf(d Decision) string {
+// withoutWording formats a plan without its human-readable text.
+func withoutWording(d Decision) string {
 	d.Status.Reason, d.Status.Message, d.Status.Refused = "", "", nil
 	return fmt.Sprintf("%+v", d)
 }
@@ -240,7 +240,7 @@ func TestImportedStatus(t *testing.T) {
 	}
 	older := func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: string(driver.StateStopped)}
-		s.StartTime = &metav1.MicroTime{Time: t0.Add(-time.Hour)}
+		s.StartTime = &metav1.MicroTime{Time: T0.Add(-time.Hour)}
 		if s.Operation != nil {
 			s.Operation.Failure, s.Operation.Reason = "", ""
 		}
@@ -254,14 +254,14 @@ func TestImportedStatus(t *testing.T) {
 		"waits": {condition(api.ConditionRestartRequired, api.ReasonChangePending, "image, ports: applied at the next restart (change ...)"), func(s *api.VirtualMachineStatus) bool {
 			return slices.Equal(s.PendingFields, []string{"image", "ports"})
 		}},
-		"failing": {failing(api.OperationStart, 2, time.Second), func(s *api.VirtualMachineStatus) bool {
+		"failing": {Failing(api.OperationStart, 2, time.Second), func(s *api.VirtualMachineStatus) bool {
 			return s.Operation.Failure == api.FailureFailed && s.Operation.Reason == api.ReasonOperationFailed
 		}},
 		"exhausted": {func(s *api.VirtualMachineStatus) {
-			failing(api.OperationStart, 2, time.Second)(s)
+			Failing(api.OperationStart, 2, time.Second)(s)
 			s.Reason = api.ReasonExhausted
 		}, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureExhausted }},
-		"refused": {func(s *api.VirtualMachineStatus) { stalled(s) }, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureRefused }},
+		"refused": {func(s *api.VirtualMachineStatus) { Refused(s) }, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureRefused }},
 		"crashing, waits": {func(s *api.VirtualMachineStatus) {
 			s.Reason, s.Operation = api.ReasonRestarting, &api.Operation{Type: api.OperationStart, Attempts: 2}
 		}, func(s *api.VirtualMachineStatus) bool { return IsCrashing(s.Operation) }},
@@ -271,15 +271,15 @@ func TestImportedStatus(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			status := observed().Status(tc.status).Status(older).Obj().Status
-			importStatus(&status, ended(1))
+			status := Observed().Status(tc.status).Status(older).Obj().Status
+			importStatus(&status, Ended(1))
 			if !tc.check(&status) {
 				t.Errorf("got %+v, operation %+v, server %+v", status, status.Operation, status.Server)
 			}
 			before := *status.DeepCopy()
-			status.Binding = &api.Binding{Driver: "fake", EngineID: engine}
+			status.Binding = &api.Binding{Driver: "fake", EngineID: EngineID}
 			condition(api.ConditionRestartRequired, "x", "other: x")(&status)
-			importStatus(&status, ended(1))
+			importStatus(&status, Ended(1))
 			if !slices.Equal(status.PendingFields, before.PendingFields) {
 				t.Error("imported twice")
 			}
