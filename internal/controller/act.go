@@ -8,6 +8,7 @@ import (
 	"errors"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
@@ -31,10 +32,10 @@ func (p *reconciliation) act(ctx context.Context) <-chan outcome {
 
 // callDriver calls the driver. A call that has begun runs to its end even if the
 // controller is stopping.
-func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action Action, target driver.Target) outcome {
+func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	if action.Step == StepDelete {
+	if action.Step == policy.StepDelete {
 		err := r.Inventory.Delete(ctx, target, action.Retain)
 		if errors.Is(err, driver.ErrNotFound) {
 			err = nil

@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/vmtest"
@@ -187,42 +189,39 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 // TestSightings covers what is recorded of a VM, and for how long.
 func TestSightings(t *testing.T) {
 	var s factTimes
-	vm := Observed().Status(Failing(api.OperationCreate, 1, time.Second)).Obj()
-	first := s.update(vm, Gone(), T0)
-	again := s.update(vm, Gone(), T0.Add(time.Minute))
-	if first != again || !first.Failure.Equal(T0) || !first.Operation.Equal(T0) {
-		t.Errorf("%+v, later %+v: want both since %s", first, again, T0)
+	vm := policytest.Observed().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Obj()
+	first := s.update(vm, policytest.Gone(), policytest.T0)
+	again := s.update(vm, policytest.Gone(), policytest.T0.Add(time.Minute))
+	if first != again || !first.Failure.Equal(policytest.T0) || !first.Operation.Equal(policytest.T0) {
+		t.Errorf("%+v, later %+v: want both since %s", first, again, policytest.T0)
 	}
 	vm.Status.Operation.Attempts++
-	if got := s.update(vm, Gone(), T0.Add(time.Minute)); !got.Failure.Equal(T0.Add(time.Minute)) || !got.Operation.Equal(T0) {
+	if got := s.update(vm, policytest.Gone(), policytest.T0.Add(time.Minute)); !got.Failure.Equal(policytest.T0.Add(time.Minute)) || !got.Operation.Equal(policytest.T0) {
 		t.Errorf("another failure: %+v", got)
 	}
 	twin := vm.DeepCopy()
 	twin.UID = "uid-2"
-	if got := s.update(twin, Gone(), T0.Add(time.Hour)); !got.Operation.Equal(T0.Add(time.Hour)) {
+	if got := s.update(twin, policytest.Gone(), policytest.T0.Add(time.Hour)); !got.Operation.Equal(policytest.T0.Add(time.Hour)) {
 		t.Errorf("another VM of the same name: %+v", got)
 	}
 	vm.Status.Operation = nil
-	if got := s.update(vm, Present(driver.StateRunning), T0); got != (Instants{}) || len(s.byVM) != 0 {
+	if got := s.update(vm, policytest.Present(driver.StateRunning), policytest.T0); got != (policy.Instants{}) || len(s.byVM) != 0 {
 		t.Errorf("at rest: %+v, %d kept", got, len(s.byVM))
 	}
 }
 
-// TestRunTime checks that the length of a run is measured by this process's clock
-// if it saw the run.
-func TestRunTime(t *testing.T) {
+// TestTimesOfARun checks that a run counts from when this process observed it. A
+// run that was over by then has no time.
+func TestTimesOfARun(t *testing.T) {
 	var s factTimes
-	seen, looping := ShortRun(1, 3, 0)
-	seen.Server.StartedAt = seen.Server.Exit.At.Add(-time.Hour) // by the engine's clock
-	vm := Observed().Status(looping).Obj()
-	in := Input{VM: vm, Seen: seen}
-	in.Since = s.update(vm, seen, T0)
-	if got := runTime(in); got != time.Hour {
-		t.Errorf("a run that we did not see: %s", got)
+	over, crashing := policytest.ShortRun(1, 3, 0)
+	vm := policytest.Observed().Status(crashing).Obj()
+	if got := s.update(vm, over, policytest.T0); got.Exit != policytest.T0 || !got.Run.IsZero() {
+		t.Errorf("a run that was not observed: %+v", got)
 	}
-	s.update(vm, Present(driver.StateRunning), T0.Add(time.Second))
-	in.Since = s.update(vm, seen, T0.Add(3*time.Second))
-	if got := runTime(in); got != 2*time.Second {
-		t.Errorf("a run that we saw: %s", got)
+	s.update(vm, policytest.Present(driver.StateRunning), policytest.T0.Add(time.Second))
+	got := s.update(vm, over, policytest.T0.Add(3*time.Second))
+	if length := got.Exit.Sub(got.Run); length != 2*time.Second {
+		t.Errorf("a run that was observed lasted %s", length)
 	}
 }

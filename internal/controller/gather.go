@@ -6,15 +6,16 @@ package controller
 import (
 	"context"
 	"errors"
-	"sync"
+	"fmt"
+	"strings"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
@@ -28,13 +29,6 @@ func (r *Reconciler) readObject(ctx context.Context, key types.NamespacedName) (
 		return nil, client.IgnoreNotFound(err)
 	}
 	return r.writes.newerOf(key, vm), nil
-}
-
-// forgetObject drops all state about an object that is gone or belongs to another driver.
-func (r *Reconciler) forgetObject(key types.NamespacedName) {
-	r.writes.forgetObject(key)
-	r.probes.Forget(key)
-	r.facts.forgetObject(key)
 }
 
 // observation is what is known of a VirtualMachine's server. It is live if the
@@ -60,7 +54,7 @@ func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliatio
 	if p.vm.Status.Server != nil {
 		p.shown = p.vm.Status.Server.Generation
 	}
-	if p.seen.Server.State == driver.StateStopped && IsStoppedByDrover(Input{VM: p.vm, Seen: p.seen.Observation}) {
+	if p.seen.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.seen.Server.Run) {
 		p.stoppedRun = p.seen.Server.Run
 	}
 	return p
@@ -92,8 +86,8 @@ func (p *reconciliation) ensureLive(ctx context.Context) error {
 // observeOutcome updates the observation after an action. After anything but a
 // clear success it queries the engine for what exists now. It returns the action's
 // error or, if a removal cannot be confirmed, that.
-func (p *reconciliation) observeOutcome(ctx context.Context, action Action, err error) error {
-	if err == nil && action.Step != StepDelete {
+func (p *reconciliation) observeOutcome(ctx context.Context, action policy.Action, err error) error {
+	if err == nil && action.Step != policy.StepDelete {
 		p.observeCached()
 		return nil
 	}
@@ -108,11 +102,11 @@ func (p *reconciliation) observeOutcome(ctx context.Context, action Action, err 
 // object or created the server. If confirmed is false, the pass decides again.
 func (p *reconciliation) confirmStep(ctx context.Context) (confirmed bool, err error) {
 	switch action := p.decision.Action; {
-	case action.Step == StepFinish:
+	case action.Step == policy.StepFinish:
 		return p.confirmGone(ctx), nil
 	case action.RecordFirst:
 		return p.confirmRun(ctx) // the write that follows confirms the object
-	case action.Step == StepEnsure && action.Operation == api.OperationCreate:
+	case action.Step == policy.StepEnsure && action.Operation == api.OperationCreate:
 		if err := p.confirmObject(ctx); err != nil {
 			return false, err
 		}
@@ -205,94 +199,64 @@ func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
 	return nil
 }
 
-// ownWrites has this process's last write of each object until the cache has it, and
-// what was done for an object since.
-type ownWrites struct {
-	mu      sync.Mutex
-	written map[types.NamespacedName]*api.VirtualMachine
-	unreported  map[types.NamespacedName]unreportedWork
-}
-
-// unreportedWork is what a pass did but could not write, for example after a conflict.
-type unreportedWork struct {
-	uid types.UID
-	// base is the status in the API. status is the one that follows from what was
-	// done.
-	base, status *api.VirtualMachineStatus
-	events       []pendingEvent
-}
-
-// findUnreported returns what was done for the object but is not in its status yet. It
-// is nil if the status was written by another process since.
-func (c *ownWrites) findUnreported(vm *api.VirtualMachine) *unreportedWork {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	left, ok := c.unreported[keyOf(vm)]
-	if !ok || left.uid != vm.UID || !equality.Semantic.DeepEqual(left.base, &vm.Status) {
-		return nil
+// queryAllDrivers asks every driver live for the server of a VirtualMachine whose
+// binding is lost. It returns why the server may still exist, or "" if it does not.
+func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine) string {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	for _, inv := range r.All {
+		seen, err := inv.Look(ctx, vm.UID)
+		switch {
+		case err != nil:
+			return unprovenText(fmt.Sprintf("driver %s cannot say whether it has a server: %v", inv.Name, err))
+		case seen.Answer == inventory.Present:
+			return unprovenText(fmt.Sprintf("driver %s has the server %s", inv.Name, seen.Server.ID))
+		case seen.Answer != inventory.Gone || r.Clock.Now().Before(seen.SettlesAt):
+			return unprovenText(fmt.Sprintf("driver %s cannot say yet whether it has a server", inv.Name))
+		}
 	}
-	return &left
+	return ""
 }
 
-// keepUnreported records what the pass did, unless that was written.
-func (p *reconciliation) keepUnreported() {
-	c := &p.r.writes
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !p.unreported {
-		delete(c.unreported, keyOf(p.base))
+func unprovenText(cause string) string {
+	return fmt.Sprintf("the annotation %s is lost, and %s: set the annotation to <driver>/<engine id> of the server's engine, or remove the finalizer %s by hand if there is no server",
+		api.AnnotationBound, cause, api.FinalizerServer)
+}
+
+// importStatus fills in, once, what versions before status.binding recorded only in
+// conditions and reasons. Nothing else reads those.
+func importStatus(status *api.VirtualMachineStatus, seen inventory.Observation) {
+	if status.Binding != nil || status.Server == nil && status.Operation == nil {
 		return
 	}
-	status := p.vm.Status.DeepCopy()
-	if server := p.serverStatus(); server != nil {
-		status.Server = server
+	importOperation(status)
+	if c := meta.FindStatusCondition(status.Conditions, api.ConditionRestartRequired); c != nil && status.PendingFields == nil {
+		fields, _, _ := strings.Cut(c.Message, ":")
+		status.PendingFields = strings.Split(fields, ", ")
 	}
-	if c.unreported == nil {
-		c.unreported = map[types.NamespacedName]unreportedWork{}
+	running := meta.FindStatusCondition(status.Conditions, api.ConditionRunning)
+	if running == nil || running.Reason != api.ReasonStoppedAsAsked || status.Server == nil || seen.Answer != inventory.Present {
+		return
 	}
-	c.unreported[keyOf(p.base)] = unreportedWork{p.base.UID, &p.base.Status, status, p.allEvents()}
+	if !policy.HasRestarted(status, seen.Server) {
+		status.Server.StoppedRun = seen.Server.Run
+	}
 }
 
-func (c *ownWrites) newerOf(key types.NamespacedName, cached *api.VirtualMachine) *api.VirtualMachine {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	own := c.written[key]
-	if own == nil {
-		return cached
+func importOperation(status *api.VirtualMachineStatus) {
+	op := status.Operation
+	if op == nil || op.Attempts == 0 || op.Failure != "" {
+		return
 	}
-	if own.UID == cached.UID && isFinalized(own) {
-		return own // the object goes with this write, which has no version of its own
+	op.Reason = status.Reason
+	switch {
+	case meta.IsStatusConditionTrue(status.Conditions, api.ConditionStalled):
+		op.Failure = api.FailureRefused
+	case status.Reason == api.ReasonExhausted:
+		op.Failure = api.FailureExhausted
+	case status.Reason == api.ReasonRestarting, op.Type == api.OperationStart && op.NextRetryTime == nil:
+		op.Failure, op.Reason = api.FailureExited, api.ReasonRestarting
+	default:
+		op.Failure = api.FailureFailed
 	}
-	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)
-	if err != nil || order <= 0 || own.UID != cached.UID {
-		delete(c.written, key)
-		return cached
-	}
-	return own.DeepCopy()
-}
-
-func (c *ownWrites) recordWrite(vm *api.VirtualMachine) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.written == nil {
-		c.written = map[types.NamespacedName]*api.VirtualMachine{}
-	}
-	c.written[client.ObjectKeyFromObject(vm)] = vm
-}
-
-// dropOutdated drops what the cache has by now.
-func (c *ownWrites) dropOutdated(cached *api.VirtualMachine) {
-	_ = c.newerOf(client.ObjectKeyFromObject(cached), cached)
-}
-
-func (c *ownWrites) forgetObject(key types.NamespacedName) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.written, key)
-	delete(c.unreported, key)
-}
-
-// IsRunning reports whether a server's guest is running.
-func IsRunning(seen inventory.Observation) bool {
-	return seen.Answer == inventory.Present && seen.Server.State == driver.StateRunning
 }

@@ -12,6 +12,8 @@ import (
 	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/vmtest"
@@ -19,12 +21,10 @@ import (
 
 // kstatusOf returns what kstatus, which kpt, Flux and others use to wait, computes
 // for a VM with the status that follows from an observation.
-func kstatusOf(t *testing.T, vm *api.VirtualMachine, in Input) status.Status {
+func kstatusOf(t *testing.T, p *reconciliation, change func(*policy.Input)) status.Status {
 	t.Helper()
-	r := &Reconciler{Driver: in.Driver, Drivers: in.Drivers, Clock: vmtest.Clock(T0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: in.Seen}, decision: Decide(in)}
-	vm = vm.DeepCopy()
-	vm.Status = p.newStatus(T0)
+	vm := p.base.DeepCopy()
+	vm.Status = p.statusAfter(change)
 	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(vm)
 	if err != nil {
@@ -41,47 +41,43 @@ func kstatusOf(t *testing.T, vm *api.VirtualMachine, in Input) status.Status {
 // specified is Current. One that only a new spec can repair is Failed. Only one
 // that is changing, or may change, is InProgress.
 func TestKstatus(t *testing.T) {
-	twins := Present(driver.StateRunning)
+	twins := policytest.Present(driver.StateRunning)
 	twins.Duplicates = []string{"id-1", "id-2"}
-	completed := Observed().RestartPolicy(api.RestartNever)
+	completed := policytest.Observed().RestartPolicy(api.RestartNever)
 	tests := map[string]struct {
 		vm     *vmtest.Builder
 		seen   inventory.Observation
-		change func(*Input)
+		change func(*policy.Input)
 		want   status.Status
 	}{
-		"being created":           {Observed(), Gone(), nil, status.InProgressStatus},
-		"fetching":                {Observed(), Present(driver.StatePending), nil, status.InProgressStatus},
-		"starting":                {Observed(), Present(driver.StateStarting), nil, status.InProgressStatus},
-		"running":                 {Observed(), Present(driver.StateRunning), nil, status.CurrentStatus},
-		"running, probe fails":    {Observed(), Present(driver.StateRunning), func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, status.InProgressStatus},
-		"running, change waits":   {Observed().Status(PendingRestart), Present(driver.StateRunning), nil, status.InProgressStatus},
-		"running, image refused":  {Observed().Status(RefusedImage), Present(driver.StateRunning), nil, status.FailedStatus},
-		"restarted by the engine": {Observed(), Present(driver.StateRestarting), nil, status.InProgressStatus},
-		"stopping":                {Observed().Action(api.ActionStopped), Present(driver.StateStopping), nil, status.InProgressStatus},
-		"stopped":                 {Observed().Action(api.ActionStopped), Ended(0), nil, status.CurrentStatus},
-		"stopped, image refused":  {Observed().Action(api.ActionStopped).Status(RefusedImage), Ended(0), nil, status.FailedStatus},
-		"paused":                  {Observed().Action(api.ActionPaused), Present(driver.StatePaused), nil, status.CurrentStatus},
-		"completed":               {completed, Ended(0), nil, status.CurrentStatus},
-		"exited, Never":           {completed, Ended(3), nil, status.FailedStatus},
-		"exited, Always":          {Observed(), Ended(3), nil, status.InProgressStatus},
-		"create fails":            {Observed().Status(Failing(api.OperationCreate, 3, time.Second)), Gone(), nil, status.InProgressStatus},
-		"refused":                 {Observed().Status(Refused), Gone(), nil, status.FailedStatus},
-		"unknown driver":          {vmtest.VM("vm").Driver("xen").Generation(1), Gone(), withoutDriver, status.FailedStatus},
-		"another engine":          {Observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
-		"engine away":             {Observed(), Unknown(time.Minute), nil, status.InProgressStatus},
-		"two servers":             {Observed(), twins, nil, status.InProgressStatus},
-		"deletion":                {Observed().Deleted(T0), Present(driver.StateRunning), nil, status.TerminatingStatus},
-		"deletion, engine away":   {Observed().Deleted(T0), Unknown(time.Minute), nil, status.TerminatingStatus},
+		"being created":           {policytest.Observed(), policytest.Gone(), nil, status.InProgressStatus},
+		"fetching":                {policytest.Observed(), policytest.Present(driver.StatePending), nil, status.InProgressStatus},
+		"starting":                {policytest.Observed(), policytest.Present(driver.StateStarting), nil, status.InProgressStatus},
+		"running":                 {policytest.Observed(), policytest.Present(driver.StateRunning), nil, status.CurrentStatus},
+		"running, probe fails":    {policytest.Observed(), policytest.Present(driver.StateRunning), func(in *policy.Input) { in.Probe = policy.ProbeResult{Wanted: true} }, status.InProgressStatus},
+		"running, change waits":   {policytest.Observed().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), nil, status.InProgressStatus},
+		"running, image refused":  {policytest.Observed().Status(policytest.RefusedImage), policytest.Present(driver.StateRunning), nil, status.FailedStatus},
+		"restarted by the engine": {policytest.Observed(), policytest.Present(driver.StateRestarting), nil, status.InProgressStatus},
+		"stopping":                {policytest.Observed().Action(api.ActionStopped), policytest.Present(driver.StateStopping), nil, status.InProgressStatus},
+		"stopped":                 {policytest.Observed().Action(api.ActionStopped), policytest.Ended(0), nil, status.CurrentStatus},
+		"stopped, image refused":  {policytest.Observed().Action(api.ActionStopped).Status(policytest.RefusedImage), policytest.Ended(0), nil, status.FailedStatus},
+		"paused":                  {policytest.Observed().Action(api.ActionPaused), policytest.Present(driver.StatePaused), nil, status.CurrentStatus},
+		"completed":               {completed, policytest.Ended(0), nil, status.CurrentStatus},
+		"exited, Never":           {completed, policytest.Ended(3), nil, status.FailedStatus},
+		"exited, Always":          {policytest.Observed(), policytest.Ended(3), nil, status.InProgressStatus},
+		"create fails":            {policytest.Observed().Status(policytest.Failing(api.OperationCreate, 3, time.Second)), policytest.Gone(), nil, status.InProgressStatus},
+		"refused":                 {policytest.Observed().Status(policytest.Refused), policytest.Gone(), nil, status.FailedStatus},
+		"unknown driver":          {vmtest.VM("vm").Driver("xen").Generation(1), policytest.Gone(), func(in *policy.Input) { in.Driver = "" }, status.FailedStatus},
+		"another engine":          {policytest.Observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
+		"engine away":             {policytest.Observed(), policytest.Unknown(time.Minute), nil, status.InProgressStatus},
+		"two servers":             {policytest.Observed(), twins, nil, status.InProgressStatus},
+		"deletion":                {policytest.Observed().Deleted(policytest.T0), policytest.Present(driver.StateRunning), nil, status.TerminatingStatus},
+		"deletion, engine away":   {policytest.Observed().Deleted(policytest.T0), policytest.Unknown(time.Minute), nil, status.TerminatingStatus},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			vm := tc.vm.Obj()
-			in := inputOf(vm, tc.seen)
-			if tc.change != nil {
-				tc.change(&in)
-			}
-			if got := kstatusOf(t, vm, in); got != tc.want {
+			p := reconciliationOf(tc.vm.Obj(), tc.seen)
+			if got := kstatusOf(t, p, tc.change); got != tc.want {
 				t.Errorf("%s, want %s", got, tc.want)
 			}
 		})

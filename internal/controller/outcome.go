@@ -9,16 +9,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
 
 // recordOutcome records in the pass what came of a step, and reports whether the
 // step succeeded.
-func (p *reconciliation) recordOutcome(decision Decision, existed bool, o outcome) (succeeded bool) {
+func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o outcome) (succeeded bool) {
 	switch {
 	case o.err == nil:
-		if decision.Action.Step == StepEnsure && !o.partial {
+		if decision.Action.Step == policy.StepEnsure && !o.partial {
 			p.recordShown(o.server)
 		}
 		p.recordSuccess(decision, existed)
@@ -49,7 +50,7 @@ func stateOf(seen inventory.Observation) string {
 
 // recordSuccess clears the operation's failures from the status. A start that
 // follows a short run is counted, since it has yet to prove stable.
-func (p *reconciliation) recordSuccess(decision Decision, existed bool) {
+func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	status := &p.vm.Status
 	p.done = decision.Action.Operation
 	p.addSuccessEvent(decision, existed)
@@ -91,7 +92,7 @@ func isUnderWay(seen inventory.Observation) bool {
 
 // recordFailure records the operation's failure in the pass's status, where decide
 // finds it. An unreachable engine is not a failure of the operation.
-func (p *reconciliation) recordFailure(decision Decision, err error) {
+func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	p.done = ""
 	if p.seen.Answer == inventory.Unknown {
 		// One failed query does not make the engine unknown.
@@ -109,7 +110,7 @@ func (p *reconciliation) recordFailure(decision Decision, err error) {
 	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), truncate(err.Error())
 	op.NextRetryTime = nil
 	if op.Failure != api.FailureRefused || p.vm.DeletionTimestamp != nil {
-		next := metav1.NewMicroTime(p.r.Clock.Now().Add(Backoff(op.Attempts, op.Failure == api.FailureExhausted)))
+		next := metav1.NewMicroTime(p.r.Clock.Now().Add(policy.Backoff(op.Attempts, op.Failure == api.FailureExhausted)))
 		op.NextRetryTime = &next
 	}
 	status.Operation, status.Server = op, p.serverStatus()
@@ -117,7 +118,7 @@ func (p *reconciliation) recordFailure(decision Decision, err error) {
 }
 
 // failedOperation returns the operation that failed, with its earlier attempts.
-func (p *reconciliation) failedOperation(decision Decision) *api.Operation {
+func (p *reconciliation) failedOperation(decision policy.Decision) *api.Operation {
 	op := p.newOperation()
 	op.Type, op.Run = decision.Action.Operation, decision.Action.EndRun
 	switch have := p.vm.Status.Operation; {

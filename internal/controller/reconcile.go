@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
@@ -57,9 +59,9 @@ type Reconciler struct {
 	// All are the inventories of all drivers that run here.
 	All []*inventory.Inventory
 
-	writes    ownWrites
-	facts factTimes
-	probes    *Prober
+	writes ownWrites
+	facts  factTimes
+	probes *probe.Prober
 }
 
 // Reconcile compares a VirtualMachine with its server and takes the step that makes
@@ -69,7 +71,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil || vm == nil || isFinalized(vm) {
 		return ctrl.Result{}, err
 	}
-	if DriverOf(vm, r.Drivers) != r.Driver {
+	if policy.DriverOf(vm, r.Drivers) != r.Driver {
 		r.forgetObject(req.NamespacedName) // a late key, or the orphan of another driver with this name
 		return ctrl.Result{}, nil
 	}
@@ -79,7 +81,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	p := r.gather(bound, bound != vm)
 	defer p.keepUnreported()
-	var taken *Decision
+	var taken *policy.Decision
 	//nolint:contextcheck // a readiness probe outlives the pass that starts it
 	for steps := 0; p.decideStep(taken) && steps < maxSteps; steps++ {
 		if taken, err = p.takeStep(ctx); err != nil || isFinalized(p.base) {
@@ -92,17 +94,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // decideStep decides what to do next and reports whether there is a step to take.
 // If the step that has just succeeded is due again, it had no effect, which counts
 // as a failure.
-func (p *reconciliation) decideStep(taken *Decision) bool {
-	p.decision = Decide(p.input())
-	if taken != nil && isSameStep(taken.Action, p.decision.Action) {
+func (p *reconciliation) decideStep(taken *policy.Decision) bool {
+	p.decision = policy.Decide(p.input())
+	if taken != nil && p.decision.Action.IsSameStep(taken.Action) {
 		p.recordFailure(*taken, fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen.Observation)))
-		p.decision = Decide(p.input())
+		p.decision = policy.Decide(p.input())
 	}
-	return p.decision.Action.Step != StepNone
-}
-
-func isSameStep(a, b Action) bool {
-	return a.Step == b.Step && a.Operation == b.Operation && a.EndRun == b.EndRun
+	return p.decision.Action.Step != policy.StepNone
 }
 
 // takeStep takes the decided step: it confirms what the step depends on, acts,
@@ -110,12 +108,12 @@ func isSameStep(a, b Action) bool {
 // decision if the step succeeded. It returns an error if the API failed, if this
 // process may not act, or if a restart cannot be recorded; then the pass ends
 // without a report.
-func (p *reconciliation) takeStep(ctx context.Context) (taken *Decision, err error) {
+func (p *reconciliation) takeStep(ctx context.Context) (taken *policy.Decision, err error) {
 	decision := p.decision
 	if confirmed, err := p.confirmStep(ctx); !confirmed || err != nil {
 		return nil, err
 	}
-	if decision.Action.Step == StepFinish {
+	if decision.Action.Step == policy.StepFinish {
 		return nil, p.removeFinalizer(ctx)
 	}
 	if decision.Action.RecordFirst {
@@ -166,7 +164,7 @@ type reconciliation struct {
 	// baseLive is set once the API itself has confirmed base in this pass.
 	baseLive bool
 	seen     observation
-	decision Decision
+	decision policy.Decision
 	// done is the operation that has just succeeded.
 	done api.OperationType
 	// shown is the generation of the spec that the driver was last shown.
@@ -187,9 +185,9 @@ type reconciliation struct {
 
 // input returns what the next decision is made from. The readiness probe of a
 // server that the last step started begins here.
-func (p *reconciliation) input() Input {
+func (p *reconciliation) input() policy.Input {
 	now := p.r.Clock.Now()
-	return Input{
+	return policy.Input{
 		VM: p.vm, Seen: p.seen.Observation, Now: now, Done: p.done, ShownGeneration: p.shown,
 		Probe: p.r.probes.Check(p.base, p.seen.Observation),
 		Since: p.r.facts.update(p.vm, p.seen.Observation, now), Unproven: p.unproven,

@@ -31,6 +31,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/probe"
+	"cloudnative.tw/drover/internal/controller/queue"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
@@ -106,7 +110,7 @@ func (m *meddler) Delete(ctx context.Context, t driver.Target, retain bool) erro
 
 func newRig(t *testing.T, options fake.Options) *rig {
 	t.Helper()
-	g := &rig{t: t, clock: testingclock.NewFakeClock(T0), events: events.NewFakeRecorder(1000)}
+	g := &rig{t: t, clock: testingclock.NewFakeClock(policytest.T0), events: events.NewFakeRecorder(1000)}
 	g.memory = fake.NewMemory(g.clock)
 	options.ClusterID, options.Memory, options.Clock, options.Log = "cluster", g.memory, g.clock, logr.Discard()
 	d, err := fake.New(options)
@@ -141,7 +145,7 @@ func (g *rig) newAPI() client.WithWatch {
 	scheme := runtime.NewScheme()
 	_ = clientgoscheme.AddToScheme(scheme)
 	_ = api.AddToScheme(scheme)
-	return clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.VirtualMachine{}).WithIndex(&api.VirtualMachine{}, PriorityIndex, IndexPriority).
+	return clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.VirtualMachine{}).WithIndex(&api.VirtualMachine{}, queue.PriorityIndex, queue.IndexPriority).
 		WithInterceptorFuncs(interceptor.Funcs{
 			Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 				g.writes++
@@ -235,7 +239,7 @@ func (g *rig) askRestart() {
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 }
 
 // counting returns the writes that fn makes.
@@ -270,14 +274,16 @@ func (g *rig) wantWrites(want int, fn func()) {
 	}
 }
 
+// refusingProber is a driver whose probes fail.
+type refusingProber struct{}
+
+func (refusingProber) Probe(context.Context, types.UID, int32) error { return errors.New("refused") }
+
 // TestProbeBeginsWithTheServer checks that the pass that starts a server also
 // starts its probe. The status therefore never claims that the server is off.
 func TestProbeBeginsWithTheServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.r.probes = &Prober{
-		ctx: t.Context(), clock: clock.RealClock{}, driver: asked{errors.New("refused")},
-		probes: map[types.NamespacedName]*probe{}, wake: func(types.NamespacedName) {},
-	}
+	g.r.probes = probe.New(t.Context(), clock.RealClock{}, refusingProber{}, func(types.NamespacedName) {})
 	g.create(vmtest.VM("vm").Probe(80))
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonProbeFailing)
@@ -317,7 +323,7 @@ func TestWritesPerAction(t *testing.T) {
 
 	run := g.server().Run
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 	g.wantWrites(2, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().Run == run {
@@ -390,7 +396,7 @@ func TestFailingCreateBacksOff(t *testing.T) {
 		}
 		return driver.Server{}, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "no such image: nope"))
 	}
-	end := T0.Add(3 * time.Minute)
+	end := policytest.T0.Add(3 * time.Minute)
 	writes := g.counting(func() {
 		for g.clock.Now().Before(end) {
 			result := g.reconcile()
@@ -542,7 +548,7 @@ func TestEngineLostInACall(t *testing.T) {
 			return driver.Server{}, err
 		}
 		result := g.reconcile()
-		if result.RequeueAfter == 0 || result.RequeueAfter > OutageDelay {
+		if result.RequeueAfter == 0 || result.RequeueAfter > policy.OutageDelay {
 			t.Errorf("%s: looks again after %s", name, result.RequeueAfter)
 		}
 		if vm := g.vm(); vm.Status.Server == nil || vm.Status.Phase == api.PhaseFailed {
@@ -690,7 +696,7 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrRetry, "not now")
 	}
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 	g.reconcile()
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartPolicy = api.RestartNever })
 	g.reconcile()
@@ -713,7 +719,7 @@ func TestRestartKeepsItsGrace(t *testing.T) {
 	g.reconcile()
 	run := g.server().Run
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 	tries := 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if tries++; tries == 1 {
@@ -775,7 +781,7 @@ func TestUnavailableForOne(t *testing.T) {
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrUnavailable, "inspect hangs")
 	}
-	for end := T0.Add(5 * time.Minute); g.clock.Now().Before(end); {
+	for end := policytest.T0.Add(5 * time.Minute); g.clock.Now().Before(end); {
 		g.clock.Step(max(g.reconcile().RequeueAfter, time.Second))
 	}
 	g.wantPhase(api.PhaseFailed, api.ReasonOperationFailed)
@@ -884,7 +890,7 @@ func TestCrashAfterIntent(t *testing.T) {
 			g.reconcile()
 			g.clock.Step(time.Minute)
 			run := g.server().Run
-			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
+			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 				if happened {
 					_, _ = live()
@@ -900,7 +906,7 @@ func TestCrashAfterIntent(t *testing.T) {
 			if restarts := g.vm().Status.RestartCount; g.server().Run == run || restarts != 1 {
 				t.Errorf("run %s was %s, restartCount %d", g.server().Run, run, restarts)
 			}
-			if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(T0) {
+			if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(policytest.T0) {
 				t.Errorf("status.restartedAt %v", at)
 			}
 		})
@@ -990,7 +996,7 @@ func TestCrashLoop(t *testing.T) {
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	starts := 0
-	end := T0.Add(3 * time.Minute)
+	end := policytest.T0.Add(3 * time.Minute)
 	for g.clock.Now().Before(end) {
 		g.clock.Step(100 * time.Millisecond)
 		run := g.server().Run
@@ -1070,10 +1076,10 @@ func TestUsageIsWrittenWhenItMoves(t *testing.T) {
 // no restart, neither then nor in later passes.
 func TestRestartedAtAtCreation(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").RestartedAt(T0))
+	g.create(vmtest.VM("vm").RestartedAt(policytest.T0))
 	g.reconcile()
 	run := g.server().Run
-	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(T0) {
+	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(policytest.T0) {
 		t.Errorf("status.restartedAt %v", at)
 	}
 	g.clock.Step(time.Minute)

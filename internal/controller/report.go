@@ -5,20 +5,16 @@ package controller
 
 import (
 	"context"
-	"math"
-	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	logf "sigs.k8s.io/controller-runtime/pkg/log"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/inventory"
 )
 
 const (
@@ -38,7 +34,7 @@ const (
 // can wait is delayed.
 func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 	now := p.r.Clock.Now()
-	if p.decision.Action.Step != StepNone {
+	if p.decision.Action.Step != policy.StepNone {
 		p.decision.Wake = now // the next pass continues
 	}
 	if p.decision.Status.Unchanged {
@@ -46,7 +42,7 @@ func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 	}
 	next := p.newStatus(now)
 	if until := throttleUntil(&p.base.Status, &next, p.done != "" || len(p.events) > 0, now); now.Before(until) {
-		return requeueAt(now, earliest(until, p.decision.Wake)), nil
+		return requeueAt(now, policy.Earliest(until, p.decision.Wake)), nil
 	}
 	before := p.base.Status
 	if err := p.writeStatus(ctx); err != nil {
@@ -123,200 +119,6 @@ func (r *Reconciler) mayReport() error {
 	return nil
 }
 
-// newStatus returns the status to write: a function of the current status, the plan
-// and the observation.
-func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
-	base, intent := &p.base.Status, p.decision.Status
-	next := *p.vm.Status.DeepCopy()
-	next.ObservedGeneration = p.vm.Generation
-	next.Phase, next.Reason, next.Message = intent.Phase, intent.Reason, truncate(intent.Message)
-	if p.r.Driver != "" && IsBound(p.vm) {
-		next.Driver = p.r.Driver
-	}
-	if intent.RestartHandled {
-		next.RestartedAt = p.vm.Spec.RestartedAt
-	}
-	next.Operation = p.statusOperation()
-	next.PendingFields, next.RefusedField = intent.Pending, intent.Refused
-	if p.isObserved() {
-		p.copyServerState(&next)
-	}
-	if next.Binding == nil && IsBound(p.vm) && p.isObserved() && p.r.checkOtherDrivers(p.vm) == nil {
-		next.Binding = new(BindingOf(p.vm))
-	}
-	next.Conditions = slices.Clone(base.Conditions)
-	p.setConditions(&next.Conditions, now)
-	return next
-}
-
-// isObserved reports whether the VirtualMachine's engine has answered.
-func (p *reconciliation) isObserved() bool {
-	return !p.decision.Status.Unobserved && p.seen.Answer != inventory.Unknown
-}
-
-// statusOperation returns the status's operation while it continues, and also while it is
-// unknown whether it does.
-func (p *reconciliation) statusOperation() *api.Operation {
-	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
-	blind := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
-	switch {
-	case have != nil && (have.Type == wanted || wanted == "" && blind):
-		return withNextTry(have, p.decision.NextTry)
-	case wanted == "":
-		return nil
-	}
-	return p.newOperation()
-}
-
-// withNextTry corrects the time of the next try if it was written by another
-// process's clock.
-func withNextTry(op *api.Operation, at time.Time) *api.Operation {
-	if at.IsZero() || op.NextRetryTime == nil || op.NextRetryTime.Sub(at).Abs() < time.Second {
-		return op
-	}
-	op = op.DeepCopy()
-	op.NextRetryTime = new(metav1.NewMicroTime(at))
-	return op
-}
-
-// copyServerState copies what was observed of the server.
-func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
-	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
-	if p.seen.Answer != inventory.Present {
-		return
-	}
-	server := p.seen.Server
-	next.Addresses = server.Addresses[:min(len(server.Addresses), maxAddresses)]
-	next.Ports = portStatuses(p.vm.Spec.Ports, server.Ports[:min(len(server.Ports), maxPorts)])
-	if server.StartedAt.IsZero() {
-		return
-	}
-	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
-	if next.StartTime != nil && !next.StartTime.Equal(&started) {
-		next.RestartCount++
-	}
-	next.StartTime = &started
-}
-
-// portStatuses gives open ports the names that the spec has for them.
-func portStatuses(asked []api.Port, open []driver.Port) []api.PortStatus {
-	var all []api.PortStatus
-	unused := slices.Clone(asked)
-	for _, o := range open {
-		next := api.PortStatus{Protocol: api.Protocol(o.Protocol), Port: o.Port, HostPort: o.HostPort, HostIP: o.HostIP}
-		n := indexOf(unused, next, o.HostPort)
-		if n < 0 {
-			n = indexOf(unused, next, 0)
-		}
-		if n >= 0 {
-			next.Name = unused[n].Name
-			unused = slices.Delete(unused, n, n+1)
-		}
-		all = append(all, next)
-	}
-	return all
-}
-
-func indexOf(asked []api.Port, open api.PortStatus, hostPort int32) int {
-	return slices.IndexFunc(asked, func(p api.Port) bool {
-		return p.Protocol == open.Protocol && p.Port == open.Port && p.HostPort == hostPort
-	})
-}
-
-// serverStatus returns the server as observed. Usage that moved by less than a
-// point keeps its figures, so that it alone causes no write.
-func (p *reconciliation) serverStatus() *api.ServerStatus {
-	have, seen := p.base.Status.Server, p.seen
-	if seen.Answer != inventory.Present {
-		return nil
-	}
-	var stopped string
-	if p.decision.Status.StoppedBySpec || p.stoppedRun == seen.Server.Run || p.vm.Status.Server != nil && p.vm.Status.Server.StoppedRun == seen.Server.Run {
-		stopped = seen.Server.Run
-	}
-	next := &api.ServerStatus{
-		ID: seen.Server.ID, State: string(seen.Server.State), Generation: p.shown, StoppedRun: stopped,
-		ImageID: seen.Server.ImageID, Accelerator: seen.Server.Accelerator,
-	}
-	var shown *api.Usage
-	if have != nil && have.ID == next.ID {
-		shown = have.Usage
-	}
-	switch up := seen.Server.State == driver.StateRunning || seen.Server.State == driver.StatePaused; {
-	case !up:
-	case seen.Rates == nil:
-		next.Usage = shown
-	case shown != nil && !seen.Rates.Moved(inventory.Rates{CPU: shown.CPU, Memory: shown.Memory}):
-		next.Usage = shown
-	default:
-		next.Usage = &api.Usage{CPU: roundRate(seen.Rates.CPU), Memory: roundRate(seen.Rates.Memory)}
-	}
-	return next
-}
-
-// roundRate rounds to 0.01.
-func roundRate(f float64) float64 { return math.Round(f*100) / 100 }
-
-func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
-	intent := p.decision.Status
-	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
-		meta.SetStatusCondition(all, metav1.Condition{
-			Type: kind, Status: status, Reason: reason, Message: truncate(message),
-			ObservedGeneration: p.vm.Generation, LastTransitionTime: metav1.NewTime(now),
-		})
-	}
-	only := func(wanted bool, kind, reason, message string) {
-		if wanted {
-			set(kind, metav1.ConditionTrue, reason, message)
-		} else {
-			meta.RemoveStatusCondition(all, kind)
-		}
-	}
-	unknown := intent.Unobserved || p.seen.Answer == inventory.Unknown
-	set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
-	set(api.ConditionRunning, triState(IsRunning(p.seen.Observation), unknown), p.runningReason(*all), "")
-	if unknown {
-		set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
-	} else {
-		set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
-	}
-	only(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, PendingText(intent.Pending))
-	only(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
-	only(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
-}
-
-func triState(yes, unknown bool) metav1.ConditionStatus {
-	switch {
-	case unknown:
-		return metav1.ConditionUnknown
-	case yes:
-		return metav1.ConditionTrue
-	}
-	return metav1.ConditionFalse
-}
-
-// runningReason returns why the server is on or off. The reason for being off is
-// kept until it is on again, whatever else happens: versions before
-// status.server.stoppedRun rely on it.
-func (p *reconciliation) runningReason(have []metav1.Condition) string {
-	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
-	off := p.seen.Answer == inventory.Present && p.seen.Server.State == driver.StateStopped
-	known := meta.FindStatusCondition(have, api.ConditionRunning)
-	switch {
-	case IsRunning(p.seen.Observation) && !p.decision.Status.Unobserved:
-		return api.ReasonRunning
-	case slices.Contains(offReasons, p.decision.Status.Reason) || known == nil:
-		return p.decision.Status.Reason
-	case p.decision.Status.Unobserved || p.seen.Answer == inventory.Unknown, off && slices.Contains(offReasons, known.Reason):
-		return known.Reason
-	}
-	return p.decision.Status.Reason
-}
-
-func conditionTrue(conditions []metav1.Condition, kind string) bool {
-	return meta.IsStatusConditionTrue(conditions, kind)
-}
-
 // throttleUntil returns until when a change may wait. Progress may wait, and so may
 // what the engine's own restarts change. What Drover did or failed to do, as acted
 // says, is reported at once.
@@ -344,20 +146,4 @@ func requeueAt(now, at time.Time) ctrl.Result {
 		return ctrl.Result{}
 	}
 	return ctrl.Result{RequeueAfter: max(at.Sub(now), time.Millisecond)}
-}
-
-// earliest returns the earlier of two times, of which the second may be zero.
-func earliest(a, b time.Time) time.Time {
-	if b.IsZero() || a.Before(b) {
-		return a
-	}
-	return b
-}
-
-// truncate cuts a text to what the CRD allows.
-func truncate(text string) string {
-	if len(text) <= maxText {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxText-len("...")], "") + "..."
 }

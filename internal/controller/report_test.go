@@ -5,6 +5,7 @@ package controller
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -14,26 +15,45 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
+// reconciliationOf returns a pass over vm that observes a server.
+func reconciliationOf(vm *api.VirtualMachine, seen inventory.Observation) *reconciliation {
+	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: vmtest.Clock(policytest.T0), Epoch: func() uint64 { return 7 }}
+	return &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, shown: vm.Status.ObservedGeneration}
+}
+
 // statusOf returns the status that a pass over vm would write.
 func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
-	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Clock: vmtest.Clock(T0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: Decide(inputOf(vm, seen))}
-	return p.newStatus(T0)
+	p := reconciliationOf(vm, seen)
+	return p.statusAfter(nil)
+}
+
+// statusAfter decides from the pass's input, as changed, and returns the status that
+// follows.
+func (p *reconciliation) statusAfter(change func(*policy.Input)) api.VirtualMachineStatus {
+	in := p.input()
+	in.Epoch = 0 // the leader of what policytest has as refused
+	if change != nil {
+		change(&in)
+	}
+	p.r.Driver, p.decision = in.Driver, policy.Decide(in)
+	return p.newStatus(policytest.T0)
 }
 
 func rates(cpu, memory float64) inventory.Observation {
-	o := Present(driver.StateRunning)
+	o := policytest.Present(driver.StateRunning)
 	o.Rates = &inventory.Rates{CPU: cpu, Memory: memory}
 	return o
 }
 
 func shown() *vmtest.Builder {
-	return Observed().Status(func(s *api.VirtualMachineStatus) {
+	return policytest.Observed().Status(func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: 10, Memory: 20}}
 	})
 }
@@ -44,16 +64,16 @@ func TestUsageInStatus(t *testing.T) {
 		seen inventory.Observation
 		want *api.Usage
 	}{
-		"rounded to 0.01":                {Observed(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
-		"zero is shown":                  {Observed(), rates(0, 0), &api.Usage{}},
+		"rounded to 0.01":                {policytest.Observed(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
+		"zero is shown":                  {policytest.Observed(), rates(0, 0), &api.Usage{}},
 		"kept when it moved little":      {shown(), rates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
 		"new when cpu moved a point":     {shown(), rates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
 		"new when memory moved a point":  {shown(), rates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
-		"kept without a sample":          {shown(), Present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
-		"dropped when it is off":         {shown(), Ended(1), nil},
-		"dropped with another server":    {shown(), ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
-		"dropped when the server went":   {shown(), Gone(), nil},
-		"kept while the engine is away":  {shown(), Unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
+		"kept without a sample":          {shown(), policytest.Present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
+		"dropped when it is off":         {shown(), policytest.Ended(1), nil},
+		"dropped with another server":    {shown(), policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
+		"dropped when the server went":   {shown(), policytest.Gone(), nil},
+		"kept while the engine is away":  {shown(), policytest.Unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
 		"kept while another one answers": {shown(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
 	}
 	for name, tc := range tests {
@@ -71,10 +91,10 @@ func TestUsageInStatus(t *testing.T) {
 
 func TestRestartCount(t *testing.T) {
 	started := func(at time.Time) inventory.Observation {
-		return ChangeServer(Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
+		return policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
 	}
 	had := func(at time.Time) *vmtest.Builder {
-		return Observed().Status(func(s *api.VirtualMachineStatus) {
+		return policytest.Observed().Status(func(s *api.VirtualMachineStatus) {
 			stamp := metav1.NewMicroTime(at)
 			s.StartTime, s.RestartCount = &stamp, 4
 		})
@@ -84,13 +104,13 @@ func TestRestartCount(t *testing.T) {
 		seen inventory.Observation
 		want int64
 	}{
-		"the first start is none":       {Observed(), started(T0), 0},
-		"the same run":                  {had(T0), started(T0), 4},
-		"the same run, nanoseconds":     {had(T0), started(T0.Add(999 * time.Nanosecond)), 4},
-		"another run":                   {had(T0), started(T0.Add(time.Second)), 5},
-		"off, the last run is the same": {had(T0.Add(-time.Hour)), Ended(0), 4},
-		"gone":                          {had(T0), Gone(), 4},
-		"never started":                 {had(T0), started(time.Time{}), 4},
+		"the first start is none":       {policytest.Observed(), started(policytest.T0), 0},
+		"the same run":                  {had(policytest.T0), started(policytest.T0), 4},
+		"the same run, nanoseconds":     {had(policytest.T0), started(policytest.T0.Add(999 * time.Nanosecond)), 4},
+		"another run":                   {had(policytest.T0), started(policytest.T0.Add(time.Second)), 5},
+		"off, the last run is the same": {had(policytest.T0.Add(-time.Hour)), policytest.Ended(0), 4},
+		"gone":                          {had(policytest.T0), policytest.Gone(), 4},
+		"never started":                 {had(policytest.T0), started(time.Time{}), 4},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -110,18 +130,18 @@ func TestConditions(t *testing.T) {
 		seen inventory.Observation
 		want string
 	}{
-		"running":                {Observed(), Present(driver.StateRunning), "TTT---"},
-		"stopped on purpose":     {Observed().Action(api.ActionStopped), Ended(0), "TFT---"},
-		"being made":             {Observed(), Gone(), "FFT---"},
-		"a change waits":         {Observed().Status(PendingRestart), Present(driver.StateRunning), "FTTT--"},
-		"the engine is away":     {Observed(), Unknown(time.Minute), "UUF---"},
-		"another engine answers": {Observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
-		"stalled":                {Observed().Status(Refused), Gone(), "FFT--T"},
-		"deletion, engine away":  {Observed().Deleted(T0), Unknown(time.Minute), "FUF-T-"},
-		"deletion under way":     {Observed().Deleted(T0), Present(driver.StateStopping), "FFT---"},
-		"deletion is blocked no more": {Observed().Deleted(T0).Status(func(s *api.VirtualMachineStatus) {
+		"running":                {policytest.Observed(), policytest.Present(driver.StateRunning), "TTT---"},
+		"stopped on purpose":     {policytest.Observed().Action(api.ActionStopped), policytest.Ended(0), "TFT---"},
+		"being made":             {policytest.Observed(), policytest.Gone(), "FFT---"},
+		"a change waits":         {policytest.Observed().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), "FTTT--"},
+		"the engine is away":     {policytest.Observed(), policytest.Unknown(time.Minute), "UUF---"},
+		"another engine answers": {policytest.Observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
+		"stalled":                {policytest.Observed().Status(policytest.Refused), policytest.Gone(), "FFT--T"},
+		"deletion, engine away":  {policytest.Observed().Deleted(policytest.T0), policytest.Unknown(time.Minute), "FUF-T-"},
+		"deletion under way":     {policytest.Observed().Deleted(policytest.T0), policytest.Present(driver.StateStopping), "FFT---"},
+		"deletion is blocked no more": {policytest.Observed().Deleted(policytest.T0).Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions = []metav1.Condition{{Type: api.ConditionDeletionBlocked, Status: metav1.ConditionTrue}}
-		}), Present(driver.StateStopping), "FFT---"},
+		}), policytest.Present(driver.StateStopping), "FFT---"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -145,21 +165,21 @@ func TestConditions(t *testing.T) {
 }
 
 func TestOperationInStatus(t *testing.T) {
-	if op := statusOf(Observed().Obj(), Present(driver.StateRunning)).Operation; op != nil {
+	if op := statusOf(policytest.Observed().Obj(), policytest.Present(driver.StateRunning)).Operation; op != nil {
 		t.Errorf("at rest: %+v", op)
 	}
-	if op := statusOf(Observed().Obj(), Gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(T0) {
+	if op := statusOf(policytest.Observed().Obj(), policytest.Gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(policytest.T0) {
 		t.Errorf("a new one: %+v", op)
 	}
-	vm := Observed().Action(api.ActionStopped).Status(WithOperation(api.OperationStop, time.Second, "")).Obj()
-	if op := statusOf(vm, Present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(T0.Add(-time.Second)) {
+	vm := policytest.Observed().Action(api.ActionStopped).Status(policytest.WithOperation(api.OperationStop, time.Second, "")).Obj()
+	if op := statusOf(vm, policytest.Present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(policytest.T0.Add(-time.Second)) {
 		t.Errorf("one that goes on: %+v", op)
 	}
 }
 
 func TestCalm(t *testing.T) {
 	status := func(phase api.Phase, reason string, change ...func(*api.VirtualMachineStatus)) *api.VirtualMachineStatus {
-		stamp := metav1.NewMicroTime(T0)
+		stamp := metav1.NewMicroTime(policytest.T0)
 		s := &api.VirtualMachineStatus{Phase: phase, Reason: reason, LastUpdateTime: &stamp}
 		for _, fn := range change {
 			fn(s)
@@ -179,12 +199,12 @@ func TestCalm(t *testing.T) {
 		"the engine restarted it":      {restarting, running, false, restartPeriod},
 		"it was restarted unseen":      {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
 		"we started it":                {restarting, running, true, 0},
-		"a restart that was asked for": {status(api.PhaseActive, api.ReasonRestarting, WithOperation(api.OperationRestart, 0, "")), running, false, 0},
+		"a restart that was asked for": {status(api.PhaseActive, api.ReasonRestarting, policytest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
 		"a fetch goes on":              {fetching, fetching, false, progressPeriod},
 		"a fetch begins":               {running, fetching, false, 0},
 		"a new spec":                   {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
 		"written by a clock ahead": {status(api.PhaseCreating, api.ReasonFetching, func(s *api.VirtualMachineStatus) {
-			ahead := metav1.NewMicroTime(T0.Add(time.Hour))
+			ahead := metav1.NewMicroTime(policytest.T0.Add(time.Hour))
 			s.LastUpdateTime = &ahead
 		}), fetching, false, 0},
 		"nothing was written before": {&api.VirtualMachineStatus{Reason: api.ReasonRestarting}, running, false, 0},
@@ -192,8 +212,8 @@ func TestCalm(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got time.Duration
-			if until := throttleUntil(tc.base, tc.next, tc.acted, T0); !until.IsZero() {
-				got = until.Sub(T0)
+			if until := throttleUntil(tc.base, tc.next, tc.acted, policytest.T0); !until.IsZero() {
+				got = until.Sub(policytest.T0)
 			}
 			if got != tc.want {
 				t.Errorf("waits %s, want %s", got, tc.want)
@@ -205,29 +225,13 @@ func TestCalm(t *testing.T) {
 // TestReportWaits checks that a change that can wait is written at its time, not
 // before.
 func TestReportWaits(t *testing.T) {
-	stamp := metav1.NewMicroTime(T0.Add(-time.Second))
-	vm := Observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
-	r := &Reconciler{Driver: "fake", Clock: vmtest.Clock(T0), Epoch: func() uint64 { return 7 }}
-	seen := Present(driver.StateRestarting)
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, decision: Decide(inputOf(vm, seen))}
+	stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Second))
+	vm := policytest.Observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
+	p := reconciliationOf(vm, policytest.Present(driver.StateRestarting))
+	p.decideStep(nil)
 	result, err := p.report(t.Context())
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
-	}
-}
-
-func TestEarlier(t *testing.T) {
-	later := T0.Add(time.Second)
-	for name, tc := range map[string]struct{ a, b, want time.Time }{
-		"first":  {T0, later, T0},
-		"second": {later, T0, T0},
-		"unset":  {later, time.Time{}, later},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := earliest(tc.a, tc.b); !got.Equal(tc.want) {
-				t.Errorf("got %s", got)
-			}
-		})
 	}
 }
 
@@ -261,9 +265,43 @@ func TestReasonOf(t *testing.T) {
 
 // TestReportGoesOn checks that a pass that ran out of steps is followed by another.
 func TestReportGoesOn(t *testing.T) {
-	r := &Reconciler{Clock: vmtest.Clock(T0)}
-	p := &reconciliation{r: r, base: Observed().Obj(), decision: Decision{Action: Action{Step: StepEnsure}, Status: StatusIntent{Unchanged: true}}}
+	r := &Reconciler{Clock: vmtest.Clock(policytest.T0)}
+	p := &reconciliation{r: r, base: policytest.Observed().Obj(), decision: policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}}
 	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
+	}
+}
+
+// TestPortsInStatus checks that they have the spec's names, whatever host port was
+// chosen.
+func TestPortsInStatus(t *testing.T) {
+	tcp := func(name string, port, hostPort int32) api.Port {
+		return api.Port{Name: name, Protocol: api.ProtocolTCP, Port: port, HostPort: hostPort}
+	}
+	spec := []api.Port{tcp("any", 80, 0), tcp("fixed", 80, 8080), {Name: "dns", Protocol: api.ProtocolUDP, Port: 53}, tcp("waits", 90, 9090)}
+	open := []driver.Port{
+		{Protocol: "TCP", Port: 53, HostPort: 5353},
+		{Protocol: "UDP", Port: 53, HostPort: 5354},
+		{Protocol: "TCP", Port: 80, HostPort: 8080},
+		{Protocol: "TCP", Port: 80, HostPort: 32768},
+		{Protocol: "TCP", Port: 90, HostPort: 9191},
+	}
+	vm := policytest.Observed().Spec(func(s *api.VirtualMachineSpec) { s.Ports = spec }).Obj()
+	up := policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Ports = open })
+	status := statusOf(vm, up)
+	want := []string{" TCP 53 5353", "dns UDP 53 5354", "fixed TCP 80 8080", "any TCP 80 32768", " TCP 90 9191"}
+	var got []string
+	for _, p := range status.Ports {
+		got = append(got, fmt.Sprintf("%s %s %d %d", p.Name, p.Protocol, p.Port, p.HostPort))
+	}
+	if strings.Join(got, ",") != strings.Join(want, ",") {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	vm.Status = status
+	if off := statusOf(vm, policytest.Present(driver.StateStopped)); off.Ports != nil {
+		t.Errorf("off it has %+v", off.Ports)
+	}
+	if away := statusOf(vm, policytest.Unknown(time.Minute)); len(away.Ports) != len(want) {
+		t.Errorf("while the engine is away it has %+v, want what was known", away.Ports)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/vmtest"
@@ -46,7 +47,7 @@ func TestForcedRestartIsNoCrash(t *testing.T) {
 	g.create(vmtest.VM("vm").Grace(10))
 	g.reconcile()
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: T0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 	run := g.server().Run
 	g.reconcile()
 	g.reasons()
@@ -147,20 +148,6 @@ func TestForgedAnnotation(t *testing.T) {
 	g.asOther(other, func() { g.reconcile() })
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
-}
-
-// TestWayOutIsSeen checks that the annotation that DeletionBlocked asks for
-// enqueues the VM with the driver that it names.
-func TestWayOutIsSeen(t *testing.T) {
-	now := metav1.Time{Time: T0}
-	old := vmtest.VM("vm").UID("uid-1").Generation(2).Obj()
-	old.Finalizers, old.DeletionTimestamp = []string{api.FinalizerServer}, &now
-	old.Status.ObservedGeneration, old.Status.Driver = 1, "fake"
-	vm := old.DeepCopy()
-	vm.Annotations = map[string]string{api.AnnotationBound: "other/x"}
-	if _, ok := UpdatePriority(old, vm); !ok {
-		t.Error("the binding that the message asks for enqueues nothing in the lane of its driver")
-	}
 }
 
 // TestUnprovenDeletionAtRest checks that a deletion that waits for another driver

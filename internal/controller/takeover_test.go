@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
@@ -141,7 +142,7 @@ func (g *rig) wantRestartByNewLeader(run string) {
 	g.engine.behind = true
 	g.startInventory()
 	g.newReconciler()
-	at := metav1.NewTime(T0)
+	at := metav1.NewTime(policytest.T0)
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
 	g.reconcile()
 	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package probe
 
 import (
 	"context"
@@ -13,17 +13,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
-
-// ProbeResult is the result of a readiness probe of a running server.
-type ProbeResult struct {
-	Wanted, Completed, OK bool
-	Message              string
-}
 
 // Prober runs the readiness probes of running servers in the background, so that no
 // guest blocks a worker.
@@ -37,11 +33,18 @@ type Prober struct {
 	probes map[types.NamespacedName]*probe
 }
 
+// New returns a Prober whose probes end with ctx. If driver is nil, servers are
+// probed at their own addresses. wake is called at the first result of a probe and
+// at each change.
+func New(ctx context.Context, clock clock.WithTicker, driver driver.Prober, wake func(types.NamespacedName)) *Prober {
+	return &Prober{ctx: ctx, clock: clock, driver: driver, wake: wake, probes: map[types.NamespacedName]*probe{}}
+}
+
 // probe is one running probe. It is replaced when the target changes.
 type probe struct {
 	target probeTarget
 	stop   context.CancelFunc
-	state  ProbeResult
+	state  policy.ProbeResult
 }
 
 // probeTarget is a port of a server's run. The address is empty if the driver
@@ -61,21 +64,21 @@ func (t probeTarget) String() string {
 }
 
 // Check returns the probe's result, and starts or stops the probe as needed.
-func (b *Prober) Check(vm *api.VirtualMachine, seen inventory.Observation) ProbeResult {
+func (b *Prober) Check(vm *api.VirtualMachine, seen inventory.Observation) policy.ProbeResult {
 	if b == nil {
-		return ProbeResult{}
+		return policy.ProbeResult{}
 	}
-	key, spec := keyOf(vm), vm.Spec.ReadinessProbe
+	key, spec := client.ObjectKeyFromObject(vm), vm.Spec.ReadinessProbe
 	if spec != nil && seen.Answer == inventory.Unknown {
-		return ProbeResult{Wanted: true, Message: "the engine cannot be asked"}
+		return policy.ProbeResult{Wanted: true, Message: "the engine cannot be asked"}
 	}
-	if spec == nil || !IsRunning(seen) || vm.DeletionTimestamp != nil {
+	if spec == nil || !policy.IsRunning(seen) || vm.DeletionTimestamp != nil {
 		b.Forget(key)
-		return ProbeResult{Wanted: spec != nil, Completed: true, Message: "the server does not run"}
+		return policy.ProbeResult{Wanted: spec != nil, Completed: true, Message: "the server does not run"}
 	}
 	if b.driver == nil && len(seen.Server.Addresses) == 0 {
 		b.Forget(key)
-		return ProbeResult{Wanted: true, Completed: true, Message: "readinessProbe: the server has no address"}
+		return policy.ProbeResult{Wanted: true, Completed: true, Message: "readinessProbe: the server has no address"}
 	}
 	target := b.targetOf(spec, seen)
 	b.mu.Lock()
@@ -106,7 +109,7 @@ func (b *Prober) startProbe(key types.NamespacedName, target probeTarget) *probe
 		old.stop()
 	}
 	ctx, stop := context.WithCancel(b.ctx)
-	next := &probe{target: target, stop: stop, state: ProbeResult{Wanted: true, Message: "readinessProbe: " + target.String() + " was not asked yet"}}
+	next := &probe{target: target, stop: stop, state: policy.ProbeResult{Wanted: true, Message: "readinessProbe: " + target.String() + " was not asked yet"}}
 	b.probes[key] = next
 	go b.runProbe(ctx, key, next)
 	return next
@@ -140,7 +143,7 @@ func (b *Prober) runProbe(ctx context.Context, key types.NamespacedName, p *prob
 }
 
 func (b *Prober) recordResult(key types.NamespacedName, p *probe, err error) {
-	state := ProbeResult{Wanted: true, Completed: true, OK: err == nil}
+	state := policy.ProbeResult{Wanted: true, Completed: true, OK: err == nil}
 	if err != nil {
 		state.Message = fmt.Sprintf("readinessProbe: %v", err)
 	}

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package policy
 
 import (
 	"fmt"
@@ -107,7 +107,7 @@ func decideStopRetry(in Input, d Decision) Decision {
 	}
 	if next := nextTry(in); in.Now.Before(next) {
 		d.Action.Step, d.Status.Message, d.Status.Blocked = StepNone, op.LastError, true
-		d.Status.Reason, d.NextTry, d.Wake = op.Reason, next, earliest(d.Action.StopBy, next)
+		d.Status.Reason, d.NextTry, d.Wake = op.Reason, next, Earliest(d.Action.StopBy, next)
 	}
 	return d
 }

@@ -1,17 +1,25 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package queue
 
 import (
 	"math"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// An object whose write failed is retried after 5 ms, doubling to 10 s.
+const (
+	firstAPIRetry = 5 * time.Millisecond
+	lastAPIRetry  = 10 * time.Second
 )
 
 // drainingQueue is controller-runtime's priority queue, shut down only when no
@@ -33,6 +41,11 @@ func New(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Requ
 			o.Log, o.RateLimiter = log.WithValues("controller", name), limiter
 		})}
 	}
+}
+
+// NewRateLimiter returns the delays of objects whose write failed.
+func NewRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry)
 }
 
 // GetWithPriority implements priorityqueue.PriorityQueue.
@@ -91,3 +104,14 @@ func (q *drainingQueue) ShutDown() {
 
 // ShutDownWithDrain implements workqueue.TypedInterface.
 func (q *drainingQueue) ShutDownWithDrain() { q.ShutDown() }
+
+type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+func Add(q Queue, key types.NamespacedName, priority int) {
+	req := reconcile.Request{NamespacedName: key}
+	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
+		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, req)
+		return
+	}
+	q.Add(req)
+}

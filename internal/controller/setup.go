@@ -7,22 +7,24 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/probe"
+	"cloudnative.tw/drover/internal/controller/queue"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
@@ -30,20 +32,6 @@ import (
 // unassigned names the controller for VirtualMachines whose driver does not run
 // here.
 const unassigned = "none"
-
-// An object whose write failed is retried after 5 ms, doubling to 10 s.
-const (
-	firstAPIRetry = 5 * time.Millisecond
-	lastAPIRetry  = 10 * time.Second
-)
-
-// Priorities in a work queue.
-const (
-	PriorityDeletion = 20
-	PriorityUser     = 10
-	PriorityEngine   = 0
-	PriorityRoutine  = handler.LowPriority
-)
 
 // Options are the settings of all per-driver controllers.
 type Options struct {
@@ -62,7 +50,7 @@ type Options struct {
 // reports VMs whose driver does not run here. Setup returns the reconcilers in the
 // order of the inventories.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, error) {
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, PriorityIndex, IndexPriority); err != nil {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, queue.PriorityIndex, queue.IndexPriority); err != nil {
 		return nil, fmt.Errorf("index the VirtualMachines: %w", err)
 	}
 	var lanes []*Reconciler
@@ -93,9 +81,9 @@ func (r *Reconciler) addController(mgr ctrl.Manager, threads int) error {
 	}
 	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
 		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
-		SkipNameValidation: new(true), NewQueue: New(mgr.GetLogger()),
+		SkipNameValidation: new(true), NewQueue: queue.New(mgr.GetLogger()),
 		// For API errors only: backoff for engines is in decide.
-		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry),
+		RateLimiter: queue.NewRateLimiter(),
 	})
 	if err != nil {
 		return err
@@ -103,7 +91,7 @@ func (r *Reconciler) addController(mgr ctrl.Manager, threads int) error {
 	if err := c.Watch(source.Kind(mgr.GetCache(), &api.VirtualMachine{}, r.eventHandler())); err != nil {
 		return err
 	}
-	takeOver := func(ctx context.Context, q Queue) error {
+	takeOver := func(ctx context.Context, q queue.Queue) error {
 		go r.takeOver(ctx, q, mgr.Elected())
 		return nil
 	}
@@ -113,64 +101,37 @@ func (r *Reconciler) addController(mgr ctrl.Manager, threads int) error {
 	return c.Watch(source.Func(r.followInventory))
 }
 
-type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-
 // eventHandler returns a handler that enqueues a VirtualMachine when a user has changed
 // it. Drover's own writes enqueue nothing.
 func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
-		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q Queue) {
-			r.enqueueObject(q, e.Object, CreatePriority(e))
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue.Queue) {
+			r.enqueueObject(q, e.Object, queue.CreatePriority(e))
 		},
-		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q Queue) {
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*api.VirtualMachine], q queue.Queue) {
 			r.writes.dropOutdated(e.ObjectNew)
-			if priority, ok := UpdatePriority(e.ObjectOld, e.ObjectNew); ok {
+			if priority, ok := queue.UpdatePriority(e.ObjectOld, e.ObjectNew); ok {
 				r.enqueueObject(q, e.ObjectNew, priority)
 			}
 		},
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q Queue) {
-			r.enqueueObject(q, e.Object, PriorityRoutine)
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*api.VirtualMachine], q queue.Queue) {
+			r.enqueueObject(q, e.Object, queue.PriorityRoutine)
 		},
 	}
 }
 
 // enqueueObject adds a VirtualMachine of this driver to the queue. A standby's queue
 // stays empty: takeOver fills it after the election.
-func (r *Reconciler) enqueueObject(q Queue, vm *api.VirtualMachine, priority int) {
-	if DriverOf(vm, r.Drivers) == r.Driver && !r.isStandby() {
-		Add(q, keyOf(vm), priority)
+func (r *Reconciler) enqueueObject(q queue.Queue, vm *api.VirtualMachine, priority int) {
+	if policy.DriverOf(vm, r.Drivers) == r.Driver && !r.isStandby() {
+		queue.Add(q, keyOf(vm), priority)
 	}
-}
-
-func CreatePriority(e event.TypedCreateEvent[*api.VirtualMachine]) int {
-	if e.IsInInitialList {
-		return PriorityOf(e.Object)
-	}
-	return max(PriorityOf(e.Object), PriorityUser)
-}
-
-// UpdatePriority reports whether a change of the object must be reconciled, and at
-// which priority.
-func UpdatePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
-	switch {
-	case old.DeletionTimestamp == nil && vm.DeletionTimestamp != nil, old.UID != vm.UID:
-		return PriorityDeletion, true
-	case old.Generation != vm.Generation:
-		return PriorityUser, true
-	case vm.DeletionTimestamp != nil && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
-		return PriorityDeletion, true // changed by hand, as DeletionBlocked asks for
-	case IsBound(old) && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
-		return PriorityUser, true
-	case IsBound(old) && !IsBound(vm):
-		return PriorityUser, vm.DeletionTimestamp == nil
-	}
-	return 0, false
 }
 
 // followInventory enqueues a VirtualMachine when its server has changed. If the
 // change does not name one, it enqueues all VMs of the driver. At most one scan of
 // the cache runs at a time, and one more covers all changes reported meanwhile.
-func (r *Reconciler) followInventory(ctx context.Context, q Queue) error {
+func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 	scan := make(chan struct{}, 1)
 	go func() {
 		for {
@@ -183,9 +144,7 @@ func (r *Reconciler) followInventory(ctx context.Context, q Queue) error {
 		}
 	}()
 	asks, _ := driver.As[driver.Prober](r.Inventory.Driver)
-	r.probes = &Prober{ctx: ctx, clock: r.Clock, driver: asks, probes: map[types.NamespacedName]*probe{}, wake: func(key types.NamespacedName) {
-		Add(q, key, PriorityEngine)
-	}}
+	r.probes = probe.New(ctx, r.Clock, asks, func(key types.NamespacedName) { queue.Add(q, key, queue.PriorityEngine) })
 	r.Inventory.Subscribe(func(c inventory.Change) {
 		switch {
 		case r.isStandby():
@@ -195,9 +154,9 @@ func (r *Reconciler) followInventory(ctx context.Context, q Queue) error {
 			default: // a scan that has not begun covers this change too
 			}
 		case c.Routine:
-			Add(q, c.VM, PriorityRoutine)
+			queue.Add(q, c.VM, queue.PriorityRoutine)
 		default:
-			Add(q, c.VM, PriorityEngine)
+			queue.Add(q, c.VM, queue.PriorityEngine)
 		}
 	})
 	return nil
@@ -205,13 +164,13 @@ func (r *Reconciler) followInventory(ctx context.Context, q Queue) error {
 
 // enqueueAll enqueues every VirtualMachine of the driver. Those whose server differs
 // from the status get a higher priority.
-func (r *Reconciler) enqueueAll(ctx context.Context, q Queue) {
+func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 	for _, vm := range r.listCached(ctx) {
-		priority := PriorityRoutine
-		if seen := r.observeServer(vm); seen.Answer != inventory.Unknown && !IsAsReported(vm.Status.Server, seen) {
-			priority = PriorityEngine
+		priority := queue.PriorityRoutine
+		if seen := r.observeServer(vm); seen.Answer != inventory.Unknown && !policy.IsAsReported(vm.Status.Server, seen) {
+			priority = queue.PriorityEngine
 		}
-		Add(q, keyOf(vm), priority)
+		queue.Add(q, keyOf(vm), priority)
 	}
 }
 
@@ -225,7 +184,7 @@ func (r *Reconciler) listCached(ctx context.Context, of ...client.ListOption) []
 	}
 	vms := make([]*api.VirtualMachine, 0, len(all.Items))
 	for n := range all.Items {
-		if vm := &all.Items[n]; DriverOf(vm, r.Drivers) == r.Driver {
+		if vm := &all.Items[n]; policy.DriverOf(vm, r.Drivers) == r.Driver {
 			vms = append(vms, vm)
 		}
 	}
@@ -240,11 +199,38 @@ func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation
 	return r.Inventory.Get(vm.UID)
 }
 
-func Add(q Queue, key types.NamespacedName, priority int) {
-	req := reconcile.Request{NamespacedName: key}
-	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
-		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, req)
+// isStandby reports whether this process does not lead yet.
+func (r *Reconciler) isStandby() bool { return r.Epoch() == 0 }
+
+// takeOver fills the queue once this process is elected: unfinished work at once,
+// by rank, and the rest a little later. Until then nothing is enqueued. Nothing is
+// missed, since the caches are complete by then.
+func (r *Reconciler) takeOver(ctx context.Context, q queue.Queue, elected <-chan struct{}) {
+	select {
+	case <-elected:
+	case <-ctx.Done():
 		return
 	}
-	q.Add(req)
+	r.enqueueUnfinished(ctx, q)
+	select {
+	case <-r.Clock.After(routineAfter):
+		r.enqueueAll(ctx, q)
+	case <-ctx.Done():
+	}
 }
+
+// enqueueUnfinished enqueues unfinished work, what users wait for first. Among thousands,
+// the last is enqueued many milliseconds later.
+func (r *Reconciler) enqueueUnfinished(ctx context.Context, q queue.Queue) {
+	for _, priority := range []int{queue.PriorityDeletion, queue.PriorityUser, queue.PriorityEngine} {
+		for _, vm := range r.listCached(ctx, client.MatchingFields{queue.PriorityIndex: strconv.Itoa(priority)}) {
+			queue.Add(q, keyOf(vm), priority)
+		}
+	}
+	ctrl.Log.V(1).Info("Took over", "driver", r.Driver, "undone", q.Len())
+}
+
+// routineAfter is the delay before a new leader reconciles VMs that need nothing.
+// Reconciling thousands of VMs takes all CPUs for a while, and unfinished work
+// comes first.
+const routineAfter = time.Second

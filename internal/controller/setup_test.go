@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
@@ -85,8 +86,8 @@ func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		s.created(done(name, nothing))
 	}
-	s.created(done("crashed", WithServer("id-1", driver.StateRunning)))
-	s.created(done("failing", WithOperation(api.OperationUpdate, time.Second, "")))
+	s.created(done("crashed", policytest.WithServer("id-1", driver.StateRunning)))
+	s.created(done("failing", policytest.WithOperation(api.OperationUpdate, time.Second, "")))
 	s.created(vmtest.VM("new"))
 	leaving := s.created(done("leaving", nothing))
 	if err := s.api.Delete(t.Context(), leaving); err != nil {
@@ -132,26 +133,6 @@ func TestLeaderQueuesAtOnce(t *testing.T) {
 	}
 	s.eventually("it waits to look at the rest", s.clock.HasWaiters)
 	s.clock.Step(2 * routineAfter)
-}
-
-// TestWhatIsSeenFirst covers the priorities of objects that are new to a leader.
-func TestWhatIsSeenFirst(t *testing.T) {
-	t.Parallel()
-	done := vmtest.VM("done").Generation(1).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })
-	tests := map[string]struct {
-		event event.TypedCreateEvent[*api.VirtualMachine]
-		want  int
-	}{
-		"there at the start and done": {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj(), IsInInitialList: true}, PriorityRoutine},
-		"there at the start and new":  {event.TypedCreateEvent[*api.VirtualMachine]{Object: vmtest.VM("new").Generation(1).Obj(), IsInInitialList: true}, PriorityUser},
-		"created":                     {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj()}, PriorityUser},
-		"being deleted":               {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Deleted(time.Now()).Obj(), IsInInitialList: true}, PriorityDeletion},
-	}
-	for name, tc := range tests {
-		if got := CreatePriority(tc.event); got != tc.want {
-			t.Errorf("%s: priority %d, want %d", name, got, tc.want)
-		}
-	}
 }
 
 // TestAServerOfNobodyKnown checks that a server without a known owner may be any

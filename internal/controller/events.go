@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
@@ -29,7 +30,7 @@ var successReasons = map[api.OperationType]string{
 }
 
 // addSuccessEvent records what was done, once it is complete.
-func (p *reconciliation) addSuccessEvent(decision Decision, existed bool) {
+func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool) {
 	reason := successReasons[decision.Action.Operation]
 	if reason == "" || isUnderWay(p.seen.Observation) || p.vm.DeletionTimestamp != nil {
 		return
@@ -62,8 +63,8 @@ var observedReasons = map[string]string{
 // operation that completed, and a reason that is notable.
 func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
-	if op := before.Operation; op != nil && after.Operation == nil && !IsCrashing(op) && p.done == "" && len(p.events) == 0 && successReasons[op.Type] != "" {
-		p.addSuccessEvent(Decision{Action: Action{Operation: op.Type}}, true)
+	if op := before.Operation; op != nil && after.Operation == nil && !policy.IsCrashing(op) && p.done == "" && len(p.events) == 0 && successReasons[op.Type] != "" {
+		p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: op.Type}}, true)
 	}
 	if kind := observedReasons[after.Reason]; kind != "" && before.Reason != after.Reason {
 		p.events = append(p.events, pendingEvent{kind, after.Reason, "Observe", after.Message})
@@ -80,7 +81,7 @@ func (p *reconciliation) detectCrash() {
 	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.Reason == driver.ExitHostShutdown {
 		return
 	}
-	text := "the server " + ExitText(server.Exit)
+	text := "the server " + policy.ExitText(server.Exit)
 	if server.Exit.Output != "" {
 		text += ": " + server.Exit.Output
 	}
@@ -94,7 +95,7 @@ func hasEnded(s driver.State) bool { return s == driver.StateStopped || s == dri
 func (p *reconciliation) isEndedByDrover() bool {
 	op := p.vm.Status.Operation
 	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.seen.Server.Run
-	return restarted || p.vm.DeletionTimestamp != nil || IsStoppedByDrover(Input{VM: p.vm, Seen: p.seen.Observation})
+	return restarted || p.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(&p.vm.Status, p.seen.Server.Run)
 }
 
 // emitEvents sends the events of the pass.
