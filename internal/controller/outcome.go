@@ -55,7 +55,7 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	p.done = decision.Action.Operation
 	p.addSuccessEvent(decision, existed)
 	op := status.Operation
-	if decision.Action.Operation == api.OperationStart && decision.Status.Reason == api.ReasonRestarting {
+	if decision.Action.AfterCrash {
 		attempts := int32(1)
 		if op != nil && op.Type == api.OperationStart {
 			attempts += op.Attempts
@@ -68,7 +68,7 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	switch {
 	case op == nil || op.Type != decision.Action.Operation:
 	case decision.Action.Operation == api.OperationRestart:
-		if decision.Status.Reason == api.ReasonRestarting && p.seen.Server.State == driver.StateStopping {
+		if decision.Action.BeginsStop && p.seen.Server.State == driver.StateStopping {
 			op.StartedAt = p.microNow() // the stop has begun, and with it the grace period
 		}
 	case !isUnderWay(p.seen.Observation):
@@ -90,8 +90,8 @@ func isUnderWay(seen inventory.Observation) bool {
 	return false
 }
 
-// recordFailure records the operation's failure in the pass's status, where decide
-// finds it. An unreachable engine is not a failure of the operation.
+// recordFailure records the operation's failure in the pass's status, where the next
+// decision finds it. An unreachable engine is not a failure of the operation.
 func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	p.done = ""
 	if p.seen.Answer == inventory.Unknown {
@@ -131,7 +131,7 @@ func (p *reconciliation) failedOperation(decision policy.Decision) *api.Operatio
 	return op
 }
 
-// newOperation returns the plan's operation as it begins.
+// newOperation returns the decided operation as it begins.
 func (p *reconciliation) newOperation() *api.Operation {
 	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.microNow(), Epoch: p.leaderEpoch()}
 }

@@ -33,6 +33,11 @@ import (
 // here.
 const unassigned = "none"
 
+// routineAfter is the delay before a new leader reconciles VMs that need nothing.
+// Reconciling thousands of VMs takes all CPUs for a while, and unfinished work
+// comes first.
+const routineAfter = time.Second
+
 // Options are the settings of all per-driver controllers.
 type Options struct {
 	// Inventories has one inventory per driver, the default driver first.
@@ -53,7 +58,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, err
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &api.VirtualMachine{}, queue.PriorityIndex, queue.IndexPriority); err != nil {
 		return nil, fmt.Errorf("index the VirtualMachines: %w", err)
 	}
-	var lanes []*Reconciler
+	var all []*Reconciler
 	names := make([]string, len(o.Inventories))
 	for n, inv := range o.Inventories {
 		names[n] = inv.Name
@@ -65,13 +70,13 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, err
 		}
 		if inv != nil {
 			r.Driver = inv.Name
-			lanes = append(lanes, r)
+			all = append(all, r)
 		}
 		if err := r.addController(mgr, o.Threads); err != nil {
-			return nil, fmt.Errorf("set up the lane of driver %q: %w", r.Driver, err)
+			return nil, fmt.Errorf("set up the controller of driver %q: %w", r.Driver, err)
 		}
 	}
-	return lanes, nil
+	return all, nil
 }
 
 func (r *Reconciler) addController(mgr ctrl.Manager, threads int) error {
@@ -82,7 +87,6 @@ func (r *Reconciler) addController(mgr ctrl.Manager, threads int) error {
 	c, err := controller.New("virtualmachine-"+name, mgr, controller.Options{
 		Reconciler: r, MaxConcurrentReconciles: threads, EnableWarmup: new(true),
 		SkipNameValidation: new(true), NewQueue: queue.New(mgr.GetLogger()),
-		// For API errors only: backoff for engines is in decide.
 		RateLimiter: queue.NewRateLimiter(),
 	})
 	if err != nil {
@@ -143,8 +147,8 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 			}
 		}
 	}()
-	asks, _ := driver.As[driver.Prober](r.Inventory.Driver)
-	r.probes = probe.New(ctx, r.Clock, asks, func(key types.NamespacedName) { queue.Add(q, key, queue.PriorityEngine) })
+	prober, _ := driver.As[driver.Prober](r.Inventory.Driver)
+	r.probes = probe.New(ctx, r.Clock, prober, func(key types.NamespacedName) { queue.Add(q, key, queue.PriorityEngine) })
 	r.Inventory.Subscribe(func(c inventory.Change) {
 		switch {
 		case r.isStandby():
@@ -203,7 +207,7 @@ func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation
 func (r *Reconciler) isStandby() bool { return r.Epoch() == 0 }
 
 // takeOver fills the queue once this process is elected: unfinished work at once,
-// by rank, and the rest a little later. Until then nothing is enqueued. Nothing is
+// by priority, and the rest a little later. Until then nothing is enqueued. Nothing is
 // missed, since the caches are complete by then.
 func (r *Reconciler) takeOver(ctx context.Context, q queue.Queue, elected <-chan struct{}) {
 	select {
@@ -227,10 +231,5 @@ func (r *Reconciler) enqueueUnfinished(ctx context.Context, q queue.Queue) {
 			queue.Add(q, keyOf(vm), priority)
 		}
 	}
-	ctrl.Log.V(1).Info("Took over", "driver", r.Driver, "undone", q.Len())
+	ctrl.Log.V(1).Info("Took over", "driver", r.Driver, "unfinished", q.Len())
 }
-
-// routineAfter is the delay before a new leader reconciles VMs that need nothing.
-// Reconciling thousands of VMs takes all CPUs for a while, and unfinished work
-// comes first.
-const routineAfter = time.Second

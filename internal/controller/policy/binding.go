@@ -37,6 +37,7 @@ func BindingOf(vm *api.VirtualMachine) api.Binding {
 	return api.Binding{}
 }
 
+// AnnotationOf returns the value of the annotation for a binding.
 func AnnotationOf(b api.Binding) string {
 	if b.EngineID == "" {
 		return b.Driver

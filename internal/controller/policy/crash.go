@@ -11,6 +11,10 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
+// stableRun is how long a run must last for its end to count as the first one
+// again.
+const stableRun = 10 * time.Second
+
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
 	exit := in.Seen.Server.Exit
@@ -27,7 +31,7 @@ func decideEnded(in Input) Decision {
 	return planStartAgain(in, exit)
 }
 
-// IsStoppedByDrover reports whether the server is off because Drover ended its run on
+// IsStoppedByDrover reports whether a run is over because Drover ended it on
 // request, or is about to.
 func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 	if op := status.Operation; op != nil && op.Type == api.OperationStop {
@@ -36,10 +40,11 @@ func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == run
 }
 
-// planStartAgain starts a server that ended by itself: at once after a stable run, with
-// growing delays after runs that were too short.
+// planStartAgain starts a server that ended by itself: at once after a stable run,
+// with growing delays after runs that were too short.
 func planStartAgain(in Input, exit *driver.Exit) Decision {
 	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+ExitText(exit))
+	d.Action.AfterCrash = true
 	attempts := crashCount(in)
 	if attempts == 0 {
 		return d
@@ -66,7 +71,7 @@ func crashCount(in Input) int32 {
 }
 
 // runTime returns how long the run that is over has lasted: by this process's clock
-// if it saw the run, else by the engine's.
+// if it observed the run, else by the engine's.
 func runTime(in Input) time.Duration {
 	if !in.Since.Run.IsZero() {
 		return in.Since.Exit.Sub(in.Since.Run)
@@ -74,6 +79,7 @@ func runTime(in Input) time.Duration {
 	return in.Seen.Server.Exit.At.Sub(in.Seen.Server.StartedAt)
 }
 
+// ExitText says how a run ended, as the rest of a sentence about the server.
 func ExitText(exit *driver.Exit) string {
 	switch {
 	case exit.Code == 0:

@@ -1,6 +1,19 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package policy decides what to do about a VirtualMachine. It does no I/O and
+// reads no clock: Decide is a function of its Input.
+//
+// Start with Decide in decide.go, which chooses between:
+//
+//	deletion.go  the object is being deleted
+//	retry.go     an operation has failed and waits for its next try
+//	power.go     the server's state differs from spec.action, or is as specified
+//	restart.go   spec.restartedAt requests a restart
+//	crash.go     the server has ended by itself: spec.restartPolicy
+//	update.go    the driver has yet to apply a change of the spec
+//
+// binding.go has the driver and the engine that a VirtualMachine belongs to.
 package policy
 
 import (
@@ -13,23 +26,13 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-const (
-	// OutageDelay is how long an outage lasts before a status reports it.
-	OutageDelay = 5 * time.Second
-	// stableRun is how long a run must last for its end to count as the first one
-	// again.
-	stableRun = 10 * time.Second
-	// bindRetry is the delay before retrying a VM that could not be bound because
-	// the engine became known a moment too late.
-	bindRetry = time.Second
-	// removalPoll is the delay before a removal under way is checked again if no
-	// event reports its end.
-	removalPoll = time.Second
-)
+// OutageDelay is how long an outage lasts before a status reports it.
+const OutageDelay = 5 * time.Second
 
-// Input is everything that decide considers.
+// Input is everything that Decide considers.
 type Input struct {
-	VM   *api.VirtualMachine
+	VM *api.VirtualMachine
+	// Seen is the inventory's answer about the VM's server.
 	Seen inventory.Observation
 	Now  time.Time
 	// Driver is the driver of this controller; empty if the VM's driver does not
@@ -64,13 +67,18 @@ type Decision struct {
 	NextTry time.Time
 }
 
-// Step is the action to take now.
+// Step is a kind of action.
 type Step int
 
+// The steps.
 const (
+	// StepNone waits.
 	StepNone Step = iota
+	// StepEnsure calls the driver's Ensure.
 	StepEnsure
+	// StepDelete calls the driver's Delete.
 	StepDelete
+	// StepFinish removes the finalizer.
 	StepFinish
 )
 
@@ -84,8 +92,12 @@ type Action struct {
 	StopBy    time.Time
 	// EndRun is the run that a restart ends.
 	EndRun string
-	// RecordFirst writes the operation to the status before it is taken.
+	// RecordFirst writes the operation to the status before it is taken, because it
+	// cannot be repeated.
 	RecordFirst bool
+	// BeginsStop is set for a restart whose stop has yet to begin. AfterCrash is
+	// set for a start that follows a run which ended by itself.
+	BeginsStop, AfterCrash bool
 	// Retain releases the server instead of removing it.
 	Retain bool
 	// AllDrivers queries every driver before the finalizer is removed.
@@ -118,7 +130,7 @@ type StatusIntent struct {
 	StoppedBySpec bool
 }
 
-// Decide is the policy: it returns what to do about vm, given its observed server.
+// Decide returns what to do about a VirtualMachine, given its observed server.
 func Decide(in Input) Decision {
 	var d Decision
 	switch {
@@ -188,8 +200,8 @@ func unknownReason(in Input) string {
 	return api.ReasonEngineUnavailable
 }
 
-// decideShortOutage waits without reporting: for the first list, and for an outage that
-// may end in a moment.
+// decideShortOutage waits without reporting: for the first list, and for an outage
+// that may end in a moment.
 func decideShortOutage(in Input) (Decision, bool) {
 	switch {
 	case in.Seen.Fenced:
@@ -205,27 +217,32 @@ func duplicateText(in Input) string {
 	return fmt.Sprintf("%d servers carry the UID %s (%s): remove all but one", len(in.Seen.Duplicates), in.VM.UID, strings.Join(in.Seen.Duplicates, ", "))
 }
 
-// ProbeResult is the result of a readiness probe of a running server.
+// ProbeResult is the result of a readiness probe.
 type ProbeResult struct {
-	Wanted, Completed, OK bool
-	Message               string
+	// Wanted is set if the spec has a probe.
+	Wanted bool
+	// Completed is set once the server was probed. OK is the last result, and
+	// Message says why it failed.
+	Completed, OK bool
+	Message       string
 }
 
-// Instants has the instants that waits count from, by this process's clock. The zero
-// time means that the fact does not hold.
+// Instants has the instants that waits count from, by this process's clock. The
+// zero time means that the fact does not hold.
 //
 // Times in objects and on servers were written by other clocks: the API server's,
 // the engine's, another replica's. They are displayed and compared for equality,
 // but no wait counts from them, since each may be an hour off. After a failover a
-// wait counts from when the new leader first saw its cause, so it at most doubles.
+// wait counts from when the new leader first observed its cause, so it at most
+// doubles.
 type Instants struct {
-	// Deletion is when the object was first seen being deleted.
+	// Deletion is when the deletion of the object was first observed.
 	Deletion time.Time
-	// Operation is when status.operation was first seen, and failure when its last
-	// failure was.
+	// Operation is when status.operation was first observed, and Failure when its
+	// last failure was.
 	Operation, Failure time.Time
-	// Run is when the server's run was first seen running, and exit when it was
-	// first seen over.
+	// Run is when the server's run was first observed running, and Exit when it was
+	// first observed over.
 	Run, Exit time.Time
 }
 

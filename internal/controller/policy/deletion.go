@@ -12,9 +12,14 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// UnprovenPeriod is the time between two queries to all drivers, while one of them
-// blocks a deletion.
-const UnprovenPeriod = 30 * time.Second
+const (
+	// UnprovenPeriod is the time between two queries to all drivers, while one of
+	// them blocks a deletion.
+	UnprovenPeriod = 30 * time.Second
+	// removalPoll is the delay before a removal under way is checked again if no
+	// event reports its end.
+	removalPoll = time.Second
+)
 
 // decideDeletion stops the server, removes it, and removes the finalizer when it is
 // gone. A failing stop or an earlier failed creation does not block it.

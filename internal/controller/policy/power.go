@@ -63,8 +63,8 @@ func isFetching(in Input, d Decision) bool {
 		return false
 	}
 	op := in.VM.Status.Operation
-	asked := op != nil && op.Type == d.Action.Operation && op.NextRetryTime == nil && in.ShownGeneration == in.VM.Generation
-	return in.Done == d.Action.Operation || asked
+	requested := op != nil && op.Type == d.Action.Operation && op.NextRetryTime == nil && in.ShownGeneration == in.VM.Generation
+	return in.Done == d.Action.Operation || requested
 }
 
 // decidePending waits for a fetch. It continues when the fetch has ended or the
@@ -156,7 +156,7 @@ func planEngineRestart(in Input) Decision {
 	return Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRestarting, Message: text}}
 }
 
-// planRunning returns the Decision for a server that runs as specified. After short
+// planRunning returns the decision for a server that runs as specified. After short
 // runs it keeps the count until the run has proven stable.
 func planRunning(in Input) Decision {
 	server := in.Seen.Server
@@ -166,7 +166,7 @@ func planRunning(in Input) Decision {
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonUnresponsive, server.Err.Error()
 	case in.Probe.Wanted && !in.Probe.OK && !hasProbePassed(in):
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonProbeFailing, in.Probe.Message
-	case refusedField(in) != nil: // decide reports it, for every settled state
+	case refusedField(in) != nil: // Decide reports it, for every settled state
 	case len(pendingFields(in)) > 0:
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonChangePending, PendingText(pendingFields(in))
 	}
@@ -177,14 +177,14 @@ func planRunning(in Input) Decision {
 	return d
 }
 
-// hasProbePassed reports whether a probe that was not asked yet had passed before
+// hasProbePassed reports whether a probe that is not complete yet had passed before
 // this controller started: the run is the same, and it was ready.
 func hasProbePassed(in Input) bool {
 	status := &in.VM.Status
 	return !in.Probe.Completed && meta.IsStatusConditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !HasRestarted(status, in.Seen.Server)
 }
 
-// planEnsure returns a plan to call the driver's Ensure.
+// planEnsure returns the decision to call the driver's Ensure.
 func planEnsure(in Input, operation api.OperationType, power driver.Power, reason, message string) Decision {
 	d := planWait(in, operation, reason, message)
 	d.Action.Step, d.Action.Power = StepEnsure, power
@@ -192,7 +192,7 @@ func planEnsure(in Input, operation api.OperationType, power driver.Power, reaso
 	return d
 }
 
-// planWait returns a plan to let an operation that is under way continue.
+// planWait returns the decision to let an operation that is under way continue.
 func planWait(in Input, operation api.OperationType, reason, message string) Decision {
 	phase := api.PhaseCreating
 	if in.Seen.Answer == inventory.Present {
@@ -215,6 +215,7 @@ func beganAt(in Input, operation api.OperationType) time.Time {
 	return in.Now
 }
 
+// GracePeriodOf returns how long a guest may take to shut down.
 func GracePeriodOf(vm *api.VirtualMachine) time.Duration {
 	if s := vm.Spec.ShutdownGracePeriodSeconds; s != nil {
 		return time.Duration(*s) * time.Second

@@ -9,7 +9,7 @@ import (
 )
 
 // isRestartWanted reports whether spec.restartedAt requests a restart that was not
-// done. A value that is present when the VM is first seen requests none.
+// done. A value that is present when the VM is first observed requests none.
 func isRestartWanted(in Input) bool {
 	want, have := in.VM.Spec.RestartedAt, in.VM.Status.RestartedAt
 	if op := in.VM.Status.Operation; isRestartDone(in) {
@@ -33,15 +33,15 @@ func isRestartDone(in Input) bool {
 // that it answers is recorded with it, so that a value set later is not lost.
 func decideRestart(in Input) (Decision, bool) {
 	op := in.VM.Status.Operation
-	under := op != nil && op.Type == api.OperationRestart && !isRestartDone(in)
-	if !under && (!isRestartWanted(in) || in.Done == api.OperationCreate) {
+	underWay := op != nil && op.Type == api.OperationRestart && !isRestartDone(in)
+	if !underWay && (!isRestartWanted(in) || in.Done == api.OperationCreate) {
 		return Decision{}, false
 	}
 	d := planEnsure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
 	// The stop has yet to begin: what precedes it must not use up the grace period.
-	d.Action.StopBy = in.Now.Add(GracePeriodOf(in.VM))
+	d.Action.BeginsStop, d.Action.StopBy = true, in.Now.Add(GracePeriodOf(in.VM))
 	d.Action.EndRun, d.Action.RecordFirst = in.Seen.Server.Run, true
-	if under {
+	if underWay {
 		d.Action.EndRun, d.Action.RecordFirst = op.Run, in.Seen.Server.Run == op.Run && isOutdated(in.VM)
 	}
 	return d, true

@@ -12,6 +12,15 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
+const (
+	firstBackoff = time.Second
+	maxBackoff   = 5 * time.Minute
+	slowBackoff  = 30 * time.Second
+	// bindRetry is the delay before retrying a VM that could not be bound because
+	// the engine became known a moment too late.
+	bindRetry = time.Second
+)
+
 // isOnHold reports whether a failed operation waits for its next try. A refused
 // operation waits for a new spec or for another leader, which may have other
 // settings, such as the allowed registries.
@@ -44,8 +53,8 @@ func nextTry(in Input) time.Time {
 	return in.Since.Failure.Add(Backoff(op.Attempts, op.Failure == api.FailureExhausted))
 }
 
-// IsAsReported reports whether the server is as the status says. No server and a server
-// that is still being fetched count as the same.
+// IsAsReported reports whether the server is as the status says. No server and a
+// server whose image is still being fetched count as the same.
 func IsAsReported(left *api.ServerStatus, seen inventory.Observation) bool {
 	none := seen.Answer == inventory.Gone || seen.Server.State == driver.StatePending
 	if left == nil || left.State == string(driver.StatePending) {
@@ -63,12 +72,6 @@ func decideHold(in Input) Decision {
 	d.Status.Stalled = op.Failure == api.FailureRefused
 	return d
 }
-
-const (
-	firstBackoff = time.Second
-	maxBackoff   = 5 * time.Minute
-	slowBackoff  = 30 * time.Second
-)
 
 // Backoff returns the wait after the n-th failure in a row: 1 s, doubling to 5 min.
 // If slow, as for exhausted resources, which seldom return at once, it is at least

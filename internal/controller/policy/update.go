@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// needsUpdate reports whether the driver must be shown the spec: it has not seen
-// this generation, or the server differs from the spec.
+// needsUpdate reports whether the driver must be shown the spec: it was not
+// shown this generation, or the server differs from the spec.
 func needsUpdate(in Input) bool {
 	if in.VM.Generation != in.ShownGeneration {
 		return true
@@ -33,6 +33,7 @@ func pendingFields(in Input) []string {
 	return in.VM.Status.PendingFields
 }
 
+// PendingText says that fields wait for a restart.
 func PendingText(fields []string) string {
 	return strings.Join(fields, ", ") + ": applied at the next restart (change spec.restartedAt to restart now)"
 }
@@ -46,6 +47,8 @@ func refusedField(in Input) *api.RefusedField {
 	return in.VM.Status.RefusedField
 }
 
+// HasRestarted reports whether the server was started since the status recorded a
+// start.
 func HasRestarted(status *api.VirtualMachineStatus, server driver.Server) bool {
 	return status.StartTime != nil && !server.StartedAt.IsZero() && !status.StartTime.Time.Equal(server.StartedAt.Truncate(time.Microsecond))
 }

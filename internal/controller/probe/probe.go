@@ -1,6 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package probe runs the readiness probes of servers in the background.
 package probe
 
 import (

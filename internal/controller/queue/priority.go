@@ -17,13 +17,16 @@ import (
 // Priorities in a work queue.
 const (
 	PriorityDeletion = 20
-	PriorityUser     = 10
-	PriorityEngine   = 0
-	PriorityRoutine  = handler.LowPriority
+	// PriorityUser is for changes by users.
+	PriorityUser = 10
+	// PriorityEngine is for changes of servers, and for steps in progress.
+	PriorityEngine = 0
+	// PriorityRoutine is for VirtualMachines that need nothing.
+	PriorityRoutine = handler.LowPriority
 )
 
-// PriorityOf returns the priority of a VirtualMachine, by what the object itself shows to
-// be unfinished.
+// PriorityOf returns the priority of a VirtualMachine, by what the object itself shows
+// to be unfinished.
 func PriorityOf(vm *api.VirtualMachine) int {
 	switch {
 	case vm.DeletionTimestamp != nil:
@@ -36,10 +39,11 @@ func PriorityOf(vm *api.VirtualMachine) int {
 	return PriorityRoutine
 }
 
-// PriorityIndex is a cache index by rank. VMs that need nothing are not in it, so a new
-// leader finds the unfinished ones among thousands without reading all.
-const PriorityIndex = "rank"
+// PriorityIndex is a cache index by priority. VMs that need nothing are not in it, so
+// a new leader finds the unfinished ones among thousands without reading all.
+const PriorityIndex = "priority"
 
+// IndexPriority returns an object's entry in the PriorityIndex.
 func IndexPriority(object client.Object) []string {
 	vm, ok := object.(*api.VirtualMachine)
 	if !ok || PriorityOf(vm) == PriorityRoutine {
@@ -48,6 +52,7 @@ func IndexPriority(object client.Object) []string {
 	return []string{strconv.Itoa(PriorityOf(vm))}
 }
 
+// CreatePriority returns the priority of an object that is new to the cache.
 func CreatePriority(e event.TypedCreateEvent[*api.VirtualMachine]) int {
 	if e.IsInInitialList {
 		return PriorityOf(e.Object)
@@ -64,7 +69,7 @@ func UpdatePriority(old, vm *api.VirtualMachine) (priority int, ok bool) {
 	case old.Generation != vm.Generation:
 		return PriorityUser, true
 	case vm.DeletionTimestamp != nil && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
-		return PriorityDeletion, true // changed by hand, as DeletionBlocked asks for
+		return PriorityDeletion, true // changed by hand, as DeletionBlocked requests
 	case policy.IsBound(old) && old.Annotations[api.AnnotationBound] != vm.Annotations[api.AnnotationBound]:
 		return PriorityUser, true
 	case policy.IsBound(old) && !policy.IsBound(vm):

@@ -1,6 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package queue is the work queue of a per-driver controller. queue.go has the
+// queue, and priority.go what comes first.
 package queue
 
 import (
@@ -16,11 +18,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// An object whose write failed is retried after 5 ms, doubling to 10 s.
 const (
 	firstAPIRetry = 5 * time.Millisecond
 	lastAPIRetry  = 10 * time.Second
 )
+
+// Queue is the interface of controller-runtime's event sources.
+type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // drainingQueue is controller-runtime's priority queue, shut down only when no
 // caller waits in Get. In v0.24, a shutdown that meets an item on its way to a
@@ -35,6 +39,7 @@ type drainingQueue struct {
 	waiting int // callers of Get
 }
 
+// New returns the constructor of a queue for controller-runtime.
 func New(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Request]) Queue {
 	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) Queue {
 		return &drainingQueue{PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[reconcile.Request]) {
@@ -43,7 +48,8 @@ func New(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Requ
 	}
 }
 
-// NewRateLimiter returns the delays of objects whose write failed.
+// NewRateLimiter returns the delays of objects whose write failed: 5 ms, doubling to
+// 10 s. Backoff for engines is in the policy.
 func NewRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry)
 }
@@ -105,8 +111,7 @@ func (q *drainingQueue) ShutDown() {
 // ShutDownWithDrain implements workqueue.TypedInterface.
 func (q *drainingQueue) ShutDownWithDrain() { q.ShutDown() }
 
-type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-
+// Add enqueues a VirtualMachine.
 func Add(q Queue, key types.NamespacedName, priority int) {
 	req := reconcile.Request{NamespacedName: key}
 	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
