@@ -57,8 +57,8 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 // now, or none, the driver refuses.
 func (p *reconciliation) driverTarget() driver.Target {
 	t := driver.Target{UID: p.vm.UID, Epoch: p.r.Epoch()}
-	if p.seen.Answer == inventory.Present {
-		t.ID = p.seen.Server.ID
+	if p.observed.Answer == inventory.Present {
+		t.ID = p.observed.Server.ID
 	}
 	return t
 }

@@ -31,7 +31,7 @@ func (g *rig) addDriver() (*fake.Memory, *inventory.Inventory) {
 	g.startInventoryOf("other")
 	second := g.inv
 	g.inv, g.engine = first, engine
-	g.r.Drivers, g.r.All = append(g.r.Drivers, "other"), []*inventory.Inventory{first, second}
+	g.r.Drivers, g.r.Inventories = append(g.r.Drivers, "other"), []*inventory.Inventory{first, second}
 	return memory, second
 }
 
@@ -40,7 +40,7 @@ func (g *rig) asOther(inv *inventory.Inventory, fn func()) {
 	g.t.Helper()
 	mine := g.r
 	g.newReconciler()
-	g.r.Driver, g.r.Inventory, g.r.Drivers, g.r.All = "other", inv, mine.Drivers, mine.All
+	g.r.Driver, g.r.Inventory, g.r.Drivers, g.r.Inventories = "other", inv, mine.Drivers, mine.Inventories
 	fn()
 	g.r = mine
 }

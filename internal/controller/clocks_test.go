@@ -189,7 +189,7 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 // TestSightings covers what is recorded of a VM, and for how long.
 func TestSightings(t *testing.T) {
 	var s factTimes
-	vm := policytest.Observed().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Obj()
+	vm := policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Obj()
 	first := s.update(vm, policytest.Gone(), policytest.T0)
 	again := s.update(vm, policytest.Gone(), policytest.T0.Add(time.Minute))
 	if first != again || !first.Failure.Equal(policytest.T0) || !first.Operation.Equal(policytest.T0) {
@@ -215,7 +215,7 @@ func TestSightings(t *testing.T) {
 func TestTimesOfARun(t *testing.T) {
 	var s factTimes
 	over, crashing := policytest.ShortRun(1, 3, 0)
-	vm := policytest.Observed().Status(crashing).Obj()
+	vm := policytest.ReportedVM().Status(crashing).Obj()
 	if got := s.update(vm, over, policytest.T0); got.Exit != policytest.T0 || !got.Run.IsZero() {
 		t.Errorf("a run that was not observed: %+v", got)
 	}

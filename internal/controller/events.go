@@ -32,7 +32,7 @@ var successReasons = map[api.OperationType]string{
 // addSuccessEvent records what was done, once it is complete.
 func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool) {
 	reason := successReasons[decision.Action.Operation]
-	if reason == "" || isUnderWay(p.seen.Observation) || p.vm.DeletionTimestamp != nil {
+	if reason == "" || isUnderWay(p.observed.Observation) || p.vm.DeletionTimestamp != nil {
 		return
 	}
 	if decision.Action.Operation == api.OperationUpdate && p.base.Status.ObservedGeneration < 1 {
@@ -41,7 +41,7 @@ func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool)
 	if decision.Action.Operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {
 		reason = api.EventRecreated
 	}
-	text := fmt.Sprintf("%s server %s on %s", reason, shortID(p.seen.Server.ID), p.r.Driver)
+	text := fmt.Sprintf("%s server %s on %s", reason, shortID(p.observed.Server.ID), p.r.Driver)
 	p.events = append(p.events, pendingEvent{corev1.EventTypeNormal, reason, string(decision.Action.Operation), text})
 }
 
@@ -74,7 +74,7 @@ func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
 // detectCrash records that a server that was last reported as on has failed by
 // itself.
 func (p *reconciliation) detectCrash() {
-	had, server := p.vm.Status.Server, p.seen.Server
+	had, server := p.vm.Status.Server, p.observed.Server
 	if had == nil || had.ID != server.ID || hasEnded(driver.State(had.State)) || !hasEnded(server.State) || p.isEndedByDrover() {
 		return
 	}
@@ -94,15 +94,15 @@ func hasEnded(s driver.State) bool { return s == driver.StateStopped || s == dri
 // isEndedByDrover reports whether Drover has ended the server's run, or is about to.
 func (p *reconciliation) isEndedByDrover() bool {
 	op := p.vm.Status.Operation
-	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.seen.Server.Run
-	return restarted || p.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(&p.vm.Status, p.seen.Server.Run)
+	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.observed.Server.Run
+	return restarted || p.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run)
 }
 
 // emitEvents sends the events of the pass.
 func (p *reconciliation) emitEvents(before *api.VirtualMachineStatus) {
 	p.addChangeEvents(before)
 	for _, n := range p.allEvents() {
-		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", truncateNote(n.text))
+		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", truncateEvent(n.text))
 	}
 	p.events, p.crash = nil, nil
 }
@@ -115,8 +115,8 @@ func (p *reconciliation) allEvents() []pendingEvent {
 	return append([]pendingEvent{*p.crash}, p.events...)
 }
 
-// truncateNote truncates a text to the 1 kB that the events API accepts.
-func truncateNote(text string) string {
+// truncateEvent truncates a text to the 1 kB that the events API accepts.
+func truncateEvent(text string) string {
 	const most = 1024
 	if len(text) > most {
 		return text[:most-3] + "..."
@@ -135,7 +135,7 @@ func shortID(id string) string {
 // ReportFinding emits an event for a finding of an orphan sweep.
 func (r *Reconciler) ReportFinding(f inventory.Finding) {
 	if f.Frozen {
-		r.Recorder.Eventf(clusterNamespace(), nil, corev1.EventTypeWarning, api.EventOrphanSweepFrozen, "Sweep", "%s", truncateNote(f.Note))
+		r.Recorder.Eventf(clusterNamespace(), nil, corev1.EventTypeWarning, api.EventOrphanSweepFrozen, "Sweep", "%s", truncateEvent(f.Note))
 		return
 	}
 	reason := api.EventOrphanFound

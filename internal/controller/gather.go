@@ -44,25 +44,25 @@ func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliatio
 	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), baseLive: written}
 	p.observeCached()
 	// No server precedes the first binding, so there is nothing to query live.
-	p.seen.live = written && p.seen.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
+	p.observed.live = written && p.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
 	if left := r.writes.findUnreported(vm); left != nil {
 		p.vm.Status, p.events, p.unreported = *left.status.DeepCopy(), left.events, true
 	} else {
-		importStatus(&p.vm.Status, p.seen.Observation)
+		importStatus(&p.vm.Status, p.observed.Observation)
 		p.detectCrash()
 	}
 	if p.vm.Status.Server != nil {
-		p.shown = p.vm.Status.Server.Generation
+		p.shownGeneration = p.vm.Status.Server.Generation
 	}
-	if p.seen.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.seen.Server.Run) {
-		p.stoppedRun = p.seen.Server.Run
+	if p.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run) {
+		p.stoppedRun = p.observed.Server.Run
 	}
 	return p
 }
 
 // observeCached updates the observation from the inventory's cache.
 func (p *reconciliation) observeCached() {
-	p.seen = observation{Observation: p.r.observeServer(p.vm)}
+	p.observed = observation{Observation: p.r.observeServer(p.vm)}
 }
 
 // observeLive updates the observation by querying the engine. If the engine does
@@ -70,14 +70,14 @@ func (p *reconciliation) observeCached() {
 func (p *reconciliation) observeLive(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	seen, err := p.r.Inventory.Look(ctx, p.vm.UID)
-	p.seen = observation{seen, err == nil}
+	observed, err := p.r.Inventory.Look(ctx, p.vm.UID)
+	p.observed = observation{observed, err == nil}
 	return err
 }
 
 // ensureLive queries the engine unless the observation is live already.
 func (p *reconciliation) ensureLive(ctx context.Context) error {
-	if p.seen.live {
+	if p.observed.live {
 		return nil
 	}
 	return p.observeLive(ctx)
@@ -140,12 +140,12 @@ func (p *reconciliation) confirmObject(ctx context.Context) error {
 
 // confirmAbsence verifies that there is no server yet for a creation.
 func (p *reconciliation) confirmAbsence(ctx context.Context) bool {
-	if !p.seen.live {
+	if !p.observed.live {
 		if err := p.observeLive(ctx); err != nil {
 			p.recordFailure(p.decision, err)
 			return false
 		}
-		if p.seen.Answer != inventory.Gone {
+		if p.observed.Answer != inventory.Gone {
 			return false
 		}
 	}
@@ -163,7 +163,7 @@ func (p *reconciliation) confirmRun(ctx context.Context) (confirmed bool, err er
 	if err := p.ensureLive(ctx); err != nil {
 		return false, err
 	}
-	return p.seen.Answer == inventory.Present && p.seen.Server.Run == p.decision.Action.EndRun, nil
+	return p.observed.Answer == inventory.Present && p.observed.Server.Run == p.decision.Action.EndRun, nil
 }
 
 // confirmGone verifies that there is no server, so that the finalizer may be
@@ -173,7 +173,7 @@ func (p *reconciliation) confirmGone(ctx context.Context) bool {
 		p.recordFailure(p.decision, err)
 		return false
 	}
-	if p.seen.Answer != inventory.Gone {
+	if p.observed.Answer != inventory.Gone {
 		return false
 	}
 	if p.decision.Action.AllDrivers {
@@ -186,14 +186,14 @@ func (p *reconciliation) confirmGone(ctx context.Context) bool {
 // a server of the VirtualMachine. That happens if a binding was lost or forged
 // before the first status write. Such a binding does not enter the status.
 func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
-	for _, inv := range r.All {
+	for _, inv := range r.Inventories {
 		if inv == r.Inventory {
 			continue
 		}
-		if seen := inv.Get(vm.UID); seen.Answer == inventory.Present {
+		if observed := inv.Get(vm.UID); observed.Answer == inventory.Present {
 			return driver.WithReason(api.ReasonEngineMismatch, driver.Errorf(driver.ErrRetry,
 				"driver %s has the server %s of this VirtualMachine: set the annotation %s to %s/%s, or remove that server",
-				inv.Name, seen.Server.ID, api.AnnotationBound, inv.Name, seen.EngineID))
+				inv.Name, observed.Server.ID, api.AnnotationBound, inv.Name, observed.EngineID))
 		}
 	}
 	return nil
@@ -204,14 +204,14 @@ func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
 func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine) string {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	for _, inv := range r.All {
-		seen, err := inv.Look(ctx, vm.UID)
+	for _, inv := range r.Inventories {
+		observed, err := inv.Look(ctx, vm.UID)
 		switch {
 		case err != nil:
 			return unprovenText(fmt.Sprintf("driver %s cannot say whether it has a server: %v", inv.Name, err))
-		case seen.Answer == inventory.Present:
-			return unprovenText(fmt.Sprintf("driver %s has the server %s", inv.Name, seen.Server.ID))
-		case seen.Answer != inventory.Gone || r.Clock.Now().Before(seen.SettlesAt):
+		case observed.Answer == inventory.Present:
+			return unprovenText(fmt.Sprintf("driver %s has the server %s", inv.Name, observed.Server.ID))
+		case observed.Answer != inventory.Gone || r.Clock.Now().Before(observed.SettlesAt):
 			return unprovenText(fmt.Sprintf("driver %s cannot say yet whether it has a server", inv.Name))
 		}
 	}
@@ -225,7 +225,7 @@ func unprovenText(cause string) string {
 
 // importStatus fills in, once, what versions before status.binding recorded only in
 // conditions and reasons. Nothing else reads those.
-func importStatus(status *api.VirtualMachineStatus, seen inventory.Observation) {
+func importStatus(status *api.VirtualMachineStatus, observed inventory.Observation) {
 	if status.Binding != nil || status.Server == nil && status.Operation == nil {
 		return
 	}
@@ -235,11 +235,11 @@ func importStatus(status *api.VirtualMachineStatus, seen inventory.Observation) 
 		status.PendingFields = strings.Split(fields, ", ")
 	}
 	running := meta.FindStatusCondition(status.Conditions, api.ConditionRunning)
-	if running == nil || running.Reason != api.ReasonStoppedAsAsked || status.Server == nil || seen.Answer != inventory.Present {
+	if running == nil || running.Reason != api.ReasonStoppedAsAsked || status.Server == nil || observed.Answer != inventory.Present {
 		return
 	}
-	if !policy.HasRestarted(status, seen.Server) {
-		status.Server.StoppedRun = seen.Server.Run
+	if !policy.HasRestarted(status, observed.Server) {
+		status.Server.StoppedRun = observed.Server.Run
 	}
 }
 

@@ -43,40 +43,40 @@ func kstatusOf(t *testing.T, p *reconciliation, change func(*policy.Input)) stat
 func TestKstatus(t *testing.T) {
 	twins := policytest.Present(driver.StateRunning)
 	twins.Duplicates = []string{"id-1", "id-2"}
-	completed := policytest.Observed().RestartPolicy(api.RestartNever)
+	completed := policytest.ReportedVM().RestartPolicy(api.RestartNever)
 	tests := map[string]struct {
-		vm     *vmtest.Builder
-		seen   inventory.Observation
-		change func(*policy.Input)
-		want   status.Status
+		vm       *vmtest.Builder
+		observed inventory.Observation
+		change   func(*policy.Input)
+		want     status.Status
 	}{
-		"being created":           {policytest.Observed(), policytest.Gone(), nil, status.InProgressStatus},
-		"fetching":                {policytest.Observed(), policytest.Present(driver.StatePending), nil, status.InProgressStatus},
-		"starting":                {policytest.Observed(), policytest.Present(driver.StateStarting), nil, status.InProgressStatus},
-		"running":                 {policytest.Observed(), policytest.Present(driver.StateRunning), nil, status.CurrentStatus},
-		"running, probe fails":    {policytest.Observed(), policytest.Present(driver.StateRunning), func(in *policy.Input) { in.Probe = policy.ProbeResult{Wanted: true} }, status.InProgressStatus},
-		"running, change waits":   {policytest.Observed().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), nil, status.InProgressStatus},
-		"running, image refused":  {policytest.Observed().Status(policytest.RefusedImage), policytest.Present(driver.StateRunning), nil, status.FailedStatus},
-		"restarted by the engine": {policytest.Observed(), policytest.Present(driver.StateRestarting), nil, status.InProgressStatus},
-		"stopping":                {policytest.Observed().Action(api.ActionStopped), policytest.Present(driver.StateStopping), nil, status.InProgressStatus},
-		"stopped":                 {policytest.Observed().Action(api.ActionStopped), policytest.Ended(0), nil, status.CurrentStatus},
-		"stopped, image refused":  {policytest.Observed().Action(api.ActionStopped).Status(policytest.RefusedImage), policytest.Ended(0), nil, status.FailedStatus},
-		"paused":                  {policytest.Observed().Action(api.ActionPaused), policytest.Present(driver.StatePaused), nil, status.CurrentStatus},
+		"being created":           {policytest.ReportedVM(), policytest.Gone(), nil, status.InProgressStatus},
+		"fetching":                {policytest.ReportedVM(), policytest.Present(driver.StatePending), nil, status.InProgressStatus},
+		"starting":                {policytest.ReportedVM(), policytest.Present(driver.StateStarting), nil, status.InProgressStatus},
+		"running":                 {policytest.ReportedVM(), policytest.Present(driver.StateRunning), nil, status.CurrentStatus},
+		"running, probe fails":    {policytest.ReportedVM(), policytest.Present(driver.StateRunning), func(in *policy.Input) { in.Probe = policy.ProbeResult{Wanted: true} }, status.InProgressStatus},
+		"running, change waits":   {policytest.ReportedVM().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), nil, status.InProgressStatus},
+		"running, image refused":  {policytest.ReportedVM().Status(policytest.RefusedImage), policytest.Present(driver.StateRunning), nil, status.FailedStatus},
+		"restarted by the engine": {policytest.ReportedVM(), policytest.Present(driver.StateRestarting), nil, status.InProgressStatus},
+		"stopping":                {policytest.ReportedVM().Action(api.ActionStopped), policytest.Present(driver.StateStopping), nil, status.InProgressStatus},
+		"stopped":                 {policytest.ReportedVM().Action(api.ActionStopped), policytest.Ended(0), nil, status.CurrentStatus},
+		"stopped, image refused":  {policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.RefusedImage), policytest.Ended(0), nil, status.FailedStatus},
+		"paused":                  {policytest.ReportedVM().Action(api.ActionPaused), policytest.Present(driver.StatePaused), nil, status.CurrentStatus},
 		"completed":               {completed, policytest.Ended(0), nil, status.CurrentStatus},
 		"exited, Never":           {completed, policytest.Ended(3), nil, status.FailedStatus},
-		"exited, Always":          {policytest.Observed(), policytest.Ended(3), nil, status.InProgressStatus},
-		"create fails":            {policytest.Observed().Status(policytest.Failing(api.OperationCreate, 3, time.Second)), policytest.Gone(), nil, status.InProgressStatus},
-		"refused":                 {policytest.Observed().Status(policytest.Refused), policytest.Gone(), nil, status.FailedStatus},
+		"exited, Always":          {policytest.ReportedVM(), policytest.Ended(3), nil, status.InProgressStatus},
+		"create fails":            {policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 3, time.Second)), policytest.Gone(), nil, status.InProgressStatus},
+		"refused":                 {policytest.ReportedVM().Status(policytest.Refused), policytest.Gone(), nil, status.FailedStatus},
 		"unknown driver":          {vmtest.VM("vm").Driver("xen").Generation(1), policytest.Gone(), func(in *policy.Input) { in.Driver = "" }, status.FailedStatus},
-		"another engine":          {policytest.Observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
-		"engine away":             {policytest.Observed(), policytest.Unknown(time.Minute), nil, status.InProgressStatus},
-		"two servers":             {policytest.Observed(), twins, nil, status.InProgressStatus},
-		"deletion":                {policytest.Observed().Deleted(policytest.T0), policytest.Present(driver.StateRunning), nil, status.TerminatingStatus},
-		"deletion, engine away":   {policytest.Observed().Deleted(policytest.T0), policytest.Unknown(time.Minute), nil, status.TerminatingStatus},
+		"another engine":          {policytest.ReportedVM(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
+		"engine away":             {policytest.ReportedVM(), policytest.Unknown(time.Minute), nil, status.InProgressStatus},
+		"two servers":             {policytest.ReportedVM(), twins, nil, status.InProgressStatus},
+		"deletion":                {policytest.ReportedVM().Deleted(policytest.T0), policytest.Present(driver.StateRunning), nil, status.TerminatingStatus},
+		"deletion, engine away":   {policytest.ReportedVM().Deleted(policytest.T0), policytest.Unknown(time.Minute), nil, status.TerminatingStatus},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := reconciliationOf(tc.vm.Obj(), tc.seen)
+			p := reconciliationOf(tc.vm.Obj(), tc.observed)
 			if got := kstatusOf(t, p, tc.change); got != tc.want {
 				t.Errorf("%s, want %s", got, tc.want)
 			}

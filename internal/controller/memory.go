@@ -50,8 +50,8 @@ const (
 
 // update returns since when the facts hold. It records new facts as of now, and
 // drops those that no longer hold.
-func (s *factTimes) update(vm *api.VirtualMachine, seen inventory.Observation, now time.Time) policy.Instants {
-	facts := factsOf(vm, seen)
+func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observation, now time.Time) policy.Instants {
+	facts := factsOf(vm, observed)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.byVM[keyOf(vm)]
@@ -98,7 +98,7 @@ func instantsOf(facts []factTime) policy.Instants {
 }
 
 // factsOf returns the facts that a wait may count from.
-func factsOf(vm *api.VirtualMachine, seen inventory.Observation) []factTime {
+func factsOf(vm *api.VirtualMachine, observed inventory.Observation) []factTime {
 	var facts []factTime
 	add := func(kind factKind, of ...string) {
 		facts = append(facts, factTime{kind: kind, value: strings.Join(append(of, string(vm.UID)), "/")})
@@ -115,15 +115,15 @@ func factsOf(vm *api.VirtualMachine, seen inventory.Observation) []factTime {
 	if op.Attempts > 0 {
 		add(factFailure, began, strconv.Itoa(int(op.Attempts)))
 	}
-	if op.Failure != api.FailureExited || seen.Answer != inventory.Present {
+	if op.Failure != api.FailureExited || observed.Answer != inventory.Present {
 		return facts
 	}
-	over := seen.Server.State == driver.StateStopped
+	over := observed.Server.State == driver.StateStopped
 	if over {
-		add(factExit, seen.Server.Run)
+		add(factExit, observed.Server.Run)
 	}
-	if over || policy.IsRunning(seen) {
-		add(factRun, seen.Server.Run)
+	if over || policy.IsRunning(observed) {
+		add(factRun, observed.Server.Run)
 		facts[len(facts)-1].onlyKnown = over
 	}
 	return facts
@@ -158,8 +158,8 @@ func (c *ownWrites) findUnreported(vm *api.VirtualMachine) *unreportedWork {
 	return &left
 }
 
-// keepUnreported records what the pass did, unless that was written.
-func (p *reconciliation) keepUnreported() {
+// storeUnreported records what the pass did, unless that was written.
+func (p *reconciliation) storeUnreported() {
 	c := &p.r.writes
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -34,16 +34,16 @@ func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o
 
 // recordShown records what the driver answered about the spec that it was shown.
 func (p *reconciliation) recordShown(server driver.Server) {
-	p.shown = p.vm.Generation
+	p.shownGeneration = p.vm.Generation
 	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
 	if r := server.Refused; r != nil {
 		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
 	}
 }
 
-func stateOf(seen inventory.Observation) string {
-	if seen.Answer == inventory.Present {
-		return string(seen.Server.State)
+func stateText(observed inventory.Observation) string {
+	if observed.Answer == inventory.Present {
+		return string(observed.Server.State)
 	}
 	return "not there"
 }
@@ -68,21 +68,21 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	switch {
 	case op == nil || op.Type != decision.Action.Operation:
 	case decision.Action.Operation == api.OperationRestart:
-		if decision.Action.BeginsStop && p.seen.Server.State == driver.StateStopping {
+		if decision.Action.BeginsStop && p.observed.Server.State == driver.StateStopping {
 			op.StartedAt = p.microNow() // the stop has begun, and with it the grace period
 		}
-	case !isUnderWay(p.seen.Observation):
+	case !isUnderWay(p.observed.Observation):
 		status.Operation = nil
 	}
 }
 
 // isUnderWay reports whether the engine is still carrying out a request, so that
 // the operation's failures are kept for now.
-func isUnderWay(seen inventory.Observation) bool {
-	if seen.Answer != inventory.Present {
+func isUnderWay(observed inventory.Observation) bool {
+	if observed.Answer != inventory.Present {
 		return false
 	}
-	switch seen.Server.State {
+	switch observed.Server.State {
 	case driver.StatePending, driver.StateStopping, driver.StateStarting, driver.StateRemoving, driver.StateRestarting:
 		return true
 	case driver.StateRunning, driver.StatePaused, driver.StateStopped:
@@ -94,9 +94,9 @@ func isUnderWay(seen inventory.Observation) bool {
 // decision finds it. An unreachable engine is not a failure of the operation.
 func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	p.done = ""
-	if p.seen.Answer == inventory.Unknown {
+	if p.observed.Answer == inventory.Unknown {
 		// One failed query does not make the engine unknown.
-		if p.observeCached(); p.seen.Answer == inventory.Unknown {
+		if p.observeCached(); p.observed.Answer == inventory.Unknown {
 			return
 		}
 	}

@@ -56,8 +56,8 @@ type Reconciler struct {
 	// MayAct returns an error while this process is not certain to lead.
 	MayAct func() error
 
-	// All are the inventories of all drivers that run here.
-	All []*inventory.Inventory
+	// Inventories are the inventories of all drivers that run here.
+	Inventories []*inventory.Inventory
 
 	writes ownWrites
 	facts  factTimes
@@ -80,7 +80,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return resultForError(err)
 	}
 	p := r.gather(bound, bound != vm)
-	defer p.keepUnreported()
+	defer p.storeUnreported()
 	var taken *policy.Decision
 	//nolint:contextcheck // a readiness probe outlives the pass that starts it
 	for steps := 0; p.decideStep(taken) && steps < maxSteps; steps++ {
@@ -97,7 +97,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 func (p *reconciliation) decideStep(taken *policy.Decision) bool {
 	p.decision = policy.Decide(p.input())
 	if taken != nil && p.decision.Action.IsSameStep(taken.Action) {
-		p.recordFailure(*taken, fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateOf(p.seen.Observation)))
+		p.recordFailure(*taken, fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateText(p.observed.Observation)))
 		p.decision = policy.Decide(p.input())
 	}
 	return p.decision.Action.Step != policy.StepNone
@@ -121,7 +121,7 @@ func (p *reconciliation) takeStep(ctx context.Context) (taken *policy.Decision, 
 			return nil, err
 		}
 	}
-	existed := p.seen.Answer == inventory.Present
+	existed := p.observed.Answer == inventory.Present
 	result := p.awaitOutcome(ctx, p.act(ctx))
 	p.unreported = true
 	if driver.MayNotAct(result.err) {
@@ -163,12 +163,12 @@ type reconciliation struct {
 	vm   *api.VirtualMachine // base, with the status that this pass leads to
 	// baseLive is set once the API itself has confirmed base in this pass.
 	baseLive bool
-	seen     observation
+	observed observation
 	decision policy.Decision
 	// done is the operation that has just succeeded.
 	done api.OperationType
-	// shown is the generation of the spec that the driver was last shown.
-	shown int64
+	// shownGeneration is the generation of the spec that the driver was last shown.
+	shownGeneration int64
 	// stoppedRun is the run that had ended on request when the pass began.
 	stoppedRun string
 	// unproven says why the server may still be on another driver's engine.
@@ -188,9 +188,9 @@ type reconciliation struct {
 func (p *reconciliation) input() policy.Input {
 	now := p.r.Clock.Now()
 	return policy.Input{
-		VM: p.vm, Seen: p.seen.Observation, Now: now, Done: p.done, ShownGeneration: p.shown,
-		Probe: p.r.probes.Check(p.base, p.seen.Observation),
-		Since: p.r.facts.update(p.vm, p.seen.Observation, now), Unproven: p.unproven,
+		VM: p.vm, Observed: p.observed.Observation, Now: now, Done: p.done, ShownGeneration: p.shownGeneration,
+		Probe: p.r.probes.Check(p.base, p.observed.Observation),
+		Since: p.r.facts.update(p.vm, p.observed.Observation, now), Unproven: p.unproven,
 		Driver: p.r.Driver, Drivers: p.r.Drivers, Epoch: p.leaderEpoch(),
 	}
 }

@@ -35,14 +35,14 @@ const (
 func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 	now := p.r.Clock.Now()
 	if p.decision.Action.Step != policy.StepNone {
-		p.decision.Wake = now // the next pass continues
+		p.decision.WakeAt = now // the next pass continues
 	}
 	if p.decision.Status.Unchanged {
-		return requeueAt(now, p.decision.Wake), nil
+		return resultAt(now, p.decision.WakeAt), nil
 	}
 	next := p.newStatus(now)
 	if until := throttleUntil(&p.base.Status, &next, p.done != "" || len(p.events) > 0, now); now.Before(until) {
-		return requeueAt(now, policy.Earliest(until, p.decision.Wake)), nil
+		return resultAt(now, policy.Earliest(until, p.decision.WakeAt)), nil
 	}
 	before := p.base.Status
 	if err := p.writeStatus(ctx); err != nil {
@@ -50,7 +50,7 @@ func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 	}
 	p.emitEvents(&before)
 	p.unreported = false
-	return requeueAt(now, p.decision.Wake), nil
+	return resultAt(now, p.decision.WakeAt), nil
 }
 
 // writeStatus writes the pass's status to the API if it differs there in more than its
@@ -75,7 +75,7 @@ func (p *reconciliation) writeStatus(ctx context.Context) error {
 	}
 	p.r.writes.recordWrite(vm)
 	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
-	p.r.facts.update(p.vm, p.seen.Observation, now) // an operation that begins with this write began now
+	p.r.facts.update(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
 	return nil
 }
 
@@ -140,8 +140,8 @@ func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Ti
 	return time.Time{}
 }
 
-// requeueAt requeues the VirtualMachine for a time, if there is one.
-func requeueAt(now, at time.Time) ctrl.Result {
+// resultAt requeues the VirtualMachine for a time, if there is one.
+func resultAt(now, at time.Time) ctrl.Result {
 	if at.IsZero() {
 		return ctrl.Result{}
 	}

@@ -23,14 +23,14 @@ import (
 )
 
 // reconciliationOf returns a pass over vm that observes a server.
-func reconciliationOf(vm *api.VirtualMachine, seen inventory.Observation) *reconciliation {
+func reconciliationOf(vm *api.VirtualMachine, observed inventory.Observation) *reconciliation {
 	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: vmtest.Clock(policytest.T0), Epoch: func() uint64 { return 7 }}
-	return &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: observation{Observation: seen}, shown: vm.Status.ObservedGeneration}
+	return &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, shownGeneration: vm.Status.ObservedGeneration}
 }
 
 // statusOf returns the status that a pass over vm would write.
-func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
-	p := reconciliationOf(vm, seen)
+func statusOf(vm *api.VirtualMachine, observed inventory.Observation) api.VirtualMachineStatus {
+	p := reconciliationOf(vm, observed)
 	return p.statusAfter(nil)
 }
 
@@ -53,19 +53,19 @@ func rates(cpu, memory float64) inventory.Observation {
 }
 
 func shown() *vmtest.Builder {
-	return policytest.Observed().Status(func(s *api.VirtualMachineStatus) {
+	return policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: 10, Memory: 20}}
 	})
 }
 
 func TestUsageInStatus(t *testing.T) {
 	tests := map[string]struct {
-		vm   *vmtest.Builder
-		seen inventory.Observation
-		want *api.Usage
+		vm       *vmtest.Builder
+		observed inventory.Observation
+		want     *api.Usage
 	}{
-		"rounded to 0.01":                {policytest.Observed(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
-		"zero is shown":                  {policytest.Observed(), rates(0, 0), &api.Usage{}},
+		"rounded to 0.01":                {policytest.ReportedVM(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
+		"zero is shown":                  {policytest.ReportedVM(), rates(0, 0), &api.Usage{}},
 		"kept when it moved little":      {shown(), rates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
 		"new when cpu moved a point":     {shown(), rates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
 		"new when memory moved a point":  {shown(), rates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
@@ -79,7 +79,7 @@ func TestUsageInStatus(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got *api.Usage
-			if s := statusOf(tc.vm.Obj(), tc.seen).Server; s != nil {
+			if s := statusOf(tc.vm.Obj(), tc.observed).Server; s != nil {
 				got = s.Usage
 			}
 			if (got == nil) != (tc.want == nil) || got != nil && *got != *tc.want {
@@ -94,17 +94,17 @@ func TestRestartCount(t *testing.T) {
 		return policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
 	}
 	had := func(at time.Time) *vmtest.Builder {
-		return policytest.Observed().Status(func(s *api.VirtualMachineStatus) {
+		return policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 			stamp := metav1.NewMicroTime(at)
 			s.StartTime, s.RestartCount = &stamp, 4
 		})
 	}
 	tests := map[string]struct {
-		vm   *vmtest.Builder
-		seen inventory.Observation
-		want int64
+		vm       *vmtest.Builder
+		observed inventory.Observation
+		want     int64
 	}{
-		"the first start is none":       {policytest.Observed(), started(policytest.T0), 0},
+		"the first start is none":       {policytest.ReportedVM(), started(policytest.T0), 0},
 		"the same run":                  {had(policytest.T0), started(policytest.T0), 4},
 		"the same run, nanoseconds":     {had(policytest.T0), started(policytest.T0.Add(999 * time.Nanosecond)), 4},
 		"another run":                   {had(policytest.T0), started(policytest.T0.Add(time.Second)), 5},
@@ -114,7 +114,7 @@ func TestRestartCount(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := statusOf(tc.vm.Obj(), tc.seen).RestartCount; got != tc.want {
+			if got := statusOf(tc.vm.Obj(), tc.observed).RestartCount; got != tc.want {
 				t.Errorf("got %d, want %d", got, tc.want)
 			}
 		})
@@ -126,26 +126,26 @@ func TestRestartCount(t *testing.T) {
 func TestConditions(t *testing.T) {
 	order := []string{api.ConditionReady, api.ConditionRunning, api.ConditionObserved, api.ConditionRestartRequired, api.ConditionDeletionBlocked, api.ConditionStalled}
 	tests := map[string]struct {
-		vm   *vmtest.Builder
-		seen inventory.Observation
-		want string
+		vm       *vmtest.Builder
+		observed inventory.Observation
+		want     string
 	}{
-		"running":                {policytest.Observed(), policytest.Present(driver.StateRunning), "TTT---"},
-		"stopped on purpose":     {policytest.Observed().Action(api.ActionStopped), policytest.Ended(0), "TFT---"},
-		"being made":             {policytest.Observed(), policytest.Gone(), "FFT---"},
-		"a change waits":         {policytest.Observed().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), "FTTT--"},
-		"the engine is away":     {policytest.Observed(), policytest.Unknown(time.Minute), "UUF---"},
-		"another engine answers": {policytest.Observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
-		"stalled":                {policytest.Observed().Status(policytest.Refused), policytest.Gone(), "FFT--T"},
-		"deletion, engine away":  {policytest.Observed().Deleted(policytest.T0), policytest.Unknown(time.Minute), "FUF-T-"},
-		"deletion under way":     {policytest.Observed().Deleted(policytest.T0), policytest.Present(driver.StateStopping), "FFT---"},
-		"deletion is blocked no more": {policytest.Observed().Deleted(policytest.T0).Status(func(s *api.VirtualMachineStatus) {
+		"running":                {policytest.ReportedVM(), policytest.Present(driver.StateRunning), "TTT---"},
+		"stopped on purpose":     {policytest.ReportedVM().Action(api.ActionStopped), policytest.Ended(0), "TFT---"},
+		"being made":             {policytest.ReportedVM(), policytest.Gone(), "FFT---"},
+		"a change waits":         {policytest.ReportedVM().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), "FTTT--"},
+		"the engine is away":     {policytest.ReportedVM(), policytest.Unknown(time.Minute), "UUF---"},
+		"another engine answers": {policytest.ReportedVM(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
+		"stalled":                {policytest.ReportedVM().Status(policytest.Refused), policytest.Gone(), "FFT--T"},
+		"deletion, engine away":  {policytest.ReportedVM().Deleted(policytest.T0), policytest.Unknown(time.Minute), "FUF-T-"},
+		"deletion under way":     {policytest.ReportedVM().Deleted(policytest.T0), policytest.Present(driver.StateStopping), "FFT---"},
+		"deletion is blocked no more": {policytest.ReportedVM().Deleted(policytest.T0).Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions = []metav1.Condition{{Type: api.ConditionDeletionBlocked, Status: metav1.ConditionTrue}}
 		}), policytest.Present(driver.StateStopping), "FFT---"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			status := statusOf(tc.vm.Obj(), tc.seen)
+			status := statusOf(tc.vm.Obj(), tc.observed)
 			got := ""
 			for _, kind := range order {
 				if c := meta.FindStatusCondition(status.Conditions, kind); c == nil {
@@ -165,13 +165,13 @@ func TestConditions(t *testing.T) {
 }
 
 func TestOperationInStatus(t *testing.T) {
-	if op := statusOf(policytest.Observed().Obj(), policytest.Present(driver.StateRunning)).Operation; op != nil {
+	if op := statusOf(policytest.ReportedVM().Obj(), policytest.Present(driver.StateRunning)).Operation; op != nil {
 		t.Errorf("at rest: %+v", op)
 	}
-	if op := statusOf(policytest.Observed().Obj(), policytest.Gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(policytest.T0) {
+	if op := statusOf(policytest.ReportedVM().Obj(), policytest.Gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(policytest.T0) {
 		t.Errorf("a new one: %+v", op)
 	}
-	vm := policytest.Observed().Action(api.ActionStopped).Status(policytest.WithOperation(api.OperationStop, time.Second, "")).Obj()
+	vm := policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.WithOperation(api.OperationStop, time.Second, "")).Obj()
 	if op := statusOf(vm, policytest.Present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(policytest.T0.Add(-time.Second)) {
 		t.Errorf("one that goes on: %+v", op)
 	}
@@ -226,7 +226,7 @@ func TestCalm(t *testing.T) {
 // before.
 func TestReportWaits(t *testing.T) {
 	stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Second))
-	vm := policytest.Observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
+	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
 	p := reconciliationOf(vm, policytest.Present(driver.StateRestarting))
 	p.decideStep(nil)
 	result, err := p.report(t.Context())
@@ -243,7 +243,7 @@ func TestClip(t *testing.T) {
 	if truncate("short") != "short" {
 		t.Error("a short text was changed")
 	}
-	if n := truncateNote(strings.Repeat("x", 5000)); len(n) != 1024 {
+	if n := truncateEvent(strings.Repeat("x", 5000)); len(n) != 1024 {
 		t.Errorf("a note of %d bytes", len(n))
 	}
 }
@@ -266,7 +266,7 @@ func TestReasonOf(t *testing.T) {
 // TestReportGoesOn checks that a pass that ran out of steps is followed by another.
 func TestReportGoesOn(t *testing.T) {
 	r := &Reconciler{Clock: vmtest.Clock(policytest.T0)}
-	p := &reconciliation{r: r, base: policytest.Observed().Obj(), decision: policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}}
+	p := &reconciliation{r: r, base: policytest.ReportedVM().Obj(), decision: policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}}
 	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
 	}
@@ -286,7 +286,7 @@ func TestPortsInStatus(t *testing.T) {
 		{Protocol: "TCP", Port: 80, HostPort: 32768},
 		{Protocol: "TCP", Port: 90, HostPort: 9191},
 	}
-	vm := policytest.Observed().Spec(func(s *api.VirtualMachineSpec) { s.Ports = spec }).Obj()
+	vm := policytest.ReportedVM().Spec(func(s *api.VirtualMachineSpec) { s.Ports = spec }).Obj()
 	up := policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Ports = open })
 	status := statusOf(vm, up)
 	want := []string{" TCP 53 5353", "dns UDP 53 5354", "fixed TCP 80 8080", "any TCP 80 32768", " TCP 90 9191"}

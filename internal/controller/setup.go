@@ -66,7 +66,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) ([]*Reconciler, err
 	for _, inv := range append(slices.Clone(o.Inventories), nil) {
 		r := &Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: o.Recorder,
-			Clock: o.Clock, Drivers: names, Inventory: inv, All: o.Inventories, Epoch: o.Epoch, MayAct: o.MayAct,
+			Clock: o.Clock, Drivers: names, Inventory: inv, Inventories: o.Inventories, Epoch: o.Epoch, MayAct: o.MayAct,
 		}
 		if inv != nil {
 			r.Driver = inv.Name
@@ -171,7 +171,7 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 	for _, vm := range r.listCached(ctx) {
 		priority := queue.PriorityRoutine
-		if seen := r.observeServer(vm); seen.Answer != inventory.Unknown && !policy.IsAsReported(vm.Status.Server, seen) {
+		if observed := r.observeServer(vm); observed.Answer != inventory.Unknown && !policy.IsAsReported(vm.Status.Server, observed) {
 			priority = queue.PriorityEngine
 		}
 		queue.Add(q, keyOf(vm), priority)

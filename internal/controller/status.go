@@ -46,7 +46,7 @@ func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
 
 // isObserved reports whether the VirtualMachine's engine has answered.
 func (p *reconciliation) isObserved() bool {
-	return !p.decision.Status.Unobserved && p.seen.Answer != inventory.Unknown
+	return !p.decision.Status.Unobserved && p.observed.Answer != inventory.Unknown
 }
 
 // statusOperation returns the status's operation while it continues, and also while it is
@@ -77,10 +77,10 @@ func withNextTry(op *api.Operation, at time.Time) *api.Operation {
 // copyServerState copies what was observed of the server.
 func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
 	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
-	if p.seen.Answer != inventory.Present {
+	if p.observed.Answer != inventory.Present {
 		return
 	}
-	server := p.seen.Server
+	server := p.observed.Server
 	next.Addresses = server.Addresses[:min(len(server.Addresses), maxAddresses)]
 	next.Ports = portStatuses(p.vm.Spec.Ports, server.Ports[:min(len(server.Ports), maxPorts)])
 	if server.StartedAt.IsZero() {
@@ -121,30 +121,30 @@ func indexOf(asked []api.Port, open api.PortStatus, hostPort int32) int {
 // serverStatus returns the server as observed. Usage that moved by less than a
 // point keeps its figures, so that it alone causes no write.
 func (p *reconciliation) serverStatus() *api.ServerStatus {
-	have, seen := p.base.Status.Server, p.seen
-	if seen.Answer != inventory.Present {
+	have, observed := p.base.Status.Server, p.observed
+	if observed.Answer != inventory.Present {
 		return nil
 	}
 	var stopped string
-	if p.decision.Status.StoppedBySpec || p.stoppedRun == seen.Server.Run || p.vm.Status.Server != nil && p.vm.Status.Server.StoppedRun == seen.Server.Run {
-		stopped = seen.Server.Run
+	if p.decision.Status.StoppedBySpec || p.stoppedRun == observed.Server.Run || p.vm.Status.Server != nil && p.vm.Status.Server.StoppedRun == observed.Server.Run {
+		stopped = observed.Server.Run
 	}
 	next := &api.ServerStatus{
-		ID: seen.Server.ID, State: string(seen.Server.State), Generation: p.shown, StoppedRun: stopped,
-		ImageID: seen.Server.ImageID, Accelerator: seen.Server.Accelerator,
+		ID: observed.Server.ID, State: string(observed.Server.State), Generation: p.shownGeneration, StoppedRun: stopped,
+		ImageID: observed.Server.ImageID, Accelerator: observed.Server.Accelerator,
 	}
 	var shown *api.Usage
 	if have != nil && have.ID == next.ID {
 		shown = have.Usage
 	}
-	switch up := seen.Server.State == driver.StateRunning || seen.Server.State == driver.StatePaused; {
+	switch up := observed.Server.State == driver.StateRunning || observed.Server.State == driver.StatePaused; {
 	case !up:
-	case seen.Rates == nil:
+	case observed.Rates == nil:
 		next.Usage = shown
-	case shown != nil && !seen.Rates.Moved(inventory.Rates{CPU: shown.CPU, Memory: shown.Memory}):
+	case shown != nil && !observed.Rates.Moved(inventory.Rates{CPU: shown.CPU, Memory: shown.Memory}):
 		next.Usage = shown
 	default:
-		next.Usage = &api.Usage{CPU: roundRate(seen.Rates.CPU), Memory: roundRate(seen.Rates.Memory)}
+		next.Usage = &api.Usage{CPU: roundRate(observed.Rates.CPU), Memory: roundRate(observed.Rates.Memory)}
 	}
 	return next
 }
@@ -167,9 +167,9 @@ func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
 			meta.RemoveStatusCondition(all, kind)
 		}
 	}
-	unknown := intent.Unobserved || p.seen.Answer == inventory.Unknown
+	unknown := intent.Unobserved || p.observed.Answer == inventory.Unknown
 	set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
-	set(api.ConditionRunning, triState(policy.IsRunning(p.seen.Observation), unknown), p.runningReason(*all), "")
+	set(api.ConditionRunning, triState(policy.IsRunning(p.observed.Observation), unknown), p.runningReason(*all), "")
 	if unknown {
 		set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
 	} else {
@@ -195,14 +195,14 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 // status.server.stoppedRun rely on it.
 func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
-	off := p.seen.Answer == inventory.Present && p.seen.Server.State == driver.StateStopped
+	off := p.observed.Answer == inventory.Present && p.observed.Server.State == driver.StateStopped
 	known := meta.FindStatusCondition(have, api.ConditionRunning)
 	switch {
-	case policy.IsRunning(p.seen.Observation) && !p.decision.Status.Unobserved:
+	case policy.IsRunning(p.observed.Observation) && !p.decision.Status.Unobserved:
 		return api.ReasonRunning
 	case slices.Contains(offReasons, p.decision.Status.Reason) || known == nil:
 		return p.decision.Status.Reason
-	case p.decision.Status.Unobserved || p.seen.Answer == inventory.Unknown, off && slices.Contains(offReasons, known.Reason):
+	case p.decision.Status.Unobserved || p.observed.Answer == inventory.Unknown, off && slices.Contains(offReasons, known.Reason):
 		return known.Reason
 	}
 	return p.decision.Status.Reason

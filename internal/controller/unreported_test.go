@@ -207,7 +207,7 @@ func TestImportedStatus(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			status := policytest.Observed().Status(tc.status).Status(older).Obj().Status
+			status := policytest.ReportedVM().Status(tc.status).Status(older).Obj().Status
 			importStatus(&status, policytest.Ended(1))
 			if !tc.check(&status) {
 				t.Errorf("got %+v, operation %+v, server %+v", status, status.Operation, status.Server)

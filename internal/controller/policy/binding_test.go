@@ -15,7 +15,7 @@ import (
 // TestEngineMismatchByStatus checks that the status names the server's engine, even
 // if the annotation agrees with the engine that answers.
 func TestEngineMismatchByStatus(t *testing.T) {
-	vm := policytest.Observed().Status(func(s *api.VirtualMachineStatus) {
+	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 		s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-2"}
 	}).Obj()
 	if d := Decide(inputOf(vm, policytest.Gone())); d.Status.Reason != api.ReasonEngineMismatch || d.Action.Step != StepNone {

@@ -17,8 +17,8 @@ const stableRun = 10 * time.Second
 
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
-	exit := in.Seen.Server.Exit
-	if exit == nil || exit.Reason == driver.ExitHostShutdown || IsStoppedByDrover(&in.VM.Status, in.Seen.Server.Run) {
+	exit := in.Observed.Server.Exit
+	if exit == nil || exit.Reason == driver.ExitHostShutdown || IsStoppedByDrover(&in.VM.Status, in.Observed.Server.Run) {
 		return planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
 	}
 	policy := in.VM.Spec.RestartPolicy
@@ -51,7 +51,7 @@ func planStartAgain(in Input, exit *driver.Exit) Decision {
 	}
 	at := in.Since.Exit.Add(Backoff(attempts, false))
 	if in.Now.Before(at) {
-		d.Action.Step, d.Wake, d.Status.Phase = StepNone, at, api.PhaseFailed
+		d.Action.Step, d.WakeAt, d.Status.Phase = StepNone, at, api.PhaseFailed
 	}
 	return d
 }
@@ -76,7 +76,7 @@ func runTime(in Input) time.Duration {
 	if !in.Since.Run.IsZero() {
 		return in.Since.Exit.Sub(in.Since.Run)
 	}
-	return in.Seen.Server.Exit.At.Sub(in.Seen.Server.StartedAt)
+	return in.Observed.Server.Exit.At.Sub(in.Observed.Server.StartedAt)
 }
 
 // ExitText says how a run ended, as the rest of a sentence about the server.

@@ -13,9 +13,9 @@ import (
 // TestRunTime checks that the length of a run is measured by this process's clock
 // if it observed the run.
 func TestRunTime(t *testing.T) {
-	seen, crashing := policytest.ShortRun(1, 3, 0)
-	seen.Server.StartedAt = seen.Server.Exit.At.Add(-time.Hour) // by the engine's clock
-	in := Input{VM: policytest.Observed().Status(crashing).Obj(), Seen: seen, Since: Instants{Exit: policytest.T0}}
+	observed, crashing := policytest.ShortRun(1, 3, 0)
+	observed.Server.StartedAt = observed.Server.Exit.At.Add(-time.Hour) // by the engine's clock
+	in := Input{VM: policytest.ReportedVM().Status(crashing).Obj(), Observed: observed, Since: Instants{Exit: policytest.T0}}
 	if got := runTime(in); got != time.Hour {
 		t.Errorf("a run that was not observed: %s", got)
 	}

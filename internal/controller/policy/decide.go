@@ -32,9 +32,9 @@ const OutageDelay = 5 * time.Second
 // Input is everything that Decide considers.
 type Input struct {
 	VM *api.VirtualMachine
-	// Seen is the inventory's answer about the VM's server.
-	Seen inventory.Observation
-	Now  time.Time
+	// Observed is the inventory's answer about the VM's server.
+	Observed inventory.Observation
+	Now      time.Time
 	// Driver is the driver of this controller; empty if the VM's driver does not
 	// run here.
 	Driver string
@@ -61,8 +61,8 @@ type Decision struct {
 	// Status is reported while the action is taken or, if there is none, until
 	// something changes.
 	Status StatusIntent
-	// Wake is when to reconcile again even if nothing happens.
-	Wake time.Time
+	// WakeAt is when to reconcile again even if nothing happens.
+	WakeAt time.Time
 	// NextTry is when the operation that failed is tried again.
 	NextTry time.Time
 }
@@ -138,11 +138,11 @@ func Decide(in Input) Decision {
 		d = decideDeletion(in)
 	case engineMismatch(in) != "":
 		d = decideMismatch(in)
-	case in.Seen.Answer == inventory.Unknown:
+	case in.Observed.Answer == inventory.Unknown:
 		d = decideUnknown(in)
 	case !IsBound(in.VM):
-		d = Decision{Status: StatusIntent{Unchanged: true}, Wake: in.Now.Add(bindRetry)}
-	case len(in.Seen.Duplicates) > 0:
+		d = Decision{Status: StatusIntent{Unchanged: true}, WakeAt: in.Now.Add(bindRetry)}
+	case len(in.Observed.Duplicates) > 0:
 		d = Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonDuplicate, Message: duplicateText(in)}}
 	case isOnHold(in):
 		d = decideHold(in)
@@ -150,7 +150,7 @@ func Decide(in Input) Decision {
 		d = decidePower(in)
 	}
 	if isFetching(in, d) {
-		d.Action.Step, d.Status.Reason, d.Status.Message = StepNone, api.ReasonFetching, in.Seen.Server.Progress
+		d.Action.Step, d.Status.Reason, d.Status.Message = StepNone, api.ReasonFetching, in.Observed.Server.Progress
 	}
 	// A server that was just created has no run that a restart could end.
 	d.Status.RestartHandled = d.Status.RestartHandled || !isRestartWanted(in) || in.Done == api.OperationCreate
@@ -169,8 +169,8 @@ func engineMismatch(in Input) string {
 		return fmt.Sprintf("spec.driver %q is not a driver that runs here (%s)", in.VM.Spec.Driver, strings.Join(in.Drivers, ", "))
 	case in.Driver == "":
 		return fmt.Sprintf("the VirtualMachine is bound to %s, and driver %s does not run here (%s)", AnnotationOf(bound), bound.Driver, strings.Join(in.Drivers, ", "))
-	case bound.EngineID != "" && in.Seen.EngineID != "" && bound.EngineID != in.Seen.EngineID:
-		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", AnnotationOf(bound), in.Driver, in.Seen.EngineID)
+	case bound.EngineID != "" && in.Observed.EngineID != "" && bound.EngineID != in.Observed.EngineID:
+		return fmt.Sprintf("the VirtualMachine is bound to %s, and the %s engine that answers is %s", AnnotationOf(bound), in.Driver, in.Observed.EngineID)
 	}
 	return ""
 }
@@ -190,11 +190,11 @@ func decideUnknown(in Input) Decision {
 	if d, short := decideShortOutage(in); short {
 		return d
 	}
-	return Decision{Status: StatusIntent{Phase: api.PhaseUnknown, Reason: unknownReason(in), Message: in.Seen.Cause.Error(), Unobserved: true}}
+	return Decision{Status: StatusIntent{Phase: api.PhaseUnknown, Reason: unknownReason(in), Message: in.Observed.Cause.Error(), Unobserved: true}}
 }
 
 func unknownReason(in Input) string {
-	if in.Seen.Fenced {
+	if in.Observed.Fenced {
 		return api.ReasonFenced
 	}
 	return api.ReasonEngineUnavailable
@@ -204,17 +204,17 @@ func unknownReason(in Input) string {
 // that may end in a moment.
 func decideShortOutage(in Input) (Decision, bool) {
 	switch {
-	case in.Seen.Fenced:
+	case in.Observed.Fenced:
 		return Decision{}, false
-	case in.Seen.DownSince.IsZero():
+	case in.Observed.DownSince.IsZero():
 		return Decision{Status: StatusIntent{Unchanged: true}}, true
 	}
-	shown := in.Seen.DownSince.Add(OutageDelay)
-	return Decision{Status: StatusIntent{Unchanged: true}, Wake: shown}, in.Now.Before(shown)
+	shown := in.Observed.DownSince.Add(OutageDelay)
+	return Decision{Status: StatusIntent{Unchanged: true}, WakeAt: shown}, in.Now.Before(shown)
 }
 
 func duplicateText(in Input) string {
-	return fmt.Sprintf("%d servers carry the UID %s (%s): remove all but one", len(in.Seen.Duplicates), in.VM.UID, strings.Join(in.Seen.Duplicates, ", "))
+	return fmt.Sprintf("%d servers carry the UID %s (%s): remove all but one", len(in.Observed.Duplicates), in.VM.UID, strings.Join(in.Observed.Duplicates, ", "))
 }
 
 // ProbeResult is the result of a readiness probe.

@@ -20,13 +20,13 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-func inputOf(vm *api.VirtualMachine, seen inventory.Observation) Input {
-	return Input{VM: vm, Seen: seen, Now: policytest.T0, Since: sinceWritten(vm, seen), ShownGeneration: vm.Status.ObservedGeneration, Driver: "fake", Drivers: []string{"fake", "docker"}}
+func inputOf(vm *api.VirtualMachine, observed inventory.Observation) Input {
+	return Input{VM: vm, Observed: observed, Now: policytest.T0, Since: sinceWritten(vm, observed), ShownGeneration: vm.Status.ObservedGeneration, Driver: "fake", Drivers: []string{"fake", "docker"}}
 }
 
 // sinceWritten uses the times in an object and a server as the instants at which
 // they were seen.
-func sinceWritten(vm *api.VirtualMachine, seen inventory.Observation) (s Instants) {
+func sinceWritten(vm *api.VirtualMachine, observed inventory.Observation) (s Instants) {
 	if at := vm.DeletionTimestamp; at != nil {
 		s.Deletion = at.Time
 	}
@@ -36,9 +36,9 @@ func sinceWritten(vm *api.VirtualMachine, seen inventory.Observation) (s Instant
 			s.Failure = op.NextRetryTime.Add(-Backoff(op.Attempts, op.Failure == api.FailureExhausted))
 		}
 	}
-	s.Run = seen.Server.StartedAt
-	if seen.Server.Exit != nil {
-		s.Exit = seen.Server.Exit.At
+	s.Run = observed.Server.StartedAt
+	if observed.Server.Exit != nil {
+		s.Exit = observed.Server.Exit.At
 	}
 	return s
 }
@@ -131,7 +131,7 @@ func TestDecideMatrix(t *testing.T) {
 					t.Fatal("two rows")
 				}
 				done[name] = true
-				vm := policytest.Observed().Action(api.Action(row.action)).RestartPolicy(api.RestartPolicy(policy)).Obj()
+				vm := policytest.ReportedVM().Action(api.Action(row.action)).RestartPolicy(api.RestartPolicy(policy)).Obj()
 				if got := summaryOf(Decide(inputOf(vm, observations[row.state]))); got != row.want {
 					t.Errorf("got  %s\nwant %s", got, row.want)
 				}
@@ -158,11 +158,11 @@ func TestDecideDeletionMatrix(t *testing.T) {
 		"restarting": {"delete Delete => Terminating Terminating", "delete Release => Terminating Releasing"},
 		"removing":   {"wait Delete => Terminating Terminating", "wait Release => Terminating Releasing"},
 	}
-	for state, seen := range observations {
+	for state, observed := range observations {
 		t.Run(state, func(t *testing.T) {
 			for policy, want := range map[api.DeletionPolicy]string{api.DeletionDelete: rows[state].remove, api.DeletionRetain: rows[state].retain} {
-				vm := policytest.Observed().Deleted(policytest.T0).DeletionPolicy(policy).Obj()
-				if got := summaryOf(Decide(inputOf(vm, seen))); got != want {
+				vm := policytest.ReportedVM().Deleted(policytest.T0).DeletionPolicy(policy).Obj()
+				if got := summaryOf(Decide(inputOf(vm, observed))); got != want {
 					t.Errorf("%s:\ngot  %s\nwant %s", policy, got, want)
 				}
 			}
@@ -205,141 +205,141 @@ func TestDecide(t *testing.T) {
 		return policytest.ChangeServer(policytest.Present(driver.StatePending), func(s *driver.Server) { s.ID, s.Progress, s.Err = "", doing, err })
 	}
 	tests := map[string]struct {
-		vm     *vmtest.Builder
-		seen   inventory.Observation
-		change func(*Input)
-		want   string
-		check  func(*testing.T, Decision)
+		vm       *vmtest.Builder
+		observed inventory.Observation
+		change   func(*Input)
+		want     string
+		check    func(*testing.T, Decision)
 	}{
-		"an outage is not shown before 5 s": {vm: policytest.Observed(), seen: policytest.Unknown(4 * time.Second), want: "wait =>  ", check: func(t *testing.T, d Decision) {
-			if !d.Status.Unchanged || !d.Wake.Equal(policytest.T0.Add(time.Second)) {
-				t.Errorf("quiet %v, wake %v", d.Status.Unchanged, d.Wake)
+		"an outage is not shown before 5 s": {vm: policytest.ReportedVM(), observed: policytest.Unknown(4 * time.Second), want: "wait =>  ", check: func(t *testing.T, d Decision) {
+			if !d.Status.Unchanged || !d.WakeAt.Equal(policytest.T0.Add(time.Second)) {
+				t.Errorf("quiet %v, wake %v", d.Status.Unchanged, d.WakeAt)
 			}
 		}},
-		"an outage is shown after 5 s":       {vm: policytest.Observed(), seen: policytest.Unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
-		"an engine that refuses the leader":  {vm: policytest.Observed(), seen: fencedOut(), want: "wait => Unknown Fenced", check: wantMessage("epoch 9 has acted")},
-		"deletion, an engine that refuses":   {vm: policytest.Observed().Deleted(policytest.T0), seen: fencedOut(), want: "wait Delete => Terminating Fenced", check: wantBlocked("epoch 9 has acted")},
-		"a deletion in an outage is blocked": {vm: policytest.Observed().Deleted(policytest.T0), seen: policytest.Unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: wantBlocked("connection refused")},
-		"a deletion in a short outage waits": {vm: policytest.Observed().Deleted(policytest.T0), seen: policytest.Unknown(time.Second), want: "wait =>  "},
-		"another engine answers":             {vm: policytest.Observed(), seen: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
-		"deletion, another engine answers":   {vm: policytest.Observed().Deleted(policytest.T0), seen: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBlocked("remove the finalizer")},
+		"an outage is shown after 5 s":       {vm: policytest.ReportedVM(), observed: policytest.Unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
+		"an engine that refuses the leader":  {vm: policytest.ReportedVM(), observed: fencedOut(), want: "wait => Unknown Fenced", check: wantMessage("epoch 9 has acted")},
+		"deletion, an engine that refuses":   {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: fencedOut(), want: "wait Delete => Terminating Fenced", check: wantBlocked("epoch 9 has acted")},
+		"a deletion in an outage is blocked": {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: wantBlocked("connection refused")},
+		"a deletion in a short outage waits": {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Unknown(time.Second), want: "wait =>  "},
+		"another engine answers":             {vm: policytest.ReportedVM(), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
+		"deletion, another engine answers":   {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBlocked("remove the finalizer")},
 		"unknown driver": {vm: vmtest.VM("vm").Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
 			if !d.Status.Stalled || !strings.Contains(d.Status.Message, `"xen"`) || !strings.Contains(d.Status.Message, "fake, docker") {
 				t.Errorf("stalled %v, message %q", d.Status.Stalled, d.Status.Message)
 			}
 		}},
-		"bound to a driver that does not run here": {vm: policytest.Observed(), change: withoutDriver, want: "wait => Unknown EngineMismatch"},
-		"two servers of one UID":                   {vm: policytest.Observed(), seen: twins, want: "wait => Failed Duplicate"},
-		"two servers of one UID, deletion":         {vm: policytest.Observed().Deleted(policytest.T0), seen: twins, want: "wait Delete => Terminating Duplicate", check: wantBlocked("id-1, id-2")},
+		"bound to a driver that does not run here": {vm: policytest.ReportedVM(), change: withoutDriver, want: "wait => Unknown EngineMismatch"},
+		"two servers of one UID":                   {vm: policytest.ReportedVM(), observed: twins, want: "wait => Failed Duplicate"},
+		"two servers of one UID, deletion":         {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: twins, want: "wait Delete => Terminating Duplicate", check: wantBlocked("id-1, id-2")},
 
-		"backoff is honoured":                          {vm: policytest.Observed().Status(policytest.Failing(api.OperationCreate, 4, 3*time.Second)), seen: policytest.Gone(), want: "wait Create => Failed OperationFailed", check: wantWake(3 * time.Second)},
-		"backoff ends":                                 {vm: policytest.Observed().Status(policytest.Failing(api.OperationCreate, 4, 0)), seen: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"a new spec ends backoff":                      {vm: policytest.Observed().Generation(3).Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), seen: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"another server ends backoff":                  {vm: policytest.Observed().Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), seen: policytest.Present(driver.StateRunning), want: "wait => Active Running ready"},
-		"a server that went ends backoff":              {vm: policytest.Observed().Status(policytest.Failing(api.OperationUpdate, 4, time.Minute)).Status(policytest.WithServer("id-1", driver.StateRunning)), seen: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"an engine that returns ends backoff":          {vm: policytest.Observed().Status(policytest.Failing(api.OperationCreate, 4, time.Second)), seen: back, want: "ensure On Create => Creating Creating"},
-		"a failing update waits, active":               {vm: policytest.Observed().Status(policytest.Failing(api.OperationUpdate, 4, time.Second)).Status(policytest.WithServer("id-1", driver.StateRunning)), seen: policytest.Present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
-		"a failing update is tried again":              {vm: policytest.Observed().Status(policytest.Failing(api.OperationUpdate, 4, 0)).Status(policytest.WithServer("id-1", driver.StateRunning)), seen: policytest.Present(driver.StateRunning), change: withShownGeneration(1), want: "ensure On Update => Active Updating"},
-		"a failing start waits":                        {vm: policytest.Observed().Status(policytest.Failing(api.OperationStart, 1, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), seen: policytest.Present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
-		"a failing start after an end goes on":         {vm: policytest.Observed().RestartPolicy(api.RestartNever).Status(policytest.Failing(api.OperationStart, 1, 0)).Status(StoppedOnRequest), seen: policytest.Ended(1), want: "ensure On Start => Creating Starting"},
-		"a failing pull waits":                         {vm: policytest.Observed().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Status(policytest.WithServer("", driver.StatePending)), seen: policytest.Gone(), want: "wait Create => Failed OperationFailed"},
-		"backoff does not hold a deletion":             {vm: policytest.Observed().Deleted(policytest.T0).Status(policytest.Failing(api.OperationCreate, 9, time.Minute)), seen: policytest.Gone(), want: "delete Delete => Terminating Terminating"},
-		"a deletion that found nothing is the end":     {vm: policytest.Observed().Deleted(policytest.T0), seen: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
-		"a release is the end":                         {vm: policytest.Observed().Deleted(policytest.T0).DeletionPolicy(api.DeletionRetain), seen: policytest.Gone(), change: withDone(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
-		"stalled stays":                                {vm: policytest.Observed().Status(policytest.Refused), seen: policytest.Gone(), want: "wait Create => Failed Invalid"},
-		"stalled ends with a new spec":                 {vm: policytest.Observed().Status(policytest.Refused).Generation(3), seen: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"stalled without an operation is over":         {vm: policytest.Observed().Status(policytest.Refused).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), seen: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"not bound yet":                                {vm: vmtest.VM("vm").UID("uid-1").Generation(1), seen: policytest.Gone(), want: "wait =>  ", check: wantWake(bindRetry)},
-		"the first list is waited for":                 {vm: policytest.Observed(), seen: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  "},
-		"a failing proof that it is gone waits":        {vm: policytest.Observed().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), seen: policytest.Gone(), want: "wait Delete => Terminating OperationFailed"},
-		"an engine that returns ends a removal's wait": {vm: policytest.Observed().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), seen: back, want: "delete Delete => Terminating Terminating"},
-		"an unresponsive server is not ready":          {vm: policytest.Observed(), seen: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Err = errors.New("inspect hangs") }), want: "wait => Active Unresponsive", check: wantMessage("inspect hangs")},
-		"a change while the engine restarts it":        {vm: policytest.Observed().Generation(3), seen: policytest.Present(driver.StateRestarting), want: "ensure On Update => Active Updating"},
-		"a failing removal waits and says so":          {vm: policytest.Observed().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), seen: policytest.Ended(0), want: "wait Delete => Terminating OperationFailed", check: wantBlocked("boom; next try at 2026-01-02T03:04:06Z")},
-		"a failing removal is tried again":             {vm: policytest.Observed().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, 0)), seen: policytest.Ended(0), want: "delete Delete => Terminating Terminating"},
-		"a removal that took is waited for":            {vm: policytest.Observed().Deleted(policytest.T0), seen: policytest.Ended(0), change: withDone(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wantWake(removalPoll)},
-		"a stop that failed before the deletion":       {vm: policytest.Observed().Generation(3).Deleted(policytest.T0).Status(policytest.Failing(api.OperationStop, 1, time.Minute)), seen: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(30 * time.Second)},
-		"a stop that fails is tried again":             {vm: policytest.Observed().Deleted(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, 0)), seen: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
-		"a stop that fails waits for its next try":     {vm: policytest.Observed().Deleted(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, time.Second)), seen: policytest.Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBlocked("boom")},
-		"a failing stop holds a deletion no longer":    {vm: policytest.Observed().Deleted(policytest.T0.Add(-30 * time.Second)).Status(policytest.Failing(api.OperationStop, 5, time.Second)), seen: policytest.Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
-		"no binding and one driver did not say gone":   {vm: withoutBinding(), seen: policytest.Gone(), change: func(in *Input) { in.Unproven = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
-		"no binding: every driver is asked":            {vm: withoutBinding(), seen: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(true)},
-		"a binding: one driver is asked":               {vm: policytest.Observed().Deleted(policytest.T0), seen: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
-		"no binding, never observed":                   {vm: withoutBinding().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), seen: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
-		"the grace period ends in a deletion":          {vm: policytest.Observed().Deleted(policytest.T0.Add(-5 * time.Second)).Grace(5), seen: policytest.Present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
-		"a deletion waits for the grace period":        {vm: policytest.Observed().Deleted(policytest.T0.Add(-4 * time.Second)).Grace(5), seen: policytest.Present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wantWake(time.Second)},
-		"gone is not believed after a timeout yet":     {vm: policytest.Observed().Deleted(policytest.T0), seen: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
+		"backoff is honoured":                          {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 3*time.Second)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed", check: wantWake(3 * time.Second)},
+		"backoff ends":                                 {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 0)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"a new spec ends backoff":                      {vm: policytest.ReportedVM().Generation(3).Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"another server ends backoff":                  {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready"},
+		"a server that went ends backoff":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Minute)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"an engine that returns ends backoff":          {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Second)), observed: back, want: "ensure On Create => Creating Creating"},
+		"a failing update waits, active":               {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Second)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
+		"a failing update is tried again":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, 0)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), change: withShownGeneration(1), want: "ensure On Update => Active Updating"},
+		"a failing start waits":                        {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationStart, 1, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
+		"a failing start after an end goes on":         {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(policytest.Failing(api.OperationStart, 1, 0)).Status(StoppedOnRequest), observed: policytest.Ended(1), want: "ensure On Start => Creating Starting"},
+		"a failing pull waits":                         {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Status(policytest.WithServer("", driver.StatePending)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed"},
+		"backoff does not hold a deletion":             {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationCreate, 9, time.Minute)), observed: policytest.Gone(), want: "delete Delete => Terminating Terminating"},
+		"a deletion that found nothing is the end":     {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
+		"a release is the end":                         {vm: policytest.ReportedVM().Deleted(policytest.T0).DeletionPolicy(api.DeletionRetain), observed: policytest.Gone(), change: withDone(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
+		"stalled stays":                                {vm: policytest.ReportedVM().Status(policytest.Refused), observed: policytest.Gone(), want: "wait Create => Failed Invalid"},
+		"stalled ends with a new spec":                 {vm: policytest.ReportedVM().Status(policytest.Refused).Generation(3), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"stalled without an operation is over":         {vm: policytest.ReportedVM().Status(policytest.Refused).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"not bound yet":                                {vm: vmtest.VM("vm").UID("uid-1").Generation(1), observed: policytest.Gone(), want: "wait =>  ", check: wantWake(bindRetry)},
+		"the first list is waited for":                 {vm: policytest.ReportedVM(), observed: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  "},
+		"a failing proof that it is gone waits":        {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: policytest.Gone(), want: "wait Delete => Terminating OperationFailed"},
+		"an engine that returns ends a removal's wait": {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: back, want: "delete Delete => Terminating Terminating"},
+		"an unresponsive server is not ready":          {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Err = errors.New("inspect hangs") }), want: "wait => Active Unresponsive", check: wantMessage("inspect hangs")},
+		"a change while the engine restarts it":        {vm: policytest.ReportedVM().Generation(3), observed: policytest.Present(driver.StateRestarting), want: "ensure On Update => Active Updating"},
+		"a failing removal waits and says so":          {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Ended(0), want: "wait Delete => Terminating OperationFailed", check: wantBlocked("boom; next try at 2026-01-02T03:04:06Z")},
+		"a failing removal is tried again":             {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, 0)), observed: policytest.Ended(0), want: "delete Delete => Terminating Terminating"},
+		"a removal that took is waited for":            {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Ended(0), change: withDone(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wantWake(removalPoll)},
+		"a stop that failed before the deletion":       {vm: policytest.ReportedVM().Generation(3).Deleted(policytest.T0).Status(policytest.Failing(api.OperationStop, 1, time.Minute)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(30 * time.Second)},
+		"a stop that fails is tried again":             {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, 0)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
+		"a stop that fails waits for its next try":     {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, time.Second)), observed: policytest.Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBlocked("boom")},
+		"a failing stop holds a deletion no longer":    {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-30 * time.Second)).Status(policytest.Failing(api.OperationStop, 5, time.Second)), observed: policytest.Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
+		"no binding and one driver did not say gone":   {vm: withoutBinding(), observed: policytest.Gone(), change: func(in *Input) { in.Unproven = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
+		"no binding: every driver is asked":            {vm: withoutBinding(), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(true)},
+		"a binding: one driver is asked":               {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
+		"no binding, never observed":                   {vm: withoutBinding().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
+		"the grace period ends in a deletion":          {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-5 * time.Second)).Grace(5), observed: policytest.Present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
+		"a deletion waits for the grace period":        {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-4 * time.Second)).Grace(5), observed: policytest.Present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wantWake(time.Second)},
+		"gone is not believed after a timeout yet":     {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
 
-		"a fetch goes on":                      {vm: policytest.Observed(), seen: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: wantMessage("pulling: 3 %")},
-		"a fetch that was begun just now":      {vm: policytest.Observed().Generation(3), seen: fetching("pulling", nil), change: withShownGeneration(3), want: "wait Create => Creating Fetching"},
-		"a fetch for an old spec":              {vm: policytest.Observed().Generation(3), seen: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
-		"a fetch that has ended":               {vm: policytest.Observed(), seen: fetching("", nil), want: "ensure On Create => Creating Creating"},
-		"a fetch that failed":                  {vm: policytest.Observed(), seen: fetching("", errors.New("no such image")), want: "ensure On Create => Creating Creating"},
-		"a stop is forced":                     {vm: policytest.Observed().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 5*time.Second, "")), seen: policytest.Present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: wantStopBy(0)},
-		"a stop is not forced yet":             {vm: policytest.Observed().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), seen: policytest.Present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wantWake(time.Second)},
-		"a stop whose signal got lost":         {vm: policytest.Observed().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), seen: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping", check: wantStopBy(time.Second)},
-		"started after a stop, and ended":      {vm: policytest.Observed().RestartPolicy(api.RestartNever).Status(StoppedOnRequest), seen: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Run = "run-2" }), want: "wait => Stopped Completed ready"},
-		"stopped by us and active again":       {vm: policytest.Observed().Generation(3).RestartPolicy(api.RestartNever).Status(StoppedOnRequest), seen: policytest.Ended(0), want: "ensure On Start => Creating Starting"},
-		"stopping was under way, active again": {vm: policytest.Observed().Generation(3).RestartPolicy(api.RestartNever).Status(policytest.WithOperation(api.OperationStop, time.Second, "")), seen: policytest.Ended(0), want: "ensure On Start => Creating Starting"},
-		"a completed VM stays so on a change":  {vm: policytest.Observed().Generation(3).RestartPolicy(api.RestartNever).Status(policytest.WithServer("id-1", driver.StateStopped)), seen: policytest.Ended(0), want: "wait => Stopped Completed ready"},
+		"a fetch goes on":                      {vm: policytest.ReportedVM(), observed: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: wantMessage("pulling: 3 %")},
+		"a fetch that was begun just now":      {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), change: withShownGeneration(3), want: "wait Create => Creating Fetching"},
+		"a fetch for an old spec":              {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
+		"a fetch that has ended":               {vm: policytest.ReportedVM(), observed: fetching("", nil), want: "ensure On Create => Creating Creating"},
+		"a fetch that failed":                  {vm: policytest.ReportedVM(), observed: fetching("", errors.New("no such image")), want: "ensure On Create => Creating Creating"},
+		"a stop is forced":                     {vm: policytest.ReportedVM().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 5*time.Second, "")), observed: policytest.Present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: wantStopBy(0)},
+		"a stop is not forced yet":             {vm: policytest.ReportedVM().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), observed: policytest.Present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wantWake(time.Second)},
+		"a stop whose signal got lost":         {vm: policytest.ReportedVM().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping", check: wantStopBy(time.Second)},
+		"started after a stop, and ended":      {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(StoppedOnRequest), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Run = "run-2" }), want: "wait => Stopped Completed ready"},
+		"stopped by us and active again":       {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(StoppedOnRequest), observed: policytest.Ended(0), want: "ensure On Start => Creating Starting"},
+		"stopping was under way, active again": {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(policytest.WithOperation(api.OperationStop, time.Second, "")), observed: policytest.Ended(0), want: "ensure On Start => Creating Starting"},
+		"a completed VM stays so on a change":  {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Ended(0), want: "wait => Stopped Completed ready"},
 
-		"quick ends: the first is started at once": {vm: policytest.Observed(), seen: quickEnd, want: "ensure On Start => Creating Restarting"},
-		"quick ends: the next ones wait":           {vm: policytest.Observed().Status(looping), seen: quickEnd, want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
-		"quick ends: the wait is over":             {vm: policytest.Observed().Status(looping), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
-		"quick ends: counted until stable":         {vm: policytest.Observed().Status(looping), seen: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = policytest.T0.Add(-time.Second) }), want: "wait Start => Active Running ready", check: wantWake(9 * time.Second)},
-		"quick ends: forgotten when stable":        {vm: policytest.Observed().Status(looping), seen: policytest.Present(driver.StateRunning), want: "wait => Active Running ready"},
-		"quick ends: the wait is not a hold":       {vm: policytest.Observed().Status(policytest.Failing(api.OperationStart, 2, time.Second)).Status(func(s *api.VirtualMachineStatus) { s.Operation.Failure = api.FailureExited }).Status(policytest.WithServer("id-1", driver.StateStopped)), seen: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
+		"quick ends: the first is started at once": {vm: policytest.ReportedVM(), observed: quickEnd, want: "ensure On Start => Creating Restarting"},
+		"quick ends: the next ones wait":           {vm: policytest.ReportedVM().Status(looping), observed: quickEnd, want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
+		"quick ends: the wait is over":             {vm: policytest.ReportedVM().Status(looping), observed: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
+		"quick ends: counted until stable":         {vm: policytest.ReportedVM().Status(looping), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = policytest.T0.Add(-time.Second) }), want: "wait Start => Active Running ready", check: wantWake(9 * time.Second)},
+		"quick ends: forgotten when stable":        {vm: policytest.ReportedVM().Status(looping), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready"},
+		"quick ends: the wait is not a hold":       {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationStart, 2, time.Second)).Status(func(s *api.VirtualMachineStatus) { s.Operation.Failure = api.FailureExited }).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
 
-		"a changed spec is shown to the driver":               {vm: policytest.Observed().Generation(3), seen: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating"},
-		"a changed spec is shown to the driver, stopped":      {vm: policytest.Observed().Generation(3).Action(api.ActionStopped), seen: policytest.Ended(0), want: "ensure Off Update => Creating Updating"},
-		"a changed spec is shown to the driver, paused":       {vm: policytest.Observed().Generation(3).Action(api.ActionPaused), seen: policytest.Present(driver.StatePaused), want: "ensure Paused Update => Paused Updating"},
-		"memory changed by hand":                              {vm: policytest.Observed(), seen: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.MemoryBytes = 1 }), want: "ensure On Update => Active Updating"},
-		"cpu changed by hand":                                 {vm: policytest.Observed(), seen: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), want: "ensure On Update => Active Updating"},
-		"what waits for a restart is not tried on and on":     {vm: policytest.Observed().Status(policytest.PendingRestart), seen: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), change: withDone(api.OperationUpdate), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
-		"what waits for a restart is remembered":              {vm: policytest.Observed().Status(policytest.PendingRestart), seen: policytest.Present(driver.StateRunning), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
-		"what waited is looked at again after a restart":      {vm: policytest.Observed().Status(policytest.PendingRestart), seen: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = policytest.T0 }), want: "ensure On Update => Active Updating"},
-		"what waited is done when the driver says no more":    {vm: policytest.Observed(), seen: policytest.Present(driver.StateRunning), change: withDone(api.OperationUpdate), want: "wait => Active Running ready"},
-		"a probe that does not answer keeps it from Ready":    {vm: policytest.Observed(), seen: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, Message: "refused"} }, want: "wait => Active ProbeFailing", check: wantMessage("refused")},
-		"a probe that answers":                                {vm: policytest.Observed(), seen: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, OK: true} }, want: "wait => Active Running ready"},
-		"the engine restarts it and says why":                 {vm: policytest.Observed(), seen: policytest.ChangeServer(policytest.Present(driver.StateRestarting), func(s *driver.Server) { s.Exit = &driver.Exit{Code: 137, Reason: "OOMKilled"} }), want: "wait => Active Restarting", check: wantMessage("code 137 (OOMKilled)")},
-		"an exit without a better reason":                     {vm: policytest.Observed().RestartPolicy(api.RestartNever), seen: policytest.ChangeServer(policytest.Ended(3), func(s *driver.Server) { s.Exit.Reason = "Error" }), want: "wait => Failed Exited", check: wantMessage("the server ended with code 3")},
-		"exited under Never is final":                         {vm: policytest.Observed().RestartPolicy(api.RestartNever), seen: policytest.Ended(3), want: "wait => Failed Exited", check: wantStalled},
-		"ended by the host's shutdown, Never":                 {vm: policytest.Observed().RestartPolicy(api.RestartNever), seen: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "ensure On Start => Creating Starting"},
-		"ended by the host's shutdown, to be off":             {vm: policytest.Observed().Action(api.ActionStopped), seen: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "wait => Stopped StoppedAsAsked ready"},
-		"a refused image":                                     {vm: policytest.Observed().Status(policytest.RefusedImage), seen: policytest.Present(driver.StateRunning), want: "wait => Active ImageImmutable", check: wantStalled},
-		"a refused image, off":                                {vm: policytest.Observed().Action(api.ActionStopped).Status(policytest.RefusedImage), seen: policytest.Ended(0), want: "wait => Stopped ImageImmutable", check: wantStalled},
-		"a refused image holds nothing up":                    {vm: policytest.Observed().Action(api.ActionStopped).Status(policytest.RefusedImage), seen: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping"},
-		"the default action is active, the default is Always": {vm: policytest.Observed(), seen: policytest.Ended(0), want: "ensure On Start => Creating Restarting"},
+		"a changed spec is shown to the driver":               {vm: policytest.ReportedVM().Generation(3), observed: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating"},
+		"a changed spec is shown to the driver, stopped":      {vm: policytest.ReportedVM().Generation(3).Action(api.ActionStopped), observed: policytest.Ended(0), want: "ensure Off Update => Creating Updating"},
+		"a changed spec is shown to the driver, paused":       {vm: policytest.ReportedVM().Generation(3).Action(api.ActionPaused), observed: policytest.Present(driver.StatePaused), want: "ensure Paused Update => Paused Updating"},
+		"memory changed by hand":                              {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.MemoryBytes = 1 }), want: "ensure On Update => Active Updating"},
+		"cpu changed by hand":                                 {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), want: "ensure On Update => Active Updating"},
+		"what waits for a restart is not tried on and on":     {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), change: withDone(api.OperationUpdate), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
+		"what waits for a restart is remembered":              {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.Present(driver.StateRunning), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
+		"what waited is looked at again after a restart":      {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = policytest.T0 }), want: "ensure On Update => Active Updating"},
+		"what waited is done when the driver says no more":    {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: withDone(api.OperationUpdate), want: "wait => Active Running ready"},
+		"a probe that does not answer keeps it from Ready":    {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, Message: "refused"} }, want: "wait => Active ProbeFailing", check: wantMessage("refused")},
+		"a probe that answers":                                {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, OK: true} }, want: "wait => Active Running ready"},
+		"the engine restarts it and says why":                 {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRestarting), func(s *driver.Server) { s.Exit = &driver.Exit{Code: 137, Reason: "OOMKilled"} }), want: "wait => Active Restarting", check: wantMessage("code 137 (OOMKilled)")},
+		"an exit without a better reason":                     {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.ChangeServer(policytest.Ended(3), func(s *driver.Server) { s.Exit.Reason = "Error" }), want: "wait => Failed Exited", check: wantMessage("the server ended with code 3")},
+		"exited under Never is final":                         {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.Ended(3), want: "wait => Failed Exited", check: wantStalled},
+		"ended by the host's shutdown, Never":                 {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "ensure On Start => Creating Starting"},
+		"ended by the host's shutdown, to be off":             {vm: policytest.ReportedVM().Action(api.ActionStopped), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "wait => Stopped StoppedAsAsked ready"},
+		"a refused image":                                     {vm: policytest.ReportedVM().Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "wait => Active ImageImmutable", check: wantStalled},
+		"a refused image, off":                                {vm: policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.RefusedImage), observed: policytest.Ended(0), want: "wait => Stopped ImageImmutable", check: wantStalled},
+		"a refused image holds nothing up":                    {vm: policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping"},
+		"the default action is active, the default is Always": {vm: policytest.ReportedVM(), observed: policytest.Ended(0), want: "ensure On Start => Creating Restarting"},
 
-		"a restart is asked for":                     {vm: policytest.Observed().RestartedAt(policytest.T0), seen: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
-		"a restart of a server that ended":           {vm: policytest.Observed().RestartPolicy(api.RestartNever).RestartedAt(policytest.T0), seen: policytest.Ended(0), want: "ensure On Restart => Creating Restarting", check: wantRestart(true)},
-		"a restartedAt at creation asks for none":    {vm: policytest.Observed().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), seen: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating", check: wantRestartHandled},
-		"a restart that was written down is done":    {vm: policytest.Observed().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), seen: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
-		"a restart is not done twice":                {vm: policytest.Observed().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), seen: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
-		"a restart asked for while it is under way":  {vm: policytest.Observed().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-1")), seen: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
-		"a restart asked for after its end":          {vm: policytest.Observed().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-0")), seen: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
-		"a restart that answers what is asked for":   {vm: policytest.Observed().RestartedAt(policytest.T0).Status(restartFor(0, "run-1")), seen: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
-		"a restart that has answered it":             {vm: policytest.Observed().RestartedAt(policytest.T0).Status(restartFor(0, "run-0")), seen: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
-		"a restart while the run is not known":       {vm: policytest.Observed().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-1")), seen: policytest.ChangeServer(policytest.Present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting", check: wantRestart(false)},
-		"a restart whose new run boots":              {vm: policytest.Observed().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), seen: policytest.Present(driver.StateStarting), want: "wait Start => Creating Starting", check: wantRestartHandled},
-		"a restart starts what it stopped":           {vm: policytest.Observed().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), seen: policytest.Ended(0), want: "ensure On Restart => Creating Restarting", check: wantRestart(false)},
-		"a restart waits for the stop":               {vm: policytest.Observed().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), seen: policytest.Present(driver.StateStopping), want: "wait Restart => Active Stopping", check: wantWake(29 * time.Second)},
-		"a restart forces the stop":                  {vm: policytest.Observed().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Minute, "run-1")), seen: policytest.Present(driver.StateStopping), want: "ensure On Restart => Active Stopping", check: wantRestart(false)},
-		"a restart of what was made anew is no more": {vm: policytest.Observed().RestartedAt(policytest.T0), seen: policytest.Present(driver.StateRunning), change: withDone(api.OperationCreate), want: "wait => Active Running ready"},
-		"a restart while it is to be off is no more": {vm: policytest.Observed().RestartedAt(policytest.T0).Action(api.ActionStopped), seen: policytest.Ended(0), want: "wait => Stopped StoppedAsAsked ready", check: wantRestartHandled},
-		"a restart that waits for an image":          {vm: policytest.Observed().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), seen: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Progress = "pulling" }), want: "wait Restart => Active Fetching", check: wantMessage("pulling")},
-		"a start that waits for an image":            {vm: policytest.Observed(), seen: policytest.ChangeServer(policytest.Ended(1), func(s *driver.Server) { s.Progress = "pulling" }), change: withDone(api.OperationStart), want: "wait Start => Creating Fetching"},
-		"a start after an image was fetched":         {vm: policytest.Observed().Status(policytest.WithOperation(api.OperationStart, time.Second, "")), seen: policytest.Ended(1), want: "ensure On Start => Creating Restarting"},
-		"a restart whose image took its time":        {vm: policytest.Observed().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Hour, "run-1")), seen: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantStopBy(30 * time.Second)},
-		"a restart whose new run has ended":          {vm: policytest.Observed().RestartPolicy(api.RestartNever).RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), seen: policytest.Ended(0), want: "wait => Stopped Completed ready", check: wantRestartHandled},
-		"a restart of what never ran":                {vm: policytest.Observed().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "")), seen: policytest.ChangeServer(policytest.Present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting"},
-		"a probe not asked yet, ready before":        {vm: policytest.Observed().Status(withReady(-time.Hour)), seen: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active Running ready"},
-		"a probe not asked yet, another run":         {vm: policytest.Observed().Status(withReady(-2 * time.Hour)), seen: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active ProbeFailing"},
-		"a restart that was handled":                 {vm: policytest.Observed().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: policytest.T0} }), seen: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
+		"a restart is asked for":                     {vm: policytest.ReportedVM().RestartedAt(policytest.T0), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a restart of a server that ended":           {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).RestartedAt(policytest.T0), observed: policytest.Ended(0), want: "ensure On Restart => Creating Restarting", check: wantRestart(true)},
+		"a restartedAt at creation asks for none":    {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating", check: wantRestartHandled},
+		"a restart that was written down is done":    {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
+		"a restart is not done twice":                {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
+		"a restart asked for while it is under way":  {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a restart asked for after its end":          {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-0")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a restart that answers what is asked for":   {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(0, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
+		"a restart that has answered it":             {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(0, "run-0")), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
+		"a restart while the run is not known":       {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-1")), observed: policytest.ChangeServer(policytest.Present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting", check: wantRestart(false)},
+		"a restart whose new run boots":              {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), observed: policytest.Present(driver.StateStarting), want: "wait Start => Creating Starting", check: wantRestartHandled},
+		"a restart starts what it stopped":           {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.Ended(0), want: "ensure On Restart => Creating Restarting", check: wantRestart(false)},
+		"a restart waits for the stop":               {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.Present(driver.StateStopping), want: "wait Restart => Active Stopping", check: wantWake(29 * time.Second)},
+		"a restart forces the stop":                  {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Minute, "run-1")), observed: policytest.Present(driver.StateStopping), want: "ensure On Restart => Active Stopping", check: wantRestart(false)},
+		"a restart of what was made anew is no more": {vm: policytest.ReportedVM().RestartedAt(policytest.T0), observed: policytest.Present(driver.StateRunning), change: withDone(api.OperationCreate), want: "wait => Active Running ready"},
+		"a restart while it is to be off is no more": {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Action(api.ActionStopped), observed: policytest.Ended(0), want: "wait => Stopped StoppedAsAsked ready", check: wantRestartHandled},
+		"a restart that waits for an image":          {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Progress = "pulling" }), want: "wait Restart => Active Fetching", check: wantMessage("pulling")},
+		"a start that waits for an image":            {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Ended(1), func(s *driver.Server) { s.Progress = "pulling" }), change: withDone(api.OperationStart), want: "wait Start => Creating Fetching"},
+		"a start after an image was fetched":         {vm: policytest.ReportedVM().Status(policytest.WithOperation(api.OperationStart, time.Second, "")), observed: policytest.Ended(1), want: "ensure On Start => Creating Restarting"},
+		"a restart whose image took its time":        {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Hour, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantStopBy(30 * time.Second)},
+		"a restart whose new run has ended":          {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), observed: policytest.Ended(0), want: "wait => Stopped Completed ready", check: wantRestartHandled},
+		"a restart of what never ran":                {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "")), observed: policytest.ChangeServer(policytest.Present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting"},
+		"a probe not asked yet, ready before":        {vm: policytest.ReportedVM().Status(withReady(-time.Hour)), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active Running ready"},
+		"a probe not asked yet, another run":         {vm: policytest.ReportedVM().Status(withReady(-2 * time.Hour)), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active ProbeFailing"},
+		"a restart that was handled":                 {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: policytest.T0} }), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			in := inputOf(tc.vm.Obj(), tc.seen)
+			in := inputOf(tc.vm.Obj(), tc.observed)
 			if tc.change != nil {
 				tc.change(&in)
 			}
@@ -383,8 +383,8 @@ func wantMessage(text string) func(*testing.T, Decision) {
 func wantWake(after time.Duration) func(*testing.T, Decision) {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
-		if !d.Wake.Equal(policytest.T0.Add(after)) {
-			t.Errorf("wakes after %s, want %s", d.Wake.Sub(policytest.T0), after)
+		if !d.WakeAt.Equal(policytest.T0.Add(after)) {
+			t.Errorf("wakes after %s, want %s", d.WakeAt.Sub(policytest.T0), after)
 		}
 	}
 }
@@ -415,7 +415,7 @@ func fencedOut() inventory.Observation {
 
 // withoutBinding is a VM under deletion whose binding is lost.
 func withoutBinding() *vmtest.Builder {
-	return policytest.Observed().Deleted(policytest.T0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
+	return policytest.ReportedVM().Deleted(policytest.T0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
 }
 
 func wantAllDrivers(want bool) func(*testing.T, Decision) {
@@ -479,17 +479,17 @@ func TestWordsDecideNothing(t *testing.T) {
 		"restarting":     policytest.WithOperation(api.OperationRestart, time.Second, "run-1"),
 		"stopping":       policytest.WithOperation(api.OperationStop, time.Second, ""),
 	}
-	for state, seen := range observations {
+	for state, observed := range observations {
 		for kind, status := range statuses {
 			for _, action := range []api.Action{api.ActionActive, api.ActionStopped, api.ActionPaused} {
 				for _, policy := range []api.RestartPolicy{api.RestartAlways, api.RestartOnFailure, api.RestartNever} {
 					for _, deleted := range []bool{false, true} {
-						b := policytest.Observed().Action(action).RestartPolicy(policy).Status(status)
+						b := policytest.ReportedVM().Action(action).RestartPolicy(policy).Status(status)
 						if deleted {
 							b = b.Deleted(policytest.T0.Add(-time.Second))
 						}
 						vm := b.Obj()
-						got, want := Decide(inputOf(withOtherWording(vm), seen)), Decide(inputOf(vm, seen))
+						got, want := Decide(inputOf(withOtherWording(vm), observed)), Decide(inputOf(vm, observed))
 						if g, w := withoutWording(got), withoutWording(want); g != w {
 							t.Errorf("%s, %s, %s, %s, deleted %v:\ngot  %s\nwant %s", state, kind, action, policy, deleted, g, w)
 						}

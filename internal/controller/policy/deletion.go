@@ -27,14 +27,14 @@ func decideDeletion(in Input) Decision {
 	switch {
 	case engineMismatch(in) != "":
 		return planBlocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
-	case in.Seen.Answer == inventory.Unknown:
+	case in.Observed.Answer == inventory.Unknown:
 		return decideDeletionUnknown(in)
-	case len(in.Seen.Duplicates) > 0:
+	case len(in.Observed.Duplicates) > 0:
 		return planBlocked(in, duplicateText(in))
-	case in.Seen.Answer == inventory.Gone:
+	case in.Observed.Answer == inventory.Gone:
 		return decideDeletionGone(in)
 	}
-	d := planTermination(api.OperationDelete, api.ReasonTerminating, in.Seen.Server.Progress)
+	d := planTermination(api.OperationDelete, api.ReasonTerminating, in.Observed.Server.Progress)
 	d.Action.Step = StepDelete
 	if in.VM.Spec.DeletionPolicy == api.DeletionRetain {
 		d.Action.Operation, d.Status.Reason, d.Action.Retain = api.OperationRelease, api.ReasonReleasing, true
@@ -48,7 +48,7 @@ func decideDeletionUnknown(in Input) Decision {
 	if d, short := decideShortOutage(in); short {
 		return d
 	}
-	d := planBlocked(in, "the server may still be there, and the deletion goes on when the engine answers: "+in.Seen.Cause.Error())
+	d := planBlocked(in, "the server may still be there, and the deletion goes on when the engine answers: "+in.Observed.Cause.Error())
 	d.Status.Unobserved = true
 	return d
 }
@@ -58,16 +58,16 @@ func decideDeletionUnknown(in Input) Decision {
 // that was suspended during a creation and resumes after the object is gone.
 func decideDeletionGone(in Input) Decision {
 	d := planTermination(api.OperationDelete, api.ReasonTerminating, "")
-	if in.Now.Before(in.Seen.SettlesAt) {
-		d.Wake = in.Seen.SettlesAt
-		d.Status.Message = fmt.Sprintf("a creation timed out and may still come to its end: looks again at %s", in.Seen.SettlesAt.UTC().Format(time.RFC3339))
+	if in.Now.Before(in.Observed.SettlesAt) {
+		d.WakeAt = in.Observed.SettlesAt
+		d.Status.Message = fmt.Sprintf("a creation timed out and may still come to its end: looks again at %s", in.Observed.SettlesAt.UTC().Format(time.RFC3339))
 		d.Status.Blocked = true
 		return d
 	}
 	if in.Unproven != "" {
 		d := planBlocked(in, in.Unproven)
 		d.Action.Operation = "" // nothing is under way
-		d.Wake = in.Now.Add(UnprovenPeriod)
+		d.WakeAt = in.Now.Add(UnprovenPeriod)
 		return d
 	}
 	d.Action.Step, d.Action.AllDrivers = StepFinish, hasUnknownEngine(in.VM)
@@ -86,16 +86,16 @@ func hasUnknownEngine(vm *api.VirtualMachine) bool {
 // decideDeletionStop lets a running guest shut down until its grace period, counted
 // from the deletion, is over. A failed stop is retried until then.
 func decideDeletionStop(in Input) (Decision, bool) {
-	d := planTermination(api.OperationStop, api.ReasonStopping, in.Seen.Server.Progress)
+	d := planTermination(api.OperationStop, api.ReasonStopping, in.Observed.Server.Progress)
 	d.Action.Power, d.Action.StopBy = driver.PowerOff, in.Since.Deletion.Add(GracePeriodOf(in.VM))
 	if !in.Now.Before(d.Action.StopBy) {
 		return Decision{}, false
 	}
-	switch in.Seen.Server.State {
+	switch in.Observed.Server.State {
 	case driver.StateRunning, driver.StateStarting, driver.StatePaused:
 		return decideStopRetry(in, d), true
 	case driver.StateStopping:
-		d.Wake = d.Action.StopBy
+		d.WakeAt = d.Action.StopBy
 		return d, true
 	case driver.StatePending, driver.StateStopped, driver.StateRestarting, driver.StateRemoving:
 	}
@@ -112,7 +112,7 @@ func decideStopRetry(in Input, d Decision) Decision {
 	}
 	if next := nextTry(in); in.Now.Before(next) {
 		d.Action.Step, d.Status.Message, d.Status.Blocked = StepNone, op.LastError, true
-		d.Status.Reason, d.NextTry, d.Wake = op.Reason, next, Earliest(d.Action.StopBy, next)
+		d.Status.Reason, d.NextTry, d.WakeAt = op.Reason, next, Earliest(d.Action.StopBy, next)
 	}
 	return d
 }
@@ -123,11 +123,11 @@ func waitForRemoval(in Input, d Decision) Decision {
 	op := in.VM.Status.Operation
 	switch {
 	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):
-		d.Action.Step, d.Wake, d.NextTry, d.Status.Blocked = StepNone, nextTry(in), nextTry(in), true
+		d.Action.Step, d.WakeAt, d.NextTry, d.Status.Blocked = StepNone, nextTry(in), nextTry(in), true
 		d.Status.Reason = op.Reason
-		d.Status.Message = fmt.Sprintf("%s; next try at %s", op.LastError, d.Wake.UTC().Format(time.RFC3339))
-	case d.Action.Step == StepDelete && in.Done == d.Action.Operation, in.Seen.Server.State == driver.StateRemoving:
-		d.Action.Step, d.Wake = StepNone, in.Now.Add(removalPoll)
+		d.Status.Message = fmt.Sprintf("%s; next try at %s", op.LastError, d.WakeAt.UTC().Format(time.RFC3339))
+	case d.Action.Step == StepDelete && in.Done == d.Action.Operation, in.Observed.Server.State == driver.StateRemoving:
+		d.Action.Step, d.WakeAt = StepNone, in.Now.Add(removalPoll)
 	}
 	return d
 }
@@ -142,7 +142,7 @@ func planBlocked(in Input, message string) Decision {
 	switch {
 	case engineMismatch(in) != "":
 		d.Status.Reason, d.Status.Unobserved = api.ReasonEngineMismatch, true
-	case in.Seen.Answer == inventory.Unknown:
+	case in.Observed.Answer == inventory.Unknown:
 		d.Status.Reason = unknownReason(in)
 	case in.Unproven != "":
 		d.Status.Reason = api.ReasonEngineMismatch

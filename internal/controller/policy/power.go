@@ -16,10 +16,10 @@ import (
 // decidePower compares the server with the desired power state.
 func decidePower(in Input) Decision {
 	power := powerOf(in.VM)
-	if in.Seen.Answer == inventory.Gone {
+	if in.Observed.Answer == inventory.Gone {
 		return planCreation(in, power)
 	}
-	switch in.Seen.Server.State {
+	switch in.Observed.Server.State {
 	case driver.StatePending:
 		return decidePending(in, power)
 	case driver.StateRemoving:
@@ -58,7 +58,7 @@ func planCreation(in Input, power driver.Power) Decision {
 // isFetching reports whether the operation was requested already and waits for an
 // image. The existing server stays as it is meanwhile.
 func isFetching(in Input, d Decision) bool {
-	server := in.Seen.Server
+	server := in.Observed.Server
 	if d.Action.Step != StepEnsure || d.Action.RecordFirst || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
 		return false
 	}
@@ -70,7 +70,7 @@ func isFetching(in Input, d Decision) bool {
 // decidePending waits for a fetch. It continues when the fetch has ended or the
 // spec has changed.
 func decidePending(in Input, power driver.Power) Decision {
-	server := in.Seen.Server
+	server := in.Observed.Server
 	if server.Progress != "" && server.Err == nil && in.ShownGeneration == in.VM.Generation {
 		return planWait(in, api.OperationCreate, api.ReasonFetching, server.Progress)
 	}
@@ -87,33 +87,33 @@ func decideStopping(in Input, power driver.Power) Decision {
 	} else {
 		power = driver.PowerOff
 	}
-	d := planEnsure(in, operation, power, api.ReasonStopping, in.Seen.Server.Progress)
+	d := planEnsure(in, operation, power, api.ReasonStopping, in.Observed.Server.Progress)
 	d.Action.EndRun = end
 	if in.Now.Before(d.Action.StopBy) {
-		d.Action.Step, d.Wake = StepNone, d.Action.StopBy
+		d.Action.Step, d.WakeAt = StepNone, d.Action.StopBy
 	}
 	return d
 }
 
 func decideOff(in Input) Decision {
-	if in.Seen.Server.State != driver.StateStopped {
+	if in.Observed.Server.State != driver.StateStopped {
 		return planEnsure(in, api.OperationStop, driver.PowerOff, api.ReasonStopping, "")
 	}
 	if needsUpdate(in) {
 		return planEnsure(in, api.OperationUpdate, driver.PowerOff, api.ReasonUpdating, "")
 	}
-	return Decision{Status: StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonStoppedAsAsked, Ready: true, RestartHandled: true, StoppedBySpec: true, Message: in.Seen.Server.Note}}
+	return Decision{Status: StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonStoppedAsAsked, Ready: true, RestartHandled: true, StoppedBySpec: true, Message: in.Observed.Server.Note}}
 }
 
 func decidePaused(in Input) Decision {
-	switch in.Seen.Server.State {
+	switch in.Observed.Server.State {
 	case driver.StatePaused:
 		if needsUpdate(in) {
 			return planEnsure(in, api.OperationUpdate, driver.PowerPaused, api.ReasonUpdating, "")
 		}
-		return Decision{Status: StatusIntent{Phase: api.PhasePaused, Reason: api.ReasonPausedAsAsked, Ready: true, RestartHandled: true, Message: in.Seen.Server.Note}}
+		return Decision{Status: StatusIntent{Phase: api.PhasePaused, Reason: api.ReasonPausedAsAsked, Ready: true, RestartHandled: true, Message: in.Observed.Server.Note}}
 	case driver.StateStarting:
-		return planWait(in, api.OperationStart, api.ReasonStarting, in.Seen.Server.Progress)
+		return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)
 	case driver.StateStopped, driver.StateRestarting:
 		return planEnsure(in, api.OperationStart, driver.PowerPaused, api.ReasonStarting, "")
 	case driver.StateRunning, driver.StatePending, driver.StateStopping, driver.StateRemoving:
@@ -130,11 +130,11 @@ func decideOn(in Input) Decision {
 
 // decideWithoutRestart handles a server that must be on and needs no restart.
 func decideWithoutRestart(in Input) Decision {
-	switch in.Seen.Server.State {
+	switch in.Observed.Server.State {
 	case driver.StatePaused:
 		return planEnsure(in, api.OperationResume, driver.PowerOn, api.ReasonStarting, "")
 	case driver.StateStarting:
-		return planWait(in, api.OperationStart, api.ReasonStarting, in.Seen.Server.Progress)
+		return planWait(in, api.OperationStart, api.ReasonStarting, in.Observed.Server.Progress)
 	case driver.StateStopped:
 		return decideEnded(in)
 	case driver.StateRunning, driver.StateRestarting, driver.StatePending, driver.StateStopping, driver.StateRemoving:
@@ -142,7 +142,7 @@ func decideWithoutRestart(in Input) Decision {
 	switch {
 	case needsUpdate(in):
 		return planEnsure(in, api.OperationUpdate, driver.PowerOn, api.ReasonUpdating, "")
-	case in.Seen.Server.State == driver.StateRestarting:
+	case in.Observed.Server.State == driver.StateRestarting:
 		return planEngineRestart(in)
 	}
 	return planRunning(in)
@@ -150,7 +150,7 @@ func decideWithoutRestart(in Input) Decision {
 
 func planEngineRestart(in Input) Decision {
 	text := "the engine restarts the server"
-	if exit := in.Seen.Server.Exit; exit != nil {
+	if exit := in.Observed.Server.Exit; exit != nil {
 		text += ", which " + ExitText(exit)
 	}
 	return Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRestarting, Message: text}}
@@ -159,7 +159,7 @@ func planEngineRestart(in Input) Decision {
 // planRunning returns the decision for a server that runs as specified. After short
 // runs it keeps the count until the run has proven stable.
 func planRunning(in Input) Decision {
-	server := in.Seen.Server
+	server := in.Observed.Server
 	d := Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRunning, Message: server.Note, Ready: true}}
 	switch {
 	case server.Err != nil:
@@ -172,7 +172,7 @@ func planRunning(in Input) Decision {
 	}
 	stable := in.Since.Run.Add(stableRun)
 	if IsCrashing(in.VM.Status.Operation) && in.Now.Before(stable) {
-		d.Action.Operation, d.Wake = api.OperationStart, stable
+		d.Action.Operation, d.WakeAt = api.OperationStart, stable
 	}
 	return d
 }
@@ -181,7 +181,7 @@ func planRunning(in Input) Decision {
 // this controller started: the run is the same, and it was ready.
 func hasProbePassed(in Input) bool {
 	status := &in.VM.Status
-	return !in.Probe.Completed && meta.IsStatusConditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !HasRestarted(status, in.Seen.Server)
+	return !in.Probe.Completed && meta.IsStatusConditionTrue(status.Conditions, api.ConditionReady) && status.StartTime != nil && !HasRestarted(status, in.Observed.Server)
 }
 
 // planEnsure returns the decision to call the driver's Ensure.
@@ -195,8 +195,8 @@ func planEnsure(in Input, operation api.OperationType, power driver.Power, reaso
 // planWait returns the decision to let an operation that is under way continue.
 func planWait(in Input, operation api.OperationType, reason, message string) Decision {
 	phase := api.PhaseCreating
-	if in.Seen.Answer == inventory.Present {
-		switch in.Seen.Server.State {
+	if in.Observed.Answer == inventory.Present {
+		switch in.Observed.Server.State {
 		case driver.StateRunning, driver.StateStopping, driver.StateRestarting:
 			phase = api.PhaseActive
 		case driver.StatePaused:
@@ -224,6 +224,6 @@ func GracePeriodOf(vm *api.VirtualMachine) time.Duration {
 }
 
 // IsRunning reports whether a server's guest is running.
-func IsRunning(seen inventory.Observation) bool {
-	return seen.Answer == inventory.Present && seen.Server.State == driver.StateRunning
+func IsRunning(observed inventory.Observation) bool {
+	return observed.Answer == inventory.Present && observed.Server.State == driver.StateRunning
 }

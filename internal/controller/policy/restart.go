@@ -24,7 +24,7 @@ func isRestartWanted(in Input) bool {
 // isRestartDone reports whether the run that a restart must end is over and another
 // has begun, however that one ended.
 func isRestartDone(in Input) bool {
-	op, run := in.VM.Status.Operation, in.Seen.Server.Run
+	op, run := in.VM.Status.Operation, in.Observed.Server.Run
 	return op != nil && op.Type == api.OperationRestart && run != "" && run != op.Run
 }
 
@@ -40,9 +40,9 @@ func decideRestart(in Input) (Decision, bool) {
 	d := planEnsure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
 	// The stop has yet to begin: what precedes it must not use up the grace period.
 	d.Action.BeginsStop, d.Action.StopBy = true, in.Now.Add(GracePeriodOf(in.VM))
-	d.Action.EndRun, d.Action.RecordFirst = in.Seen.Server.Run, true
+	d.Action.EndRun, d.Action.RecordFirst = in.Observed.Server.Run, true
 	if underWay {
-		d.Action.EndRun, d.Action.RecordFirst = op.Run, in.Seen.Server.Run == op.Run && isOutdated(in.VM)
+		d.Action.EndRun, d.Action.RecordFirst = op.Run, in.Observed.Server.Run == op.Run && isOutdated(in.VM)
 	}
 	return d, true
 }

@@ -37,10 +37,10 @@ func isOnHold(in Input) bool {
 // or an engine that came back.
 func isStillWaiting(in Input) bool {
 	op := in.VM.Status.Operation
-	if in.VM.Generation != op.Generation || !IsAsReported(in.VM.Status.Server, in.Seen) {
+	if in.VM.Generation != op.Generation || !IsAsReported(in.VM.Status.Server, in.Observed) {
 		return false
 	}
-	return op.NextRetryTime == nil || !in.Seen.BackSince.After(in.Since.Failure)
+	return op.NextRetryTime == nil || !in.Observed.BackSince.After(in.Since.Failure)
 }
 
 // nextTry returns when a failed operation is retried, by this process's clock. It
@@ -55,18 +55,18 @@ func nextTry(in Input) time.Time {
 
 // IsAsReported reports whether the server is as the status says. No server and a
 // server whose image is still being fetched count as the same.
-func IsAsReported(left *api.ServerStatus, seen inventory.Observation) bool {
-	none := seen.Answer == inventory.Gone || seen.Server.State == driver.StatePending
+func IsAsReported(left *api.ServerStatus, observed inventory.Observation) bool {
+	none := observed.Answer == inventory.Gone || observed.Server.State == driver.StatePending
 	if left == nil || left.State == string(driver.StatePending) {
 		return none
 	}
-	return !none && left.ID == seen.Server.ID && left.State == string(seen.Server.State)
+	return !none && left.ID == observed.Server.ID && left.State == string(observed.Server.State)
 }
 
 func decideHold(in Input) Decision {
 	op := in.VM.Status.Operation
-	d := Decision{Action: Action{Operation: op.Type}, Status: StatusIntent{Phase: api.PhaseFailed, Reason: op.Reason, Message: op.LastError}, Wake: nextTry(in), NextTry: nextTry(in)}
-	if in.Seen.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.Seen.Server.State) {
+	d := Decision{Action: Action{Operation: op.Type}, Status: StatusIntent{Phase: api.PhaseFailed, Reason: op.Reason, Message: op.LastError}, WakeAt: nextTry(in), NextTry: nextTry(in)}
+	if in.Observed.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.Observed.Server.State) {
 		d.Status.Phase = planWait(in, "", "", "").Status.Phase
 	}
 	d.Status.Stalled = op.Failure == api.FailureRefused

@@ -19,15 +19,15 @@ func needsUpdate(in Input) bool {
 		return true
 	}
 	if len(pendingFields(in)) > 0 {
-		return in.Done == "" && HasRestarted(&in.VM.Status, in.Seen.Server)
+		return in.Done == "" && HasRestarted(&in.VM.Status, in.Observed.Server)
 	}
-	return hasDrifted(in.VM, in.Seen.Server.Applied)
+	return hasDrifted(in.VM, in.Observed.Server.Applied)
 }
 
 // pendingFields returns the fields that wait for a restart, as Ensure last
 // reported.
 func pendingFields(in Input) []string {
-	if in.Seen.Answer == inventory.Gone {
+	if in.Observed.Answer == inventory.Gone {
 		return nil
 	}
 	return in.VM.Status.PendingFields
@@ -41,7 +41,7 @@ func PendingText(fields []string) string {
 // refusedField returns the field that the server cannot have, as Ensure last
 // reported.
 func refusedField(in Input) *api.RefusedField {
-	if in.Seen.Answer == inventory.Gone {
+	if in.Observed.Answer == inventory.Gone {
 		return nil
 	}
 	return in.VM.Status.RefusedField

@@ -65,23 +65,23 @@ func (t probeTarget) String() string {
 }
 
 // Check returns the probe's result, and starts or stops the probe as needed.
-func (b *Prober) Check(vm *api.VirtualMachine, seen inventory.Observation) policy.ProbeResult {
+func (b *Prober) Check(vm *api.VirtualMachine, observed inventory.Observation) policy.ProbeResult {
 	if b == nil {
 		return policy.ProbeResult{}
 	}
 	key, spec := client.ObjectKeyFromObject(vm), vm.Spec.ReadinessProbe
-	if spec != nil && seen.Answer == inventory.Unknown {
+	if spec != nil && observed.Answer == inventory.Unknown {
 		return policy.ProbeResult{Wanted: true, Message: "the engine cannot be asked"}
 	}
-	if spec == nil || !policy.IsRunning(seen) || vm.DeletionTimestamp != nil {
+	if spec == nil || !policy.IsRunning(observed) || vm.DeletionTimestamp != nil {
 		b.Forget(key)
 		return policy.ProbeResult{Wanted: spec != nil, Completed: true, Message: "the server does not run"}
 	}
-	if b.driver == nil && len(seen.Server.Addresses) == 0 {
+	if b.driver == nil && len(observed.Server.Addresses) == 0 {
 		b.Forget(key)
 		return policy.ProbeResult{Wanted: true, Completed: true, Message: "readinessProbe: the server has no address"}
 	}
-	target := b.targetOf(spec, seen)
+	target := b.targetOf(spec, observed)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	have := b.probes[key]
@@ -91,14 +91,14 @@ func (b *Prober) Check(vm *api.VirtualMachine, seen inventory.Observation) polic
 	return have.state
 }
 
-func (b *Prober) targetOf(spec *api.Probe, seen inventory.Observation) probeTarget {
+func (b *Prober) targetOf(spec *api.Probe, observed inventory.Observation) probeTarget {
 	target := probeTarget{
-		uid: seen.Server.UID, run: seen.Server.Run, port: spec.TCPSocket.Port,
+		uid: observed.Server.UID, run: observed.Server.Run, port: spec.TCPSocket.Port,
 		period:  max(time.Duration(spec.PeriodSeconds)*time.Second, time.Second),
 		timeout: max(time.Duration(spec.TimeoutSeconds)*time.Second, time.Second),
 	}
 	if b.driver == nil {
-		target.address = net.JoinHostPort(seen.Server.Addresses[0], strconv.Itoa(int(target.port)))
+		target.address = net.JoinHostPort(observed.Server.Addresses[0], strconv.Itoa(int(target.port)))
 	}
 	return target
 }

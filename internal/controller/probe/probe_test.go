@@ -35,11 +35,11 @@ func (a asked) Probe(ctx context.Context, uid types.UID, port int32) error {
 func settle(t *testing.T, d driver.Prober, port int32, server driver.Server) policy.ProbeResult {
 	t.Helper()
 	b := New(t.Context(), clock.RealClock{}, d, func(types.NamespacedName) {})
-	vm := policytest.Observed().Probe(port).Obj()
+	vm := policytest.ReportedVM().Probe(port).Obj()
 	server.UID, server.State, server.Run = "uid-1", driver.StateRunning, "run-1"
-	seen := inventory.Observation{Answer: inventory.Present, Server: server}
+	observed := inventory.Observation{Answer: inventory.Present, Server: server}
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if state := b.Check(vm, seen); state.Completed {
+		if state := b.Check(vm, observed); state.Completed {
 			return state
 		}
 	}
