@@ -53,8 +53,8 @@ func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, act
 	return outcome{err: err, server: server, partial: hidden != nil}
 }
 
-// driverTarget returns the server that the plan was made for. If there is another one by
-// now, or none, the driver refuses.
+// driverTarget returns the server that the decision was made for. If there is
+// another one by now, or none, the driver refuses.
 func (p *reconciliation) driverTarget() driver.Target {
 	t := driver.Target{UID: p.vm.UID, Epoch: p.r.Epoch()}
 	if p.observed.Answer == inventory.Present {

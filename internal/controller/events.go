@@ -49,7 +49,7 @@ func (p *reconciliation) addFailureEvent(operation api.OperationType, err error)
 	p.events = append(p.events, pendingEvent{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
 }
 
-// observedReasons reasons cause an event when the status adopts them.
+// observedReasons are the reasons that cause an event when the status adopts them.
 var observedReasons = map[string]string{
 	api.ReasonCompleted:         corev1.EventTypeNormal,
 	api.ReasonExited:            corev1.EventTypeWarning,
@@ -59,8 +59,8 @@ var observedReasons = map[string]string{
 	api.ReasonEngineUnavailable: corev1.EventTypeWarning,
 }
 
-// addChangeEvents records what the new status shows that no step of this pass did: an
-// operation that completed, and a reason that is notable.
+// addChangeEvents records what the new status shows that no step of this pass did:
+// an operation that completed, and an observed reason.
 func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
 	after := &p.base.Status
 	if op := before.Operation; op != nil && after.Operation == nil && !policy.IsCrashing(op) && p.done == "" && len(p.events) == 0 && successReasons[op.Type] != "" {

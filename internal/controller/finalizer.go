@@ -38,7 +38,8 @@ func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine
 	return r.patchMetadata(ctx, vm, next)
 }
 
-// removeFinalizer lets the object go. Its resourceVersion is a precondition.
+// removeFinalizer removes the finalizer, with the resourceVersion as precondition.
+// confirmGone has proven that there is no server.
 func (p *reconciliation) removeFinalizer(ctx context.Context) error {
 	next := p.base.DeepCopy()
 	controllerutil.RemoveFinalizer(next, api.FinalizerServer)
@@ -49,8 +50,8 @@ func (p *reconciliation) removeFinalizer(ctx context.Context) error {
 	return nil
 }
 
-// patchMetadata writes an object's finalizers and binding, the only metadata that Drover
-// changes. It fails with a conflict if the object was changed meanwhile.
+// patchMetadata writes an object's finalizers and binding, the only metadata that
+// Drover changes. It fails with a conflict if the object was changed meanwhile.
 func (r *Reconciler) patchMetadata(ctx context.Context, from, to *api.VirtualMachine) (*api.VirtualMachine, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

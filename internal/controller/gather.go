@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// readObject returns the VirtualMachine, or nil if there is none. The cache may lag behind
-// this process's last write, so readObject returns the newer of the two.
+// readObject returns the VirtualMachine, or nil if there is none. The cache may lag
+// behind this process's last write, so readObject returns the newer of the two.
 func (r *Reconciler) readObject(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
 	vm := &api.VirtualMachine{}
 	if err := r.Client.Get(ctx, key, vm); err != nil {
@@ -60,6 +60,14 @@ func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliatio
 	return p
 }
 
+// observeServer returns the inventory's answer about a VirtualMachine's server.
+func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation {
+	if r.Inventory == nil {
+		return inventory.Observation{}
+	}
+	return r.Inventory.Get(vm.UID)
+}
+
 // observeCached updates the observation from the inventory's cache.
 func (p *reconciliation) observeCached() {
 	p.observed = observation{Observation: p.r.observeServer(p.vm)}
@@ -91,8 +99,8 @@ func (p *reconciliation) observeOutcome(ctx context.Context, action policy.Actio
 		p.observeCached()
 		return nil
 	}
-	if lookErr := p.observeLive(ctx); err == nil {
-		return lookErr
+	if queryErr := p.observeLive(ctx); err == nil {
+		return queryErr
 	}
 	return err
 }
@@ -110,7 +118,7 @@ func (p *reconciliation) confirmStep(ctx context.Context) (confirmed bool, err e
 		if err := p.confirmObject(ctx); err != nil {
 			return false, err
 		}
-		return p.confirmAbsence(ctx), nil
+		return p.confirmCreation(ctx), nil
 	}
 	return true, p.confirmObject(ctx)
 }
@@ -138,26 +146,24 @@ func (p *reconciliation) confirmObject(ctx context.Context) error {
 	return nil
 }
 
-// confirmAbsence verifies that there is no server yet for a creation.
-func (p *reconciliation) confirmAbsence(ctx context.Context) bool {
-	if !p.observed.live {
-		if err := p.observeLive(ctx); err != nil {
-			p.recordFailure(p.decision, err)
-			return false
-		}
-		if p.observed.Answer != inventory.Gone {
-			return false
-		}
+// confirmCreation verifies that there is no server. If there is one, which may be
+// waiting for its image, the pass decides again, from a live observation.
+func (p *reconciliation) confirmCreation(ctx context.Context) bool {
+	if p.observed.live && p.observed.Answer == inventory.Present {
+		return true
 	}
-	if err := p.r.checkOtherDrivers(p.vm); err != nil {
+	err := p.ensureLive(ctx)
+	if err == nil && p.observed.Answer == inventory.Gone {
+		err = p.r.checkOtherDrivers(p.vm)
+	}
+	if err != nil {
 		p.recordFailure(p.decision, err)
-		return false
 	}
-	return true
+	return err == nil && p.observed.Answer == inventory.Gone
 }
 
 // confirmRun verifies that the run that a restart must end is the current one: an
-// older one would look as if it had been ended already. It returns an error if the
+// older one would count as ended already. It returns an error if the
 // engine does not answer, since a failure in the status would name the run.
 func (p *reconciliation) confirmRun(ctx context.Context) (confirmed bool, err error) {
 	if err := p.ensureLive(ctx); err != nil {
@@ -182,8 +188,8 @@ func (p *reconciliation) confirmGone(ctx context.Context) bool {
 	return p.unproven == ""
 }
 
-// checkOtherDrivers refuses a creation while another driver's engine is known to have
-// a server of the VirtualMachine. That happens if a binding was lost or forged
+// checkOtherDrivers refuses a creation while another driver's engine is known to
+// have a server of the VirtualMachine. That happens if a binding was lost or forged
 // before the first status write. Such a binding does not enter the status.
 func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
 	for _, inv := range r.Inventories {
@@ -199,7 +205,7 @@ func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
 	return nil
 }
 
-// queryAllDrivers asks every driver live for the server of a VirtualMachine whose
+// queryAllDrivers queries every driver live for the server of a VirtualMachine whose
 // binding is lost. It returns why the server may still exist, or "" if it does not.
 func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine) string {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

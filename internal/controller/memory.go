@@ -21,20 +21,20 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// factTimes records the instants of each VirtualMachine that waits for something.
-// Nothing is kept for one that does not wait.
+// factTimes records the instants of each VirtualMachine that waits for something,
+// and nothing for one that does not wait.
 type factTimes struct {
 	mu   sync.Mutex
 	byVM map[types.NamespacedName][]factTime
 }
 
-// factTime is when a fact was first seen. The fact is identified by its kind and by
-// a text that changes with the fact.
+// factTime is when a fact was first observed. The fact is identified by its kind and
+// by a text that changes with the fact.
 type factTime struct {
 	kind  factKind
 	value string
 	at    time.Time
-	// onlyKnown leaves the fact out unless it was seen before.
+	// onlyKnown leaves the fact out unless it was observed before.
 	onlyKnown bool
 }
 
@@ -129,15 +129,16 @@ func factsOf(vm *api.VirtualMachine, observed inventory.Observation) []factTime 
 	return facts
 }
 
-// ownWrites has this process's last write of each object until the cache has it, and
-// what was done for an object since.
+// ownWrites has this process's last write of each object until the cache has it,
+// and what was done for an object since.
 type ownWrites struct {
 	mu         sync.Mutex
 	written    map[types.NamespacedName]*api.VirtualMachine
 	unreported map[types.NamespacedName]unreportedWork
 }
 
-// unreportedWork is what a pass did but could not write, for example after a conflict.
+// unreportedWork is what a pass did but could not write, for example after a
+// conflict.
 type unreportedWork struct {
 	uid types.UID
 	// base is the status in the API. status is the one that follows from what was
@@ -146,8 +147,8 @@ type unreportedWork struct {
 	events       []pendingEvent
 }
 
-// findUnreported returns what was done for the object but is not in its status yet. It
-// is nil if the status was written by another process since.
+// findUnreported returns what was done for the object but is not in its status yet.
+// It is nil if the status was written by another process since.
 func (c *ownWrites) findUnreported(vm *api.VirtualMachine) *unreportedWork {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -177,6 +178,7 @@ func (p *reconciliation) storeUnreported() {
 	c.unreported[keyOf(p.base)] = unreportedWork{p.base.UID, &p.base.Status, status, p.allEvents()}
 }
 
+// newerOf returns the newer of the cached object and this process's last write.
 func (c *ownWrites) newerOf(key types.NamespacedName, cached *api.VirtualMachine) *api.VirtualMachine {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -201,12 +203,12 @@ func (c *ownWrites) recordWrite(vm *api.VirtualMachine) {
 	if c.written == nil {
 		c.written = map[types.NamespacedName]*api.VirtualMachine{}
 	}
-	c.written[client.ObjectKeyFromObject(vm)] = vm
+	c.written[keyOf(vm)] = vm
 }
 
 // dropOutdated drops what the cache has by now.
 func (c *ownWrites) dropOutdated(cached *api.VirtualMachine) {
-	_ = c.newerOf(client.ObjectKeyFromObject(cached), cached)
+	_ = c.newerOf(keyOf(cached), cached)
 }
 
 func (c *ownWrites) forgetObject(key types.NamespacedName) {
@@ -216,7 +218,8 @@ func (c *ownWrites) forgetObject(key types.NamespacedName) {
 	delete(c.unreported, key)
 }
 
-// forgetObject drops all state about an object that is gone or belongs to another driver.
+// forgetObject drops all state about an object that is gone or belongs to another
+// driver.
 func (r *Reconciler) forgetObject(key types.NamespacedName) {
 	r.writes.forgetObject(key)
 	r.probes.Forget(key)

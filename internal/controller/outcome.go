@@ -24,8 +24,8 @@ func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o
 		}
 		p.recordSuccess(decision, existed)
 		return true
-	case errors.Is(o.err, driver.ErrNotFound) && !p.missed:
-		p.done, p.missed = "", true // the server vanished during the call: decide again
+	case errors.Is(o.err, driver.ErrNotFound) && !p.vanished:
+		p.done, p.vanished = "", true // decide again
 	default:
 		p.recordFailure(decision, o.err)
 	}

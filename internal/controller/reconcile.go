@@ -24,8 +24,6 @@ import (
 const (
 	// callTimeout bounds one call to a driver.
 	callTimeout = 30 * time.Second
-	// progressDelay is how long a step may take before the status reports it.
-	progressDelay = 100 * time.Millisecond
 	// conflictRetry is the delay before a write that met a conflict is retried. By
 	// then the watch has delivered the newer object.
 	conflictRetry = 50 * time.Millisecond
@@ -65,7 +63,7 @@ type Reconciler struct {
 }
 
 // Reconcile compares a VirtualMachine with its server and takes the step that makes
-// them agree. Steps that end at once are taken in the same pass.
+// them agree. Up to maxSteps steps that end at once are taken in the same pass.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	vm, err := r.readObject(ctx, req.NamespacedName)
 	if err != nil || vm == nil || isFinalized(vm) {
@@ -88,7 +86,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return resultForError(err)
 		}
 	}
-	return retryOnError(p.report(ctx))
+	return p.report(ctx)
 }
 
 // decideStep decides what to do next and reports whether there is a step to take.
@@ -134,8 +132,8 @@ func (p *reconciliation) takeStep(ctx context.Context) (taken *policy.Decision, 
 	return nil, nil
 }
 
-// resultForError turns an error into a result. A conflict or a missing object is left to the
-// watch. If this process may not act, retry until leadership is resolved.
+// resultForError turns an error into a result. A conflict or a missing object is
+// left to the watch. If this process may not act, retry until leadership is resolved.
 func resultForError(err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsConflict(err):
@@ -148,21 +146,17 @@ func resultForError(err error) (ctrl.Result, error) {
 	return ctrl.Result{}, err
 }
 
-func retryOnError(result ctrl.Result, err error) (ctrl.Result, error) {
-	if err != nil {
-		return resultForError(err)
-	}
-	return result, nil
-}
-
 // reconciliation is one reconcile pass: what it observed, what it decided and what
 // it did.
 type reconciliation struct {
-	r    *Reconciler
-	base *api.VirtualMachine // as in the API
-	vm   *api.VirtualMachine // base, with the status that this pass leads to
-	// baseLive is set once the API itself has confirmed base in this pass.
+	r *Reconciler
+	// base is the object as in the API. baseLive is set once the API itself has
+	// confirmed it in this pass.
+	base     *api.VirtualMachine
 	baseLive bool
+	// vm is base, with the status that follows from what was done.
+	vm *api.VirtualMachine
+	// observed is what is known of the server, and decision what follows from it.
 	observed observation
 	decision policy.Decision
 	// done is the operation that has just succeeded.
@@ -173,8 +167,8 @@ type reconciliation struct {
 	stoppedRun string
 	// unproven says why the server may still be on another driver's engine.
 	unproven string
-	// missed is set once the driver did not find the server that was observed.
-	missed bool
+	// vanished is set once the driver did not find the server that was observed.
+	vanished bool
 	// unreported is set while the status does not record what was done.
 	unreported bool
 	// events are those of what was done, and crash is the event of an observed

@@ -22,6 +22,8 @@ const (
 	maxText      = 4096
 	maxAddresses = 64
 	maxPorts     = 64
+	// progressDelay is how long a step may take before the status reports it.
+	progressDelay = 100 * time.Millisecond
 	// progressPeriod is the least time between two writes that only report
 	// progress, such as a pull's.
 	progressPeriod = 2 * time.Second
@@ -46,15 +48,15 @@ func (p *reconciliation) report(ctx context.Context) (ctrl.Result, error) {
 	}
 	before := p.base.Status
 	if err := p.writeStatus(ctx); err != nil {
-		return ctrl.Result{}, err
+		return resultForError(err)
 	}
 	p.emitEvents(&before)
 	p.unreported = false
 	return resultAt(now, p.decision.WakeAt), nil
 }
 
-// writeStatus writes the pass's status to the API if it differs there in more than its
-// time. The record of what was done is written even if ctx has ended.
+// writeStatus writes the pass's status to the API if it differs there in more than
+// its time. The record of what was done is written even if ctx has ended.
 func (p *reconciliation) writeStatus(ctx context.Context) error {
 	now := p.r.Clock.Now()
 	next := p.newStatus(now)

@@ -105,8 +105,8 @@ func (r *Reconciler) addController(mgr ctrl.Manager, threads int) error {
 	return c.Watch(source.Func(r.followInventory))
 }
 
-// eventHandler returns a handler that enqueues a VirtualMachine when a user has changed
-// it. Drover's own writes enqueue nothing.
+// eventHandler returns a handler that enqueues a VirtualMachine when a user has
+// changed it. Drover's own writes enqueue nothing.
 func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue.Queue) {
@@ -125,7 +125,7 @@ func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachin
 }
 
 // enqueueObject adds a VirtualMachine of this driver to the queue. A standby's queue
-// stays empty: takeOver fills it after the election.
+// is empty: takeOver fills it after the election.
 func (r *Reconciler) enqueueObject(q queue.Queue, vm *api.VirtualMachine, priority int) {
 	if policy.DriverOf(vm, r.Drivers) == r.Driver && !r.isStandby() {
 		queue.Add(q, keyOf(vm), priority)
@@ -167,7 +167,7 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 }
 
 // enqueueAll enqueues every VirtualMachine of the driver. Those whose server differs
-// from the status get a higher priority.
+// from the status have a higher priority.
 func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 	for _, vm := range r.listCached(ctx) {
 		priority := queue.PriorityRoutine
@@ -195,19 +195,11 @@ func (r *Reconciler) listCached(ctx context.Context, of ...client.ListOption) []
 	return vms
 }
 
-// observeServer returns the inventory's answer about a VirtualMachine's server.
-func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation {
-	if r.Inventory == nil {
-		return inventory.Observation{}
-	}
-	return r.Inventory.Get(vm.UID)
-}
-
 // isStandby reports whether this process does not lead yet.
 func (r *Reconciler) isStandby() bool { return r.Epoch() == 0 }
 
-// takeOver fills the queue once this process is elected: unfinished work at once,
-// by priority, and the rest a little later. Until then nothing is enqueued. Nothing is
+// takeOver fills the queue once this process is elected: unfinished work at once, by
+// priority, and the rest a little later. Until then nothing is enqueued. Nothing is
 // missed, since the caches are complete by then.
 func (r *Reconciler) takeOver(ctx context.Context, q queue.Queue, elected <-chan struct{}) {
 	select {
@@ -223,8 +215,8 @@ func (r *Reconciler) takeOver(ctx context.Context, q queue.Queue, elected <-chan
 	}
 }
 
-// enqueueUnfinished enqueues unfinished work, what users wait for first. Among thousands,
-// the last is enqueued many milliseconds later.
+// enqueueUnfinished enqueues unfinished work, what users wait for first. Among
+// thousands, the last is enqueued many milliseconds later.
 func (r *Reconciler) enqueueUnfinished(ctx context.Context, q queue.Queue) {
 	for _, priority := range []int{queue.PriorityDeletion, queue.PriorityUser, queue.PriorityEngine} {
 		for _, vm := range r.listCached(ctx, client.MatchingFields{queue.PriorityIndex: strconv.Itoa(priority)}) {

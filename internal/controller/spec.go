@@ -58,8 +58,8 @@ func volumeOf(v api.Volume) driver.Volume {
 	return out
 }
 
-// readSecret reads the text of a data source, always live: a cache would need the right
-// to list Secrets.
+// readSecret reads the text of a data source, always live: a cache would need the
+// right to list Secrets.
 func (r *Reconciler) readSecret(ctx context.Context, namespace, field string, from *api.DataSource) (driver.Secret, error) {
 	switch {
 	case from == nil:

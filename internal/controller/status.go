@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// newStatus returns the status to write: a function of the current status, the plan
-// and the observation.
+// newStatus returns the status to write: a function of the current status, the
+// decision and the observation.
 func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
 	base, intent := &p.base.Status, p.decision.Status
 	next := *p.vm.Status.DeepCopy()
@@ -49,13 +49,13 @@ func (p *reconciliation) isObserved() bool {
 	return !p.decision.Status.Unobserved && p.observed.Answer != inventory.Unknown
 }
 
-// statusOperation returns the status's operation while it continues, and also while it is
-// unknown whether it does.
+// statusOperation returns the status's operation while it continues, and also while
+// it is unknown whether it does.
 func (p *reconciliation) statusOperation() *api.Operation {
 	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
-	blind := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
+	unknown := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
 	switch {
-	case have != nil && (have.Type == wanted || wanted == "" && blind):
+	case have != nil && (have.Type == wanted || wanted == "" && unknown):
 		return withNextTry(have, p.decision.NextTry)
 	case wanted == "":
 		return nil
@@ -94,9 +94,9 @@ func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
 }
 
 // portStatuses gives open ports the names that the spec has for them.
-func portStatuses(asked []api.Port, open []driver.Port) []api.PortStatus {
+func portStatuses(requested []api.Port, open []driver.Port) []api.PortStatus {
 	var all []api.PortStatus
-	unused := slices.Clone(asked)
+	unused := slices.Clone(requested)
 	for _, o := range open {
 		next := api.PortStatus{Protocol: api.Protocol(o.Protocol), Port: o.Port, HostPort: o.HostPort, HostIP: o.HostIP}
 		n := indexOf(unused, next, o.HostPort)
@@ -112,8 +112,8 @@ func portStatuses(asked []api.Port, open []driver.Port) []api.PortStatus {
 	return all
 }
 
-func indexOf(asked []api.Port, open api.PortStatus, hostPort int32) int {
-	return slices.IndexFunc(asked, func(p api.Port) bool {
+func indexOf(ports []api.Port, open api.PortStatus, hostPort int32) int {
+	return slices.IndexFunc(ports, func(p api.Port) bool {
 		return p.Protocol == open.Protocol && p.Port == open.Port && p.HostPort == hostPort
 	})
 }

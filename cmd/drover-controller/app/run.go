@@ -224,7 +224,8 @@ func endFetches(ctx context.Context, opened []registry.Opened) {
 	}
 }
 
-// addDriverControllers adds a per-driver controller for each inventory to the manager.
+// addDriverControllers adds a per-driver controller for each inventory to the
+// manager.
 func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
 	reconcilers, err := controller.Setup(ctx, mgr, of)
 	if err != nil {

@@ -103,8 +103,8 @@ func (b *Prober) targetOf(spec *api.Probe, observed inventory.Observation) probe
 	return target
 }
 
-// startProbe replaces the probe of a VM; it outlives the pass that starts it. The caller
-// holds the lock.
+// startProbe replaces the probe of a VM; it outlives the pass that starts it. The
+// caller holds the lock.
 func (b *Prober) startProbe(key types.NamespacedName, target probeTarget) *probe {
 	if old := b.probes[key]; old != nil {
 		old.stop()

@@ -25,8 +25,8 @@ const (
 	PriorityRoutine = handler.LowPriority
 )
 
-// PriorityOf returns the priority of a VirtualMachine, by what the object itself shows
-// to be unfinished.
+// PriorityOf returns the priority of a VirtualMachine, by what the object itself
+// shows to be unfinished.
 func PriorityOf(vm *api.VirtualMachine) int {
 	switch {
 	case vm.DeletionTimestamp != nil:
