@@ -27,7 +27,7 @@ func (g *rig) addDriver() (*fake.Memory, *inventory.Inventory) {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	g.engine = &meddler{Driver: d}
+	g.engine = &interceptedDriver{Driver: d}
 	g.startInventoryOf("other")
 	second := g.inv
 	g.inv, g.engine = first, engine
@@ -147,7 +147,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		g.asOther(other, func() { g.reconcile() })
 		lose(g)
 		vm := g.vm()
-		vm.Spec.Driver = "" // the default driver looks for the server
+		vm.Spec.Driver = "" // the default driver queries for the server
 		if err := g.api.Update(t.Context(), vm); err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +176,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 			t.Error("the server is left")
 		}
 	})
-	t.Run("another driver cannot be asked", func(t *testing.T) {
+	t.Run("another driver cannot be queried", func(t *testing.T) {
 		g := newRig(t, fake.Options{})
 		g.create(vmtest.VM("vm"))
 		g.reconcile()

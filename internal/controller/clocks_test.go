@@ -22,8 +22,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// offClocks are clock errors of another host.
-var offClocks = map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour, "right": 0}
+// clockErrors are clock errors of another host.
+var clockErrors = map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour, "right": 0}
 
 // deletedAt makes the cache show a deletion by an API server whose clock is wrong.
 func (g *rig) deletedAt(at time.Time) {
@@ -45,7 +45,7 @@ func (g *rig) deletedAt(at time.Time) {
 // TestDeletionByAnotherClock checks that the grace period has its full length,
 // whatever the API server's clock.
 func TestDeletionByAnotherClock(t *testing.T) {
-	for name, off := range offClocks {
+	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{ShutdownTime: time.Hour})
 			g.create(vmtest.VM("vm").Grace(10))
@@ -74,13 +74,13 @@ func (g *rig) crashNow(off time.Duration) {
 	}); err != nil {
 		g.t.Fatal(err)
 	}
-	g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
+	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 }
 
 // TestCrashesByAnotherClock checks that a crash-looping server is started as often
 // with a wrong engine clock as with a correct one.
 func TestCrashesByAnotherClock(t *testing.T) {
-	for name, off := range offClocks {
+	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
 			g.create(vmtest.VM("vm"))
@@ -105,7 +105,7 @@ func TestCrashesByAnotherClock(t *testing.T) {
 // TestRetryOfAPredecessorWithAnotherClock checks that a new leader waits the full
 // backoff from its own start, and reports that.
 func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
-	for name, off := range offClocks {
+	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
 			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
@@ -129,8 +129,8 @@ func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 			if g.engine.calls != calls {
 				t.Error("the new leader did not wait")
 			}
-			if said := g.vm().Status.Operation.NextRetryTime.Sub(came); said.Round(time.Second) != 4*time.Second {
-				t.Errorf("the status says that the next try is in %s", said)
+			if wait := g.vm().Status.Operation.NextRetryTime.Sub(came); wait.Round(time.Second) != 4*time.Second {
+				t.Errorf("the status says that the next try is in %s", wait)
 			}
 			g.clock.Step(4 * time.Second)
 			g.reconcile()
@@ -186,8 +186,8 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 	}
 }
 
-// TestSightings covers what is recorded of a VM, and for how long.
-func TestSightings(t *testing.T) {
+// TestFactTimes covers what is recorded of a VM, and for how long.
+func TestFactTimes(t *testing.T) {
 	var s factTimes
 	vm := policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Obj()
 	first := s.update(vm, policytest.Gone(), policytest.T0)
@@ -206,7 +206,7 @@ func TestSightings(t *testing.T) {
 	}
 	vm.Status.Operation = nil
 	if got := s.update(vm, policytest.Present(driver.StateRunning), policytest.T0); got != (policy.Instants{}) || len(s.byVM) != 0 {
-		t.Errorf("at rest: %+v, %d kept", got, len(s.byVM))
+		t.Errorf("at rest: %+v, %d recorded", got, len(s.byVM))
 	}
 }
 

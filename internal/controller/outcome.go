@@ -77,7 +77,7 @@ func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 }
 
 // isUnderWay reports whether the engine is still carrying out a request, so that
-// the operation's failures are kept for now.
+// the operation's failures still count.
 func isUnderWay(observed inventory.Observation) bool {
 	if observed.Answer != inventory.Present {
 		return false

@@ -47,7 +47,7 @@ type rig struct {
 	t      *testing.T
 	clock  *testingclock.FakeClock
 	memory *fake.Memory
-	engine *meddler
+	engine *interceptedDriver
 	inv    *inventory.Inventory
 	api    client.WithWatch
 	r      *Reconciler
@@ -55,40 +55,40 @@ type rig struct {
 	writes int
 	// statusErr, if set, fails writes of the status.
 	statusErr error
-	// behind, if set, is what the cache has.
-	behind *api.VirtualMachine
+	// cached, if set, is what the cache has.
+	cached *api.VirtualMachine
 	// deposed, if set, is why the reconciler may not act.
 	deposed error
 }
 
-// meddler stands between the inventory and the driver and replaces calls where a
-// test sets so.
-type meddler struct {
+// interceptedDriver stands between the inventory and the driver and replaces calls
+// where a test sets so.
+type interceptedDriver struct {
 	driver.Driver
 	mu     sync.Mutex
 	ensure func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error)
 	delete func(func() error) error
 	calls  int
-	// behind makes complete lists show before, as an outdated answer.
-	behind bool
-	before []driver.Server
-	// blind fails the looks at single servers.
-	blind atomic.Bool
+	// outdated makes complete lists show before, as an outdated answer.
+	outdated     bool
+	outdatedList []driver.Server
+	// failQueries fails the queries for single servers.
+	failQueries atomic.Bool
 }
 
-func (m *meddler) Unwrap() driver.Driver { return m.Driver }
+func (m *interceptedDriver) Unwrap() driver.Driver { return m.Driver }
 
-func (m *meddler) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	if m.blind.Load() && len(uids) > 0 {
+func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	if m.failQueries.Load() && len(uids) > 0 {
 		return nil, errors.New("inspect: boom")
 	}
-	if m.behind && len(uids) == 0 {
-		return m.before, nil
+	if m.outdated && len(uids) == 0 {
+		return m.outdatedList, nil
 	}
 	return m.Driver.List(ctx, uids...)
 }
 
-func (m *meddler) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	m.mu.Lock()
 	m.calls++
 	do := m.ensure
@@ -100,7 +100,7 @@ func (m *meddler) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Se
 	return do(ctx, spec, live)
 }
 
-func (m *meddler) Delete(ctx context.Context, t driver.Target, retain bool) error {
+func (m *interceptedDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	live := func() error { return m.Driver.Delete(ctx, t, retain) }
 	if m.delete == nil {
 		return live()
@@ -117,7 +117,7 @@ func newRig(t *testing.T, options fake.Options) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.engine = &meddler{Driver: d}
+	g.engine = &interceptedDriver{Driver: d}
 	g.startInventory()
 	g.api = g.newAPI()
 	g.newReconciler()
@@ -233,8 +233,8 @@ func (g *rig) reconcile() ctrl.Result {
 	return ctrl.Result{}
 }
 
-// askRestart starts a VM and requests its restart.
-func (g *rig) askRestart() {
+// requestRestart starts a VM and requests its restart.
+func (g *rig) requestRestart() {
 	g.t.Helper()
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
@@ -242,8 +242,8 @@ func (g *rig) askRestart() {
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 }
 
-// counting returns the writes that fn makes.
-func (g *rig) counting(fn func()) int {
+// countWrites returns the writes that fn makes.
+func (g *rig) countWrites(fn func()) int {
 	before := g.writes
 	fn()
 	return g.writes - before
@@ -269,7 +269,7 @@ func (g *rig) wantCondition(kind string, status metav1.ConditionStatus) {
 
 func (g *rig) wantWrites(want int, fn func()) {
 	g.t.Helper()
-	if got := g.counting(fn); got != want {
+	if got := g.countWrites(fn); got != want {
 		g.t.Errorf("%d API writes, want %d", got, want)
 	}
 }
@@ -357,7 +357,7 @@ func TestFinalizerComesFirst(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-func TestCreateThatLostTheRaceCreatesNothing(t *testing.T) {
+func TestStaleObjectIsNotBound(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	stale := g.vm()
@@ -397,7 +397,7 @@ func TestFailingCreateBacksOff(t *testing.T) {
 		return driver.Server{}, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "no such image: nope"))
 	}
 	end := policytest.T0.Add(3 * time.Minute)
-	writes := g.counting(func() {
+	writes := g.countWrites(func() {
 		for g.clock.Now().Before(end) {
 			result := g.reconcile()
 			if result.RequeueAfter == 0 {
@@ -425,7 +425,7 @@ func TestFailingCreateBacksOff(t *testing.T) {
 	}
 }
 
-func TestDeletingWhatFailsIsQuick(t *testing.T) {
+func TestDeletionOfAFailingVM(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
@@ -481,9 +481,9 @@ func TestAmbiguousCreate(t *testing.T) {
 	}
 }
 
-// TestGoneIsNotBelievedAfterATimeout checks that a creation with an unknown outcome
-// may still happen, so the object stays until it cannot.
-func TestGoneIsNotBelievedAfterATimeout(t *testing.T) {
+// TestGoneIsUncertainAfterATimeout checks that a creation with an unknown outcome
+// may still happen, so the object exists until it cannot.
+func TestGoneIsUncertainAfterATimeout(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
@@ -493,7 +493,7 @@ func TestGoneIsNotBelievedAfterATimeout(t *testing.T) {
 	_ = g.api.Delete(t.Context(), g.vm())
 	g.reconcile()
 	if g.vm() == nil {
-		t.Fatal("let go while the creation may still happen")
+		t.Fatal("the finalizer was removed while the creation may still happen")
 	}
 	g.wantCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue)
 	g.clock.Step(31 * time.Second)
@@ -536,7 +536,7 @@ func TestStatusWriteFails(t *testing.T) {
 }
 
 // TestEngineLostInACall checks that an unreachable engine is not a failure of the
-// operation, and that the server's status is kept.
+// operation, and that the server's status is unchanged.
 func TestEngineLostInACall(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -549,12 +549,12 @@ func TestEngineLostInACall(t *testing.T) {
 		}
 		result := g.reconcile()
 		if result.RequeueAfter == 0 || result.RequeueAfter > policy.OutageDelay {
-			t.Errorf("%s: looks again after %s", name, result.RequeueAfter)
+			t.Errorf("%s: requeued after %s", name, result.RequeueAfter)
 		}
 		if vm := g.vm(); vm.Status.Server == nil || vm.Status.Phase == api.PhaseFailed {
 			t.Errorf("%s: status %+v", name, vm.Status)
 		}
-		g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+		g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
 		g.engine.ensure = nil
 		g.memory.SetAvailable(true)
 		g.eventually("the engine is back", func() bool {
@@ -574,11 +574,11 @@ func TestOutage(t *testing.T) {
 	g.reconcile()
 	id := g.server().ID
 	g.memory.SetAvailable(false)
-	g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
 	var result ctrl.Result
 	g.wantWrites(0, func() { result = g.reconcile() })
 	if result.RequeueAfter == 0 {
-		t.Fatal("does not look again")
+		t.Fatal("is not requeued")
 	}
 	g.clock.Step(6 * time.Second)
 	g.wantWrites(1, func() { g.reconcile() })
@@ -596,22 +596,22 @@ func TestOutage(t *testing.T) {
 	g.wantWrites(1, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().ID != id || len(g.memory.Records()) != 1 {
-		t.Error("the server was made anew")
+		t.Error("the server was created again")
 	}
 }
 
-// away makes the engine unreachable until the status reports it. back makes it
+// loseEngine makes the engine unreachable until the status reports it. back makes it
 // reachable again.
-func (g *rig) away() {
+func (g *rig) loseEngine() {
 	g.t.Helper()
 	g.memory.SetAvailable(false)
-	g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
 	g.clock.Step(6 * time.Second)
 	g.reconcile()
 	g.wantPhase(api.PhaseUnknown, api.ReasonEngineUnavailable)
 }
 
-func (g *rig) back() {
+func (g *rig) restoreEngine() {
 	g.t.Helper()
 	g.memory.SetAvailable(true)
 	g.eventually("the engine is back", func() bool {
@@ -652,10 +652,10 @@ func TestChangesDuringAnOutage(t *testing.T) {
 				g.edit(tc.before)
 				g.reconcile()
 			}
-			g.away()
+			g.loseEngine()
 			g.edit(tc.during)
 			g.reconcile()
-			g.back()
+			g.restoreEngine()
 			g.wantPhase(tc.phase, tc.reason)
 		})
 	}
@@ -665,7 +665,7 @@ func TestChangesDuringAnOutage(t *testing.T) {
 // done but whose answer was lost.
 func TestOutageAfterARestart(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.askRestart()
+	g.requestRestart()
 	restarts := 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if spec.RestartRun == "" {
@@ -677,15 +677,15 @@ func TestOutageAfterARestart(t *testing.T) {
 		return driver.Server{}, driver.Errorf(driver.ErrUnavailable, "EOF")
 	}
 	g.reconcile()
-	g.away()
-	g.back()
+	g.loseEngine()
+	g.restoreEngine()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if restarts != 1 || g.vm().Status.RestartCount != 1 {
 		t.Errorf("restarted %d times, restartCount %d", restarts, g.vm().Status.RestartCount)
 	}
 }
 
-// TestRestartThatFailsAcrossAChange checks that the run to end stays recorded when
+// TestRestartThatFailsAcrossAChange checks that the run to end is still recorded when
 // the spec changes between two tries.
 func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	g := newRig(t, fake.Options{})
@@ -711,9 +711,9 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	}
 }
 
-// TestRestartKeepsItsGrace checks that what a restart waits for before the stop
+// TestGracePeriodOfARestart checks that what a restart waits for before the stop
 // uses up none of the guest's grace period.
-func TestRestartKeepsItsGrace(t *testing.T) {
+func TestGracePeriodOfARestart(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 20 * time.Second})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
@@ -744,12 +744,12 @@ func TestRestartKeepsItsGrace(t *testing.T) {
 	}
 }
 
-// TestRestartWhoseEndFails checks that a restart is not repeated if the new run is
-// not running yet when the next leader sees it, and the first try to resume it
-// fails.
-func TestRestartWhoseEndFails(t *testing.T) {
+// TestRestartWithAFailingResume checks that a restart is not repeated if the new run
+// is not running yet when the next leader observes it, and the first try to resume
+// it fails.
+func TestRestartWithAFailingResume(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.askRestart()
+	g.requestRestart()
 	restarts, others := 0, 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if spec.RestartRun != "" {
@@ -773,9 +773,9 @@ func TestRestartWhoseEndFails(t *testing.T) {
 	}
 }
 
-// TestUnavailableForOne checks that an engine that answers, but not about this
-// server, is no outage. It is reported, and retried with growing delays.
-func TestUnavailableForOne(t *testing.T) {
+// TestEngineUnavailableForOneServer checks that an engine that answers, but not
+// about this server, is no outage. It is reported, and retried with growing delays.
+func TestEngineUnavailableForOneServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
@@ -790,9 +790,9 @@ func TestUnavailableForOne(t *testing.T) {
 	}
 }
 
-// TestServerThatCannotBeFound covers a server that the list shows but the driver
+// TestServerNotFoundByTheDriver covers a server that the list shows but the driver
 // does not find.
-func TestServerThatCannotBeFound(t *testing.T) {
+func TestServerNotFoundByTheDriver(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
@@ -801,7 +801,7 @@ func TestServerThatCannotBeFound(t *testing.T) {
 		return driver.Server{}, driver.Errorf(driver.ErrNotFound, "no such container")
 	}
 	if result := g.reconcile(); result.RequeueAfter == 0 {
-		t.Error("nothing will look again")
+		t.Error("it is not requeued")
 	}
 	if op := g.vm().Status.Operation; op == nil || op.Attempts != 1 {
 		t.Errorf("operation %+v", op)
@@ -825,9 +825,9 @@ func TestStopDoesNotCreate(t *testing.T) {
 	}
 }
 
-// TestUnknownDriverThatComes checks that a controller that has the driver takes
+// TestDriverAddedLater checks that a controller that has the driver takes
 // over what one without it refused.
-func TestUnknownDriverThatComes(t *testing.T) {
+func TestDriverAddedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").Driver("fake"))
 	g.r.Driver, g.r.Drivers, g.r.Inventory = "", []string{"docker"}, nil
@@ -840,9 +840,9 @@ func TestUnknownDriverThatComes(t *testing.T) {
 	g.wantCondition(api.ConditionStalled, "")
 }
 
-// TestSecretThatWent checks that a deleted Secret does not keep a server on, and is
-// not a change that waits for a restart.
-func TestSecretThatWent(t *testing.T) {
+// TestDeletedSecret checks that a server can be stopped after its Secret was
+// deleted, which is not a change that waits for a restart.
+func TestDeletedSecret(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("x")}}
 	_ = g.api.Create(t.Context(), secret)
@@ -850,7 +850,7 @@ func TestSecretThatWent(t *testing.T) {
 	g.reconcile()
 	_ = g.api.Delete(t.Context(), secret)
 	_ = g.memory.Edit("uid-1", func(r *fake.Record) { r.State = driver.StatePaused })
-	g.eventually("the pause by hand is seen", func() bool { return g.server().State == driver.StatePaused })
+	g.eventually("the pause by hand is observed", func() bool { return g.server().State == driver.StatePaused })
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	g.wantCondition(api.ConditionRestartRequired, "")
@@ -864,7 +864,7 @@ func TestSecretThatWent(t *testing.T) {
 func TestNothingIsDoneWhileUnknown(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.memory.SetAvailable(false)
-	g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	g.clock.Step(6 * time.Second)
@@ -897,7 +897,7 @@ func TestCrashAfterIntent(t *testing.T) {
 				}
 				panic("crash")
 			}
-			crash(t, g)
+			crashInCall(t, g)
 			g.engine.ensure = nil
 			g.startInventory()
 			g.newReconciler()
@@ -913,8 +913,8 @@ func TestCrashAfterIntent(t *testing.T) {
 	}
 }
 
-// crash runs the pass's steps up to the driver call, and ends there.
-func crash(t *testing.T, g *rig) {
+// crashInCall runs the pass's steps up to the driver call, and ends there.
+func crashInCall(t *testing.T, g *rig) {
 	t.Helper()
 	vm, err := g.r.readObject(t.Context(), key)
 	if err != nil {
@@ -965,7 +965,7 @@ func TestRetain(t *testing.T) {
 	}
 }
 
-func TestHandsOnTheServer(t *testing.T) {
+func TestManualChanges(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
 	g.reconcile()
@@ -975,13 +975,13 @@ func TestHandsOnTheServer(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
+	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonExited)
 	g.wantCondition(api.ConditionReady, metav1.ConditionFalse)
 
 	g.memory.Remove("uid-1")
-	g.eventually("the removal is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
+	g.eventually("the removal is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().ID == first.ID {
@@ -1007,7 +1007,7 @@ func TestCrashLoop(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
+			g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 		}
 		result := g.reconcile()
 		if g.server().Run == run {
@@ -1019,7 +1019,7 @@ func TestCrashLoop(t *testing.T) {
 	}
 }
 
-func TestSecretsComeLate(t *testing.T) {
+func TestSecretCreatedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").UserDataSecret("init", "user-data"))
 	g.reconcile()
@@ -1044,7 +1044,7 @@ func TestSecretsComeLate(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-func TestUsageIsWrittenWhenItMoves(t *testing.T) {
+func TestUsageIsWrittenWhenItChanges(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()

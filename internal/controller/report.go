@@ -99,7 +99,7 @@ func (p *reconciliation) awaitOutcome(ctx context.Context, result <-chan outcome
 }
 
 // writeIntent records the operation before it is taken, so that after a crash
-// another process can tell whether it was. It fails with a conflict if the object
+// another process knows whether it was. It fails with a conflict if the object
 // was changed meanwhile.
 func (p *reconciliation) writeIntent(ctx context.Context) error {
 	before, op := p.vm.Status.Operation, p.newOperation()

@@ -46,13 +46,13 @@ func (p *reconciliation) statusAfter(change func(*policy.Input)) api.VirtualMach
 	return p.newStatus(policytest.T0)
 }
 
-func rates(cpu, memory float64) inventory.Observation {
+func withRates(cpu, memory float64) inventory.Observation {
 	o := policytest.Present(driver.StateRunning)
 	o.Rates = &inventory.Rates{CPU: cpu, Memory: memory}
 	return o
 }
 
-func shown() *vmtest.Builder {
+func withUsage() *vmtest.Builder {
 	return policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: 10, Memory: 20}}
 	})
@@ -64,17 +64,17 @@ func TestUsageInStatus(t *testing.T) {
 		observed inventory.Observation
 		want     *api.Usage
 	}{
-		"rounded to 0.01":                {policytest.ReportedVM(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
-		"zero is shown":                  {policytest.ReportedVM(), rates(0, 0), &api.Usage{}},
-		"kept when it moved little":      {shown(), rates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
-		"new when cpu moved a point":     {shown(), rates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
-		"new when memory moved a point":  {shown(), rates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
-		"kept without a sample":          {shown(), policytest.Present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
-		"dropped when it is off":         {shown(), policytest.Ended(1), nil},
-		"dropped with another server":    {shown(), policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
-		"dropped when the server went":   {shown(), policytest.Gone(), nil},
-		"kept while the engine is away":  {shown(), policytest.Unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
-		"kept while another one answers": {shown(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
+		"rounded to 0.01":               {policytest.ReportedVM(), withRates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
+		"zero is shown":                 {policytest.ReportedVM(), withRates(0, 0), &api.Usage{}},
+		"unchanged if it moved little":  {withUsage(), withRates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
+		"new when cpu moved a point":    {withUsage(), withRates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
+		"new when memory moved a point": {withUsage(), withRates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
+		"unchanged without a sample":    {withUsage(), policytest.Present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
+		"dropped when it is off":        {withUsage(), policytest.Ended(1), nil},
+		"dropped with another server":   {withUsage(), policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
+		"dropped if the server is gone": {withUsage(), policytest.Gone(), nil},
+		"unchanged in an outage":        {withUsage(), policytest.Unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
+		"unchanged with another engine": {withUsage(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -173,11 +173,11 @@ func TestOperationInStatus(t *testing.T) {
 	}
 	vm := policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.WithOperation(api.OperationStop, time.Second, "")).Obj()
 	if op := statusOf(vm, policytest.Present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(policytest.T0.Add(-time.Second)) {
-		t.Errorf("one that goes on: %+v", op)
+		t.Errorf("one that continues: %+v", op)
 	}
 }
 
-func TestCalm(t *testing.T) {
+func TestThrottleUntil(t *testing.T) {
 	status := func(phase api.Phase, reason string, change ...func(*api.VirtualMachineStatus)) *api.VirtualMachineStatus {
 		stamp := metav1.NewMicroTime(policytest.T0)
 		s := &api.VirtualMachineStatus{Phase: phase, Reason: reason, LastUpdateTime: &stamp}
@@ -194,15 +194,15 @@ func TestCalm(t *testing.T) {
 		acted      bool
 		want       time.Duration
 	}{
-		"a phase":                      {running, status(api.PhaseStopped, api.ReasonCompleted), false, 0},
-		"the engine restarts it":       {running, restarting, false, restartPeriod},
-		"the engine restarted it":      {restarting, running, false, restartPeriod},
-		"it was restarted unseen":      {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
-		"we started it":                {restarting, running, true, 0},
-		"a restart that was asked for": {status(api.PhaseActive, api.ReasonRestarting, policytest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
-		"a fetch goes on":              {fetching, fetching, false, progressPeriod},
-		"a fetch begins":               {running, fetching, false, 0},
-		"a new spec":                   {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
+		"a phase":                 {running, status(api.PhaseStopped, api.ReasonCompleted), false, 0},
+		"the engine restarts it":  {running, restarting, false, restartPeriod},
+		"the engine restarted it": {restarting, running, false, restartPeriod},
+		"it was restarted unseen": {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
+		"we started it":           {restarting, running, true, 0},
+		"a requested restart":     {status(api.PhaseActive, api.ReasonRestarting, policytest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
+		"a fetch continues":       {fetching, fetching, false, progressPeriod},
+		"a fetch begins":          {running, fetching, false, 0},
+		"a new spec":              {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
 		"written by a clock ahead": {status(api.PhaseCreating, api.ReasonFetching, func(s *api.VirtualMachineStatus) {
 			ahead := metav1.NewMicroTime(policytest.T0.Add(time.Hour))
 			s.LastUpdateTime = &ahead
@@ -222,9 +222,9 @@ func TestCalm(t *testing.T) {
 	}
 }
 
-// TestReportWaits checks that a change that can wait is written at its time, not
-// before.
-func TestReportWaits(t *testing.T) {
+// TestReportIsThrottled checks that a change that can wait is written at its time,
+// not before.
+func TestReportIsThrottled(t *testing.T) {
 	stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Second))
 	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
 	p := reconciliationOf(vm, policytest.Present(driver.StateRestarting))
@@ -235,7 +235,7 @@ func TestReportWaits(t *testing.T) {
 	}
 }
 
-func TestClip(t *testing.T) {
+func TestTruncate(t *testing.T) {
 	long := truncate(strings.Repeat("é", maxText))
 	if len(long) > maxText || !utf8.ValidString(long) || !strings.HasSuffix(long, "...") {
 		t.Errorf("%d bytes, valid %v", len(long), utf8.ValidString(long))
@@ -244,7 +244,7 @@ func TestClip(t *testing.T) {
 		t.Error("a short text was changed")
 	}
 	if n := truncateEvent(strings.Repeat("x", 5000)); len(n) != 1024 {
-		t.Errorf("a note of %d bytes", len(n))
+		t.Errorf("an event of %d bytes", len(n))
 	}
 }
 
@@ -263,8 +263,9 @@ func TestReasonOf(t *testing.T) {
 	}
 }
 
-// TestReportGoesOn checks that a pass that ran out of steps is followed by another.
-func TestReportGoesOn(t *testing.T) {
+// TestReportRequeuesWithStepsLeft checks that a pass that ran out of steps is
+// followed by another.
+func TestReportRequeuesWithStepsLeft(t *testing.T) {
 	r := &Reconciler{Clock: vmtest.Clock(policytest.T0)}
 	p := &reconciliation{r: r, base: policytest.ReportedVM().Obj(), decision: policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}}
 	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {

@@ -119,7 +119,7 @@ func indexOf(ports []api.Port, open api.PortStatus, hostPort int32) int {
 }
 
 // serverStatus returns the server as observed. Usage that moved by less than a
-// point keeps its figures, so that it alone causes no write.
+// point is left as it was, so that it alone causes no write.
 func (p *reconciliation) serverStatus() *api.ServerStatus {
 	have, observed := p.base.Status.Server, p.observed
 	if observed.Answer != inventory.Present {
@@ -190,8 +190,8 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 	return metav1.ConditionFalse
 }
 
-// runningReason returns why the server is on or off. The reason for being off is
-// kept until it is on again, whatever else happens: versions before
+// runningReason returns why the server is on or off. The reason for being off
+// stands until it is on again, whatever else happens: versions before
 // status.server.stoppedRun rely on it.
 func (p *reconciliation) runningReason(have []metav1.Condition) string {
 	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}

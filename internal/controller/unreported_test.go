@@ -42,9 +42,9 @@ func (g *rig) wantEvents(want ...string) {
 	}
 }
 
-// TestEventOfWhatCouldNotBeWritten checks that the next pass reports what was done.
+// TestEventAfterAFailedWrite checks that the next pass reports what was done.
 // The driver is not shown the spec twice, however often the write fails.
-func TestEventOfWhatCouldNotBeWritten(t *testing.T) {
+func TestEventAfterAFailedWrite(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
@@ -65,10 +65,10 @@ func TestEventOfWhatCouldNotBeWritten(t *testing.T) {
 		t.Errorf("the driver was called %d times, want 1", n)
 	}
 	if vm := g.vm(); vm.Status.Server.Generation != vm.Generation {
-		t.Errorf("generation %d is said to be shown, want %d", vm.Status.Server.Generation, vm.Generation)
+		t.Errorf("the status has generation %d as shown, want %d", vm.Status.Server.Generation, vm.Generation)
 	}
 	if len(g.r.writes.unreported) != 0 {
-		t.Error("what was written is still kept")
+		t.Error("what was written is still recorded")
 	}
 }
 
@@ -118,8 +118,8 @@ func TestEventsOfACrash(t *testing.T) {
 	}
 }
 
-// TestCrashUnderNever checks that the end is final, and is kept in events.
-func TestCrashUnderNever(t *testing.T) {
+// TestCrashWithRestartNever checks that the end is final and causes one event.
+func TestCrashWithRestartNever(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
 	g.reconcile()

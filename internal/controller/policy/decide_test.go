@@ -25,7 +25,7 @@ func inputOf(vm *api.VirtualMachine, observed inventory.Observation) Input {
 }
 
 // sinceWritten uses the times in an object and a server as the instants at which
-// they were seen.
+// they were observed.
 func sinceWritten(vm *api.VirtualMachine, observed inventory.Observation) (s Instants) {
 	if at := vm.DeletionTimestamp; at != nil {
 		s.Deletion = at.Time
@@ -179,8 +179,8 @@ func restartFor(before time.Duration, run string) func(*api.VirtualMachineStatus
 	}
 }
 
-// StoppedOnRequest records that Drover stopped the run of present and ended.
-func StoppedOnRequest(s *api.VirtualMachineStatus) {
+// stoppedOnRequest records that Drover stopped the run of present and ended.
+func stoppedOnRequest(s *api.VirtualMachineStatus) {
 	s.Server = &api.ServerStatus{ID: "id-1", State: string(driver.StateStopped), StoppedRun: "run-1"}
 }
 
@@ -236,17 +236,17 @@ func TestDecide(t *testing.T) {
 		"backoff ends":                                 {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 0)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"a new spec ends backoff":                      {vm: policytest.ReportedVM().Generation(3).Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"another server ends backoff":                  {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Minute)), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready"},
-		"a server that went ends backoff":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Minute)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
+		"a server that is gone ends backoff":           {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Minute)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"an engine that returns ends backoff":          {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Second)), observed: back, want: "ensure On Create => Creating Creating"},
 		"a failing update waits, active":               {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Second)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
 		"a failing update is tried again":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, 0)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), change: withShownGeneration(1), want: "ensure On Update => Active Updating"},
 		"a failing start waits":                        {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationStart, 1, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
-		"a failing start after an end goes on":         {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(policytest.Failing(api.OperationStart, 1, 0)).Status(StoppedOnRequest), observed: policytest.Ended(1), want: "ensure On Start => Creating Starting"},
+		"a failing start after an end continues":       {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(policytest.Failing(api.OperationStart, 1, 0)).Status(stoppedOnRequest), observed: policytest.Ended(1), want: "ensure On Start => Creating Starting"},
 		"a failing pull waits":                         {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Status(policytest.WithServer("", driver.StatePending)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed"},
 		"backoff does not hold a deletion":             {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationCreate, 9, time.Minute)), observed: policytest.Gone(), want: "delete Delete => Terminating Terminating"},
 		"a deletion that found nothing is the end":     {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
 		"a release is the end":                         {vm: policytest.ReportedVM().Deleted(policytest.T0).DeletionPolicy(api.DeletionRetain), observed: policytest.Gone(), change: withDone(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
-		"stalled stays":                                {vm: policytest.ReportedVM().Status(policytest.Refused), observed: policytest.Gone(), want: "wait Create => Failed Invalid"},
+		"stalled waits":                                {vm: policytest.ReportedVM().Status(policytest.Refused), observed: policytest.Gone(), want: "wait Create => Failed Invalid"},
 		"stalled ends with a new spec":                 {vm: policytest.ReportedVM().Status(policytest.Refused).Generation(3), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"stalled without an operation is over":         {vm: policytest.ReportedVM().Status(policytest.Refused).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"not bound yet":                                {vm: vmtest.VM("vm").UID("uid-1").Generation(1), observed: policytest.Gone(), want: "wait =>  ", check: wantWake(bindRetry)},
@@ -261,16 +261,16 @@ func TestDecide(t *testing.T) {
 		"a stop that failed before the deletion":       {vm: policytest.ReportedVM().Generation(3).Deleted(policytest.T0).Status(policytest.Failing(api.OperationStop, 1, time.Minute)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(30 * time.Second)},
 		"a stop that fails is tried again":             {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, 0)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
 		"a stop that fails waits for its next try":     {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, time.Second)), observed: policytest.Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBlocked("boom")},
-		"a failing stop holds a deletion no longer":    {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-30 * time.Second)).Status(policytest.Failing(api.OperationStop, 5, time.Second)), observed: policytest.Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
+		"a failing stop no longer blocks deletion":     {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-30 * time.Second)).Status(policytest.Failing(api.OperationStop, 5, time.Second)), observed: policytest.Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
 		"no binding and one driver did not say gone":   {vm: withoutBinding(), observed: policytest.Gone(), change: func(in *Input) { in.Unproven = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
-		"no binding: every driver is asked":            {vm: withoutBinding(), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(true)},
-		"a binding: one driver is asked":               {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
+		"no binding: every driver is queried":          {vm: withoutBinding(), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(true)},
+		"a binding: one driver is queried":             {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
 		"no binding, never observed":                   {vm: withoutBinding().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
 		"the grace period ends in a deletion":          {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-5 * time.Second)).Grace(5), observed: policytest.Present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
 		"a deletion waits for the grace period":        {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-4 * time.Second)).Grace(5), observed: policytest.Present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wantWake(time.Second)},
-		"gone is not believed after a timeout yet":     {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
+		"gone is uncertain after a timeout":            {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
 
-		"a fetch goes on":                      {vm: policytest.ReportedVM(), observed: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: wantMessage("pulling: 3 %")},
+		"a fetch continues":                    {vm: policytest.ReportedVM(), observed: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: wantMessage("pulling: 3 %")},
 		"a fetch that was begun just now":      {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), change: withShownGeneration(3), want: "wait Create => Creating Fetching"},
 		"a fetch for an old spec":              {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
 		"a fetch that has ended":               {vm: policytest.ReportedVM(), observed: fetching("", nil), want: "ensure On Create => Creating Creating"},
@@ -278,10 +278,10 @@ func TestDecide(t *testing.T) {
 		"a stop is forced":                     {vm: policytest.ReportedVM().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 5*time.Second, "")), observed: policytest.Present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: wantStopBy(0)},
 		"a stop is not forced yet":             {vm: policytest.ReportedVM().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), observed: policytest.Present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wantWake(time.Second)},
 		"a stop whose signal got lost":         {vm: policytest.ReportedVM().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping", check: wantStopBy(time.Second)},
-		"started after a stop, and ended":      {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(StoppedOnRequest), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Run = "run-2" }), want: "wait => Stopped Completed ready"},
-		"stopped by us and active again":       {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(StoppedOnRequest), observed: policytest.Ended(0), want: "ensure On Start => Creating Starting"},
+		"started after a stop, and ended":      {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(stoppedOnRequest), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Run = "run-2" }), want: "wait => Stopped Completed ready"},
+		"stopped by us and active again":       {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(stoppedOnRequest), observed: policytest.Ended(0), want: "ensure On Start => Creating Starting"},
 		"stopping was under way, active again": {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(policytest.WithOperation(api.OperationStop, time.Second, "")), observed: policytest.Ended(0), want: "ensure On Start => Creating Starting"},
-		"a completed VM stays so on a change":  {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Ended(0), want: "wait => Stopped Completed ready"},
+		"a completed VM is so after a change":  {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Ended(0), want: "wait => Stopped Completed ready"},
 
 		"quick ends: the first is started at once": {vm: policytest.ReportedVM(), observed: quickEnd, want: "ensure On Start => Creating Restarting"},
 		"quick ends: the next ones wait":           {vm: policytest.ReportedVM().Status(looping), observed: quickEnd, want: "wait Start => Failed Restarting", check: wantWake(time.Second)},
@@ -297,9 +297,9 @@ func TestDecide(t *testing.T) {
 		"cpu changed by hand":                                 {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), want: "ensure On Update => Active Updating"},
 		"what waits for a restart is not tried on and on":     {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), change: withDone(api.OperationUpdate), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
 		"what waits for a restart is remembered":              {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.Present(driver.StateRunning), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
-		"what waited is looked at again after a restart":      {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = policytest.T0 }), want: "ensure On Update => Active Updating"},
-		"what waited is done when the driver says no more":    {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: withDone(api.OperationUpdate), want: "wait => Active Running ready"},
-		"a probe that does not answer keeps it from Ready":    {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, Message: "refused"} }, want: "wait => Active ProbeFailing", check: wantMessage("refused")},
+		"what waited is shown again after a restart":          {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = policytest.T0 }), want: "ensure On Update => Active Updating"},
+		"what waited is done when the driver lists nothing":   {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: withDone(api.OperationUpdate), want: "wait => Active Running ready"},
+		"a probe that does not answer prevents Ready":         {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, Message: "refused"} }, want: "wait => Active ProbeFailing", check: wantMessage("refused")},
 		"a probe that answers":                                {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, OK: true} }, want: "wait => Active Running ready"},
 		"the engine restarts it and says why":                 {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRestarting), func(s *driver.Server) { s.Exit = &driver.Exit{Code: 137, Reason: "OOMKilled"} }), want: "wait => Active Restarting", check: wantMessage("code 137 (OOMKilled)")},
 		"an exit without a better reason":                     {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever), observed: policytest.ChangeServer(policytest.Ended(3), func(s *driver.Server) { s.Exit.Reason = "Error" }), want: "wait => Failed Exited", check: wantMessage("the server ended with code 3")},
@@ -308,33 +308,33 @@ func TestDecide(t *testing.T) {
 		"ended by the host's shutdown, to be off":             {vm: policytest.ReportedVM().Action(api.ActionStopped), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Exit.Reason = driver.ExitHostShutdown }), want: "wait => Stopped StoppedAsAsked ready"},
 		"a refused image":                                     {vm: policytest.ReportedVM().Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "wait => Active ImageImmutable", check: wantStalled},
 		"a refused image, off":                                {vm: policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.RefusedImage), observed: policytest.Ended(0), want: "wait => Stopped ImageImmutable", check: wantStalled},
-		"a refused image holds nothing up":                    {vm: policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping"},
+		"a refused image blocks nothing":                      {vm: policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.RefusedImage), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping"},
 		"the default action is active, the default is Always": {vm: policytest.ReportedVM(), observed: policytest.Ended(0), want: "ensure On Start => Creating Restarting"},
 
-		"a restart is asked for":                     {vm: policytest.ReportedVM().RestartedAt(policytest.T0), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a restart is requested":                     {vm: policytest.ReportedVM().RestartedAt(policytest.T0), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
 		"a restart of a server that ended":           {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).RestartedAt(policytest.T0), observed: policytest.Ended(0), want: "ensure On Restart => Creating Restarting", check: wantRestart(true)},
-		"a restartedAt at creation asks for none":    {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating", check: wantRestartHandled},
+		"a restartedAt at creation requests none":    {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating", check: wantRestartHandled},
 		"a restart that was written down is done":    {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
 		"a restart is not done twice":                {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
-		"a restart asked for while it is under way":  {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
-		"a restart asked for after its end":          {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-0")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
-		"a restart that answers what is asked for":   {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(0, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
+		"a restart requested while it is under way":  {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a restart requested after its end":          {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-0")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(true)},
+		"a restart that answers the requested value": {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(0, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantRestart(false)},
 		"a restart that has answered it":             {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(0, "run-0")), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
 		"a restart while the run is not known":       {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(restartFor(time.Second, "run-1")), observed: policytest.ChangeServer(policytest.Present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting", check: wantRestart(false)},
 		"a restart whose new run boots":              {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), observed: policytest.Present(driver.StateStarting), want: "wait Start => Creating Starting", check: wantRestartHandled},
 		"a restart starts what it stopped":           {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.Ended(0), want: "ensure On Restart => Creating Restarting", check: wantRestart(false)},
 		"a restart waits for the stop":               {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.Present(driver.StateStopping), want: "wait Restart => Active Stopping", check: wantWake(29 * time.Second)},
 		"a restart forces the stop":                  {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Minute, "run-1")), observed: policytest.Present(driver.StateStopping), want: "ensure On Restart => Active Stopping", check: wantRestart(false)},
-		"a restart of what was made anew is no more": {vm: policytest.ReportedVM().RestartedAt(policytest.T0), observed: policytest.Present(driver.StateRunning), change: withDone(api.OperationCreate), want: "wait => Active Running ready"},
-		"a restart while it is to be off is no more": {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Action(api.ActionStopped), observed: policytest.Ended(0), want: "wait => Stopped StoppedAsAsked ready", check: wantRestartHandled},
+		"no restart of what was just created":        {vm: policytest.ReportedVM().RestartedAt(policytest.T0), observed: policytest.Present(driver.StateRunning), change: withDone(api.OperationCreate), want: "wait => Active Running ready"},
+		"no restart while it must be off":            {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Action(api.ActionStopped), observed: policytest.Ended(0), want: "wait => Stopped StoppedAsAsked ready", check: wantRestartHandled},
 		"a restart that waits for an image":          {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-1")), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Progress = "pulling" }), want: "wait Restart => Active Fetching", check: wantMessage("pulling")},
 		"a start that waits for an image":            {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Ended(1), func(s *driver.Server) { s.Progress = "pulling" }), change: withDone(api.OperationStart), want: "wait Start => Creating Fetching"},
 		"a start after an image was fetched":         {vm: policytest.ReportedVM().Status(policytest.WithOperation(api.OperationStart, time.Second, "")), observed: policytest.Ended(1), want: "ensure On Start => Creating Restarting"},
 		"a restart whose image took its time":        {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Hour, "run-1")), observed: policytest.Present(driver.StateRunning), want: "ensure On Restart => Active Restarting", check: wantStopBy(30 * time.Second)},
 		"a restart whose new run has ended":          {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "run-0")), observed: policytest.Ended(0), want: "wait => Stopped Completed ready", check: wantRestartHandled},
 		"a restart of what never ran":                {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(policytest.WithOperation(api.OperationRestart, time.Second, "")), observed: policytest.ChangeServer(policytest.Present(driver.StateStopped), func(s *driver.Server) { s.Run = "" }), want: "ensure On Restart => Creating Restarting"},
-		"a probe not asked yet, ready before":        {vm: policytest.ReportedVM().Status(withReady(-time.Hour)), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active Running ready"},
-		"a probe not asked yet, another run":         {vm: policytest.ReportedVM().Status(withReady(-2 * time.Hour)), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active ProbeFailing"},
+		"a probe not completed yet, ready before":    {vm: policytest.ReportedVM().Status(withReady(-time.Hour)), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active Running ready"},
+		"a probe not completed yet, another run":     {vm: policytest.ReportedVM().Status(withReady(-2 * time.Hour)), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true} }, want: "wait => Active ProbeFailing"},
 		"a restart that was handled":                 {vm: policytest.ReportedVM().RestartedAt(policytest.T0).Status(func(s *api.VirtualMachineStatus) { s.RestartedAt = &metav1.Time{Time: policytest.T0} }), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready", check: wantRestartHandled},
 	}
 	for name, tc := range tests {
@@ -422,7 +422,7 @@ func wantAllDrivers(want bool) func(*testing.T, Decision) {
 	return func(t *testing.T, d Decision) {
 		t.Helper()
 		if d.Action.AllDrivers != want {
-			t.Errorf("asks every driver: %v", d.Action.AllDrivers)
+			t.Errorf("queries every driver: %v", d.Action.AllDrivers)
 		}
 	}
 }
@@ -459,9 +459,9 @@ func withOtherWording(vm *api.VirtualMachine) *api.VirtualMachine {
 	return vm
 }
 
-// TestWordsDecideNothing checks that decide does not depend on reasons, messages
+// TestWordingDecidesNothing checks that decide does not depend on reasons, messages
 // and conditions, for every state, action, policy and status.
-func TestWordsDecideNothing(t *testing.T) {
+func TestWordingDecidesNothing(t *testing.T) {
 	_, looping := policytest.ShortRun(1, 2, time.Second)
 	statuses := map[string]func(*api.VirtualMachineStatus){
 		"at rest": func(*api.VirtualMachineStatus) {},
@@ -473,7 +473,7 @@ func TestWordsDecideNothing(t *testing.T) {
 		},
 		"refused":        policytest.Refused,
 		"crashing":       looping,
-		"off on request": StoppedOnRequest,
+		"off on request": stoppedOnRequest,
 		"waits":          policytest.PendingRestart,
 		"image refused":  policytest.RefusedImage,
 		"restarting":     policytest.WithOperation(api.OperationRestart, time.Second, "run-1"),

@@ -48,7 +48,7 @@ func decideDeletionUnknown(in Input) Decision {
 	if d, short := decideShortOutage(in); short {
 		return d
 	}
-	d := planBlocked(in, "the server may still be there, and the deletion goes on when the engine answers: "+in.Observed.Cause.Error())
+	d := planBlocked(in, "the server may still be there, and the deletion continues when the engine answers: "+in.Observed.Cause.Error())
 	d.Status.Unobserved = true
 	return d
 }
@@ -60,7 +60,7 @@ func decideDeletionGone(in Input) Decision {
 	d := planTermination(api.OperationDelete, api.ReasonTerminating, "")
 	if in.Now.Before(in.Observed.SettlesAt) {
 		d.WakeAt = in.Observed.SettlesAt
-		d.Status.Message = fmt.Sprintf("a creation timed out and may still come to its end: looks again at %s", in.Observed.SettlesAt.UTC().Format(time.RFC3339))
+		d.Status.Message = fmt.Sprintf("a creation timed out and may still come to its end: checked again at %s", in.Observed.SettlesAt.UTC().Format(time.RFC3339))
 		d.Status.Blocked = true
 		return d
 	}

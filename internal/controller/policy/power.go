@@ -56,7 +56,7 @@ func planCreation(in Input, power driver.Power) Decision {
 }
 
 // isFetching reports whether the operation was requested already and waits for an
-// image. The existing server stays as it is meanwhile.
+// image. The existing server is unchanged meanwhile.
 func isFetching(in Input, d Decision) bool {
 	server := in.Observed.Server
 	if d.Action.Step != StepEnsure || d.Action.RecordFirst || server.Progress == "" || server.Err != nil || server.State == driver.StatePending || server.State == driver.StateStopping {
@@ -157,7 +157,7 @@ func planEngineRestart(in Input) Decision {
 }
 
 // planRunning returns the decision for a server that runs as specified. After short
-// runs it keeps the count until the run has proven stable.
+// runs the count continues until the run has proven stable.
 func planRunning(in Input) Decision {
 	server := in.Observed.Server
 	d := Decision{Status: StatusIntent{Phase: api.PhaseActive, Reason: api.ReasonRunning, Message: server.Note, Ready: true}}

@@ -71,7 +71,7 @@ func (b *Prober) Check(vm *api.VirtualMachine, observed inventory.Observation) p
 	}
 	key, spec := client.ObjectKeyFromObject(vm), vm.Spec.ReadinessProbe
 	if spec != nil && observed.Answer == inventory.Unknown {
-		return policy.ProbeResult{Wanted: true, Message: "the engine cannot be asked"}
+		return policy.ProbeResult{Wanted: true, Message: "the engine cannot be queried"}
 	}
 	if spec == nil || !policy.IsRunning(observed) || vm.DeletionTimestamp != nil {
 		b.Forget(key)
@@ -110,7 +110,7 @@ func (b *Prober) startProbe(key types.NamespacedName, target probeTarget) *probe
 		old.stop()
 	}
 	ctx, stop := context.WithCancel(b.ctx)
-	next := &probe{target: target, stop: stop, state: policy.ProbeResult{Wanted: true, Message: "readinessProbe: " + target.String() + " was not asked yet"}}
+	next := &probe{target: target, stop: stop, state: policy.ProbeResult{Wanted: true, Message: "readinessProbe: " + target.String() + " was not probed yet"}}
 	b.probes[key] = next
 	go b.runProbe(ctx, key, next)
 	return next

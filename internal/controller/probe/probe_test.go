@@ -21,18 +21,18 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// asked is a driver that can probe, and returns what it was asked for.
-type asked struct{ answer error }
+// echoProber is a driver that can probe, and returns what it was called with.
+type echoProber struct{ answer error }
 
-func (a asked) Probe(ctx context.Context, uid types.UID, port int32) error {
+func (a echoProber) Probe(ctx context.Context, uid types.UID, port int32) error {
 	if _, bounded := ctx.Deadline(); !bounded {
 		return errors.New("no deadline")
 	}
-	return fmt.Errorf("asked for %s %d: %w", uid, port, a.answer)
+	return fmt.Errorf("called for %s %d: %w", uid, port, a.answer)
 }
 
-// settle checks a prober until its probe has a result.
-func settle(t *testing.T, d driver.Prober, port int32, server driver.Server) policy.ProbeResult {
+// awaitResult checks a prober until its probe has a result.
+func awaitResult(t *testing.T, d driver.Prober, port int32, server driver.Server) policy.ProbeResult {
 	t.Helper()
 	b := New(t.Context(), clock.RealClock{}, d, func(types.NamespacedName) {})
 	vm := policytest.ReportedVM().Probe(port).Obj()
@@ -47,31 +47,31 @@ func settle(t *testing.T, d driver.Prober, port int32, server driver.Server) pol
 	return policy.ProbeResult{}
 }
 
-// TestWhoProbes checks that the driver probes if it can, whatever the address.
-// Otherwise the server is probed at its own address and port.
-func TestWhoProbes(t *testing.T) {
+// TestProbedByDriverOrAddress checks that the driver probes if it can, whatever the
+// address. Otherwise the server is probed at its own address and port.
+func TestProbedByDriverOrAddress(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	port := int32(listener.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
 	local := driver.Server{Addresses: []string{"127.0.0.1"}, Ports: []driver.Port{{Protocol: "TCP", Port: port, HostPort: 1}}}
-	if state := settle(t, nil, port, local); !state.OK {
+	if state := awaitResult(t, nil, port, local); !state.OK {
 		t.Errorf("the server's own address: %+v", state)
 	}
-	if state := settle(t, nil, port, driver.Server{}); state.OK || !strings.Contains(state.Message, "no address") {
+	if state := awaitResult(t, nil, port, driver.Server{}); state.OK || !strings.Contains(state.Message, "no address") {
 		t.Errorf("without an address: %+v", state)
 	}
 	for _, server := range []driver.Server{local, {}} {
-		state := settle(t, asked{errors.New("not yet")}, port, server)
-		if want := fmt.Sprintf("readinessProbe: asked for uid-1 %d: not yet", port); state.OK || state.Message != want {
-			t.Errorf("the driver is asked: %+v, want %q", state, want)
+		state := awaitResult(t, echoProber{errors.New("not yet")}, port, server)
+		if want := fmt.Sprintf("readinessProbe: called for uid-1 %d: not yet", port); state.OK || state.Message != want {
+			t.Errorf("the driver probes: %+v, want %q", state, want)
 		}
 	}
 	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if state := settle(t, nil, port, local); state.OK || !strings.Contains(state.Message, "refused") {
-		t.Errorf("nobody listens: %+v", state)
+	if state := awaitResult(t, nil, port, local); state.OK || !strings.Contains(state.Message, "refused") {
+		t.Errorf("no listener: %+v", state)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestWhatIsSeenFirst covers the priorities of objects that are new to a leader.
-func TestWhatIsSeenFirst(t *testing.T) {
+// TestCreatePriority covers the priorities of objects that are new to a leader.
+func TestCreatePriority(t *testing.T) {
 	t.Parallel()
 	done := vmtest.VM("done").Generation(1).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })
 	tests := map[string]struct {
@@ -35,9 +35,9 @@ func TestWhatIsSeenFirst(t *testing.T) {
 	}
 }
 
-// TestWayOutIsSeen checks that the annotation that DeletionBlocked asks for
-// enqueues the VM with the driver that it names.
-func TestWayOutIsSeen(t *testing.T) {
+// TestUpdatePriorityOfARestoredBinding checks that the annotation that
+// DeletionBlocked requests enqueues the VM with the driver that it names.
+func TestUpdatePriorityOfARestoredBinding(t *testing.T) {
 	now := metav1.Time{Time: policytest.T0}
 	old := vmtest.VM("vm").UID("uid-1").Generation(2).Obj()
 	old.Finalizers, old.DeletionTimestamp = []string{api.FinalizerServer}, &now
@@ -45,6 +45,6 @@ func TestWayOutIsSeen(t *testing.T) {
 	vm := old.DeepCopy()
 	vm.Annotations = map[string]string{api.AnnotationBound: "other/x"}
 	if _, ok := UpdatePriority(old, vm); !ok {
-		t.Error("the binding that the message asks for enqueues nothing in the lane of its driver")
+		t.Error("the binding that the message requests enqueues nothing for its driver")
 	}
 }

@@ -24,9 +24,9 @@ func request(n int) (r reconcile.Request) {
 	return r
 }
 
-// TestShutDownLetsWorkersGo checks that busy and waiting workers end, whatever item
+// TestShutDownEndsWorkers checks that busy and waiting workers end, whatever item
 // is on its way to them.
-func TestShutDownLetsWorkersGo(t *testing.T) {
+func TestShutDownEndsWorkers(t *testing.T) {
 	t.Parallel()
 	for range 300 {
 		q := newTestQueue()
