@@ -91,14 +91,15 @@ func isUnderWay(observed inventory.Observation) bool {
 }
 
 // recordFailure records the operation's failure in the pass's status, where the next
-// decision finds it. An unreachable engine is not a failure of the operation.
+// decision finds it. An unreachable engine is not a failure of the operation, so then
+// nothing is recorded.
 func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	p.done = ""
 	if p.observed.Answer == inventory.Unknown {
-		// One failed query does not make the engine unknown.
-		if p.observeCached(); p.observed.Answer == inventory.Unknown {
-			return
-		}
+		p.observeCached() // one failed query does not make the engine unreachable
+	}
+	if p.observed.Answer == inventory.Unknown {
+		return // the next decision waits for the engine
 	}
 	status := &p.vm.Status
 	if decision.Status.RestartHandled {

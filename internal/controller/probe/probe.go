@@ -116,6 +116,7 @@ func (b *Prober) startProbe(key types.NamespacedName, target probeTarget) *probe
 	return next
 }
 
+// Forget ends the probe of a VirtualMachine.
 func (b *Prober) Forget(key types.NamespacedName) {
 	if b == nil {
 		return
