@@ -163,8 +163,8 @@ func (p *reconciliation) confirmCreation(ctx context.Context) bool {
 }
 
 // confirmRun verifies that the run that a restart must end is the current one: an
-// older one would count as ended already. It returns an error if the
-// engine does not answer, since a failure in the status would name the run.
+// older one would count as ended already. It returns an error if the engine does not
+// answer, since a failure in the status would name the run.
 func (p *reconciliation) confirmRun(ctx context.Context) (confirmed bool, err error) {
 	if err := p.ensureLive(ctx); err != nil {
 		return false, err

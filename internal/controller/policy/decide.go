@@ -13,6 +13,7 @@
 //	crash.go     the server has ended by itself: spec.restartPolicy
 //	update.go    the driver has yet to apply a change of the spec
 //
+// Functions named decide choose between decisions, and those named plan make one.
 // binding.go has the driver and the engine that a VirtualMachine belongs to.
 package policy
 
