@@ -69,7 +69,7 @@ type interceptedDriver struct {
 	ensure func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error)
 	delete func(func() error) error
 	calls  int
-	// outdated makes complete lists show before, as an outdated answer.
+	// outdated makes complete lists return outdatedList.
 	outdated     bool
 	outdatedList []driver.Server
 	// failQueries fails the queries for single servers.
@@ -600,8 +600,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// loseEngine makes the engine unreachable until the status reports it. back makes it
-// reachable again.
+// loseEngine makes the engine unreachable until the status reports it.
+// restoreEngine makes it reachable again.
 func (g *rig) loseEngine() {
 	g.t.Helper()
 	g.memory.SetAvailable(false)

@@ -43,7 +43,7 @@ func newStandby(t *testing.T) *standby {
 	return s
 }
 
-// addObject and deleted report an object to the handler as the cache does.
+// addObject and deleteObject report an object to the handler as the cache does.
 func (s *standby) addObject(b *vmtest.Builder) *api.VirtualMachine {
 	s.t.Helper()
 	vm := b.Generation(1).Obj()
