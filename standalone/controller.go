@@ -21,8 +21,8 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/drover-controller/app"
-	"cloudnative.tw/drover/internal/controller"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
@@ -156,7 +156,7 @@ func bindings(ctx context.Context, reader client.Reader) (all []api.Binding, err
 		if !ok {
 			return fmt.Errorf("the list of VirtualMachines has a %T", object)
 		}
-		if bound := controller.BindingOf(vm); bound.EngineID != "" && !met[bound] {
+		if bound := policy.BindingOf(vm); bound.EngineID != "" && !met[bound] {
 			met[bound] = true
 			all = append(all, bound)
 		}

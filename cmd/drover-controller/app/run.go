@@ -77,7 +77,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 		return err
 	}
 	defer closeDrivers()
-	if err := addLanes(ctx, mgr, o, controller.Options{
+	if err := addDriverControllers(ctx, mgr, o, controller.Options{
 		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Recorder: recorder,
 		Epoch: guard.Epoch, MayAct: guard.Check,
 	}); err != nil {
@@ -228,27 +228,28 @@ func endFetches(ctx context.Context, opened []registry.Opened) {
 	}
 }
 
-// addLanes adds a per-driver controller for each inventory to the manager.
-func addLanes(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
-	lanes, err := controller.Setup(ctx, mgr, of)
+// addDriverControllers adds a per-driver controller for each inventory to the
+// manager.
+func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
+	reconcilers, err := controller.Setup(ctx, mgr, of)
 	if err != nil {
 		return err
 	}
-	for _, lane := range lanes {
-		if err := addLane(mgr, o, lane); err != nil {
+	for _, r := range reconcilers {
+		if err := addInventory(mgr, o, r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// addLane adds a driver's inventory and its orphan sweep to the manager.
-func addLane(mgr ctrl.Manager, o *Options, lane *controller.Reconciler) error {
-	if err := mgr.Add(lane.Inventory); err != nil {
+// addInventory adds a driver's inventory and its orphan sweep to the manager.
+func addInventory(mgr ctrl.Manager, o *Options, r *controller.Reconciler) error {
+	if err := mgr.Add(r.Inventory); err != nil {
 		return err
 	}
 	return mgr.Add(&inventory.Sweep{
-		Inventory: lane.Inventory, Epoch: lane.Epoch, Report: lane.TellFinding,
+		Inventory: r.Inventory, Epoch: r.Epoch, Report: r.ReportFinding,
 		Policy: inventory.OrphanPolicy(o.OrphanPolicy), Grace: o.OrphanGrace, Max: o.OrphanMax,
 		Cached: owners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
 		Live:   liveOwners(mgr.GetAPIReader()),

@@ -1,18 +1,30 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+// Package queue is the work queue of a per-driver controller. queue.go has the
+// queue, and priority.go what comes first.
+package queue
 
 import (
 	"math"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
+
+const (
+	firstAPIRetry = 5 * time.Millisecond
+	lastAPIRetry  = 10 * time.Second
+)
+
+// Queue is the interface of controller-runtime's event sources.
+type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // drainingQueue is controller-runtime's priority queue, shut down only when no
 // caller waits in Get. In v0.24, a shutdown that meets an item on its way to a
@@ -27,21 +39,28 @@ type drainingQueue struct {
 	waiting int // callers of Get
 }
 
-func newQueue(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Request]) queue {
-	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) queue {
+// New returns the constructor of a queue for controller-runtime.
+func New(log logr.Logger) func(string, workqueue.TypedRateLimiter[reconcile.Request]) Queue {
+	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) Queue {
 		return &drainingQueue{PriorityQueue: priorityqueue.New(name, func(o *priorityqueue.Opts[reconcile.Request]) {
 			o.Log, o.RateLimiter = log.WithValues("controller", name), limiter
 		})}
 	}
 }
 
+// NewRateLimiter returns the delays of objects whose write failed: 5 ms, doubling to
+// 10 s. Backoff for engines is in the policy.
+func NewRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry)
+}
+
 // GetWithPriority implements priorityqueue.PriorityQueue.
 func (q *drainingQueue) GetWithPriority() (item reconcile.Request, priority int, shutdown bool) {
-	if !q.enter() {
+	if !q.beginGet() {
 		return item, 0, true
 	}
 	item, priority, shutdown = q.PriorityQueue.GetWithPriority()
-	return item, priority, q.leave() || shutdown
+	return item, priority, q.endGet() || shutdown
 }
 
 // Get implements workqueue.TypedInterface.
@@ -50,7 +69,7 @@ func (q *drainingQueue) Get() (item reconcile.Request, shutdown bool) {
 	return item, shutdown
 }
 
-func (q *drainingQueue) enter() (open bool) {
+func (q *drainingQueue) beginGet() (open bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
@@ -59,9 +78,9 @@ func (q *drainingQueue) enter() (open bool) {
 	return !q.closed
 }
 
-// leave reports whether the queue was closed meanwhile. The last waiting caller
+// endGet reports whether the queue was closed meanwhile. The last waiting caller
 // shuts it down.
-func (q *drainingQueue) leave() (closed bool) {
+func (q *drainingQueue) endGet() (closed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting--
@@ -91,3 +110,13 @@ func (q *drainingQueue) ShutDown() {
 
 // ShutDownWithDrain implements workqueue.TypedInterface.
 func (q *drainingQueue) ShutDownWithDrain() { q.ShutDown() }
+
+// Add enqueues a VirtualMachine.
+func Add(q Queue, key types.NamespacedName, priority int) {
+	req := reconcile.Request{NamespacedName: key}
+	if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
+		pq.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, req)
+		return
+	}
+	q.Add(req)
+}

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
@@ -42,19 +43,19 @@ func newStandby(t *testing.T) *standby {
 	return s
 }
 
-// created and deleted report an object to the handler as the cache does.
-func (s *standby) created(b *vmtest.Builder) *api.VirtualMachine {
+// addObject and deleteObject report an object to the handler as the cache does.
+func (s *standby) addObject(b *vmtest.Builder) *api.VirtualMachine {
 	s.t.Helper()
 	vm := b.Generation(1).Obj()
 	if err := s.api.Create(s.t.Context(), vm.DeepCopy()); err != nil {
 		s.t.Fatal(err)
 	}
-	s.r.handler().Create(s.t.Context(), event.TypedCreateEvent[*api.VirtualMachine]{Object: vm}, s.q)
+	s.r.eventHandler().Create(s.t.Context(), event.TypedCreateEvent[*api.VirtualMachine]{Object: vm}, s.q)
 	return vm
 }
 
-func (s *standby) deleted(vm *api.VirtualMachine) {
-	s.r.handler().Delete(s.t.Context(), event.TypedDeleteEvent[*api.VirtualMachine]{Object: vm}, s.q)
+func (s *standby) deleteObject(vm *api.VirtualMachine) {
+	s.r.eventHandler().Delete(s.t.Context(), event.TypedDeleteEvent[*api.VirtualMachine]{Object: vm}, s.q)
 }
 
 func (s *standby) lead() {
@@ -62,8 +63,8 @@ func (s *standby) lead() {
 	close(s.elected)
 }
 
-// next takes requests from the queue.
-func (s *standby) next(count int) (names []string) {
+// takeRequests takes requests from the queue.
+func (s *standby) takeRequests(count int) (names []string) {
 	for range count {
 		request, _ := s.q.Get()
 		s.q.Done(request)
@@ -72,10 +73,10 @@ func (s *standby) next(count int) (names []string) {
 	return names
 }
 
-// TestTakeOverBeginsWithWhatIsUndone checks that a standby enqueues and keeps
+// TestTakeOverBeginsWithUnfinishedWork checks that a standby enqueues and stores
 // nothing. After the election, what the objects and the engine show to be
 // unfinished comes first.
-func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
+func TestTakeOverBeginsWithUnfinishedWork(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
 	done := func(name string, change func(*api.VirtualMachineStatus)) *vmtest.Builder {
@@ -83,87 +84,67 @@ func TestTakeOverBeginsWithWhatIsUndone(t *testing.T) {
 	}
 	nothing := func(*api.VirtualMachineStatus) {}
 	for _, name := range []string{"a", "b"} {
-		s.created(done(name, nothing))
+		s.addObject(done(name, nothing))
 	}
-	s.created(done("crashed", left("id-1", driver.StateRunning)))
-	s.created(done("failing", operation(api.OperationUpdate, time.Second, "")))
-	s.created(vmtest.VM("new"))
-	leaving := s.created(done("leaving", nothing))
+	s.addObject(done("crashed", policytest.WithServer("id-1", driver.StateRunning)))
+	s.addObject(done("failing", policytest.WithOperation(api.OperationUpdate, time.Second, "")))
+	s.addObject(vmtest.VM("new"))
+	leaving := s.addObject(done("leaving", nothing))
 	if err := s.api.Delete(t.Context(), leaving); err != nil {
 		t.Fatal(err)
 	}
-	gone := s.created(vmtest.VM("gone"))
+	gone := s.addObject(vmtest.VM("gone"))
 	if err := s.api.Delete(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
-	s.deleted(gone)
-	s.created(vmtest.VM("other").Driver("docker"))
+	s.deleteObject(gone)
+	s.addObject(vmtest.VM("other").Driver("docker"))
 	if n := s.q.Len(); n != 0 {
 		t.Fatalf("a standby has queued %d requests", n)
 	}
 
 	s.lead()
-	undone := s.next(3)
-	if want := []string{"leaving", "new", "failing"}; !slices.Equal(undone, want) {
-		t.Errorf("the new leader begins with %v, want %v", undone, want)
+	unfinished := s.takeRequests(3)
+	if want := []string{"leaving", "new", "failing"}; !slices.Equal(unfinished, want) {
+		t.Errorf("the new leader begins with %v, want %v", unfinished, want)
 	}
 	// Besides the tickers of the inventory, only it waits.
 	waits := func() bool { return s.clock.Waiters() == 3 }
-	s.eventually("it waits to look at the rest", waits)
+	s.eventually("it waits with the rest", waits)
 	s.clock.Step(routineAfter - time.Millisecond)
 	if n := s.q.Len(); n != 0 || !waits() {
-		t.Errorf("%d more are looked at before %s are over", n, routineAfter)
+		t.Errorf("%d more are enqueued before %s are over", n, routineAfter)
 	}
 	s.clock.Step(time.Millisecond)
-	s.eventually("it looks at all of its lane", func() bool { return s.q.Len() == 6 })
-	if rest := s.next(6); rest[0] != "crashed" || !slices.Contains(rest, "a") || !slices.Contains(rest, "b") || slices.Contains(rest, "other") {
-		t.Errorf("later it looks at %v", rest)
+	s.eventually("it enqueues all VMs of its driver", func() bool { return s.q.Len() == 6 })
+	if rest := s.takeRequests(6); rest[0] != "crashed" || !slices.Contains(rest, "a") || !slices.Contains(rest, "b") || slices.Contains(rest, "other") {
+		t.Errorf("later it enqueues %v", rest)
 	}
 }
 
-// TestLeaderQueuesAtOnce checks that an elected standby enqueues like any leader.
-func TestLeaderQueuesAtOnce(t *testing.T) {
+// TestElectedLeaderEnqueues checks that an elected standby enqueues like any leader.
+func TestElectedLeaderEnqueues(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
 	s.lead()
-	s.created(vmtest.VM("new"))
-	if got := s.next(1); got[0] != "new" {
+	s.addObject(vmtest.VM("new"))
+	if got := s.takeRequests(1); got[0] != "new" {
 		t.Errorf("it begins with %v", got)
 	}
-	s.eventually("it waits to look at the rest", s.clock.HasWaiters)
+	s.eventually("it waits with the rest", s.clock.HasWaiters)
 	s.clock.Step(2 * routineAfter)
 }
 
-// TestWhatIsSeenFirst covers the priorities of objects that are new to a leader.
-func TestWhatIsSeenFirst(t *testing.T) {
-	t.Parallel()
-	done := vmtest.VM("done").Generation(1).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })
-	tests := map[string]struct {
-		event event.TypedCreateEvent[*api.VirtualMachine]
-		want  int
-	}{
-		"there at the start and done": {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj(), IsInInitialList: true}, prioRoutine},
-		"there at the start and new":  {event.TypedCreateEvent[*api.VirtualMachine]{Object: vmtest.VM("new").Generation(1).Obj(), IsInInitialList: true}, prioUser},
-		"created":                     {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj()}, prioUser},
-		"being deleted":               {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Deleted(time.Now()).Obj(), IsInInitialList: true}, prioDeletion},
-	}
-	for name, tc := range tests {
-		if got := startPriority(tc.event); got != tc.want {
-			t.Errorf("%s: priority %d, want %d", name, got, tc.want)
-		}
-	}
-}
-
-// TestAServerOfNobodyKnown checks that a server without a known owner may be any
+// TestServerWithoutAKnownOwner checks that a server without a known owner may be any
 // VirtualMachine's.
-func TestAServerOfNobodyKnown(t *testing.T) {
+func TestServerWithoutAKnownOwner(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
 	for _, name := range []string{"a", "b"} {
-		s.created(vmtest.VM(name))
+		s.addObject(vmtest.VM(name))
 	}
 	s.lead()
-	s.next(2)
+	s.takeRequests(2)
 	if err := s.r.followInventory(t.Context(), s.q); err != nil {
 		t.Fatal(err)
 	}
@@ -171,38 +152,39 @@ func TestAServerOfNobodyKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.eventually("all are looked at", func() bool { return s.q.Len() == 2 })
-	names := s.next(2)
+	s.eventually("all are enqueued", func() bool { return s.q.Len() == 2 })
+	names := s.takeRequests(2)
 	slices.Sort(names)
 	if !slices.Equal(names, []string{"a", "b"}) {
-		t.Errorf("it looks at %v", names)
+		t.Errorf("it enqueues %v", names)
 	}
 }
 
-// scanned counts the scans of the cache. Each continues when the test allows it.
-type scanned struct {
+// countingClient counts the scans of the cache. Each continues when the test allows
+// it.
+type countingClient struct {
 	client.Client
 	scans   atomic.Int32
 	running chan struct{}
-	goOn    chan struct{}
+	proceed chan struct{}
 }
 
-func (c *scanned) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+func (c *countingClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	c.scans.Add(1)
 	c.running <- struct{}{}
-	<-c.goOn
+	<-c.proceed
 	return c.Client.List(ctx, list, opts...)
 }
 
-// TestScansAddUp checks that any number of changes without a known VirtualMachine
-// cause one scan at a time, and one more after the last of them.
-func TestScansAddUp(t *testing.T) {
+// TestScansAreCombined checks that any number of changes without a known
+// VirtualMachine cause one scan at a time, and one more after the last of them.
+func TestScansAreCombined(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
 	s.epoch.Store(7) // it leads, and only the test fills the queue
-	s.created(vmtest.VM("a"))
-	s.next(1)
-	c := &scanned{Client: s.r.Client, running: make(chan struct{}, 100), goOn: make(chan struct{})}
+	s.addObject(vmtest.VM("a"))
+	s.takeRequests(1)
+	c := &countingClient{Client: s.r.Client, running: make(chan struct{}, 100), proceed: make(chan struct{})}
 	s.r.Client = c
 	if err := s.r.followInventory(t.Context(), s.q); err != nil {
 		t.Fatal(err)
@@ -224,12 +206,12 @@ func TestScansAddUp(t *testing.T) {
 	if n := c.scans.Load(); n != 1 {
 		t.Errorf("%d scans run at once, want one", n)
 	}
-	c.goOn <- struct{}{}
+	c.proceed <- struct{}{}
 	<-c.running
-	c.goOn <- struct{}{}
-	s.eventually("the VirtualMachine is looked at", func() bool { return s.q.Len() == 1 })
+	c.proceed <- struct{}{}
+	s.eventually("the VirtualMachine is enqueued", func() bool { return s.q.Len() == 1 })
 	if n := c.scans.Load(); n > 3 { // the last change may be reported shortly after the second scan began
 		t.Errorf("%d scans for 20 changes, want two", n)
 	}
-	close(c.goOn)
+	close(c.proceed)
 }

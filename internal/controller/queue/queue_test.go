@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controller
+package queue
 
 import (
 	"strconv"
@@ -10,13 +10,12 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-func newLaneQueue() priorityqueue.PriorityQueue[reconcile.Request] {
-	q := newQueue(logr.Discard())("test", workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry))
+func newTestQueue() priorityqueue.PriorityQueue[reconcile.Request] {
+	q := New(logr.Discard())("test", NewRateLimiter())
 	return q.(priorityqueue.PriorityQueue[reconcile.Request])
 }
 
@@ -25,12 +24,12 @@ func request(n int) (r reconcile.Request) {
 	return r
 }
 
-// TestShutDownLetsWorkersGo checks that busy and waiting workers end, whatever item
+// TestShutDownEndsWorkers checks that busy and waiting workers end, whatever item
 // is on its way to them.
-func TestShutDownLetsWorkersGo(t *testing.T) {
+func TestShutDownEndsWorkers(t *testing.T) {
 	t.Parallel()
 	for range 300 {
-		q := newLaneQueue()
+		q := newTestQueue()
 		var workers sync.WaitGroup
 		for worker := range 16 {
 			workers.Go(func() {
@@ -61,11 +60,11 @@ func TestShutDownLetsWorkersGo(t *testing.T) {
 	}
 }
 
-// TestLaneQueueIsAPriorityQueue checks that the wrapper still is one.
-func TestLaneQueueIsAPriorityQueue(t *testing.T) {
+// TestQueueIsAPriorityQueue checks that the wrapper still is one.
+func TestQueueIsAPriorityQueue(t *testing.T) {
 	t.Parallel()
-	q := newLaneQueue()
-	for n, priority := range []int{prioRoutine, prioDeletion, prioUser} {
+	q := newTestQueue()
+	for n, priority := range []int{PriorityRoutine, PriorityDeletion, PriorityUser} {
 		q.AddWithOpts(priorityqueue.AddOpts{Priority: &priority}, request(n))
 	}
 	for _, want := range []int{1, 2, 0} {
