@@ -73,6 +73,10 @@ test-upgrade: build ## exchange Drover for this version and back, beside servers
 lint: ## run golangci-lint on all modules, formatting included
 	hack/verify-lint.sh
 
+.PHONY: codestats
+codestats: ## print statistics of names, functions and packages; ARGS=DIR: of another checkout
+	@go run -buildvcs=false ./hack/codestats $(ARGS)
+
 .PHONY: vulncheck
 vulncheck: ## look for known vulnerabilities in what is linked; asks vuln.go.dev, or VULNCHECK_DB=URL
 	hack/vulncheck.sh
