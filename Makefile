@@ -82,7 +82,7 @@ vulncheck: ## look for known vulnerabilities in what is linked; asks vuln.go.dev
 	hack/vulncheck.sh
 
 .PHONY: generate
-generate: ## write what is generated from the API types: deep copies, CRD, client/
+generate: ## write what is generated from the API types: deep copies, CRD, docs/api.md, client/
 	hack/update-codegen.sh
 
 .PHONY: verify

@@ -28,13 +28,13 @@ has_heading() {
 }
 
 have="$({ flags_of bin/drover-controller && flags_of bin/drover up; } | sort -u)"
-told="$(grep -oE '^\| `--?[a-z-]+' README.md | grep -oE -- '-[a-z-]+$' | sort -u)"
+rows="$(grep -oE '^\| `--?[a-z-]+' README.md | grep -oE -- '-[a-z-]+$' | sort -u)"
 while read -r flag; do
 	complain "README.md has no row for ${flag}"
-done < <(comm -23 <(echo "${have}") <(echo "${told}"))
+done < <(comm -23 <(echo "${have}") <(echo "${rows}"))
 while read -r flag; do
-	complain "README.md tells of ${flag}, which neither program has"
-done < <(comm -13 <(echo "${have}") <(echo "${told}"))
+	complain "README.md has a row for ${flag}, which neither program has"
+done < <(comm -13 <(echo "${have}") <(echo "${rows}"))
 
 for page in "${pages[@]}"; do
 	while read -r target; do
@@ -45,7 +45,7 @@ for page in "${pages[@]}"; do
 		[[ -z "${file}" || -e "$(dirname "${page}")/${file}" ]] || complain "${page}: no such file: ${link}"
 		[[ "${link}" != *'#'* ]] || has_heading "$(dirname "${page}")/${file:-$(basename "${page}")}" "${link#*#}" ||
 			complain "${page}: no such heading: ${link}"
-	done < <(grep -oE '\]\([^)]+\)' "${page}" | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^https?:')
+	done < <(sed 's/`[^`]*`//g' "${page}" | grep -oE '\]\([^)]+\)' | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^https?:')
 done
 
 [[ "${stale}" -eq 0 ]] || exit 1
