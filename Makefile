@@ -70,7 +70,7 @@ test-upgrade: build ## exchange Drover for this version and back, beside servers
 	@FROM="$(FROM)" hack/test-upgrade.sh $(BEFORE)
 
 .PHONY: lint
-lint: ## run golangci-lint on all modules, formatting included
+lint: ## run golangci-lint on all modules, formatting included, and kube-api-linter on apis/
 	hack/verify-lint.sh
 
 .PHONY: codestats

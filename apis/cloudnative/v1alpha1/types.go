@@ -31,6 +31,7 @@ import (
 type VirtualMachine struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the object's metadata, as every Kubernetes object has it.
+	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// spec is the desired state of the server.
