@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Writes everything that is generated from the API types in apis/: deep copies
-# beside them, the CRD in config/crd and charts/drover, and under client/ the apply
-# configurations, clientset, listers and informers.
+# beside them, the CRD in config/crd and charts/drover, the reference docs/api.md, and
+# under client/ the apply configurations, clientset, listers and informers.
 #
 #     hack/update-codegen.sh [DIR]
 #
@@ -50,6 +50,12 @@ sed -i -E \
 echo "charts/drover/files" # a chart holds all that it needs
 mkdir -p charts/drover/files
 cp config/crd/cloudnative.tw_virtualmachines.yaml charts/drover/files/crd.yaml
+
+echo "docs/api.md"
+mkdir -p docs
+tool crd-ref-docs --log-level=ERROR --renderer=markdown --source-path=apis \
+	--config="${here}/hack/api-docs/config.yaml" --templates-dir="${here}/hack/api-docs" \
+	--output-path=docs/api.md
 
 echo "client/applyconfiguration"
 rm -rf client

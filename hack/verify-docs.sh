@@ -4,12 +4,13 @@
 #
 # Fails when the pages are out of date: a flag of bin/drover-controller or bin/drover
 # up that README.md lacks, or one that neither has; a make target that does not
-# exist; a link to a file or heading that does not exist.
+# exist; a link to a file or heading that does not exist; a line of more than 90
+# columns that is not of a table, a code block or a link.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-mapfile -t pages < <(ls README.md docs/*.md docs/adr/*.md)
+mapfile -t pages < <(ls ./*.md docs/*.md docs/adr/*.md)
 stale=0
 complain() {
 	echo "verify-docs.sh: $*" >&2
@@ -28,13 +29,13 @@ has_heading() {
 }
 
 have="$({ flags_of bin/drover-controller && flags_of bin/drover up; } | sort -u)"
-told="$(grep -oE '^\| `--?[a-z-]+' README.md | grep -oE -- '-[a-z-]+$' | sort -u)"
+rows="$(grep -oE '^\| `--?[a-z-]+' README.md | grep -oE -- '-[a-z-]+$' | sort -u)"
 while read -r flag; do
 	complain "README.md has no row for ${flag}"
-done < <(comm -23 <(echo "${have}") <(echo "${told}"))
+done < <(comm -23 <(echo "${have}") <(echo "${rows}"))
 while read -r flag; do
-	complain "README.md tells of ${flag}, which neither program has"
-done < <(comm -13 <(echo "${have}") <(echo "${told}"))
+	complain "README.md has a row for ${flag}, which neither program has"
+done < <(comm -13 <(echo "${have}") <(echo "${rows}"))
 
 for page in "${pages[@]}"; do
 	while read -r target; do
@@ -45,8 +46,18 @@ for page in "${pages[@]}"; do
 		[[ -z "${file}" || -e "$(dirname "${page}")/${file}" ]] || complain "${page}: no such file: ${link}"
 		[[ "${link}" != *'#'* ]] || has_heading "$(dirname "${page}")/${file:-$(basename "${page}")}" "${link#*#}" ||
 			complain "${page}: no such heading: ${link}"
-	done < <(grep -oE '\]\([^)]+\)' "${page}" | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^https?:')
+	done < <(sed 's/`[^`]*`//g' "${page}" | grep -oE '\]\([^)]+\)' | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^https?:')
 done
+
+while read -r line; do
+	complain "${line}"
+done < <(LC_ALL=C awk '
+	FNR == 1 { fenced = 0 }
+	/^ *```/ { fenced = !fenced }
+	fenced || /^    / || /^(\||!\[)/ { next }
+	{ gsub(/\]\([^)]*\)/, "]"); gsub(/https?:[^ )]*/, "") }
+	length > 90 { print FILENAME ":" FNR ": " length " columns, at most 90" }
+' "${pages[@]}")
 
 [[ "${stale}" -eq 0 ]] || exit 1
 echo "The docs are up to date."
