@@ -55,7 +55,7 @@ func TestCheckCRD(t *testing.T) {
 				}}})
 			}))
 			defer server.Close()
-			err = checkCRD(t.Context(), &rest.Config{Host: server.URL}, 3*publishPeriod)
+			err = checkCRD(t.Context(), &rest.Config{Host: server.URL}, 3*schemaPollPeriod)
 			if (tc.says != "") != errors.Is(err, errOldCRD) || err != nil && !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("got %v, want %q", err, tc.says)
 			}

@@ -18,8 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// off is the address that turns an endpoint off.
-const off = "0"
+// addressOff is the address that turns an endpoint off.
+const addressOff = "0"
 
 // address is the flag of an address to listen on. It records whether a user named
 // one, by the flag or by an environment variable. An endpoint whose default address
@@ -46,8 +46,8 @@ func (a address) Set(at string) error {
 // Type implements pflag.Value.
 func (a address) Type() string { return "string" }
 
-// leaveOut warns of an endpoint whose default address is in use.
-func leaveOut(what, flag, at string) {
+// warnAddressInUse warns of an endpoint whose default address is in use.
+func warnAddressInUse(what, flag, at string) {
 	ctrl.Log.Info("Warning: "+what+" left out: another process has its default address. Name a free one to have it", "address", at, "flag", flag)
 }
 
@@ -57,18 +57,18 @@ func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, optio
 	var shown net.Listener
 	if o.defaultMetrics() {
 		var err error
-		options.Metrics.BindAddress = off
+		options.Metrics.BindAddress = addressOff
 		shown, err = (&net.ListenConfig{}).Listen(ctx, "tcp", o.MetricsAddress)
 		if errors.Is(err, syscall.EADDRINUSE) {
-			leaveOut("metrics", "--metrics-bind-address", o.MetricsAddress)
+			warnAddressInUse("metrics", "--metrics-bind-address", o.MetricsAddress)
 		} else if err != nil {
 			return nil, err
 		}
 	}
 	mgr, err := ctrl.NewManager(cfg, options)
 	if errors.Is(err, syscall.EADDRINUSE) && !o.named.health {
-		leaveOut("health checks", "--health-probe-bind-address", o.HealthAddress)
-		options.HealthProbeBindAddress = off
+		warnAddressInUse("health checks", "--health-probe-bind-address", o.HealthAddress)
+		options.HealthProbeBindAddress = addressOff
 		mgr, err = ctrl.NewManager(cfg, options)
 	}
 	if err != nil || shown == nil {
@@ -79,7 +79,7 @@ func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, optio
 
 // defaultMetrics reports whether metrics may be left out: no flag requests them.
 func (o *Options) defaultMetrics() bool {
-	return !o.named.metrics && !o.MetricsSecure && o.MetricsAddress != off
+	return !o.named.metrics && !o.MetricsSecure && o.MetricsAddress != addressOff
 }
 
 // metricsServer returns a server like the manager's own, but on a listener that is
@@ -89,6 +89,6 @@ func metricsServer(on net.Listener) *manager.Server {
 	mux.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
 	return &manager.Server{
 		Name: "metrics", Listener: on, ShutdownTimeout: new(time.Second),
-		Server: &http.Server{Handler: mux, ReadHeaderTimeout: askTimeout, IdleTimeout: 90 * time.Second},
+		Server: &http.Server{Handler: mux, ReadHeaderTimeout: requestTimeout, IdleTimeout: 90 * time.Second},
 	}
 }

@@ -31,9 +31,9 @@ func listen(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// runManager starts a manager of an API that is never called. It returns when the
+// startTestManager starts a manager of an API that is never called. It returns when the
 // manager runs or, if it must fail, has failed.
-func runManager(t *testing.T, o *Options, fails bool) error {
+func startTestManager(t *testing.T, o *Options, fails bool) error {
 	t.Helper()
 	cfg := &rest.Config{Host: "127.0.0.1:1"}
 	mgr, err := managerAtFreePorts(t.Context(), o, cfg, ctrl.Options{
@@ -70,9 +70,9 @@ type started chan struct{}
 
 func (s started) Start(context.Context) error { close(s); return nil }
 
-// TestATakenDefaultIsLeftOut checks this, and that a named address that is in use
+// TestDefaultAddressInUse checks this, and that a named address that is in use
 // is not left out.
-func TestATakenDefaultIsLeftOut(t *testing.T) {
+func TestDefaultAddressInUse(t *testing.T) {
 	for name, tc := range map[string]struct {
 		flags func(taken string) []string
 		env   string
@@ -95,7 +95,7 @@ func TestATakenDefaultIsLeftOut(t *testing.T) {
 			if err := errors.Join(flags.Parse(tc.flags(taken)), SetFromEnv(flags)); err != nil {
 				t.Fatal(err)
 			}
-			if err := runManager(t, o, tc.fails); errors.Is(err, syscall.EADDRINUSE) != tc.fails || err != nil != tc.fails {
+			if err := startTestManager(t, o, tc.fails); errors.Is(err, syscall.EADDRINUSE) != tc.fails || err != nil != tc.fails {
 				t.Errorf("got %v, want that it fails: %t", err, tc.fails)
 			}
 		})
@@ -107,7 +107,7 @@ func TestATakenDefaultIsLeftOut(t *testing.T) {
 func TestFreeDefaultsAreServed(t *testing.T) {
 	o := NewOptions()
 	o.MetricsAddress, o.HealthAddress = freeAddress(t), freeAddress(t)
-	if err := runManager(t, o, false); err != nil {
+	if err := startTestManager(t, o, false); err != nil {
 		t.Fatal(err)
 	}
 	client := &http.Client{Timeout: 10 * time.Second}
