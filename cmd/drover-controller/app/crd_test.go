@@ -46,7 +46,7 @@ func TestCheckCRD(t *testing.T) {
 			tc.change(status)
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path != "/openapi/v3/apis/cloudnative.tw/v1alpha1" {
-					t.Errorf("asked for %s", r.URL)
+					t.Errorf("requested %s", r.URL)
 				}
 				w.Header().Set("Content-Type", "application/json")
 				w.WriteHeader(tc.code)

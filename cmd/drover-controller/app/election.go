@@ -134,9 +134,9 @@ func (f fencingHandler) leadershipCheck() func(context.Context) (bool, error) {
 // refusalReporter returns a function that reports a driver whose engine refuses the
 // leader.
 func (f fencingHandler) refusalReporter(driver string) func(error) {
-	tell := clusterEvent(f.recorder, api.EventEngineFenced, "Suspend")
+	report := clusterEvent(f.recorder, api.EventEngineFenced, "Suspend")
 	return func(cause error) {
-		tell(fmt.Sprintf("the engine of driver %s refuses the leader, and its VirtualMachines wait until it does not: %v", driver, cause))
+		report(fmt.Sprintf("the engine of driver %s refuses the leader, and its VirtualMachines wait until it does not: %v", driver, cause))
 	}
 }
 

@@ -62,7 +62,7 @@ func startTestManager(t *testing.T, o *Options, fails bool) error {
 	case <-up: // servers are started first
 		return nil
 	case <-time.After(20 * time.Second):
-		return errors.New("it neither runs nor fails")
+		return errors.New("the manager neither runs nor fails")
 	}
 }
 
@@ -70,8 +70,8 @@ type started chan struct{}
 
 func (s started) Start(context.Context) error { close(s); return nil }
 
-// TestDefaultAddressInUse checks this, and that a named address that is in use
-// is not left out.
+// TestDefaultAddressInUse checks that it is left out, and that a named address in use
+// is an error.
 func TestDefaultAddressInUse(t *testing.T) {
 	for name, tc := range map[string]struct {
 		flags func(taken string) []string
@@ -116,12 +116,12 @@ func TestFreeDefaultsAreServed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		answer, err := client.Do(request)
+		response, err := client.Do(request)
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := io.ReadAll(answer.Body)
-		_ = answer.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		_ = response.Body.Close()
 		if err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s answers %.100q, %v", url, text, err)
 		}

@@ -95,7 +95,7 @@ func configFor(o *Options, cfg *rest.Config) *rest.Config {
 	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
 }
 
-// starter reports that this process leads or stands by, with its cache filled.
+// starter calls started when the cache is filled and this process leads or stands by.
 type starter struct {
 	mgr     ctrl.Manager
 	started func()
@@ -225,13 +225,13 @@ func closeOpenedDrivers(ctx context.Context, opened []registry.Opened) {
 }
 
 // addDriverControllers adds a per-driver controller for each inventory to the manager.
-func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
-	lanes, err := controller.Setup(ctx, mgr, of)
+func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, options controller.Options) error {
+	reconcilers, err := controller.Setup(ctx, mgr, options)
 	if err != nil {
 		return err
 	}
-	for _, lane := range lanes {
-		if err := addDriverController(mgr, o, lane); err != nil {
+	for _, reconciler := range reconcilers {
+		if err := addDriverController(mgr, o, reconciler); err != nil {
 			return err
 		}
 	}
@@ -239,12 +239,12 @@ func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, of 
 }
 
 // addDriverController adds a driver's inventory and its orphan sweep to the manager.
-func addDriverController(mgr ctrl.Manager, o *Options, lane *controller.Reconciler) error {
-	if err := mgr.Add(lane.Inventory); err != nil {
+func addDriverController(mgr ctrl.Manager, o *Options, reconciler *controller.Reconciler) error {
+	if err := mgr.Add(reconciler.Inventory); err != nil {
 		return err
 	}
 	return mgr.Add(&inventory.Sweep{
-		Inventory: lane.Inventory, Epoch: lane.Epoch, Tell: lane.TellFinding,
+		Inventory: reconciler.Inventory, Epoch: reconciler.Epoch, Tell: reconciler.TellFinding,
 		Policy: inventory.OrphanPolicy(o.OrphanPolicy), Grace: o.OrphanGrace, Max: o.OrphanMax,
 		Cached: cachedOwners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
 		Live:   liveOwners(mgr.GetAPIReader()),
