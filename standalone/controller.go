@@ -29,13 +29,13 @@ import (
 	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
-// stopControllerBy allows the time that the controller itself grants its running
+// controllerStopTimeout allows the time that the controller itself grants its running
 // calls and fetches.
-const stopControllerBy = 5500 * time.Millisecond
+const controllerStopTimeout = 5500 * time.Millisecond
 
-// holder is the name under which every drover up holds the Lease of its own API.
+// leaseHolder is the name under which every drover up holds the Lease of its own API.
 // Neither a pod nor a host can have that name.
-const holder = "drover_up"
+const leaseHolder = "drover_up"
 
 // relaxedElection returns election times for a host where a fast takeover by another
 // process matters little. What matters is that a slow disk does not end this process,
@@ -54,14 +54,14 @@ func relaxedElection() leader.Settings {
 func newControllerOptions() *app.Options {
 	o := app.NewOptions()
 	o.MetricsAddress, o.HealthAddress, o.OwnCRD = "0", "0", true
-	o.HolderIdentity, o.LeaseLockNamespace, o.Election = holder, metav1.NamespaceDefault, relaxedElection()
-	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, holder+"_") }
+	o.HolderIdentity, o.LeaseLockNamespace, o.Election = leaseHolder, metav1.NamespaceDefault, relaxedElection()
+	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, leaseHolder+"_") }
 	return o
 }
 
-// controllerParts returns Drover's own controller and, before it, the choice of its
+// controllerComponents returns Drover's own controller and, before it, the choice of its
 // drivers, which is shown to the user.
-func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []supervisor.Component {
+func (o *upOptions) controllerComponents(plane *controlplane.Config, news *progress) []supervisor.Component {
 	if o.controller.Drivers.QEMUDir == "" {
 		o.controller.Drivers.QEMUDir = filepath.Join(plane.Dir.Drivers(), "qemu")
 	}
@@ -73,15 +73,15 @@ func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) 
 		{Name: "drivers", Within: time.Minute, Ready: func(ctx context.Context) error {
 			return o.chooseDrivers(ctx, plane, news)
 		}},
-		o.controllerPart(plane),
+		o.controllerComponent(plane),
 	}
 }
 
-func (o *upOptions) controllerPart(plane *controlplane.Config) supervisor.Component {
+func (o *upOptions) controllerComponent(plane *controlplane.Config) supervisor.Component {
 	started := make(chan struct{})
 	o.controller.Started = func() { close(started) }
 	return supervisor.Component{
-		Name: "drover-controller", Within: time.Minute, StopBy: stopControllerBy,
+		Name: "drover-controller", Within: time.Minute, StopBy: controllerStopTimeout,
 		Run: func(ctx context.Context) error {
 			ctrl.SetLogger(klog.Background())
 			return app.Run(ctx, o.controller, plane.ClientConfig(plane.Keys.Controller()))
@@ -97,9 +97,9 @@ func (o *upOptions) controllerPart(plane *controlplane.Config) supervisor.Compon
 	}
 }
 
-// example returns the path of a manifest for a first VirtualMachine. Machines need an
+// exampleManifest returns the path of a manifest for a first VirtualMachine. Machines need an
 // image, which the user has to fill in.
-func (o *upOptions) example() string {
+func (o *upOptions) exampleManifest() string {
 	first, _, _ := strings.Cut(o.controller.VMDriver, ",")
 	if first == "qemu" && o.controller.Drivers.QEMUImage == "" {
 		return "examples/qemu-vm.yaml"
@@ -120,7 +120,7 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 	}
 	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, bound, registry.Options{
 		Settings: o.controller.Drivers, ClusterID: cluster,
-		Clock: clock.RealClock{}, Log: logr.New(&consoleSink{news: news}),
+		Clock: clock.RealClock{}, Log: logr.New(&consoleSink{console: news}),
 	})
 	if err != nil {
 		return err
@@ -140,10 +140,10 @@ func boundEngines(ctx context.Context, plane *controlplane.Config) ([]api.Bindin
 	if err != nil {
 		return nil, err
 	}
-	return bindings(ctx, reader)
+	return listBindings(ctx, reader)
 }
 
-func bindings(ctx context.Context, reader client.Reader) (all []api.Binding, err error) {
+func listBindings(ctx context.Context, reader client.Reader) (all []api.Binding, err error) {
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		page := &api.VirtualMachineList{}
 		return page, reader.List(ctx, page, &client.ListOptions{Limit: o.Limit, Continue: o.Continue})

@@ -65,8 +65,8 @@ func (p *progress) LeftBehind(name string, after time.Duration) {
 	p.printf("  %-24s did not stop in %.1f s, going on\n", name, after.Seconds())
 }
 
-// up explains the next steps, with a manifest that the default driver accepts.
-func (p *progress) up(plane *controlplane.Config, example string) {
+// printNextSteps explains the next steps, with a manifest that the default driver accepts.
+func (p *progress) printNextSteps(plane *controlplane.Config, example string) {
 	path := plane.Dir.Kubeconfig()
 	p.printf(`Ready after %.1f s at %s
 

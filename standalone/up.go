@@ -89,31 +89,31 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = closing(dir, err) }()
+	defer func() { err = closeDir(dir, err) }()
 	log := startLogging(ctx, dir, o.verbosity)
 	defer log.close()
 
-	plane, err := o.prepare(ctx, dir, log)
+	plane, err := o.prepareControlPlane(ctx, dir, log)
 	if err != nil {
 		return dir.Describe(err)
 	}
 	context.AfterFunc(ctx, func() { _ = dir.ClearReady() })
 	progress := &progress{out: o.out, begin: begin}
-	parts, err := o.parts(plane, progress)
+	parts, err := o.components(plane, progress)
 	if err != nil {
 		return err
 	}
 	progress.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
 	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: progress}
 	err = runner.Run(ctx, parts, func() error {
-		progress.up(plane, o.example())
+		progress.printNextSteps(plane, o.exampleManifest())
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage
 		return dir.SetReady()
 	})
 	return dir.Describe(err)
 }
 
-func closing(dir *datadir.Dir, err error) error {
+func closeDir(dir *datadir.Dir, err error) error {
 	_ = dir.ClearReady()
 	if closeErr := dir.Close(); err == nil {
 		return closeErr
@@ -121,9 +121,9 @@ func closing(dir *datadir.Dir, err error) error {
 	return err
 }
 
-// prepare opens the port and updates certificates and kubeconfig.
-func (o *upOptions) prepare(ctx context.Context, dir *datadir.Dir, log *logging) (*controlplane.Config, error) {
-	listener, err := port.Listen(ctx, o.bindAddress, o.askedPort(), dir)
+// prepareControlPlane opens the port and updates certificates and kubeconfig.
+func (o *upOptions) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *logging) (*controlplane.Config, error) {
+	listener, err := port.Listen(ctx, o.bindAddress, o.requestedPort(), dir)
 	if err != nil {
 		return nil, err
 	}
@@ -143,17 +143,17 @@ func (o *upOptions) prepare(ctx context.Context, dir *datadir.Dir, log *logging)
 	return plane, plane.WriteKubeconfig()
 }
 
-func (o *upOptions) askedPort() *int {
+func (o *upOptions) requestedPort() *int {
 	if !o.portGiven {
 		return nil
 	}
 	return &o.port
 }
 
-func (o *upOptions) parts(plane *controlplane.Config, news *progress) ([]supervisor.Component, error) {
-	parts, err := plane.Parts()
+func (o *upOptions) components(plane *controlplane.Config, news *progress) ([]supervisor.Component, error) {
+	parts, err := plane.Components()
 	if err != nil || o.withoutController {
 		return parts, err
 	}
-	return append(parts, o.controllerParts(plane, news)...), nil
+	return append(parts, o.controllerComponents(plane, news)...), nil
 }

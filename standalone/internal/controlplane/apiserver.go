@@ -84,7 +84,7 @@ func unusedAdmission() []string {
 func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		s := options.NewServerRunOptions()
-		if err := parse("kube-apiserver", s.Flags(), c.apiServerArgs(etcd)); err != nil {
+		if err := parseFlags("kube-apiserver", s.Flags(), c.apiServerArgs(etcd)); err != nil {
 			return err
 		}
 		c.useListener(s)
@@ -99,13 +99,13 @@ func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 			return utilerrors.NewAggregate(errs)
 		}
 		return c.runWithCertificates(ctx, func(ctx context.Context) error {
-			return serve(ctx, completed)
+			return serveAPI(ctx, completed)
 		})
 	}
 }
 
-// serve is app.Run, except that watch caches of custom resources shrink in calm periods.
-func serve(ctx context.Context, opts options.CompletedOptions) error {
+// serveAPI is app.Run, except that watch caches of custom resources shrink in calm periods.
+func serveAPI(ctx context.Context, opts options.CompletedOptions) error {
 	config, err := app.NewConfig(opts)
 	if err != nil {
 		return err
@@ -138,7 +138,7 @@ func (c *Config) useListener(s *options.ServerRunOptions) {
 	}
 }
 
-func parse(name string, sets cliflag.NamedFlagSets, args []string) error {
+func parseFlags(name string, sets cliflag.NamedFlagSets, args []string) error {
 	all := pflag.NewFlagSet(name, pflag.ContinueOnError)
 	for _, set := range sets.FlagSets {
 		all.AddFlagSet(set)
@@ -146,8 +146,8 @@ func parse(name string, sets cliflag.NamedFlagSets, args []string) error {
 	return all.Parse(args)
 }
 
-// waitAPI waits until the API is ready, and stores the cluster's id.
-func (c *Config) waitAPI(ctx context.Context) error {
+// waitForAPI waits until the API is ready, and stores the cluster's id.
+func (c *Config) waitForAPI(ctx context.Context) error {
 	client, err := kubernetes.NewForConfig(c.ClientConfig(c.Keys.Admin()))
 	if err != nil {
 		return err
@@ -160,11 +160,11 @@ func (c *Config) waitAPI(ctx context.Context) error {
 		return err
 	}
 	return waitFor(ctx, func(ctx context.Context) error {
-		return c.keepClusterID(ctx, client)
+		return c.storeClusterID(ctx, client)
 	})
 }
 
-func (c *Config) keepClusterID(ctx context.Context, client kubernetes.Interface) error {
+func (c *Config) storeClusterID(ctx context.Context, client kubernetes.Interface) error {
 	ns, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
 	if err != nil {
 		return err

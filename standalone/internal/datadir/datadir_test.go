@@ -61,7 +61,7 @@ func closeNew(d *Dir, err error) error {
 	return d.Close()
 }
 
-func TestOneHolder(t *testing.T) {
+func TestLockIsExclusive(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
 	for name, try := range map[string]func(string) (*Dir, error){"up": Open, "purge": OpenExisting} {
@@ -80,7 +80,7 @@ func TestOneHolder(t *testing.T) {
 	open(t, path)
 }
 
-func TestARefusedOpenChangesNothing(t *testing.T) {
+func TestRefusedOpenChangesNothing(t *testing.T) {
 	d := open(t, t.TempDir())
 	if err := d.SetReady(); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestARefusedOpenChangesNothing(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesSomebodyElsesFolder(t *testing.T) {
+func TestOpenRefusesForeignFolder(t *testing.T) {
 	path := t.TempDir()
 	if err := os.WriteFile(filepath.Join(path, "thesis.txt"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -114,7 +114,7 @@ func TestOpenRefusesSomebodyElsesFolder(t *testing.T) {
 	}
 }
 
-func TestOpenExistingWantsADataDir(t *testing.T) {
+func TestOpenExistingRequiresADataDir(t *testing.T) {
 	for name, path := range map[string]string{"missing": filepath.Join(t.TempDir(), "missing"), "empty": t.TempDir()} {
 		if _, err := OpenExisting(path); err == nil || err.Error() != path+" is no Drover data dir" {
 			t.Errorf("%s: got %v", name, err)
@@ -122,7 +122,7 @@ func TestOpenExistingWantsADataDir(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhatToDo(t *testing.T) {
+func TestErrorMessages(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
-func TestPortAndClusterIDAreKept(t *testing.T) {
+func TestPortAndClusterIDAreStored(t *testing.T) {
 	d := open(t, t.TempDir())
 	if port, err := d.Port(); err != nil || port != 0 {
 		t.Errorf("new: port %d, %v", port, err)
@@ -169,7 +169,7 @@ func TestPortAndClusterIDAreKept(t *testing.T) {
 	}
 }
 
-func TestADamagedPortIsNamed(t *testing.T) {
+func TestDamagedPortFile(t *testing.T) {
 	d := open(t, t.TempDir())
 	for _, content := range []string{"many", "0", "70000", "-1"} {
 		if err := os.WriteFile(filepath.Join(string(d.Layout), portFile), []byte(content), 0o600); err != nil {
@@ -182,7 +182,7 @@ func TestADamagedPortIsNamed(t *testing.T) {
 	}
 }
 
-func TestAStartClearsWhatMeansNothingAnyMore(t *testing.T) {
+func TestOpenRemovesStaleFiles(t *testing.T) {
 	d := open(t, t.TempDir())
 	temp := filepath.Join(string(d.Layout), ".tmp-kubeconfig-1")
 	if err := errors.Join(d.SetReady(), os.WriteFile(temp, nil, 0o600), d.Close()); err != nil {
@@ -249,7 +249,7 @@ func assertConnects(t *testing.T, socket string) {
 	}
 }
 
-func TestRemoveTakesOnlyWhatIsDrovers(t *testing.T) {
+func TestRemoveKeepsForeignFiles(t *testing.T) {
 	fill := func(t *testing.T, d *Dir) {
 		t.Helper()
 		if err := errors.Join(d.SetPort(1), d.SetClusterID("uid"), d.SetReady(), os.MkdirAll(d.PKI(), 0o700)); err != nil {
@@ -304,9 +304,9 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// TestUnbornEtcdIsDropped checks that the data of an etcd that never came up is removed, and
+// TestUninitializedEtcdIsRemoved checks that the data of an etcd that never came up is removed, and
 // that data which may include acknowledged writes stays.
-func TestUnbornEtcdIsDropped(t *testing.T) {
+func TestUninitializedEtcdIsRemoved(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mark func(*Dir) error
 		kept bool

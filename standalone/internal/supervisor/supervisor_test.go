@@ -62,7 +62,7 @@ func wellBehaved(name string, d *diary) Component {
 
 func nothing() error { return nil }
 
-func TestPartsStartInOrderAndStopInReverse(t *testing.T) {
+func TestStartAndStopOrder(t *testing.T) {
 	d := &diary{}
 	ctx, cancel := context.WithCancel(t.Context())
 	step := Component{Name: "step", Within: time.Minute, Ready: func(context.Context) error { d.note("step done"); return nil }}
@@ -97,7 +97,7 @@ func waitForNote(d *diary, line string) func(context.Context) error {
 	}
 }
 
-func TestTheDeathOfOneEndsAll(t *testing.T) {
+func TestFailedComponentStopsAll(t *testing.T) {
 	broken := errors.New("broken")
 	for name, tc := range map[string]struct {
 		end  error
@@ -124,7 +124,7 @@ func TestTheDeathOfOneEndsAll(t *testing.T) {
 	}
 }
 
-func TestADeathAtTheStartIsToldAndNotTheWait(t *testing.T) {
+func TestFailureDuringStartIsReported(t *testing.T) {
 	d := &diary{}
 	dying := Component{
 		Name: "first", Within: time.Minute, StopBy: time.Minute,
@@ -138,7 +138,7 @@ func TestADeathAtTheStartIsToldAndNotTheWait(t *testing.T) {
 	d.assert(t, "stopping", "first stopped")
 }
 
-func TestAPartThatIsNotReadyInTime(t *testing.T) {
+func TestComponentNotReadyInTime(t *testing.T) {
 	d := &diary{}
 	slow := wellBehaved("slow", d)
 	slow.Within = 10 * time.Millisecond
@@ -152,7 +152,7 @@ func TestAPartThatIsNotReadyInTime(t *testing.T) {
 	}
 }
 
-func TestAStopWhileStartingIsNoError(t *testing.T) {
+func TestStopDuringStartIsNoError(t *testing.T) {
 	d := &diary{}
 	ctx, cancel := context.WithCancel(t.Context())
 	waits := wellBehaved("waits", d)
@@ -170,7 +170,7 @@ func TestAStopWhileStartingIsNoError(t *testing.T) {
 	}
 }
 
-func TestUpThatFailsStopsAll(t *testing.T) {
+func TestFailedCallbackStopsAll(t *testing.T) {
 	d := &diary{}
 	full := errors.New("disk full")
 	err := runner(d).Run(t.Context(), []Component{wellBehaved("first", d)}, func() error { return full })
@@ -182,9 +182,9 @@ func TestUpThatFailsStopsAll(t *testing.T) {
 	}
 }
 
-// TestAPartThatHangsIsLeftBehindInTime checks that a part that hangs does not prevent the
+// TestHungComponentIsLeftBehind checks that a part that hangs does not prevent the
 // parts started before it from stopping cleanly.
-func TestAPartThatHangsIsLeftBehindInTime(t *testing.T) {
+func TestHungComponentIsLeftBehind(t *testing.T) {
 	d := &diary{}
 	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
 	ctx, cancel := context.WithCancel(t.Context())

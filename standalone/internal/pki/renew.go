@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// CheckEvery is how often Keep checks. A clock that jumps ahead, for example after a
+// CheckPeriod is how often Keep checks. A clock that jumps ahead, for example after a
 // suspend, must not leave the API unusable for long.
-const CheckEvery = time.Minute
+const CheckPeriod = time.Minute
 
 // ErrNewCA ends Keep: running programs only know the old authority.
 var ErrNewCA = errors.New("the clock has passed the end of all certificates, they were made anew: start again")
 
-// Keep renews certificates that are due until ctx ends. After each check it calls after
+// RenewPeriodically renews certificates that are due until ctx ends. After each check it calls after
 // with the renewed files and the error, if any; it retries at the next check.
-func (s *Store) Keep(ctx context.Context, after func(renewed []string, err error)) error {
-	ticker := s.Clock.NewTicker(CheckEvery)
+func (s *Store) RenewPeriodically(ctx context.Context, after func(renewed []string, err error)) error {
+	ticker := s.Clock.NewTicker(CheckPeriod)
 	defer ticker.Stop()
 	for {
 		select {
