@@ -50,7 +50,7 @@ func relaxedElection() leader.Settings {
 // newControllerOptions returns the controller's options for a program that shares its
 // host: no ports but the API's, and simulated servers that outlive the process. Another
 // drover up that holds the Lease is dead, because this one holds the data dir, which only
-// one process can: so its Lease is not waited for.
+// one process can: there is no wait for its Lease.
 func newControllerOptions() *app.Options {
 	o := app.NewOptions()
 	o.MetricsAddress, o.HealthAddress, o.OwnCRD = "0", "0", true
@@ -61,7 +61,7 @@ func newControllerOptions() *app.Options {
 
 // controllerComponents returns Drover's own controller and, before it, the choice of its
 // drivers, which is shown to the user.
-func (o *upOptions) controllerComponents(plane *controlplane.Config, news *progress) []supervisor.Component {
+func (o *upOptions) controllerComponents(plane *controlplane.Config, console *progress) []supervisor.Component {
 	if o.controller.Drivers.QEMUDir == "" {
 		o.controller.Drivers.QEMUDir = filepath.Join(plane.Dir.Drivers(), "qemu")
 	}
@@ -71,7 +71,7 @@ func (o *upOptions) controllerComponents(plane *controlplane.Config, news *progr
 	o.controller.Drivers.Private = []string{string(plane.Dir.Layout)}
 	return []supervisor.Component{
 		{Name: "drivers", Within: time.Minute, Ready: func(ctx context.Context) error {
-			return o.chooseDrivers(ctx, plane, news)
+			return o.chooseDrivers(ctx, plane, console)
 		}},
 		o.controllerComponent(plane),
 	}
@@ -97,8 +97,8 @@ func (o *upOptions) controllerComponent(plane *controlplane.Config) supervisor.C
 	}
 }
 
-// exampleManifest returns the path of a manifest for a first VirtualMachine. Machines need an
-// image, which the user has to fill in.
+// exampleManifest returns the path of a manifest for a first VirtualMachine. Machines
+// need an image, which the user has to fill in.
 func (o *upOptions) exampleManifest() string {
 	first, _, _ := strings.Cut(o.controller.VMDriver, ",")
 	if first == "qemu" && o.controller.Drivers.QEMUImage == "" {
@@ -109,7 +109,7 @@ func (o *upOptions) exampleManifest() string {
 
 // chooseDrivers resolves auto for this run, so that the controller runs the drivers
 // that were shown to the user and that purge can find.
-func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Config, news *progress) error {
+func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Config, console *progress) error {
 	cluster, err := plane.Dir.ClusterID()
 	if err != nil {
 		return err
@@ -120,13 +120,13 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 	}
 	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, bound, registry.Options{
 		Settings: o.controller.Drivers, ClusterID: cluster,
-		Clock: clock.RealClock{}, Log: logr.New(&consoleSink{console: news}),
+		Clock: clock.RealClock{}, Log: logr.New(&consoleSink{console: console}),
 	})
 	if err != nil {
 		return err
 	}
 	o.controller.VMDriver = strings.Join(names, ",")
-	news.printf("  drivers: %s; the default is %s\n", strings.Join(names, ", "), names[0])
+	console.printf("  drivers: %s; the default is %s\n", strings.Join(names, ", "), names[0])
 	return nil
 }
 
@@ -148,14 +148,14 @@ func listBindings(ctx context.Context, reader client.Reader) (all []api.Binding,
 		page := &api.VirtualMachineList{}
 		return page, reader.List(ctx, page, &client.ListOptions{Limit: o.Limit, Continue: o.Continue})
 	})
-	met := map[api.Binding]bool{}
+	seen := map[api.Binding]bool{}
 	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		vm, ok := object.(*api.VirtualMachine)
 		if !ok {
 			return fmt.Errorf("the list of VirtualMachines has a %T", object)
 		}
-		if bound := controller.BindingOf(vm); bound.EngineID != "" && !met[bound] {
-			met[bound] = true
+		if bound := controller.BindingOf(vm); bound.EngineID != "" && !seen[bound] {
+			seen[bound] = true
 			all = append(all, bound)
 		}
 		return nil

@@ -63,7 +63,7 @@ func (o *imageOptions) newSubcommand(name, short string, run func(context.Contex
 		},
 	}
 	addDataDirFlag(cmd, &o.dataDir)
-	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines (default those that the Drover of the data dir has used)")
+	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines (default: the folders that the Drover of the data dir has used)")
 	return cmd
 }
 
@@ -81,7 +81,7 @@ func (o *imageOptions) openCaches() ([]*qemu.Cache, error) {
 	for _, dir := range dirs {
 		c, err := qemu.OpenCache(dir, o.clock)
 		if errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
-			continue // it was used once, and has been removed
+			continue // it was used before, and has been removed
 		}
 		if err != nil {
 			return nil, err

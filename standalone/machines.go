@@ -38,7 +38,7 @@ func newShutdownCommand() *cobra.Command {
 	o := &machinesOptions{}
 	cmd := &cobra.Command{
 		Use:   "shutdown",
-		Short: "End all machines in good order, before their host shuts down",
+		Short: "Shut down all machines before their host shuts down",
 		Long: `Press the power button of every machine, wait until its guest has shut down or its
 shutdownGracePeriodSeconds are over, and end it. Drover must be stopped, and starts
 the machines again when it is started.
@@ -51,8 +51,8 @@ drover-machines.service runs this when the host shuts down.`,
 		},
 	}
 	addDataDirFlag(cmd, &o.dataDir)
-	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines, of a drover-controller that is stopped (default those that the Drover of the data dir has used)")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long a guest may take at most, whatever its grace period")
+	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of the machines of a stopped drover-controller (default: the folders that the Drover of the data dir has used)")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "maximum time that a guest may take, whatever its grace period")
 	return cmd
 }
 
@@ -126,12 +126,12 @@ func (o *machinesOptions) printResult(m *qemu.Ended) error {
 // becomeOwner gives up root's rights for those of the user who owns a folder: that
 // user could not read files that root writes there.
 func becomeOwner(path string) error {
-	var is syscall.Stat_t
-	err := syscall.Stat(path, &is)
-	if err != nil || os.Geteuid() != 0 || is.Uid == 0 {
-		return nil //nolint:nilerr // who opens the folder next says what is wrong with it
+	var stat syscall.Stat_t
+	err := syscall.Stat(path, &stat)
+	if err != nil || os.Geteuid() != 0 || stat.Uid == 0 {
+		return nil //nolint:nilerr // Opening the folder next reports what is wrong with it.
 	}
-	gid, uid := int(is.Gid), int(is.Uid)
+	gid, uid := int(stat.Gid), int(stat.Uid)
 	if err := errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
 		return fmt.Errorf("acting as the user %d, who owns %s: %w", uid, path, err)
 	}

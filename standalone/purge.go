@@ -52,7 +52,7 @@ servers again.`,
 	}
 	addDataDirFlag(cmd, &o.dataDir)
 	cmd.Flags().BoolVar(&o.data, "data", false, "remove the data dir too: all VirtualMachines, keys and logs")
-	cmd.Flags().StringSliceVar(&o.skipped, "skip-engine", nil, "engines not to look at, as DRIVER/ID; servers on them stay, and with --data no Drover knows any more whose they are")
+	cmd.Flags().StringSliceVar(&o.skipped, "skip-engine", nil, "engines to skip, as DRIVER/ID; servers on them stay, and with --data no Drover can attribute them any more")
 	cmd.Flags().BoolVar(&o.yes, "yes", false, "do not ask")
 	return cmd
 }
@@ -84,8 +84,8 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 	return o.removeData(dir)
 }
 
-// findServers lists the servers on the engines that this installation has used. An installation
-// that never became ready has no cluster id, and no servers.
+// findServers lists the servers on the engines that this installation has used. An
+// installation that never became ready has no cluster id, and no servers.
 func (o *purgeOptions) findServers(ctx context.Context, dir *datadir.Dir) (*purge.Found, error) {
 	cluster, err := dir.ClusterID()
 	if err != nil {
@@ -105,22 +105,23 @@ func (o *purgeOptions) findServers(ctx context.Context, dir *datadir.Dir) (*purg
 	return purge.Find(ctx, named)
 }
 
-// checkDoubt refuses to remove the data while servers may be on an engine that is not known.
-// Without --data it only prints a warning, because a later purge can still find them.
+// checkDoubt refuses to remove the data while servers may be on an engine that is not
+// known. Without --data it only prints a warning, because a later purge can still find
+// them.
 func (o *purgeOptions) checkDoubt(doubt error) error {
 	if doubt != nil && o.data {
 		return unprovenError(doubt)
 	}
 	if doubt != nil {
-		o.printf("Skipped, since servers may be where nobody looked:\n%v\n", doubt)
+		o.printf("Skipped, since servers may be on engines that were not checked:\n%v\n", doubt)
 	}
 	return nil
 }
 
 // unprovenError explains what to do about an engine that may have servers.
 func unprovenError(err error) error {
-	return fmt.Errorf("nothing was removed, since servers may be where nobody looked:\n%w\n"+
-		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An engine of which no id is kept "+
+	return fmt.Errorf("nothing was removed, since servers may be on engines that were not checked:\n%w\n"+
+		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An engine of which no id is stored "+
 		"(it did not answer drover up, or that was an older version) counts as found if it has servers of this installation. "+
 		"Or give up the servers on an engine with --skip-engine and its name", err)
 }
@@ -182,8 +183,8 @@ func checkNoMachines(dir *datadir.Dir) error {
 		return err
 	}
 	for _, path := range dirs {
-		below, err := filepath.Rel(string(dir.Layout), path)
-		if err != nil || !filepath.IsLocal(below) {
+		relative, err := filepath.Rel(string(dir.Layout), path)
+		if err != nil || !filepath.IsLocal(relative) {
 			continue
 		}
 		folder, err := qemu.OpenCache(path, clock.RealClock{})

@@ -61,15 +61,15 @@ func (o *upOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.bindAddress, "bind-address", "127.0.0.1", "IP address that the API is served on")
 	f.IntVar(&o.port, "port", 0, "port that the API is served on, 0 for a free one; kept for later starts (first start: 6443 if free, else a free one)")
-	f.BoolVar(&o.withoutController, "without-controller", false, "run the API alone, for tests or for a controller of your own")
-	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "how much is logged to DIR/logs")
-	f.BoolVar(&o.unsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests alone, a crash of the host loses data")
+	f.BoolVar(&o.withoutController, "without-controller", false, "run only the API, for tests or for a controller of your own")
+	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "verbosity of the log in DIR/logs")
+	f.BoolVar(&o.unsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests only, a crash of the host loses data")
 	f.BoolVar(&o.allAPIs, "all-apis", false, "serve also the APIs about pods on nodes, though nothing here acts on them: for tests that apply manifests of clusters")
 	_ = f.MarkHidden("unsafe-no-fsync")
 	_ = f.MarkHidden("all-apis")
 	o.controller.AddControllerFlags(f)
-	f.Lookup("qemu-dir").Usage = "qemu: folder that holds the machines, one directory each, and images (default DIR/drivers/qemu)"
-	f.Lookup("fake-dir").Usage = "fake: folder that holds one file a server, shared by all who use it (default DIR/drivers/fake)"
+	f.Lookup("qemu-dir").Usage = "qemu: folder of the machines, one directory each, and of images (default DIR/drivers/qemu)"
+	f.Lookup("fake-dir").Usage = "fake: folder with one file per server, shared by all controllers that use it (default DIR/drivers/fake)"
 }
 
 // complete checks the flags before anything is started.
@@ -98,15 +98,15 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 		return dir.Describe(err)
 	}
 	context.AfterFunc(ctx, func() { _ = dir.ClearReady() })
-	progress := &progress{out: o.out, begin: begin}
-	parts, err := o.components(plane, progress)
+	console := &progress{out: o.out, begin: begin}
+	parts, err := o.components(plane, console)
 	if err != nil {
 		return err
 	}
-	progress.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
-	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: progress}
+	console.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
+	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: console}
 	err = runner.Run(ctx, parts, func() error {
-		progress.printNextSteps(plane, o.exampleManifest())
+		console.printNextSteps(plane, o.exampleManifest())
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage
 		return dir.SetReady()
 	})
@@ -150,10 +150,10 @@ func (o *upOptions) requestedPort() *int {
 	return &o.port
 }
 
-func (o *upOptions) components(plane *controlplane.Config, news *progress) ([]supervisor.Component, error) {
+func (o *upOptions) components(plane *controlplane.Config, console *progress) ([]supervisor.Component, error) {
 	parts, err := plane.Components()
 	if err != nil || o.withoutController {
 		return parts, err
 	}
-	return append(parts, o.controllerComponents(plane, news)...), nil
+	return append(parts, o.controllerComponents(plane, console)...), nil
 }

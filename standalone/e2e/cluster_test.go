@@ -86,14 +86,14 @@ func TestOwnerDeletion(t *testing.T) {
 	}
 }
 
-// waitForGarbageCollector waits until the garbage collector has seen the VMs created so far. If an
-// owner were deleted before, the collector would not know its dependents, and would
-// collect them as orphans whatever the policy.
+// waitForGarbageCollector waits until the garbage collector has seen the VMs created so
+// far. If an owner were deleted before, the collector would not know its dependents, and
+// would collect them as orphans whatever the policy.
 func waitForGarbageCollector(t *testing.T, objects dynamic.Interface, ns string) {
 	t.Helper()
-	nobody := newConfigMap("nobody")
-	nobody.UID = uuid.NewUUID()
-	createVM(t, objects, ns, newVM("collected", nobody))
+	missing := newConfigMap("missing")
+	missing.UID = uuid.NewUUID()
+	createVM(t, objects, ns, newVM("collected", missing))
 	waitForDeletion(t, objects, ns, "collected")
 }
 
@@ -105,11 +105,11 @@ func waitForDeletion(t *testing.T, objects dynamic.Interface, ns, name string) {
 	})
 }
 
-// assertOwnerReferenceRemoved waits until the owner reference is removed, which completes the garbage
-// collector's work on this object.
+// assertOwnerReferenceRemoved waits until the owner reference is removed, which completes
+// the garbage collector's work on this object.
 func assertOwnerReferenceRemoved(t *testing.T, objects dynamic.Interface, ns string) {
 	t.Helper()
-	vmtest.Eventually(t, waitTimeout, "the dependent is let go", func() error {
+	vmtest.Eventually(t, waitTimeout, "the owner reference is removed", func() error {
 		vm, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), "vm", metav1.GetOptions{})
 		if err == nil && len(vm.GetOwnerReferences()) > 0 {
 			err = fmt.Errorf("still owned: %v", vm.GetOwnerReferences())
@@ -380,7 +380,8 @@ func TestFilesArePrivate(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// The data dir itself is closed to other users; secrets are also closed individually.
+		// The data dir itself is closed to other users; secrets are also closed
+		// individually.
 		secret := strings.HasSuffix(path, ".pem") || strings.HasSuffix(path, ".key") || strings.HasSuffix(path, "kubeconfig")
 		if (path == shared.DataDir || secret) && info.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%s has mode %v", path, info.Mode())

@@ -94,8 +94,8 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// TestServersOutliveDroverUntilPurge checks that servers outlive Drover, that the next start
-// adopts them, and that purge removes them when Drover is stopped.
+// TestServersOutliveDroverUntilPurge checks that servers outlive Drover, that the next
+// start adopts them, and that purge removes them when Drover is stopped.
 func TestServersOutliveDroverUntilPurge(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{

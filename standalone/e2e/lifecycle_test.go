@@ -69,8 +69,8 @@ func TestKill9LosesNothingAcknowledged(t *testing.T) {
 	}
 }
 
-// TestSIGTERMStopsInTimeWithWatchesOpen uses watches, which delay the stop of a kube-apiserver
-// by up to a minute.
+// TestSIGTERMStopsInTimeWithWatchesOpen uses watches, which delay the stop of a
+// kube-apiserver by up to a minute.
 func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
@@ -228,7 +228,7 @@ func TestStartErrorsAreOneLine(t *testing.T) {
 		"port in use":       {[]string{"--port", u.Port()}, "drover: port " + u.Port() + " on 127.0.0.1 is in use by another program"},
 		"no address":        {[]string{"--bind-address", "here"}, `drover: --bind-address "here" is no IP address`},
 		"nothing writable":  {[]string{"--data-dir", "/proc/drover"}, "drover: "},
-		"somebody's folder": {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and is no Drover data dir"},
+		"foreign folder":    {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and is no Drover data dir"},
 		"unknown driver":    {[]string{"--vm-driver", "vmware"}, "drover: --vm-driver is \"vmware\""},
 		"unknown flag":      {[]string{"--colour"}, "drover: unknown flag: --colour"},
 		"no threads":        {[]string{"--threads", "0"}, "drover: --threads is 0"},

@@ -30,7 +30,7 @@ var shared *vmtest.Cluster
 
 func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &shared, vmtest.ClusterOptions{})) }
 
-// waitTimeout is how long a busy machine may take for what is usually done at once.
+// waitTimeout is how long a busy machine may take for what is usually done immediately.
 const waitTimeout = 60 * time.Second
 
 // commandResult of a program that ended.

@@ -23,7 +23,7 @@ import (
 // issuer of the service-account tokens.
 const issuer = "https://kubernetes.default.svc.cluster.local"
 
-// apiServerArgs uses flags rather than fields, because flags are what Kubernetes
+// apiServerArgs returns flags rather than setting fields, because flags are what Kubernetes
 // documents and keeps stable.
 func (c *Config) apiServerArgs(etcd string) []string {
 	args := []string{
@@ -54,9 +54,9 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		"--disable-admission-plugins="+strings.Join(unusedAdmission(), ","))
 }
 
-// unservedGroups are about pods on nodes, of which Drover has none: their objects would
-// be accepted and then ignored. Without these groups the API is ready sooner and takes
-// less memory.
+// unservedGroups returns groups about pods on nodes, of which Drover has none: their
+// objects would be accepted and then ignored. Without these groups the API is ready
+// sooner and takes less memory.
 func unservedGroups() []string {
 	var off []string
 	for _, version := range []string{
@@ -68,7 +68,7 @@ func unservedGroups() []string {
 	return off
 }
 
-// unusedAdmission are the plugins that would wait for those groups.
+// unusedAdmission returns the admission plugins that would wait for those groups.
 func unusedAdmission() []string {
 	return []string{
 		"Priority", "RuntimeClass", "DefaultStorageClass", "PersistentVolumeClaimResize",
@@ -170,7 +170,7 @@ func (c *Config) storeClusterID(ctx context.Context, client kubernetes.Interface
 		return err
 	}
 	if err := c.Dir.SetClusterID(string(ns.UID)); err != nil {
-		return fmt.Errorf("keep the cluster's id: %w", err)
+		return fmt.Errorf("store the cluster's id: %w", err)
 	}
 	return nil
 }

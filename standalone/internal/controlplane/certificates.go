@@ -29,8 +29,8 @@ func (c *Config) runWithCertificates(ctx context.Context, run func(context.Conte
 	return err
 }
 
-// kubeconfigUpdater brings the kubeconfig for people in line with the files on disk, whichever
-// of the two writes failed the last time.
+// kubeconfigUpdater returns a function that brings the kubeconfig for people in line with
+// the files on disk, whichever of the two writes failed the last time.
 func (c *Config) kubeconfigUpdater(ctx context.Context) func([]string, error) {
 	logger := klog.FromContext(ctx)
 	return func(files []string, err error) {

@@ -14,9 +14,10 @@ import (
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 )
 
-// controllerNames that Drover's users rely on: deletion of a namespace deletes all in it,
-// deletion of an owner deletes its dependents, service accounts have tokens, and the
-// roles admin, edit and view aggregate the rules that others add to them.
+// controllerNames returns the controllers that Drover's users rely on: deletion of a
+// namespace deletes all in it, deletion of an owner deletes its dependents, service
+// accounts have tokens, and the roles admin, edit and view aggregate the rules that
+// others add to them.
 func controllerNames() []string {
 	return []string{
 		names.NamespaceController,

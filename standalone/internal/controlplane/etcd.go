@@ -134,8 +134,8 @@ func closeEtcd(server *embed.Etcd) {
 	server.Server.HardStop()
 }
 
-// waitForEtcd waits for etcd, and records that it came up before any client can write
-// to it.
+// waitForEtcd returns a function that waits for etcd, and records that it came up before
+// any client can write to it.
 func (c *Config) waitForEtcd(e *etcd) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := e.waitUntilReady(ctx); err != nil {

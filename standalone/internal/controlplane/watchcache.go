@@ -36,9 +36,10 @@ const (
 	calmDuration = cacher.DefaultEventFreshDuration + 5*time.Second
 	// maxCalmEvents is how many events in a period still count as calm.
 	maxCalmEvents = 25
-	// minTrimEvents is the least number of events that is worth trimming.
+	// minTrimEvents is the number of events below which a cache is not trimmed.
 	minTrimEvents = 1000
-	// halvings is enough to take the largest cache to the smallest, which is for 100 events.
+	// halvings is enough to take the largest cache to the smallest, which is for 100
+	// events.
 	halvings = 16
 	// markerBatch markers are followed by markerPause, so that no watcher is overrun.
 	markerBatch = 100
@@ -133,13 +134,13 @@ type trimmedWatch struct {
 	stop    sync.Once
 	stopped chan struct{}
 
-	timer   clock.Timer
-	version string // the last resourceVersion
-	recent  int    // events in this period
-	calm    int    // periods in a row that had few
-	seen    int    // events that no marker has followed
-	pending int    // markers still to be sent
-	filled  bool   // the cache is full of markers, and as large as before
+	timer     clock.Timer
+	version   string // the last resourceVersion
+	recent    int    // events in this period
+	calmCount int    // periods in a row that had few
+	unmarked  int    // events that no marker has followed
+	pending   int    // markers still to be sent
+	filled    bool   // the cache is full of markers, and as large as before
 }
 
 // ResultChan implements watch.Interface.
@@ -190,12 +191,12 @@ func (w *trimmedWatch) countEvent(e watch.Event) {
 	}
 	w.version = m.GetResourceVersion()
 	if e.Type != watch.Bookmark {
-		w.seen++
+		w.unmarked++
 		w.recent++
 	}
 }
 
-// endPeriod is called once a period, and more often while markers are owed. It reports
+// endPeriod is called once a period, and more often while markers are pending. It reports
 // whether the watch continues.
 func (w *trimmedWatch) endPeriod() bool {
 	if w.pending == 0 {
@@ -213,32 +214,33 @@ func (w *trimmedWatch) endPeriod() bool {
 		w.timer.Reset(markerPause)
 		return true
 	}
-	if w.calm, w.filled = 0, !w.filled; !w.filled {
+	if w.calmCount, w.filled = 0, !w.filled; !w.filled {
 		w.trimmer.trimmed()
 	}
 	w.timer.Reset(countPeriod)
 	return true
 }
 
-// planMarkers decides, in a calm period, how many markers to send. First it is as many as there
-// were events, because only a full cache is halved, and at least half of it is full. Later,
-// when those are old too, it is as many as halve the cache to the smallest size.
+// planMarkers decides, in a calm period, how many markers to send. First it is as many as
+// there were events, because only a full cache is halved, and at least half of it is
+// full. Later, when those are old too, it is as many as halve the cache to the smallest
+// size.
 func (w *trimmedWatch) planMarkers() {
-	if w.calm++; w.recent > maxCalmEvents {
-		w.calm = 0
+	if w.calmCount++; w.recent > maxCalmEvents {
+		w.calmCount = 0
 	}
 	w.recent = 0
 	switch {
-	case w.calm < calmPeriods:
+	case w.calmCount < calmPeriods:
 	case w.filled:
 		w.pending = halvings
-	case w.seen >= minTrimEvents:
-		w.pending, w.seen = w.seen, 0
+	case w.unmarked >= minTrimEvents:
+		w.pending, w.unmarked = w.unmarked, 0
 	}
 }
 
-// sendMarkers sends markers and reports whether they were received. The last one removes the
-// marker object from the cache's list. So at least one comes before it: otherwise the
+// sendMarkers sends markers and reports whether they were received. The last one removes
+// the marker object from the cache's list. So at least one comes before it: otherwise the
 // cache has none to remove.
 func (w *trimmedWatch) sendMarkers(count int) bool {
 	marker := w.newMarker()

@@ -28,9 +28,9 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// TestWatchCacheShrinksInCalmPeriods uses a real cache on a real etcd. After many events, and some
-// time with few, the cache keeps few of them, and neither the watches nor the list show the
-// markers that made it small.
+// TestWatchCacheShrinksInCalmPeriods uses a real cache on a real etcd. After many events,
+// and some time with few, the cache keeps few of them, and neither the watches nor the
+// list show the markers that made it small.
 func TestWatchCacheShrinksInCalmPeriods(t *testing.T) {
 	things := minTrimEvents + 200
 	s := newThings(t)

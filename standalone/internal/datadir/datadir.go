@@ -153,7 +153,7 @@ func OpenExisting(path string) (*Dir, error) {
 	return d, nil
 }
 
-// claimFolder takes the lock before anything in the folder is changed.
+// claimFolder acquires the lock before anything in the folder is changed.
 func (d *Dir) claimFolder() error {
 	if err := os.MkdirAll(string(d.Layout), 0o700); err != nil {
 		return err
@@ -245,7 +245,7 @@ func (d *Dir) removeUninitializedEtcd() error {
 	return os.RemoveAll(d.Etcd())
 }
 
-// SetEtcdStarted records that etcd has come up once: from now on its data is kept.
+// SetEtcdStarted records that etcd has come up once: from now on its data is never removed.
 func (d *Dir) SetEtcdStarted() error { return d.writeWord(etcdFile, "yes") }
 
 // minFree is the free space that a start needs: etcd reserves 64 MB for its log and
@@ -268,7 +268,7 @@ func (d *Dir) SetReady() error {
 	return atomicfile.Write(d.Ready(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600)
 }
 
-// ClearReady undoes SetReady.
+// ClearReady removes what SetReady wrote.
 func (d *Dir) ClearReady() error {
 	if err := os.Remove(d.Ready()); !errors.Is(err, fs.ErrNotExist) {
 		return err

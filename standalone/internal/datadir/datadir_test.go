@@ -304,8 +304,8 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// TestUninitializedEtcdIsRemoved checks that the data of an etcd that never came up is removed, and
-// that data which may include acknowledged writes stays.
+// TestUninitializedEtcdIsRemoved checks that the data of an etcd that never came up is
+// removed, and that data which may include acknowledged writes stays.
 func TestUninitializedEtcdIsRemoved(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mark func(*Dir) error

@@ -311,7 +311,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// startRenewal runs Keep; each value on the channel is one check.
+// startRenewal runs RenewPeriodically; each value on the channel is one check.
 func startRenewal(t *testing.T, s *Store) (looks <-chan []string, ended <-chan error) {
 	t.Helper()
 	took, end := make(chan []string), make(chan error, 1)
@@ -328,12 +328,12 @@ func startRenewal(t *testing.T, s *Store) (looks <-chan []string, ended <-chan e
 	return took, end
 }
 
-// step moves the clock once Keep waits for it.
+// step moves the clock once RenewPeriodically waits for it.
 func step(t *testing.T, clock *clocktesting.FakeClock, by time.Duration) {
 	t.Helper()
 	for !clock.HasWaiters() {
 		if t.Context().Err() != nil {
-			t.Fatal("Keep does not wait")
+			t.Fatal("RenewPeriodically does not wait")
 		}
 		time.Sleep(time.Millisecond)
 	}

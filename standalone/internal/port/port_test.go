@@ -13,7 +13,7 @@ import (
 
 const loopback = "127.0.0.1"
 
-// memoryStore is a Kept in memory.
+// memoryStore is a PortStore in memory.
 type memoryStore struct{ port int }
 
 func (m *memoryStore) Port() (int, error)     { return m.port, nil }
@@ -51,19 +51,19 @@ func freePort(t *testing.T) int {
 }
 
 func TestListen(t *testing.T) {
-	type ports struct{ kept, asked, want int } // asked -1: no port was requested; want 0: any other
+	type ports struct{ stored, requested, want int } // requested -1: no port was requested; want 0: any other
 	for name, setUp := range map[string]func(t *testing.T) ports{
-		"kept is used again": func(t *testing.T) ports { t.Helper(); p := freePort(t); return ports{p, -1, p} },
-		"asked beats kept":   func(t *testing.T) ports { t.Helper(); p := freePort(t); return ports{usedPort(t), p, p} },
-		"0 at first is any":  func(*testing.T) ports { return ports{0, 0, 0} },
-		"0 keeps the kept":   func(t *testing.T) ports { t.Helper(); p := freePort(t); return ports{p, 0, p} },
-		"0 leaves a taken":   func(t *testing.T) ports { t.Helper(); return ports{usedPort(t), 0, 0} },
-		"first start is any": func(*testing.T) ports { return ports{0, -1, 0} },
+		"stored is used again":    func(t *testing.T) ports { t.Helper(); p := freePort(t); return ports{p, -1, p} },
+		"requested before stored": func(t *testing.T) ports { t.Helper(); p := freePort(t); return ports{usedPort(t), p, p} },
+		"0 at first is any":       func(*testing.T) ports { return ports{0, 0, 0} },
+		"0 prefers the stored":    func(t *testing.T) ports { t.Helper(); p := freePort(t); return ports{p, 0, p} },
+		"0 avoids a used one":     func(t *testing.T) ports { t.Helper(); return ports{usedPort(t), 0, 0} },
+		"first start is any":      func(*testing.T) ports { return ports{0, -1, 0} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := setUp(t)
-			kept := &memoryStore{p.kept}
-			l, err := Listen(t.Context(), loopback, portPointer(p.asked), kept)
+			store := &memoryStore{p.stored}
+			l, err := Listen(t.Context(), loopback, portPointer(p.requested), store)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -71,8 +71,8 @@ func TestListen(t *testing.T) {
 			if p.want != 0 && portOf(l) != p.want {
 				t.Errorf("listens on %d, want %d", portOf(l), p.want)
 			}
-			if kept.port != portOf(l) {
-				t.Errorf("keeps %d and listens on %d", kept.port, portOf(l))
+			if store.port != portOf(l) {
+				t.Errorf("stores %d and listens on %d", store.port, portOf(l))
 			}
 		})
 	}
@@ -90,26 +90,26 @@ func TestListenErrors(t *testing.T) {
 	inUse := "port " + strconv.Itoa(busy) + " on 127.0.0.1 is in use by another program"
 	tooLarge, negative := 65536, -1
 	for name, tc := range map[string]struct {
-		bind  string
-		asked *int
-		kept  int
-		want  string
+		bind      string
+		requested *int
+		stored    int
+		want      string
 	}{
-		"asked port in use": {loopback, &busy, 0, inUse},
-		"kept port in use":  {loopback, nil, busy, inUse},
-		"too large":         {loopback, &tooLarge, 0, "--port is 65536: it must be 0 to 65535"},
-		"negative":          {loopback, &negative, 0, "--port is -1: it must be 0 to 65535"},
-		"no address":        {"localhost", nil, 0, `--bind-address "localhost" is no IP address`},
-		"not ours":          {"192.0.2.1", nil, 0, "--bind-address 192.0.2.1 is no address of this host"},
+		"requested port in use": {loopback, &busy, 0, inUse},
+		"stored port in use":    {loopback, nil, busy, inUse},
+		"too large":             {loopback, &tooLarge, 0, "--port is 65536: it must be 0 to 65535"},
+		"negative":              {loopback, &negative, 0, "--port is -1: it must be 0 to 65535"},
+		"no address":            {"localhost", nil, 0, `--bind-address "localhost" is no IP address`},
+		"not ours":              {"192.0.2.1", nil, 0, "--bind-address 192.0.2.1 is no address of this host"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			kept := &memoryStore{tc.kept}
-			_, err := Listen(t.Context(), tc.bind, tc.asked, kept)
+			store := &memoryStore{tc.stored}
+			_, err := Listen(t.Context(), tc.bind, tc.requested, store)
 			if err == nil || !strings.HasPrefix(err.Error(), tc.want) {
 				t.Errorf("got %v, want %s", err, tc.want)
 			}
-			if kept.port != tc.kept {
-				t.Errorf("keeps %d, had %d", kept.port, tc.kept)
+			if store.port != tc.stored {
+				t.Errorf("stores %d, had %d", store.port, tc.stored)
 			}
 		})
 	}

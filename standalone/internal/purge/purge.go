@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package purge removes the servers of an installation that does not run.
-// Start with Find, which looks, and Found.Remove, which acts.
+// Start with Find, which lists them, and Found.Remove, which removes them.
 package purge
 
 import (
@@ -63,28 +63,28 @@ type foundServer struct {
 func Find(ctx context.Context, engines []NamedEngine) (*Found, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	all, met := &Found{}, map[driver.Target]error{}
+	all, seen := &Found{}, map[driver.Target]error{}
 	for _, e := range engines {
 		servers, err := e.Engine.List(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("driver %s cannot tell its servers: %w", e.Name, err)
+			return nil, fmt.Errorf("driver %s cannot list its servers: %w", e.Name, err)
 		}
 		if len(servers) == 0 {
 			all.Doubt = errors.Join(all.Doubt, e.Doubt)
 		}
 		for _, s := range servers {
-			all.addServer(foundServer{s, e}, met)
+			all.addServer(foundServer{s, e}, seen)
 		}
 	}
 	return all, nil
 }
 
-// addServer adds a server, unless it is listed twice because its engine is recorded both with
-// its id and, in doubt, without. met has the doubts of the servers added so far.
-func (f *Found) addServer(s foundServer, met map[driver.Target]error) {
+// addServer adds a server, unless it is listed twice because its engine is recorded both
+// with its id and, in doubt, without. seen has the doubts of the servers added so far.
+func (f *Found) addServer(s foundServer, seen map[driver.Target]error) {
 	target := driver.Target{UID: s.UID, ID: s.ID}
-	doubt, again := met[target]
-	met[target] = s.engine.Doubt
+	doubt, again := seen[target]
+	seen[target] = s.engine.Doubt
 	switch {
 	case again && (doubt != nil || s.engine.Doubt != nil):
 	case s.Retained:
@@ -127,8 +127,8 @@ func (f *Found) Remove(ctx context.Context, c clock.WithTicker) error {
 	return errors.Join(errs...)
 }
 
-// removeCompletely repeats Delete until the driver returns ErrNotFound: by the driver contract,
-// only that means that nothing is left.
+// removeCompletely repeats Delete until the driver returns ErrNotFound: by the driver
+// contract, only that means that nothing is left.
 func (s *foundServer) removeCompletely(ctx context.Context, c clock.WithTicker) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()

@@ -22,7 +22,7 @@ type Component struct {
 	// Run works until its context ends. A component without Run is a step: it only
 	// does something, in Ready, before the next one starts.
 	Run func(context.Context) error
-	// Ready returns once the component does its work; nil means at once.
+	// Ready returns once the component does its work; nil means immediately.
 	Ready func(context.Context) error
 	// Within is how long it may take to be ready.
 	Within time.Duration
@@ -61,20 +61,20 @@ type componentError struct {
 
 func (e *componentError) Error() string {
 	if e.err == nil {
-		return e.name + " ended by itself"
+		return e.name + " ended unexpectedly"
 	}
 	return fmt.Sprintf("%s failed: %v", e.name, e.err)
 }
 
 func (e *componentError) Unwrap() error { return e.err }
 
-// Run starts the parts, calls up when all are ready, and stops them. It returns nil if
+// Run starts the parts, calls onReady when all are ready, and stops them. It returns nil if
 // that is because ctx ended, and an error if one of them ended unexpectedly.
-func (r *Runner) Run(ctx context.Context, parts []Component, up func() error) error {
+func (r *Runner) Run(ctx context.Context, parts []Component, onReady func() error) error {
 	r.failed = make(chan error, len(parts))
 	err := r.startAll(ctx, parts)
 	if err == nil {
-		err = up()
+		err = onReady()
 	}
 	if err == nil {
 		select {
@@ -90,8 +90,8 @@ func (r *Runner) Run(ctx context.Context, parts []Component, up func() error) er
 }
 
 func isComponentError(err error) bool {
-	var died *componentError
-	return errors.As(err, &died)
+	var failure *componentError
+	return errors.As(err, &failure)
 }
 
 func (r *Runner) startAll(ctx context.Context, parts []Component) error {
@@ -105,8 +105,8 @@ func (r *Runner) startAll(ctx context.Context, parts []Component) error {
 	return nil
 }
 
-// startComponent launches one part under its own context, so that it outlives ctx until its turn
-// to stop, and waits until it is ready.
+// startComponent launches one part under its own context, so that it outlives ctx until
+// its turn to stop, and waits until it is ready.
 func (r *Runner) startComponent(ctx context.Context, p Component) error {
 	if p.Run != nil {
 		r.launchComponent(context.WithoutCancel(ctx), p)
@@ -126,14 +126,15 @@ func (r *Runner) startComponent(ctx context.Context, p Component) error {
 	}
 }
 
-// explainFailure prefers the unexpected end of a part to the failed wait that follows from it.
+// explainFailure prefers the unexpected end of a part to the failed wait that follows
+// from it.
 func (r *Runner) explainFailure(ctx context.Context, p Component, err error) error {
 	if err == nil {
 		return nil
 	}
 	select {
-	case died := <-r.failed:
-		return died
+	case failure := <-r.failed:
+		return failure
 	default:
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {

@@ -104,7 +104,7 @@ func TestFailedComponentStopsAll(t *testing.T) {
 		want string
 	}{
 		"with an error":    {broken, "second failed: broken"},
-		"without an error": {nil, "second ended by itself"},
+		"without an error": {nil, "second ended unexpectedly"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &diary{}
