@@ -64,30 +64,30 @@ func run(ctx context.Context, o options) error {
 	}
 	images := map[string]v1.Image{}
 	for platform := range strings.SplitSeq(o.platforms, ",") {
-		if images[platform], err = build(ctx, o, platform); err != nil {
+		if images[platform], err = buildImage(ctx, o, platform); err != nil {
 			return fmt.Errorf("%s: %w", platform, err)
 		}
 	}
-	index, err := indexOf(images)
+	index, err := newIndex(images)
 	if err != nil {
 		return err
 	}
-	if err := write(o.out, tag, images, index); err != nil {
+	if err := writeImages(o.out, tag, images, index); err != nil {
 		return err
 	}
 	if !o.push {
 		return nil
 	}
-	return push(ctx, tag, index)
+	return pushImages(ctx, tag, index)
 }
 
-func build(ctx context.Context, o options, platform string) (v1.Image, error) {
+func buildImage(ctx context.Context, o options, platform string) (v1.Image, error) {
 	p, err := v1.ParsePlatform(platform)
 	if err != nil {
 		return nil, err
 	}
 	binary := filepath.Join(o.out, "drover-controller-"+fileName(platform))
-	if err := compile(ctx, o.source, binary, o.version, p); err != nil {
+	if err := compileProgram(ctx, o.source, binary, o.version, p); err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.Remove(binary) }()
@@ -95,7 +95,7 @@ func build(ctx context.Context, o options, platform string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return imageOf(content, p, o.version)
+	return newImage(content, p, o.version)
 }
 
 // fileName is a platform as a part of a file's name.

@@ -225,13 +225,13 @@ func TestStartErrorsAreOneLine(t *testing.T) {
 		args []string
 		want string
 	}{
-		"port in use":       {[]string{"--port", u.Port()}, "drover: port " + u.Port() + " on 127.0.0.1 is in use by another program"},
-		"no address":        {[]string{"--bind-address", "here"}, `drover: --bind-address "here" is no IP address`},
-		"nothing writable":  {[]string{"--data-dir", "/proc/drover"}, "drover: "},
-		"foreign folder":    {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and is no Drover data dir"},
-		"unknown driver":    {[]string{"--vm-driver", "vmware"}, "drover: --vm-driver is \"vmware\""},
-		"unknown flag":      {[]string{"--colour"}, "drover: unknown flag: --colour"},
-		"no threads":        {[]string{"--threads", "0"}, "drover: --threads is 0"},
+		"port in use":      {[]string{"--port", u.Port()}, "drover: port " + u.Port() + " on 127.0.0.1 is in use by another program"},
+		"no address":       {[]string{"--bind-address", "here"}, `drover: --bind-address "here" is no IP address`},
+		"nothing writable": {[]string{"--data-dir", "/proc/drover"}, "drover: "},
+		"foreign folder":   {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and is no Drover data dir"},
+		"unknown driver":   {[]string{"--vm-driver", "vmware"}, "drover: --vm-driver is \"vmware\""},
+		"unknown flag":     {[]string{"--colour"}, "drover: unknown flag: --colour"},
+		"no threads":       {[]string{"--threads", "0"}, "drover: --threads is 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"up", "--data-dir", filepath.Join(t.TempDir(), "data")}, tc.args...)

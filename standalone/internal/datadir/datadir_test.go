@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-func open(t *testing.T, path string) *Dir {
+func openDir(t *testing.T, path string) *Dir {
 	t.Helper()
 	d, err := Open(path)
 	if err != nil {
@@ -40,7 +40,7 @@ func TestOpenMakesAPrivateFolder(t *testing.T) {
 			if err := prepare(path); err != nil {
 				t.Fatal(err)
 			}
-			d := open(t, path)
+			d := openDir(t, path)
 			for _, dir := range []string{path, d.Etcd(), d.Run(), d.Logs(), d.Drivers()} {
 				info, err := os.Stat(dir)
 				if err != nil {
@@ -63,7 +63,7 @@ func closeNew(d *Dir, err error) error {
 
 func TestLockIsExclusive(t *testing.T) {
 	path := t.TempDir()
-	d := open(t, path)
+	d := openDir(t, path)
 	for name, try := range map[string]func(string) (*Dir, error){"up": Open, "purge": OpenExisting} {
 		_, err := try(path)
 		want := fmt.Sprintf("data dir %s is in use by drover (pid %d)", path, os.Getpid())
@@ -77,11 +77,11 @@ func TestLockIsExclusive(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	open(t, path)
+	openDir(t, path)
 }
 
 func TestRefusedOpenChangesNothing(t *testing.T) {
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	if err := d.SetReady(); err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestErrorMessages(t *testing.T) {
 }
 
 func TestPortAndClusterIDAreStored(t *testing.T) {
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	if port, err := d.Port(); err != nil || port != 0 {
 		t.Errorf("new: port %d, %v", port, err)
 	}
@@ -160,7 +160,7 @@ func TestPortAndClusterIDAreStored(t *testing.T) {
 	if err := errors.Join(d.SetPort(6443), d.SetClusterID("uid"), d.Close()); err != nil {
 		t.Fatal(err)
 	}
-	d = open(t, string(d.Layout))
+	d = openDir(t, string(d.Layout))
 	if port, err := d.Port(); err != nil || port != 6443 {
 		t.Errorf("kept: port %d, %v", port, err)
 	}
@@ -170,7 +170,7 @@ func TestPortAndClusterIDAreStored(t *testing.T) {
 }
 
 func TestDamagedPortFile(t *testing.T) {
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	for _, content := range []string{"many", "0", "70000", "-1"} {
 		if err := os.WriteFile(filepath.Join(string(d.Layout), portFile), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -183,12 +183,12 @@ func TestDamagedPortFile(t *testing.T) {
 }
 
 func TestOpenRemovesStaleFiles(t *testing.T) {
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	temp := filepath.Join(string(d.Layout), ".tmp-kubeconfig-1")
 	if err := errors.Join(d.SetReady(), os.WriteFile(temp, nil, 0o600), d.Close()); err != nil {
 		t.Fatal(err)
 	}
-	open(t, string(d.Layout))
+	openDir(t, string(d.Layout))
 	for _, path := range []string{d.Ready(), temp} {
 		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is still there: %v", path, err)
@@ -201,7 +201,7 @@ func TestSocket(t *testing.T) {
 	deep := filepath.Join(t.TempDir(), strings.Repeat("long-name-", 20), strings.Repeat("deeper-yet", 10))
 	for name, path := range map[string]string{"short": t.TempDir(), "long": deep} {
 		t.Run(name, func(t *testing.T) {
-			d := open(t, path)
+			d := openDir(t, path)
 			socket, err := d.Socket("etcd.sock")
 			if err != nil {
 				t.Fatal(err)
@@ -221,7 +221,7 @@ func TestSocketPathLimit(t *testing.T) {
 	for _, extra := range []int{0, 1} {
 		base := t.TempDir()
 		fill := maxSocketPath - len(filepath.Join(base, "x", runDir, "etcd.sock")) + 1 + extra
-		d := open(t, filepath.Join(base, strings.Repeat("x", fill)))
+		d := openDir(t, filepath.Join(base, strings.Repeat("x", fill)))
 		socket, err := d.Socket("etcd.sock")
 		if err != nil {
 			t.Fatal(err)
@@ -262,7 +262,7 @@ func TestRemoveKeepsForeignFiles(t *testing.T) {
 		}
 	}
 	t.Run("all", func(t *testing.T) {
-		d := open(t, filepath.Join(t.TempDir(), "dir"))
+		d := openDir(t, filepath.Join(t.TempDir(), "dir"))
 		fill(t, d)
 		if left, err := d.Remove(); err != nil || len(left) > 0 {
 			t.Errorf("left %v, %v", left, err)
@@ -272,7 +272,7 @@ func TestRemoveKeepsForeignFiles(t *testing.T) {
 		}
 	})
 	t.Run("but a person's file", func(t *testing.T) {
-		d := open(t, filepath.Join(t.TempDir(), "dir"))
+		d := openDir(t, filepath.Join(t.TempDir(), "dir"))
 		fill(t, d)
 		if err := os.WriteFile(filepath.Join(string(d.Layout), "notes"), nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -318,12 +318,12 @@ func TestUninitializedEtcdIsRemoved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "data")
-			d := open(t, path)
+			d := openDir(t, path)
 			file := filepath.Join(d.Etcd(), "member")
 			if err := errors.Join(os.WriteFile(file, nil, 0o600), tc.mark(d), d.Close()); err != nil {
 				t.Fatal(err)
 			}
-			open(t, path)
+			openDir(t, path)
 			if _, err := os.Stat(file); (err == nil) != tc.kept {
 				t.Errorf("%v, want it kept: %v", err, tc.kept)
 			}
