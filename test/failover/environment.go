@@ -30,8 +30,8 @@ const (
 	slowUsers = 4
 	// requestLimit is how long a replica's request for the Lease may take.
 	requestLimit = 250 * time.Millisecond
-	// defaultSettleTimeout is how long it may take until all is as users requested, after the
-	// last fault.
+	// defaultSettleTimeout is how long it may take until all is as users requested, after
+	// the last fault.
 	defaultSettleTimeout = 2 * time.Minute
 	// journalPollPeriod is the time between reads of the journal.
 	journalPollPeriod = 5 * time.Millisecond
@@ -42,14 +42,14 @@ const (
 // is likely to be cut.
 var latencies = []string{"20ms", "50ms", "200ms"}
 
-// environment is a cluster, replicas, and users who keep them busy.
+// environment is a cluster, replicas, and users whose requests keep them busy.
 type environment struct {
 	*rig.World
 	replicas []*replica
 	users    []*user
 	book     *requestLog
 	// settleTimeout is how long it may take until all is as users requested, after the
-	// last fault; 0 is for a world where that does not matter.
+	// last fault; 0 is for an environment where that does not matter.
 	settleTimeout time.Duration
 	// dir contains what remains of it: journal, logs and objects.
 	dir, journal string
@@ -92,7 +92,7 @@ func newEmptyEnvironment(t testing.TB, dir string) *environment {
 	return w
 }
 
-// addUsers adds replicas and users.
+// addUsers adds users.
 func (w *environment) addUsers(count int, seed uint64) {
 	for n := range count {
 		w.users = append(w.users, &user{
@@ -121,49 +121,49 @@ func commonArgs(more ...string) []string {
 	)
 }
 
-// faultFunc injects faults into a world until it is satisfied, and returns them.
+// faultFunc injects faults into an environment until it is satisfied, and returns them.
 type faultFunc func(ctx context.Context, w *environment) ([]Fault, error)
 
 // runWithFaults lets users act while faults are injected, then waits until all is as they
 // requested, and collects the evidence.
-func (w *environment) runWithFaults(t testing.TB, strike faultFunc) Evidence {
+func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	t.Helper()
 	begin := time.Now()
 	cluster, stopCluster := context.WithCancel(t.Context())
 	defer stopCluster()
-	var kept, watched, lived sync.WaitGroup
+	var replicas, watchers, userGroup sync.WaitGroup
 	for _, r := range w.replicas {
-		kept.Go(func() { reportError(t, r.runUntilDone(cluster)) })
+		replicas.Go(func() { reportError(t, r.runUntilDone(cluster)) })
 	}
-	lookout := &finalizerWatcher{environment: w}
-	watched.Go(func() { lookout.watchJournal(cluster) })
-	watched.Go(func() { reportError(t, w.recordObjects(cluster)) })
+	watcher := &finalizerWatcher{environment: w}
+	watchers.Go(func() { watcher.watchJournal(cluster) })
+	watchers.Go(func() { reportError(t, w.recordObjects(cluster)) })
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	stop := make(chan struct{})
 	for _, u := range w.users {
-		lived.Go(func() {
+		userGroup.Go(func() {
 			if err := u.runUntilStopped(ctx, stop); w.settleTimeout > 0 {
 				reportError(t, err)
 			}
 		})
 	}
-	faults, err := strike(ctx, w)
+	faults, err := inject(ctx, w)
 	reportError(t, err)
 	timer := time.AfterFunc(w.settleTimeout, func() { cancel(fmt.Errorf("not within %s after the last fault", w.settleTimeout)) })
 	close(stop)
-	lived.Wait()
+	userGroup.Wait()
 	timer.Stop()
 	e := w.gatherEvidence(t)
 	stopCluster()
-	kept.Wait()
-	watched.Wait()
-	e.Faults, e.Observations = faults, lookout.observations
+	replicas.Wait()
+	watchers.Wait()
+	e.Faults, e.Observations = faults, watcher.observations
 	for _, r := range w.replicas {
 		e.Processes = append(e.Processes, r.allProcesses()...)
 	}
 	w.storeLogs(t)
-	t.Logf("the world lasted %s", time.Since(begin).Round(time.Second))
+	t.Logf("the environment lasted %s", time.Since(begin).Round(time.Second))
 	return e
 }
 
@@ -273,7 +273,7 @@ func (w *environment) countElections() int {
 	return n
 }
 
-// finalizerWatcher reads each VirtualMachine as soon as its server is begun.
+// finalizerWatcher reads each VirtualMachine as soon as its server is created.
 type finalizerWatcher struct {
 	*environment
 	observations []Observation
@@ -297,7 +297,7 @@ func (l *finalizerWatcher) watchJournal(ctx context.Context) {
 func (l *finalizerWatcher) observeVM(ctx context.Context, uid types.UID) {
 	name, ok := l.book.vmName(uid)
 	for begin := time.Now(); !ok && time.Since(begin) < time.Second; name, ok = l.book.vmName(uid) {
-		sleepContext(ctx, journalPollPeriod) // the server may be there before its user has heard of the object
+		sleepContext(ctx, journalPollPeriod) // the server may exist before its user has received the object
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

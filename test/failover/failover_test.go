@@ -58,23 +58,23 @@ func builtProgram(t testing.TB, build func() (string, error)) string {
 
 // The environment of the test.
 const (
-	// sizeEnv asks for more faults: full.
+	// sizeEnv selects the number of faults: full, or empty for few.
 	sizeEnv = "DROVER_FAILOVER"
 	// seedEnv repeats the faults of an earlier run.
 	seedEnv = "DROVER_FAILOVER_SEED"
-	// dirEnv is a folder in which journals and logs are kept.
+	// dirEnv is a folder in which journals and logs are stored.
 	dirEnv = "DROVER_FAILOVER_DIR"
 )
 
 const (
-	// minViolations is how many violations end the tests of the oracle.
+	// minViolations is the number of violations after which the tests of the oracle end.
 	minViolations = 2
 	// haltTimeout and maxHalts bound these tests if there are fewer.
 	haltTimeout = 5 * time.Minute
 	maxHalts    = 200
 )
 
-// faultPlan says how often each fault is injected, in each of several worlds.
+// faultPlan says how often each fault is injected, in each of several environments.
 type faultPlan struct {
 	environments uint64
 	faults       map[Kind]int
@@ -109,7 +109,7 @@ func newSeed(t testing.TB) uint64 {
 	return seed
 }
 
-// outputDir returns where a world stores its journal and logs.
+// outputDir returns where an environment stores its journal and logs.
 func outputDir(t testing.TB, name string) string {
 	t.Helper()
 	dir := os.Getenv(dirEnv)
@@ -134,7 +134,7 @@ func TestFailover(t *testing.T) {
 	}
 	binary, seed := builtProgram(t, fencedController), newSeed(t)
 	results := make(chan Figures, p.environments)
-	t.Run("worlds", func(t *testing.T) {
+	t.Run("environments", func(t *testing.T) {
 		for n := range p.environments {
 			t.Run(strconv.FormatUint(n, 10), func(t *testing.T) {
 				t.Parallel()
@@ -147,7 +147,7 @@ func TestFailover(t *testing.T) {
 	for f := range results {
 		all.Add(f)
 	}
-	t.Logf("in %d worlds:\n%s", p.environments, all)
+	t.Logf("in %d environments:\n%s", p.environments, all)
 }
 
 func runEnvironment(t *testing.T, binary string, faults []Kind, seed uint64) Figures {
@@ -158,7 +158,7 @@ func runEnvironment(t *testing.T, binary string, faults []Kind, seed uint64) Fig
 		return newFaultInjector(w, faults, seed).injectAll(ctx)
 	})
 	if len(e.Faults) != len(faults) {
-		t.Errorf("%d faults struck, want %d", len(e.Faults), len(faults))
+		t.Errorf("%d faults were injected, want %d", len(e.Faults), len(faults))
 	}
 	f := Count(e)
 	f.Took, f.Elections = time.Since(begin), w.countElections()
@@ -196,7 +196,7 @@ func TestJudgeDetectsViolations(t *testing.T) {
 		t.Log(v)
 	}
 	if len(f.Violations) == 0 {
-		t.Error("no violation was found: the check is worth nothing")
+		t.Error("no violation was found: the check detects nothing")
 	}
 }
 

@@ -40,7 +40,7 @@ const (
 	maxFaultDuration = 3 * leaseDuration
 	// defaultWorkers are how many faults are active at a time, unless specified.
 	defaultWorkers = 2
-	// maxGap is the longest pause between one fault and the next of a hand.
+	// maxGap is the longest pause between one fault and the next of a worker.
 	maxGap = 1500 * time.Millisecond
 	// leaderShare of the faults affect the leader.
 	leaderShare = 0.8
@@ -58,7 +58,7 @@ type Fault struct {
 	From, To time.Time
 }
 
-// faultInjector injects faults into a world.
+// faultInjector injects faults into an environment.
 type faultInjector struct {
 	*environment
 	random  *randomSource
@@ -70,7 +70,7 @@ type faultInjector struct {
 	api     sync.Mutex // held while the API server is down
 }
 
-// randomSource is a random generator for several hands.
+// randomSource is a random generator for several workers.
 type randomSource struct {
 	mu     sync.Mutex
 	random *rand.Rand
@@ -124,7 +124,7 @@ func (s *faultInjector) injectFaults(ctx context.Context) error {
 		sleepContext(ctx, s.random.durationUpTo(maxGap))
 		fault, err := s.injectFault(ctx, kind)
 		switch {
-		case ctx.Err() != nil: // what it was cut short at says nothing
+		case ctx.Err() != nil: // the result of an interrupted fault means nothing
 		case err != nil:
 			return fmt.Errorf("%s: %w", kind, err)
 		}
@@ -223,7 +223,7 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p
 	case DelayReplies:
 		r.proxy.Late(s.randomDelay())
 	default:
-		return errors.New("it strikes no single replica")
+		return errors.New("it affects no single replica")
 	}
 	sleepContext(ctx, s.random.durationUpTo(maxFaultDuration))
 	r.proxy.Restore()

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
-// effectDuration is how long after its end a fault is blamed for what happens.
+// effectDuration is how long after its end a fault counts as the cause of what happens.
 const effectDuration = 10 * time.Second
 
 // noFault is used instead of a fault where there was none.
@@ -60,16 +60,16 @@ func Count(e Evidence) Figures {
 	for uid, entries := range byServer(e.Journal) {
 		f.Unapplied += e.traceServer(uid, entries).unapplied
 	}
-	for _, asked := range e.Requested {
-		if !asked.DeletedAt.IsZero() {
+	for _, requested := range e.Requested {
+		if !requested.DeletedAt.IsZero() {
 			f.Deleted++
 		}
 	}
 	return f
 }
 
-// causeOf finds the fault of an entry: the process's own latest one, else the latest
-// that affected all.
+// causeOf returns the fault that caused an entry: the process's own latest one, else the
+// latest that affected all.
 func (e Evidence) causeOf(entry journal.Entry) Kind {
 	own, common := Fault{}, Fault{}
 	for _, fault := range e.Faults {
@@ -92,11 +92,11 @@ func (e Evidence) causeOf(entry journal.Entry) Kind {
 	return noFault
 }
 
-// History describes all that is known of a server, for people.
+// History describes all that is known of a server, in readable form.
 func (e Evidence) History(uid types.UID) string {
-	asked := e.Requested[uid]
-	lines := []string{fmt.Sprintf("asked for: %s, deleted at %s, started %d to %d times", asked.Name, asked.DeletedAt.UTC().Format(time.StampMilli), asked.AtLeast, asked.AtMost)}
-	lines = append(lines, asked.Log...)
+	requested := e.Requested[uid]
+	lines := []string{fmt.Sprintf("requested: %s, deleted at %s, started %d to %d times", requested.Name, requested.DeletedAt.UTC().Format(time.StampMilli), requested.AtLeast, requested.AtMost)}
+	lines = append(lines, requested.Log...)
 	pids := map[int]bool{0: true}
 	for _, entry := range e.Journal {
 		if entry.UID != uid {
@@ -113,7 +113,7 @@ func (e Evidence) History(uid types.UID) string {
 	return strings.Join(lines, "\n")
 }
 
-// Add sums up the figures of several worlds.
+// Add sums up the figures of several environments.
 func (f *Figures) Add(g Figures) {
 	f.Took = max(f.Took, g.Took)
 	f.Elections, f.Epochs, f.Actors = f.Elections+g.Elections, f.Epochs+g.Epochs, f.Actors+g.Actors
@@ -132,7 +132,7 @@ func addCounts[K comparable](a, b map[K]int) map[K]int {
 	return out
 }
 
-// String is a table for people.
+// String is a readable table.
 func (f Figures) String() string {
 	var b strings.Builder
 	line := func(what, format string, args ...any) {
@@ -141,7 +141,7 @@ func (f Figures) String() string {
 	line("took", "%s", f.Took.Round(time.Second))
 	line("faults", "%s", formatCounts(f.Faults))
 	line("leaders", "%d elected; %d processes and %d epochs changed something", f.Elections, f.Actors, f.Epochs)
-	line("VMs", "%d, %d of them deleted; %d looks at finalizers", f.VMs, f.Deleted, f.Observations)
+	line("VMs", "%d, %d of them deleted; %d reads of finalizers", f.VMs, f.Deleted, f.Observations)
 	changes := maps.Clone(f.Changes)
 	delete(changes, journal.DeedRefused)
 	line("changes", "%s; %d of them accepted and not made, their process ended", formatCounts(changes), f.Unapplied)

@@ -26,12 +26,12 @@ func TestLeaderHaltedDuringCreations(t *testing.T) {
 		// looks at the clock: then some calls go on that should have been cut.
 		r.args = append(r.args, "--fake-latency=800ms")
 	}
-	makers := w.users
+	creators := w.users
 	w.users = nil
 	e := w.runWithFaults(t, func(ctx context.Context, w *environment) ([]Fault, error) {
 		ctx, cancel := context.WithTimeout(ctx, defaultSettleTimeout)
 		defer cancel()
-		fault, err := w.haltDuringCreations(ctx, makers)
+		fault, err := w.haltDuringCreations(ctx, creators)
 		return []Fault{fault}, err
 	})
 	t.Logf("%d calls were fenced", Count(e).Refused[Halt])
@@ -40,20 +40,20 @@ func TestLeaderHaltedDuringCreations(t *testing.T) {
 	}
 }
 
-func (w *environment) haltDuringCreations(ctx context.Context, makers []*user) (f Fault, err error) {
-	err = forAllUsers(makers, func(u *user) error {
+func (w *environment) haltDuringCreations(ctx context.Context, creators []*user) (f Fault, err error) {
+	err = forAllUsers(creators, func(u *user) error {
 		return errors.Join(u.createVM(ctx, vmtest.VM(u.name).Obj(), 1), u.waitFor(ctx, checkStarted))
 	})
 	r := w.leadingReplica(ctx)
 	if err != nil || r == nil {
-		return f, errors.Join(err, errors.New("nobody leads"))
+		return f, errors.Join(err, errors.New("no replica leads"))
 	}
 	p, _ := r.reserve()
 	f = Fault{Kind: Halt, PID: p.PID(), From: time.Now()}
 	if err := sendSignal(p, syscall.SIGSTOP); err != nil {
 		return f, err
 	}
-	err = forAllUsers(makers, func(u *user) error { return u.deleteVM(ctx) })
+	err = forAllUsers(creators, func(u *user) error { return u.deleteVM(ctx) })
 	f.To = time.Now()
 	if err := errors.Join(err, sendSignal(p, syscall.SIGCONT)); err != nil {
 		return f, err
@@ -80,7 +80,7 @@ func forAllUsers(all []*user, do func(*user) error) error {
 // already, where a slow machine looks too late.
 func checkStarted(vm *api.VirtualMachine) error {
 	if vm == nil || vm.Status.Operation == nil && vm.Status.Server == nil {
-		return errors.New("its server is not begun")
+		return errors.New("its server is not started")
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ const (
 	// RuleOneProcess says that while a QEMU runs for a UID, no other is started for it.
 	RuleOneProcess Rule = "one QEMU at a time"
 	// RuleOneProcessPerRun says that one QEMU is started for each run.
-	RuleOneProcessPerRun Rule = "one QEMU a run"
+	RuleOneProcessPerRun Rule = "one QEMU per run"
 	// RuleNoLeftovers says that nothing is left at the end.
 	RuleNoLeftovers Rule = "nothing is left behind"
 )
@@ -40,19 +40,19 @@ const (
 // JudgeMachines returns the rules that were broken.
 func JudgeMachines(e MachineEvidence) []Violation {
 	all := slices.Concat(EpochDecreases(e.Journal), e.checkFinalizers(), e.checkRemovals())
-	born := map[types.UID][]processlog.ProcessStart{}
+	starts := map[types.UID][]processlog.ProcessStart{}
 	for _, b := range e.Starts {
-		born[b.UID] = append(born[b.UID], b)
+		starts[b.UID] = append(starts[b.UID], b)
 	}
-	for _, uid := range slices.Sorted(maps.Keys(born)) {
-		all = append(all, checkProcessStarts(born[uid])...)
+	for _, uid := range slices.Sorted(maps.Keys(starts)) {
+		all = append(all, checkProcessStarts(starts[uid])...)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(e.Requested)) {
-		all = append(all, e.checkStartCount(uid, len(born[uid]))...)
-		delete(born, uid)
+		all = append(all, e.checkStartCount(uid, len(starts[uid]))...)
+		delete(starts, uid)
 	}
-	for uid := range born {
-		all = append(all, Violation{RuleNothingLost, uid, "a QEMU was started for it, and no user asked for it"})
+	for uid := range starts {
+		all = append(all, Violation{RuleNothingLost, uid, "a QEMU was started for it, and no user requested it"})
 	}
 	for _, left := range e.Leftovers {
 		all = append(all, Violation{RuleNoLeftovers, "", left})
@@ -60,7 +60,7 @@ func JudgeMachines(e MachineEvidence) []Violation {
 	return all
 }
 
-// checkProcessStarts checks the births of one server.
+// checkProcessStarts checks the process starts of one server.
 func checkProcessStarts(all []processlog.ProcessStart) []Violation {
 	var broken []Violation
 	runs := map[string]int{}
@@ -78,11 +78,11 @@ func checkProcessStarts(all []processlog.ProcessStart) []Violation {
 
 // checkStartCount compares the number of starts with what a user requested.
 func (e MachineEvidence) checkStartCount(uid types.UID, count int) []Violation {
-	asked := e.Requested[uid]
-	if count >= asked.AtLeast && count <= asked.AtMost {
+	requested := e.Requested[uid]
+	if count >= requested.AtLeast && count <= requested.AtMost {
 		return nil
 	}
-	return []Violation{{RuleStartCount, uid, fmt.Sprintf("%s was started %d times: %d to %d times were asked for", asked.Name, count, asked.AtLeast, asked.AtMost)}}
+	return []Violation{{RuleStartCount, uid, fmt.Sprintf("%s was started %d times: %d to %d times were requested", requested.Name, count, requested.AtLeast, requested.AtMost)}}
 }
 
 // checkRemovals checks that a server is created once, and removed only after a user
@@ -90,24 +90,24 @@ func (e MachineEvidence) checkStartCount(uid types.UID, count int) []Violation {
 func (e MachineEvidence) checkRemovals() []Violation {
 	var broken []Violation
 	for uid, entries := range byServer(e.Journal) {
-		asked, known := e.Requested[uid]
+		requested, known := e.Requested[uid]
 		if !known {
-			broken = append(broken, Violation{RuleNothingLost, uid, "there is an entry for it, and no user asked for it"})
+			broken = append(broken, Violation{RuleNothingLost, uid, "there is an entry for it, and no user requested it"})
 			continue
 		}
 		for n, entry := range entries {
 			if entry.Deed == journal.DeedCreate && n > 0 && entries[n-1].Deed != journal.DeedCreate {
-				broken = append(broken, Violation{RuleCreatedOnce, uid, describeEntry(entry) + ", though it had been made"})
+				broken = append(broken, Violation{RuleCreatedOnce, uid, describeEntry(entry) + ", though it had been created"})
 			}
-			if entry.Deed == journal.DeedDelete && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
-				broken = append(broken, Violation{RuleNothingLost, uid, describeEntry(entry) + ", and no user had asked for that"})
+			if entry.Deed == journal.DeedDelete && (requested.DeletedAt.IsZero() || entry.At.Before(requested.DeletedAt)) {
+				broken = append(broken, Violation{RuleNothingLost, uid, describeEntry(entry) + ", and no user had requested that"})
 			}
 		}
 	}
 	return broken
 }
 
-// MachineHistory describes all that is known of a machine, for people.
+// MachineHistory describes all that is known of a machine, in readable form.
 func (e MachineEvidence) MachineHistory(uid types.UID) string {
 	lines := []string{e.History(uid)}
 	for _, b := range e.Starts {
@@ -129,11 +129,11 @@ func (e MachineEvidence) Summary() string {
 		deeds[entry.Deed]++
 		epochs[entry.Epoch] = true
 	}
-	for _, asked := range e.Requested {
-		if !asked.DeletedAt.IsZero() {
+	for _, requested := range e.Requested {
+		if !requested.DeletedAt.IsZero() {
 			deleted++
 		}
 	}
-	return fmt.Sprintf("faults %s\nepochs %d\nVMs %d, %d of them deleted\nQEMU started %d times\ndeeds %s\nlooks at finalizers %d",
+	return fmt.Sprintf("faults %s\nepochs %d\nVMs %d, %d of them deleted\nQEMU started %d times\ndeeds %s\nreads of finalizers %d",
 		formatCounts(faults), len(epochs), len(e.Requested), deleted, len(e.Starts), formatCounts(deeds), len(e.Observations))
 }

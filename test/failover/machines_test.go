@@ -29,15 +29,15 @@ const (
 	machineReplicas = 3
 )
 
-// machinePlans are for worlds of QEMU machines, which need more of the host than
+// machinePlans are for environments of QEMU machines, which need more of the host than
 // simulated servers.
 var machinePlans = map[string]faultPlan{
 	"":     {1, map[Kind]int{Halt: 5, Kill: 5, Term: 4}},
 	"full": {1, map[Kind]int{Halt: 30, Kill: 20, Term: 15, Disconnect: 5, DelayReplies: 5, DeleteLease: 5}},
 }
 
-// newMachineEnvironment returns a world whose servers are QEMU machines with the guest of one
-// boot sector.
+// newMachineEnvironment returns an environment whose servers are QEMU machines with the
+// guest of one boot sector.
 func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uint64) *environment {
 	t.Helper()
 	vmtest.QEMU(t)
@@ -80,10 +80,10 @@ func (w *environment) endMachines(t testing.TB) {
 	}
 }
 
-// judgeMachines runs the world with faults and reads the result.
-func (w *environment) judgeMachines(t testing.TB, strike faultFunc) MachineEvidence {
+// judgeMachines runs the environment with faults and reads the result.
+func (w *environment) judgeMachines(t testing.TB, inject faultFunc) MachineEvidence {
 	t.Helper()
-	e := MachineEvidence{Evidence: w.runWithFaults(t, strike)}
+	e := MachineEvidence{Evidence: w.runWithFaults(t, inject)}
 	var err error
 	if e.Starts, err = processlog.ReadStarts(w.recorder() + processlog.StartsSuffix); err != nil {
 		t.Fatal(err)
@@ -105,11 +105,11 @@ func (w *environment) judgeMachines(t testing.TB, strike faultFunc) MachineEvide
 func (w *environment) listLeftovers(t testing.TB) []string {
 	t.Helper()
 	var all []string
-	for uid, asked := range w.book.requested {
+	for uid, requested := range w.book.requested {
 		pids, err := processlog.Processes(uid)
 		reportError(t, err)
 		for _, pid := range pids {
-			all = append(all, fmt.Sprintf("process %d of %s (%s)", pid, uid, asked.Name))
+			all = append(all, fmt.Sprintf("process %d of %s (%s)", pid, uid, requested.Name))
 		}
 	}
 	if _, err := statedir.Open("the engine's folder", w.engine); err != nil {
@@ -143,7 +143,7 @@ func TestMachines(t *testing.T) {
 	})
 	t.Log(e.Summary())
 	if len(e.Faults) != len(p.kinds()) || len(e.Starts) < machineUsers {
-		t.Errorf("%d faults struck, want %d; %d machines were started", len(e.Faults), len(p.kinds()), len(e.Starts))
+		t.Errorf("%d faults were injected, want %d; %d machines were started", len(e.Faults), len(p.kinds()), len(e.Starts))
 	}
 	for _, v := range JudgeMachines(e) {
 		t.Errorf("%s\n%s", v, e.MachineHistory(v.UID))
@@ -155,12 +155,12 @@ func TestMachines(t *testing.T) {
 func TestLeaderKilledDuringStarts(t *testing.T) {
 	t.Parallel()
 	w := newMachineEnvironment(t, builtProgram(t, fencedController), outputDir(t, "starts"), 10, 0)
-	makers := w.users
+	creators := w.users
 	w.users = nil
 	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
 		ctx, cancel := context.WithTimeout(ctx, defaultSettleTimeout)
 		defer cancel()
-		fault, err := w.killDuringStarts(ctx, makers)
+		fault, err := w.killDuringStarts(ctx, creators)
 		return []Fault{fault}, err
 	})
 	t.Log(e.Summary())
@@ -169,18 +169,18 @@ func TestLeaderKilledDuringStarts(t *testing.T) {
 	}
 }
 
-func (w *environment) killDuringStarts(ctx context.Context, makers []*user) (f Fault, err error) {
-	err = forAllUsers(makers, func(u *user) error {
+func (w *environment) killDuringStarts(ctx context.Context, creators []*user) (f Fault, err error) {
+	err = forAllUsers(creators, func(u *user) error {
 		return u.createVM(ctx, vmtest.VM(u.name).Resource(api.ResourceMemory, "32M").Obj(), 1)
 	})
-	for n := 0; n < len(makers)/3 && err == nil; sleepContext(ctx, pollPeriod) {
-		var born []processlog.ProcessStart
-		born, err = processlog.ReadStarts(w.recorder() + processlog.StartsSuffix)
-		n, err = len(born), errors.Join(err, ctx.Err())
+	for n := 0; n < len(creators)/3 && err == nil; sleepContext(ctx, pollPeriod) {
+		var starts []processlog.ProcessStart
+		starts, err = processlog.ReadStarts(w.recorder() + processlog.StartsSuffix)
+		n, err = len(starts), errors.Join(err, ctx.Err())
 	}
 	r := w.leadingReplica(ctx)
 	if err != nil || r == nil {
-		return f, errors.Join(err, errors.New("nobody leads"))
+		return f, errors.Join(err, errors.New("no replica leads"))
 	}
 	p, ok := r.reserve()
 	if !ok {
@@ -189,13 +189,13 @@ func (w *environment) killDuringStarts(ctx context.Context, makers []*user) (f F
 	f = Fault{Kind: Kill, PID: p.PID(), From: time.Now()}
 	err = sendSignal(p, syscall.SIGKILL)
 	r.release()
-	err = errors.Join(err, forAllUsers(makers, func(u *user) error { return u.waitUntilApplied(ctx, 1) }))
+	err = errors.Join(err, forAllUsers(creators, func(u *user) error { return u.waitUntilApplied(ctx, 1) }))
 	f.To = time.Now()
-	return f, errors.Join(err, forAllUsers(makers, func(u *user) error { return u.deleteVM(ctx) }))
+	return f, errors.Join(err, forAllUsers(creators, func(u *user) error { return u.deleteVM(ctx) }))
 }
 
-// TestJudgeMachinesDetectsViolations checks that without guard and fence, replicas that were
-// halted act on machines after their successors, and that the rules detect it. It
+// TestJudgeMachinesDetectsViolations checks that without guard and fence, replicas that
+// were halted act on machines after their successors, and that the rules detect it. It
 // takes long, so only the long test includes it.
 func TestJudgeMachinesDetectsViolations(t *testing.T) {
 	t.Parallel()
@@ -222,15 +222,15 @@ func TestJudgeMachinesDetectsViolations(t *testing.T) {
 		t.Log(v)
 	}
 	if len(violations) == 0 {
-		t.Error("no violation was found: the check is worth nothing")
+		t.Error("no violation was found: the check detects nothing")
 	}
 }
 
 // newMachineEvidence is hand-made evidence.
 func newMachineEvidence() MachineEvidence {
-	asked := newEvidence().Evidence
-	asked.Journal = []journal.Entry{{At: atSecond(1), PID: 11, Epoch: 5, UID: one, Deed: journal.DeedCreate}, {At: atSecond(2), PID: 11, Epoch: 5, UID: one, Deed: "start"}}
-	return MachineEvidence{Evidence: asked, Starts: []processlog.ProcessStart{{At: atSecond(3), PID: 21, UID: one, Run: "run-1"}}}
+	requested := newEvidence().Evidence
+	requested.Journal = []journal.Entry{{At: atSecond(1), PID: 11, Epoch: 5, UID: one, Deed: journal.DeedCreate}, {At: atSecond(2), PID: 11, Epoch: 5, UID: one, Deed: "start"}}
+	return MachineEvidence{Evidence: requested, Starts: []processlog.ProcessStart{{At: atSecond(3), PID: 21, UID: one, Run: "run-1"}}}
 }
 
 func TestJudgeMachines(t *testing.T) {
@@ -238,7 +238,7 @@ func TestJudgeMachines(t *testing.T) {
 	entry := func(e *MachineEvidence, epoch uint64, uid types.UID, deed journal.Deed) {
 		e.Journal = append(e.Journal, journal.Entry{At: atSecond(10), PID: 12, Epoch: epoch, UID: uid, Deed: deed})
 	}
-	born := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
+	addStart := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
 		e.Starts = append(e.Starts, processlog.ProcessStart{At: atSecond(9), PID: 22, UID: uid, Run: run, Others: others})
 	}
 	twice := func(e *MachineEvidence) { e.Requested[one] = Requested{"vm-1", time.Time{}, 2, 2, nil} }
@@ -247,23 +247,23 @@ func TestJudgeMachines(t *testing.T) {
 		want   Rule // empty: all is well
 	}{
 		"a start":   {func(*MachineEvidence) {}, ""},
-		"a restart": {func(e *MachineEvidence) { twice(e); born(e, one, "run-2") }, ""},
+		"a restart": {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-2") }, ""},
 		"refused":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, journal.DeedRefused) }, ""},
 		"deleted": {func(e *MachineEvidence) {
 			e.Requested[one] = Requested{"vm-1", atSecond(5), 1, 1, nil}
 			entry(e, 6, one, journal.DeedDelete)
 		}, ""},
 		"old epoch":   {func(e *MachineEvidence) { entry(e, 6, one, "pause"); entry(e, 5, one, "resume") }, RuleEpochOrder},
-		"two at once": {func(e *MachineEvidence) { twice(e); born(e, one, "run-2", 21) }, RuleOneProcess},
-		"run twice":   {func(e *MachineEvidence) { twice(e); born(e, one, "run-1") }, RuleOneProcessPerRun},
-		"once more":   {func(e *MachineEvidence) { born(e, one, "run-2") }, RuleStartCount},
+		"two at once": {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-2", 21) }, RuleOneProcess},
+		"run twice":   {func(e *MachineEvidence) { twice(e); addStart(e, one, "run-1") }, RuleOneProcessPerRun},
+		"once more":   {func(e *MachineEvidence) { addStart(e, one, "run-2") }, RuleStartCount},
 		"never":       {func(e *MachineEvidence) { e.Starts = nil }, RuleStartCount},
-		"unasked":     {func(e *MachineEvidence) { entry(e, 6, one, journal.DeedDelete) }, RuleNothingLost},
+		"unrequested": {func(e *MachineEvidence) { entry(e, 6, one, journal.DeedDelete) }, RuleNothingLost},
 		"too early": {func(e *MachineEvidence) {
 			e.Requested[one] = Requested{"vm-1", atSecond(11), 1, 1, nil}
 			entry(e, 6, one, journal.DeedDelete)
 		}, RuleNothingLost},
-		"nobody's":   {func(e *MachineEvidence) { born(e, two, "run-1") }, RuleNothingLost},
+		"of no user": {func(e *MachineEvidence) { addStart(e, two, "run-1") }, RuleNothingLost},
 		"entry only": {func(e *MachineEvidence) { entry(e, 6, two, journal.DeedCreate) }, RuleNothingLost},
 		"finalizer":  {func(e *MachineEvidence) { e.Observations = []Observation{{one, atSecond(4), false}} }, RuleFinalizerFirst},
 		"made again": {func(e *MachineEvidence) { entry(e, 6, one, journal.DeedCreate) }, RuleCreatedOnce},

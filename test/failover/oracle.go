@@ -26,7 +26,7 @@ type Evidence struct {
 	Faults    []Fault
 	// Requested is what users requested, for all VirtualMachines that ever existed.
 	Requested map[types.UID]Requested
-	// Observations are reads of VirtualMachines whose server had been begun.
+	// Observations are reads of VirtualMachines whose server had been created.
 	Observations []Observation
 	// VMs and Servers are those that exist at the end.
 	VMs     map[types.UID]*api.VirtualMachine
@@ -49,7 +49,7 @@ type Requested struct {
 	// AtLeast and AtMost are how often its server may have been started. They differ
 	// where users did not wait for one request to complete before the next.
 	AtLeast, AtMost int
-	// Log are the requests, for people who look for the cause of a violation.
+	// Log are the requests, for finding the cause of a violation.
 	Log []string
 }
 
@@ -66,18 +66,18 @@ type Rule string
 // The rules.
 const (
 	// RuleEpochOrder says that for each server, accepted epochs never decrease.
-	RuleEpochOrder Rule = "epochs never fall"
+	RuleEpochOrder Rule = "epochs never decrease"
 	// RuleCreatedOnce says that for each UID one server is created, once.
-	RuleCreatedOnce Rule = "one server, made once"
+	RuleCreatedOnce Rule = "one server, created once"
 	// RuleNothingLost says that a server stays as the last change left it, and is removed
 	// only if a user requested that.
 	RuleNothingLost Rule = "nothing is lost"
 	// RuleStartCount says that a server is started as often as users requested.
-	RuleStartCount Rule = "started as often as asked"
+	RuleStartCount Rule = "started as often as requested"
 	// RuleFinalizerFirst says that the finalizer exists before the server.
 	RuleFinalizerFirst Rule = "the finalizer comes first"
 	// RuleFinalState says that the final state is as users left it.
-	RuleFinalState Rule = "all as asked in the end"
+	RuleFinalState Rule = "all as requested at the end"
 )
 
 // Violation is a breach of a rule.
@@ -111,7 +111,8 @@ func byServer(entries []journal.Entry) map[types.UID][]journal.Entry {
 	return servers
 }
 
-// EpochDecreases returns changes of a leader that were accepted after one of a later leader.
+// EpochDecreases returns changes of a leader that were accepted after one of a later
+// leader.
 func EpochDecreases(entries []journal.Entry) []Violation {
 	var all []Violation
 	for uid, entries := range byServer(entries) {
@@ -168,7 +169,7 @@ func (e Evidence) traceServer(uid types.UID, entries []journal.Entry) serverHist
 		l.applied, had = append(l.applied, entry), entry.Has
 	}
 	if found := e.finalServer(uid); !isSameSnapshot(found, had) {
-		l.violations = append(l.violations, Violation{RuleNothingLost, uid, fmt.Sprintf("there is %s in the end, and %s was left", describeSnapshot(found), describeSnapshot(had))})
+		l.violations = append(l.violations, Violation{RuleNothingLost, uid, fmt.Sprintf("there is %s at the end, and %s was left", describeSnapshot(found), describeSnapshot(had))})
 	}
 	return l
 }
@@ -218,7 +219,7 @@ func (e Evidence) checkCreation(l serverHistory) []Violation {
 	for _, entry := range l.applied {
 		switch {
 		case entry.Deed == journal.DeedCreate && id != "":
-			all = append(all, Violation{RuleCreatedOnce, l.uid, fmt.Sprintf("%s, though %s had been made", describeEntry(entry), id)})
+			all = append(all, Violation{RuleCreatedOnce, l.uid, fmt.Sprintf("%s, though %s had been created", describeEntry(entry), id)})
 		case entry.Deed != journal.DeedCreate && (entry.Had == nil || entry.Has != nil && entry.Has.ID != entry.Had.ID):
 			all = append(all, Violation{RuleCreatedOnce, l.uid, fmt.Sprintf("%s made %s of %s", describeEntry(entry), describeSnapshot(entry.Has), describeSnapshot(entry.Had))})
 		}
@@ -238,23 +239,23 @@ func (e Evidence) checkStarts(l serverHistory) []Violation {
 			last = entry.Has.Run
 		}
 	}
-	asked, known := e.Requested[l.uid]
-	if !known || runs >= asked.AtLeast && runs <= asked.AtMost {
+	requested, known := e.Requested[l.uid]
+	if !known || runs >= requested.AtLeast && runs <= requested.AtMost {
 		return nil
 	}
-	return []Violation{{RuleStartCount, l.uid, fmt.Sprintf("%s was started %d times: %d to %d times were asked for", asked.Name, runs, asked.AtLeast, asked.AtMost)}}
+	return []Violation{{RuleStartCount, l.uid, fmt.Sprintf("%s was started %d times: %d to %d times were requested", requested.Name, runs, requested.AtLeast, requested.AtMost)}}
 }
 
-// checkRequested checks that a user requested each server, and that it is removed only after
-// a user requested that.
+// checkRequested checks that a user requested each server, and that it is removed only
+// after a user requested that.
 func (e Evidence) checkRequested(l serverHistory) []Violation {
-	asked, known := e.Requested[l.uid]
+	requested, known := e.Requested[l.uid]
 	if !known {
-		return []Violation{{RuleNothingLost, l.uid, "there is an entry for it, and no user asked for it"}}
+		return []Violation{{RuleNothingLost, l.uid, "there is an entry for it, and no user requested it"}}
 	}
 	for _, entry := range l.applied {
-		if entry.Has == nil && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
-			return []Violation{{RuleNothingLost, l.uid, fmt.Sprintf("%s, and no user had asked for that", describeEntry(entry))}}
+		if entry.Has == nil && (requested.DeletedAt.IsZero() || entry.At.Before(requested.DeletedAt)) {
+			return []Violation{{RuleNothingLost, l.uid, fmt.Sprintf("%s, and no user had requested that", describeEntry(entry))}}
 		}
 	}
 	return nil
@@ -264,36 +265,36 @@ func (e Evidence) checkRequested(l serverHistory) []Violation {
 // before.
 func (e Evidence) checkFinalizers() []Violation {
 	var all []Violation
-	for _, sight := range e.Observations {
-		begun := slices.IndexFunc(e.Journal, func(entry journal.Entry) bool {
-			return entry.UID == sight.UID && entry.Deed == journal.DeedCreate && entry.At.Before(sight.Since)
+	for _, observation := range e.Observations {
+		created := slices.IndexFunc(e.Journal, func(entry journal.Entry) bool {
+			return entry.UID == observation.UID && entry.Deed == journal.DeedCreate && entry.At.Before(observation.Since)
 		})
-		if !sight.Finalizer && begun >= 0 {
-			all = append(all, Violation{RuleFinalizerFirst, sight.UID, describeEntry(e.Journal[begun]) + ", and the finalizer was not there yet"})
+		if !observation.Finalizer && created >= 0 {
+			all = append(all, Violation{RuleFinalizerFirst, observation.UID, describeEntry(e.Journal[created]) + ", and the finalizer did not exist yet"})
 		}
 	}
 	return all
 }
 
-// checkFinalState checks that every VirtualMachine that users left has its server, as they left
-// it, and that nothing is left of the others.
+// checkFinalState checks that every VirtualMachine that users left has its server, as
+// they left it, and that nothing is left of the others.
 func (e Evidence) checkFinalState() []Violation {
 	var all []Violation
 	broken := func(uid types.UID, format string, args ...any) {
 		all = append(all, Violation{RuleFinalState, uid, fmt.Sprintf(format, args...)})
 	}
-	for uid, asked := range e.Requested {
+	for uid, requested := range e.Requested {
 		vm, server := e.VMs[uid], e.Servers[uid]
 		switch {
-		case !asked.DeletedAt.IsZero() && vm != nil:
-			broken(uid, "%s was deleted and is there", asked.Name)
-		case asked.DeletedAt.IsZero() && vm == nil:
-			broken(uid, "%s is gone", asked.Name)
+		case !requested.DeletedAt.IsZero() && vm != nil:
+			broken(uid, "%s was deleted and still exists", requested.Name)
+		case requested.DeletedAt.IsZero() && vm == nil:
+			broken(uid, "%s is gone", requested.Name)
 		case vm != nil && server == nil:
-			broken(uid, "%s has no server", asked.Name)
+			broken(uid, "%s has no server", requested.Name)
 		case vm != nil:
 			if err := checkSettled(vm, server); err != nil {
-				broken(uid, "%s: %v", asked.Name, err)
+				broken(uid, "%s: %v", requested.Name, err)
 			}
 		}
 	}
@@ -324,7 +325,7 @@ func checkSettled(vm *api.VirtualMachine, server *fake.Record) error {
 	case server.CPUMilli != cpu.MilliValue():
 		return fmt.Errorf("its server has %dm of CPU, want %s", server.CPUMilli, cpu.String())
 	case vm.Status.Server == nil || vm.Status.Server.ID != server.ID:
-		return fmt.Errorf("its server is %s, and its status tells of %+v", server.ID, vm.Status.Server)
+		return fmt.Errorf("its server is %s, and its status has %+v", server.ID, vm.Status.Server)
 	}
 	return nil
 }

@@ -113,7 +113,7 @@ func evidenceOfCreation() *evidenceBuilder {
 
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	twoStarts := func(asked map[types.UID]Requested) { asked[one] = Requested{"vm-1", time.Time{}, 2, 2, nil} }
+	twoStarts := func(requested map[types.UID]Requested) { requested[one] = Requested{"vm-1", time.Time{}, 2, 2, nil} }
 	for name, c := range map[string]struct {
 		story *evidenceBuilder
 		want  Rule // empty: all is well
@@ -137,19 +137,19 @@ func TestJudge(t *testing.T) {
 		"gone and made again":    {evidenceOfCreation().withEntry(11, 5, one, journal.DeedChange, first, first).withProcessKilled().withEntry(12, 6, one, journal.DeedCreate, "", another).withFinalState(one, another), RuleCreatedOnce},
 		"changed into no server": {newEvidence().withEntry(11, 5, one, journal.DeedChange, "", first).withFinalState(one, first), RuleCreatedOnce},
 
-		"not as it was left":      {evidenceOfCreation().withEntry(11, 5, one, journal.DeedChange, stopped, first).withFinalState(one, first), RuleNothingLost},
-		"not done, and alive":     {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.DeedChange, first, again).withFinalState(one, first), RuleNothingLost},
-		"not done, killed later":  {evidenceOfCreation().withEntry(11, 5, one, journal.DeedChange, first, again).withEntry(12, 6, one, journal.DeedChange, first, first).withEntry(12, 6, one, journal.DeedChange, first, first).withProcessKilled().withFinalState(one, first), RuleNothingLost},
-		"removed behind its back": {evidenceOfCreation(), RuleNothingLost},
-		"removed unasked":         {evidenceOfCreation().withEntry(11, 5, one, journal.DeedDelete, first, ""), RuleNothingLost},
-		"removed before":          {evidenceOfCreation().withEntry(11, 5, one, journal.DeedDelete, first, "").withEntry(11, 5, two, journal.DeedRefused, "", "").withDeletionRequested(), RuleNothingLost},
-		"nobody's":                {evidenceOfCreation().withFinalState(one, first).withEntry(11, 5, two, journal.DeedCreate, "", another).withFinalState(two, another), RuleNothingLost},
+		"not as it was left":       {evidenceOfCreation().withEntry(11, 5, one, journal.DeedChange, stopped, first).withFinalState(one, first), RuleNothingLost},
+		"not done, and alive":      {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.DeedChange, first, again).withFinalState(one, first), RuleNothingLost},
+		"not done, killed later":   {evidenceOfCreation().withEntry(11, 5, one, journal.DeedChange, first, again).withEntry(12, 6, one, journal.DeedChange, first, first).withEntry(12, 6, one, journal.DeedChange, first, first).withProcessKilled().withFinalState(one, first), RuleNothingLost},
+		"removed without an entry": {evidenceOfCreation(), RuleNothingLost},
+		"removed unrequested":      {evidenceOfCreation().withEntry(11, 5, one, journal.DeedDelete, first, ""), RuleNothingLost},
+		"removed before":           {evidenceOfCreation().withEntry(11, 5, one, journal.DeedDelete, first, "").withEntry(11, 5, two, journal.DeedRefused, "", "").withDeletionRequested(), RuleNothingLost},
+		"of no user":               {evidenceOfCreation().withFinalState(one, first).withEntry(11, 5, two, journal.DeedCreate, "", another).withFinalState(two, another), RuleNothingLost},
 
-		"restarted twice":  {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.DeedChange, first, again).withEntry(12, 6, one, journal.DeedChange, again, "fake-1 run-3 Running").withFinalState(one, "fake-1 run-3 Running"), RuleStartCount},
-		"never restarted":  {evidenceOfCreation().withRequests(twoStarts).withFinalState(one, first), RuleStartCount},
-		"started in vain":  {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.DeedChange, first, again).withProcessKilled().withFinalState(one, first), RuleStartCount},
-		"no finalizer yet": {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Observations = []Observation{{one, atSecond(2), false}} }), RuleFinalizerFirst},
-		"finalizer seen":   {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Observations = []Observation{{one, atSecond(0), false}, {one, atSecond(2), true}} }), ""},
+		"restarted twice":   {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.DeedChange, first, again).withEntry(12, 6, one, journal.DeedChange, again, "fake-1 run-3 Running").withFinalState(one, "fake-1 run-3 Running"), RuleStartCount},
+		"never restarted":   {evidenceOfCreation().withRequests(twoStarts).withFinalState(one, first), RuleStartCount},
+		"start not applied": {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.DeedChange, first, again).withProcessKilled().withFinalState(one, first), RuleStartCount},
+		"no finalizer yet":  {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Observations = []Observation{{one, atSecond(2), false}} }), RuleFinalizerFirst},
+		"finalizer seen":    {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Observations = []Observation{{one, atSecond(0), false}, {one, atSecond(2), true}} }), ""},
 
 		"deleted and there":   {evidenceOfCreation().withFinalState(one, first).withDeletionRequested(), RuleFinalState},
 		"gone":                {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { delete(e.VMs, one) }), RuleFinalState},

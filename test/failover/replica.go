@@ -31,13 +31,14 @@ type replica struct {
 	proxy  *vmtest.APIProxy
 
 	mu       sync.Mutex
-	process  *vmtest.Process // nil between two
-	reserved bool            // a fault is on it
+	process  *vmtest.Process // nil between two processes
+	reserved bool            // a fault affects it
 	history  []Process
 	output   strings.Builder
 }
 
-// runUntilDone runs it until ctx ends. It returns an error if the replica cannot be started.
+// runUntilDone runs it until ctx ends. It returns an error if the replica cannot be
+// started.
 func (r *replica) runUntilDone(ctx context.Context) error {
 	for ctx.Err() == nil {
 		from := time.Now()

@@ -40,17 +40,17 @@ type requestLog struct {
 func (b *requestLog) update(uid types.UID, change func(*Requested)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	asked := b.requested[uid]
-	change(&asked)
-	b.requested[uid] = asked
+	requested := b.requested[uid]
+	change(&requested)
+	b.requested[uid] = requested
 }
 
 // vmName returns the VirtualMachine of a server.
 func (b *requestLog) vmName(uid types.UID) (string, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	asked, ok := b.requested[uid]
-	return asked.Name, ok
+	requested, ok := b.requested[uid]
+	return requested.Name, ok
 }
 
 // user creates, changes and deletes one VirtualMachine of one name, repeatedly.
@@ -99,7 +99,7 @@ func isClosed(stop <-chan struct{}) bool {
 	}
 }
 
-// createRandomVM creates the VirtualMachine; a hasty user deletes it at once.
+// createRandomVM creates the VirtualMachine; an impatient user deletes it immediately.
 func (u *user) createRandomVM(ctx context.Context) error {
 	b := vmtest.VM(u.name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
 	starts := 1
@@ -121,7 +121,7 @@ func (u *user) createRandomVM(ctx context.Context) error {
 func (u *user) createVM(ctx context.Context, vm *api.VirtualMachine, starts int) error {
 	err := retryRequest(ctx, func(ctx context.Context) (err error) {
 		u.vm, err = u.vms.Create(ctx, vm, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) { // the answer to an earlier try was lost
+		if apierrors.IsAlreadyExists(err) { // the response to an earlier attempt was lost
 			u.vm, err = u.vms.Get(ctx, u.name, metav1.GetOptions{})
 		}
 		return err
@@ -172,7 +172,8 @@ func (u *user) requestAction(ctx context.Context, action api.Action) error {
 	return u.applyChange(ctx, starts, func(spec *api.VirtualMachineSpec) { spec.Action = action })
 }
 
-// requestStopAndStart requests a stop and a start, with no time to notice the first request.
+// requestStopAndStart requests a stop and a start, with no time to notice the first
+// request.
 func (u *user) requestStopAndStart(ctx context.Context) error {
 	u.book.update(u.vm.UID, func(a *Requested) { a.AtMost++ })
 	if err := u.updateSpec(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
@@ -212,7 +213,7 @@ func (u *user) applyChange(ctx context.Context, starts int, change func(*api.Vir
 	return u.waitUntilApplied(ctx, starts)
 }
 
-// updateSpec changes the spec. It can be repeated when an answer was lost.
+// updateSpec changes the spec. It can be repeated when a response was lost.
 func (u *user) updateSpec(ctx context.Context, change func(*api.VirtualMachineSpec)) error {
 	return retryRequest(ctx, func(ctx context.Context) error {
 		now, err := u.vms.Get(ctx, u.name, metav1.GetOptions{})
@@ -230,11 +231,11 @@ func (u *user) updateSpec(ctx context.Context, change func(*api.VirtualMachineSp
 
 // logRequest records what was requested.
 func (u *user) logRequest(vm *api.VirtualMachine, err error) {
-	wish := fmt.Sprintf("%s: %v", time.Now().UTC().Format(time.StampMilli), err)
+	entry := fmt.Sprintf("%s: %v", time.Now().UTC().Format(time.StampMilli), err)
 	if err == nil {
-		wish = fmt.Sprintf("%s: generation %d, %s, restart %d", time.Now().UTC().Format(time.StampMilli), vm.Generation, vm.Spec.Action, u.restarts)
+		entry = fmt.Sprintf("%s: generation %d, %s, restart %d", time.Now().UTC().Format(time.StampMilli), vm.Generation, vm.Spec.Action, u.restarts)
 	}
-	u.book.update(u.vm.UID, func(a *Requested) { a.Log = append(a.Log, wish) })
+	u.book.update(u.vm.UID, func(a *Requested) { a.Log = append(a.Log, entry) })
 }
 
 // waitUntilApplied waits until the VirtualMachine is as its spec says.
@@ -278,7 +279,7 @@ func (u *user) deleteVM(ctx context.Context) error {
 	u.vm = nil
 	return u.waitFor(ctx, func(vm *api.VirtualMachine) error {
 		if vm != nil {
-			return fmt.Errorf("it was deleted and is there: %s", rig.Show(vm))
+			return fmt.Errorf("it was deleted and still exists: %s", rig.Show(vm))
 		}
 		return nil
 	})

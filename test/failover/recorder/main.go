@@ -6,7 +6,7 @@
 // the same server. Then it becomes QEMU: the process stays the same.
 //
 // The file to which it writes has the path by which it was started, and the suffix
-// of processlog. So a link to the recorder is all that a separate world needs.
+// of processlog. So a link to the recorder is all that a separate environment needs.
 package main
 
 import (
