@@ -62,7 +62,7 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.AtOnce, "at-once", 16, "how many VMs are created at a time")
 	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
 	flags.StringVar(&o.JSON, "json", "bin/bench/failover.json", "file that gets all figures")
-	addTimes(flags, &o.Settings)
+	addTimeFlags(flags, &o.Settings)
 }
 
 // Validate implements bench.Options.
@@ -80,23 +80,23 @@ func (o *options) Validate() error {
 	return o.Settings.Validate()
 }
 
-// times are the flags of an election, without their prefix.
-func times(s *leader.Settings) map[string]*time.Duration {
+// electionTimes are the flags of an election, without their prefix.
+func electionTimes(s *leader.Settings) map[string]*time.Duration {
 	return map[string]*time.Duration{
 		"lease-duration": &s.Lease, "renew-deadline": &s.Renew, "retry-period": &s.Retry,
 		"request-timeout": &s.Request, "margin": &s.Margin,
 	}
 }
 
-func addTimes(flags *pflag.FlagSet, s *leader.Settings) {
-	for name, value := range times(s) {
+func addTimeFlags(flags *pflag.FlagSet, s *leader.Settings) {
+	for name, value := range electionTimes(s) {
 		flags.DurationVar(value, name, *value, "as drover-controller's --leader-elect-"+name)
 	}
 }
 
 // timeArgs are the settings as flags.
 func timeArgs(prefix string, s leader.Settings) (args []string) {
-	for name, value := range times(&s) {
+	for name, value := range electionTimes(&s) {
 		args = append(args, fmt.Sprintf("--%s%s=%s", prefix, name, value))
 	}
 	return args

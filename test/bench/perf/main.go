@@ -62,7 +62,7 @@ func main() {
 
 // AddFlags implements bench.Options.
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&o.Suites, "suites", usualSuites(), "what is measured; known are "+strings.Join(suiteNames(), ", "))
+	flags.StringSliceVar(&o.Suites, "suites", defaultSuites(), "what is measured; known are "+strings.Join(suiteNames(), ", "))
 	flags.IntSliceVar(&o.Sizes, "sizes", []int{1, 100, 1000}, "numbers of VMs, of the fake driver, in rising order")
 	flags.IntVar(&o.Runs, "runs", 5, "how often starts, a slow engine and what has no floor are measured")
 	flags.IntVar(&o.Pairs, "pairs", 10, "how often what is compared takes turns")
