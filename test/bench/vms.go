@@ -56,26 +56,26 @@ type CreationTimes struct {
 
 // CreateAndSettle creates VMs called vm-<n>, several at a time, and waits until all of
 // them have settled.
-func CreateAndSettle(ctx context.Context, vms typed.VirtualMachineInterface, count, atOnce int) (CreationTimes, error) {
+func CreateAndSettle(ctx context.Context, vms typed.VirtualMachineInterface, count, parallel int) (CreationTimes, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	w, err := watchFrom(ctx, WatchVMs(vms))
 	if err != nil {
 		return CreationTimes{}, err
 	}
 	defer w.Stop()
-	var made CreationTimes
+	var times CreationTimes
 	begin := time.Now()
 	group.Go(func() error {
-		defer func() { made.Created = time.Since(begin) }()
-		return CreateVMs(ctx, vms, count, atOnce)
+		defer func() { times.Created = time.Since(begin) }()
+		return CreateVMs(ctx, vms, count, parallel)
 	})
-	group.Go(func() error { return made.recordTimes(ctx, w, count, begin) })
-	return made, group.Wait()
+	group.Go(func() error { return times.recordTimes(ctx, w, count, begin) })
+	return times, group.Wait()
 }
 
 // CreateVMs creates VMs called vm-<n>, several at a time.
-func CreateVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOnce int) error {
-	return ForEach(ctx, count, atOnce, func(ctx context.Context, n int) error {
+func CreateVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, parallel int) error {
+	return ForEach(ctx, count, parallel, func(ctx context.Context, n int) error {
 		return CreateVM(ctx, vms, VMName(n))
 	})
 }
@@ -84,9 +84,9 @@ func CreateVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, at
 func VMName(n int) string { return fmt.Sprintf("vm-%05d", n) }
 
 // ForEach calls do for 0 to count-1, several at a time.
-func ForEach(ctx context.Context, count, atOnce int, do func(ctx context.Context, n int) error) error {
+func ForEach(ctx context.Context, count, parallel int, do func(ctx context.Context, n int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(atOnce)
+	group.SetLimit(parallel)
 	for n := range count {
 		group.Go(func() error { return do(ctx, n) })
 	}

@@ -156,21 +156,21 @@ func (b *benchmark) createVMs(ctx context.Context, r *report) error {
 			return err
 		}
 	}
-	maker, err := b.startController(ctx, "--leader-elect=false")
+	creator, err := b.startController(ctx, "--leader-elect=false")
 	if err != nil {
 		return err
 	}
-	tell("Creating %d VMs, %d at a time", b.VMs, b.AtOnce)
+	bench.Logf("Creating %d VMs, %d at a time", b.VMs, b.AtOnce)
 	r.Made, err = bench.CreateAndSettle(ctx, b.vms.CloudnativeV1alpha1().VirtualMachines(manyNamespace), b.VMs, b.AtOnce)
 	if err != nil {
-		return errors.Join(err, maker.Stop())
+		return errors.Join(err, creator.Stop())
 	}
-	tell("All created after %s, Active after %s, settled after %s", roundDuration(r.Made.Created), roundDuration(r.Made.Active), roundDuration(r.Made.Settled))
-	return maker.Stop()
+	bench.Logf("All created after %s, Active after %s, settled after %s", roundDuration(r.Made.Created), roundDuration(r.Made.Active), roundDuration(r.Made.Settled))
+	return creator.Stop()
 }
 
-// measureHandovers lets the fleets take turns, so that other activity on the machine affects
-// both.
+// measureHandovers lets the fleets take turns, so that other activity on the machine
+// affects both.
 func (b *benchmark) measureHandovers(ctx context.Context, r *report, vms int) error {
 	if err := b.waitUntilSteady(ctx); err != nil {
 		return err
@@ -201,7 +201,7 @@ func (b *benchmark) measureHandovers(ctx context.Context, r *report, vms int) er
 	}
 	after, err := bench.NewMeter(b.runningPIDs())
 	r.Others = append(r.Others, after.Others(before))
-	tell("%d runs with %d VMs took %s", b.Runs, vms, roundDuration(time.Since(begin)))
+	bench.Logf("%d runs with %d VMs took %s", b.Runs, vms, roundDuration(time.Since(begin)))
 	return err
 }
 
@@ -228,9 +228,5 @@ func (b *benchmark) closeAll() (err error) {
 	return errors.Join(err, os.RemoveAll(b.temp))
 }
 
-// tell reports the progress.
-func tell(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
-}
 
 func roundDuration(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }

@@ -50,7 +50,7 @@ func (f *fleet) startReplicas(ctx context.Context) error {
 			alive = append(alive, r)
 		} else if !r.stopRequested {
 			f.lost++
-			tell("%s ended by itself: %s", r.identity, lastLine(r.Output()))
+			bench.Logf("%s ended unexpectedly: %s", r.identity, lastLine(r.Output()))
 		}
 	}
 	for f.replicas = alive; len(f.replicas) < f.want; {
@@ -113,7 +113,7 @@ func holderOf(e leaseEvent) string {
 // stopProcess ends it, and returns its errors.
 func (r *replica) stopProcess() error {
 	if err := r.Stop(); err != nil {
-		return fmt.Errorf("%s did not stop well: %w; it printed:\n%s", r.identity, err, r.Output())
+		return fmt.Errorf("%s did not stop cleanly: %w; it printed:\n%s", r.identity, err, r.Output())
 	}
 	return nil
 }

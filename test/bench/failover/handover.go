@@ -95,7 +95,7 @@ func (b *benchmark) waitUntilSteady(ctx context.Context) error {
 func checkExit(lead *replica, sig syscall.Signal) error {
 	err := lead.Wait(handoverTimeout)
 	if err != nil && sig != syscall.SIGKILL {
-		return fmt.Errorf("%s did not stop well: %w; it printed:\n%s", lead.identity, err, lead.Output())
+		return fmt.Errorf("%s did not stop cleanly: %w; it printed:\n%s", lead.identity, err, lead.Output())
 	}
 	return nil
 }

@@ -59,9 +59,9 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.VMs, "vms", 10000, "how many VMs the second half runs with")
 	flags.IntVar(&o.Replicas, "replicas", 3, "replicas of each kind, at least 2")
 	flags.DurationVar(&o.Calm, "calm", 0, "wait so long before each change of leader for other programs to leave the CPUs idle")
-	flags.IntVar(&o.AtOnce, "at-once", 16, "how many VMs are created at a time")
+	flags.IntVar(&o.AtOnce, "at-once", 16, "number of VMs to create at a time")
 	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
-	flags.StringVar(&o.JSON, "json", "bin/bench/failover.json", "file that gets all figures")
+	flags.StringVar(&o.JSON, "json", "bin/bench/failover.json", "file for all figures")
 	addTimeFlags(flags, &o.Settings)
 }
 

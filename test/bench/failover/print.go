@@ -12,7 +12,7 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// formatText returns the report for people.
+// formatText returns the report in readable form.
 func (r *report) formatText() string {
 	var w strings.Builder
 	o := r.Options

@@ -25,12 +25,12 @@ func readMetrics(ctx context.Context, address string) (rig.Metrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer, err := http.DefaultClient.Do(req)
+	response, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = answer.Body.Close() }()
-	return io.ReadAll(answer.Body)
+	defer func() { _ = response.Body.Close() }()
+	return io.ReadAll(response.Body)
 }
 
 // vmWrites counts the API server's writes to VMs, users' among them.

@@ -52,7 +52,8 @@ func (e *dockerFloor) createContainers(ctx context.Context, count int) (took tim
 	return time.Since(begin), ids, err
 }
 
-// containerLikeDrovers returns the container that Drover creates for a VM of this benchmark.
+// containerLikeDrovers returns the container that Drover creates for a VM of this
+// benchmark.
 func containerLikeDrovers(n int) client.ContainerCreateOptions {
 	const cpus, memory = 2, 4e9
 	return client.ContainerCreateOptions{

@@ -62,7 +62,7 @@ func (w *environment) createIdleVMs(ctx context.Context, p *process, n int) erro
 	if err != nil {
 		return err
 	}
-	tell("%d idle VMs: Active after %s, settled after %s", n, made.Active, made.Settled)
+	bench.Logf("%d idle VMs: Active after %s, settled after %s", n, made.Active, made.Settled)
 	if err := bench.Pause(ctx, flushDelay); err != nil {
 		return err
 	}

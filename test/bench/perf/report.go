@@ -96,7 +96,7 @@ func (r *report) addRow(suite, what string, vms int, unit string, ours ...float6
 	} else {
 		r.Rows = append(r.Rows, fresh)
 	}
-	tell("%s, %d VMs: %s %s", what, vms, fresh.Ours, unit)
+	bench.Logf("%s, %d VMs: %s %s", what, vms, fresh.Ours, unit)
 	return fresh
 }
 
@@ -123,7 +123,7 @@ func (r *row) compareWith(name string, floor ...float64) *row {
 	if len(ratios) > 0 {
 		ratio := newMeasured(ratios)
 		r.Ratio = &ratio
-		tell("  %s %s %s, ratio %s", name, f, r.Unit, ratio)
+		bench.Logf("  %s %s %s, ratio %s", name, f, r.Unit, ratio)
 	}
 	return r
 }
@@ -158,7 +158,7 @@ func formatNumber(f float64) string {
 	return strconv.FormatFloat(f, 'f', 2, 64)
 }
 
-// printReport writes the report for people.
+// printReport writes the report in readable form.
 func (r *report) printReport(w io.Writer) error {
 	fmt.Fprintf(w, "\n%s\n\nMedians, and in brackets the range.\n\n", r.Machine)
 	t := bench.NewTable("suite", "what", "VMs", "Drover", "unit", "beside", "takes", "ratio", "aim")

@@ -98,12 +98,12 @@ func (p *process) checkAllReconciled(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	const lane = `controller="virtualmachine-fake"`
-	seen := page.Sum("controller_runtime_reconcile_total", lane)
-	waiting := page.Sum("workqueue_depth", lane)
-	busy := page.Sum("controller_runtime_active_workers", lane)
+	const controller = `controller="virtualmachine-fake"`
+	seen := page.Sum("controller_runtime_reconcile_total", controller)
+	waiting := page.Sum("workqueue_depth", controller)
+	busy := page.Sum("controller_runtime_active_workers", controller)
 	if page.Sum("drover_engine_up") != 1 || page.Sum("drover_servers") != float64(n) || seen < float64(n) || waiting+busy > 0 {
-		return fmt.Errorf("%v VMs were looked at, %v wait", seen, waiting+busy)
+		return fmt.Errorf("%v VMs were reconciled, %v wait", seen, waiting+busy)
 	}
 	return nil
 }

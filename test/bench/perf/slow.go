@@ -30,9 +30,9 @@ const (
 	quickVMs = 300
 )
 
-// measureSlowEngine measures VMs of the fake engine while the other engine, Docker, takes 5 s for
-// every call and has more VMs to create than its controller has workers. It compares
-// them with the same VMs without Docker's.
+// measureSlowEngine measures VMs of the fake engine while the other engine, Docker, takes
+// 5 s for every call and has more VMs to create than its controller has workers. It
+// compares them with the same VMs without Docker's.
 func (b *benchmark) measureSlowEngine(ctx context.Context) (err error) {
 	w, err := b.sharedEnvironment(ctx)
 	if err != nil {
@@ -160,7 +160,7 @@ func (e *slowEngine) blockWorkers(ctx context.Context, w *environment, turn int)
 // unblockWorkers makes the engine quick again and removes its VMs.
 func (e *slowEngine) unblockWorkers(ctx context.Context, w *environment) error {
 	if e.held.Load() == 0 {
-		return errors.New("the slow engine held no call at the end: it had nothing to do")
+		return errors.New("the slow engine held no call at the end: nothing was measured")
 	}
 	e.delay.Store(0)
 	idle := *w

@@ -66,7 +66,7 @@ func benchmarkMain(ctx context.Context, o options) (err error) {
 		if err := s.run(b, ctx); err != nil {
 			return fmt.Errorf("suite %s: %w", s.name, err)
 		}
-		tell("Suite %s took %s", s.name, time.Since(begin).Round(time.Second))
+		bench.Logf("Suite %s took %s", s.name, time.Since(begin).Round(time.Second))
 		if err := bench.WriteJSON(o.JSON, b.report); err != nil {
 			return err
 		}
@@ -74,7 +74,7 @@ func benchmarkMain(ctx context.Context, o options) (err error) {
 	return b.report.printReport(os.Stdout)
 }
 
-// sharedEnvironment returns the world shared by suites that leave it empty.
+// sharedEnvironment returns the environment shared by suites that leave it empty.
 func (b *benchmark) sharedEnvironment(ctx context.Context) (*environment, error) {
 	if b.shared != nil {
 		return b.shared, nil
@@ -113,9 +113,4 @@ func takeTurns(turns int, contenders ...contender) error {
 		}
 	}
 	return nil
-}
-
-// tell reports the progress.
-func tell(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }

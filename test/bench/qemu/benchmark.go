@@ -28,7 +28,7 @@ import (
 const (
 	// operationTimeout bounds every single operation.
 	operationTimeout = 2 * time.Minute
-	// pollPeriod is the time between looks for the guest's output.
+	// pollPeriod is the time between checks for the guest's output.
 	pollPeriod = time.Millisecond
 )
 
@@ -136,7 +136,7 @@ func (b *benchmark) runMeasurements(ctx context.Context) error {
 // compareStarts lets both take turns. The order changes, so that what one leaves behind
 // affects both.
 func (b *benchmark) compareStarts(ctx context.Context, c *bench.Controller) error {
-	tell("Making the machine that the command line is taken from")
+	bench.Logf("Creating the machine whose command line is used")
 	m, err := b.newModel(ctx)
 	if err != nil {
 		return err
@@ -155,7 +155,7 @@ func (b *benchmark) compareStarts(ctx context.Context, c *bench.Controller) erro
 		if err := second(n); err != nil {
 			return fmt.Errorf("turn %d: %w", n+1, err)
 		}
-		tell("Turn %d of %d: apply to Active %s, to output %s; alone to an answer %s, to output %s", n+1, b.Turns,
+		bench.Logf("Turn %d of %d: apply to Active %s, to output %s; alone to an answer %s, to output %s", n+1, b.Turns,
 			bench.FormatDuration(ours.up[n]), bench.FormatDuration(ours.output[n]), bench.FormatDuration(direct.up[n]), bench.FormatDuration(direct.output[n]))
 	}
 	b.report.addComparison(ours, direct)
@@ -220,9 +220,4 @@ func (b *benchmark) createVM(ctx context.Context, name string, action api.Action
 	vm := vmtest.VM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Action(action).Obj()
 	vm.Namespace = ""
 	return b.vms.Create(ctx, vm, metav1.CreateOptions{})
-}
-
-// tell reports the progress.
-func tell(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }

@@ -32,7 +32,7 @@ var modelFiles = []string{"root.qcow2", "seed.iso"}
 // newModel creates one and removes it. It is also the first VM, for which connections
 // are opened.
 func (b *benchmark) newModel(ctx context.Context) (m model, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("the model was not done in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("the model was not ready in time"))
 	defer cancel()
 	const name = "model"
 	from := b.log.Len()
@@ -43,12 +43,12 @@ func (b *benchmark) newModel(ctx context.Context) (m model, err error) {
 	if _, err := b.waitForPhase(ctx, from, name, api.PhasePaused); err != nil {
 		return m, err
 	}
-	home := filepath.Join(b.engineDir(), "vms", string(vm.UID))
-	if m.args, err = commandLine(home); err != nil {
+	dir := filepath.Join(b.engineDir(), "vms", string(vm.UID))
+	if m.args, err = commandLine(dir); err != nil {
 		return m, err
 	}
 	m.dir = filepath.Join(b.temp, name)
-	if err := copyFiles(m.dir, home); err != nil {
+	if err := copyFiles(m.dir, dir); err != nil {
 		return m, err
 	}
 	b.report.Command = strings.Join(m.args, " ")
@@ -57,8 +57,8 @@ func (b *benchmark) newModel(ctx context.Context) (m model, err error) {
 
 // commandLine returns that of the machine in a folder, changed so that the guest
 // runs at once.
-func commandLine(home string) ([]string, error) {
-	pid, err := os.ReadFile(filepath.Join(home, "pid"))
+func commandLine(dir string) ([]string, error) {
+	pid, err := os.ReadFile(filepath.Join(dir, "pid"))
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ func (b *benchmark) startByDrover(ctx context.Context, c *bench.Controller, name
 	if err := b.waitUntilQuiet(ctx, c); err != nil {
 		return 0, 0, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("the machine was not done in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("the machine was not ready in time"))
 	defer cancel()
 	from, begin := b.log.Len(), time.Now()
 	vm, err := b.createVM(ctx, name, api.ActionActive)

@@ -15,7 +15,7 @@ import (
 const (
 	// parallelMachines are made at a time.
 	parallelMachines = 4
-	// settleDelay is how long after its start a controller has looked at all machines.
+	// settleDelay is how long after its start a controller has reconciled all machines.
 	settleDelay = 3 * time.Second
 )
 
@@ -25,7 +25,7 @@ func (b *benchmark) measureMemory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tell("Making %d machines", b.Machines)
+	bench.Logf("Creating %d machines", b.Machines)
 	if err := b.withController(ctx, func(ctx context.Context) error { return b.createAll(ctx) }); err != nil {
 		return err
 	}
@@ -45,7 +45,7 @@ func (b *benchmark) withController(ctx context.Context, do func(context.Context)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout+time.Duration(b.Machines)*time.Second, errors.New("the machines were not done in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout+time.Duration(b.Machines)*time.Second, errors.New("the machines were not ready in time"))
 	defer cancel()
 	return stopController(c, do(ctx))
 }

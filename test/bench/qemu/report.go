@@ -69,7 +69,7 @@ func (r *report) addMemory(without, with []float64) {
 	r.Memory = &memory{Without: without, With: with, PerMachine: (bench.Median(with) - bench.Median(without)) / float64(r.Options.Machines)}
 }
 
-// formatText is the report for people.
+// formatText is the report in readable form.
 func (r *report) formatText() string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "\n%s\n%d turns. Medians, and in brackets the range.\n\n", r.Machine, r.Options.Turns)
