@@ -228,5 +228,4 @@ func (b *benchmark) closeAll() (err error) {
 	return errors.Join(err, os.RemoveAll(b.temp))
 }
 
-
 func roundDuration(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }

@@ -87,18 +87,18 @@ func lastLine(output string) string {
 }
 
 // waitForLeader returns the replica that the Lease names.
-func (f *fleet) waitForLeader() (lead *replica, err error) {
+func (f *fleet) waitForLeader() (leader *replica, err error) {
 	_, err = vmtest.Poll(steadyTimeout, func() error {
 		last, _ := f.log.Last()
 		for _, r := range f.replicas {
 			if holderOf(last) == r.identity {
-				lead = r
+				leader = r
 				return nil
 			}
 		}
 		return fmt.Errorf("the Lease names %q, none of the replicas of %s", holderOf(last), f.name)
 	})
-	return lead, err
+	return leader, err
 }
 
 // holderOf returns the name that a replica was given; Drover adds a suffix to it.

@@ -49,7 +49,7 @@ func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.S
 	if err := b.waitUntilSteady(ctx); err != nil {
 		return handover{}, err
 	}
-	lead, err := f.waitForLeader()
+	leader, err := f.waitForLeader()
 	if err != nil {
 		return handover{}, err
 	}
@@ -59,10 +59,10 @@ func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.S
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Settings.Lease+handoverTimeout, errors.New("not seen in time"))
 	defer cancel()
-	w := &handoverObserver{b: b, ctx: ctx, old: lead.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.gap.Len()}
-	lead.stopRequested = true
+	w := &handoverObserver{b: b, ctx: ctx, old: leader.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.gap.Len()}
+	leader.stopRequested = true
 	w.signalled = time.Now()
-	if err := syscall.Kill(lead.PID(), sig); err != nil {
+	if err := syscall.Kill(leader.PID(), sig); err != nil {
 		return handover{}, err
 	}
 	if name != "" {
@@ -73,9 +73,9 @@ func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.S
 		err = w.waitForReconcile(name)
 	}
 	if err != nil {
-		return w.handover, fmt.Errorf("%s of %s: %w; it printed:\n%s", sig, lead.identity, err, lead.Output())
+		return w.handover, fmt.Errorf("%s of %s: %w; it printed:\n%s", sig, leader.identity, err, leader.Output())
 	}
-	return w.handover, checkExit(lead, sig)
+	return w.handover, checkExit(leader, sig)
 }
 
 // waitUntilSteady waits until all replicas run and no work is left.
@@ -92,10 +92,10 @@ func (b *benchmark) waitUntilSteady(ctx context.Context) error {
 }
 
 // checkExit checks that a stopped leader ended cleanly.
-func checkExit(lead *replica, sig syscall.Signal) error {
-	err := lead.Wait(handoverTimeout)
+func checkExit(leader *replica, sig syscall.Signal) error {
+	err := leader.Wait(handoverTimeout)
 	if err != nil && sig != syscall.SIGKILL {
-		return fmt.Errorf("%s did not stop cleanly: %w; it printed:\n%s", lead.identity, err, lead.Output())
+		return fmt.Errorf("%s did not stop cleanly: %w; it printed:\n%s", leader.identity, err, leader.Output())
 	}
 	return nil
 }

@@ -187,11 +187,11 @@ func (r *report) printAims(w io.Writer) error {
 	t := bench.NewTable("what", "aim", "measured", "verdict")
 	for _, a := range aims {
 		figure, met, found := r.evaluateAim(a.key)
-		said := "not measured in this run"
+		verdict := "not measured in this run"
 		if found {
-			said = bench.Verdict(met)
+			verdict = bench.Verdict(met)
 		}
-		t.Row(a.what, a.limit, figure, said)
+		t.Row(a.what, a.limit, figure, verdict)
 	}
 	_, err := fmt.Fprint(w, t)
 	return err

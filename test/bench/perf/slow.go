@@ -113,14 +113,14 @@ func newSlowEngine(ctx context.Context, w *environment) (*slowEngine, error) {
 	if err != nil {
 		return nil, err
 	}
-	way := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "docker"})
-	way.FlushInterval = -1 // events
-	way.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "docker"})
+	proxy.FlushInterval = -1 // events
+	proxy.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, target.Scheme, target.Path+target.Host)
 	}}
 	e.server = &http.Server{ReadHeaderTimeout: requestTimeout, Handler: http.HandlerFunc(func(out http.ResponseWriter, in *http.Request) {
 		e.delayRequest(in.Context())
-		way.ServeHTTP(out, in)
+		proxy.ServeHTTP(out, in)
 	})}
 	go func() { _ = e.server.Serve(listener) }()
 	return e, nil
