@@ -68,7 +68,7 @@ func TestGoroutinesEnd(t *testing.T) {
 	for n := range lifecycles / livesAtATime {
 		runLifecycles(t, w, fmt.Sprintf("turn-%d", n))
 	}
-	vmtest.Eventually(t, rig.Soon, "the goroutines of 1,000 lives are gone", func() error {
+	vmtest.Eventually(t, rig.Soon, "the goroutines of 1,000 VMs have ended", func() error {
 		if now := countGoroutines(t, address); now > before+spareGoroutines {
 			return fmt.Errorf("%v, before it were %v", now, before)
 		}

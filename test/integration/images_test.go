@@ -36,7 +36,7 @@ func TestMissingImage(t *testing.T) {
 	for name, tc := range map[string]struct {
 		image  string
 		policy api.PullPolicy
-		says   string
+		want   string
 	}{
 		"pulled":       {unreachable, api.PullIfNotPresent, "connection refused"},
 		"never-pulled": {absent, api.PullNever, "pullPolicy is Never"},
@@ -44,7 +44,7 @@ func TestMissingImage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			vm := environment.Create(t, newFailingVM(name, ns, tc.image, tc.policy))
 			history := environment.Record(t, vm)
-			environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), rig.Says(tc.says),
+			environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), rig.Says(tc.want),
 				rig.Condition(api.ConditionReady, metav1.ConditionFalse))
 			vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), hasAttempts(3))
 			checkBackoff(t, history.Until(t, vm))

@@ -69,7 +69,7 @@ func checkPhases(t *testing.T, all []*api.VirtualMachine) {
 		t.Errorf("beside none and Creating the phases were %v, want Active alone", phases)
 	}
 	if all[0].Status.Phase == "" && all[0].Status.ObservedGeneration != -1 {
-		t.Errorf("before any controller looked, observedGeneration was %d, want -1", all[0].Status.ObservedGeneration)
+		t.Errorf("before any controller ran, observedGeneration was %d, want -1", all[0].Status.ObservedGeneration)
 	}
 }
 
@@ -166,8 +166,8 @@ func checkKubectlGet(t *testing.T, ns string) {
 // plus 5 s.
 const columnTimeout = 7 * time.Second
 
-// checkUsageUnderLoad puts the guest under load. On a machine that others keep busy the guest
-// may get no CPU for a while, so it has three tries, and the threshold is low.
+// checkUsageUnderLoad puts the guest under load. On a machine that others keep busy the
+// guest may get no CPU for a while, so it has three tries, and the threshold is low.
 func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
 	environment.Await(t, vm, rig.Soon, hasUsage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
 	rig.AskGuest(t, vm, "/memory?bytes=400000000")

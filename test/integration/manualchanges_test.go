@@ -74,11 +74,11 @@ var manualChanges = map[string]map[string]manualChange{
 	},
 }
 
-// expectedStatus is what a restart policy makes of it.
+// expectedStatus is the status that follows from a restart policy.
 type expectedStatus struct {
 	check rig.Check
 	ready metav1.ConditionStatus
-	// sameServer, newRun : what becomes of the server.
+	// sameServer, newRun : what happens to the server.
 	sameServer, newRun bool
 }
 
@@ -182,7 +182,7 @@ func TestServerRenamedManually(t *testing.T) {
 	environment.HasServers(t, vm, 0, time.Second)
 }
 
-// TestServerResizedManually is undone when it is seen.
+// TestServerResizedManually checks that Drover restores the size.
 func TestServerResizedManually(t *testing.T) {
 	t.Parallel()
 	vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "docker"))

@@ -107,7 +107,7 @@ func TestRestartedAt(t *testing.T) {
 				}
 				return nil
 			})
-			// Another change of the spec makes the controller look again.
+			// Another change of the spec makes the controller reconcile again.
 			environment.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceMemory] = parseQuantity("40M") })
 			vm = environment.Await(t, vm, rig.Soon, rig.Active)
 			if n := countStarts(history.Until(t, vm)); n != 2 || vm.Status.RestartCount != 1 || vm.Status.Server.ID != before.Status.Server.ID {
@@ -245,8 +245,8 @@ func TestReadyReflectsTheLatestSpec(t *testing.T) {
 	}
 	for _, version := range history.Until(t, now) {
 		ready := meta.FindStatusCondition(version.Status.Conditions, api.ConditionReady)
-		told := ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == version.Generation
-		if as := isAsSpecified(version); told && !as {
+		reported := ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == version.Generation
+		if as := isAsSpecified(version); reported && !as {
 			t.Errorf("version %s of generation %d calls itself ready: %s", version.ResourceVersion, version.Generation, rig.Show(version))
 		}
 	}

@@ -34,7 +34,8 @@ const (
 	userData   = "#cloud-config\npassword: \"a'b,c=d\"\n"
 )
 
-// machineEnvironment is a world whose VMs are real machines, and the folders for them.
+// machineEnvironment is an environment whose VMs are real machines, and the folders for
+// them.
 type machineEnvironment struct {
 	*rig.World
 	dir, images string
@@ -109,7 +110,7 @@ func readGuestReport(t *testing.T, vm *api.VirtualMachine) guestReport {
 	return r
 }
 
-// TestMachine takes a real machine through its life: it is ready when its guest
+// TestMachine takes a real machine through its life cycle: it is ready when its guest
 // answers, outlives the controller, is powered off by its power button, boots again
 // with its disk, and leaves nothing behind.
 func TestMachine(t *testing.T) {
@@ -119,10 +120,10 @@ func TestMachine(t *testing.T) {
 	history := m.Record(t, vm)
 	vm = m.Await(t, vm, boot, rig.Active)
 	if r := readGuestReport(t, vm); r.Boots != 1 || r.Seed["user-data"] != userData {
-		t.Errorf("the guest tells %+v", r)
+		t.Errorf("the guest reports %+v", r)
 	}
 	if !slices.ContainsFunc(history.Until(t, vm), isWaitingForProbe) {
-		t.Error("it was never told that the machine runs and is not ready yet")
+		t.Error("no status showed that the machine runs and is not ready yet")
 	}
 	m.checkOutlivesController(t, vm)
 
@@ -136,7 +137,7 @@ func TestMachine(t *testing.T) {
 	vm = m.Edit(t, vm, setAction(api.ActionActive))
 	vm = m.Await(t, vm, boot, rig.Active)
 	if r := readGuestReport(t, vm); r.Boots != 2 {
-		t.Errorf("the guest on the same disk tells %+v", r)
+		t.Errorf("the guest on the same disk reports %+v", r)
 	}
 	m.checkNothingLeft(t, vm)
 }
@@ -165,7 +166,7 @@ func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.Virtu
 		t.Errorf("the status was %s and is %s", rig.Show(vm), rig.Show(next))
 	}
 	if r := readGuestReport(t, next); r.Boots != 1 {
-		t.Errorf("the guest tells %+v", r)
+		t.Errorf("the guest reports %+v", r)
 	}
 }
 

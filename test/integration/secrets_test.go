@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/rig"
 )
 
-// secretText is what must not be seen, without anything that an encoding escapes.
+// secretText is what must not appear anywhere, without characters that an encoding escapes.
 const secretText = "Xyzzy42PlughTheSecret"
 
 // TestSecretsAreNotExposed checks objects other than the Secret, events, files,
@@ -50,7 +50,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	controller.MustStop()
 
 	if log := controller.Output(); !strings.Contains(log, "/secrets/init") {
-		t.Errorf("the log is not talkative enough to prove anything: %d bytes", len(log))
+		t.Errorf("the log is too short to prove anything: %d bytes", len(log))
 	}
 	checkNotIn(t, "the log", controller.Output())
 	objects, err := w.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
@@ -76,13 +76,13 @@ func createSecret(t *testing.T, w *rig.World) {
 // checkNotIn also knows the text as base64, at each of the three offsets.
 func checkNotIn(t *testing.T, where, text string) {
 	t.Helper()
-	looks := []string{secretText}
+	encodings := []string{secretText}
 	for n := range 3 {
 		encoded := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("_", n) + secretText))
-		looks = append(looks, encoded[4:24])
+		encodings = append(encodings, encoded[4:24])
 	}
-	for _, look := range looks {
-		if at := strings.Index(text, look); at >= 0 {
+	for _, encoding := range encodings {
+		if at := strings.Index(text, encoding); at >= 0 {
 			t.Errorf("%s has the secret: %q", where, text[max(0, at-200):at])
 		}
 	}

@@ -62,7 +62,7 @@ func TestControllerPermissions(t *testing.T) {
 }
 
 // secretsByNamespace checks that a Secret is read where the controller was bound,
-// and that elsewhere the VM says who may not read what, until that is corrected.
+// and that elsewhere the VM reports the missing permission until it is granted.
 func secretsByNamespace(t *testing.T, w *rig.World) {
 	bound, unbound := w.Namespace(t), w.Namespace(t)
 	bindSecrets(t, w, bound)
@@ -96,7 +96,7 @@ func bindSecrets(t *testing.T, w *rig.World, ns string) {
 	waitForPermissions(t, w, ns)
 }
 
-// waitForPermissions waits until the API server has seen the binding, so that the
+// waitForPermissions waits until the API server applies the binding, so that the
 // controller is not slowed down by an answer that is about to change.
 func waitForPermissions(t *testing.T, w *rig.World, ns string) {
 	t.Helper()
@@ -115,8 +115,8 @@ func waitForPermissions(t *testing.T, w *rig.World, ns string) {
 
 func fakeVM(name string) *vmtest.Builder { return vmtest.VM(name).Driver("fake").Grace(5) }
 
-// startControllerAs starts a controller that has only the ServiceAccount's token, with those
-// flags of the Deployment that concern rights.
+// startControllerAs starts a controller that has only the ServiceAccount's token, with
+// those flags of the Deployment that concern rights.
 func startControllerAs(t *testing.T, w *rig.World, args ...string) *rig.Child {
 	t.Helper()
 	as := &rig.World{

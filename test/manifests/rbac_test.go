@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write the golden file anew")
+var update = flag.Bool("update", false, "update the golden file")
 
 const goldenFile = "testdata/rbac.yaml"
 
@@ -94,7 +94,8 @@ func assertSameRules(t *testing.T, what string, a, b any) {
 	}
 }
 
-// permissionsOf returns all objects that give rights, without their labels, in one order.
+// permissionsOf returns all objects that grant permissions, without their labels, in one
+// order.
 func permissionsOf(t *testing.T, all []*unstructured.Unstructured) string {
 	t.Helper()
 	kinds := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}

@@ -83,8 +83,8 @@ func runHelm(t *testing.T, kubeconfig string, args ...string) (stdout, stderr st
 	helmOnce.Lock()
 	path, _ := mustRunCommand(t, buildWithin, nil, filepath.Join(repositoryRoot, "hack", "tool.sh"), "helm")
 	helmOnce.Unlock()
-	home := t.TempDir() // not the tester's own settings
-	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + home, "HELM_CONFIG_HOME=" + home, "HELM_DATA_HOME=" + home}
+	dir := t.TempDir() // not the tester's own settings
+	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_DATA_HOME=" + dir}
 	return mustRunCommand(t, commandWithin, env, strings.TrimSpace(path), args...)
 }
 
@@ -131,7 +131,7 @@ func findObject(t *testing.T, all []*unstructured.Unstructured, kind string) *un
 	return all[n]
 }
 
-// fieldAt returns what stands at a path of an object.
+// fieldAt returns the value at a path of an object.
 func fieldAt(t *testing.T, object *unstructured.Unstructured, path ...string) any {
 	t.Helper()
 	value, ok, err := unstructured.NestedFieldNoCopy(object.Object, path...)

@@ -58,7 +58,7 @@ func TestCrashBeforeCreation(t *testing.T) {
 	w.Run(t, "--vm-driver=docker,fake")
 	vm = w.Await(t, vm, rig.Soon, rig.Active, isBoundTo("fake/"))
 	if vm.Status.Driver != "fake" || w.Fake(t, vm.UID) == nil {
-		t.Errorf("it landed elsewhere: %s", rig.Show(vm))
+		t.Errorf("it was created elsewhere: %s", rig.Show(vm))
 	}
 	w.HasServers(t, vm, 1, time.Second)
 }
@@ -75,7 +75,7 @@ func TestBoundButNotCreated(t *testing.T) {
 	w.Run(t, "--vm-driver=fake,docker")
 	vm = w.Await(t, vm, rig.Soon, rig.Active)
 	if vm.Status.Driver != "docker" || len(rig.Containers(t, vm.UID)) != 1 || len(w.Fakes(t)) != 0 {
-		t.Errorf("it landed elsewhere: %s", rig.Show(vm))
+		t.Errorf("it was created elsewhere: %s", rig.Show(vm))
 	}
 }
 

@@ -143,7 +143,7 @@ func TestDeletionDuringOutage(t *testing.T) {
 			t.Parallel()
 			w, engine := startEnvironment(t, name)
 			vm, failing := w.Active(t, newSmallVM("vm", name)), w.Create(t, newSmallVM("failing", name).Resource(api.ResourceCPU, "4000"))
-			// One that no controller has bound yet would go at once.
+			// One that no controller has bound yet would be removed immediately.
 			if name == "docker" {
 				w.Await(t, failing, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonExhausted))
 			} else {
@@ -174,19 +174,19 @@ func TestEngineMismatch(t *testing.T) {
 	vm, doomed := w.Active(t, newSmallVM("vm", "fake")), w.Active(t, newSmallVM("doomed", "fake"))
 	first.MustStop(t)
 
-	for says, args := range map[string][]string{
+	for message, args := range map[string][]string{
 		"the fake engine that answers is": {"--vm-driver=fake", "--fake-dir=" + t.TempDir()},
 		"driver fake does not run here":   {"--vm-driver=docker"},
 	} {
 		another := w.Run(t, args...)
-		w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), rig.Says("bound to fake/"), rig.Says(says),
+		w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), rig.Says("bound to fake/"), rig.Says(message),
 			rig.Condition(api.ConditionObserved, metav1.ConditionFalse))
 		w.Delete(t, doomed)
-		w.Await(t, doomed, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonEngineMismatch), rig.Says(says),
+		w.Await(t, doomed, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonEngineMismatch), rig.Says(message),
 			rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
 		another.MustStop(t)
 		if len(w.Fakes(t)) != 2 {
-			t.Errorf("%s: %d servers are left, want 2", says, len(w.Fakes(t)))
+			t.Errorf("%s: %d servers are left, want 2", message, len(w.Fakes(t)))
 		}
 	}
 
@@ -229,7 +229,7 @@ invalid: {failCreate: 1000000, kind: invalid}
 	}
 }
 
-// TestLostResponse checks that a change which the engine made, but whose answer
+// TestLostResponse checks that a change which the engine made, but whose response
 // was lost, is made once.
 func TestLostResponse(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// deleteWithoutController deletes the VM and leaves its server: it removes the finalizer by hand.
+// deleteWithoutController deletes the VM and leaves its server: it removes the finalizer
+// by hand.
 func deleteWithoutController(t *testing.T, w *rig.World, vm *api.VirtualMachine) {
 	t.Helper()
 	w.Delete(t, vm)
@@ -169,7 +170,7 @@ func TestTwoInstallations(t *testing.T) {
 		gone := newSmallVM("orphan", "fake").UID(string(uid)).Obj()
 		w.HasServers(t, gone, 0, rig.Soon)
 	}
-	// Both see that the other's servers are none of theirs.
+	// Both ignore the other's servers.
 	for n := range ones {
 		one.Delete(t, ones[n])
 		one.AwaitGone(t, ones[n], rig.Soon)

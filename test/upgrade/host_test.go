@@ -68,7 +68,7 @@ func (h *testHost) must(err error) {
 }
 
 // runVersion stops the running Drover, and starts a version on the same data dir. It
-// returns once that version has seen every VM.
+// returns once that version has observed every VM.
 func (h *testHost) runVersion(binary string) {
 	h.t.Helper()
 	if h.cluster != nil {

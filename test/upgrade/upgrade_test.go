@@ -198,8 +198,8 @@ func (h *testHost) waitForPhase(name string, phase api.Phase) {
 	})
 }
 
-// waitUntilObserved waits until the controller has seen every VM's current spec. It changes
-// each VM for that, in a field that takes effect at once.
+// waitUntilObserved waits until the controller has observed every VM's current spec. It
+// changes each VM for that, in a field that takes effect immediately.
 func (h *testHost) waitUntilObserved() {
 	h.t.Helper()
 	h.grace++
