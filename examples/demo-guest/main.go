@@ -5,14 +5,14 @@
 // program that serves HTTP and does on request what guests do by themselves,
 // such as burning CPU or crashing. hack/demo-guest.sh makes an image of it.
 //
-//	/                     says which guest answers
+//	/                     shows which guest answers
 //	/load?seconds=30      burns CPU, for ever without seconds
-//	/memory?bytes=1000000 keeps that much memory in use
+//	/memory?bytes=1000000 allocates that much memory
 //	/exit?code=3          ends with that code
 //	/ignore-term          ignores SIGTERM from now on
 //
 // Environment: PORT (80) to listen on, IGNORE_TERM=1 to ignore SIGTERM from the
-// start, EXIT_CODE=3 to end with that code at once.
+// start, EXIT_CODE=3 to end with that code immediately.
 package main
 
 import (
@@ -51,12 +51,12 @@ func main() {
 
 func exitImmediately(code string) {
 	if n, err := strconv.Atoi(code); err == nil {
-		log.Printf("ending with code %d, as EXIT_CODE says", n)
+		log.Printf("ending with code %d, as EXIT_CODE requests", n)
 		os.Exit(n)
 	}
 }
 
-// handleSignals is needed even to die: the kernel spares the first process of a
+// handleSignals makes signals end the process: the kernel protects the first process of a
 // container from signals that it does not handle.
 func (g *guest) handleSignals(signals <-chan os.Signal) {
 	for s := range signals {
@@ -82,7 +82,8 @@ func (g *guest) newHandler() http.Handler {
 	return mux
 }
 
-// writeLine writes one line to whoever asked; there is nobody to tell if that fails.
+// writeLine writes a line of the response. An error means that the client has gone, and
+// is ignored.
 func writeLine(w http.ResponseWriter, format string, args ...any) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = fmt.Fprintf(w, format+"\n", args...) //nolint:gosec // plain text of host name and numbers

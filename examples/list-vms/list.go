@@ -24,11 +24,11 @@ import (
 
 type options struct {
 	namespace   string        // empty means all
-	watch       bool          // go on printing changes until the context ends
+	watch       bool          // print changes until the context ends
 	syncTimeout time.Duration // how long the first list may take
 }
 
-// listVMs prints the VirtualMachines and, if asked to, their changes until ctx
+// listVMs prints the VirtualMachines and, with opts.watch, their changes until ctx
 // ends, which is no error.
 func listVMs(ctx context.Context, client versioned.Interface, opts options, out io.Writer) error {
 	if err := checkAccess(ctx, client, opts); err != nil {
@@ -60,8 +60,8 @@ func listVMs(ctx context.Context, client versioned.Interface, opts options, out 
 	return printChanges(ctx, changes, out)
 }
 
-// checkAccess asks once, since an informer that gets no answer tries for ever and
-// tells nobody.
+// checkAccess sends one request, because an informer that gets no response retries for
+// ever and reports nothing.
 func checkAccess(ctx context.Context, client versioned.Interface, opts options) error {
 	ctx, cancel := context.WithTimeout(ctx, opts.syncTimeout)
 	defer cancel()
@@ -83,7 +83,7 @@ func fillCache(ctx context.Context, factory externalversions.SharedInformerFacto
 	return nil
 }
 
-// printAll reads the cache; it asks the API server nothing.
+// printAll reads the cache; it sends no request to the API server.
 func printAll(lister listers.VirtualMachineLister, out io.Writer) error {
 	vms, err := lister.List(labels.Everything())
 	if err != nil {
@@ -117,7 +117,7 @@ func printChanges(ctx context.Context, changes <-chan string, out io.Writer) err
 	}
 }
 
-// subscribeToChanges asks the informer for what changes after the first list. Objects
+// subscribeToChanges registers for changes after the first list. Objects
 // in the cache are shared: read them, never change them.
 func subscribeToChanges(ctx context.Context, informer cache.SharedIndexInformer) (<-chan string, error) {
 	changes := make(chan string)
@@ -158,12 +158,12 @@ func describeVM(vm *v1alpha1.VirtualMachine) string {
 	return fmt.Sprintf("%s cpu %s memory %s", phaseText(vm), cpu, memory)
 }
 
-// phaseText is empty until a controller has seen the VirtualMachine.
+// phaseText returns the phase, or "-" until a controller has observed the VirtualMachine.
 func phaseText(vm *v1alpha1.VirtualMachine) string {
 	return cmp.Or(string(vm.Status.Phase), "-")
 }
 
-// usageText is absent until the server was sampled.
+// usageText returns the usage, or "-" until the server was sampled.
 func usageText(vm *v1alpha1.VirtualMachine) (cpu, memory string) {
 	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
 		return "-", "-"

@@ -129,7 +129,7 @@ func newClient(t *testing.T) versioned.Interface {
 	return client
 }
 
-// create does what a controller of others would: it applies what it wants.
+// create applies a VirtualMachine, as a controller of a user would.
 func create(t *testing.T, client versioned.Interface, name string) *v1alpha1.VirtualMachine {
 	t.Helper()
 	vms := client.CloudnativeV1alpha1().VirtualMachines("default")

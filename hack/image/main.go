@@ -39,9 +39,9 @@ func main() {
 	flag.StringVar(&o.source, "source", "../..", "checkout to build")
 	flag.StringVar(&o.out, "out", "../../bin/image", "folder to write into")
 	flag.StringVar(&o.tag, "tag", "drover-controller:dev", "name of the image")
-	flag.StringVar(&o.version, "version", "dev", "what the program says its version is")
-	flag.StringVar(&o.platforms, "platforms", "linux/amd64", "a comma list")
-	flag.BoolVar(&o.push, "push", false, "push the image to the registry that its name is about, as docker login let you")
+	flag.StringVar(&o.version, "version", "dev", "version that the program reports")
+	flag.StringVar(&o.platforms, "platforms", "linux/amd64", "comma-separated list")
+	flag.BoolVar(&o.push, "push", false, "push the image to the registry in its name, with the credentials of docker login")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

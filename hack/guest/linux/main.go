@@ -10,8 +10,8 @@
 // mounts it, and changes it until it powers off. It serves:
 //
 //	/        a report, as JSON: see report
-//	/burn    burns CPU from now on
-//	/eat?mib=N  has so much memory taken, no more and no less
+//	/burn    uses all CPU from now on
+//	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
 //	/off     powers off by itself
 package main

@@ -5,7 +5,7 @@
 // when the leader is stopped and when it is killed, without VMs and with many,
 // beside an unmodified elector of client-go.
 //
-// Start with benchmark.run in benchmark.go. turn.go has one change of leader,
+// Start with benchmark.run in benchmark.go. handover.go has one change of leader,
 // fleet.go the replicas, plain.go the elector to compare with (this program
 // again, with another verb), report.go the figures and the aims.
 //
