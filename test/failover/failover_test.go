@@ -176,7 +176,22 @@ func TestJudgeDetectsViolations(t *testing.T) {
 	begin := time.Now()
 	w := newEnvironment(t, binary, outputDir(t, "unfenced"), seed)
 	w.settleTimeout = 0
-	e := w.runWithFaults(t, func(ctx context.Context, w *environment) ([]Fault, error) {
+	e := w.runWithFaults(t, haltUntilViolations(seed))
+	f := Count(e)
+	f.Took, f.Elections = time.Since(begin), w.countElections()
+	f.Violations = EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
+	t.Logf("without guard and fence:\n%s", f)
+	for _, v := range f.Violations {
+		t.Log(v)
+	}
+	if len(f.Violations) == 0 {
+		t.Error("no violation was found: the check detects nothing")
+	}
+}
+
+// haltUntilViolations halts replicas until enough of them acted after their successors.
+func haltUntilViolations(seed uint64) faultFunc {
+	return func(ctx context.Context, w *environment) ([]Fault, error) {
 		ctx, cancel := context.WithTimeout(ctx, haltTimeout)
 		defer cancel()
 		go func() {
@@ -187,16 +202,6 @@ func TestJudgeDetectsViolations(t *testing.T) {
 			}
 		}()
 		return newFaultInjector(w, faultPlan{faults: map[Kind]int{Halt: maxHalts}}.kinds(), seed).injectAll(ctx)
-	})
-	f := Count(e)
-	f.Took, f.Elections = time.Since(begin), w.countElections()
-	f.Violations = EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
-	t.Logf("without guard and fence:\n%s", f)
-	for _, v := range f.Violations {
-		t.Log(v)
-	}
-	if len(f.Violations) == 0 {
-		t.Error("no violation was found: the check detects nothing")
 	}
 }
 

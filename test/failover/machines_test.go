@@ -204,18 +204,7 @@ func TestJudgeMachinesDetectsViolations(t *testing.T) {
 	}
 	seed := newSeed(t)
 	w := newMachineEnvironment(t, builtProgram(t, unfencedController), outputDir(t, "machines-unfenced"), machineUsers, seed)
-	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
-		ctx, cancel := context.WithTimeout(ctx, haltTimeout)
-		defer cancel()
-		go func() {
-			for ; ctx.Err() == nil; sleepContext(ctx, time.Second) {
-				if len(currentEpochDecreases(w.journal)) >= minViolations {
-					cancel()
-				}
-			}
-		}()
-		return newFaultInjector(w, faultPlan{faults: map[Kind]int{Halt: maxHalts}}.kinds(), seed).injectAll(ctx)
-	})
+	e := w.judgeMachines(t, haltUntilViolations(seed))
 	t.Logf("without guard and fence:\n%s", e.Summary())
 	violations := JudgeMachines(e)
 	for _, v := range violations {

@@ -7,7 +7,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -70,7 +69,7 @@ func TestMetricsNeedPermission(t *testing.T) {
 	scraper, stranger := newAccount(t, w, "scraper"), newAccount(t, w, "stranger")
 	runKubectl(t, w.Kubeconfig, "create", "clusterrolebinding", "drover-metrics",
 		"--clusterrole", "drover-metrics-reader", "--serviceaccount", namespace+":scraper")
-	addr := freeAddress(t)
+	addr := vmtest.FreeAddress(t)
 	startControllerAs(t, w, "--metrics-secure", "--metrics-bind-address="+addr)
 
 	checkAnswers(t, "https://"+addr, scraper, http.StatusOK, "drover_")
@@ -127,14 +126,4 @@ func requestMetrics(t *testing.T, url, token string) (code int, body string, err
 	defer func() { _ = res.Body.Close() }()
 	all, err := io.ReadAll(res.Body)
 	return res.StatusCode, string(all), err
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it listens for no time at all
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }

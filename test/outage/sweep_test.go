@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -92,7 +91,7 @@ func TestSweepFreezes(t *testing.T) {
 	first.MustStop(t)
 	createOrphans(t, w, 4)
 
-	address := freeAddress(t)
+	address := vmtest.FreeAddress(t)
 	frozen := w.Spawn(t, nil, "--vm-driver=fake", "--orphan-grace=1s", "--metrics-bind-address="+address)
 	if e := w.AwaitEvent(t, nil, api.EventOrphanSweepFrozen); !strings.Contains(e.Note, "4 of 5") || !strings.Contains(e.Note, "--orphan-max=4") {
 		t.Errorf("the event says %q", e.Note)
@@ -117,16 +116,6 @@ func TestSweepFreezes(t *testing.T) {
 		return nil
 	})
 	w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 func readMetrics(t *testing.T, address string) rig.Metrics {

@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+
+	"cloudnative.tw/drover/test/vmtest"
 )
 
 // listen takes a port until the test ends.
@@ -106,7 +108,7 @@ func TestDefaultAddressInUse(t *testing.T) {
 // that are free.
 func TestFreeDefaultsAreServed(t *testing.T) {
 	o := NewOptions()
-	o.MetricsAddress, o.HealthAddress = freeAddress(t), freeAddress(t)
+	o.MetricsAddress, o.HealthAddress = vmtest.FreeAddress(t), vmtest.FreeAddress(t)
 	if err := startTestManager(t, o, false); err != nil {
 		t.Fatal(err)
 	}
@@ -126,15 +128,4 @@ func TestFreeDefaultsAreServed(t *testing.T) {
 			t.Errorf("%s answers %.100q, %v", url, text, err)
 		}
 	}
-}
-
-// freeAddress returns an address that was free a moment ago.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }

@@ -67,22 +67,25 @@ func (b *benchmark) measureSingles(ctx context.Context, w *environment, e *docke
 		one, err := w.newVM(ctx, fmt.Sprintf("one-%d", turn))
 		o.active, o.gone = append(o.active, toMilliseconds(one.active)), append(o.gone, toMilliseconds(one.gone))
 		return err
-	}, func(int) error {
-		if err := w.waitUntilQuiet(ctx, p); err != nil {
-			return err
-		}
-		active, ids, err := e.createContainers(ctx, 1)
-		if err != nil {
-			return err
-		}
-		if err := w.waitUntilQuiet(ctx, p); err != nil {
-			return err
-		}
-		gone, err := e.deleteContainers(ctx, ids)
-		o.engineActive, o.engineGone = append(o.engineActive, toMilliseconds(active)), append(o.engineGone, toMilliseconds(gone))
-		return err
-	})
+	}, func(int) error { return o.measureContainers(ctx, w, e, p, 1) })
 	return o, err
+}
+
+// measureContainers creates and deletes containers through the Docker API.
+func (o *singleTimes) measureContainers(ctx context.Context, w *environment, e *dockerFloor, p *process, count int) error {
+	if err := w.waitUntilQuiet(ctx, p); err != nil {
+		return err
+	}
+	active, ids, err := e.createContainers(ctx, count)
+	if err != nil {
+		return err
+	}
+	if err := w.waitUntilQuiet(ctx, p); err != nil {
+		return err
+	}
+	gone, err := e.deleteContainers(ctx, ids)
+	o.engineActive, o.engineGone = append(o.engineActive, toMilliseconds(active)), append(o.engineGone, toMilliseconds(gone))
+	return err
 }
 
 func (b *benchmark) reportOne(o singleTimes, activeText, goneText string, vms int) *row {
@@ -117,21 +120,7 @@ func (b *benchmark) measureMany(ctx context.Context, w *environment, e *dockerFl
 			o.active, o.gone = append(o.active, toMilliseconds(r[0].active)), append(o.gone, toMilliseconds(r[0].gone))
 		}
 		return err
-	}, func(int) error {
-		if err := w.waitUntilQuiet(ctx, p); err != nil {
-			return err
-		}
-		active, ids, err := e.createContainers(ctx, n)
-		if err != nil {
-			return err
-		}
-		if err := w.waitUntilQuiet(ctx, p); err != nil {
-			return err
-		}
-		gone, err := e.deleteContainers(ctx, ids)
-		o.engineActive, o.engineGone = append(o.engineActive, toMilliseconds(active)), append(o.engineGone, toMilliseconds(gone))
-		return err
-	})
+	}, func(int) error { return o.measureContainers(ctx, w, e, p, n) })
 	if err != nil {
 		return err
 	}
