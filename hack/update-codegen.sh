@@ -39,7 +39,7 @@ mkdir -p config/crd
 rm -f config/crd/cloudnative.tw_*.yaml
 # Usage is a float on purpose: it is shown, never compared.
 tool controller-gen crd:allowDangerousTypes=true paths=./apis/... output:crd:dir=config/crd
-# Two things that no marker can say. controller-gen gives every quantity a
+# Two things that no marker can express. controller-gen gives every quantity a
 # pattern, whose error shows the pattern: the CEL rules check the same and say
 # what is allowed, and the bound keeps them cheap. And names have a bound.
 sed -i -E \

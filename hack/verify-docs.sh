@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 mapfile -t pages < <(ls ./*.md docs/*.md docs/adr/*.md)
 stale=0
-complain() {
+report_error() {
 	echo "verify-docs.sh: $*" >&2
 	stale=1
 }
@@ -29,28 +29,28 @@ has_heading() {
 }
 
 have="$({ flags_of bin/drover-controller && flags_of bin/drover up; } | sort -u)"
-rows="$(grep -oE '^\| `--?[a-z-]+' README.md | grep -oE -- '-[a-z-]+$' | sort -u)"
+documented="$(grep -oE '^\| `--?[a-z-]+' README.md | grep -oE -- '-[a-z-]+$' | sort -u)"
 while read -r flag; do
-	complain "README.md has no row for ${flag}"
-done < <(comm -23 <(echo "${have}") <(echo "${rows}"))
+	report_error "README.md has no row for ${flag}"
+done < <(comm -23 <(echo "${have}") <(echo "${documented}"))
 while read -r flag; do
-	complain "README.md has a row for ${flag}, which neither program has"
-done < <(comm -13 <(echo "${have}") <(echo "${rows}"))
+	report_error "README.md documents ${flag}, which neither program has"
+done < <(comm -13 <(echo "${have}") <(echo "${documented}"))
 
 for page in "${pages[@]}"; do
 	while read -r target; do
-		grep -q "^${target}:" Makefile || complain "${page}: there is no make ${target}"
+		grep -q "^${target}:" Makefile || report_error "${page}: there is no make ${target}"
 	done < <(grep -oE '(^|`)make [a-z-]+' "${page}" | sed 's/.*make //' | sort -u)
 	while read -r link; do
 		file="${link%%#*}"
-		[[ -z "${file}" || -e "$(dirname "${page}")/${file}" ]] || complain "${page}: no such file: ${link}"
+		[[ -z "${file}" || -e "$(dirname "${page}")/${file}" ]] || report_error "${page}: no such file: ${link}"
 		[[ "${link}" != *'#'* ]] || has_heading "$(dirname "${page}")/${file:-$(basename "${page}")}" "${link#*#}" ||
-			complain "${page}: no such heading: ${link}"
+			report_error "${page}: no such heading: ${link}"
 	done < <(sed 's/`[^`]*`//g' "${page}" | grep -oE '\]\([^)]+\)' | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^https?:')
 done
 
 while read -r line; do
-	complain "${line}"
+	report_error "${line}"
 done < <(LC_ALL=C awk '
 	FNR == 1 { fenced = 0 }
 	/^ *```/ { fenced = !fenced }

@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// turnWithin is how long a handover may take beyond the Lease.
-const turnWithin = time.Minute
+// handoverTimeout is how long a handover may take beyond the Lease.
+const handoverTimeout = time.Minute
 
 type vmEvent = bench.Event[*api.VirtualMachine]
 
@@ -44,12 +44,12 @@ type handover struct {
 	InGap bool
 }
 
-// turn ends the leader of a fleet, and watches the handover.
-func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name string) (handover, error) {
-	if err := b.steady(ctx); err != nil {
+// measureHandover ends the leader of a fleet, and watches the handover.
+func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.Signal, name string) (handover, error) {
+	if err := b.waitUntilSteady(ctx); err != nil {
 		return handover{}, err
 	}
-	lead, err := f.leader()
+	leader, err := f.waitForLeader()
 	if err != nil {
 		return handover{}, err
 	}
@@ -57,51 +57,51 @@ func (b *benchmark) turn(ctx context.Context, f *fleet, sig syscall.Signal, name
 	if err := bench.Pause(ctx, rand.N(b.Settings.Retry)); err != nil { //nolint:gosec // no secret
 		return handover{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, b.Settings.Lease+turnWithin, errors.New("not seen in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, b.Settings.Lease+handoverTimeout, errors.New("not seen in time"))
 	defer cancel()
-	w := &witness{b: b, ctx: ctx, old: lead.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.gap.Len()}
-	lead.dismissed = true
+	w := &handoverObserver{b: b, ctx: ctx, old: leader.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.gap.Len()}
+	leader.stopRequested = true
 	w.signalled = time.Now()
-	if err := syscall.Kill(lead.PID(), sig); err != nil {
+	if err := syscall.Kill(leader.PID(), sig); err != nil {
 		return handover{}, err
 	}
 	if name != "" {
 		err = bench.CreateVM(ctx, b.gapVMs, name)
 	}
-	err = errors.Join(err, w.see())
+	err = errors.Join(err, w.waitForNewLeader())
 	if err == nil && name != "" {
-		err = w.seeVM(name)
+		err = w.waitForReconcile(name)
 	}
 	if err != nil {
-		return w.handover, fmt.Errorf("%s of %s: %w; it printed:\n%s", sig, lead.identity, err, lead.Output())
+		return w.handover, fmt.Errorf("%s of %s: %w; it printed:\n%s", sig, leader.identity, err, leader.Output())
 	}
-	return w.handover, ended(lead, sig)
+	return w.handover, checkExit(leader, sig)
 }
 
-// steady waits until all replicas run and no work is left.
-func (b *benchmark) steady(ctx context.Context) error {
+// waitUntilSteady waits until all replicas run and no work is left.
+func (b *benchmark) waitUntilSteady(ctx context.Context) error {
 	for _, f := range b.fleets {
-		if err := f.complete(ctx); err != nil {
+		if err := f.waitUntilReady(ctx); err != nil {
 			return err
 		}
 	}
-	if err := bench.AwaitQuiet(ctx, b.pids()...); err != nil || b.Calm == 0 {
+	if err := bench.AwaitQuiet(ctx, b.runningPIDs()...); err != nil || b.Calm == 0 {
 		return err
 	}
 	return bench.AwaitCalm(ctx, b.Calm)
 }
 
-// ended checks that a stopped leader ended cleanly.
-func ended(lead *replica, sig syscall.Signal) error {
-	err := lead.Wait(turnWithin)
+// checkExit checks that a stopped leader ended cleanly.
+func checkExit(leader *replica, sig syscall.Signal) error {
+	err := leader.Wait(handoverTimeout)
 	if err != nil && sig != syscall.SIGKILL {
-		return fmt.Errorf("%s did not stop well: %w; it printed:\n%s", lead.identity, err, lead.Output())
+		return fmt.Errorf("%s did not stop cleanly: %w; it printed:\n%s", leader.identity, err, leader.Output())
 	}
 	return nil
 }
 
-// witness follows one handover.
-type witness struct {
+// handoverObserver follows one handover.
+type handoverObserver struct {
 	handover
 	b         *benchmark
 	ctx       context.Context
@@ -113,8 +113,8 @@ type witness struct {
 	elected   uint64
 }
 
-// see waits for the new leader, and records the release, if there is one.
-func (w *witness) see() error {
+// waitForNewLeader waits for the new leader, and records the release, if there is one.
+func (w *handoverObserver) waitForNewLeader() error {
 	first, err := w.log.Await(w.ctx, w.from, func(e leaseEvent) bool {
 		if holderOf(e) == w.old {
 			w.Renewed = e.At.Sub(w.signalled)
@@ -135,13 +135,13 @@ func (w *witness) see() error {
 	return nil
 }
 
-// seeVM waits for the first write to the VM, and removes it.
-func (w *witness) seeVM(name string) error {
+// waitForReconcile waits for the first write to the VM, and removes it.
+func (w *handoverObserver) waitForReconcile(name string) error {
 	made, err := w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name })
 	if err != nil {
 		return fmt.Errorf("the VM: %w", err)
 	}
-	touched, err := w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && isTouched(e.Object) })
+	touched, err := w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && isReconciled(e.Object) })
 	if err != nil {
 		return fmt.Errorf("the first write to the VM: %w", err)
 	}
@@ -157,7 +157,7 @@ func (w *witness) seeVM(name string) error {
 	return nil
 }
 
-// isTouched reports whether Drover has written to a VM.
-func isTouched(vm *api.VirtualMachine) bool {
+// isReconciled reports whether Drover has written to a VM.
+func isReconciled(vm *api.VirtualMachine) bool {
 	return slices.Contains(vm.Finalizers, api.FinalizerServer) || vm.Status.ObservedGeneration > 0
 }

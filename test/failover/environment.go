@@ -30,11 +30,11 @@ const (
 	slowUsers = 4
 	// requestLimit is how long a replica's request for the Lease may take.
 	requestLimit = 250 * time.Millisecond
-	// calmWithin is how long it may take until all is as users requested, after the
-	// last fault.
-	calmWithin = 2 * time.Minute
-	// readPeriod is the time between reads of the journal.
-	readPeriod = 5 * time.Millisecond
+	// defaultSettleTimeout is how long it may take until all is as users requested, after
+	// the last fault.
+	defaultSettleTimeout = 2 * time.Minute
+	// journalPollPeriod is the time between reads of the journal.
+	journalPollPeriod = 5 * time.Millisecond
 )
 
 // latencies are those of the fake engine, one for each replica. A call that is
@@ -42,27 +42,27 @@ const (
 // is likely to be cut.
 var latencies = []string{"20ms", "50ms", "200ms"}
 
-// world is a cluster, replicas, and users who keep them busy.
-type world struct {
+// environment is a cluster, replicas, and users whose requests keep them busy.
+type environment struct {
 	*rig.World
 	replicas []*replica
 	users    []*user
-	book     *book
-	// patience is how long it may take until all is as users requested, after the
-	// last fault; 0 is for a world where that does not matter.
-	patience time.Duration
+	book     *requestLog
+	// settleTimeout is how long it may take until all is as users requested, after the
+	// last fault; 0 is for an environment where that does not matter.
+	settleTimeout time.Duration
 	// dir contains what remains of it: journal, logs and objects.
 	dir, journal string
 	// engine is the folder of QEMU machines.
 	engine string
 }
 
-// newWorld uses the fake engine, whose calls last long enough for faults to occur
+// newEnvironment uses the fake engine, whose calls last long enough for faults to occur
 // meanwhile.
-func newWorld(t testing.TB, binary, dir string, seed uint64) *world {
+func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment {
 	t.Helper()
-	w := emptyWorld(t, dir)
-	w.populate(users, seed)
+	w := newEmptyEnvironment(t, dir)
+	w.addUsers(users, seed)
 	faults := filepath.Join(dir, "faults.yaml")
 	var slow strings.Builder
 	for _, u := range w.users[:slowUsers] {
@@ -79,12 +79,12 @@ func newWorld(t testing.TB, binary, dir string, seed uint64) *world {
 	return w
 }
 
-// emptyWorld has neither users nor replicas.
-func emptyWorld(t testing.TB, dir string) *world {
+// newEmptyEnvironment has neither users nor replicas.
+func newEmptyEnvironment(t testing.TB, dir string) *environment {
 	t.Helper()
-	w := &world{
-		World: rig.Start(t), book: &book{asked: map[types.UID]Asked{}},
-		dir: dir, journal: filepath.Join(dir, "journal"), patience: calmWithin,
+	w := &environment{
+		World: rig.Start(t), book: &requestLog{requested: map[types.UID]Requested{}},
+		dir: dir, journal: filepath.Join(dir, "journal"), settleTimeout: defaultSettleTimeout,
 	}
 	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -92,17 +92,17 @@ func emptyWorld(t testing.TB, dir string) *world {
 	return w
 }
 
-// populate adds replicas and users.
-func (w *world) populate(count int, seed uint64) {
+// addUsers adds users.
+func (w *environment) addUsers(count int, seed uint64) {
 	for n := range count {
 		w.users = append(w.users, &user{
 			vms: w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), book: w.book,
-			random: newChance(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n),
+			random: newRandomSource(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n),
 		})
 	}
 }
 
-func (w *world) addReplica(t testing.TB, binary string, args ...string) {
+func (w *environment) addReplica(t testing.TB, binary string, args ...string) {
 	t.Helper()
 	proxy := w.NewAPIProxy(t)
 	w.replicas = append(w.replicas, &replica{
@@ -115,70 +115,70 @@ func (w *world) addReplica(t testing.TB, binary string, args ...string) {
 func commonArgs(more ...string) []string {
 	return append(more,
 		"--orphan-grace=24h",
-		"--leader-elect-lease-duration="+lease.String(), "--leader-elect-renew-deadline=1500ms",
+		"--leader-elect-lease-duration="+leaseDuration.String(), "--leader-elect-renew-deadline=1500ms",
 		"--leader-elect-retry-period=250ms", "--leader-elect-request-timeout="+requestLimit.String(), "--leader-elect-margin=250ms",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
 	)
 }
 
-// weather injects faults into a world until it is satisfied, and returns them.
-type weather func(ctx context.Context, w *world) ([]Fault, error)
+// faultFunc injects faults into an environment until it is satisfied, and returns them.
+type faultFunc func(ctx context.Context, w *environment) ([]Fault, error)
 
-// run lets users act while faults are injected, then waits until all is as they
+// runWithFaults lets users act while faults are injected, then waits until all is as they
 // requested, and collects the evidence.
-func (w *world) run(t testing.TB, strike weather) Evidence {
+func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	t.Helper()
 	begin := time.Now()
 	cluster, stopCluster := context.WithCancel(t.Context())
 	defer stopCluster()
-	var kept, watched, lived sync.WaitGroup
+	var replicas, watchers, userGroup sync.WaitGroup
 	for _, r := range w.replicas {
-		kept.Go(func() { complain(t, r.keep(cluster)) })
+		replicas.Go(func() { reportError(t, r.runUntilDone(cluster)) })
 	}
-	lookout := &lookout{world: w}
-	watched.Go(func() { lookout.keep(cluster) })
-	watched.Go(func() { complain(t, w.record(cluster)) })
+	watcher := &finalizerWatcher{environment: w}
+	watchers.Go(func() { watcher.watchJournal(cluster) })
+	watchers.Go(func() { reportError(t, w.recordObjects(cluster)) })
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	stop := make(chan struct{})
 	for _, u := range w.users {
-		lived.Go(func() {
-			if err := u.live(ctx, stop); w.patience > 0 {
-				complain(t, err)
+		userGroup.Go(func() {
+			if err := u.runUntilStopped(ctx, stop); w.settleTimeout > 0 {
+				reportError(t, err)
 			}
 		})
 	}
-	faults, err := strike(ctx, w)
-	complain(t, err)
-	timer := time.AfterFunc(w.patience, func() { cancel(fmt.Errorf("not within %s after the last fault", w.patience)) })
+	faults, err := inject(ctx, w)
+	reportError(t, err)
+	timer := time.AfterFunc(w.settleTimeout, func() { cancel(fmt.Errorf("not within %s after the last fault", w.settleTimeout)) })
 	close(stop)
-	lived.Wait()
+	userGroup.Wait()
 	timer.Stop()
-	e := w.gather(t)
+	e := w.gatherEvidence(t)
 	stopCluster()
-	kept.Wait()
-	watched.Wait()
-	e.Faults, e.Sights = faults, lookout.sights
+	replicas.Wait()
+	watchers.Wait()
+	e.Faults, e.Observations = faults, watcher.observations
 	for _, r := range w.replicas {
-		e.Processes = append(e.Processes, r.processes()...)
+		e.Processes = append(e.Processes, r.allProcesses()...)
 	}
-	w.keepLogs(t)
-	t.Logf("the world lasted %s", time.Since(begin).Round(time.Second))
+	w.storeLogs(t)
+	t.Logf("the environment lasted %s", time.Since(begin).Round(time.Second))
 	return e
 }
 
-// complain fails the test from any goroutine.
-func complain(t testing.TB, err error) {
+// reportError fails the test from any goroutine.
+func reportError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Error(err)
 	}
 }
 
-// gather records the final state, before the replicas stop.
-func (w *world) gather(t testing.TB) Evidence {
+// gatherEvidence records the final state, before the replicas stop.
+func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	t.Helper()
-	e := Evidence{Asked: w.book.asked, VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.Fakes(t)}
+	e := Evidence{Requested: w.book.requested, VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.Fakes(t)}
 	list, err := w.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -226,15 +226,15 @@ func readJournal(path string, offset *int64) ([]journal.Entry, error) {
 	return entries, nil
 }
 
-// record stores the states of the VirtualMachines, for people who look for the cause
+// recordObjects stores the states of the VirtualMachines, for people who look for the cause
 // of a violation.
-func (w *world) record(ctx context.Context) error {
+func (w *environment) recordObjects(ctx context.Context) error {
 	f, err := os.Create(filepath.Join(w.dir, "objects"))
 	if err != nil {
 		return err
 	}
 	lines := json.NewEncoder(f)
-	for ; ctx.Err() == nil; sleep(ctx, userLooks) {
+	for ; ctx.Err() == nil; sleepContext(ctx, userPollPeriod) {
 		changes, err := w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
 		if err != nil {
 			continue // the API server is down
@@ -252,52 +252,52 @@ func (w *world) record(ctx context.Context) error {
 	return f.Close()
 }
 
-// keepLogs stores the replicas' output beside the journal, which must be complete to
+// storeLogs stores the replicas' output beside the journal, which must be complete to
 // prove anything.
-func (w *world) keepLogs(t testing.TB) {
+func (w *environment) storeLogs(t testing.TB) {
 	t.Helper()
 	for _, r := range w.replicas {
-		complain(t, os.WriteFile(filepath.Join(w.dir, r.name+".log"), []byte(r.printed()), 0o600))
-		if strings.Contains(r.printed(), journal.EntryLost) {
+		reportError(t, os.WriteFile(filepath.Join(w.dir, r.name+".log"), []byte(r.allOutput()), 0o600))
+		if strings.Contains(r.allOutput(), journal.EntryLost) {
 			t.Errorf("%s could not write an entry into the journal", r.name)
 		}
 	}
 }
 
-// leads counts how often a replica became the leader.
-func (w *world) leads() int {
+// countElections counts how often a replica became the leader.
+func (w *environment) countElections() int {
 	n := 0
 	for _, r := range w.replicas {
-		n += strings.Count(r.printed(), "Became leader")
+		n += strings.Count(r.allOutput(), "Became leader")
 	}
 	return n
 }
 
-// lookout reads each VirtualMachine as soon as its server is begun.
-type lookout struct {
-	*world
-	sights []Sight
+// finalizerWatcher reads each VirtualMachine as soon as its server is created.
+type finalizerWatcher struct {
+	*environment
+	observations []Observation
 }
 
-func (l *lookout) keep(ctx context.Context) {
+func (l *finalizerWatcher) watchJournal(ctx context.Context) {
 	var offset int64
-	for ; ctx.Err() == nil; sleep(ctx, readPeriod) {
+	for ; ctx.Err() == nil; sleepContext(ctx, journalPollPeriod) {
 		entries, err := readJournal(l.journal, &offset)
 		if err != nil {
 			continue // gather reports it
 		}
 		for _, entry := range entries {
 			if entry.Action == journal.ActionCreate {
-				l.look(ctx, entry.UID)
+				l.observeVM(ctx, entry.UID)
 			}
 		}
 	}
 }
 
-func (l *lookout) look(ctx context.Context, uid types.UID) {
-	name, ok := l.book.name(uid)
-	for begin := time.Now(); !ok && time.Since(begin) < time.Second; name, ok = l.book.name(uid) {
-		sleep(ctx, readPeriod) // the server may be there before its user has heard of the object
+func (l *finalizerWatcher) observeVM(ctx context.Context, uid types.UID) {
+	name, ok := l.book.vmName(uid)
+	for begin := time.Now(); !ok && time.Since(begin) < time.Second; name, ok = l.book.vmName(uid) {
+		sleepContext(ctx, journalPollPeriod) // the server may exist before its user has received the object
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -310,5 +310,5 @@ func (l *lookout) look(ctx context.Context, uid types.UID) {
 	for _, f := range vm.Finalizers {
 		has = has || f == api.FinalizerServer
 	}
-	l.sights = append(l.sights, Sight{UID: uid, Since: since, Finalizer: has})
+	l.observations = append(l.observations, Observation{UID: uid, Since: since, Finalizer: has})
 }

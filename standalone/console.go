@@ -13,8 +13,8 @@ import (
 
 // consoleSink shows log lines that a person should see, such as the choice of drivers.
 type consoleSink struct {
-	news   *progress
-	values []any
+	console *progress
+	values  []any
 }
 
 // Init implements logr.LogSink.
@@ -25,7 +25,7 @@ func (s *consoleSink) Enabled(level int) bool { return level == 0 }
 
 // Info implements logr.LogSink.
 func (s *consoleSink) Info(_ int, msg string, keysAndValues ...any) {
-	s.news.printf("    %s%s\n", msg, pairs(append(slices.Clip(s.values), keysAndValues...)))
+	s.console.printf("    %s%s\n", msg, formatPairs(append(slices.Clip(s.values), keysAndValues...)))
 }
 
 // Error implements logr.LogSink.
@@ -35,13 +35,13 @@ func (s *consoleSink) Error(err error, msg string, keysAndValues ...any) {
 
 // WithValues implements logr.LogSink.
 func (s *consoleSink) WithValues(keysAndValues ...any) logr.LogSink {
-	return &consoleSink{news: s.news, values: append(slices.Clip(s.values), keysAndValues...)}
+	return &consoleSink{console: s.console, values: append(slices.Clip(s.values), keysAndValues...)}
 }
 
 // WithName implements logr.LogSink.
 func (s *consoleSink) WithName(string) logr.LogSink { return s }
 
-func pairs(keysAndValues []any) string {
+func formatPairs(keysAndValues []any) string {
 	var b strings.Builder
 	for i := 0; i+1 < len(keysAndValues); i += 2 {
 		fmt.Fprintf(&b, ", %v %v", keysAndValues[i], keysAndValues[i+1])

@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package births defines the records that the recorder, beside this folder, writes
+// Package processlog defines the records that the recorder, beside this folder, writes
 // for each QEMU that is started. It also has the search for running QEMUs, which the
 // recorder and the test share.
-package births
+package processlog
 
 import (
 	"bytes"
@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Suffix is that of the file of births, which is beside the recorder.
-const Suffix = ".births"
+// StartsSuffix is the suffix of the file of starts, which is beside the recorder.
+const StartsSuffix = ".starts"
 
 // ProcessStart is the start of a QEMU.
 type ProcessStart struct {
@@ -54,8 +54,8 @@ func Processes(uid types.UID) ([]int, error) {
 	return pids, nil
 }
 
-// Read returns all recorded births; a missing file means none.
-func Read(path string) ([]ProcessStart, error) {
+// ReadStarts returns all recorded starts; a missing file means none.
+func ReadStarts(path string) ([]ProcessStart, error) {
 	content, err := os.ReadFile(path)
 	if os.IsNotExist(err) {
 		return nil, nil
