@@ -224,8 +224,8 @@ func newMachineEvidence() MachineEvidence {
 
 func TestJudgeMachines(t *testing.T) {
 	t.Parallel()
-	entry := func(e *MachineEvidence, epoch uint64, uid types.UID, deed journal.Action) {
-		e.Journal = append(e.Journal, journal.Entry{At: atSecond(10), PID: 12, Epoch: epoch, UID: uid, Action: deed})
+	entry := func(e *MachineEvidence, epoch uint64, uid types.UID, action journal.Action) {
+		e.Journal = append(e.Journal, journal.Entry{At: atSecond(10), PID: 12, Epoch: epoch, UID: uid, Action: action})
 	}
 	addStart := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
 		e.Starts = append(e.Starts, processlog.ProcessStart{At: atSecond(9), PID: 22, UID: uid, Run: run, Others: others})
