@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
 // tendEvery is the interval between two looks at a server while another attendant has its

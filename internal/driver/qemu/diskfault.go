@@ -11,7 +11,7 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
 // diskFaults are the disk errors that guests wait for. QEMU itself keeps only whether a

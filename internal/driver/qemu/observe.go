@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
 const (

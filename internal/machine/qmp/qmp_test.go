@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+	"cloudnative.tw/drover/internal/machine/qmp"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
