@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -90,7 +91,7 @@ func TestRetained(t *testing.T) {
 // it.
 func (e *engine) giveGroup(t *testing.T, h instanceDir) (group string) {
 	t.Helper()
-	group = groups{path: e.images}.of(uidOf(h.path))
+	group = cgroup.Folder{Path: e.images}.GroupPath(string(uidOf(h.path)))
 	must(t, os.Mkdir(group, 0o700))
 	r, err := h.load()
 	must(t, err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -63,7 +64,7 @@ func TestGuestMemory(t *testing.T) {
 			return err
 		})
 	}
-	process, err := sample(d.home(spec.UID).pid(spec.UID))
+	process, err := proc.ReadUsage(d.home(spec.UID).pid(spec.UID))
 	must(t, err)
 	if process.MemoryBytes < eaten {
 		t.Errorf("QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)

@@ -19,6 +19,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 const (
@@ -96,7 +97,7 @@ func (c *console) Read(p []byte) (int, error) {
 		if n, err := c.printed(p); n > 0 || err != nil {
 			return n, err
 		}
-		if !pause(c.ctx, consoleEvery) {
+		if !proc.Pause(c.ctx, consoleEvery) {
 			return 0, context.Cause(c.ctx)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -137,7 +138,7 @@ func (e *engine) tell(t *testing.T, s driver.Server, text string) {
 func (e *engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
 	h := e.homeOf(t, s)
-	line, err := os.ReadFile(procPath(h.pid(s.UID), "cmdline"))
+	line, err := os.ReadFile(proc.Path(h.pid(s.UID), "cmdline"))
 	must(t, err)
 	text := string(line)
 	for _, name := range []string{recordFile, logFile, serialLogFile, pidFile} {

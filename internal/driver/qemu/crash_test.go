@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -147,7 +148,7 @@ func TestControllerKilledInStart(t *testing.T) {
 
 // machines returns the processes of each server that has any.
 func machines(d *Driver, uids []types.UID) map[types.UID][]int {
-	all := processes()
+	all := proc.IDs()
 	found := map[types.UID][]int{}
 	for _, uid := range uids {
 		for _, pid := range all {

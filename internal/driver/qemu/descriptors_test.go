@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -91,7 +92,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	}
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.home(spec.UID)
-	line, err := os.ReadFile(procPath(h.pid(spec.UID), "cmdline"))
+	line, err := os.ReadFile(proc.Path(h.pid(spec.UID), "cmdline"))
 	must(t, err)
 	for _, name := range []string{image, volume, ".qcow2"} {
 		if strings.Contains(string(line), name) {
@@ -135,7 +136,7 @@ func TestSwappedKernel(t *testing.T) {
 	d := openWith(t, o)
 	reach(t, d, spec, driver.StateRunning)
 	report(t, port)
-	line, err := os.ReadFile(procPath(d.home(spec.UID).pid(spec.UID), "cmdline"))
+	line, err := os.ReadFile(proc.Path(d.home(spec.UID).pid(spec.UID), "cmdline"))
 	must(t, err)
 	for _, name := range files {
 		if strings.Contains(string(line), name) {

@@ -26,6 +26,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -354,7 +355,7 @@ func TestDirectoryRemoved(t *testing.T) {
 		must(t, os.RemoveAll(h.path))
 		next(spec)
 		vmtest.Eventually(t, patience, "the machine that lost its directory ends: "+name, func() error {
-			if hasUUID(pid, spec.UID) {
+			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 				return errors.New("it runs")
 			}
 			return nil

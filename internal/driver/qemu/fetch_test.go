@@ -27,6 +27,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -186,7 +187,7 @@ func (d *Driver) waitFor(t *testing.T, spec driver.ServerSpec) error {
 		if _, err := d.Ensure(t.Context(), spec); err != nil {
 			return err
 		}
-		if !pause(t.Context(), lookEvery) {
+		if !proc.Pause(t.Context(), proc.PollEvery) {
 			return errors.New("Ensure does not fail")
 		}
 	}

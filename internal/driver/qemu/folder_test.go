@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -210,7 +211,7 @@ func TestStrayBehindALink(t *testing.T) {
 	must(t, os.RemoveAll(h.path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	vmtest.Eventually(t, patience, "the machine ends", func() error {
-		if hasUUID(pid, spec.UID) {
+		if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 			return errors.New("it runs")
 		}
 		return nil

@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -45,13 +46,13 @@ func newEngine(t *testing.T) *engine {
 func endMachines(t *testing.T, dir string) {
 	t.Helper()
 	below := func(pid int) bool {
-		cwd, err := os.Readlink(procPath(pid, "cwd"))
+		cwd, err := os.Readlink(proc.Path(pid, "cwd"))
 		return err == nil && strings.HasPrefix(cwd, dir+"/") && !isEnding(pid)
 	}
-	for _, pid := range processes() {
+	for _, pid := range proc.IDs() {
 		if below(pid) && pid != os.Getpid() {
 			t.Errorf("a machine was left running: process %d", pid)
-			must(t, killProcess(context.Background(), pid, below))
+			must(t, proc.Kill(context.Background(), pid, below))
 		}
 	}
 }
@@ -59,7 +60,7 @@ func endMachines(t *testing.T, dir string) {
 // isEnding reports whether a process is ending. Such a process loses its memory, and with
 // it its command line, just before it leaves its working directory.
 func isEnding(pid int) bool {
-	line, err := os.ReadFile(procPath(pid, "cmdline"))
+	line, err := os.ReadFile(proc.Path(pid, "cmdline"))
 	return err != nil || len(line) == 0
 }
 

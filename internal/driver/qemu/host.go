@@ -4,18 +4,14 @@
 package qemu
 
 import (
-	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // What QEMU takes beside its guest's memory, somewhat more than was measured (see
@@ -141,7 +137,7 @@ func (r *reservations) admit(want demand, look func() (room, error)) error {
 // Machines of other clusters and released ones count like any other. A machine whose use
 // cannot be read, as of another user, counts as if it used nothing yet.
 func (d *Driver) hostMemory() (room, error) {
-	host, err := readMemory("/proc/meminfo")
+	host, err := proc.ReadFigures("/proc/meminfo")
 	if err != nil {
 		return room{}, err
 	}
@@ -165,84 +161,8 @@ func (d *Driver) promised() (map[string]int64, error) {
 		if err != nil {
 			continue
 		}
-		used, _ := sample(h.pid(r.UID)) // nothing where it fails
+		used, _ := proc.ReadUsage(h.pid(r.UID)) // nothing where it fails
 		promised[r.ID] = max(0, r.Settings.MemoryBytes+overheadOf(d.accelOf(server{instanceDir: h, record: r}))-used.MemoryBytes)
 	}
 	return promised, err
-}
-
-// readMemory reads the kernel's memory figures, one name and number per line.
-func readMemory(path string) (map[string]int64, error) {
-	content, err := os.ReadFile(path) //nolint:gosec // the kernel's
-	if err != nil {
-		return nil, err
-	}
-	figures := map[string]int64{}
-	for line := range strings.Lines(string(content)) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 {
-			continue
-		}
-		n, err := strconv.ParseInt(fields[1], 10, 64)
-		if err != nil {
-			continue
-		}
-		if len(fields) > 2 && fields[2] == "kB" {
-			n <<= 10
-		}
-		figures[strings.TrimSuffix(fields[0], ":")] = n
-	}
-	return figures, nil
-}
-
-// unlimited is the number from which on there is no limit. Version 1 of control groups
-// reports about this size then.
-const unlimited = 1 << 60
-
-// limitedMemory finds the control group with the least memory left, among the one at path
-// and those above it up to top. Memory that only caches files does not count as used: the
-// kernel reclaims it, as it does for the host.
-func limitedMemory(path, top string, unified bool) (group string, free int64, err error) {
-	limits, usage, cached := []string{"memory.max", "memory.high"}, "memory.current", []string{"inactive_file", "active_file"}
-	if !unified {
-		limits, usage, cached = []string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}
-	}
-	group, free = "", unlimited
-	for at := path; ; at = filepath.Dir(at) {
-		limit := int64(unlimited)
-		for _, name := range limits {
-			limit = min(limit, readFigure(filepath.Join(at, name), unlimited))
-		}
-		if limit < unlimited {
-			left := limit - readFigure(filepath.Join(at, usage), 0)
-			stat, _ := readMemory(filepath.Join(at, "memory.stat"))
-			for _, name := range cached {
-				left += stat[name]
-			}
-			if left < free {
-				group, free = at, left
-			}
-		}
-		if at == top || !strings.HasPrefix(at, top) {
-			break
-		}
-	}
-	if group == "" {
-		return "", 0, errors.New("no control group limits memory")
-	}
-	return group, free, nil
-}
-
-// readFigure reads a number; for other content, such as the word max, it returns
-// otherwise.
-func readFigure(path string, otherwise int64) int64 {
-	content, err := os.ReadFile(path) //nolint:gosec // a control group's
-	if err != nil {
-		return otherwise
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
-	if err != nil {
-		return otherwise
-	}
-	return n
 }

@@ -8,13 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // TestReservations checks that what was promised to others, including those that are
@@ -109,7 +108,7 @@ func TestProcessHidden(t *testing.T) {
 	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+overheadTCG {
 		t.Errorf("promised are %v", promised)
 	}
-	soon, cancel := context.WithTimeout(t.Context(), lookEvery)
+	soon, cancel := context.WithTimeout(t.Context(), proc.PollEvery)
 	defer cancel()
 	wantError(t, h.kill(soon, spec.UID), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
 	must(t, held.Close())
@@ -144,7 +143,7 @@ func TestReserveIsKept(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	o := e.options()
-	figures, err := readMemory("/proc/meminfo")
+	figures, err := proc.ReadFigures("/proc/meminfo")
 	must(t, err)
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
@@ -159,84 +158,4 @@ func TestReserveIsKept(t *testing.T) {
 	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + overheadTCG, nil }
 	reach(t, d, spec, driver.StateRunning)
 	gone(t, d, spec)
-}
-
-// group writes the files of a control group.
-func group(t *testing.T, path string, files map[string]string) {
-	t.Helper()
-	must(t, os.MkdirAll(path, 0o700))
-	for name, text := range files {
-		must(t, os.WriteFile(filepath.Join(path, name), []byte(text+"\n"), 0o600))
-	}
-}
-
-// TestLimitedMemory checks that, of all groups from Drover's own up, the one with the
-// least memory left counts, without what caches files.
-func TestLimitedMemory(t *testing.T) {
-	t.Parallel()
-	v2 := func(limit, high, current, inactive, active string) map[string]string {
-		return map[string]string{"memory.max": limit, "memory.high": high, "memory.current": current, "memory.stat": "anon 5\ninactive_file " + inactive + "\nactive_file " + active}
-	}
-	v1 := func(limit, usage, inactive string) map[string]string {
-		return map[string]string{"memory.limit_in_bytes": limit, "memory.usage_in_bytes": usage, "memory.stat": "inactive_file 999\ntotal_inactive_file " + inactive}
-	}
-	none := v1("9223372036854771712", "70", "0")
-	for name, c := range map[string]struct {
-		unified       bool
-		top, mid, own map[string]string
-		group         string
-		free          int64
-	}{
-		"own":         {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "300", "0", "0"), v2("200", "max", "100", "20", "10"), "mid/own", 130},
-		"an ancestor": {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "950", "10", "0"), v2("200", "max", "100", "0", "0"), "mid", 60},
-		"the topmost": {true, v2("100", "max", "90", "0", "0"), v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "", 10},
-		"high":        {true, nil, nil, v2("1000", "500", "100", "0", "0"), "mid/own", 400},
-		"none":        {true, nil, v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "none", 0},
-		"version 1":   {false, none, v1("1000", "900", "50"), none, "mid", 150},
-		"1 and none":  {false, none, none, none, "none", 0},
-		"overdrawn":   {false, none, none, v1("100", "120", "0"), "mid/own", -20},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			top := t.TempDir()
-			own := filepath.Join(top, "mid", "own")
-			group(t, top, c.top)
-			group(t, filepath.Dir(own), c.mid)
-			group(t, own, c.own)
-			where, free, err := limitedMemory(own, top, c.unified)
-			if c.group == "none" {
-				if err == nil {
-					t.Errorf("got %s, %d", where, free)
-				}
-				return
-			}
-			if err != nil || where != filepath.Join(top, c.group) || free != c.free {
-				t.Errorf("got %s, %d, %v, want %s, %d", where, free, err, c.group, c.free)
-			}
-		})
-	}
-}
-
-// TestRealGroup checks that a process finds a limit that the kernel enforces above it.
-func TestRealGroup(t *testing.T) {
-	t.Parallel()
-	g, err := groupOf(os.Getpid(), "memory")
-	must(t, err)
-	path := filepath.Join(g.path, "drover-test-memory")
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Skip("control groups cannot be made here: ", err)
-	}
-	defer func() { _ = os.Remove(path) }()
-	name := "memory.limit_in_bytes"
-	if g.unified {
-		name = "memory.max"
-	}
-	if err := writeGroup(path, name, "268435456"); err != nil {
-		t.Skip("memory cannot be limited here: ", err)
-	}
-	where, free, err := limitedMemory(path, g.top, g.unified)
-	must(t, err)
-	if where != path || free != 268435456 {
-		t.Errorf("got %s, %d", where, free)
-	}
 }

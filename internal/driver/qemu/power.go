@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
@@ -170,7 +171,7 @@ func (d *Driver) waitReady(ctx context.Context, s *server, m machine, runLock *o
 		default:
 		}
 		// A QEMU that does not answer in time is left to the next call.
-		if _, err := s.ask(ctx); err == nil || !pause(ctx, lookEvery) {
+		if _, err := s.ask(ctx); err == nil || !proc.Pause(ctx, proc.PollEvery) {
 			return "", nil
 		}
 	}
@@ -255,7 +256,7 @@ func (d *Driver) resume(ctx context.Context, s *server) error {
 	}
 	looked, stop := context.WithTimeout(asked, writesWithin)
 	defer stop()
-	for pause(looked, 4*lookEvery) {
+	for proc.Pause(looked, 4*proc.PollEvery) {
 		if status, err := askStatus(looked, c); err == nil && status == statusIOError {
 			return d.faults.find(asked, s.path, c)
 		}

@@ -33,6 +33,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // secret is what must stay hidden, wherever a server answers with it.
@@ -72,7 +73,7 @@ func (d *Driver) shows(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown
 		if err != nil {
 			return seen.String() + log.String(), err
 		}
-		if !pause(t.Context(), lookEvery) {
+		if !proc.Pause(t.Context(), proc.PollEvery) {
 			t.Fatal("Ensure does not fail")
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 var _ driver.Prober = (*Driver)(nil)
@@ -157,7 +158,7 @@ func kernelAddress(a net.Addr) string {
 
 // descriptorOf returns the descriptor that a process has for a socket.
 func descriptorOf(pid int, inode string) string {
-	links, _ := filepath.Glob(procPath(pid, "fd/*"))
+	links, _ := filepath.Glob(proc.Path(pid, "fd/*"))
 	for _, link := range links {
 		if to, err := os.Readlink(link); err == nil && to == "socket:["+inode+"]" {
 			return filepath.Base(link)

@@ -4,7 +4,6 @@
 package qemu
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -23,17 +22,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-const (
-	// endsWithin is how long a killed QEMU may take to be gone.
-	endsWithin = 5 * time.Second
-	// lookEvery is the interval between two looks at a process.
-	lookEvery = 5 * time.Millisecond
-	// logTail is how much of QEMU's log an error includes, and outputTail how much the end
-	// of a run includes.
-	logTail, outputTail = 500, 1 << 10
-)
+// logTail is how much of QEMU's log an error includes, and outputTail how much the end
+// of a run includes.
+const logTail, outputTail = 500, 1 << 10
 
 // wholeFile is the run lock: a lock on an open file, which QEMU inherits without knowing
 // of it. The kernel frees it when the last process that holds it ends. So it shows
@@ -87,28 +82,13 @@ func (h instanceDir) spawn(ctx context.Context, binary string, args []string, fi
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	endsFirst(cmd.Process.Pid)
+	proc.RaiseOOMScore(cmd.Process.Pid)
 	over := make(chan string, 1)
 	go func() {
 		_ = cmd.Wait() // the process state has it too
 		over <- cmd.ProcessState.String()
 	}()
 	return over, h.dir.ReplaceFleeting(h.file(pidFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
-}
-
-// endsFirst makes the kernel, when memory runs out, end a guest before the controller
-// that manages all guests. A process may always make itself, and those of its user, the
-// likelier choice.
-func endsFirst(pid int) {
-	const step, highest = 300, 1000
-	file := func(pid int) string { return procPath(pid, "oom_score_adj") }
-	text, err := os.ReadFile(file(os.Getpid()))
-	if err != nil {
-		return
-	}
-	if own, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-		_ = os.WriteFile(file(pid), []byte(strconv.Itoa(min(own+step, highest))), 0o600)
-	}
 }
 
 // pid returns the process ID of the server's QEMU. It takes it from the pid file where
@@ -119,23 +99,12 @@ func (h instanceDir) pid(uid types.UID) int {
 			return pid
 		}
 	}
-	for _, pid := range processes() {
+	for _, pid := range proc.IDs() {
 		if h.isOurs(pid, uid) {
 			return pid
 		}
 	}
 	return 0
-}
-
-func processes() []int {
-	names, _ := filepath.Glob("/proc/[0-9]*")
-	pids := make([]int, 0, len(names))
-	for _, name := range names {
-		if pid, err := strconv.Atoi(filepath.Base(name)); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }
 
 // isOurs reports whether a process is the server's QEMU. That one works in the server's
@@ -145,17 +114,8 @@ func (h instanceDir) isOurs(pid int, uid types.UID) bool {
 	if err != nil {
 		return false
 	}
-	there, err := os.Stat(procPath(pid, "cwd"))
-	return err == nil && os.SameFile(here, there) && hasUUID(pid, uid)
-}
-
-func procPath(pid int, name string) string {
-	return filepath.Join("/proc", strconv.Itoa(pid), name)
-}
-
-func hasUUID(pid int, uid types.UID) bool {
-	line, err := os.ReadFile(procPath(pid, "cmdline"))
-	return err == nil && bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00"))
+	there, err := os.Stat(proc.Path(pid, "cwd"))
+	return err == nil && os.SameFile(here, there) && proc.HasOption(pid, "-uuid", string(uid))
 }
 
 // accelOf returns the accelerator that a machine runs under.
@@ -170,9 +130,8 @@ func (d *Driver) findAccel(s server) string {
 	}
 	accel := ""
 	if pid := s.pid(s.UID); pid != 0 {
-		line, _ := os.ReadFile(procPath(pid, "cmdline"))
 		for _, a := range []string{AccelKVM, AccelTCG} {
-			if bytes.Contains(line, []byte("\x00-accel\x00"+a+"\x00")) {
+			if proc.HasOption(pid, "-accel", a) {
 				accel = a
 			}
 		}
@@ -184,60 +143,14 @@ func (d *Driver) findAccel(s server) string {
 // kill ends the server's QEMU at once and waits until it is gone.
 func (h instanceDir) kill(ctx context.Context, uid types.UID) error {
 	found := h.pid(uid)
-	if err := killProcess(ctx, found, func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
+	if err := proc.Kill(ctx, found, func(pid int) bool { return h.isOurs(pid, uid) }); err != nil {
 		return fmt.Errorf("killing the QEMU of %s: %w", uid, err)
 	}
-	err := h.untilOff(ctx, endsWithin)
+	err := h.untilOff(ctx, proc.KillWithin)
 	if found == 0 && errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("killing the QEMU of %s: its process cannot be found: does it run as another user than Drover, or in another container? %w", uid, err)
 	}
 	return err
-}
-
-// killProcess kills a process and waits until it is gone. It uses a handle on the
-// process, so that the one that was checked is the one that gets the signal.
-func killProcess(ctx context.Context, pid int, isIt func(pid int) bool) error {
-	if pid == 0 {
-		return nil
-	}
-	handle, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(handle) }()
-	if !isIt(pid) {
-		return nil
-	}
-	err = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return untilEnded(ctx, handle)
-}
-
-// untilEnded waits for a process to end. Its handle becomes readable once none of its
-// threads runs any more.
-func untilEnded(ctx context.Context, handle int) error {
-	ctx, cancel := context.WithTimeout(ctx, endsWithin)
-	defer cancel()
-	fds := []unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}} //nolint:gosec // a descriptor is small
-	for {
-		n, err := unix.Poll(fds, int(lookEvery.Milliseconds()))
-		switch {
-		case n > 0:
-			return nil
-		case err != nil && !errors.Is(err, unix.EINTR):
-			return err
-		case ctx.Err() != nil:
-			return fmt.Errorf("it still runs after SIGKILL: %w", ctx.Err())
-		}
-	}
 }
 
 // untilOff waits until no process holds the run lock.
@@ -249,18 +162,10 @@ func (h instanceDir) untilOff(ctx context.Context, within time.Duration) error {
 		if err != nil || !on {
 			return err
 		}
-		if !pause(ctx, lookEvery) {
+		if !proc.Pause(ctx, proc.PollEvery) {
 			return fmt.Errorf("QEMU still runs: %w", ctx.Err())
 		}
 	}
-}
-
-// pause waits for d, and reports whether ctx is still active.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	<-timer.Done()
-	return ctx.Err() == nil
 }
 
 // killStrays ends machines of a UID whose directory, or the run lock in it, was removed
@@ -273,16 +178,16 @@ func (d *Driver) killStrays(ctx context.Context, uid types.UID) error {
 	}
 	here := filepath.Join(vms, string(uid))
 	isStray := func(pid int) bool {
-		cwd, err := os.Readlink(procPath(pid, "cwd"))
-		return err == nil && (cwd == here || cwd == here+" (deleted)") && hasUUID(pid, uid)
+		cwd, err := os.Readlink(proc.Path(pid, "cwd"))
+		return err == nil && (cwd == here || cwd == here+" (deleted)") && proc.HasOption(pid, "-uuid", string(uid))
 	}
-	for _, pid := range processes() {
+	for _, pid := range proc.IDs() {
 		if !isStray(pid) {
 			continue
 		}
 		d.Log.Info("Machine ended: its directory, or the run lock in it, was removed", "uid", uid, "pid", pid)
-		group := groupOfStray(pid, uid)
-		if err := killProcess(ctx, pid, isStray); err != nil {
+		group := cgroup.GroupOf(pid, string(uid))
+		if err := proc.Kill(ctx, pid, isStray); err != nil {
 			return fmt.Errorf("killing the stray QEMU %d of %s: %w", pid, uid, err)
 		}
 		d.dropGroup(ctx, group)

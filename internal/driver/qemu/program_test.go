@@ -11,16 +11,18 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // commandLine returns the command line of a server's QEMU.
 func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	t.Helper()
-	line, err := os.ReadFile(procPath(d.home(spec.UID).pid(spec.UID), "cmdline"))
+	line, err := os.ReadFile(proc.Path(d.home(spec.UID).pid(spec.UID), "cmdline"))
 	must(t, err)
 	return strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
 }
@@ -190,8 +192,8 @@ func TestOOMScore(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	own := readFigure(procPath(os.Getpid(), "oom_score_adj"), 0)
-	if got := readFigure(procPath(d.home(spec.UID).pid(spec.UID), "oom_score_adj"), 0); got <= own && own < 1000 {
+	own := oomScore(t, os.Getpid())
+	if got := oomScore(t, d.home(spec.UID).pid(spec.UID)); got <= own && own < 1000 {
 		t.Errorf("its score is %d, and Drover's %d", got, own)
 	}
 	gone(t, d, spec)
@@ -295,4 +297,13 @@ func TestLastOf(t *testing.T) {
 	if got := (instanceDir{path: filepath.Dir(path)}).lastOutput(10); got != "end" {
 		t.Errorf("got %q", got)
 	}
+}
+
+func oomScore(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(proc.Path(pid, "oom_score_adj"))
+	must(t, err)
+	score, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	must(t, err)
+	return score
 }

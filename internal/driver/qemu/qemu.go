@@ -74,6 +74,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine/cgroup"
 )
 
 // Names in the driver's folder.
@@ -149,7 +150,7 @@ type Driver struct {
 	reserve   func(total int64) int64
 	hostPorts *hostPorts
 	capacity  func() (capacity, error)
-	groups    func() (groups, error)
+	groups    func() (cgroup.Folder, error)
 	// groupMemory finds the memory that control groups leave to Drover.
 	groupMemory func() (group string, free int64, err error)
 	choose      chooser
@@ -195,7 +196,7 @@ func New(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
-		logs: defaultLogBound, groups: findGroups, groupMemory: groupMemory, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
+		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
 	}
 	d.capacity = d.hostDisk
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}

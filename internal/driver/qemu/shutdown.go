@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
@@ -28,7 +29,7 @@ const (
 	// statusEvery is the interval between two queries of a guest that is to power off.
 	statusEvery = 250 * time.Millisecond
 	// EndWithin is how long ShutDown takes at most beyond its limit.
-	EndWithin = commandWithin + leavesWithin + lockWithin + quitWithin + 2*endsWithin
+	EndWithin = commandWithin + leavesWithin + lockWithin + quitWithin + 2*proc.KillWithin
 )
 
 // Ended is a machine that ShutDown has ended, or could not end.
@@ -89,7 +90,7 @@ func (d *Driver) lockToEnd(ctx context.Context, h instanceDir) *statedir.Lock {
 		if err == nil {
 			return lock
 		}
-		if !errors.Is(err, driver.ErrRetry) || !pause(ctx, lookEvery) {
+		if !errors.Is(err, driver.ErrRetry) || !proc.Pause(ctx, proc.PollEvery) {
 			d.Log.Info("Machine is ended without its lock", "uid", uidOf(h.path), "cause", err.Error())
 			return nil
 		}
@@ -168,7 +169,7 @@ func (d *Driver) powersOff(ctx context.Context, s *server, within time.Duration)
 		if s.isOver() {
 			return true
 		}
-		pause(ctx, statusEvery)
+		proc.Pause(ctx, statusEvery)
 	}
 	return false
 }
