@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
@@ -33,16 +34,16 @@ type attendant struct {
 
 // attend makes sure that a server of this cluster has an attendant.
 func (w *watch) attend(ctx context.Context, h instanceDir) {
-	if a := w.attendants[h.path]; a != nil {
+	if a := w.attendants[h.Path]; a != nil {
 		a.again = true
 		poke(a.poke)
 		return
 	}
 	a := &attendant{home: h, poke: make(chan struct{}, 1)}
-	w.attendants[h.path] = a
+	w.attendants[h.Path] = a
 	go func() {
 		w.driver.attend(ctx, h, a.poke)
-		w.ended <- h.path
+		w.ended <- h.Path
 	}()
 }
 
@@ -96,7 +97,7 @@ func (d *Driver) supervise(ctx context.Context, h instanceDir, changed chan stru
 		}
 		if err == nil && now != seen {
 			seen = now
-			d.notify(uidOf(h.path))
+			d.notify(uidOf(h.Path))
 			continue
 		}
 		timer := d.Clock.NewTimer(tendEvery)
@@ -117,7 +118,7 @@ func (d *Driver) attendOnce(ctx context.Context, h instanceDir, changed chan str
 	if err == nil {
 		defer c.Close()
 		if r, err := h.load(); err == nil && r.Phase == phaseStarting {
-			d.notify(uidOf(h.path)) // the caller that waited for it to come up may be gone
+			d.notify(uidOf(h.Path)) // the caller that waited for it to come up may be gone
 		}
 		d.listen(ctx, h, c, changed)
 	}
@@ -140,10 +141,10 @@ func (d *Driver) join(ctx context.Context, h instanceDir, changed chan struct{})
 	joined := make(chan struct{})
 	go func() {
 		defer close(joined)
-		c, err = h.dial(ctx, eventsSocket, func(event qmp.Event) {
-			d.faults.hear(h.path, event)
+		c, err = h.Dial(ctx, machine.EventsSocket, func(event qmp.Event) {
+			d.faults.hear(h.Path, event)
 			if news[event.Name] {
-				d.notify(uidOf(h.path))
+				d.notify(uidOf(h.Path))
 				poke(changed)
 			}
 		})
@@ -177,7 +178,7 @@ func (d *Driver) listen(ctx context.Context, h instanceDir, c *qmp.Client, chang
 			return
 		case <-logs.C():
 			d.cutLogs(h)
-			if _, silent := d.silent.Load(h.path); !silent {
+			if _, silent := d.silent.Load(h.Path); !silent {
 				continue
 			}
 		case <-changed:
@@ -202,9 +203,9 @@ func (d *Driver) tendAgain(ctx context.Context, h instanceDir, timer clock.Timer
 func (d *Driver) tendNow(ctx context.Context, h instanceDir) (stopping bool) {
 	stopping, err := d.tend(ctx, h)
 	if err != nil {
-		d.Log.V(1).Info("Machine could not be tended", "dir", h.path, "cause", err.Error())
-	} else if _, was := d.silent.LoadAndDelete(h.path); was {
-		d.notify(uidOf(h.path))
+		d.Log.V(1).Info("Machine could not be tended", "dir", h.Path, "cause", err.Error())
+	} else if _, was := d.silent.LoadAndDelete(h.Path); was {
+		d.notify(uidOf(h.Path))
 	}
 	return stopping
 }
@@ -214,9 +215,9 @@ func (d *Driver) tendNow(ctx context.Context, h instanceDir) (stopping bool) {
 // connection, which cannot lead to a later run, and reads the record after connecting, so
 // that the record is not of an earlier run.
 func (d *Driver) tend(ctx context.Context, h instanceDir) (unfinished bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, commandWithin)
+	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
-	c, err := h.dial(ctx, ctlSocket, nil)
+	c, err := h.Dial(ctx, machine.ControlSocket, nil)
 	if err != nil {
 		return false, err
 	}
@@ -225,7 +226,7 @@ func (d *Driver) tend(ctx context.Context, h instanceDir) (unfinished bool, err 
 	if err != nil || r.Phase != phaseOn {
 		return false, err
 	}
-	status, err := askStatus(ctx, c)
+	status, err := machine.QueryStatus(ctx, c)
 	if err != nil {
 		return false, err
 	}
@@ -237,7 +238,7 @@ func (d *Driver) tend(ctx context.Context, h instanceDir) (unfinished bool, err 
 		return false, nil
 	}
 	if d.pressed.due(r.UID, r.Run, d.Clock.Now()) {
-		err = powerDown(ctx, c, status == statusPaused)
+		err = machine.PowerDown(ctx, c, status == machine.StatusPaused)
 	}
 	return true, err
 }

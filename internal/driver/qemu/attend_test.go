@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/test/vmtest"
 )
@@ -28,7 +29,7 @@ import (
 func isOver(t *testing.T, h instanceDir) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "QEMU is gone", func() error {
-		if on, err := h.running(); on {
+		if on, err := h.IsRunning(); on {
 			return errors.Join(errors.New("it runs"), err)
 		}
 		return nil
@@ -60,8 +61,8 @@ func TestRetained(t *testing.T) {
 			h := e.homeOf(t, s)
 			conn := fillsLog(t, h)
 			if c.killed {
-				must(t, h.kill(t.Context(), spec.UID))
-				must(t, os.RemoveAll(h.path))
+				must(t, h.Kill(t.Context()))
+				must(t, os.RemoveAll(h.Path))
 			} else {
 				_, err := conn.Write([]byte("x"))
 				must(t, err)
@@ -91,7 +92,7 @@ func TestRetained(t *testing.T) {
 // it.
 func (e *engine) giveGroup(t *testing.T, h instanceDir) (group string) {
 	t.Helper()
-	group = cgroup.Folder{Path: e.images}.GroupPath(string(uidOf(h.path)))
+	group = cgroup.Folder{Path: e.images}.GroupPath(string(uidOf(h.Path)))
 	must(t, os.Mkdir(group, 0o700))
 	r, err := h.load()
 	must(t, err)
@@ -108,7 +109,7 @@ func TestReleasedWhenOff(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+	must(t, d.home(spec.UID).Kill(t.Context()))
 	ended(t, d, spec.UID)
 	must(t, d.Delete(t.Context(), spec.Target, true))
 	listed, err := d.List(t.Context())
@@ -135,7 +136,7 @@ func TestStandbyForgets(t *testing.T) {
 		spec.Power = driver.PowerOff
 		reach(t, leader, spec, driver.StateStopped)
 		d.pressed.due(spec.UID, "run", now)
-		d.silent.Store(d.home(spec.UID).path, true)
+		d.silent.Store(d.home(spec.UID).Path, true)
 		d.unwritten.Store(d.home(spec.UID).endFile(record{UID: spec.UID}), driver.Exit{})
 	}
 	remembered := func() map[string]int {
@@ -162,18 +163,16 @@ func TestStandbyForgets(t *testing.T) {
 }
 
 // fillsLog has a guest print until its log is cut, and returns its serial port.
-func fillsLog(t *testing.T, h instanceDir) (conn net.Conn) {
+func fillsLog(t *testing.T, h instanceDir) net.Conn {
 	t.Helper()
-	must(t, h.atSocket(serialSocket, func(path string) (err error) {
-		conn, err = (&net.Dialer{}).DialContext(t.Context(), "unix", path)
-		return err
-	}))
+	conn, err := h.DialSerial(t.Context())
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	go func() { _, _ = io.Copy(io.Discard, conn) }()                // else QEMU would block the guest
-	_, err := conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it echoes its input
+	go func() { _, _ = io.Copy(io.Discard, conn) }()               // else QEMU would block the guest
+	_, err = conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it echoes its input
 	must(t, err)
 	vmtest.Eventually(t, patience, "its log is cut", func() error {
-		old, err := os.ReadFile(h.file(serialLogFile + oldLog))
+		old, err := os.ReadFile(h.File(machine.SerialLogFile + machine.OldLog))
 		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
 			err = fmt.Errorf("put aside were %d bytes", len(old))
 		}
@@ -195,7 +194,7 @@ func TestEventsHeld(t *testing.T) {
 		paused := spec
 		paused.Power = driver.PowerPaused
 		reach(t, d, paused, driver.StatePaused)
-		halted, err := d.home(spec.UID).dial(t.Context(), eventsSocket, nil)
+		halted, err := d.home(spec.UID).Dial(t.Context(), machine.EventsSocket, nil)
 		must(t, err)
 		defer halted.Close()
 	}
@@ -229,13 +228,13 @@ func TestSilence(t *testing.T) {
 	defer cancel()
 	told, err := d.Watch(ctx)
 	must(t, err)
-	handle, err := os.FindProcess(d.home(spec.UID).pid(spec.UID))
+	handle, err := os.FindProcess(d.home(spec.UID).PID())
 	must(t, err)
 	must(t, handle.Signal(syscall.SIGSTOP))
 	begin := time.Now()
 	listed, err := d.List(t.Context())
 	must(t, err)
-	if took := time.Since(begin); took > commandWithin-time.Second {
+	if took := time.Since(begin); took > machine.CommandWithin-time.Second {
 		t.Errorf("the list took %v", took)
 	}
 	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Err == nil || !strings.Contains(listed[0].Err.Error(), "QEMU does not answer") {
@@ -267,7 +266,7 @@ func TestLeavesQuietly(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	d.silent.Store(d.home(spec.UID).path, true)
+	d.silent.Store(d.home(spec.UID).Path, true)
 	told, err := d.Watch(ctx)
 	must(t, err)
 	if uid := <-told; uid != spec.UID { // that it answers, by its new attendant
@@ -314,8 +313,8 @@ func TestRingsOnce(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	for name, files := range map[string][]string{
-		"its events":    {eventsSocket},
-		"all its files": {eventsSocket, runLockFile, recordFile},
+		"its events":    {machine.EventsSocket},
+		"all its files": {machine.EventsSocket, machine.RunLockFile, recordFile},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := e.options()
@@ -327,12 +326,12 @@ func TestRingsOnce(t *testing.T) {
 			reach(t, d, spec, driver.StateStopped)
 			reach(t, d, other, driver.StateStopped)
 			h := d.home(spec.UID)
-			record := h.file(recordFile)
+			record := h.File(recordFile)
 			must(t, os.Rename(record, record+".away"))
 			must(t, os.Link(record+".away", record))
 			for _, file := range files {
-				_ = os.Remove(h.file(file))
-				must(t, aLoop(h.file(file)))
+				_ = os.Remove(h.File(file))
+				must(t, aLoop(h.File(file)))
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -359,7 +358,7 @@ func TestRingsOnce(t *testing.T) {
 				}
 			})
 			must(t, os.Rename(record+".away", record))
-			must(t, errors.Join(os.Remove(h.file(eventsSocket)), os.RemoveAll(h.file(runLockFile))))
+			must(t, errors.Join(os.Remove(h.File(machine.EventsSocket)), os.RemoveAll(h.File(machine.RunLockFile))))
 			cancel()
 			for range told {
 			}

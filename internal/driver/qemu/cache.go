@@ -47,7 +47,7 @@ func (c *Cache) Machines() ([]string, error) {
 	homes, err := homesIn(c.dir)
 	paths := make([]string, 0, len(homes))
 	for _, h := range homes {
-		paths = append(paths, h.path)
+		paths = append(paths, h.Path)
 	}
 	return paths, err
 }

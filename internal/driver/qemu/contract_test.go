@@ -14,6 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
@@ -77,14 +78,14 @@ func (e *engine) homeOf(t *testing.T, s driver.Server) instanceDir {
 	if s.Retained {
 		path = dir.Path(retainedDir, string(s.UID)+"."+s.ID)
 	}
-	return instanceDir{dir, path}
+	return newInstanceDir(dir, path)
 }
 
 func (e *engine) hands() drivertest.Hands {
 	return drivertest.Hands{
 		Kill: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			must(t, e.homeOf(t, s).kill(context.WithoutCancel(t.Context()), s.UID))
+			must(t, e.homeOf(t, s).Kill(context.WithoutCancel(t.Context())))
 		},
 		Stop: func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -100,13 +101,13 @@ func (e *engine) hands() drivertest.Hands {
 		},
 		Pause: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			must(t, e.homeOf(t, s).command(t.Context(), "stop", nil, nil))
+			must(t, e.homeOf(t, s).Execute(t.Context(), "stop", nil, nil))
 		},
 		Remove: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			h := e.homeOf(t, s)
-			must(t, h.kill(context.WithoutCancel(t.Context()), s.UID))
-			must(t, os.RemoveAll(h.path))
+			must(t, h.Kill(context.WithoutCancel(t.Context())))
+			must(t, os.RemoveAll(h.Path))
 		},
 		Burn: func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -120,13 +121,13 @@ func (e *engine) tell(t *testing.T, s driver.Server, text string) {
 	t.Helper()
 	h := e.homeOf(t, s)
 	vmtest.Eventually(t, patience, "the guest listens", func() error {
-		content, err := os.ReadFile(h.file(serialLogFile))
+		content, err := os.ReadFile(h.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), "drover guest") {
 			err = textError(content)
 		}
 		return err
 	})
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.file(serialSocket))
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
 	must(t, err)
 	defer func() { _ = conn.Close() }()
 	_, err = conn.Write([]byte(text))
@@ -138,11 +139,11 @@ func (e *engine) tell(t *testing.T, s driver.Server, text string) {
 func (e *engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
 	h := e.homeOf(t, s)
-	line, err := os.ReadFile(proc.Path(h.pid(s.UID), "cmdline"))
+	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
 	must(t, err)
 	text := string(line)
-	for _, name := range []string{recordFile, logFile, serialLogFile, pidFile} {
-		content, err := os.ReadFile(h.file(name))
+	for _, name := range []string{recordFile, machine.LogFile, machine.SerialLogFile, machine.PIDFile} {
+		content, err := os.ReadFile(h.File(name))
 		must(t, err)
 		text += string(content)
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
@@ -45,7 +46,7 @@ func startMachines(text string) {
 	if err := json.Unmarshal([]byte(text), &plan); err != nil {
 		panic(err)
 	}
-	d, err := New(Options{ClusterID: "cluster-1", Dir: plan.Dir, ImageDirs: []string{plan.Images}, Accel: AccelTCG, Binary: plan.Binary})
+	d, err := New(Options{ClusterID: "cluster-1", Dir: plan.Dir, ImageDirs: []string{plan.Images}, Accel: machine.AccelTCG, Binary: plan.Binary})
 	if err != nil {
 		panic(err)
 	}
@@ -152,7 +153,7 @@ func machines(d *Driver, uids []types.UID) map[types.UID][]int {
 	found := map[types.UID][]int{}
 	for _, uid := range uids {
 		for _, pid := range all {
-			if d.home(uid).isOurs(pid, uid) {
+			if d.home(uid).IsOwnProcess(pid) {
 				found[uid] = append(found[uid], pid)
 			}
 		}

@@ -60,7 +60,7 @@ func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *statedi
 // forget removes what is kept of a server beside its directory.
 func (d *Driver) forget(uid types.UID, lock *statedir.Lock) {
 	d.pressed.forget(uid)
-	d.silent.Delete(d.home(uid).path)
+	d.silent.Delete(d.home(uid).Path)
 	d.reportedExits.Delete(uid)
 	d.forgetEnds(uid)
 	d.clearNotification(uid)
@@ -92,13 +92,13 @@ func (d *Driver) prune(met []server) {
 func (d *Driver) remove(ctx context.Context, s server, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedDelete, nil, nil)
 	if s.on {
-		if err := s.kill(ctx, s.UID); err != nil {
+		if err := s.Kill(ctx); err != nil {
 			lock.Release()
 			return err
 		}
 	}
 	d.dropGroup(ctx, s.CPUGroup)
-	if err := d.dir.Discard(s.path); err != nil {
+	if err := d.dir.Discard(s.Path); err != nil {
 		lock.Release()
 		return d.dir.Explain(err)
 	}
@@ -132,7 +132,7 @@ func (d *Driver) putAside(s server) error {
 		return err
 	}
 	defer release()
-	if err := os.Rename(s.path, d.retainedPath(s.UID, s.ID)); err != nil {
+	if err := os.Rename(s.Path, d.retainedPath(s.UID, s.ID)); err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", s.UID, err)
 	}
 	d.notify(s.UID)

@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // disk is a disk that was made, and the image that it stands on.
@@ -90,7 +91,7 @@ func (d *Driver) makeRoot(h instanceDir, spec driver.ServerSpec, asked imageSett
 		_, err := d.openFound(rootField, asked)
 		return disk{}, err
 	}
-	return d.makeDisk(h.file(rootDiskFile), rootOrder(spec, asked))
+	return d.makeDisk(h.File(rootDiskFile), rootOrder(spec, asked))
 }
 
 func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
@@ -99,7 +100,7 @@ func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
 
 // prepareRoot makes the root disk where there is none yet. An existing one stays,
 // whatever image the spec names now: it holds what the guest wrote.
-func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec, files *passed) (*drive, error) {
+func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec, files *machine.Files) (*machine.Drive, error) {
 	if s.needsRoot(spec) {
 		if err := d.addRoot(s, spec); err != nil {
 			return nil, d.dir.Explain(err)
@@ -108,7 +109,7 @@ func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec, files *passed) (
 	if s.Root.Size == 0 {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	return d.openDrive(files, rootField, s.file(rootDiskFile), s.Root, false)
+	return d.openDrive(files, rootField, s.File(rootDiskFile), s.Root, false)
 }
 
 // needsRoot reports whether a machine without a root disk is to have one.
@@ -123,7 +124,7 @@ func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
 		return err
 	}
 	defer remove()
-	root, err := d.makeRoot(instanceDir{d.dir, tmp}, spec, s.imageOf(spec))
+	root, err := d.makeRoot(newInstanceDir(d.dir, tmp), spec, s.imageOf(spec))
 	if err != nil {
 		return err
 	}
@@ -136,12 +137,12 @@ func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
 
 // openDrive opens a disk, and the image below it that the field names, and checks them
 // as they are opened: QEMU gets these descriptors, and no path.
-func (d *Driver) openDrive(files *passed, field, path string, have disk, readOnly bool) (*drive, error) {
+func (d *Driver) openDrive(files *machine.Files, field, path string, have disk, readOnly bool) (*machine.Drive, error) {
 	own, err := openDisk(path, readOnly)
 	if err != nil {
 		return nil, unavailable("disk %s: %w", path, err)
 	}
-	opened := &drive{Path: files.add(own), ReadOnly: readOnly}
+	opened := &machine.Drive{Path: files.AddDisk(own), ReadOnly: readOnly}
 	if have.Image.Path == "" {
 		return opened, nil
 	}
@@ -149,7 +150,7 @@ func (d *Driver) openDrive(files *passed, field, path string, have disk, readOnl
 	if err != nil {
 		return nil, err
 	}
-	opened.Backing = &layer{Path: files.add(base), Format: have.Image.Format}
+	opened.Backing = &machine.Layer{Path: files.AddDisk(base), Format: have.Image.Format}
 	return opened, nil
 }
 
@@ -176,19 +177,19 @@ func openDisk(path string, readOnly bool) (*os.File, error) {
 
 // prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
 // any more stays where it is, in case the spec names it again.
-func (d *Driver) prepareVolumes(s *server, spec driver.ServerSpec, files *passed) ([]volume, error) {
-	volumes := make([]volume, 0, len(spec.Volumes))
+func (d *Driver) prepareVolumes(s *server, spec driver.ServerSpec, files *machine.Files) ([]machine.Volume, error) {
+	volumes := make([]machine.Volume, 0, len(spec.Volumes))
 	for i, v := range spec.Volumes {
 		if _, made := s.Volumes[v.Name]; !made {
 			if err := d.makeVolume(s, i, v); err != nil {
 				return nil, d.dir.Explain(err)
 			}
 		}
-		attached, err := d.openDrive(files, volumeField(i), s.file(volumeFile(v.Name)), s.Volumes[v.Name], v.ReadOnly)
+		attached, err := d.openDrive(files, volumeField(i), s.File(volumeFile(v.Name)), s.Volumes[v.Name], v.ReadOnly)
 		if err != nil {
 			return nil, err
 		}
-		volumes = append(volumes, volume{v.Name, *attached})
+		volumes = append(volumes, machine.Volume{Name: v.Name, Drive: *attached})
 	}
 	return volumes, nil
 }
@@ -226,7 +227,7 @@ func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 // already was left by an interrupted call, and holds no data. If it does hold data, the
 // record lost it, as one that was restored without its disks, and the disk stays.
 func (h instanceDir) placeDisk(made string) error {
-	place := h.file(filepath.Base(made))
+	place := h.File(filepath.Base(made))
 	err := checkUnwritten(place)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, recordFile, err)

@@ -120,7 +120,7 @@ func (d *Driver) promisedDisk() (int64, error) {
 // taken returns the room that a file takes on its disk.
 func (h instanceDir) taken(file string) int64 {
 	var stat syscall.Stat_t
-	if err := syscall.Stat(h.file(file), &stat); err != nil {
+	if err := syscall.Stat(h.File(file), &stat); err != nil {
 		return 0
 	}
 	const block = 512 // whatever the file system's is

@@ -12,6 +12,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -19,7 +20,7 @@ import (
 func hasEnded(t *testing.T, h instanceDir) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "the guest ends", func() error {
-		if status, err := h.ask(t.Context()); err != nil || status != statusShutdown {
+		if status, err := h.Status(t.Context()); err != nil || status != machine.StatusShutdown {
 			return fmt.Errorf("it is %q, %w", status, err)
 		}
 		return nil
@@ -37,7 +38,7 @@ func TestEndIsTold(t *testing.T) {
 		reason string
 	}{
 		"shut down": {func(t *testing.T, h instanceDir, s driver.Server) { t.Helper(); e.tell(t, s, "x"); hasEnded(t, h) }, "Completed"},
-		"killed":    {func(t *testing.T, h instanceDir, s driver.Server) { t.Helper(); must(t, h.kill(t.Context(), s.UID)) }, "Killed"},
+		"killed":    {func(t *testing.T, h instanceDir, s driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
@@ -49,7 +50,7 @@ func TestEndIsTold(t *testing.T) {
 			if s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
 				t.Errorf("it is %+v", s)
 			}
-			if on, err := h.running(); on || err != nil {
+			if on, err := h.IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
 			second, err := d.Ensure(t.Context(), spec)
@@ -86,9 +87,9 @@ func TestOneStartACall(t *testing.T) {
 		if !strings.Contains(text, "Bell could not be rung") {
 			return
 		}
-		if status, err := d.home(spec.UID).ask(t.Context()); err == nil && status == "running" {
+		if status, err := d.home(spec.UID).Status(t.Context()); err == nil && status == "running" {
 			ends++
-			must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+			must(t, d.home(spec.UID).Kill(t.Context()))
 		}
 	}, funcr.Options{Verbosity: 1})
 	d = openWith(t, o)

@@ -118,8 +118,8 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 		return err
 	}
 	defer remove()
-	h := instanceDir{d.dir, filepath.Join(tmp, "vm")}
-	if err := os.Mkdir(h.path, 0o700); err != nil {
+	h := newInstanceDir(d.dir, filepath.Join(tmp, "vm"))
+	if err := os.Mkdir(h.Path, 0o700); err != nil {
 		return err
 	}
 	release, err := d.images.Hold()
@@ -132,9 +132,9 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 	if err != nil {
 		return err
 	}
-	machineType, err := d.program.machineType(ctx, "")
+	machineType, err := d.program.MachineType(ctx, "")
 	if err != nil {
-		return err
+		return contractError(err)
 	}
 	if err := h.save(record{
 		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newName(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
@@ -142,7 +142,7 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 	}); err != nil {
 		return err
 	}
-	return d.dir.Install(h.path, d.home(spec.UID).path)
+	return d.dir.Install(h.Path, d.home(spec.UID).Path)
 }
 
 // converge takes one step after the other until none is left, or until one has to wait
@@ -222,7 +222,7 @@ func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec drive
 	case stepGrow:
 		return false, d.grow(ctx, s, spec)
 	case stepPause:
-		return false, s.command(ctx, "stop", nil, nil)
+		return false, s.Execute(ctx, "stop", nil, nil)
 	case stepResume:
 		return false, d.resume(ctx, s)
 	case stepNone:

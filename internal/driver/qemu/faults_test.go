@@ -4,28 +4,22 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/go-logr/logr"
-	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
@@ -173,7 +167,7 @@ func TestSizes(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	spec.RootDiskBytes = 20 << 20
 	boots(t, d, spec, "drover guest 2 A")
-	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).file(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
+	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).File(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
 		t.Errorf("the disk is %s", info)
 	}
 	spec.RootDiskBytes = 9 << 20
@@ -240,7 +234,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "ports[1] (web)", "address already in use", driver.ReasonPortConflict)
-	if s := d.home(spec.UID); s.pid(spec.UID) != 0 {
+	if s := d.home(spec.UID); s.PID() != 0 {
 		t.Error("a machine runs")
 	}
 	must(t, listener.Close())
@@ -257,9 +251,9 @@ func TestStartCutOff(t *testing.T) {
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
 	h := d.home(spec.UID)
-	pid := h.pid(spec.UID)
-	must(t, h.command(t.Context(), "stop", nil, nil))
-	must(t, os.Remove(h.file(pidFile)))
+	pid := h.PID()
+	must(t, h.Execute(t.Context(), "stop", nil, nil))
+	must(t, os.Remove(h.File(machine.PIDFile)))
 	rewind(t, h)
 	next := e.open(t)
 	listed, err := next.List(t.Context())
@@ -268,11 +262,11 @@ func TestStartCutOff(t *testing.T) {
 		t.Errorf("a machine that waits to be let go is %+v", listed)
 	}
 	adopted := reach(t, next, spec, driver.StateRunning)
-	if adopted.Run != first.Run || h.pid(spec.UID) != pid {
-		t.Errorf("the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.pid(spec.UID))
+	if adopted.Run != first.Run || h.PID() != pid {
+		t.Errorf("the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.PID())
 	}
 
-	must(t, h.kill(t.Context(), spec.UID))
+	must(t, h.Kill(t.Context()))
 	rewind(t, h)
 	listed, err = next.List(t.Context())
 	must(t, err)
@@ -312,7 +306,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 	if stopped.State != driver.StateStopped || stopped.Run != s.Run || stopped.Exit != nil {
 		t.Errorf("it is %+v", stopped)
 	}
-	if printed, err := os.ReadFile(d.home(spec.UID).file(serialLogFile)); err != nil || len(printed) > 0 {
+	if printed, err := os.ReadFile(d.home(spec.UID).File(machine.SerialLogFile)); err != nil || len(printed) > 0 {
 		t.Errorf("the guest printed %q, %v", printed, err)
 	}
 	gone(t, d, spec)
@@ -327,9 +321,9 @@ func TestRunsOnce(t *testing.T) {
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	lock, err := d.home(spec.UID).claimRun()
+	lock, err := d.home(spec.UID).ClaimRun()
 	must(t, err)
-	if _, err := d.home(spec.UID).claimRun(); !errors.Is(err, driver.ErrRetry) {
+	if _, err := d.home(spec.UID).ClaimRun(); !errors.Is(err, driver.ErrRetry) {
 		t.Errorf("the run lock is given out twice: %v", err)
 	}
 	must(t, lock.Close())
@@ -351,8 +345,8 @@ func TestDirectoryRemoved(t *testing.T) {
 		spec := e.spec()
 		reach(t, d, spec, driver.StateRunning)
 		h := d.home(spec.UID)
-		pid := h.pid(spec.UID)
-		must(t, os.RemoveAll(h.path))
+		pid := h.PID()
+		must(t, os.RemoveAll(h.Path))
 		next(spec)
 		vmtest.Eventually(t, patience, "the machine that lost its directory ends: "+name, func() error {
 			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
@@ -373,12 +367,12 @@ func TestLockReplaced(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.home(spec.UID)
-	for _, name := range []string{runLockFile, rootDiskFile} {
-		content, err := os.ReadFile(h.file(name))
+	for _, name := range []string{machine.RunLockFile, rootDiskFile} {
+		content, err := os.ReadFile(h.File(name))
 		must(t, err)
-		must(t, errors.Join(os.Remove(h.file(name)), os.WriteFile(h.file(name), content, 0o600)))
+		must(t, errors.Join(os.Remove(h.File(name)), os.WriteFile(h.File(name), content, 0o600)))
 	}
-	must(t, os.Remove(h.file(pidFile)))
+	must(t, os.Remove(h.File(machine.PIDFile)))
 	ended(t, d, spec.UID)
 	reach(t, d, spec, driver.StateRunning)
 	if all := machines(d, []types.UID{spec.UID}); len(all[spec.UID]) != 1 {
@@ -411,7 +405,7 @@ func TestDiskOfNoRecord(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	r := lose()
 	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, h.file(rootDiskFile), "does not name it", "it holds data")
+	wantError(t, err, driver.ErrRetry, h.File(rootDiskFile), "does not name it", "it holds data")
 	must(t, h.save(r))
 	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
@@ -435,7 +429,7 @@ func TestEndsUnattended(t *testing.T) {
 				follow(t, d)
 			}
 			if say == "" {
-				must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+				must(t, d.home(spec.UID).Kill(t.Context()))
 			} else {
 				e.tell(t, s, say)
 			}
@@ -580,154 +574,6 @@ func TestQEMUKilled(t *testing.T) {
 		_, err := d.Ensure(t.Context(), spec)
 		wantError(t, err, driver.ErrRetry, "QEMU did not start: it printed nothing, and ended with "+says)
 		gone(t, d, spec)
-	}
-}
-
-// TestAccelerator checks that KVM is chosen where its device opens and a guest runs under
-// it in time, and nowhere else. The choice holds as long as the controller runs.
-func TestAccelerator(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	for name, c := range map[string]struct {
-		body   string
-		within time.Duration
-		want   string
-		says   string
-	}{
-		"a guest runs":   {"exit 85", probeWithin, AccelKVM, "a guest did"},
-		"a guest hangs":  {"exec sleep 60", time.Millisecond, AccelTCG, "a guest did not run within 1ms"},
-		"QEMU refuses":   {"echo no KVM; exit 1", probeWithin, AccelTCG, "no KVM"},
-		"it ends early":  {"exit 0", probeWithin, AccelTCG, "a guest did not run"},
-		"another answer": {"exit 3", probeWithin, AccelTCG, "exit status 3"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			ran := filepath.Join(t.TempDir(), "ran")
-			log := &logs{}
-			o := e.options()
-			o.Accel, o.Log = AccelAuto, log.logger()
-			o.Binary = script(t, "echo $* >> "+ran+"; "+c.body)
-			d := openWith(t, o)
-			d.kvm, d.probeWithin = e.plain, c.within // a file that opens
-			for range 2 {
-				if got, err := d.accel.choose(t.Context(), d); err != nil || got != c.want {
-					t.Errorf("got %q and error %v, want %q", got, err, c.want)
-				}
-			}
-			content, err := os.ReadFile(ran)
-			if c.within == probeWithin && (err != nil || strings.Count(string(content), "\n") != 1 || !strings.Contains(string(content), "-accel kvm")) {
-				t.Errorf("guests ran: %q, %v, want one under KVM", content, err)
-			}
-			if said := log.lines(); len(said) != 1 || !strings.Contains(said[0], c.says) {
-				t.Errorf("it said %q, want %q", said, c.says)
-			}
-		})
-	}
-}
-
-// TestAcceleratorAgain checks that a KVM device which could not be opened is tried again
-// after a while, and that the same result is not logged twice.
-func TestAcceleratorAgain(t *testing.T) {
-	t.Parallel()
-	now, log := vmtest.Clock(time.Unix(0, 0)), &logs{}
-	d := openWith(t, Options{ClusterID: "c", Dir: t.TempDir(), Clock: now, Log: log.logger(), Binary: script(t, "exit 85")})
-	d.kvm = filepath.Join(t.TempDir(), "kvm")
-	want := func(want string) {
-		t.Helper()
-		if got, err := d.accel.choose(t.Context(), d); err != nil || got != want {
-			t.Errorf("got %q, %v, want %s", got, err, want)
-		}
-	}
-	want(AccelTCG)
-	now.Step(openAgain)
-	want(AccelTCG)
-	must(t, os.WriteFile(d.kvm, nil, 0o600))
-	want(AccelTCG)
-	now.Step(openAgain)
-	want(AccelKVM)
-	must(t, os.Remove(d.kvm))
-	now.Step(openAgain)
-	want(AccelKVM)
-	if said := log.lines(); len(said) != 2 || !strings.Contains(said[0], "no such file") {
-		t.Errorf("it said %q", said)
-	}
-}
-
-// TestAcceleratorOfABusyHost checks that a guest which did not run in time is tried again
-// a few times, since a booting host is busy.
-func TestAcceleratorOfABusyHost(t *testing.T) {
-	t.Parallel()
-	now, ready := vmtest.Clock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
-	d := openWith(t, Options{ClusterID: "c", Dir: t.TempDir(), Clock: now, Binary: script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60")})
-	d.kvm, d.probeWithin = filepath.Join(t.TempDir(), "kvm"), 10*time.Millisecond
-	must(t, os.WriteFile(d.kvm, nil, 0o600))
-	want := func(want string) {
-		t.Helper()
-		if got, err := d.accel.choose(t.Context(), d); err != nil || got != want {
-			t.Errorf("got %q, %v, want %s", got, err, want)
-		}
-	}
-	want(AccelTCG)
-	must(t, os.WriteFile(ready, nil, 0o600))
-	d.probeWithin = time.Minute
-	want(AccelTCG)
-	now.Step(slowAgain)
-	want(AccelKVM)
-	now.Step(time.Hour)
-	must(t, os.Remove(ready))
-	want(AccelKVM)
-}
-
-// logs records what a driver logs.
-type logs struct {
-	mu   sync.Mutex
-	said []string
-}
-
-func (l *logs) logger() logr.Logger {
-	return funcr.New(func(_, args string) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.said = append(l.said, args)
-	}, funcr.Options{})
-}
-
-func (l *logs) lines() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.said)
-}
-
-// TestProbeGuest checks that the guest of the probe does what the probe waits for.
-func TestProbeGuest(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	o := e.options()
-	o.Accel = AccelAuto
-	o.Binary = script(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
-	d := openWith(t, o)
-	d.kvm, d.probeWithin = e.plain, patience // which a loaded machine may need
-	if got, err := d.accel.choose(t.Context(), d); err != nil || got != AccelKVM {
-		t.Errorf("got %s, %v", got, err)
-	}
-}
-
-// TestProbeGuestSource checks that the probe's guest is what its source assembles to.
-func TestProbeGuestSource(t *testing.T) {
-	t.Parallel()
-	object, image := filepath.Join(t.TempDir(), "probe.o"), filepath.Join(t.TempDir(), "probe.img")
-	for _, command := range [][]string{
-		{"as", "-o", object, "../../../hack/guest/probe.s"},
-		{"ld", "-m", "elf_x86_64", "-Ttext", "0x7c00", "--oformat", "binary", "-o", image, object},
-	} {
-		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", command, err, out)
-		}
-	}
-	content, err := os.ReadFile(image)
-	must(t, err)
-	if !bytes.Equal(content, probeGuest) {
-		t.Errorf("probe.bin has %d bytes that are not hack/guest/probe.s: copy %s there", len(probeGuest), image)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
@@ -28,7 +29,7 @@ func TestBrokenRecord(t *testing.T) {
 	d := e.open(t)
 	spec, other := e.spec(), e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	path := d.home(spec.UID).file(recordFile)
+	path := d.home(spec.UID).File(recordFile)
 	content, err := os.ReadFile(path)
 	must(t, err)
 	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": "{}"} {
@@ -41,7 +42,7 @@ func TestBrokenRecord(t *testing.T) {
 	}
 	must(t, os.Remove(path))
 	wantBroken(t, d, spec, "none", driver.StateRunning)
-	must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+	must(t, d.home(spec.UID).Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
 	must(t, os.WriteFile(path, content, 0o600))
 	if end := ended(t, d, spec.UID); end.Reason != "Killed" {
@@ -70,18 +71,18 @@ func TestUnreadRecord(t *testing.T) {
 		unix.EACCES: {true, false},
 		unix.ENOENT: {true, true},
 	} {
-		err := h.classifyReadError(&os.PathError{Op: "open", Path: h.file(recordFile), Err: cause})
+		err := h.classifyReadError(&os.PathError{Op: "open", Path: h.File(recordFile), Err: cause})
 		says := err.Error()
 		if isBroken(err) != c.broken || strings.Contains(says, "remove") != c.remove || errors.Is(err, driver.ErrUnavailable) == c.broken ||
-			strings.Contains(says, "mend") != c.broken || !strings.Contains(says, h.file(recordFile)+": "+cause.Error()) {
+			strings.Contains(says, "mend") != c.broken || !strings.Contains(says, h.File(recordFile)+": "+cause.Error()) {
 			t.Errorf("%v: got the error %v, broken %v", cause, err, isBroken(err))
 		}
 	}
-	must(t, os.Rename(h.file(recordFile), h.file("kept")))
-	must(t, os.Mkdir(h.file(recordFile), 0o700))
+	must(t, os.Rename(h.File(recordFile), h.File("kept")))
+	must(t, os.Mkdir(h.File(recordFile), 0o700))
 	wantBroken(t, d, spec, "a folder", driver.StateStopped)
-	must(t, os.Remove(h.file(recordFile)))
-	must(t, os.Rename(h.file("kept"), h.file(recordFile)))
+	must(t, os.Remove(h.File(recordFile)))
+	must(t, os.Rename(h.File("kept"), h.File(recordFile)))
 	gone(t, d, spec)
 	if _, err := h.load(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of one that is gone: %v", err)
@@ -98,7 +99,7 @@ func TestCopiedFolder(t *testing.T) {
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
 	copied := d.home(other.UID)
-	must(t, os.CopyFS(copied.path, os.DirFS(d.home(spec.UID).path)))
+	must(t, os.CopyFS(copied.Path, os.DirFS(d.home(spec.UID).Path)))
 	servers, err := d.List(t.Context())
 	must(t, err)
 	met := map[types.UID]driver.Server{}
@@ -108,12 +109,12 @@ func TestCopiedFolder(t *testing.T) {
 	if len(servers) != 2 || met[spec.UID].Err != nil || met[spec.UID].ID == "" || met[other.UID].ID != "" {
 		t.Fatalf("List tells of %+v", servers)
 	}
-	says := "mend " + copied.file(recordFile) + ": its uid is " + string(spec.UID)
+	says := "mend " + copied.File(recordFile) + ": its uid is " + string(spec.UID)
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", met[other.UID].Err), driver.ErrRetry, says, "must be "+string(other.UID))
 	_, err = d.Ensure(t.Context(), other)
 	wantError(t, err, driver.ErrRetry, says)
 	wantError(t, d.Delete(t.Context(), other.Target, false), driver.ErrRetry, says)
-	must(t, os.RemoveAll(copied.path))
+	must(t, os.RemoveAll(copied.Path))
 	must(t, d.Delete(t.Context(), spec.Target, true))
 	servers, err = d.List(t.Context())
 	must(t, err)
@@ -132,7 +133,7 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	if len(servers) != 1 || servers[0].UID != spec.UID || servers[0].ID != "" || servers[0].State != state {
 		t.Fatalf("%s: List tells of %+v", what, servers)
 	}
-	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "mend", d.home(spec.UID).path)
+	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "mend", d.home(spec.UID).Path)
 	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
 		t.Errorf("%s: Usage says %v", what, err)
 	}
@@ -141,7 +142,7 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	for _, retain := range []bool{false, true} {
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "mend")
 	}
-	if on, err := d.home(spec.UID).running(); on != (state == driver.StateRunning) || err != nil {
+	if on, err := d.home(spec.UID).IsRunning(); on != (state == driver.StateRunning) || err != nil {
 		t.Errorf("%s: it runs: %v, %v", what, on, err)
 	}
 }
@@ -191,7 +192,7 @@ func TestReleaseHalfDone(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "aside")
 	must(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
-	if there, err := (instanceDir{d.dir, inTheWay}).exists(); !there {
+	if there, err := newInstanceDir(d.dir, inTheWay).exists(); !there {
 		t.Errorf("it is not among the released: %v", err)
 	}
 }
@@ -207,8 +208,8 @@ func TestStrayBehindALink(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	h := d.home(spec.UID)
-	pid := h.pid(spec.UID)
-	must(t, os.RemoveAll(h.path))
+	pid := h.PID()
+	must(t, os.RemoveAll(h.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	vmtest.Eventually(t, patience, "the machine ends", func() error {
 		if proc.HasOption(pid, "-uuid", string(spec.UID)) {
@@ -299,7 +300,7 @@ func TestOneUnreadable(t *testing.T) {
 	reach(t, d, other, driver.StateRunning)
 	was := reach(t, d, spec, driver.StateRunning)
 	h := d.home(spec.UID)
-	must(t, h.kill(t.Context(), spec.UID))
+	must(t, h.Kill(t.Context()))
 	ended(t, e.open(t), spec.UID) // which is not reported to d
 	r, err := h.load()
 	must(t, err)
@@ -309,12 +310,12 @@ func TestOneUnreadable(t *testing.T) {
 		state driver.State
 		id    string
 	}{
-		"the record":         {[]string{h.file(recordFile)}, aFolder, driver.StateStopped, ""},
-		"the run lock":       {[]string{h.file(runLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
+		"the record":         {[]string{h.File(recordFile)}, aFolder, driver.StateStopped, ""},
+		"the run lock":       {[]string{h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
 		"an end":             {[]string{h.endFile(r)}, aFolder, driver.StateStopped, was.ID},
-		"its whole folder":   {[]string{h.file(recordFile), h.file(runLockFile)}, aLoop, driver.StateRunning, ""},
+		"its whole folder":   {[]string{h.File(recordFile), h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, ""},
 		"an end, in a loop":  {[]string{h.endFile(r)}, aLoop, driver.StateStopped, was.ID},
-		"the lock, a folder": {[]string{h.file(runLockFile)}, aFolder, driver.StateRunning, was.ID},
+		"the lock, a folder": {[]string{h.File(machine.RunLockFile)}, aFolder, driver.StateRunning, was.ID},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, file := range c.files {

@@ -32,7 +32,7 @@ func (d *Driver) limitCPU(ctx context.Context, s *server) {
 	}
 	g, err := d.groups()
 	if err == nil {
-		err = g.LimitCPU(s.CPUGroup, s.Settings.CPUMilli, func() int { return s.pid(s.UID) })
+		err = g.LimitCPU(s.CPUGroup, s.Settings.CPUMilli, func() int { return s.PID() })
 	}
 	if err != nil {
 		d.dropGroup(ctx, s.CPUGroup)

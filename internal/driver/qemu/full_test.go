@@ -114,7 +114,7 @@ func TestDiskFullCreating(t *testing.T) {
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
 	servers, err := d.List(t.Context(), on.UID)
 	must(t, err)
-	if len(servers) != 1 || servers[0].State != driver.StateStopped || d.home(on.UID).pid(on.UID) != 0 {
+	if len(servers) != 1 || servers[0].State != driver.StateStopped || d.home(on.UID).PID() != 0 {
 		t.Errorf("it is %+v", servers)
 	}
 	must(t, os.Remove(filler))
@@ -130,15 +130,15 @@ func TestDiskFullProbing(t *testing.T) {
 	e := newEngine(t)
 	e.smallDisk(t, 8)
 	o := e.options()
-	o.Accel, o.Binary = AccelAuto, script(t, "exit 85")
+	o.Accel, o.Binary = AccelAuto, script(t, "case $1 in "+asks+" *) exit 85;; esac")
 	d := openWith(t, o)
-	d.kvm = e.plain
+	d.accel.Device = e.plain
 	filler := e.fill(t)
-	_, err := d.accel.choose(t.Context(), d)
+	_, err := d.platformOf(t.Context(), &server{})
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "whether KVM works")
 	leavesNothing(t, d)
 	must(t, os.Remove(filler))
-	if got, err := d.accel.choose(t.Context(), d); err != nil || got != AccelKVM {
+	if got, err := d.platformOf(t.Context(), &server{}); err != nil || got.accel != AccelKVM {
 		t.Errorf("once there is room: %q, %v", got, err)
 	}
 }
@@ -199,7 +199,7 @@ func TestDiskFullEnding(t *testing.T) {
 	}
 	_, err = d.Ensure(t.Context(), ends)
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
-	if pid := d.home(ends.UID).pid(ends.UID); pid == 0 {
+	if pid := d.home(ends.UID).PID(); pid == 0 {
 		t.Error("the QEMU is gone that tells how its guest ended")
 	}
 	stays.Power, stays.StopBy = driver.PowerOff, time.Now()
@@ -228,7 +228,7 @@ func TestEndWrittenLater(t *testing.T) {
 	end := ended(t, d, spec.UID)
 	must(t, os.Remove(filler))
 	vmtest.Eventually(t, patience, "its QEMU is collected", func() error {
-		if pid := d.home(spec.UID).pid(spec.UID); pid != 0 {
+		if pid := d.home(spec.UID).PID(); pid != 0 {
 			return fmt.Errorf("it is process %d", pid)
 		}
 		return nil

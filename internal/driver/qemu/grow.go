@@ -10,6 +10,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // outgrown returns the disks, by QEMU's name for them, that the spec wants larger and
@@ -17,12 +18,12 @@ import (
 func (s *server) outgrown(spec driver.ServerSpec) map[string]int64 {
 	sizes := map[string]int64{}
 	if s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size {
-		sizes[rootNode] = spec.RootDiskBytes
+		sizes[machine.RootNode] = spec.RootDiskBytes
 	}
 	for _, v := range spec.Volumes {
 		writable := slices.ContainsFunc(s.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
 		if have := s.Volumes[v.Name].Size; writable && v.SizeBytes > have {
-			sizes[volumeNode(v.Name)] = v.SizeBytes
+			sizes[machine.VolumeNode(v.Name)] = v.SizeBytes
 		}
 	}
 	return sizes
@@ -34,7 +35,7 @@ func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) er
 	if len(sizes) == 0 {
 		return nil
 	}
-	have, err := s.sizesNow(ctx)
+	have, err := s.DiskSizes(ctx)
 	if err != nil {
 		return err
 	}
@@ -44,36 +45,18 @@ func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) er
 			sizes[node] = have[node]
 			continue
 		}
-		if err := s.command(ctx, "block_resize", object{"node-name": node, "size": whole}, nil); err != nil {
+		if err := s.ResizeDisk(ctx, node, whole); err != nil {
 			return err
 		}
 	}
-	s.Root.Size = max(s.Root.Size, sizes[rootNode])
+	s.Root.Size = max(s.Root.Size, sizes[machine.RootNode])
 	s.Volumes = maps.Clone(s.Volumes)
 	for _, v := range spec.Volumes {
-		if size, grown := sizes[volumeNode(v.Name)]; grown {
+		if size, grown := sizes[machine.VolumeNode(v.Name)]; grown {
 			made := s.Volumes[v.Name]
 			made.Size = size
 			s.Volumes[v.Name] = made
 		}
 	}
 	return d.dir.Explain(s.save(s.record))
-}
-
-// sizesNow returns the sizes of disks as QEMU has them, by its name for them.
-func (s *server) sizesNow(ctx context.Context) (map[string]int64, error) {
-	var nodes []struct {
-		Name  string `json:"node-name"`
-		Image struct {
-			Size int64 `json:"virtual-size"`
-		} `json:"image"`
-	}
-	if err := s.command(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
-		return nil, err
-	}
-	sizes := map[string]int64{}
-	for _, n := range nodes {
-		sizes[n.Name] = n.Image.Size
-	}
-	return sizes, nil
 }

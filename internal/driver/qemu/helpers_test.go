@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
@@ -66,7 +68,7 @@ func isEnding(pid int) bool {
 
 func (e *engine) options() Options {
 	return Options{
-		ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: AccelTCG,
+		ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: machine.AccelTCG,
 		Fetch: imagestore.Policy{Hosts: []string{"127.0.0.1"}},
 	}
 }
@@ -142,7 +144,7 @@ func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.
 // serial waits until the guest has printed a text.
 func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 	t.Helper()
-	path := d.home(spec.UID).file(serialLogFile)
+	path := d.home(spec.UID).File(machine.SerialLogFile)
 	vmtest.Eventually(t, patience, "the guest prints "+text, func() error {
 		content, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(content), text) {
@@ -151,6 +153,9 @@ func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 		return err
 	})
 }
+
+// portOf returns the port of a listener.
+func portOf(a net.Addr) int32 { return int32(a.(*net.TCPAddr).Port) }
 
 type textError string
 

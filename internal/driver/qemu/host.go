@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -24,7 +25,7 @@ const (
 // overheadOf returns the overhead of an accelerator. An unknown one gets the larger
 // overhead.
 func overheadOf(accel string) int64 {
-	if accel == AccelKVM {
+	if accel == machine.AccelKVM {
 		return overheadKVM
 	}
 	return overheadTCG
@@ -154,14 +155,14 @@ func (d *Driver) promised() (map[string]int64, error) {
 	homes, err := homesIn(d.dir)
 	promised := map[string]int64{}
 	for _, h := range homes {
-		if on, err := h.running(); err != nil || !on {
+		if on, err := h.IsRunning(); err != nil || !on {
 			continue
 		}
 		r, err := h.load()
 		if err != nil {
 			continue
 		}
-		used, _ := proc.ReadUsage(h.pid(r.UID)) // nothing where it fails
+		used, _ := proc.ReadUsage(h.PID()) // nothing where it fails
 		promised[r.ID] = max(0, r.Settings.MemoryBytes+overheadOf(d.accelOf(server{instanceDir: h, record: r}))-used.MemoryBytes)
 	}
 	return promised, err

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -60,12 +61,12 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	}
 	ran := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
-	must(t, r.check(demandOf(ran, spec, AccelTCG), look))
-	wantError(t, r.check(demandOf(&server{}, spec, AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
+	must(t, r.check(demandOf(ran, spec, machine.AccelTCG), look))
+	wantError(t, r.check(demandOf(&server{}, spec, machine.AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
 	smaller := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 19}}}
-	wantError(t, r.check(demandOf(smaller, spec, AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
+	wantError(t, r.check(demandOf(smaller, spec, machine.AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
 	spec.MemoryBytes = 21
-	wantError(t, r.check(demandOf(ran, spec, AccelTCG), look), driver.ErrExhausted, "needed 21 bytes")
+	wantError(t, r.check(demandOf(ran, spec, machine.AccelTCG), look), driver.ErrExhausted, "needed 21 bytes")
 }
 
 // TestPromised checks that a running machine is promised what it does not use yet, and
@@ -101,7 +102,7 @@ func TestProcessHidden(t *testing.T) {
 	spec.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateStopped)
 	h := d.home(spec.UID)
-	held, err := h.claimRun()
+	held, err := h.ClaimRun()
 	must(t, err)
 	promised, err := d.promised()
 	must(t, err)
@@ -110,9 +111,9 @@ func TestProcessHidden(t *testing.T) {
 	}
 	soon, cancel := context.WithTimeout(t.Context(), proc.PollEvery)
 	defer cancel()
-	wantError(t, h.kill(soon, spec.UID), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
+	wantError(t, h.Kill(soon), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
 	must(t, held.Close())
-	must(t, h.kill(t.Context(), spec.UID))
+	must(t, h.Kill(t.Context()))
 	gone(t, d, spec)
 }
 

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // hostPorts are the ports of the host that machines may use.
@@ -79,17 +80,17 @@ func (h *hostPorts) check(ports []driver.Port) error {
 
 // choose is a chooser that tries ports. Each choice continues where the previous one
 // ended, so that a machine with several ports is not offered a port that it took already.
-func (h *hostPorts) choose(ctx context.Context, f forward) (int32, error) {
+func (h *hostPorts) choose(ctx context.Context, f machine.Forward) (int32, error) {
 	switch {
 	case f.HostPort != 0 && !h.has(f.HostPort):
 		return 0, fmt.Errorf("it is none of %s (--qemu-host-ports)", h.text)
 	case f.HostPort != 0 || len(h.ranges) == 0:
-		return freePort(ctx, f)
+		return machine.FreePort(ctx, f)
 	}
 	var err error
 	for range h.size {
 		f.HostPort = h.at(h.next.Add(1))
-		if _, err = freePort(ctx, f); err == nil || ctx.Err() != nil {
+		if _, err = machine.FreePort(ctx, f); err == nil || ctx.Err() != nil {
 			return f.HostPort, err
 		}
 	}

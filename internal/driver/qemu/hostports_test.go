@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -71,7 +72,7 @@ func TestHostPortsRange(t *testing.T) {
 	_, err = chooseForwards(t.Context(), ports[:1], nil, only.choose)
 	wantError(t, err, driver.ErrRetry, fmt.Sprintf("none of %d (--qemu-host-ports) is free", first))
 	// A port from before the flag is not taken again.
-	before := []forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
+	before := []machine.Forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
 	_, err = chooseForwards(t.Context(), ports[:1], before, only.choose)
 	wantError(t, err, driver.ErrRetry, "is free")
 }
@@ -82,7 +83,7 @@ func TestHostPortRefused(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	own, err := freePort(t.Context(), forward{Protocol: "tcp"})
+	own, err := machine.FreePort(t.Context(), machine.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Port: 80, HostPort: own}}
@@ -101,6 +102,14 @@ func TestHostPortRefused(t *testing.T) {
 	reach(t, d, spec, driver.StateStopped)
 	gone(t, d, spec)
 	leavesNothing(t, d)
+}
+
+// TestSeedSerial checks that no volume can be mistaken for cloud-init's disk.
+func TestSeedSerial(t *testing.T) {
+	t.Parallel()
+	err := checkVolumes([]driver.Volume{{Name: machine.SeedSerial, SizeBytes: 1 << 20}})
+	wantError(t, err, driver.ErrInvalid, "volumes[0].name", machine.SeedSerial)
+	must(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
 }
 
 func TestCheckHostIP(t *testing.T) {
@@ -163,25 +172,4 @@ func TestHostIP(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "127.0.0.3", driver.ReasonPortConflict)
 	gone(t, d, spec)
 	gone(t, d, other)
-}
-
-// TestProbeOfOneAddress checks that, on a single address, the probe looks at its own
-// connection although QEMU's table has those of others too.
-func TestProbeOfOneAddress(t *testing.T) {
-	t.Parallel()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	must(t, err)
-	defer func() { _ = listener.Close() }()
-	var ends [2]net.Conn
-	for i := range ends {
-		ends[i], err = (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
-		must(t, err)
-		taken, err := listener.Accept()
-		must(t, err)
-		defer func() { _, _ = ends[i].Close(), taken.Close() }()
-	}
-	sockets := []string{acceptedSocket(ends[0]), acceptedSocket(ends[1])}
-	if sockets[0] == "" || sockets[0] == "0" || sockets[0] == sockets[1] {
-		t.Errorf("the sockets are %q", sockets)
-	}
 }

@@ -16,6 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // image is a file that a disk stands on, as it was when the disk was made. A fetched
@@ -168,7 +169,7 @@ func checkRegular(f *os.File) error {
 }
 
 // openKernel opens the files of a kernel that is booted directly.
-func (d *Driver) openKernel(spec driver.ServerSpec, files *passed) (*kernel, error) {
+func (d *Driver) openKernel(spec driver.ServerSpec, files *machine.Files) (*machine.Kernel, error) {
 	k := spec.Image.Kernel
 	if k == nil {
 		return nil, nil //nolint:nilnil // Nil is for the disk's own.
@@ -178,21 +179,21 @@ func (d *Driver) openKernel(spec driver.ServerSpec, files *passed) (*kernel, err
 	if err != nil {
 		return nil, err
 	}
-	opened := &kernel{Path: files.addPlain(f), Cmdline: k.Cmdline}
+	opened := &machine.Kernel{Path: files.AddPlain(f), Cmdline: k.Cmdline}
 	if k.Initrd == "" {
 		return opened, nil
 	}
 	if f, err = d.openSource("image.kernel.initrd", k.Initrd); err != nil {
 		return nil, err
 	}
-	opened.Initrd = files.addPlain(f)
+	opened.Initrd = files.AddPlain(f)
 	return opened, nil
 }
 
 // checkKernel reports whether the files of a kernel could be opened now.
 func (d *Driver) checkKernel(spec driver.ServerSpec) error {
-	files := &passed{}
-	defer files.close()
+	files := &machine.Files{}
+	defer files.Close()
 	_, err := d.openKernel(spec, files)
 	return err
 }

@@ -100,7 +100,7 @@ func homesIn(dir *statedir.Dir) ([]instanceDir, error) {
 		}
 		for _, entry := range entries {
 			if entry.IsDir() && uidOf(entry.Name()) != "" {
-				homes = append(homes, instanceDir{dir, dir.Path(sub, entry.Name())})
+				homes = append(homes, newInstanceDir(dir, dir.Path(sub, entry.Name())))
 			}
 		}
 	}
@@ -129,7 +129,7 @@ func (d *Driver) observeAll(ctx context.Context, homes []instanceDir) ([]server,
 		all.Go(func() error {
 			servers[i], errs[i] = d.observeWithin(ctx, h, glanceWithin)
 			if servers[i].silence != nil {
-				d.silent.Store(h.path, true)
+				d.silent.Store(h.Path, true)
 			}
 			return nil
 		})

@@ -7,18 +7,14 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/machine/qmp"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 const (
-	// commandWithin bounds one exchange with a QEMU.
-	commandWithin = 5 * time.Second
 	// glanceWithin bounds the query of one QEMU among many, so that those which do not
 	// answer do not delay the report of the others.
 	glanceWithin = time.Second
@@ -38,21 +34,11 @@ const (
 // reasonKilled is the exit reason of a run whose QEMU ended without reporting why.
 const reasonKilled = "Killed"
 
-// Run states of QEMU that the driver handles.
-const (
-	statusPrelaunch = "prelaunch"
-	statusPaused    = "paused"
-	statusIOError   = "io-error"
-	statusShutdown  = "shutdown"
-	statusPanicked  = "guest-panicked"
-	statusInternal  = "internal-error"
-)
-
 // ends are the states that a guest does not come back from, and the exits they stand for.
 var ends = map[string]driver.Exit{
-	statusShutdown: {Code: codeShutDown, Reason: "Completed"},
-	statusPanicked: {Code: codePanicked, Reason: "GuestPanicked"},
-	statusInternal: {Code: codeBroken, Reason: "InternalError"},
+	machine.StatusShutdown: {Code: codeShutDown, Reason: "Completed"},
+	machine.StatusPanicked: {Code: codePanicked, Reason: "GuestPanicked"},
+	machine.StatusInternal: {Code: codeBroken, Reason: "InternalError"},
 }
 
 // isCrash reports whether a guest's end was a crash.
@@ -83,7 +69,7 @@ type server struct {
 // any file. It fails with a brokenError where something of the server cannot be read, and
 // then still returns what is known.
 func (d *Driver) observe(ctx context.Context, h instanceDir) (server, error) {
-	return d.observeWithin(ctx, h, commandWithin)
+	return d.observeWithin(ctx, h, machine.CommandWithin)
 }
 
 // observeWithin is observe with a limit on the wait for QEMU's answer.
@@ -117,12 +103,12 @@ func (d *Driver) see(ctx context.Context, h instanceDir, within time.Duration) (
 		d.forgetEnds(r.UID)
 		return s, fs.ErrNotExist
 	}
-	return s, wrapCorrupt("mend "+h.path, err)
+	return s, wrapCorrupt("mend "+h.Path, err)
 }
 
 func (h instanceDir) seeBroken(cause error) (server, error) {
 	s := server{instanceDir: h}
-	s.UID, s.Retained = uidOf(h.path), filepath.Base(filepath.Dir(h.path)) == retainedDir
+	s.UID, s.Retained = uidOf(h.Path), filepath.Base(filepath.Dir(h.Path)) == retainedDir
 	if err := s.findOn(); err != nil && !isBroken(err) {
 		return s, err
 	}
@@ -132,9 +118,9 @@ func (h instanceDir) seeBroken(cause error) (server, error) {
 // findOn finds out whether its QEMU runs. Where that cannot be determined, the server
 // counts as on, so that it is never wrongly reported as off.
 func (s *server) findOn() error {
-	on, err := s.running()
+	on, err := s.IsRunning()
 	s.on = on || err != nil
-	return wrapCorrupt("mend "+s.file(runLockFile), err)
+	return wrapCorrupt("mend "+s.File(machine.RunLockFile), err)
 }
 
 func (s *server) look(ctx context.Context, within time.Duration) error {
@@ -143,12 +129,12 @@ func (s *server) look(ctx context.Context, within time.Duration) error {
 	}
 	asked, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	s.status, s.silence = s.ask(asked)
+	s.status, s.silence = s.Status(asked)
 	if s.silence == nil || ctx.Err() != nil || asked.Err() != nil {
 		return ctx.Err()
 	}
 	// A QEMU that closes the connection may be about to end.
-	if s.untilOff(ctx, leavesWithin) == nil {
+	if s.WaitStopped(ctx, leavesWithin) == nil {
 		s.on, s.silence = false, nil
 	}
 	return ctx.Err()
@@ -208,7 +194,7 @@ func (s *server) state() driver.State {
 }
 
 func (s *server) isPaused() bool {
-	return s.status == statusPaused || s.status == statusPrelaunch || s.status == statusIOError
+	return s.status == machine.StatusPaused || s.status == machine.StatusPrelaunch || s.status == machine.StatusIOError
 }
 
 // report returns the server as the driver contract describes it.
@@ -232,69 +218,10 @@ func (s *server) report() driver.Server {
 	case s.silence != nil:
 		out.Err = fmt.Errorf("QEMU does not answer: %w", s.silence)
 		out.Progress = out.Err.Error()
-	case s.status == statusIOError:
+	case s.status == machine.StatusIOError:
 		out.Err = s.fault
 	case s.stopping():
 		out.Progress = "waiting for the guest to power off"
 	}
 	return out
-}
-
-// ask returns QEMU's run state.
-func (h instanceDir) ask(ctx context.Context) (status string, err error) {
-	err = h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
-		status, err = askStatus(ctx, c)
-		return err
-	})
-	return status, err
-}
-
-func askStatus(ctx context.Context, c *qmp.Client) (string, error) {
-	var answer struct {
-		Status string `json:"status"`
-	}
-	err := c.Execute(ctx, "query-status", nil, &answer)
-	return answer.Status, err
-}
-
-// command executes one command by QEMU's control socket.
-func (h instanceDir) command(ctx context.Context, command string, arguments, result any) error {
-	return h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
-		return c.Execute(ctx, command, arguments, result)
-	})
-}
-
-// control talks to QEMU by its control socket.
-func (h instanceDir) control(ctx context.Context, talk func(context.Context, *qmp.Client) error) error {
-	ctx, cancel := context.WithTimeout(ctx, commandWithin)
-	defer cancel()
-	c, err := h.dial(ctx, ctlSocket, nil)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return talk(ctx, c)
-}
-
-// dial connects to a QMP socket in the directory.
-func (h instanceDir) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
-	err = h.atSocket(socket, func(path string) error {
-		c, err = qmp.Dial(ctx, path, onEvent)
-		return err
-	})
-	return c, err
-}
-
-// atSocket passes connect the path of a socket by way of the directory's descriptor, so
-// that the length of the directory's path does not matter.
-func (h instanceDir) atSocket(socket string, connect func(path string) error) error {
-	dir, err := os.Open(h.path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = dir.Close() }()
-	if err := connect(filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socket)); err != nil {
-		return fmt.Errorf("%s: %w", h.file(socket), err)
-	}
-	return nil
 }

@@ -4,14 +4,10 @@
 package qemu
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -19,17 +15,18 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // chooser returns the host port of a forward if it is free, or any free one where that is
 // 0.
-type chooser func(context.Context, forward) (int32, error)
+type chooser func(context.Context, machine.Forward) (int32, error)
 
 // chooseForwards finds host ports for the ports of a spec. Those that the spec
 // names come first, so that none of them is chosen for another port.
-func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, choose chooser) ([]forward, error) {
-	forwards := make([]forward, len(ports))
-	used := map[forward]bool{}
+func chooseForwards(ctx context.Context, ports []driver.Port, before []machine.Forward, choose chooser) ([]machine.Forward, error) {
+	forwards := make([]machine.Forward, len(ports))
+	used := map[machine.Forward]bool{}
 	for _, chosen := range []bool{false, true} {
 		for i, p := range ports {
 			if (p.HostPort == 0) != chosen {
@@ -39,7 +36,7 @@ func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, 
 			if err != nil {
 				return nil, portConflict(i, p, f, err)
 			}
-			forwards[i], used[f.outside()] = f, true
+			forwards[i], used[f.Outside()] = f, true
 		}
 	}
 	return forwards, nil
@@ -47,13 +44,13 @@ func chooseForwards(ctx context.Context, ports []driver.Port, before []forward, 
 
 // checkForwards reports whether a machine that has some host ports can get the others
 // that a spec names.
-func checkForwards(ctx context.Context, ports []driver.Port, have []forward, choose chooser) error {
+func checkForwards(ctx context.Context, ports []driver.Port, have []machine.Forward, choose chooser) error {
 	for i, p := range ports {
 		f := forwardOf(p)
 		// A port cannot be tried that the machine itself has: the same, or where one is of all
 		// addresses.
-		isOwn := func(own forward) bool {
-			return own.outside() == f.outside() && (own.HostIP == f.HostIP || own.HostIP == "" || f.HostIP == "")
+		isOwn := func(own machine.Forward) bool {
+			return own.Outside() == f.Outside() && (own.HostIP == f.HostIP || own.HostIP == "" || f.HostIP == "")
 		}
 		if f.Chosen || slices.ContainsFunc(have, isOwn) {
 			continue
@@ -66,26 +63,9 @@ func checkForwards(ctx context.Context, ports []driver.Port, have []forward, cho
 }
 
 // portConflict names the port of the spec that a host port is for.
-func portConflict(i int, p driver.Port, f forward, err error) error {
+func portConflict(i int, p driver.Port, f machine.Forward, err error) error {
 	return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
-		"ports[%d] (%s): host port %s cannot be had: %w", i, p.Name, f.place(), err))
-}
-
-// place describes the forward's end on the host, for people.
-func (f forward) place() string {
-	text := fmt.Sprintf("%d/%s", f.HostPort, f.Protocol)
-	if f.HostIP != "" {
-		text += " of " + f.HostIP
-	}
-	return text
-}
-
-var ruleFailed = regexp.MustCompile(`(?i)could not set up host forwarding rule '([^']*)'`)
-
-// takenPort returns the index of the forward that QEMU ended over, -1 if there is none.
-func takenPort(words string, forwards []forward) int {
-	said := ruleFailed.FindStringSubmatch(words)
-	return slices.IndexFunc(forwards, func(f forward) bool { return said != nil && said[1] == f.rule() })
+		"ports[%d] (%s): host port %s cannot be had: %w", i, p.Name, f.HostEnd(), err))
 }
 
 // chooseTries is how often a host port is chosen anew when another process, or another
@@ -94,7 +74,7 @@ const chooseTries = 10
 
 // chooseForward chooses a host port for a port of the spec. Where the spec leaves the
 // choice, it takes the port of the previous run if that is free.
-func chooseForward(ctx context.Context, p driver.Port, before []forward, used map[forward]bool, choose chooser) (f forward, err error) {
+func chooseForward(ctx context.Context, p driver.Port, before []machine.Forward, used map[machine.Forward]bool, choose chooser) (f machine.Forward, err error) {
 	f = forwardOf(p)
 	if !f.Chosen {
 		_, err = choose(ctx, f)
@@ -102,7 +82,7 @@ func chooseForward(ctx context.Context, p driver.Port, before []forward, used ma
 	}
 	for _, old := range before {
 		f.HostPort = old.HostPort
-		if f != old || used[f.outside()] {
+		if f != old || used[f.Outside()] {
 			continue
 		}
 		if _, err := choose(ctx, f); err == nil {
@@ -111,7 +91,7 @@ func chooseForward(ctx context.Context, p driver.Port, before []forward, used ma
 	}
 	for range chooseTries + len(used) {
 		f.HostPort = 0
-		if f.HostPort, err = choose(ctx, f); err != nil || !used[f.outside()] {
+		if f.HostPort, err = choose(ctx, f); err != nil || !used[f.Outside()] {
 			return f, err
 		}
 	}
@@ -119,8 +99,8 @@ func chooseForward(ctx context.Context, p driver.Port, before []forward, used ma
 }
 
 // forwardOf returns the forward that a port of a spec asks for.
-func forwardOf(p driver.Port) forward {
-	return forward{Protocol: protocolOf(p), HostIP: hostIPOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
+func forwardOf(p driver.Port) machine.Forward {
+	return machine.Forward{Protocol: protocolOf(p), HostIP: hostIPOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
 }
 
 // hostIPOf returns the address that a port is opened on, empty for all IPv4 addresses.
@@ -142,43 +122,6 @@ func protocolOf(p driver.Port) string {
 // own, which no guest sees.
 func samePort(a, b driver.Port) bool {
 	return a.Port == b.Port && a.HostPort == b.HostPort && hostIPOf(a) == hostIPOf(b) && protocolOf(a) == protocolOf(b)
-}
-
-// rule returns the forward in QEMU's syntax.
-func (f forward) rule() string {
-	return fmt.Sprintf("%s:%s:%d-:%d", f.Protocol, f.HostIP, f.HostPort, f.Port)
-}
-
-// outside returns the part that no two forwards may have in common, whatever their
-// addresses: one may be on all addresses.
-func (f forward) outside() forward { return forward{Protocol: f.Protocol, HostPort: f.HostPort} }
-
-// freePort is a chooser that tries to open the port.
-func freePort(ctx context.Context, f forward) (int32, error) {
-	var config net.ListenConfig
-	address := net.JoinHostPort(cmp.Or(f.HostIP, net.IPv4zero.String()), strconv.Itoa(int(f.HostPort)))
-	if f.Protocol == "udp" {
-		conn, err := config.ListenPacket(ctx, "udp4", address)
-		if err != nil {
-			return 0, err
-		}
-		return portOf(conn.LocalAddr()), conn.Close()
-	}
-	listener, err := config.Listen(ctx, "tcp4", address)
-	if err != nil {
-		return 0, err
-	}
-	return portOf(listener.Addr()), listener.Close()
-}
-
-func portOf(a net.Addr) int32 {
-	switch a := a.(type) {
-	case *net.TCPAddr:
-		return int32(a.Port) //nolint:gosec // 16 bits
-	case *net.UDPAddr:
-		return int32(a.Port) //nolint:gosec // 16 bits
-	}
-	return 0
 }
 
 // report returns the server as the driver contract describes it, with the addresses to

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -23,7 +24,7 @@ type host struct {
 	offers []int32
 }
 
-func (h *host) choose(_ context.Context, f forward) (int32, error) {
+func (h *host) choose(_ context.Context, f machine.Forward) (int32, error) {
 	switch {
 	case slices.Contains(h.taken, f.HostPort):
 		return 0, errors.New("address already in use")
@@ -41,28 +42,28 @@ func TestChooseForwards(t *testing.T) {
 	t.Parallel()
 	any80, fixed80 := driver.Port{Name: "http", Protocol: "TCP", Port: 80}, driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}
 	any81, dns := driver.Port{Name: "more", Port: 81}, driver.Port{Name: "dns", Protocol: "UDP", Port: 53}
-	had := func(protocol string, hostPort, port int32) forward {
-		return forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
+	had := func(protocol string, hostPort, port int32) machine.Forward {
+		return machine.Forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
 	}
-	asked := forward{Protocol: "tcp", HostPort: 8080, Port: 80}
+	asked := machine.Forward{Protocol: "tcp", HostPort: 8080, Port: 80}
 	for name, c := range map[string]struct {
 		ports  []driver.Port
-		before []forward
+		before []machine.Forward
 		host   host
-		want   []forward
+		want   []machine.Forward
 		says   string
 	}{
 		"none":                            {},
-		"asked for":                       {ports: []driver.Port{fixed80}, want: []forward{asked}},
+		"asked for":                       {ports: []driver.Port{fixed80}, want: []machine.Forward{asked}},
 		"asked for and taken":             {ports: []driver.Port{any81, fixed80}, host: host{taken: []int32{8080}}, says: "ports[1] (http): host port 8080/tcp cannot be had"},
-		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []forward{had("tcp", 1, 80), had("udp", 2, 53)}},
+		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []machine.Forward{had("tcp", 1, 80), had("udp", 2, 53)}},
 		"chosen and none left":            {ports: []driver.Port{any80}, says: "none is left"},
-		"the same again":                  {ports: []driver.Port{any80, dns}, before: []forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []forward{had("tcp", 8, 80), had("udp", 7, 53)}},
-		"another if that is taken":        {ports: []driver.Port{any80}, before: []forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []forward{had("tcp", 9, 80)}},
-		"another's of before":             {ports: []driver.Port{any81}, before: []forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []forward{had("tcp", 9, 81)}},
-		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []forward{asked}, host: host{offers: []int32{9}}, want: []forward{had("tcp", 9, 80)}},
-		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []forward{had("tcp", 9, 81), asked}},
-		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
+		"the same again":                  {ports: []driver.Port{any80, dns}, before: []machine.Forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []machine.Forward{had("tcp", 8, 80), had("udp", 7, 53)}},
+		"another if that is taken":        {ports: []driver.Port{any80}, before: []machine.Forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 80)}},
+		"another's of before":             {ports: []driver.Port{any81}, before: []machine.Forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 81)}},
+		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []machine.Forward{asked}, host: host{offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 80)}},
+		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []machine.Forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []machine.Forward{had("tcp", 9, 81), asked}},
+		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []machine.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []machine.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := chooseForwards(t.Context(), c.ports, c.before, c.host.choose)
@@ -92,12 +93,12 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	late := taken(t)
-	d.choose = func(ctx context.Context, f forward) (int32, error) {
+	d.choose = func(ctx context.Context, f machine.Forward) (int32, error) {
 		if p := late; f.HostPort == 0 && f.Port == 80 && p != 0 {
 			late = 0 // once
 			return p, nil
 		}
-		return freePort(ctx, f)
+		return machine.FreePort(ctx, f)
 	}
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "ssh", Protocol: "TCP", Port: 22}, {Name: "http", Protocol: "TCP", Port: 80}}
@@ -114,33 +115,12 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	gone(t, d, spec)
 
 	asked := taken(t)
-	d.choose = func(_ context.Context, f forward) (int32, error) { return f.HostPort, nil }
+	d.choose = func(_ context.Context, f machine.Forward) (int32, error) { return f.HostPort, nil }
 	fixed := e.spec()
 	fixed.Ports = []driver.Port{{Name: "web", Port: 8080, HostPort: asked}}
 	_, err = d.Ensure(t.Context(), fixed)
 	wantError(t, err, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp cannot be had", asked), driver.ReasonPortConflict)
 	gone(t, d, fixed)
-}
-
-func TestIsConnected(t *testing.T) {
-	t.Parallel()
-	const table = "Hub -1 (net):\r\n" +
-		"  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n" +
-		"  TCP[%s]      12       127.1.2.3 45081       10.0.2.15    80     0     0\r\n" +
-		"  TCP[ESTABLISHED]      13       127.1.2.30 45081       10.0.2.15    80     0     0\r\n" +
-		"  TCP[HOST_FORWARD]   8               * 45081       10.0.2.15    80     0     0\r\n"
-	for state, want := range map[string]bool{"ESTABLISHED": true, "CLOSE_WAIT": true, "SYN_SENT": false, "NONE": false} {
-		if got := isConnected(fmt.Sprintf(table, state), "127.1.2.3", ""); got != want {
-			t.Errorf("%s: got %t", state, got)
-		}
-	}
-	if isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.4", "") || isConnected("", "127.1.2.3", "") ||
-		isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.3", "13") {
-		t.Error("a connection that is not in the table is taken for one that was answered")
-	}
-	if isConnected(table, oneLoopback(), "") || !strings.HasPrefix(oneLoopback(), "127.") {
-		t.Error("the address is not one of the host's own")
-	}
 }
 
 func probe(t *testing.T, d *Driver, spec driver.ServerSpec, port int32) error {

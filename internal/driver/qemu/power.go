@@ -4,27 +4,21 @@
 package qemu
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"io/fs"
 	"os"
-	"regexp"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
 const (
-	// startWithin is how long QEMU may take until it answers.
-	startWithin = 20 * time.Second
-	// quitWithin is how long QEMU may take to end by itself before it is killed.
-	quitWithin = 2 * time.Second
 	// writesWithin is how long a guest that waited for its disk is watched after it is
 	// resumed. QEMU retries the write at once, however slow the guest is.
 	writesWithin = 500 * time.Millisecond
@@ -48,22 +42,22 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 		return err
 	}
 	defer release()
-	files := &passed{}
-	defer files.close()
+	files := &machine.Files{}
+	defer files.Close()
 	m, err := d.prepare(ctx, s, spec, on, files)
 	if err != nil {
 		return err
 	}
 	before := s.record
-	runLock, err := s.claimRun()
+	runLock, err := s.ClaimRun()
 	if err != nil {
-		return err
+		return contractError(err)
 	}
 	defer func() { _ = runLock.Close() }()
 	if err := s.rotateLog(); err != nil {
 		return d.dir.Explain(err)
 	}
-	d.faults.heard.Delete(s.path)
+	d.faults.heard.Delete(s.Path)
 	s.Phase, s.Run, s.StartedAt = phaseStarting, newName(), d.Clock.Now()
 	s.Stop, s.Settings, s.Forwards = nil, settingsOf(spec, s.Root.Image.imageSettings), m.Forwards
 	s.MachineType, s.Accelerator = m.Type, m.Accel
@@ -84,61 +78,61 @@ type platform struct {
 }
 
 func (d *Driver) platformOf(ctx context.Context, s *server) (platform, error) {
-	machineType, err := d.program.machineType(ctx, s.MachineType)
+	machineType, err := d.program.MachineType(ctx, s.MachineType)
 	if err != nil {
-		return platform{}, err
+		return platform{}, contractError(err)
 	}
-	accel, err := d.accel.choose(ctx, d)
+	accel, err := d.accel.Choose(ctx)
+	if !errors.Is(err, ctx.Err()) { // else there is no error, or only that of ctx
+		err = d.dir.Explain(err)
+	}
 	return platform{machineType, accel}, err
 }
 
 // prepare gathers what a run needs, and opens the files that QEMU is to get.
-func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec, on platform, files *passed) (machine, error) {
+func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec, on platform, files *machine.Files) (machine.Config, error) {
 	release, err := d.images.Hold()
 	if err != nil {
-		return machine{}, err
+		return machine.Config{}, err
 	}
 	defer release()
 	volumes, err := d.prepareVolumes(s, spec, files)
 	if err != nil {
-		return machine{}, err
+		return machine.Config{}, err
 	}
 	kernel, err := d.openKernel(spec, files)
 	if err != nil {
-		return machine{}, err
+		return machine.Config{}, err
 	}
-	if err := d.makeSeed(s.instanceDir, spec); err != nil {
-		return machine{}, d.dir.Explain(err)
+	if err := s.WriteSeed(seedOf(spec)); err != nil {
+		return machine.Config{}, d.dir.Explain(err)
 	}
 	forwards, err := chooseForwards(ctx, spec.Ports, s.Forwards, d.choose)
 	if err != nil {
-		return machine{}, err
+		return machine.Config{}, err
 	}
 	root, err := d.prepareRoot(s, spec, files)
 	if err != nil {
-		return machine{}, err
+		return machine.Config{}, err
 	}
-	return machine{
-		UID: s.UID, ID: s.ID, Type: on.machineType, Accel: on.accel, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
+	return machine.Config{
+		UUID: string(s.UID), ID: s.ID, Type: on.machineType, Accel: on.accel, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
 		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards, Files: files,
 	}, nil
 }
 
 // launch starts QEMU. Another process may take a chosen host port before QEMU has it,
 // such as a machine that is started at the same time. Then launch chooses another port.
-func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []driver.Port, runLock *os.File) error {
+func (d *Driver) launch(ctx context.Context, s *server, m machine.Config, ports []driver.Port, runLock *os.File) error {
 	for try := 1; ; try++ {
-		ended, err := d.waitReady(ctx, s, m, runLock)
-		if ended == "" || err != nil {
-			return err
+		err := s.Start(ctx, d.Binary, m, runLock)
+		ended, ok := errors.AsType[*machine.StartError](err)
+		if !ok || ended.Taken < 0 {
+			return contractError(err)
 		}
-		words := cmp.Or(s.lastOutput(logTail), "it printed nothing, and ended with "+ended)
-		n := takenPort(words, m.Forwards)
-		if n < 0 {
-			return explainStart(words)
-		}
+		n := ended.Taken
 		if !m.Forwards[n].Chosen || try == chooseTries {
-			return portConflict(n, ports[n], m.Forwards[n], errors.New(words))
+			return portConflict(n, ports[n], m.Forwards[n], errors.New(ended.Output))
 		}
 		if m.Forwards, err = chooseForwards(ctx, ports, m.Forwards, d.choose); err != nil {
 			return err
@@ -150,67 +144,22 @@ func (d *Driver) launch(ctx context.Context, s *server, m machine, ports []drive
 	}
 }
 
-// waitReady starts QEMU and waits until it answers or has ended. ended says how it ended,
-// and is empty if it did not.
-func (d *Driver) waitReady(ctx context.Context, s *server, m machine, runLock *os.File) (ended string, err error) {
-	for _, socket := range sockets {
-		if err := os.Remove(s.file(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
-	}
-	over, err := s.spawn(ctx, d.Binary, m.arguments(), m.Files.inherited(runLock))
-	if err != nil {
-		return "", driver.Errorf(driver.ErrRetry, "starting %s: %w", d.Binary, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, startWithin)
-	defer cancel()
-	for {
-		select {
-		case ended := <-over:
-			return ended, nil
-		default:
-		}
-		// A QEMU that does not answer in time is left to the next call.
-		if _, err := s.ask(ctx); err == nil || !proc.Pause(ctx, proc.PollEvery) {
-			return "", nil
-		}
-	}
-}
-
 // undoStart restores a server whose QEMU did not come up to what it was before.
 func (d *Driver) undoStart(ctx context.Context, s *server, before record) error {
-	if err := s.kill(ctx, s.UID); err != nil {
+	if err := s.Kill(ctx); err != nil {
 		return err
 	}
 	d.dropGroup(ctx, s.CPUGroup)
 	s.record = before
-	return errors.Join(s.putLogAside(failedLog), s.save(before))
-}
-
-// Reasons that QEMU gives for not starting.
-var (
-	memoryLacks  = regexp.MustCompile(`(?i)cannot (set up guest|allocate) memory`)
-	imageChanged = regexp.MustCompile(`(?i)could not open|image is|failed to get .* lock`)
-)
-
-func explainStart(words string) error {
-	switch {
-	case memoryLacks.MatchString(words):
-		return driver.Errorf(driver.ErrExhausted, "QEMU got no memory: %s", words)
-	case imageChanged.MatchString(words):
-		return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "QEMU did not start: %s", words))
-	}
-	return driver.Errorf(driver.ErrRetry, "QEMU did not start: %s", words)
+	return errors.Join(s.SetLogAside(machine.FailedLog), s.save(before))
 }
 
 // finishStart resumes the guest of a QEMU that is up, whichever process started it. It
 // does so last: if the process is killed before, the server is found paused, and the next
 // leader resumes it.
 func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerSpec) error {
-	for _, socket := range sockets {
-		if err := os.Chmod(s.file(socket), 0o600); err != nil {
-			return err
-		}
+	if err := s.ProtectSockets(); err != nil {
+		return err
 	}
 	if err := d.grow(ctx, s, spec); err != nil {
 		return err
@@ -227,7 +176,7 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	// Notify first, so that other processes attend the machine even if this leader stops
 	// right after.
 	d.notify(s.UID)
-	if err := s.command(ctx, "cont", nil, nil); err != nil {
+	if err := s.Execute(ctx, "cont", nil, nil); err != nil {
 		return err
 	}
 	d.removeOldRoot(s)
@@ -238,18 +187,18 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 // whether that works shows at once. Without that check it would be resumed again and
 // again.
 func (d *Driver) resume(ctx context.Context, s *server) error {
-	if s.status != statusIOError {
-		return s.command(ctx, "cont", nil, nil)
+	if s.status != machine.StatusIOError {
+		return s.Execute(ctx, "cont", nil, nil)
 	}
-	asked, cancel := context.WithTimeout(ctx, commandWithin)
+	asked, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
-	c, err := s.dial(asked, ctlSocket, func(event qmp.Event) { d.faults.hear(s.path, event) })
+	c, err := s.Dial(asked, machine.ControlSocket, func(event qmp.Event) { d.faults.hear(s.Path, event) })
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if at, ok := d.faults.resumed.Load(s.path); ok && d.Clock.Now().Sub(at.(time.Time)) < resumeAgain {
-		return d.faults.find(asked, s.path, c)
+	if at, ok := d.faults.resumed.Load(s.Path); ok && d.Clock.Now().Sub(at.(time.Time)) < resumeAgain {
+		return d.faults.find(asked, s.Path, c)
 	}
 	if err := c.Execute(asked, "cont", nil, nil); err != nil {
 		return err
@@ -257,11 +206,11 @@ func (d *Driver) resume(ctx context.Context, s *server) error {
 	looked, stop := context.WithTimeout(asked, writesWithin)
 	defer stop()
 	for proc.Pause(looked, 4*proc.PollEvery) {
-		if status, err := askStatus(looked, c); err == nil && status == statusIOError {
-			return d.faults.find(asked, s.path, c)
+		if status, err := machine.QueryStatus(looked, c); err == nil && status == machine.StatusIOError {
+			return d.faults.find(asked, s.Path, c)
 		}
 	}
-	d.faults.resumed.Store(s.path, d.Clock.Now())
+	d.faults.resumed.Store(s.Path, d.Clock.Now())
 	return nil
 }
 
@@ -295,7 +244,7 @@ func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSp
 // finished.
 func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
 	if s.Phase == phaseStarting {
-		return false, s.quit(ctx)
+		return false, s.Quit(ctx)
 	}
 	now := stop{By: spec.StopBy}
 	if s.Stop != nil && spec.Power != driver.PowerOff && spec.RestartRun != s.Run {
@@ -319,16 +268,7 @@ func (d *Driver) press(ctx context.Context, s *server) error {
 	if !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
 		return nil
 	}
-	return s.control(ctx, func(ctx context.Context, c *qmp.Client) error { return powerDown(ctx, c, s.isPaused()) })
-}
-
-func powerDown(ctx context.Context, c *qmp.Client, paused bool) error {
-	if paused {
-		if err := c.Execute(ctx, "cont", nil, nil); err != nil {
-			return err
-		}
-	}
-	return c.Execute(ctx, "system_powerdown", nil, nil)
+	return s.Control(ctx, func(ctx context.Context, c *qmp.Client) error { return machine.PowerDown(ctx, c, s.isPaused()) })
 }
 
 // pressed records when power buttons were pressed.
@@ -364,7 +304,7 @@ func (p *pressed) forget(uid types.UID) {
 // force ends a run that the guest did not end, even where that cannot be recorded.
 func (d *Driver) force(ctx context.Context, s *server) error {
 	_, _ = d.keepEnd(s.instanceDir, s.record, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()})
-	return s.quit(ctx)
+	return s.Quit(ctx)
 }
 
 // reap ends a QEMU whose guest has ended. Where the end is not recorded, QEMU stays,
@@ -374,20 +314,5 @@ func (d *Driver) reap(ctx context.Context, s *server) error {
 		return s.unkept
 	}
 	d.pressed.forget(s.UID)
-	return s.quit(ctx)
-}
-
-// quit ends QEMU: by its quit command, so that its disks are consistent, or else by
-// force.
-func (s *server) quit(ctx context.Context) error {
-	asked, cancel := context.WithTimeout(ctx, quitWithin)
-	defer cancel()
-	err := s.command(asked, "quit", nil, nil)
-	if _, refused := errors.AsType[*qmp.Error](err); !refused && s.untilOff(asked, quitWithin) == nil {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return s.kill(ctx, s.UID)
+	return s.Quit(ctx)
 }

@@ -62,7 +62,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -74,6 +73,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 )
 
@@ -88,7 +88,14 @@ const (
 )
 
 // DefaultBinary is the QEMU that machines run on.
-const DefaultBinary = "qemu-system-x86_64"
+const DefaultBinary = machine.DefaultProgram
+
+// Accelerators.
+const (
+	AccelAuto = machine.AccelAuto
+	AccelKVM  = machine.AccelKVM
+	AccelTCG  = machine.AccelTCG
+)
 
 // Options are the options of a Driver.
 type Options struct {
@@ -132,15 +139,12 @@ type Driver struct {
 	Options
 
 	dir     *statedir.Dir
-	program program
-	accel   accelerator
-	// kvm is the KVM device, and probeWithin how long a guest may take under it.
-	kvm         string
-	probeWithin time.Duration
-	pressed     pressed
-	address     hostAddress
-	fetches     *download.Tracker
-	images      *imagestore.Store
+	program *machine.Program
+	accel   *machine.Accelerator
+	pressed pressed
+	address hostAddress
+	fetches *download.Tracker
+	images  *imagestore.Store
 	// unwritten are the ends of runs that could not be written for lack of space, by file
 	// name.
 	unwritten sync.Map
@@ -178,8 +182,8 @@ func New(o Options) (*Driver, error) {
 		return nil, errors.New("the qemu driver needs a cluster id")
 	case o.Dir == "":
 		return nil, errors.New("the qemu driver needs a folder")
-	case o.Accel != AccelAuto && o.Accel != AccelKVM && o.Accel != AccelTCG:
-		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, AccelAuto, AccelKVM, AccelTCG)
+	case o.Accel != AccelAuto && o.Accel != machine.AccelKVM && o.Accel != machine.AccelTCG:
+		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, machine.AccelAuto, machine.AccelKVM, machine.AccelTCG)
 	}
 	dir, err := statedir.Open("the qemu driver's folder", o.Dir, vmsDir, retainedDir, notificationsDir, endsDir, imagesDir, cacheDir)
 	if err != nil {
@@ -195,8 +199,8 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
-		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
+		Options: o, dir: dir, program: &machine.Program{Name: o.Binary}, accel: machine.NewAccelerator(o.Accel, o.Binary, dir, o.Clock, o.Log),
+		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.choose, hostPorts: ports, reserve: reserve,
 	}
 	d.capacity = d.hostDisk
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}
@@ -218,7 +222,7 @@ func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 
 func (o Options) withDefaults() Options {
 	if o.Accel == "" {
-		o.Accel = AccelAuto
+		o.Accel = machine.AccelAuto
 	}
 	if o.Binary == "" {
 		o.Binary = DefaultBinary
@@ -236,9 +240,9 @@ func (o Options) withDefaults() Options {
 const maxSocketPath = 107
 
 // checkSocketPaths rejects a folder whose sockets would have paths too long for people's
-// tools. The driver itself does not depend on the limit: see atSocket.
+// tools. The driver itself does not depend on the limit.
 func checkSocketPaths(dir *statedir.Dir) error {
-	longest := dir.Path(vmsDir, string(uuid.NewUUID()), eventsSocket)
+	longest := dir.Path(vmsDir, string(uuid.NewUUID()), machine.EventsSocket)
 	if len(longest) <= maxSocketPath {
 		return nil
 	}
@@ -251,8 +255,8 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	if err := enter(ctx); err != nil {
 		return "", err
 	}
-	if err := d.program.check(ctx); err != nil {
-		return "", err
+	if err := d.program.Check(ctx); err != nil {
+		return "", contractError(err)
 	}
 	return d.dir.ID()
 }

@@ -20,31 +20,15 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
 )
 
-// Names in a server's directory.
+// Names in a server's directory, beside those of its machine.
 const (
-	recordFile    = "server.json"
-	runLockFile   = "run.lock"
-	pidFile       = "pid"
-	rootDiskFile  = "root.qcow2"
-	oldRootFile   = "root.old.qcow2"
-	seedFile      = "seed.iso"
-	ctlSocket     = "ctl.sock"
-	eventsSocket  = "events.sock"
-	serialSocket  = "serial.sock"
-	serialLogFile = "serial.log"
-	logFile       = "qemu.log"
-	// writerLock is held by the process that writes to the console.
-	writerLock = "writer.lock"
-	// oldLog is the suffix of the file that holds what a log had before it was cut.
-	oldLog = ".1"
-	// failedLog is the suffix of the log of the last start that failed.
-	failedLog = ".failed"
+	recordFile   = "server.json"
+	rootDiskFile = "root.qcow2"
+	oldRootFile  = "root.old.qcow2"
 )
-
-// sockets are the sockets that QEMU creates and is reached by.
-var sockets = []string{ctlSocket, eventsSocket, serialSocket}
 
 // phase is how far a server's run has come; empty before the first.
 type phase string
@@ -86,7 +70,7 @@ type record struct {
 	// Accelerator of the last run; empty where an older version started it.
 	Accelerator string `json:"accelerator,omitempty"`
 	// Forwards are those of the last run.
-	Forwards []forward `json:"forwards,omitempty"`
+	Forwards []machine.Forward `json:"forwards,omitempty"`
 
 	Settings settings `json:"settings"`
 	Root     disk     `json:"root"`
@@ -165,19 +149,23 @@ func newName() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "
 
 // instanceDir is a server's directory.
 type instanceDir struct {
-	dir  *statedir.Dir
-	path string
+	machine.Machine
+
+	dir *statedir.Dir
+}
+
+// newInstanceDir returns the directory at a path, whose name begins with the UID.
+func newInstanceDir(dir *statedir.Dir, path string) instanceDir {
+	return instanceDir{machine.Machine{Path: path, UUID: string(uidOf(path)), Staging: dir}, dir}
 }
 
 func (d *Driver) home(uid types.UID) instanceDir {
-	return instanceDir{d.dir, d.dir.Path(vmsDir, string(uid))}
+	return newInstanceDir(d.dir, d.dir.Path(vmsDir, string(uid)))
 }
-
-func (h instanceDir) file(name string) string { return filepath.Join(h.path, name) }
 
 // exists reports whether there is a directory at all.
 func (h instanceDir) exists() (bool, error) {
-	_, err := os.Lstat(h.path)
+	_, err := os.Lstat(h.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -215,18 +203,18 @@ func (h instanceDir) isThere() bool {
 // server that cannot be read is not gone.
 func (h instanceDir) load() (record, error) {
 	var r record
-	content, err := os.ReadFile(h.file(recordFile))
+	content, err := os.ReadFile(h.File(recordFile))
 	if err != nil {
 		return r, h.classifyReadError(err)
 	}
 	if err := json.Unmarshal(content, &r); err != nil {
-		return r, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", h.file(recordFile), err)}
+		return r, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", h.File(recordFile), err)}
 	}
 	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
-		return r, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", h.file(recordFile))}
+		return r, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", h.File(recordFile))}
 	}
-	if own := uidOf(h.path); r.UID != own {
-		return r, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", h.file(recordFile), r.UID, own)}
+	if own := uidOf(h.Path); r.UID != own {
+		return r, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", h.File(recordFile), r.UID, own)}
 	}
 	return r, nil
 }
@@ -239,7 +227,7 @@ func (h instanceDir) classifyReadError(err error) error {
 	}
 	mend := "mend what keeps Drover from reading this"
 	if errors.Is(err, fs.ErrNotExist) {
-		mend = "mend or remove " + h.path
+		mend = "mend or remove " + h.Path
 	}
 	return wrapCorrupt(mend, err)
 }
@@ -249,7 +237,7 @@ func (h instanceDir) save(r record) error {
 	if err != nil {
 		return err
 	}
-	return h.dir.Replace(h.file(recordFile), append(content, '\n'))
+	return h.dir.Replace(h.File(recordFile), append(content, '\n'))
 }
 
 // endFile returns the path of the file that records how a run ended. It is written once,
@@ -286,7 +274,7 @@ func (h instanceDir) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 func (d *Driver) keepEnd(h instanceDir, r record, end driver.Exit) (driver.Exit, error) {
 	file := h.endFile(r)
 	if end.Reason == reasonKilled || isCrash(end) {
-		end.Output = h.lastOutput(outputTail)
+		end.Output = h.LastOutput(outputTail)
 	}
 	if before, met := d.unwritten.Load(file); met {
 		end = before.(driver.Exit)

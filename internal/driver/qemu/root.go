@@ -82,30 +82,30 @@ func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
 		return nil
 	}
 	if s.on { // and halted: its guest was not resumed
-		if err := s.quit(ctx); err != nil {
+		if err := s.Quit(ctx); err != nil {
 			return err
 		}
 		s.on = false
 	}
-	if _, err := os.Stat(s.file(oldRootFile)); err != nil {
+	if _, err := os.Stat(s.File(oldRootFile)); err != nil {
 		return err
 	}
 	s.Root = disk{} // for older versions, which take root.qcow2 for what Root says
 	if err := s.save(s.record); err != nil {
 		return err
 	}
-	if err := os.Remove(s.file(rootDiskFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(s.File(rootDiskFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.Link(s.file(oldRootFile), s.file(rootDiskFile)); err != nil {
+	if err := os.Link(s.File(oldRootFile), s.File(rootDiskFile)); err != nil {
 		return err
 	}
 	s.Root, s.Old, s.Settings.Image = *s.Old, nil, s.Old.Image.imageSettings
-	if err := errors.Join(s.save(s.record), d.dir.Sync(s.path)); err != nil {
+	if err := errors.Join(s.save(s.record), d.dir.Sync(s.Path)); err != nil {
 		return err
 	}
 	d.Log.Info("Root disk restored: a replacement by an older version was not finished", "uid", s.UID)
-	return os.Remove(s.file(oldRootFile))
+	return os.Remove(s.File(oldRootFile))
 }
 
 // removeOldRoot removes what a replacement by an older version has left of the previous
@@ -115,7 +115,7 @@ func (d *Driver) removeOldRoot(s *server) {
 	if s.Old != nil || s.Root.Size == 0 {
 		return
 	}
-	err := os.Remove(s.file(oldRootFile))
+	err := os.Remove(s.File(oldRootFile))
 	switch {
 	case err == nil:
 		d.Log.Info("Old root disk removed: an older version had replaced it, and the guest runs with the new one", "uid", s.UID)

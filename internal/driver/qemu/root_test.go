@@ -16,6 +16,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // wantRefused checks that the image is refused, with a message that has all texts.
@@ -49,7 +50,7 @@ func TestImageStays(t *testing.T) {
 	if !slices.Equal(s.Pending, []string{"resource.memory"}) || s.Applied.RootDiskBytes != 4<<20 {
 		t.Errorf("it is %+v", s)
 	}
-	must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+	must(t, d.home(spec.UID).Kill(t.Context()))
 	ended(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")
@@ -164,7 +165,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	// Each step does what the older version had done by then, after the previous step.
 	link := func(t *testing.T, r *replacement) {
 		t.Helper()
-		must(t, os.Link(r.file(rootDiskFile), r.file(oldRootFile)))
+		must(t, os.Link(r.File(rootDiskFile), r.File(oldRootFile)))
 	}
 	noRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
@@ -173,7 +174,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	}
 	rename := func(t *testing.T, r *replacement) {
 		t.Helper()
-		must(t, os.Rename(r.file("new"), r.file(rootDiskFile)))
+		must(t, os.Rename(r.File("new"), r.File(rootDiskFile)))
 	}
 	newRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
@@ -187,19 +188,17 @@ func TestUnfinishedReplacement(t *testing.T) {
 	}
 	halted := func(t *testing.T, r *replacement) {
 		t.Helper()
-		lock, err := r.claimRun()
+		lock, err := r.ClaimRun()
 		must(t, err)
-		ended, err := r.d.waitReady(t.Context(), &r.server, machine{
-			UID: r.UID, ID: r.ID, Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
-			Root: &drive{Path: rootDiskFile, Backing: &layer{Path: r.new.Image.Path, Format: diskimage.Raw}},
+		err = r.Start(t.Context(), DefaultBinary, machine.Config{
+			UUID: string(r.UID), ID: r.ID, Type: "q35", Accel: machine.AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
+			Root: &machine.Drive{Path: rootDiskFile, Backing: &machine.Layer{Path: r.new.Image.Path, Format: diskimage.Raw}},
 		}, lock)
-		if err = errors.Join(err, lock.Close()); err != nil || ended != "" {
-			t.Fatalf("QEMU with the new disk: %v, ended %q", err, ended)
-		}
+		must(t, errors.Join(err, lock.Close()))
 	}
 	begun := func(t *testing.T, r *replacement) {
 		t.Helper()
-		must(t, r.kill(t.Context(), r.UID))
+		must(t, r.Kill(t.Context()))
 		r.Phase, r.Old = phaseOn, nil
 		must(t, r.save(r.record))
 	}
@@ -207,8 +206,8 @@ func TestUnfinishedReplacement(t *testing.T) {
 	again := func(t *testing.T, r *replacement) {
 		t.Helper()
 		noRoot(t, r)
-		must(t, os.Remove(r.file(rootDiskFile)))
-		must(t, os.Link(r.file(oldRootFile), r.file(rootDiskFile)))
+		must(t, os.Remove(r.File(rootDiskFile)))
+		must(t, os.Link(r.File(oldRootFile), r.File(rootDiskFile)))
 	}
 	oldRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
@@ -219,7 +218,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	removed := func(t *testing.T, r *replacement) {
 		t.Helper()
 		noRoot(t, r)
-		must(t, os.Remove(r.file(rootDiskFile)))
+		must(t, os.Remove(r.File(rootDiskFile)))
 	}
 	type steps []func(*testing.T, *replacement)
 	e := newEngine(t)
@@ -254,7 +253,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 				wantRefused(t, s, e.other, "stands on "+e.plain)
 				wantRestored(t, d, spec)
 			}
-			if _, err := os.Stat(d.home(spec.UID).file(oldRootFile)); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := os.Stat(d.home(spec.UID).File(oldRootFile)); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("beside the disk that it runs with is %s: %v", oldRootFile, err)
 			}
 			gone(t, d, spec)
@@ -291,11 +290,11 @@ func TestOldDiskIsKept(t *testing.T) {
 	offDiskless.Power = driver.PowerOff
 	for _, spec := range []driver.ServerSpec{off, offDiskless} {
 		reach(t, d, spec, driver.StateStopped)
-		must(t, os.WriteFile(d.home(spec.UID).file(oldRootFile), []byte("old"), 0o600))
+		must(t, os.WriteFile(d.home(spec.UID).File(oldRootFile), []byte("old"), 0o600))
 	}
 	kept := func(spec driver.ServerSpec, while string) {
 		t.Helper()
-		if content, err := os.ReadFile(d.home(spec.UID).file(oldRootFile)); err != nil || string(content) != "old" {
+		if content, err := os.ReadFile(d.home(spec.UID).File(oldRootFile)); err != nil || string(content) != "old" {
 			t.Errorf("%s the old disk is %q, %v", while, content, err)
 		}
 	}
@@ -321,7 +320,7 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 	spec.Image.Source = e.other
 	s, err := d.find(t.Context(), spec.Target)
 	must(t, err)
-	made, err := d.makeDisk(s.file("new"), rootOrder(spec, imageSettings{Source: e.other}))
+	made, err := d.makeDisk(s.File("new"), rootOrder(spec, imageSettings{Source: e.other}))
 	must(t, err)
 	return &replacement{s, d, s.Root, made}, spec
 }
@@ -336,7 +335,7 @@ func TestOldDiskMissing(t *testing.T) {
 	r.Root, r.Old = r.new, &r.old
 	must(t, r.save(r.record))
 	_, err := d.Ensure(t.Context(), spec)
-	if err == nil || !strings.Contains(err.Error(), r.file(oldRootFile)) {
+	if err == nil || !strings.Contains(err.Error(), r.File(oldRootFile)) {
 		t.Errorf("got the error %v, want %s in it", err, oldRootFile)
 	}
 	off := spec

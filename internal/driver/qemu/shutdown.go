@@ -15,6 +15,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
@@ -29,7 +30,7 @@ const (
 	// statusEvery is the interval between two queries of a guest that is to power off.
 	statusEvery = 250 * time.Millisecond
 	// EndWithin is how long ShutDown takes at most beyond its limit.
-	EndWithin = commandWithin + leavesWithin + lockWithin + quitWithin + 2*proc.KillWithin
+	EndWithin = machine.CommandWithin + leavesWithin + lockWithin + machine.QuitWithin + 2*proc.KillWithin
 )
 
 // Ended is a machine that ShutDown has ended, or could not end.
@@ -80,18 +81,18 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 // lockToEnd takes the lock of a server that is to end, or returns nil. A released server
 // needs no lock, since no caller changes it.
 func (d *Driver) lockToEnd(ctx context.Context, h instanceDir) *statedir.Lock {
-	if filepath.Base(filepath.Dir(h.path)) == retainedDir {
+	if filepath.Base(filepath.Dir(h.Path)) == retainedDir {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockWithin)
 	defer cancel()
 	for {
-		lock, err := d.dir.Lock(uidOf(h.path))
+		lock, err := d.dir.Lock(uidOf(h.Path))
 		if err == nil {
 			return lock
 		}
 		if !errors.Is(err, driver.ErrRetry) || !proc.Pause(ctx, proc.PollEvery) {
-			d.Log.Info("Machine is ended without its lock", "uid", uidOf(h.path), "cause", err.Error())
+			d.Log.Info("Machine is ended without its lock", "uid", uidOf(h.Path), "cause", err.Error())
 			return nil
 		}
 	}
@@ -105,14 +106,14 @@ func (d *Driver) shutDown(ctx context.Context, h instanceDir, limit time.Duratio
 	case errors.Is(err, fs.ErrNotExist), err == nil && !s.on:
 		return nil
 	case err != nil && !isBroken(err):
-		return &Ended{Name: string(uidOf(h.path)), Err: err}
+		return &Ended{Name: string(uidOf(h.Path)), Err: err}
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
 	if s.alive() && s.Phase != phaseStarting {
 		within := d.keepShutdown(&s, min(s.grace(), limit))
 		ended.Forced = !d.powersOff(ctx, &s, within)
 	}
-	if ended.Err = s.quit(ctx); ended.Err == nil {
+	if ended.Err = s.Quit(ctx); ended.Err == nil {
 		d.dropGroup(ctx, s.CPUGroup)
 	}
 	return ended
@@ -143,7 +144,7 @@ func (d *Driver) keepShutdown(s *server, within time.Duration) time.Duration {
 // grace returns how long the guest has to power off.
 func (s *server) grace() time.Duration {
 	switch {
-	case s.status == statusPrelaunch:
+	case s.status == machine.StatusPrelaunch:
 		return 0 // it has not run yet
 	case s.GraceSeconds == nil:
 		return defaultGrace
@@ -157,14 +158,14 @@ func (d *Driver) powersOff(ctx context.Context, s *server, within time.Duration)
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for ctx.Err() == nil {
-		if on, err := s.running(); !on && err == nil {
+		if on, err := s.IsRunning(); !on && err == nil {
 			return true
 		}
-		_ = s.control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
-			if s.status, err = askStatus(ctx, c); err != nil || s.isOver() || !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
+		_ = s.Control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
+			if s.status, err = machine.QueryStatus(ctx, c); err != nil || s.isOver() || !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
 				return err
 			}
-			return powerDown(ctx, c, s.isPaused())
+			return machine.PowerDown(ctx, c, s.isPaused())
 		})
 		if s.isOver() {
 			return true

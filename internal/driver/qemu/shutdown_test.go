@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // TestShutDown checks that machines in every state end with their host, each as cleanly
@@ -44,7 +45,7 @@ func TestShutDown(t *testing.T) {
 			spec: func(_ *engine, s *driver.ServerSpec) { s.GracePeriod = time.Second },
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				must(t, syscall.Kill(d.home(spec.UID).pid(spec.UID), syscall.SIGSTOP))
+				must(t, syscall.Kill(d.home(spec.UID).PID(), syscall.SIGSTOP))
 			},
 			forced: true, reason: driver.ExitHostShutdown,
 		},
@@ -52,7 +53,7 @@ func TestShutDown(t *testing.T) {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
 				h := d.home(spec.UID)
-				must(t, h.command(t.Context(), "system_powerdown", nil, nil))
+				must(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
 				hasEnded(t, h)
 			},
 			reason: "Completed",
@@ -94,7 +95,7 @@ func TestShutDown(t *testing.T) {
 			if len(ended) != 1 || ended[0].Err != nil || ended[0].Name != spec.Name || ended[0].Forced != c.forced {
 				t.Errorf("ended: %+v", ended)
 			}
-			if on, err := d.home(spec.UID).running(); on || err != nil {
+			if on, err := d.home(spec.UID).IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
 			if again := e.shutDown(t, patience); len(again) != 0 {
@@ -138,10 +139,10 @@ func TestShutDownLeavesDisksClean(t *testing.T) {
 	next := e.open(t)
 	reach(t, next, spec, driver.StateStopped) // how it ended is reported first
 	boots(t, next, spec, fmt.Sprintf(ready, 2))
-	must(t, next.home(spec.UID).kill(t.Context(), spec.UID))
+	must(t, next.home(spec.UID).Kill(t.Context()))
 	reach(t, next, spec, driver.StateStopped)
 	boots(t, next, spec, fmt.Sprintf(ready, 3))
-	printed, err := os.ReadFile(next.home(spec.UID).file(serialLogFile))
+	printed, err := os.ReadFile(next.home(spec.UID).File(machine.SerialLogFile))
 	must(t, err)
 	var found []string
 	for _, state := range regexp.MustCompile(`its file system was ([a-z ]+)`).FindAllSubmatch(printed, -1) {
@@ -178,7 +179,7 @@ func TestShutDownOfOthers(t *testing.T) {
 	boots(t, d, released, "drover guest 1 A")
 	must(t, d.Delete(t.Context(), released.Target, true))
 	boots(t, d, broken, "drover guest 1 A")
-	must(t, os.WriteFile(d.home(broken.UID).file(recordFile), []byte("{"), 0o600))
+	must(t, os.WriteFile(d.home(broken.UID).File(recordFile), []byte("{"), 0o600))
 	ended := e.shutDown(t, patience)
 	for _, m := range ended {
 		if m.Err != nil || m.Forced {

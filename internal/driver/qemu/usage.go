@@ -45,13 +45,15 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 }
 
 func (d *Driver) sampleUsage(ctx context.Context, s *server) (driver.Usage, error) {
-	process, err := proc.ReadUsage(s.pid(s.UID))
+	process, err := proc.ReadUsage(s.PID())
 	if err != nil {
 		return driver.Usage{}, err
 	}
 	u := driver.Usage{UID: s.UID, Run: s.Run, At: d.Clock.Now(), CPU: process.CPU, MemoryBytes: process.MemoryBytes}
-	if used, told := s.guestMemory(ctx, u.At); told {
-		u.MemoryBytes = used
+	if s.silence == nil {
+		if used, ok := s.GuestMemory(ctx, u.At, s.isPaused()); ok {
+			u.MemoryBytes = used
+		}
 	}
 	u.MemoryBytes = min(u.MemoryBytes, s.Settings.MemoryBytes)
 	return u, nil

@@ -107,7 +107,7 @@ func (w *watch) changed(ctx context.Context, event fsnotify.Event) {
 	}
 	h := w.driver.home(uid)
 	if filepath.Base(filepath.Dir(event.Name)) == retainedDir {
-		h.path = event.Name
+		h.Path = event.Name
 	}
 	if w.isOthers(h) {
 		return

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package machine
 
 import (
 	"context"
@@ -13,22 +13,23 @@ import (
 	"strconv"
 	"sync"
 	"time"
-
-	"cloudnative.tw/drover/internal/driver"
 )
 
 const (
-	// askWithin is how long QEMU may take to answer a query about itself.
-	askWithin = 10 * time.Second
+	// queryWithin is how long QEMU may take to answer a query about itself.
+	queryWithin = 10 * time.Second
 	// minMajor and minMinor are the version of the first QEMU that takes -device as JSON.
 	minMajor, minMinor = 6, 2
 	// machineAlias is the newest machine type of its family that a QEMU has.
 	machineAlias = "q35"
 )
 
-// program is the QEMU that machines run on. Its version is queried once.
-type program struct {
-	name string
+// DefaultProgram is the QEMU that machines run on unless another is named.
+const DefaultProgram = "qemu-system-x86_64"
+
+// Program is the QEMU that machines run on. Its version is queried once.
+type Program struct {
+	Name string
 
 	mu sync.Mutex
 	ok bool // its version is recent enough
@@ -39,46 +40,46 @@ type program struct {
 	file   os.FileInfo
 }
 
-// check refuses a QEMU that is missing or too old. Once it was found, machines run on it
+// Check refuses a QEMU that is missing or too old. Once it was found, machines run on it
 // that need attention even while it is missing.
-func (p *program) check(ctx context.Context) error {
+func (p *Program) Check(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.checkLocked(ctx)
 }
 
-func (p *program) checkLocked(ctx context.Context) error {
+func (p *Program) checkLocked(ctx context.Context) error {
 	if p.ok {
 		return nil
 	}
-	out, err := p.ask(ctx, "--version")
+	out, err := p.query(ctx, "--version")
 	if err != nil {
 		return err
 	}
 	if err := checkVersion(out); err != nil {
-		return driver.Errorf(driver.ErrUnavailable, "%s: %w", p.name, err)
+		return errorf(ErrProgram, "%s: %w", p.Name, err)
 	}
 	p.ok = true
 	return nil
 }
 
 // isReplaced reports whether the file is not the one that was queried.
-func (p *program) isReplaced() (now os.FileInfo, replaced bool) {
-	if path, err := exec.LookPath(p.name); err == nil {
+func (p *Program) isReplaced() (now os.FileInfo, replaced bool) {
+	if path, err := exec.LookPath(p.Name); err == nil {
 		now, _ = os.Stat(path)
 	}
 	return now, now == nil || p.file == nil || !os.SameFile(now, p.file) || !now.ModTime().Equal(p.file.ModTime())
 }
 
-func (p *program) ask(ctx context.Context, arguments ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+func (p *Program) query(ctx context.Context, arguments ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, queryWithin)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, p.name, arguments...).Output() //nolint:gosec // an option
+	out, err := exec.CommandContext(ctx, p.Name, arguments...).Output() //nolint:gosec // an option
 	if errors.Is(err, exec.ErrNotFound) {
-		return nil, driver.Errorf(driver.ErrUnavailable, "%s is not installed, or not in PATH", p.name)
+		return nil, errorf(ErrProgram, "%s is not installed, or not in PATH", p.Name)
 	}
 	if err != nil {
-		return nil, driver.Errorf(driver.ErrUnavailable, "asking %s %s: %w", p.name, arguments[0], err)
+		return nil, errorf(ErrProgram, "asking %s %s: %w", p.Name, arguments[0], err)
 	}
 	return out, nil
 }
@@ -102,16 +103,16 @@ func checkVersion(out []byte) error {
 // name that it stands for, in brackets.
 var typePattern = regexp.MustCompile(`(?m)^(\S+) .*?(?:\(alias of (\S+)\))?\r?$`)
 
-// machineType returns the machine type for a server that was made with pinned. A server
+// MachineType returns the machine type for a machine that was made with pinned. A machine
 // keeps that type for life, since another has other hardware. Where none was pinned yet,
 // it is the newest that this QEMU has.
-func (p *program) machineType(ctx context.Context, pinned string) (string, error) {
+func (p *Program) MachineType(ctx context.Context, pinned string) (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.checkLocked(ctx); err != nil {
 		return "", err
 	}
-	if err := p.askTypes(ctx); err != nil {
+	if err := p.queryTypes(ctx); err != nil {
 		return "", err
 	}
 	switch {
@@ -120,18 +121,18 @@ func (p *program) machineType(ctx context.Context, pinned string) (string, error
 	case p.types[pinned]:
 		return pinned, nil
 	}
-	return "", driver.WithReason(driver.ReasonMachineTypeUnavailable, driver.Errorf(driver.ErrRetry,
-		"the machine was made as a %s, which %s does not know, whose newest is %s: install a QEMU that knows it, as that which the machine ran on before", pinned, p.name, p.newest))
+	return "", errorf(ErrMachineTypeLost,
+		"the machine was made as a %s, which %s does not know, whose newest is %s: install a QEMU that knows it, as that which the machine ran on before", pinned, p.Name, p.newest)
 }
 
-func (p *program) askTypes(ctx context.Context) error {
+func (p *Program) queryTypes(ctx context.Context) error {
 	file, replaced := p.isReplaced()
 	if !replaced {
 		return nil
 	}
-	out, err := p.ask(ctx, "-machine", "help")
+	out, err := p.query(ctx, "-machine", "help")
 	if err != nil {
-		return driver.Errorf(driver.ErrRetry, "%v", err) // the running machines can still be reached
+		return errorf(ErrMachineTypes, "%v", err) // the running machines can still be reached
 	}
 	types := map[string]bool{}
 	newest := ""
@@ -142,7 +143,7 @@ func (p *program) askTypes(ctx context.Context) error {
 		}
 	}
 	if newest == "" {
-		return driver.Errorf(driver.ErrRetry, "%s has no machine type %s that stands for one with a version", p.name, machineAlias)
+		return errorf(ErrMachineTypes, "%s has no machine type %s that stands for one with a version", p.Name, machineAlias)
 	}
 	p.types, p.newest, p.file = types, newest, file
 	return nil

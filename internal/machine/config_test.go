@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package machine
 
 import (
 	"encoding/json"
@@ -9,9 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
 )
 
 // decode returns the JSON value of the option that follows a flag and mentions
@@ -34,14 +31,14 @@ func decode(t *testing.T, args []string, flag, mentions string) map[string]any {
 
 func TestArguments(t *testing.T) {
 	t.Parallel()
-	m := machine{
-		UID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "0123456789abcdef", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
-		Root:     &drive{Path: rootDiskFile, Backing: &layer{Path: "/images/a.qcow2", Format: diskimage.Qcow2}},
-		Forwards: []forward{{Protocol: "tcp", HostPort: 8080, Port: 80}, {Protocol: "udp", HostIP: "127.0.0.1", HostPort: 5353, Port: 53}},
+	m := Config{
+		UUID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "0123456789abcdef", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
+		Root:     &Drive{Path: "root.qcow2", Backing: &Layer{Path: "/images/a.qcow2", Format: formatQcow2}},
+		Forwards: []Forward{{Protocol: "tcp", HostPort: 8080, Port: 80}, {Protocol: "udp", HostIP: "127.0.0.1", HostPort: 5353, Port: 53}},
 	}
 	args := m.arguments()
 	for _, pair := range [][2]string{
-		{"-uuid", string(m.UID)},
+		{"-uuid", m.UUID},
 		{"-name", "drover-0123456789abcdef"},
 		{"-accel", "tcg"},
 		{"-smp", "3"},
@@ -85,14 +82,15 @@ func TestDisksPause(t *testing.T) {
 	}
 }
 
-// TestSerials checks that no volume can be mistaken for cloud-init's disk.
-func TestSerials(t *testing.T) {
+// TestSeedSerial checks that cloud-init's disk has the serial number that is reserved for it.
+func TestSeedSerial(t *testing.T) {
 	t.Parallel()
-	seed := decode(t, seedArguments(), "-device", "virtio-blk")["serial"].(string)
-	err := checkVolumes([]driver.Volume{{Name: seed, SizeBytes: 1 << 20}})
-	wantError(t, err, driver.ErrInvalid, "volumes[0].name", seed)
-	must(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
+	if serial := decode(t, seedArguments(), "-device", "virtio-blk")["serial"]; serial != SeedSerial {
+		t.Errorf("the serial number is %v", serial)
+	}
 }
+
+func volumePath(name string) string { return "volume-" + name + ".qcow2" }
 
 // texts are the texts of users that are on the command line.
 type texts struct {
@@ -101,11 +99,11 @@ type texts struct {
 }
 
 func (x texts) arguments() []string {
-	return machine{
-		Root:     &drive{Path: rootDiskFile, Backing: &layer{Path: x.image, Format: diskimage.Raw}},
-		Volumes:  []volume{{x.volume, drive{Path: volumeFile(x.volume)}}},
-		Kernel:   &kernel{Path: x.kernel, Initrd: x.initrd, Cmdline: x.cmdline},
-		Forwards: []forward{{Protocol: "tcp", HostPort: x.hostPort, Port: x.port}, {Protocol: "udp", HostPort: x.port, Port: x.hostPort}},
+	return Config{
+		Root:     &Drive{Path: "root.qcow2", Backing: &Layer{Path: x.image, Format: formatRaw}},
+		Volumes:  []Volume{{x.volume, Drive{Path: volumePath(x.volume)}}},
+		Kernel:   &Kernel{Path: x.kernel, Initrd: x.initrd, Cmdline: x.cmdline},
+		Forwards: []Forward{{Protocol: "tcp", HostPort: x.hostPort, Port: x.port}, {Protocol: "udp", HostPort: x.port, Port: x.hostPort}},
 	}.arguments()
 }
 
@@ -151,10 +149,10 @@ func (x texts) check(t *testing.T, args []string) {
 	if backing["filename"] != x.image || len(backing) != 3 {
 		t.Errorf("QEMU would read %v, want %q", backing, x.image)
 	}
-	if own := disks[1]["file"].(map[string]any); own["filename"] != volumeFile(x.volume) || disks[1]["node-name"] != volumeNode(x.volume) {
+	if own := disks[1]["file"].(map[string]any); own["filename"] != volumePath(x.volume) || disks[1]["node-name"] != VolumeNode(x.volume) {
 		t.Errorf("the volume %q is %v", x.volume, disks[1])
 	}
-	i := slices.IndexFunc(devices, func(d map[string]any) bool { return d["drive"] == volumeNode(x.volume) })
+	i := slices.IndexFunc(devices, func(d map[string]any) bool { return d["drive"] == VolumeNode(x.volume) })
 	if i < 0 || devices[i]["serial"] != x.volume || len(devices[i]) != 6 {
 		t.Errorf("the volume %q is none of the devices %v", x.volume, devices)
 	}

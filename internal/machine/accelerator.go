@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package machine
 
 import (
 	"bytes"
@@ -15,7 +15,8 @@ import (
 	"sync"
 	"time"
 
-	"cloudnative.tw/drover/internal/driver"
+	"github.com/go-logr/logr"
+	"k8s.io/utils/clock"
 )
 
 // Accelerators.
@@ -23,9 +24,9 @@ const (
 	// AccelAuto means KVM where a guest really runs under it, else TCG.
 	AccelAuto = "auto"
 	// AccelKVM means the processor's own virtualisation.
-	AccelKVM = driver.AccelKVM
+	AccelKVM = "kvm"
 	// AccelTCG means emulation, which works everywhere and is slow.
-	AccelTCG = driver.AccelTCG
+	AccelTCG = "tcg"
 )
 
 const (
@@ -41,61 +42,77 @@ const (
 	slowProbes = 3
 )
 
-// accelerator chooses what guests run on. It chooses once in a controller's life, except
-// when the device cannot be opened or a probe is slow.
-type accelerator struct {
-	wanted string
+// Accelerator chooses what guests run on. It chooses once in a program's life, except when
+// the device cannot be opened or a probe is slow.
+type Accelerator struct {
+	requested, program string
+	staging            Staging
+	clock              clock.PassiveClock
+	log                logr.Logger
+	// Device is the KVM device, and probeWithin how long a guest may take under it.
+	Device      string
+	probeWithin time.Duration
 
 	mu      sync.Mutex
 	chosen  string
-	againAt time.Time // when to choose again; zero for never
+	retryAt time.Time // when to choose again; zero for never
 	slow    int       // probes that did not end in time
 }
 
-func (a *accelerator) choose(ctx context.Context, d *Driver) (string, error) {
+// NewAccelerator returns a chooser for a QEMU. requested is AccelAuto, AccelKVM or
+// AccelTCG.
+func NewAccelerator(requested, program string, staging Staging, c clock.PassiveClock, log logr.Logger) *Accelerator {
+	return &Accelerator{
+		requested: requested, program: program, staging: staging, clock: c, log: log,
+		Device: "/dev/kvm", probeWithin: probeWithin,
+	}
+}
+
+// Choose returns AccelKVM or AccelTCG.
+func (a *Accelerator) Choose(ctx context.Context) (string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.wanted != AccelAuto {
-		return a.wanted, nil
+	if a.requested != AccelAuto {
+		return a.requested, nil
 	}
-	if a.chosen != "" && (a.againAt.IsZero() || d.Clock.Now().Before(a.againAt)) {
+	if a.chosen != "" && (a.retryAt.IsZero() || a.clock.Now().Before(a.retryAt)) {
 		return a.chosen, nil
 	}
-	if err := openDevice(d.kvm); err != nil {
-		a.settle(d, err)
-		a.againAt = d.Clock.Now().Add(openAgain)
+	if err := checkDevice(a.Device); err != nil {
+		a.setChosen(err)
+		a.retryAt = a.clock.Now().Add(openAgain)
 		return a.chosen, nil
 	}
-	tmp, remove, err := d.makeProbe()
+	tmp, remove, err := a.makeProbe()
 	if err != nil { // which says nothing about KVM
-		return "", d.dir.Explain(fmt.Errorf("making the guest that is to show whether KVM works: %w", err))
+		return "", fmt.Errorf("making the guest that is to show whether KVM works: %w", err)
 	}
 	defer remove()
-	err = d.runProbe(ctx, tmp)
+	err = a.runProbe(ctx, tmp)
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
-	a.settle(d, err)
+	a.setChosen(err)
 	if errors.Is(err, context.DeadlineExceeded) && a.slow < slowProbes {
 		a.slow++
-		a.againAt = d.Clock.Now().Add(slowAgain)
+		a.retryAt = a.clock.Now().Add(slowAgain)
 	}
 	return a.chosen, nil
 }
 
-// settle chooses by the result of the probe's guest.
-func (a *accelerator) settle(d *Driver, err error) {
+// setChosen chooses by the result of the probe's guest.
+func (a *Accelerator) setChosen(err error) {
 	before := a.chosen
-	a.chosen, a.againAt = AccelTCG, time.Time{}
+	a.chosen, a.retryAt = AccelTCG, time.Time{}
 	if err == nil {
 		a.chosen = AccelKVM
 	}
 	switch {
 	case a.chosen == before:
 	case err == nil:
-		d.Log.Info("Machines run under KVM: a guest did")
+		a.log.Info("Machines run under KVM: a guest did")
 	default:
-		d.Log.Info("Machines are emulated, which is slow: KVM does not do here", "cause", err.Error())
+		a.log.Info("Machines are emulated, which is slow: KVM does not do here", "cause", err.Error())
 	}
 }
 
@@ -113,8 +130,8 @@ const (
 )
 
 // makeProbe makes a folder with the disk of the probe's guest.
-func (d *Driver) makeProbe() (tmp string, remove func(), err error) {
-	tmp, remove, err = d.dir.Temp()
+func (a *Accelerator) makeProbe() (tmp string, remove func(), err error) {
+	tmp, remove, err = a.staging.Temp()
 	if err != nil {
 		return "", nil, err
 	}
@@ -129,26 +146,26 @@ func (d *Driver) makeProbe() (tmp string, remove func(), err error) {
 
 // runProbe runs a guest under KVM. A device that opens proves nothing: inside other
 // machines guests may hang.
-func (d *Driver) runProbe(ctx context.Context, tmp string) error {
-	ctx, cancel := context.WithTimeout(ctx, d.probeWithin)
+func (a *Accelerator) runProbe(ctx context.Context, tmp string) error {
+	ctx, cancel := context.WithTimeout(ctx, a.probeWithin)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, d.Binary, //nolint:gosec // an option
+	cmd := exec.CommandContext(ctx, a.program, //nolint:gosec // an option
 		"-nodefaults", "-no-user-config", "-display", "none", "-machine", machineAlias, "-accel", AccelKVM, "-cpu", cpuModel(AccelKVM), "-m", "16M",
-		"-blockdev", object{"driver": "raw", "node-name": "probe", "read-only": true, "file": object{"driver": "file", "filename": "probe"}}.text(),
-		"-device", object{"driver": "virtio-blk-pci", "drive": "probe", "bootindex": 1}.text(),
-		"-device", object{"driver": "isa-debug-exit", "iobase": 0xf4, "iosize": 4}.text())
+		"-blockdev", Object{"driver": "raw", "node-name": "probe", "read-only": true, "file": Object{"driver": "file", "filename": "probe"}}.text(),
+		"-device", Object{"driver": "virtio-blk-pci", "drive": "probe", "bootindex": 1}.text(),
+		"-device", Object{"driver": "isa-debug-exit", "iobase": 0xf4, "iosize": 4}.text())
 	cmd.Dir = tmp
 	out, err := cmd.CombinedOutput()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == probeCode {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("a guest did not run within %v: %w", d.probeWithin, ctx.Err())
+		return fmt.Errorf("a guest did not run within %v: %w", a.probeWithin, ctx.Err())
 	}
 	return fmt.Errorf("a guest did not run: %w: %.200s", err, bytes.TrimSpace(out))
 }
 
-func openDevice(path string) error {
+func checkDevice(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // a constant
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@
 package qemu
 
 import (
-	"encoding/json"
 	"fmt"
 	"testing"
 
@@ -12,35 +11,6 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
-
-func TestBalloonStats(t *testing.T) {
-	t.Parallel()
-	const none = "18446744073709551615"
-	for name, c := range map[string]struct {
-		total, free, available string
-		updated                int
-		used                   int64
-		told                   bool
-	}{
-		"all":       {"1000", "100", "400", 1, 600, true},
-		"old Linux": {"1000", "100", none, 1, 900, true},
-		"never":     {none, none, none, 0, 0, false},
-		"no total":  {none, "100", "400", 1, 0, false},
-		"no rest":   {"1000", none, none, 1, 0, false},
-		"nonsense":  {"1000", "100", "1001", 1, 0, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var stats balloonStats
-			must(t, json.Unmarshal(fmt.Appendf(nil,
-				`{"last-update": %d, "stats": {"stat-total-memory": %s, "stat-free-memory": %s, "stat-available-memory": %s, "stat-swap-in": 0}}`,
-				c.updated, c.total, c.free, c.available), &stats))
-			if used, told := stats.used(); used != c.used || told != c.told {
-				t.Errorf("used are %d, %v; want %d, %v", used, told, c.used, c.told)
-			}
-		})
-	}
-}
 
 // TestGuestMemory checks that memory counts as the guest sees it: it is less again after
 // a program has freed some, which the host never sees.
@@ -64,7 +34,7 @@ func TestGuestMemory(t *testing.T) {
 			return err
 		})
 	}
-	process, err := proc.ReadUsage(d.home(spec.UID).pid(spec.UID))
+	process, err := proc.ReadUsage(d.home(spec.UID).PID())
 	must(t, err)
 	if process.MemoryBytes < eaten {
 		t.Errorf("QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)
