@@ -8,6 +8,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/memory"
 )
 
 // machineErrors are the kinds and reasons of the contract for what fails in a machine.
@@ -29,8 +30,11 @@ var machineErrors = []struct {
 }
 
 // contractError gives an error of package machine its kind and reason in the contract. It
-// keeps the text, and returns any other error as it is.
+// keeps the text, but names the field of a shortage, and returns any other error as it is.
 func contractError(err error) error {
+	if shortage, ok := errors.AsType[*memory.ShortageError](err); ok {
+		return driver.Errorf(driver.ErrExhausted, "resource.memory: %w", shortage)
+	}
 	for _, e := range machineErrors {
 		if !errors.Is(err, e.from) {
 			continue

@@ -7,66 +7,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"testing"
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
-
-// TestReservations checks that what was promised to others, including those that are
-// being started, is not promised again.
-func TestReservations(t *testing.T) {
-	t.Parallel()
-	var r reservations
-	running := map[string]int64{}
-	var silence error
-	look := func() (room, error) {
-		return room{available: 16, where: "on the host", promised: maps.Clone(running)}, silence
-	}
-	take := func(id string, needed int64) (func(), error) { return r.take(id, demand{guest: needed}, look) }
-	_, err := take("huge", 17)
-	wantError(t, err, driver.ErrExhausted, "needed 17 bytes", "available 16 on the host, of which 0 are promised")
-	first, err := take("a", 8)
-	must(t, err)
-	second, err := take("b", 8)
-	must(t, err)
-	_, err = take("c", 8)
-	wantError(t, err, driver.ErrExhausted, "needed 8 bytes", "available 16 on the host, of which 16 are promised")
-
-	running["a"] = 6 // it has begun to use it
-	first()
-	second()
-	third, err := take("c", 10)
-	must(t, err)
-	_, err = take("d", 1)
-	wantError(t, err, driver.ErrExhausted, "of which 16 are promised")
-	third()
-	silence = errors.New("it does not tell")
-	if _, err := take("huge", 17); err != nil {
-		t.Errorf("a host that does not tell: %v", err)
-	}
-}
 
 // TestMachinesThatRanBefore checks that a machine which ran with as much memory is
 // admitted to the reserve, so that a host which restarts runs what it ran.
 func TestMachinesThatRanBefore(t *testing.T) {
 	t.Parallel()
-	var r reservations
-	look := func() (room, error) {
-		return room{available: 16, reserve: 4, where: "on the host", promised: map[string]int64{}}, nil
+	var r memory.Reservations
+	look := func() (memory.Room, error) {
+		return memory.Room{Available: 16, Reserve: 4, Where: "on the host", Promised: map[string]int64{}}, nil
 	}
 	ran := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
-	must(t, r.check(demandOf(ran, spec, machine.AccelTCG), look))
-	wantError(t, r.check(demandOf(&server{}, spec, machine.AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
+	must(t, r.Check(demandOf(ran, spec, machine.AccelTCG), look))
+	wantError(t, contractError(r.Check(demandOf(&server{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	smaller := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 19}}}
-	wantError(t, r.check(demandOf(smaller, spec, machine.AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
+	wantError(t, contractError(r.Check(demandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	spec.MemoryBytes = 21
-	wantError(t, r.check(demandOf(ran, spec, machine.AccelTCG), look), driver.ErrExhausted, "needed 21 bytes")
+	wantError(t, contractError(r.Check(demandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 bytes")
 }
 
 // TestPromised checks that a running machine is promised what it does not use yet, and
@@ -82,11 +48,13 @@ func TestPromised(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	have, err := d.hostMemory()
 	must(t, err)
-	if n := have.promised[s.ID]; len(have.promised) != 1 || n <= 0 || n >= spec.MemoryBytes+overheadTCG || have.available <= 0 {
+	if n := have.Promised[s.ID]; len(have.Promised) != 1 || n <= 0 || n >= spec.MemoryBytes+memory.OverheadTCG || have.Available <= 0 {
 		t.Errorf("there is %+v", have)
 	}
-	if len(d.room.starting) != 0 {
-		t.Errorf("being started are %v", d.room.starting)
+	// Nothing is set aside for it any more, beside what it was promised.
+	err = d.room.Check(memory.Demand{Guest: 1 << 62}, d.hostMemory)
+	if shortage, ok := errors.AsType[*memory.ShortageError](err); !ok || shortage.Promised >= spec.MemoryBytes+memory.OverheadTCG {
+		t.Errorf("set aside are %+v", err)
 	}
 	gone(t, d, spec)
 	gone(t, d, off)
@@ -106,7 +74,7 @@ func TestProcessHidden(t *testing.T) {
 	must(t, err)
 	promised, err := d.promised()
 	must(t, err)
-	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+overheadTCG {
+	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+memory.OverheadTCG {
 		t.Errorf("promised are %v", promised)
 	}
 	soon, cancel := context.WithTimeout(t.Context(), proc.PollEvery)
@@ -150,13 +118,13 @@ func TestReserveIsKept(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", overheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
+	wantError(t, err, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", memory.OverheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
 
 	d.reserve = func(int64) int64 { return 0 }
-	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + overheadTCG - 1, nil }
+	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
 	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+overheadTCG-1), "below the memory limit of /some/group")
-	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + overheadTCG, nil }
+	wantError(t, err, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+memory.OverheadTCG-1), "below the memory limit of /some/group")
+	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
 	reach(t, d, spec, driver.StateRunning)
 	gone(t, d, spec)
 }

@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
@@ -37,9 +38,9 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	if err != nil {
 		return err
 	}
-	release, err := d.room.take(s.ID, demandOf(s, spec, on.accel), d.hostMemory)
+	release, err := d.room.Take(s.ID, demandOf(s, spec, on.accel), d.hostMemory)
 	if err != nil {
-		return err
+		return contractError(err)
 	}
 	defer release()
 	files := &machine.Files{}
@@ -235,8 +236,8 @@ func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSp
 		return false, err
 	}
 	want := demandOf(s, spec, on.accel)
-	want.given = s.Settings.MemoryBytes + overheadOf(d.accelOf(*s))
-	return false, d.room.check(want, d.hostMemory)
+	want.Freed = s.Settings.MemoryBytes + memory.OverheadOf(d.accelOf(*s))
+	return false, contractError(d.room.Check(want, d.hostMemory))
 }
 
 // stop presses the power button, and ends the run when StopBy has passed. A guest that

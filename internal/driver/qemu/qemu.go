@@ -75,6 +75,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/memory"
 )
 
 // Names in the driver's folder.
@@ -149,7 +150,7 @@ type Driver struct {
 	// name.
 	unwritten sync.Map
 	logs      logBound
-	room      reservations
+	room      memory.Reservations
 	// reserve returns how much of the total memory is reserved.
 	reserve   func(total int64) int64
 	hostPorts *hostPorts
