@@ -154,9 +154,9 @@ func (m Machine) IsOwnProcess(pid int) bool {
 	return err == nil && os.SameFile(here, there) && proc.HasOption(pid, "-uuid", m.UUID)
 }
 
-// Accelerator returns the accelerator that the machine runs under, by the command line of
+// FindAccelerator returns the accelerator that the machine runs under, by the command line of
 // its QEMU; empty if that cannot be read.
-func (m Machine) Accelerator() string {
+func (m Machine) FindAccelerator() string {
 	pid := m.PID()
 	for _, accel := range []string{AccelKVM, AccelTCG} {
 		if pid != 0 && proc.HasOption(pid, "-accel", accel) {

@@ -27,13 +27,13 @@ const tendEvery = 5 * time.Second
 // and so learn of QEMU's end. They look after the server too, since the first may be
 // halted.
 type attendant struct {
-	home  instanceDir
+	home  *instance
 	poke  chan struct{} // has a value when something about the server changed
 	again bool          // it changed, and the attendant may have missed that
 }
 
 // attend makes sure that a server of this cluster has an attendant.
-func (w *watch) attend(ctx context.Context, h instanceDir) {
+func (w *watch) attend(ctx context.Context, h *instance) {
 	if a := w.attendants[h.Path]; a != nil {
 		a.again = true
 		poke(a.poke)
@@ -77,7 +77,7 @@ var news = map[string]bool{
 }
 
 // attend stays with a QEMU until it is gone.
-func (d *Driver) attend(ctx context.Context, h instanceDir, changed chan struct{}) {
+func (d *Driver) attend(ctx context.Context, h *instance, changed chan struct{}) {
 	r, _ := h.load()
 	d.supervise(ctx, h, changed)
 	if r.Retained && ctx.Err() == nil {
@@ -89,7 +89,7 @@ func (d *Driver) attend(ctx context.Context, h instanceDir, changed chan struct{
 // presses the power button again for those that are to stop. If it cannot listen to a
 // QEMU it retries: at once if something has changed, and else later, since its own
 // notification would call it back without end.
-func (d *Driver) supervise(ctx context.Context, h instanceDir, changed chan struct{}) {
+func (d *Driver) supervise(ctx context.Context, h *instance, changed chan struct{}) {
 	for seen := ""; d.attendOnce(ctx, h, changed); {
 		now, err := d.fingerprint(ctx, h)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -97,7 +97,7 @@ func (d *Driver) supervise(ctx context.Context, h instanceDir, changed chan stru
 		}
 		if err == nil && now != seen {
 			seen = now
-			d.notify(uidOf(h.Path))
+			d.notify(h.UID)
 			continue
 		}
 		timer := d.Clock.NewTimer(tendEvery)
@@ -110,7 +110,7 @@ func (d *Driver) supervise(ctx context.Context, h instanceDir, changed chan stru
 }
 
 // attendOnce attends a QEMU once, and reports whether there may still be one to attend.
-func (d *Driver) attendOnce(ctx context.Context, h instanceDir, changed chan struct{}) (again bool) {
+func (d *Driver) attendOnce(ctx context.Context, h *instance, changed chan struct{}) (again bool) {
 	c, err := d.join(ctx, h, changed)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return false
@@ -118,7 +118,7 @@ func (d *Driver) attendOnce(ctx context.Context, h instanceDir, changed chan str
 	if err == nil {
 		defer c.Close()
 		if r, err := h.load(); err == nil && r.Phase == phaseStarting {
-			d.notify(uidOf(h.Path)) // the caller that waited for it to come up may be gone
+			d.notify(h.UID) // the caller that waited for it to come up may be gone
 		}
 		d.listen(ctx, h, c, changed)
 	}
@@ -127,7 +127,7 @@ func (d *Driver) attendOnce(ctx context.Context, h instanceDir, changed chan str
 
 // fingerprint looks at a server whose QEMU has ended, or cannot be listened to, or whose
 // directory was replaced. The first process to look records how the run ended.
-func (d *Driver) fingerprint(ctx context.Context, h instanceDir) (seen string, err error) {
+func (d *Driver) fingerprint(ctx context.Context, h *instance) (seen string, err error) {
 	s, err := d.observe(ctx, h)
 	if err != nil && !isBroken(err) {
 		return "", err
@@ -137,14 +137,14 @@ func (d *Driver) fingerprint(ctx context.Context, h instanceDir) (seen string, e
 
 // join connects to a QEMU's events, and tends the server until it gets them. No
 // notification reports the changes of a released server, so an event is a change too.
-func (d *Driver) join(ctx context.Context, h instanceDir, changed chan struct{}) (c *qmp.Client, err error) {
+func (d *Driver) join(ctx context.Context, h *instance, changed chan struct{}) (c *qmp.Client, err error) {
 	joined := make(chan struct{})
 	go func() {
 		defer close(joined)
 		c, err = h.Dial(ctx, machine.EventsSocket, func(event qmp.Event) {
 			d.faults.hear(h.Path, event)
 			if news[event.Name] {
-				d.notify(uidOf(h.Path))
+				d.notify(h.UID)
 				poke(changed)
 			}
 		})
@@ -164,7 +164,7 @@ func (d *Driver) join(ctx context.Context, h instanceDir, changed chan struct{})
 
 // listen attends a server until its QEMU closes the connection or its directory is moved.
 // In the new place another attendant waits for the events.
-func (d *Driver) listen(ctx context.Context, h instanceDir, c *qmp.Client, changed <-chan struct{}) {
+func (d *Driver) listen(ctx context.Context, h *instance, c *qmp.Client, changed <-chan struct{}) {
 	timer, logs := d.Clock.NewTimer(pressEvery), d.Clock.NewTicker(d.logs.every)
 	defer timer.Stop()
 	defer logs.Stop()
@@ -190,7 +190,7 @@ func (d *Driver) listen(ctx context.Context, h instanceDir, c *qmp.Client, chang
 
 // tendAgain tends a server, and returns the channel that says when to do so again. It is
 // nil where only a change of the server calls for that.
-func (d *Driver) tendAgain(ctx context.Context, h instanceDir, timer clock.Timer) <-chan time.Time {
+func (d *Driver) tendAgain(ctx context.Context, h *instance, timer clock.Timer) <-chan time.Time {
 	if !d.tendNow(ctx, h) {
 		return nil
 	}
@@ -200,12 +200,12 @@ func (d *Driver) tendAgain(ctx context.Context, h instanceDir, timer clock.Timer
 
 // tendNow is tend for callers that cannot act on its error. It notifies watchers of a
 // QEMU that answers again, since no event does.
-func (d *Driver) tendNow(ctx context.Context, h instanceDir) (stopping bool) {
+func (d *Driver) tendNow(ctx context.Context, h *instance) (stopping bool) {
 	stopping, err := d.tend(ctx, h)
 	if err != nil {
 		d.Log.V(1).Info("Machine could not be tended", "dir", h.Path, "cause", err.Error())
 	} else if _, was := d.silent.LoadAndDelete(h.Path); was {
-		d.notify(uidOf(h.Path))
+		d.notify(h.UID)
 	}
 	return stopping
 }
@@ -214,7 +214,7 @@ func (d *Driver) tendNow(ctx context.Context, h instanceDir) (stopping bool) {
 // and continues a stop that was begun. It holds no lock. So it sends everything over one
 // connection, which cannot lead to a later run, and reads the record after connecting, so
 // that the record is not of an earlier run.
-func (d *Driver) tend(ctx context.Context, h instanceDir) (unfinished bool, err error) {
+func (d *Driver) tend(ctx context.Context, h *instance) (unfinished bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	c, err := h.Dial(ctx, machine.ControlSocket, nil)
@@ -231,7 +231,7 @@ func (d *Driver) tend(ctx context.Context, h instanceDir) (unfinished bool, err 
 		return false, err
 	}
 	if end, over := ends[status]; over {
-		err = d.collect(ctx, h, c, r, end)
+		err = d.collect(ctx, c, r, end)
 		return err != nil, err
 	}
 	if r.Stop == nil {
@@ -245,10 +245,10 @@ func (d *Driver) tend(ctx context.Context, h instanceDir) (unfinished bool, err 
 
 // collect makes a QEMU quit once the end of its guest is recorded. The end of a released
 // server is not recorded, since no caller asks for it.
-func (d *Driver) collect(ctx context.Context, h instanceDir, c *qmp.Client, r record, end driver.Exit) error {
+func (d *Driver) collect(ctx context.Context, c *qmp.Client, r *instance, end driver.Exit) error {
 	end.At = d.Clock.Now()
 	if !r.Retained {
-		if _, err := d.keepEnd(h, r, end); err != nil {
+		if _, err := d.keepEnd(r, end); err != nil {
 			return err
 		}
 	}

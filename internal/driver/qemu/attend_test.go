@@ -26,7 +26,7 @@ import (
 )
 
 // isOver waits until a machine's QEMU has ended.
-func isOver(t *testing.T, h instanceDir) {
+func isOver(t *testing.T, h *instance) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "QEMU is gone", func() error {
 		if on, err := h.IsRunning(); on {
@@ -90,14 +90,14 @@ func TestRetained(t *testing.T) {
 
 // giveGroup sets a control group in the record of a machine. A plain folder stands in for
 // it.
-func (e *engine) giveGroup(t *testing.T, h instanceDir) (group string) {
+func (e *engine) giveGroup(t *testing.T, h *instance) (group string) {
 	t.Helper()
-	group = cgroup.Folder{Path: e.images}.GroupPath(string(uidOf(h.Path)))
+	group = cgroup.Folder{Path: e.images}.GroupPath(string(h.UID))
 	must(t, os.Mkdir(group, 0o700))
 	r, err := h.load()
 	must(t, err)
 	r.CPUGroup = group
-	must(t, h.save(r))
+	must(t, r.save())
 	return group
 }
 
@@ -137,7 +137,7 @@ func TestStandbyForgets(t *testing.T) {
 		reach(t, leader, spec, driver.StateStopped)
 		d.pressed.due(spec.UID, "run", now)
 		d.silent.Store(d.home(spec.UID).Path, true)
-		d.unwritten.Store(d.home(spec.UID).endFile(record{UID: spec.UID}), driver.Exit{})
+		d.unwritten.Store(d.home(spec.UID).endFile(), driver.Exit{})
 	}
 	remembered := func() map[string]int {
 		n := map[string]int{"pressed": len(d.pressed.last)}
@@ -163,7 +163,7 @@ func TestStandbyForgets(t *testing.T) {
 }
 
 // fillsLog has a guest print until its log is cut, and returns its serial port.
-func fillsLog(t *testing.T, h instanceDir) net.Conn {
+func fillsLog(t *testing.T, h *instance) net.Conn {
 	t.Helper()
 	conn, err := h.DialSerial(t.Context())
 	must(t, err)
@@ -301,7 +301,7 @@ func TestKilledAfterLettingGo(t *testing.T) {
 	h := d.home(on.UID)
 	s, err := d.observe(t.Context(), h)
 	must(t, err)
-	must(t, d.start(t.Context(), &s, on)) // and no step after that
+	must(t, d.start(t.Context(), s, on)) // and no step after that
 	e.tell(t, driver.Server{UID: on.UID}, "x")
 	isOver(t, h)
 	gone(t, d, on)

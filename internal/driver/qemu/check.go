@@ -41,7 +41,7 @@ func checkPower(spec driver.ServerSpec) error {
 }
 
 // checkSpec refuses a spec that the server, or a new one, cannot satisfy.
-func (d *Driver) checkSpec(s server, spec driver.ServerSpec) error {
+func (d *Driver) checkSpec(s *instance, spec driver.ServerSpec) error {
 	return cmp.Or(check(spec), d.hostPorts.check(spec.Ports), s.checkDisks(spec), d.checkNewSizes(s, spec), d.checkNewImages(s, spec))
 }
 

@@ -38,26 +38,26 @@ func (c console) Write(p []byte) (int, error) {
 }
 
 // attachable returns a server that currently has a console.
-func (d *Driver) attachable(ctx context.Context, uid types.UID) (server, error) {
+func (d *Driver) attachable(ctx context.Context, uid types.UID) (*instance, error) {
 	if err := enter(ctx); err != nil {
-		return server{}, err
+		return nil, err
 	}
 	if err := checkUID(uid); err != nil {
-		return server{}, err
+		return nil, err
 	}
 	if err := d.dir.Reach(); err != nil {
-		return server{}, err
+		return nil, err
 	}
 	s, err := d.observe(ctx, d.home(uid))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && (s.ClusterID != d.ClusterID || s.Retained):
-		return server{}, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
+		return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
 	case isBroken(err):
-		return server{}, driver.Errorf(driver.ErrRetry, "%w", err)
+		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	case err != nil:
-		return server{}, driver.Errorf(driver.ErrUnavailable, "%w", err)
+		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	case !s.alive():
-		return server{}, driver.Errorf(driver.ErrRetry, "the server %s does not run, and has no console", uid)
+		return nil, driver.Errorf(driver.ErrRetry, "the server %s does not run, and has no console", uid)
 	}
 	return s, nil
 }

@@ -70,7 +70,7 @@ func (e *engine) stubbornSpec() driver.ServerSpec {
 }
 
 // homeOf finds a server's directory without a driver.
-func (e *engine) homeOf(t *testing.T, s driver.Server) instanceDir {
+func (e *engine) homeOf(t *testing.T, s driver.Server) *instance {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", e.dir)
 	must(t, err)
@@ -78,7 +78,7 @@ func (e *engine) homeOf(t *testing.T, s driver.Server) instanceDir {
 	if s.Retained {
 		path = dir.Path(retainedDir, string(s.UID)+"."+s.ID)
 	}
-	return newInstanceDir(dir, path)
+	return (&Driver{dir: dir}).instanceAt(path)
 }
 
 func (e *engine) hands() drivertest.Hands {

@@ -98,7 +98,7 @@ type terminal struct {
 	said bytes.Buffer // what was not examined yet
 }
 
-func sitAt(t *testing.T, h instanceDir) *terminal {
+func sitAt(t *testing.T, h *instance) *terminal {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
 	must(t, err)

@@ -69,7 +69,7 @@ func (d *Driver) forget(uid types.UID, lock *statedir.Lock) {
 
 // prune removes what is remembered of servers that a complete list did not find,
 // whichever process removed them.
-func (d *Driver) prune(met []server) {
+func (d *Driver) prune(met []*instance) {
 	there := map[types.UID]bool{}
 	for _, s := range met {
 		there[s.UID] = true
@@ -89,7 +89,7 @@ func (d *Driver) prune(met []server) {
 
 // remove ends the server, whose disk is not needed any more, and removes all that belongs
 // to it.
-func (d *Driver) remove(ctx context.Context, s server, lock *statedir.Lock) error {
+func (d *Driver) remove(ctx context.Context, s *instance, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedDelete, nil, nil)
 	if s.on {
 		if err := s.Kill(ctx); err != nil {
@@ -108,10 +108,10 @@ func (d *Driver) remove(ctx context.Context, s server, lock *statedir.Lock) erro
 
 // release marks a server as retained first, so that a release which is interrupted is
 // finished by the next call. After that, nothing is kept of it beside its directory.
-func (d *Driver) release(ctx context.Context, s server, lock *statedir.Lock) error {
+func (d *Driver) release(ctx context.Context, s *instance, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedRelease, nil, nil)
 	s.Retained = true
-	err := d.dir.Explain(s.save(s.record))
+	err := d.dir.Explain(s.save())
 	if err == nil {
 		err = d.dir.Explain(d.putAside(s))
 	}
@@ -125,7 +125,7 @@ func (d *Driver) release(ctx context.Context, s server, lock *statedir.Lock) err
 
 // putAside frees the UID of a server that was marked. Its QEMU keeps running in the
 // directory, wherever that is.
-func (d *Driver) putAside(s server) error {
+func (d *Driver) putAside(s *instance) error {
 	// A search for the images in use must not miss it during the move.
 	release, err := d.images.Hold()
 	if err != nil {

@@ -31,7 +31,7 @@ const rootField = "image"
 func volumeField(i int) string { return fmt.Sprintf("volumes[%d].source.image", i) }
 
 // checkDisks refuses sizes that the existing disks rule out.
-func (s *server) checkDisks(spec driver.ServerSpec) error {
+func (s *instance) checkDisks(spec driver.ServerSpec) error {
 	const grows = "it may only grow, and the server has"
 	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < s.Root.Size {
 		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, s.Root.Size)
@@ -83,7 +83,7 @@ func (d *Driver) imageFor(o order) (image, error) {
 
 // makeRoot makes the root disk in a folder. A machine whose kernel is booted directly may
 // do without an image, and without a disk.
-func (d *Driver) makeRoot(h instanceDir, spec driver.ServerSpec, asked imageSettings) (disk, error) {
+func (d *Driver) makeRoot(h *instance, spec driver.ServerSpec, asked imageSettings) (disk, error) {
 	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disk{}, nil
 	}
@@ -100,7 +100,7 @@ func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
 
 // prepareRoot makes the root disk where there is none yet. An existing one stays,
 // whatever image the spec names now: it holds what the guest wrote.
-func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec, files *machine.Files) (*machine.Drive, error) {
+func (d *Driver) prepareRoot(s *instance, spec driver.ServerSpec, files *machine.Files) (*machine.Drive, error) {
 	if s.needsRoot(spec) {
 		if err := d.addRoot(s, spec); err != nil {
 			return nil, d.dir.Explain(err)
@@ -113,18 +113,18 @@ func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec, files *machine.F
 }
 
 // needsRoot reports whether a machine without a root disk is to have one.
-func (s *server) needsRoot(spec driver.ServerSpec) bool {
+func (s *instance) needsRoot(spec driver.ServerSpec) bool {
 	return s.Root.Size == 0 && (spec.RootDiskBytes > 0 || s.imageOf(spec).Source != "")
 }
 
 // addRoot moves the root disk into place before it is recorded.
-func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
+func (d *Driver) addRoot(s *instance, spec driver.ServerSpec) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
 	defer remove()
-	root, err := d.makeRoot(newInstanceDir(d.dir, tmp), spec, s.imageOf(spec))
+	root, err := d.makeRoot(d.instanceAt(tmp), spec, s.imageOf(spec))
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
 		return err
 	}
 	s.Root = root
-	return s.save(s.record)
+	return s.save()
 }
 
 // openDrive opens a disk, and the image below it that the field names, and checks them
@@ -177,7 +177,7 @@ func openDisk(path string, readOnly bool) (*os.File, error) {
 
 // prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
 // any more stays where it is, in case the spec names it again.
-func (d *Driver) prepareVolumes(s *server, spec driver.ServerSpec, files *machine.Files) ([]machine.Volume, error) {
+func (d *Driver) prepareVolumes(s *instance, spec driver.ServerSpec, files *machine.Files) ([]machine.Volume, error) {
 	volumes := make([]machine.Volume, 0, len(spec.Volumes))
 	for i, v := range spec.Volumes {
 		if _, made := s.Volumes[v.Name]; !made {
@@ -201,7 +201,7 @@ func volumeOrder(i int, v driver.Volume) order {
 }
 
 // makeVolume moves a volume into place before it is recorded.
-func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
+func (d *Driver) makeVolume(s *instance, i int, v driver.Volume) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
@@ -220,13 +220,13 @@ func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
 		s.Volumes = map[string]disk{}
 	}
 	s.Volumes[v.Name] = made
-	return s.save(s.record)
+	return s.save()
 }
 
 // placeDisk moves a new disk to where the record will name it. A disk that is there
 // already was left by an interrupted call, and holds no data. If it does hold data, the
 // record lost it, as one that was restored without its disks, and the disk stays.
-func (h instanceDir) placeDisk(made string) error {
+func (h *instance) placeDisk(made string) error {
 	place := h.File(filepath.Base(made))
 	err := checkUnwritten(place)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -38,7 +38,7 @@ func (f *diskFaults) find(ctx context.Context, path string, c *qmp.Client) error
 }
 
 // findFault finds the disk error that has paused a guest.
-func (d *Driver) findFault(ctx context.Context, s *server) {
+func (d *Driver) findFault(ctx context.Context, s *instance) {
 	if s.status != machine.StatusIOError {
 		return
 	}

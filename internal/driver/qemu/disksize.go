@@ -34,7 +34,7 @@ func (d *Driver) hostDisk() (capacity, error) {
 }
 
 // checkNewSizes refuses sizes that disks cannot be made with or grown to.
-func (d *Driver) checkNewSizes(s server, spec driver.ServerSpec) error {
+func (d *Driver) checkNewSizes(s *instance, spec driver.ServerSpec) error {
 	if spec.RootDiskBytes > s.Root.Size {
 		if err := d.checkSize(rootOrder(spec, imageSettings{}).sizeField, spec.RootDiskBytes); err != nil {
 			return err
@@ -99,7 +99,7 @@ func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
 // promisedDisk returns what disks of all clusters' machines were promised and do not take
 // yet. A server that cannot be read counts as nothing.
 func (d *Driver) promisedDisk() (int64, error) {
-	homes, err := homesIn(d.dir)
+	homes, err := d.homesIn()
 	if err != nil {
 		return 0, err
 	}
@@ -118,7 +118,7 @@ func (d *Driver) promisedDisk() (int64, error) {
 }
 
 // taken returns the room that a file takes on its disk.
-func (h instanceDir) taken(file string) int64 {
+func (h *instance) taken(file string) int64 {
 	var stat syscall.Stat_t
 	if err := syscall.Stat(h.File(file), &stat); err != nil {
 		return 0

@@ -17,7 +17,7 @@ import (
 )
 
 // hasEnded waits until the guest has ended, without an end being reported.
-func hasEnded(t *testing.T, h instanceDir) {
+func hasEnded(t *testing.T, h *instance) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "the guest ends", func() error {
 		if status, err := h.Status(t.Context()); err != nil || status != machine.StatusShutdown {
@@ -34,11 +34,11 @@ func TestEndIsTold(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	for name, c := range map[string]struct {
-		end    func(t *testing.T, h instanceDir, s driver.Server)
+		end    func(t *testing.T, h *instance, s driver.Server)
 		reason string
 	}{
-		"shut down": {func(t *testing.T, h instanceDir, s driver.Server) { t.Helper(); e.tell(t, s, "x"); hasEnded(t, h) }, "Completed"},
-		"killed":    {func(t *testing.T, h instanceDir, s driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
+		"shut down": {func(t *testing.T, h *instance, s driver.Server) { t.Helper(); e.tell(t, s, "x"); hasEnded(t, h) }, "Completed"},
+		"killed":    {func(t *testing.T, h *instance, s driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()

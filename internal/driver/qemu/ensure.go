@@ -36,7 +36,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err != nil {
 		return driver.Server{}, err
 	}
-	d.keepGrace(&s, spec)
+	d.keepGrace(s, spec)
 	return d.converge(ctx, s, spec)
 }
 
@@ -45,10 +45,10 @@ var errFetching = errors.New("its image is being fetched")
 
 // findOrCreate returns the server of the spec's UID. A stop comes before all checks, so
 // that a spec which no machine can satisfy does not keep one on.
-func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (server, error) {
+func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
 	s, err := d.find(ctx, spec.Target)
 	if err == nil {
-		err = d.settleRoot(ctx, &s, spec)
+		err = d.settleRoot(ctx, s, spec)
 	}
 	switch {
 	case err == nil && spec.Power == driver.PowerOff:
@@ -56,20 +56,20 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 	case err == nil:
 		return s, d.checkSpec(s, spec)
 	case !errors.Is(err, driver.ErrNotFound) || spec.ID != "":
-		return server{}, err
+		return nil, err
 	}
-	if err := d.checkSpec(server{}, spec); err != nil {
-		return server{}, err
+	if err := d.checkSpec(d.home(spec.UID), spec); err != nil {
+		return nil, err
 	}
 	if err := d.killStrays(ctx, spec.UID); err != nil {
-		return server{}, err
+		return nil, err
 	}
-	if waits, err := d.fetching(ctx, server{}, spec); waits || err != nil {
-		return server{}, cmp.Or(err, errFetching)
+	if waits, err := d.fetching(ctx, d.home(spec.UID), spec); waits || err != nil {
+		return nil, cmp.Or(err, errFetching)
 	}
 	journal.Note(ctx, journal.DeedCreate, nil, nil)
 	if err := d.create(ctx, spec); err != nil {
-		return server{}, d.dir.Explain(err)
+		return nil, d.dir.Explain(err)
 	}
 	d.notify(spec.UID)
 	return d.find(ctx, spec.Target)
@@ -77,24 +77,24 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (serv
 
 // find observes the server of a UID, whose lock the caller holds. It also finishes a
 // release that was interrupted.
-func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
+func (d *Driver) find(ctx context.Context, t driver.Target) (*instance, error) {
 	none := driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
 	s, err := d.observe(ctx, d.home(t.UID))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return server{}, none
+		return nil, none
 	case err != nil:
-		return server{}, classifyObserveError(err)
+		return nil, classifyObserveError(err)
 	case s.Retained:
 		if err := d.putAside(s); err != nil {
-			return server{}, d.dir.Explain(err)
+			return nil, d.dir.Explain(err)
 		}
-		return server{}, none
+		return nil, none
 	case s.ClusterID != d.ClusterID:
-		return server{}, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+		return nil, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the engine has a server of UID %s that is not this cluster's", t.UID))
 	case t.ID != "" && t.ID != s.ID:
-		return server{}, driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, s.ID, t.ID)
+		return nil, driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, s.ID, t.ID)
 	}
 	return s, nil
 }
@@ -118,7 +118,7 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 		return err
 	}
 	defer remove()
-	h := newInstanceDir(d.dir, filepath.Join(tmp, "vm"))
+	h := d.instanceAt(filepath.Join(tmp, "vm"))
 	if err := os.Mkdir(h.Path, 0o700); err != nil {
 		return err
 	}
@@ -136,10 +136,11 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 	if err != nil {
 		return contractError(err)
 	}
-	if err := h.save(record{
+	h.record = record{
 		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newName(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
 		GraceSeconds: new(graceSeconds(spec)), Settings: settingsOf(spec, asked), Root: root,
-	}); err != nil {
+	}
+	if err := h.save(); err != nil {
 		return err
 	}
 	return d.dir.Install(h.Path, d.home(spec.UID).Path)
@@ -147,7 +148,7 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 
 // converge takes one step after the other until none is left, or until one has to wait
 // for the guest.
-func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec) (driver.Server, error) {
+func (d *Driver) converge(ctx context.Context, s *instance, spec driver.ServerSpec) (driver.Server, error) {
 	for range maxSteps {
 		if !s.on {
 			d.dropGroup(ctx, s.CPUGroup)
@@ -156,12 +157,12 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 		if next == stepNone || next == stepStart && !d.mayStart(s, spec) {
 			return d.result(s, spec), nil
 		}
-		waits, err := d.applyStep(ctx, next, &s, spec)
+		waits, err := d.applyStep(ctx, next, s, spec)
 		if err != nil {
 			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, s.UID, err)
 		}
 		d.notify(s.UID)
-		if s, err = d.observe(ctx, s.instanceDir); err != nil {
+		if s, err = d.observe(ctx, s); err != nil {
 			return driver.Server{}, classifyObserveError(err)
 		}
 		if waits && !s.ended() {
@@ -174,13 +175,13 @@ func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec)
 // mayStart reports whether a start is asked for. The end of a run is reported before
 // another run follows it, since the caller applies the restart policy. A caller that asks
 // for a server to be on may not know yet that it has ended, before or during the call.
-func (d *Driver) mayStart(s server, spec driver.ServerSpec) bool {
+func (d *Driver) mayStart(s *instance, spec driver.ServerSpec) bool {
 	told, _ := d.reportedExits.Load(s.UID)
 	return s.end == nil || s.Run == spec.RestartRun || s.Run == told
 }
 
 // result adds what depends on the spec to the report of a server.
-func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
+func (d *Driver) result(s *instance, spec driver.ServerSpec) driver.Server {
 	out := d.report(s)
 	out.Refused = d.refusedImage(s, spec)
 	if s.alive() && !spec.PowerOnly {
@@ -195,13 +196,13 @@ func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
 }
 
 // applyStep does one step; waits reports whether the next one has to wait for the guest.
-func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec driver.ServerSpec) (waits bool, err error) {
+func (d *Driver) applyStep(ctx context.Context, next step, s *instance, spec driver.ServerSpec) (waits bool, err error) {
 	journal.Note(ctx, journal.Deed(next), nil, nil)
 	switch next {
 	case stepReap:
 		return false, d.reap(ctx, s)
 	case stepStart:
-		if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
+		if waits, err := d.fetching(ctx, s, spec); waits || err != nil {
 			return waits, err
 		}
 		if err := d.killStrays(ctx, s.UID); err != nil {

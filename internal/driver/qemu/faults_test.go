@@ -281,12 +281,12 @@ func TestStartCutOff(t *testing.T) {
 }
 
 // rewind makes a start look interrupted before the guest was resumed.
-func rewind(t *testing.T, h instanceDir) {
+func rewind(t *testing.T, h *instance) {
 	t.Helper()
 	r, err := h.load()
 	must(t, err)
 	r.Phase = phaseStarting
-	must(t, h.save(r))
+	must(t, r.save())
 }
 
 // TestStopOfWhatStarts checks that a guest which was not resumed yet is not booted only
@@ -323,7 +323,7 @@ func TestRunsOnce(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	lock, err := d.home(spec.UID).ClaimRun()
 	must(t, err)
-	if _, err := d.home(spec.UID).ClaimRun(); !errors.Is(err, driver.ErrRetry) {
+	if _, err := d.home(spec.UID).ClaimRun(); !errors.Is(contractError(err), driver.ErrRetry) {
 		t.Errorf("the run lock is given out twice: %v", err)
 	}
 	must(t, lock.Close())
@@ -391,13 +391,13 @@ func TestDiskOfNoRecord(t *testing.T) {
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
 	h := d.home(spec.UID)
-	lose := func() record {
+	lose := func() *instance {
 		t.Helper()
 		r, err := h.load()
 		must(t, err)
-		lost := r
+		lost := *r
 		lost.Root = disk{}
-		must(t, h.save(lost))
+		must(t, lost.save())
 		return r
 	}
 	lose()
@@ -406,7 +406,7 @@ func TestDiskOfNoRecord(t *testing.T) {
 	r := lose()
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, h.File(rootDiskFile), "does not name it", "it holds data")
-	must(t, h.save(r))
+	must(t, r.save())
 	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }

@@ -192,7 +192,7 @@ func TestReleaseHalfDone(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "aside")
 	must(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
-	if there, err := newInstanceDir(d.dir, inTheWay).exists(); !there {
+	if there, err := d.instanceAt(inTheWay).exists(); !there {
 		t.Errorf("it is not among the released: %v", err)
 	}
 }
@@ -312,9 +312,9 @@ func TestOneUnreadable(t *testing.T) {
 	}{
 		"the record":         {[]string{h.File(recordFile)}, aFolder, driver.StateStopped, ""},
 		"the run lock":       {[]string{h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
-		"an end":             {[]string{h.endFile(r)}, aFolder, driver.StateStopped, was.ID},
+		"an end":             {[]string{r.endFile()}, aFolder, driver.StateStopped, was.ID},
 		"its whole folder":   {[]string{h.File(recordFile), h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, ""},
-		"an end, in a loop":  {[]string{h.endFile(r)}, aLoop, driver.StateStopped, was.ID},
+		"an end, in a loop":  {[]string{r.endFile()}, aLoop, driver.StateStopped, was.ID},
 		"the lock, a folder": {[]string{h.File(machine.RunLockFile)}, aFolder, driver.StateRunning, was.ID},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 )
 
 // planGroup sets where a run's control group will be, if its CPUs are not whole.
-func (d *Driver) planGroup(s *server, cpuMilli int64) {
+func (d *Driver) planGroup(s *instance, cpuMilli int64) {
 	s.CPUGroup, s.CPUNote = "", ""
 	if cpuMilli%1000 == 0 {
 		return
@@ -26,7 +26,7 @@ func (d *Driver) planGroup(s *server, cpuMilli int64) {
 
 // limitCPU limits a QEMU to its fraction of a CPU. Where that is not possible the QEMU
 // keeps the whole CPU, and the server's note says so.
-func (d *Driver) limitCPU(ctx context.Context, s *server) {
+func (d *Driver) limitCPU(ctx context.Context, s *instance) {
 	if s.CPUGroup == "" {
 		return
 	}
@@ -41,7 +41,7 @@ func (d *Driver) limitCPU(ctx context.Context, s *server) {
 	}
 }
 
-func (d *Driver) noteWhole(s *server, cpuMilli int64, err error) {
+func (d *Driver) noteWhole(s *instance, cpuMilli int64, err error) {
 	s.CPUNote = fmt.Sprintf("resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
 	d.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", s.UID, "cpuMilli", cpuMilli, "cause", err.Error())
 }

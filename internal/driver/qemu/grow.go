@@ -15,7 +15,7 @@ import (
 
 // outgrown returns the disks, by QEMU's name for them, that the spec wants larger and
 // that can grow as they are attached now.
-func (s *server) outgrown(spec driver.ServerSpec) map[string]int64 {
+func (s *instance) outgrown(spec driver.ServerSpec) map[string]int64 {
 	sizes := map[string]int64{}
 	if s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size {
 		sizes[machine.RootNode] = spec.RootDiskBytes
@@ -30,7 +30,7 @@ func (s *server) outgrown(spec driver.ServerSpec) map[string]int64 {
 }
 
 // grow enlarges the disks of a running QEMU to what the spec says.
-func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) error {
+func (d *Driver) grow(ctx context.Context, s *instance, spec driver.ServerSpec) error {
 	sizes := s.outgrown(spec)
 	if len(sizes) == 0 {
 		return nil
@@ -58,5 +58,5 @@ func (d *Driver) grow(ctx context.Context, s *server, spec driver.ServerSpec) er
 			s.Volumes[v.Name] = made
 		}
 	}
-	return d.dir.Explain(s.save(s.record))
+	return d.dir.Explain(s.save())
 }

@@ -31,7 +31,7 @@ func parseReserve(text string) (func(total int64) int64, error) {
 	return func(int64) int64 { return q.Value() }, nil
 }
 
-func demandOf(s *server, spec driver.ServerSpec, accel string) memory.Demand {
+func demandOf(s *instance, spec driver.ServerSpec, accel string) memory.Demand {
 	return memory.Demand{
 		Guest: spec.MemoryBytes, Overhead: memory.OverheadOf(accel),
 		RanBefore: !s.StartedAt.IsZero() && s.Settings.MemoryBytes == spec.MemoryBytes,
@@ -57,7 +57,7 @@ func (d *Driver) hostMemory() (memory.Room, error) {
 }
 
 func (d *Driver) promised() (map[string]int64, error) {
-	homes, err := homesIn(d.dir)
+	homes, err := d.homesIn()
 	promised := map[string]int64{}
 	for _, h := range homes {
 		if on, err := h.IsRunning(); err != nil || !on {
@@ -68,7 +68,7 @@ func (d *Driver) promised() (map[string]int64, error) {
 			continue
 		}
 		used, _ := proc.ReadUsage(h.PID()) // nothing where it fails
-		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(d.accelOf(server{instanceDir: h, record: r}))-used.MemoryBytes)
+		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(d.accelOf(r))-used.MemoryBytes)
 	}
 	return promised, err
 }

@@ -25,11 +25,11 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	look := func() (memory.Room, error) {
 		return memory.Room{Available: 16, Reserve: 4, Where: "on the host", Promised: map[string]int64{}}, nil
 	}
-	ran := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 20}}}
+	ran := &instance{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
 	must(t, r.Check(demandOf(ran, spec, machine.AccelTCG), look))
-	wantError(t, contractError(r.Check(demandOf(&server{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
-	smaller := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 19}}}
+	wantError(t, contractError(r.Check(demandOf(&instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
+	smaller := &instance{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 19}}}
 	wantError(t, contractError(r.Check(demandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	spec.MemoryBytes = 21
 	wantError(t, contractError(r.Check(demandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 bytes")

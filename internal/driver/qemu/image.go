@@ -48,7 +48,7 @@ func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 
 // imageOf returns the image that a spec asks for, or the one that the root disk
 // stands on.
-func (s *server) imageOf(spec driver.ServerSpec) imageSettings {
+func (s *instance) imageOf(spec driver.ServerSpec) imageSettings {
 	return imageOf(spec, s.Root.Image.imageSettings)
 }
 

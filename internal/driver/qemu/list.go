@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // atOnce is how many servers are looked at concurrently.
@@ -48,7 +47,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 // look observes this cluster's servers: those of the UIDs, or all where none is named,
 // including the released ones. A server whose record is broken may belong to any cluster,
 // so it is included.
-func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
+func (d *Driver) look(ctx context.Context, uids []types.UID) ([]*instance, error) {
 	homes, err := d.homes(ctx, uids)
 	if err != nil {
 		return nil, err
@@ -58,7 +57,7 @@ func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
 	named := len(uids) > 0
-	var ours []server
+	var ours []*instance
 	places := map[driver.Target]int{}
 	for _, s := range all {
 		if (s.ClusterID != "" && s.ClusterID != d.ClusterID) || (named && s.Retained) {
@@ -78,7 +77,7 @@ func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 
 // homes returns the directories of servers. The released ones are last, so that a server
 // that is being released is found in at least one place.
-func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]instanceDir, error) {
+func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]*instance, error) {
 	if err := enter(ctx); err != nil {
 		return nil, err
 	}
@@ -88,31 +87,31 @@ func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]instanceDir, er
 	if len(uids) > 0 {
 		return d.homesOf(uids)
 	}
-	return homesIn(d.dir)
+	return d.homesIn()
 }
 
-func homesIn(dir *statedir.Dir) ([]instanceDir, error) {
-	var homes []instanceDir
+func (d *Driver) homesIn() ([]*instance, error) {
+	var homes []*instance
 	for _, sub := range []string{vmsDir, retainedDir} {
-		entries, err := os.ReadDir(dir.Path(sub))
+		entries, err := os.ReadDir(d.dir.Path(sub))
 		if err != nil {
 			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 		}
 		for _, entry := range entries {
 			if entry.IsDir() && uidOf(entry.Name()) != "" {
-				homes = append(homes, newInstanceDir(dir, dir.Path(sub, entry.Name())))
+				homes = append(homes, d.instanceAt(d.dir.Path(sub, entry.Name())))
 			}
 		}
 	}
 	return homes, nil
 }
 
-func (d *Driver) homesOf(uids []types.UID) ([]instanceDir, error) {
+func (d *Driver) homesOf(uids []types.UID) ([]*instance, error) {
 	uids, err := driver.UniqueUIDs(uids)
 	if err != nil {
 		return nil, err
 	}
-	homes := make([]instanceDir, len(uids))
+	homes := make([]*instance, len(uids))
 	for i, uid := range uids {
 		homes[i] = d.home(uid)
 	}
@@ -121,8 +120,8 @@ func (d *Driver) homesOf(uids []types.UID) ([]instanceDir, error) {
 
 // observeAll observes servers, and leaves out those that are gone meanwhile. A broken
 // server does not prevent the others from being listed.
-func (d *Driver) observeAll(ctx context.Context, homes []instanceDir) ([]server, error) {
-	servers, errs := make([]server, len(homes)), make([]error, len(homes))
+func (d *Driver) observeAll(ctx context.Context, homes []*instance) ([]*instance, error) {
+	servers, errs := make([]*instance, len(homes)), make([]error, len(homes))
 	var all errgroup.Group
 	all.SetLimit(atOnce)
 	for i, h := range homes {

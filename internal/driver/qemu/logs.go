@@ -21,7 +21,7 @@ var defaultLogBound = logBound{size: 1 << 20, every: 5 * time.Second}
 
 // rotateLog renames the previous log before a run. A start that was interrupted has left
 // its own.
-func (s *server) rotateLog() error {
+func (s *instance) rotateLog() error {
 	if s.Phase == phaseStarting {
 		return s.SetLogAside(machine.FailedLog)
 	}
@@ -29,7 +29,7 @@ func (s *server) rotateLog() error {
 }
 
 // cutLogs cuts a machine's logs that are too large.
-func (d *Driver) cutLogs(h instanceDir) {
+func (d *Driver) cutLogs(h *instance) {
 	for _, name := range machine.LogFiles {
 		if err := h.CutLog(name, d.logs.size); err != nil {
 			d.Log.V(1).Info("Log could not be kept while it was cut", "log", h.File(name), "cause", err.Error())

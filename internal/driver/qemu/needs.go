@@ -14,7 +14,7 @@ import (
 // fetching reports whether a server has to wait for an image that a disk is to be made
 // of. What was fetched is kept for the server until the caller does not need it any more:
 // else an image that is always to be fetched would be fetched twice.
-func (d *Driver) fetching(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
+func (d *Driver) fetching(ctx context.Context, s *instance, spec driver.ServerSpec) (waits bool, err error) {
 	var images []driver.Image
 	for _, i := range d.imagesOf(s, spec) {
 		images = append(images, i.Image)
@@ -31,7 +31,7 @@ type namedImage struct {
 
 // imagesOf returns the remote images that a server's next run needs: as the spec names
 // them where a disk is still to be made of one, and else by their digest.
-func (d *Driver) imagesOf(s server, spec driver.ServerSpec) []namedImage {
+func (d *Driver) imagesOf(s *instance, spec driver.ServerSpec) []namedImage {
 	all := []namedImage{{rootField, d.rootImage(s, spec)}}
 	for i, v := range spec.Volumes {
 		var asked driver.Image
@@ -49,7 +49,7 @@ func (d *Driver) imagesOf(s server, spec driver.ServerSpec) []namedImage {
 // rootImage returns the image of a root disk that is still to be made. Otherwise it
 // returns the image that the disk stands on, by its digest and from the source that the
 // spec names for it.
-func (d *Driver) rootImage(s server, spec driver.ServerSpec) driver.Image {
+func (d *Driver) rootImage(s *instance, spec driver.ServerSpec) driver.Image {
 	have := s.Root.Image
 	if s.ID == "" {
 		have.Source = d.Image
@@ -68,7 +68,7 @@ func (d *Driver) rootImage(s server, spec driver.ServerSpec) driver.Image {
 
 // checkNewImages refuses images whose content is not verified. Disks that were made of
 // such an image stay in use, whatever the flag was then.
-func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
+func (d *Driver) checkNewImages(s *instance, spec driver.ServerSpec) error {
 	for _, i := range d.imagesOf(s, spec) {
 		if d.images.Sources.IsUnchecked(i.Image) && !d.UncheckedImages {
 			return driver.Errorf(driver.ErrInvalid,
@@ -80,7 +80,7 @@ func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
 
 // checkImages checks that everything the next run is made of is available, and makes
 // nothing.
-func (d *Driver) checkImages(s *server, spec driver.ServerSpec) error {
+func (d *Driver) checkImages(s *instance, spec driver.ServerSpec) error {
 	if err := d.checkKernel(spec); err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (d *Driver) checkImages(s *server, spec driver.ServerSpec) error {
 	return nil
 }
 
-func (d *Driver) checkRoot(s *server, spec driver.ServerSpec) error {
+func (d *Driver) checkRoot(s *instance, spec driver.ServerSpec) error {
 	asked := s.imageOf(spec)
 	switch {
 	case !s.needsRoot(spec):

@@ -44,10 +44,13 @@ var ends = map[string]driver.Exit{
 // isCrash reports whether a guest's end was a crash.
 func isCrash(end driver.Exit) bool { return end.Code == codePanicked || end.Code == codeBroken }
 
-// server is a server as observed.
-type server struct {
-	instanceDir
+// instance is one server: its directory and machine, its record, and what was observed of
+// it.
+type instance struct {
+	machine.Machine
 	record
+
+	driver *Driver
 	// on reports whether its QEMU runs, even if the guest in it has ended.
 	on bool
 	// status is QEMU's run state, empty if QEMU does not answer; silence says why.
@@ -68,12 +71,12 @@ type server struct {
 // yet. It fails where there is no server, where ctx is done or the process cannot open
 // any file. It fails with a brokenError where something of the server cannot be read, and
 // then still returns what is known.
-func (d *Driver) observe(ctx context.Context, h instanceDir) (server, error) {
+func (d *Driver) observe(ctx context.Context, h *instance) (*instance, error) {
 	return d.observeWithin(ctx, h, machine.CommandWithin)
 }
 
 // observeWithin is observe with a limit on the wait for QEMU's answer.
-func (d *Driver) observeWithin(ctx context.Context, h instanceDir, within time.Duration) (server, error) {
+func (d *Driver) observeWithin(ctx context.Context, h *instance, within time.Duration) (*instance, error) {
 	s, err := d.see(ctx, h, within)
 	if isBroken(err) {
 		s.broken = err
@@ -81,34 +84,33 @@ func (d *Driver) observeWithin(ctx context.Context, h instanceDir, within time.D
 	return s, err
 }
 
-func (d *Driver) see(ctx context.Context, h instanceDir, within time.Duration) (server, error) {
-	r, err := h.load()
+func (d *Driver) see(ctx context.Context, h *instance, within time.Duration) (*instance, error) {
+	s, err := h.load()
 	if isBroken(err) {
 		return h.seeBroken(err)
 	}
 	if err != nil {
-		return server{}, err
+		return s, err
 	}
-	s := server{instanceDir: h, record: r}
 	if err := s.look(ctx, within); err != nil {
 		return s, err
 	}
-	d.findFault(ctx, &s)
-	if err := d.findEnd(&s); err != nil || s.on {
+	d.findFault(ctx, s)
+	if err := d.findEnd(s); err != nil || s.on {
 		return s, err
 	}
 	// A server that was removed meanwhile leaves nothing, not even how it ended.
 	there, err := h.exists()
 	if !there && err == nil {
-		d.forgetEnds(r.UID)
+		d.forgetEnds(s.UID)
 		return s, fs.ErrNotExist
 	}
 	return s, wrapCorrupt("mend "+h.Path, err)
 }
 
-func (h instanceDir) seeBroken(cause error) (server, error) {
-	s := server{instanceDir: h}
-	s.UID, s.Retained = uidOf(h.Path), filepath.Base(filepath.Dir(h.Path)) == retainedDir
+func (h *instance) seeBroken(cause error) (*instance, error) {
+	s := h.driver.instanceAt(h.Path)
+	s.Retained = filepath.Base(filepath.Dir(h.Path)) == retainedDir
 	if err := s.findOn(); err != nil && !isBroken(err) {
 		return s, err
 	}
@@ -117,13 +119,13 @@ func (h instanceDir) seeBroken(cause error) (server, error) {
 
 // findOn finds out whether its QEMU runs. Where that cannot be determined, the server
 // counts as on, so that it is never wrongly reported as off.
-func (s *server) findOn() error {
+func (s *instance) findOn() error {
 	on, err := s.IsRunning()
 	s.on = on || err != nil
 	return wrapCorrupt("mend "+s.File(machine.RunLockFile), err)
 }
 
-func (s *server) look(ctx context.Context, within time.Duration) error {
+func (s *instance) look(ctx context.Context, within time.Duration) error {
 	if err := s.findOn(); err != nil || !s.on {
 		return err
 	}
@@ -142,7 +144,7 @@ func (s *server) look(ctx context.Context, within time.Duration) error {
 
 // findEnd finds the end of the run. It continues with an end that cannot be recorded: a
 // full disk must not prevent a server from being seen or removed.
-func (d *Driver) findEnd(s *server) error {
+func (d *Driver) findEnd(s *instance) error {
 	if s.Phase != phaseOn {
 		return nil // no guest was resumed: the previous run's end is not this one's
 	}
@@ -156,13 +158,13 @@ func (d *Driver) findEnd(s *server) error {
 	if !s.on {
 		end = driver.Exit{Code: codeKilled, Reason: reasonKilled}
 	}
-	known, err := s.endOf(s.record)
+	known, err := s.endOf()
 	if err != nil {
-		return wrapCorrupt("mend or remove "+s.endFile(s.record), err)
+		return wrapCorrupt("mend or remove "+s.endFile(), err)
 	}
 	if known == nil {
 		end.At = d.Clock.Now()
-		end, s.unkept = d.keepEnd(s.instanceDir, s.record, end)
+		end, s.unkept = d.keepEnd(s, end)
 		known = &end
 	}
 	s.end = known
@@ -170,14 +172,14 @@ func (d *Driver) findEnd(s *server) error {
 }
 
 // alive reports whether a guest runs, or could continue.
-func (s *server) alive() bool { return s.on && (s.Phase == phaseStarting || s.end == nil) }
+func (s *instance) alive() bool { return s.on && (s.Phase == phaseStarting || s.end == nil) }
 
 // ended reports whether a QEMU whose guest has ended waits to be reaped.
-func (s *server) ended() bool { return s.on && !s.alive() }
+func (s *instance) ended() bool { return s.on && !s.alive() }
 
-func (s *server) stopping() bool { return s.alive() && s.Phase == phaseOn && s.Stop != nil }
+func (s *instance) stopping() bool { return s.alive() && s.Phase == phaseOn && s.Stop != nil }
 
-func (s *server) state() driver.State {
+func (s *instance) state() driver.State {
 	switch {
 	case !s.alive():
 		return driver.StateStopped
@@ -193,12 +195,12 @@ func (s *server) state() driver.State {
 	return driver.StateRunning
 }
 
-func (s *server) isPaused() bool {
+func (s *instance) isPaused() bool {
 	return s.status == machine.StatusPaused || s.status == machine.StatusPrelaunch || s.status == machine.StatusIOError
 }
 
 // report returns the server as the driver contract describes it.
-func (s *server) report() driver.Server {
+func (s *instance) report() driver.Server {
 	out := driver.Server{
 		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name,
 		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,

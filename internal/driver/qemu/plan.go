@@ -24,7 +24,7 @@ const (
 // nextStep returns the step that brings a server closer to its spec. A stop that was
 // begun is completed even if the spec changes meanwhile, since a power button that was
 // pressed cannot be released.
-func nextStep(s server, spec driver.ServerSpec) step {
+func nextStep(s *instance, spec driver.ServerSpec) step {
 	switch {
 	case s.ended():
 		return stepReap

@@ -126,7 +126,7 @@ func samePort(a, b driver.Port) bool {
 
 // report returns the server as the driver contract describes it, with the addresses to
 // reach it. A machine's own address means nothing outside its QEMU.
-func (d *Driver) report(s server) driver.Server {
+func (d *Driver) report(s *instance) driver.Server {
 	out := s.report()
 	if s.alive() {
 		out.Accelerator = d.accelOf(s)

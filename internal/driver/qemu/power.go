@@ -33,7 +33,7 @@ const (
 
 // start begins a run. It records what it is about to do, starts QEMU with the guest still
 // halted, and then resumes the guest.
-func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) error {
+func (d *Driver) start(ctx context.Context, s *instance, spec driver.ServerSpec) error {
 	on, err := d.platformOf(ctx, s)
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func (d *Driver) start(ctx context.Context, s *server, spec driver.ServerSpec) e
 	s.Stop, s.Settings, s.Forwards = nil, settingsOf(spec, s.Root.Image.imageSettings), m.Forwards
 	s.MachineType, s.Accelerator = m.Type, m.Accel
 	d.planGroup(s, spec.CPUMilli)
-	if err := s.save(s.record); err != nil {
+	if err := s.save(); err != nil {
 		return d.dir.Explain(err)
 	}
 	if err := d.launch(ctx, s, m, spec.Ports, runLock); err != nil {
@@ -78,7 +78,7 @@ type platform struct {
 	machineType, accel string
 }
 
-func (d *Driver) platformOf(ctx context.Context, s *server) (platform, error) {
+func (d *Driver) platformOf(ctx context.Context, s *instance) (platform, error) {
 	machineType, err := d.program.MachineType(ctx, s.MachineType)
 	if err != nil {
 		return platform{}, contractError(err)
@@ -91,7 +91,7 @@ func (d *Driver) platformOf(ctx context.Context, s *server) (platform, error) {
 }
 
 // prepare gathers what a run needs, and opens the files that QEMU is to get.
-func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec, on platform, files *machine.Files) (machine.Config, error) {
+func (d *Driver) prepare(ctx context.Context, s *instance, spec driver.ServerSpec, on platform, files *machine.Files) (machine.Config, error) {
 	release, err := d.images.Hold()
 	if err != nil {
 		return machine.Config{}, err
@@ -124,7 +124,7 @@ func (d *Driver) prepare(ctx context.Context, s *server, spec driver.ServerSpec,
 
 // launch starts QEMU. Another process may take a chosen host port before QEMU has it,
 // such as a machine that is started at the same time. Then launch chooses another port.
-func (d *Driver) launch(ctx context.Context, s *server, m machine.Config, ports []driver.Port, runLock *os.File) error {
+func (d *Driver) launch(ctx context.Context, s *instance, m machine.Config, ports []driver.Port, runLock *os.File) error {
 	for try := 1; ; try++ {
 		err := s.Start(ctx, d.Binary, m, runLock)
 		ended, ok := errors.AsType[*machine.StartError](err)
@@ -139,26 +139,26 @@ func (d *Driver) launch(ctx context.Context, s *server, m machine.Config, ports 
 			return err
 		}
 		s.Forwards = m.Forwards
-		if err := s.save(s.record); err != nil {
+		if err := s.save(); err != nil {
 			return d.dir.Explain(err)
 		}
 	}
 }
 
 // undoStart restores a server whose QEMU did not come up to what it was before.
-func (d *Driver) undoStart(ctx context.Context, s *server, before record) error {
+func (d *Driver) undoStart(ctx context.Context, s *instance, before record) error {
 	if err := s.Kill(ctx); err != nil {
 		return err
 	}
 	d.dropGroup(ctx, s.CPUGroup)
 	s.record = before
-	return errors.Join(s.SetLogAside(machine.FailedLog), s.save(before))
+	return errors.Join(s.SetLogAside(machine.FailedLog), s.save())
 }
 
 // finishStart resumes the guest of a QEMU that is up, whichever process started it. It
 // does so last: if the process is killed before, the server is found paused, and the next
 // leader resumes it.
-func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerSpec) error {
+func (d *Driver) finishStart(ctx context.Context, s *instance, spec driver.ServerSpec) error {
 	if err := s.ProtectSockets(); err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 	d.limitCPU(ctx, s)
 	d.forgetEnds(s.UID)
 	s.Phase = phaseOn
-	if err := s.save(s.record); err != nil {
+	if err := s.save(); err != nil {
 		return d.dir.Explain(err)
 	}
 	if spec.Power == driver.PowerPaused {
@@ -187,7 +187,7 @@ func (d *Driver) finishStart(ctx context.Context, s *server, spec driver.ServerS
 // resume resumes a guest. One that a disk error paused retries the same request, and
 // whether that works shows at once. Without that check it would be resumed again and
 // again.
-func (d *Driver) resume(ctx context.Context, s *server) error {
+func (d *Driver) resume(ctx context.Context, s *instance) error {
 	if s.status != machine.StatusIOError {
 		return s.Execute(ctx, "cont", nil, nil)
 	}
@@ -218,11 +218,11 @@ func (d *Driver) resume(ctx context.Context, s *server) error {
 // beforeStop delays a stop before a restart until the next run has what it needs. Else
 // the guest would be off while an image is fetched, and for good where something cannot
 // be had.
-func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
+func (d *Driver) beforeStop(ctx context.Context, s *instance, spec driver.ServerSpec) (waits bool, err error) {
 	if s.Stop != nil || spec.Power == driver.PowerOff {
 		return false, nil
 	}
-	if waits, err := d.fetching(ctx, *s, spec); waits || err != nil {
+	if waits, err := d.fetching(ctx, s, spec); waits || err != nil {
 		return waits, err
 	}
 	if err := d.checkImages(s, spec); err != nil {
@@ -236,14 +236,14 @@ func (d *Driver) beforeStop(ctx context.Context, s *server, spec driver.ServerSp
 		return false, err
 	}
 	want := demandOf(s, spec, on.accel)
-	want.Freed = s.Settings.MemoryBytes + memory.OverheadOf(d.accelOf(*s))
+	want.Freed = s.Settings.MemoryBytes + memory.OverheadOf(d.accelOf(s))
 	return false, contractError(d.room.Check(want, d.hostMemory))
 }
 
 // stop presses the power button, and ends the run when StopBy has passed. A guest that
 // was not resumed yet has nothing to shut down, and its start may be one that cannot be
 // finished.
-func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (waits bool, err error) {
+func (d *Driver) stop(ctx context.Context, s *instance, spec driver.ServerSpec) (waits bool, err error) {
 	if s.Phase == phaseStarting {
 		return false, s.Quit(ctx)
 	}
@@ -256,7 +256,7 @@ func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (w
 	}
 	if s.Stop == nil || !s.Stop.By.Equal(now.By) {
 		s.Stop = &now
-		if err := s.save(s.record); err != nil {
+		if err := s.save(); err != nil {
 			return true, d.dir.Explain(err)
 		}
 	}
@@ -265,7 +265,7 @@ func (d *Driver) stop(ctx context.Context, s *server, spec driver.ServerSpec) (w
 
 // press presses the power button if pressEvery has passed. A paused guest is resumed,
 // since it would not notice the button.
-func (d *Driver) press(ctx context.Context, s *server) error {
+func (d *Driver) press(ctx context.Context, s *instance) error {
 	if !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
 		return nil
 	}
@@ -303,14 +303,14 @@ func (p *pressed) forget(uid types.UID) {
 }
 
 // force ends a run that the guest did not end, even where that cannot be recorded.
-func (d *Driver) force(ctx context.Context, s *server) error {
-	_, _ = d.keepEnd(s.instanceDir, s.record, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()})
+func (d *Driver) force(ctx context.Context, s *instance) error {
+	_, _ = d.keepEnd(s, driver.Exit{Code: codeKilled, Reason: "Forced", At: d.Clock.Now()})
 	return s.Quit(ctx)
 }
 
 // reap ends a QEMU whose guest has ended. Where the end is not recorded, QEMU stays,
 // since only it holds how the guest ended.
-func (d *Driver) reap(ctx context.Context, s *server) error {
+func (d *Driver) reap(ctx context.Context, s *instance) error {
 	if s.unkept != nil {
 		return s.unkept
 	}

@@ -26,9 +26,9 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 }
 
 // forwardTo returns the forward that leads to a TCP port of a guest.
-func (d *Driver) forwardTo(uid types.UID, port int32) (instanceDir, machine.Forward, error) {
+func (d *Driver) forwardTo(uid types.UID, port int32) (*instance, machine.Forward, error) {
 	if err := checkUID(uid); err != nil {
-		return instanceDir{}, machine.Forward{}, err
+		return nil, machine.Forward{}, err
 	}
 	h := d.home(uid)
 	r, err := h.load()

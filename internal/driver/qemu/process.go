@@ -18,16 +18,16 @@ import (
 const outputTail = 1 << 10
 
 // accelOf returns the accelerator that a machine runs under.
-func (d *Driver) accelOf(s server) string { return cmp.Or(s.Accelerator, d.findAccel(s)) }
+func (d *Driver) accelOf(s *instance) string { return cmp.Or(s.Accelerator, d.findAccel(s)) }
 
 // findAccel returns the accelerator of a machine that an older version started, which
 // only its command line names. The accelerator does not change within a run.
-func (d *Driver) findAccel(s server) string {
+func (d *Driver) findAccel(s *instance) string {
 	type found struct{ run, accel string }
 	if before, _ := d.foundAccel.Load(s.UID); before != nil && before.(found).run == s.Run {
 		return before.(found).accel
 	}
-	accel := s.Machine.Accelerator()
+	accel := s.FindAccelerator()
 	d.foundAccel.Store(s.UID, found{s.Run, accel})
 	return accel
 }

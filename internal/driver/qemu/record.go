@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 )
 
@@ -147,24 +146,22 @@ func (s settings) pending(want settings) []string {
 
 func newName() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
 
-// instanceDir is a server's directory.
-type instanceDir struct {
-	machine.Machine
-
-	dir *statedir.Dir
+// instanceAt returns the server whose directory is at a path. The name of the directory
+// begins with the UID. Nothing else of the server is known yet.
+func (d *Driver) instanceAt(path string) *instance {
+	uid := uidOf(path)
+	return &instance{
+		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: d.dir},
+		record:  record{UID: uid}, driver: d,
+	}
 }
 
-// newInstanceDir returns the directory at a path, whose name begins with the UID.
-func newInstanceDir(dir *statedir.Dir, path string) instanceDir {
-	return instanceDir{machine.Machine{Path: path, UUID: string(uidOf(path)), Staging: dir}, dir}
-}
-
-func (d *Driver) home(uid types.UID) instanceDir {
-	return newInstanceDir(d.dir, d.dir.Path(vmsDir, string(uid)))
+func (d *Driver) home(uid types.UID) *instance {
+	return d.instanceAt(d.dir.Path(vmsDir, string(uid)))
 }
 
 // exists reports whether there is a directory at all.
-func (h instanceDir) exists() (bool, error) {
+func (h *instance) exists() (bool, error) {
 	_, err := os.Lstat(h.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -194,34 +191,36 @@ func isBroken(err error) bool {
 }
 
 // isThere reports whether the directory may exist.
-func (h instanceDir) isThere() bool {
+func (h *instance) isThere() bool {
 	there, err := h.exists()
 	return there || err != nil
 }
 
-// load reads the record. Its error is fs.ErrNotExist only where there is no directory: a
-// server that cannot be read is not gone.
-func (h instanceDir) load() (record, error) {
-	var r record
+// load returns the server with its record as it is now. Its error is fs.ErrNotExist only
+// where there is no directory: a server that cannot be read is not gone.
+func (h *instance) load() (*instance, error) {
+	s := h.driver.instanceAt(h.Path)
 	content, err := os.ReadFile(h.File(recordFile))
 	if err != nil {
-		return r, h.classifyReadError(err)
+		return s, h.classifyReadError(err)
 	}
+	var r record
 	if err := json.Unmarshal(content, &r); err != nil {
-		return r, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", h.File(recordFile), err)}
+		return s, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", h.File(recordFile), err)}
 	}
 	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
-		return r, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", h.File(recordFile))}
+		return s, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", h.File(recordFile))}
 	}
-	if own := uidOf(h.Path); r.UID != own {
-		return r, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", h.File(recordFile), r.UID, own)}
+	if r.UID != h.UID {
+		return s, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", h.File(recordFile), r.UID, h.UID)}
 	}
-	return r, nil
+	s.record = r
+	return s, nil
 }
 
 // classifyReadError says whether a record that could not be read is gone, may be read
 // later, or needs a repair. Removing a server helps only if it has no record.
-func (h instanceDir) classifyReadError(err error) error {
+func (h *instance) classifyReadError(err error) error {
 	if there, statErr := h.exists(); !there && statErr == nil {
 		return fs.ErrNotExist
 	}
@@ -232,36 +231,36 @@ func (h instanceDir) classifyReadError(err error) error {
 	return wrapCorrupt(mend, err)
 }
 
-func (h instanceDir) save(r record) error {
-	content, err := json.MarshalIndent(r, "", "  ")
+func (h *instance) save() error {
+	content, err := json.MarshalIndent(h.record, "", "  ")
 	if err != nil {
 		return err
 	}
-	return h.dir.Replace(h.File(recordFile), append(content, '\n'))
+	return h.driver.dir.Replace(h.File(recordFile), append(content, '\n'))
 }
 
 // endFile returns the path of the file that records how a run ended. It is written once,
 // before QEMU is made to quit. It is outside the server's directory, which a person may
 // be about to remove.
-func (h instanceDir) endFile(r record) string {
-	return h.dir.Path(endsDir, string(r.UID)+"."+r.ID+"."+r.Run+".json")
+func (h *instance) endFile() string {
+	return h.driver.dir.Path(endsDir, string(h.UID)+"."+h.ID+"."+h.Run+".json")
 }
 
 // noteEnd records an end, and returns the one that was recorded first. It leaves no
 // record of a server that was removed or released meanwhile.
-func (h instanceDir) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
+func (h *instance) noteEnd(end driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(end)
 	if err != nil {
 		return end, err
 	}
-	err = h.dir.Create(h.endFile(r), content)
+	err = h.driver.dir.Create(h.endFile(), content)
 	if err == nil && !h.isThere() {
-		return end, os.Remove(h.endFile(r))
+		return end, os.Remove(h.endFile())
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return end, err
 	}
-	first, err := h.endOf(r)
+	first, err := h.endOf()
 	if err != nil || first == nil {
 		return end, err
 	}
@@ -271,30 +270,30 @@ func (h instanceDir) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
 // keepEnd records an end as noteEnd does, and adds the last output of QEMU to an end that
 // was not requested. It keeps an end that could not be written in memory, as first seen,
 // so that the next look finds the same.
-func (d *Driver) keepEnd(h instanceDir, r record, end driver.Exit) (driver.Exit, error) {
-	file := h.endFile(r)
+func (d *Driver) keepEnd(h *instance, end driver.Exit) (driver.Exit, error) {
+	file := h.endFile()
 	if end.Reason == reasonKilled || isCrash(end) {
 		end.Output = h.LastOutput(outputTail)
 	}
 	if before, met := d.unwritten.Load(file); met {
 		end = before.(driver.Exit)
 	}
-	first, err := h.noteEnd(r, end)
+	first, err := h.noteEnd(end)
 	if err == nil {
 		d.unwritten.Delete(file)
 		return first, nil
 	}
 	before, met := d.unwritten.LoadOrStore(file, end)
 	if !met {
-		d.Log.Info("Machine has ended, and that cannot be written down", "uid", r.UID, "end", end.Reason, "cause", err.Error())
+		d.Log.Info("Machine has ended, and that cannot be written down", "uid", h.UID, "end", end.Reason, "cause", err.Error())
 	}
 	return before.(driver.Exit), d.dir.Explain(err)
 }
 
 // endOf returns how the run ended, nil where no end is recorded. An end file damaged by a
 // power cut shows only that there was an end.
-func (h instanceDir) endOf(r record) (*driver.Exit, error) {
-	content, err := os.ReadFile(h.endFile(r))
+func (h *instance) endOf() (*driver.Exit, error) {
+	content, err := os.ReadFile(h.endFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is the answer for no end.
 	}
@@ -305,7 +304,7 @@ func (h instanceDir) endOf(r record) (*driver.Exit, error) {
 	if json.Unmarshal(content, &end) == nil && end.Reason != "" {
 		return &end, nil
 	}
-	info, err := os.Stat(h.endFile(r))
+	info, err := os.Stat(h.endFile())
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ import (
 // settleRoot brings the record of the root disk to the state that the other steps
 // require: one disk, and its image under the name that the spec has for it. A stop comes
 // before, and needs neither.
-func (d *Driver) settleRoot(ctx context.Context, s *server, spec driver.ServerSpec) error {
+func (d *Driver) settleRoot(ctx context.Context, s *instance, spec driver.ServerSpec) error {
 	err := d.restoreRoot(ctx, s)
 	if err != nil {
 		err = fmt.Errorf("restoring the root disk of server %s: %w", s.UID, err)
@@ -32,7 +32,7 @@ func (d *Driver) settleRoot(ctx context.Context, s *server, spec driver.ServerSp
 
 // refusedImage returns the image of a spec as refused if the root disk stands on another
 // one. What the guest wrote is on top of that image, and unusable on top of any other.
-func (d *Driver) refusedImage(s server, spec driver.ServerSpec) *driver.Refused {
+func (d *Driver) refusedImage(s *instance, spec driver.ServerSpec) *driver.Refused {
 	asked := s.imageOf(spec)
 	if s.Root.Size == 0 || d.isSame(s.Root.Image, asked) {
 		return nil
@@ -64,20 +64,20 @@ func (i image) describe() string {
 
 // renameImage records another name of the image that the root disk stands on as soon as a
 // spec has it: what a name stands for may change later.
-func (d *Driver) renameImage(s *server, spec driver.ServerSpec) error {
+func (d *Driver) renameImage(s *instance, spec driver.ServerSpec) error {
 	asked := s.imageOf(spec)
 	if s.Root.Size == 0 || s.Root.Image.imageSettings == asked || !d.isSame(s.Root.Image, asked) {
 		return nil
 	}
 	s.Root.Image.imageSettings = asked
-	return s.save(s.record)
+	return s.save()
 }
 
 // restoreRoot undoes the replacement of a root disk. Older versions made a new disk for
 // another image. They kept the old one aside, recorded as Old, until a run with the new
 // one had begun. If none had, no guest has written to the new one. restoreRoot may be
 // interrupted anywhere: until the end, the record says that the old disk is aside.
-func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
+func (d *Driver) restoreRoot(ctx context.Context, s *instance) error {
 	if s.Old == nil || s.on && s.Phase == phaseOn {
 		return nil
 	}
@@ -91,7 +91,7 @@ func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
 		return err
 	}
 	s.Root = disk{} // for older versions, which take root.qcow2 for what Root says
-	if err := s.save(s.record); err != nil {
+	if err := s.save(); err != nil {
 		return err
 	}
 	if err := os.Remove(s.File(rootDiskFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -101,7 +101,7 @@ func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
 		return err
 	}
 	s.Root, s.Old, s.Settings.Image = *s.Old, nil, s.Old.Image.imageSettings
-	if err := errors.Join(s.save(s.record), d.dir.Sync(s.Path)); err != nil {
+	if err := errors.Join(s.save(), d.dir.Sync(s.Path)); err != nil {
 		return err
 	}
 	d.Log.Info("Root disk restored: a replacement by an older version was not finished", "uid", s.UID)
@@ -111,7 +111,7 @@ func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
 // removeOldRoot removes what a replacement by an older version has left of the previous
 // disk, once a guest runs with the disk that the record names. While the record says that
 // the old disk is aside, or names none, that may still be needed.
-func (d *Driver) removeOldRoot(s *server) {
+func (d *Driver) removeOldRoot(s *instance) {
 	if s.Old != nil || s.Root.Size == 0 {
 		return
 	}

@@ -152,7 +152,7 @@ func TestFirstDisk(t *testing.T) {
 
 // replacement is a machine whose root disk an older version was replacing.
 type replacement struct {
-	server
+	*instance
 	d        *Driver
 	old, new disk
 }
@@ -170,7 +170,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	noRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
 		r.Root, r.Old = disk{}, &r.old
-		must(t, r.save(r.record))
+		must(t, r.save())
 	}
 	rename := func(t *testing.T, r *replacement) {
 		t.Helper()
@@ -179,12 +179,12 @@ func TestUnfinishedReplacement(t *testing.T) {
 	newRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
 		r.Root = r.new
-		must(t, r.save(r.record))
+		must(t, r.save())
 	}
 	starting := func(t *testing.T, r *replacement) {
 		t.Helper()
 		r.Phase, r.Run, r.Settings.Image = phaseStarting, newName(), r.new.Image.imageSettings
-		must(t, r.save(r.record))
+		must(t, r.save())
 	}
 	halted := func(t *testing.T, r *replacement) {
 		t.Helper()
@@ -200,7 +200,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 		t.Helper()
 		must(t, r.Kill(t.Context()))
 		r.Phase, r.Old = phaseOn, nil
-		must(t, r.save(r.record))
+		must(t, r.save())
 	}
 	// The old image was requested again: the previous disk is linked back.
 	again := func(t *testing.T, r *replacement) {
@@ -212,7 +212,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	oldRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
 		r.Root = r.old
-		must(t, r.save(r.record))
+		must(t, r.save())
 	}
 	// A restoration that was interrupted itself.
 	removed := func(t *testing.T, r *replacement) {
@@ -333,7 +333,7 @@ func TestOldDiskMissing(t *testing.T) {
 	d := e.open(t)
 	r, spec := e.replacement(t, d)
 	r.Root, r.Old = r.new, &r.old
-	must(t, r.save(r.record))
+	must(t, r.save())
 	_, err := d.Ensure(t.Context(), spec)
 	if err == nil || !strings.Contains(err.Error(), r.File(oldRootFile)) {
 		t.Errorf("got the error %v, want %s in it", err, oldRootFile)

@@ -56,13 +56,13 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	if err != nil {
 		return nil, err
 	}
-	homes, err := homesIn(dir)
+	d := &Driver{Options: o, dir: dir}
+	homes, err := d.homesIn()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit+EndWithin)
 	defer cancel()
-	d := &Driver{Options: o, dir: dir}
 	locks, ended := make([]*statedir.Lock, len(homes)), make([]*Ended, len(homes))
 	var all sync.WaitGroup
 	for i, h := range homes {
@@ -80,19 +80,19 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 
 // lockToEnd takes the lock of a server that is to end, or returns nil. A released server
 // needs no lock, since no caller changes it.
-func (d *Driver) lockToEnd(ctx context.Context, h instanceDir) *statedir.Lock {
+func (d *Driver) lockToEnd(ctx context.Context, h *instance) *statedir.Lock {
 	if filepath.Base(filepath.Dir(h.Path)) == retainedDir {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockWithin)
 	defer cancel()
 	for {
-		lock, err := d.dir.Lock(uidOf(h.Path))
+		lock, err := d.dir.Lock(h.UID)
 		if err == nil {
 			return lock
 		}
 		if !errors.Is(err, driver.ErrRetry) || !proc.Pause(ctx, proc.PollEvery) {
-			d.Log.Info("Machine is ended without its lock", "uid", uidOf(h.Path), "cause", err.Error())
+			d.Log.Info("Machine is ended without its lock", "uid", h.UID, "cause", err.Error())
 			return nil
 		}
 	}
@@ -100,18 +100,18 @@ func (d *Driver) lockToEnd(ctx context.Context, h instanceDir) *statedir.Lock {
 
 // shutDown ends one machine; nil means that it did not run. It also ends one whose record
 // cannot be read or written.
-func (d *Driver) shutDown(ctx context.Context, h instanceDir, limit time.Duration) *Ended {
+func (d *Driver) shutDown(ctx context.Context, h *instance, limit time.Duration) *Ended {
 	s, err := d.observe(ctx, h)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !s.on:
 		return nil
 	case err != nil && !isBroken(err):
-		return &Ended{Name: string(uidOf(h.Path)), Err: err}
+		return &Ended{Name: string(h.UID), Err: err}
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
 	if s.alive() && s.Phase != phaseStarting {
-		within := d.keepShutdown(&s, min(s.grace(), limit))
-		ended.Forced = !d.powersOff(ctx, &s, within)
+		within := d.keepShutdown(s, min(s.grace(), limit))
+		ended.Forced = !d.powersOff(ctx, s, within)
 	}
 	if ended.Err = s.Quit(ctx); ended.Err == nil {
 		d.dropGroup(ctx, s.CPUGroup)
@@ -123,26 +123,26 @@ func (d *Driver) shutDown(ctx context.Context, h instanceDir, limit time.Duratio
 // that a driver which starts meanwhile completes the stop. It returns how long the guest
 // has, which an earlier stop may already limit. For a released server no exit is
 // recorded.
-func (d *Driver) keepShutdown(s *server, within time.Duration) time.Duration {
+func (d *Driver) keepShutdown(s *instance, within time.Duration) time.Duration {
 	if s.broken != nil {
 		return within
 	}
 	now := d.Clock.Now()
 	if !s.Retained {
-		_, _ = d.keepEnd(s.instanceDir, s.record, driver.Exit{Reason: driver.ExitHostShutdown, At: now})
+		_, _ = d.keepEnd(s, driver.Exit{Reason: driver.ExitHostShutdown, At: now})
 	}
 	if s.Stop != nil && !s.Stop.By.IsZero() && s.Stop.By.Before(now.Add(within)) {
 		return s.Stop.By.Sub(now)
 	}
 	s.Stop = &stop{By: now.Add(within)}
-	if err := s.save(s.record); err != nil {
+	if err := s.save(); err != nil {
 		d.Log.Info("Machine is stopped, and that cannot be written down", "uid", s.UID, "cause", err.Error())
 	}
 	return within
 }
 
 // grace returns how long the guest has to power off.
-func (s *server) grace() time.Duration {
+func (s *instance) grace() time.Duration {
 	switch {
 	case s.status == machine.StatusPrelaunch:
 		return 0 // it has not run yet
@@ -154,7 +154,7 @@ func (s *server) grace() time.Duration {
 
 // powersOff presses the power button until the guest has ended, and reports whether
 // that was in time.
-func (d *Driver) powersOff(ctx context.Context, s *server, within time.Duration) bool {
+func (d *Driver) powersOff(ctx context.Context, s *instance, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for ctx.Err() == nil {
@@ -176,14 +176,14 @@ func (d *Driver) powersOff(ctx context.Context, s *server, within time.Duration)
 }
 
 // isOver reports whether the guest has ended, by QEMU's last answer.
-func (s *server) isOver() bool {
+func (s *instance) isOver() bool {
 	_, over := ends[s.status]
 	return over
 }
 
 // keepGrace records the grace period for a shutdown of the host, which has no spec. For a
 // server that is off, the next start records it.
-func (d *Driver) keepGrace(s *server, spec driver.ServerSpec) {
+func (d *Driver) keepGrace(s *instance, spec driver.ServerSpec) {
 	if s.GraceSeconds != nil && *s.GraceSeconds == graceSeconds(spec) {
 		return
 	}
@@ -191,7 +191,7 @@ func (d *Driver) keepGrace(s *server, spec driver.ServerSpec) {
 	if !s.alive() {
 		return
 	}
-	if err := s.save(s.record); err != nil {
+	if err := s.save(); err != nil {
 		d.Log.Info("Grace period of a machine cannot be written down", "uid", s.UID, "cause", err.Error())
 	}
 }

@@ -64,7 +64,7 @@ func TestShutDown(t *testing.T) {
 				r, err := d.home(spec.UID).load()
 				must(t, err)
 				r.GraceSeconds = nil
-				must(t, d.home(spec.UID).save(r))
+				must(t, r.save())
 			},
 			reason: driver.ExitHostShutdown,
 		},
@@ -205,7 +205,7 @@ func TestShutDownCutOff(t *testing.T) {
 	first := boots(t, d, spec, "drover guest 1 S")
 	s, err := d.observe(t.Context(), d.home(spec.UID))
 	must(t, err)
-	d.keepShutdown(&s, s.grace())
+	d.keepShutdown(s, s.grace())
 
 	next := e.open(t)
 	end := reach(t, next, spec, driver.StateStopped)
@@ -233,7 +233,7 @@ func TestGracePeriodIsKept(t *testing.T) {
 		}
 		r, err := d.home(spec.UID).load()
 		must(t, err)
-		if kept := (&server{record: r}).grace(); kept != grace {
+		if kept := r.grace(); kept != grace {
 			t.Errorf("kept is %v, not %v", kept, grace)
 		}
 	}

@@ -24,13 +24,13 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if err != nil {
 		return nil, err
 	}
-	servers = slices.DeleteFunc(servers, func(s server) bool { return !s.alive() || s.Phase != phaseOn })
+	servers = slices.DeleteFunc(servers, func(s *instance) bool { return !s.alive() || s.Phase != phaseOn })
 	samples, errs := make([]driver.Usage, len(servers)), make([]error, len(servers))
 	var all errgroup.Group
 	all.SetLimit(atOnce)
 	for i := range servers {
 		all.Go(func() error {
-			samples[i], errs[i] = d.sampleUsage(ctx, &servers[i])
+			samples[i], errs[i] = d.sampleUsage(ctx, servers[i])
 			return nil
 		})
 	}
@@ -44,7 +44,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	return found, nil
 }
 
-func (d *Driver) sampleUsage(ctx context.Context, s *server) (driver.Usage, error) {
+func (d *Driver) sampleUsage(ctx context.Context, s *instance) (driver.Usage, error) {
 	process, err := proc.ReadUsage(s.PID())
 	if err != nil {
 		return driver.Usage{}, err

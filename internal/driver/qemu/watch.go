@@ -47,7 +47,7 @@ type watch struct {
 	attendants map[string]*attendant // by directory
 }
 
-func (w *watch) run(ctx context.Context, homes []instanceDir) {
+func (w *watch) run(ctx context.Context, homes []*instance) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer close(w.out)
 	defer w.wait()
@@ -117,7 +117,7 @@ func (w *watch) changed(ctx context.Context, event fsnotify.Event) {
 }
 
 // isOthers reports whether a server belongs to another cluster.
-func (w *watch) isOthers(h instanceDir) bool {
+func (w *watch) isOthers(h *instance) bool {
 	r, err := h.load()
 	return err == nil && r.ClusterID != w.driver.ClusterID
 }
