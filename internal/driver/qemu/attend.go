@@ -42,7 +42,7 @@ func (w *watch) attend(ctx context.Context, h *instance) {
 	a := &attendant{home: h, poke: make(chan struct{}, 1)}
 	w.attendants[h.Path] = a
 	go func() {
-		w.driver.attend(ctx, h, a.poke)
+		h.attend(ctx, a.poke)
 		w.ended <- h.Path
 	}()
 }
@@ -77,11 +77,11 @@ var news = map[string]bool{
 }
 
 // attend stays with a QEMU until it is gone.
-func (d *Driver) attend(ctx context.Context, h *instance, changed chan struct{}) {
-	r, _ := h.load()
-	d.supervise(ctx, h, changed)
+func (inst *instance) attend(ctx context.Context, changed chan struct{}) {
+	r, _ := inst.load()
+	inst.supervise(ctx, changed)
 	if r.Retained && ctx.Err() == nil {
-		d.dropGroup(ctx, r.CPUGroup) // it is not started again, and not deleted by Drover
+		inst.driver.dropGroup(ctx, r.CPUGroup) // it is not started again, and not deleted by Drover
 	}
 }
 
@@ -89,18 +89,18 @@ func (d *Driver) attend(ctx context.Context, h *instance, changed chan struct{})
 // presses the power button again for those that are to stop. If it cannot listen to a
 // QEMU it retries: at once if something has changed, and else later, since its own
 // notification would call it back without end.
-func (d *Driver) supervise(ctx context.Context, h *instance, changed chan struct{}) {
-	for seen := ""; d.attendOnce(ctx, h, changed); {
-		now, err := d.fingerprint(ctx, h)
+func (inst *instance) supervise(ctx context.Context, changed chan struct{}) {
+	for seen := ""; inst.attendOnce(ctx, changed); {
+		now, err := inst.fingerprint(ctx)
 		if errors.Is(err, fs.ErrNotExist) {
 			return
 		}
 		if err == nil && now != seen {
 			seen = now
-			d.notify(h.UID)
+			inst.driver.notify(inst.UID)
 			continue
 		}
-		timer := d.Clock.NewTimer(tendEvery)
+		timer := inst.driver.Clock.NewTimer(tendEvery)
 		select {
 		case <-ctx.Done():
 		case <-timer.C():
@@ -110,25 +110,25 @@ func (d *Driver) supervise(ctx context.Context, h *instance, changed chan struct
 }
 
 // attendOnce attends a QEMU once, and reports whether there may still be one to attend.
-func (d *Driver) attendOnce(ctx context.Context, h *instance, changed chan struct{}) (again bool) {
-	c, err := d.join(ctx, h, changed)
+func (inst *instance) attendOnce(ctx context.Context, changed chan struct{}) (again bool) {
+	c, err := inst.join(ctx, changed)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return false
 	}
 	if err == nil {
 		defer c.Close()
-		if r, err := h.load(); err == nil && r.Phase == phaseStarting {
-			d.notify(h.UID) // the caller that waited for it to come up may be gone
+		if r, err := inst.load(); err == nil && r.Phase == phaseStarting {
+			inst.driver.notify(inst.UID) // the caller that waited for it to come up may be gone
 		}
-		d.listen(ctx, h, c, changed)
+		inst.listen(ctx, c, changed)
 	}
 	return ctx.Err() == nil // else only the attendant has changed
 }
 
 // fingerprint looks at a server whose QEMU has ended, or cannot be listened to, or whose
 // directory was replaced. The first process to look records how the run ended.
-func (d *Driver) fingerprint(ctx context.Context, h *instance) (seen string, err error) {
-	s, err := d.observe(ctx, h)
+func (inst *instance) fingerprint(ctx context.Context) (seen string, err error) {
+	s, err := inst.observe(ctx)
 	if err != nil && !isBroken(err) {
 		return "", err
 	}
@@ -137,61 +137,61 @@ func (d *Driver) fingerprint(ctx context.Context, h *instance) (seen string, err
 
 // join connects to a QEMU's events, and tends the server until it gets them. No
 // notification reports the changes of a released server, so an event is a change too.
-func (d *Driver) join(ctx context.Context, h *instance, changed chan struct{}) (c *qmp.Client, err error) {
+func (inst *instance) join(ctx context.Context, changed chan struct{}) (c *qmp.Client, err error) {
 	joined := make(chan struct{})
 	go func() {
 		defer close(joined)
-		c, err = h.Dial(ctx, machine.EventsSocket, func(event qmp.Event) {
-			d.faults.hear(h.Path, event)
+		c, err = inst.Dial(ctx, machine.EventsSocket, func(event qmp.Event) {
+			inst.driver.faults.hear(inst.Path, event)
 			if news[event.Name] {
-				d.notify(h.UID)
+				inst.driver.notify(inst.UID)
 				poke(changed)
 			}
 		})
 	}()
-	ticker := d.Clock.NewTicker(tendEvery)
+	ticker := inst.driver.Clock.NewTicker(tendEvery)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-joined:
 			return c, err
 		case <-ticker.C():
-			d.cutLogs(h)
-			d.tendNow(ctx, h)
+			inst.cutLogs()
+			inst.tendNow(ctx)
 		}
 	}
 }
 
 // listen attends a server until its QEMU closes the connection or its directory is moved.
 // In the new place another attendant waits for the events.
-func (d *Driver) listen(ctx context.Context, h *instance, c *qmp.Client, changed <-chan struct{}) {
-	timer, logs := d.Clock.NewTimer(pressEvery), d.Clock.NewTicker(d.logs.every)
+func (inst *instance) listen(ctx context.Context, c *qmp.Client, changed <-chan struct{}) {
+	timer, logs := inst.driver.Clock.NewTimer(pressEvery), inst.driver.Clock.NewTicker(inst.driver.logs.every)
 	defer timer.Stop()
 	defer logs.Stop()
-	d.cutLogs(h)
-	again := d.tendAgain(ctx, h, timer)
-	for h.isThere() {
+	inst.cutLogs()
+	again := inst.tendAgain(ctx, timer)
+	for inst.isThere() {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.Done():
 			return
 		case <-logs.C():
-			d.cutLogs(h)
-			if _, silent := d.silent.Load(h.Path); !silent {
+			inst.cutLogs()
+			if _, silent := inst.driver.silent.Load(inst.Path); !silent {
 				continue
 			}
 		case <-changed:
 		case <-again:
 		}
-		again = d.tendAgain(ctx, h, timer)
+		again = inst.tendAgain(ctx, timer)
 	}
 }
 
 // tendAgain tends a server, and returns the channel that says when to do so again. It is
 // nil where only a change of the server calls for that.
-func (d *Driver) tendAgain(ctx context.Context, h *instance, timer clock.Timer) <-chan time.Time {
-	if !d.tendNow(ctx, h) {
+func (inst *instance) tendAgain(ctx context.Context, timer clock.Timer) <-chan time.Time {
+	if !inst.tendNow(ctx) {
 		return nil
 	}
 	timer.Reset(pressEvery)
@@ -200,12 +200,12 @@ func (d *Driver) tendAgain(ctx context.Context, h *instance, timer clock.Timer) 
 
 // tendNow is tend for callers that cannot act on its error. It notifies watchers of a
 // QEMU that answers again, since no event does.
-func (d *Driver) tendNow(ctx context.Context, h *instance) (stopping bool) {
-	stopping, err := d.tend(ctx, h)
+func (inst *instance) tendNow(ctx context.Context) (stopping bool) {
+	stopping, err := inst.tend(ctx)
 	if err != nil {
-		d.Log.V(1).Info("Machine could not be tended", "dir", h.Path, "cause", err.Error())
-	} else if _, was := d.silent.LoadAndDelete(h.Path); was {
-		d.notify(h.UID)
+		inst.driver.Log.V(1).Info("Machine could not be tended", "dir", inst.Path, "cause", err.Error())
+	} else if _, was := inst.driver.silent.LoadAndDelete(inst.Path); was {
+		inst.driver.notify(inst.UID)
 	}
 	return stopping
 }
@@ -214,15 +214,15 @@ func (d *Driver) tendNow(ctx context.Context, h *instance) (stopping bool) {
 // and continues a stop that was begun. It holds no lock. So it sends everything over one
 // connection, which cannot lead to a later run, and reads the record after connecting, so
 // that the record is not of an earlier run.
-func (d *Driver) tend(ctx context.Context, h *instance) (unfinished bool, err error) {
+func (inst *instance) tend(ctx context.Context) (unfinished bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
-	c, err := h.Dial(ctx, machine.ControlSocket, nil)
+	c, err := inst.Dial(ctx, machine.ControlSocket, nil)
 	if err != nil {
 		return false, err
 	}
 	defer c.Close()
-	r, err := h.load()
+	r, err := inst.load()
 	if err != nil || r.Phase != phaseOn {
 		return false, err
 	}
@@ -231,13 +231,13 @@ func (d *Driver) tend(ctx context.Context, h *instance) (unfinished bool, err er
 		return false, err
 	}
 	if end, over := ends[status]; over {
-		err = d.collect(ctx, c, r, end)
+		err = r.collect(ctx, c, end)
 		return err != nil, err
 	}
 	if r.Stop == nil {
 		return false, nil
 	}
-	if d.pressed.due(r.UID, r.Run, d.Clock.Now()) {
+	if inst.driver.pressed.due(r.UID, r.Run, inst.driver.Clock.Now()) {
 		err = machine.PowerDown(ctx, c, status == machine.StatusPaused)
 	}
 	return true, err
@@ -245,13 +245,13 @@ func (d *Driver) tend(ctx context.Context, h *instance) (unfinished bool, err er
 
 // collect makes a QEMU quit once the end of its guest is recorded. The end of a released
 // server is not recorded, since no caller asks for it.
-func (d *Driver) collect(ctx context.Context, c *qmp.Client, r *instance, end driver.Exit) error {
-	end.At = d.Clock.Now()
-	if !r.Retained {
-		if _, err := d.keepEnd(r, end); err != nil {
+func (inst *instance) collect(ctx context.Context, c *qmp.Client, end driver.Exit) error {
+	end.At = inst.driver.Clock.Now()
+	if !inst.Retained {
+		if _, err := inst.keepEnd(end); err != nil {
 			return err
 		}
 	}
-	d.notify(r.UID)
+	inst.driver.notify(inst.UID)
 	return c.Execute(ctx, "quit", nil, nil)
 }

@@ -299,9 +299,9 @@ func TestKilledAfterLettingGo(t *testing.T) {
 	on := off
 	on.Power = driver.PowerOn
 	h := d.home(on.UID)
-	s, err := d.observe(t.Context(), h)
+	s, err := h.observe(t.Context())
 	must(t, err)
-	must(t, d.start(t.Context(), s, on)) // and no step after that
+	must(t, s.start(t.Context(), on)) // and no step after that
 	e.tell(t, driver.Server{UID: on.UID}, "x")
 	isOver(t, h)
 	gone(t, d, on)

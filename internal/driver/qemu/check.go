@@ -41,8 +41,8 @@ func checkPower(spec driver.ServerSpec) error {
 }
 
 // checkSpec refuses a spec that the server, or a new one, cannot satisfy.
-func (d *Driver) checkSpec(s *instance, spec driver.ServerSpec) error {
-	return cmp.Or(check(spec), d.hostPorts.check(spec.Ports), s.checkDisks(spec), d.checkNewSizes(s, spec), d.checkNewImages(s, spec))
+func (inst *instance) checkSpec(spec driver.ServerSpec) error {
+	return cmp.Or(check(spec), inst.driver.hostPorts.check(spec.Ports), inst.checkDisks(spec), inst.checkNewSizes(spec), inst.driver.checkNewImages(inst, spec))
 }
 
 // check refuses a spec that no machine can satisfy.

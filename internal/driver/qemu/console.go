@@ -48,7 +48,7 @@ func (d *Driver) attachable(ctx context.Context, uid types.UID) (*instance, erro
 	if err := d.dir.Reach(); err != nil {
 		return nil, err
 	}
-	s, err := d.observe(ctx, d.home(uid))
+	s, err := d.home(uid).observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && (s.ClusterID != d.ClusterID || s.Retained):
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)

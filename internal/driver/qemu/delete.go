@@ -35,9 +35,9 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	case driver.ReasonOf(err) == driver.ReasonNameConflict:
 		err = driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
 	case err == nil && retain:
-		return d.release(ctx, s, lock)
+		return s.release(ctx, lock)
 	case err == nil:
-		return d.remove(ctx, s, lock)
+		return s.remove(ctx, lock)
 	}
 	lock.Release()
 	return err
@@ -89,52 +89,52 @@ func (d *Driver) prune(met []*instance) {
 
 // remove ends the server, whose disk is not needed any more, and removes all that belongs
 // to it.
-func (d *Driver) remove(ctx context.Context, s *instance, lock *statedir.Lock) error {
+func (inst *instance) remove(ctx context.Context, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedDelete, nil, nil)
-	if s.on {
-		if err := s.Kill(ctx); err != nil {
+	if inst.on {
+		if err := inst.Kill(ctx); err != nil {
 			lock.Release()
 			return err
 		}
 	}
-	d.dropGroup(ctx, s.CPUGroup)
-	if err := d.dir.Discard(s.Path); err != nil {
+	inst.driver.dropGroup(ctx, inst.CPUGroup)
+	if err := inst.driver.dir.Discard(inst.Path); err != nil {
 		lock.Release()
-		return d.dir.Explain(err)
+		return inst.driver.dir.Explain(err)
 	}
-	d.forget(s.UID, lock)
+	inst.driver.forget(inst.UID, lock)
 	return nil
 }
 
 // release marks a server as retained first, so that a release which is interrupted is
 // finished by the next call. After that, nothing is kept of it beside its directory.
-func (d *Driver) release(ctx context.Context, s *instance, lock *statedir.Lock) error {
+func (inst *instance) release(ctx context.Context, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedRelease, nil, nil)
-	s.Retained = true
-	err := d.dir.Explain(s.save())
+	inst.Retained = true
+	err := inst.driver.dir.Explain(inst.save())
 	if err == nil {
-		err = d.dir.Explain(d.putAside(s))
+		err = inst.driver.dir.Explain(inst.putAside())
 	}
 	if err != nil {
 		lock.Release()
 		return err
 	}
-	d.forget(s.UID, lock)
+	inst.driver.forget(inst.UID, lock)
 	return nil
 }
 
 // putAside frees the UID of a server that was marked. Its QEMU keeps running in the
 // directory, wherever that is.
-func (d *Driver) putAside(s *instance) error {
+func (inst *instance) putAside() error {
 	// A search for the images in use must not miss it during the move.
-	release, err := d.images.Hold()
+	release, err := inst.driver.images.Hold()
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := os.Rename(s.Path, d.retainedPath(s.UID, s.ID)); err != nil {
-		return fmt.Errorf("putting the released server %s aside: %w", s.UID, err)
+	if err := os.Rename(inst.Path, inst.driver.retainedPath(inst.UID, inst.ID)); err != nil {
+		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)
 	}
-	d.notify(s.UID)
+	inst.driver.notify(inst.UID)
 	return nil
 }

@@ -31,13 +31,13 @@ const rootField = "image"
 func volumeField(i int) string { return fmt.Sprintf("volumes[%d].source.image", i) }
 
 // checkDisks refuses sizes that the existing disks rule out.
-func (s *instance) checkDisks(spec driver.ServerSpec) error {
+func (inst *instance) checkDisks(spec driver.ServerSpec) error {
 	const grows = "it may only grow, and the server has"
-	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < s.Root.Size {
-		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, s.Root.Size)
+	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < inst.Root.Size {
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, inst.Root.Size)
 	}
 	for i, v := range spec.Volumes {
-		switch have := s.Volumes[v.Name].Size; {
+		switch have := inst.Volumes[v.Name].Size; {
 		case v.SizeBytes < have:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: %s %d", i, v.Name, v.SizeBytes, grows, have)
 		case have > 0 && v.SizeBytes > have && v.ReadOnly:
@@ -81,9 +81,9 @@ func (d *Driver) imageFor(o order) (image, error) {
 	return i, err
 }
 
-// makeRoot makes the root disk in a folder. A machine whose kernel is booted directly may
+// makeRoot makes the root disk at a path. A machine whose kernel is booted directly may
 // do without an image, and without a disk.
-func (d *Driver) makeRoot(h *instance, spec driver.ServerSpec, asked imageSettings) (disk, error) {
+func (d *Driver) makeRoot(path string, spec driver.ServerSpec, asked imageSettings) (disk, error) {
 	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disk{}, nil
 	}
@@ -91,7 +91,7 @@ func (d *Driver) makeRoot(h *instance, spec driver.ServerSpec, asked imageSettin
 		_, err := d.openFound(rootField, asked)
 		return disk{}, err
 	}
-	return d.makeDisk(h.File(rootDiskFile), rootOrder(spec, asked))
+	return d.makeDisk(path, rootOrder(spec, asked))
 }
 
 func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
@@ -100,39 +100,39 @@ func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
 
 // prepareRoot makes the root disk where there is none yet. An existing one stays,
 // whatever image the spec names now: it holds what the guest wrote.
-func (d *Driver) prepareRoot(s *instance, spec driver.ServerSpec, files *machine.Files) (*machine.Drive, error) {
-	if s.needsRoot(spec) {
-		if err := d.addRoot(s, spec); err != nil {
-			return nil, d.dir.Explain(err)
+func (inst *instance) prepareRoot(spec driver.ServerSpec, files *machine.Files) (*machine.Drive, error) {
+	if inst.needsRoot(spec) {
+		if err := inst.addRoot(spec); err != nil {
+			return nil, inst.driver.dir.Explain(err)
 		}
 	}
-	if s.Root.Size == 0 {
+	if inst.Root.Size == 0 {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	return d.openDrive(files, rootField, s.File(rootDiskFile), s.Root, false)
+	return inst.driver.openDrive(files, rootField, inst.File(rootDiskFile), inst.Root, false)
 }
 
 // needsRoot reports whether a machine without a root disk is to have one.
-func (s *instance) needsRoot(spec driver.ServerSpec) bool {
-	return s.Root.Size == 0 && (spec.RootDiskBytes > 0 || s.imageOf(spec).Source != "")
+func (inst *instance) needsRoot(spec driver.ServerSpec) bool {
+	return inst.Root.Size == 0 && (spec.RootDiskBytes > 0 || inst.imageOf(spec).Source != "")
 }
 
 // addRoot moves the root disk into place before it is recorded.
-func (d *Driver) addRoot(s *instance, spec driver.ServerSpec) error {
-	tmp, remove, err := d.dir.Temp()
+func (inst *instance) addRoot(spec driver.ServerSpec) error {
+	tmp, remove, err := inst.driver.dir.Temp()
 	if err != nil {
 		return err
 	}
 	defer remove()
-	root, err := d.makeRoot(d.instanceAt(tmp), spec, s.imageOf(spec))
+	root, err := inst.driver.makeRoot(filepath.Join(tmp, rootDiskFile), spec, inst.imageOf(spec))
 	if err != nil {
 		return err
 	}
-	if err := s.placeDisk(filepath.Join(tmp, rootDiskFile)); err != nil {
+	if err := inst.placeDisk(filepath.Join(tmp, rootDiskFile)); err != nil {
 		return err
 	}
-	s.Root = root
-	return s.save()
+	inst.Root = root
+	return inst.save()
 }
 
 // openDrive opens a disk, and the image below it that the field names, and checks them
@@ -177,15 +177,15 @@ func openDisk(path string, readOnly bool) (*os.File, error) {
 
 // prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
 // any more stays where it is, in case the spec names it again.
-func (d *Driver) prepareVolumes(s *instance, spec driver.ServerSpec, files *machine.Files) ([]machine.Volume, error) {
+func (inst *instance) prepareVolumes(spec driver.ServerSpec, files *machine.Files) ([]machine.Volume, error) {
 	volumes := make([]machine.Volume, 0, len(spec.Volumes))
 	for i, v := range spec.Volumes {
-		if _, made := s.Volumes[v.Name]; !made {
-			if err := d.makeVolume(s, i, v); err != nil {
-				return nil, d.dir.Explain(err)
+		if _, made := inst.Volumes[v.Name]; !made {
+			if err := inst.makeVolume(i, v); err != nil {
+				return nil, inst.driver.dir.Explain(err)
 			}
 		}
-		attached, err := d.openDrive(files, volumeField(i), s.File(volumeFile(v.Name)), s.Volumes[v.Name], v.ReadOnly)
+		attached, err := inst.driver.openDrive(files, volumeField(i), inst.File(volumeFile(v.Name)), inst.Volumes[v.Name], v.ReadOnly)
 		if err != nil {
 			return nil, err
 		}
@@ -201,33 +201,33 @@ func volumeOrder(i int, v driver.Volume) order {
 }
 
 // makeVolume moves a volume into place before it is recorded.
-func (d *Driver) makeVolume(s *instance, i int, v driver.Volume) error {
-	tmp, remove, err := d.dir.Temp()
+func (inst *instance) makeVolume(i int, v driver.Volume) error {
+	tmp, remove, err := inst.driver.dir.Temp()
 	if err != nil {
 		return err
 	}
 	defer remove()
 	path := filepath.Join(tmp, volumeFile(v.Name))
-	made, err := d.makeDisk(path, volumeOrder(i, v))
+	made, err := inst.driver.makeDisk(path, volumeOrder(i, v))
 	if err != nil {
 		return err
 	}
-	if err := s.placeDisk(path); err != nil {
+	if err := inst.placeDisk(path); err != nil {
 		return err
 	}
-	s.Volumes = maps.Clone(s.Volumes)
-	if s.Volumes == nil {
-		s.Volumes = map[string]disk{}
+	inst.Volumes = maps.Clone(inst.Volumes)
+	if inst.Volumes == nil {
+		inst.Volumes = map[string]disk{}
 	}
-	s.Volumes[v.Name] = made
-	return s.save()
+	inst.Volumes[v.Name] = made
+	return inst.save()
 }
 
 // placeDisk moves a new disk to where the record will name it. A disk that is there
 // already was left by an interrupted call, and holds no data. If it does hold data, the
 // record lost it, as one that was restored without its disks, and the disk stays.
-func (h *instance) placeDisk(made string) error {
-	place := h.File(filepath.Base(made))
+func (inst *instance) placeDisk(made string) error {
+	place := inst.File(filepath.Base(made))
 	err := checkUnwritten(place)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, recordFile, err)

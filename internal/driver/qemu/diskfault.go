@@ -38,17 +38,17 @@ func (f *diskFaults) find(ctx context.Context, path string, c *qmp.Client) error
 }
 
 // findFault finds the disk error that has paused a guest.
-func (d *Driver) findFault(ctx context.Context, s *instance) {
-	if s.status != machine.StatusIOError {
+func (inst *instance) findFault(ctx context.Context) {
+	if inst.status != machine.StatusIOError {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, glanceWithin)
 	defer cancel()
-	c, err := s.Dial(ctx, machine.ControlSocket, nil)
+	c, err := inst.Dial(ctx, machine.ControlSocket, nil)
 	if err != nil {
-		s.fault = contractError(machine.DiskFault{}.Explain())
+		inst.fault = contractError(machine.DiskFault{}.Explain())
 		return
 	}
 	defer c.Close()
-	s.fault = d.faults.find(ctx, s.Path, c)
+	inst.fault = inst.driver.faults.find(ctx, inst.Path, c)
 }

@@ -34,17 +34,17 @@ func (d *Driver) hostDisk() (capacity, error) {
 }
 
 // checkNewSizes refuses sizes that disks cannot be made with or grown to.
-func (d *Driver) checkNewSizes(s *instance, spec driver.ServerSpec) error {
-	if spec.RootDiskBytes > s.Root.Size {
-		if err := d.checkSize(rootOrder(spec, imageSettings{}).sizeField, spec.RootDiskBytes); err != nil {
+func (inst *instance) checkNewSizes(spec driver.ServerSpec) error {
+	if spec.RootDiskBytes > inst.Root.Size {
+		if err := inst.driver.checkSize(rootOrder(spec, imageSettings{}).sizeField, spec.RootDiskBytes); err != nil {
 			return err
 		}
 	}
 	for i, v := range spec.Volumes {
-		if v.SizeBytes <= s.Volumes[v.Name].Size {
+		if v.SizeBytes <= inst.Volumes[v.Name].Size {
 			continue
 		}
-		if err := d.checkSize(volumeOrder(i, v).sizeField, v.SizeBytes); err != nil {
+		if err := inst.driver.checkSize(volumeOrder(i, v).sizeField, v.SizeBytes); err != nil {
 			return err
 		}
 	}
@@ -118,9 +118,9 @@ func (d *Driver) promisedDisk() (int64, error) {
 }
 
 // taken returns the room that a file takes on its disk.
-func (h *instance) taken(file string) int64 {
+func (inst *instance) taken(file string) int64 {
 	var stat syscall.Stat_t
-	if err := syscall.Stat(h.File(file), &stat); err != nil {
+	if err := syscall.Stat(inst.File(file), &stat); err != nil {
 		return 0
 	}
 	const block = 512 // whatever the file system's is

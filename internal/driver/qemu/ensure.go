@@ -36,8 +36,8 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err != nil {
 		return driver.Server{}, err
 	}
-	d.keepGrace(s, spec)
-	return d.converge(ctx, s, spec)
+	s.keepGrace(spec)
+	return s.converge(ctx, spec)
 }
 
 // errFetching reports that a server cannot be created before its image is fetched.
@@ -48,17 +48,17 @@ var errFetching = errors.New("its image is being fetched")
 func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
 	s, err := d.find(ctx, spec.Target)
 	if err == nil {
-		err = d.settleRoot(ctx, s, spec)
+		err = s.settleRoot(ctx, spec)
 	}
 	switch {
 	case err == nil && spec.Power == driver.PowerOff:
 		return s, nil
 	case err == nil:
-		return s, d.checkSpec(s, spec)
+		return s, s.checkSpec(spec)
 	case !errors.Is(err, driver.ErrNotFound) || spec.ID != "":
 		return nil, err
 	}
-	if err := d.checkSpec(d.home(spec.UID), spec); err != nil {
+	if err := d.home(spec.UID).checkSpec(spec); err != nil {
 		return nil, err
 	}
 	if err := d.killStrays(ctx, spec.UID); err != nil {
@@ -79,14 +79,14 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*ins
 // release that was interrupted.
 func (d *Driver) find(ctx context.Context, t driver.Target) (*instance, error) {
 	none := driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
-	s, err := d.observe(ctx, d.home(t.UID))
+	s, err := d.home(t.UID).observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, none
 	case err != nil:
 		return nil, classifyObserveError(err)
 	case s.Retained:
-		if err := d.putAside(s); err != nil {
+		if err := s.putAside(); err != nil {
 			return nil, d.dir.Explain(err)
 		}
 		return nil, none
@@ -128,7 +128,7 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 	}
 	defer release()
 	asked := imageOf(spec, imageSettings{Source: d.Image})
-	root, err := d.makeRoot(h, spec, asked)
+	root, err := d.makeRoot(h.File(rootDiskFile), spec, asked)
 	if err != nil {
 		return err
 	}
@@ -148,84 +148,84 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 
 // converge takes one step after the other until none is left, or until one has to wait
 // for the guest.
-func (d *Driver) converge(ctx context.Context, s *instance, spec driver.ServerSpec) (driver.Server, error) {
+func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	for range maxSteps {
-		if !s.on {
-			d.dropGroup(ctx, s.CPUGroup)
+		if !inst.on {
+			inst.driver.dropGroup(ctx, inst.CPUGroup)
 		}
-		next := nextStep(s, spec)
-		if next == stepNone || next == stepStart && !d.mayStart(s, spec) {
-			return d.result(s, spec), nil
+		next := nextStep(inst, spec)
+		if next == stepNone || next == stepStart && !inst.mayStart(spec) {
+			return inst.result(spec), nil
 		}
-		waits, err := d.applyStep(ctx, next, s, spec)
+		waits, err := inst.applyStep(ctx, next, spec)
 		if err != nil {
-			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, s.UID, err)
+			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, inst.UID, err)
 		}
-		d.notify(s.UID)
-		if s, err = d.observe(ctx, s); err != nil {
+		inst.driver.notify(inst.UID)
+		if inst, err = inst.observe(ctx); err != nil {
 			return driver.Server{}, classifyObserveError(err)
 		}
-		if waits && !s.ended() {
-			return d.result(s, spec), nil
+		if waits && !inst.ended() {
+			return inst.result(spec), nil
 		}
 	}
-	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", s.UID)
+	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", inst.UID)
 }
 
 // mayStart reports whether a start is asked for. The end of a run is reported before
 // another run follows it, since the caller applies the restart policy. A caller that asks
 // for a server to be on may not know yet that it has ended, before or during the call.
-func (d *Driver) mayStart(s *instance, spec driver.ServerSpec) bool {
-	told, _ := d.reportedExits.Load(s.UID)
-	return s.end == nil || s.Run == spec.RestartRun || s.Run == told
+func (inst *instance) mayStart(spec driver.ServerSpec) bool {
+	told, _ := inst.driver.reportedExits.Load(inst.UID)
+	return inst.end == nil || inst.Run == spec.RestartRun || inst.Run == told
 }
 
 // result adds what depends on the spec to the report of a server.
-func (d *Driver) result(s *instance, spec driver.ServerSpec) driver.Server {
-	out := d.report(s)
-	out.Refused = d.refusedImage(s, spec)
-	if s.alive() && !spec.PowerOnly {
-		want := settingsOf(spec, s.Settings.Image)
-		if s.Root.Size == 0 {
-			want.Image = s.imageOf(spec)
+func (inst *instance) result(spec driver.ServerSpec) driver.Server {
+	out := inst.report()
+	out.Refused = inst.refusedImage(spec)
+	if inst.alive() && !spec.PowerOnly {
+		want := settingsOf(spec, inst.Settings.Image)
+		if inst.Root.Size == 0 {
+			want.Image = inst.imageOf(spec)
 		}
-		out.Pending = s.Settings.pending(want)
+		out.Pending = inst.Settings.pending(want)
 	}
-	out.Progress = cmp.Or(out.Progress, d.fetches.Progress(s.UID))
+	out.Progress = cmp.Or(out.Progress, inst.driver.fetches.Progress(inst.UID))
 	return out
 }
 
 // applyStep does one step; waits reports whether the next one has to wait for the guest.
-func (d *Driver) applyStep(ctx context.Context, next step, s *instance, spec driver.ServerSpec) (waits bool, err error) {
+func (inst *instance) applyStep(ctx context.Context, next step, spec driver.ServerSpec) (waits bool, err error) {
 	journal.Note(ctx, journal.Deed(next), nil, nil)
 	switch next {
 	case stepReap:
-		return false, d.reap(ctx, s)
+		return false, inst.reap(ctx)
 	case stepStart:
-		if waits, err := d.fetching(ctx, s, spec); waits || err != nil {
+		if waits, err := inst.driver.fetching(ctx, inst, spec); waits || err != nil {
 			return waits, err
 		}
-		if err := d.killStrays(ctx, s.UID); err != nil {
+		if err := inst.driver.killStrays(ctx, inst.UID); err != nil {
 			return false, err
 		}
-		if err := d.start(ctx, s, spec); err != nil {
+		if err := inst.start(ctx, spec); err != nil {
 			return false, err
 		}
-		d.fetches.Keep(spec.UID)
+		inst.driver.fetches.Keep(spec.UID)
 		return false, nil
 	case stepFinish:
-		return false, d.finishStart(ctx, s, spec)
+		return false, inst.finishStart(ctx, spec)
 	case stepStop:
-		if waits, err := d.beforeStop(ctx, s, spec); waits || err != nil {
+		if waits, err := inst.beforeStop(ctx, spec); waits || err != nil {
 			return waits, err
 		}
-		return d.stop(ctx, s, spec)
+		return inst.stop(ctx, spec)
 	case stepGrow:
-		return false, d.grow(ctx, s, spec)
+		return false, inst.grow(ctx, spec)
 	case stepPause:
-		return false, s.Execute(ctx, "stop", nil, nil)
+		return false, inst.Execute(ctx, "stop", nil, nil)
 	case stepResume:
-		return false, d.resume(ctx, s)
+		return false, inst.resume(ctx)
 	case stepNone:
 	}
 	return true, nil

@@ -11,39 +11,39 @@ import (
 )
 
 // planGroup sets where a run's control group will be, if its CPUs are not whole.
-func (d *Driver) planGroup(s *instance, cpuMilli int64) {
-	s.CPUGroup, s.CPUNote = "", ""
+func (inst *instance) planGroup(cpuMilli int64) {
+	inst.CPUGroup, inst.CPUNote = "", ""
 	if cpuMilli%1000 == 0 {
 		return
 	}
-	g, err := d.groups()
+	g, err := inst.driver.groups()
 	if err != nil {
-		d.noteWhole(s, cpuMilli, err)
+		inst.noteWhole(cpuMilli, err)
 		return
 	}
-	s.CPUGroup = g.GroupPath(string(s.UID))
+	inst.CPUGroup = g.GroupPath(string(inst.UID))
 }
 
 // limitCPU limits a QEMU to its fraction of a CPU. Where that is not possible the QEMU
 // keeps the whole CPU, and the server's note says so.
-func (d *Driver) limitCPU(ctx context.Context, s *instance) {
-	if s.CPUGroup == "" {
+func (inst *instance) limitCPU(ctx context.Context) {
+	if inst.CPUGroup == "" {
 		return
 	}
-	g, err := d.groups()
+	g, err := inst.driver.groups()
 	if err == nil {
-		err = g.LimitCPU(s.CPUGroup, s.Settings.CPUMilli, func() int { return s.PID() })
+		err = g.LimitCPU(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.PID() })
 	}
 	if err != nil {
-		d.dropGroup(ctx, s.CPUGroup)
-		s.CPUGroup = ""
-		d.noteWhole(s, s.Settings.CPUMilli, err)
+		inst.driver.dropGroup(ctx, inst.CPUGroup)
+		inst.CPUGroup = ""
+		inst.noteWhole(inst.Settings.CPUMilli, err)
 	}
 }
 
-func (d *Driver) noteWhole(s *instance, cpuMilli int64, err error) {
-	s.CPUNote = fmt.Sprintf("resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
-	d.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", s.UID, "cpuMilli", cpuMilli, "cause", err.Error())
+func (inst *instance) noteWhole(cpuMilli int64, err error) {
+	inst.CPUNote = fmt.Sprintf("resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
+	inst.driver.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", inst.UID, "cpuMilli", cpuMilli, "cause", err.Error())
 }
 
 func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }

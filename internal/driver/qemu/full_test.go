@@ -134,11 +134,11 @@ func TestDiskFullProbing(t *testing.T) {
 	d := openWith(t, o)
 	d.accel.Device = e.plain
 	filler := e.fill(t)
-	_, err := d.platformOf(t.Context(), &instance{})
+	_, err := d.home("").platformOf(t.Context())
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "whether KVM works")
 	leavesNothing(t, d)
 	must(t, os.Remove(filler))
-	if got, err := d.platformOf(t.Context(), &instance{}); err != nil || got.accel != AccelKVM {
+	if got, err := d.home("").platformOf(t.Context()); err != nil || got.accel != AccelKVM {
 		t.Errorf("once there is room: %q, %v", got, err)
 	}
 }

@@ -15,14 +15,14 @@ import (
 
 // outgrown returns the disks, by QEMU's name for them, that the spec wants larger and
 // that can grow as they are attached now.
-func (s *instance) outgrown(spec driver.ServerSpec) map[string]int64 {
+func (inst *instance) outgrown(spec driver.ServerSpec) map[string]int64 {
 	sizes := map[string]int64{}
-	if s.Root.Size > 0 && spec.RootDiskBytes > s.Root.Size {
+	if inst.Root.Size > 0 && spec.RootDiskBytes > inst.Root.Size {
 		sizes[machine.RootNode] = spec.RootDiskBytes
 	}
 	for _, v := range spec.Volumes {
-		writable := slices.ContainsFunc(s.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
-		if have := s.Volumes[v.Name].Size; writable && v.SizeBytes > have {
+		writable := slices.ContainsFunc(inst.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
+		if have := inst.Volumes[v.Name].Size; writable && v.SizeBytes > have {
 			sizes[machine.VolumeNode(v.Name)] = v.SizeBytes
 		}
 	}
@@ -30,12 +30,12 @@ func (s *instance) outgrown(spec driver.ServerSpec) map[string]int64 {
 }
 
 // grow enlarges the disks of a running QEMU to what the spec says.
-func (d *Driver) grow(ctx context.Context, s *instance, spec driver.ServerSpec) error {
-	sizes := s.outgrown(spec)
+func (inst *instance) grow(ctx context.Context, spec driver.ServerSpec) error {
+	sizes := inst.outgrown(spec)
 	if len(sizes) == 0 {
 		return nil
 	}
-	have, err := s.DiskSizes(ctx)
+	have, err := inst.DiskSizes(ctx)
 	if err != nil {
 		return err
 	}
@@ -45,18 +45,18 @@ func (d *Driver) grow(ctx context.Context, s *instance, spec driver.ServerSpec) 
 			sizes[node] = have[node]
 			continue
 		}
-		if err := s.ResizeDisk(ctx, node, whole); err != nil {
+		if err := inst.ResizeDisk(ctx, node, whole); err != nil {
 			return err
 		}
 	}
-	s.Root.Size = max(s.Root.Size, sizes[machine.RootNode])
-	s.Volumes = maps.Clone(s.Volumes)
+	inst.Root.Size = max(inst.Root.Size, sizes[machine.RootNode])
+	inst.Volumes = maps.Clone(inst.Volumes)
 	for _, v := range spec.Volumes {
 		if size, grown := sizes[machine.VolumeNode(v.Name)]; grown {
-			made := s.Volumes[v.Name]
+			made := inst.Volumes[v.Name]
 			made.Size = size
-			s.Volumes[v.Name] = made
+			inst.Volumes[v.Name] = made
 		}
 	}
-	return d.dir.Explain(s.save())
+	return inst.driver.dir.Explain(inst.save())
 }

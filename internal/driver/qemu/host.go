@@ -68,7 +68,7 @@ func (d *Driver) promised() (map[string]int64, error) {
 			continue
 		}
 		used, _ := proc.ReadUsage(h.PID()) // nothing where it fails
-		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(d.accelOf(r))-used.MemoryBytes)
+		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.accelOf())-used.MemoryBytes)
 	}
 	return promised, err
 }

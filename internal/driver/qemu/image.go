@@ -48,8 +48,8 @@ func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 
 // imageOf returns the image that a spec asks for, or the one that the root disk
 // stands on.
-func (s *instance) imageOf(spec driver.ServerSpec) imageSettings {
-	return imageOf(spec, s.Root.Image.imageSettings)
+func (inst *instance) imageOf(spec driver.ServerSpec) imageSettings {
+	return imageOf(spec, inst.Root.Image.imageSettings)
 }
 
 // ref returns the image in the form that the store takes.

@@ -31,7 +31,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	servers := make([]driver.Server, 0, len(found))
 	met := map[types.UID]bool{}
 	for _, s := range found {
-		out := d.report(s)
+		out := s.report()
 		out.Progress = cmp.Or(out.Progress, d.fetches.Progress(s.UID))
 		servers = append(servers, out)
 		met[s.UID] = met[s.UID] || !s.Retained
@@ -126,7 +126,7 @@ func (d *Driver) observeAll(ctx context.Context, homes []*instance) ([]*instance
 	all.SetLimit(atOnce)
 	for i, h := range homes {
 		all.Go(func() error {
-			servers[i], errs[i] = d.observeWithin(ctx, h, glanceWithin)
+			servers[i], errs[i] = h.observeWithin(ctx, glanceWithin)
 			if servers[i].silence != nil {
 				d.silent.Store(h.Path, true)
 			}

@@ -21,18 +21,18 @@ var defaultLogBound = logBound{size: 1 << 20, every: 5 * time.Second}
 
 // rotateLog renames the previous log before a run. A start that was interrupted has left
 // its own.
-func (s *instance) rotateLog() error {
-	if s.Phase == phaseStarting {
-		return s.SetLogAside(machine.FailedLog)
+func (inst *instance) rotateLog() error {
+	if inst.Phase == phaseStarting {
+		return inst.SetLogAside(machine.FailedLog)
 	}
-	return s.SetLogAside(machine.OldLog)
+	return inst.SetLogAside(machine.OldLog)
 }
 
 // cutLogs cuts a machine's logs that are too large.
-func (d *Driver) cutLogs(h *instance) {
+func (inst *instance) cutLogs() {
 	for _, name := range machine.LogFiles {
-		if err := h.CutLog(name, d.logs.size); err != nil {
-			d.Log.V(1).Info("Log could not be kept while it was cut", "log", h.File(name), "cause", err.Error())
+		if err := inst.CutLog(name, inst.driver.logs.size); err != nil {
+			inst.driver.Log.V(1).Info("Log could not be kept while it was cut", "log", inst.File(name), "cause", err.Error())
 		}
 	}
 }

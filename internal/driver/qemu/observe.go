@@ -71,23 +71,23 @@ type instance struct {
 // yet. It fails where there is no server, where ctx is done or the process cannot open
 // any file. It fails with a brokenError where something of the server cannot be read, and
 // then still returns what is known.
-func (d *Driver) observe(ctx context.Context, h *instance) (*instance, error) {
-	return d.observeWithin(ctx, h, machine.CommandWithin)
+func (inst *instance) observe(ctx context.Context) (*instance, error) {
+	return inst.observeWithin(ctx, machine.CommandWithin)
 }
 
 // observeWithin is observe with a limit on the wait for QEMU's answer.
-func (d *Driver) observeWithin(ctx context.Context, h *instance, within time.Duration) (*instance, error) {
-	s, err := d.see(ctx, h, within)
+func (inst *instance) observeWithin(ctx context.Context, within time.Duration) (*instance, error) {
+	s, err := inst.see(ctx, within)
 	if isBroken(err) {
 		s.broken = err
 	}
 	return s, err
 }
 
-func (d *Driver) see(ctx context.Context, h *instance, within time.Duration) (*instance, error) {
-	s, err := h.load()
+func (inst *instance) see(ctx context.Context, within time.Duration) (*instance, error) {
+	s, err := inst.load()
 	if isBroken(err) {
-		return h.seeBroken(err)
+		return inst.seeBroken(err)
 	}
 	if err != nil {
 		return s, err
@@ -95,22 +95,22 @@ func (d *Driver) see(ctx context.Context, h *instance, within time.Duration) (*i
 	if err := s.look(ctx, within); err != nil {
 		return s, err
 	}
-	d.findFault(ctx, s)
-	if err := d.findEnd(s); err != nil || s.on {
+	s.findFault(ctx)
+	if err := s.findEnd(); err != nil || s.on {
 		return s, err
 	}
 	// A server that was removed meanwhile leaves nothing, not even how it ended.
-	there, err := h.exists()
+	there, err := inst.exists()
 	if !there && err == nil {
-		d.forgetEnds(s.UID)
+		inst.driver.forgetEnds(s.UID)
 		return s, fs.ErrNotExist
 	}
-	return s, wrapCorrupt("mend "+h.Path, err)
+	return s, wrapCorrupt("mend "+inst.Path, err)
 }
 
-func (h *instance) seeBroken(cause error) (*instance, error) {
-	s := h.driver.instanceAt(h.Path)
-	s.Retained = filepath.Base(filepath.Dir(h.Path)) == retainedDir
+func (inst *instance) seeBroken(cause error) (*instance, error) {
+	s := inst.driver.instanceAt(inst.Path)
+	s.Retained = filepath.Base(filepath.Dir(inst.Path)) == retainedDir
 	if err := s.findOn(); err != nil && !isBroken(err) {
 		return s, err
 	}
@@ -119,110 +119,114 @@ func (h *instance) seeBroken(cause error) (*instance, error) {
 
 // findOn finds out whether its QEMU runs. Where that cannot be determined, the server
 // counts as on, so that it is never wrongly reported as off.
-func (s *instance) findOn() error {
-	on, err := s.IsRunning()
-	s.on = on || err != nil
-	return wrapCorrupt("mend "+s.File(machine.RunLockFile), err)
+func (inst *instance) findOn() error {
+	on, err := inst.IsRunning()
+	inst.on = on || err != nil
+	return wrapCorrupt("mend "+inst.File(machine.RunLockFile), err)
 }
 
-func (s *instance) look(ctx context.Context, within time.Duration) error {
-	if err := s.findOn(); err != nil || !s.on {
+func (inst *instance) look(ctx context.Context, within time.Duration) error {
+	if err := inst.findOn(); err != nil || !inst.on {
 		return err
 	}
 	asked, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	s.status, s.silence = s.Status(asked)
-	if s.silence == nil || ctx.Err() != nil || asked.Err() != nil {
+	inst.status, inst.silence = inst.Status(asked)
+	if inst.silence == nil || ctx.Err() != nil || asked.Err() != nil {
 		return ctx.Err()
 	}
 	// A QEMU that closes the connection may be about to end.
-	if s.WaitStopped(ctx, leavesWithin) == nil {
-		s.on, s.silence = false, nil
+	if inst.WaitStopped(ctx, leavesWithin) == nil {
+		inst.on, inst.silence = false, nil
 	}
 	return ctx.Err()
 }
 
 // findEnd finds the end of the run. It continues with an end that cannot be recorded: a
 // full disk must not prevent a server from being seen or removed.
-func (d *Driver) findEnd(s *instance) error {
-	if s.Phase != phaseOn {
+func (inst *instance) findEnd() error {
+	if inst.Phase != phaseOn {
 		return nil // no guest was resumed: the previous run's end is not this one's
 	}
-	if s.Retained {
+	if inst.Retained {
 		return nil // no caller asks for it, and nothing would remove the record of it
 	}
-	end, over := ends[s.status]
-	if s.on && !over {
+	end, over := ends[inst.status]
+	if inst.on && !over {
 		return nil
 	}
-	if !s.on {
+	if !inst.on {
 		end = driver.Exit{Code: codeKilled, Reason: reasonKilled}
 	}
-	known, err := s.endOf()
+	known, err := inst.endOf()
 	if err != nil {
-		return wrapCorrupt("mend or remove "+s.endFile(), err)
+		return wrapCorrupt("mend or remove "+inst.endFile(), err)
 	}
 	if known == nil {
-		end.At = d.Clock.Now()
-		end, s.unkept = d.keepEnd(s, end)
+		end.At = inst.driver.Clock.Now()
+		end, inst.unkept = inst.keepEnd(end)
 		known = &end
 	}
-	s.end = known
+	inst.end = known
 	return nil
 }
 
 // alive reports whether a guest runs, or could continue.
-func (s *instance) alive() bool { return s.on && (s.Phase == phaseStarting || s.end == nil) }
+func (inst *instance) alive() bool {
+	return inst.on && (inst.Phase == phaseStarting || inst.end == nil)
+}
 
 // ended reports whether a QEMU whose guest has ended waits to be reaped.
-func (s *instance) ended() bool { return s.on && !s.alive() }
+func (inst *instance) ended() bool { return inst.on && !inst.alive() }
 
-func (s *instance) stopping() bool { return s.alive() && s.Phase == phaseOn && s.Stop != nil }
+func (inst *instance) stopping() bool {
+	return inst.alive() && inst.Phase == phaseOn && inst.Stop != nil
+}
 
-func (s *instance) state() driver.State {
+func (inst *instance) state() driver.State {
 	switch {
-	case !s.alive():
+	case !inst.alive():
 		return driver.StateStopped
-	case s.Phase == phaseStarting && s.silence != nil:
+	case inst.Phase == phaseStarting && inst.silence != nil:
 		return driver.StateStarting
-	case s.Phase == phaseStarting:
+	case inst.Phase == phaseStarting:
 		return driver.StatePaused // QEMU is up, and a start continues only in a call
-	case s.stopping():
+	case inst.stopping():
 		return driver.StateStopping
-	case s.isPaused():
+	case inst.isPaused():
 		return driver.StatePaused
 	}
 	return driver.StateRunning
 }
 
-func (s *instance) isPaused() bool {
-	return s.status == machine.StatusPaused || s.status == machine.StatusPrelaunch || s.status == machine.StatusIOError
+func (inst *instance) isPaused() bool {
+	return inst.status == machine.StatusPaused || inst.status == machine.StatusPrelaunch || inst.status == machine.StatusIOError
 }
 
-// report returns the server as the driver contract describes it.
-func (s *instance) report() driver.Server {
+// describe returns the server as the driver contract describes it, without addresses.
+func (inst *instance) describe() driver.Server {
 	out := driver.Server{
-		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name,
-		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,
-		Applied: driver.Resources{RootDiskBytes: s.Root.Size}, ImageID: s.Root.Image.digest(),
+		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name,
+		Run: inst.Run, State: inst.state(), StartedAt: inst.StartedAt, Retained: inst.Retained,
+		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.digest(),
 	}
 	// A server that is off has no CPUs and no memory: the next start takes what the spec
 	// says then.
-	if s.alive() {
-		out.Applied.CPUMilli, out.Applied.MemoryBytes = s.Settings.CPUMilli, s.Settings.MemoryBytes
-		out.Note = s.CPUNote
+	if inst.alive() {
+		out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
+		out.Note = inst.CPUNote
 	}
 	switch {
-	case s.broken != nil:
-		out.Err = s.broken
-	case !s.alive():
-		out.Exit = s.end
-	case s.silence != nil:
-		out.Err = fmt.Errorf("QEMU does not answer: %w", s.silence)
+	case inst.broken != nil:
+		out.Err = inst.broken
+	case !inst.alive():
+		out.Exit = inst.end
+	case inst.silence != nil:
+		out.Err = fmt.Errorf("QEMU does not answer: %w", inst.silence)
 		out.Progress = out.Err.Error()
-	case s.status == machine.StatusIOError:
-		out.Err = s.fault
-	case s.stopping():
+	case inst.status == machine.StatusIOError:
+		out.Err = inst.fault
+	case inst.stopping():
 		out.Progress = "waiting for the guest to power off"
 	}
 	return out

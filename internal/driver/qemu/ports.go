@@ -126,22 +126,22 @@ func samePort(a, b driver.Port) bool {
 
 // report returns the server as the driver contract describes it, with the addresses to
 // reach it. A machine's own address means nothing outside its QEMU.
-func (d *Driver) report(s *instance) driver.Server {
-	out := s.report()
-	if s.alive() {
-		out.Accelerator = d.accelOf(s)
+func (inst *instance) report() driver.Server {
+	out := inst.describe()
+	if inst.alive() {
+		out.Accelerator = inst.accelOf()
 	}
-	if !s.alive() && !s.Retained && s.broken == nil {
-		d.reportedExits.Store(s.UID, s.Run)
+	if !inst.alive() && !inst.Retained && inst.broken == nil {
+		inst.driver.reportedExits.Store(inst.UID, inst.Run)
 	}
-	if !s.alive() || len(s.Forwards) == 0 {
+	if !inst.alive() || len(inst.Forwards) == 0 {
 		return out
 	}
-	for _, f := range s.Forwards {
+	for _, f := range inst.Forwards {
 		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})
 		address := f.HostIP
 		if address == "" {
-			address = d.address.get(d.Clock.Now())
+			address = inst.driver.address.get(inst.driver.Clock.Now())
 		}
 		if !slices.Contains(out.Addresses, address) {
 			out.Addresses = append(out.Addresses, address)

@@ -18,17 +18,17 @@ import (
 const outputTail = 1 << 10
 
 // accelOf returns the accelerator that a machine runs under.
-func (d *Driver) accelOf(s *instance) string { return cmp.Or(s.Accelerator, d.findAccel(s)) }
+func (inst *instance) accelOf() string { return cmp.Or(inst.Accelerator, inst.findAccel()) }
 
 // findAccel returns the accelerator of a machine that an older version started, which
 // only its command line names. The accelerator does not change within a run.
-func (d *Driver) findAccel(s *instance) string {
+func (inst *instance) findAccel() string {
 	type found struct{ run, accel string }
-	if before, _ := d.foundAccel.Load(s.UID); before != nil && before.(found).run == s.Run {
+	if before, _ := inst.driver.foundAccel.Load(inst.UID); before != nil && before.(found).run == inst.Run {
 		return before.(found).accel
 	}
-	accel := s.FindAccelerator()
-	d.foundAccel.Store(s.UID, found{s.Run, accel})
+	accel := inst.FindAccelerator()
+	inst.driver.foundAccel.Store(inst.UID, found{inst.Run, accel})
 	return accel
 }
 

@@ -161,8 +161,8 @@ func (d *Driver) home(uid types.UID) *instance {
 }
 
 // exists reports whether there is a directory at all.
-func (h *instance) exists() (bool, error) {
-	_, err := os.Lstat(h.Path)
+func (inst *instance) exists() (bool, error) {
+	_, err := os.Lstat(inst.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -191,28 +191,28 @@ func isBroken(err error) bool {
 }
 
 // isThere reports whether the directory may exist.
-func (h *instance) isThere() bool {
-	there, err := h.exists()
+func (inst *instance) isThere() bool {
+	there, err := inst.exists()
 	return there || err != nil
 }
 
 // load returns the server with its record as it is now. Its error is fs.ErrNotExist only
 // where there is no directory: a server that cannot be read is not gone.
-func (h *instance) load() (*instance, error) {
-	s := h.driver.instanceAt(h.Path)
-	content, err := os.ReadFile(h.File(recordFile))
+func (inst *instance) load() (*instance, error) {
+	s := inst.driver.instanceAt(inst.Path)
+	content, err := os.ReadFile(inst.File(recordFile))
 	if err != nil {
-		return s, h.classifyReadError(err)
+		return s, inst.classifyReadError(err)
 	}
 	var r record
 	if err := json.Unmarshal(content, &r); err != nil {
-		return s, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", h.File(recordFile), err)}
+		return s, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", inst.File(recordFile), err)}
 	}
 	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
-		return s, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", h.File(recordFile))}
+		return s, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", inst.File(recordFile))}
 	}
-	if r.UID != h.UID {
-		return s, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", h.File(recordFile), r.UID, h.UID)}
+	if r.UID != inst.UID {
+		return s, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", inst.File(recordFile), r.UID, inst.UID)}
 	}
 	s.record = r
 	return s, nil
@@ -220,47 +220,47 @@ func (h *instance) load() (*instance, error) {
 
 // classifyReadError says whether a record that could not be read is gone, may be read
 // later, or needs a repair. Removing a server helps only if it has no record.
-func (h *instance) classifyReadError(err error) error {
-	if there, statErr := h.exists(); !there && statErr == nil {
+func (inst *instance) classifyReadError(err error) error {
+	if there, statErr := inst.exists(); !there && statErr == nil {
 		return fs.ErrNotExist
 	}
 	mend := "mend what keeps Drover from reading this"
 	if errors.Is(err, fs.ErrNotExist) {
-		mend = "mend or remove " + h.Path
+		mend = "mend or remove " + inst.Path
 	}
 	return wrapCorrupt(mend, err)
 }
 
-func (h *instance) save() error {
-	content, err := json.MarshalIndent(h.record, "", "  ")
+func (inst *instance) save() error {
+	content, err := json.MarshalIndent(inst.record, "", "  ")
 	if err != nil {
 		return err
 	}
-	return h.driver.dir.Replace(h.File(recordFile), append(content, '\n'))
+	return inst.driver.dir.Replace(inst.File(recordFile), append(content, '\n'))
 }
 
 // endFile returns the path of the file that records how a run ended. It is written once,
 // before QEMU is made to quit. It is outside the server's directory, which a person may
 // be about to remove.
-func (h *instance) endFile() string {
-	return h.driver.dir.Path(endsDir, string(h.UID)+"."+h.ID+"."+h.Run+".json")
+func (inst *instance) endFile() string {
+	return inst.driver.dir.Path(endsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".json")
 }
 
 // noteEnd records an end, and returns the one that was recorded first. It leaves no
 // record of a server that was removed or released meanwhile.
-func (h *instance) noteEnd(end driver.Exit) (driver.Exit, error) {
+func (inst *instance) noteEnd(end driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(end)
 	if err != nil {
 		return end, err
 	}
-	err = h.driver.dir.Create(h.endFile(), content)
-	if err == nil && !h.isThere() {
-		return end, os.Remove(h.endFile())
+	err = inst.driver.dir.Create(inst.endFile(), content)
+	if err == nil && !inst.isThere() {
+		return end, os.Remove(inst.endFile())
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return end, err
 	}
-	first, err := h.endOf()
+	first, err := inst.endOf()
 	if err != nil || first == nil {
 		return end, err
 	}
@@ -270,30 +270,30 @@ func (h *instance) noteEnd(end driver.Exit) (driver.Exit, error) {
 // keepEnd records an end as noteEnd does, and adds the last output of QEMU to an end that
 // was not requested. It keeps an end that could not be written in memory, as first seen,
 // so that the next look finds the same.
-func (d *Driver) keepEnd(h *instance, end driver.Exit) (driver.Exit, error) {
-	file := h.endFile()
+func (inst *instance) keepEnd(end driver.Exit) (driver.Exit, error) {
+	file := inst.endFile()
 	if end.Reason == reasonKilled || isCrash(end) {
-		end.Output = h.LastOutput(outputTail)
+		end.Output = inst.LastOutput(outputTail)
 	}
-	if before, met := d.unwritten.Load(file); met {
+	if before, met := inst.driver.unwritten.Load(file); met {
 		end = before.(driver.Exit)
 	}
-	first, err := h.noteEnd(end)
+	first, err := inst.noteEnd(end)
 	if err == nil {
-		d.unwritten.Delete(file)
+		inst.driver.unwritten.Delete(file)
 		return first, nil
 	}
-	before, met := d.unwritten.LoadOrStore(file, end)
+	before, met := inst.driver.unwritten.LoadOrStore(file, end)
 	if !met {
-		d.Log.Info("Machine has ended, and that cannot be written down", "uid", h.UID, "end", end.Reason, "cause", err.Error())
+		inst.driver.Log.Info("Machine has ended, and that cannot be written down", "uid", inst.UID, "end", end.Reason, "cause", err.Error())
 	}
-	return before.(driver.Exit), d.dir.Explain(err)
+	return before.(driver.Exit), inst.driver.dir.Explain(err)
 }
 
 // endOf returns how the run ended, nil where no end is recorded. An end file damaged by a
 // power cut shows only that there was an end.
-func (h *instance) endOf() (*driver.Exit, error) {
-	content, err := os.ReadFile(h.endFile())
+func (inst *instance) endOf() (*driver.Exit, error) {
+	content, err := os.ReadFile(inst.endFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is the answer for no end.
 	}
@@ -304,7 +304,7 @@ func (h *instance) endOf() (*driver.Exit, error) {
 	if json.Unmarshal(content, &end) == nil && end.Reason != "" {
 		return &end, nil
 	}
-	info, err := os.Stat(h.endFile())
+	info, err := os.Stat(inst.endFile())
 	if err != nil {
 		return nil, err
 	}

@@ -67,8 +67,8 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	var all sync.WaitGroup
 	for i, h := range homes {
 		all.Go(func() {
-			locks[i] = d.lockToEnd(ctx, h)
-			ended[i] = d.shutDown(ctx, h, limit)
+			locks[i] = h.lockToEnd(ctx)
+			ended[i] = h.shutDown(ctx, limit)
 		})
 	}
 	all.Wait()
@@ -80,19 +80,19 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 
 // lockToEnd takes the lock of a server that is to end, or returns nil. A released server
 // needs no lock, since no caller changes it.
-func (d *Driver) lockToEnd(ctx context.Context, h *instance) *statedir.Lock {
-	if filepath.Base(filepath.Dir(h.Path)) == retainedDir {
+func (inst *instance) lockToEnd(ctx context.Context) *statedir.Lock {
+	if filepath.Base(filepath.Dir(inst.Path)) == retainedDir {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockWithin)
 	defer cancel()
 	for {
-		lock, err := d.dir.Lock(h.UID)
+		lock, err := inst.driver.dir.Lock(inst.UID)
 		if err == nil {
 			return lock
 		}
 		if !errors.Is(err, driver.ErrRetry) || !proc.Pause(ctx, proc.PollEvery) {
-			d.Log.Info("Machine is ended without its lock", "uid", h.UID, "cause", err.Error())
+			inst.driver.Log.Info("Machine is ended without its lock", "uid", inst.UID, "cause", err.Error())
 			return nil
 		}
 	}
@@ -100,21 +100,21 @@ func (d *Driver) lockToEnd(ctx context.Context, h *instance) *statedir.Lock {
 
 // shutDown ends one machine; nil means that it did not run. It also ends one whose record
 // cannot be read or written.
-func (d *Driver) shutDown(ctx context.Context, h *instance, limit time.Duration) *Ended {
-	s, err := d.observe(ctx, h)
+func (inst *instance) shutDown(ctx context.Context, limit time.Duration) *Ended {
+	s, err := inst.observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !s.on:
 		return nil
 	case err != nil && !isBroken(err):
-		return &Ended{Name: string(h.UID), Err: err}
+		return &Ended{Name: string(inst.UID), Err: err}
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
 	if s.alive() && s.Phase != phaseStarting {
-		within := d.keepShutdown(s, min(s.grace(), limit))
-		ended.Forced = !d.powersOff(ctx, s, within)
+		within := s.keepShutdown(min(s.grace(), limit))
+		ended.Forced = !s.powersOff(ctx, within)
 	}
 	if ended.Err = s.Quit(ctx); ended.Err == nil {
-		d.dropGroup(ctx, s.CPUGroup)
+		inst.driver.dropGroup(ctx, s.CPUGroup)
 	}
 	return ended
 }
@@ -123,51 +123,51 @@ func (d *Driver) shutDown(ctx context.Context, h *instance, limit time.Duration)
 // that a driver which starts meanwhile completes the stop. It returns how long the guest
 // has, which an earlier stop may already limit. For a released server no exit is
 // recorded.
-func (d *Driver) keepShutdown(s *instance, within time.Duration) time.Duration {
-	if s.broken != nil {
+func (inst *instance) keepShutdown(within time.Duration) time.Duration {
+	if inst.broken != nil {
 		return within
 	}
-	now := d.Clock.Now()
-	if !s.Retained {
-		_, _ = d.keepEnd(s, driver.Exit{Reason: driver.ExitHostShutdown, At: now})
+	now := inst.driver.Clock.Now()
+	if !inst.Retained {
+		_, _ = inst.keepEnd(driver.Exit{Reason: driver.ExitHostShutdown, At: now})
 	}
-	if s.Stop != nil && !s.Stop.By.IsZero() && s.Stop.By.Before(now.Add(within)) {
-		return s.Stop.By.Sub(now)
+	if inst.Stop != nil && !inst.Stop.By.IsZero() && inst.Stop.By.Before(now.Add(within)) {
+		return inst.Stop.By.Sub(now)
 	}
-	s.Stop = &stop{By: now.Add(within)}
-	if err := s.save(); err != nil {
-		d.Log.Info("Machine is stopped, and that cannot be written down", "uid", s.UID, "cause", err.Error())
+	inst.Stop = &stop{By: now.Add(within)}
+	if err := inst.save(); err != nil {
+		inst.driver.Log.Info("Machine is stopped, and that cannot be written down", "uid", inst.UID, "cause", err.Error())
 	}
 	return within
 }
 
 // grace returns how long the guest has to power off.
-func (s *instance) grace() time.Duration {
+func (inst *instance) grace() time.Duration {
 	switch {
-	case s.status == machine.StatusPrelaunch:
+	case inst.status == machine.StatusPrelaunch:
 		return 0 // it has not run yet
-	case s.GraceSeconds == nil:
+	case inst.GraceSeconds == nil:
 		return defaultGrace
 	}
-	return time.Duration(*s.GraceSeconds) * time.Second
+	return time.Duration(*inst.GraceSeconds) * time.Second
 }
 
 // powersOff presses the power button until the guest has ended, and reports whether
 // that was in time.
-func (d *Driver) powersOff(ctx context.Context, s *instance, within time.Duration) bool {
+func (inst *instance) powersOff(ctx context.Context, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for ctx.Err() == nil {
-		if on, err := s.IsRunning(); !on && err == nil {
+		if on, err := inst.IsRunning(); !on && err == nil {
 			return true
 		}
-		_ = s.Control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
-			if s.status, err = machine.QueryStatus(ctx, c); err != nil || s.isOver() || !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
+		_ = inst.Control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
+			if inst.status, err = machine.QueryStatus(ctx, c); err != nil || inst.isOver() || !inst.driver.pressed.due(inst.UID, inst.Run, inst.driver.Clock.Now()) {
 				return err
 			}
-			return machine.PowerDown(ctx, c, s.isPaused())
+			return machine.PowerDown(ctx, c, inst.isPaused())
 		})
-		if s.isOver() {
+		if inst.isOver() {
 			return true
 		}
 		proc.Pause(ctx, statusEvery)
@@ -176,23 +176,23 @@ func (d *Driver) powersOff(ctx context.Context, s *instance, within time.Duratio
 }
 
 // isOver reports whether the guest has ended, by QEMU's last answer.
-func (s *instance) isOver() bool {
-	_, over := ends[s.status]
+func (inst *instance) isOver() bool {
+	_, over := ends[inst.status]
 	return over
 }
 
 // keepGrace records the grace period for a shutdown of the host, which has no spec. For a
 // server that is off, the next start records it.
-func (d *Driver) keepGrace(s *instance, spec driver.ServerSpec) {
-	if s.GraceSeconds != nil && *s.GraceSeconds == graceSeconds(spec) {
+func (inst *instance) keepGrace(spec driver.ServerSpec) {
+	if inst.GraceSeconds != nil && *inst.GraceSeconds == graceSeconds(spec) {
 		return
 	}
-	s.GraceSeconds = new(graceSeconds(spec))
-	if !s.alive() {
+	inst.GraceSeconds = new(graceSeconds(spec))
+	if !inst.alive() {
 		return
 	}
-	if err := s.save(); err != nil {
-		d.Log.Info("Grace period of a machine cannot be written down", "uid", s.UID, "cause", err.Error())
+	if err := inst.save(); err != nil {
+		inst.driver.Log.Info("Grace period of a machine cannot be written down", "uid", inst.UID, "cause", err.Error())
 	}
 }
 

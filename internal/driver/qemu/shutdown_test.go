@@ -203,9 +203,9 @@ func TestShutDownCutOff(t *testing.T) {
 	spec := e.spec()
 	spec.Image.Source, spec.GracePeriod = e.stubborn, time.Second
 	first := boots(t, d, spec, "drover guest 1 S")
-	s, err := d.observe(t.Context(), d.home(spec.UID))
+	s, err := d.home(spec.UID).observe(t.Context())
 	must(t, err)
-	d.keepShutdown(s, s.grace())
+	s.keepShutdown(s.grace())
 
 	next := e.open(t)
 	end := reach(t, next, spec, driver.StateStopped)

@@ -30,7 +30,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	all.SetLimit(atOnce)
 	for i := range servers {
 		all.Go(func() error {
-			samples[i], errs[i] = d.sampleUsage(ctx, servers[i])
+			samples[i], errs[i] = servers[i].sampleUsage(ctx)
 			return nil
 		})
 	}
@@ -44,17 +44,17 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	return found, nil
 }
 
-func (d *Driver) sampleUsage(ctx context.Context, s *instance) (driver.Usage, error) {
-	process, err := proc.ReadUsage(s.PID())
+func (inst *instance) sampleUsage(ctx context.Context) (driver.Usage, error) {
+	process, err := proc.ReadUsage(inst.PID())
 	if err != nil {
 		return driver.Usage{}, err
 	}
-	u := driver.Usage{UID: s.UID, Run: s.Run, At: d.Clock.Now(), CPU: process.CPU, MemoryBytes: process.MemoryBytes}
-	if s.silence == nil {
-		if used, ok := s.GuestMemory(ctx, u.At, s.isPaused()); ok {
+	u := driver.Usage{UID: inst.UID, Run: inst.Run, At: inst.driver.Clock.Now(), CPU: process.CPU, MemoryBytes: process.MemoryBytes}
+	if inst.silence == nil {
+		if used, ok := inst.GuestMemory(ctx, u.At, inst.isPaused()); ok {
 			u.MemoryBytes = used
 		}
 	}
-	u.MemoryBytes = min(u.MemoryBytes, s.Settings.MemoryBytes)
+	u.MemoryBytes = min(u.MemoryBytes, inst.Settings.MemoryBytes)
 	return u, nil
 }
