@@ -146,7 +146,7 @@ func (c Config) networkArguments() []string {
 	var netdev strings.Builder
 	netdev.WriteString("user,id=net")
 	for _, f := range c.Forwards {
-		netdev.WriteString(",hostfwd=" + f.rule())
+		netdev.WriteString(",hostfwd=" + f.hostfwdRule())
 	}
 	return []string{
 		"-netdev", netdev.String(),
@@ -172,7 +172,7 @@ func (d Drive) arguments(name string, device Object) []string {
 		node["read-only"] = true
 	}
 	if d.Backing != nil {
-		node["backing"] = d.Backing.node()
+		node["backing"] = d.Backing.blockNode()
 	}
 	return []string{"-blockdev", node.text(), "-device", diskDevice(name, device)}
 }
@@ -187,7 +187,7 @@ func diskDevice(name string, device Object) string {
 	return device.text()
 }
 
-func (l Layer) node() Object {
+func (l Layer) blockNode() Object {
 	node := Object{
 		"driver": l.Format, "read-only": true,
 		"file": Object{"driver": "file", "filename": l.Path, "read-only": true},

@@ -22,18 +22,18 @@ type Files struct {
 
 // AddDisk takes over the file of a disk and returns the name by which QEMU opens it.
 func (f *Files) AddDisk(file *os.File) (path string) {
-	f.sets = append(f.sets, f.inherit(file))
+	f.sets = append(f.sets, f.addInherited(file))
 	return fmt.Sprintf("/dev/fdset/%d", f.sets[len(f.sets)-1])
 }
 
 // AddPlain takes over a file that QEMU does not look for in a set, such as a kernel. It
 // returns the name by which QEMU opens the same file again.
 func (f *Files) AddPlain(file *os.File) (path string) {
-	return fmt.Sprintf("/proc/self/fd/%d", f.inherit(file))
+	return fmt.Sprintf("/proc/self/fd/%d", f.addInherited(file))
 }
 
-// inherit returns the number that a file's descriptor will have in QEMU.
-func (f *Files) inherit(file *os.File) int {
+// addInherited returns the number that a file's descriptor will have in QEMU.
+func (f *Files) addInherited(file *os.File) int {
 	f.files = append(f.files, file)
 	return firstFile + len(f.files) - 1
 }
@@ -59,8 +59,8 @@ func (f *Files) arguments() []string {
 	return args
 }
 
-// inherited returns what QEMU inherits, in order, beside the standard streams.
-func (f *Files) inherited(runLock *os.File) []*os.File {
+// inheritedFiles returns what QEMU inherits, in order, beside the standard streams.
+func (f *Files) inheritedFiles(runLock *os.File) []*os.File {
 	all := []*os.File{runLock}
 	if f != nil {
 		all = append(all, f.files...)

@@ -34,8 +34,8 @@ type Forward struct {
 	Chosen bool `json:"chosen,omitempty"`
 }
 
-// rule returns the forward in QEMU's syntax.
-func (f Forward) rule() string {
+// hostfwdRule returns the forward in QEMU's syntax.
+func (f Forward) hostfwdRule() string {
 	return fmt.Sprintf("%s:%s:%d-:%d", f.Protocol, f.HostIP, f.HostPort, f.Port)
 }
 
@@ -57,7 +57,7 @@ var ruleFailed = regexp.MustCompile(`(?i)could not set up host forwarding rule '
 // findTaken returns the index of the forward that QEMU ended over, -1 if there is none.
 func findTaken(output string, forwards []Forward) int {
 	said := ruleFailed.FindStringSubmatch(output)
-	return slices.IndexFunc(forwards, func(f Forward) bool { return said != nil && said[1] == f.rule() })
+	return slices.IndexFunc(forwards, func(f Forward) bool { return said != nil && said[1] == f.hostfwdRule() })
 }
 
 // FreePort returns the host port of a forward if it is free, or any free one where that is

@@ -39,7 +39,7 @@ func (m Machine) Start(ctx context.Context, program string, c Config, runLock *o
 			return err
 		}
 	}
-	ended, err := m.startProcess(ctx, program, c.arguments(), c.Files.inherited(runLock))
+	ended, err := m.startProcess(ctx, program, c.arguments(), c.Files.inheritedFiles(runLock))
 	if err != nil {
 		return errorf(ErrNotStarted, "starting %s: %w", program, err)
 	}

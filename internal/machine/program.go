@@ -52,7 +52,7 @@ func (p *Program) checkLocked(ctx context.Context) error {
 	if p.ok {
 		return nil
 	}
-	out, err := p.query(ctx, "--version")
+	out, err := p.queryOutput(ctx, "--version")
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (p *Program) isReplaced() (now os.FileInfo, replaced bool) {
 	return now, now == nil || p.file == nil || !os.SameFile(now, p.file) || !now.ModTime().Equal(p.file.ModTime())
 }
 
-func (p *Program) query(ctx context.Context, arguments ...string) ([]byte, error) {
+func (p *Program) queryOutput(ctx context.Context, arguments ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryWithin)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, p.Name, arguments...).Output() //nolint:gosec // an option
@@ -130,7 +130,7 @@ func (p *Program) queryTypes(ctx context.Context) error {
 	if !replaced {
 		return nil
 	}
-	out, err := p.query(ctx, "-machine", "help")
+	out, err := p.queryOutput(ctx, "-machine", "help")
 	if err != nil {
 		return errorf(ErrMachineTypes, "%v", err) // the running machines can still be reached
 	}

@@ -18,80 +18,80 @@ import (
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
-// tendEvery is the interval between two looks at a server while another attendant has its
+// superviseEvery is the interval between two looks at a server while another attendant has its
 // events.
-const tendEvery = 5 * time.Second
+const superviseEvery = 5 * time.Second
 
-// attendant stays with one server while its QEMU runs. Of several attendants, in this and
+// supervisor stays with one server while its QEMU runs. Of several attendants, in this and
 // in other processes, QEMU gives its events to the first. The others wait for their turn
 // and so learn of QEMU's end. They look after the server too, since the first may be
 // halted.
-type attendant struct {
-	home  *instance
+type supervisor struct {
+	instance  *instance
 	poke  chan struct{} // has a value when something about the server changed
 	again bool          // it changed, and the attendant may have missed that
 }
 
-// attend makes sure that a server of this cluster has an attendant.
-func (w *watch) attend(ctx context.Context, h *instance) {
-	if a := w.attendants[h.Path]; a != nil {
+// startSupervisor makes sure that a server of this cluster has an attendant.
+func (w *watch) startSupervisor(ctx context.Context, h *instance) {
+	if a := w.supervisors[h.Path]; a != nil {
 		a.again = true
-		poke(a.poke)
+		wake(a.poke)
 		return
 	}
-	a := &attendant{home: h, poke: make(chan struct{}, 1)}
-	w.attendants[h.Path] = a
+	a := &supervisor{instance: h, poke: make(chan struct{}, 1)}
+	w.supervisors[h.Path] = a
 	go func() {
-		h.attend(ctx, a.poke)
+		h.supervise(ctx, a.poke)
 		w.ended <- h.Path
 	}()
 }
 
-func poke(c chan struct{}) {
+func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// release removes an attendant whose QEMU is gone, and starts another if the server
+// replaceSupervisor removes an attendant whose QEMU is gone, and starts another if the server
 // changed meanwhile.
-func (w *watch) release(ctx context.Context, path string) {
-	a := w.attendants[path]
-	delete(w.attendants, path)
+func (w *watch) replaceSupervisor(ctx context.Context, path string) {
+	a := w.supervisors[path]
+	delete(w.supervisors, path)
 	if a.again {
-		w.attend(ctx, a.home)
+		w.startSupervisor(ctx, a.instance)
 	}
 }
 
-// wait waits until all attendants have ended.
-func (w *watch) wait() {
-	for len(w.attendants) > 0 {
-		delete(w.attendants, <-w.ended)
+// waitSupervisors waits until all attendants have ended.
+func (w *watch) waitSupervisors() {
+	for len(w.supervisors) > 0 {
+		delete(w.supervisors, <-w.ended)
 	}
 }
 
-// news are the events that make a server worth another look.
-var news = map[string]bool{
+// stateEvents are the events that make a server worth another look.
+var stateEvents = map[string]bool{
 	"STOP": true, "RESUME": true, "RESET": true, "SHUTDOWN": true, "GUEST_PANICKED": true, "BLOCK_IO_ERROR": true,
 }
 
-// attend stays with a QEMU until it is gone.
-func (inst *instance) attend(ctx context.Context, changed chan struct{}) {
+// supervise stays with a QEMU until it is gone.
+func (inst *instance) supervise(ctx context.Context, changed chan struct{}) {
 	r, _ := inst.load()
-	inst.supervise(ctx, changed)
+	inst.superviseUntilGone(ctx, changed)
 	if r.Retained && ctx.Err() == nil {
-		inst.driver.dropGroup(ctx, r.CPUGroup) // it is not started again, and not deleted by Drover
+		inst.driver.removeGroup(ctx, r.CPUGroup) // it is not started again, and not deleted by Drover
 	}
 }
 
-// supervise listens to a QEMU until it is gone. It collects guests that have ended and
+// superviseUntilGone listens to a QEMU until it is gone. It collects guests that have ended and
 // presses the power button again for those that are to stop. If it cannot listen to a
 // QEMU it retries: at once if something has changed, and else later, since its own
 // notification would call it back without end.
-func (inst *instance) supervise(ctx context.Context, changed chan struct{}) {
-	for seen := ""; inst.attendOnce(ctx, changed); {
-		now, err := inst.fingerprint(ctx)
+func (inst *instance) superviseUntilGone(ctx context.Context, changed chan struct{}) {
+	for seen := ""; inst.superviseOnce(ctx, changed); {
+		now, err := inst.stateFingerprint(ctx)
 		if errors.Is(err, fs.ErrNotExist) {
 			return
 		}
@@ -100,7 +100,7 @@ func (inst *instance) supervise(ctx context.Context, changed chan struct{}) {
 			inst.driver.notify(inst.UID)
 			continue
 		}
-		timer := inst.driver.Clock.NewTimer(tendEvery)
+		timer := inst.driver.Clock.NewTimer(superviseEvery)
 		select {
 		case <-ctx.Done():
 		case <-timer.C():
@@ -109,9 +109,9 @@ func (inst *instance) supervise(ctx context.Context, changed chan struct{}) {
 	}
 }
 
-// attendOnce attends a QEMU once, and reports whether there may still be one to attend.
-func (inst *instance) attendOnce(ctx context.Context, changed chan struct{}) (again bool) {
-	c, err := inst.join(ctx, changed)
+// superviseOnce attends a QEMU once, and reports whether there may still be one to attend.
+func (inst *instance) superviseOnce(ctx context.Context, changed chan struct{}) (again bool) {
+	c, err := inst.connectEvents(ctx, changed)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return false
 	}
@@ -120,36 +120,36 @@ func (inst *instance) attendOnce(ctx context.Context, changed chan struct{}) (ag
 		if r, err := inst.load(); err == nil && r.Phase == phaseStarting {
 			inst.driver.notify(inst.UID) // the caller that waited for it to come up may be gone
 		}
-		inst.listen(ctx, c, changed)
+		inst.handleChanges(ctx, c, changed)
 	}
 	return ctx.Err() == nil // else only the attendant has changed
 }
 
-// fingerprint looks at a server whose QEMU has ended, or cannot be listened to, or whose
+// stateFingerprint looks at a server whose QEMU has ended, or cannot be listened to, or whose
 // directory was replaced. The first process to look records how the run ended.
-func (inst *instance) fingerprint(ctx context.Context) (seen string, err error) {
+func (inst *instance) stateFingerprint(ctx context.Context) (seen string, err error) {
 	s, err := inst.observe(ctx)
 	if err != nil && !isBroken(err) {
 		return "", err
 	}
-	return fmt.Sprint(s.ID, s.Run, s.state(), s.broken), nil
+	return fmt.Sprint(s.ID, s.Run, s.driverState(), s.broken), nil
 }
 
-// join connects to a QEMU's events, and tends the server until it gets them. No
+// connectEvents connects to a QEMU's events, and tends the server until it gets them. No
 // notification reports the changes of a released server, so an event is a change too.
-func (inst *instance) join(ctx context.Context, changed chan struct{}) (c *qmp.Client, err error) {
+func (inst *instance) connectEvents(ctx context.Context, changed chan struct{}) (c *qmp.Client, err error) {
 	joined := make(chan struct{})
 	go func() {
 		defer close(joined)
 		c, err = inst.Dial(ctx, machine.EventsSocket, func(event qmp.Event) {
-			inst.driver.faults.hear(inst.Path, event)
-			if news[event.Name] {
+			inst.driver.faults.recordEvent(inst.Path, event)
+			if stateEvents[event.Name] {
 				inst.driver.notify(inst.UID)
-				poke(changed)
+				wake(changed)
 			}
 		})
 	}()
-	ticker := inst.driver.Clock.NewTicker(tendEvery)
+	ticker := inst.driver.Clock.NewTicker(superviseEvery)
 	defer ticker.Stop()
 	for {
 		select {
@@ -157,20 +157,20 @@ func (inst *instance) join(ctx context.Context, changed chan struct{}) (c *qmp.C
 			return c, err
 		case <-ticker.C():
 			inst.cutLogs()
-			inst.tendNow(ctx)
+			inst.tryCompleteStop(ctx)
 		}
 	}
 }
 
-// listen attends a server until its QEMU closes the connection or its directory is moved.
+// handleChanges attends a server until its QEMU closes the connection or its directory is moved.
 // In the new place another attendant waits for the events.
-func (inst *instance) listen(ctx context.Context, c *qmp.Client, changed <-chan struct{}) {
+func (inst *instance) handleChanges(ctx context.Context, c *qmp.Client, changed <-chan struct{}) {
 	timer, logs := inst.driver.Clock.NewTimer(pressEvery), inst.driver.Clock.NewTicker(inst.driver.logs.every)
 	defer timer.Stop()
 	defer logs.Stop()
 	inst.cutLogs()
-	again := inst.tendAgain(ctx, timer)
-	for inst.isThere() {
+	again := inst.scheduleCompleteStop(ctx, timer)
+	for inst.mayExist() {
 		select {
 		case <-ctx.Done():
 			return
@@ -184,24 +184,24 @@ func (inst *instance) listen(ctx context.Context, c *qmp.Client, changed <-chan 
 		case <-changed:
 		case <-again:
 		}
-		again = inst.tendAgain(ctx, timer)
+		again = inst.scheduleCompleteStop(ctx, timer)
 	}
 }
 
-// tendAgain tends a server, and returns the channel that says when to do so again. It is
+// scheduleCompleteStop tends a server, and returns the channel that says when to do so again. It is
 // nil where only a change of the server calls for that.
-func (inst *instance) tendAgain(ctx context.Context, timer clock.Timer) <-chan time.Time {
-	if !inst.tendNow(ctx) {
+func (inst *instance) scheduleCompleteStop(ctx context.Context, timer clock.Timer) <-chan time.Time {
+	if !inst.tryCompleteStop(ctx) {
 		return nil
 	}
 	timer.Reset(pressEvery)
 	return timer.C()
 }
 
-// tendNow is tend for callers that cannot act on its error. It notifies watchers of a
+// tryCompleteStop is tend for callers that cannot act on its error. It notifies watchers of a
 // QEMU that answers again, since no event does.
-func (inst *instance) tendNow(ctx context.Context) (stopping bool) {
-	stopping, err := inst.tend(ctx)
+func (inst *instance) tryCompleteStop(ctx context.Context) (stopping bool) {
+	stopping, err := inst.completeStop(ctx)
 	if err != nil {
 		inst.driver.Log.V(1).Info("Machine could not be tended", "dir", inst.Path, "cause", err.Error())
 	} else if _, was := inst.driver.silent.LoadAndDelete(inst.Path); was {
@@ -210,11 +210,11 @@ func (inst *instance) tendNow(ctx context.Context) (stopping bool) {
 	return stopping
 }
 
-// tend does what needs no further decision: it makes a QEMU quit whose guest has ended,
+// completeStop does what needs no further decision: it makes a QEMU quit whose guest has ended,
 // and continues a stop that was begun. It holds no lock. So it sends everything over one
 // connection, which cannot lead to a later run, and reads the record after connecting, so
 // that the record is not of an earlier run.
-func (inst *instance) tend(ctx context.Context) (unfinished bool, err error) {
+func (inst *instance) completeStop(ctx context.Context) (unfinished bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
 	c, err := inst.Dial(ctx, machine.ControlSocket, nil)
@@ -230,8 +230,8 @@ func (inst *instance) tend(ctx context.Context) (unfinished bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if end, over := ends[status]; over {
-		err = r.collect(ctx, c, end)
+	if end, over := exitsByStatus[status]; over {
+		err = r.collectExit(ctx, c, end)
 		return err != nil, err
 	}
 	if r.Stop == nil {
@@ -243,12 +243,12 @@ func (inst *instance) tend(ctx context.Context) (unfinished bool, err error) {
 	return true, err
 }
 
-// collect makes a QEMU quit once the end of its guest is recorded. The end of a released
+// collectExit makes a QEMU quit once the end of its guest is recorded. The end of a released
 // server is not recorded, since no caller asks for it.
-func (inst *instance) collect(ctx context.Context, c *qmp.Client, end driver.Exit) error {
+func (inst *instance) collectExit(ctx context.Context, c *qmp.Client, end driver.Exit) error {
 	end.At = inst.driver.Clock.Now()
 	if !inst.Retained {
-		if _, err := inst.keepEnd(end); err != nil {
+		if _, err := inst.recordExit(end); err != nil {
 			return err
 		}
 	}

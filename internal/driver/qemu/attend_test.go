@@ -51,7 +51,7 @@ func TestRetained(t *testing.T) {
 				follow(t, d)
 			}
 			s := boots(t, d, spec, "drover guest 1 A")
-			group := e.giveGroup(t, d.home(spec.UID))
+			group := e.giveGroup(t, d.instanceOf(spec.UID))
 			must(t, d.Delete(t.Context(), spec.Target, true))
 			isGone(t, d.dir.Path("locks", string(spec.UID)))
 			if !c.watched {
@@ -109,7 +109,7 @@ func TestReleasedWhenOff(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	must(t, d.home(spec.UID).Kill(t.Context()))
+	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 	ended(t, d, spec.UID)
 	must(t, d.Delete(t.Context(), spec.Target, true))
 	listed, err := d.List(t.Context())
@@ -136,8 +136,8 @@ func TestStandbyForgets(t *testing.T) {
 		spec.Power = driver.PowerOff
 		reach(t, leader, spec, driver.StateStopped)
 		d.pressed.due(spec.UID, "run", now)
-		d.silent.Store(d.home(spec.UID).Path, true)
-		d.unwritten.Store(d.home(spec.UID).endFile(), driver.Exit{})
+		d.silent.Store(d.instanceOf(spec.UID).Path, true)
+		d.unwritten.Store(d.instanceOf(spec.UID).exitFile(), driver.Exit{})
 	}
 	remembered := func() map[string]int {
 		n := map[string]int{"pressed": len(d.pressed.last)}
@@ -194,7 +194,7 @@ func TestEventsHeld(t *testing.T) {
 		paused := spec
 		paused.Power = driver.PowerPaused
 		reach(t, d, paused, driver.StatePaused)
-		halted, err := d.home(spec.UID).Dial(t.Context(), machine.EventsSocket, nil)
+		halted, err := d.instanceOf(spec.UID).Dial(t.Context(), machine.EventsSocket, nil)
 		must(t, err)
 		defer halted.Close()
 	}
@@ -204,14 +204,14 @@ func TestEventsHeld(t *testing.T) {
 	_, err := d.Ensure(t.Context(), stops) // too early: its guest has yet to boot
 	must(t, err)
 	for _, spec := range []driver.ServerSpec{ends, stops} {
-		isOver(t, d.home(spec.UID))
+		isOver(t, d.instanceOf(spec.UID))
 		if end := ended(t, d, spec.UID); end.Code != 0 {
 			t.Errorf("it ended with %+v", end)
 		}
 		gone(t, d, spec)
 	}
 	boots(t, d, prints, "drover guest 1 A")
-	fillsLog(t, d.home(prints.UID))
+	fillsLog(t, d.instanceOf(prints.UID))
 	gone(t, d, prints)
 }
 
@@ -228,7 +228,7 @@ func TestSilence(t *testing.T) {
 	defer cancel()
 	told, err := d.Watch(ctx)
 	must(t, err)
-	handle, err := os.FindProcess(d.home(spec.UID).PID())
+	handle, err := os.FindProcess(d.instanceOf(spec.UID).PID())
 	must(t, err)
 	must(t, handle.Signal(syscall.SIGSTOP))
 	begin := time.Now()
@@ -266,7 +266,7 @@ func TestLeavesQuietly(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	d.silent.Store(d.home(spec.UID).Path, true)
+	d.silent.Store(d.instanceOf(spec.UID).Path, true)
 	told, err := d.Watch(ctx)
 	must(t, err)
 	if uid := <-told; uid != spec.UID { // that it answers, by its new attendant
@@ -298,10 +298,10 @@ func TestKilledAfterLettingGo(t *testing.T) {
 	follow(t, d)
 	on := off
 	on.Power = driver.PowerOn
-	h := d.home(on.UID)
+	h := d.instanceOf(on.UID)
 	s, err := h.observe(t.Context())
 	must(t, err)
-	must(t, s.start(t.Context(), on)) // and no step after that
+	must(t, s.startRun(t.Context(), on)) // and no step after that
 	e.tell(t, driver.Server{UID: on.UID}, "x")
 	isOver(t, h)
 	gone(t, d, on)
@@ -325,7 +325,7 @@ func TestRingsOnce(t *testing.T) {
 			spec.Power, other.Power = driver.PowerOff, driver.PowerOff
 			reach(t, d, spec, driver.StateStopped)
 			reach(t, d, other, driver.StateStopped)
-			h := d.home(spec.UID)
+			h := d.instanceOf(spec.UID)
 			record := h.File(recordFile)
 			must(t, os.Rename(record, record+".away"))
 			must(t, os.Link(record+".away", record))
@@ -349,7 +349,7 @@ func TestRingsOnce(t *testing.T) {
 			_ = os.Remove(record)
 			must(t, os.WriteFile(record, nil, 0o600))
 			vmtest.Eventually(t, patience, "what has changed is told of", func() error {
-				now.Step(tendEvery)
+				now.Step(superviseEvery)
 				select {
 				case <-told:
 					return nil

@@ -44,7 +44,7 @@ func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
 
 // Machines returns the directories of all machines, of every cluster.
 func (c *Cache) Machines() ([]string, error) {
-	homes, err := (&Driver{dir: c.dir}).homesIn()
+	homes, err := (&Driver{dir: c.dir}).allInstances()
 	paths := make([]string, 0, len(homes))
 	for _, h := range homes {
 		paths = append(paths, h.Path)
@@ -84,7 +84,7 @@ func (c *Cache) Prune(ctx context.Context) ([]imagestore.Image, error) {
 // users returns the users of images, by the name of the image's file: the folder may have
 // been moved. A server that cannot be read may use any image, so that is an error.
 func (c *Cache) users() (map[string][]string, error) {
-	homes, err := (&Driver{dir: c.dir}).homesIn()
+	homes, err := (&Driver{dir: c.dir}).allInstances()
 	if err != nil {
 		return nil, err
 	}

@@ -87,7 +87,7 @@ func TestCache(t *testing.T) {
 	}
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
 
-	record := d.home(specs["volume"].UID).File(recordFile)
+	record := d.instanceOf(specs["volume"].UID).File(recordFile)
 	content, err := os.ReadFile(record)
 	must(t, err)
 	must(t, os.WriteFile(record, []byte("{"), 0o600))

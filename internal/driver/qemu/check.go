@@ -42,11 +42,11 @@ func checkPower(spec driver.ServerSpec) error {
 
 // checkSpec refuses a spec that the server, or a new one, cannot satisfy.
 func (inst *instance) checkSpec(spec driver.ServerSpec) error {
-	return cmp.Or(check(spec), inst.driver.hostPorts.check(spec.Ports), inst.checkDisks(spec), inst.checkNewSizes(spec), inst.driver.checkNewImages(inst, spec))
+	return cmp.Or(checkForAnyMachine(spec), inst.driver.hostPorts.checkPorts(spec.Ports), inst.checkDisks(spec), inst.checkNewSizes(spec), inst.driver.checkNewImages(inst, spec))
 }
 
-// check refuses a spec that no machine can satisfy.
-func check(spec driver.ServerSpec) error {
+// checkForAnyMachine refuses a spec that no machine can satisfy.
+func checkForAnyMachine(spec driver.ServerSpec) error {
 	if err := checkSizes(spec); err != nil {
 		return err
 	}

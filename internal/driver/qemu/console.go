@@ -17,7 +17,7 @@ import (
 
 // Console implements driver.Consoler.
 func (d *Driver) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
-	s, err := d.attachable(ctx, uid)
+	s, err := d.findAttachable(ctx, uid)
 	if err != nil {
 		return nil, err
 	}
@@ -37,9 +37,9 @@ func (c console) Write(p []byte) (int, error) {
 	return n, contractError(err)
 }
 
-// attachable returns a server that currently has a console.
-func (d *Driver) attachable(ctx context.Context, uid types.UID) (*instance, error) {
-	if err := enter(ctx); err != nil {
+// findAttachable returns a server that currently has a console.
+func (d *Driver) findAttachable(ctx context.Context, uid types.UID) (*instance, error) {
+	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
 	if err := checkUID(uid); err != nil {
@@ -48,7 +48,7 @@ func (d *Driver) attachable(ctx context.Context, uid types.UID) (*instance, erro
 	if err := d.dir.Reach(); err != nil {
 		return nil, err
 	}
-	s, err := d.home(uid).observe(ctx)
+	s, err := d.instanceOf(uid).observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && (s.ClusterID != d.ClusterID || s.Retained):
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
@@ -56,7 +56,7 @@ func (d *Driver) attachable(ctx context.Context, uid types.UID) (*instance, erro
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	case err != nil:
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
-	case !s.alive():
+	case !s.isAlive():
 		return nil, driver.Errorf(driver.ErrRetry, "the server %s does not run, and has no console", uid)
 	}
 	return s, nil

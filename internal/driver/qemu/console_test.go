@@ -144,7 +144,7 @@ func TestLogsStaySmall(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	c := attach(t, d, spec)
-	log := d.home(spec.UID).File(machine.SerialLogFile)
+	log := d.instanceOf(spec.UID).File(machine.SerialLogFile)
 	prints := func(letter string, n int) {
 		t.Helper()
 		_, err := c.Write([]byte(strings.Repeat(letter, n)))

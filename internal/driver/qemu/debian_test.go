@@ -56,7 +56,7 @@ ethernets:
     addresses: [10.0.2.77/24]
 `, machine.MACAddress(string(spec.UID))))
 	reach(t, d, spec, driver.StateRunning)
-	c := sitAt(t, d.home(spec.UID))
+	c := sitAt(t, d.instanceOf(spec.UID))
 	c.await(bootsWithin, "finished at") // cloud-init's last words
 	c.login("debian", password)
 	for command, want := range map[string]string{

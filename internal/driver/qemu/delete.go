@@ -20,7 +20,7 @@ import (
 
 // Delete removes a server, or releases it if it is to be retained.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	lock, err := d.enterChange(ctx, t)
+	lock, err := d.beginChange(ctx, t)
 	if err != nil {
 		return err
 	}
@@ -28,24 +28,24 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		lock.Release()
 		return err
 	}
-	s, err := d.find(ctx, t)
+	s, err := d.findServer(ctx, t)
 	switch {
 	case errors.Is(err, driver.ErrNotFound):
-		return d.nothingLeft(ctx, t, lock, err)
+		return d.removeRemains(ctx, t, lock, err)
 	case driver.ReasonOf(err) == driver.ReasonNameConflict:
 		err = driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
 	case err == nil && retain:
-		return s.release(ctx, lock)
+		return s.releaseServer(ctx, lock)
 	case err == nil:
-		return s.remove(ctx, lock)
+		return s.removeServer(ctx, lock)
 	}
 	lock.Release()
 	return err
 }
 
-// nothingLeft removes what remains of a server, once there is no directory.
-func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *statedir.Lock, none error) error {
-	if there, err := d.home(t.UID).exists(); there || err != nil {
+// removeRemains removes what remains of a server, once there is no directory.
+func (d *Driver) removeRemains(ctx context.Context, t driver.Target, lock *statedir.Lock, none error) error {
+	if there, err := d.instanceOf(t.UID).hasDirectory(); there || err != nil {
 		lock.Release()
 		return none
 	}
@@ -53,23 +53,23 @@ func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *statedi
 		lock.Release()
 		return err
 	}
-	d.forget(t.UID, lock)
+	d.forgetServer(t.UID, lock)
 	return none
 }
 
-// forget removes what is kept of a server beside its directory.
-func (d *Driver) forget(uid types.UID, lock *statedir.Lock) {
+// forgetServer removes what is kept of a server beside its directory.
+func (d *Driver) forgetServer(uid types.UID, lock *statedir.Lock) {
 	d.pressed.forget(uid)
-	d.silent.Delete(d.home(uid).Path)
+	d.silent.Delete(d.instanceOf(uid).Path)
 	d.reportedExits.Delete(uid)
-	d.forgetEnds(uid)
+	d.removeExits(uid)
 	d.clearNotification(uid)
 	lock.Remove()
 }
 
-// prune removes what is remembered of servers that a complete list did not find,
+// forgetMissing removes what is remembered of servers that a complete list did not find,
 // whichever process removed them.
-func (d *Driver) prune(met []*instance) {
+func (d *Driver) forgetMissing(met []*instance) {
 	there := map[types.UID]bool{}
 	for _, s := range met {
 		there[s.UID] = true
@@ -87,9 +87,9 @@ func (d *Driver) prune(met []*instance) {
 	maps.DeleteFunc(d.pressed.last, func(uid types.UID, _ press) bool { return !there[uid] })
 }
 
-// remove ends the server, whose disk is not needed any more, and removes all that belongs
+// removeServer ends the server, whose disk is not needed any more, and removes all that belongs
 // to it.
-func (inst *instance) remove(ctx context.Context, lock *statedir.Lock) error {
+func (inst *instance) removeServer(ctx context.Context, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedDelete, nil, nil)
 	if inst.on {
 		if err := inst.Kill(ctx); err != nil {
@@ -97,35 +97,35 @@ func (inst *instance) remove(ctx context.Context, lock *statedir.Lock) error {
 			return err
 		}
 	}
-	inst.driver.dropGroup(ctx, inst.CPUGroup)
+	inst.driver.removeGroup(ctx, inst.CPUGroup)
 	if err := inst.driver.dir.Discard(inst.Path); err != nil {
 		lock.Release()
 		return inst.driver.dir.Explain(err)
 	}
-	inst.driver.forget(inst.UID, lock)
+	inst.driver.forgetServer(inst.UID, lock)
 	return nil
 }
 
-// release marks a server as retained first, so that a release which is interrupted is
+// releaseServer marks a server as retained first, so that a release which is interrupted is
 // finished by the next call. After that, nothing is kept of it beside its directory.
-func (inst *instance) release(ctx context.Context, lock *statedir.Lock) error {
+func (inst *instance) releaseServer(ctx context.Context, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedRelease, nil, nil)
 	inst.Retained = true
 	err := inst.driver.dir.Explain(inst.save())
 	if err == nil {
-		err = inst.driver.dir.Explain(inst.putAside())
+		err = inst.driver.dir.Explain(inst.moveToRetained())
 	}
 	if err != nil {
 		lock.Release()
 		return err
 	}
-	inst.driver.forget(inst.UID, lock)
+	inst.driver.forgetServer(inst.UID, lock)
 	return nil
 }
 
-// putAside frees the UID of a server that was marked. Its QEMU keeps running in the
+// moveToRetained frees the UID of a server that was marked. Its QEMU keeps running in the
 // directory, wherever that is.
-func (inst *instance) putAside() error {
+func (inst *instance) moveToRetained() error {
 	// A search for the images in use must not miss it during the move.
 	release, err := inst.driver.images.Hold()
 	if err != nil {

@@ -46,7 +46,7 @@ func TestSwappedLayers(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.qcow2Of(t, e.plain, "b.qcow2")}}}
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	for n, c := range []struct{ layer, says string }{
 		{spec.Image.Source, "was changed or replaced"},
 		{spec.Volumes[0].Image.Source, "was changed or replaced"},
@@ -92,7 +92,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 		{Name: "tools", SizeBytes: 2 << 20, Image: &driver.Image{Source: volume}, ReadOnly: true},
 	}
 	boots(t, d, spec, "drover guest 1 A")
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
 	must(t, err)
 	for _, name := range []string{image, volume, ".qcow2"} {
@@ -137,7 +137,7 @@ func TestSwappedKernel(t *testing.T) {
 	d := openWith(t, o)
 	reach(t, d, spec, driver.StateRunning)
 	report(t, port)
-	line, err := os.ReadFile(proc.Path(d.home(spec.UID).PID(), "cmdline"))
+	line, err := os.ReadFile(proc.Path(d.instanceOf(spec.UID).PID(), "cmdline"))
 	must(t, err)
 	for _, name := range files {
 		if strings.Contains(string(line), name) {

@@ -20,8 +20,8 @@ type diskFaults struct {
 	resumed sync.Map
 }
 
-// hear records an error that pauses a guest, until the guest is resumed.
-func (f *diskFaults) hear(path string, event qmp.Event) {
+// recordEvent records an error that pauses a guest, until the guest is resumed.
+func (f *diskFaults) recordEvent(path string, event qmp.Event) {
 	if machine.IsResume(event) {
 		f.heard.Delete(path)
 	}
@@ -30,19 +30,19 @@ func (f *diskFaults) hear(path string, event qmp.Event) {
 	}
 }
 
-// find returns the error that a guest waits for.
-func (f *diskFaults) find(ctx context.Context, path string, c *qmp.Client) error {
+// findFault returns the error that a guest waits for.
+func (f *diskFaults) findFault(ctx context.Context, path string, c *qmp.Client) error {
 	heard, _ := f.heard.Load(path)
 	fault, _ := heard.(machine.DiskFault)
 	return contractError(machine.FindDiskFault(ctx, c, fault))
 }
 
-// findFault finds the disk error that has paused a guest.
-func (inst *instance) findFault(ctx context.Context) {
+// observeDiskFault finds the disk error that has paused a guest.
+func (inst *instance) observeDiskFault(ctx context.Context) {
 	if inst.status != machine.StatusIOError {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, glanceWithin)
+	ctx, cancel := context.WithTimeout(ctx, listQueryWithin)
 	defer cancel()
 	c, err := inst.Dial(ctx, machine.ControlSocket, nil)
 	if err != nil {
@@ -50,5 +50,5 @@ func (inst *instance) findFault(ctx context.Context) {
 		return
 	}
 	defer c.Close()
-	inst.fault = inst.driver.faults.find(ctx, inst.Path, c)
+	inst.fault = inst.driver.faults.findFault(ctx, inst.Path, c)
 }

@@ -61,7 +61,7 @@ func TestResumedLately(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	waitsForDisk(t, d, spec)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	d.faults.resumed.Store(h.Path, d.Clock.Now())
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonDiskError)

@@ -24,8 +24,8 @@ const (
 // capacity is what the file system of the machines' disks holds, and has free.
 type capacity struct{ total, available int64 }
 
-// hostDisk returns the capacity that disks grow into.
-func (d *Driver) hostDisk() (capacity, error) {
+// diskCapacity returns the capacity that disks grow into.
+func (d *Driver) diskCapacity() (capacity, error) {
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(d.dir.Path(vmsDir), &fs); err != nil {
 		return capacity{}, os.NewSyscallError("statfs", err)
@@ -67,8 +67,8 @@ type diskGauges struct {
 	promised, available *prometheus.Desc
 }
 
-// showDisks registers the gauges; if another driver has registered them, those remain.
-func (d *Driver) showDisks(reg prometheus.Registerer) {
+// registerDiskGauges registers the gauges; if another driver has registered them, those remain.
+func (d *Driver) registerDiskGauges(reg prometheus.Registerer) {
 	if reg == nil {
 		return
 	}
@@ -99,7 +99,7 @@ func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
 // promisedDisk returns what disks of all clusters' machines were promised and do not take
 // yet. A server that cannot be read counts as nothing.
 func (d *Driver) promisedDisk() (int64, error) {
-	homes, err := d.homesIn()
+	homes, err := d.allInstances()
 	if err != nil {
 		return 0, err
 	}
@@ -109,16 +109,16 @@ func (d *Driver) promisedDisk() (int64, error) {
 		if err != nil {
 			continue
 		}
-		promised += max(0, r.Root.Size-h.taken(rootDiskFile))
+		promised += max(0, r.Root.Size-h.allocatedBytes(rootDiskFile))
 		for name, v := range r.Volumes {
-			promised += max(0, v.Size-h.taken(volumeFile(name)))
+			promised += max(0, v.Size-h.allocatedBytes(volumeFile(name)))
 		}
 	}
 	return promised, nil
 }
 
-// taken returns the room that a file takes on its disk.
-func (inst *instance) taken(file string) int64 {
+// allocatedBytes returns the room that a file takes on its disk.
+func (inst *instance) allocatedBytes(file string) int64 {
 	var stat syscall.Stat_t
 	if err := syscall.Stat(inst.File(file), &stat); err != nil {
 		return 0

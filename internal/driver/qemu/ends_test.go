@@ -42,7 +42,7 @@ func TestEndIsTold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
-			h := d.home(spec.UID)
+			h := d.instanceOf(spec.UID)
 			first := boots(t, d, spec, "drover guest 1 A")
 			c.end(t, h, first)
 			s, err := d.Ensure(t.Context(), spec)
@@ -87,9 +87,9 @@ func TestOneStartACall(t *testing.T) {
 		if !strings.Contains(text, "Bell could not be rung") {
 			return
 		}
-		if status, err := d.home(spec.UID).Status(t.Context()); err == nil && status == "running" {
+		if status, err := d.instanceOf(spec.UID).Status(t.Context()); err == nil && status == "running" {
 			ends++
-			must(t, d.home(spec.UID).Kill(t.Context()))
+			must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 		}
 	}, funcr.Options{Verbosity: 1})
 	d = openWith(t, o)

@@ -24,7 +24,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err := checkPower(spec); err != nil {
 		return driver.Server{}, err
 	}
-	lock, err := d.enterChange(ctx, spec.Target)
+	lock, err := d.beginChange(ctx, spec.Target)
 	if err != nil {
 		return driver.Server{}, err
 	}
@@ -36,7 +36,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err != nil {
 		return driver.Server{}, err
 	}
-	s.keepGrace(spec)
+	s.recordGracePeriod(spec)
 	return s.converge(ctx, spec)
 }
 
@@ -46,7 +46,7 @@ var errFetching = errors.New("its image is being fetched")
 // findOrCreate returns the server of the spec's UID. A stop comes before all checks, so
 // that a spec which no machine can satisfy does not keep one on.
 func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
-	s, err := d.find(ctx, spec.Target)
+	s, err := d.findServer(ctx, spec.Target)
 	if err == nil {
 		err = s.settleRoot(ctx, spec)
 	}
@@ -58,35 +58,35 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*ins
 	case !errors.Is(err, driver.ErrNotFound) || spec.ID != "":
 		return nil, err
 	}
-	if err := d.home(spec.UID).checkSpec(spec); err != nil {
+	if err := d.instanceOf(spec.UID).checkSpec(spec); err != nil {
 		return nil, err
 	}
 	if err := d.killStrays(ctx, spec.UID); err != nil {
 		return nil, err
 	}
-	if waits, err := d.fetching(ctx, d.home(spec.UID), spec); waits || err != nil {
+	if waits, err := d.fetching(ctx, d.instanceOf(spec.UID), spec); waits || err != nil {
 		return nil, cmp.Or(err, errFetching)
 	}
 	journal.Note(ctx, journal.DeedCreate, nil, nil)
-	if err := d.create(ctx, spec); err != nil {
+	if err := d.createServer(ctx, spec); err != nil {
 		return nil, d.dir.Explain(err)
 	}
 	d.notify(spec.UID)
-	return d.find(ctx, spec.Target)
+	return d.findServer(ctx, spec.Target)
 }
 
-// find observes the server of a UID, whose lock the caller holds. It also finishes a
+// findServer observes the server of a UID, whose lock the caller holds. It also finishes a
 // release that was interrupted.
-func (d *Driver) find(ctx context.Context, t driver.Target) (*instance, error) {
+func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance, error) {
 	none := driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
-	s, err := d.home(t.UID).observe(ctx)
+	s, err := d.instanceOf(t.UID).observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, none
 	case err != nil:
 		return nil, classifyObserveError(err)
 	case s.Retained:
-		if err := s.putAside(); err != nil {
+		if err := s.moveToRetained(); err != nil {
 			return nil, d.dir.Explain(err)
 		}
 		return nil, none
@@ -111,8 +111,8 @@ func classifyObserveError(err error) error {
 	return driver.Errorf(driver.ErrUnavailable, "%w", err)
 }
 
-// create makes a server that is off. It makes all of it or nothing.
-func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
+// createServer makes a server that is off. It makes all of it or nothing.
+func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
@@ -137,13 +137,13 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 		return contractError(err)
 	}
 	h.record = record{
-		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newName(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
 		GraceSeconds: new(graceSeconds(spec)), Settings: settingsOf(spec, asked), Root: root,
 	}
 	if err := h.save(); err != nil {
 		return err
 	}
-	return d.dir.Install(h.Path, d.home(spec.UID).Path)
+	return d.dir.Install(h.Path, d.instanceOf(spec.UID).Path)
 }
 
 // converge takes one step after the other until none is left, or until one has to wait
@@ -151,11 +151,11 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	for range maxSteps {
 		if !inst.on {
-			inst.driver.dropGroup(ctx, inst.CPUGroup)
+			inst.driver.removeGroup(ctx, inst.CPUGroup)
 		}
 		next := nextStep(inst, spec)
 		if next == stepNone || next == stepStart && !inst.mayStart(spec) {
-			return inst.result(spec), nil
+			return inst.reportResult(spec), nil
 		}
 		waits, err := inst.applyStep(ctx, next, spec)
 		if err != nil {
@@ -165,8 +165,8 @@ func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (dri
 		if inst, err = inst.observe(ctx); err != nil {
 			return driver.Server{}, classifyObserveError(err)
 		}
-		if waits && !inst.ended() {
-			return inst.result(spec), nil
+		if waits && !inst.isEnded() {
+			return inst.reportResult(spec), nil
 		}
 	}
 	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", inst.UID)
@@ -177,19 +177,19 @@ func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (dri
 // for a server to be on may not know yet that it has ended, before or during the call.
 func (inst *instance) mayStart(spec driver.ServerSpec) bool {
 	told, _ := inst.driver.reportedExits.Load(inst.UID)
-	return inst.end == nil || inst.Run == spec.RestartRun || inst.Run == told
+	return inst.exit == nil || inst.Run == spec.RestartRun || inst.Run == told
 }
 
-// result adds what depends on the spec to the report of a server.
-func (inst *instance) result(spec driver.ServerSpec) driver.Server {
+// reportResult adds what depends on the spec to the report of a server.
+func (inst *instance) reportResult(spec driver.ServerSpec) driver.Server {
 	out := inst.report()
 	out.Refused = inst.refusedImage(spec)
-	if inst.alive() && !spec.PowerOnly {
+	if inst.isAlive() && !spec.PowerOnly {
 		want := settingsOf(spec, inst.Settings.Image)
 		if inst.Root.Size == 0 {
 			want.Image = inst.imageOf(spec)
 		}
-		out.Pending = inst.Settings.pending(want)
+		out.Pending = inst.Settings.pendingFields(want)
 	}
 	out.Progress = cmp.Or(out.Progress, inst.driver.fetches.Progress(inst.UID))
 	return out
@@ -200,7 +200,7 @@ func (inst *instance) applyStep(ctx context.Context, next step, spec driver.Serv
 	journal.Note(ctx, journal.Deed(next), nil, nil)
 	switch next {
 	case stepReap:
-		return false, inst.reap(ctx)
+		return false, inst.quitEnded(ctx)
 	case stepStart:
 		if waits, err := inst.driver.fetching(ctx, inst, spec); waits || err != nil {
 			return waits, err
@@ -208,7 +208,7 @@ func (inst *instance) applyStep(ctx context.Context, next step, spec driver.Serv
 		if err := inst.driver.killStrays(ctx, inst.UID); err != nil {
 			return false, err
 		}
-		if err := inst.start(ctx, spec); err != nil {
+		if err := inst.startRun(ctx, spec); err != nil {
 			return false, err
 		}
 		inst.driver.fetches.Keep(spec.UID)
@@ -216,16 +216,16 @@ func (inst *instance) applyStep(ctx context.Context, next step, spec driver.Serv
 	case stepFinish:
 		return false, inst.finishStart(ctx, spec)
 	case stepStop:
-		if waits, err := inst.beforeStop(ctx, spec); waits || err != nil {
+		if waits, err := inst.prepareRestart(ctx, spec); waits || err != nil {
 			return waits, err
 		}
-		return inst.stop(ctx, spec)
+		return inst.stopRun(ctx, spec)
 	case stepGrow:
-		return false, inst.grow(ctx, spec)
+		return false, inst.growDisks(ctx, spec)
 	case stepPause:
 		return false, inst.Execute(ctx, "stop", nil, nil)
 	case stepResume:
-		return false, inst.resume(ctx)
+		return false, inst.resumeGuest(ctx)
 	case stepNone:
 	}
 	return true, nil

@@ -167,7 +167,7 @@ func TestSizes(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	spec.RootDiskBytes = 20 << 20
 	boots(t, d, spec, "drover guest 2 A")
-	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).File(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
+	if info := vmtest.QEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
 		t.Errorf("the disk is %s", info)
 	}
 	spec.RootDiskBytes = 9 << 20
@@ -234,7 +234,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "ports[1] (web)", "address already in use", driver.ReasonPortConflict)
-	if s := d.home(spec.UID); s.PID() != 0 {
+	if s := d.instanceOf(spec.UID); s.PID() != 0 {
 		t.Error("a machine runs")
 	}
 	must(t, listener.Close())
@@ -250,7 +250,7 @@ func TestStartCutOff(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	pid := h.PID()
 	must(t, h.Execute(t.Context(), "stop", nil, nil))
 	must(t, os.Remove(h.File(machine.PIDFile)))
@@ -298,7 +298,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerPaused
 	s := reach(t, d, spec, driver.StatePaused)
-	rewind(t, d.home(spec.UID))
+	rewind(t, d.instanceOf(spec.UID))
 	off := spec
 	off.Power = driver.PowerOff
 	stopped, err := d.Ensure(t.Context(), off)
@@ -306,7 +306,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 	if stopped.State != driver.StateStopped || stopped.Run != s.Run || stopped.Exit != nil {
 		t.Errorf("it is %+v", stopped)
 	}
-	if printed, err := os.ReadFile(d.home(spec.UID).File(machine.SerialLogFile)); err != nil || len(printed) > 0 {
+	if printed, err := os.ReadFile(d.instanceOf(spec.UID).File(machine.SerialLogFile)); err != nil || len(printed) > 0 {
 		t.Errorf("the guest printed %q, %v", printed, err)
 	}
 	gone(t, d, spec)
@@ -321,9 +321,9 @@ func TestRunsOnce(t *testing.T) {
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	lock, err := d.home(spec.UID).ClaimRun()
+	lock, err := d.instanceOf(spec.UID).ClaimRun()
 	must(t, err)
-	if _, err := d.home(spec.UID).ClaimRun(); !errors.Is(contractError(err), driver.ErrRetry) {
+	if _, err := d.instanceOf(spec.UID).ClaimRun(); !errors.Is(contractError(err), driver.ErrRetry) {
 		t.Errorf("the run lock is given out twice: %v", err)
 	}
 	must(t, lock.Close())
@@ -344,7 +344,7 @@ func TestDirectoryRemoved(t *testing.T) {
 	} {
 		spec := e.spec()
 		reach(t, d, spec, driver.StateRunning)
-		h := d.home(spec.UID)
+		h := d.instanceOf(spec.UID)
 		pid := h.PID()
 		must(t, os.RemoveAll(h.Path))
 		next(spec)
@@ -366,7 +366,7 @@ func TestLockReplaced(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	for _, name := range []string{machine.RunLockFile, rootDiskFile} {
 		content, err := os.ReadFile(h.File(name))
 		must(t, err)
@@ -390,7 +390,7 @@ func TestDiskOfNoRecord(t *testing.T) {
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	lose := func() *instance {
 		t.Helper()
 		r, err := h.load()
@@ -429,7 +429,7 @@ func TestEndsUnattended(t *testing.T) {
 				follow(t, d)
 			}
 			if say == "" {
-				must(t, d.home(spec.UID).Kill(t.Context()))
+				must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 			} else {
 				e.tell(t, s, say)
 			}
@@ -438,7 +438,7 @@ func TestEndsUnattended(t *testing.T) {
 				t.Errorf("watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
 			}
 			if watched {
-				isOver(t, d.home(spec.UID))
+				isOver(t, d.instanceOf(spec.UID))
 			}
 			if again := ended(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
 				t.Errorf("the end was %+v and is %+v", end, again)

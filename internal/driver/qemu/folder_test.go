@@ -29,7 +29,7 @@ func TestBrokenRecord(t *testing.T) {
 	d := e.open(t)
 	spec, other := e.spec(), e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	path := d.home(spec.UID).File(recordFile)
+	path := d.instanceOf(spec.UID).File(recordFile)
 	content, err := os.ReadFile(path)
 	must(t, err)
 	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": "{}"} {
@@ -42,7 +42,7 @@ func TestBrokenRecord(t *testing.T) {
 	}
 	must(t, os.Remove(path))
 	wantBroken(t, d, spec, "none", driver.StateRunning)
-	must(t, d.home(spec.UID).Kill(t.Context()))
+	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
 	must(t, os.WriteFile(path, content, 0o600))
 	if end := ended(t, d, spec.UID); end.Reason != "Killed" {
@@ -61,7 +61,7 @@ func TestUnreadRecord(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	for cause, c := range map[error]struct {
 		broken, remove bool
 	}{
@@ -98,8 +98,8 @@ func TestCopiedFolder(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
-	copied := d.home(other.UID)
-	must(t, os.CopyFS(copied.Path, os.DirFS(d.home(spec.UID).Path)))
+	copied := d.instanceOf(other.UID)
+	must(t, os.CopyFS(copied.Path, os.DirFS(d.instanceOf(spec.UID).Path)))
 	servers, err := d.List(t.Context())
 	must(t, err)
 	met := map[types.UID]driver.Server{}
@@ -133,7 +133,7 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	if len(servers) != 1 || servers[0].UID != spec.UID || servers[0].ID != "" || servers[0].State != state {
 		t.Fatalf("%s: List tells of %+v", what, servers)
 	}
-	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "mend", d.home(spec.UID).Path)
+	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "mend", d.instanceOf(spec.UID).Path)
 	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
 		t.Errorf("%s: Usage says %v", what, err)
 	}
@@ -142,7 +142,7 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	for _, retain := range []bool{false, true} {
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "mend")
 	}
-	if on, err := d.home(spec.UID).IsRunning(); on != (state == driver.StateRunning) || err != nil {
+	if on, err := d.instanceOf(spec.UID).IsRunning(); on != (state == driver.StateRunning) || err != nil {
 		t.Errorf("%s: it runs: %v, %v", what, on, err)
 	}
 }
@@ -192,7 +192,7 @@ func TestReleaseHalfDone(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "aside")
 	must(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
-	if there, err := d.instanceAt(inTheWay).exists(); !there {
+	if there, err := d.instanceAt(inTheWay).hasDirectory(); !there {
 		t.Errorf("it is not among the released: %v", err)
 	}
 }
@@ -207,7 +207,7 @@ func TestStrayBehindALink(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	pid := h.PID()
 	must(t, os.RemoveAll(h.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
@@ -299,7 +299,7 @@ func TestOneUnreadable(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	reach(t, d, other, driver.StateRunning)
 	was := reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	must(t, h.Kill(t.Context()))
 	ended(t, e.open(t), spec.UID) // which is not reported to d
 	r, err := h.load()
@@ -312,9 +312,9 @@ func TestOneUnreadable(t *testing.T) {
 	}{
 		"the record":         {[]string{h.File(recordFile)}, aFolder, driver.StateStopped, ""},
 		"the run lock":       {[]string{h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
-		"an end":             {[]string{r.endFile()}, aFolder, driver.StateStopped, was.ID},
+		"an end":             {[]string{r.exitFile()}, aFolder, driver.StateStopped, was.ID},
 		"its whole folder":   {[]string{h.File(recordFile), h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, ""},
-		"an end, in a loop":  {[]string{r.endFile()}, aLoop, driver.StateStopped, was.ID},
+		"an end, in a loop":  {[]string{r.exitFile()}, aLoop, driver.StateStopped, was.ID},
 		"the lock, a folder": {[]string{h.File(machine.RunLockFile)}, aFolder, driver.StateRunning, was.ID},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,15 +10,15 @@ import (
 	"cloudnative.tw/drover/internal/machine/cgroup"
 )
 
-// planGroup sets where a run's control group will be, if its CPUs are not whole.
-func (inst *instance) planGroup(cpuMilli int64) {
+// planCPUGroup sets where a run's control group will be, if its CPUs are not whole.
+func (inst *instance) planCPUGroup(cpuMilli int64) {
 	inst.CPUGroup, inst.CPUNote = "", ""
 	if cpuMilli%1000 == 0 {
 		return
 	}
 	g, err := inst.driver.groups()
 	if err != nil {
-		inst.noteWhole(cpuMilli, err)
+		inst.noteWholeCPUs(cpuMilli, err)
 		return
 	}
 	inst.CPUGroup = g.GroupPath(string(inst.UID))
@@ -35,22 +35,22 @@ func (inst *instance) limitCPU(ctx context.Context) {
 		err = g.LimitCPU(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.PID() })
 	}
 	if err != nil {
-		inst.driver.dropGroup(ctx, inst.CPUGroup)
+		inst.driver.removeGroup(ctx, inst.CPUGroup)
 		inst.CPUGroup = ""
-		inst.noteWhole(inst.Settings.CPUMilli, err)
+		inst.noteWholeCPUs(inst.Settings.CPUMilli, err)
 	}
 }
 
-func (inst *instance) noteWhole(cpuMilli int64, err error) {
+func (inst *instance) noteWholeCPUs(cpuMilli int64, err error) {
 	inst.CPUNote = fmt.Sprintf("resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
 	inst.driver.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", inst.UID, "cpuMilli", cpuMilli, "cause", err.Error())
 }
 
 func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }
 
-// dropGroup removes the control group of a run that is over. If that fails, the remaining
+// removeGroup removes the control group of a run that is over. If that fails, the remaining
 // group limits no process.
-func (d *Driver) dropGroup(ctx context.Context, group string) {
+func (d *Driver) removeGroup(ctx context.Context, group string) {
 	if err := cgroup.Remove(ctx, group); err != nil {
 		d.Log.Info("Control group could not be removed", "group", group, "cause", err.Error())
 	}

@@ -114,7 +114,7 @@ func TestDiskFullCreating(t *testing.T) {
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
 	servers, err := d.List(t.Context(), on.UID)
 	must(t, err)
-	if len(servers) != 1 || servers[0].State != driver.StateStopped || d.home(on.UID).PID() != 0 {
+	if len(servers) != 1 || servers[0].State != driver.StateStopped || d.instanceOf(on.UID).PID() != 0 {
 		t.Errorf("it is %+v", servers)
 	}
 	must(t, os.Remove(filler))
@@ -134,11 +134,11 @@ func TestDiskFullProbing(t *testing.T) {
 	d := openWith(t, o)
 	d.accel.Device = e.plain
 	filler := e.fill(t)
-	_, err := d.home("").platformOf(t.Context())
+	_, err := d.instanceOf("").platformOf(t.Context())
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "whether KVM works")
 	leavesNothing(t, d)
 	must(t, os.Remove(filler))
-	if got, err := d.home("").platformOf(t.Context()); err != nil || got.accel != AccelKVM {
+	if got, err := d.instanceOf("").platformOf(t.Context()); err != nil || got.accel != AccelKVM {
 		t.Errorf("once there is room: %q, %v", got, err)
 	}
 }
@@ -199,7 +199,7 @@ func TestDiskFullEnding(t *testing.T) {
 	}
 	_, err = d.Ensure(t.Context(), ends)
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
-	if pid := d.home(ends.UID).PID(); pid == 0 {
+	if pid := d.instanceOf(ends.UID).PID(); pid == 0 {
 		t.Error("the QEMU is gone that tells how its guest ended")
 	}
 	stays.Power, stays.StopBy = driver.PowerOff, time.Now()
@@ -228,7 +228,7 @@ func TestEndWrittenLater(t *testing.T) {
 	end := ended(t, d, spec.UID)
 	must(t, os.Remove(filler))
 	vmtest.Eventually(t, patience, "its QEMU is collected", func() error {
-		if pid := d.home(spec.UID).PID(); pid != 0 {
+		if pid := d.instanceOf(spec.UID).PID(); pid != 0 {
 			return fmt.Errorf("it is process %d", pid)
 		}
 		return nil

@@ -13,9 +13,9 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 )
 
-// outgrown returns the disks, by QEMU's name for them, that the spec wants larger and
+// sizesToGrow returns the disks, by QEMU's name for them, that the spec wants larger and
 // that can grow as they are attached now.
-func (inst *instance) outgrown(spec driver.ServerSpec) map[string]int64 {
+func (inst *instance) sizesToGrow(spec driver.ServerSpec) map[string]int64 {
 	sizes := map[string]int64{}
 	if inst.Root.Size > 0 && spec.RootDiskBytes > inst.Root.Size {
 		sizes[machine.RootNode] = spec.RootDiskBytes
@@ -29,9 +29,9 @@ func (inst *instance) outgrown(spec driver.ServerSpec) map[string]int64 {
 	return sizes
 }
 
-// grow enlarges the disks of a running QEMU to what the spec says.
-func (inst *instance) grow(ctx context.Context, spec driver.ServerSpec) error {
-	sizes := inst.outgrown(spec)
+// growDisks enlarges the disks of a running QEMU to what the spec says.
+func (inst *instance) growDisks(ctx context.Context, spec driver.ServerSpec) error {
+	sizes := inst.sizesToGrow(spec)
 	if len(sizes) == 0 {
 		return nil
 	}

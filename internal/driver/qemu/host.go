@@ -52,12 +52,12 @@ func (d *Driver) hostMemory() (memory.Room, error) {
 	if group, free, err := d.groupMemory(); err == nil && free < have.Available {
 		have.Available, have.Reserve, have.Where = free, 0, "below the memory limit of "+group
 	}
-	have.Promised, err = d.promised()
+	have.Promised, err = d.promisedMemory()
 	return have, err
 }
 
-func (d *Driver) promised() (map[string]int64, error) {
-	homes, err := d.homesIn()
+func (d *Driver) promisedMemory() (map[string]int64, error) {
+	homes, err := d.allInstances()
 	promised := map[string]int64{}
 	for _, h := range homes {
 		if on, err := h.IsRunning(); err != nil || !on {
@@ -68,7 +68,7 @@ func (d *Driver) promised() (map[string]int64, error) {
 			continue
 		}
 		used, _ := proc.ReadUsage(h.PID()) // nothing where it fails
-		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.accelOf())-used.MemoryBytes)
+		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.accelerator())-used.MemoryBytes)
 	}
 	return promised, err
 }

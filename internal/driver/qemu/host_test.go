@@ -69,10 +69,10 @@ func TestProcessHidden(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateStopped)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	held, err := h.ClaimRun()
 	must(t, err)
-	promised, err := d.promised()
+	promised, err := d.promisedMemory()
 	must(t, err)
 	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+memory.OverheadTCG {
 		t.Errorf("promised are %v", promised)

@@ -46,7 +46,7 @@ func parseHostPorts(text string) (*hostPorts, error) {
 	return h, nil
 }
 
-func (h *hostPorts) has(port int32) bool {
+func (h *hostPorts) contains(port int32) bool {
 	for _, r := range h.ranges {
 		if port >= r[0] && port <= r[1] {
 			return true
@@ -55,8 +55,8 @@ func (h *hostPorts) has(port int32) bool {
 	return len(h.ranges) == 0
 }
 
-// at returns the n-th of the ports, counting around.
-func (h *hostPorts) at(n uint32) int32 {
+// portAt returns the n-th of the ports, counting around.
+func (h *hostPorts) portAt(n uint32) int32 {
 	n %= h.size
 	for _, r := range h.ranges {
 		length := uint32(r[1]-r[0]) + 1 //nolint:gosec // 16 bits
@@ -68,28 +68,28 @@ func (h *hostPorts) at(n uint32) int32 {
 	return 0
 }
 
-// check refuses host ports that machines may not have.
-func (h *hostPorts) check(ports []driver.Port) error {
+// checkPorts refuses host ports that machines may not have.
+func (h *hostPorts) checkPorts(ports []driver.Port) error {
 	for i, p := range ports {
-		if p.HostPort != 0 && !h.has(p.HostPort) {
+		if p.HostPort != 0 && !h.contains(p.HostPort) {
 			return driver.Errorf(driver.ErrInvalid, "ports[%d].hostPort (%s) is %d: it must be one of %s (--qemu-host-ports), or left out to have one chosen", i, p.Name, p.HostPort, h.text)
 		}
 	}
 	return nil
 }
 
-// choose is a chooser that tries ports. Each choice continues where the previous one
+// choosePort is a chooser that tries ports. Each choice continues where the previous one
 // ended, so that a machine with several ports is not offered a port that it took already.
-func (h *hostPorts) choose(ctx context.Context, f machine.Forward) (int32, error) {
+func (h *hostPorts) choosePort(ctx context.Context, f machine.Forward) (int32, error) {
 	switch {
-	case f.HostPort != 0 && !h.has(f.HostPort):
+	case f.HostPort != 0 && !h.contains(f.HostPort):
 		return 0, fmt.Errorf("it is none of %s (--qemu-host-ports)", h.text)
 	case f.HostPort != 0 || len(h.ranges) == 0:
 		return machine.FreePort(ctx, f)
 	}
 	var err error
 	for range h.size {
-		f.HostPort = h.at(h.next.Add(1))
+		f.HostPort = h.portAt(h.next.Add(1))
 		if _, err = machine.FreePort(ctx, f); err == nil || ctx.Err() != nil {
 			return f.HostPort, err
 		}

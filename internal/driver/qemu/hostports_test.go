@@ -27,12 +27,12 @@ func TestParseHostPorts(t *testing.T) {
 		h, err := parseHostPorts(text)
 		must(t, err)
 		for _, port := range c.has {
-			if !h.has(port) {
+			if !h.contains(port) {
 				t.Errorf("%q lacks %d", text, port)
 			}
 		}
 		for _, port := range c.lacks {
-			if h.has(port) {
+			if h.contains(port) {
 				t.Errorf("%q has %d", text, port)
 			}
 		}
@@ -55,7 +55,7 @@ func TestHostPortsRange(t *testing.T) {
 	h, err := parseHostPorts(fmt.Sprintf("%d-%d", first, first+2))
 	must(t, err)
 	ports := []driver.Port{{Port: 80}, {Port: 81}}
-	got, err := chooseForwards(t.Context(), ports, nil, h.choose)
+	got, err := chooseForwards(t.Context(), ports, nil, h.choosePort)
 	if err != nil { // another program of this host may have them
 		t.Skip("the ports beside one that is free are taken: ", err)
 	}
@@ -64,16 +64,16 @@ func TestHostPortsRange(t *testing.T) {
 			t.Errorf("got %+v of %s, the first of which is taken", got, h.text)
 		}
 	}
-	_, err = chooseForwards(t.Context(), append(ports, driver.Port{Port: 82}), nil, h.choose)
+	_, err = chooseForwards(t.Context(), append(ports, driver.Port{Port: 82}), nil, h.choosePort)
 	wantError(t, err, driver.ErrRetry, "ports[2]", "those that other ports of the machine have", driver.ReasonPortConflict)
 
 	only, err := parseHostPorts(fmt.Sprint(first))
 	must(t, err)
-	_, err = chooseForwards(t.Context(), ports[:1], nil, only.choose)
+	_, err = chooseForwards(t.Context(), ports[:1], nil, only.choosePort)
 	wantError(t, err, driver.ErrRetry, fmt.Sprintf("none of %d (--qemu-host-ports) is free", first))
 	// A port from before the flag is not taken again.
 	before := []machine.Forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
-	_, err = chooseForwards(t.Context(), ports[:1], before, only.choose)
+	_, err = chooseForwards(t.Context(), ports[:1], before, only.choosePort)
 	wantError(t, err, driver.ErrRetry, "is free")
 }
 

@@ -174,7 +174,7 @@ func TestSeed(t *testing.T) {
 	if meta["instance-id"] != string(spec.UID) || meta["local-hostname"] != "test-vm" || meta["public-keys"].([]any)[0] != spec.SSHKeys[0] {
 		t.Errorf("the guest found the meta-data %v", meta)
 	}
-	if info, err := os.Stat(d.home(spec.UID).File(machine.SeedFile)); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(d.instanceOf(spec.UID).File(machine.SeedFile)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the disk's mode is %v, %v", info.Mode(), err)
 	}
 
@@ -219,7 +219,7 @@ func TestVolumes(t *testing.T) {
 	if grown := reach(t, d, spec, driver.StateRunning); grown.Run != s.Run || len(grown.Pending) != 0 {
 		t.Errorf("grown it is %+v", grown)
 	}
-	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).File(volumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
+	if info := vmtest.QEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(volumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
 		t.Errorf("the volume is %s", info)
 	}
 	smaller := spec
@@ -234,7 +234,7 @@ func TestVolumes(t *testing.T) {
 	}
 	without.RestartRun, without.StopBy = s.Run, time.Now().Add(time.Hour)
 	reach(t, d, without, driver.StateRunning)
-	if _, err := os.Stat(d.home(spec.UID).File(volumeFile("data"))); err != nil {
+	if _, err := os.Stat(d.instanceOf(spec.UID).File(volumeFile("data"))); err != nil {
 		t.Errorf("a volume that is not named for a while: %v", err)
 	}
 	gone(t, d, spec)

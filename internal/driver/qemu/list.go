@@ -16,17 +16,17 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// atOnce is how many servers are looked at concurrently.
-const atOnce = 16
+// maxConcurrent is how many servers are looked at concurrently.
+const maxConcurrent = 16
 
 // List returns the servers of the UIDs, or all where none is named.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	found, err := d.look(ctx, uids)
+	found, err := d.observeServers(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
 	if len(uids) == 0 {
-		d.prune(found)
+		d.forgetMissing(found)
 	}
 	servers := make([]driver.Server, 0, len(found))
 	met := map[types.UID]bool{}
@@ -44,15 +44,15 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// look observes this cluster's servers: those of the UIDs, or all where none is named,
+// observeServers observes this cluster's servers: those of the UIDs, or all where none is named,
 // including the released ones. A server whose record is broken may belong to any cluster,
 // so it is included.
-func (d *Driver) look(ctx context.Context, uids []types.UID) ([]*instance, error) {
-	homes, err := d.homes(ctx, uids)
+func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*instance, error) {
+	homes, err := d.listInstances(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
-	all, err := d.observeAll(ctx, homes)
+	all, err := d.observeEach(ctx, homes)
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
@@ -75,22 +75,22 @@ func (d *Driver) look(ctx context.Context, uids []types.UID) ([]*instance, error
 	return ours, d.dir.Reach() // which may have gone meanwhile
 }
 
-// homes returns the directories of servers. The released ones are last, so that a server
+// listInstances returns the directories of servers. The released ones are last, so that a server
 // that is being released is found in at least one place.
-func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]*instance, error) {
-	if err := enter(ctx); err != nil {
+func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instance, error) {
+	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
 	if err := d.dir.Reach(); err != nil {
 		return nil, err
 	}
 	if len(uids) > 0 {
-		return d.homesOf(uids)
+		return d.instancesOf(uids)
 	}
-	return d.homesIn()
+	return d.allInstances()
 }
 
-func (d *Driver) homesIn() ([]*instance, error) {
+func (d *Driver) allInstances() ([]*instance, error) {
 	var homes []*instance
 	for _, sub := range []string{vmsDir, retainedDir} {
 		entries, err := os.ReadDir(d.dir.Path(sub))
@@ -106,27 +106,27 @@ func (d *Driver) homesIn() ([]*instance, error) {
 	return homes, nil
 }
 
-func (d *Driver) homesOf(uids []types.UID) ([]*instance, error) {
+func (d *Driver) instancesOf(uids []types.UID) ([]*instance, error) {
 	uids, err := driver.UniqueUIDs(uids)
 	if err != nil {
 		return nil, err
 	}
 	homes := make([]*instance, len(uids))
 	for i, uid := range uids {
-		homes[i] = d.home(uid)
+		homes[i] = d.instanceOf(uid)
 	}
 	return homes, nil
 }
 
-// observeAll observes servers, and leaves out those that are gone meanwhile. A broken
+// observeEach observes servers, and leaves out those that are gone meanwhile. A broken
 // server does not prevent the others from being listed.
-func (d *Driver) observeAll(ctx context.Context, homes []*instance) ([]*instance, error) {
+func (d *Driver) observeEach(ctx context.Context, homes []*instance) ([]*instance, error) {
 	servers, errs := make([]*instance, len(homes)), make([]error, len(homes))
 	var all errgroup.Group
-	all.SetLimit(atOnce)
+	all.SetLimit(maxConcurrent)
 	for i, h := range homes {
 		all.Go(func() error {
-			servers[i], errs[i] = h.observeWithin(ctx, glanceWithin)
+			servers[i], errs[i] = h.observeWithin(ctx, listQueryWithin)
 			if servers[i].silence != nil {
 				d.silent.Store(h.Path, true)
 			}

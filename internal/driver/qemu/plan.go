@@ -26,17 +26,17 @@ const (
 // pressed cannot be released.
 func nextStep(s *instance, spec driver.ServerSpec) step {
 	switch {
-	case s.ended():
+	case s.isEnded():
 		return stepReap
-	case !s.alive() && spec.Power == driver.PowerOff:
+	case !s.isAlive() && spec.Power == driver.PowerOff:
 		return stepNone
-	case !s.alive():
+	case !s.isAlive():
 		return stepStart
 	case s.Stop != nil, spec.Power == driver.PowerOff, spec.RestartRun != "" && s.Run == spec.RestartRun:
 		return stepStop
 	case s.Phase == phaseStarting:
 		return stepFinish
-	case len(s.outgrown(spec)) > 0:
+	case len(s.sizesToGrow(spec)) > 0:
 		return stepGrow
 	case spec.Power == driver.PowerPaused && !s.isPaused():
 		return stepPause

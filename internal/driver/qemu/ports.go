@@ -127,21 +127,21 @@ func samePort(a, b driver.Port) bool {
 // report returns the server as the driver contract describes it, with the addresses to
 // reach it. A machine's own address means nothing outside its QEMU.
 func (inst *instance) report() driver.Server {
-	out := inst.describe()
-	if inst.alive() {
-		out.Accelerator = inst.accelOf()
+	out := inst.describeServer()
+	if inst.isAlive() {
+		out.Accelerator = inst.accelerator()
 	}
-	if !inst.alive() && !inst.Retained && inst.broken == nil {
+	if !inst.isAlive() && !inst.Retained && inst.broken == nil {
 		inst.driver.reportedExits.Store(inst.UID, inst.Run)
 	}
-	if !inst.alive() || len(inst.Forwards) == 0 {
+	if !inst.isAlive() || len(inst.Forwards) == 0 {
 		return out
 	}
 	for _, f := range inst.Forwards {
 		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})
 		address := f.HostIP
 		if address == "" {
-			address = inst.driver.address.get(inst.driver.Clock.Now())
+			address = inst.driver.address.currentAddress(inst.driver.Clock.Now())
 		}
 		if !slices.Contains(out.Addresses, address) {
 			out.Addresses = append(out.Addresses, address)
@@ -165,7 +165,7 @@ type hostAddress struct {
 	renewAt time.Time
 }
 
-func (a *hostAddress) get(now time.Time) string {
+func (a *hostAddress) currentAddress(now time.Time) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if now.Before(a.renewAt) {

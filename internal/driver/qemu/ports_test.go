@@ -204,15 +204,15 @@ func isNotReachedOff(t *testing.T, d *Driver, spec driver.ServerSpec) {
 func TestHostAddress(t *testing.T) {
 	t.Parallel()
 	var a hostAddress
-	first := a.get(time.Unix(0, 0))
+	first := a.currentAddress(time.Unix(0, 0))
 	if ip := net.ParseIP(first); ip == nil || ip.To4() == nil {
 		t.Errorf("it is %q, want an IPv4 address", first)
 	}
 	a.text = "10.9.8.7"
-	if held := a.get(time.Unix(0, 0).Add(addressHolds - 1)); held != "10.9.8.7" {
+	if held := a.currentAddress(time.Unix(0, 0).Add(addressHolds - 1)); held != "10.9.8.7" {
 		t.Errorf("it was looked up again: %s", held)
 	}
-	if renewed := a.get(time.Unix(0, 0).Add(addressHolds)); renewed != first {
+	if renewed := a.currentAddress(time.Unix(0, 0).Add(addressHolds)); renewed != first {
 		t.Errorf("it was not looked up again: %s", renewed)
 	}
 }

@@ -31,9 +31,9 @@ const (
 	pressEvery = 2 * time.Second
 )
 
-// start begins a run. It records what it is about to do, starts QEMU with the guest still
+// startRun begins a run. It records what it is about to do, starts QEMU with the guest still
 // halted, and then resumes the guest.
-func (inst *instance) start(ctx context.Context, spec driver.ServerSpec) error {
+func (inst *instance) startRun(ctx context.Context, spec driver.ServerSpec) error {
 	on, err := inst.platformOf(ctx)
 	if err != nil {
 		return err
@@ -45,7 +45,7 @@ func (inst *instance) start(ctx context.Context, spec driver.ServerSpec) error {
 	defer release()
 	files := &machine.Files{}
 	defer files.Close()
-	m, err := inst.prepare(ctx, spec, on, files)
+	m, err := inst.prepareRun(ctx, spec, on, files)
 	if err != nil {
 		return err
 	}
@@ -59,14 +59,14 @@ func (inst *instance) start(ctx context.Context, spec driver.ServerSpec) error {
 		return inst.driver.dir.Explain(err)
 	}
 	inst.driver.faults.heard.Delete(inst.Path)
-	inst.Phase, inst.Run, inst.StartedAt = phaseStarting, newName(), inst.driver.Clock.Now()
+	inst.Phase, inst.Run, inst.StartedAt = phaseStarting, newID(), inst.driver.Clock.Now()
 	inst.Stop, inst.Settings, inst.Forwards = nil, settingsOf(spec, inst.Root.Image.imageSettings), m.Forwards
 	inst.MachineType, inst.Accelerator = m.Type, m.Accel
-	inst.planGroup(spec.CPUMilli)
+	inst.planCPUGroup(spec.CPUMilli)
 	if err := inst.save(); err != nil {
 		return inst.driver.dir.Explain(err)
 	}
-	if err := inst.launch(ctx, m, spec.Ports, runLock); err != nil {
+	if err := inst.startMachine(ctx, m, spec.Ports, runLock); err != nil {
 		_ = runLock.Close()
 		return errors.Join(err, inst.undoStart(ctx, before))
 	}
@@ -90,8 +90,8 @@ func (inst *instance) platformOf(ctx context.Context) (platform, error) {
 	return platform{machineType, accel}, err
 }
 
-// prepare gathers what a run needs, and opens the files that QEMU is to get.
-func (inst *instance) prepare(ctx context.Context, spec driver.ServerSpec, on platform, files *machine.Files) (machine.Config, error) {
+// prepareRun gathers what a run needs, and opens the files that QEMU is to get.
+func (inst *instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on platform, files *machine.Files) (machine.Config, error) {
 	release, err := inst.driver.images.Hold()
 	if err != nil {
 		return machine.Config{}, err
@@ -122,9 +122,9 @@ func (inst *instance) prepare(ctx context.Context, spec driver.ServerSpec, on pl
 	}, nil
 }
 
-// launch starts QEMU. Another process may take a chosen host port before QEMU has it,
+// startMachine starts QEMU. Another process may take a chosen host port before QEMU has it,
 // such as a machine that is started at the same time. Then launch chooses another port.
-func (inst *instance) launch(ctx context.Context, m machine.Config, ports []driver.Port, runLock *os.File) error {
+func (inst *instance) startMachine(ctx context.Context, m machine.Config, ports []driver.Port, runLock *os.File) error {
 	for try := 1; ; try++ {
 		err := inst.Start(ctx, inst.driver.Binary, m, runLock)
 		ended, ok := errors.AsType[*machine.StartError](err)
@@ -150,7 +150,7 @@ func (inst *instance) undoStart(ctx context.Context, before record) error {
 	if err := inst.Kill(ctx); err != nil {
 		return err
 	}
-	inst.driver.dropGroup(ctx, inst.CPUGroup)
+	inst.driver.removeGroup(ctx, inst.CPUGroup)
 	inst.record = before
 	return errors.Join(inst.SetLogAside(machine.FailedLog), inst.save())
 }
@@ -162,11 +162,11 @@ func (inst *instance) finishStart(ctx context.Context, spec driver.ServerSpec) e
 	if err := inst.ProtectSockets(); err != nil {
 		return err
 	}
-	if err := inst.grow(ctx, spec); err != nil {
+	if err := inst.growDisks(ctx, spec); err != nil {
 		return err
 	}
 	inst.limitCPU(ctx)
-	inst.driver.forgetEnds(inst.UID)
+	inst.driver.removeExits(inst.UID)
 	inst.Phase = phaseOn
 	if err := inst.save(); err != nil {
 		return inst.driver.dir.Explain(err)
@@ -184,22 +184,22 @@ func (inst *instance) finishStart(ctx context.Context, spec driver.ServerSpec) e
 	return nil
 }
 
-// resume resumes a guest. One that a disk error paused retries the same request, and
+// resumeGuest resumes a guest. One that a disk error paused retries the same request, and
 // whether that works shows at once. Without that check it would be resumed again and
 // again.
-func (inst *instance) resume(ctx context.Context) error {
+func (inst *instance) resumeGuest(ctx context.Context) error {
 	if inst.status != machine.StatusIOError {
 		return inst.Execute(ctx, "cont", nil, nil)
 	}
 	asked, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
-	c, err := inst.Dial(asked, machine.ControlSocket, func(event qmp.Event) { inst.driver.faults.hear(inst.Path, event) })
+	c, err := inst.Dial(asked, machine.ControlSocket, func(event qmp.Event) { inst.driver.faults.recordEvent(inst.Path, event) })
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	if at, ok := inst.driver.faults.resumed.Load(inst.Path); ok && inst.driver.Clock.Now().Sub(at.(time.Time)) < resumeAgain {
-		return inst.driver.faults.find(asked, inst.Path, c)
+		return inst.driver.faults.findFault(asked, inst.Path, c)
 	}
 	if err := c.Execute(asked, "cont", nil, nil); err != nil {
 		return err
@@ -208,17 +208,17 @@ func (inst *instance) resume(ctx context.Context) error {
 	defer stop()
 	for proc.Pause(looked, 4*proc.PollEvery) {
 		if status, err := machine.QueryStatus(looked, c); err == nil && status == machine.StatusIOError {
-			return inst.driver.faults.find(asked, inst.Path, c)
+			return inst.driver.faults.findFault(asked, inst.Path, c)
 		}
 	}
 	inst.driver.faults.resumed.Store(inst.Path, inst.driver.Clock.Now())
 	return nil
 }
 
-// beforeStop delays a stop before a restart until the next run has what it needs. Else
+// prepareRestart delays a stop before a restart until the next run has what it needs. Else
 // the guest would be off while an image is fetched, and for good where something cannot
 // be had.
-func (inst *instance) beforeStop(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
+func (inst *instance) prepareRestart(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
 	if inst.Stop != nil || spec.Power == driver.PowerOff {
 		return false, nil
 	}
@@ -236,14 +236,14 @@ func (inst *instance) beforeStop(ctx context.Context, spec driver.ServerSpec) (w
 		return false, err
 	}
 	want := demandOf(inst, spec, on.accel)
-	want.Freed = inst.Settings.MemoryBytes + memory.OverheadOf(inst.accelOf())
+	want.Freed = inst.Settings.MemoryBytes + memory.OverheadOf(inst.accelerator())
 	return false, contractError(inst.driver.room.Check(want, inst.driver.hostMemory))
 }
 
-// stop presses the power button, and ends the run when StopBy has passed. A guest that
+// stopRun presses the power button, and ends the run when StopBy has passed. A guest that
 // was not resumed yet has nothing to shut down, and its start may be one that cannot be
 // finished.
-func (inst *instance) stop(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
+func (inst *instance) stopRun(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
 	if inst.Phase == phaseStarting {
 		return false, inst.Quit(ctx)
 	}
@@ -252,7 +252,7 @@ func (inst *instance) stop(ctx context.Context, spec driver.ServerSpec) (waits b
 		now.By = inst.Stop.By
 	}
 	if !now.By.IsZero() && !inst.driver.Clock.Now().Before(now.By) {
-		return false, inst.force(ctx)
+		return false, inst.forceStop(ctx)
 	}
 	if inst.Stop == nil || !inst.Stop.By.Equal(now.By) {
 		inst.Stop = &now
@@ -260,12 +260,12 @@ func (inst *instance) stop(ctx context.Context, spec driver.ServerSpec) (waits b
 			return true, inst.driver.dir.Explain(err)
 		}
 	}
-	return true, inst.press(ctx)
+	return true, inst.pressPowerButton(ctx)
 }
 
-// press presses the power button if pressEvery has passed. A paused guest is resumed,
+// pressPowerButton presses the power button if pressEvery has passed. A paused guest is resumed,
 // since it would not notice the button.
-func (inst *instance) press(ctx context.Context) error {
+func (inst *instance) pressPowerButton(ctx context.Context) error {
 	if !inst.driver.pressed.due(inst.UID, inst.Run, inst.driver.Clock.Now()) {
 		return nil
 	}
@@ -302,17 +302,17 @@ func (p *pressed) forget(uid types.UID) {
 	delete(p.last, uid)
 }
 
-// force ends a run that the guest did not end, even where that cannot be recorded.
-func (inst *instance) force(ctx context.Context) error {
-	_, _ = inst.keepEnd(driver.Exit{Code: codeKilled, Reason: "Forced", At: inst.driver.Clock.Now()})
+// forceStop ends a run that the guest did not end, even where that cannot be recorded.
+func (inst *instance) forceStop(ctx context.Context) error {
+	_, _ = inst.recordExit(driver.Exit{Code: codeKilled, Reason: "Forced", At: inst.driver.Clock.Now()})
 	return inst.Quit(ctx)
 }
 
-// reap ends a QEMU whose guest has ended. Where the end is not recorded, QEMU stays,
+// quitEnded ends a QEMU whose guest has ended. Where the end is not recorded, QEMU stays,
 // since only it holds how the guest ended.
-func (inst *instance) reap(ctx context.Context) error {
-	if inst.unkept != nil {
-		return inst.unkept
+func (inst *instance) quitEnded(ctx context.Context) error {
+	if inst.exitErr != nil {
+		return inst.exitErr
 	}
 	inst.driver.pressed.forget(inst.UID)
 	return inst.Quit(ctx)

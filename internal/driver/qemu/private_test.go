@@ -88,7 +88,7 @@ func TestRefusedImageHidesSecrets(t *testing.T) {
 		return "https://user:" + secret + "@" + host + "/a.img?signature=" + secret
 	}
 	for _, c := range []struct{ checksum, path string }{{"", ""}, {"sha256:" + strings.Repeat("0", 64), "/x/sha256-" + strings.Repeat("1", 64)}} {
-		s := d.home(e.spec().UID)
+		s := d.instanceOf(e.spec().UID)
 		s.Root.Size, s.Root.Image.Source, s.Root.Image.Path = 1, private("old.test"), c.path
 		spec := e.spec()
 		spec.Image = driver.Image{Source: private("new.test"), Checksum: c.checksum}

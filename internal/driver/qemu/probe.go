@@ -30,7 +30,7 @@ func (d *Driver) forwardTo(uid types.UID, port int32) (*instance, machine.Forwar
 	if err := checkUID(uid); err != nil {
 		return nil, machine.Forward{}, err
 	}
-	h := d.home(uid)
+	h := d.instanceOf(uid)
 	r, err := h.load()
 	if err != nil {
 		return h, machine.Forward{}, err

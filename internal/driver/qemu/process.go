@@ -17,12 +17,12 @@ import (
 // outputTail is how much of QEMU's log the end of a run includes.
 const outputTail = 1 << 10
 
-// accelOf returns the accelerator that a machine runs under.
-func (inst *instance) accelOf() string { return cmp.Or(inst.Accelerator, inst.findAccel()) }
+// accelerator returns the accelerator that a machine runs under.
+func (inst *instance) accelerator() string { return cmp.Or(inst.Accelerator, inst.findAccelerator()) }
 
-// findAccel returns the accelerator of a machine that an older version started, which
+// findAccelerator returns the accelerator of a machine that an older version started, which
 // only its command line names. The accelerator does not change within a run.
-func (inst *instance) findAccel() string {
+func (inst *instance) findAccelerator() string {
 	type found struct{ run, accel string }
 	if before, _ := inst.driver.foundAccel.Load(inst.UID); before != nil && before.(found).run == inst.Run {
 		return before.(found).accel
@@ -44,6 +44,6 @@ func (d *Driver) killStrays(ctx context.Context, uid types.UID) error {
 	return lost.KillStrays(ctx, func(pid int) (onKilled func()) {
 		d.Log.Info("Machine ended: its directory, or the run lock in it, was removed", "uid", uid, "pid", pid)
 		group := cgroup.GroupOf(pid, string(uid))
-		return func() { d.dropGroup(ctx, group) }
+		return func() { d.removeGroup(ctx, group) }
 	})
 }

@@ -201,15 +201,15 @@ func New(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		Options: o, dir: dir, program: &machine.Program{Name: o.Binary}, accel: machine.NewAccelerator(o.Accel, o.Binary, dir, o.Clock, o.Log),
-		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.choose, hostPorts: ports, reserve: reserve,
+		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.choosePort, hostPorts: ports, reserve: reserve,
 	}
-	d.capacity = d.hostDisk
-	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.ringAll}
+	d.capacity = d.diskCapacity
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.notifyAll}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
-	d.showDisks(o.Registerer)
+	d.registerDiskGauges(o.Registerer)
 	return d, nil
 }
 
@@ -253,7 +253,7 @@ func checkSocketPaths(dir *statedir.Dir) error {
 
 // EngineID returns the folder's own UUID, if there is a QEMU to run machines on.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
-	if err := enter(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return "", err
 	}
 	if err := d.program.Check(ctx); err != nil {
@@ -262,18 +262,18 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	return d.dir.ID()
 }
 
-// enter begins every call. It fails if ctx is done.
-func enter(ctx context.Context) error {
+// checkContext begins every call. It fails if ctx is done.
+func checkContext(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("the call to the qemu driver was cut short: %w", context.Cause(ctx))
 	}
 	return nil
 }
 
-// enterChange begins a change of a server and returns the server's lock. If it fails,
+// beginChange begins a change of a server and returns the server's lock. If it fails,
 // nothing was changed.
-func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
-	if err := enter(ctx); err != nil {
+func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
+	if err := checkContext(ctx); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	if err := checkUID(t.UID); err != nil {
@@ -300,12 +300,12 @@ func (d *Driver) notify(uid types.UID) {
 	if err := d.dir.ReplaceFleeting(bell, nil); err != nil {
 		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
 	}
-	if there, err := d.home(uid).exists(); !there && err == nil {
+	if there, err := d.instanceOf(uid).hasDirectory(); !there && err == nil {
 		d.clearNotification(uid) // removed meanwhile: remove its notification file too
 	}
 }
 
-func (d *Driver) ringAll(uids ...types.UID) {
+func (d *Driver) notifyAll(uids ...types.UID) {
 	for _, uid := range uids {
 		d.notify(uid)
 	}

@@ -24,7 +24,7 @@ func TestLife(t *testing.T) {
 	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
 		t.Errorf("listed: %+v", listed)
 	}
-	pid := d.home(spec.UID).PID()
+	pid := d.instanceOf(spec.UID).PID()
 	if pid == 0 {
 		t.Fatal("it has no process")
 	}

@@ -110,7 +110,7 @@ type stop struct {
 func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 	s := settings{
 		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image, Ports: spec.Ports,
-		SSHKeys: spec.SSHKeys, UserData: hash(spec.UserData), NetworkData: hash(spec.NetworkData),
+		SSHKeys: spec.SSHKeys, UserData: hashSecret(spec.UserData), NetworkData: hashSecret(spec.NetworkData),
 	}
 	if spec.Image.Kernel != nil {
 		s.Kernel = *spec.Image.Kernel
@@ -121,8 +121,8 @@ func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 	return s
 }
 
-// pending names the fields of the spec that the settings do not have yet.
-func (s settings) pending(want settings) []string {
+// pendingFields names the fields of the spec that the settings do not have yet.
+func (s settings) pendingFields(want settings) []string {
 	var fields []string
 	for _, f := range []struct {
 		name    string
@@ -144,7 +144,7 @@ func (s settings) pending(want settings) []string {
 	return fields
 }
 
-func newName() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
+func newID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
 
 // instanceAt returns the server whose directory is at a path. The name of the directory
 // begins with the UID. Nothing else of the server is known yet.
@@ -156,12 +156,12 @@ func (d *Driver) instanceAt(path string) *instance {
 	}
 }
 
-func (d *Driver) home(uid types.UID) *instance {
+func (d *Driver) instanceOf(uid types.UID) *instance {
 	return d.instanceAt(d.dir.Path(vmsDir, string(uid)))
 }
 
-// exists reports whether there is a directory at all.
-func (inst *instance) exists() (bool, error) {
+// hasDirectory reports whether there is a directory at all.
+func (inst *instance) hasDirectory() (bool, error) {
 	_, err := os.Lstat(inst.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -173,9 +173,9 @@ func (inst *instance) exists() (bool, error) {
 // owner and its parts are unknown then, so no process changes it until it is repaired.
 type brokenError struct{ error }
 
-// wrapCorrupt makes an error one server's own, so that the others can still be seen.
+// wrapBroken makes an error one server's own, so that the others can still be seen.
 // Where the process has no descriptors left, the error is not the server's.
-func wrapCorrupt(mend string, err error) error {
+func wrapBroken(mend string, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -190,9 +190,9 @@ func isBroken(err error) bool {
 	return broken
 }
 
-// isThere reports whether the directory may exist.
-func (inst *instance) isThere() bool {
-	there, err := inst.exists()
+// mayExist reports whether the directory may exist.
+func (inst *instance) mayExist() bool {
+	there, err := inst.hasDirectory()
 	return there || err != nil
 }
 
@@ -221,14 +221,14 @@ func (inst *instance) load() (*instance, error) {
 // classifyReadError says whether a record that could not be read is gone, may be read
 // later, or needs a repair. Removing a server helps only if it has no record.
 func (inst *instance) classifyReadError(err error) error {
-	if there, statErr := inst.exists(); !there && statErr == nil {
+	if there, statErr := inst.hasDirectory(); !there && statErr == nil {
 		return fs.ErrNotExist
 	}
 	mend := "mend what keeps Drover from reading this"
 	if errors.Is(err, fs.ErrNotExist) {
 		mend = "mend or remove " + inst.Path
 	}
-	return wrapCorrupt(mend, err)
+	return wrapBroken(mend, err)
 }
 
 func (inst *instance) save() error {
@@ -239,46 +239,46 @@ func (inst *instance) save() error {
 	return inst.driver.dir.Replace(inst.File(recordFile), append(content, '\n'))
 }
 
-// endFile returns the path of the file that records how a run ended. It is written once,
+// exitFile returns the path of the file that records how a run ended. It is written once,
 // before QEMU is made to quit. It is outside the server's directory, which a person may
 // be about to remove.
-func (inst *instance) endFile() string {
+func (inst *instance) exitFile() string {
 	return inst.driver.dir.Path(endsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".json")
 }
 
-// noteEnd records an end, and returns the one that was recorded first. It leaves no
+// writeExit records an end, and returns the one that was recorded first. It leaves no
 // record of a server that was removed or released meanwhile.
-func (inst *instance) noteEnd(end driver.Exit) (driver.Exit, error) {
+func (inst *instance) writeExit(end driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(end)
 	if err != nil {
 		return end, err
 	}
-	err = inst.driver.dir.Create(inst.endFile(), content)
-	if err == nil && !inst.isThere() {
-		return end, os.Remove(inst.endFile())
+	err = inst.driver.dir.Create(inst.exitFile(), content)
+	if err == nil && !inst.mayExist() {
+		return end, os.Remove(inst.exitFile())
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return end, err
 	}
-	first, err := inst.endOf()
+	first, err := inst.readExit()
 	if err != nil || first == nil {
 		return end, err
 	}
 	return *first, nil
 }
 
-// keepEnd records an end as noteEnd does, and adds the last output of QEMU to an end that
+// recordExit records an end as noteEnd does, and adds the last output of QEMU to an end that
 // was not requested. It keeps an end that could not be written in memory, as first seen,
 // so that the next look finds the same.
-func (inst *instance) keepEnd(end driver.Exit) (driver.Exit, error) {
-	file := inst.endFile()
+func (inst *instance) recordExit(end driver.Exit) (driver.Exit, error) {
+	file := inst.exitFile()
 	if end.Reason == reasonKilled || isCrash(end) {
 		end.Output = inst.LastOutput(outputTail)
 	}
 	if before, met := inst.driver.unwritten.Load(file); met {
 		end = before.(driver.Exit)
 	}
-	first, err := inst.noteEnd(end)
+	first, err := inst.writeExit(end)
 	if err == nil {
 		inst.driver.unwritten.Delete(file)
 		return first, nil
@@ -290,10 +290,10 @@ func (inst *instance) keepEnd(end driver.Exit) (driver.Exit, error) {
 	return before.(driver.Exit), inst.driver.dir.Explain(err)
 }
 
-// endOf returns how the run ended, nil where no end is recorded. An end file damaged by a
+// readExit returns how the run ended, nil where no end is recorded. An end file damaged by a
 // power cut shows only that there was an end.
-func (inst *instance) endOf() (*driver.Exit, error) {
-	content, err := os.ReadFile(inst.endFile())
+func (inst *instance) readExit() (*driver.Exit, error) {
+	content, err := os.ReadFile(inst.exitFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is the answer for no end.
 	}
@@ -304,15 +304,15 @@ func (inst *instance) endOf() (*driver.Exit, error) {
 	if json.Unmarshal(content, &end) == nil && end.Reason != "" {
 		return &end, nil
 	}
-	info, err := os.Stat(inst.endFile())
+	info, err := os.Stat(inst.exitFile())
 	if err != nil {
 		return nil, err
 	}
 	return &driver.Exit{Code: codeKilled, Reason: reasonKilled, At: info.ModTime()}, nil
 }
 
-// forgetEnds removes the ends of earlier runs.
-func (d *Driver) forgetEnds(uid types.UID) {
+// removeExits removes the ends of earlier runs.
+func (d *Driver) removeExits(uid types.UID) {
 	old, _ := filepath.Glob(d.dir.Path(endsDir, string(uid)+".*.json"))
 	for _, path := range old {
 		_ = os.Remove(path)

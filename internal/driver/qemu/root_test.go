@@ -50,7 +50,7 @@ func TestImageStays(t *testing.T) {
 	if !slices.Equal(s.Pending, []string{"resource.memory"}) || s.Applied.RootDiskBytes != 4<<20 {
 		t.Errorf("it is %+v", s)
 	}
-	must(t, d.home(spec.UID).Kill(t.Context()))
+	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 	ended(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")
@@ -183,7 +183,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	}
 	starting := func(t *testing.T, r *replacement) {
 		t.Helper()
-		r.Phase, r.Run, r.Settings.Image = phaseStarting, newName(), r.new.Image.imageSettings
+		r.Phase, r.Run, r.Settings.Image = phaseStarting, newID(), r.new.Image.imageSettings
 		must(t, r.save())
 	}
 	halted := func(t *testing.T, r *replacement) {
@@ -253,7 +253,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 				wantRefused(t, s, e.other, "stands on "+e.plain)
 				wantRestored(t, d, spec)
 			}
-			if _, err := os.Stat(d.home(spec.UID).File(oldRootFile)); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := os.Stat(d.instanceOf(spec.UID).File(oldRootFile)); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("beside the disk that it runs with is %s: %v", oldRootFile, err)
 			}
 			gone(t, d, spec)
@@ -265,7 +265,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 // versions read.
 func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	r, err := h.load()
 	must(t, err)
 	if r.Old != nil || r.Root.Image.Source != r.Settings.Image.Source {
@@ -290,11 +290,11 @@ func TestOldDiskIsKept(t *testing.T) {
 	offDiskless.Power = driver.PowerOff
 	for _, spec := range []driver.ServerSpec{off, offDiskless} {
 		reach(t, d, spec, driver.StateStopped)
-		must(t, os.WriteFile(d.home(spec.UID).File(oldRootFile), []byte("old"), 0o600))
+		must(t, os.WriteFile(d.instanceOf(spec.UID).File(oldRootFile), []byte("old"), 0o600))
 	}
 	kept := func(spec driver.ServerSpec, while string) {
 		t.Helper()
-		if content, err := os.ReadFile(d.home(spec.UID).File(oldRootFile)); err != nil || string(content) != "old" {
+		if content, err := os.ReadFile(d.instanceOf(spec.UID).File(oldRootFile)); err != nil || string(content) != "old" {
 			t.Errorf("%s the old disk is %q, %v", while, content, err)
 		}
 	}
@@ -318,7 +318,7 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
 	spec.Image.Source = e.other
-	s, err := d.find(t.Context(), spec.Target)
+	s, err := d.findServer(t.Context(), spec.Target)
 	must(t, err)
 	made, err := d.makeDisk(s.File("new"), rootOrder(spec, imageSettings{Source: e.other}))
 	must(t, err)

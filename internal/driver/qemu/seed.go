@@ -20,8 +20,8 @@ func seedOf(spec driver.ServerSpec) machine.Seed {
 	}
 }
 
-// hash returns a value by which two secrets can be compared without keeping them.
-func hash(s driver.Secret) string {
+// hashSecret returns a value by which two secrets can be compared without keeping them.
+func hashSecret(s driver.Secret) string {
 	if s.IsZero() {
 		return ""
 	}

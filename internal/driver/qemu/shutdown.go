@@ -30,7 +30,7 @@ const (
 	// statusEvery is the interval between two queries of a guest that is to power off.
 	statusEvery = 250 * time.Millisecond
 	// EndWithin is how long ShutDown takes at most beyond its limit.
-	EndWithin = machine.CommandWithin + leavesWithin + lockWithin + machine.QuitWithin + 2*proc.KillWithin
+	EndWithin = machine.CommandWithin + goneWithin + lockWithin + machine.QuitWithin + 2*proc.KillWithin
 )
 
 // Ended is a machine that ShutDown has ended, or could not end.
@@ -57,7 +57,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 		return nil, err
 	}
 	d := &Driver{Options: o, dir: dir}
-	homes, err := d.homesIn()
+	homes, err := d.allInstances()
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	var all sync.WaitGroup
 	for i, h := range homes {
 		all.Go(func() {
-			locks[i] = h.lockToEnd(ctx)
+			locks[i] = h.lockForShutdown(ctx)
 			ended[i] = h.shutDown(ctx, limit)
 		})
 	}
@@ -78,9 +78,9 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	return slices.DeleteFunc(ended, func(e *Ended) bool { return e == nil }), nil
 }
 
-// lockToEnd takes the lock of a server that is to end, or returns nil. A released server
+// lockForShutdown takes the lock of a server that is to end, or returns nil. A released server
 // needs no lock, since no caller changes it.
-func (inst *instance) lockToEnd(ctx context.Context) *statedir.Lock {
+func (inst *instance) lockForShutdown(ctx context.Context) *statedir.Lock {
 	if filepath.Base(filepath.Dir(inst.Path)) == retainedDir {
 		return nil
 	}
@@ -109,27 +109,27 @@ func (inst *instance) shutDown(ctx context.Context, limit time.Duration) *Ended 
 		return &Ended{Name: string(inst.UID), Err: err}
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
-	if s.alive() && s.Phase != phaseStarting {
-		within := s.keepShutdown(min(s.grace(), limit))
-		ended.Forced = !s.powersOff(ctx, within)
+	if s.isAlive() && s.Phase != phaseStarting {
+		within := s.recordShutdown(min(s.gracePeriod(), limit))
+		ended.Forced = !s.pressUntilOff(ctx, within)
 	}
 	if ended.Err = s.Quit(ctx); ended.Err == nil {
-		inst.driver.dropGroup(ctx, s.CPUGroup)
+		inst.driver.removeGroup(ctx, s.CPUGroup)
 	}
 	return ended
 }
 
-// keepShutdown records, before the run ends, why it ends and that it is being stopped, so
+// recordShutdown records, before the run ends, why it ends and that it is being stopped, so
 // that a driver which starts meanwhile completes the stop. It returns how long the guest
 // has, which an earlier stop may already limit. For a released server no exit is
 // recorded.
-func (inst *instance) keepShutdown(within time.Duration) time.Duration {
+func (inst *instance) recordShutdown(within time.Duration) time.Duration {
 	if inst.broken != nil {
 		return within
 	}
 	now := inst.driver.Clock.Now()
 	if !inst.Retained {
-		_, _ = inst.keepEnd(driver.Exit{Reason: driver.ExitHostShutdown, At: now})
+		_, _ = inst.recordExit(driver.Exit{Reason: driver.ExitHostShutdown, At: now})
 	}
 	if inst.Stop != nil && !inst.Stop.By.IsZero() && inst.Stop.By.Before(now.Add(within)) {
 		return inst.Stop.By.Sub(now)
@@ -141,8 +141,8 @@ func (inst *instance) keepShutdown(within time.Duration) time.Duration {
 	return within
 }
 
-// grace returns how long the guest has to power off.
-func (inst *instance) grace() time.Duration {
+// gracePeriod returns how long the guest has to power off.
+func (inst *instance) gracePeriod() time.Duration {
 	switch {
 	case inst.status == machine.StatusPrelaunch:
 		return 0 // it has not run yet
@@ -152,9 +152,9 @@ func (inst *instance) grace() time.Duration {
 	return time.Duration(*inst.GraceSeconds) * time.Second
 }
 
-// powersOff presses the power button until the guest has ended, and reports whether
+// pressUntilOff presses the power button until the guest has ended, and reports whether
 // that was in time.
-func (inst *instance) powersOff(ctx context.Context, within time.Duration) bool {
+func (inst *instance) pressUntilOff(ctx context.Context, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for ctx.Err() == nil {
@@ -162,12 +162,12 @@ func (inst *instance) powersOff(ctx context.Context, within time.Duration) bool 
 			return true
 		}
 		_ = inst.Control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
-			if inst.status, err = machine.QueryStatus(ctx, c); err != nil || inst.isOver() || !inst.driver.pressed.due(inst.UID, inst.Run, inst.driver.Clock.Now()) {
+			if inst.status, err = machine.QueryStatus(ctx, c); err != nil || inst.hasGuestEnded() || !inst.driver.pressed.due(inst.UID, inst.Run, inst.driver.Clock.Now()) {
 				return err
 			}
 			return machine.PowerDown(ctx, c, inst.isPaused())
 		})
-		if inst.isOver() {
+		if inst.hasGuestEnded() {
 			return true
 		}
 		proc.Pause(ctx, statusEvery)
@@ -175,20 +175,20 @@ func (inst *instance) powersOff(ctx context.Context, within time.Duration) bool 
 	return false
 }
 
-// isOver reports whether the guest has ended, by QEMU's last answer.
-func (inst *instance) isOver() bool {
-	_, over := ends[inst.status]
+// hasGuestEnded reports whether the guest has ended, by QEMU's last answer.
+func (inst *instance) hasGuestEnded() bool {
+	_, over := exitsByStatus[inst.status]
 	return over
 }
 
-// keepGrace records the grace period for a shutdown of the host, which has no spec. For a
+// recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a
 // server that is off, the next start records it.
-func (inst *instance) keepGrace(spec driver.ServerSpec) {
+func (inst *instance) recordGracePeriod(spec driver.ServerSpec) {
 	if inst.GraceSeconds != nil && *inst.GraceSeconds == graceSeconds(spec) {
 		return
 	}
 	inst.GraceSeconds = new(graceSeconds(spec))
-	if !inst.alive() {
+	if !inst.isAlive() {
 		return
 	}
 	if err := inst.save(); err != nil {

@@ -18,16 +18,16 @@ import (
 // guests report.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if len(uids) == 0 {
-		return nil, enter(ctx)
+		return nil, checkContext(ctx)
 	}
-	servers, err := d.look(ctx, uids)
+	servers, err := d.observeServers(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
-	servers = slices.DeleteFunc(servers, func(s *instance) bool { return !s.alive() || s.Phase != phaseOn })
+	servers = slices.DeleteFunc(servers, func(s *instance) bool { return !s.isAlive() || s.Phase != phaseOn })
 	samples, errs := make([]driver.Usage, len(servers)), make([]error, len(servers))
 	var all errgroup.Group
-	all.SetLimit(atOnce)
+	all.SetLimit(maxConcurrent)
 	for i := range servers {
 		all.Go(func() error {
 			samples[i], errs[i] = servers[i].sampleUsage(ctx)

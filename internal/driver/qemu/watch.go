@@ -15,21 +15,21 @@ import (
 // Watch reports servers whose notification file is written, whose directory comes or
 // goes, and for which QEMU itself reports a change.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	if err := enter(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
 	files, err := d.dir.Notify(vmsDir, retainedDir, notificationsDir)
 	if err != nil {
 		return nil, err
 	}
-	homes, err := d.homes(ctx, nil)
+	homes, err := d.listInstances(ctx, nil)
 	if err != nil {
 		_ = files.Close()
 		return nil, err
 	}
 	w := &watch{
 		driver: d, files: files, out: make(chan types.UID), ended: make(chan string),
-		queued: map[types.UID]bool{}, attendants: map[string]*attendant{},
+		queued: map[types.UID]bool{}, supervisors: map[string]*supervisor{},
 	}
 	go w.run(ctx, homes)
 	return w.out, nil
@@ -44,26 +44,26 @@ type watch struct {
 
 	order      []types.UID // to be sent, each once
 	queued     map[types.UID]bool
-	attendants map[string]*attendant // by directory
+	supervisors map[string]*supervisor // by directory
 }
 
 func (w *watch) run(ctx context.Context, homes []*instance) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer close(w.out)
-	defer w.wait()
+	defer w.waitSupervisors()
 	defer cancel()
 	defer func() { _ = w.files.Close() }()
 	for _, h := range homes {
-		if !w.isOthers(h) {
-			w.attend(ctx, h)
+		if !w.isOtherCluster(h) {
+			w.startSupervisor(ctx, h)
 		}
 	}
-	for w.next(ctx) {
+	for w.handleNext(ctx) {
 	}
 }
 
-// next handles one event, and reports whether the watch goes on.
-func (w *watch) next(ctx context.Context) bool {
+// handleNext handles one event, and reports whether the watch goes on.
+func (w *watch) handleNext(ctx context.Context) bool {
 	// A nil channel is never ready: there is nothing to send.
 	var out chan types.UID
 	var head types.UID
@@ -77,12 +77,12 @@ func (w *watch) next(ctx context.Context) bool {
 		if !open || w.driver.dir.IsEnd(event) {
 			return false
 		}
-		w.changed(ctx, event)
+		w.handleFileEvent(ctx, event)
 	case err := <-w.files.Errors:
 		_ = err // Whatever it is, events were lost, and the watcher has to list again.
 		return false
 	case path := <-w.ended:
-		w.release(ctx, path)
+		w.replaceSupervisor(ctx, path)
 	case out <- head:
 		delete(w.queued, head)
 		w.order = w.order[1:]
@@ -100,29 +100,29 @@ func uidOf(path string) types.UID {
 	return types.UID(uid)
 }
 
-func (w *watch) changed(ctx context.Context, event fsnotify.Event) {
+func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 	uid := uidOf(event.Name)
 	if uid == "" || event.Op == fsnotify.Chmod {
 		return
 	}
-	h := w.driver.home(uid)
+	h := w.driver.instanceOf(uid)
 	if filepath.Base(filepath.Dir(event.Name)) == retainedDir {
 		h.Path = event.Name
 	}
-	if w.isOthers(h) {
+	if w.isOtherCluster(h) {
 		return
 	}
-	w.tell(uid)
-	w.attend(ctx, h)
+	w.enqueue(uid)
+	w.startSupervisor(ctx, h)
 }
 
-// isOthers reports whether a server belongs to another cluster.
-func (w *watch) isOthers(h *instance) bool {
+// isOtherCluster reports whether a server belongs to another cluster.
+func (w *watch) isOtherCluster(h *instance) bool {
 	r, err := h.load()
 	return err == nil && r.ClusterID != w.driver.ClusterID
 }
 
-func (w *watch) tell(uid types.UID) {
+func (w *watch) enqueue(uid types.UID) {
 	if !w.queued[uid] {
 		w.queued[uid] = true
 		w.order = append(w.order, uid)

@@ -72,7 +72,7 @@ type message struct {
 // are passed to onEvent one by one and in order; it must not wait for the client, and may
 // be nil.
 func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error) {
-	conn, err := connect(ctx, path)
+	conn, err := dialSocket(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to QEMU: %w", err)
 	}
@@ -80,17 +80,17 @@ func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error
 		conn: conn, onEvent: onEvent, waiting: map[uint64]chan message{},
 		greeted: make(chan struct{}), over: make(chan struct{}),
 	}
-	go c.read()
-	if err := c.begin(ctx); err != nil {
+	go c.readMessages()
+	if err := c.enableCommands(ctx); err != nil {
 		c.Close()
 		return nil, err
 	}
 	return c, nil
 }
 
-// connect connects to the socket. A full queue is not an error yet: clients leave it
+// dialSocket connects to the socket. A full queue is not an error yet: clients leave it
 // soon, and the kernel does not report when.
-func connect(ctx context.Context, path string) (net.Conn, error) {
+func dialSocket(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	for {
 		conn, err := d.DialContext(ctx, "unix", path)
@@ -106,7 +106,7 @@ func connect(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
-func (c *Client) begin(ctx context.Context) error {
+func (c *Client) enableCommands(ctx context.Context) error {
 	select {
 	case <-c.greeted:
 	case <-c.over:
@@ -128,9 +128,9 @@ func (c *Client) Err() error {
 }
 
 // Close ends the connection.
-func (c *Client) Close() { c.end(errClosed) }
+func (c *Client) Close() { c.closeWith(errClosed) }
 
-func (c *Client) end(cause error) {
+func (c *Client) closeWith(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.cause != nil {
@@ -144,14 +144,14 @@ func (c *Client) end(cause error) {
 // Execute runs a command and stores its answer in result, which may be nil. An answer
 // that comes after ctx has ended is dropped, and the connection stays usable.
 func (c *Client) Execute(ctx context.Context, command string, arguments, result any) error {
-	id, answer := c.expect()
-	defer c.forget(id)
-	if err := c.send(ctx, id, command, arguments); err != nil {
+	id, answer := c.registerCommand()
+	defer c.unregisterCommand(id)
+	if err := c.writeCommand(ctx, id, command, arguments); err != nil {
 		return fmt.Errorf("sending %s to QEMU: %w", command, err)
 	}
 	select {
 	case m := <-answer:
-		return m.into(command, result)
+		return m.decodeInto(command, result)
 	case <-c.over:
 		return fmt.Errorf("waiting for QEMU's answer to %s: %w", command, c.Err())
 	case <-ctx.Done():
@@ -159,7 +159,7 @@ func (c *Client) Execute(ctx context.Context, command string, arguments, result 
 	}
 }
 
-func (m message) into(command string, result any) error {
+func (m message) decodeInto(command string, result any) error {
 	if m.Error != nil {
 		m.Error.Command = command
 		return m.Error
@@ -173,7 +173,7 @@ func (m message) into(command string, result any) error {
 	return nil
 }
 
-func (c *Client) expect() (uint64, chan message) {
+func (c *Client) registerCommand() (uint64, chan message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lastID++
@@ -182,15 +182,15 @@ func (c *Client) expect() (uint64, chan message) {
 	return c.lastID, answer
 }
 
-func (c *Client) forget(id uint64) {
+func (c *Client) unregisterCommand(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.waiting, id)
 }
 
-// send writes one command. A command that is interrupted in the middle would corrupt all
+// writeCommand writes one command. A command that is interrupted in the middle would corrupt all
 // that follow, so that ends the connection.
-func (c *Client) send(ctx context.Context, id uint64, command string, arguments any) error {
+func (c *Client) writeCommand(ctx context.Context, id uint64, command string, arguments any) error {
 	line, err := json.Marshal(struct {
 		Execute   string `json:"execute"`
 		Arguments any    `json:"arguments,omitempty"`
@@ -208,45 +208,45 @@ func (c *Client) send(ctx context.Context, id uint64, command string, arguments 
 	_ = c.conn.SetWriteDeadline(deadline)
 	_, err = c.conn.Write(append(line, '\n'))
 	if err != nil {
-		c.end(err)
+		c.closeWith(err)
 	}
 	return err
 }
 
-// read handles what QEMU sends until the connection is over.
-func (c *Client) read() {
+// readMessages handles what QEMU sends until the connection is over.
+func (c *Client) readMessages() {
 	lines := bufio.NewScanner(c.conn)
 	lines.Buffer(nil, maxMessage)
 	for lines.Scan() {
 		var m message
 		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
-			c.end(fmt.Errorf("QEMU sent what is no QMP: %w", err))
+			c.closeWith(fmt.Errorf("QEMU sent what is no QMP: %w", err))
 			return
 		}
-		c.take(m)
+		c.handleMessage(m)
 	}
 	err := lines.Err()
 	if err == nil {
 		err = errors.New("QEMU hung up")
 	}
-	c.end(err)
+	c.closeWith(err)
 }
 
-func (c *Client) take(m message) {
+func (c *Client) handleMessage(m message) {
 	switch {
 	case m.Greeting != nil:
-		c.greet()
+		c.handleGreeting()
 	case m.Event != "":
 		if c.onEvent != nil {
 			c.onEvent(Event{m.Event, m.Data})
 		}
 	default:
-		c.answer(m)
+		c.deliverAnswer(m)
 	}
 }
 
-// greet handles the first greeting; a connection has no other.
-func (c *Client) greet() {
+// handleGreeting handles the first greeting; a connection has no other.
+func (c *Client) handleGreeting() {
 	select {
 	case <-c.greeted:
 	default:
@@ -254,7 +254,7 @@ func (c *Client) greet() {
 	}
 }
 
-func (c *Client) answer(m message) {
+func (c *Client) deliverAnswer(m message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if answer, waits := c.waiting[m.ID]; waits {
