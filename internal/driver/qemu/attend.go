@@ -27,9 +27,9 @@ const superviseEvery = 5 * time.Second
 // and so learn of QEMU's end. They look after the server too, since the first may be
 // halted.
 type supervisor struct {
-	instance  *instance
-	poke  chan struct{} // has a value when something about the server changed
-	again bool          // it changed, and the attendant may have missed that
+	instance *instance
+	poke     chan struct{} // has a value when something about the server changed
+	again    bool          // it changed, and the attendant may have missed that
 }
 
 // startSupervisor makes sure that a server of this cluster has an attendant.

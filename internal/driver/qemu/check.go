@@ -42,7 +42,7 @@ func checkPower(spec driver.ServerSpec) error {
 
 // checkSpec refuses a spec that the server, or a new one, cannot satisfy.
 func (inst *instance) checkSpec(spec driver.ServerSpec) error {
-	return cmp.Or(checkForAnyMachine(spec), inst.driver.hostPorts.checkPorts(spec.Ports), inst.checkDisks(spec), inst.checkNewSizes(spec), inst.driver.checkNewImages(inst, spec))
+	return cmp.Or(checkForAnyMachine(spec), inst.driver.hostPorts.Check(spec.Ports), inst.checkDisks(spec), inst.checkNewSizes(spec), inst.driver.checkNewImages(inst, spec))
 }
 
 // checkForAnyMachine refuses a spec that no machine can satisfy.

@@ -587,6 +587,7 @@ func TestNewRefuses(t *testing.T) {
 		"no cluster":          {Options{Dir: short}, "cluster id"},
 		"no folder":           {Options{ClusterID: "c"}, "needs a folder"},
 		"another accelerator": {Options{ClusterID: "c", Dir: short, Accel: "xen"}, `"xen": it must be auto, kvm or tcg`},
+		"no host ports":       {Options{ClusterID: "c", Dir: short, HostPorts: "x"}, `--qemu-host-ports is "x"`},
 		"a long path":         {Options{ClusterID: "c", Dir: long}, "limited to 107"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -17,64 +16,6 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
-
-// host acts as a host that has some ports taken and offers others in turn.
-type host struct {
-	taken  []int32
-	offers []int32
-}
-
-func (h *host) choose(_ context.Context, f machine.Forward) (int32, error) {
-	switch {
-	case slices.Contains(h.taken, f.HostPort):
-		return 0, errors.New("address already in use")
-	case f.HostPort != 0:
-		return f.HostPort, nil
-	case len(h.offers) == 0:
-		return 0, errors.New("none is left")
-	}
-	next := h.offers[0]
-	h.offers = h.offers[1:]
-	return next, nil
-}
-
-func TestChooseForwards(t *testing.T) {
-	t.Parallel()
-	any80, fixed80 := driver.Port{Name: "http", Protocol: "TCP", Port: 80}, driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}
-	any81, dns := driver.Port{Name: "more", Port: 81}, driver.Port{Name: "dns", Protocol: "UDP", Port: 53}
-	had := func(protocol string, hostPort, port int32) machine.Forward {
-		return machine.Forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
-	}
-	asked := machine.Forward{Protocol: "tcp", HostPort: 8080, Port: 80}
-	for name, c := range map[string]struct {
-		ports  []driver.Port
-		before []machine.Forward
-		host   host
-		want   []machine.Forward
-		says   string
-	}{
-		"none":                            {},
-		"asked for":                       {ports: []driver.Port{fixed80}, want: []machine.Forward{asked}},
-		"asked for and taken":             {ports: []driver.Port{any81, fixed80}, host: host{taken: []int32{8080}}, says: "ports[1] (http): host port 8080/tcp cannot be had"},
-		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []machine.Forward{had("tcp", 1, 80), had("udp", 2, 53)}},
-		"chosen and none left":            {ports: []driver.Port{any80}, says: "none is left"},
-		"the same again":                  {ports: []driver.Port{any80, dns}, before: []machine.Forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []machine.Forward{had("tcp", 8, 80), had("udp", 7, 53)}},
-		"another if that is taken":        {ports: []driver.Port{any80}, before: []machine.Forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 80)}},
-		"another's of before":             {ports: []driver.Port{any81}, before: []machine.Forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 81)}},
-		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []machine.Forward{asked}, host: host{offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 80)}},
-		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []machine.Forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []machine.Forward{had("tcp", 9, 81), asked}},
-		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []machine.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []machine.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := chooseForwards(t.Context(), c.ports, c.before, c.host.choose)
-			if c.says != "" {
-				wantError(t, err, driver.ErrRetry, c.says, driver.ReasonPortConflict)
-			} else if err != nil || !slices.Equal(got, c.want) {
-				t.Errorf("got %+v, %v, want %+v", got, err, c.want)
-			}
-		})
-	}
-}
 
 // taken returns a host port that another process has during the test.
 func taken(t *testing.T) int32 {
@@ -198,21 +139,5 @@ func isNotReachedOff(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
 	if stopped := reach(t, d, spec, driver.StateStopped); len(stopped.Addresses) != 0 || len(stopped.Ports) != 0 {
 		t.Errorf("a machine that is off is reached by %v and %+v", stopped.Addresses, stopped.Ports)
-	}
-}
-
-func TestHostAddress(t *testing.T) {
-	t.Parallel()
-	var a hostAddress
-	first := a.currentAddress(time.Unix(0, 0))
-	if ip := net.ParseIP(first); ip == nil || ip.To4() == nil {
-		t.Errorf("it is %q, want an IPv4 address", first)
-	}
-	a.text = "10.9.8.7"
-	if held := a.currentAddress(time.Unix(0, 0).Add(addressHolds - 1)); held != "10.9.8.7" {
-		t.Errorf("it was looked up again: %s", held)
-	}
-	if renewed := a.currentAddress(time.Unix(0, 0).Add(addressHolds)); renewed != first {
-		t.Errorf("it was not looked up again: %s", renewed)
 	}
 }

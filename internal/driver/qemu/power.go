@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -108,7 +109,7 @@ func (inst *instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 	if err := inst.WriteSeed(seedOf(spec)); err != nil {
 		return machine.Config{}, inst.driver.dir.Explain(err)
 	}
-	forwards, err := chooseForwards(ctx, spec.Ports, inst.Forwards, inst.driver.choose)
+	forwards, err := hostports.ChooseForwards(ctx, spec.Ports, inst.Forwards, inst.driver.choose)
 	if err != nil {
 		return machine.Config{}, err
 	}
@@ -132,10 +133,10 @@ func (inst *instance) startMachine(ctx context.Context, m machine.Config, ports 
 			return contractError(err)
 		}
 		n := ended.Taken
-		if !m.Forwards[n].Chosen || try == chooseTries {
-			return portConflict(n, ports[n], m.Forwards[n], errors.New(ended.Output))
+		if !m.Forwards[n].Chosen || try == hostports.MaxTries {
+			return hostports.ConflictError(n, ports[n], m.Forwards[n], errors.New(ended.Output))
 		}
-		if m.Forwards, err = chooseForwards(ctx, ports, m.Forwards, inst.driver.choose); err != nil {
+		if m.Forwards, err = hostports.ChooseForwards(ctx, ports, m.Forwards, inst.driver.choose); err != nil {
 			return err
 		}
 		inst.Forwards = m.Forwards
@@ -228,7 +229,7 @@ func (inst *instance) prepareRestart(ctx context.Context, spec driver.ServerSpec
 	if err := inst.driver.checkImages(inst, spec); err != nil {
 		return false, err
 	}
-	if err := checkForwards(ctx, spec.Ports, inst.Forwards, inst.driver.choose); err != nil {
+	if err := hostports.CheckForwards(ctx, spec.Ports, inst.Forwards, inst.driver.choose); err != nil {
 		return false, err
 	}
 	on, err := inst.platformOf(ctx)

@@ -71,6 +71,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
@@ -143,7 +144,7 @@ type Driver struct {
 	program *machine.Program
 	accel   *machine.Accelerator
 	pressed pressed
-	address hostAddress
+	address hostports.Address
 	fetches *download.Tracker
 	images  *imagestore.Store
 	// unwritten are the ends of runs that could not be written for lack of space, by file
@@ -153,12 +154,12 @@ type Driver struct {
 	room      memory.Reservations
 	// reserve returns how much of the total memory is reserved.
 	reserve   func(total int64) int64
-	hostPorts *hostPorts
+	hostPorts *hostports.Ports
 	capacity  func() (capacity, error)
 	groups    func() (cgroup.Folder, error)
 	// groupMemory finds the memory that control groups leave to Drover.
 	groupMemory func() (group string, free int64, err error)
-	choose      chooser
+	choose      hostports.Chooser
 	// silent holds the directories of machines whose QEMU did not answer a List.
 	silent sync.Map
 	faults diskFaults
@@ -193,7 +194,7 @@ func New(o Options) (*Driver, error) {
 	if err := errors.Join(checkSocketPaths(dir), o.checkImageDirs(dir)); err != nil {
 		return nil, err
 	}
-	ports, badPorts := parseHostPorts(o.HostPorts)
+	ports, badPorts := hostports.Parse(o.HostPorts)
 	reserve, badReserve := parseReserve(o.ReserveMemory)
 	sources, badSources := imagestore.NewSources(o.Fetch)
 	if err := errors.Join(badPorts, badReserve, badSources); err != nil {
@@ -201,7 +202,7 @@ func New(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		Options: o, dir: dir, program: &machine.Program{Name: o.Binary}, accel: machine.NewAccelerator(o.Accel, o.Binary, dir, o.Clock, o.Log),
-		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.choosePort, hostPorts: ports, reserve: reserve,
+		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.Choose, hostPorts: ports, reserve: reserve,
 	}
 	d.capacity = d.diskCapacity
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.notifyAll}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/machine"
 )
 
@@ -132,7 +133,7 @@ func (s settings) pendingFields(want settings) []string {
 		{"resource.memory", s.MemoryBytes != want.MemoryBytes},
 		{"image", s.Image != want.Image || s.Kernel != want.Kernel},
 		{"volumes", !slices.Equal(s.Volumes, want.Volumes)},
-		{"ports", !slices.EqualFunc(s.Ports, want.Ports, samePort)},
+		{"ports", !slices.EqualFunc(s.Ports, want.Ports, hostports.IsSamePort)},
 		{"sshAuthorizedKeys", !slices.Equal(s.SSHKeys, want.SSHKeys)},
 		{"userData", s.UserData != want.UserData},
 		{"networkData", s.NetworkData != want.NetworkData},

@@ -42,8 +42,8 @@ type watch struct {
 	out    chan types.UID
 	ended  chan string // the paths of attendants that have ended
 
-	order      []types.UID // to be sent, each once
-	queued     map[types.UID]bool
+	order       []types.UID // to be sent, each once
+	queued      map[types.UID]bool
 	supervisors map[string]*supervisor // by directory
 }
 
