@@ -142,7 +142,7 @@ func (inst *instance) connectEvents(ctx context.Context, changed chan struct{}) 
 	go func() {
 		defer close(joined)
 		c, err = inst.Dial(ctx, machine.EventsSocket, func(event qmp.Event) {
-			inst.driver.faults.recordEvent(inst.Path, event)
+			inst.recordDiskEvent(event)
 			if stateEvents[event.Name] {
 				inst.driver.notify(inst.UID)
 				wake(changed)
@@ -178,7 +178,7 @@ func (inst *instance) handleChanges(ctx context.Context, c *qmp.Client, changed 
 			return
 		case <-logs.C():
 			inst.cutLogs()
-			if _, silent := inst.driver.silent.Load(inst.Path); !silent {
+			if _, ok := inst.driver.unansweredQueries.Load(inst.Path); !ok {
 				continue
 			}
 		case <-changed:
@@ -204,7 +204,7 @@ func (inst *instance) tryCompleteStop(ctx context.Context) (stopping bool) {
 	stopping, err := inst.completeStop(ctx)
 	if err != nil {
 		inst.driver.Log.V(1).Info("Machine could not be tended", "dir", inst.Path, "cause", err.Error())
-	} else if _, was := inst.driver.silent.LoadAndDelete(inst.Path); was {
+	} else if _, was := inst.driver.unansweredQueries.LoadAndDelete(inst.Path); was {
 		inst.driver.notify(inst.UID)
 	}
 	return stopping
@@ -237,7 +237,7 @@ func (inst *instance) completeStop(ctx context.Context) (unfinished bool, err er
 	if r.Stop == nil {
 		return false, nil
 	}
-	if inst.driver.pressed.due(r.UID, r.Run, inst.driver.Clock.Now()) {
+	if r.claimPowerPress() {
 		err = machine.PowerDown(ctx, c, status == machine.StatusPaused)
 	}
 	return true, err

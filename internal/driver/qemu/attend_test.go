@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -135,16 +134,15 @@ func TestStandbyForgets(t *testing.T) {
 	for _, spec := range []driver.ServerSpec{stays, goes} {
 		spec.Power = driver.PowerOff
 		reach(t, leader, spec, driver.StateStopped)
-		d.pressed.due(spec.UID, "run", now)
-		d.silent.Store(d.instanceOf(spec.UID).Path, true)
-		d.unwritten.Store(d.instanceOf(spec.UID).exitFile(), driver.Exit{})
+		d.powerPresses.Store(spec.UID, powerPress{"run", now})
+		d.unansweredQueries.Store(d.instanceOf(spec.UID).Path, true)
+		d.unwrittenExits.Store(d.instanceOf(spec.UID).exitFile(), driver.Exit{})
 	}
 	remembered := func() map[string]int {
-		n := map[string]int{"pressed": len(d.pressed.last)}
-		for name, m := range map[string]*sync.Map{"told": &d.reportedExits, "silent": &d.silent, "unwritten": &d.unwritten} {
-			m.Range(func(_, _ any) bool { n[name]++; return true })
+		return map[string]int{
+			"presses": d.powerPresses.Len(), "reported exits": d.reportedExits.Len(),
+			"unanswered queries": d.unansweredQueries.Len(), "unwritten exits": d.unwrittenExits.Len(),
 		}
-		return n
 	}
 	for want := range 2 {
 		want = 2 - want
@@ -266,7 +264,7 @@ func TestLeavesQuietly(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	d.silent.Store(d.instanceOf(spec.UID).Path, true)
+	d.unansweredQueries.Store(d.instanceOf(spec.UID).Path, true)
 	told, err := d.Watch(ctx)
 	must(t, err)
 	if uid := <-told; uid != spec.UID { // that it answers, by its new attendant

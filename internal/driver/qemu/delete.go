@@ -7,9 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -59,32 +57,12 @@ func (d *Driver) removeRemains(ctx context.Context, t driver.Target, lock *state
 
 // forgetServer removes what is kept of a server beside its directory.
 func (d *Driver) forgetServer(uid types.UID, lock *statedir.Lock) {
-	d.pressed.forget(uid)
-	d.silent.Delete(d.instanceOf(uid).Path)
+	d.powerPresses.Delete(uid)
+	d.unansweredQueries.Delete(d.instanceOf(uid).Path)
 	d.reportedExits.Delete(uid)
 	d.removeExits(uid)
 	d.clearNotification(uid)
 	lock.Remove()
-}
-
-// forgetMissing removes what is remembered of servers that a complete list did not find,
-// whichever process removed them.
-func (d *Driver) forgetMissing(met []*instance) {
-	there := map[types.UID]bool{}
-	for _, s := range met {
-		there[s.UID] = true
-	}
-	for _, m := range []*sync.Map{&d.reportedExits, &d.silent, &d.unwritten, &d.faults.heard, &d.faults.resumed, &d.foundAccel} {
-		m.Range(func(key, _ any) bool {
-			if !there[uidOf(fmt.Sprint(key))] {
-				m.Delete(key)
-			}
-			return true
-		})
-	}
-	d.pressed.mu.Lock()
-	defer d.pressed.mu.Unlock()
-	maps.DeleteFunc(d.pressed.last, func(uid types.UID, _ press) bool { return !there[uid] })
 }
 
 // removeServer ends the server, whose disk is not needed any more, and removes all that belongs

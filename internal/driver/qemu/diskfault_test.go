@@ -62,10 +62,10 @@ func TestResumedLately(t *testing.T) {
 	spec := e.spec()
 	waitsForDisk(t, d, spec)
 	h := d.instanceOf(spec.UID)
-	d.faults.resumed.Store(h.Path, d.Clock.Now())
+	d.diskResumes.Store(h.Path, d.Clock.Now())
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonDiskError)
-	d.faults.resumed.Store(h.Path, d.Clock.Now().Add(-resumeAgain))
+	d.diskResumes.Store(h.Path, d.Clock.Now().Add(-resumeAgain))
 	boots(t, d, spec, "drover guest 1 A")
 	gone(t, d, spec)
 }

@@ -176,8 +176,8 @@ func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (dri
 // another run follows it, since the caller applies the restart policy. A caller that asks
 // for a server to be on may not know yet that it has ended, before or during the call.
 func (inst *instance) mayStart(spec driver.ServerSpec) bool {
-	told, _ := inst.driver.reportedExits.Load(inst.UID)
-	return inst.exit == nil || inst.Run == spec.RestartRun || inst.Run == told
+	reported, ok := inst.driver.reportedExits.Load(inst.UID)
+	return inst.exit == nil || inst.Run == spec.RestartRun || ok && inst.Run == reported
 }
 
 // reportResult adds what depends on the spec to the report of a server.

@@ -128,7 +128,7 @@ func (d *Driver) observeEach(ctx context.Context, homes []*instance) ([]*instanc
 		all.Go(func() error {
 			servers[i], errs[i] = h.observeWithin(ctx, listQueryWithin)
 			if servers[i].silence != nil {
-				d.silent.Store(h.Path, true)
+				d.unansweredQueries.Store(h.Path, true)
 			}
 			return nil
 		})

@@ -231,3 +231,19 @@ func (inst *instance) describeServer() driver.Server {
 	}
 	return out
 }
+
+// observeDiskFault finds the disk error that has paused a guest.
+func (inst *instance) observeDiskFault(ctx context.Context) {
+	if inst.status != machine.StatusIOError {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, listQueryWithin)
+	defer cancel()
+	c, err := inst.Dial(ctx, machine.ControlSocket, nil)
+	if err != nil {
+		inst.fault = contractError(machine.DiskFault{}.Explain())
+		return
+	}
+	defer c.Close()
+	inst.fault = inst.findDiskFault(ctx, c)
+}

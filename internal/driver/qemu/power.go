@@ -7,10 +7,7 @@ import (
 	"context"
 	"errors"
 	"os"
-	"sync"
 	"time"
-
-	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
@@ -59,7 +56,7 @@ func (inst *instance) startRun(ctx context.Context, spec driver.ServerSpec) erro
 	if err := inst.rotateLog(); err != nil {
 		return inst.driver.dir.Explain(err)
 	}
-	inst.driver.faults.heard.Delete(inst.Path)
+	inst.driver.diskFaults.Delete(inst.Path)
 	inst.Phase, inst.Run, inst.StartedAt = phaseStarting, newID(), inst.driver.Clock.Now()
 	inst.Stop, inst.Settings, inst.Forwards = nil, settingsOf(spec, inst.Root.Image.imageSettings), m.Forwards
 	inst.MachineType, inst.Accelerator = m.Type, m.Accel
@@ -194,13 +191,13 @@ func (inst *instance) resumeGuest(ctx context.Context) error {
 	}
 	asked, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
-	c, err := inst.Dial(asked, machine.ControlSocket, func(event qmp.Event) { inst.driver.faults.recordEvent(inst.Path, event) })
+	c, err := inst.Dial(asked, machine.ControlSocket, inst.recordDiskEvent)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if at, ok := inst.driver.faults.resumed.Load(inst.Path); ok && inst.driver.Clock.Now().Sub(at.(time.Time)) < resumeAgain {
-		return inst.driver.faults.findFault(asked, inst.Path, c)
+	if at, ok := inst.driver.diskResumes.Load(inst.Path); ok && inst.driver.Clock.Now().Sub(at) < resumeAgain {
+		return inst.findDiskFault(asked, c)
 	}
 	if err := c.Execute(asked, "cont", nil, nil); err != nil {
 		return err
@@ -209,10 +206,10 @@ func (inst *instance) resumeGuest(ctx context.Context) error {
 	defer stop()
 	for proc.Pause(looked, 4*proc.PollEvery) {
 		if status, err := machine.QueryStatus(looked, c); err == nil && status == machine.StatusIOError {
-			return inst.driver.faults.findFault(asked, inst.Path, c)
+			return inst.findDiskFault(asked, c)
 		}
 	}
-	inst.driver.faults.resumed.Store(inst.Path, inst.driver.Clock.Now())
+	inst.driver.diskResumes.Store(inst.Path, inst.driver.Clock.Now())
 	return nil
 }
 
@@ -267,40 +264,10 @@ func (inst *instance) stopRun(ctx context.Context, spec driver.ServerSpec) (wait
 // pressPowerButton presses the power button if pressEvery has passed. A paused guest is resumed,
 // since it would not notice the button.
 func (inst *instance) pressPowerButton(ctx context.Context) error {
-	if !inst.driver.pressed.due(inst.UID, inst.Run, inst.driver.Clock.Now()) {
+	if !inst.claimPowerPress() {
 		return nil
 	}
 	return inst.Control(ctx, func(ctx context.Context, c *qmp.Client) error { return machine.PowerDown(ctx, c, inst.isPaused()) })
-}
-
-// pressed records when power buttons were pressed.
-type pressed struct {
-	mu   sync.Mutex
-	last map[types.UID]press
-}
-
-type press struct {
-	run string
-	at  time.Time
-}
-
-func (p *pressed) due(uid types.UID, run string, now time.Time) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if last, known := p.last[uid]; known && last.run == run && now.Sub(last.at) < pressEvery {
-		return false
-	}
-	if p.last == nil {
-		p.last = map[types.UID]press{}
-	}
-	p.last[uid] = press{run, now}
-	return true
-}
-
-func (p *pressed) forget(uid types.UID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.last, uid)
 }
 
 // forceStop ends a run that the guest did not end, even where that cannot be recorded.
@@ -315,6 +282,6 @@ func (inst *instance) quitEnded(ctx context.Context) error {
 	if inst.exitErr != nil {
 		return inst.exitErr
 	}
-	inst.driver.pressed.forget(inst.UID)
+	inst.driver.powerPresses.Delete(inst.UID)
 	return inst.Quit(ctx)
 }

@@ -61,7 +61,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -139,19 +138,16 @@ type Options struct {
 // Driver runs servers as QEMU machines.
 type Driver struct {
 	Options
+	remembered
 
 	dir     *statedir.Dir
 	program *machine.Program
 	accel   *machine.Accelerator
-	pressed pressed
 	address hostports.Address
 	fetches *download.Tracker
 	images  *imagestore.Store
-	// unwritten are the ends of runs that could not be written for lack of space, by file
-	// name.
-	unwritten sync.Map
-	logs      logBound
-	room      memory.Reservations
+	logs    logBound
+	room    memory.Reservations
 	// reserve returns how much of the total memory is reserved.
 	reserve   func(total int64) int64
 	hostPorts *hostports.Ports
@@ -160,13 +156,6 @@ type Driver struct {
 	// groupMemory finds the memory that control groups leave to Drover.
 	groupMemory func() (group string, free int64, err error)
 	choose      hostports.Chooser
-	// silent holds the directories of machines whose QEMU did not answer a List.
-	silent sync.Map
-	faults diskFaults
-	// foundAccel holds, by UID, the accelerator of a machine whose record does not name it.
-	foundAccel sync.Map
-	// reportedExits holds, by UID, the last run whose end was reported to a caller.
-	reportedExits sync.Map
 }
 
 var (

@@ -276,19 +276,19 @@ func (inst *instance) recordExit(end driver.Exit) (driver.Exit, error) {
 	if end.Reason == reasonKilled || isCrash(end) {
 		end.Output = inst.LastOutput(outputTail)
 	}
-	if before, met := inst.driver.unwritten.Load(file); met {
-		end = before.(driver.Exit)
+	if before, ok := inst.driver.unwrittenExits.Load(file); ok {
+		end = before
 	}
 	first, err := inst.writeExit(end)
 	if err == nil {
-		inst.driver.unwritten.Delete(file)
+		inst.driver.unwrittenExits.Delete(file)
 		return first, nil
 	}
-	before, met := inst.driver.unwritten.LoadOrStore(file, end)
-	if !met {
+	before, ok := inst.driver.unwrittenExits.LoadOrStore(file, end)
+	if !ok {
 		inst.driver.Log.Info("Machine has ended, and that cannot be written down", "uid", inst.UID, "end", end.Reason, "cause", err.Error())
 	}
-	return before.(driver.Exit), inst.driver.dir.Explain(err)
+	return before, inst.driver.dir.Explain(err)
 }
 
 // readExit returns how the run ended, nil where no end is recorded. An end file damaged by a
@@ -318,12 +318,7 @@ func (d *Driver) removeExits(uid types.UID) {
 	for _, path := range old {
 		_ = os.Remove(path)
 	}
-	d.unwritten.Range(func(file, _ any) bool {
-		if strings.HasPrefix(filepath.Base(file.(string)), string(uid)+".") {
-			d.unwritten.Delete(file)
-		}
-		return true
-	})
+	d.unwrittenExits.DeleteFunc(func(file string, _ driver.Exit) bool { return uidOf(file) == uid })
 }
 
 func (d *Driver) retainedPath(uid types.UID, id string) string {

@@ -162,7 +162,7 @@ func (inst *instance) pressUntilOff(ctx context.Context, within time.Duration) b
 			return true
 		}
 		_ = inst.Control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
-			if inst.status, err = machine.QueryStatus(ctx, c); err != nil || inst.hasGuestEnded() || !inst.driver.pressed.due(inst.UID, inst.Run, inst.driver.Clock.Now()) {
+			if inst.status, err = machine.QueryStatus(ctx, c); err != nil || inst.hasGuestEnded() || !inst.claimPowerPress() {
 				return err
 			}
 			return machine.PowerDown(ctx, c, inst.isPaused())
