@@ -61,7 +61,7 @@ func (d *Driver) forgetServer(uid types.UID, lock *statedir.Lock) {
 	d.unansweredQueries.Delete(d.instanceOf(uid).Path)
 	d.reportedExits.Delete(uid)
 	d.removeExits(uid)
-	d.clearNotification(uid)
+	d.instanceOf(uid).removeNotification()
 	lock.Remove()
 }
 
@@ -113,6 +113,6 @@ func (inst *instance) moveToRetained() error {
 	if err := os.Rename(inst.Path, inst.driver.retainedPath(inst.UID, inst.ID)); err != nil {
 		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)
 	}
-	inst.driver.notify(inst.UID)
+	inst.notifyWatchers()
 	return nil
 }

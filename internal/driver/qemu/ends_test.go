@@ -84,7 +84,7 @@ func TestOneStartACall(t *testing.T) {
 	ends := 0
 	o.Log = funcr.New(func(_, text string) {
 		// The last log line before the driver looks at the result of a step.
-		if !strings.Contains(text, "Bell could not be rung") {
+		if !strings.Contains(text, "Notification could not be written") {
 			return
 		}
 		if status, err := d.instanceOf(spec.UID).Status(t.Context()); err == nil && status == "running" {

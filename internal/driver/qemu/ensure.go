@@ -99,18 +99,6 @@ func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance, er
 	return s, nil
 }
 
-// classifyObserveError classifies the error of a failed observation: a broken server's
-// own is ErrRetry, any other is ErrUnavailable.
-func classifyObserveError(err error) error {
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return err
-	case isBroken(err):
-		return driver.Errorf(driver.ErrRetry, "%w", err)
-	}
-	return driver.Errorf(driver.ErrUnavailable, "%w", err)
-}
-
 // createServer makes a server that is off. It makes all of it or nothing.
 func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error {
 	tmp, remove, err := d.dir.Temp()
@@ -161,7 +149,7 @@ func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (dri
 		if err != nil {
 			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, inst.UID, err)
 		}
-		inst.driver.notify(inst.UID)
+		inst.notifyWatchers()
 		if inst, err = inst.observe(ctx); err != nil {
 			return driver.Server{}, classifyObserveError(err)
 		}
@@ -229,4 +217,43 @@ func (inst *instance) applyStep(ctx context.Context, next step, spec driver.Serv
 	case stepNone:
 	}
 	return true, nil
+}
+
+// step is one thing to do to a server.
+type step string
+
+const (
+	stepNone   step = "none"
+	stepReap   step = "reap"   // a QEMU whose guest has ended
+	stepStart  step = "start"  // a new run
+	stepFinish step = "finish" // a start that was interrupted
+	stepStop   step = "stop"
+	stepGrow   step = "growth of the disks"
+	stepPause  step = "pause"
+	stepResume step = "resume"
+)
+
+// nextStep returns the step that brings a server closer to its spec. A stop that was
+// begun is completed even if the spec changes meanwhile, since a power button that was
+// pressed cannot be released.
+func nextStep(s *instance, spec driver.ServerSpec) step {
+	switch {
+	case s.isEnded():
+		return stepReap
+	case !s.isAlive() && spec.Power == driver.PowerOff:
+		return stepNone
+	case !s.isAlive():
+		return stepStart
+	case s.Stop != nil, spec.Power == driver.PowerOff, spec.RestartRun != "" && s.Run == spec.RestartRun:
+		return stepStop
+	case s.Phase == phaseStarting:
+		return stepFinish
+	case len(s.sizesToGrow(spec)) > 0:
+		return stepGrow
+	case spec.Power == driver.PowerPaused && !s.isPaused():
+		return stepPause
+	case spec.Power == driver.PowerOn && s.isPaused():
+		return stepResume
+	}
+	return stepNone
 }

@@ -5,6 +5,9 @@ package qemu
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
@@ -46,4 +49,37 @@ func contractError(err error) error {
 		break
 	}
 	return err
+}
+
+// brokenError says what of a server cannot be read, which is most often its record. Its
+// owner and its parts are unknown then, so no process changes it until it is repaired.
+type brokenError struct{ error }
+
+// wrapBroken makes an error one server's own, so that the others can still be seen.
+// Where the process has no descriptors left, the error is not the server's.
+func wrapBroken(mend string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return driver.Errorf(driver.ErrUnavailable, "%w", err)
+	}
+	return brokenError{fmt.Errorf("%s: %w", mend, err)}
+}
+
+func isBroken(err error) bool {
+	_, broken := errors.AsType[brokenError](err)
+	return broken
+}
+
+// classifyObserveError classifies the error of a failed observation: a broken server's
+// own is ErrRetry, any other is ErrUnavailable.
+func classifyObserveError(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return err
+	case isBroken(err):
+		return driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	return driver.Errorf(driver.ErrUnavailable, "%w", err)
 }

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"os"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
@@ -88,34 +87,6 @@ func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instan
 		return d.instancesOf(uids)
 	}
 	return d.allInstances()
-}
-
-func (d *Driver) allInstances() ([]*instance, error) {
-	var homes []*instance
-	for _, sub := range []string{vmsDir, retainedDir} {
-		entries, err := os.ReadDir(d.dir.Path(sub))
-		if err != nil {
-			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
-		}
-		for _, entry := range entries {
-			if entry.IsDir() && uidOf(entry.Name()) != "" {
-				homes = append(homes, d.instanceAt(d.dir.Path(sub, entry.Name())))
-			}
-		}
-	}
-	return homes, nil
-}
-
-func (d *Driver) instancesOf(uids []types.UID) ([]*instance, error) {
-	uids, err := driver.UniqueUIDs(uids)
-	if err != nil {
-		return nil, err
-	}
-	homes := make([]*instance, len(uids))
-	for i, uid := range uids {
-		homes[i] = d.instanceOf(uid)
-	}
-	return homes, nil
 }
 
 // observeEach observes servers, and leaves out those that are gone meanwhile. A broken

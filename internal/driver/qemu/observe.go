@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"path/filepath"
 	"time"
@@ -21,51 +20,6 @@ const (
 	// goneWithin is how long a QEMU that closed the connection may take to be gone.
 	goneWithin = 500 * time.Millisecond
 )
-
-// Exit codes. A machine has none, so these follow the convention for processes: 0 for a
-// normal end, and 128 plus the signal's number for a kill.
-const (
-	codeShutDown = 0
-	codePanicked = 1
-	codeBroken   = 2
-	codeKilled   = 137
-)
-
-// reasonKilled is the exit reason of a run whose QEMU ended without reporting why.
-const reasonKilled = "Killed"
-
-// exitsByStatus are the states that a guest does not come back from, and the exits they stand for.
-var exitsByStatus = map[string]driver.Exit{
-	machine.StatusShutdown: {Code: codeShutDown, Reason: "Completed"},
-	machine.StatusPanicked: {Code: codePanicked, Reason: "GuestPanicked"},
-	machine.StatusInternal: {Code: codeBroken, Reason: "InternalError"},
-}
-
-// isCrash reports whether a guest's end was a crash.
-func isCrash(end driver.Exit) bool { return end.Code == codePanicked || end.Code == codeBroken }
-
-// instance is one server: its directory and machine, its record, and what was observed of
-// it.
-type instance struct {
-	machine.Machine
-	record
-
-	driver *Driver
-	// on reports whether its QEMU runs, even if the guest in it has ended.
-	on bool
-	// status is QEMU's run state, empty if QEMU does not answer; silence says why.
-	status  string
-	silence error
-	// exit is the end of the last run; nil while the run goes on and if there was none.
-	// unkept says why it could not be recorded.
-	exit    *driver.Exit
-	exitErr error
-	// fault is the disk error that the guest waits for, if there is one.
-	fault error
-	// broken says what of the server cannot be read. Without its record, only its UID and
-	// whether it is on are known.
-	broken error
-}
 
 // observe looks at a server. It records an end that it finds and that is not recorded
 // yet. It fails where there is no server, where ctx is done or the process cannot open
@@ -169,67 +123,6 @@ func (inst *instance) observeExit() error {
 	}
 	inst.exit = known
 	return nil
-}
-
-// isAlive reports whether a guest runs, or could continue.
-func (inst *instance) isAlive() bool {
-	return inst.on && (inst.Phase == phaseStarting || inst.exit == nil)
-}
-
-// isEnded reports whether a QEMU whose guest has ended waits to be reaped.
-func (inst *instance) isEnded() bool { return inst.on && !inst.isAlive() }
-
-func (inst *instance) isStopping() bool {
-	return inst.isAlive() && inst.Phase == phaseOn && inst.Stop != nil
-}
-
-func (inst *instance) driverState() driver.State {
-	switch {
-	case !inst.isAlive():
-		return driver.StateStopped
-	case inst.Phase == phaseStarting && inst.silence != nil:
-		return driver.StateStarting
-	case inst.Phase == phaseStarting:
-		return driver.StatePaused // QEMU is up, and a start continues only in a call
-	case inst.isStopping():
-		return driver.StateStopping
-	case inst.isPaused():
-		return driver.StatePaused
-	}
-	return driver.StateRunning
-}
-
-func (inst *instance) isPaused() bool {
-	return inst.status == machine.StatusPaused || inst.status == machine.StatusPrelaunch || inst.status == machine.StatusIOError
-}
-
-// describeServer returns the server as the driver contract describes it, without addresses.
-func (inst *instance) describeServer() driver.Server {
-	out := driver.Server{
-		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name,
-		Run: inst.Run, State: inst.driverState(), StartedAt: inst.StartedAt, Retained: inst.Retained,
-		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.digest(),
-	}
-	// A server that is off has no CPUs and no memory: the next start takes what the spec
-	// says then.
-	if inst.isAlive() {
-		out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
-		out.Note = inst.CPUNote
-	}
-	switch {
-	case inst.broken != nil:
-		out.Err = inst.broken
-	case !inst.isAlive():
-		out.Exit = inst.exit
-	case inst.silence != nil:
-		out.Err = fmt.Errorf("QEMU does not answer: %w", inst.silence)
-		out.Progress = out.Err.Error()
-	case inst.status == machine.StatusIOError:
-		out.Err = inst.fault
-	case inst.isStopping():
-		out.Progress = "waiting for the guest to power off"
-	}
-	return out
 }
 
 // observeDiskFault finds the disk error that has paused a guest.

@@ -60,7 +60,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -163,6 +162,7 @@ var (
 	_ driver.Identifier = (*Driver)(nil)
 	_ driver.Consoler   = (*Driver)(nil)
 	_ driver.Closer     = (*Driver)(nil)
+	_ driver.Prober     = (*Driver)(nil)
 )
 
 // New opens the driver's folder, and creates it if it is missing.
@@ -194,7 +194,7 @@ func New(o Options) (*Driver, error) {
 		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.Choose, hostPorts: ports, reserve: reserve,
 	}
 	d.capacity = d.diskCapacity
-	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.notifyAll}
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.notify}
 	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
@@ -281,27 +281,4 @@ func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lo
 		return nil, err
 	}
 	return lock, nil
-}
-
-// notify notifies all watchers, in every process, that a server has changed. For a server
-// that does not exist, or was removed meanwhile, it leaves no notification file behind.
-func (d *Driver) notify(uid types.UID) {
-	bell := d.dir.Path(notificationsDir, string(uid))
-	if err := d.dir.ReplaceFleeting(bell, nil); err != nil {
-		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
-	}
-	if there, err := d.instanceOf(uid).hasDirectory(); !there && err == nil {
-		d.clearNotification(uid) // removed meanwhile: remove its notification file too
-	}
-}
-
-func (d *Driver) notifyAll(uids ...types.UID) {
-	for _, uid := range uids {
-		d.notify(uid)
-	}
-}
-
-// clearNotification removes the notification file of a server that is gone.
-func (d *Driver) clearNotification(uid types.UID) {
-	_ = os.Remove(d.dir.Path(notificationsDir, string(uid)))
 }

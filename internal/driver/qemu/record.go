@@ -4,19 +4,12 @@
 package qemu
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
+	"crypto/sha256"
+	"encoding/hex"
 	"slices"
-	"strings"
-	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
@@ -145,182 +138,15 @@ func (s settings) pendingFields(want settings) []string {
 	return fields
 }
 
-func newID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
-
-// instanceAt returns the server whose directory is at a path. The name of the directory
-// begins with the UID. Nothing else of the server is known yet.
-func (d *Driver) instanceAt(path string) *instance {
-	uid := uidOf(path)
-	return &instance{
-		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: d.dir},
-		record:  record{UID: uid}, driver: d,
-	}
-}
-
-func (d *Driver) instanceOf(uid types.UID) *instance {
-	return d.instanceAt(d.dir.Path(vmsDir, string(uid)))
-}
-
-// hasDirectory reports whether there is a directory at all.
-func (inst *instance) hasDirectory() (bool, error) {
-	_, err := os.Lstat(inst.Path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// brokenError says what of a server cannot be read, which is most often its record. Its
-// owner and its parts are unknown then, so no process changes it until it is repaired.
-type brokenError struct{ error }
-
-// wrapBroken makes an error one server's own, so that the others can still be seen.
-// Where the process has no descriptors left, the error is not the server's.
-func wrapBroken(mend string, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		return driver.Errorf(driver.ErrUnavailable, "%w", err)
-	}
-	return brokenError{fmt.Errorf("%s: %w", mend, err)}
-}
-
-func isBroken(err error) bool {
-	_, broken := errors.AsType[brokenError](err)
-	return broken
-}
-
-// mayExist reports whether the directory may exist.
-func (inst *instance) mayExist() bool {
-	there, err := inst.hasDirectory()
-	return there || err != nil
-}
-
-// load returns the server with its record as it is now. Its error is fs.ErrNotExist only
-// where there is no directory: a server that cannot be read is not gone.
-func (inst *instance) load() (*instance, error) {
-	s := inst.driver.instanceAt(inst.Path)
-	content, err := os.ReadFile(inst.File(recordFile))
-	if err != nil {
-		return s, inst.classifyReadError(err)
-	}
-	var r record
-	if err := json.Unmarshal(content, &r); err != nil {
-		return s, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", inst.File(recordFile), err)}
-	}
-	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
-		return s, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", inst.File(recordFile))}
-	}
-	if r.UID != inst.UID {
-		return s, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", inst.File(recordFile), r.UID, inst.UID)}
-	}
-	s.record = r
-	return s, nil
-}
-
-// classifyReadError says whether a record that could not be read is gone, may be read
-// later, or needs a repair. Removing a server helps only if it has no record.
-func (inst *instance) classifyReadError(err error) error {
-	if there, statErr := inst.hasDirectory(); !there && statErr == nil {
-		return fs.ErrNotExist
-	}
-	mend := "mend what keeps Drover from reading this"
-	if errors.Is(err, fs.ErrNotExist) {
-		mend = "mend or remove " + inst.Path
-	}
-	return wrapBroken(mend, err)
-}
-
-func (inst *instance) save() error {
-	content, err := json.MarshalIndent(inst.record, "", "  ")
-	if err != nil {
-		return err
-	}
-	return inst.driver.dir.Replace(inst.File(recordFile), append(content, '\n'))
-}
-
-// exitFile returns the path of the file that records how a run ended. It is written once,
-// before QEMU is made to quit. It is outside the server's directory, which a person may
-// be about to remove.
-func (inst *instance) exitFile() string {
-	return inst.driver.dir.Path(endsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".json")
-}
-
-// writeExit records an end, and returns the one that was recorded first. It leaves no
-// record of a server that was removed or released meanwhile.
-func (inst *instance) writeExit(end driver.Exit) (driver.Exit, error) {
-	content, err := json.Marshal(end)
-	if err != nil {
-		return end, err
-	}
-	err = inst.driver.dir.Create(inst.exitFile(), content)
-	if err == nil && !inst.mayExist() {
-		return end, os.Remove(inst.exitFile())
-	}
-	if !errors.Is(err, fs.ErrExist) {
-		return end, err
-	}
-	first, err := inst.readExit()
-	if err != nil || first == nil {
-		return end, err
-	}
-	return *first, nil
-}
-
-// recordExit records an end as noteEnd does, and adds the last output of QEMU to an end that
-// was not requested. It keeps an end that could not be written in memory, as first seen,
-// so that the next look finds the same.
-func (inst *instance) recordExit(end driver.Exit) (driver.Exit, error) {
-	file := inst.exitFile()
-	if end.Reason == reasonKilled || isCrash(end) {
-		end.Output = inst.LastOutput(outputTail)
-	}
-	if before, ok := inst.driver.unwrittenExits.Load(file); ok {
-		end = before
-	}
-	first, err := inst.writeExit(end)
-	if err == nil {
-		inst.driver.unwrittenExits.Delete(file)
-		return first, nil
-	}
-	before, ok := inst.driver.unwrittenExits.LoadOrStore(file, end)
-	if !ok {
-		inst.driver.Log.Info("Machine has ended, and that cannot be written down", "uid", inst.UID, "end", end.Reason, "cause", err.Error())
-	}
-	return before, inst.driver.dir.Explain(err)
-}
-
-// readExit returns how the run ended, nil where no end is recorded. An end file damaged by a
-// power cut shows only that there was an end.
-func (inst *instance) readExit() (*driver.Exit, error) {
-	content, err := os.ReadFile(inst.exitFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // Nil is the answer for no end.
-	}
-	if err != nil {
-		return nil, err
-	}
-	var end driver.Exit
-	if json.Unmarshal(content, &end) == nil && end.Reason != "" {
-		return &end, nil
-	}
-	info, err := os.Stat(inst.exitFile())
-	if err != nil {
-		return nil, err
-	}
-	return &driver.Exit{Code: codeKilled, Reason: reasonKilled, At: info.ModTime()}, nil
-}
-
-// removeExits removes the ends of earlier runs.
-func (d *Driver) removeExits(uid types.UID) {
-	old, _ := filepath.Glob(d.dir.Path(endsDir, string(uid)+".*.json"))
-	for _, path := range old {
-		_ = os.Remove(path)
-	}
-	d.unwrittenExits.DeleteFunc(func(file string, _ driver.Exit) bool { return uidOf(file) == uid })
-}
-
 func (d *Driver) retainedPath(uid types.UID, id string) string {
 	return d.dir.Path(retainedDir, string(uid)+"."+id)
+}
+
+// hashSecret returns a value by which two secrets can be compared without keeping them.
+func hashSecret(s driver.Secret) string {
+	if s.IsZero() {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(s.Reveal()))
+	return hex.EncodeToString(sum[:])
 }

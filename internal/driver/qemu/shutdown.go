@@ -175,12 +175,6 @@ func (inst *instance) pressUntilOff(ctx context.Context, within time.Duration) b
 	return false
 }
 
-// hasGuestEnded reports whether the guest has ended, by QEMU's last answer.
-func (inst *instance) hasGuestEnded() bool {
-	_, over := exitsByStatus[inst.status]
-	return over
-}
-
 // recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a
 // server that is off, the next start records it.
 func (inst *instance) recordGracePeriod(spec driver.ServerSpec) {

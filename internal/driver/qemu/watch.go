@@ -6,7 +6,6 @@ package qemu
 import (
 	"context"
 	"path/filepath"
-	"strings"
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/types"
@@ -40,7 +39,7 @@ type watch struct {
 	driver *Driver
 	files  *fsnotify.Watcher
 	out    chan types.UID
-	ended  chan string // the paths of attendants that have ended
+	ended  chan string // the paths of supervisors that have ended
 
 	order       []types.UID // to be sent, each once
 	queued      map[types.UID]bool
@@ -88,16 +87,6 @@ func (w *watch) handleNext(ctx context.Context) bool {
 		w.order = w.order[1:]
 	}
 	return true
-}
-
-// uidOf returns the UID in the name of a directory or a notification file; empty if there
-// is none.
-func uidOf(path string) types.UID {
-	uid, _, _ := strings.Cut(filepath.Base(path), ".")
-	if checkUID(types.UID(uid)) != nil {
-		return ""
-	}
-	return types.UID(uid)
 }
 
 func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {

@@ -6,27 +6,16 @@ package qemu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
-	"time"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/memory"
-	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/internal/machine/qmp"
-)
-
-const (
-	// writesWithin is how long a guest that waited for its disk is watched after it is
-	// resumed. QEMU retries the write at once, however slow the guest is.
-	writesWithin = 500 * time.Millisecond
-	// resumeAgain is the minimum time between two resumes of a guest that its disk pauses
-	// again. A disk that takes a while to fail must not have the guest resumed in a loop.
-	resumeAgain = 10 * time.Second
-	// pressEvery is the interval between two presses of the power button, for a guest that
-	// was not ready for the first.
-	pressEvery = 2 * time.Second
+	"cloudnative.tw/drover/internal/machine/cgroup"
 )
 
 // startRun begins a run. It records what it is about to do, starts QEMU with the guest still
@@ -69,6 +58,15 @@ func (inst *instance) startRun(ctx context.Context, spec driver.ServerSpec) erro
 		return errors.Join(err, inst.undoStart(ctx, before))
 	}
 	return inst.finishStart(ctx, spec)
+}
+
+// rotateLog renames the previous log before a run. A start that was interrupted has left
+// its own.
+func (inst *instance) rotateLog() error {
+	if inst.Phase == phaseStarting {
+		return inst.SetLogAside(machine.FailedLog)
+	}
+	return inst.SetLogAside(machine.OldLog)
 }
 
 // platform is the part of a machine that no spec names.
@@ -174,7 +172,7 @@ func (inst *instance) finishStart(ctx context.Context, spec driver.ServerSpec) e
 	}
 	// Notify first, so that other processes attend the machine even if this leader stops
 	// right after.
-	inst.driver.notify(inst.UID)
+	inst.notifyWatchers()
 	if err := inst.Execute(ctx, "cont", nil, nil); err != nil {
 		return err
 	}
@@ -182,106 +180,73 @@ func (inst *instance) finishStart(ctx context.Context, spec driver.ServerSpec) e
 	return nil
 }
 
-// resumeGuest resumes a guest. One that a disk error paused retries the same request, and
-// whether that works shows at once. Without that check it would be resumed again and
-// again.
-func (inst *instance) resumeGuest(ctx context.Context) error {
-	if inst.status != machine.StatusIOError {
-		return inst.Execute(ctx, "cont", nil, nil)
+// planCPUGroup sets where a run's control group will be, if its CPUs are not whole.
+func (inst *instance) planCPUGroup(cpuMilli int64) {
+	inst.CPUGroup, inst.CPUNote = "", ""
+	if cpuMilli%1000 == 0 {
+		return
 	}
-	asked, cancel := context.WithTimeout(ctx, machine.CommandWithin)
-	defer cancel()
-	c, err := inst.Dial(asked, machine.ControlSocket, inst.recordDiskEvent)
+	g, err := inst.driver.groups()
 	if err != nil {
-		return err
+		inst.noteWholeCPUs(cpuMilli, err)
+		return
 	}
-	defer c.Close()
-	if at, ok := inst.driver.diskResumes.Load(inst.Path); ok && inst.driver.Clock.Now().Sub(at) < resumeAgain {
-		return inst.findDiskFault(asked, c)
-	}
-	if err := c.Execute(asked, "cont", nil, nil); err != nil {
-		return err
-	}
-	looked, stop := context.WithTimeout(asked, writesWithin)
-	defer stop()
-	for proc.Pause(looked, 4*proc.PollEvery) {
-		if status, err := machine.QueryStatus(looked, c); err == nil && status == machine.StatusIOError {
-			return inst.findDiskFault(asked, c)
-		}
-	}
-	inst.driver.diskResumes.Store(inst.Path, inst.driver.Clock.Now())
-	return nil
+	inst.CPUGroup = g.GroupPath(string(inst.UID))
 }
 
-// prepareRestart delays a stop before a restart until the next run has what it needs. Else
-// the guest would be off while an image is fetched, and for good where something cannot
-// be had.
-func (inst *instance) prepareRestart(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
-	if inst.Stop != nil || spec.Power == driver.PowerOff {
-		return false, nil
+// limitCPU limits a QEMU to its fraction of a CPU. Where that is not possible the QEMU
+// keeps the whole CPU, and the server's note says so.
+func (inst *instance) limitCPU(ctx context.Context) {
+	if inst.CPUGroup == "" {
+		return
 	}
-	if waits, err := inst.driver.fetching(ctx, inst, spec); waits || err != nil {
-		return waits, err
+	g, err := inst.driver.groups()
+	if err == nil {
+		err = g.LimitCPU(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.PID() })
 	}
-	if err := inst.driver.checkImages(inst, spec); err != nil {
-		return false, err
-	}
-	if err := hostports.CheckForwards(ctx, spec.Ports, inst.Forwards, inst.driver.choose); err != nil {
-		return false, err
-	}
-	on, err := inst.platformOf(ctx)
 	if err != nil {
-		return false, err
+		inst.driver.removeGroup(ctx, inst.CPUGroup)
+		inst.CPUGroup = ""
+		inst.noteWholeCPUs(inst.Settings.CPUMilli, err)
 	}
-	want := demandOf(inst, spec, on.accel)
-	want.Freed = inst.Settings.MemoryBytes + memory.OverheadOf(inst.accelerator())
-	return false, contractError(inst.driver.room.Check(want, inst.driver.hostMemory))
 }
 
-// stopRun presses the power button, and ends the run when StopBy has passed. A guest that
-// was not resumed yet has nothing to shut down, and its start may be one that cannot be
-// finished.
-func (inst *instance) stopRun(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
-	if inst.Phase == phaseStarting {
-		return false, inst.Quit(ctx)
-	}
-	now := stop{By: spec.StopBy}
-	if inst.Stop != nil && spec.Power != driver.PowerOff && spec.RestartRun != inst.Run {
-		now.By = inst.Stop.By
-	}
-	if !now.By.IsZero() && !inst.driver.Clock.Now().Before(now.By) {
-		return false, inst.forceStop(ctx)
-	}
-	if inst.Stop == nil || !inst.Stop.By.Equal(now.By) {
-		inst.Stop = &now
-		if err := inst.save(); err != nil {
-			return true, inst.driver.dir.Explain(err)
-		}
-	}
-	return true, inst.pressPowerButton(ctx)
+func (inst *instance) noteWholeCPUs(cpuMilli int64, err error) {
+	inst.CPUNote = fmt.Sprintf("resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
+	inst.driver.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", inst.UID, "cpuMilli", cpuMilli, "cause", err.Error())
 }
 
-// pressPowerButton presses the power button if pressEvery has passed. A paused guest is resumed,
-// since it would not notice the button.
-func (inst *instance) pressPowerButton(ctx context.Context) error {
-	if !inst.claimPowerPress() {
-		return nil
+func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }
+
+// removeGroup removes the control group of a run that is over. If that fails, the remaining
+// group limits no process.
+func (d *Driver) removeGroup(ctx context.Context, group string) {
+	if err := cgroup.Remove(ctx, group); err != nil {
+		d.Log.Info("Control group could not be removed", "group", group, "cause", err.Error())
 	}
-	return inst.Control(ctx, func(ctx context.Context, c *qmp.Client) error { return machine.PowerDown(ctx, c, inst.isPaused()) })
 }
 
-// forceStop ends a run that the guest did not end, even where that cannot be recorded.
-func (inst *instance) forceStop(ctx context.Context) error {
-	_, _ = inst.recordExit(driver.Exit{Code: codeKilled, Reason: "Forced", At: inst.driver.Clock.Now()})
-	return inst.Quit(ctx)
+// seedOf returns what cloud-init reads. The instance ID is the server's UID, so cloud-init
+// does its once-only tasks once per server.
+func seedOf(spec driver.ServerSpec) machine.Seed {
+	return machine.Seed{
+		InstanceID: string(spec.UID), Hostname: spec.Name, SSHKeys: spec.SSHKeys,
+		UserData: spec.UserData.Reveal(), NetworkData: spec.NetworkData.Reveal(),
+	}
 }
 
-// quitEnded ends a QEMU whose guest has ended. Where the end is not recorded, QEMU stays,
-// since only it holds how the guest ended.
-func (inst *instance) quitEnded(ctx context.Context) error {
-	if inst.exitErr != nil {
-		return inst.exitErr
+// killStrays ends machines of a UID whose directory, or the run lock in it, was removed
+// while they ran, as by restoring a backup. The caller knows that no QEMU holds the lock.
+func (d *Driver) killStrays(ctx context.Context, uid types.UID) error {
+	// The kernel reports a path without symbolic links.
+	vms, err := filepath.EvalSymlinks(d.dir.Path(vmsDir))
+	if err != nil {
+		return d.dir.Explain(err)
 	}
-	inst.driver.powerPresses.Delete(inst.UID)
-	return inst.Quit(ctx)
+	lost := machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}
+	return lost.KillStrays(ctx, func(pid int) (onKilled func()) {
+		d.Log.Info("Machine ended: its directory, or the run lock in it, was removed", "uid", uid, "pid", pid)
+		group := cgroup.GroupOf(pid, string(uid))
+		return func() { d.removeGroup(ctx, group) }
+	})
 }
