@@ -89,7 +89,7 @@ var versionPattern = regexp.MustCompile(`version (\d+)\.(\d+)`)
 func checkVersion(out []byte) error {
 	found := versionPattern.FindSubmatch(out)
 	if found == nil {
-		return fmt.Errorf("it does not tell its version but %.80q", out)
+		return fmt.Errorf("it does not print its version but %.80q", out)
 	}
 	major, _ := strconv.Atoi(string(found[1]))
 	minor, _ := strconv.Atoi(string(found[2]))

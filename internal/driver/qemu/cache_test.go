@@ -91,7 +91,7 @@ func TestCache(t *testing.T) {
 	content, err := os.ReadFile(record)
 	must(t, err)
 	must(t, os.WriteFile(record, []byte("{"), 0o600))
-	if _, err := c.Prune(t.Context()); err == nil || !strings.Contains(err.Error(), "mend "+record) {
+	if _, err := c.Prune(t.Context()); err == nil || !strings.Contains(err.Error(), "repair "+record) {
 		t.Errorf("beside a server that cannot be read: %v", err)
 	}
 	must(t, os.WriteFile(record, content, 0o600))

@@ -103,19 +103,19 @@ func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
 // promisedDisk returns what disks of all clusters' machines were promised and do not take
 // yet. A server that cannot be read counts as nothing.
 func (d *Driver) promisedDisk() (int64, error) {
-	homes, err := d.allInstances()
+	instances, err := d.allInstances()
 	if err != nil {
 		return 0, err
 	}
 	var promised int64
-	for _, h := range homes {
-		r, err := h.load()
+	for _, inst := range instances {
+		r, err := inst.load()
 		if err != nil {
 			continue
 		}
-		promised += max(0, r.Root.Size-h.allocatedBytes(rootDiskFile))
+		promised += max(0, r.Root.Size-inst.allocatedBytes(rootDiskFile))
 		for name, v := range r.Volumes {
-			promised += max(0, v.Size-h.allocatedBytes(volumeFile(name)))
+			promised += max(0, v.Size-inst.allocatedBytes(volumeFile(name)))
 		}
 	}
 	return promised, nil
@@ -175,17 +175,17 @@ func (d *Driver) hostMemory() (memory.Room, error) {
 }
 
 func (d *Driver) promisedMemory() (map[string]int64, error) {
-	homes, err := d.allInstances()
+	instances, err := d.allInstances()
 	promised := map[string]int64{}
-	for _, h := range homes {
-		if on, err := h.IsRunning(); err != nil || !on {
+	for _, inst := range instances {
+		if on, err := inst.IsRunning(); err != nil || !on {
 			continue
 		}
-		r, err := h.load()
+		r, err := inst.load()
 		if err != nil {
 			continue
 		}
-		used, _ := proc.ReadUsage(h.PID()) // nothing where it fails
+		used, _ := proc.ReadUsage(inst.PID()) // nothing where it fails
 		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.accelerator())-used.MemoryBytes)
 	}
 	return promised, err

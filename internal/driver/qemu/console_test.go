@@ -134,7 +134,7 @@ func TestConsoleOfNobody(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestLogsStaySmall checks that what a guest prints while it has no attendant is cut by
+// TestLogsStaySmall checks that what a guest prints while it has no supervisor is cut by
 // the first one, and that later output is cut too. Readers of the console continue.
 func TestLogsStaySmall(t *testing.T) {
 	t.Parallel()
@@ -160,7 +160,7 @@ func TestLogsStaySmall(t *testing.T) {
 		return err
 	})
 
-	follow(t, d)
+	keepWatching(t, d)
 	vmtest.Eventually(t, patience, "the log is cut", func() error {
 		if size := sizeOf(t, log); size != 0 {
 			return fmt.Errorf("it has %d bytes", size)

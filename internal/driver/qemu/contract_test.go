@@ -46,7 +46,7 @@ func TestContract(t *testing.T) {
 				Driver: e.openAs(t, clusterID, dir), Lose: move(dir, dir+".away"), Restore: move(dir+".away", dir),
 			}
 		},
-		Hands:    e.hands(),
+		Hands:    e.engineActions(),
 		FailCode: codePanicked,
 		Visible:  e.visible,
 		Patience: patience,
@@ -69,8 +69,8 @@ func (e *engine) stubbornSpec() driver.ServerSpec {
 	return spec
 }
 
-// homeOf finds a server's directory without a driver.
-func (e *engine) homeOf(t *testing.T, s driver.Server) *instance {
+// instanceFor finds a server's directory without a driver.
+func (e *engine) instanceFor(t *testing.T, s driver.Server) *instance {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", e.dir)
 	must(t, err)
@@ -81,45 +81,45 @@ func (e *engine) homeOf(t *testing.T, s driver.Server) *instance {
 	return (&Driver{dir: dir}).instanceAt(path)
 }
 
-func (e *engine) hands() drivertest.Hands {
+func (e *engine) engineActions() drivertest.Hands {
 	return drivertest.Hands{
 		Kill: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			must(t, e.homeOf(t, s).Kill(context.WithoutCancel(t.Context())))
+			must(t, e.instanceFor(t, s).Kill(context.WithoutCancel(t.Context())))
 		},
 		Stop: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			e.tell(t, s, "x")
+			e.sendText(t, s, "x")
 		},
 		Exit: func(t *testing.T, s driver.Server, code int) {
 			t.Helper()
 			if code == 0 {
-				e.tell(t, s, "x")
+				e.sendText(t, s, "x")
 			} else {
-				e.tell(t, s, "p")
+				e.sendText(t, s, "p")
 			}
 		},
 		Pause: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			must(t, e.homeOf(t, s).Execute(t.Context(), "stop", nil, nil))
+			must(t, e.instanceFor(t, s).Execute(t.Context(), "stop", nil, nil))
 		},
 		Remove: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			h := e.homeOf(t, s)
+			h := e.instanceFor(t, s)
 			must(t, h.Kill(context.WithoutCancel(t.Context())))
 			must(t, os.RemoveAll(h.Path))
 		},
 		Burn: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			e.tell(t, s, "b")
+			e.sendText(t, s, "b")
 		},
 	}
 }
 
-// tell sends a text to the guest by its serial console once the guest listens.
-func (e *engine) tell(t *testing.T, s driver.Server, text string) {
+// sendText sends a text to the guest by its serial console once the guest listens.
+func (e *engine) sendText(t *testing.T, s driver.Server, text string) {
 	t.Helper()
-	h := e.homeOf(t, s)
+	h := e.instanceFor(t, s)
 	vmtest.Eventually(t, patience, "the guest listens", func() error {
 		content, err := os.ReadFile(h.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), "drover guest") {
@@ -138,7 +138,7 @@ func (e *engine) tell(t *testing.T, s driver.Server, text string) {
 // although only the driver's user can read those.
 func (e *engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
-	h := e.homeOf(t, s)
+	h := e.instanceFor(t, s)
 	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
 	must(t, err)
 	text := string(line)

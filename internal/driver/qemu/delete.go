@@ -55,7 +55,7 @@ func (d *Driver) removeRemains(ctx context.Context, t driver.Target, lock *state
 	return none
 }
 
-// forgetServer removes what is kept of a server beside its directory.
+// forgetServer removes what there is of a server beside its directory.
 func (d *Driver) forgetServer(uid types.UID, lock *statedir.Lock) {
 	d.powerPresses.Delete(uid)
 	d.unansweredQueries.Delete(d.instanceOf(uid).Path)
@@ -85,7 +85,7 @@ func (inst *instance) removeServer(ctx context.Context, lock *statedir.Lock) err
 }
 
 // releaseServer marks a server as retained first, so that a release which is interrupted is
-// finished by the next call. After that, nothing is kept of it beside its directory.
+// finished by the next call. After that, nothing is left of it beside its directory.
 func (inst *instance) releaseServer(ctx context.Context, lock *statedir.Lock) error {
 	journal.Note(ctx, journal.DeedRelease, nil, nil)
 	inst.Retained = true
@@ -101,7 +101,7 @@ func (inst *instance) releaseServer(ctx context.Context, lock *statedir.Lock) er
 	return nil
 }
 
-// moveToRetained frees the UID of a server that was marked. Its QEMU keeps running in the
+// moveToRetained frees the UID of a server that was marked. Its QEMU runs on in the
 // directory, wherever that is.
 func (inst *instance) moveToRetained() error {
 	// A search for the images in use must not miss it during the move.

@@ -16,8 +16,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// hasEnded waits until the guest has ended, without an end being reported.
-func hasEnded(t *testing.T, h *instance) {
+// waitGuestEnded waits until the guest has ended, without an end being reported.
+func waitGuestEnded(t *testing.T, h *instance) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "the guest ends", func() error {
 		if status, err := h.Status(t.Context()); err != nil || status != machine.StatusShutdown {
@@ -27,9 +27,9 @@ func hasEnded(t *testing.T, h *instance) {
 	})
 }
 
-// TestEndIsTold checks that the call which finds an unknown end reports it, and that the
+// TestExitIsReported checks that the call which finds an unknown end reports it, and that the
 // machine is started again only then.
-func TestEndIsTold(t *testing.T) {
+func TestExitIsReported(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
@@ -37,8 +37,12 @@ func TestEndIsTold(t *testing.T) {
 		end    func(t *testing.T, h *instance, s driver.Server)
 		reason string
 	}{
-		"shut down": {func(t *testing.T, h *instance, s driver.Server) { t.Helper(); e.tell(t, s, "x"); hasEnded(t, h) }, "Completed"},
-		"killed":    {func(t *testing.T, h *instance, s driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
+		"shut down": {func(t *testing.T, h *instance, s driver.Server) {
+			t.Helper()
+			e.sendText(t, s, "x")
+			waitGuestEnded(t, h)
+		}, "Completed"},
+		"killed": {func(t *testing.T, h *instance, s driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
@@ -73,9 +77,9 @@ func TestEndIsTold(t *testing.T) {
 	}
 }
 
-// TestOneStartACall checks that a guest which ends as soon as it was resumed is not
+// TestOneStartPerCall checks that a guest which ends as soon as it was resumed is not
 // started again by the same call.
-func TestOneStartACall(t *testing.T) {
+func TestOneStartPerCall(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	o := e.options()
@@ -83,7 +87,7 @@ func TestOneStartACall(t *testing.T) {
 	var d *Driver
 	ends := 0
 	o.Log = funcr.New(func(_, text string) {
-		// The last log line before the driver looks at the result of a step.
+		// The last log line before the driver observes the result of a step.
 		if !strings.Contains(text, "Notification could not be written") {
 			return
 		}
@@ -96,15 +100,15 @@ func TestOneStartACall(t *testing.T) {
 	off := spec
 	off.Power = driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	bells := d.dir.Path(notificationsDir)
-	must(t, os.RemoveAll(bells))
-	must(t, os.WriteFile(bells, nil, 0o600))
+	notifications := d.dir.Path(notificationsDir)
+	must(t, os.RemoveAll(notifications))
+	must(t, os.WriteFile(notifications, nil, 0o600))
 	s, err := d.Ensure(t.Context(), spec)
 	must(t, err)
 	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" || ends != 1 {
 		t.Errorf("it was started %d times and is %+v", ends, s)
 	}
-	must(t, os.Remove(bells))
-	must(t, os.Mkdir(bells, 0o700))
+	must(t, os.Remove(notifications))
+	must(t, os.Mkdir(notifications, 0o700))
 	gone(t, d, spec)
 }

@@ -44,7 +44,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 var errFetching = errors.New("its image is being fetched")
 
 // findOrCreate returns the server of the spec's UID. A stop comes before all checks, so
-// that a spec which no machine can satisfy does not keep one on.
+// that a spec which no machine can satisfy cannot keep one running.
 func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
 	s, err := d.findServer(ctx, spec.Target)
 	if err == nil {
@@ -106,8 +106,8 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 		return err
 	}
 	defer remove()
-	h := d.instanceAt(filepath.Join(tmp, "vm"))
-	if err := os.Mkdir(h.Path, 0o700); err != nil {
+	inst := d.instanceAt(filepath.Join(tmp, "vm"))
+	if err := os.Mkdir(inst.Path, 0o700); err != nil {
 		return err
 	}
 	release, err := d.images.Hold()
@@ -116,7 +116,7 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 	}
 	defer release()
 	asked := imageOf(spec, imageSettings{Source: d.Image})
-	root, err := d.makeRoot(h.File(rootDiskFile), spec, asked)
+	root, err := d.makeRoot(inst.File(rootDiskFile), spec, asked)
 	if err != nil {
 		return err
 	}
@@ -124,14 +124,14 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 	if err != nil {
 		return contractError(err)
 	}
-	h.record = record{
+	inst.record = record{
 		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
 		GraceSeconds: new(graceSeconds(spec)), Settings: settingsOf(spec, asked), Root: root,
 	}
-	if err := h.save(); err != nil {
+	if err := inst.save(); err != nil {
 		return err
 	}
-	return d.dir.Install(h.Path, d.instanceOf(spec.UID).Path)
+	return d.dir.Install(inst.Path, d.instanceOf(spec.UID).Path)
 }
 
 // converge takes one step after the other until none is left, or until one has to wait
@@ -160,7 +160,7 @@ func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (dri
 	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", inst.UID)
 }
 
-// mayStart reports whether a start is asked for. The end of a run is reported before
+// mayStart reports whether a start is requested. The exit of a run is reported before
 // another run follows it, since the caller applies the restart policy. A caller that asks
 // for a server to be on may not know yet that it has ended, before or during the call.
 func (inst *instance) mayStart(spec driver.ServerSpec) bool {

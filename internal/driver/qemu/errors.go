@@ -57,14 +57,14 @@ type brokenError struct{ error }
 
 // wrapBroken makes an error one server's own, so that the others can still be seen.
 // Where the process has no descriptors left, the error is not the server's.
-func wrapBroken(mend string, err error) error {
+func wrapBroken(repair string, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
-	return brokenError{fmt.Errorf("%s: %w", mend, err)}
+	return brokenError{fmt.Errorf("%s: %w", repair, err)}
 }
 
 func isBroken(err error) bool {

@@ -259,7 +259,7 @@ func TestStartCutOff(t *testing.T) {
 	listed, err := next.List(t.Context())
 	must(t, err)
 	if len(listed) != 1 || listed[0].State != driver.StatePaused { // which makes a controller continue the start
-		t.Errorf("a machine that waits to be let go is %+v", listed)
+		t.Errorf("a machine that waits to be resumed is %+v", listed)
 	}
 	adopted := reach(t, next, spec, driver.StateRunning)
 	if adopted.Run != first.Run || h.PID() != pid {
@@ -373,7 +373,7 @@ func TestLockReplaced(t *testing.T) {
 		must(t, errors.Join(os.Remove(h.File(name)), os.WriteFile(h.File(name), content, 0o600)))
 	}
 	must(t, os.Remove(h.File(machine.PIDFile)))
-	ended(t, d, spec.UID)
+	waitExit(t, d, spec.UID)
 	reach(t, d, spec, driver.StateRunning)
 	if all := machines(d, []types.UID{spec.UID}); len(all[spec.UID]) != 1 {
 		t.Errorf("its machines are the processes %v, want one", all[spec.UID])
@@ -411,9 +411,9 @@ func TestDiskOfNoRecord(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestEndsUnattended checks that a later controller, and one that watched, knows how a
+// TestExitsUnsupervised checks that a later controller, and one that watched, knows how a
 // guest ended.
-func TestEndsUnattended(t *testing.T) {
+func TestExitsUnsupervised(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	for say, want := range map[string]driver.Exit{
@@ -426,21 +426,21 @@ func TestEndsUnattended(t *testing.T) {
 			spec := e.spec()
 			s := reach(t, d, spec, driver.StateRunning)
 			if watched {
-				follow(t, d)
+				keepWatching(t, d)
 			}
 			if say == "" {
 				must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 			} else {
-				e.tell(t, s, say)
+				e.sendText(t, s, say)
 			}
-			end := ended(t, e.open(t), spec.UID)
+			end := waitExit(t, e.open(t), spec.UID)
 			if end.Code != want.Code || end.Reason != want.Reason || end.At.IsZero() {
 				t.Errorf("watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
 			}
 			if watched {
-				isOver(t, d.instanceOf(spec.UID))
+				waitStopped(t, d.instanceOf(spec.UID))
 			}
-			if again := ended(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
+			if again := waitExit(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
 				t.Errorf("the end was %+v and is %+v", end, again)
 			}
 			gone(t, d, spec)
@@ -448,7 +448,7 @@ func TestEndsUnattended(t *testing.T) {
 	}
 }
 
-func ended(t *testing.T, d *Driver, uid types.UID) *driver.Exit {
+func waitExit(t *testing.T, d *Driver, uid types.UID) *driver.Exit {
 	t.Helper()
 	var end *driver.Exit
 	vmtest.Eventually(t, patience, "List shows an end", func() error {
@@ -462,8 +462,8 @@ func ended(t *testing.T, d *Driver, uid types.UID) *driver.Exit {
 	return end
 }
 
-// follow keeps a watch open until the test ends.
-func follow(t *testing.T, d *Driver) {
+// keepWatching keeps a watch open until the test ends.
+func keepWatching(t *testing.T, d *Driver) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	uids, err := d.Watch(ctx)
@@ -483,7 +483,7 @@ func TestStopTooEarly(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	follow(t, d)
+	keepWatching(t, d)
 	off := e.spec()
 	paused := off
 	paused.Power = driver.PowerPaused
@@ -491,7 +491,7 @@ func TestStopTooEarly(t *testing.T) {
 	off.Power = driver.PowerOff
 	_, err := d.Ensure(t.Context(), off)
 	must(t, err)
-	if end := ended(t, d, off.UID); end.Code != 0 {
+	if end := waitExit(t, d, off.UID); end.Code != 0 {
 		t.Errorf("it ended with %+v", end)
 	}
 	gone(t, d, off)
@@ -515,7 +515,7 @@ func TestPrograms(t *testing.T) {
 	for name, c := range map[string]struct{ binary, says string }{
 		"missing":  {"qemu-of-nowhere", "is not installed"},
 		"too old":  {script(t, "echo QEMU emulator version 5.2.0"), "it is version 5.2, and 6.2 or newer is needed"},
-		"silent":   {script(t, "true"), "does not tell its version"},
+		"silent":   {script(t, "true"), "does not print its version"},
 		"failing":  {script(t, "exit 1"), "exit status 1"},
 		"no QEMU":  {"/etc/passwd", "permission denied"},
 		"the real": {DefaultBinary, ""},

@@ -45,8 +45,8 @@ func TestBrokenRecord(t *testing.T) {
 	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
 	must(t, os.WriteFile(path, content, 0o600))
-	if end := ended(t, d, spec.UID); end.Reason != "Killed" {
-		t.Errorf("mended, it ended with %+v", end)
+	if end := waitExit(t, d, spec.UID); end.Reason != "Killed" {
+		t.Errorf("repaired, it ended with %+v", end)
 	}
 	gone(t, d, spec)
 	leavesNothing(t, d)
@@ -74,7 +74,7 @@ func TestUnreadRecord(t *testing.T) {
 		err := h.classifyReadError(&os.PathError{Op: "open", Path: h.File(recordFile), Err: cause})
 		says := err.Error()
 		if isBroken(err) != c.broken || strings.Contains(says, "remove") != c.remove || errors.Is(err, driver.ErrUnavailable) == c.broken ||
-			strings.Contains(says, "mend") != c.broken || !strings.Contains(says, h.File(recordFile)+": "+cause.Error()) {
+			strings.Contains(says, "repair") != c.broken || !strings.Contains(says, h.File(recordFile)+": "+cause.Error()) {
 			t.Errorf("%v: got the error %v, broken %v", cause, err, isBroken(err))
 		}
 	}
@@ -107,9 +107,9 @@ func TestCopiedFolder(t *testing.T) {
 		met[s.UID] = s
 	}
 	if len(servers) != 2 || met[spec.UID].Err != nil || met[spec.UID].ID == "" || met[other.UID].ID != "" {
-		t.Fatalf("List tells of %+v", servers)
+		t.Fatalf("List reports %+v", servers)
 	}
-	says := "mend " + copied.File(recordFile) + ": its uid is " + string(spec.UID)
+	says := "repair " + copied.File(recordFile) + ": its uid is " + string(spec.UID)
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", met[other.UID].Err), driver.ErrRetry, says, "must be "+string(other.UID))
 	_, err = d.Ensure(t.Context(), other)
 	wantError(t, err, driver.ErrRetry, says)
@@ -131,16 +131,16 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	servers, err := d.List(t.Context())
 	must(t, err)
 	if len(servers) != 1 || servers[0].UID != spec.UID || servers[0].ID != "" || servers[0].State != state {
-		t.Fatalf("%s: List tells of %+v", what, servers)
+		t.Fatalf("%s: List reports %+v", what, servers)
 	}
-	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "mend", d.instanceOf(spec.UID).Path)
+	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.instanceOf(spec.UID).Path)
 	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
 		t.Errorf("%s: Usage says %v", what, err)
 	}
 	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "mend")
+	wantError(t, err, driver.ErrRetry, "repair")
 	for _, retain := range []bool{false, true} {
-		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "mend")
+		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "repair")
 	}
 	if on, err := d.instanceOf(spec.UID).IsRunning(); on != (state == driver.StateRunning) || err != nil {
 		t.Errorf("%s: it runs: %v, %v", what, on, err)
@@ -155,8 +155,8 @@ func TestBrokenEnd(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	s := reach(t, d, spec, driver.StateRunning)
-	e.tell(t, s, "x")
-	if end := ended(t, d, spec.UID); end.Reason != "Completed" {
+	e.sendText(t, s, "x")
+	if end := waitExit(t, d, spec.UID); end.Reason != "Completed" {
 		t.Errorf("it ended with %+v", end)
 	}
 	ends, err := filepath.Glob(d.dir.Path(endsDir, "*"))
@@ -165,8 +165,8 @@ func TestBrokenEnd(t *testing.T) {
 	}
 	for _, broken := range []string{"", "{", "{}", "null"} {
 		must(t, os.WriteFile(ends[0], []byte(broken), 0o600))
-		end := ended(t, d, spec.UID)
-		if again := ended(t, d, spec.UID); *again != *end || end.Code != codeKilled || end.Reason != "Killed" || end.At.IsZero() {
+		end := waitExit(t, d, spec.UID)
+		if again := waitExit(t, d, spec.UID); *again != *end || end.Code != codeKilled || end.Reason != "Killed" || end.At.IsZero() {
 			t.Errorf("%q: it ended with %+v, and then with %+v", broken, end, again)
 		}
 	}
@@ -261,7 +261,7 @@ func TestImageDirs(t *testing.T) {
 
 // inTheWay puts something that even root cannot read in the place of a file, and returns
 // what puts the file back.
-func inTheWay(t *testing.T, path string, put func(path string) error) (mend func()) {
+func inTheWay(t *testing.T, path string, put func(path string) error) (repair func()) {
 	t.Helper()
 	must(t, os.Rename(path, path+".away"))
 	must(t, put(path))
@@ -301,7 +301,7 @@ func TestOneUnreadable(t *testing.T) {
 	was := reach(t, d, spec, driver.StateRunning)
 	h := d.instanceOf(spec.UID)
 	must(t, h.Kill(t.Context()))
-	ended(t, e.open(t), spec.UID) // which is not reported to d
+	waitExit(t, e.open(t), spec.UID) // which is not reported to d
 	r, err := h.load()
 	must(t, err)
 	for name, c := range map[string]struct {
@@ -330,13 +330,13 @@ func TestOneUnreadable(t *testing.T) {
 				if s.State != c.state || s.ID != c.id || s.Exit != nil {
 					t.Errorf("it is %+v", s)
 				}
-				wantError(t, driver.Errorf(driver.ErrRetry, "%w", s.Err), driver.ErrRetry, "mend", c.files[0])
+				wantError(t, driver.Errorf(driver.ErrRetry, "%w", s.Err), driver.ErrRetry, "repair", c.files[0])
 			}
 			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, driver.ErrRetry, "mend", c.files[0])
-			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrRetry, "mend", c.files[0])
+			wantError(t, err, driver.ErrRetry, "repair", c.files[0])
+			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrRetry, "repair", c.files[0])
 			_, err = d.Console(t.Context(), spec.UID)
-			wantError(t, err, driver.ErrRetry, "mend", c.files[0])
+			wantError(t, err, driver.ErrRetry, "repair", c.files[0])
 			theirs, err := e.openAs(t, "cluster-2", e.dir).List(t.Context())
 			must(t, err)
 			if shown := len(theirs) == 1; shown != (c.id == "") {
@@ -347,7 +347,7 @@ func TestOneUnreadable(t *testing.T) {
 	s, err := d.Ensure(t.Context(), spec)
 	must(t, err)
 	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" { // reported before it is started again
-		t.Errorf("mended, it is %+v", s)
+		t.Errorf("repaired, it is %+v", s)
 	}
 	gone(t, d, spec)
 	gone(t, d, other)

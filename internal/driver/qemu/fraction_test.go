@@ -38,7 +38,7 @@ func TestFraction(t *testing.T) {
 		wantFile(t, filepath.Join(group, "cpu.cfs_quota_us"), "30000")
 	}
 	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.instanceOf(spec.UID).PID()))
-	e.tell(t, s, "b")
+	e.sendText(t, s, "b")
 	vmtest.Eventually(t, patience, "the kernel holds it back", func() error {
 		stat, err := os.ReadFile(filepath.Join(group, "cpu.stat"))
 		if err == nil && (!strings.Contains(string(stat), "nr_throttled") || strings.Contains(string(stat), "nr_throttled 0\n")) {

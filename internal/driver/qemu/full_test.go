@@ -188,19 +188,19 @@ func TestDiskFullEnding(t *testing.T) {
 	_ = e.fill(t)
 	e.fillInodes(t)
 
-	e.tell(t, first, "x")
-	end := ended(t, d, ends.UID)
-	if again := ended(t, d, ends.UID); *again != *end || end.Reason != "Completed" {
+	e.sendText(t, first, "x")
+	end := waitExit(t, d, ends.UID)
+	if again := waitExit(t, d, ends.UID); *again != *end || end.Reason != "Completed" {
 		t.Errorf("it ended with %+v, and then with %+v", end, again)
 	}
 	listed, err := d.List(t.Context())
 	if err != nil || len(listed) != 2 {
-		t.Errorf("List tells of %+v, %v", listed, err)
+		t.Errorf("List reports %+v, %v", listed, err)
 	}
 	_, err = d.Ensure(t.Context(), ends)
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
 	if pid := d.instanceOf(ends.UID).PID(); pid == 0 {
-		t.Error("the QEMU is gone that tells how its guest ended")
+		t.Error("the QEMU is gone that knows how its guest ended")
 	}
 	stays.Power, stays.StopBy = driver.PowerOff, time.Now()
 	if s := reach(t, d, stays, driver.StateStopped); s.Exit == nil || s.Exit.Reason != "Forced" {
@@ -220,12 +220,12 @@ func TestEndWrittenLater(t *testing.T) {
 	e := newEngine(t)
 	e.smallDisk(t, 8)
 	d := e.open(t)
-	follow(t, d)
+	keepWatching(t, d)
 	spec := e.spec()
 	s := boots(t, d, spec, "drover guest 1 A")
 	filler := e.fill(t)
-	e.tell(t, s, "x")
-	end := ended(t, d, spec.UID)
+	e.sendText(t, s, "x")
+	end := waitExit(t, d, spec.UID)
 	must(t, os.Remove(filler))
 	vmtest.Eventually(t, patience, "its QEMU is collected", func() error {
 		if pid := d.instanceOf(spec.UID).PID(); pid != 0 {
@@ -233,7 +233,7 @@ func TestEndWrittenLater(t *testing.T) {
 		}
 		return nil
 	})
-	if later := ended(t, e.open(t), spec.UID); !later.At.Equal(end.At) || later.Reason != "Completed" {
+	if later := waitExit(t, e.open(t), spec.UID); !later.At.Equal(end.At) || later.Reason != "Completed" {
 		t.Errorf("it ended with %+v, and for another controller with %+v", end, later)
 	}
 	gone(t, d, spec)

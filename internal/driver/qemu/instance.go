@@ -32,8 +32,8 @@ type instance struct {
 	// status is QEMU's run state, empty if QEMU does not answer; silence says why.
 	status  string
 	silence error
-	// exit is the end of the last run; nil while the run goes on and if there was none.
-	// unkept says why it could not be recorded.
+	// exit is how the last run ended; nil during a run and before the first. exitErr is why
+	// it could not be recorded.
 	exit    *driver.Exit
 	exitErr error
 	// fault is the disk error that the guest waits for, if there is one.
@@ -53,12 +53,14 @@ func (d *Driver) instanceAt(path string) *instance {
 	}
 }
 
+// instanceOf returns the server of a UID, whose directory may not exist.
 func (d *Driver) instanceOf(uid types.UID) *instance {
 	return d.instanceAt(d.dir.Path(vmsDir, string(uid)))
 }
 
+// allInstances returns the servers of all clusters, the released ones last.
 func (d *Driver) allInstances() ([]*instance, error) {
-	var homes []*instance
+	var instances []*instance
 	for _, sub := range []string{vmsDir, retainedDir} {
 		entries, err := os.ReadDir(d.dir.Path(sub))
 		if err != nil {
@@ -66,11 +68,11 @@ func (d *Driver) allInstances() ([]*instance, error) {
 		}
 		for _, entry := range entries {
 			if entry.IsDir() && uidOf(entry.Name()) != "" {
-				homes = append(homes, d.instanceAt(d.dir.Path(sub, entry.Name())))
+				instances = append(instances, d.instanceAt(d.dir.Path(sub, entry.Name())))
 			}
 		}
 	}
-	return homes, nil
+	return instances, nil
 }
 
 func (d *Driver) instancesOf(uids []types.UID) ([]*instance, error) {
@@ -78,11 +80,11 @@ func (d *Driver) instancesOf(uids []types.UID) ([]*instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	homes := make([]*instance, len(uids))
+	instances := make([]*instance, len(uids))
 	for i, uid := range uids {
-		homes[i] = d.instanceOf(uid)
+		instances[i] = d.instanceOf(uid)
 	}
-	return homes, nil
+	return instances, nil
 }
 
 // uidOf returns the UID in the name of a directory or a notification file; empty if there
@@ -122,13 +124,13 @@ func (inst *instance) load() (*instance, error) {
 	}
 	var r record
 	if err := json.Unmarshal(content, &r); err != nil {
-		return s, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", inst.File(recordFile), err)}
+		return s, brokenError{fmt.Errorf("repair %s, or remove its folder: %w", inst.File(recordFile), err)}
 	}
 	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
-		return s, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", inst.File(recordFile))}
+		return s, brokenError{fmt.Errorf("repair %s: clusterID, uid or id is missing", inst.File(recordFile))}
 	}
 	if r.UID != inst.UID {
-		return s, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", inst.File(recordFile), r.UID, inst.UID)}
+		return s, brokenError{fmt.Errorf("repair %s: its uid is %s, as in a copy of that server's folder, and must be %s", inst.File(recordFile), r.UID, inst.UID)}
 	}
 	s.record = r
 	return s, nil
@@ -140,13 +142,14 @@ func (inst *instance) classifyReadError(err error) error {
 	if there, statErr := inst.hasDirectory(); !there && statErr == nil {
 		return fs.ErrNotExist
 	}
-	mend := "mend what keeps Drover from reading this"
+	repair := "repair what keeps Drover from reading this"
 	if errors.Is(err, fs.ErrNotExist) {
-		mend = "mend or remove " + inst.Path
+		repair = "repair or remove " + inst.Path
 	}
-	return wrapBroken(mend, err)
+	return wrapBroken(repair, err)
 }
 
+// save replaces the record.
 func (inst *instance) save() error {
 	content, err := json.MarshalIndent(inst.record, "", "  ")
 	if err != nil {

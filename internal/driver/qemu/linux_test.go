@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// told is what the Linux guest reports about itself: see hack/guest/linux.
-type told struct {
+// guestReport is what the Linux guest reports about itself: see hack/guest/linux.
+type guestReport struct {
 	Boots     int
 	Cmdline   string
 	CPUs      int
@@ -48,7 +48,7 @@ func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 }
 
 // get queries the guest's web server.
-func get(t *testing.T, port int32, path string) (*told, error) {
+func get(t *testing.T, port int32, path string) (*guestReport, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -60,15 +60,15 @@ func get(t *testing.T, port int32, path string) (*told, error) {
 	}
 	defer func() { _ = answer.Body.Close() }()
 	if path != "/" {
-		return nil, nil //nolint:nilnil // There is nothing to tell.
+		return nil, nil //nolint:nilnil // There is nothing to report.
 	}
-	var r told
+	var r guestReport
 	return &r, json.NewDecoder(answer.Body).Decode(&r)
 }
 
-func report(t *testing.T, port int32) *told {
+func report(t *testing.T, port int32) *guestReport {
 	t.Helper()
-	var r *told
+	var r *guestReport
 	vmtest.Eventually(t, patience, "the guest answers by its host port", func() (err error) {
 		r, err = get(t, port, "/")
 		return err
@@ -86,7 +86,7 @@ func TestLinux(t *testing.T) {
 	first := reach(t, d, spec, driver.StateRunning)
 	r := report(t, port)
 	if r.Boots != 1 || r.CPUs != 2 || r.MemoryKiB > 256<<10 || r.MemoryKiB < 192<<10 || !strings.HasSuffix(r.Cmdline, `drover=a,b"c`) {
-		t.Errorf("the guest tells %+v", r)
+		t.Errorf("the guest reports %+v", r)
 	}
 	if vda := r.Disks["vda"]; vda.Size != 64<<20 || vda.ReadOnly {
 		t.Errorf("its disk is %+v", vda)
@@ -100,11 +100,11 @@ func TestLinux(t *testing.T) {
 	}
 	again := reach(t, d, spec, driver.StateRunning)
 	if r := report(t, port); r.Boots != 2 || again.Run == first.Run {
-		t.Errorf("started again the guest tells %+v", r)
+		t.Errorf("started again the guest reports %+v", r)
 	}
 
 	_, _ = get(t, port, "/panic")
-	if end := ended(t, d, spec.UID); end.Reason != "GuestPanicked" {
+	if end := waitExit(t, d, spec.UID); end.Reason != "GuestPanicked" {
 		t.Errorf("a kernel that panicked ended with %+v", end)
 	}
 	gone(t, d, spec)

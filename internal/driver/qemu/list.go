@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// maxConcurrent is how many servers are looked at concurrently.
+// maxConcurrent is how many servers are observed concurrently.
 const maxConcurrent = 16
 
 // List returns the servers of the UIDs, or all where none is named.
@@ -43,15 +43,15 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// observeServers observes this cluster's servers: those of the UIDs, or all where none is named,
-// including the released ones. A server whose record is broken may belong to any cluster,
-// so it is included.
+// observeServers observes this cluster's servers: those of the UIDs, or all where none is
+// named, including the released ones. A server whose record is broken may belong to any
+// cluster, so it is included.
 func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*instance, error) {
-	homes, err := d.listInstances(ctx, uids)
+	instances, err := d.listInstances(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
-	all, err := d.observeEach(ctx, homes)
+	all, err := d.observeEach(ctx, instances)
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
@@ -74,8 +74,8 @@ func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*insta
 	return ours, d.dir.Reach() // which may have gone meanwhile
 }
 
-// listInstances returns the directories of servers. The released ones are last, so that a server
-// that is being released is found in at least one place.
+// listInstances returns the servers that have a directory, of the UIDs or all. The released
+// ones are last, so that a server that is being released is found in at least one place.
 func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instance, error) {
 	if err := checkContext(ctx); err != nil {
 		return nil, err
@@ -91,15 +91,15 @@ func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instan
 
 // observeEach observes servers, and leaves out those that are gone meanwhile. A broken
 // server does not prevent the others from being listed.
-func (d *Driver) observeEach(ctx context.Context, homes []*instance) ([]*instance, error) {
-	servers, errs := make([]*instance, len(homes)), make([]error, len(homes))
+func (d *Driver) observeEach(ctx context.Context, instances []*instance) ([]*instance, error) {
+	servers, errs := make([]*instance, len(instances)), make([]error, len(instances))
 	var all errgroup.Group
 	all.SetLimit(maxConcurrent)
-	for i, h := range homes {
+	for i, inst := range instances {
 		all.Go(func() error {
-			servers[i], errs[i] = h.observeWithin(ctx, listQueryWithin)
+			servers[i], errs[i] = inst.observeWithin(ctx, listQueryWithin)
 			if servers[i].silence != nil {
-				d.unansweredQueries.Store(h.Path, true)
+				d.unansweredQueries.Store(inst.Path, true)
 			}
 			return nil
 		})

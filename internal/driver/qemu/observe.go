@@ -21,7 +21,7 @@ const (
 	goneWithin = 500 * time.Millisecond
 )
 
-// observe looks at a server. It records an end that it finds and that is not recorded
+// observe observes a server. It records an exit that it finds and that is not recorded
 // yet. It fails where there is no server, where ctx is done or the process cannot open
 // any file. It fails with a brokenError where something of the server cannot be read, and
 // then still returns what is known.
@@ -38,6 +38,7 @@ func (inst *instance) observeWithin(ctx context.Context, within time.Duration) (
 	return s, err
 }
 
+// observeState reads the record, queries QEMU and finds how the run ended.
 func (inst *instance) observeState(ctx context.Context, within time.Duration) (*instance, error) {
 	s, err := inst.load()
 	if isBroken(err) {
@@ -59,9 +60,10 @@ func (inst *instance) observeState(ctx context.Context, within time.Duration) (*
 		inst.driver.removeExits(s.UID)
 		return s, fs.ErrNotExist
 	}
-	return s, wrapBroken("mend "+inst.Path, err)
+	return s, wrapBroken("repair "+inst.Path, err)
 }
 
+// observeUnreadable returns what is known of a server whose record cannot be read.
 func (inst *instance) observeUnreadable(cause error) (*instance, error) {
 	s := inst.driver.instanceAt(inst.Path)
 	s.Retained = filepath.Base(filepath.Dir(inst.Path)) == retainedDir
@@ -71,14 +73,15 @@ func (inst *instance) observeUnreadable(cause error) (*instance, error) {
 	return s, cause
 }
 
-// observeRunning finds out whether its QEMU runs. Where that cannot be determined, the server
+// observeRunning finds out whether QEMU runs. Where that cannot be determined, the server
 // counts as on, so that it is never wrongly reported as off.
 func (inst *instance) observeRunning() error {
 	on, err := inst.IsRunning()
 	inst.on = on || err != nil
-	return wrapBroken("mend "+inst.File(machine.RunLockFile), err)
+	return wrapBroken("repair "+inst.File(machine.RunLockFile), err)
 }
 
+// queryStatus finds out whether QEMU runs, and queries its run state.
 func (inst *instance) queryStatus(ctx context.Context, within time.Duration) error {
 	if err := inst.observeRunning(); err != nil || !inst.on {
 		return err
@@ -96,30 +99,30 @@ func (inst *instance) queryStatus(ctx context.Context, within time.Duration) err
 	return ctx.Err()
 }
 
-// observeExit finds the end of the run. It continues with an end that cannot be recorded: a
-// full disk must not prevent a server from being seen or removed.
+// observeExit finds how the run ended. It continues with an exit that cannot be recorded:
+// a full disk must not prevent a server from being observed or removed.
 func (inst *instance) observeExit() error {
 	if inst.Phase != phaseOn {
-		return nil // no guest was resumed: the previous run's end is not this one's
+		return nil // no guest was resumed: the previous run's exit is not this one's
 	}
 	if inst.Retained {
 		return nil // no caller asks for it, and nothing would remove the record of it
 	}
-	end, over := exitsByStatus[inst.status]
-	if inst.on && !over {
+	exit, ok := exitsByStatus[inst.status]
+	if inst.on && !ok {
 		return nil
 	}
 	if !inst.on {
-		end = driver.Exit{Code: codeKilled, Reason: reasonKilled}
+		exit = driver.Exit{Code: codeKilled, Reason: reasonKilled}
 	}
 	known, err := inst.readExit()
 	if err != nil {
-		return wrapBroken("mend or remove "+inst.exitFile(), err)
+		return wrapBroken("repair or remove "+inst.exitFile(), err)
 	}
 	if known == nil {
-		end.At = inst.driver.Clock.Now()
-		end, inst.exitErr = inst.recordExit(end)
-		known = &end
+		exit.At = inst.driver.Clock.Now()
+		exit, inst.exitErr = inst.recordExit(exit)
+		known = &exit
 	}
 	inst.exit = known
 	return nil

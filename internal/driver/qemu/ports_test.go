@@ -114,7 +114,7 @@ func TestReach(t *testing.T) {
 	}
 	vmtest.Eventually(t, patience, "the probe succeeds", func() error { return probe(t, d, spec, 80) })
 	if r, err := get(t, s.Ports[0].HostPort, "/"); err != nil || r.Boots != 1 {
-		t.Errorf("once the probe has succeeded the guest tells %+v, %v", r, err)
+		t.Errorf("once the probe has succeeded the guest reports %+v, %v", r, err)
 	}
 	if err := probe(t, d, spec, 81); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("a port that nobody serves: %v", err)

@@ -57,9 +57,9 @@ func (l *spyLog) String() string {
 	return l.text.String()
 }
 
-// shows returns all that is visible of a failed fetch: the error of Ensure, what List
+// collectVisible returns all that is visible of a failed fetch: the error of Ensure, what List
 // reports meanwhile, and the log.
-func (d *Driver) shows(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown string, err error) {
+func (d *Driver) collectVisible(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown string, err error) {
 	t.Helper()
 	var seen strings.Builder
 	for {
@@ -175,7 +175,7 @@ func TestForeignAnswers(t *testing.T) {
 			if c.scheme == "oci" {
 				spec.Image.Source = "oci://" + host + "/x:1"
 			}
-			seen, err := d.shows(t, spec, log)
+			seen, err := d.collectVisible(t, spec, log)
 			wantError(t, err, driver.ErrRetry, c.says, driver.ReasonImageUnavailable)
 			if strings.Contains(seen, secret) || strings.Contains(seen, base64.StdEncoding.EncodeToString([]byte(secret))) {
 				t.Errorf("the secret is seen: %s", seen)

@@ -122,7 +122,7 @@ func TestAcceleratorReported(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	if s := reach(t, d, spec, driver.StateRunning); s.Accelerator != driver.AccelTCG {
-		t.Errorf("Ensure tells of %q", s.Accelerator)
+		t.Errorf("Ensure reports %q", s.Accelerator)
 	}
 	listed := func() driver.Server {
 		t.Helper()
@@ -131,11 +131,11 @@ func TestAcceleratorReported(t *testing.T) {
 		return all[0]
 	}
 	if s := listed(); s.Accelerator != driver.AccelTCG {
-		t.Errorf("List tells of %q", s.Accelerator)
+		t.Errorf("List reports %q", s.Accelerator)
 	}
 	edit(t, d, spec, func(r map[string]any) { delete(r, "accelerator") })
 	if s := listed(); s.Accelerator != driver.AccelTCG {
-		t.Errorf("with a record of an older version List tells of %q", s.Accelerator)
+		t.Errorf("with a record of an older version List reports %q", s.Accelerator)
 	}
 	off := spec
 	off.Power = driver.PowerOff
@@ -171,18 +171,18 @@ func TestOutput(t *testing.T) {
 	boots(t, d, spec, "drover guest 1 A")
 	h := d.instanceOf(spec.UID)
 	must(t, h.Kill(t.Context()))
-	end := ended(t, e.open(t), spec.UID)
+	end := waitExit(t, e.open(t), spec.UID)
 	if end.Reason != reasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != outputTail {
 		t.Errorf("it ended with %+v", end)
 	}
 	if strings.Contains(end.Output, "drover guest") {
 		t.Error("it has what the guest printed")
 	}
-	if again := ended(t, d, spec.UID); again.Output != end.Output || !again.At.Equal(end.At) {
+	if again := waitExit(t, d, spec.UID); again.Output != end.Output || !again.At.Equal(end.At) {
 		t.Errorf("it ended with %+v, and then with %+v", end, again)
 	}
 	quiet := e.open(t)
-	ended(t, quiet, spec.UID)
+	waitExit(t, quiet, spec.UID)
 	reach(t, quiet, spec, driver.StateRunning)
 	kept, err := os.ReadFile(h.File(machine.LogFile + machine.OldLog))
 	if err != nil || !bytes.HasSuffix(kept, []byte("and more\n")) {
@@ -213,7 +213,7 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	must(t, h.Kill(t.Context()))
 	o.Binary = script(t, "case $1 in "+asks+" *) echo 'no start'; exit 1;; esac")
 	broken := openWith(t, o)
-	ended(t, broken, spec.UID)
+	waitExit(t, broken, spec.UID)
 	for range 3 {
 		_, err := broken.Ensure(t.Context(), spec)
 		wantError(t, err, driver.ErrRetry, "no start")

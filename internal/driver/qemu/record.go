@@ -30,7 +30,7 @@ const (
 	// phaseStarting means that its QEMU is being started. A server in this phase that does
 	// not run got no further, and its guest did nothing.
 	phaseStarting phase = "starting"
-	// phaseOn means that it runs, or that it ran and the end is in its end file.
+	// phaseOn means that it runs, or that it ran and its exit is in a file of its own.
 	phaseOn phase = "on"
 )
 

@@ -51,7 +51,7 @@ func TestImageStays(t *testing.T) {
 		t.Errorf("it is %+v", s)
 	}
 	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
-	ended(t, d, spec.UID)
+	waitExit(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")
 	wantRefused(t, s)
@@ -303,7 +303,7 @@ func TestOldDiskIsKept(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "broken")
 	kept(disk, "after a start that failed")
 	reach(t, d, paused, driver.StatePaused)
-	kept(disk, "before the guest was let go")
+	kept(disk, "before the guest was resumed")
 	reach(t, d, diskless, driver.StateRunning)
 	kept(diskless, "of a machine without a disk")
 	gone(t, d, disk)

@@ -57,18 +57,18 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 		return nil, err
 	}
 	d := &Driver{Options: o, dir: dir}
-	homes, err := d.allInstances()
+	instances, err := d.allInstances()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit+EndWithin)
 	defer cancel()
-	locks, ended := make([]*statedir.Lock, len(homes)), make([]*Ended, len(homes))
+	locks, ended := make([]*statedir.Lock, len(instances)), make([]*Ended, len(instances))
 	var all sync.WaitGroup
-	for i, h := range homes {
+	for i, inst := range instances {
 		all.Go(func() {
-			locks[i] = h.lockForShutdown(ctx)
-			ended[i] = h.shutDown(ctx, limit)
+			locks[i] = inst.lockForShutdown(ctx)
+			ended[i] = inst.shutDown(ctx, limit)
 		})
 	}
 	all.Wait()

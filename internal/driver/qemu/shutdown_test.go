@@ -54,7 +54,7 @@ func TestShutDown(t *testing.T) {
 				t.Helper()
 				h := d.instanceOf(spec.UID)
 				must(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
-				hasEnded(t, h)
+				waitGuestEnded(t, h)
 			},
 			reason: "Completed",
 		},

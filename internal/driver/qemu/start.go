@@ -170,7 +170,7 @@ func (inst *instance) finishStart(ctx context.Context, spec driver.ServerSpec) e
 	if spec.Power == driver.PowerPaused {
 		return nil
 	}
-	// Notify first, so that other processes attend the machine even if this leader stops
+	// Notify first, so that other processes supervise the machine even if this leader stops
 	// right after.
 	inst.notifyWatchers()
 	if err := inst.Execute(ctx, "cont", nil, nil); err != nil {

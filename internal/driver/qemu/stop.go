@@ -121,7 +121,7 @@ func (inst *instance) forceStop(ctx context.Context) error {
 	return inst.Quit(ctx)
 }
 
-// quitEnded ends a QEMU whose guest has ended. Where the end is not recorded, QEMU stays,
+// quitEnded ends a QEMU whose guest has ended. Where the exit is not recorded, QEMU is left,
 // since only it holds how the guest ended.
 func (inst *instance) quitEnded(ctx context.Context) error {
 	if inst.exitErr != nil {

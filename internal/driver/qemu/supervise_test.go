@@ -24,8 +24,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// isOver waits until a machine's QEMU has ended.
-func isOver(t *testing.T, h *instance) {
+// waitStopped waits until a machine's QEMU has ended.
+func waitStopped(t *testing.T, h *instance) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "QEMU is gone", func() error {
 		if on, err := h.IsRunning(); on {
@@ -35,8 +35,8 @@ func isOver(t *testing.T, h *instance) {
 	})
 }
 
-// TestRetained checks that a released machine is attended as before, by the present and
-// by later attendants. When it has ended, only its directory is left.
+// TestRetained checks that a released machine is supervised as before, by the present and
+// by later supervisors. When it has ended, only its directory is left.
 func TestRetained(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ watched, killed bool }{"before": {true, false}, "later": {false, false}, "killed": {true, true}} {
@@ -47,17 +47,17 @@ func TestRetained(t *testing.T) {
 			d.logs = logBound{size: 4 << 10, every: 10 * time.Millisecond}
 			spec := e.spec()
 			if c.watched {
-				follow(t, d)
+				keepWatching(t, d)
 			}
 			s := boots(t, d, spec, "drover guest 1 A")
 			group := e.giveGroup(t, d.instanceOf(spec.UID))
 			must(t, d.Delete(t.Context(), spec.Target, true))
 			isGone(t, d.dir.Path("locks", string(spec.UID)))
 			if !c.watched {
-				follow(t, d)
+				keepWatching(t, d)
 			}
 			s.Retained = true
-			h := e.homeOf(t, s)
+			h := e.instanceFor(t, s)
 			conn := fillsLog(t, h)
 			if c.killed {
 				must(t, h.Kill(t.Context()))
@@ -66,7 +66,7 @@ func TestRetained(t *testing.T) {
 				_, err := conn.Write([]byte("x"))
 				must(t, err)
 			}
-			isOver(t, h)
+			waitStopped(t, h)
 			vmtest.Eventually(t, patience, "its group is gone", func() error {
 				if _, err := os.Stat(group); !errors.Is(err, fs.ErrNotExist) {
 					return errors.Join(errors.New("it is there"), err)
@@ -109,7 +109,7 @@ func TestReleasedWhenOff(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
-	ended(t, d, spec.UID)
+	waitExit(t, d, spec.UID)
 	must(t, d.Delete(t.Context(), spec.Target, true))
 	listed, err := d.List(t.Context())
 	must(t, err)
@@ -179,7 +179,7 @@ func fillsLog(t *testing.T, h *instance) net.Conn {
 	return conn
 }
 
-// TestEventsHeld checks the other attendants while the one that has the events of a
+// TestEventsHeld checks the other supervisors while the one that has the events of a
 // machine is halted. They collect its guest when it ends, press its power button again,
 // and cut its log.
 func TestEventsHeld(t *testing.T) {
@@ -196,14 +196,14 @@ func TestEventsHeld(t *testing.T) {
 		must(t, err)
 		defer halted.Close()
 	}
-	follow(t, d)
-	e.tell(t, reach(t, d, ends, driver.StateRunning), "x")
+	keepWatching(t, d)
+	e.sendText(t, reach(t, d, ends, driver.StateRunning), "x")
 	stops.Power = driver.PowerOff
 	_, err := d.Ensure(t.Context(), stops) // too early: its guest has yet to boot
 	must(t, err)
 	for _, spec := range []driver.ServerSpec{ends, stops} {
-		isOver(t, d.instanceOf(spec.UID))
-		if end := ended(t, d, spec.UID); end.Code != 0 {
+		waitStopped(t, d.instanceOf(spec.UID))
+		if end := waitExit(t, d, spec.UID); end.Code != 0 {
 			t.Errorf("it ended with %+v", end)
 		}
 		gone(t, d, spec)
@@ -224,7 +224,7 @@ func TestSilence(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	told, err := d.Watch(ctx)
+	changes, err := d.Watch(ctx)
 	must(t, err)
 	handle, err := os.FindProcess(d.instanceOf(spec.UID).PID())
 	must(t, err)
@@ -239,8 +239,8 @@ func TestSilence(t *testing.T) {
 		t.Errorf("listed: %+v", listed)
 	}
 	must(t, handle.Signal(syscall.SIGCONT))
-	if uid := <-told; uid != spec.UID {
-		t.Errorf("told of %q", uid)
+	if uid := <-changes; uid != spec.UID {
+		t.Errorf("notified of %q", uid)
 	}
 	vmtest.Eventually(t, patience, "it answers", func() error {
 		if listed, err = d.List(t.Context()); err != nil || len(listed) != 1 || listed[0].Err != nil {
@@ -249,14 +249,14 @@ func TestSilence(t *testing.T) {
 		return nil
 	})
 	cancel()
-	for range told {
+	for range changes {
 	}
 	gone(t, d, spec)
 }
 
-// TestLeavesQuietly checks that a watcher that stops sends no notification for unchanged
+// TestWatchEndsQuietly checks that a watcher that stops sends no notification for unchanged
 // machines.
-func TestLeavesQuietly(t *testing.T) {
+func TestWatchEndsQuietly(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
@@ -265,49 +265,49 @@ func TestLeavesQuietly(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	d.unansweredQueries.Store(d.instanceOf(spec.UID).Path, true)
-	told, err := d.Watch(ctx)
+	changes, err := d.Watch(ctx)
 	must(t, err)
-	if uid := <-told; uid != spec.UID { // that it answers, by its new attendant
-		t.Errorf("told of %q", uid)
+	if uid := <-changes; uid != spec.UID { // that it answers, by its new supervisor
+		t.Errorf("notified of %q", uid)
 	}
-	bell := d.dir.Path(notificationsDir, string(spec.UID))
-	heard, err := os.Stat(bell)
+	file := d.dir.Path(notificationsDir, string(spec.UID))
+	before, err := os.Stat(file)
 	must(t, err)
 	cancel()
-	for range told {
+	for range changes {
 	}
-	after, err := os.Stat(bell)
+	after, err := os.Stat(file)
 	must(t, err)
-	if !os.SameFile(heard, after) || !heard.ModTime().Equal(after.ModTime()) {
-		t.Error("it rings")
+	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+		t.Error("it sends a notification")
 	}
 	gone(t, d, spec)
 }
 
-// TestKilledAfterLettingGo checks that other processes attend a machine whose leader is
+// TestKilledAfterResume checks that other processes supervise a machine whose leader is
 // killed right after it resumed the guest.
-func TestKilledAfterLettingGo(t *testing.T) {
+func TestKilledAfterResume(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
 	off := e.spec()
 	off.Power = driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	follow(t, d)
+	keepWatching(t, d)
 	on := off
 	on.Power = driver.PowerOn
 	h := d.instanceOf(on.UID)
 	s, err := h.observe(t.Context())
 	must(t, err)
 	must(t, s.startRun(t.Context(), on)) // and no step after that
-	e.tell(t, driver.Server{UID: on.UID}, "x")
-	isOver(t, h)
+	e.sendText(t, driver.Server{UID: on.UID}, "x")
+	waitStopped(t, h)
 	gone(t, d, on)
 }
 
-// TestRingsOnce checks that a machine which cannot be listened to is reported when that
+// TestNotifiesOnce checks that a machine which cannot be listened to is reported when that
 // changes, and not again and again by its own notification.
-func TestRingsOnce(t *testing.T) {
+func TestNotifiesOnce(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	for name, files := range map[string][]string{
@@ -333,23 +333,23 @@ func TestRingsOnce(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			told, err := d.Watch(ctx)
+			changes, err := d.Watch(ctx)
 			must(t, err)
-			if uid := <-told; uid != spec.UID {
-				t.Errorf("told of %q", uid)
+			if uid := <-changes; uid != spec.UID {
+				t.Errorf("notified of %q", uid)
 			}
 			for range 100 { // long enough to see a notification that repeats itself
 				d.notify(other.UID)
-				for uid := <-told; uid != other.UID; uid = <-told {
-					t.Fatalf("told of %q again", uid)
+				for uid := <-changes; uid != other.UID; uid = <-changes {
+					t.Fatalf("notified of %q again", uid)
 				}
 			}
 			_ = os.Remove(record)
 			must(t, os.WriteFile(record, nil, 0o600))
-			vmtest.Eventually(t, patience, "what has changed is told of", func() error {
+			vmtest.Eventually(t, patience, "what has changed is reported", func() error {
 				now.Step(superviseEvery)
 				select {
-				case <-told:
+				case <-changes:
 					return nil
 				default:
 					return errors.New("nothing is")
@@ -358,7 +358,7 @@ func TestRingsOnce(t *testing.T) {
 			must(t, os.Rename(record+".away", record))
 			must(t, errors.Join(os.Remove(h.File(machine.EventsSocket)), os.RemoveAll(h.File(machine.RunLockFile))))
 			cancel()
-			for range told {
+			for range changes {
 			}
 			gone(t, d, spec)
 			gone(t, d, other)

@@ -21,7 +21,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err != nil {
 		return nil, err
 	}
-	homes, err := d.listInstances(ctx, nil)
+	instances, err := d.listInstances(ctx, nil)
 	if err != nil {
 		_ = files.Close()
 		return nil, err
@@ -30,7 +30,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 		driver: d, files: files, out: make(chan types.UID), ended: make(chan string),
 		queued: map[types.UID]bool{}, supervisors: map[string]*supervisor{},
 	}
-	go w.run(ctx, homes)
+	go w.run(ctx, instances)
 	return w.out, nil
 }
 
@@ -46,15 +46,15 @@ type watch struct {
 	supervisors map[string]*supervisor // by directory
 }
 
-func (w *watch) run(ctx context.Context, homes []*instance) {
+func (w *watch) run(ctx context.Context, instances []*instance) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer close(w.out)
 	defer w.waitSupervisors()
 	defer cancel()
 	defer func() { _ = w.files.Close() }()
-	for _, h := range homes {
-		if !w.isOtherCluster(h) {
-			w.startSupervisor(ctx, h)
+	for _, inst := range instances {
+		if !w.isOtherCluster(inst) {
+			w.startSupervisor(ctx, inst)
 		}
 	}
 	for w.handleNext(ctx) {
@@ -94,20 +94,20 @@ func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 	if uid == "" || event.Op == fsnotify.Chmod {
 		return
 	}
-	h := w.driver.instanceOf(uid)
+	inst := w.driver.instanceOf(uid)
 	if filepath.Base(filepath.Dir(event.Name)) == retainedDir {
-		h.Path = event.Name
+		inst.Path = event.Name
 	}
-	if w.isOtherCluster(h) {
+	if w.isOtherCluster(inst) {
 		return
 	}
 	w.enqueue(uid)
-	w.startSupervisor(ctx, h)
+	w.startSupervisor(ctx, inst)
 }
 
 // isOtherCluster reports whether a server belongs to another cluster.
-func (w *watch) isOtherCluster(h *instance) bool {
-	r, err := h.load()
+func (w *watch) isOtherCluster(inst *instance) bool {
+	r, err := inst.load()
 	return err == nil && r.ClusterID != w.driver.ClusterID
 }
 
