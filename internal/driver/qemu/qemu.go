@@ -4,17 +4,20 @@
 // Package qemu runs servers as QEMU machines on this host, one process each.
 //
 // Start with Ensure in ensure.go. It observes a server and takes it to what the spec
-// says, one step of nextStep (plan.go) at a time. The other files have one concern each:
+// says, one step of nextStep at a time. A server is an instance (instance.go), with its
+// record (record.go) and the exit of its last run (exits.go). The other files have one
+// concern each:
 //
-//   - argv.go builds the command line, process.go starts and finds processes.
-//   - observe.go reports the state of a server, power.go starts and stops it.
-//   - shutdown.go ends all machines with their host.
-//   - disk.go makes disks from images, seed.go makes what cloud-init reads.
-//   - ports.go and probe.go reach the guest.
-//   - watch.go and attend.go report changes.
+//   - observe.go finds the state of a server, list.go that of all.
+//   - start.go, stop.go and delete.go change it; shutdown.go ends all with their host.
+//   - disk.go makes disks from images, capacity.go limits what the host can hold.
+//   - guest.go reaches the guest: console, probe and usage.
+//   - watch.go reports changes; supervise.go finds them, and completes stops.
+//   - errors.go gives errors their kind in the contract.
 //
-// The packages below speak QMP to QEMU (qmp), read disk images (diskimage) and fetch
-// them (imagestore) from where the operator allows (egress).
+// Package machine runs the QEMU of a server. The packages below choose host ports
+// (hostports), read disk images (diskimage) and fetch them (imagestore) from where the
+// operator allows (egress).
 //
 // # The folder
 //
@@ -34,7 +37,7 @@
 //	  *.log.1              what a log held before it was cut, or in the previous run
 //	  qemu.log.failed      what QEMU printed at the last start that failed
 //	retained/<uid>.<id>/   a server that was released
-//	ends/<uid>.<id>.<run>.json  how a run ended
+//	ends/<uid>.<id>.<run>.json  the exit of a run
 //	bells/<uid>            notification file: written when a server changes, for watchers
 //	images/                a place for images, always allowed
 //	cache/                 images that were fetched: see package imagestore
@@ -42,18 +45,10 @@
 //
 // # Processes
 //
-// A machine outlives the controller that started it, in a session of its own.
-// It is found again by its run lock, which the kernel frees when the machine
-// ends, and by its directory. That is its working directory, and stays so when
-// it is moved. The command line identifies the machine too, with -uuid and
-// -name.
-//
-// A machine with a fraction of a CPU is in a control group of its own, named after
-// the UID, where one can be made.
-//
-// A guest that shuts down or panics leaves its QEMU paused. The next controller
-// can then distinguish the two from each other and from a QEMU that was killed. The
-// first process that sees the end records it and makes QEMU quit.
+// A machine outlives the controller that started it: see package machine. One with a
+// fraction of a CPU is in a control group of its own, named after the UID, where one can
+// be made. The first process that observes the end of a guest records it as the exit of
+// the run, and makes QEMU quit.
 package qemu
 
 import (
