@@ -42,7 +42,7 @@ func TestExitIsReported(t *testing.T) {
 			e.sendText(t, s, "x")
 			waitGuestEnded(t, h)
 		}, "Completed"},
-		"killed": {func(t *testing.T, h *instance, s driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
+		"killed": {func(t *testing.T, h *instance, _ driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()

@@ -155,7 +155,7 @@ func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 }
 
 // portOf returns the port of a listener.
-func portOf(a net.Addr) int32 { return int32(a.(*net.TCPAddr).Port) }
+func portOf(a net.Addr) int32 { return int32(a.(*net.TCPAddr).Port) } //nolint:gosec // 16 bits
 
 type textError string
 

@@ -57,7 +57,7 @@ func Parse(text string) (*Ports, error) {
 	return h, nil
 }
 
-func (h *Ports) Contains(port int32) bool {
+func (h *Ports) hasPort(port int32) bool {
 	for _, r := range h.ranges {
 		if port >= r[0] && port <= r[1] {
 			return true
@@ -82,7 +82,7 @@ func (h *Ports) portAt(n uint32) int32 {
 // Check refuses host ports that machines may not have.
 func (h *Ports) Check(ports []driver.Port) error {
 	for i, p := range ports {
-		if p.HostPort != 0 && !h.Contains(p.HostPort) {
+		if p.HostPort != 0 && !h.hasPort(p.HostPort) {
 			return driver.Errorf(driver.ErrInvalid, "ports[%d].hostPort (%s) is %d: it must be one of %s (--qemu-host-ports), or left out to have one chosen", i, p.Name, p.HostPort, h.text)
 		}
 	}
@@ -93,7 +93,7 @@ func (h *Ports) Check(ports []driver.Port) error {
 // ended, so that a machine with several ports is not offered a port that it took already.
 func (h *Ports) Choose(ctx context.Context, f machine.Forward) (int32, error) {
 	switch {
-	case f.HostPort != 0 && !h.Contains(f.HostPort):
+	case f.HostPort != 0 && !h.hasPort(f.HostPort):
 		return 0, fmt.Errorf("it is none of %s (--qemu-host-ports)", h.text)
 	case f.HostPort != 0 || len(h.ranges) == 0:
 		return machine.FreePort(ctx, f)
@@ -229,6 +229,7 @@ type Address struct {
 	renewAt time.Time
 }
 
+// Current returns the address, which it finds anew after a while.
 func (a *Address) Current(now time.Time) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
