@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The boot sector by which the qemu driver finds out whether guests run under KVM
-# (internal/driver/qemu/probe.bin is its assembled form). It does what every kernel
+# (internal/machine/probe.bin is its assembled form). It does what every kernel
 # does first: it switches to 64-bit mode with paging, waits for interrupts of the
 # timer, and then sends QEMU's isa-debug-exit device a code.
 	.code16

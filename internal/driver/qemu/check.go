@@ -40,12 +40,12 @@ func checkPower(spec driver.ServerSpec) error {
 }
 
 // checkSpec refuses a spec that the server, or a new one, cannot satisfy.
-func (d *Driver) checkSpec(s server, spec driver.ServerSpec) error {
-	return cmp.Or(check(spec), d.hostPorts.check(spec.Ports), s.checkDisks(spec), d.checkNewSizes(s, spec), d.checkNewImages(s, spec))
+func (inst *instance) checkSpec(spec driver.ServerSpec) error {
+	return cmp.Or(checkForAnyMachine(spec), inst.driver.hostPorts.Check(spec.Ports), inst.checkDisks(spec), inst.checkNewSizes(spec), inst.driver.checkNewImages(inst, spec))
 }
 
-// check refuses a spec that no machine can satisfy.
-func check(spec driver.ServerSpec) error {
+// checkForAnyMachine refuses a spec that no machine can satisfy.
+func checkForAnyMachine(spec driver.ServerSpec) error {
 	if err := cmp.Or(fields.CheckSupported(spec), checkSizes(spec)); err != nil {
 		return err
 	}

@@ -11,14 +11,13 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -135,7 +134,7 @@ func TestConsoleOfNobody(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestLogsStaySmall checks that what a guest prints while it has no attendant is cut by
+// TestLogsStaySmall checks that what a guest prints while it has no supervisor is cut by
 // the first one, and that later output is cut too. Readers of the console continue.
 func TestLogsStaySmall(t *testing.T) {
 	t.Parallel()
@@ -145,7 +144,7 @@ func TestLogsStaySmall(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	c := attach(t, d, spec)
-	log := d.home(spec.UID).file(serialLogFile)
+	log := d.instanceOf(spec.UID).File(machine.SerialLogFile)
 	prints := func(letter string, n int) {
 		t.Helper()
 		_, err := c.Write([]byte(strings.Repeat(letter, n)))
@@ -161,14 +160,14 @@ func TestLogsStaySmall(t *testing.T) {
 		return err
 	})
 
-	follow(t, d)
+	keepWatching(t, d)
 	vmtest.Eventually(t, patience, "the log is cut", func() error {
 		if size := sizeOf(t, log); size != 0 {
 			return fmt.Errorf("it has %d bytes", size)
 		}
 		return nil
 	})
-	if old, err := os.ReadFile(log + oldLog); err != nil || len(old) != 4<<10 || len(bytes.Trim(old, "u")) != 0 {
+	if old, err := os.ReadFile(log + machine.OldLog); err != nil || len(old) != 4<<10 || len(bytes.Trim(old, "u")) != 0 {
 		t.Errorf("put aside were %d bytes: %v", len(old), err)
 	}
 	prints("v", 20<<10)
@@ -180,7 +179,7 @@ func TestLogsStaySmall(t *testing.T) {
 		return nil
 	})
 	vmtest.Eventually(t, patience, "the log stays small", func() error {
-		if size, old := sizeOf(t, log), sizeOf(t, log+oldLog); size > 4<<10 || old > 8<<10 {
+		if size, old := sizeOf(t, log), sizeOf(t, log+machine.OldLog); size > 4<<10 || old > 8<<10 {
 			return fmt.Errorf("it has %d bytes, and %d before", size, old)
 		}
 		return nil
@@ -194,38 +193,4 @@ func sizeOf(t *testing.T, path string) int64 {
 	info, err := os.Stat(path)
 	must(t, err)
 	return info.Size()
-}
-
-// TestCutLog checks that the end of a log is put aside, and that a process which has the
-// log open continues in it. What was put aside stays if another process has just cut the
-// log, or is about to.
-func TestCutLog(t *testing.T) {
-	t.Parallel()
-	d := openWith(t, Options{ClusterID: "cluster-1", Dir: t.TempDir(), Accel: AccelTCG})
-	h := instanceDir{d.dir, d.dir.Path(imagesDir)}
-	must(t, h.cutLog("some.log", 10))
-	log, err := os.OpenFile(h.file("some.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	must(t, err)
-	defer func() { _ = log.Close() }()
-	for _, c := range []struct{ prints, log, old string }{
-		{"0123456789abcdef", "", "6789abcdef"},
-		{"more", "more", "6789abcdef"},
-		{" and much more", "", " much more"},
-		{"held", "held", " much more"},
-		{" by another", "held by another", " much more"},
-	} {
-		if c.prints == "held" {
-			another, err := statedir.TryLockExisting(log.Name(), syscall.LOCK_EX)
-			must(t, err)
-			defer another.Release()
-		}
-		_, err = log.WriteString(c.prints)
-		must(t, err)
-		must(t, h.cutLog("some.log", 10))
-		for name, want := range map[string]string{"some.log": c.log, "some.log" + oldLog: c.old} {
-			if got, err := os.ReadFile(h.file(name)); err != nil || string(got) != want {
-				t.Errorf("%s has %q, %v; want %q", name, got, err, want)
-			}
-		}
-	}
 }

@@ -14,6 +14,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -44,7 +46,7 @@ func TestContract(t *testing.T) {
 				Driver: e.openAs(t, clusterID, dir), Lose: move(dir, dir+".away"), Restore: move(dir+".away", dir),
 			}
 		},
-		OutOfBand: e.hands(),
+		OutOfBand: e.engineActions(),
 		FailCode:  codePanicked,
 		Visible:   e.visible,
 		Timeout:   patience,
@@ -67,8 +69,8 @@ func (e *engine) stubbornSpec() driver.ServerSpec {
 	return spec
 }
 
-// homeOf finds a server's directory without a driver.
-func (e *engine) homeOf(t *testing.T, s driver.Server) instanceDir {
+// instanceFor finds a server's directory without a driver.
+func (e *engine) instanceFor(t *testing.T, s driver.Server) *instance {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", e.dir)
 	must(t, err)
@@ -76,56 +78,56 @@ func (e *engine) homeOf(t *testing.T, s driver.Server) instanceDir {
 	if s.Retained {
 		path = dir.Path(retainedDir, string(s.UID)+"."+s.ID)
 	}
-	return instanceDir{dir, path}
+	return (&Driver{dir: dir}).instanceAt(path)
 }
 
-func (e *engine) hands() drivertest.OutOfBand {
+func (e *engine) engineActions() drivertest.OutOfBand {
 	return drivertest.OutOfBand{
 		Kill: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			must(t, e.homeOf(t, s).kill(context.WithoutCancel(t.Context()), s.UID))
+			must(t, e.instanceFor(t, s).Kill(context.WithoutCancel(t.Context())))
 		},
 		Stop: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			e.tell(t, s, "x")
+			e.sendText(t, s, "x")
 		},
 		Exit: func(t *testing.T, s driver.Server, code int) {
 			t.Helper()
 			if code == 0 {
-				e.tell(t, s, "x")
+				e.sendText(t, s, "x")
 			} else {
-				e.tell(t, s, "p")
+				e.sendText(t, s, "p")
 			}
 		},
 		Pause: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			must(t, e.homeOf(t, s).command(t.Context(), "stop", nil, nil))
+			must(t, e.instanceFor(t, s).Execute(t.Context(), "stop", nil, nil))
 		},
 		Remove: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			h := e.homeOf(t, s)
-			must(t, h.kill(context.WithoutCancel(t.Context()), s.UID))
-			must(t, os.RemoveAll(h.path))
+			h := e.instanceFor(t, s)
+			must(t, h.Kill(context.WithoutCancel(t.Context())))
+			must(t, os.RemoveAll(h.Path))
 		},
 		BurnCPU: func(t *testing.T, s driver.Server) {
 			t.Helper()
-			e.tell(t, s, "b")
+			e.sendText(t, s, "b")
 		},
 	}
 }
 
-// tell sends a text to the guest by its serial console once the guest listens.
-func (e *engine) tell(t *testing.T, s driver.Server, text string) {
+// sendText sends a text to the guest by its serial console once the guest listens.
+func (e *engine) sendText(t *testing.T, s driver.Server, text string) {
 	t.Helper()
-	h := e.homeOf(t, s)
+	h := e.instanceFor(t, s)
 	vmtest.Eventually(t, patience, "the guest listens", func() error {
-		content, err := os.ReadFile(h.file(serialLogFile))
+		content, err := os.ReadFile(h.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), "drover guest") {
 			err = textError(content)
 		}
 		return err
 	})
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.file(serialSocket))
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
 	must(t, err)
 	defer func() { _ = conn.Close() }()
 	_, err = conn.Write([]byte(text))
@@ -136,12 +138,12 @@ func (e *engine) tell(t *testing.T, s driver.Server, text string) {
 // although only the driver's user can read those.
 func (e *engine) visible(t *testing.T, s driver.Server) string {
 	t.Helper()
-	h := e.homeOf(t, s)
-	line, err := os.ReadFile(procPath(h.pid(s.UID), "cmdline"))
+	h := e.instanceFor(t, s)
+	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
 	must(t, err)
 	text := string(line)
-	for _, name := range []string{recordFile, logFile, serialLogFile, pidFile} {
-		content, err := os.ReadFile(h.file(name))
+	for _, name := range []string{recordFile, machine.LogFile, machine.SerialLogFile, machine.PIDFile} {
+		content, err := os.ReadFile(h.File(name))
 		must(t, err)
 		text += string(content)
 	}

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -44,7 +46,7 @@ func startMachines(text string) {
 	if err := json.Unmarshal([]byte(text), &plan); err != nil {
 		panic(err)
 	}
-	d, err := New(Options{ClusterID: "cluster-1", Dir: plan.Dir, ImageDirs: []string{plan.Images}, Accel: AccelTCG, Binary: plan.Binary})
+	d, err := New(Options{ClusterID: "cluster-1", Dir: plan.Dir, ImageDirs: []string{plan.Images}, Accel: machine.AccelTCG, Binary: plan.Binary})
 	if err != nil {
 		panic(err)
 	}
@@ -147,11 +149,11 @@ func TestControllerKilledInStart(t *testing.T) {
 
 // machines returns the processes of each server that has any.
 func machines(d *Driver, uids []types.UID) map[types.UID][]int {
-	all := processes()
+	all := proc.IDs()
 	found := map[types.UID][]int{}
 	for _, uid := range uids {
 		for _, pid := range all {
-			if d.home(uid).isOurs(pid, uid) {
+			if d.instanceOf(uid).IsOwnProcess(pid) {
 				found[uid] = append(found[uid], pid)
 			}
 		}

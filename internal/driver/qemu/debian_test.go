@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // debianEnv is the folder of the guest that hack/debian-guest.sh builds.
@@ -53,9 +54,9 @@ ethernets:
     match: {macaddress: %q}
     set-name: drover0
     addresses: [10.0.2.77/24]
-`, macOf(spec.UID)))
+`, machine.MACAddress(string(spec.UID))))
 	reach(t, d, spec, driver.StateRunning)
-	c := sitAt(t, d.home(spec.UID))
+	c := sitAt(t, d.instanceOf(spec.UID))
 	c.await(bootsWithin, "finished at") // cloud-init's last words
 	c.login("debian", password)
 	for command, want := range map[string]string{
@@ -97,9 +98,9 @@ type terminal struct {
 	said bytes.Buffer // what was not examined yet
 }
 
-func sitAt(t *testing.T, h instanceDir) *terminal {
+func sitAt(t *testing.T, h *instance) *terminal {
 	t.Helper()
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.file(serialSocket))
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
 	must(t, err)
 	c := &terminal{t: t, conn: conn}
 	t.Cleanup(c.close)

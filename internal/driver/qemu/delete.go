@@ -7,9 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -20,7 +18,7 @@ import (
 
 // Delete removes a server, or releases it if it is to be retained.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	lock, err := d.enterChange(ctx, t)
+	lock, err := d.beginChange(ctx, t)
 	if err != nil {
 		return err
 	}
@@ -28,24 +26,24 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		lock.Release()
 		return err
 	}
-	s, err := d.find(ctx, t)
+	s, err := d.findServer(ctx, t)
 	switch {
 	case errors.Is(err, driver.ErrNotFound):
-		return d.nothingLeft(ctx, t, lock, err)
+		return d.removeRemains(ctx, t, lock, err)
 	case driver.ReasonOf(err) == driver.ReasonNameConflict:
 		err = driver.Errorf(driver.ErrNotFound, "this cluster has no server of UID %s", t.UID)
 	case err == nil && retain:
-		return d.release(ctx, s, lock)
+		return s.releaseServer(ctx, lock)
 	case err == nil:
-		return d.remove(ctx, s, lock)
+		return s.removeServer(ctx, lock)
 	}
 	lock.Release()
 	return err
 }
 
-// nothingLeft removes what remains of a server, once there is no directory.
-func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *statedir.Lock, none error) error {
-	if there, err := d.home(t.UID).exists(); there || err != nil {
+// removeRemains removes what remains of a server, once there is no directory.
+func (d *Driver) removeRemains(ctx context.Context, t driver.Target, lock *statedir.Lock, none error) error {
+	if there, err := d.instanceOf(t.UID).hasDirectory(); there || err != nil {
 		lock.Release()
 		return none
 	}
@@ -53,88 +51,68 @@ func (d *Driver) nothingLeft(ctx context.Context, t driver.Target, lock *statedi
 		lock.Release()
 		return err
 	}
-	d.forget(t.UID, lock)
+	d.forgetServer(t.UID, lock)
 	return none
 }
 
-// forget removes what is kept of a server beside its directory.
-func (d *Driver) forget(uid types.UID, lock *statedir.Lock) {
-	d.pressed.forget(uid)
-	d.silent.Delete(d.home(uid).path)
+// forgetServer removes what there is of a server beside its directory.
+func (d *Driver) forgetServer(uid types.UID, lock *statedir.Lock) {
+	d.powerPresses.Delete(uid)
+	d.unansweredQueries.Delete(d.instanceOf(uid).Path)
 	d.reportedExits.Delete(uid)
-	d.forgetEnds(uid)
-	d.clearNotification(uid)
+	d.removeExits(uid)
+	d.instanceOf(uid).removeNotification()
 	lock.Remove()
 }
 
-// prune removes what is remembered of servers that a complete list did not find,
-// whichever process removed them.
-func (d *Driver) prune(met []server) {
-	there := map[types.UID]bool{}
-	for _, s := range met {
-		there[s.UID] = true
-	}
-	for _, m := range []*sync.Map{&d.reportedExits, &d.silent, &d.unwritten, &d.faults.heard, &d.faults.resumed, &d.foundAccel} {
-		m.Range(func(key, _ any) bool {
-			if !there[uidOf(fmt.Sprint(key))] {
-				m.Delete(key)
-			}
-			return true
-		})
-	}
-	d.pressed.mu.Lock()
-	defer d.pressed.mu.Unlock()
-	maps.DeleteFunc(d.pressed.last, func(uid types.UID, _ press) bool { return !there[uid] })
-}
-
-// remove ends the server, whose disk is not needed any more, and removes all that belongs
+// removeServer ends the server, whose disk is not needed any more, and removes all that belongs
 // to it.
-func (d *Driver) remove(ctx context.Context, s server, lock *statedir.Lock) error {
+func (inst *instance) removeServer(ctx context.Context, lock *statedir.Lock) error {
 	journal.Record(ctx, journal.ActionDelete, nil, nil)
-	if s.on {
-		if err := s.kill(ctx, s.UID); err != nil {
+	if inst.on {
+		if err := inst.Kill(ctx); err != nil {
 			lock.Release()
 			return err
 		}
 	}
-	d.dropGroup(ctx, s.CPUGroup)
-	if err := d.dir.Discard(s.path); err != nil {
+	inst.driver.removeGroup(ctx, inst.CPUGroup)
+	if err := inst.driver.dir.Discard(inst.Path); err != nil {
 		lock.Release()
-		return d.dir.Explain(err)
+		return inst.driver.dir.Explain(err)
 	}
-	d.forget(s.UID, lock)
+	inst.driver.forgetServer(inst.UID, lock)
 	return nil
 }
 
-// release marks a server as retained first, so that a release which is interrupted is
-// finished by the next call. After that, nothing is kept of it beside its directory.
-func (d *Driver) release(ctx context.Context, s server, lock *statedir.Lock) error {
+// releaseServer marks a server as retained first, so that a release which is interrupted is
+// finished by the next call. After that, nothing is left of it beside its directory.
+func (inst *instance) releaseServer(ctx context.Context, lock *statedir.Lock) error {
 	journal.Record(ctx, journal.ActionRelease, nil, nil)
-	s.Retained = true
-	err := d.dir.Explain(s.save(s.record))
+	inst.Retained = true
+	err := inst.driver.dir.Explain(inst.save())
 	if err == nil {
-		err = d.dir.Explain(d.putAside(s))
+		err = inst.driver.dir.Explain(inst.moveToRetained())
 	}
 	if err != nil {
 		lock.Release()
 		return err
 	}
-	d.forget(s.UID, lock)
+	inst.driver.forgetServer(inst.UID, lock)
 	return nil
 }
 
-// putAside frees the UID of a server that was marked. Its QEMU keeps running in the
+// moveToRetained frees the UID of a server that was marked. Its QEMU runs on in the
 // directory, wherever that is.
-func (d *Driver) putAside(s server) error {
+func (inst *instance) moveToRetained() error {
 	// A search for the images in use must not miss it during the move.
-	release, err := d.images.Hold()
+	release, err := inst.driver.images.Hold()
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := os.Rename(s.path, d.retainedPath(s.UID, s.ID)); err != nil {
-		return fmt.Errorf("putting the released server %s aside: %w", s.UID, err)
+	if err := os.Rename(inst.Path, inst.driver.retainedPath(inst.UID, inst.ID)); err != nil {
+		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)
 	}
-	d.notify(s.UID)
+	inst.notifyWatchers()
 	return nil
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -44,12 +46,12 @@ func TestSwappedLayers(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.qcow2Of(t, e.plain, "b.qcow2")}}}
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	for n, c := range []struct{ layer, says string }{
 		{spec.Image.Source, "was changed or replaced"},
 		{spec.Volumes[0].Image.Source, "was changed or replaced"},
-		{h.file(rootDiskFile), "disk " + h.file(rootDiskFile)},
-		{h.file(volumeFile("data")), "disk " + h.file(volumeFile("data"))},
+		{h.File(rootDiskFile), "disk " + h.File(rootDiskFile)},
+		{h.File(volumeFile("data")), "disk " + h.File(volumeFile("data"))},
 	} {
 		for kind, options := range map[string][]string{
 			"data file":    {"-o", "data_file=" + secret + ",data_file_raw=on"},
@@ -90,8 +92,8 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 		{Name: "tools", SizeBytes: 2 << 20, Image: &driver.Image{Source: volume}, ReadOnly: true},
 	}
 	boots(t, d, spec, "drover guest 1 A")
-	h := d.home(spec.UID)
-	line, err := os.ReadFile(procPath(h.pid(spec.UID), "cmdline"))
+	h := d.instanceOf(spec.UID)
+	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
 	must(t, err)
 	for _, name := range []string{image, volume, ".qcow2"} {
 		if strings.Contains(string(line), name) {
@@ -102,12 +104,12 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 		Name     string `json:"node-name"`
 		ReadOnly bool   `json:"ro"`
 	}
-	must(t, h.command(t.Context(), "query-named-block-nodes", object{"flat": true}, &nodes))
+	must(t, h.Execute(t.Context(), "query-named-block-nodes", machine.Object{"flat": true}, &nodes))
 	readOnly := map[string]bool{}
 	for _, n := range nodes {
 		readOnly[n.Name] = n.ReadOnly
 	}
-	if readOnly[rootNode] || readOnly[volumeNode("data")] || !readOnly[volumeNode("tools")] {
+	if readOnly[machine.RootNode] || readOnly[machine.VolumeNode("data")] || !readOnly[machine.VolumeNode("tools")] {
 		t.Errorf("read-only are %v", readOnly)
 	}
 
@@ -135,7 +137,7 @@ func TestSwappedKernel(t *testing.T) {
 	d := openWith(t, o)
 	reach(t, d, spec, driver.StateRunning)
 	report(t, port)
-	line, err := os.ReadFile(procPath(d.home(spec.UID).pid(spec.UID), "cmdline"))
+	line, err := os.ReadFile(proc.Path(d.instanceOf(spec.UID).PID(), "cmdline"))
 	must(t, err)
 	for _, name := range files {
 		if strings.Contains(string(line), name) {

@@ -4,17 +4,20 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // disk is a disk that was made, and the image that it stands on.
@@ -30,13 +33,13 @@ const rootField = "image"
 func volumeField(i int) string { return fmt.Sprintf("volumes[%d].source.image", i) }
 
 // checkDisks refuses sizes that the existing disks rule out.
-func (s *server) checkDisks(spec driver.ServerSpec) error {
+func (inst *instance) checkDisks(spec driver.ServerSpec) error {
 	const grows = "it may only grow, and the server has"
-	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < s.Root.Size {
-		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, s.Root.Size)
+	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < inst.Root.Size {
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, inst.Root.Size)
 	}
 	for i, v := range spec.Volumes {
-		switch have := s.Volumes[v.Name].Size; {
+		switch have := inst.Volumes[v.Name].Size; {
 		case v.SizeBytes < have:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: %s %d", i, v.Name, v.SizeBytes, grows, have)
 		case have > 0 && v.SizeBytes > have && v.ReadOnly:
@@ -80,9 +83,9 @@ func (d *Driver) imageFor(o order) (baseImage, error) {
 	return i, err
 }
 
-// makeRoot makes the root disk in a folder. A machine whose kernel is booted directly may
+// makeRoot makes the root disk at a path. A machine whose kernel is booted directly may
 // do without an image, and without a disk.
-func (d *Driver) makeRoot(h instanceDir, spec driver.ServerSpec, asked imageSettings) (disk, error) {
+func (d *Driver) makeRoot(path string, spec driver.ServerSpec, asked imageSettings) (disk, error) {
 	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disk{}, nil
 	}
@@ -90,7 +93,7 @@ func (d *Driver) makeRoot(h instanceDir, spec driver.ServerSpec, asked imageSett
 		_, err := d.openFound(rootField, asked)
 		return disk{}, err
 	}
-	return d.makeDisk(h.file(rootDiskFile), rootOrder(spec, asked))
+	return d.makeDisk(path, rootOrder(spec, asked))
 }
 
 func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
@@ -99,49 +102,49 @@ func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
 
 // prepareRoot makes the root disk where there is none yet. An existing one stays,
 // whatever image the spec names now: it holds what the guest wrote.
-func (d *Driver) prepareRoot(s *server, spec driver.ServerSpec, files *passed) (*drive, error) {
-	if s.needsRoot(spec) {
-		if err := d.addRoot(s, spec); err != nil {
-			return nil, d.dir.Explain(err)
+func (inst *instance) prepareRoot(spec driver.ServerSpec, files *machine.Files) (*machine.Drive, error) {
+	if inst.needsRoot(spec) {
+		if err := inst.addRoot(spec); err != nil {
+			return nil, inst.driver.dir.Explain(err)
 		}
 	}
-	if s.Root.Size == 0 {
+	if inst.Root.Size == 0 {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	return d.openDrive(files, rootField, s.file(rootDiskFile), s.Root, false)
+	return inst.driver.openDrive(files, rootField, inst.File(rootDiskFile), inst.Root, false)
 }
 
 // needsRoot reports whether a machine without a root disk is to have one.
-func (s *server) needsRoot(spec driver.ServerSpec) bool {
-	return s.Root.Size == 0 && (spec.RootDiskBytes > 0 || s.imageOf(spec).Source != "")
+func (inst *instance) needsRoot(spec driver.ServerSpec) bool {
+	return inst.Root.Size == 0 && (spec.RootDiskBytes > 0 || inst.imageOf(spec).Source != "")
 }
 
 // addRoot moves the root disk into place before it is recorded.
-func (d *Driver) addRoot(s *server, spec driver.ServerSpec) error {
-	tmp, remove, err := d.dir.Temp()
+func (inst *instance) addRoot(spec driver.ServerSpec) error {
+	tmp, remove, err := inst.driver.dir.Temp()
 	if err != nil {
 		return err
 	}
 	defer remove()
-	root, err := d.makeRoot(instanceDir{d.dir, tmp}, spec, s.imageOf(spec))
+	root, err := inst.driver.makeRoot(filepath.Join(tmp, rootDiskFile), spec, inst.imageOf(spec))
 	if err != nil {
 		return err
 	}
-	if err := s.placeDisk(filepath.Join(tmp, rootDiskFile)); err != nil {
+	if err := inst.placeDisk(filepath.Join(tmp, rootDiskFile)); err != nil {
 		return err
 	}
-	s.Root = root
-	return s.save(s.record)
+	inst.Root = root
+	return inst.save()
 }
 
 // openDrive opens a disk, and the image below it that the field names, and checks them
 // as they are opened: QEMU gets these descriptors, and no path.
-func (d *Driver) openDrive(files *passed, field, path string, have disk, readOnly bool) (*drive, error) {
+func (d *Driver) openDrive(files *machine.Files, field, path string, have disk, readOnly bool) (*machine.Drive, error) {
 	own, err := openDisk(path, readOnly)
 	if err != nil {
 		return nil, unavailableError("disk %s: %w", path, err)
 	}
-	opened := &drive{Path: files.add(own), ReadOnly: readOnly}
+	opened := &machine.Drive{Path: files.AddDisk(own), ReadOnly: readOnly}
 	if have.Image.Path == "" {
 		return opened, nil
 	}
@@ -149,7 +152,7 @@ func (d *Driver) openDrive(files *passed, field, path string, have disk, readOnl
 	if err != nil {
 		return nil, err
 	}
-	opened.Backing = &layer{Path: files.add(base), Format: have.Image.Format}
+	opened.Backing = &machine.Layer{Path: files.AddDisk(base), Format: have.Image.Format}
 	return opened, nil
 }
 
@@ -176,19 +179,19 @@ func openDisk(path string, readOnly bool) (*os.File, error) {
 
 // prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
 // any more stays where it is, in case the spec names it again.
-func (d *Driver) prepareVolumes(s *server, spec driver.ServerSpec, files *passed) ([]volume, error) {
-	volumes := make([]volume, 0, len(spec.Volumes))
+func (inst *instance) prepareVolumes(spec driver.ServerSpec, files *machine.Files) ([]machine.Volume, error) {
+	volumes := make([]machine.Volume, 0, len(spec.Volumes))
 	for i, v := range spec.Volumes {
-		if _, made := s.Volumes[v.Name]; !made {
-			if err := d.makeVolume(s, i, v); err != nil {
-				return nil, d.dir.Explain(err)
+		if _, made := inst.Volumes[v.Name]; !made {
+			if err := inst.makeVolume(i, v); err != nil {
+				return nil, inst.driver.dir.Explain(err)
 			}
 		}
-		attached, err := d.openDrive(files, volumeField(i), s.file(volumeFile(v.Name)), s.Volumes[v.Name], v.ReadOnly)
+		attached, err := inst.driver.openDrive(files, volumeField(i), inst.File(volumeFile(v.Name)), inst.Volumes[v.Name], v.ReadOnly)
 		if err != nil {
 			return nil, err
 		}
-		volumes = append(volumes, volume{v.Name, *attached})
+		volumes = append(volumes, machine.Volume{Name: v.Name, Drive: *attached})
 	}
 	return volumes, nil
 }
@@ -200,33 +203,33 @@ func volumeOrder(i int, v driver.Volume) order {
 }
 
 // makeVolume moves a volume into place before it is recorded.
-func (d *Driver) makeVolume(s *server, i int, v driver.Volume) error {
-	tmp, remove, err := d.dir.Temp()
+func (inst *instance) makeVolume(i int, v driver.Volume) error {
+	tmp, remove, err := inst.driver.dir.Temp()
 	if err != nil {
 		return err
 	}
 	defer remove()
 	path := filepath.Join(tmp, volumeFile(v.Name))
-	made, err := d.makeDisk(path, volumeOrder(i, v))
+	made, err := inst.driver.makeDisk(path, volumeOrder(i, v))
 	if err != nil {
 		return err
 	}
-	if err := s.placeDisk(path); err != nil {
+	if err := inst.placeDisk(path); err != nil {
 		return err
 	}
-	s.Volumes = maps.Clone(s.Volumes)
-	if s.Volumes == nil {
-		s.Volumes = map[string]disk{}
+	inst.Volumes = maps.Clone(inst.Volumes)
+	if inst.Volumes == nil {
+		inst.Volumes = map[string]disk{}
 	}
-	s.Volumes[v.Name] = made
-	return s.save(s.record)
+	inst.Volumes[v.Name] = made
+	return inst.save()
 }
 
 // placeDisk moves a new disk to where the record will name it. A disk that is there
 // already was left by an interrupted call, and holds no data. If it does hold data, the
 // record lost it, as one that was restored without its disks, and the disk stays.
-func (h instanceDir) placeDisk(made string) error {
-	place := h.file(filepath.Base(made))
+func (inst *instance) placeDisk(made string) error {
+	place := inst.File(filepath.Base(made))
 	err := checkUnwritten(place)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, recordFile, err)
@@ -252,4 +255,52 @@ func imageOfVolume(v driver.Volume) imageSettings {
 		return imageSettings{}
 	}
 	return imageSettings{v.Image.Source, v.Image.Checksum}
+}
+
+// sizesToGrow returns the disks, by QEMU's name for them, that the spec wants larger and
+// that can grow as they are attached now.
+func (inst *instance) sizesToGrow(spec driver.ServerSpec) map[string]int64 {
+	sizes := map[string]int64{}
+	if inst.Root.Size > 0 && spec.RootDiskBytes > inst.Root.Size {
+		sizes[machine.RootNode] = spec.RootDiskBytes
+	}
+	for _, v := range spec.Volumes {
+		writable := slices.ContainsFunc(inst.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
+		if have := inst.Volumes[v.Name].Size; writable && v.SizeBytes > have {
+			sizes[machine.VolumeNode(v.Name)] = v.SizeBytes
+		}
+	}
+	return sizes
+}
+
+// growDisks enlarges the disks of a running QEMU to what the spec says.
+func (inst *instance) growDisks(ctx context.Context, spec driver.ServerSpec) error {
+	sizes := inst.sizesToGrow(spec)
+	if len(sizes) == 0 {
+		return nil
+	}
+	have, err := inst.DiskSizes(ctx)
+	if err != nil {
+		return err
+	}
+	for node, size := range sizes {
+		whole := diskimage.WholeSectors(size)
+		if have[node] > whole { // grown before, which could not be recorded: QEMU would cut its end off
+			sizes[node] = have[node]
+			continue
+		}
+		if err := inst.ResizeDisk(ctx, node, whole); err != nil {
+			return err
+		}
+	}
+	inst.Root.Size = max(inst.Root.Size, sizes[machine.RootNode])
+	inst.Volumes = maps.Clone(inst.Volumes)
+	for _, v := range spec.Volumes {
+		if size, grown := sizes[machine.VolumeNode(v.Name)]; grown {
+			made := inst.Volumes[v.Name]
+			made.Size = size
+			inst.Volumes[v.Name] = made
+		}
+	}
+	return inst.driver.dir.Explain(inst.save())
 }

@@ -12,36 +12,41 @@ import (
 	"github.com/go-logr/logr/funcr"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// hasEnded waits until the guest has ended, without an end being reported.
-func hasEnded(t *testing.T, h instanceDir) {
+// waitGuestEnded waits until the guest has ended, without an end being reported.
+func waitGuestEnded(t *testing.T, h *instance) {
 	t.Helper()
 	vmtest.Eventually(t, patience, "the guest ends", func() error {
-		if status, err := h.ask(t.Context()); err != nil || status != statusShutdown {
+		if status, err := h.Status(t.Context()); err != nil || status != machine.StatusShutdown {
 			return fmt.Errorf("it is %q, %w", status, err)
 		}
 		return nil
 	})
 }
 
-// TestEndIsTold checks that the call which finds an unknown end reports it, and that the
+// TestExitIsReported checks that the call which finds an unknown end reports it, and that the
 // machine is started again only then.
-func TestEndIsTold(t *testing.T) {
+func TestExitIsReported(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
 	for name, c := range map[string]struct {
-		end    func(t *testing.T, h instanceDir, s driver.Server)
+		end    func(t *testing.T, h *instance, s driver.Server)
 		reason string
 	}{
-		"shut down": {func(t *testing.T, h instanceDir, s driver.Server) { t.Helper(); e.tell(t, s, "x"); hasEnded(t, h) }, "Completed"},
-		"killed":    {func(t *testing.T, h instanceDir, s driver.Server) { t.Helper(); must(t, h.kill(t.Context(), s.UID)) }, "Killed"},
+		"shut down": {func(t *testing.T, h *instance, s driver.Server) {
+			t.Helper()
+			e.sendText(t, s, "x")
+			waitGuestEnded(t, h)
+		}, "Completed"},
+		"killed": {func(t *testing.T, h *instance, _ driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
-			h := d.home(spec.UID)
+			h := d.instanceOf(spec.UID)
 			first := boots(t, d, spec, "drover guest 1 A")
 			c.end(t, h, first)
 			s, err := d.Ensure(t.Context(), spec)
@@ -49,7 +54,7 @@ func TestEndIsTold(t *testing.T) {
 			if s.State != driver.StateStopped || s.Run != first.Run || s.Exit == nil || s.Exit.Reason != c.reason {
 				t.Errorf("it is %+v", s)
 			}
-			if on, err := h.running(); on || err != nil {
+			if on, err := h.IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
 			second, err := d.Ensure(t.Context(), spec)
@@ -72,9 +77,9 @@ func TestEndIsTold(t *testing.T) {
 	}
 }
 
-// TestOneStartACall checks that a guest which ends as soon as it was resumed is not
+// TestOneStartPerCall checks that a guest which ends as soon as it was resumed is not
 // started again by the same call.
-func TestOneStartACall(t *testing.T) {
+func TestOneStartPerCall(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	o := e.options()
@@ -82,28 +87,28 @@ func TestOneStartACall(t *testing.T) {
 	var d *Driver
 	ends := 0
 	o.Log = funcr.New(func(_, text string) {
-		// The last log line before the driver looks at the result of a step.
-		if !strings.Contains(text, "Bell could not be rung") {
+		// The last log line before the driver observes the result of a step.
+		if !strings.Contains(text, "Notification could not be written") {
 			return
 		}
-		if status, err := d.home(spec.UID).ask(t.Context()); err == nil && status == "running" {
+		if status, err := d.instanceOf(spec.UID).Status(t.Context()); err == nil && status == "running" {
 			ends++
-			must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+			must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 		}
 	}, funcr.Options{Verbosity: 1})
 	d = openWith(t, o)
 	off := spec
 	off.Power = driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	bells := d.dir.Path(notificationsDir)
-	must(t, os.RemoveAll(bells))
-	must(t, os.WriteFile(bells, nil, 0o600))
+	notifications := d.dir.Path(notificationsDir)
+	must(t, os.RemoveAll(notifications))
+	must(t, os.WriteFile(notifications, nil, 0o600))
 	s, err := d.Ensure(t.Context(), spec)
 	must(t, err)
 	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" || ends != 1 {
 		t.Errorf("it was started %d times and is %+v", ends, s)
 	}
-	must(t, os.Remove(bells))
-	must(t, os.Mkdir(bells, 0o700))
+	must(t, os.Remove(notifications))
+	must(t, os.Mkdir(notifications, 0o700))
 	gone(t, d, spec)
 }

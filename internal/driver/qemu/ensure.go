@@ -24,7 +24,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err := checkPower(spec); err != nil {
 		return driver.Server{}, err
 	}
-	lock, err := d.enterChange(ctx, spec.Target)
+	lock, err := d.beginChange(ctx, spec.Target)
 	if err != nil {
 		return driver.Server{}, err
 	}
@@ -36,90 +36,78 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err != nil {
 		return driver.Server{}, err
 	}
-	d.keepGrace(&s, spec)
-	return d.converge(ctx, s, spec)
+	s.recordGracePeriod(spec)
+	return s.converge(ctx, spec)
 }
 
 // errFetching reports that a server cannot be created before its image is fetched.
 var errFetching = errors.New("its image is being fetched")
 
 // findOrCreate returns the server of the spec's UID. A stop comes before all checks, so
-// that a spec which no machine can satisfy does not keep one on.
-func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (server, error) {
-	s, err := d.find(ctx, spec.Target)
+// that a spec which no machine can satisfy cannot keep one running.
+func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
+	s, err := d.findServer(ctx, spec.Target)
 	if err == nil {
-		err = d.settleRoot(ctx, &s, spec)
+		err = s.settleRoot(ctx, spec)
 	}
 	switch {
 	case err == nil && spec.Power == driver.PowerOff:
 		return s, nil
 	case err == nil:
-		return s, d.checkSpec(s, spec)
+		return s, s.checkSpec(spec)
 	case !errors.Is(err, driver.ErrNotFound) || spec.ID != "":
-		return server{}, err
+		return nil, err
 	}
-	if err := d.checkSpec(server{}, spec); err != nil {
-		return server{}, err
+	if err := d.instanceOf(spec.UID).checkSpec(spec); err != nil {
+		return nil, err
 	}
 	if err := d.killStrays(ctx, spec.UID); err != nil {
-		return server{}, err
+		return nil, err
 	}
-	if waits, err := d.fetchImages(ctx, server{}, spec); waits || err != nil {
-		return server{}, cmp.Or(err, errFetching)
+	if waits, err := d.fetchImages(ctx, d.instanceOf(spec.UID), spec); waits || err != nil {
+		return nil, cmp.Or(err, errFetching)
 	}
 	journal.Record(ctx, journal.ActionCreate, nil, nil)
-	if err := d.create(ctx, spec); err != nil {
-		return server{}, d.dir.Explain(err)
+	if err := d.createServer(ctx, spec); err != nil {
+		return nil, d.dir.Explain(err)
 	}
 	d.notify(spec.UID)
-	return d.find(ctx, spec.Target)
+	return d.findServer(ctx, spec.Target)
 }
 
-// find observes the server of a UID, whose lock the caller holds. It also finishes a
+// findServer observes the server of a UID, whose lock the caller holds. It also finishes a
 // release that was interrupted.
-func (d *Driver) find(ctx context.Context, t driver.Target) (server, error) {
+func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance, error) {
 	none := driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
-	s, err := d.observe(ctx, d.home(t.UID))
+	s, err := d.instanceOf(t.UID).observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return server{}, none
+		return nil, none
 	case err != nil:
-		return server{}, classifyObserveError(err)
+		return nil, classifyObserveError(err)
 	case s.Retained:
-		if err := d.putAside(s); err != nil {
-			return server{}, d.dir.Explain(err)
+		if err := s.moveToRetained(); err != nil {
+			return nil, d.dir.Explain(err)
 		}
-		return server{}, none
+		return nil, none
 	case s.ClusterID != d.ClusterID:
-		return server{}, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
+		return nil, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the engine has a server of UID %s that is not this cluster's", t.UID))
 	case t.ID != "" && t.ID != s.ID:
-		return server{}, driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, s.ID, t.ID)
+		return nil, driver.Errorf(driver.ErrNotFound, "the server of UID %s is %s, not %s", t.UID, s.ID, t.ID)
 	}
 	return s, nil
 }
 
-// classifyObserveError classifies the error of a failed observation: a broken server's
-// own is ErrRetry, any other is ErrUnavailable.
-func classifyObserveError(err error) error {
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return err
-	case isBroken(err):
-		return driver.Errorf(driver.ErrRetry, "%w", err)
-	}
-	return driver.Errorf(driver.ErrUnavailable, "%w", err)
-}
-
-// create makes a server that is off. It makes all of it or nothing.
-func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
+// createServer makes a server that is off. It makes all of it or nothing.
+func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error {
 	tmp, remove, err := d.dir.Temp()
 	if err != nil {
 		return err
 	}
 	defer remove()
-	h := instanceDir{d.dir, filepath.Join(tmp, "vm")}
-	if err := os.Mkdir(h.path, 0o700); err != nil {
+	inst := d.instanceAt(filepath.Join(tmp, "vm"))
+	if err := os.Mkdir(inst.Path, 0o700); err != nil {
 		return err
 	}
 	release, err := d.images.Hold()
@@ -128,104 +116,144 @@ func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) error {
 	}
 	defer release()
 	asked := imageOf(spec, imageSettings{Source: d.Image})
-	root, err := d.makeRoot(h, spec, asked)
+	root, err := d.makeRoot(inst.File(rootDiskFile), spec, asked)
 	if err != nil {
 		return err
 	}
-	machineType, err := d.program.machineType(ctx, "")
+	machineType, err := d.program.MachineType(ctx, "")
 	if err != nil {
-		return err
+		return contractError(err)
 	}
-	if err := h.save(record{
-		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newName(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+	inst.record = record{
+		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
 		GraceSeconds: new(graceSeconds(spec)), Settings: settingsOf(spec, asked), Root: root,
-	}); err != nil {
+	}
+	if err := inst.save(); err != nil {
 		return err
 	}
-	return d.dir.Install(h.path, d.home(spec.UID).path)
+	return d.dir.Install(inst.Path, d.instanceOf(spec.UID).Path)
 }
 
 // converge takes one step after the other until none is left, or until one has to wait
 // for the guest.
-func (d *Driver) converge(ctx context.Context, s server, spec driver.ServerSpec) (driver.Server, error) {
+func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	for range maxSteps {
-		if !s.on {
-			d.dropGroup(ctx, s.CPUGroup)
+		if !inst.on {
+			inst.driver.removeGroup(ctx, inst.CPUGroup)
 		}
-		next := nextStep(s, spec)
-		if next == stepNone || next == stepStart && !d.mayStart(s, spec) {
-			return d.result(s, spec), nil
+		next := nextStep(inst, spec)
+		if next == stepNone || next == stepStart && !inst.mayStart(spec) {
+			return inst.reportResult(spec), nil
 		}
-		waits, err := d.applyStep(ctx, next, &s, spec)
+		waits, err := inst.applyStep(ctx, next, spec)
 		if err != nil {
-			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, s.UID, err)
+			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, inst.UID, err)
 		}
-		d.notify(s.UID)
-		if s, err = d.observe(ctx, s.instanceDir); err != nil {
+		inst.notifyWatchers()
+		if inst, err = inst.observe(ctx); err != nil {
 			return driver.Server{}, classifyObserveError(err)
 		}
-		if waits && !s.ended() {
-			return d.result(s, spec), nil
+		if waits && !inst.isEnded() {
+			return inst.reportResult(spec), nil
 		}
 	}
-	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", s.UID)
+	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", inst.UID)
 }
 
-// mayStart reports whether a start is asked for. The end of a run is reported before
+// mayStart reports whether a start is requested. The exit of a run is reported before
 // another run follows it, since the caller applies the restart policy. A caller that asks
 // for a server to be on may not know yet that it has ended, before or during the call.
-func (d *Driver) mayStart(s server, spec driver.ServerSpec) bool {
-	told, _ := d.reportedExits.Load(s.UID)
-	return s.end == nil || s.Run == spec.RestartRun || s.Run == told
+func (inst *instance) mayStart(spec driver.ServerSpec) bool {
+	reported, ok := inst.driver.reportedExits.Load(inst.UID)
+	return inst.exit == nil || inst.Run == spec.RestartRun || ok && inst.Run == reported
 }
 
-// result adds what depends on the spec to the report of a server.
-func (d *Driver) result(s server, spec driver.ServerSpec) driver.Server {
-	out := d.report(s)
-	out.Refused = d.refusedImage(s, spec)
-	if s.alive() && !spec.PowerOnly {
-		want := settingsOf(spec, s.Settings.Image)
-		if s.Root.Size == 0 {
-			want.Image = s.imageOf(spec)
+// reportResult adds what depends on the spec to the report of a server.
+func (inst *instance) reportResult(spec driver.ServerSpec) driver.Server {
+	out := inst.report()
+	out.Refused = inst.refusedImage(spec)
+	if inst.isAlive() && !spec.PowerOnly {
+		want := settingsOf(spec, inst.Settings.Image)
+		if inst.Root.Size == 0 {
+			want.Image = inst.imageOf(spec)
 		}
-		out.Pending = s.Settings.pending(want)
+		out.Pending = inst.Settings.pendingFields(want)
 	}
-	out.Progress = cmp.Or(out.Progress, d.fetches.Progress(s.UID))
+	out.Progress = cmp.Or(out.Progress, inst.driver.fetches.Progress(inst.UID))
 	return out
 }
 
 // applyStep does one step; waits reports whether the next one has to wait for the guest.
-func (d *Driver) applyStep(ctx context.Context, next step, s *server, spec driver.ServerSpec) (waits bool, err error) {
+func (inst *instance) applyStep(ctx context.Context, next step, spec driver.ServerSpec) (waits bool, err error) {
 	journal.Record(ctx, journal.Action(next), nil, nil)
 	switch next {
 	case stepReap:
-		return false, d.reap(ctx, s)
+		return false, inst.quitEnded(ctx)
 	case stepStart:
-		if waits, err := d.fetchImages(ctx, *s, spec); waits || err != nil {
+		if waits, err := inst.driver.fetchImages(ctx, inst, spec); waits || err != nil {
 			return waits, err
 		}
-		if err := d.killStrays(ctx, s.UID); err != nil {
+		if err := inst.driver.killStrays(ctx, inst.UID); err != nil {
 			return false, err
 		}
-		if err := d.start(ctx, s, spec); err != nil {
+		if err := inst.startRun(ctx, spec); err != nil {
 			return false, err
 		}
-		d.fetches.ReleaseExcept(spec.UID)
+		inst.driver.fetches.ReleaseExcept(spec.UID)
 		return false, nil
 	case stepFinish:
-		return false, d.finishStart(ctx, s, spec)
+		return false, inst.finishStart(ctx, spec)
 	case stepStop:
-		if waits, err := d.beforeStop(ctx, s, spec); waits || err != nil {
+		if waits, err := inst.prepareRestart(ctx, spec); waits || err != nil {
 			return waits, err
 		}
-		return d.stop(ctx, s, spec)
+		return inst.stopRun(ctx, spec)
 	case stepGrow:
-		return false, d.grow(ctx, s, spec)
+		return false, inst.growDisks(ctx, spec)
 	case stepPause:
-		return false, s.command(ctx, "stop", nil, nil)
+		return false, inst.Execute(ctx, "stop", nil, nil)
 	case stepResume:
-		return false, d.resume(ctx, s)
+		return false, inst.resumeGuest(ctx)
 	case stepNone:
 	}
 	return true, nil
+}
+
+// step is one thing to do to a server.
+type step string
+
+const (
+	stepNone   step = "none"
+	stepReap   step = "reap"   // a QEMU whose guest has ended
+	stepStart  step = "start"  // a new run
+	stepFinish step = "finish" // a start that was interrupted
+	stepStop   step = "stop"
+	stepGrow   step = "growth of the disks"
+	stepPause  step = "pause"
+	stepResume step = "resume"
+)
+
+// nextStep returns the step that brings a server closer to its spec. A stop that was
+// begun is completed even if the spec changes meanwhile, since a power button that was
+// pressed cannot be released.
+func nextStep(s *instance, spec driver.ServerSpec) step {
+	switch {
+	case s.isEnded():
+		return stepReap
+	case !s.isAlive() && spec.Power == driver.PowerOff:
+		return stepNone
+	case !s.isAlive():
+		return stepStart
+	case s.Stop != nil, spec.Power == driver.PowerOff, spec.RestartRun != "" && s.Run == spec.RestartRun:
+		return stepStop
+	case s.Phase == phaseStarting:
+		return stepFinish
+	case len(s.sizesToGrow(spec)) > 0:
+		return stepGrow
+	case spec.Power == driver.PowerPaused && !s.isPaused():
+		return stepPause
+	case spec.Power == driver.PowerOn && s.isPaused():
+		return stepResume
+	}
+	return stepNone
 }

@@ -4,28 +4,23 @@
 package qemu
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/go-logr/logr"
-	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -172,7 +167,7 @@ func TestSizes(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	spec.RootDiskBytes = 20 << 20
 	boots(t, d, spec, "drover guest 2 A")
-	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).file(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
+	if info := vmtest.QEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
 		t.Errorf("the disk is %s", info)
 	}
 	spec.RootDiskBytes = 9 << 20
@@ -239,7 +234,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "ports[1] (web)", "address already in use", driver.ReasonPortConflict)
-	if s := d.home(spec.UID); s.pid(spec.UID) != 0 {
+	if s := d.instanceOf(spec.UID); s.PID() != 0 {
 		t.Error("a machine runs")
 	}
 	must(t, listener.Close())
@@ -255,23 +250,23 @@ func TestStartCutOff(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
-	pid := h.pid(spec.UID)
-	must(t, h.command(t.Context(), "stop", nil, nil))
-	must(t, os.Remove(h.file(pidFile)))
+	h := d.instanceOf(spec.UID)
+	pid := h.PID()
+	must(t, h.Execute(t.Context(), "stop", nil, nil))
+	must(t, os.Remove(h.File(machine.PIDFile)))
 	rewind(t, h)
 	next := e.open(t)
 	listed, err := next.List(t.Context())
 	must(t, err)
 	if len(listed) != 1 || listed[0].State != driver.StatePaused { // which makes a controller continue the start
-		t.Errorf("a machine that waits to be let go is %+v", listed)
+		t.Errorf("a machine that waits to be resumed is %+v", listed)
 	}
 	adopted := reach(t, next, spec, driver.StateRunning)
-	if adopted.Run != first.Run || h.pid(spec.UID) != pid {
-		t.Errorf("the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.pid(spec.UID))
+	if adopted.Run != first.Run || h.PID() != pid {
+		t.Errorf("the run %s of process %d became %s of process %d", first.Run, pid, adopted.Run, h.PID())
 	}
 
-	must(t, h.kill(t.Context(), spec.UID))
+	must(t, h.Kill(t.Context()))
 	rewind(t, h)
 	listed, err = next.List(t.Context())
 	must(t, err)
@@ -286,12 +281,12 @@ func TestStartCutOff(t *testing.T) {
 }
 
 // rewind makes a start look interrupted before the guest was resumed.
-func rewind(t *testing.T, h instanceDir) {
+func rewind(t *testing.T, h *instance) {
 	t.Helper()
 	r, err := h.load()
 	must(t, err)
 	r.Phase = phaseStarting
-	must(t, h.save(r))
+	must(t, r.save())
 }
 
 // TestStopOfWhatStarts checks that a guest which was not resumed yet is not booted only
@@ -303,7 +298,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerPaused
 	s := reach(t, d, spec, driver.StatePaused)
-	rewind(t, d.home(spec.UID))
+	rewind(t, d.instanceOf(spec.UID))
 	off := spec
 	off.Power = driver.PowerOff
 	stopped, err := d.Ensure(t.Context(), off)
@@ -311,7 +306,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 	if stopped.State != driver.StateStopped || stopped.Run != s.Run || stopped.Exit != nil {
 		t.Errorf("it is %+v", stopped)
 	}
-	if printed, err := os.ReadFile(d.home(spec.UID).file(serialLogFile)); err != nil || len(printed) > 0 {
+	if printed, err := os.ReadFile(d.instanceOf(spec.UID).File(machine.SerialLogFile)); err != nil || len(printed) > 0 {
 		t.Errorf("the guest printed %q, %v", printed, err)
 	}
 	gone(t, d, spec)
@@ -326,9 +321,9 @@ func TestRunsOnce(t *testing.T) {
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	lock, err := d.home(spec.UID).claimRun()
+	lock, err := d.instanceOf(spec.UID).ClaimRun()
 	must(t, err)
-	if _, err := d.home(spec.UID).claimRun(); !errors.Is(err, driver.ErrRetry) {
+	if _, err := d.instanceOf(spec.UID).ClaimRun(); !errors.Is(contractError(err), driver.ErrRetry) {
 		t.Errorf("the run lock is given out twice: %v", err)
 	}
 	must(t, lock.Close())
@@ -349,12 +344,12 @@ func TestDirectoryRemoved(t *testing.T) {
 	} {
 		spec := e.spec()
 		reach(t, d, spec, driver.StateRunning)
-		h := d.home(spec.UID)
-		pid := h.pid(spec.UID)
-		must(t, os.RemoveAll(h.path))
+		h := d.instanceOf(spec.UID)
+		pid := h.PID()
+		must(t, os.RemoveAll(h.Path))
 		next(spec)
 		vmtest.Eventually(t, patience, "the machine that lost its directory ends: "+name, func() error {
-			if hasUUID(pid, spec.UID) {
+			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 				return errors.New("it runs")
 			}
 			return nil
@@ -371,14 +366,14 @@ func TestLockReplaced(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
-	for _, name := range []string{runLockFile, rootDiskFile} {
-		content, err := os.ReadFile(h.file(name))
+	h := d.instanceOf(spec.UID)
+	for _, name := range []string{machine.RunLockFile, rootDiskFile} {
+		content, err := os.ReadFile(h.File(name))
 		must(t, err)
-		must(t, errors.Join(os.Remove(h.file(name)), os.WriteFile(h.file(name), content, 0o600)))
+		must(t, errors.Join(os.Remove(h.File(name)), os.WriteFile(h.File(name), content, 0o600)))
 	}
-	must(t, os.Remove(h.file(pidFile)))
-	ended(t, d, spec.UID)
+	must(t, os.Remove(h.File(machine.PIDFile)))
+	waitExit(t, d, spec.UID)
 	reach(t, d, spec, driver.StateRunning)
 	if all := machines(d, []types.UID{spec.UID}); len(all[spec.UID]) != 1 {
 		t.Errorf("its machines are the processes %v, want one", all[spec.UID])
@@ -395,14 +390,14 @@ func TestDiskOfNoRecord(t *testing.T) {
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	h := d.home(spec.UID)
-	lose := func() record {
+	h := d.instanceOf(spec.UID)
+	lose := func() *instance {
 		t.Helper()
 		r, err := h.load()
 		must(t, err)
-		lost := r
+		lost := *r
 		lost.Root = disk{}
-		must(t, h.save(lost))
+		must(t, lost.save())
 		return r
 	}
 	lose()
@@ -410,15 +405,15 @@ func TestDiskOfNoRecord(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	r := lose()
 	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, h.file(rootDiskFile), "does not name it", "it holds data")
-	must(t, h.save(r))
+	wantError(t, err, driver.ErrRetry, h.File(rootDiskFile), "does not name it", "it holds data")
+	must(t, r.save())
 	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }
 
-// TestEndsUnattended checks that a later controller, and one that watched, knows how a
+// TestExitsUnsupervised checks that a later controller, and one that watched, knows how a
 // guest ended.
-func TestEndsUnattended(t *testing.T) {
+func TestExitsUnsupervised(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	for say, want := range map[string]driver.Exit{
@@ -431,21 +426,21 @@ func TestEndsUnattended(t *testing.T) {
 			spec := e.spec()
 			s := reach(t, d, spec, driver.StateRunning)
 			if watched {
-				follow(t, d)
+				keepWatching(t, d)
 			}
 			if say == "" {
-				must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+				must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 			} else {
-				e.tell(t, s, say)
+				e.sendText(t, s, say)
 			}
-			end := ended(t, e.open(t), spec.UID)
+			end := waitExit(t, e.open(t), spec.UID)
 			if end.Code != want.Code || end.Reason != want.Reason || end.At.IsZero() {
 				t.Errorf("watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
 			}
 			if watched {
-				isOver(t, d.home(spec.UID))
+				waitStopped(t, d.instanceOf(spec.UID))
 			}
-			if again := ended(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
+			if again := waitExit(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
 				t.Errorf("the end was %+v and is %+v", end, again)
 			}
 			gone(t, d, spec)
@@ -453,7 +448,7 @@ func TestEndsUnattended(t *testing.T) {
 	}
 }
 
-func ended(t *testing.T, d *Driver, uid types.UID) *driver.Exit {
+func waitExit(t *testing.T, d *Driver, uid types.UID) *driver.Exit {
 	t.Helper()
 	var end *driver.Exit
 	vmtest.Eventually(t, patience, "List shows an end", func() error {
@@ -467,8 +462,8 @@ func ended(t *testing.T, d *Driver, uid types.UID) *driver.Exit {
 	return end
 }
 
-// follow keeps a watch open until the test ends.
-func follow(t *testing.T, d *Driver) {
+// keepWatching keeps a watch open until the test ends.
+func keepWatching(t *testing.T, d *Driver) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	uids, err := d.Watch(ctx)
@@ -488,7 +483,7 @@ func TestStopTooEarly(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	follow(t, d)
+	keepWatching(t, d)
 	off := e.spec()
 	paused := off
 	paused.Power = driver.PowerPaused
@@ -496,7 +491,7 @@ func TestStopTooEarly(t *testing.T) {
 	off.Power = driver.PowerOff
 	_, err := d.Ensure(t.Context(), off)
 	must(t, err)
-	if end := ended(t, d, off.UID); end.Code != 0 {
+	if end := waitExit(t, d, off.UID); end.Code != 0 {
 		t.Errorf("it ended with %+v", end)
 	}
 	gone(t, d, off)
@@ -520,7 +515,7 @@ func TestPrograms(t *testing.T) {
 	for name, c := range map[string]struct{ binary, says string }{
 		"missing":  {"qemu-of-nowhere", "is not installed"},
 		"too old":  {script(t, "echo QEMU emulator version 5.2.0"), "it is version 5.2, and 6.2 or newer is needed"},
-		"silent":   {script(t, "true"), "does not tell its version"},
+		"silent":   {script(t, "true"), "does not print its version"},
 		"failing":  {script(t, "exit 1"), "exit status 1"},
 		"no QEMU":  {"/etc/passwd", "permission denied"},
 		"the real": {DefaultBinary, ""},
@@ -582,154 +577,6 @@ func TestQEMUKilled(t *testing.T) {
 	}
 }
 
-// TestAccelerator checks that KVM is chosen where its device opens and a guest runs under
-// it in time, and nowhere else. The choice holds as long as the controller runs.
-func TestAccelerator(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	for name, c := range map[string]struct {
-		body   string
-		within time.Duration
-		want   string
-		says   string
-	}{
-		"a guest runs":   {"exit 85", probeWithin, AccelKVM, "a guest did"},
-		"a guest hangs":  {"exec sleep 60", time.Millisecond, AccelTCG, "a guest did not run within 1ms"},
-		"QEMU refuses":   {"echo no KVM; exit 1", probeWithin, AccelTCG, "no KVM"},
-		"it ends early":  {"exit 0", probeWithin, AccelTCG, "a guest did not run"},
-		"another answer": {"exit 3", probeWithin, AccelTCG, "exit status 3"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			ran := filepath.Join(t.TempDir(), "ran")
-			log := &logs{}
-			o := e.options()
-			o.Accel, o.Log = AccelAuto, log.logger()
-			o.Binary = script(t, "echo $* >> "+ran+"; "+c.body)
-			d := openWith(t, o)
-			d.kvm, d.probeWithin = e.plain, c.within // a file that opens
-			for range 2 {
-				if got, err := d.accel.choose(t.Context(), d); err != nil || got != c.want {
-					t.Errorf("got %q and error %v, want %q", got, err, c.want)
-				}
-			}
-			content, err := os.ReadFile(ran)
-			if c.within == probeWithin && (err != nil || strings.Count(string(content), "\n") != 1 || !strings.Contains(string(content), "-accel kvm")) {
-				t.Errorf("guests ran: %q, %v, want one under KVM", content, err)
-			}
-			if said := log.lines(); len(said) != 1 || !strings.Contains(said[0], c.says) {
-				t.Errorf("it said %q, want %q", said, c.says)
-			}
-		})
-	}
-}
-
-// TestAcceleratorAgain checks that a KVM device which could not be opened is tried again
-// after a while, and that the same result is not logged twice.
-func TestAcceleratorAgain(t *testing.T) {
-	t.Parallel()
-	now, log := vmtest.Clock(time.Unix(0, 0)), &logs{}
-	d := openWith(t, Options{ClusterID: "c", Dir: t.TempDir(), Clock: now, Log: log.logger(), Binary: script(t, "exit 85")})
-	d.kvm = filepath.Join(t.TempDir(), "kvm")
-	want := func(want string) {
-		t.Helper()
-		if got, err := d.accel.choose(t.Context(), d); err != nil || got != want {
-			t.Errorf("got %q, %v, want %s", got, err, want)
-		}
-	}
-	want(AccelTCG)
-	now.Step(openAgain)
-	want(AccelTCG)
-	must(t, os.WriteFile(d.kvm, nil, 0o600))
-	want(AccelTCG)
-	now.Step(openAgain)
-	want(AccelKVM)
-	must(t, os.Remove(d.kvm))
-	now.Step(openAgain)
-	want(AccelKVM)
-	if said := log.lines(); len(said) != 2 || !strings.Contains(said[0], "no such file") {
-		t.Errorf("it said %q", said)
-	}
-}
-
-// TestAcceleratorOfABusyHost checks that a guest which did not run in time is tried again
-// a few times, since a booting host is busy.
-func TestAcceleratorOfABusyHost(t *testing.T) {
-	t.Parallel()
-	now, ready := vmtest.Clock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
-	d := openWith(t, Options{ClusterID: "c", Dir: t.TempDir(), Clock: now, Binary: script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60")})
-	d.kvm, d.probeWithin = filepath.Join(t.TempDir(), "kvm"), 10*time.Millisecond
-	must(t, os.WriteFile(d.kvm, nil, 0o600))
-	want := func(want string) {
-		t.Helper()
-		if got, err := d.accel.choose(t.Context(), d); err != nil || got != want {
-			t.Errorf("got %q, %v, want %s", got, err, want)
-		}
-	}
-	want(AccelTCG)
-	must(t, os.WriteFile(ready, nil, 0o600))
-	d.probeWithin = time.Minute
-	want(AccelTCG)
-	now.Step(slowAgain)
-	want(AccelKVM)
-	now.Step(time.Hour)
-	must(t, os.Remove(ready))
-	want(AccelKVM)
-}
-
-// logs records what a driver logs.
-type logs struct {
-	mu   sync.Mutex
-	said []string
-}
-
-func (l *logs) logger() logr.Logger {
-	return funcr.New(func(_, args string) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.said = append(l.said, args)
-	}, funcr.Options{})
-}
-
-func (l *logs) lines() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.said)
-}
-
-// TestProbeGuest checks that the guest of the probe does what the probe waits for.
-func TestProbeGuest(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	o := e.options()
-	o.Accel = AccelAuto
-	o.Binary = script(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
-	d := openWith(t, o)
-	d.kvm, d.probeWithin = e.plain, patience // which a loaded machine may need
-	if got, err := d.accel.choose(t.Context(), d); err != nil || got != AccelKVM {
-		t.Errorf("got %s, %v", got, err)
-	}
-}
-
-// TestProbeGuestSource checks that the probe's guest is what its source assembles to.
-func TestProbeGuestSource(t *testing.T) {
-	t.Parallel()
-	object, image := filepath.Join(t.TempDir(), "probe.o"), filepath.Join(t.TempDir(), "probe.img")
-	for _, command := range [][]string{
-		{"as", "-o", object, "../../../hack/guest/probe.s"},
-		{"ld", "-m", "elf_x86_64", "-Ttext", "0x7c00", "--oformat", "binary", "-o", image, object},
-	} {
-		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", command, err, out)
-		}
-	}
-	content, err := os.ReadFile(image)
-	must(t, err)
-	if !bytes.Equal(content, probeGuest) {
-		t.Errorf("probe.bin has %d bytes that are not hack/guest/probe.s: copy %s there", len(probeGuest), image)
-	}
-}
-
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	short, long := t.TempDir(), filepath.Join(t.TempDir(), strings.Repeat("d", 80))
@@ -740,6 +587,7 @@ func TestNewRefuses(t *testing.T) {
 		"no cluster":          {Options{Dir: short}, "cluster id"},
 		"no folder":           {Options{ClusterID: "c"}, "needs a folder"},
 		"another accelerator": {Options{ClusterID: "c", Dir: short, Accel: "xen"}, `"xen": it must be auto, kvm or tcg`},
+		"no host ports":       {Options{ClusterID: "c", Dir: short, HostPorts: "x"}, `--qemu-host-ports is "x"`},
 		"a long path":         {Options{ClusterID: "c", Dir: long}, "limited to 107"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 )
 
 // settingsChange are the settings of a server and those of its spec.
@@ -41,7 +42,9 @@ var fields = driver.Fields[settingsChange]{
 	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
 	{
 		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"name", "protocol", "port", "hostPort", "hostIP"},
-		Differs: func(c settingsChange) bool { return !slices.EqualFunc(c.has.Ports, c.wants.Ports, samePort) },
+		Differs: func(c settingsChange) bool {
+			return !slices.EqualFunc(c.has.Ports, c.wants.Ports, hostports.IsSamePort)
+		},
 	},
 	{
 		Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart,

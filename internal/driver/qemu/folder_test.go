@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -27,7 +29,7 @@ func TestBrokenRecord(t *testing.T) {
 	d := e.open(t)
 	spec, other := e.spec(), e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	path := d.home(spec.UID).file(recordFile)
+	path := d.instanceOf(spec.UID).File(recordFile)
 	content, err := os.ReadFile(path)
 	must(t, err)
 	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": "{}"} {
@@ -40,11 +42,11 @@ func TestBrokenRecord(t *testing.T) {
 	}
 	must(t, os.Remove(path))
 	wantBroken(t, d, spec, "none", driver.StateRunning)
-	must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
+	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
 	must(t, os.WriteFile(path, content, 0o600))
-	if end := ended(t, d, spec.UID); end.Reason != "Killed" {
-		t.Errorf("mended, it ended with %+v", end)
+	if end := waitExit(t, d, spec.UID); end.Reason != "Killed" {
+		t.Errorf("repaired, it ended with %+v", end)
 	}
 	gone(t, d, spec)
 	leavesNothing(t, d)
@@ -59,7 +61,7 @@ func TestUnreadRecord(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	for cause, c := range map[error]struct {
 		broken, remove bool
 	}{
@@ -69,18 +71,18 @@ func TestUnreadRecord(t *testing.T) {
 		unix.EACCES: {true, false},
 		unix.ENOENT: {true, true},
 	} {
-		err := h.classifyReadError(&os.PathError{Op: "open", Path: h.file(recordFile), Err: cause})
+		err := h.classifyReadError(&os.PathError{Op: "open", Path: h.File(recordFile), Err: cause})
 		says := err.Error()
 		if isBroken(err) != c.broken || strings.Contains(says, "remove") != c.remove || errors.Is(err, driver.ErrUnavailable) == c.broken ||
-			strings.Contains(says, "mend") != c.broken || !strings.Contains(says, h.file(recordFile)+": "+cause.Error()) {
+			strings.Contains(says, "repair") != c.broken || !strings.Contains(says, h.File(recordFile)+": "+cause.Error()) {
 			t.Errorf("%v: got the error %v, broken %v", cause, err, isBroken(err))
 		}
 	}
-	must(t, os.Rename(h.file(recordFile), h.file("kept")))
-	must(t, os.Mkdir(h.file(recordFile), 0o700))
+	must(t, os.Rename(h.File(recordFile), h.File("kept")))
+	must(t, os.Mkdir(h.File(recordFile), 0o700))
 	wantBroken(t, d, spec, "a folder", driver.StateStopped)
-	must(t, os.Remove(h.file(recordFile)))
-	must(t, os.Rename(h.file("kept"), h.file(recordFile)))
+	must(t, os.Remove(h.File(recordFile)))
+	must(t, os.Rename(h.File("kept"), h.File(recordFile)))
 	gone(t, d, spec)
 	if _, err := h.load(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of one that is gone: %v", err)
@@ -96,8 +98,8 @@ func TestCopiedFolder(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
-	copied := d.home(other.UID)
-	must(t, os.CopyFS(copied.path, os.DirFS(d.home(spec.UID).path)))
+	copied := d.instanceOf(other.UID)
+	must(t, os.CopyFS(copied.Path, os.DirFS(d.instanceOf(spec.UID).Path)))
 	servers, err := d.List(t.Context())
 	must(t, err)
 	met := map[types.UID]driver.Server{}
@@ -105,14 +107,14 @@ func TestCopiedFolder(t *testing.T) {
 		met[s.UID] = s
 	}
 	if len(servers) != 2 || met[spec.UID].Err != nil || met[spec.UID].ID == "" || met[other.UID].ID != "" {
-		t.Fatalf("List tells of %+v", servers)
+		t.Fatalf("List reports %+v", servers)
 	}
-	says := "mend " + copied.file(recordFile) + ": its uid is " + string(spec.UID)
+	says := "repair " + copied.File(recordFile) + ": its uid is " + string(spec.UID)
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", met[other.UID].Err), driver.ErrRetry, says, "must be "+string(other.UID))
 	_, err = d.Ensure(t.Context(), other)
 	wantError(t, err, driver.ErrRetry, says)
 	wantError(t, d.Delete(t.Context(), other.Target, false), driver.ErrRetry, says)
-	must(t, os.RemoveAll(copied.path))
+	must(t, os.RemoveAll(copied.Path))
 	must(t, d.Delete(t.Context(), spec.Target, true))
 	servers, err = d.List(t.Context())
 	must(t, err)
@@ -129,18 +131,18 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	servers, err := d.List(t.Context())
 	must(t, err)
 	if len(servers) != 1 || servers[0].UID != spec.UID || servers[0].ID != "" || servers[0].State != state {
-		t.Fatalf("%s: List tells of %+v", what, servers)
+		t.Fatalf("%s: List reports %+v", what, servers)
 	}
-	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "mend", d.home(spec.UID).path)
+	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.instanceOf(spec.UID).Path)
 	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
 		t.Errorf("%s: Usage says %v", what, err)
 	}
 	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, "mend")
+	wantError(t, err, driver.ErrRetry, "repair")
 	for _, retain := range []bool{false, true} {
-		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "mend")
+		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "repair")
 	}
-	if on, err := d.home(spec.UID).running(); on != (state == driver.StateRunning) || err != nil {
+	if on, err := d.instanceOf(spec.UID).IsRunning(); on != (state == driver.StateRunning) || err != nil {
 		t.Errorf("%s: it runs: %v, %v", what, on, err)
 	}
 }
@@ -153,8 +155,8 @@ func TestBrokenEnd(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	s := reach(t, d, spec, driver.StateRunning)
-	e.tell(t, s, "x")
-	if end := ended(t, d, spec.UID); end.Reason != "Completed" {
+	e.sendText(t, s, "x")
+	if end := waitExit(t, d, spec.UID); end.Reason != "Completed" {
 		t.Errorf("it ended with %+v", end)
 	}
 	ends, err := filepath.Glob(d.dir.Path(endsDir, "*"))
@@ -163,8 +165,8 @@ func TestBrokenEnd(t *testing.T) {
 	}
 	for _, broken := range []string{"", "{", "{}", "null"} {
 		must(t, os.WriteFile(ends[0], []byte(broken), 0o600))
-		end := ended(t, d, spec.UID)
-		if again := ended(t, d, spec.UID); *again != *end || end.Code != codeKilled || end.Reason != "Killed" || end.At.IsZero() {
+		end := waitExit(t, d, spec.UID)
+		if again := waitExit(t, d, spec.UID); *again != *end || end.Code != codeKilled || end.Reason != "Killed" || end.At.IsZero() {
 			t.Errorf("%q: it ended with %+v, and then with %+v", broken, end, again)
 		}
 	}
@@ -190,7 +192,7 @@ func TestReleaseHalfDone(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "aside")
 	must(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
-	if there, err := (instanceDir{d.dir, inTheWay}).exists(); !there {
+	if there, err := d.instanceAt(inTheWay).hasDirectory(); !there {
 		t.Errorf("it is not among the released: %v", err)
 	}
 }
@@ -205,12 +207,12 @@ func TestStrayBehindALink(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
-	pid := h.pid(spec.UID)
-	must(t, os.RemoveAll(h.path))
+	h := d.instanceOf(spec.UID)
+	pid := h.PID()
+	must(t, os.RemoveAll(h.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	vmtest.Eventually(t, patience, "the machine ends", func() error {
-		if hasUUID(pid, spec.UID) {
+		if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 			return errors.New("it runs")
 		}
 		return nil
@@ -259,7 +261,7 @@ func TestImageDirs(t *testing.T) {
 
 // inTheWay puts something that even root cannot read in the place of a file, and returns
 // what puts the file back.
-func inTheWay(t *testing.T, path string, put func(path string) error) (mend func()) {
+func inTheWay(t *testing.T, path string, put func(path string) error) (repair func()) {
 	t.Helper()
 	must(t, os.Rename(path, path+".away"))
 	must(t, put(path))
@@ -297,9 +299,9 @@ func TestOneUnreadable(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	reach(t, d, other, driver.StateRunning)
 	was := reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
-	must(t, h.kill(t.Context(), spec.UID))
-	ended(t, e.open(t), spec.UID) // which is not reported to d
+	h := d.instanceOf(spec.UID)
+	must(t, h.Kill(t.Context()))
+	waitExit(t, e.open(t), spec.UID) // which is not reported to d
 	r, err := h.load()
 	must(t, err)
 	for name, c := range map[string]struct {
@@ -308,12 +310,12 @@ func TestOneUnreadable(t *testing.T) {
 		state driver.State
 		id    string
 	}{
-		"the record":         {[]string{h.file(recordFile)}, aFolder, driver.StateStopped, ""},
-		"the run lock":       {[]string{h.file(runLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
-		"an end":             {[]string{h.endFile(r)}, aFolder, driver.StateStopped, was.ID},
-		"its whole folder":   {[]string{h.file(recordFile), h.file(runLockFile)}, aLoop, driver.StateRunning, ""},
-		"an end, in a loop":  {[]string{h.endFile(r)}, aLoop, driver.StateStopped, was.ID},
-		"the lock, a folder": {[]string{h.file(runLockFile)}, aFolder, driver.StateRunning, was.ID},
+		"the record":         {[]string{h.File(recordFile)}, aFolder, driver.StateStopped, ""},
+		"the run lock":       {[]string{h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
+		"an end":             {[]string{r.exitFile()}, aFolder, driver.StateStopped, was.ID},
+		"its whole folder":   {[]string{h.File(recordFile), h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, ""},
+		"an end, in a loop":  {[]string{r.exitFile()}, aLoop, driver.StateStopped, was.ID},
+		"the lock, a folder": {[]string{h.File(machine.RunLockFile)}, aFolder, driver.StateRunning, was.ID},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, file := range c.files {
@@ -328,13 +330,13 @@ func TestOneUnreadable(t *testing.T) {
 				if s.State != c.state || s.ID != c.id || s.Exit != nil {
 					t.Errorf("it is %+v", s)
 				}
-				wantError(t, driver.Errorf(driver.ErrRetry, "%w", s.Err), driver.ErrRetry, "mend", c.files[0])
+				wantError(t, driver.Errorf(driver.ErrRetry, "%w", s.Err), driver.ErrRetry, "repair", c.files[0])
 			}
 			_, err := d.Ensure(t.Context(), spec)
-			wantError(t, err, driver.ErrRetry, "mend", c.files[0])
-			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrRetry, "mend", c.files[0])
+			wantError(t, err, driver.ErrRetry, "repair", c.files[0])
+			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrRetry, "repair", c.files[0])
 			_, err = d.Console(t.Context(), spec.UID)
-			wantError(t, err, driver.ErrRetry, "mend", c.files[0])
+			wantError(t, err, driver.ErrRetry, "repair", c.files[0])
 			theirs, err := e.openAs(t, "cluster-2", e.dir).List(t.Context())
 			must(t, err)
 			if shown := len(theirs) == 1; shown != (c.id == "") {
@@ -345,7 +347,7 @@ func TestOneUnreadable(t *testing.T) {
 	s, err := d.Ensure(t.Context(), spec)
 	must(t, err)
 	if s.State != driver.StateStopped || s.Exit == nil || s.Exit.Reason != "Killed" { // reported before it is started again
-		t.Errorf("mended, it is %+v", s)
+		t.Errorf("repaired, it is %+v", s)
 	}
 	gone(t, d, spec)
 	gone(t, d, other)

@@ -114,7 +114,7 @@ func TestDiskFullCreating(t *testing.T) {
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
 	servers, err := d.List(t.Context(), on.UID)
 	must(t, err)
-	if len(servers) != 1 || servers[0].State != driver.StateStopped || d.home(on.UID).pid(on.UID) != 0 {
+	if len(servers) != 1 || servers[0].State != driver.StateStopped || d.instanceOf(on.UID).PID() != 0 {
 		t.Errorf("it is %+v", servers)
 	}
 	must(t, os.Remove(filler))
@@ -130,15 +130,15 @@ func TestDiskFullProbing(t *testing.T) {
 	e := newEngine(t)
 	e.smallDisk(t, 8)
 	o := e.options()
-	o.Accel, o.Binary = AccelAuto, script(t, "exit 85")
+	o.Accel, o.Binary = AccelAuto, script(t, "case $1 in "+asks+" *) exit 85;; esac")
 	d := openWith(t, o)
-	d.kvm = e.plain
+	d.accel.Device = e.plain
 	filler := e.fill(t)
-	_, err := d.accel.choose(t.Context(), d)
+	_, err := d.instanceOf("").platformOf(t.Context())
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "whether KVM works")
 	leavesNothing(t, d)
 	must(t, os.Remove(filler))
-	if got, err := d.accel.choose(t.Context(), d); err != nil || got != AccelKVM {
+	if got, err := d.instanceOf("").platformOf(t.Context()); err != nil || got.accel != AccelKVM {
 		t.Errorf("once there is room: %q, %v", got, err)
 	}
 }
@@ -188,19 +188,19 @@ func TestDiskFullEnding(t *testing.T) {
 	_ = e.fill(t)
 	e.fillInodes(t)
 
-	e.tell(t, first, "x")
-	end := ended(t, d, ends.UID)
-	if again := ended(t, d, ends.UID); *again != *end || end.Reason != "Completed" {
+	e.sendText(t, first, "x")
+	end := waitExit(t, d, ends.UID)
+	if again := waitExit(t, d, ends.UID); *again != *end || end.Reason != "Completed" {
 		t.Errorf("it ended with %+v, and then with %+v", end, again)
 	}
 	listed, err := d.List(t.Context())
 	if err != nil || len(listed) != 2 {
-		t.Errorf("List tells of %+v, %v", listed, err)
+		t.Errorf("List reports %+v, %v", listed, err)
 	}
 	_, err = d.Ensure(t.Context(), ends)
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
-	if pid := d.home(ends.UID).pid(ends.UID); pid == 0 {
-		t.Error("the QEMU is gone that tells how its guest ended")
+	if pid := d.instanceOf(ends.UID).PID(); pid == 0 {
+		t.Error("the QEMU is gone that knows how its guest ended")
 	}
 	stays.Power, stays.StopBy = driver.PowerOff, time.Now()
 	if s := reach(t, d, stays, driver.StateStopped); s.Exit == nil || s.Exit.Reason != "Forced" {
@@ -220,20 +220,20 @@ func TestEndWrittenLater(t *testing.T) {
 	e := newEngine(t)
 	e.smallDisk(t, 8)
 	d := e.open(t)
-	follow(t, d)
+	keepWatching(t, d)
 	spec := e.spec()
 	s := boots(t, d, spec, "drover guest 1 A")
 	filler := e.fill(t)
-	e.tell(t, s, "x")
-	end := ended(t, d, spec.UID)
+	e.sendText(t, s, "x")
+	end := waitExit(t, d, spec.UID)
 	must(t, os.Remove(filler))
 	vmtest.Eventually(t, patience, "its QEMU is collected", func() error {
-		if pid := d.home(spec.UID).pid(spec.UID); pid != 0 {
+		if pid := d.instanceOf(spec.UID).PID(); pid != 0 {
 			return fmt.Errorf("it is process %d", pid)
 		}
 		return nil
 	})
-	if later := ended(t, e.open(t), spec.UID); !later.At.Equal(end.At) || later.Reason != "Completed" {
+	if later := waitExit(t, e.open(t), spec.UID); !later.At.Equal(end.At) || later.Reason != "Completed" {
 		t.Errorf("it ended with %+v, and for another controller with %+v", end, later)
 	}
 	gone(t, d, spec)

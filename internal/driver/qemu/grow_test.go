@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
 // wantDisk compares the size of a disk in the server's directory.
 func wantDisk(t *testing.T, d *Driver, spec driver.ServerSpec, file string, want int64) {
 	t.Helper()
-	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).file(file)); !strings.Contains(info, fmt.Sprintf("(%d bytes)", want)) {
+	if info := vmtest.QEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(file)); !strings.Contains(info, fmt.Sprintf("(%d bytes)", want)) {
 		t.Errorf("%s should have %d bytes: it is %s", file, want, info)
 	}
 }
@@ -84,8 +85,8 @@ func TestGrowNeverShrinks(t *testing.T) {
 	spec := e.spec()
 	spec.RootDiskBytes = 2 << 20
 	reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
-	must(t, h.command(t.Context(), "block_resize", object{"node-name": rootNode, "size": 16 << 20}, nil))
+	h := d.instanceOf(spec.UID)
+	must(t, h.Execute(t.Context(), "block_resize", machine.Object{"node-name": machine.RootNode, "size": 16 << 20}, nil))
 	spec.RootDiskBytes = 8 << 20
 	s, err := d.Ensure(t.Context(), spec)
 	must(t, err)

@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -45,13 +48,13 @@ func newEngine(t *testing.T) *engine {
 func endMachines(t *testing.T, dir string) {
 	t.Helper()
 	below := func(pid int) bool {
-		cwd, err := os.Readlink(procPath(pid, "cwd"))
+		cwd, err := os.Readlink(proc.Path(pid, "cwd"))
 		return err == nil && strings.HasPrefix(cwd, dir+"/") && !isEnding(pid)
 	}
-	for _, pid := range processes() {
+	for _, pid := range proc.IDs() {
 		if below(pid) && pid != os.Getpid() {
 			t.Errorf("a machine was left running: process %d", pid)
-			must(t, killProcess(context.Background(), pid, below))
+			must(t, proc.Kill(context.Background(), pid, below))
 		}
 	}
 }
@@ -59,13 +62,13 @@ func endMachines(t *testing.T, dir string) {
 // isEnding reports whether a process is ending. Such a process loses its memory, and with
 // it its command line, just before it leaves its working directory.
 func isEnding(pid int) bool {
-	line, err := os.ReadFile(procPath(pid, "cmdline"))
+	line, err := os.ReadFile(proc.Path(pid, "cmdline"))
 	return err != nil || len(line) == 0
 }
 
 func (e *engine) options() Options {
 	return Options{
-		ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: AccelTCG,
+		ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: machine.AccelTCG,
 		Fetch: image.Policy{Hosts: []string{"127.0.0.1"}},
 	}
 }
@@ -141,7 +144,7 @@ func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.
 // serial waits until the guest has printed a text.
 func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 	t.Helper()
-	path := d.home(spec.UID).file(serialLogFile)
+	path := d.instanceOf(spec.UID).File(machine.SerialLogFile)
 	vmtest.Eventually(t, patience, "the guest prints "+text, func() error {
 		content, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(content), text) {
@@ -150,6 +153,9 @@ func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 		return err
 	})
 }
+
+// portOf returns the port of a listener.
+func portOf(a net.Addr) int32 { return int32(a.(*net.TCPAddr).Port) } //nolint:gosec // 16 bits
 
 type textError string
 

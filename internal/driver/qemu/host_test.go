@@ -7,66 +7,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/memory"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
-
-// TestReservations checks that what was promised to others, including those that are
-// being started, is not promised again.
-func TestReservations(t *testing.T) {
-	t.Parallel()
-	var r reservations
-	running := map[string]int64{}
-	var silence error
-	look := func() (room, error) {
-		return room{available: 16, where: "on the host", promised: maps.Clone(running)}, silence
-	}
-	take := func(id string, needed int64) (func(), error) { return r.take(id, demand{guest: needed}, look) }
-	_, err := take("huge", 17)
-	wantError(t, err, driver.ErrExhausted, "needed 17 bytes", "available 16 on the host, of which 0 are promised")
-	first, err := take("a", 8)
-	must(t, err)
-	second, err := take("b", 8)
-	must(t, err)
-	_, err = take("c", 8)
-	wantError(t, err, driver.ErrExhausted, "needed 8 bytes", "available 16 on the host, of which 16 are promised")
-
-	running["a"] = 6 // it has begun to use it
-	first()
-	second()
-	third, err := take("c", 10)
-	must(t, err)
-	_, err = take("d", 1)
-	wantError(t, err, driver.ErrExhausted, "of which 16 are promised")
-	third()
-	silence = errors.New("it does not tell")
-	if _, err := take("huge", 17); err != nil {
-		t.Errorf("a host that does not tell: %v", err)
-	}
-}
 
 // TestMachinesThatRanBefore checks that a machine which ran with as much memory is
 // admitted to the reserve, so that a host which restarts runs what it ran.
 func TestMachinesThatRanBefore(t *testing.T) {
 	t.Parallel()
-	var r reservations
-	look := func() (room, error) {
-		return room{available: 16, reserve: 4, where: "on the host", promised: map[string]int64{}}, nil
+	var r memory.Reservations
+	look := func() (memory.Room, error) {
+		return memory.Room{Available: 16, Reserve: 4, Where: "on the host", Promised: map[string]int64{}}, nil
 	}
-	ran := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 20}}}
+	ran := &instance{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
-	must(t, r.check(demandOf(ran, spec, AccelTCG), look))
-	wantError(t, r.check(demandOf(&server{}, spec, AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
-	smaller := &server{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 19}}}
-	wantError(t, r.check(demandOf(smaller, spec, AccelTCG), look), driver.ErrExhausted, "needed 20 bytes")
+	must(t, r.Check(demandOf(ran, spec, machine.AccelTCG), look))
+	wantError(t, contractError(r.Check(demandOf(&instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
+	smaller := &instance{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 19}}}
+	wantError(t, contractError(r.Check(demandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	spec.MemoryBytes = 21
-	wantError(t, r.check(demandOf(ran, spec, AccelTCG), look), driver.ErrExhausted, "needed 21 bytes")
+	wantError(t, contractError(r.Check(demandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 bytes")
 }
 
 // TestPromised checks that a running machine is promised what it does not use yet, and
@@ -82,11 +48,13 @@ func TestPromised(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	have, err := d.hostMemory()
 	must(t, err)
-	if n := have.promised[s.ID]; len(have.promised) != 1 || n <= 0 || n >= spec.MemoryBytes+overheadTCG || have.available <= 0 {
+	if n := have.Promised[s.ID]; len(have.Promised) != 1 || n <= 0 || n >= spec.MemoryBytes+memory.OverheadTCG || have.Available <= 0 {
 		t.Errorf("there is %+v", have)
 	}
-	if len(d.room.starting) != 0 {
-		t.Errorf("being started are %v", d.room.starting)
+	// Nothing is set aside for it any more, beside what it was promised.
+	err = d.room.Check(memory.Demand{Guest: 1 << 62}, d.hostMemory)
+	if shortage, ok := errors.AsType[*memory.ShortageError](err); !ok || shortage.Promised >= spec.MemoryBytes+memory.OverheadTCG {
+		t.Errorf("set aside are %+v", err)
 	}
 	gone(t, d, spec)
 	gone(t, d, off)
@@ -101,19 +69,19 @@ func TestProcessHidden(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateStopped)
-	h := d.home(spec.UID)
-	held, err := h.claimRun()
+	h := d.instanceOf(spec.UID)
+	held, err := h.ClaimRun()
 	must(t, err)
-	promised, err := d.promised()
+	promised, err := d.promisedMemory()
 	must(t, err)
-	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+overheadTCG {
+	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+memory.OverheadTCG {
 		t.Errorf("promised are %v", promised)
 	}
-	soon, cancel := context.WithTimeout(t.Context(), lookEvery)
+	soon, cancel := context.WithTimeout(t.Context(), proc.PollEvery)
 	defer cancel()
-	wantError(t, h.kill(soon, spec.UID), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
+	wantError(t, h.Kill(soon), context.DeadlineExceeded, string(spec.UID), "its process cannot be found", "as another user", "QEMU still runs")
 	must(t, held.Close())
-	must(t, h.kill(t.Context(), spec.UID))
+	must(t, h.Kill(t.Context()))
 	gone(t, d, spec)
 }
 
@@ -144,99 +112,19 @@ func TestReserveIsKept(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	o := e.options()
-	figures, err := readMemory("/proc/meminfo")
+	figures, err := proc.ReadFigures("/proc/meminfo")
 	must(t, err)
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()
 	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", overheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
+	wantError(t, err, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", memory.OverheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
 
 	d.reserve = func(int64) int64 { return 0 }
-	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + overheadTCG - 1, nil }
+	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
 	_, err = d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+overheadTCG-1), "below the memory limit of /some/group")
-	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + overheadTCG, nil }
+	wantError(t, err, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+memory.OverheadTCG-1), "below the memory limit of /some/group")
+	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
 	reach(t, d, spec, driver.StateRunning)
 	gone(t, d, spec)
-}
-
-// group writes the files of a control group.
-func group(t *testing.T, path string, files map[string]string) {
-	t.Helper()
-	must(t, os.MkdirAll(path, 0o700))
-	for name, text := range files {
-		must(t, os.WriteFile(filepath.Join(path, name), []byte(text+"\n"), 0o600))
-	}
-}
-
-// TestLimitedMemory checks that, of all groups from Drover's own up, the one with the
-// least memory left counts, without what caches files.
-func TestLimitedMemory(t *testing.T) {
-	t.Parallel()
-	v2 := func(limit, high, current, inactive, active string) map[string]string {
-		return map[string]string{"memory.max": limit, "memory.high": high, "memory.current": current, "memory.stat": "anon 5\ninactive_file " + inactive + "\nactive_file " + active}
-	}
-	v1 := func(limit, usage, inactive string) map[string]string {
-		return map[string]string{"memory.limit_in_bytes": limit, "memory.usage_in_bytes": usage, "memory.stat": "inactive_file 999\ntotal_inactive_file " + inactive}
-	}
-	none := v1("9223372036854771712", "70", "0")
-	for name, c := range map[string]struct {
-		unified       bool
-		top, mid, own map[string]string
-		group         string
-		free          int64
-	}{
-		"own":         {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "300", "0", "0"), v2("200", "max", "100", "20", "10"), "mid/own", 130},
-		"an ancestor": {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "950", "10", "0"), v2("200", "max", "100", "0", "0"), "mid", 60},
-		"the topmost": {true, v2("100", "max", "90", "0", "0"), v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "", 10},
-		"high":        {true, nil, nil, v2("1000", "500", "100", "0", "0"), "mid/own", 400},
-		"none":        {true, nil, v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "none", 0},
-		"version 1":   {false, none, v1("1000", "900", "50"), none, "mid", 150},
-		"1 and none":  {false, none, none, none, "none", 0},
-		"overdrawn":   {false, none, none, v1("100", "120", "0"), "mid/own", -20},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			top := t.TempDir()
-			own := filepath.Join(top, "mid", "own")
-			group(t, top, c.top)
-			group(t, filepath.Dir(own), c.mid)
-			group(t, own, c.own)
-			where, free, err := limitedMemory(own, top, c.unified)
-			if c.group == "none" {
-				if err == nil {
-					t.Errorf("got %s, %d", where, free)
-				}
-				return
-			}
-			if err != nil || where != filepath.Join(top, c.group) || free != c.free {
-				t.Errorf("got %s, %d, %v, want %s, %d", where, free, err, c.group, c.free)
-			}
-		})
-	}
-}
-
-// TestRealGroup checks that a process finds a limit that the kernel enforces above it.
-func TestRealGroup(t *testing.T) {
-	t.Parallel()
-	g, err := groupOf(os.Getpid(), "memory")
-	must(t, err)
-	path := filepath.Join(g.path, "drover-test-memory")
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Skip("control groups cannot be made here: ", err)
-	}
-	defer func() { _ = os.Remove(path) }()
-	name := "memory.limit_in_bytes"
-	if g.unified {
-		name = "memory.max"
-	}
-	if err := writeGroup(path, name, "268435456"); err != nil {
-		t.Skip("memory cannot be limited here: ", err)
-	}
-	where, free, err := limitedMemory(path, g.top, g.unified)
-	must(t, err)
-	if where != path || free != 268435456 {
-		t.Errorf("got %s, %d", where, free)
-	}
 }

@@ -7,74 +7,13 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
-
-func TestParseHostPorts(t *testing.T) {
-	t.Parallel()
-	for text, c := range map[string]struct{ has, lacks []int32 }{
-		"":                  {[]int32{1, 80, 65535}, nil},
-		"80":                {[]int32{80}, []int32{79, 81}},
-		"30000-32767":       {[]int32{30000, 32767}, []int32{29999, 32768, 80}},
-		"80, 443,1000-1001": {[]int32{80, 443, 1000, 1001}, []int32{81, 999, 1002}},
-	} {
-		h, err := parseHostPorts(text)
-		must(t, err)
-		for _, port := range c.has {
-			if !h.has(port) {
-				t.Errorf("%q lacks %d", text, port)
-			}
-		}
-		for _, port := range c.lacks {
-			if h.has(port) {
-				t.Errorf("%q has %d", text, port)
-			}
-		}
-	}
-	for _, text := range []string{"0", "x", "80-", "-80", "90-80", "65536", "80,,81", ","} {
-		if _, err := New(Options{ClusterID: "c", Dir: t.TempDir(), HostPorts: text}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("--qemu-host-ports is %q", text)) {
-			t.Errorf("%q: got %v", text, err)
-		}
-	}
-}
-
-// TestHostPortsRange checks that machines get ports of the range only, each another one,
-// and none where all are taken.
-func TestHostPortsRange(t *testing.T) {
-	t.Parallel()
-	held, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
-	must(t, err)
-	defer func() { _ = held.Close() }()
-	first := portOf(held.Addr())
-	h, err := parseHostPorts(fmt.Sprintf("%d-%d", first, first+2))
-	must(t, err)
-	ports := []driver.Port{{Port: 80}, {Port: 81}}
-	got, err := chooseForwards(t.Context(), ports, nil, h.choose)
-	if err != nil { // another program of this host may have them
-		t.Skip("the ports beside one that is free are taken: ", err)
-	}
-	for _, f := range got {
-		if f.HostPort != first+1 && f.HostPort != first+2 || got[0].HostPort == got[1].HostPort {
-			t.Errorf("got %+v of %s, the first of which is taken", got, h.text)
-		}
-	}
-	_, err = chooseForwards(t.Context(), append(ports, driver.Port{Port: 82}), nil, h.choose)
-	wantError(t, err, driver.ErrRetry, "ports[2]", "those that other ports of the machine have", driver.ReasonPortConflict)
-
-	only, err := parseHostPorts(fmt.Sprint(first))
-	must(t, err)
-	_, err = chooseForwards(t.Context(), ports[:1], nil, only.choose)
-	wantError(t, err, driver.ErrRetry, fmt.Sprintf("none of %d (--qemu-host-ports) is free", first))
-	// A port from before the flag is not taken again.
-	before := []forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
-	_, err = chooseForwards(t.Context(), ports[:1], before, only.choose)
-	wantError(t, err, driver.ErrRetry, "is free")
-}
 
 // TestHostPortRefused checks that a port outside the range is refused by name, for a new
 // machine and for an existing one, which can still be stopped.
@@ -82,7 +21,7 @@ func TestHostPortRefused(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	own, err := freePort(t.Context(), forward{Protocol: "tcp"})
+	own, err := machine.FreePort(t.Context(), machine.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Port: 80, HostPort: own}}
@@ -101,6 +40,14 @@ func TestHostPortRefused(t *testing.T) {
 	reach(t, d, spec, driver.StateStopped)
 	gone(t, d, spec)
 	leavesNothing(t, d)
+}
+
+// TestSeedSerial checks that no volume can be mistaken for cloud-init's disk.
+func TestSeedSerial(t *testing.T) {
+	t.Parallel()
+	err := checkVolumes([]driver.Volume{{Name: machine.SeedSerial, SizeBytes: 1 << 20}})
+	wantError(t, err, driver.ErrInvalid, "volumes[0].name", machine.SeedSerial)
+	must(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
 }
 
 func TestCheckHostIP(t *testing.T) {
@@ -163,25 +110,4 @@ func TestHostIP(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "127.0.0.3", driver.ReasonPortConflict)
 	gone(t, d, spec)
 	gone(t, d, other)
-}
-
-// TestProbeOfOneAddress checks that, on a single address, the probe looks at its own
-// connection although QEMU's table has those of others too.
-func TestProbeOfOneAddress(t *testing.T) {
-	t.Parallel()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
-	must(t, err)
-	defer func() { _ = listener.Close() }()
-	var ends [2]net.Conn
-	for i := range ends {
-		ends[i], err = (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
-		must(t, err)
-		taken, err := listener.Accept()
-		must(t, err)
-		defer func() { _, _ = ends[i].Close(), taken.Close() }()
-	}
-	sockets := []string{acceptedSocket(ends[0]), acceptedSocket(ends[1])}
-	if sockets[0] == "" || sockets[0] == "0" || sockets[0] == sockets[1] {
-		t.Errorf("the sockets are %q", sockets)
-	}
 }

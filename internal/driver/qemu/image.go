@@ -14,6 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // baseImage is the image that a disk stands on.
@@ -39,8 +40,8 @@ func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 
 // imageOf returns the image that a spec requests, or the one that the root disk
 // stands on.
-func (s *server) imageOf(spec driver.ServerSpec) imageSettings {
-	return imageOf(spec, s.Root.Image.imageSettings)
+func (inst *instance) imageOf(spec driver.ServerSpec) imageSettings {
+	return imageOf(spec, inst.Root.Image.imageSettings)
 }
 
 // ref returns the image in the form that the store takes.
@@ -152,7 +153,7 @@ func checkRegular(f *os.File) error {
 }
 
 // openKernel opens the files of a kernel that is booted directly.
-func (d *Driver) openKernel(spec driver.ServerSpec, files *passed) (*kernel, error) {
+func (d *Driver) openKernel(spec driver.ServerSpec, files *machine.Files) (*machine.Kernel, error) {
 	k := spec.Image.Kernel
 	if k == nil {
 		return nil, nil //nolint:nilnil // Nil is for the disk's own.
@@ -162,21 +163,21 @@ func (d *Driver) openKernel(spec driver.ServerSpec, files *passed) (*kernel, err
 	if err != nil {
 		return nil, err
 	}
-	opened := &kernel{Path: files.addPlain(f), Cmdline: k.Cmdline}
+	opened := &machine.Kernel{Path: files.AddPlain(f), Cmdline: k.Cmdline}
 	if k.Initrd == "" {
 		return opened, nil
 	}
 	if f, err = d.openSource("image.kernel.initrd", k.Initrd); err != nil {
 		return nil, err
 	}
-	opened.Initrd = files.addPlain(f)
+	opened.Initrd = files.AddPlain(f)
 	return opened, nil
 }
 
 // checkKernel reports whether the files of a kernel could be opened now.
 func (d *Driver) checkKernel(spec driver.ServerSpec) error {
-	files := &passed{}
-	defer files.close()
+	files := &machine.Files{}
+	defer files.Close()
 	_, err := d.openKernel(spec, files)
 	return err
 }
@@ -258,7 +259,7 @@ func (d *Driver) reopenImage(field string, was baseImage) (*os.File, error) {
 
 // checkImages checks that everything the next run is made of is available, and makes
 // nothing.
-func (d *Driver) checkImages(s *server, spec driver.ServerSpec) error {
+func (d *Driver) checkImages(s *instance, spec driver.ServerSpec) error {
 	if err := d.checkKernel(spec); err != nil {
 		return err
 	}
@@ -278,7 +279,7 @@ func (d *Driver) checkImages(s *server, spec driver.ServerSpec) error {
 	return nil
 }
 
-func (d *Driver) checkRoot(s *server, spec driver.ServerSpec) error {
+func (d *Driver) checkRoot(s *instance, spec driver.ServerSpec) error {
 	requested := s.imageOf(spec)
 	switch {
 	case !s.needsRoot(spec):

@@ -119,7 +119,7 @@ func (s *imageStore) fetchIfMissing(ctx context.Context, spec driver.ServerSpec,
 // fetchImages reports whether a server has to wait for an image that a disk is to be made
 // of. The server retains its claim on what was fetched until the caller releases it:
 // else an image that is always to be fetched would be fetched twice.
-func (d *Driver) fetchImages(ctx context.Context, s server, spec driver.ServerSpec) (waits bool, err error) {
+func (d *Driver) fetchImages(ctx context.Context, s *instance, spec driver.ServerSpec) (waits bool, err error) {
 	var refs []image.Ref
 	for _, i := range d.requiredImages(s, spec) {
 		refs = append(refs, i.Ref)
@@ -137,7 +137,7 @@ type requiredImage struct {
 
 // requiredImages returns the remote images that a server's next run needs: as the spec
 // names them where a disk is still to be made of one, and else by their digest.
-func (d *Driver) requiredImages(s server, spec driver.ServerSpec) []requiredImage {
+func (d *Driver) requiredImages(s *instance, spec driver.ServerSpec) []requiredImage {
 	all := []requiredImage{{d.rootImage(s, spec), rootField}}
 	for i, v := range spec.Volumes {
 		var ref image.Ref
@@ -155,7 +155,7 @@ func (d *Driver) requiredImages(s server, spec driver.ServerSpec) []requiredImag
 // rootImage returns the image of a root disk that is still to be made. Otherwise it
 // returns the image that the disk stands on, by its digest and from the source that the
 // spec names for it.
-func (d *Driver) rootImage(s server, spec driver.ServerSpec) image.Ref {
+func (d *Driver) rootImage(s *instance, spec driver.ServerSpec) image.Ref {
 	have, policy := s.Root.Image, image.PullPolicy(spec.Image.PullPolicy)
 	if s.ID == "" {
 		have.Source = d.Image
@@ -172,7 +172,7 @@ func (d *Driver) rootImage(s server, spec driver.ServerSpec) image.Ref {
 
 // checkNewImages refuses images whose content is not verified. Disks that were made of
 // such an image stay in use, whatever the flag was then.
-func (d *Driver) checkNewImages(s server, spec driver.ServerSpec) error {
+func (d *Driver) checkNewImages(s *instance, spec driver.ServerSpec) error {
 	for _, i := range d.requiredImages(s, spec) {
 		if d.images.Sources.IsUnchecked(i.Ref) && !d.UncheckedImages {
 			return driver.Errorf(driver.ErrInvalid,
@@ -209,10 +209,10 @@ func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
 
 // Machines returns the directories of all machines, of every cluster.
 func (c *Cache) Machines() ([]string, error) {
-	homes, err := homesIn(c.dir)
+	homes, err := (&Driver{dir: c.dir}).allInstances()
 	paths := make([]string, 0, len(homes))
 	for _, h := range homes {
-		paths = append(paths, h.path)
+		paths = append(paths, h.Path)
 	}
 	return paths, err
 }
@@ -250,7 +250,7 @@ func (c *Cache) Prune(ctx context.Context) ([]image.StoredImage, error) {
 // may have been moved. A server that cannot be read may use any image, so that is an
 // error.
 func (c *Cache) usersByName() (map[string][]string, error) {
-	homes, err := homesIn(c.dir)
+	homes, err := (&Driver{dir: c.dir}).allInstances()
 	if err != nil {
 		return nil, err
 	}

@@ -37,6 +37,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -196,7 +197,7 @@ func (d *Driver) waitFor(t *testing.T, spec driver.ServerSpec) error {
 		if _, err := d.Ensure(t.Context(), spec); err != nil {
 			return err
 		}
-		if !pause(t.Context(), lookEvery) {
+		if !proc.Pause(t.Context(), proc.PollEvery) {
 			return errors.New("Ensure does not fail")
 		}
 	}
@@ -643,11 +644,11 @@ func TestCache(t *testing.T) {
 	}
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
 
-	record := d.home(specs["volume"].UID).file(recordFile)
+	record := d.instanceOf(specs["volume"].UID).File(recordFile)
 	content, err := os.ReadFile(record)
 	must(t, err)
 	must(t, os.WriteFile(record, []byte("{"), 0o600))
-	if _, err := c.Prune(t.Context()); err == nil || !strings.Contains(err.Error(), "mend "+record) {
+	if _, err := c.Prune(t.Context()); err == nil || !strings.Contains(err.Error(), "repair "+record) {
 		t.Errorf("beside a server that cannot be read: %v", err)
 	}
 	must(t, os.WriteFile(record, content, 0o600))

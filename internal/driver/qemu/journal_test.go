@@ -44,12 +44,12 @@ func TestJournal(t *testing.T) {
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrFenced)
 	must(t, d.Delete(t.Context(), next.Target, false))
 	want := []string{"create 5", "start 5", "pause 6", "refused 5", "refused 5", "delete 6"}
-	if got := deeds(t, path); !slices.Equal(got, want) {
+	if got := journalEntries(t, path); !slices.Equal(got, want) {
 		t.Errorf("the journal has %q, want %q", got, want)
 	}
 }
 
-func deeds(t *testing.T, path string) []string {
+func journalEntries(t *testing.T, path string) []string {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	must(t, err)

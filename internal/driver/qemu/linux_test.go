@@ -16,11 +16,12 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// told is what the Linux guest reports about itself: see hack/guest/linux.
-type told struct {
+// guestReport is what the Linux guest reports about itself: see hack/guest/linux.
+type guestReport struct {
 	Boots     int
 	Cmdline   string
 	CPUs      int
@@ -37,7 +38,7 @@ type told struct {
 func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 	t.Helper()
 	guest := vmtest.LinuxGuest(t, e.images)
-	port, err := freePort(t.Context(), forward{Protocol: "tcp"})
+	port, err := machine.FreePort(t.Context(), machine.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
 	spec.CPUMilli, spec.MemoryBytes, spec.RootDiskBytes = 1500, 256<<20, 64<<20
@@ -47,7 +48,7 @@ func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 }
 
 // get queries the guest's web server.
-func get(t *testing.T, port int32, path string) (*told, error) {
+func get(t *testing.T, port int32, path string) (*guestReport, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -59,15 +60,15 @@ func get(t *testing.T, port int32, path string) (*told, error) {
 	}
 	defer func() { _ = answer.Body.Close() }()
 	if path != "/" {
-		return nil, nil //nolint:nilnil // There is nothing to tell.
+		return nil, nil //nolint:nilnil // There is nothing to report.
 	}
-	var r told
+	var r guestReport
 	return &r, json.NewDecoder(answer.Body).Decode(&r)
 }
 
-func report(t *testing.T, port int32) *told {
+func report(t *testing.T, port int32) *guestReport {
 	t.Helper()
-	var r *told
+	var r *guestReport
 	vmtest.Eventually(t, patience, "the guest answers by its host port", func() (err error) {
 		r, err = get(t, port, "/")
 		return err
@@ -85,7 +86,7 @@ func TestLinux(t *testing.T) {
 	first := reach(t, d, spec, driver.StateRunning)
 	r := report(t, port)
 	if r.Boots != 1 || r.CPUs != 2 || r.MemoryKiB > 256<<10 || r.MemoryKiB < 192<<10 || !strings.HasSuffix(r.Cmdline, `drover=a,b"c`) {
-		t.Errorf("the guest tells %+v", r)
+		t.Errorf("the guest reports %+v", r)
 	}
 	if vda := r.Disks["vda"]; vda.Size != 64<<20 || vda.ReadOnly {
 		t.Errorf("its disk is %+v", vda)
@@ -99,11 +100,11 @@ func TestLinux(t *testing.T) {
 	}
 	again := reach(t, d, spec, driver.StateRunning)
 	if r := report(t, port); r.Boots != 2 || again.Run == first.Run {
-		t.Errorf("started again the guest tells %+v", r)
+		t.Errorf("started again the guest reports %+v", r)
 	}
 
 	_, _ = get(t, port, "/panic")
-	if end := ended(t, d, spec.UID); end.Reason != "GuestPanicked" {
+	if end := waitExit(t, d, spec.UID); end.Reason != "GuestPanicked" {
 		t.Errorf("a kernel that panicked ended with %+v", end)
 	}
 	gone(t, d, spec)
@@ -173,7 +174,7 @@ func TestSeed(t *testing.T) {
 	if meta["instance-id"] != string(spec.UID) || meta["local-hostname"] != "test-vm" || meta["public-keys"].([]any)[0] != spec.SSHKeys[0] {
 		t.Errorf("the guest found the meta-data %v", meta)
 	}
-	if info, err := os.Stat(d.home(spec.UID).file(seedFile)); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(d.instanceOf(spec.UID).File(machine.SeedFile)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the disk's mode is %v, %v", info.Mode(), err)
 	}
 
@@ -218,7 +219,7 @@ func TestVolumes(t *testing.T) {
 	if grown := reach(t, d, spec, driver.StateRunning); grown.Run != s.Run || len(grown.Pending) != 0 {
 		t.Errorf("grown it is %+v", grown)
 	}
-	if info := vmtest.QEMUImg(t, "info", "-U", d.home(spec.UID).file(volumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
+	if info := vmtest.QEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(volumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
 		t.Errorf("the volume is %s", info)
 	}
 	smaller := spec
@@ -233,7 +234,7 @@ func TestVolumes(t *testing.T) {
 	}
 	without.RestartRun, without.StopBy = s.Run, time.Now().Add(time.Hour)
 	reach(t, d, without, driver.StateRunning)
-	if _, err := os.Stat(d.home(spec.UID).file(volumeFile("data"))); err != nil {
+	if _, err := os.Stat(d.instanceOf(spec.UID).File(volumeFile("data"))); err != nil {
 		t.Errorf("a volume that is not named for a while: %v", err)
 	}
 	gone(t, d, spec)

@@ -8,31 +8,29 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"os"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// atOnce is how many servers are looked at concurrently.
-const atOnce = 16
+// maxConcurrent is how many servers are observed concurrently.
+const maxConcurrent = 16
 
 // List returns the servers of the UIDs, or all where none is named.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	found, err := d.look(ctx, uids)
+	found, err := d.observeServers(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
 	if len(uids) == 0 {
-		d.prune(found)
+		d.forgetMissing(found)
 	}
 	servers := make([]driver.Server, 0, len(found))
 	met := map[types.UID]bool{}
 	for _, s := range found {
-		out := d.report(s)
+		out := s.report()
 		out.Progress = cmp.Or(out.Progress, d.fetches.Progress(s.UID))
 		servers = append(servers, out)
 		met[s.UID] = met[s.UID] || !s.Retained
@@ -45,20 +43,20 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// look observes this cluster's servers: those of the UIDs, or all where none is named,
-// including the released ones. A server whose record is broken may belong to any cluster,
-// so it is included.
-func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
-	homes, err := d.homes(ctx, uids)
+// observeServers observes this cluster's servers: those of the UIDs, or all where none is
+// named, including the released ones. A server whose record is broken may belong to any
+// cluster, so it is included.
+func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*instance, error) {
+	instances, err := d.listInstances(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
-	all, err := d.observeAll(ctx, homes)
+	all, err := d.observeEach(ctx, instances)
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
 	named := len(uids) > 0
-	var ours []server
+	var ours []*instance
 	places := map[driver.Target]int{}
 	for _, s := range all {
 		if (s.ClusterID != "" && s.ClusterID != d.ClusterID) || (named && s.Retained) {
@@ -76,60 +74,32 @@ func (d *Driver) look(ctx context.Context, uids []types.UID) ([]server, error) {
 	return ours, d.dir.Reach() // which may have gone meanwhile
 }
 
-// homes returns the directories of servers. The released ones are last, so that a server
-// that is being released is found in at least one place.
-func (d *Driver) homes(ctx context.Context, uids []types.UID) ([]instanceDir, error) {
-	if err := enter(ctx); err != nil {
+// listInstances returns the servers that have a directory, of the UIDs or all. The released
+// ones are last, so that a server that is being released is found in at least one place.
+func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instance, error) {
+	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
 	if err := d.dir.Reach(); err != nil {
 		return nil, err
 	}
 	if len(uids) > 0 {
-		return d.homesOf(uids)
+		return d.instancesOf(uids)
 	}
-	return homesIn(d.dir)
+	return d.allInstances()
 }
 
-func homesIn(dir *statedir.Dir) ([]instanceDir, error) {
-	var homes []instanceDir
-	for _, sub := range []string{vmsDir, retainedDir} {
-		entries, err := os.ReadDir(dir.Path(sub))
-		if err != nil {
-			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
-		}
-		for _, entry := range entries {
-			if entry.IsDir() && uidOf(entry.Name()) != "" {
-				homes = append(homes, instanceDir{dir, dir.Path(sub, entry.Name())})
-			}
-		}
-	}
-	return homes, nil
-}
-
-func (d *Driver) homesOf(uids []types.UID) ([]instanceDir, error) {
-	uids, err := driver.UniqueUIDs(uids)
-	if err != nil {
-		return nil, err
-	}
-	homes := make([]instanceDir, len(uids))
-	for i, uid := range uids {
-		homes[i] = d.home(uid)
-	}
-	return homes, nil
-}
-
-// observeAll observes servers, and leaves out those that are gone meanwhile. A broken
+// observeEach observes servers, and leaves out those that are gone meanwhile. A broken
 // server does not prevent the others from being listed.
-func (d *Driver) observeAll(ctx context.Context, homes []instanceDir) ([]server, error) {
-	servers, errs := make([]server, len(homes)), make([]error, len(homes))
+func (d *Driver) observeEach(ctx context.Context, instances []*instance) ([]*instance, error) {
+	servers, errs := make([]*instance, len(instances)), make([]error, len(instances))
 	var all errgroup.Group
-	all.SetLimit(atOnce)
-	for i, h := range homes {
+	all.SetLimit(maxConcurrent)
+	for i, inst := range instances {
 		all.Go(func() error {
-			servers[i], errs[i] = d.observeWithin(ctx, h, glanceWithin)
+			servers[i], errs[i] = inst.observeWithin(ctx, listQueryWithin)
 			if servers[i].silence != nil {
-				d.silent.Store(h.path, true)
+				d.unansweredQueries.Store(inst.Path, true)
 			}
 			return nil
 		})

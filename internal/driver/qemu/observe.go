@@ -5,296 +5,141 @@ package qemu
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 const (
-	// commandWithin bounds one exchange with a QEMU.
-	commandWithin = 5 * time.Second
-	// glanceWithin bounds the query of one QEMU among many, so that those which do not
+	// listQueryWithin bounds the query of one QEMU among many, so that those which do not
 	// answer do not delay the report of the others.
-	glanceWithin = time.Second
-	// leavesWithin is how long a QEMU that closed the connection may take to be gone.
-	leavesWithin = 500 * time.Millisecond
+	listQueryWithin = time.Second
+	// goneWithin is how long a QEMU that closed the connection may take to be gone.
+	goneWithin = 500 * time.Millisecond
 )
 
-// Exit codes. A machine has none, so these follow the convention for processes: 0 for a
-// normal end, and 128 plus the signal's number for a kill.
-const (
-	codeShutDown = 0
-	codePanicked = 1
-	codeBroken   = 2
-	codeKilled   = 137
-)
-
-// reasonKilled is the exit reason of a run whose QEMU ended without reporting why.
-const reasonKilled = "Killed"
-
-// Run states of QEMU that the driver handles.
-const (
-	statusPrelaunch = "prelaunch"
-	statusPaused    = "paused"
-	statusIOError   = "io-error"
-	statusShutdown  = "shutdown"
-	statusPanicked  = "guest-panicked"
-	statusInternal  = "internal-error"
-)
-
-// ends are the states that a guest does not come back from, and the exits they stand for.
-var ends = map[string]driver.Exit{
-	statusShutdown: {Code: codeShutDown, Reason: "Completed"},
-	statusPanicked: {Code: codePanicked, Reason: "GuestPanicked"},
-	statusInternal: {Code: codeBroken, Reason: "InternalError"},
-}
-
-// isCrash reports whether a guest's end was a crash.
-func isCrash(end driver.Exit) bool { return end.Code == codePanicked || end.Code == codeBroken }
-
-// server is a server as observed.
-type server struct {
-	instanceDir
-	record
-	// on reports whether its QEMU runs, even if the guest in it has ended.
-	on bool
-	// status is QEMU's run state, empty if QEMU does not answer; silence says why.
-	status  string
-	silence error
-	// end is the end of the last run; nil while the run goes on and if there was none.
-	// unkept says why it could not be recorded.
-	end    *driver.Exit
-	unkept error
-	// fault is the disk error that the guest waits for, if there is one.
-	fault error
-	// broken says what of the server cannot be read. Without its record, only its UID and
-	// whether it is on are known.
-	broken error
-}
-
-// observe looks at a server. It records an end that it finds and that is not recorded
+// observe observes a server. It records an exit that it finds and that is not recorded
 // yet. It fails where there is no server, where ctx is done or the process cannot open
 // any file. It fails with a brokenError where something of the server cannot be read, and
 // then still returns what is known.
-func (d *Driver) observe(ctx context.Context, h instanceDir) (server, error) {
-	return d.observeWithin(ctx, h, commandWithin)
+func (inst *instance) observe(ctx context.Context) (*instance, error) {
+	return inst.observeWithin(ctx, machine.CommandWithin)
 }
 
 // observeWithin is observe with a limit on the wait for QEMU's answer.
-func (d *Driver) observeWithin(ctx context.Context, h instanceDir, within time.Duration) (server, error) {
-	s, err := d.see(ctx, h, within)
+func (inst *instance) observeWithin(ctx context.Context, within time.Duration) (*instance, error) {
+	s, err := inst.observeState(ctx, within)
 	if isBroken(err) {
 		s.broken = err
 	}
 	return s, err
 }
 
-func (d *Driver) see(ctx context.Context, h instanceDir, within time.Duration) (server, error) {
-	r, err := h.load()
+// observeState reads the record, queries QEMU and finds how the run ended.
+func (inst *instance) observeState(ctx context.Context, within time.Duration) (*instance, error) {
+	s, err := inst.load()
 	if isBroken(err) {
-		return h.seeBroken(err)
+		return inst.observeUnreadable(err)
 	}
 	if err != nil {
-		return server{}, err
-	}
-	s := server{instanceDir: h, record: r}
-	if err := s.look(ctx, within); err != nil {
 		return s, err
 	}
-	d.findFault(ctx, &s)
-	if err := d.findEnd(&s); err != nil || s.on {
+	if err := s.queryStatus(ctx, within); err != nil {
+		return s, err
+	}
+	s.observeDiskFault(ctx)
+	if err := s.observeExit(); err != nil || s.on {
 		return s, err
 	}
 	// A server that was removed meanwhile leaves nothing, not even how it ended.
-	there, err := h.exists()
+	there, err := inst.hasDirectory()
 	if !there && err == nil {
-		d.forgetEnds(r.UID)
+		inst.driver.removeExits(s.UID)
 		return s, fs.ErrNotExist
 	}
-	return s, wrapCorrupt("mend "+h.path, err)
+	return s, wrapBroken("repair "+inst.Path, err)
 }
 
-func (h instanceDir) seeBroken(cause error) (server, error) {
-	s := server{instanceDir: h}
-	s.UID, s.Retained = uidOf(h.path), filepath.Base(filepath.Dir(h.path)) == retainedDir
-	if err := s.findOn(); err != nil && !isBroken(err) {
+// observeUnreadable returns what is known of a server whose record cannot be read.
+func (inst *instance) observeUnreadable(cause error) (*instance, error) {
+	s := inst.driver.instanceAt(inst.Path)
+	s.Retained = filepath.Base(filepath.Dir(inst.Path)) == retainedDir
+	if err := s.observeRunning(); err != nil && !isBroken(err) {
 		return s, err
 	}
 	return s, cause
 }
 
-// findOn finds out whether its QEMU runs. Where that cannot be determined, the server
+// observeRunning finds out whether QEMU runs. Where that cannot be determined, the server
 // counts as on, so that it is never wrongly reported as off.
-func (s *server) findOn() error {
-	on, err := s.running()
-	s.on = on || err != nil
-	return wrapCorrupt("mend "+s.file(runLockFile), err)
+func (inst *instance) observeRunning() error {
+	on, err := inst.IsRunning()
+	inst.on = on || err != nil
+	return wrapBroken("repair "+inst.File(machine.RunLockFile), err)
 }
 
-func (s *server) look(ctx context.Context, within time.Duration) error {
-	if err := s.findOn(); err != nil || !s.on {
+// queryStatus finds out whether QEMU runs, and queries its run state.
+func (inst *instance) queryStatus(ctx context.Context, within time.Duration) error {
+	if err := inst.observeRunning(); err != nil || !inst.on {
 		return err
 	}
 	asked, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	s.status, s.silence = s.ask(asked)
-	if s.silence == nil || ctx.Err() != nil || asked.Err() != nil {
+	inst.status, inst.silence = inst.Status(asked)
+	if inst.silence == nil || ctx.Err() != nil || asked.Err() != nil {
 		return ctx.Err()
 	}
 	// A QEMU that closes the connection may be about to end.
-	if s.untilOff(ctx, leavesWithin) == nil {
-		s.on, s.silence = false, nil
+	if inst.WaitStopped(ctx, goneWithin) == nil {
+		inst.on, inst.silence = false, nil
 	}
 	return ctx.Err()
 }
 
-// findEnd finds the end of the run. It continues with an end that cannot be recorded: a
-// full disk must not prevent a server from being seen or removed.
-func (d *Driver) findEnd(s *server) error {
-	if s.Phase != phaseOn {
-		return nil // no guest was resumed: the previous run's end is not this one's
+// observeExit finds how the run ended. It continues with an exit that cannot be recorded:
+// a full disk must not prevent a server from being observed or removed.
+func (inst *instance) observeExit() error {
+	if inst.Phase != phaseOn {
+		return nil // no guest was resumed: the previous run's exit is not this one's
 	}
-	if s.Retained {
+	if inst.Retained {
 		return nil // no caller asks for it, and nothing would remove the record of it
 	}
-	end, over := ends[s.status]
-	if s.on && !over {
+	exit, ok := exitsByStatus[inst.status]
+	if inst.on && !ok {
 		return nil
 	}
-	if !s.on {
-		end = driver.Exit{Code: codeKilled, Reason: reasonKilled}
+	if !inst.on {
+		exit = driver.Exit{Code: codeKilled, Reason: reasonKilled}
 	}
-	known, err := s.endOf(s.record)
+	known, err := inst.readExit()
 	if err != nil {
-		return wrapCorrupt("mend or remove "+s.endFile(s.record), err)
+		return wrapBroken("repair or remove "+inst.exitFile(), err)
 	}
 	if known == nil {
-		end.At = d.Clock.Now()
-		end, s.unkept = d.keepEnd(s.instanceDir, s.record, end)
-		known = &end
+		exit.At = inst.driver.Clock.Now()
+		exit, inst.exitErr = inst.recordExit(exit)
+		known = &exit
 	}
-	s.end = known
+	inst.exit = known
 	return nil
 }
 
-// alive reports whether a guest runs, or could continue.
-func (s *server) alive() bool { return s.on && (s.Phase == phaseStarting || s.end == nil) }
-
-// ended reports whether a QEMU whose guest has ended waits to be reaped.
-func (s *server) ended() bool { return s.on && !s.alive() }
-
-func (s *server) stopping() bool { return s.alive() && s.Phase == phaseOn && s.Stop != nil }
-
-func (s *server) state() driver.State {
-	switch {
-	case !s.alive():
-		return driver.StateStopped
-	case s.Phase == phaseStarting && s.silence != nil:
-		return driver.StateStarting
-	case s.Phase == phaseStarting:
-		return driver.StatePaused // QEMU is up, and a start continues only in a call
-	case s.stopping():
-		return driver.StateStopping
-	case s.isPaused():
-		return driver.StatePaused
+// observeDiskFault finds the disk error that has paused a guest.
+func (inst *instance) observeDiskFault(ctx context.Context) {
+	if inst.status != machine.StatusIOError {
+		return
 	}
-	return driver.StateRunning
-}
-
-func (s *server) isPaused() bool {
-	return s.status == statusPaused || s.status == statusPrelaunch || s.status == statusIOError
-}
-
-// report returns the server as the driver contract describes it.
-func (s *server) report() driver.Server {
-	out := driver.Server{
-		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name,
-		Run: s.Run, State: s.state(), StartedAt: s.StartedAt, Retained: s.Retained,
-		Applied: driver.Resources{RootDiskBytes: s.Root.Size}, ImageID: s.Root.Image.digest(),
-	}
-	// A server that is off has no CPUs and no memory: the next start takes what the spec
-	// says then.
-	if s.alive() {
-		out.Applied.CPUMilli, out.Applied.MemoryBytes = s.Settings.CPUMilli, s.Settings.MemoryBytes
-		out.Note = s.CPUNote
-	}
-	switch {
-	case s.broken != nil:
-		out.Err = s.broken
-	case !s.alive():
-		out.Exit = s.end
-	case s.silence != nil:
-		out.Err = fmt.Errorf("QEMU does not answer: %w", s.silence)
-		out.Progress = out.Err.Error()
-	case s.status == statusIOError:
-		out.Err = s.fault
-	case s.stopping():
-		out.Progress = "waiting for the guest to power off"
-	}
-	return out
-}
-
-// ask returns QEMU's run state.
-func (h instanceDir) ask(ctx context.Context) (status string, err error) {
-	err = h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
-		status, err = askStatus(ctx, c)
-		return err
-	})
-	return status, err
-}
-
-func askStatus(ctx context.Context, c *qmp.Client) (string, error) {
-	var answer struct {
-		Status string `json:"status"`
-	}
-	err := c.Execute(ctx, "query-status", nil, &answer)
-	return answer.Status, err
-}
-
-// command executes one command by QEMU's control socket.
-func (h instanceDir) command(ctx context.Context, command string, arguments, result any) error {
-	return h.control(ctx, func(ctx context.Context, c *qmp.Client) error {
-		return c.Execute(ctx, command, arguments, result)
-	})
-}
-
-// control talks to QEMU by its control socket.
-func (h instanceDir) control(ctx context.Context, talk func(context.Context, *qmp.Client) error) error {
-	ctx, cancel := context.WithTimeout(ctx, commandWithin)
+	ctx, cancel := context.WithTimeout(ctx, listQueryWithin)
 	defer cancel()
-	c, err := h.dial(ctx, ctlSocket, nil)
+	c, err := inst.Dial(ctx, machine.ControlSocket, nil)
 	if err != nil {
-		return err
+		inst.fault = contractError(machine.DiskFault{}.Explain())
+		return
 	}
 	defer c.Close()
-	return talk(ctx, c)
-}
-
-// dial connects to a QMP socket in the directory.
-func (h instanceDir) dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
-	err = h.atSocket(socket, func(path string) error {
-		c, err = qmp.Dial(ctx, path, onEvent)
-		return err
-	})
-	return c, err
-}
-
-// atSocket passes connect the path of a socket by way of the directory's descriptor, so
-// that the length of the directory's path does not matter.
-func (h instanceDir) atSocket(socket string, connect func(path string) error) error {
-	dir, err := os.Open(h.path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = dir.Close() }()
-	if err := connect(filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socket)); err != nil {
-		return fmt.Errorf("%s: %w", h.file(socket), err)
-	}
-	return nil
+	inst.fault = inst.findDiskFault(ctx, c)
 }

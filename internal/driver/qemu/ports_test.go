@@ -5,7 +5,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -14,66 +13,9 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/vmtest"
 )
-
-// host acts as a host that has some ports taken and offers others in turn.
-type host struct {
-	taken  []int32
-	offers []int32
-}
-
-func (h *host) choose(_ context.Context, f forward) (int32, error) {
-	switch {
-	case slices.Contains(h.taken, f.HostPort):
-		return 0, errors.New("address already in use")
-	case f.HostPort != 0:
-		return f.HostPort, nil
-	case len(h.offers) == 0:
-		return 0, errors.New("none is left")
-	}
-	next := h.offers[0]
-	h.offers = h.offers[1:]
-	return next, nil
-}
-
-func TestChooseForwards(t *testing.T) {
-	t.Parallel()
-	any80, fixed80 := driver.Port{Name: "http", Protocol: "TCP", Port: 80}, driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}
-	any81, dns := driver.Port{Name: "more", Port: 81}, driver.Port{Name: "dns", Protocol: "UDP", Port: 53}
-	had := func(protocol string, hostPort, port int32) forward {
-		return forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
-	}
-	asked := forward{Protocol: "tcp", HostPort: 8080, Port: 80}
-	for name, c := range map[string]struct {
-		ports  []driver.Port
-		before []forward
-		host   host
-		want   []forward
-		says   string
-	}{
-		"none":                            {},
-		"asked for":                       {ports: []driver.Port{fixed80}, want: []forward{asked}},
-		"asked for and taken":             {ports: []driver.Port{any81, fixed80}, host: host{taken: []int32{8080}}, says: "ports[1] (http): host port 8080/tcp cannot be had"},
-		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []forward{had("tcp", 1, 80), had("udp", 2, 53)}},
-		"chosen and none left":            {ports: []driver.Port{any80}, says: "none is left"},
-		"the same again":                  {ports: []driver.Port{any80, dns}, before: []forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []forward{had("tcp", 8, 80), had("udp", 7, 53)}},
-		"another if that is taken":        {ports: []driver.Port{any80}, before: []forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []forward{had("tcp", 9, 80)}},
-		"another's of before":             {ports: []driver.Port{any81}, before: []forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []forward{had("tcp", 9, 81)}},
-		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []forward{asked}, host: host{offers: []int32{9}}, want: []forward{had("tcp", 9, 80)}},
-		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []forward{had("tcp", 9, 81), asked}},
-		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := chooseForwards(t.Context(), c.ports, c.before, c.host.choose)
-			if c.says != "" {
-				wantError(t, err, driver.ErrRetry, c.says, driver.ReasonPortConflict)
-			} else if err != nil || !slices.Equal(got, c.want) {
-				t.Errorf("got %+v, %v, want %+v", got, err, c.want)
-			}
-		})
-	}
-}
 
 // taken returns a host port that another process has during the test.
 func taken(t *testing.T) int32 {
@@ -92,12 +34,12 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	late := taken(t)
-	d.choose = func(ctx context.Context, f forward) (int32, error) {
+	d.choose = func(ctx context.Context, f machine.Forward) (int32, error) {
 		if p := late; f.HostPort == 0 && f.Port == 80 && p != 0 {
 			late = 0 // once
 			return p, nil
 		}
-		return freePort(ctx, f)
+		return machine.FreePort(ctx, f)
 	}
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "ssh", Protocol: "TCP", Port: 22}, {Name: "http", Protocol: "TCP", Port: 80}}
@@ -114,33 +56,12 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	gone(t, d, spec)
 
 	asked := taken(t)
-	d.choose = func(_ context.Context, f forward) (int32, error) { return f.HostPort, nil }
+	d.choose = func(_ context.Context, f machine.Forward) (int32, error) { return f.HostPort, nil }
 	fixed := e.spec()
 	fixed.Ports = []driver.Port{{Name: "web", Port: 8080, HostPort: asked}}
 	_, err = d.Ensure(t.Context(), fixed)
 	wantError(t, err, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp cannot be had", asked), driver.ReasonPortConflict)
 	gone(t, d, fixed)
-}
-
-func TestIsConnected(t *testing.T) {
-	t.Parallel()
-	const table = "Hub -1 (net):\r\n" +
-		"  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n" +
-		"  TCP[%s]      12       127.1.2.3 45081       10.0.2.15    80     0     0\r\n" +
-		"  TCP[ESTABLISHED]      13       127.1.2.30 45081       10.0.2.15    80     0     0\r\n" +
-		"  TCP[HOST_FORWARD]   8               * 45081       10.0.2.15    80     0     0\r\n"
-	for state, want := range map[string]bool{"ESTABLISHED": true, "CLOSE_WAIT": true, "SYN_SENT": false, "NONE": false} {
-		if got := isConnected(fmt.Sprintf(table, state), "127.1.2.3", ""); got != want {
-			t.Errorf("%s: got %t", state, got)
-		}
-	}
-	if isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.4", "") || isConnected("", "127.1.2.3", "") ||
-		isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.3", "13") {
-		t.Error("a connection that is not in the table is taken for one that was answered")
-	}
-	if isConnected(table, oneLoopback(), "") || !strings.HasPrefix(oneLoopback(), "127.") {
-		t.Error("the address is not one of the host's own")
-	}
 }
 
 func probe(t *testing.T, d *Driver, spec driver.ServerSpec, port int32) error {
@@ -193,7 +114,7 @@ func TestReach(t *testing.T) {
 	}
 	vmtest.Eventually(t, patience, "the probe succeeds", func() error { return probe(t, d, spec, 80) })
 	if r, err := get(t, s.Ports[0].HostPort, "/"); err != nil || r.Boots != 1 {
-		t.Errorf("once the probe has succeeded the guest tells %+v, %v", r, err)
+		t.Errorf("once the probe has succeeded the guest reports %+v, %v", r, err)
 	}
 	if err := probe(t, d, spec, 81); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("a port that nobody serves: %v", err)
@@ -218,21 +139,5 @@ func isNotReachedOff(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
 	if stopped := reach(t, d, spec, driver.StateStopped); len(stopped.Addresses) != 0 || len(stopped.Ports) != 0 {
 		t.Errorf("a machine that is off is reached by %v and %+v", stopped.Addresses, stopped.Ports)
-	}
-}
-
-func TestHostAddress(t *testing.T) {
-	t.Parallel()
-	var a hostAddress
-	first := a.get(time.Unix(0, 0))
-	if ip := net.ParseIP(first); ip == nil || ip.To4() == nil {
-		t.Errorf("it is %q, want an IPv4 address", first)
-	}
-	a.text = "10.9.8.7"
-	if held := a.get(time.Unix(0, 0).Add(addressHolds - 1)); held != "10.9.8.7" {
-		t.Errorf("it was looked up again: %s", held)
-	}
-	if renewed := a.get(time.Unix(0, 0).Add(addressHolds)); renewed != first {
-		t.Errorf("it was not looked up again: %s", renewed)
 	}
 }

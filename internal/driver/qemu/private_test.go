@@ -33,6 +33,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // secret is what must stay hidden, wherever a server answers with it.
@@ -56,9 +57,9 @@ func (l *spyLog) String() string {
 	return l.text.String()
 }
 
-// shows returns all that is visible of a failed fetch: the error of Ensure, what List
+// collectVisible returns all that is visible of a failed fetch: the error of Ensure, what List
 // reports meanwhile, and the log.
-func (d *Driver) shows(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown string, err error) {
+func (d *Driver) collectVisible(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown string, err error) {
 	t.Helper()
 	var seen strings.Builder
 	for {
@@ -72,7 +73,7 @@ func (d *Driver) shows(t *testing.T, spec driver.ServerSpec, log *spyLog) (shown
 		if err != nil {
 			return seen.String() + log.String(), err
 		}
-		if !pause(t.Context(), lookEvery) {
+		if !proc.Pause(t.Context(), proc.PollEvery) {
 			t.Fatal("Ensure does not fail")
 		}
 	}
@@ -87,12 +88,12 @@ func TestRefusedImageHidesSecrets(t *testing.T) {
 		return "https://user:" + secret + "@" + host + "/a.img?signature=" + secret
 	}
 	for _, c := range []struct{ checksum, path string }{{"", ""}, {"sha256:" + strings.Repeat("0", 64), "/x/sha256-" + strings.Repeat("1", 64)}} {
-		var s server
+		s := d.instanceOf(e.spec().UID)
 		s.Root.Size, s.Root.Image.Source, s.Root.Image.Path = 1, private("old.test"), c.path
 		spec := e.spec()
 		spec.Image = driver.Image{Source: private("new.test"), Checksum: c.checksum}
-		wantRefused(t, driver.Server{Refused: d.refusedImage(s, spec)}, "spec.image is https://new.test/a.img", "stands on https://old.test/a.img")
-		if r := d.refusedImage(s, spec); strings.Contains(r.Message, secret) {
+		wantRefused(t, driver.Server{Refused: s.refusedImage(spec)}, "spec.image is https://new.test/a.img", "stands on https://old.test/a.img")
+		if r := s.refusedImage(spec); strings.Contains(r.Message, secret) {
 			t.Errorf("the secret is seen: %s", r.Message)
 		}
 	}
@@ -174,7 +175,7 @@ func TestForeignAnswers(t *testing.T) {
 			if c.scheme == "oci" {
 				spec.Image.Source = "oci://" + host + "/x:1"
 			}
-			seen, err := d.shows(t, spec, log)
+			seen, err := d.collectVisible(t, spec, log)
 			wantError(t, err, driver.ErrRetry, c.says, driver.ReasonImageUnavailable)
 			if strings.Contains(seen, secret) || strings.Contains(seen, base64.StdEncoding.EncodeToString([]byte(secret))) {
 				t.Errorf("the secret is seen: %s", seen)

@@ -7,20 +7,21 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // commandLine returns the command line of a server's QEMU.
 func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	t.Helper()
-	line, err := os.ReadFile(procPath(d.home(spec.UID).pid(spec.UID), "cmdline"))
+	line, err := os.ReadFile(proc.Path(d.instanceOf(spec.UID).PID(), "cmdline"))
 	must(t, err)
 	return strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
 }
@@ -36,7 +37,7 @@ func pinned(t *testing.T, d *Driver, spec driver.ServerSpec) string {
 // edit changes a server's record, to look like one of an older version.
 func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[string]any)) {
 	t.Helper()
-	path := d.home(spec.UID).file(recordFile)
+	path := d.instanceOf(spec.UID).File(recordFile)
 	content, err := os.ReadFile(path)
 	must(t, err)
 	var fields map[string]any
@@ -113,45 +114,6 @@ func TestMachineTypeUnavailable(t *testing.T) {
 	gone(t, d, spec)
 }
 
-// TestProgramReplaced checks that a replaced QEMU is queried again.
-func TestProgramReplaced(t *testing.T) {
-	t.Parallel()
-	path := script(t, "case $1 in "+asks+" esac")
-	p := program{name: path}
-	if got, err := p.machineType(t.Context(), ""); err != nil || got != "pc-q35-7.2" {
-		t.Errorf("got %s, %v", got, err)
-	}
-	if got, err := p.machineType(t.Context(), "pc-q35-6.2"); err != nil || got != "pc-q35-6.2" {
-		t.Errorf("got %s, %v", got, err)
-	}
-	must(t, os.Rename(script(t, `case $1 in --version) echo version 9.9;; *) echo 'q35  PC (alias of pc-q35-9.9)';; esac`), path))
-	if got, err := p.machineType(t.Context(), ""); err != nil || got != "pc-q35-9.9" {
-		t.Errorf("got %s, %v", got, err)
-	}
-	_, err := p.machineType(t.Context(), "pc-q35-6.2")
-	wantError(t, err, driver.ErrRetry, "whose newest is pc-q35-9.9")
-	must(t, os.Remove(path)) // as for a moment of an upgrade
-	must(t, p.check(t.Context()))
-	_, err = p.machineType(t.Context(), "")
-	wantError(t, err, driver.ErrRetry, "asking", "no such file")
-}
-
-// TestMachineTypesOfQEMU checks that the list of the installed QEMU is understood.
-func TestMachineTypesOfQEMU(t *testing.T) {
-	t.Parallel()
-	newEngine(t)
-	p := program{name: DefaultBinary}
-	newest, err := p.machineType(t.Context(), "")
-	must(t, err)
-	out, err := exec.CommandContext(t.Context(), DefaultBinary, "-nodefaults", "-machine", newest+",help").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "vmport") {
-		t.Errorf("%s is no machine type of it: %v, %.200s", newest, err, out)
-	}
-	if got, err := p.machineType(t.Context(), newest); err != nil || got != newest {
-		t.Errorf("got %s, %v", got, err)
-	}
-}
-
 // TestAcceleratorReported checks that the accelerator of a running machine is reported,
 // also by another controller, and also for one that an older version started.
 func TestAcceleratorReported(t *testing.T) {
@@ -160,7 +122,7 @@ func TestAcceleratorReported(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	if s := reach(t, d, spec, driver.StateRunning); s.Accelerator != driver.AccelTCG {
-		t.Errorf("Ensure tells of %q", s.Accelerator)
+		t.Errorf("Ensure reports %q", s.Accelerator)
 	}
 	listed := func() driver.Server {
 		t.Helper()
@@ -169,11 +131,11 @@ func TestAcceleratorReported(t *testing.T) {
 		return all[0]
 	}
 	if s := listed(); s.Accelerator != driver.AccelTCG {
-		t.Errorf("List tells of %q", s.Accelerator)
+		t.Errorf("List reports %q", s.Accelerator)
 	}
 	edit(t, d, spec, func(r map[string]any) { delete(r, "accelerator") })
 	if s := listed(); s.Accelerator != driver.AccelTCG {
-		t.Errorf("with a record of an older version List tells of %q", s.Accelerator)
+		t.Errorf("with a record of an older version List reports %q", s.Accelerator)
 	}
 	off := spec
 	off.Power = driver.PowerOff
@@ -190,8 +152,8 @@ func TestOOMScore(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	own := readFigure(procPath(os.Getpid(), "oom_score_adj"), 0)
-	if got := readFigure(procPath(d.home(spec.UID).pid(spec.UID), "oom_score_adj"), 0); got <= own && own < 1000 {
+	own := oomScore(t, os.Getpid())
+	if got := oomScore(t, d.instanceOf(spec.UID).PID()); got <= own && own < 1000 {
 		t.Errorf("its score is %d, and Drover's %d", got, own)
 	}
 	gone(t, d, spec)
@@ -207,26 +169,26 @@ func TestOutput(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
-	h := d.home(spec.UID)
-	must(t, h.kill(t.Context(), spec.UID))
-	end := ended(t, e.open(t), spec.UID)
+	h := d.instanceOf(spec.UID)
+	must(t, h.Kill(t.Context()))
+	end := waitExit(t, e.open(t), spec.UID)
 	if end.Reason != reasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != outputTail {
 		t.Errorf("it ended with %+v", end)
 	}
 	if strings.Contains(end.Output, "drover guest") {
 		t.Error("it has what the guest printed")
 	}
-	if again := ended(t, d, spec.UID); again.Output != end.Output || !again.At.Equal(end.At) {
+	if again := waitExit(t, d, spec.UID); again.Output != end.Output || !again.At.Equal(end.At) {
 		t.Errorf("it ended with %+v, and then with %+v", end, again)
 	}
 	quiet := e.open(t)
-	ended(t, quiet, spec.UID)
+	waitExit(t, quiet, spec.UID)
 	reach(t, quiet, spec, driver.StateRunning)
-	kept, err := os.ReadFile(h.file(logFile + oldLog))
+	kept, err := os.ReadFile(h.File(machine.LogFile + machine.OldLog))
 	if err != nil || !bytes.HasSuffix(kept, []byte("and more\n")) {
 		t.Errorf("of the run before is left %.100q, %v", kept, err)
 	}
-	if now, err := os.ReadFile(h.file(logFile)); err != nil || bytes.Contains(now, []byte("last")) {
+	if now, err := os.ReadFile(h.File(machine.LogFile)); err != nil || bytes.Contains(now, []byte("last")) {
 		t.Errorf("the log of the run has %.100q, %v", now, err)
 	}
 	off := spec
@@ -247,52 +209,39 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.home(spec.UID)
-	must(t, h.kill(t.Context(), spec.UID))
+	h := d.instanceOf(spec.UID)
+	must(t, h.Kill(t.Context()))
 	o.Binary = script(t, "case $1 in "+asks+" *) echo 'no start'; exit 1;; esac")
 	broken := openWith(t, o)
-	ended(t, broken, spec.UID)
+	waitExit(t, broken, spec.UID)
 	for range 3 {
 		_, err := broken.Ensure(t.Context(), spec)
 		wantError(t, err, driver.ErrRetry, "no start")
 	}
 	has := func(name, want string) {
 		t.Helper()
-		if content, err := os.ReadFile(h.file(name)); err != nil || !strings.Contains(string(content), want) {
+		if content, err := os.ReadFile(h.File(name)); err != nil || !strings.Contains(string(content), want) {
 			t.Errorf("%s has %q, %v, want %q", name, content, err, want)
 		}
 	}
-	has(logFile+oldLog, "why it crashed")
-	has(logFile+failedLog, "no start")
+	has(machine.LogFile+machine.OldLog, "why it crashed")
+	has(machine.LogFile+machine.FailedLog, "no start")
 
-	must(t, os.WriteFile(h.file(logFile), []byte("cut off"), 0o600))
+	must(t, os.WriteFile(h.File(machine.LogFile), []byte("cut off"), 0o600))
 	rewind(t, h)
 	d = e.open(t)
 	reach(t, d, spec, driver.StateRunning)
-	has(logFile+oldLog, "why it crashed")
-	has(logFile+failedLog, "cut off")
-	has(logFile, "")
+	has(machine.LogFile+machine.OldLog, "why it crashed")
+	has(machine.LogFile+machine.FailedLog, "cut off")
+	has(machine.LogFile, "")
 	gone(t, d, spec)
 }
 
-func TestLastOf(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]string{
-		"":                       "",
-		"one\ntwo\n":             "one; two",
-		"\x1b[31mred\x1b[0m\r\n": "[31mred[0m",
-		"a\x00b\u0085c\xffd":     "abcd",
-		"漢漢漢漢":                   "漢漢漢", // 10 bytes would begin within the first
-		"\n\n  x  \n":            "x",
-		strings.Repeat("a", 20):  strings.Repeat("a", 10),
-	} {
-		if got := lastOf(text, 10); got != want {
-			t.Errorf("of %q: %q, want %q", text, got, want)
-		}
-	}
-	path := filepath.Join(t.TempDir(), logFile)
-	must(t, os.WriteFile(path, []byte("end"), 0o600))
-	if got := (instanceDir{path: filepath.Dir(path)}).lastOutput(10); got != "end" {
-		t.Errorf("got %q", got)
-	}
+func oomScore(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(proc.Path(pid, "oom_score_adj"))
+	must(t, err)
+	score, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	must(t, err)
+	return score
 }

@@ -4,16 +4,19 @@
 // Package qemu runs servers as QEMU machines on this host, one process each.
 //
 // Start with Ensure in ensure.go. It observes a server and takes it to what the spec
-// says, one step of nextStep (plan.go) at a time. The other files have one concern each:
+// says, one step of nextStep at a time. A server is an instance (instance.go), with its
+// record (record.go) and the exit of its last run (exits.go). The other files have one
+// concern each:
 //
-//   - argv.go builds the command line, process.go starts and finds processes.
-//   - observe.go reports the state of a server, power.go starts and stops it.
-//   - shutdown.go ends all machines with their host.
-//   - disk.go makes disks from images, seed.go makes what cloud-init reads.
-//   - ports.go and probe.go reach the guest.
-//   - watch.go and attend.go report changes.
+//   - observe.go finds the state of a server, list.go that of all.
+//   - start.go, stop.go and delete.go change it; shutdown.go ends all with their host.
+//   - disk.go makes disks from images, capacity.go limits what the host can hold.
+//   - guest.go reaches the guest: console, probe and usage.
+//   - watch.go reports changes; supervise.go finds them, and completes stops.
+//   - errors.go gives errors their kind in the contract.
 //
-// Package qmp below speaks QMP to QEMU. Package image fetches and stores images.
+// Package machine runs the QEMU of a server, package image fetches and stores images, and
+// package hostports, below, chooses ports of the host.
 //
 // # The folder
 //
@@ -33,7 +36,7 @@
 //	  *.log.1              what a log held before it was cut, or in the previous run
 //	  qemu.log.failed      what QEMU printed at the last start that failed
 //	retained/<uid>.<id>/   a server that was released
-//	ends/<uid>.<id>.<run>.json  how a run ended
+//	ends/<uid>.<id>.<run>.json  the exit of a run
 //	bells/<uid>            notification file: written when a server changes, for watchers
 //	images/                a place for images, always allowed
 //	cache/                 images that were fetched: see package image
@@ -41,27 +44,16 @@
 //
 // # Processes
 //
-// A machine outlives the controller that started it, in a session of its own.
-// It is found again by its run lock, which the kernel frees when the machine
-// ends, and by its directory. That is its working directory, and stays so when
-// it is moved. The command line identifies the machine too, with -uuid and
-// -name.
-//
-// A machine with a fraction of a CPU is in a control group of its own, named after
-// the UID, where one can be made.
-//
-// A guest that shuts down or panics leaves its QEMU paused. The next controller
-// can then distinguish the two from each other and from a QEMU that was killed. The
-// first process that sees the end records it and makes QEMU quit.
+// A machine outlives the controller that started it: see package machine. One with a
+// fraction of a CPU is in a control group of its own, named after the UID, where one can
+// be made. The first process that observes the end of a guest records it as the exit of
+// the run, and makes QEMU quit.
 package qemu
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
@@ -71,8 +63,12 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/memory"
 )
 
 // Names in the driver's folder.
@@ -89,7 +85,14 @@ const (
 const Name = "qemu"
 
 // DefaultBinary is the QEMU that machines run on.
-const DefaultBinary = "qemu-system-x86_64"
+const DefaultBinary = machine.DefaultProgram
+
+// Accelerators.
+const (
+	AccelAuto = machine.AccelAuto
+	AccelKVM  = machine.AccelKVM
+	AccelTCG  = machine.AccelTCG
+)
 
 // Options are the options of a Driver.
 type Options struct {
@@ -133,37 +136,24 @@ type Options struct {
 // Driver runs servers as QEMU machines.
 type Driver struct {
 	Options
+	remembered
 
 	dir     *statedir.Dir
-	program program
-	accel   accelerator
-	// kvm is the KVM device, and probeWithin how long a guest may take under it.
-	kvm         string
-	probeWithin time.Duration
-	pressed     pressed
-	address     hostAddress
-	fetches     *download.Tracker
-	images      *imageStore
-	// unwritten are the ends of runs that could not be written for lack of space, by file
-	// name.
-	unwritten sync.Map
-	logs      logBound
-	room      reservations
+	program *machine.Program
+	accel   *machine.Accelerator
+	address hostports.Address
+	fetches *download.Tracker
+	images  *imageStore
+	logs    logBound
+	room    memory.Reservations
 	// reserve returns how much of the total memory is reserved.
 	reserve   func(total int64) int64
-	hostPorts *hostPorts
+	hostPorts *hostports.Ports
 	capacity  func() (capacity, error)
-	groups    func() (groups, error)
+	groups    func() (cgroup.Folder, error)
 	// groupMemory finds the memory that control groups leave to Drover.
 	groupMemory func() (group string, free int64, err error)
-	choose      chooser
-	// silent holds the directories of machines whose QEMU did not answer a List.
-	silent sync.Map
-	faults diskFaults
-	// foundAccel holds, by UID, the accelerator of a machine whose record does not name it.
-	foundAccel sync.Map
-	// reportedExits holds, by UID, the last run whose end was reported to a caller.
-	reportedExits sync.Map
+	choose      hostports.Chooser
 }
 
 var (
@@ -171,6 +161,7 @@ var (
 	_ driver.Identifier = (*Driver)(nil)
 	_ driver.Consoler   = (*Driver)(nil)
 	_ driver.Closer     = (*Driver)(nil)
+	_ driver.Prober     = (*Driver)(nil)
 )
 
 // New opens the driver's folder, and creates it if it is missing.
@@ -181,8 +172,8 @@ func New(o Options) (*Driver, error) {
 		return nil, errors.New("the qemu driver needs a cluster id")
 	case o.Dir == "":
 		return nil, errors.New("the qemu driver needs a folder")
-	case o.Accel != AccelAuto && o.Accel != AccelKVM && o.Accel != AccelTCG:
-		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, AccelAuto, AccelKVM, AccelTCG)
+	case o.Accel != AccelAuto && o.Accel != machine.AccelKVM && o.Accel != machine.AccelTCG:
+		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, machine.AccelAuto, machine.AccelKVM, machine.AccelTCG)
 	}
 	dir, err := statedir.Open("the qemu driver's folder", o.Dir, vmsDir, retainedDir, notificationsDir, endsDir, imagesDir, cacheDir)
 	if err != nil {
@@ -191,23 +182,23 @@ func New(o Options) (*Driver, error) {
 	if err := errors.Join(checkSocketPaths(dir), o.checkImageDirs(dir)); err != nil {
 		return nil, err
 	}
-	ports, badPorts := parseHostPorts(o.HostPorts)
+	ports, badPorts := hostports.Parse(o.HostPorts)
 	reserve, badReserve := parseReserve(o.ReserveMemory)
 	sources, badSources := image.NewSources(o.Fetch)
 	if err := errors.Join(badPorts, badReserve, badSources); err != nil {
 		return nil, err
 	}
 	d := &Driver{
-		Options: o, dir: dir, program: program{name: o.Binary}, accel: accelerator{wanted: o.Accel},
-		logs: defaultLogBound, groups: findGroups, groupMemory: groupMemory, choose: ports.choose, hostPorts: ports, reserve: reserve, kvm: "/dev/kvm", probeWithin: probeWithin,
+		Options: o, dir: dir, program: &machine.Program{Name: o.Binary}, accel: machine.NewAccelerator(o.Accel, o.Binary, dir, o.Clock, o.Log),
+		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.Choose, hostPorts: ports, reserve: reserve,
 	}
-	d.capacity = d.hostDisk
-	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.ringAll}
+	d.capacity = d.diskCapacity
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.notify}
 	d.images = newImageStore(dir, o.Clock, d.fetches, sources)
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
-	d.showDisks(o.Registerer)
+	d.registerDiskGauges(o.Registerer)
 	return d, nil
 }
 
@@ -221,7 +212,7 @@ func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 
 func (o Options) withDefaults() Options {
 	if o.Accel == "" {
-		o.Accel = AccelAuto
+		o.Accel = machine.AccelAuto
 	}
 	if o.Binary == "" {
 		o.Binary = DefaultBinary
@@ -239,9 +230,9 @@ func (o Options) withDefaults() Options {
 const maxSocketPath = 107
 
 // checkSocketPaths rejects a folder whose sockets would have paths too long for people's
-// tools. The driver itself does not depend on the limit: see atSocket.
+// tools. The driver itself does not depend on the limit.
 func checkSocketPaths(dir *statedir.Dir) error {
-	longest := dir.Path(vmsDir, string(uuid.NewUUID()), eventsSocket)
+	longest := dir.Path(vmsDir, string(uuid.NewUUID()), machine.EventsSocket)
 	if len(longest) <= maxSocketPath {
 		return nil
 	}
@@ -251,27 +242,27 @@ func checkSocketPaths(dir *statedir.Dir) error {
 
 // EngineID returns the folder's own UUID, if there is a QEMU to run machines on.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
-	if err := enter(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return "", err
 	}
-	if err := d.program.check(ctx); err != nil {
-		return "", err
+	if err := d.program.Check(ctx); err != nil {
+		return "", contractError(err)
 	}
 	return d.dir.ID()
 }
 
-// enter begins every call. It fails if ctx is done.
-func enter(ctx context.Context) error {
+// checkContext begins every call. It fails if ctx is done.
+func checkContext(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("the call to the qemu driver was cut short: %w", context.Cause(ctx))
 	}
 	return nil
 }
 
-// enterChange begins a change of a server and returns the server's lock. If it fails,
+// beginChange begins a change of a server and returns the server's lock. If it fails,
 // nothing was changed.
-func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
-	if err := enter(ctx); err != nil {
+func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
+	if err := checkContext(ctx); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	if err := checkUID(t.UID); err != nil {
@@ -289,27 +280,4 @@ func (d *Driver) enterChange(ctx context.Context, t driver.Target) (*statedir.Lo
 		return nil, err
 	}
 	return lock, nil
-}
-
-// notify notifies all watchers, in every process, that a server has changed. For a server
-// that does not exist, or was removed meanwhile, it leaves no notification file behind.
-func (d *Driver) notify(uid types.UID) {
-	bell := d.dir.Path(notificationsDir, string(uid))
-	if err := d.dir.ReplaceVolatile(bell, nil); err != nil {
-		d.Log.V(1).Info("Bell could not be rung", "uid", uid, "cause", err.Error())
-	}
-	if there, err := d.home(uid).exists(); !there && err == nil {
-		d.clearNotification(uid) // removed meanwhile: remove its notification file too
-	}
-}
-
-func (d *Driver) ringAll(uids ...types.UID) {
-	for _, uid := range uids {
-		d.notify(uid)
-	}
-}
-
-// clearNotification removes the notification file of a server that is gone.
-func (d *Driver) clearNotification(uid types.UID) {
-	_ = os.Remove(d.dir.Path(notificationsDir, string(uid)))
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine/proc"
 )
 
 // TestLife checks that a guest is booted, listed, stopped by its power button, booted
@@ -23,7 +24,7 @@ func TestLife(t *testing.T) {
 	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
 		t.Errorf("listed: %+v", listed)
 	}
-	pid := d.home(spec.UID).pid(spec.UID)
+	pid := d.instanceOf(spec.UID).PID()
 	if pid == 0 {
 		t.Fatal("it has no process")
 	}
@@ -37,7 +38,7 @@ func TestLife(t *testing.T) {
 	boots(t, d, spec, "drover guest 2 A")
 
 	gone(t, d, spec)
-	if _, err := os.Stat(procPath(pid, "cwd")); err == nil {
+	if _, err := os.Stat(proc.Path(pid, "cwd")); err == nil {
 		t.Error("its process is still there")
 	}
 	for _, sub := range []string{vmsDir, retainedDir, notificationsDir, endsDir, "locks", "tmp"} {

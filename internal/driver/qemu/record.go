@@ -4,46 +4,22 @@
 package qemu
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strings"
-	"syscall"
+	"crypto/sha256"
+	"encoding/hex"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
 )
 
-// Names in a server's directory.
+// Names in a server's directory, beside those of its machine.
 const (
-	recordFile    = "server.json"
-	runLockFile   = "run.lock"
-	pidFile       = "pid"
-	rootDiskFile  = "root.qcow2"
-	oldRootFile   = "root.old.qcow2"
-	seedFile      = "seed.iso"
-	ctlSocket     = "ctl.sock"
-	eventsSocket  = "events.sock"
-	serialSocket  = "serial.sock"
-	serialLogFile = "serial.log"
-	logFile       = "qemu.log"
-	// writerLock is held by the process that writes to the console.
-	writerLock = "writer.lock"
-	// oldLog is the suffix of the file that holds what a log had before it was cut.
-	oldLog = ".1"
-	// failedLog is the suffix of the log of the last start that failed.
-	failedLog = ".failed"
+	recordFile   = "server.json"
+	rootDiskFile = "root.qcow2"
+	oldRootFile  = "root.old.qcow2"
 )
-
-// sockets are the sockets that QEMU creates and is reached by.
-var sockets = []string{ctlSocket, eventsSocket, serialSocket}
 
 // phase is how far a server's run has come; empty before the first.
 type phase string
@@ -52,7 +28,7 @@ const (
 	// phaseStarting means that its QEMU is being started. A server in this phase that does
 	// not run got no further, and its guest did nothing.
 	phaseStarting phase = "starting"
-	// phaseOn means that it runs, or that it ran and the end is in its end file.
+	// phaseOn means that it runs, or that it ran and its exit is in a file of its own.
 	phaseOn phase = "on"
 )
 
@@ -85,7 +61,7 @@ type record struct {
 	// Accelerator of the last run; empty where an older version started it.
 	Accelerator string `json:"accelerator,omitempty"`
 	// Forwards are those of the last run.
-	Forwards []forward `json:"forwards,omitempty"`
+	Forwards []machine.Forward `json:"forwards,omitempty"`
 
 	Settings settings `json:"settings"`
 	Root     disk     `json:"root"`
@@ -126,7 +102,7 @@ type stop struct {
 func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 	s := settings{
 		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image, Ports: spec.Ports,
-		SSHKeys: spec.SSHKeys, UserData: hash(spec.UserData), NetworkData: hash(spec.NetworkData),
+		SSHKeys: spec.SSHKeys, UserData: hashSecret(spec.UserData), NetworkData: hashSecret(spec.NetworkData),
 	}
 	if spec.Image.Kernel != nil {
 		s.Kernel = *spec.Image.Kernel
@@ -137,188 +113,20 @@ func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 	return s
 }
 
-// pending names the fields of the spec that the settings do not have yet.
-func (s settings) pending(want settings) []string {
+// pendingFields names the fields of the spec that the settings do not have yet.
+func (s settings) pendingFields(want settings) []string {
 	return fields.Pending(settingsChange{s, want})
-}
-
-func newName() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
-
-// instanceDir is a server's directory.
-type instanceDir struct {
-	dir  *statedir.Dir
-	path string
-}
-
-func (d *Driver) home(uid types.UID) instanceDir {
-	return instanceDir{d.dir, d.dir.Path(vmsDir, string(uid))}
-}
-
-func (h instanceDir) file(name string) string { return filepath.Join(h.path, name) }
-
-// exists reports whether there is a directory at all.
-func (h instanceDir) exists() (bool, error) {
-	_, err := os.Lstat(h.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// brokenError says what of a server cannot be read, which is most often its record. Its
-// owner and its parts are unknown then, so no process changes it until it is repaired.
-type brokenError struct{ error }
-
-// wrapCorrupt makes an error one server's own, so that the others can still be seen.
-// Where the process has no descriptors left, the error is not the server's.
-func wrapCorrupt(mend string, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		return driver.Errorf(driver.ErrUnavailable, "%w", err)
-	}
-	return brokenError{fmt.Errorf("%s: %w", mend, err)}
-}
-
-func isBroken(err error) bool {
-	_, broken := errors.AsType[brokenError](err)
-	return broken
-}
-
-// isThere reports whether the directory may exist.
-func (h instanceDir) isThere() bool {
-	there, err := h.exists()
-	return there || err != nil
-}
-
-// load reads the record. Its error is fs.ErrNotExist only where there is no directory: a
-// server that cannot be read is not gone.
-func (h instanceDir) load() (record, error) {
-	var r record
-	content, err := os.ReadFile(h.file(recordFile))
-	if err != nil {
-		return r, h.classifyReadError(err)
-	}
-	if err := json.Unmarshal(content, &r); err != nil {
-		return r, brokenError{fmt.Errorf("mend %s, or remove its folder: %w", h.file(recordFile), err)}
-	}
-	if r.ClusterID == "" || r.ID == "" || checkUID(r.UID) != nil {
-		return r, brokenError{fmt.Errorf("mend %s: clusterID, uid or id is missing", h.file(recordFile))}
-	}
-	if own := uidOf(h.path); r.UID != own {
-		return r, brokenError{fmt.Errorf("mend %s: its uid is %s, as in a copy of that server's folder, and must be %s", h.file(recordFile), r.UID, own)}
-	}
-	return r, nil
-}
-
-// classifyReadError says whether a record that could not be read is gone, may be read
-// later, or needs a repair. Removing a server helps only if it has no record.
-func (h instanceDir) classifyReadError(err error) error {
-	if there, statErr := h.exists(); !there && statErr == nil {
-		return fs.ErrNotExist
-	}
-	mend := "mend what keeps Drover from reading this"
-	if errors.Is(err, fs.ErrNotExist) {
-		mend = "mend or remove " + h.path
-	}
-	return wrapCorrupt(mend, err)
-}
-
-func (h instanceDir) save(r record) error {
-	content, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	return h.dir.Replace(h.file(recordFile), append(content, '\n'))
-}
-
-// endFile returns the path of the file that records how a run ended. It is written once,
-// before QEMU is made to quit. It is outside the server's directory, which a person may
-// be about to remove.
-func (h instanceDir) endFile(r record) string {
-	return h.dir.Path(endsDir, string(r.UID)+"."+r.ID+"."+r.Run+".json")
-}
-
-// noteEnd records an end, and returns the one that was recorded first. It leaves no
-// record of a server that was removed or released meanwhile.
-func (h instanceDir) noteEnd(r record, end driver.Exit) (driver.Exit, error) {
-	content, err := json.Marshal(end)
-	if err != nil {
-		return end, err
-	}
-	err = h.dir.Create(h.endFile(r), content)
-	if err == nil && !h.isThere() {
-		return end, os.Remove(h.endFile(r))
-	}
-	if !errors.Is(err, fs.ErrExist) {
-		return end, err
-	}
-	first, err := h.endOf(r)
-	if err != nil || first == nil {
-		return end, err
-	}
-	return *first, nil
-}
-
-// keepEnd records an end as noteEnd does, and adds the last output of QEMU to an end that
-// was not requested. It keeps an end that could not be written in memory, as first seen,
-// so that the next look finds the same.
-func (d *Driver) keepEnd(h instanceDir, r record, end driver.Exit) (driver.Exit, error) {
-	file := h.endFile(r)
-	if end.Reason == reasonKilled || isCrash(end) {
-		end.Output = h.lastOutput(outputTail)
-	}
-	if before, met := d.unwritten.Load(file); met {
-		end = before.(driver.Exit)
-	}
-	first, err := h.noteEnd(r, end)
-	if err == nil {
-		d.unwritten.Delete(file)
-		return first, nil
-	}
-	before, met := d.unwritten.LoadOrStore(file, end)
-	if !met {
-		d.Log.Info("Machine has ended, and that cannot be written down", "uid", r.UID, "end", end.Reason, "cause", err.Error())
-	}
-	return before.(driver.Exit), d.dir.Explain(err)
-}
-
-// endOf returns how the run ended, nil where no end is recorded. An end file damaged by a
-// power cut shows only that there was an end.
-func (h instanceDir) endOf(r record) (*driver.Exit, error) {
-	content, err := os.ReadFile(h.endFile(r))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // Nil is the answer for no end.
-	}
-	if err != nil {
-		return nil, err
-	}
-	var end driver.Exit
-	if json.Unmarshal(content, &end) == nil && end.Reason != "" {
-		return &end, nil
-	}
-	info, err := os.Stat(h.endFile(r))
-	if err != nil {
-		return nil, err
-	}
-	return &driver.Exit{Code: codeKilled, Reason: reasonKilled, At: info.ModTime()}, nil
-}
-
-// forgetEnds removes the ends of earlier runs.
-func (d *Driver) forgetEnds(uid types.UID) {
-	old, _ := filepath.Glob(d.dir.Path(endsDir, string(uid)+".*.json"))
-	for _, path := range old {
-		_ = os.Remove(path)
-	}
-	d.unwritten.Range(func(file, _ any) bool {
-		if strings.HasPrefix(filepath.Base(file.(string)), string(uid)+".") {
-			d.unwritten.Delete(file)
-		}
-		return true
-	})
 }
 
 func (d *Driver) retainedPath(uid types.UID, id string) string {
 	return d.dir.Path(retainedDir, string(uid)+"."+id)
+}
+
+// hashSecret returns a value by which two secrets can be compared without keeping them.
+func hashSecret(s driver.Secret) string {
+	if s.IsZero() {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(s.Reveal()))
+	return hex.EncodeToString(sum[:])
 }

@@ -17,29 +17,29 @@ import (
 // settleRoot brings the record of the root disk to the state that the other steps
 // require: one disk, and its image under the name that the spec has for it. A stop comes
 // before, and needs neither.
-func (d *Driver) settleRoot(ctx context.Context, s *server, spec driver.ServerSpec) error {
-	err := d.restoreRoot(ctx, s)
+func (inst *instance) settleRoot(ctx context.Context, spec driver.ServerSpec) error {
+	err := inst.restoreRoot(ctx)
 	if err != nil {
-		err = fmt.Errorf("restoring the root disk of server %s: %w", s.UID, err)
+		err = fmt.Errorf("restoring the root disk of server %s: %w", inst.UID, err)
 	} else {
-		err = d.renameImage(s, spec)
+		err = inst.renameImage(spec)
 	}
 	if spec.Power == driver.PowerOff {
 		return nil
 	}
-	return d.dir.Explain(err)
+	return inst.driver.dir.Explain(err)
 }
 
 // refusedImage returns the image of a spec as refused if the root disk stands on another
 // one. What the guest wrote is on top of that image, and unusable on top of any other.
-func (d *Driver) refusedImage(s server, spec driver.ServerSpec) *driver.Refused {
-	asked := s.imageOf(spec)
-	if s.Root.Size == 0 || d.isSame(s.Root.Image, asked) {
+func (inst *instance) refusedImage(spec driver.ServerSpec) *driver.Refused {
+	asked := inst.imageOf(spec)
+	if inst.Root.Size == 0 || inst.driver.isSame(inst.Root.Image, asked) {
 		return nil
 	}
 	return &driver.Refused{Field: rootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
 		"spec.image is %s: the root disk stands on %s and keeps it, with what the guest wrote: put that back, or delete the VirtualMachine, which removes its disks, and create it anew",
-		asked.describe(), s.Root.Image.describe())}
+		asked.describe(), inst.Root.Image.describe())}
 }
 
 // describe names an image for people, without possible secrets in its source.
@@ -64,62 +64,62 @@ func (i baseImage) describe() string {
 
 // renameImage records another name of the image that the root disk stands on as soon as a
 // spec has it: what a name stands for may change later.
-func (d *Driver) renameImage(s *server, spec driver.ServerSpec) error {
-	asked := s.imageOf(spec)
-	if s.Root.Size == 0 || s.Root.Image.imageSettings == asked || !d.isSame(s.Root.Image, asked) {
+func (inst *instance) renameImage(spec driver.ServerSpec) error {
+	asked := inst.imageOf(spec)
+	if inst.Root.Size == 0 || inst.Root.Image.imageSettings == asked || !inst.driver.isSame(inst.Root.Image, asked) {
 		return nil
 	}
-	s.Root.Image.imageSettings = asked
-	return s.save(s.record)
+	inst.Root.Image.imageSettings = asked
+	return inst.save()
 }
 
 // restoreRoot undoes the replacement of a root disk. Older versions made a new disk for
 // another image. They kept the old one aside, recorded as Old, until a run with the new
 // one had begun. If none had, no guest has written to the new one. restoreRoot may be
 // interrupted anywhere: until the end, the record says that the old disk is aside.
-func (d *Driver) restoreRoot(ctx context.Context, s *server) error {
-	if s.Old == nil || s.on && s.Phase == phaseOn {
+func (inst *instance) restoreRoot(ctx context.Context) error {
+	if inst.Old == nil || inst.on && inst.Phase == phaseOn {
 		return nil
 	}
-	if s.on { // and halted: its guest was not resumed
-		if err := s.quit(ctx); err != nil {
+	if inst.on { // and halted: its guest was not resumed
+		if err := inst.Quit(ctx); err != nil {
 			return err
 		}
-		s.on = false
+		inst.on = false
 	}
-	if _, err := os.Stat(s.file(oldRootFile)); err != nil {
+	if _, err := os.Stat(inst.File(oldRootFile)); err != nil {
 		return err
 	}
-	s.Root = disk{} // for older versions, which take root.qcow2 for what Root says
-	if err := s.save(s.record); err != nil {
+	inst.Root = disk{} // for older versions, which take root.qcow2 for what Root says
+	if err := inst.save(); err != nil {
 		return err
 	}
-	if err := os.Remove(s.file(rootDiskFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(inst.File(rootDiskFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.Link(s.file(oldRootFile), s.file(rootDiskFile)); err != nil {
+	if err := os.Link(inst.File(oldRootFile), inst.File(rootDiskFile)); err != nil {
 		return err
 	}
-	s.Root, s.Old, s.Settings.Image = *s.Old, nil, s.Old.Image.imageSettings
-	if err := errors.Join(s.save(s.record), d.dir.Sync(s.path)); err != nil {
+	inst.Root, inst.Old, inst.Settings.Image = *inst.Old, nil, inst.Old.Image.imageSettings
+	if err := errors.Join(inst.save(), inst.driver.dir.Sync(inst.Path)); err != nil {
 		return err
 	}
-	d.Log.Info("Root disk restored: a replacement by an older version was not finished", "uid", s.UID)
-	return os.Remove(s.file(oldRootFile))
+	inst.driver.Log.Info("Root disk restored: a replacement by an older version was not finished", "uid", inst.UID)
+	return os.Remove(inst.File(oldRootFile))
 }
 
 // removeOldRoot removes what a replacement by an older version has left of the previous
 // disk, once a guest runs with the disk that the record names. While the record says that
 // the old disk is aside, or names none, that may still be needed.
-func (d *Driver) removeOldRoot(s *server) {
-	if s.Old != nil || s.Root.Size == 0 {
+func (inst *instance) removeOldRoot() {
+	if inst.Old != nil || inst.Root.Size == 0 {
 		return
 	}
-	err := os.Remove(s.file(oldRootFile))
+	err := os.Remove(inst.File(oldRootFile))
 	switch {
 	case err == nil:
-		d.Log.Info("Old root disk removed: an older version had replaced it, and the guest runs with the new one", "uid", s.UID)
+		inst.driver.Log.Info("Old root disk removed: an older version had replaced it, and the guest runs with the new one", "uid", inst.UID)
 	case !errors.Is(err, fs.ErrNotExist):
-		d.Log.Info("Old root disk could not be removed", "uid", s.UID, "cause", err.Error())
+		inst.driver.Log.Info("Old root disk could not be removed", "uid", inst.UID, "cause", err.Error())
 	}
 }

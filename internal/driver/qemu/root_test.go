@@ -16,6 +16,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // wantRefused checks that the image is refused, with a message that has all texts.
@@ -49,8 +50,8 @@ func TestImageStays(t *testing.T) {
 	if !slices.Equal(s.Pending, []string{"resource.memory"}) || s.Applied.RootDiskBytes != 4<<20 {
 		t.Errorf("it is %+v", s)
 	}
-	must(t, d.home(spec.UID).kill(t.Context(), spec.UID))
-	ended(t, d, spec.UID)
+	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
+	waitExit(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")
 	wantRefused(t, s)
@@ -151,7 +152,7 @@ func TestFirstDisk(t *testing.T) {
 
 // replacement is a machine whose root disk an older version was replacing.
 type replacement struct {
-	server
+	*instance
 	d        *Driver
 	old, new disk
 }
@@ -164,62 +165,60 @@ func TestUnfinishedReplacement(t *testing.T) {
 	// Each step does what the older version had done by then, after the previous step.
 	link := func(t *testing.T, r *replacement) {
 		t.Helper()
-		must(t, os.Link(r.file(rootDiskFile), r.file(oldRootFile)))
+		must(t, os.Link(r.File(rootDiskFile), r.File(oldRootFile)))
 	}
 	noRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
 		r.Root, r.Old = disk{}, &r.old
-		must(t, r.save(r.record))
+		must(t, r.save())
 	}
 	rename := func(t *testing.T, r *replacement) {
 		t.Helper()
-		must(t, os.Rename(r.file("new"), r.file(rootDiskFile)))
+		must(t, os.Rename(r.File("new"), r.File(rootDiskFile)))
 	}
 	newRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
 		r.Root = r.new
-		must(t, r.save(r.record))
+		must(t, r.save())
 	}
 	starting := func(t *testing.T, r *replacement) {
 		t.Helper()
-		r.Phase, r.Run, r.Settings.Image = phaseStarting, newName(), r.new.Image.imageSettings
-		must(t, r.save(r.record))
+		r.Phase, r.Run, r.Settings.Image = phaseStarting, newID(), r.new.Image.imageSettings
+		must(t, r.save())
 	}
 	halted := func(t *testing.T, r *replacement) {
 		t.Helper()
-		lock, err := r.claimRun()
+		lock, err := r.ClaimRun()
 		must(t, err)
-		ended, err := r.d.waitReady(t.Context(), &r.server, machine{
-			UID: r.UID, ID: r.ID, Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
-			Root: &drive{Path: rootDiskFile, Backing: &layer{Path: r.new.Image.Path, Format: diskimage.Raw}},
+		err = r.Start(t.Context(), DefaultBinary, machine.Config{
+			UUID: string(r.UID), ID: r.ID, Type: "q35", Accel: machine.AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
+			Root: &machine.Drive{Path: rootDiskFile, Backing: &machine.Layer{Path: r.new.Image.Path, Format: diskimage.Raw}},
 		}, lock)
-		if err = errors.Join(err, lock.Close()); err != nil || ended != "" {
-			t.Fatalf("QEMU with the new disk: %v, ended %q", err, ended)
-		}
+		must(t, errors.Join(err, lock.Close()))
 	}
 	begun := func(t *testing.T, r *replacement) {
 		t.Helper()
-		must(t, r.kill(t.Context(), r.UID))
+		must(t, r.Kill(t.Context()))
 		r.Phase, r.Old = phaseOn, nil
-		must(t, r.save(r.record))
+		must(t, r.save())
 	}
 	// The old image was requested again: the previous disk is linked back.
 	again := func(t *testing.T, r *replacement) {
 		t.Helper()
 		noRoot(t, r)
-		must(t, os.Remove(r.file(rootDiskFile)))
-		must(t, os.Link(r.file(oldRootFile), r.file(rootDiskFile)))
+		must(t, os.Remove(r.File(rootDiskFile)))
+		must(t, os.Link(r.File(oldRootFile), r.File(rootDiskFile)))
 	}
 	oldRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
 		r.Root = r.old
-		must(t, r.save(r.record))
+		must(t, r.save())
 	}
 	// A restoration that was interrupted itself.
 	removed := func(t *testing.T, r *replacement) {
 		t.Helper()
 		noRoot(t, r)
-		must(t, os.Remove(r.file(rootDiskFile)))
+		must(t, os.Remove(r.File(rootDiskFile)))
 	}
 	type steps []func(*testing.T, *replacement)
 	e := newEngine(t)
@@ -254,7 +253,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 				wantRefused(t, s, e.other, "stands on "+e.plain)
 				wantRestored(t, d, spec)
 			}
-			if _, err := os.Stat(d.home(spec.UID).file(oldRootFile)); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := os.Stat(d.instanceOf(spec.UID).File(oldRootFile)); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("beside the disk that it runs with is %s: %v", oldRootFile, err)
 			}
 			gone(t, d, spec)
@@ -266,7 +265,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 // versions read.
 func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
-	h := d.home(spec.UID)
+	h := d.instanceOf(spec.UID)
 	r, err := h.load()
 	must(t, err)
 	if r.Old != nil || r.Root.Image.Source != r.Settings.Image.Source {
@@ -291,11 +290,11 @@ func TestOldDiskIsKept(t *testing.T) {
 	offDiskless.Power = driver.PowerOff
 	for _, spec := range []driver.ServerSpec{off, offDiskless} {
 		reach(t, d, spec, driver.StateStopped)
-		must(t, os.WriteFile(d.home(spec.UID).file(oldRootFile), []byte("old"), 0o600))
+		must(t, os.WriteFile(d.instanceOf(spec.UID).File(oldRootFile), []byte("old"), 0o600))
 	}
 	kept := func(spec driver.ServerSpec, while string) {
 		t.Helper()
-		if content, err := os.ReadFile(d.home(spec.UID).file(oldRootFile)); err != nil || string(content) != "old" {
+		if content, err := os.ReadFile(d.instanceOf(spec.UID).File(oldRootFile)); err != nil || string(content) != "old" {
 			t.Errorf("%s the old disk is %q, %v", while, content, err)
 		}
 	}
@@ -304,7 +303,7 @@ func TestOldDiskIsKept(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "broken")
 	kept(disk, "after a start that failed")
 	reach(t, d, paused, driver.StatePaused)
-	kept(disk, "before the guest was let go")
+	kept(disk, "before the guest was resumed")
 	reach(t, d, diskless, driver.StateRunning)
 	kept(diskless, "of a machine without a disk")
 	gone(t, d, disk)
@@ -319,9 +318,9 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
 	spec.Image.Source = e.other
-	s, err := d.find(t.Context(), spec.Target)
+	s, err := d.findServer(t.Context(), spec.Target)
 	must(t, err)
-	made, err := d.makeDisk(s.file("new"), rootOrder(spec, imageSettings{Source: e.other}))
+	made, err := d.makeDisk(s.File("new"), rootOrder(spec, imageSettings{Source: e.other}))
 	must(t, err)
 	return &replacement{s, d, s.Root, made}, spec
 }
@@ -334,9 +333,9 @@ func TestOldDiskMissing(t *testing.T) {
 	d := e.open(t)
 	r, spec := e.replacement(t, d)
 	r.Root, r.Old = r.new, &r.old
-	must(t, r.save(r.record))
+	must(t, r.save())
 	_, err := d.Ensure(t.Context(), spec)
-	if err == nil || !strings.Contains(err.Error(), r.file(oldRootFile)) {
+	if err == nil || !strings.Contains(err.Error(), r.File(oldRootFile)) {
 		t.Errorf("got the error %v, want %s in it", err, oldRootFile)
 	}
 	off := spec

@@ -14,8 +14,10 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/qmp"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
 const (
@@ -28,7 +30,7 @@ const (
 	// statusEvery is the interval between two queries of a guest that is to power off.
 	statusEvery = 250 * time.Millisecond
 	// EndWithin is how long ShutDown takes at most beyond its limit.
-	EndWithin = commandWithin + leavesWithin + lockWithin + quitWithin + 2*endsWithin
+	EndWithin = machine.CommandWithin + goneWithin + lockWithin + machine.QuitWithin + 2*proc.KillWithin
 )
 
 // Ended is a machine that ShutDown has ended, or could not end.
@@ -54,19 +56,19 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	if err != nil {
 		return nil, err
 	}
-	homes, err := homesIn(dir)
+	d := &Driver{Options: o, dir: dir}
+	instances, err := d.allInstances()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit+EndWithin)
 	defer cancel()
-	d := &Driver{Options: o, dir: dir}
-	locks, ended := make([]*statedir.Lock, len(homes)), make([]*Ended, len(homes))
+	locks, ended := make([]*statedir.Lock, len(instances)), make([]*Ended, len(instances))
 	var all sync.WaitGroup
-	for i, h := range homes {
+	for i, inst := range instances {
 		all.Go(func() {
-			locks[i] = d.lockToEnd(ctx, h)
-			ended[i] = d.shutDown(ctx, h, limit)
+			locks[i] = inst.lockForShutdown(ctx)
+			ended[i] = inst.shutDown(ctx, limit)
 		})
 	}
 	all.Wait()
@@ -76,21 +78,21 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	return slices.DeleteFunc(ended, func(e *Ended) bool { return e == nil }), nil
 }
 
-// lockToEnd takes the lock of a server that is to end, or returns nil. A released server
+// lockForShutdown takes the lock of a server that is to end, or returns nil. A released server
 // needs no lock, since no caller changes it.
-func (d *Driver) lockToEnd(ctx context.Context, h instanceDir) *statedir.Lock {
-	if filepath.Base(filepath.Dir(h.path)) == retainedDir {
+func (inst *instance) lockForShutdown(ctx context.Context) *statedir.Lock {
+	if filepath.Base(filepath.Dir(inst.Path)) == retainedDir {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockWithin)
 	defer cancel()
 	for {
-		lock, err := d.dir.Lock(uidOf(h.path))
+		lock, err := inst.driver.dir.Lock(inst.UID)
 		if err == nil {
 			return lock
 		}
-		if !errors.Is(err, driver.ErrRetry) || !pause(ctx, lookEvery) {
-			d.Log.Info("Machine is ended without its lock", "uid", uidOf(h.path), "cause", err.Error())
+		if !errors.Is(err, driver.ErrRetry) || !proc.Pause(ctx, proc.PollEvery) {
+			inst.driver.Log.Info("Machine is ended without its lock", "uid", inst.UID, "cause", err.Error())
 			return nil
 		}
 	}
@@ -98,99 +100,93 @@ func (d *Driver) lockToEnd(ctx context.Context, h instanceDir) *statedir.Lock {
 
 // shutDown ends one machine; nil means that it did not run. It also ends one whose record
 // cannot be read or written.
-func (d *Driver) shutDown(ctx context.Context, h instanceDir, limit time.Duration) *Ended {
-	s, err := d.observe(ctx, h)
+func (inst *instance) shutDown(ctx context.Context, limit time.Duration) *Ended {
+	s, err := inst.observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !s.on:
 		return nil
 	case err != nil && !isBroken(err):
-		return &Ended{Name: string(uidOf(h.path)), Err: err}
+		return &Ended{Name: string(inst.UID), Err: err}
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
-	if s.alive() && s.Phase != phaseStarting {
-		within := d.keepShutdown(&s, min(s.grace(), limit))
-		ended.Forced = !d.powersOff(ctx, &s, within)
+	if s.isAlive() && s.Phase != phaseStarting {
+		within := s.recordShutdown(min(s.gracePeriod(), limit))
+		ended.Forced = !s.pressUntilOff(ctx, within)
 	}
-	if ended.Err = s.quit(ctx); ended.Err == nil {
-		d.dropGroup(ctx, s.CPUGroup)
+	if ended.Err = s.Quit(ctx); ended.Err == nil {
+		inst.driver.removeGroup(ctx, s.CPUGroup)
 	}
 	return ended
 }
 
-// keepShutdown records, before the run ends, why it ends and that it is being stopped, so
+// recordShutdown records, before the run ends, why it ends and that it is being stopped, so
 // that a driver which starts meanwhile completes the stop. It returns how long the guest
 // has, which an earlier stop may already limit. For a released server no exit is
 // recorded.
-func (d *Driver) keepShutdown(s *server, within time.Duration) time.Duration {
-	if s.broken != nil {
+func (inst *instance) recordShutdown(within time.Duration) time.Duration {
+	if inst.broken != nil {
 		return within
 	}
-	now := d.Clock.Now()
-	if !s.Retained {
-		_, _ = d.keepEnd(s.instanceDir, s.record, driver.Exit{Reason: driver.ExitHostShutdown, At: now})
+	now := inst.driver.Clock.Now()
+	if !inst.Retained {
+		_, _ = inst.recordExit(driver.Exit{Reason: driver.ExitHostShutdown, At: now})
 	}
-	if s.Stop != nil && !s.Stop.By.IsZero() && s.Stop.By.Before(now.Add(within)) {
-		return s.Stop.By.Sub(now)
+	if inst.Stop != nil && !inst.Stop.By.IsZero() && inst.Stop.By.Before(now.Add(within)) {
+		return inst.Stop.By.Sub(now)
 	}
-	s.Stop = &stop{By: now.Add(within)}
-	if err := s.save(s.record); err != nil {
-		d.Log.Info("Machine is stopped, and that cannot be written down", "uid", s.UID, "cause", err.Error())
+	inst.Stop = &stop{By: now.Add(within)}
+	if err := inst.save(); err != nil {
+		inst.driver.Log.Info("Machine is stopped, and that cannot be written down", "uid", inst.UID, "cause", err.Error())
 	}
 	return within
 }
 
-// grace returns how long the guest has to power off.
-func (s *server) grace() time.Duration {
+// gracePeriod returns how long the guest has to power off.
+func (inst *instance) gracePeriod() time.Duration {
 	switch {
-	case s.status == statusPrelaunch:
+	case inst.status == machine.StatusPrelaunch:
 		return 0 // it has not run yet
-	case s.GraceSeconds == nil:
+	case inst.GraceSeconds == nil:
 		return defaultGrace
 	}
-	return time.Duration(*s.GraceSeconds) * time.Second
+	return time.Duration(*inst.GraceSeconds) * time.Second
 }
 
-// powersOff presses the power button until the guest has ended, and reports whether
+// pressUntilOff presses the power button until the guest has ended, and reports whether
 // that was in time.
-func (d *Driver) powersOff(ctx context.Context, s *server, within time.Duration) bool {
+func (inst *instance) pressUntilOff(ctx context.Context, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for ctx.Err() == nil {
-		if on, err := s.running(); !on && err == nil {
+		if on, err := inst.IsRunning(); !on && err == nil {
 			return true
 		}
-		_ = s.control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
-			if s.status, err = askStatus(ctx, c); err != nil || s.isOver() || !d.pressed.due(s.UID, s.Run, d.Clock.Now()) {
+		_ = inst.Control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
+			if inst.status, err = machine.QueryStatus(ctx, c); err != nil || inst.hasGuestEnded() || !inst.claimPowerPress() {
 				return err
 			}
-			return powerDown(ctx, c, s.isPaused())
+			return machine.PowerDown(ctx, c, inst.isPaused())
 		})
-		if s.isOver() {
+		if inst.hasGuestEnded() {
 			return true
 		}
-		pause(ctx, statusEvery)
+		proc.Pause(ctx, statusEvery)
 	}
 	return false
 }
 
-// isOver reports whether the guest has ended, by QEMU's last answer.
-func (s *server) isOver() bool {
-	_, over := ends[s.status]
-	return over
-}
-
-// keepGrace records the grace period for a shutdown of the host, which has no spec. For a
+// recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a
 // server that is off, the next start records it.
-func (d *Driver) keepGrace(s *server, spec driver.ServerSpec) {
-	if s.GraceSeconds != nil && *s.GraceSeconds == graceSeconds(spec) {
+func (inst *instance) recordGracePeriod(spec driver.ServerSpec) {
+	if inst.GraceSeconds != nil && *inst.GraceSeconds == graceSeconds(spec) {
 		return
 	}
-	s.GraceSeconds = new(graceSeconds(spec))
-	if !s.alive() {
+	inst.GraceSeconds = new(graceSeconds(spec))
+	if !inst.isAlive() {
 		return
 	}
-	if err := s.save(s.record); err != nil {
-		d.Log.Info("Grace period of a machine cannot be written down", "uid", s.UID, "cause", err.Error())
+	if err := inst.save(); err != nil {
+		inst.driver.Log.Info("Grace period of a machine cannot be written down", "uid", inst.UID, "cause", err.Error())
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
 )
 
 // TestRestartThatCannotBe checks that a guest is not shut down for a run that cannot
@@ -19,7 +20,7 @@ func TestRestartThatCannotBe(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	own, err := freePort(t.Context(), forward{Protocol: "tcp"})
+	own, err := machine.FreePort(t.Context(), machine.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "own", Port: 80, HostPort: own}}

@@ -6,7 +6,6 @@ package qemu
 import (
 	"context"
 	"path/filepath"
-	"strings"
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,23 +14,23 @@ import (
 // Watch reports servers whose notification file is written, whose directory comes or
 // goes, and for which QEMU itself reports a change.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	if err := enter(ctx); err != nil {
+	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
 	files, err := d.dir.Notify(vmsDir, retainedDir, notificationsDir)
 	if err != nil {
 		return nil, err
 	}
-	homes, err := d.homes(ctx, nil)
+	instances, err := d.listInstances(ctx, nil)
 	if err != nil {
 		_ = files.Close()
 		return nil, err
 	}
 	w := &watch{
 		driver: d, files: files, out: make(chan types.UID), ended: make(chan string),
-		queued: map[types.UID]bool{}, attendants: map[string]*attendant{},
+		queued: map[types.UID]bool{}, supervisors: map[string]*supervisor{},
 	}
-	go w.run(ctx, homes)
+	go w.run(ctx, instances)
 	return w.out, nil
 }
 
@@ -40,30 +39,30 @@ type watch struct {
 	driver *Driver
 	files  *fsnotify.Watcher
 	out    chan types.UID
-	ended  chan string // the paths of attendants that have ended
+	ended  chan string // the paths of supervisors that have ended
 
-	order      []types.UID // to be sent, each once
-	queued     map[types.UID]bool
-	attendants map[string]*attendant // by directory
+	order       []types.UID // to be sent, each once
+	queued      map[types.UID]bool
+	supervisors map[string]*supervisor // by directory
 }
 
-func (w *watch) run(ctx context.Context, homes []instanceDir) {
+func (w *watch) run(ctx context.Context, instances []*instance) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer close(w.out)
-	defer w.wait()
+	defer w.waitSupervisors()
 	defer cancel()
 	defer func() { _ = w.files.Close() }()
-	for _, h := range homes {
-		if !w.isOthers(h) {
-			w.attend(ctx, h)
+	for _, inst := range instances {
+		if !w.isOtherCluster(inst) {
+			w.startSupervisor(ctx, inst)
 		}
 	}
-	for w.next(ctx) {
+	for w.handleNext(ctx) {
 	}
 }
 
-// next handles one event, and reports whether the watch goes on.
-func (w *watch) next(ctx context.Context) bool {
+// handleNext handles one event, and reports whether the watch goes on.
+func (w *watch) handleNext(ctx context.Context) bool {
 	// A nil channel is never ready: there is nothing to send.
 	var out chan types.UID
 	var head types.UID
@@ -77,12 +76,12 @@ func (w *watch) next(ctx context.Context) bool {
 		if !open || w.driver.dir.IsEnd(event) {
 			return false
 		}
-		w.changed(ctx, event)
+		w.handleFileEvent(ctx, event)
 	case err := <-w.files.Errors:
 		_ = err // Whatever it is, events were lost, and the watcher has to list again.
 		return false
 	case path := <-w.ended:
-		w.release(ctx, path)
+		w.replaceSupervisor(ctx, path)
 	case out <- head:
 		delete(w.queued, head)
 		w.order = w.order[1:]
@@ -90,39 +89,29 @@ func (w *watch) next(ctx context.Context) bool {
 	return true
 }
 
-// uidOf returns the UID in the name of a directory or a notification file; empty if there
-// is none.
-func uidOf(path string) types.UID {
-	uid, _, _ := strings.Cut(filepath.Base(path), ".")
-	if checkUID(types.UID(uid)) != nil {
-		return ""
-	}
-	return types.UID(uid)
-}
-
-func (w *watch) changed(ctx context.Context, event fsnotify.Event) {
+func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 	uid := uidOf(event.Name)
 	if uid == "" || event.Op == fsnotify.Chmod {
 		return
 	}
-	h := w.driver.home(uid)
+	inst := w.driver.instanceOf(uid)
 	if filepath.Base(filepath.Dir(event.Name)) == retainedDir {
-		h.path = event.Name
+		inst.Path = event.Name
 	}
-	if w.isOthers(h) {
+	if w.isOtherCluster(inst) {
 		return
 	}
-	w.tell(uid)
-	w.attend(ctx, h)
+	w.enqueue(uid)
+	w.startSupervisor(ctx, inst)
 }
 
-// isOthers reports whether a server belongs to another cluster.
-func (w *watch) isOthers(h instanceDir) bool {
-	r, err := h.load()
+// isOtherCluster reports whether a server belongs to another cluster.
+func (w *watch) isOtherCluster(inst *instance) bool {
+	r, err := inst.load()
 	return err == nil && r.ClusterID != w.driver.ClusterID
 }
 
-func (w *watch) tell(uid types.UID) {
+func (w *watch) enqueue(uid types.UID) {
 	if !w.queued[uid] {
 		w.queued[uid] = true
 		w.order = append(w.order, uid)

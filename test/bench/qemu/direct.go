@@ -15,7 +15,7 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver/qemu/qmp"
+	"cloudnative.tw/drover/internal/machine/qmp"
 	"cloudnative.tw/drover/test/bench"
 )
 

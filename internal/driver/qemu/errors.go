@@ -1,0 +1,85 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/memory"
+)
+
+// machineErrors are the kinds and reasons of the contract for what fails in a machine.
+var machineErrors = []struct {
+	from, kind error
+	reason     string
+}{
+	{machine.ErrRunning, driver.ErrRetry, ""},
+	{machine.ErrProgram, driver.ErrUnavailable, ""},
+	{machine.ErrMachineTypes, driver.ErrRetry, ""},
+	{machine.ErrMachineTypeLost, driver.ErrRetry, driver.ReasonMachineTypeUnavailable},
+	{machine.ErrNotStarted, driver.ErrRetry, ""},
+	{machine.ErrNoMemory, driver.ErrExhausted, ""},
+	{machine.ErrDiskChanged, driver.ErrRetry, driver.ReasonImageUnavailable},
+	{machine.ErrNoConsole, driver.ErrRetry, ""},
+	{machine.ErrConsoleTaken, driver.ErrConsoleTaken, ""},
+	{machine.ErrNoRoom, driver.ErrExhausted, ""},
+	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
+}
+
+// contractError gives an error of package machine its kind and reason in the contract. It
+// keeps the text, but names the field of a shortage, and returns any other error as it is.
+func contractError(err error) error {
+	if shortage, ok := errors.AsType[*memory.ShortageError](err); ok {
+		return driver.Errorf(driver.ErrExhausted, "resource.memory: %w", shortage)
+	}
+	for _, e := range machineErrors {
+		if !errors.Is(err, e.from) {
+			continue
+		}
+		err = driver.Errorf(e.kind, "%w", err)
+		if e.reason != "" {
+			err = driver.WithReason(e.reason, err)
+		}
+		break
+	}
+	return err
+}
+
+// brokenError says what of a server cannot be read, which is most often its record. Its
+// owner and its parts are unknown then, so no process changes it until it is repaired.
+type brokenError struct{ error }
+
+// wrapBroken makes an error one server's own, so that the others can still be seen.
+// Where the process has no descriptors left, the error is not the server's.
+func wrapBroken(repair string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return driver.Errorf(driver.ErrUnavailable, "%w", err)
+	}
+	return brokenError{fmt.Errorf("%s: %w", repair, err)}
+}
+
+func isBroken(err error) bool {
+	_, broken := errors.AsType[brokenError](err)
+	return broken
+}
+
+// classifyObserveError classifies the error of a failed observation: a broken server's
+// own is ErrRetry, any other is ErrUnavailable.
+func classifyObserveError(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return err
+	case isBroken(err):
+		return driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	return driver.Errorf(driver.ErrUnavailable, "%w", err)
+}

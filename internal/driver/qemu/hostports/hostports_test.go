@@ -1,0 +1,173 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hostports
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+)
+
+// host acts as a host that has some ports taken and offers others in turn.
+type host struct {
+	taken  []int32
+	offers []int32
+}
+
+func (h *host) choose(_ context.Context, f machine.Forward) (int32, error) {
+	switch {
+	case slices.Contains(h.taken, f.HostPort):
+		return 0, errors.New("address already in use")
+	case f.HostPort != 0:
+		return f.HostPort, nil
+	case len(h.offers) == 0:
+		return 0, errors.New("none is left")
+	}
+	next := h.offers[0]
+	h.offers = h.offers[1:]
+	return next, nil
+}
+
+func TestChooseForwards(t *testing.T) {
+	t.Parallel()
+	any80, fixed80 := driver.Port{Name: "http", Protocol: "TCP", Port: 80}, driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}
+	any81, dns := driver.Port{Name: "more", Port: 81}, driver.Port{Name: "dns", Protocol: "UDP", Port: 53}
+	had := func(protocol string, hostPort, port int32) machine.Forward {
+		return machine.Forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
+	}
+	asked := machine.Forward{Protocol: "tcp", HostPort: 8080, Port: 80}
+	for name, c := range map[string]struct {
+		ports  []driver.Port
+		before []machine.Forward
+		host   host
+		want   []machine.Forward
+		says   string
+	}{
+		"none":                            {},
+		"asked for":                       {ports: []driver.Port{fixed80}, want: []machine.Forward{asked}},
+		"asked for and taken":             {ports: []driver.Port{any81, fixed80}, host: host{taken: []int32{8080}}, says: "ports[1] (http): host port 8080/tcp cannot be had"},
+		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []machine.Forward{had("tcp", 1, 80), had("udp", 2, 53)}},
+		"chosen and none left":            {ports: []driver.Port{any80}, says: "none is left"},
+		"the same again":                  {ports: []driver.Port{any80, dns}, before: []machine.Forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []machine.Forward{had("tcp", 8, 80), had("udp", 7, 53)}},
+		"another if that is taken":        {ports: []driver.Port{any80}, before: []machine.Forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 80)}},
+		"another's of before":             {ports: []driver.Port{any81}, before: []machine.Forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 81)}},
+		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []machine.Forward{asked}, host: host{offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 80)}},
+		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []machine.Forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []machine.Forward{had("tcp", 9, 81), asked}},
+		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []machine.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []machine.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ChooseForwards(t.Context(), c.ports, c.before, c.host.choose)
+			if c.says != "" {
+				wantRetry(t, err, c.says, driver.ReasonPortConflict)
+			} else if err != nil || !slices.Equal(got, c.want) {
+				t.Errorf("got %+v, %v, want %+v", got, err, c.want)
+			}
+		})
+	}
+}
+
+// TestHostPortsRange checks that machines get ports of the range only, each another one,
+// and none where all are taken.
+func TestHostPortsRange(t *testing.T) {
+	t.Parallel()
+	held, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "0.0.0.0:0")
+	must(t, err)
+	defer func() { _ = held.Close() }()
+	first := int32(held.Addr().(*net.TCPAddr).Port) //nolint:gosec // 16 bits
+	h, err := Parse(fmt.Sprintf("%d-%d", first, first+2))
+	must(t, err)
+	ports := []driver.Port{{Port: 80}, {Port: 81}}
+	got, err := ChooseForwards(t.Context(), ports, nil, h.Choose)
+	if err != nil { // another program of this host may have them
+		t.Skip("the ports beside one that is free are taken: ", err)
+	}
+	for _, f := range got {
+		if f.HostPort != first+1 && f.HostPort != first+2 || got[0].HostPort == got[1].HostPort {
+			t.Errorf("got %+v of %s, the first of which is taken", got, h.text)
+		}
+	}
+	_, err = ChooseForwards(t.Context(), append(ports, driver.Port{Port: 82}), nil, h.Choose)
+	wantRetry(t, err, "ports[2]", "those that other ports of the machine have", driver.ReasonPortConflict)
+
+	only, err := Parse(fmt.Sprint(first))
+	must(t, err)
+	_, err = ChooseForwards(t.Context(), ports[:1], nil, only.Choose)
+	wantRetry(t, err, fmt.Sprintf("none of %d (--qemu-host-ports) is free", first))
+	// A port from before the flag is not taken again.
+	before := []machine.Forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
+	_, err = ChooseForwards(t.Context(), ports[:1], before, only.Choose)
+	wantRetry(t, err, "is free")
+}
+
+func TestHostAddress(t *testing.T) {
+	t.Parallel()
+	var a Address
+	first := a.Current(time.Unix(0, 0))
+	if ip := net.ParseIP(first); ip == nil || ip.To4() == nil {
+		t.Errorf("it is %q, want an IPv4 address", first)
+	}
+	a.text = "10.9.8.7"
+	if held := a.Current(time.Unix(0, 0).Add(addressHolds - 1)); held != "10.9.8.7" {
+		t.Errorf("it was looked up again: %s", held)
+	}
+	if renewed := a.Current(time.Unix(0, 0).Add(addressHolds)); renewed != first {
+		t.Errorf("it was not looked up again: %s", renewed)
+	}
+}
+
+func TestParseHostPorts(t *testing.T) {
+	t.Parallel()
+	for text, c := range map[string]struct{ has, lacks []int32 }{
+		"":                  {[]int32{1, 80, 65535}, nil},
+		"80":                {[]int32{80}, []int32{79, 81}},
+		"30000-32767":       {[]int32{30000, 32767}, []int32{29999, 32768, 80}},
+		"80, 443,1000-1001": {[]int32{80, 443, 1000, 1001}, []int32{81, 999, 1002}},
+	} {
+		h, err := Parse(text)
+		must(t, err)
+		for _, port := range c.has {
+			if !h.hasPort(port) {
+				t.Errorf("%q lacks %d", text, port)
+			}
+		}
+		for _, port := range c.lacks {
+			if h.hasPort(port) {
+				t.Errorf("%q has %d", text, port)
+			}
+		}
+	}
+	for _, text := range []string{"0", "x", "80-", "-80", "90-80", "65536", "80,,81", ","} {
+		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("--qemu-host-ports is %q", text)) {
+			t.Errorf("%q: got %v", text, err)
+		}
+	}
+}
+
+// wantRetry checks text, reason and kind of an error.
+func wantRetry(t *testing.T, err error, says ...string) {
+	t.Helper()
+	if !errors.Is(err, driver.ErrRetry) {
+		t.Fatalf("got the error %v, want the kind %q", err, driver.ErrRetry)
+	}
+	for _, text := range says {
+		if !strings.Contains(err.Error()+" "+driver.ReasonOf(err), text) {
+			t.Errorf("got the error %q with reason %q, want %q in it", err, driver.ReasonOf(err), text)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,367 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// waitStopped waits until a machine's QEMU has ended.
+func waitStopped(t *testing.T, h *instance) {
+	t.Helper()
+	vmtest.Eventually(t, patience, "QEMU is gone", func() error {
+		if on, err := h.IsRunning(); on {
+			return errors.Join(errors.New("it runs"), err)
+		}
+		return nil
+	})
+}
+
+// TestRetained checks that a released machine is supervised as before, by the present and
+// by later supervisors. When it has ended, only its directory is left.
+func TestRetained(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ watched, killed bool }{"before": {true, false}, "later": {false, false}, "killed": {true, true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t)
+			d := e.open(t)
+			d.logs = logBound{size: 4 << 10, every: 10 * time.Millisecond}
+			spec := e.spec()
+			if c.watched {
+				keepWatching(t, d)
+			}
+			s := boots(t, d, spec, "drover guest 1 A")
+			group := e.giveGroup(t, d.instanceOf(spec.UID))
+			must(t, d.Delete(t.Context(), spec.Target, true))
+			isGone(t, d.dir.Path("locks", string(spec.UID)))
+			if !c.watched {
+				keepWatching(t, d)
+			}
+			s.Retained = true
+			h := e.instanceFor(t, s)
+			conn := fillsLog(t, h)
+			if c.killed {
+				must(t, h.Kill(t.Context()))
+				must(t, os.RemoveAll(h.Path))
+			} else {
+				_, err := conn.Write([]byte("x"))
+				must(t, err)
+			}
+			waitStopped(t, h)
+			vmtest.Eventually(t, patience, "its group is gone", func() error {
+				if _, err := os.Stat(group); !errors.Is(err, fs.ErrNotExist) {
+					return errors.Join(errors.New("it is there"), err)
+				}
+				return nil
+			})
+			listed, err := d.List(t.Context())
+			must(t, err)
+			if shown := len(listed) == 1; shown == c.killed || shown && (listed[0].State != driver.StateStopped || !listed[0].Retained) {
+				t.Errorf("listed: %+v", listed)
+			}
+			for _, sub := range []string{endsDir, notificationsDir} {
+				if left, err := os.ReadDir(d.dir.Path(sub)); err != nil || len(left) != 0 {
+					t.Errorf("in %s is %v, %v", sub, left, err)
+				}
+			}
+		})
+	}
+}
+
+// giveGroup sets a control group in the record of a machine. A plain folder stands in for
+// it.
+func (e *engine) giveGroup(t *testing.T, h *instance) (group string) {
+	t.Helper()
+	group = cgroup.Folder{Path: e.images}.GroupPath(string(h.UID))
+	must(t, os.Mkdir(group, 0o700))
+	r, err := h.load()
+	must(t, err)
+	r.CPUGroup = group
+	must(t, r.save())
+	return group
+}
+
+// TestReleasedWhenOff checks that no end is kept of a machine that had ended before it
+// was released.
+func TestReleasedWhenOff(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
+	waitExit(t, d, spec.UID)
+	must(t, d.Delete(t.Context(), spec.Target, true))
+	listed, err := d.List(t.Context())
+	must(t, err)
+	if len(listed) != 1 || !listed[0].Retained || listed[0].State != driver.StateStopped {
+		t.Errorf("listed: %+v", listed)
+	}
+	for _, sub := range []string{endsDir, "locks"} {
+		if left, err := filepath.Glob(d.dir.Path(sub, string(spec.UID)+"*")); err != nil || len(left) != 0 {
+			t.Errorf("in %s is %v, %v", sub, left, err)
+		}
+	}
+}
+
+// TestStandbyForgets checks that a standby forgets a machine when a complete list does
+// not find it.
+func TestStandbyForgets(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	leader, d := e.open(t), e.open(t)
+	stays, goes := e.spec(), e.spec()
+	now := time.Now()
+	for _, spec := range []driver.ServerSpec{stays, goes} {
+		spec.Power = driver.PowerOff
+		reach(t, leader, spec, driver.StateStopped)
+		d.powerPresses.Store(spec.UID, powerPress{"run", now})
+		d.unansweredQueries.Store(d.instanceOf(spec.UID).Path, true)
+		d.unwrittenExits.Store(d.instanceOf(spec.UID).exitFile(), driver.Exit{})
+	}
+	remembered := func() map[string]int {
+		return map[string]int{
+			"presses": d.powerPresses.Len(), "reported exits": d.reportedExits.Len(),
+			"unanswered queries": d.unansweredQueries.Len(), "unwritten exits": d.unwrittenExits.Len(),
+		}
+	}
+	for want := range 2 {
+		want = 2 - want
+		_, err := d.List(t.Context())
+		must(t, err)
+		_, err = d.List(t.Context(), stays.UID) // not a complete list
+		must(t, err)
+		for name, n := range remembered() {
+			if n != want {
+				t.Errorf("%d are %s, want %d", n, name, want)
+			}
+		}
+		gone(t, leader, goes)
+	}
+	gone(t, leader, stays)
+}
+
+// fillsLog has a guest print until its log is cut, and returns its serial port.
+func fillsLog(t *testing.T, h *instance) net.Conn {
+	t.Helper()
+	conn, err := h.DialSerial(t.Context())
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	go func() { _, _ = io.Copy(io.Discard, conn) }()               // else QEMU would block the guest
+	_, err = conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it echoes its input
+	must(t, err)
+	vmtest.Eventually(t, patience, "its log is cut", func() error {
+		old, err := os.ReadFile(h.File(machine.SerialLogFile + machine.OldLog))
+		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
+			err = fmt.Errorf("put aside were %d bytes", len(old))
+		}
+		return err
+	})
+	return conn
+}
+
+// TestEventsHeld checks the other supervisors while the one that has the events of a
+// machine is halted. They collect its guest when it ends, press its power button again,
+// and cut its log.
+func TestEventsHeld(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	d.logs.size = 4 << 10
+	ends, stops, prints := e.spec(), e.spec(), e.spec()
+	for _, spec := range []driver.ServerSpec{ends, stops, prints} {
+		paused := spec
+		paused.Power = driver.PowerPaused
+		reach(t, d, paused, driver.StatePaused)
+		halted, err := d.instanceOf(spec.UID).Dial(t.Context(), machine.EventsSocket, nil)
+		must(t, err)
+		defer halted.Close()
+	}
+	keepWatching(t, d)
+	e.sendText(t, reach(t, d, ends, driver.StateRunning), "x")
+	stops.Power = driver.PowerOff
+	_, err := d.Ensure(t.Context(), stops) // too early: its guest has yet to boot
+	must(t, err)
+	for _, spec := range []driver.ServerSpec{ends, stops} {
+		waitStopped(t, d.instanceOf(spec.UID))
+		if end := waitExit(t, d, spec.UID); end.Code != 0 {
+			t.Errorf("it ended with %+v", end)
+		}
+		gone(t, d, spec)
+	}
+	boots(t, d, prints, "drover guest 1 A")
+	fillsLog(t, d.instanceOf(prints.UID))
+	gone(t, d, prints)
+}
+
+// TestSilence checks that a QEMU that does not answer does not delay the list for long,
+// and that it is reported then and again when it answers.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	d.logs.every = 10 * time.Millisecond
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	changes, err := d.Watch(ctx)
+	must(t, err)
+	handle, err := os.FindProcess(d.instanceOf(spec.UID).PID())
+	must(t, err)
+	must(t, handle.Signal(syscall.SIGSTOP))
+	begin := time.Now()
+	listed, err := d.List(t.Context())
+	must(t, err)
+	if took := time.Since(begin); took > machine.CommandWithin-time.Second {
+		t.Errorf("the list took %v", took)
+	}
+	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Err == nil || !strings.Contains(listed[0].Err.Error(), "QEMU does not answer") {
+		t.Errorf("listed: %+v", listed)
+	}
+	must(t, handle.Signal(syscall.SIGCONT))
+	if uid := <-changes; uid != spec.UID {
+		t.Errorf("notified of %q", uid)
+	}
+	vmtest.Eventually(t, patience, "it answers", func() error {
+		if listed, err = d.List(t.Context()); err != nil || len(listed) != 1 || listed[0].Err != nil {
+			return fmt.Errorf("listed: %+v, %w", listed, err)
+		}
+		return nil
+	})
+	cancel()
+	for range changes {
+	}
+	gone(t, d, spec)
+}
+
+// TestWatchEndsQuietly checks that a watcher that stops sends no notification for unchanged
+// machines.
+func TestWatchEndsQuietly(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	reach(t, d, spec, driver.StateRunning)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	d.unansweredQueries.Store(d.instanceOf(spec.UID).Path, true)
+	changes, err := d.Watch(ctx)
+	must(t, err)
+	if uid := <-changes; uid != spec.UID { // that it answers, by its new supervisor
+		t.Errorf("notified of %q", uid)
+	}
+	file := d.dir.Path(notificationsDir, string(spec.UID))
+	before, err := os.Stat(file)
+	must(t, err)
+	cancel()
+	for range changes {
+	}
+	after, err := os.Stat(file)
+	must(t, err)
+	if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+		t.Error("it sends a notification")
+	}
+	gone(t, d, spec)
+}
+
+// TestKilledAfterResume checks that other processes supervise a machine whose leader is
+// killed right after it resumed the guest.
+func TestKilledAfterResume(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	off := e.spec()
+	off.Power = driver.PowerOff
+	reach(t, d, off, driver.StateStopped)
+	keepWatching(t, d)
+	on := off
+	on.Power = driver.PowerOn
+	h := d.instanceOf(on.UID)
+	s, err := h.observe(t.Context())
+	must(t, err)
+	must(t, s.startRun(t.Context(), on)) // and no step after that
+	e.sendText(t, driver.Server{UID: on.UID}, "x")
+	waitStopped(t, h)
+	gone(t, d, on)
+}
+
+// TestNotifiesOnce checks that a machine which cannot be listened to is reported when that
+// changes, and not again and again by its own notification.
+func TestNotifiesOnce(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for name, files := range map[string][]string{
+		"its events":    {machine.EventsSocket},
+		"all its files": {machine.EventsSocket, machine.RunLockFile, recordFile},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := e.options()
+			now := vmtest.Clock(time.Now())
+			o.Clock = now
+			d := openWith(t, o)
+			spec, other := e.spec(), e.spec()
+			spec.Power, other.Power = driver.PowerOff, driver.PowerOff
+			reach(t, d, spec, driver.StateStopped)
+			reach(t, d, other, driver.StateStopped)
+			h := d.instanceOf(spec.UID)
+			record := h.File(recordFile)
+			must(t, os.Rename(record, record+".away"))
+			must(t, os.Link(record+".away", record))
+			for _, file := range files {
+				_ = os.Remove(h.File(file))
+				must(t, aLoop(h.File(file)))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			changes, err := d.Watch(ctx)
+			must(t, err)
+			if uid := <-changes; uid != spec.UID {
+				t.Errorf("notified of %q", uid)
+			}
+			for range 100 { // long enough to see a notification that repeats itself
+				d.notify(other.UID)
+				for uid := <-changes; uid != other.UID; uid = <-changes {
+					t.Fatalf("notified of %q again", uid)
+				}
+			}
+			_ = os.Remove(record)
+			must(t, os.WriteFile(record, nil, 0o600))
+			vmtest.Eventually(t, patience, "what has changed is reported", func() error {
+				now.Step(superviseEvery)
+				select {
+				case <-changes:
+					return nil
+				default:
+					return errors.New("nothing is")
+				}
+			})
+			must(t, os.Rename(record+".away", record))
+			must(t, errors.Join(os.Remove(h.File(machine.EventsSocket)), os.RemoveAll(h.File(machine.RunLockFile))))
+			cancel()
+			for range changes {
+			}
+			gone(t, d, spec)
+			gone(t, d, other)
+		})
+	}
+}

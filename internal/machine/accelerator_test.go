@@ -1,0 +1,166 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestAccelerator checks that KVM is chosen where its device opens and a guest runs under
+// it in time, and nowhere else. The choice holds as long as the controller runs.
+func TestAccelerator(t *testing.T) {
+	t.Parallel()
+	opens := filepath.Join(t.TempDir(), "kvm")
+	must(t, os.WriteFile(opens, nil, 0o600))
+	for name, c := range map[string]struct {
+		body   string
+		within time.Duration
+		want   string
+		says   string
+	}{
+		"a guest runs":   {"exit 85", probeWithin, AccelKVM, "a guest did"},
+		"a guest hangs":  {"exec sleep 60", time.Millisecond, AccelTCG, "a guest did not run within 1ms"},
+		"QEMU refuses":   {"echo no KVM; exit 1", probeWithin, AccelTCG, "no KVM"},
+		"it ends early":  {"exit 0", probeWithin, AccelTCG, "a guest did not run"},
+		"another answer": {"exit 3", probeWithin, AccelTCG, "exit status 3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ran := filepath.Join(t.TempDir(), "ran")
+			log := &logs{}
+			a := NewAccelerator(AccelAuto, script(t, "echo $* >> "+ran+"; "+c.body), folder(t.TempDir()), clock.RealClock{}, log.logger())
+			a.Device, a.probeWithin = opens, c.within
+			for range 2 {
+				if got, err := a.Choose(t.Context()); err != nil || got != c.want {
+					t.Errorf("got %q and error %v, want %q", got, err, c.want)
+				}
+			}
+			content, err := os.ReadFile(ran)
+			if c.within == probeWithin && (err != nil || strings.Count(string(content), "\n") != 1 || !strings.Contains(string(content), "-accel kvm")) {
+				t.Errorf("guests ran: %q, %v, want one under KVM", content, err)
+			}
+			if said := log.lines(); len(said) != 1 || !strings.Contains(said[0], c.says) {
+				t.Errorf("it said %q, want %q", said, c.says)
+			}
+		})
+	}
+}
+
+// TestAcceleratorAgain checks that a KVM device which could not be opened is tried again
+// after a while, and that the same result is not logged twice.
+func TestAcceleratorAgain(t *testing.T) {
+	t.Parallel()
+	now, log := vmtest.Clock(time.Unix(0, 0)), &logs{}
+	a := NewAccelerator(AccelAuto, script(t, "exit 85"), folder(t.TempDir()), now, log.logger())
+	a.Device = filepath.Join(t.TempDir(), "kvm")
+	want := func(want string) {
+		t.Helper()
+		if got, err := a.Choose(t.Context()); err != nil || got != want {
+			t.Errorf("got %q, %v, want %s", got, err, want)
+		}
+	}
+	want(AccelTCG)
+	now.Step(openAgain)
+	want(AccelTCG)
+	must(t, os.WriteFile(a.Device, nil, 0o600))
+	want(AccelTCG)
+	now.Step(openAgain)
+	want(AccelKVM)
+	must(t, os.Remove(a.Device))
+	now.Step(openAgain)
+	want(AccelKVM)
+	if said := log.lines(); len(said) != 2 || !strings.Contains(said[0], "no such file") {
+		t.Errorf("it said %q", said)
+	}
+}
+
+// TestAcceleratorOfABusyHost checks that a guest which did not run in time is tried again
+// a few times, since a booting host is busy.
+func TestAcceleratorOfABusyHost(t *testing.T) {
+	t.Parallel()
+	now, ready := vmtest.Clock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
+	a := NewAccelerator(AccelAuto, script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60"), folder(t.TempDir()), now, logr.Discard())
+	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), 10*time.Millisecond
+	must(t, os.WriteFile(a.Device, nil, 0o600))
+	want := func(want string) {
+		t.Helper()
+		if got, err := a.Choose(t.Context()); err != nil || got != want {
+			t.Errorf("got %q, %v, want %s", got, err, want)
+		}
+	}
+	want(AccelTCG)
+	must(t, os.WriteFile(ready, nil, 0o600))
+	a.probeWithin = time.Minute
+	want(AccelTCG)
+	now.Step(slowAgain)
+	want(AccelKVM)
+	now.Step(time.Hour)
+	must(t, os.Remove(ready))
+	want(AccelKVM)
+}
+
+// TestProbeGuest checks that the guest of the probe does what the probe waits for.
+func TestProbeGuest(t *testing.T) {
+	t.Parallel()
+	vmtest.QEMU(t)
+	program := script(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
+	a := NewAccelerator(AccelAuto, program, folder(t.TempDir()), clock.RealClock{}, logr.Discard())
+	a.Device, a.probeWithin = os.DevNull, 90*time.Second // which a loaded machine may need
+	if got, err := a.Choose(t.Context()); err != nil || got != AccelKVM {
+		t.Errorf("got %s, %v", got, err)
+	}
+}
+
+// TestProbeGuestSource checks that the probe's guest is what its source assembles to.
+func TestProbeGuestSource(t *testing.T) {
+	t.Parallel()
+	object, image := filepath.Join(t.TempDir(), "probe.o"), filepath.Join(t.TempDir(), "probe.img")
+	for _, command := range [][]string{
+		{"as", "-o", object, "../../hack/guest/probe.s"},
+		{"ld", "-m", "elf_x86_64", "-Ttext", "0x7c00", "--oformat", "binary", "-o", image, object},
+	} {
+		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", command, err, out)
+		}
+	}
+	content, err := os.ReadFile(image)
+	must(t, err)
+	if !bytes.Equal(content, probeGuest) {
+		t.Errorf("probe.bin has %d bytes that are not hack/guest/probe.s: copy %s there", len(probeGuest), image)
+	}
+}
+
+// logs records what is logged.
+type logs struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (l *logs) logger() logr.Logger {
+	return funcr.New(func(_, args string) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.said = append(l.said, args)
+	}, funcr.Options{})
+}
+
+func (l *logs) lines() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.said)
+}

@@ -1,0 +1,198 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cgroup limits a machine to a fraction of a CPU, with a control group of its own,
+// and finds the memory that control groups leave to a process. It knows both versions of
+// control groups.
+//
+// Start with Find.
+package cgroup
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"cloudnative.tw/drover/internal/machine/proc"
+)
+
+const (
+	// prefix is the prefix of the names of machines' control groups.
+	prefix = "drover-"
+	// controllerGroup is where a service manager may have put the controller, so that the groups of
+	// machines can be beside it: version 2 allows none below a group that has processes.
+	controllerGroup = "controller"
+	// cpuPeriod is the period of a quota, in microseconds; minQuota is the kernel's minimum.
+	cpuPeriod, minQuota = 100_000, 1_000
+	// removeWithin is how long the last process of a group may take to be gone.
+	removeWithin = 500 * time.Millisecond
+)
+
+// Folder is a folder of control groups.
+type Folder struct {
+	Path    string
+	Unified bool   // version 2
+	top     string // where the hierarchy is mounted
+}
+
+// Find finds the folder in which this process may make groups that limit CPU time.
+func Find() (Folder, error) {
+	g, err := folderOf(os.Getpid(), "cpu")
+	if err == nil && g.Unified && filepath.Base(g.Path) == controllerGroup {
+		g.Path = filepath.Dir(g.Path)
+	}
+	return g, err
+}
+
+// MemoryLeft finds the least memory that is left to the control groups of this process.
+func MemoryLeft() (group string, free int64, err error) {
+	g, err := folderOf(os.Getpid(), "memory")
+	if err != nil {
+		return "", 0, err
+	}
+	return leastMemory(g.Path, g.top, g.Unified)
+}
+
+// folderOf finds the group by which a controller limits a process.
+func folderOf(pid int, controller string) (Folder, error) {
+	membership, err := os.ReadFile(proc.Path(pid, "cgroup"))
+	if err != nil {
+		return Folder{}, err
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return Folder{}, err
+	}
+	return parseFolder(string(membership), string(mounts), controller)
+}
+
+// parseFolder reads /proc/<pid>/cgroup, one hierarchy per line: number, controllers, path.
+// Version 2 names no controllers, and both versions may be present.
+func parseFolder(membership, mounts, controller string) (Folder, error) {
+	var path, unified string
+	for line := range strings.Lines(membership) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		switch {
+		case len(fields) != 3:
+		case slices.Contains(strings.Split(fields[1], ","), controller):
+			path = fields[2]
+		case fields[1] == "":
+			unified = fields[2]
+		}
+	}
+	if path != "" {
+		folder, top, err := mountedGroup(mounts, "cgroup", controller, path)
+		return Folder{Path: folder, top: top}, err
+	}
+	folder, top, err := mountedGroup(mounts, "cgroup2", "", unified)
+	return Folder{Path: folder, top: top, Unified: true}, err
+}
+
+// mountedGroup finds where a group is mounted, and the topmost visible group above it.
+func mountedGroup(mounts, kind, option, path string) (folder, top string, err error) {
+	const root, point = 3, 4
+	for lines := bufio.NewScanner(strings.NewReader(mounts)); lines.Scan(); {
+		mount, about, _ := strings.Cut(lines.Text(), " - ")
+		fields, is := strings.Fields(mount), strings.Fields(about)
+		if len(fields) <= point || len(is) < 3 || is[0] != kind {
+			continue
+		}
+		if option != "" && !slices.Contains(strings.Split(is[2], ","), option) {
+			continue
+		}
+		below, err := filepath.Rel(fields[root], path)
+		if err == nil && filepath.IsLocal(below) {
+			return filepath.Join(fields[point], below), fields[point], nil
+		}
+	}
+	return "", "", errors.New("no control group is mounted")
+}
+
+// GroupPath returns where the group of a machine is.
+func (g Folder) GroupPath(uuid string) string { return filepath.Join(g.Path, prefix+uuid) }
+
+// LimitCPU makes a group, sets its quota and moves a process into it. It looks for the
+// process last: writing 0 for one that has ended would move the caller itself.
+func (g Folder) LimitCPU(group string, cpuMilli int64, findPID func() int) error {
+	if g.Unified {
+		if err := enableCPU(filepath.Dir(group)); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // as groups are
+		return err
+	}
+	quota := max(cpuMilli*cpuPeriod/1000, minQuota)
+	settings := [][2]string{{"cpu.cfs_period_us", strconv.Itoa(cpuPeriod)}, {"cpu.cfs_quota_us", strconv.FormatInt(quota, 10)}}
+	if g.Unified {
+		settings = [][2]string{{"cpu.max", fmt.Sprintf("%d %d", quota, cpuPeriod)}}
+	}
+	for _, s := range settings {
+		if err := writeFile(group, s[0], s[1]); err != nil {
+			return err
+		}
+	}
+	pid := findPID()
+	if pid == 0 {
+		return errors.New("its QEMU has ended")
+	}
+	return writeFile(group, "cgroup.procs", strconv.Itoa(pid))
+}
+
+// enableCPU makes version 2 distribute CPU time among the groups in a folder.
+func enableCPU(folder string) error {
+	const file = "cgroup.subtree_control"
+	enabled, err := os.ReadFile(filepath.Join(folder, file)) //nolint:gosec // a control group's
+	if err != nil || slices.Contains(strings.Fields(string(enabled)), "cpu") {
+		return err
+	}
+	return writeFile(folder, file, "+cpu")
+}
+
+// writeFile writes to a file of a group, and never creates one: a file that is not the
+// kernel's has no effect.
+func writeFile(group, file, text string) error {
+	f, err := os.OpenFile(filepath.Join(group, file), os.O_WRONLY, 0) //nolint:gosec // a control group's
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+// Remove removes the group of a machine whose last process has ended or is about to. It
+// does nothing for a path that is no machine's group.
+func Remove(ctx context.Context, group string) error {
+	if group == "" || !strings.HasPrefix(filepath.Base(group), prefix) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, removeWithin)
+	defer cancel()
+	for {
+		// Not RemoveAll: the kernel's files go with the group.
+		err := os.Remove(group)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if !proc.Pause(ctx, proc.PollEvery) {
+			return err
+		}
+	}
+}
+
+// GroupOf returns the group that a process was given as a machine's; empty if it has none.
+func GroupOf(pid int, uuid string) string {
+	g, err := folderOf(pid, "cpu")
+	if err != nil || filepath.Base(g.Path) != prefix+uuid {
+		return ""
+	}
+	return g.Path
+}

@@ -1,0 +1,166 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestParseFolder(t *testing.T) {
+	t.Parallel()
+	const (
+		v1 = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n" +
+			"33 31 0:30 / /sys/fs/cgroup/cpuset rw shared:9 - cgroup cgroup rw,cpuset\n" +
+			"32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+		v2     = "41 31 0:38 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+		hybrid = v1 + "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+		inside = "32 31 0:29 /docker/abc /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+	)
+	for name, c := range map[string]struct {
+		membership, mounts, path string
+		unified                  bool
+	}{
+		"version 1":           {"3:cpuset:/\n2:cpu,cpuacct:/system.slice/d.service\n", v1, "/sys/fs/cgroup/cpu,cpuacct/system.slice/d.service", false},
+		"version 2":           {"0::/system.slice/d.service\n", v2, "/sys/fs/cgroup/system.slice/d.service", true},
+		"both":                {"2:cpu,cpuacct:/\n1:name=systemd:/x\n0::/x\n", hybrid, "/sys/fs/cgroup/cpu,cpuacct", false},
+		"in a container":      {"1:cpu:/docker/abc/x\n", inside, "/sys/fs/cgroup/cpu/x", false},
+		"of another mount":    {"1:cpu:/docker/other\n", inside, "", false},
+		"colons in the name":  {"0::/a:b\n", v2, "/sys/fs/cgroup/a:b", true},
+		"nothing is mounted":  {"0::/\n", "", "", true},
+		"nothing can be read": {"", v1, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g, err := parseFolder(c.membership, c.mounts, "cpu")
+			if g.Path != c.path || g.Unified != c.unified || (err == nil) != (c.path != "") || !strings.HasPrefix(g.Path, g.top) {
+				t.Errorf("got %+v, %v", g, err)
+			}
+		})
+	}
+}
+
+// TestUnifiedLimit checks what is written for version 2, with files in place of the
+// kernel's.
+func TestUnifiedLimit(t *testing.T) {
+	t.Parallel()
+	g := Folder{Path: t.TempDir(), Unified: true}
+	group := g.GroupPath("some")
+	must(t, os.Mkdir(group, 0o700))
+	files := map[string]string{
+		filepath.Join(g.Path, "cgroup.subtree_control"): "+cpu",
+		filepath.Join(group, "cpu.max"):                 "150000 100000",
+		filepath.Join(group, "cgroup.procs"):            "42",
+	}
+	for path := range files {
+		must(t, os.WriteFile(path, nil, 0o600))
+	}
+	if err := g.LimitCPU(group, 1500, func() int { return 0 }); err == nil {
+		t.Error("a QEMU that has ended is limited")
+	}
+	wantFile(t, filepath.Join(group, "cgroup.procs"), "") // 0 would be the writing process
+	must(t, g.LimitCPU(group, 1500, func() int { return 42 }))
+	for path, want := range files {
+		if got, err := os.ReadFile(path); err != nil || string(got) != want {
+			t.Errorf("%s has %q, %v; want %q", path, got, err, want)
+		}
+	}
+}
+
+// writeGroup writes the files of a control group.
+func writeGroup(t *testing.T, path string, files map[string]string) {
+	t.Helper()
+	must(t, os.MkdirAll(path, 0o700))
+	for name, text := range files {
+		must(t, os.WriteFile(filepath.Join(path, name), []byte(text+"\n"), 0o600))
+	}
+}
+
+// TestLeastMemory checks that, of all groups from Drover's own up, the one with the
+// least memory left counts, without what caches files.
+func TestLeastMemory(t *testing.T) {
+	t.Parallel()
+	v2 := func(limit, high, current, inactive, active string) map[string]string {
+		return map[string]string{"memory.max": limit, "memory.high": high, "memory.current": current, "memory.stat": "anon 5\ninactive_file " + inactive + "\nactive_file " + active}
+	}
+	v1 := func(limit, usage, inactive string) map[string]string {
+		return map[string]string{"memory.limit_in_bytes": limit, "memory.usage_in_bytes": usage, "memory.stat": "inactive_file 999\ntotal_inactive_file " + inactive}
+	}
+	none := v1("9223372036854771712", "70", "0")
+	for name, c := range map[string]struct {
+		unified       bool
+		top, mid, own map[string]string
+		group         string
+		free          int64
+	}{
+		"own":         {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "300", "0", "0"), v2("200", "max", "100", "20", "10"), "mid/own", 130},
+		"an ancestor": {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "950", "10", "0"), v2("200", "max", "100", "0", "0"), "mid", 60},
+		"the topmost": {true, v2("100", "max", "90", "0", "0"), v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "", 10},
+		"high":        {true, nil, nil, v2("1000", "500", "100", "0", "0"), "mid/own", 400},
+		"none":        {true, nil, v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "none", 0},
+		"version 1":   {false, none, v1("1000", "900", "50"), none, "mid", 150},
+		"1 and none":  {false, none, none, none, "none", 0},
+		"overdrawn":   {false, none, none, v1("100", "120", "0"), "mid/own", -20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			top := t.TempDir()
+			own := filepath.Join(top, "mid", "own")
+			writeGroup(t, top, c.top)
+			writeGroup(t, filepath.Dir(own), c.mid)
+			writeGroup(t, own, c.own)
+			where, free, err := leastMemory(own, top, c.unified)
+			if c.group == "none" {
+				if err == nil {
+					t.Errorf("got %s, %d", where, free)
+				}
+				return
+			}
+			if err != nil || where != filepath.Join(top, c.group) || free != c.free {
+				t.Errorf("got %s, %d, %v, want %s, %d", where, free, err, c.group, c.free)
+			}
+		})
+	}
+}
+
+// TestRealGroup checks that a process finds a limit that the kernel enforces above it.
+func TestRealGroup(t *testing.T) {
+	t.Parallel()
+	g, err := folderOf(os.Getpid(), "memory")
+	must(t, err)
+	path := filepath.Join(g.Path, "drover-test-memory")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Skip("control groups cannot be made here: ", err)
+	}
+	defer func() { _ = os.Remove(path) }()
+	name := "memory.limit_in_bytes"
+	if g.Unified {
+		name = "memory.max"
+	}
+	if err := writeFile(path, name, "268435456"); err != nil {
+		t.Skip("memory cannot be limited here: ", err)
+	}
+	where, free, err := leastMemory(path, g.top, g.Unified)
+	must(t, err)
+	if where != path || free != 268435456 {
+		t.Errorf("got %s, %d", where, free)
+	}
+}
+
+func wantFile(t *testing.T, path, want string) {
+	t.Helper()
+	got, err := os.ReadFile(path)
+	if strings.TrimSpace(string(got)) != want || err != nil {
+		t.Errorf("%s has %q, %v; want %q", path, got, err, want)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,78 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"syscall"
+
+	"cloudnative.tw/drover/internal/machine/qmp"
+)
+
+// DiskFault is a disk error that pauses a guest: the event BLOCK_IO_ERROR. QEMU itself
+// keeps only whether a disk lacked room. It reports any other error once, to those who
+// listen at that time: to one program of several, and to the one that resumes the guest in
+// vain.
+type DiskFault struct {
+	Node      string `json:"node-name"`
+	Operation string `json:"operation"` // read or write
+	Action    string `json:"action"`
+	Reason    string `json:"reason"` // errno's text
+}
+
+// DiskFaultOf returns the disk error that an event reports, if it pauses the guest.
+func DiskFaultOf(event qmp.Event) (fault DiskFault, ok bool) {
+	ok = event.Name == "BLOCK_IO_ERROR" && json.Unmarshal(event.Data, &fault) == nil && fault.Action == "stop"
+	return fault, ok
+}
+
+// IsResume reports whether an event says that the guest was resumed.
+func IsResume(event qmp.Event) bool { return event.Name == "RESUME" }
+
+// FindDiskFault returns the error that a guest waits for; known is the one that was
+// reported, or none.
+func FindDiskFault(ctx context.Context, c *qmp.Client, known DiskFault) error {
+	if lacksRoom(ctx, c) {
+		known = DiskFault{Reason: syscall.ENOSPC.Error()}
+	}
+	return known.Explain()
+}
+
+// lacksRoom asks QEMU whether a disk waits for room.
+func lacksRoom(ctx context.Context, c *qmp.Client) bool {
+	var disks []struct {
+		Status string `json:"io-status"`
+	}
+	if err := c.Execute(ctx, "query-block", nil, &disks); err != nil {
+		return false
+	}
+	for _, d := range disks {
+		if d.Status == "nospace" {
+			return true
+		}
+	}
+	return false
+}
+
+// Explain returns the error that the guest waits for, of the kind ErrNoRoom or
+// ErrDiskFault. The guest continues with the failed request once that succeeds.
+func (f DiskFault) Explain() error {
+	const paused = "the guest was paused by an error of its disk"
+	where := paused
+	if f.Node != "" {
+		where += " " + f.Node + " (" + f.Operation + ")"
+	}
+	is := func(e syscall.Errno) bool { return strings.EqualFold(f.Reason, e.Error()) }
+	switch {
+	case is(syscall.ENOSPC):
+		return errorf(ErrNoRoom, "%s: %s: see whether the host's disk is full", where, f.Reason)
+	case is(syscall.EDQUOT):
+		return errorf(ErrNoRoom, "%s: %s: raise the quota of Drover's user, or free some room", where, f.Reason)
+	case f.Reason == "":
+		return errorf(ErrDiskFault, "%s: see the host's kernel log, and whether a quota is used up", where)
+	}
+	return errorf(ErrDiskFault, "%s: %s: see the host's kernel log", where, f.Reason)
+}

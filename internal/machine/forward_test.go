@@ -1,0 +1,53 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+)
+
+func TestIsConnected(t *testing.T) {
+	t.Parallel()
+	const table = "Hub -1 (net):\r\n" +
+		"  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\r\n" +
+		"  TCP[%s]      12       127.1.2.3 45081       10.0.2.15    80     0     0\r\n" +
+		"  TCP[ESTABLISHED]      13       127.1.2.30 45081       10.0.2.15    80     0     0\r\n" +
+		"  TCP[HOST_FORWARD]   8               * 45081       10.0.2.15    80     0     0\r\n"
+	for state, want := range map[string]bool{"ESTABLISHED": true, "CLOSE_WAIT": true, "SYN_SENT": false, "NONE": false} {
+		if got := isConnected(fmt.Sprintf(table, state), "127.1.2.3", ""); got != want {
+			t.Errorf("%s: got %t", state, got)
+		}
+	}
+	if isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.4", "") || isConnected("", "127.1.2.3", "") ||
+		isConnected(fmt.Sprintf(table, "ESTABLISHED"), "127.1.2.3", "13") {
+		t.Error("a connection that is not in the table is taken for one that was answered")
+	}
+	if isConnected(table, randomLoopback(), "") || !strings.HasPrefix(randomLoopback(), "127.") {
+		t.Error("the address is not one of the host's own")
+	}
+}
+
+// TestProbeOfOneAddress checks that, on a single address, the probe looks at its own
+// connection although QEMU's table has those of others too.
+func TestProbeOfOneAddress(t *testing.T) {
+	t.Parallel()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	must(t, err)
+	defer func() { _ = listener.Close() }()
+	var ends [2]net.Conn
+	for i := range ends {
+		ends[i], err = (&net.Dialer{}).DialContext(t.Context(), "tcp4", listener.Addr().String())
+		must(t, err)
+		taken, err := listener.Accept()
+		must(t, err)
+		defer func() { _, _ = ends[i].Close(), taken.Close() }()
+	}
+	sockets := []string{acceptedSocket(ends[0]), acceptedSocket(ends[1])}
+	if sockets[0] == "" || sockets[0] == "0" || sockets[0] == sockets[1] {
+		t.Errorf("the sockets are %q", sockets)
+	}
+}

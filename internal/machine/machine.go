@@ -1,0 +1,180 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package machine runs QEMU machines on this host: one process each, in a directory of its
+// own. It knows neither Kubernetes nor the drivers that use it.
+//
+// Start with Machine.Start in process.go, which takes a Config to a QEMU that answers, its
+// guest still halted. The other files have one concern each:
+//
+//   - config.go builds the command line; files.go passes files to QEMU as descriptors.
+//   - program.go finds out what QEMU can do, accelerator.go what guests run on.
+//   - process.go starts, finds and ends processes; monitor.go talks to them by QMP.
+//   - seed.go makes what cloud-init reads; logs.go and console.go read what is printed.
+//   - forward.go describes the ports of the host that lead to the guest, and checks that
+//     the guest answers there.
+//   - diskfault.go follows the disk errors that guests wait for.
+//
+// The packages below are the client of QMP (qmp), processes of this host (proc), control
+// groups (cgroup) and the memory of the host that guests share (memory).
+//
+// # Processes
+//
+// A machine outlives the program that started it, in a session of its own. It is found
+// again by its run lock, which the kernel frees when the machine ends, and by its
+// directory. That is its working directory, and stays so when it is moved. The command
+// line identifies the machine too, with -uuid and -name.
+//
+// A guest that shuts down or panics leaves its QEMU paused. The next program can then
+// distinguish the two from each other and from a QEMU that was killed.
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Names in a machine's directory.
+const (
+	// RunLockFile is locked by the machine's QEMU while that runs.
+	RunLockFile = "run.lock"
+	// PIDFile has the process ID of QEMU.
+	PIDFile = "pid"
+	// SeedFile is the disk that cloud-init reads.
+	SeedFile = "seed.iso"
+	// ControlSocket speaks QMP, for one command at a time.
+	ControlSocket = "ctl.sock"
+	// EventsSocket speaks QMP, for a listener to events.
+	EventsSocket = "events.sock"
+	// SerialSocket is the serial console, for one client at a time.
+	SerialSocket = "serial.sock"
+	// SerialLogFile has what the guest printed on its serial console.
+	SerialLogFile = "serial.log"
+	// LogFile has what QEMU printed.
+	LogFile = "qemu.log"
+	// OldLog is the suffix of the file that holds what a log had before it was cut.
+	OldLog = ".1"
+	// FailedLog is the suffix of the log of the last start that failed.
+	FailedLog = ".failed"
+	// writerLock is held by the process that writes to the console.
+	writerLock = "writer.lock"
+)
+
+// Kinds of failure; test with errors.Is.
+var (
+	// ErrRunning : another process has the machine's run lock.
+	ErrRunning = errors.New("the machine runs already")
+	// ErrProgram : QEMU is missing, too old, or fails when it is queried.
+	ErrProgram = errors.New("no usable QEMU")
+	// ErrMachineTypes : the machine types of this QEMU cannot be queried.
+	ErrMachineTypes = errors.New("unknown machine types")
+	// ErrMachineTypeLost : this QEMU lacks the machine type that the machine was made with.
+	ErrMachineTypeLost = errors.New("unknown machine type")
+	// ErrNotStarted : QEMU did not start.
+	ErrNotStarted = errors.New("QEMU did not start")
+	// ErrNoMemory : QEMU did not start, since the host gave it no memory.
+	ErrNoMemory = errors.New("no memory")
+	// ErrDiskChanged : QEMU did not start, since it could not use a disk or an image.
+	ErrDiskChanged = errors.New("unusable disk")
+	// ErrNoConsole : the machine has no console yet.
+	ErrNoConsole = errors.New("no console")
+	// ErrConsoleTaken : another caller writes to the console.
+	ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
+	// ErrNoRoom : the guest waits for room on the host's disk.
+	ErrNoRoom = errors.New("no room on the host's disk")
+	// ErrDiskFault : the guest waits for a disk that fails.
+	ErrDiskFault = errors.New("disk error")
+)
+
+// kindError reads as its text alone, and is of a kind.
+type kindError struct{ kind, err error }
+
+func (e *kindError) Error() string   { return e.err.Error() }
+func (e *kindError) Unwrap() []error { return []error{e.err, e.kind} }
+
+func errorf(kind error, format string, args ...any) error {
+	return &kindError{kind: kind, err: fmt.Errorf(format, args...)}
+}
+
+// Machine is a QEMU machine, by its directory.
+type Machine struct {
+	// Path is the machine's directory.
+	Path string
+	// UUID identifies the machine, for its guest and among the processes of the host.
+	UUID string
+	// Staging makes files that are moved into the directory once they are complete.
+	Staging Staging
+}
+
+// Staging is a folder on the file system of the machine's directory.
+type Staging interface {
+	// Temp makes a folder, and returns a function that removes it.
+	Temp() (path string, remove func(), err error)
+	// ReplaceVolatile creates or replaces a file, completely or not at all, whose content
+	// means nothing after a power cut.
+	ReplaceVolatile(path string, content []byte) error
+}
+
+// File returns the path of a file in the directory.
+func (m Machine) File(name string) string { return filepath.Join(m.Path, name) }
+
+// wholeFile is the run lock: a lock on an open file, which QEMU inherits without knowing
+// of it. The kernel frees it when the last process that holds it ends. So it shows
+// reliably whether a machine runs, and the process that starts a machine takes it first.
+var wholeFile = unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+
+// IsRunning reports whether any process holds the run lock.
+func (m Machine) IsRunning() (bool, error) {
+	f, err := os.OpenFile(m.File(RunLockFile), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = f.Close() }()
+	lock := wholeFile
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
+		return false, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	return lock.Type != unix.F_UNLCK, nil
+}
+
+// ClaimRun takes the run lock for a process that is about to be started. It fails with
+// ErrRunning if a process has it.
+func (m Machine) ClaimRun() (*os.File, error) {
+	f, err := os.OpenFile(m.File(RunLockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	lock := wholeFile
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		return nil, errors.Join(errorf(ErrRunning, "the server runs already: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// tryLock locks a file for as long as the caller works on it. It does not wait:
+// EWOULDBLOCK means that another process has the lock. create is os.O_CREATE for a file
+// that may be missing.
+func tryLock(path string, create int) (unlock func(), err error) {
+	f, err := os.OpenFile(path, create|os.O_RDWR, 0o600) //nolint:gosec // in a machine's directory
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() {
+		// Closing is not enough: a process that is being forked now has the descriptor too.
+		_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
+		_ = f.Close()
+	}, nil
+}

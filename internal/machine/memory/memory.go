@@ -1,0 +1,123 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package memory admits guests to the memory of a host: what a machine was promised and
+// does not use yet is not promised to another.
+//
+// Start with Reservations.
+package memory
+
+import (
+	"fmt"
+	"maps"
+	"sync"
+
+	"cloudnative.tw/drover/internal/machine"
+)
+
+// What QEMU takes beside its guest's memory, somewhat more than was measured (see
+// docs/performance.md). For an emulated guest it also holds the translated code.
+const (
+	OverheadKVM = 64 << 20
+	OverheadTCG = 160 << 20
+)
+
+// OverheadOf returns the overhead of an accelerator. An unknown one gets the larger
+// overhead.
+func OverheadOf(accel string) int64 {
+	if accel == machine.AccelKVM {
+		return OverheadKVM
+	}
+	return OverheadTCG
+}
+
+// Room is the memory that there is for guests.
+type Room struct {
+	Available int64
+	// Reserve is what the host keeps besides. Only machines that have had their memory
+	// before get it.
+	Reserve int64
+	// Where says, for people, what the memory is part of.
+	Where string
+	// Promised holds, by server, the memory that each running machine was promised and does
+	// not use yet. It is unused, but not free.
+	Promised map[string]int64
+}
+
+// ShortageError refuses a machine that does not fit.
+type ShortageError struct {
+	Demand
+
+	Available int64
+	Where     string
+	// Promised is the part of Available that other machines were promised.
+	Promised int64
+}
+
+func (e *ShortageError) Error() string {
+	return fmt.Sprintf("needed %d bytes and %d for QEMU itself, available %d %s, of which %d are promised to other machines",
+		e.Guest, e.Overhead, e.Available, e.Where, e.Promised)
+}
+
+// Reservations admit guests to the memory of the host.
+type Reservations struct {
+	mu sync.Mutex
+	// starting holds, by server, the memory that starting guests need.
+	starting map[string]int64
+}
+
+// Demand is what a machine needs: its guest's memory and QEMU's own. Freed is what the
+// machine frees first. RanBefore is set for a machine that has run with as much. It is
+// admitted to the reserve, and without QEMU's own memory, so that a host which restarts
+// runs what it ran, including machines of versions that knew neither.
+type Demand struct {
+	Guest, Overhead, Freed int64
+	RanBefore              bool
+}
+
+// Take sets memory aside for a machine until its start is over, and refuses a machine
+// that does not fit.
+func (r *Reservations) Take(id string, want Demand, findRoom func() (Room, error)) (release func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.admit(want, findRoom); err != nil {
+		return nil, err
+	}
+	if r.starting == nil {
+		r.starting = map[string]int64{}
+	}
+	r.starting[id] = want.Guest + want.Overhead
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.starting, id)
+	}, nil
+}
+
+// Check reports whether a machine would be admitted.
+func (r *Reservations) Check(want Demand, findRoom func() (Room, error)) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.admit(want, findRoom)
+}
+
+// admit requires the lock.
+func (r *Reservations) admit(want Demand, findRoom func() (Room, error)) error {
+	have, err := findRoom()
+	if err != nil {
+		return nil //nolint:nilerr // A host whose memory is unknown is tried.
+	}
+	maps.Copy(have.Promised, r.starting)
+	var others int64
+	for _, n := range have.Promised {
+		others += n
+	}
+	if want.RanBefore {
+		have.Available, want.Overhead = have.Available+have.Reserve, 0
+	}
+	have.Available += want.Freed
+	if want.Guest+want.Overhead > have.Available-others {
+		return &ShortageError{Demand: want, Available: have.Available, Where: have.Where, Promised: others}
+	}
+	return nil
+}

@@ -1,0 +1,207 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"cloudnative.tw/drover/internal/machine/qmp"
+)
+
+const (
+	// CommandWithin bounds one exchange with a QEMU.
+	CommandWithin = 5 * time.Second
+	// QuitWithin is how long QEMU may take to end by itself before it is killed.
+	QuitWithin = 2 * time.Second
+)
+
+// Run states of QEMU that callers handle.
+const (
+	StatusPrelaunch = "prelaunch"
+	StatusPaused    = "paused"
+	StatusIOError   = "io-error"
+	StatusShutdown  = "shutdown"
+	StatusPanicked  = "guest-panicked"
+	StatusInternal  = "internal-error"
+)
+
+// Status returns QEMU's run state.
+func (m Machine) Status(ctx context.Context) (status string, err error) {
+	err = m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
+		status, err = QueryStatus(ctx, c)
+		return err
+	})
+	return status, err
+}
+
+// QueryStatus returns QEMU's run state over a connection.
+func QueryStatus(ctx context.Context, c *qmp.Client) (string, error) {
+	var answer struct {
+		Status string `json:"status"`
+	}
+	err := c.Execute(ctx, "query-status", nil, &answer)
+	return answer.Status, err
+}
+
+// PowerDown presses the power button. A paused guest is resumed, since it would not notice
+// the button.
+func PowerDown(ctx context.Context, c *qmp.Client, isPaused bool) error {
+	if isPaused {
+		if err := c.Execute(ctx, "cont", nil, nil); err != nil {
+			return err
+		}
+	}
+	return c.Execute(ctx, "system_powerdown", nil, nil)
+}
+
+// Quit ends QEMU: by its quit command, so that its disks are consistent, or else by force.
+func (m Machine) Quit(ctx context.Context) error {
+	asked, cancel := context.WithTimeout(ctx, QuitWithin)
+	defer cancel()
+	err := m.Execute(asked, "quit", nil, nil)
+	if _, refused := errors.AsType[*qmp.Error](err); !refused && m.WaitStopped(asked, QuitWithin) == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return m.Kill(ctx)
+}
+
+// Execute executes one command by QEMU's control socket.
+func (m Machine) Execute(ctx context.Context, command string, arguments, result any) error {
+	return m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
+		return c.Execute(ctx, command, arguments, result)
+	})
+}
+
+// Control talks to QEMU by its control socket.
+func (m Machine) Control(ctx context.Context, talk func(context.Context, *qmp.Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, CommandWithin)
+	defer cancel()
+	c, err := m.Dial(ctx, ControlSocket, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return talk(ctx, c)
+}
+
+// Dial connects to a QMP socket in the directory.
+func (m Machine) Dial(ctx context.Context, socket string, onEvent func(qmp.Event)) (c *qmp.Client, err error) {
+	err = m.atSocket(socket, func(path string) error {
+		c, err = qmp.Dial(ctx, path, onEvent)
+		return err
+	})
+	return c, err
+}
+
+// DialSerial connects to the serial console. QEMU serves one connection at a time, and
+// blocks the guest if what it prints is not read.
+func (m Machine) DialSerial(ctx context.Context) (line net.Conn, err error) {
+	err = m.atSocket(SerialSocket, func(path string) error {
+		line, err = (&net.Dialer{}).DialContext(ctx, "unix", path)
+		return err
+	})
+	return line, err
+}
+
+// atSocket passes connect the path of a socket by way of the directory's descriptor, so
+// that the length of the directory's path does not matter.
+func (m Machine) atSocket(socket string, connect func(path string) error) error {
+	dir, err := os.Open(m.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	if err := connect(filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socket)); err != nil {
+		return fmt.Errorf("%s: %w", m.File(socket), err)
+	}
+	return nil
+}
+
+// DiskSizes returns the sizes of disks as QEMU has them, by its name for them.
+func (m Machine) DiskSizes(ctx context.Context) (map[string]int64, error) {
+	var nodes []struct {
+		Name  string `json:"node-name"`
+		Image struct {
+			Size int64 `json:"virtual-size"`
+		} `json:"image"`
+	}
+	if err := m.Execute(ctx, "query-named-block-nodes", Object{"flat": true}, &nodes); err != nil {
+		return nil, err
+	}
+	sizes := map[string]int64{}
+	for _, n := range nodes {
+		sizes[n.Name] = n.Image.Size
+	}
+	return sizes, nil
+}
+
+// ResizeDisk sets the size of a disk, a whole number of sectors. QEMU would cut off the
+// end of one that is larger.
+func (m Machine) ResizeDisk(ctx context.Context, node string, size int64) error {
+	return m.Execute(ctx, "block_resize", Object{"node-name": node, "size": size}, nil)
+}
+
+const (
+	// balloonEvery is how often QEMU asks the guest for its memory statistics.
+	balloonEvery = 5 * time.Second
+	// balloonStale is the age from which on statistics mean that the guest has no driver any
+	// more, as after a reset into another system.
+	balloonStale = 6 * balloonEvery
+	balloonPath  = "/machine/peripheral/balloon"
+)
+
+// balloonDevice is a device by which the guest reports its memory. It takes none from the
+// guest.
+var balloonDevice = Object{
+	"driver": "virtio-balloon-pci", "id": "balloon", "guest-stats-polling-interval": int(balloonEvery / time.Second),
+}
+
+// balloonStats are what the guest reported last. A number that it did not report has all
+// bits set.
+type balloonStats struct {
+	LastUpdate int64 `json:"last-update"` // in seconds since 1970, 0 for never
+	Stats      struct {
+		Total     uint64 `json:"stat-total-memory"`
+		Free      uint64 `json:"stat-free-memory"`
+		Available uint64 `json:"stat-available-memory"`
+	} `json:"stats"`
+}
+
+// GuestMemory returns what the guest uses of its memory by its own account: all that its
+// programs could not have. A guest without the driver does not report it, and neither does
+// a machine that was started without the device.
+func (m Machine) GuestMemory(ctx context.Context, now time.Time, isPaused bool) (used int64, ok bool) {
+	var stats balloonStats
+	if err := m.Execute(ctx, "qom-get", Object{"path": balloonPath, "property": "guest-stats"}, &stats); err != nil {
+		return 0, false
+	}
+	// A paused guest reports nothing new.
+	if now.Sub(time.Unix(stats.LastUpdate, 0)) > balloonStale && !isPaused {
+		return 0, false
+	}
+	return stats.usedMemory()
+}
+
+func (b balloonStats) usedMemory() (used int64, ok bool) {
+	const notReported = math.MaxUint64
+	rest := b.Stats.Available
+	if rest == notReported { // Linux before 4.6
+		rest = b.Stats.Free
+	}
+	if b.LastUpdate == 0 || b.Stats.Total == notReported || rest > b.Stats.Total {
+		return 0, false
+	}
+	return int64(b.Stats.Total - rest), true //nolint:gosec // less than a machine's memory
+}

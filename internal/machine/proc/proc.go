@@ -1,0 +1,119 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package proc finds, measures and ends processes of this host, by what the kernel shows
+// of them in /proc.
+package proc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// KillWithin is how long a killed process may take to be gone.
+	KillWithin = 5 * time.Second
+	// PollEvery is the interval between two checks of a process.
+	PollEvery = 5 * time.Millisecond
+)
+
+// IDs returns the IDs of all processes.
+func IDs() []int {
+	names, _ := filepath.Glob("/proc/[0-9]*")
+	pids := make([]int, 0, len(names))
+	for _, name := range names {
+		if pid, err := strconv.Atoi(filepath.Base(name)); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Path returns the path of a process's file in /proc.
+func Path(pid int, name string) string {
+	return filepath.Join("/proc", strconv.Itoa(pid), name)
+}
+
+// HasOption reports whether a process has an option with a value on its command line,
+// each in an argument of its own.
+func HasOption(pid int, option, value string) bool {
+	line, err := os.ReadFile(Path(pid, "cmdline"))
+	return err == nil && bytes.Contains(line, []byte("\x00"+option+"\x00"+value+"\x00"))
+}
+
+// RaiseOOMScore makes the kernel, when memory runs out, end a process before this one. A
+// process may always make itself, and those of its user, the likelier choice.
+func RaiseOOMScore(pid int) {
+	const step, highest = 300, 1000
+	file := func(pid int) string { return Path(pid, "oom_score_adj") }
+	text, err := os.ReadFile(file(os.Getpid()))
+	if err != nil {
+		return
+	}
+	if own, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+		_ = os.WriteFile(file(pid), []byte(strconv.Itoa(min(own+step, highest))), 0o600)
+	}
+}
+
+// Kill kills a process and waits until it is gone; 0 means none. It uses a handle on the
+// process, so that the one that isTarget checks is the one that gets the signal.
+func Kill(ctx context.Context, pid int, isTarget func(pid int) bool) error {
+	if pid == 0 {
+		return nil
+	}
+	handle, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(handle) }()
+	if !isTarget(pid) {
+		return nil
+	}
+	err = unix.PidfdSendSignal(handle, unix.SIGKILL, nil, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return waitEnded(ctx, handle)
+}
+
+// waitEnded waits for a process to end. Its handle becomes readable once none of its
+// threads runs any more.
+func waitEnded(ctx context.Context, handle int) error {
+	ctx, cancel := context.WithTimeout(ctx, KillWithin)
+	defer cancel()
+	fds := []unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}} //nolint:gosec // a descriptor is small
+	for {
+		n, err := unix.Poll(fds, int(PollEvery.Milliseconds()))
+		switch {
+		case n > 0:
+			return nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return err
+		case ctx.Err() != nil:
+			return fmt.Errorf("it still runs after SIGKILL: %w", ctx.Err())
+		}
+	}
+}
+
+// Pause waits for d, and reports whether ctx is still active.
+func Pause(ctx context.Context, d time.Duration) bool {
+	timer, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	<-timer.Done()
+	return ctx.Err() == nil
+}

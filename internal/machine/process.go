@@ -1,0 +1,217 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/internal/machine/proc"
+)
+
+const (
+	// startWithin is how long QEMU may take until it answers.
+	startWithin = 20 * time.Second
+	// failureTail is how much of QEMU's log the error of a start includes.
+	failureTail = 500
+)
+
+// sockets are the sockets that QEMU creates and is reached by.
+var sockets = []string{ControlSocket, EventsSocket, SerialSocket}
+
+// Start starts QEMU with the guest halted, and waits until it answers. It fails with a
+// StartError if QEMU ends before. A QEMU that does not answer in time is left as it is:
+// the caller finds it running. QEMU inherits the run lock.
+func (m Machine) Start(ctx context.Context, program string, c Config, runLock *os.File) error {
+	for _, socket := range sockets {
+		if err := os.Remove(m.File(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	ended, err := m.startProcess(ctx, program, c.arguments(), c.Files.inheritedFiles(runLock))
+	if err != nil {
+		return errorf(ErrNotStarted, "starting %s: %w", program, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	for {
+		select {
+		case how := <-ended:
+			output := cmp.Or(m.LastOutput(failureTail), "it printed nothing, and ended with "+how)
+			return &StartError{Output: output, Taken: findTaken(output, c.Forwards)}
+		default:
+		}
+		if _, err := m.Status(ctx); err == nil || !proc.Pause(ctx, proc.PollEvery) {
+			return nil
+		}
+	}
+}
+
+// startProcess starts QEMU in a session of its own; ended receives how that process ended.
+// QEMU gets neither the caller's environment nor any of its files but the given ones.
+func (m Machine) startProcess(ctx context.Context, program string, args []string, files []*os.File) (ended <-chan string, err error) {
+	log, err := os.OpenFile(m.File(LogFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }()
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) //nolint:gosec // made by Config
+	cmd.Dir = m.Path
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	proc.RaiseOOMScore(cmd.Process.Pid) // so that the program that manages all guests outlives them
+	over := make(chan string, 1)
+	go func() {
+		_ = cmd.Wait() // the process state has it too
+		over <- cmd.ProcessState.String()
+	}()
+	return over, m.Staging.ReplaceVolatile(m.File(PIDFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
+}
+
+// StartError reports a QEMU that ended before it answered. It is of the kind ErrNoMemory,
+// ErrDiskChanged or ErrNotStarted.
+type StartError struct {
+	// Output is the end of what QEMU printed, or else how it ended.
+	Output string
+	// Taken is the index of the forward whose host port QEMU could not open, or -1.
+	Taken int
+}
+
+// Reasons that QEMU gives for not starting.
+var (
+	memoryLacks = regexp.MustCompile(`(?i)cannot (set up guest|allocate) memory`)
+	diskChanged = regexp.MustCompile(`(?i)could not open|image is|failed to get .* lock`)
+)
+
+// Unwrap returns the kind of the error.
+func (e *StartError) Unwrap() error {
+	switch {
+	case memoryLacks.MatchString(e.Output):
+		return ErrNoMemory
+	case diskChanged.MatchString(e.Output):
+		return ErrDiskChanged
+	}
+	return ErrNotStarted
+}
+
+func (e *StartError) Error() string {
+	if e.Unwrap() == ErrNoMemory { //nolint:errorlint // the kind itself
+		return "QEMU got no memory: " + e.Output
+	}
+	return "QEMU did not start: " + e.Output
+}
+
+// ProtectSockets leaves the sockets to this user alone.
+func (m Machine) ProtectSockets() error {
+	for _, socket := range sockets {
+		if err := os.Chmod(m.File(socket), 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// PID returns the process ID of the machine's QEMU. It takes it from the pid file where
+// that is right, and else searches all processes. Zero means that there is none.
+func (m Machine) PID() int {
+	if content, err := os.ReadFile(m.File(PIDFile)); err == nil {
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil && m.IsOwnProcess(pid) {
+			return pid
+		}
+	}
+	for _, pid := range proc.IDs() {
+		if m.IsOwnProcess(pid) {
+			return pid
+		}
+	}
+	return 0
+}
+
+// IsOwnProcess reports whether a process is the machine's QEMU. That one works in the
+// machine's directory, even after a move, and has the UUID on its command line.
+func (m Machine) IsOwnProcess(pid int) bool {
+	here, err := os.Stat(m.Path)
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(proc.Path(pid, "cwd"))
+	return err == nil && os.SameFile(here, there) && proc.HasOption(pid, "-uuid", m.UUID)
+}
+
+// FindAccelerator returns the accelerator that the machine runs under, by the command line of
+// its QEMU; empty if that cannot be read.
+func (m Machine) FindAccelerator() string {
+	pid := m.PID()
+	for _, accel := range []string{AccelKVM, AccelTCG} {
+		if pid != 0 && proc.HasOption(pid, "-accel", accel) {
+			return accel
+		}
+	}
+	return ""
+}
+
+// Kill ends the machine's QEMU at once and waits until it is gone.
+func (m Machine) Kill(ctx context.Context) error {
+	found := m.PID()
+	if err := proc.Kill(ctx, found, m.IsOwnProcess); err != nil {
+		return fmt.Errorf("killing the QEMU of %s: %w", m.UUID, err)
+	}
+	err := m.WaitStopped(ctx, proc.KillWithin)
+	if found == 0 && errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("killing the QEMU of %s: its process cannot be found: does it run as another user than Drover, or in another container? %w", m.UUID, err)
+	}
+	return err
+}
+
+// WaitStopped waits until no process holds the run lock.
+func (m Machine) WaitStopped(ctx context.Context, within time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for {
+		on, err := m.IsRunning()
+		if err != nil || !on {
+			return err
+		}
+		if !proc.Pause(ctx, proc.PollEvery) {
+			return fmt.Errorf("QEMU still runs: %w", ctx.Err())
+		}
+	}
+}
+
+// KillStrays ends QEMUs of the machine's UUID that lost the directory, or the run lock in
+// it, while they ran, as by restoring a backup. The caller knows that no QEMU holds the
+// lock, and that the path has no symbolic links, as the paths that the kernel reports.
+// onFound is called before each is killed, and returns what to do after.
+func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled func())) error {
+	isStray := func(pid int) bool {
+		cwd, err := os.Readlink(proc.Path(pid, "cwd"))
+		return err == nil && (cwd == m.Path || cwd == m.Path+" (deleted)") && proc.HasOption(pid, "-uuid", m.UUID)
+	}
+	for _, pid := range proc.IDs() {
+		if !isStray(pid) {
+			continue
+		}
+		onKilled := onFound(pid)
+		if err := proc.Kill(ctx, pid, isStray); err != nil {
+			return fmt.Errorf("killing the stray QEMU %d of %s: %w", pid, m.UUID, err)
+		}
+		onKilled()
+	}
+	return nil
+}

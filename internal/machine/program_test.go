@@ -1,0 +1,52 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestProgramReplaced checks that a replaced QEMU is queried again.
+func TestProgramReplaced(t *testing.T) {
+	t.Parallel()
+	path := script(t, "case $1 in "+asks+" esac")
+	p := Program{Name: path}
+	if got, err := p.MachineType(t.Context(), ""); err != nil || got != "pc-q35-7.2" {
+		t.Errorf("got %s, %v", got, err)
+	}
+	if got, err := p.MachineType(t.Context(), "pc-q35-6.2"); err != nil || got != "pc-q35-6.2" {
+		t.Errorf("got %s, %v", got, err)
+	}
+	must(t, os.Rename(script(t, `case $1 in --version) echo version 9.9;; *) echo 'q35  PC (alias of pc-q35-9.9)';; esac`), path))
+	if got, err := p.MachineType(t.Context(), ""); err != nil || got != "pc-q35-9.9" {
+		t.Errorf("got %s, %v", got, err)
+	}
+	_, err := p.MachineType(t.Context(), "pc-q35-6.2")
+	wantError(t, err, ErrMachineTypeLost, "whose newest is pc-q35-9.9")
+	must(t, os.Remove(path)) // as for a moment of an upgrade
+	must(t, p.Check(t.Context()))
+	_, err = p.MachineType(t.Context(), "")
+	wantError(t, err, ErrMachineTypes, "asking", "no such file")
+}
+
+// TestMachineTypesOfQEMU checks that the list of the installed QEMU is understood.
+func TestMachineTypesOfQEMU(t *testing.T) {
+	t.Parallel()
+	vmtest.QEMU(t)
+	p := Program{Name: DefaultProgram}
+	newest, err := p.MachineType(t.Context(), "")
+	must(t, err)
+	out, err := exec.CommandContext(t.Context(), DefaultProgram, "-nodefaults", "-machine", newest+",help").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "vmport") {
+		t.Errorf("%s is no machine type of it: %v, %.200s", newest, err, out)
+	}
+	if got, err := p.MachineType(t.Context(), newest); err != nil || got != newest {
+		t.Errorf("got %s, %v", got, err)
+	}
+}

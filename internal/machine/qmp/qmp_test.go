@@ -1,0 +1,298 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qmp_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cloudnative.tw/drover/internal/machine/qmp"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+const (
+	patience = 30 * time.Second
+	soon     = 300 * time.Millisecond
+	greeting = `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}` + "\n"
+)
+
+// mock is the other end of a connection, controlled by the test.
+type mock struct {
+	t     *testing.T
+	conn  net.Conn
+	lines *bufio.Scanner
+}
+
+// dialMock connects a client to a mock that play controls.
+func dialMock(ctx context.Context, t *testing.T, onEvent func(qmp.Event), play func(m *mock)) (*qmp.Client, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		play(&mock{t: t, conn: conn, lines: bufio.NewScanner(conn)})
+	}()
+	c, err := qmp.Dial(ctx, path, onEvent)
+	t.Cleanup(func() {
+		if c != nil {
+			c.Close()
+		}
+		_ = listener.Close()
+		<-done
+	})
+	return c, err
+}
+
+func (m *mock) say(text string) { _, _ = m.conn.Write([]byte(text)) }
+
+// hear returns the next command and its id; "" when the client closed the connection.
+func (m *mock) hear() (string, json.Number) {
+	if !m.lines.Scan() {
+		return "", ""
+	}
+	var command struct {
+		Execute string      `json:"execute"`
+		ID      json.Number `json:"id"`
+	}
+	if err := json.Unmarshal(m.lines.Bytes(), &command); err != nil {
+		m.t.Errorf("the client sent %s: %v", m.lines.Bytes(), err)
+	}
+	return command.Execute, command.ID
+}
+
+func (m *mock) begin() {
+	m.say(greeting)
+	command, id := m.hear()
+	if command != "qmp_capabilities" {
+		m.t.Errorf("the client began with %q", command)
+	}
+	m.answer(id, `{}`)
+}
+
+func (m *mock) answer(id json.Number, value string) {
+	m.say(`{"return": ` + value + `, "id": ` + id.String() + "}\n")
+}
+
+func (m *mock) untilHungUp() {
+	for {
+		if command, _ := m.hear(); command == "" {
+			return
+		}
+	}
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func TestExecute(t *testing.T) {
+	t.Parallel()
+	events := make(chan string, 1)
+	c, err := dialMock(within(t, patience), t, func(e qmp.Event) { events <- e.Name }, func(m *mock) {
+		m.begin()
+		_, id := m.hear()
+		m.say(`{"timestamp": {"seconds": 1700000000, "microseconds": 5}, "event": "STOP", "data": {"a": 1}}` + "\n")
+		m.answer(id, `{"status": "running"}`)
+		m.untilHungUp()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var status struct{ Status string }
+	if err := c.Execute(within(t, patience), "query-status", nil, &status); err != nil || status.Status != "running" {
+		t.Errorf("got the status %q and error %v", status.Status, err)
+	}
+	if name := <-events; name != "STOP" {
+		t.Errorf("got the event %q", name)
+	}
+}
+
+func TestRefusal(t *testing.T) {
+	t.Parallel()
+	c, err := dialMock(within(t, patience), t, nil, func(m *mock) {
+		m.begin()
+		_, id := m.hear()
+		m.say(`{"error": {"class": "GenericError", "desc": "no such thing"}, "id": ` + id.String() + "}\n")
+		_, id = m.hear()
+		m.answer(id, `"text"`)
+		m.untilHungUp()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = c.Execute(within(t, patience), "frobnicate", nil, nil)
+	refusal, ok := errors.AsType[*qmp.Error](err)
+	if !ok || refusal.Class != "GenericError" || !strings.Contains(err.Error(), "refused frobnicate: no such thing") {
+		t.Errorf("got the error %v", err)
+	}
+	var number int
+	if err := c.Execute(within(t, patience), "count", nil, &number); err == nil || !strings.Contains(err.Error(), "answer to count") {
+		t.Errorf("an answer of the wrong type gave the error %v", err)
+	}
+}
+
+// TestLateAnswer checks that an answer which comes after its caller has left is dropped.
+func TestLateAnswer(t *testing.T) {
+	t.Parallel()
+	c, err := dialMock(within(t, patience), t, nil, func(m *mock) {
+		m.begin()
+		_, first := m.hear()
+		_, second := m.hear()
+		m.answer(first, `1`)
+		m.answer(second, `2`)
+		m.untilHungUp()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Execute(within(t, soon), "slow", nil, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a command without an answer gave %v", err)
+	}
+	var got int
+	if err := c.Execute(within(t, patience), "next", nil, &got); err != nil || got != 2 {
+		t.Errorf("got %d and error %v, want the second answer", got, err)
+	}
+}
+
+func TestBadPeers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		play func(m *mock)
+		says string
+	}{
+		"hangs up":           {func(*mock) {}, "QEMU hung up"},
+		"no QMP":             {func(m *mock) { m.say("220 ready\n"); m.untilHungUp() }, "no QMP"},
+		"endless line":       {func(m *mock) { m.say(`"` + strings.Repeat("x", 5<<20)) }, "token too long"},
+		"silent":             {func(m *mock) { m.untilHungUp() }, "greeting: context deadline exceeded"},
+		"greets only":        {func(m *mock) { m.say(greeting); m.untilHungUp() }, "qmp_capabilities: context deadline exceeded"},
+		"hangs up on asking": {func(m *mock) { m.say(greeting); m.hear() }, "qmp_capabilities: QEMU hung up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx := within(t, patience)
+			if strings.Contains(c.says, "deadline") {
+				ctx = within(t, soon)
+			}
+			if _, err := dialMock(ctx, t, nil, c.play); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got the error %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+func TestHangUpWhileWaiting(t *testing.T) {
+	t.Parallel()
+	c, err := dialMock(within(t, patience), t, nil, func(m *mock) {
+		m.begin()
+		m.hear()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Execute(within(t, patience), "quit", nil, nil); err == nil || !strings.Contains(err.Error(), "hung up") {
+		t.Errorf("got the error %v", err)
+	}
+	<-c.Done()
+	if err := c.Execute(within(t, patience), "again", nil, nil); err == nil {
+		t.Error("a connection that is over takes commands")
+	}
+}
+
+// startQEMU starts a machine without hardware.
+func startQEMU(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "qmp")
+	cmd := exec.CommandContext(t.Context(), vmtest.QEMU(t),
+		"-M", "none", "-nodefaults", "-display", "none", "-S", "-qmp", "unix:"+path+",server=on,wait=off")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return path
+}
+
+// dial connects to a QEMU that may not listen yet.
+func dial(t *testing.T, path string, onEvent func(qmp.Event)) *qmp.Client {
+	t.Helper()
+	var c *qmp.Client
+	vmtest.Eventually(t, patience, "QEMU answers", func() (err error) {
+		c, err = qmp.Dial(within(t, patience), path, onEvent)
+		return err
+	})
+	t.Cleanup(c.Close)
+	return c
+}
+
+func TestRealQEMU(t *testing.T) {
+	t.Parallel()
+	path := startQEMU(t)
+	events := make(chan string, 10)
+	c := dial(t, path, func(e qmp.Event) { events <- e.Name })
+	var status struct{ Status string }
+	if err := c.Execute(within(t, patience), "query-status", nil, &status); err != nil || status.Status != "prelaunch" {
+		t.Errorf("got the status %q and error %v", status.Status, err)
+	}
+	if err := c.Execute(within(t, patience), "cont", nil, nil); err != nil {
+		t.Error(err)
+	}
+	if name := <-events; name != "RESUME" {
+		t.Errorf("got the event %q", name)
+	}
+	if _, ok := errors.AsType[*qmp.Error](c.Execute(within(t, patience), "no-such-command", nil, nil)); !ok {
+		t.Error("QEMU took a command that there is not")
+	}
+	_ = c.Execute(within(t, patience), "quit", nil, nil)
+	<-c.Done()
+}
+
+// TestOneAtATime checks that clients are queued, also while the queue is full, and that
+// each gets its turn.
+func TestOneAtATime(t *testing.T) {
+	t.Parallel()
+	path := startQEMU(t)
+	first := dial(t, path, nil)
+	if _, err := qmp.Dial(within(t, soon), path, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while another client is served: %v", err)
+	}
+	served := make(chan error)
+	for range 6 {
+		go func() {
+			c, err := qmp.Dial(within(t, patience), path, nil)
+			if err == nil {
+				c.Close()
+			}
+			served <- err
+		}()
+	}
+	if err := first.Execute(within(t, patience), "query-status", nil, nil); err != nil {
+		t.Errorf("the client that is served: %v", err)
+	}
+	first.Close()
+	for range 6 {
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,90 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package machine
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/diskfs/go-diskfs/backend/file"
+	"github.com/diskfs/go-diskfs/filesystem/iso9660"
+)
+
+const (
+	// seedLabel is the label by which cloud-init finds the disk.
+	seedLabel = "CIDATA"
+	// noUserData is what cloud-init treats as no user data; the file must exist.
+	noUserData = "#cloud-config\n"
+	isoBlock   = 2048
+)
+
+// Seed is what cloud-init reads by its data source NoCloud.
+type Seed struct {
+	// InstanceID makes cloud-init do its once-only tasks again when it changes.
+	InstanceID, Hostname  string
+	SSHKeys               []string
+	UserData, NetworkData string // empty for none
+}
+
+// WriteSeed writes the disk that cloud-init reads. It is written anew for each run, so a
+// change takes effect at the next one.
+func (m Machine) WriteSeed(seed Seed) error {
+	files, err := seed.makeFiles()
+	if err != nil {
+		return err
+	}
+	tmp, remove, err := m.Staging.Temp()
+	if err != nil {
+		return err
+	}
+	defer remove()
+	image := filepath.Join(tmp, SeedFile)
+	if err := writeISO(image, filepath.Join(tmp, "files"), files); err != nil {
+		return fmt.Errorf("the disk for cloud-init: %w", err)
+	}
+	return os.Rename(image, m.File(SeedFile))
+}
+
+// makeFiles returns the files by name.
+func (s Seed) makeFiles() (map[string]string, error) {
+	// JSON is valid YAML, whatever text it holds.
+	meta, err := json.Marshal(struct {
+		InstanceID string   `json:"instance-id"`
+		Hostname   string   `json:"local-hostname"`
+		Keys       []string `json:"public-keys,omitempty"`
+	}{s.InstanceID, s.Hostname, s.SSHKeys})
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]string{"meta-data": string(meta) + "\n", "user-data": cmp.Or(s.UserData, noUserData)}
+	if s.NetworkData != "" {
+		files["network-config"] = s.NetworkData
+	}
+	return files, nil
+}
+
+// writeISO makes an ISO image of the given files, in a folder that the library removes.
+func writeISO(path, dir string, files map[string]string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			return err
+		}
+	}
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the driver's folder
+	if err != nil {
+		return err
+	}
+	iso, err := iso9660.Create(file.New(out, false), 0, 0, isoBlock, dir)
+	if err == nil {
+		err = iso.Finalize(iso9660.FinalizeOptions{RockRidge: true, VolumeIdentifier: seedLabel})
+	}
+	return errors.Join(err, out.Close())
+}
