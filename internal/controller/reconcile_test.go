@@ -74,6 +74,8 @@ type interceptedDriver struct {
 	outdatedList []driver.Server
 	// failQueries fails the queries for single servers.
 	failQueries atomic.Bool
+	// fetching makes lists show servers as waiting for their image.
+	fetching atomic.Bool
 }
 
 func (m *interceptedDriver) Unwrap() driver.Driver { return m.Driver }
@@ -85,7 +87,13 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 	if m.outdated && len(uids) == 0 {
 		return m.outdatedList, nil
 	}
-	return m.Driver.List(ctx, uids...)
+	servers, err := m.Driver.List(ctx, uids...)
+	for n := range servers {
+		if m.fetching.Load() {
+			servers[n].State = driver.StatePending
+		}
+	}
+	return servers, err
 }
 
 func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
@@ -1086,5 +1094,45 @@ func TestRestartedAtAtCreation(t *testing.T) {
 	g.reconcile()
 	if g.server().Run != run || g.vm().Status.RestartCount != 0 {
 		t.Error("restarted")
+	}
+}
+
+// TestSuccessWithoutEffect checks that a driver that reports success but changes
+// nothing is retried with growing delays, like one that reports a failure.
+func TestSuccessWithoutEffect(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return g.server(), nil
+	}
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	calls := g.engine.calls
+	if result := g.reconcile(); result.RequeueAfter != time.Second || g.engine.calls != calls+1 {
+		t.Errorf("%d calls, and the next try is in %s: want 1 and 1 s", g.engine.calls-calls, result.RequeueAfter)
+	}
+	g.wantPhase(api.PhaseActive, api.ReasonOperationFailed)
+	if op := g.vm().Status.Operation; op.LastError != "the fake driver reports success, and the server is Running still" {
+		t.Errorf("operation %+v", op)
+	}
+	g.engine.ensure = nil
+	g.clock.Step(time.Second)
+	g.reconcile()
+	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
+}
+
+// TestCreationContinuesAfterAFetch checks that a pass continues a creation whose
+// image was fetched since.
+func TestCreationContinuesAfterAFetch(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(vmtest.VM("vm"))
+	g.reconcile()
+	g.engine.fetching.Store(true)
+	g.startInventory()
+	g.newReconciler()
+	calls := g.engine.calls
+	g.reconcile()
+	if g.engine.calls != calls+1 {
+		t.Errorf("%d calls, want 1", g.engine.calls-calls)
 	}
 }
