@@ -38,7 +38,7 @@ const (
 )
 
 // latencies are those of the fake engine, one for each replica. A call that is
-// halted during its latency continues at once, while a call that a fault slows down
+// halted during its latency continues immediately, while a call that a fault slows down
 // is likely to be cut.
 var latencies = []string{"20ms", "50ms", "200ms"}
 

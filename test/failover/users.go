@@ -255,7 +255,7 @@ func (u *user) waitUntilApplied(ctx context.Context, starts int) error {
 
 // deleteVM deletes the VirtualMachine and waits until it is gone, because its name is
 // used again. It deletes the version that it has just read: without that
-// precondition, kube-apiserver removes an object at once if its finalizer is added
+// precondition, kube-apiserver removes an object immediately if its finalizer is added
 // during the deletion (kubernetes/kubernetes #77988), and leaves its server to the
 // orphan sweep.
 func (u *user) deleteVM(ctx context.Context) error {

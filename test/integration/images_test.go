@@ -16,8 +16,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// Images that cannot be fetched: at one address nothing listens, and no server is
-// asked for the other.
+// Images that cannot be fetched: one is at an address without a listener, the other is
+// never pulled.
 const (
 	unreachable = "127.0.0.1:1/missing:latest"
 	absent      = "drover-test-absent:latest"

@@ -119,7 +119,7 @@ func checkContainer(t *testing.T, vm *api.VirtualMachine) {
 	}
 }
 
-// checkColumns asks for the table that kubectl gets.
+// checkColumns requests the table that kubectl gets.
 func checkColumns(t *testing.T, vm *api.VirtualMachine) {
 	raw, err := environment.VMs.CloudnativeV1alpha1().RESTClient().Get().Namespace(vm.Namespace).Resource("virtualmachines").
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())

@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/test/rig"
 )
 
-// secretText is what must not appear anywhere, without characters that an encoding escapes.
-const secretText = "Xyzzy42PlughTheSecret"
+// hiddenText is what must not appear anywhere, without characters that an encoding escapes.
+const hiddenText = "Xyzzy42PlughTheSecret"
 
 // TestSecretsAreNotExposed checks objects other than the Secret, events, files,
 // command lines and logs at their highest verbosity.
@@ -44,7 +44,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	w.Await(t, refused, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonUnsupported), rig.Says("userData"),
 		rig.Condition(api.ConditionStalled, metav1.ConditionTrue))
 	w.AwaitEvent(t, refused, api.ReasonUnsupported)
-	if cmdline := readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, secretText) {
+	if cmdline := readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, hiddenText) {
 		t.Error("it is on the command line")
 	}
 	controller.MustStop()
@@ -66,7 +66,7 @@ func createSecret(t *testing.T, w *rig.World) {
 	t.Helper()
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "init"},
-		StringData: map[string]string{"user-data": "#cloud-config\npassword: " + secretText + "\n"},
+		StringData: map[string]string{"user-data": "#cloud-config\npassword: " + hiddenText + "\n"},
 	}
 	if _, err := w.Kube.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -76,9 +76,9 @@ func createSecret(t *testing.T, w *rig.World) {
 // checkNotIn also knows the text as base64, at each of the three offsets.
 func checkNotIn(t *testing.T, where, text string) {
 	t.Helper()
-	encodings := []string{secretText}
+	encodings := []string{hiddenText}
 	for n := range 3 {
-		encoded := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("_", n) + secretText))
+		encoded := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("_", n) + hiddenText))
 		encodings = append(encodings, encoded[4:24])
 	}
 	for _, encoding := range encodings {

@@ -174,7 +174,7 @@ func clientForToken(t *testing.T, kubeconfig string) kubernetes.Interface {
 	return kube
 }
 
-// TestPermissions asks the API server what the account may do.
+// TestPermissions queries the API server for what the account may do.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)

@@ -106,7 +106,7 @@ func checkAnswers(t *testing.T, url, token string, code int, text string) {
 	})
 }
 
-// requestMetrics asks for metrics once.
+// requestMetrics sends one request for metrics.
 func requestMetrics(t *testing.T, url, token string) (code int, body string, err error) {
 	t.Helper()
 	asker := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{

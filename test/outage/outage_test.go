@@ -199,7 +199,7 @@ func TestEngineMismatch(t *testing.T) {
 }
 
 // TestDeletionWhileCreating checks that such a deletion ends soon and leaves
-// nothing, whatever becomes of the creation.
+// nothing, whatever happens to the creation.
 func TestDeletionWhileCreating(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)

@@ -100,7 +100,7 @@ func (h *testHost) newVM(driver, state string) *api.VirtualMachine {
 	return vm.Obj()
 }
 
-// crashServer makes a driver's server end by itself, and fail.
+// crashServer makes a driver's server exit with a failure.
 func (h *testHost) crashServer(driver string) {
 	h.t.Helper()
 	uid := h.getVM(driver + "-exited").UID
