@@ -44,8 +44,8 @@ type testHost struct {
 
 func newTestHost(t *testing.T) *testHost {
 	t.Helper()
-	vmtest.QEMU(t)
-	h := &testHost{data: filepath.Join(t.TempDir(), "d"), image: vmtest.BootGuest(t, t.TempDir(), "A", false)}
+	vmtest.QEMUBinary(t)
+	h := &testHost{data: filepath.Join(t.TempDir(), "d"), image: vmtest.BuildBootGuest(t, t.TempDir(), "A", false)}
 	dir, err := datadir.Open(h.data)
 	must(t, err)
 	must(t, dir.SetClusterID("cluster-1"))

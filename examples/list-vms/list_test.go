@@ -28,7 +28,7 @@ const stepTimeout = time.Minute
 
 var cluster *vmtest.Cluster
 
-func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &cluster, vmtest.ClusterOptions{})) }
+func TestMain(m *testing.M) { os.Exit(vmtest.RunTests(m, &cluster, vmtest.ClusterOptions{})) }
 
 func TestListsAll(t *testing.T) {
 	client := newClient(t)
@@ -134,7 +134,7 @@ func create(t *testing.T, client versioned.Interface, name string) *v1alpha1.Vir
 	t.Helper()
 	vms := client.CloudnativeV1alpha1().VirtualMachines("default")
 	wanted := apply.VirtualMachine(name, "default").WithSpec(apply.VirtualMachineSpec().
-		WithResource(vmtest.VM(name).Obj().Spec.Resource))
+		WithResource(vmtest.NewVM(name).Obj().Spec.Resource))
 	vm, err := vms.Apply(t.Context(), wanted, metav1.ApplyOptions{FieldManager: "test"})
 	if err != nil {
 		t.Fatal(err)

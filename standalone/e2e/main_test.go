@@ -28,7 +28,7 @@ import (
 // shared is for tests that leave the cluster as they found it.
 var shared *vmtest.Cluster
 
-func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &shared, vmtest.ClusterOptions{})) }
+func TestMain(m *testing.M) { os.Exit(vmtest.RunTests(m, &shared, vmtest.ClusterOptions{})) }
 
 // waitTimeout is how long a busy machine may take for what is usually done immediately.
 const waitTimeout = 60 * time.Second

@@ -48,7 +48,7 @@ func FreeAddress(ctx context.Context) (string, error) {
 
 // Ready returns nil once the controller's caches are filled.
 func (c *Controller) Ready() error {
-	if c.Over() {
+	if c.HasEnded() {
 		return errors.New("the controller has ended")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)

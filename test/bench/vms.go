@@ -149,7 +149,7 @@ func DryRunCreate(ctx context.Context, vms typed.VirtualMachineInterface) error 
 func createVM(ctx context.Context, vms typed.VirtualMachineInterface, name string, opts metav1.CreateOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	vm := vmtest.VM(name).Obj()
+	vm := vmtest.NewVM(name).Obj()
 	vm.Namespace = ""
 	_, err := vms.Create(ctx, vm, opts)
 	return err

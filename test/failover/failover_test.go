@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/rig"
 )
 
-func TestMain(m *testing.M) { os.Exit(rig.Main(m, setUp)) }
+func TestMain(m *testing.M) { os.Exit(rig.RunTests(m, setUp)) }
 
 // programs is the folder of built programs; each is built at most once.
 var programs string

@@ -192,7 +192,7 @@ func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *vmtest.Pr
 func (w *environment) leadingReplica(ctx context.Context) *replica {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	l, err := w.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).Get(ctx, leaseName, metav1.GetOptions{})
+	l, err := w.KubeClient.CoordinationV1().Leases(metav1.NamespaceDefault).Get(ctx, leaseName, metav1.GetOptions{})
 	if err != nil || l.Spec.HolderIdentity == nil {
 		return nil
 	}
@@ -217,11 +217,11 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p
 	case Term:
 		return terminateProcess(ctx, p)
 	case Disconnect:
-		r.proxy.Cut()
+		r.proxy.Disconnect()
 	case Blackhole:
 		r.proxy.Blackhole()
 	case DelayReplies:
-		r.proxy.Late(s.randomDelay())
+		r.proxy.DelayReplies(s.randomDelay())
 	default:
 		return errors.New("it affects no single replica")
 	}
@@ -242,7 +242,7 @@ func terminateProcess(ctx context.Context, p *vmtest.Process) error {
 	if err := sendSignal(p, syscall.SIGTERM); err != nil {
 		return err
 	}
-	for begin := time.Now(); !p.Over() && ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
+	for begin := time.Now(); !p.HasEnded() && ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
 		if time.Since(begin) > stopTimeout {
 			return errors.Join(fmt.Errorf("process %d did not end within %s", p.PID(), stopTimeout), sendSignal(p, syscall.SIGKILL))
 		}
@@ -253,7 +253,7 @@ func terminateProcess(ctx context.Context, p *vmtest.Process) error {
 // deleteLease deletes it as a user does, once the API server answers.
 func (s *faultInjector) deleteLease(ctx context.Context) error {
 	return retryRequest(ctx, func(ctx context.Context) error {
-		err := s.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).Delete(ctx, leaseName, metav1.DeleteOptions{})
+		err := s.KubeClient.CoordinationV1().Leases(metav1.NamespaceDefault).Delete(ctx, leaseName, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}

@@ -40,7 +40,7 @@ var machinePlans = map[string]faultPlan{
 // guest of one boot sector.
 func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uint64) *environment {
 	t.Helper()
-	vmtest.QEMU(t)
+	vmtest.QEMUBinary(t)
 	w := newEmptyEnvironment(t, dir)
 	w.addUsers(users, seed)
 	for _, u := range w.users {
@@ -54,7 +54,7 @@ func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uin
 	if err := errors.Join(os.Mkdir(w.images(), 0o700), os.Symlink(builtProgram(t, processRecorder), w.recorder())); err != nil {
 		t.Fatal(err)
 	}
-	guest := vmtest.BootGuest(t, w.images(), "A", false)
+	guest := vmtest.BuildBootGuest(t, w.images(), "A", false)
 	for range machineReplicas {
 		w.addReplica(t, binary,
 			"--vm-driver=qemu", "--qemu-dir="+w.engine, "--qemu-image-dirs="+w.images(), "--qemu-image="+guest,
@@ -89,7 +89,7 @@ func (w *environment) judgeMachines(t testing.TB, inject faultFunc) MachineEvide
 		t.Fatal(err)
 	}
 	// A QEMU may take a moment to end after the controller has.
-	if _, err := vmtest.Poll(rig.Soon, func() error {
+	if _, err := vmtest.Poll(rig.StepTimeout, func() error {
 		if e.Leftovers = w.listLeftovers(t); len(e.Leftovers) > 0 {
 			return errors.New("something is left")
 		}
@@ -171,7 +171,7 @@ func TestLeaderKilledDuringStarts(t *testing.T) {
 
 func (w *environment) killDuringStarts(ctx context.Context, creators []*user) (f Fault, err error) {
 	err = forAllUsers(creators, func(u *user) error {
-		return u.createVM(ctx, vmtest.VM(u.name).Resource(api.ResourceMemory, "32M").Obj(), 1)
+		return u.createVM(ctx, vmtest.NewVM(u.name).Resource(api.ResourceMemory, "32M").Obj(), 1)
 	})
 	for n := 0; n < len(creators)/3 && err == nil; sleepContext(ctx, pollPeriod) {
 		var starts []processlog.ProcessStart

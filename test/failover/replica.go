@@ -48,7 +48,7 @@ func (r *replica) runUntilDone(ctx context.Context) error {
 		}
 		r.recordStart(p, from)
 		stopped := false
-		for !p.Over() {
+		for !p.HasEnded() {
 			if ctx.Err() != nil && !stopped {
 				stopped = true
 				_ = p.Stop() // whether it leads decides how that ends
@@ -113,7 +113,7 @@ func (r *replica) release() {
 
 // sendSignal sends a signal to a process unless it has ended.
 func sendSignal(p *vmtest.Process, s syscall.Signal) error {
-	if p.Over() {
+	if p.HasEnded() {
 		return nil
 	}
 	if err := syscall.Kill(p.PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {

@@ -27,20 +27,20 @@ func TestDockerCreateWrites(t *testing.T) {
 	t.Parallel()
 	const most = 3
 	w := rig.Start(t)
-	w.Run(t, "--vm-driver=docker", "--usage-period=1h") // the first sample is one more write
-	vm := w.Create(t, newSmallVM("few", "default", "docker"))
-	history := w.Record(t, vm)
-	active := w.Await(t, vm, rig.Soon, rig.Active)
-	vmtest.Always(t, 3*time.Second, time.Second, "nothing more is written", func() error {
-		if now := w.Get(t, vm); now.ResourceVersion != active.ResourceVersion {
-			return fmt.Errorf("after Active came %s", rig.Show(now))
+	w.RunController(t, "--vm-driver=docker", "--usage-period=1h") // the first sample is one more write
+	vm := w.CreateVM(t, newSmallVM("few", "default", "docker"))
+	history := w.RecordHistory(t, vm)
+	active := w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+	vmtest.Consistently(t, 3*time.Second, time.Second, "nothing more is written", func() error {
+		if now := w.GetVM(t, vm); now.ResourceVersion != active.ResourceVersion {
+			return fmt.Errorf("after Active came %s", rig.FormatStatus(now))
 		}
 		return nil
 	})
-	all := history.Until(t, active)
+	all := history.WaitForVersion(t, active)
 	if writes := len(all) - 1; writes > most {
 		for _, one := range all {
-			t.Log(rig.Show(one))
+			t.Log(rig.FormatStatus(one))
 		}
 		t.Errorf("%d writes, want at most %d", writes, most)
 	}
@@ -62,13 +62,13 @@ func TestGoroutinesEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Spawn(t, nil, "--vm-driver=fake", "--fake-dir=", "--metrics-bind-address="+address)
+	w.StartControllerProcess(t, nil, "--vm-driver=fake", "--fake-dir=", "--metrics-bind-address="+address)
 	runLifecycles(t, w, "warm")
 	before := countGoroutines(t, address)
 	for n := range lifecycles / livesAtATime {
 		runLifecycles(t, w, fmt.Sprintf("turn-%d", n))
 	}
-	vmtest.Eventually(t, rig.Soon, "the goroutines of 1,000 VMs have ended", func() error {
+	vmtest.Eventually(t, rig.StepTimeout, "the goroutines of 1,000 VMs have ended", func() error {
 		if now := countGoroutines(t, address); now > before+spareGoroutines {
 			return fmt.Errorf("%v, before it were %v", now, before)
 		}
@@ -77,11 +77,11 @@ func TestGoroutinesEnd(t *testing.T) {
 }
 
 // runLifecycles creates and deletes VMs.
-func runLifecycles(t *testing.T, w *rig.World, name string) {
+func runLifecycles(t *testing.T, w *rig.Environment, name string) {
 	t.Helper()
-	vms := w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
+	vms := w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
 	for n := range livesAtATime {
-		w.Create(t, newSmallVM(fmt.Sprintf("%s-%d", name, n), metav1.NamespaceDefault, "fake").Probe(80))
+		w.CreateVM(t, newSmallVM(fmt.Sprintf("%s-%d", name, n), metav1.NamespaceDefault, "fake").ReadinessProbe(80))
 	}
 	left := func(want func(phase string) bool) func() error {
 		return func() error {
@@ -97,17 +97,17 @@ func runLifecycles(t *testing.T, w *rig.World, name string) {
 			return nil
 		}
 	}
-	vmtest.Eventually(t, rig.Soon, "all are Active", left(func(phase string) bool { return phase == "Active" }))
+	vmtest.Eventually(t, rig.StepTimeout, "all are Active", left(func(phase string) bool { return phase == "Active" }))
 	if err := vms.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, rig.Soon, "all are gone", left(func(string) bool { return false }))
+	vmtest.Eventually(t, rig.StepTimeout, "all are gone", left(func(string) bool { return false }))
 }
 
 // countGoroutines reads the controller's own count.
 func countGoroutines(t *testing.T, address string) float64 {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), rig.Soon)
+	ctx, cancel := context.WithTimeout(t.Context(), rig.StepTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
 	if err != nil {

@@ -13,6 +13,6 @@ import (
 func parseQuantity(text string) resource.Quantity { return resource.MustParse(text) }
 
 // newSmallVM is a VM that a test's machine can have many of.
-func newSmallVM(name, ns, driver string) *vmtest.Builder {
-	return vmtest.VM(name).Namespace(ns).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
+func newSmallVM(name, ns, driver string) *vmtest.VMBuilder {
+	return vmtest.NewVM(name).Namespace(ns).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(5)
 }

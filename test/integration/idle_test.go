@@ -23,16 +23,16 @@ const (
 func TestIdleVMsWriteNothing(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
-	w.Run(t, "--vm-driver=fake", "--usage-period=1s", "--list-period=1s", "--orphan-grace=1s")
+	w.RunController(t, "--vm-driver=fake", "--usage-period=1s", "--list-period=1s", "--orphan-grace=1s")
 	var vms []*api.VirtualMachine
 	for n := range idleVMs {
-		vms = append(vms, w.Create(t, newSmallVM(fmt.Sprintf("idle-%d", n), "default", "fake")))
+		vms = append(vms, w.CreateVM(t, newSmallVM(fmt.Sprintf("idle-%d", n), "default", "fake")))
 	}
 	for _, vm := range vms {
-		w.Await(t, vm, rig.Soon, rig.Active, rig.HasUsage)
+		w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, rig.HasUsage)
 	}
 	before := waitUntilIdle(t, w)
-	vmtest.Always(t, idleTime, 5*time.Second, "nothing is written", func() error {
+	vmtest.Consistently(t, idleTime, 5*time.Second, "nothing is written", func() error {
 		if now := countWrites(t, w); now != before {
 			return fmt.Errorf("%v writes more", now-before)
 		}
@@ -41,10 +41,10 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 }
 
 // waitUntilIdle waits until what was written last, events among it, is counted.
-func waitUntilIdle(t *testing.T, w *rig.World) float64 {
+func waitUntilIdle(t *testing.T, w *rig.Environment) float64 {
 	t.Helper()
 	last, since := -1.0, time.Now()
-	vmtest.Eventually(t, rig.Soon, "10 s without a write", func() error {
+	vmtest.Eventually(t, rig.StepTimeout, "10 s without a write", func() error {
 		if now := countWrites(t, w); now != last {
 			last, since = now, time.Now()
 		}
@@ -57,9 +57,9 @@ func waitUntilIdle(t *testing.T, w *rig.World) float64 {
 }
 
 // countWrites counts, in the API server, the writes to VMs and events.
-func countWrites(t *testing.T, w *rig.World) (sum float64) {
+func countWrites(t *testing.T, w *rig.Environment) (sum float64) {
 	t.Helper()
-	page := w.APIMetrics(t)
+	page := w.ReadAPIMetrics(t)
 	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"} {
 		for _, resource := range []string{"virtualmachines", "events"} {
 			sum += page.Sum("apiserver_request_total", fmt.Sprintf("verb=%q", verb), fmt.Sprintf("resource=%q", resource))

@@ -28,22 +28,22 @@ const hiddenText = "Xyzzy42PlughTheSecret"
 func TestSecretsAreNotExposed(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
-	w.Faults(t, `default/fails: {failCreate: 1000000}`)
-	controller := w.Spawn(t, nil, "-v=10", "--usage-period=1s")
+	w.SetFaults(t, `default/fails: {failCreate: 1000000}`)
+	controller := w.StartControllerProcess(t, nil, "-v=10", "--usage-period=1s")
 
-	late := w.Create(t, newSmallVM("late", "default", "fake").UserDataSecret("init", "user-data"))
-	w.Await(t, late, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonSecretUnavailable), rig.Says(`"init"`), rig.Says("userData"))
+	late := w.CreateVM(t, newSmallVM("late", "default", "fake").UserDataSecret("init", "user-data"))
+	w.WaitForVM(t, late, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable), rig.HasMessage(`"init"`), rig.HasMessage("userData"))
 	createSecret(t, w)
-	w.Await(t, late, rig.Soon, rig.Active)
-	if !w.Fake(t, late.UID).HasUserData {
+	w.WaitForVM(t, late, rig.StepTimeout, rig.IsActive)
+	if !w.ReadFakeServer(t, late.UID).HasUserData {
 		t.Error("the server got no user-data")
 	}
-	fails := w.Create(t, newSmallVM("fails", "default", "fake").UserDataSecret("init", "user-data"))
-	w.Await(t, fails, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonOperationFailed))
-	refused := w.Create(t, newSmallVM("refused", "default", "docker").UserDataSecret("init", "user-data"))
-	w.Await(t, refused, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonUnsupported), rig.Says("userData"),
-		rig.Condition(api.ConditionStalled, metav1.ConditionTrue))
-	w.AwaitEvent(t, refused, api.ReasonUnsupported)
+	fails := w.CreateVM(t, newSmallVM("fails", "default", "fake").UserDataSecret("init", "user-data"))
+	w.WaitForVM(t, fails, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonOperationFailed))
+	refused := w.CreateVM(t, newSmallVM("refused", "default", "docker").UserDataSecret("init", "user-data"))
+	w.WaitForVM(t, refused, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonUnsupported), rig.HasMessage("userData"),
+		rig.HasCondition(api.ConditionStalled, metav1.ConditionTrue))
+	w.WaitForEvent(t, refused, api.ReasonUnsupported)
 	if cmdline := readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, hiddenText) {
 		t.Error("it is on the command line")
 	}
@@ -53,22 +53,22 @@ func TestSecretsAreNotExposed(t *testing.T) {
 		t.Errorf("the log is too short to prove anything: %d bytes", len(log))
 	}
 	checkNotIn(t, "the log", controller.Output())
-	objects, err := w.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+	objects, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	checkNotIn(t, "an object", toJSON(t, objects))
-	checkNotIn(t, "an event", toJSON(t, w.Events(t, nil)))
+	checkNotIn(t, "an event", toJSON(t, w.ListEvents(t, nil)))
 	checkNotInFolder(t, w.FakeDir)
 }
 
-func createSecret(t *testing.T, w *rig.World) {
+func createSecret(t *testing.T, w *rig.Environment) {
 	t.Helper()
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "init"},
 		StringData: map[string]string{"user-data": "#cloud-config\npassword: " + hiddenText + "\n"},
 	}
-	if _, err := w.Kube.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+	if _, err := w.KubeClient.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

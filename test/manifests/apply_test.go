@@ -157,7 +157,7 @@ func checkUninstallKeepsVMs(t *testing.T, c *vmtest.Cluster, kube kubernetes.Int
 		t.Fatal(err)
 	}
 	vms := all.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
-	vm := vmtest.VM("stays").Obj()
+	vm := vmtest.NewVM("stays").Obj()
 	if _, err := vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func TestStaticPodApplies(t *testing.T) {
 // waitForDefaultAccount waits for the account that pods get by default.
 func waitForDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 	t.Helper()
-	vmtest.Eventually(t, rig.Soon, "the default ServiceAccount", func() error {
+	vmtest.Eventually(t, rig.StepTimeout, "the default ServiceAccount", func() error {
 		_, err := kube.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
@@ -204,7 +204,7 @@ func waitForDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 func waitForToken(t *testing.T, kube kubernetes.Interface) string {
 	t.Helper()
 	var token string
-	vmtest.Eventually(t, rig.Soon, "the Secret has a token", func() error {
+	vmtest.Eventually(t, rig.StepTimeout, "the Secret has a token", func() error {
 		secret, err := kube.CoreV1().Secrets(namespace).Get(t.Context(), "drover-controller-token", metav1.GetOptions{})
 		if err != nil {
 			return err

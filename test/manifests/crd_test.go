@@ -52,9 +52,9 @@ func TestOlderCRDIsRefused(t *testing.T) {
 		removed, _, _ = unstructured.NestedMap(version, field...)
 		unstructured.RemoveNestedField(version, field...)
 	})
-	c := w.Spawn(t, nil)
-	vmtest.Eventually(t, rig.Soon, "the controller ends", func() error {
-		if !c.Over() {
+	c := w.StartControllerProcess(t, nil)
+	vmtest.Eventually(t, rig.StepTimeout, "the controller ends", func() error {
+		if !c.HasEnded() {
 			return errors.New("it runs")
 		}
 		return nil
@@ -67,5 +67,5 @@ func TestOlderCRDIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	w.AwaitLog(t, w.Spawn(t, nil), "Starting workers")
+	w.WaitForLog(t, w.StartControllerProcess(t, nil), "Starting workers")
 }

@@ -25,23 +25,23 @@ import (
 // unprivileged user, without capabilities, on a read-only root file system.
 func TestImage(t *testing.T) {
 	t.Parallel()
-	docker := vmtest.Docker(t)
+	docker := vmtest.DockerClient(t)
 	image := loadImage(t, docker)
 	w := rig.Start(t)
 	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 
-	id := runImage(t, docker, image, writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube)))
-	vm := w.Create(t, vmtest.VM("vm").Driver("fake"))
-	w.Await(t, vm, rig.Soon, rig.Active)
-	w.Delete(t, vm)
-	w.AwaitGone(t, vm, rig.Soon)
+	id := runImage(t, docker, image, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
+	vm := w.CreateVM(t, vmtest.NewVM("vm").Driver("fake"))
+	w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+	w.DeleteVM(t, vm)
+	w.WaitForDeletion(t, vm, rig.StepTimeout)
 
 	// It is process 1 there, for which signals have no default.
 	within := 20
 	if _, err := docker.ContainerStop(t.Context(), id, client.ContainerStopOptions{Timeout: &within}); err != nil {
 		t.Fatal(err)
 	}
-	state := rig.Inspect(t, id).State
+	state := rig.InspectContainer(t, id).State
 	if state.ExitCode != 0 {
 		t.Errorf("it ended with code %d", state.ExitCode)
 	}

@@ -16,4 +16,4 @@ import (
 	"cloudnative.tw/drover/test/rig"
 )
 
-func TestMain(m *testing.M) { os.Exit(rig.Main(m, nil)) }
+func TestMain(m *testing.M) { os.Exit(rig.RunTests(m, nil)) }

@@ -84,20 +84,20 @@ func TestMetricsNeedPermission(t *testing.T) {
 }
 
 // newAccount makes a ServiceAccount and returns a token of it.
-func newAccount(t *testing.T, w *rig.World, name string) string {
+func newAccount(t *testing.T, w *rig.Environment, name string) string {
 	t.Helper()
 	made := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := w.Kube.CoreV1().ServiceAccounts(namespace).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
+	if _, err := w.KubeClient.CoreV1().ServiceAccounts(namespace).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	return requestAccountToken(t, w.Kube, name)
+	return requestAccountToken(t, w.KubeClient, name)
 }
 
 // checkAnswers requests metrics until the answer is the expected one: the program takes a
 // moment to start, and caches a refusal for half a minute.
 func checkAnswers(t *testing.T, url, token string, code int, text string) {
 	t.Helper()
-	vmtest.Eventually(t, 2*rig.Soon, fmt.Sprintf("%s answers %d", url, code), func() error {
+	vmtest.Eventually(t, 2*rig.StepTimeout, fmt.Sprintf("%s answers %d", url, code), func() error {
 		got, body, err := requestMetrics(t, url, token)
 		if err == nil && (got != code || !strings.Contains(body, text)) {
 			return fmt.Errorf("it answers %d: %.200s", got, body)

@@ -18,24 +18,24 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-func TestMain(m *testing.M) { os.Exit(rig.Main(m, openDocker)) }
+func TestMain(m *testing.M) { os.Exit(rig.RunTests(m, openDocker)) }
 
 func openDocker() (func() error, error) {
-	_, err := vmtest.OpenDocker()
+	_, err := vmtest.OpenDockerClient()
 	return func() error { return nil }, err
 }
 
 var drivers = []string{"docker", "fake"}
 
 // newSmallVM is a VM that a test's machine can have many of.
-func newSmallVM(name, driver string) *vmtest.Builder {
-	return vmtest.VM(name).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
+func newSmallVM(name, driver string) *vmtest.VMBuilder {
+	return vmtest.NewVM(name).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(5)
 }
 
 func parseQuantity(text string) resource.Quantity { return resource.MustParse(text) }
 
 // sameServer requires the server that a VM had before, never started again.
-func sameServer(before *api.VirtualMachine) rig.Check {
+func sameServer(before *api.VirtualMachine) rig.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if vm.Status.Server == nil || vm.Status.Server.ID != before.Status.Server.ID || vm.Status.RestartCount != before.Status.RestartCount {
 			return fmt.Errorf("server %+v, %d restarts: want server %s, %d restarts", vm.Status.Server, vm.Status.RestartCount, before.Status.Server.ID, before.Status.RestartCount)

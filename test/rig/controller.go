@@ -20,12 +20,12 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// stopWithin is how long a controller may take to stop.
-const stopWithin = 20 * time.Second
+// stopTimeout is how long a controller may take to stop.
+const stopTimeout = 20 * time.Second
 
-// controllerMain is the main function of drover-controller, but for the
+// runController is the main function of drover-controller, but for the
 // process.
-func controllerMain() int {
+func runController() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := app.NewCommand().ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
@@ -35,9 +35,9 @@ func controllerMain() int {
 	return 0
 }
 
-// args are the flags of a controller of this world, which is alone in it unless
+// controllerArgs are the flags of a controller of this world, which is alone in it unless
 // further ones, which come last, say otherwise.
-func (w *World) args(more []string) []string {
+func (w *Environment) controllerArgs(more []string) []string {
 	return append([]string{
 		"--leader-elect=false", "--vm-driver=docker,fake", "--docker-image=" + vmtest.GuestPlain,
 		"--fake-dir=" + w.FakeDir, "--fake-faults=" + w.faults,
@@ -45,28 +45,28 @@ func (w *World) args(more []string) []string {
 	}, more...)
 }
 
-// Local is a controller in this process, where -race sees it.
-type Local struct {
+// LocalController is a controller in this process, where -race sees it.
+type LocalController struct {
 	cancel context.CancelFunc
 	done   chan error
 }
 
-// RunLocal starts a controller in this process.
-func (w *World) RunLocal(args ...string) (*Local, error) {
+// StartController starts a controller in this process.
+func (w *Environment) StartController(args ...string) (*LocalController, error) {
 	o := app.NewOptions()
 	flags := pflag.NewFlagSet("drover-controller", pflag.ContinueOnError)
 	o.AddFlags(flags)
-	if err := errors.Join(flags.Parse(w.args(args)), o.Validate()); err != nil {
+	if err := errors.Join(flags.Parse(w.controllerArgs(args)), o.Validate()); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Local{cancel: cancel, done: make(chan error, 1)}
+	c := &LocalController{cancel: cancel, done: make(chan error, 1)}
 	go func() { c.done <- app.Run(ctx, o, w.Config) }()
 	return c, nil
 }
 
 // Stop stops the controller and waits for its end.
-func (c *Local) Stop() error {
+func (c *LocalController) Stop() error {
 	c.cancel()
 	select {
 	case err := <-c.done:
@@ -75,15 +75,15 @@ func (c *Local) Stop() error {
 			return nil
 		}
 		return err
-	case <-time.After(stopWithin):
-		return fmt.Errorf("the controller did not stop within %s", stopWithin)
+	case <-time.After(stopTimeout):
+		return fmt.Errorf("the controller did not stop within %s", stopTimeout)
 	}
 }
 
-// Run is RunLocal for one test, at whose end the controller stops.
-func (w *World) Run(t testing.TB, args ...string) *Local {
+// RunController is RunLocal for one test, at whose end the controller stops.
+func (w *Environment) RunController(t testing.TB, args ...string) *LocalController {
 	t.Helper()
-	c, err := w.RunLocal(args...)
+	c, err := w.StartController(args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,38 +92,38 @@ func (w *World) Run(t testing.TB, args ...string) *Local {
 }
 
 // MustStop is Stop, and fails the test if the controller did not end well.
-func (c *Local) MustStop(t testing.TB) {
+func (c *LocalController) MustStop(t testing.TB) {
 	t.Helper()
 	if err := c.Stop(); err != nil {
 		t.Errorf("stop the controller: %v", err)
 	}
 }
 
-// Child is a controller in a process of its own, which can be killed.
-type Child struct {
+// ControllerProcess is a controller in a process of its own, which can be killed.
+type ControllerProcess struct {
 	*vmtest.Process
 	t testing.TB
 }
 
-// Spawn starts a controller in a process of its own, that of the same program.
-func (w *World) Spawn(t testing.TB, env []string, args ...string) *Child {
+// StartControllerProcess starts a controller in a process of its own, that of the same program.
+func (w *Environment) StartControllerProcess(t testing.TB, env []string, args ...string) *ControllerProcess {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	args = append(w.args(args), "--kubeconfig="+w.Kubeconfig)
-	p, err := vmtest.StartProcess(self, args, append([]string{asController + "=1"}, env...))
+	args = append(w.controllerArgs(args), "--kubeconfig="+w.Kubeconfig)
+	p, err := vmtest.StartProcess(self, args, append([]string{controllerEnv + "=1"}, env...))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Child{Process: p, t: t}
-	t.Cleanup(c.end)
+	c := &ControllerProcess{Process: p, t: t}
+	t.Cleanup(c.stopAtEnd)
 	return c
 }
 
 // MustStop ends the controller as Ctrl-C does.
-func (c *Child) MustStop() {
+func (c *ControllerProcess) MustStop() {
 	c.t.Helper()
 	if err := c.Stop(); err != nil {
 		c.t.Errorf("stop the controller: %v", err)
@@ -131,15 +131,15 @@ func (c *Child) MustStop() {
 }
 
 // MustKill ends it as kill -9 does.
-func (c *Child) MustKill() {
+func (c *ControllerProcess) MustKill() {
 	c.t.Helper()
 	if err := c.Kill(); err != nil {
 		c.t.Errorf("kill the controller: %v", err)
 	}
 }
 
-func (c *Child) end() {
-	if !c.Over() {
+func (c *ControllerProcess) stopAtEnd() {
+	if !c.HasEnded() {
 		c.MustStop()
 	}
 	if strings.Contains(c.Output(), "DATA RACE") {
@@ -150,10 +150,10 @@ func (c *Child) end() {
 	}
 }
 
-// AwaitLog waits until a controller has logged a text.
-func (w *World) AwaitLog(t testing.TB, c *Child, text string) {
+// WaitForLog waits until a controller has logged a text.
+func (w *Environment) WaitForLog(t testing.TB, c *ControllerProcess, text string) {
 	t.Helper()
-	vmtest.Eventually(t, Soon, "the controller logs "+text, func() error {
+	vmtest.Eventually(t, StepTimeout, "the controller logs "+text, func() error {
 		if !strings.Contains(c.Output(), text) {
 			return errors.New("it has not")
 		}

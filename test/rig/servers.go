@@ -26,21 +26,21 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// Containers returns the containers that carry a UID, of any cluster.
-func Containers(t testing.TB, uid types.UID) []container.Summary {
+// ListContainers returns the containers that carry a UID, of any cluster.
+func ListContainers(t testing.TB, uid types.UID) []container.Summary {
 	t.Helper()
-	return list(t, docker.LabelUID+"="+string(uid))
+	return listLabelled(t, docker.LabelUID+"="+string(uid))
 }
 
-// AllContainers returns those of this world.
-func (w *World) AllContainers(t testing.TB) []container.Summary {
+// ListClusterContainers returns those of this world.
+func (w *Environment) ListClusterContainers(t testing.TB) []container.Summary {
 	t.Helper()
-	return list(t, docker.LabelCluster+"="+w.ID)
+	return listLabelled(t, docker.LabelCluster+"="+w.ClusterID)
 }
 
-func list(t testing.TB, label string) []container.Summary {
+func listLabelled(t testing.TB, label string) []container.Summary {
 	t.Helper()
-	all, err := vmtest.Docker(t).ContainerList(t.Context(), client.ContainerListOptions{
+	all, err := vmtest.DockerClient(t).ContainerList(t.Context(), client.ContainerListOptions{
 		All: true, Filters: client.Filters{}.Add("label", label),
 	})
 	if err != nil {
@@ -49,30 +49,30 @@ func list(t testing.TB, label string) []container.Summary {
 	return all.Items
 }
 
-// Container looks at a VM's only container.
-func Container(t testing.TB, vm *api.VirtualMachine) container.InspectResponse {
+// InspectServer looks at a VM's only container.
+func InspectServer(t testing.TB, vm *api.VirtualMachine) container.InspectResponse {
 	t.Helper()
-	all := Containers(t, vm.UID)
+	all := ListContainers(t, vm.UID)
 	if len(all) != 1 {
 		t.Fatalf("%s/%s has %d containers, want 1", vm.Namespace, vm.Name, len(all))
 	}
-	return Inspect(t, all[0].ID)
+	return InspectContainer(t, all[0].ID)
 }
 
-// Inspect looks at a container.
-func Inspect(t testing.TB, id string) container.InspectResponse {
+// InspectContainer looks at a container.
+func InspectContainer(t testing.TB, id string) container.InspectResponse {
 	t.Helper()
-	res, err := vmtest.Docker(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
+	res, err := vmtest.DockerClient(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return res.Container
 }
 
-// RunForeign runs a container that is not Drover's, or with labels that say so.
-func RunForeign(t testing.TB, name string, labels map[string]string) (id string) {
+// RunForeignContainer runs a container that is not Drover's, or with labels that say so.
+func RunForeignContainer(t testing.TB, name string, labels map[string]string) (id string) {
 	t.Helper()
-	c := vmtest.Docker(t)
+	c := vmtest.DockerClient(t)
 	made, err := c.ContainerCreate(t.Context(), client.ContainerCreateOptions{
 		Name: name, Config: &container.Config{Image: vmtest.GuestPlain, Labels: labels},
 	})
@@ -89,20 +89,20 @@ func RunForeign(t testing.TB, name string, labels map[string]string) (id string)
 // RemoveContainer removes a container, if it exists, as a user does.
 func RemoveContainer(t testing.TB, id string) {
 	t.Helper()
-	_, err := vmtest.Docker(t).ContainerRemove(context.WithoutCancel(t.Context()), id, client.ContainerRemoveOptions{Force: true})
+	_, err := vmtest.DockerClient(t).ContainerRemove(context.WithoutCancel(t.Context()), id, client.ContainerRemoveOptions{Force: true})
 	if err != nil && !strings.Contains(err.Error(), "No such container") && !strings.Contains(err.Error(), "already in progress") {
 		t.Error(err)
 	}
 }
 
-// AskGuest calls the demo guest's own HTTP service until it answers.
-func AskGuest(t testing.TB, vm *api.VirtualMachine, path string) {
+// RequestFromGuest calls the demo guest's own HTTP service until it answers.
+func RequestFromGuest(t testing.TB, vm *api.VirtualMachine, path string) {
 	t.Helper()
 	if len(vm.Status.Addresses) == 0 {
 		t.Fatalf("%s/%s has no address", vm.Namespace, vm.Name)
 	}
 	asker := http.Client{Timeout: 5 * time.Second}
-	vmtest.Eventually(t, Soon, "the guest of "+vm.Name+" answers "+path, func() error {
+	vmtest.Eventually(t, StepTimeout, "the guest of "+vm.Name+" answers "+path, func() error {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+vm.Status.Addresses[0]+path, nil)
 		if err != nil {
 			return err
@@ -115,21 +115,23 @@ func AskGuest(t testing.TB, vm *api.VirtualMachine, path string) {
 	})
 }
 
-func (w *World) recordPath(uid types.UID) string {
+func (w *Environment) fakeRecordPath(uid types.UID) string {
 	return filepath.Join(w.FakeDir, string(uid)+".json")
 }
 
-// Fake reads a fake server; it is nil if there is none.
-func (w *World) Fake(t testing.TB, uid types.UID) *fake.Record {
+// ReadFakeServer reads a fake server; it is nil if there is none.
+func (w *Environment) ReadFakeServer(t testing.TB, uid types.UID) *fake.Record {
 	t.Helper()
-	return readRecord(t, w.recordPath(uid))
+	return readRecord(t, w.fakeRecordPath(uid))
 }
 
-// Fakes reads all fake servers that were not released.
-func (w *World) Fakes(t testing.TB) map[types.UID]*fake.Record { return readRecords(t, w.FakeDir) }
+// ReadFakeServers reads all fake servers that were not released.
+func (w *Environment) ReadFakeServers(t testing.TB) map[types.UID]*fake.Record {
+	return readRecords(t, w.FakeDir)
+}
 
-// Released reads the fake servers that were released.
-func (w *World) Released(t testing.TB) map[types.UID]*fake.Record {
+// ReadReleasedServers reads the fake servers that were released.
+func (w *Environment) ReadReleasedServers(t testing.TB) map[types.UID]*fake.Record {
 	return readRecords(t, filepath.Join(w.FakeDir, "retained"))
 }
 
@@ -164,36 +166,36 @@ func readRecord(t testing.TB, path string) *fake.Record {
 	return &r
 }
 
-// EditFake changes a fake server by hand, or adds one.
-func (w *World) EditFake(t testing.TB, uid types.UID, edit func(*fake.Record)) {
+// EditFakeServer changes a fake server by hand, or adds one.
+func (w *Environment) EditFakeServer(t testing.TB, uid types.UID, edit func(*fake.Record)) {
 	t.Helper()
-	r := w.Fake(t, uid)
+	r := w.ReadFakeServer(t, uid)
 	if r == nil {
-		r = &fake.Record{UID: uid, ClusterID: w.ID}
+		r = &fake.Record{UID: uid, ClusterID: w.ClusterID}
 	}
 	edit(r)
 	content, err := json.Marshal(r)
 	next := filepath.Join(w.temp, string(uid)+".next")
-	if err := errors.Join(err, os.WriteFile(next, content, 0o600), os.Rename(next, w.recordPath(uid))); err != nil {
+	if err := errors.Join(err, os.WriteFile(next, content, 0o600), os.Rename(next, w.fakeRecordPath(uid))); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// RemoveFake removes a fake server by hand.
-func (w *World) RemoveFake(t testing.TB, uid types.UID) {
+// RemoveFakeServer removes a fake server by hand.
+func (w *Environment) RemoveFakeServer(t testing.TB, uid types.UID) {
 	t.Helper()
-	if err := os.Remove(w.recordPath(uid)); err != nil {
+	if err := os.Remove(w.fakeRecordPath(uid)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// HasServers waits until a VM has that many servers, containers and fake ones
+// WaitForServers waits until a VM has that many servers, containers and fake ones
 // taken together.
-func (w *World) HasServers(t testing.TB, vm *api.VirtualMachine, want int, within time.Duration) {
+func (w *Environment) WaitForServers(t testing.TB, vm *api.VirtualMachine, want int, within time.Duration) {
 	t.Helper()
 	vmtest.Eventually(t, within, fmt.Sprintf("%s/%s has %d servers", vm.Namespace, vm.Name, want), func() error {
-		n := len(Containers(t, vm.UID))
-		if w.Fake(t, vm.UID) != nil {
+		n := len(ListContainers(t, vm.UID))
+		if w.ReadFakeServer(t, vm.UID) != nil {
 			n++
 		}
 		if n != want {
@@ -203,10 +205,10 @@ func (w *World) HasServers(t testing.TB, vm *api.VirtualMachine, want int, withi
 	})
 }
 
-// Exec runs a program in a VM's container and does not wait for it.
-func Exec(t testing.TB, vm *api.VirtualMachine, env []string, command ...string) {
+// ExecInServer runs a program in a VM's container and does not wait for it.
+func ExecInServer(t testing.TB, vm *api.VirtualMachine, env []string, command ...string) {
 	t.Helper()
-	c := vmtest.Docker(t)
+	c := vmtest.DockerClient(t)
 	made, err := c.ExecCreate(t.Context(), vm.Status.Server.ID, client.ExecCreateOptions{Env: env, Cmd: command})
 	if err != nil {
 		t.Fatal(err)

@@ -25,35 +25,35 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// Soon is how long a step may take on a slow and busy machine unless a test requires
+// StepTimeout is how long a step may take on a slow and busy machine unless a test requires
 // less.
-const Soon = 2 * time.Minute
+const StepTimeout = 2 * time.Minute
 
-func (w *World) in(ns string) typed.VirtualMachineInterface {
-	return w.VMs.CloudnativeV1alpha1().VirtualMachines(ns)
+func (w *Environment) vmsIn(ns string) typed.VirtualMachineInterface {
+	return w.VMClient.CloudnativeV1alpha1().VirtualMachines(ns)
 }
 
-// Create creates a VM and returns what the API server answered.
-func (w *World) Create(t testing.TB, b *vmtest.Builder) *api.VirtualMachine {
+// CreateVM creates a VM and returns what the API server answered.
+func (w *Environment) CreateVM(t testing.TB, b *vmtest.VMBuilder) *api.VirtualMachine {
 	t.Helper()
 	vm := b.Obj()
-	made, err := w.in(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
+	made, err := w.vmsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return made
 }
 
-// Active creates a VM and waits until it is Active.
-func (w *World) Active(t testing.TB, b *vmtest.Builder) *api.VirtualMachine {
+// CreateActiveVM creates a VM and waits until it is Active.
+func (w *Environment) CreateActiveVM(t testing.TB, b *vmtest.VMBuilder) *api.VirtualMachine {
 	t.Helper()
-	return w.Await(t, w.Create(t, b), Soon, Active)
+	return w.WaitForVM(t, w.CreateVM(t, b), StepTimeout, IsActive)
 }
 
-// Get reads a VM; it is nil if there is none of that UID.
-func (w *World) Get(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
+// GetVM reads a VM; it is nil if there is none of that UID.
+func (w *Environment) GetVM(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
 	t.Helper()
-	now, err := w.in(vm.Namespace).Get(context.WithoutCancel(t.Context()), vm.Name, metav1.GetOptions{})
+	now, err := w.vmsIn(vm.Namespace).Get(context.WithoutCancel(t.Context()), vm.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err), err == nil && now.UID != vm.UID:
 		return nil
@@ -63,21 +63,21 @@ func (w *World) Get(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
 	return now
 }
 
-// untilWritten is the backoff for a change while a controller writes too: each of
+// updateBackoff is the backoff for a change while a controller writes too: each of
 // its writes may come in between, and client-go's own backoff gives up after the
 // fourth.
-var untilWritten = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
+var updateBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
 
-// Edit changes a VM as a user does and returns it as written.
-func (w *World) Edit(t testing.TB, vm *api.VirtualMachine, change func(*api.VirtualMachine)) *api.VirtualMachine {
+// UpdateVM changes a VM as a user does and returns it as written.
+func (w *Environment) UpdateVM(t testing.TB, vm *api.VirtualMachine, change func(*api.VirtualMachine)) *api.VirtualMachine {
 	t.Helper()
 	var next *api.VirtualMachine
-	err := retry.RetryOnConflict(untilWritten, func() (err error) {
-		if next, err = w.in(vm.Namespace).Get(t.Context(), vm.Name, metav1.GetOptions{}); err != nil {
+	err := retry.RetryOnConflict(updateBackoff, func() (err error) {
+		if next, err = w.vmsIn(vm.Namespace).Get(t.Context(), vm.Name, metav1.GetOptions{}); err != nil {
 			return err
 		}
 		change(next)
-		next, err = w.in(vm.Namespace).Update(t.Context(), next, metav1.UpdateOptions{})
+		next, err = w.vmsIn(vm.Namespace).Update(t.Context(), next, metav1.UpdateOptions{})
 		return err
 	})
 	if err != nil {
@@ -86,29 +86,29 @@ func (w *World) Edit(t testing.TB, vm *api.VirtualMachine, change func(*api.Virt
 	return next
 }
 
-// Delete requests a VM's deletion and does not wait for it.
-func (w *World) Delete(t testing.TB, vm *api.VirtualMachine) {
+// DeleteVM requests a VM's deletion and does not wait for it.
+func (w *Environment) DeleteVM(t testing.TB, vm *api.VirtualMachine) {
 	t.Helper()
-	err := w.in(vm.Namespace).Delete(t.Context(), vm.Name, metav1.DeleteOptions{})
+	err := w.vmsIn(vm.Namespace).Delete(t.Context(), vm.Name, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
 }
 
-// Check returns nil, or an error that says what is wrong.
-type Check func(*api.VirtualMachine) error
+// VMCheck returns nil, or an error that says what is wrong.
+type VMCheck func(*api.VirtualMachine) error
 
-// Active requires that the VM runs and is ready, and that its status is about the
+// IsActive requires that the VM runs and is ready, and that its status is about the
 // latest spec.
-func Active(vm *api.VirtualMachine) error {
+func IsActive(vm *api.VirtualMachine) error {
 	return errors.Join(
-		Phase(api.PhaseActive, api.ReasonRunning)(vm),
-		Condition(api.ConditionReady, metav1.ConditionTrue)(vm),
+		HasPhase(api.PhaseActive, api.ReasonRunning)(vm),
+		HasCondition(api.ConditionReady, metav1.ConditionTrue)(vm),
 	)
 }
 
-// Phase requires phase and reason, for the latest spec.
-func Phase(phase api.Phase, reason string) Check {
+// HasPhase requires phase and reason, for the latest spec.
+func HasPhase(phase api.Phase, reason string) VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		s := &vm.Status
 		if s.Phase != phase || s.Reason != reason || s.ObservedGeneration != vm.Generation {
@@ -118,9 +118,9 @@ func Phase(phase api.Phase, reason string) Check {
 	}
 }
 
-// Condition requires a condition of the latest spec; with an empty status it must be
+// HasCondition requires a condition of the latest spec; with an empty status it must be
 // absent.
-func Condition(kind string, status metav1.ConditionStatus) Check {
+func HasCondition(kind string, status metav1.ConditionStatus) VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		c := meta.FindStatusCondition(vm.Status.Conditions, kind)
 		switch {
@@ -133,8 +133,8 @@ func Condition(kind string, status metav1.ConditionStatus) Check {
 	}
 }
 
-// Says requires a text in the status's message.
-func Says(text string) Check {
+// HasMessage requires a text in the status's message.
+func HasMessage(text string) VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if !strings.Contains(vm.Status.Message, text) {
 			return fmt.Errorf("message %q: want %q in it", vm.Status.Message, text)
@@ -151,18 +151,18 @@ func HasUsage(vm *api.VirtualMachine) error {
 	return nil
 }
 
-// Await waits until a VM passes all checks and returns it.
-func (w *World) Await(t testing.TB, vm *api.VirtualMachine, within time.Duration, checks ...Check) *api.VirtualMachine {
+// WaitForVM waits until a VM passes all checks and returns it.
+func (w *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within time.Duration, checks ...VMCheck) *api.VirtualMachine {
 	t.Helper()
 	var now *api.VirtualMachine
 	vmtest.Eventually(t, within, vm.Namespace+"/"+vm.Name, func() error {
-		now = w.Get(t, vm)
+		now = w.GetVM(t, vm)
 		if now == nil {
 			return errors.New("it is not there")
 		}
 		for _, check := range checks {
 			if err := check(now); err != nil {
-				return fmt.Errorf("%w; its status is %s", err, Show(now))
+				return fmt.Errorf("%w; its status is %s", err, FormatStatus(now))
 			}
 		}
 		return nil
@@ -170,19 +170,19 @@ func (w *World) Await(t testing.TB, vm *api.VirtualMachine, within time.Duration
 	return now
 }
 
-// AwaitGone waits until a VM is gone and returns how long that took.
-func (w *World) AwaitGone(t testing.TB, vm *api.VirtualMachine, within time.Duration) time.Duration {
+// WaitForDeletion waits until a VM is gone and returns how long that took.
+func (w *Environment) WaitForDeletion(t testing.TB, vm *api.VirtualMachine, within time.Duration) time.Duration {
 	t.Helper()
 	return vmtest.Eventually(t, within, vm.Namespace+"/"+vm.Name+" is gone", func() error {
-		if now := w.Get(t, vm); now != nil {
-			return fmt.Errorf("finalizers %v; its status is %s", now.Finalizers, Show(now))
+		if now := w.GetVM(t, vm); now != nil {
+			return fmt.Errorf("finalizers %v; its status is %s", now.Finalizers, FormatStatus(now))
 		}
 		return nil
 	})
 }
 
-// Show returns a VM's status, for people.
-func Show(vm *api.VirtualMachine) string {
+// FormatStatus returns a VM's status, for people.
+func FormatStatus(vm *api.VirtualMachine) string {
 	text, err := json.Marshal(vm.Status)
 	if err != nil {
 		return err.Error()
@@ -190,10 +190,10 @@ func Show(vm *api.VirtualMachine) string {
 	return string(text)
 }
 
-// Events returns the events about a VM, or all where vm is nil.
-func (w *World) Events(t testing.TB, vm *api.VirtualMachine) []eventsv1.Event {
+// ListEvents returns the events about a VM, or all where vm is nil.
+func (w *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []eventsv1.Event {
 	t.Helper()
-	list, err := w.Kube.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+	list, err := w.KubeClient.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,13 +206,13 @@ func (w *World) Events(t testing.TB, vm *api.VirtualMachine) []eventsv1.Event {
 	return all
 }
 
-// AwaitEvent waits for an event about a VM, or about anything where vm is nil.
-func (w *World) AwaitEvent(t testing.TB, vm *api.VirtualMachine, reason string) eventsv1.Event {
+// WaitForEvent waits for an event about a VM, or about anything where vm is nil.
+func (w *Environment) WaitForEvent(t testing.TB, vm *api.VirtualMachine, reason string) eventsv1.Event {
 	t.Helper()
 	var found eventsv1.Event
-	vmtest.Eventually(t, Soon, "an event of reason "+reason, func() error {
+	vmtest.Eventually(t, StepTimeout, "an event of reason "+reason, func() error {
 		var had []string
-		for _, e := range w.Events(t, vm) {
+		for _, e := range w.ListEvents(t, vm) {
 			if e.Reason == reason {
 				found = e
 				return nil
@@ -224,18 +224,18 @@ func (w *World) AwaitEvent(t testing.TB, vm *api.VirtualMachine, reason string) 
 	return found
 }
 
-// History is all versions of a VM since it was recorded.
-type History struct {
-	mu  sync.Mutex
-	all []*api.VirtualMachine
-	err error
+// VMHistory is all versions of a VM since it was recorded.
+type VMHistory struct {
+	mu       sync.Mutex
+	versions []*api.VirtualMachine
+	err      error
 }
 
-// Record follows a VM from the given version on.
-func (w *World) Record(t testing.TB, vm *api.VirtualMachine) *History {
+// RecordHistory follows a VM from the given version on.
+func (w *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMHistory {
 	t.Helper()
-	h := &History{all: []*api.VirtualMachine{vm}}
-	changes, err := w.in(vm.Namespace).Watch(t.Context(), metav1.ListOptions{
+	h := &VMHistory{versions: []*api.VirtualMachine{vm}}
+	changes, err := w.vmsIn(vm.Namespace).Watch(t.Context(), metav1.ListOptions{
 		FieldSelector: "metadata.name=" + vm.Name, ResourceVersion: vm.ResourceVersion,
 	})
 	if err != nil {
@@ -247,7 +247,7 @@ func (w *World) Record(t testing.TB, vm *api.VirtualMachine) *History {
 			next, ok := change.Object.(*api.VirtualMachine)
 			h.mu.Lock()
 			if ok {
-				h.all = append(h.all, next)
+				h.versions = append(h.versions, next)
 			} else {
 				h.err = apierrors.FromObject(change.Object)
 			}
@@ -257,14 +257,14 @@ func (w *World) Record(t testing.TB, vm *api.VirtualMachine) *History {
 	return h
 }
 
-// Until waits until the history has reached a version and returns all.
-func (h *History) Until(t testing.TB, vm *api.VirtualMachine) []*api.VirtualMachine {
+// WaitForVersion waits until the history has reached a version and returns all.
+func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.VirtualMachine {
 	t.Helper()
 	var all []*api.VirtualMachine
-	vmtest.Eventually(t, Soon, "the watch brings "+vm.Name, func() error {
+	vmtest.Eventually(t, StepTimeout, "the watch brings "+vm.Name, func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		all = append(all[:0], h.all...)
+		all = append(all[:0], h.versions...)
 		if last := all[len(all)-1]; h.err != nil || last.ResourceVersion != vm.ResourceVersion {
 			return fmt.Errorf("it is at %s, not %s; error %w", last.ResourceVersion, vm.ResourceVersion, h.err)
 		}

@@ -25,16 +25,16 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// cleanUpWithin bounds the cleanup after the tests.
-const cleanUpWithin = time.Minute
+// cleanupTimeout bounds the cleanup after the tests.
+const cleanupTimeout = time.Minute
 
-// World is a cluster and the engines on which its VMs run.
-type World struct {
+// Environment is a cluster and the engines on which its VMs run.
+type Environment struct {
 	*vmtest.Cluster
-	VMs  versioned.Interface
-	Kube kubernetes.Interface
-	// ID is the cluster's id, as servers carry it.
-	ID string
+	VMClient   versioned.Interface
+	KubeClient kubernetes.Interface
+	// ClusterID is the cluster's id, as servers carry it.
+	ClusterID string
 	// FakeDir is the fake engine's folder.
 	FakeDir string
 
@@ -42,33 +42,33 @@ type World struct {
 	temp   string
 }
 
-// NewWorld starts a cluster without a controller. The caller must Close it.
-func NewWorld() (*World, error) {
-	w := &World{}
+// New starts a cluster without a controller. The caller must Close it.
+func New() (*Environment, error) {
+	w := &Environment{}
 	cluster, err := vmtest.NewCluster(vmtest.ClusterOptions{})
 	if err != nil {
 		return nil, err
 	}
 	w.Cluster = cluster
-	if err := w.open(); err != nil {
+	if err := w.openClients(); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
 }
 
-func (w *World) open() (err error) {
+func (w *Environment) openClients() (err error) {
 	config := rest.CopyConfig(w.Config)
-	if w.VMs, err = versioned.NewForConfig(config); err != nil {
+	if w.VMClient, err = versioned.NewForConfig(config); err != nil {
 		return err
 	}
-	if w.Kube, err = kubernetes.NewForConfig(config); err != nil {
+	if w.KubeClient, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
-	system, err := w.Kube.CoreV1().Namespaces().Get(context.Background(), metav1.NamespaceSystem, metav1.GetOptions{})
+	system, err := w.KubeClient.CoreV1().Namespaces().Get(context.Background(), metav1.NamespaceSystem, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	w.ID = string(system.UID)
+	w.ClusterID = string(system.UID)
 	if w.temp, err = os.MkdirTemp("", "drover-world-"); err != nil {
 		return err
 	}
@@ -78,9 +78,9 @@ func (w *World) open() (err error) {
 }
 
 // Start is NewWorld for one test.
-func Start(t testing.TB) *World {
+func Start(t testing.TB) *Environment {
 	t.Helper()
-	w, err := NewWorld()
+	w, err := New()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,16 +93,16 @@ func Start(t testing.TB) *World {
 }
 
 // Close stops the cluster and removes all of its remains, containers included.
-func (w *World) Close() error {
+func (w *Environment) Close() error {
 	err := w.Cluster.Close()
-	if w.ID != "" {
+	if w.ClusterID != "" {
 		err = errors.Join(err, w.removeContainers())
 	}
 	return errors.Join(err, os.RemoveAll(w.temp))
 }
 
-func (w *World) removeContainers() error {
-	ctx, cancel := context.WithTimeout(context.Background(), cleanUpWithin)
+func (w *Environment) removeContainers() error {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
 	c, err := client.New(client.FromEnv)
 	if err != nil {
@@ -110,7 +110,7 @@ func (w *World) removeContainers() error {
 	}
 	defer func() { _ = c.Close() }()
 	all, err := c.ContainerList(ctx, client.ContainerListOptions{
-		All: true, Filters: client.Filters{}.Add("label", docker.LabelCluster+"="+w.ID),
+		All: true, Filters: client.Filters{}.Add("label", docker.LabelCluster+"="+w.ClusterID),
 	})
 	if err != nil {
 		return nil // without an engine there are no containers
@@ -121,39 +121,39 @@ func (w *World) removeContainers() error {
 	return nil
 }
 
-// Namespace creates a namespace for one test. Its VMs are deleted at the end,
+// CreateNamespace creates a namespace for one test. Its VMs are deleted at the end,
 // without waiting for that.
-func (w *World) Namespace(t testing.TB) string {
+func (w *Environment) CreateNamespace(t testing.TB) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
-	made, err := w.Kube.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
+	made, err := w.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Abandon(t, made.Name)
+	w.DeleteNamespaceAtEnd(t, made.Name)
 	return made.Name
 }
 
-// NamedNamespace creates a namespace of that name, as Namespace does.
-func (w *World) NamedNamespace(t testing.TB, name string) {
+// CreateNamedNamespace creates a namespace of that name, as Namespace does.
+func (w *Environment) CreateNamedNamespace(t testing.TB, name string) {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := w.Kube.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
+	if _, err := w.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.Abandon(t, name)
+	w.DeleteNamespaceAtEnd(t, name)
 }
 
-// Abandon deletes a namespace when the test ends.
-func (w *World) Abandon(t testing.TB, ns string) {
+// DeleteNamespaceAtEnd deletes a namespace when the test ends.
+func (w *Environment) DeleteNamespaceAtEnd(t testing.TB, ns string) {
 	t.Cleanup(func() {
-		_ = w.Kube.CoreV1().Namespaces().Delete(context.Background(), ns, metav1.DeleteOptions{})
+		_ = w.KubeClient.CoreV1().Namespaces().Delete(context.Background(), ns, metav1.DeleteOptions{})
 	})
 }
 
-// Faults makes the fake engine fail as the text says (see package faultinject) from
+// SetFaults makes the fake engine fail as the text says (see package faultinject) from
 // now on; an empty text ends it.
-func (w *World) Faults(t testing.TB, text string) {
+func (w *Environment) SetFaults(t testing.TB, text string) {
 	t.Helper()
 	next := w.faults + ".next"
 	if err := errors.Join(os.WriteFile(next, []byte(text), 0o600), os.Rename(next, w.faults)); err != nil {
@@ -161,8 +161,8 @@ func (w *World) Faults(t testing.TB, text string) {
 	}
 }
 
-// Kubectl runs kubectl with input, and returns what it printed.
-func (w *World) Kubectl(t testing.TB, input string, args ...string) (stdout, stderr string, err error) {
+// RunKubectl runs kubectl with input, and returns what it printed.
+func (w *Environment) RunKubectl(t testing.TB, input string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	binary, err := vmtest.DroverBinary()
 	if err != nil {
@@ -177,10 +177,10 @@ func (w *World) Kubectl(t testing.TB, input string, args ...string) (stdout, std
 	return out.String(), errs.String(), err
 }
 
-// MustKubectl is Kubectl for commands that must succeed.
-func (w *World) MustKubectl(t testing.TB, input string, args ...string) string {
+// MustRunKubectl is Kubectl for commands that must succeed.
+func (w *Environment) MustRunKubectl(t testing.TB, input string, args ...string) string {
 	t.Helper()
-	out, errs, err := w.Kubectl(t, input, args...)
+	out, errs, err := w.RunKubectl(t, input, args...)
 	if err != nil {
 		t.Fatalf("kubectl %s: %v: %s", strings.Join(args, " "), err, errs)
 	}
@@ -209,10 +209,10 @@ func (m Metrics) Sum(name string, labels ...string) (sum float64) {
 	return sum
 }
 
-// APIMetrics are those of the API server.
-func (w *World) APIMetrics(t testing.TB) Metrics {
+// ReadAPIMetrics are those of the API server.
+func (w *Environment) ReadAPIMetrics(t testing.TB) Metrics {
 	t.Helper()
-	page, err := w.Kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	page, err := w.KubeClient.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,11 +52,11 @@ func newTestHost(t *testing.T) *testHost {
 	temp := t.TempDir()
 	h := &testHost{t: t, dir: filepath.Join(temp, "d"), fail: filepath.Join(temp, "fail"), qemu: filepath.Join(temp, "qemu"), grace: 30}
 	t.Cleanup(h.removeRemains)
-	h.docker = vmtest.Docker(t)
+	h.docker = vmtest.DockerClient(t)
 	images := filepath.Join(temp, "images")
 	h.must(os.Mkdir(images, 0o700))
-	h.plain, h.other = vmtest.BootGuest(t, images, "A", false), vmtest.BootGuest(t, images, "B", false)
-	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuWrapper, h.fail, vmtest.QEMU(t)), 0o700))
+	h.plain, h.other = vmtest.BuildBootGuest(t, images, "A", false), vmtest.BuildBootGuest(t, images, "B", false)
+	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuWrapper, h.fail, vmtest.QEMUBinary(t)), 0o700))
 	return h
 }
 
@@ -92,7 +92,7 @@ func (h *testHost) runVersion(binary string) {
 
 // newVM returns a VM that is named after its final state.
 func (h *testHost) newVM(driver, state string) *api.VirtualMachine {
-	vm := vmtest.VM(driver+"-"+state).Namespace("default").Driver(driver).Grace(h.grace).
+	vm := vmtest.NewVM(driver+"-"+state).Namespace("default").Driver(driver).GracePeriod(h.grace).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "32M").RestartPolicy(api.RestartOnFailure)
 	if driver == "qemu" {
 		vm = vm.Image(h.plain)

@@ -13,14 +13,14 @@ import (
 
 // Process is a program that a test runs and that ends with it.
 type Process struct {
-	process *process
+	process *childProcess
 	output  lockedBuffer
 }
 
 // StartProcess starts a program with the test's environment and env on top.
 func StartProcess(binary string, args, env []string) (*Process, error) {
 	p := &Process{}
-	p.process = startProcess(binary, args, env, &p.output)
+	p.process = startChild(binary, args, env, &p.output)
 	if p.process.pid == 0 {
 		<-p.process.done
 		return nil, p.process.err
@@ -30,11 +30,11 @@ func StartProcess(binary string, args, env []string) (*Process, error) {
 
 // Stop ends it as Ctrl-C does. It returns an error if the process did not end
 // cleanly.
-func (p *Process) Stop() error { return p.process.end(syscall.SIGTERM) }
+func (p *Process) Stop() error { return p.process.stopBySignal(syscall.SIGTERM) }
 
 // Kill ends it as a crash does.
 func (p *Process) Kill() error {
-	err := p.process.end(syscall.SIGKILL)
+	err := p.process.stopBySignal(syscall.SIGKILL)
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		return nil
 	}
@@ -44,8 +44,8 @@ func (p *Process) Kill() error {
 // PID of the process.
 func (p *Process) PID() int { return p.process.pid }
 
-// Over reports whether it has ended.
-func (p *Process) Over() bool { return p.process.over() }
+// HasEnded reports whether it has ended.
+func (p *Process) HasEnded() bool { return p.process.hasEnded() }
 
 // Output returns its output so far.
 func (p *Process) Output() string { return p.output.String() }

@@ -15,24 +15,24 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Proxy forwards to a Docker engine and can be cut, as if the engine was stopped.
-type Proxy struct{ *relay }
+// DockerProxy forwards to a Docker engine and can be cut, as if the engine was stopped.
+type DockerProxy struct{ *relay }
 
-// NewProxy opens a connection to the engine that DOCKER_HOST names.
-func NewProxy(t testing.TB) *Proxy {
+// NewDockerProxy opens a connection to the engine that DOCKER_HOST names.
+func NewDockerProxy(t testing.TB) *DockerProxy {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "drover-proxy-") //nolint:usetesting // t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	network, engine, _ := strings.Cut(Docker(t).DaemonHost(), "://")
+	network, engine, _ := strings.Cut(DockerClient(t).DaemonHost(), "://")
 	here := address{"unix", filepath.Join(dir, "docker.sock")}
-	return &Proxy{newRelay(t, here, address{network, engine})}
+	return &DockerProxy{newRelay(t, here, address{network, engine})}
 }
 
 // Env makes a program use the proxy.
-func (p *Proxy) Env() []string { return []string{"DOCKER_HOST=unix://" + p.here.String()} }
+func (p *DockerProxy) Env() []string { return []string{"DOCKER_HOST=unix://" + p.local.String()} }
 
 // address is a net.Addr that is known before a listener uses it.
 type address struct{ network, name string }
@@ -62,7 +62,7 @@ func (c *Cluster) NewAPIProxy(t testing.TB) *APIProxy {
 		t.Fatal(err)
 	}
 	p := &APIProxy{newRelay(t, address{"tcp", proxyHost}, address{"tcp", server.Host}), filepath.Join(t.TempDir(), "kubeconfig")}
-	if err := c.writeKubeconfig(p.Kubeconfig, p.here, server.Hostname()); err != nil {
+	if err := c.writeKubeconfig(p.Kubeconfig, p.local, server.Hostname()); err != nil {
 		t.Fatal(err)
 	}
 	return p

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// QEMU returns the path of the QEMU that tests run.
-func QEMU(t testing.TB) string {
+// QEMUBinary returns the path of the QEMU that tests run.
+func QEMUBinary(t testing.TB) string {
 	t.Helper()
 	path, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
@@ -18,8 +18,8 @@ func QEMU(t testing.TB) string {
 	return path
 }
 
-// QEMUImg runs qemu-img and returns what it printed.
-func QEMUImg(t testing.TB, args ...string) string {
+// RunQEMUImg runs qemu-img and returns what it printed.
+func RunQEMUImg(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "qemu-img", args...).CombinedOutput()
 	if err != nil {

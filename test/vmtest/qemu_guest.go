@@ -13,11 +13,11 @@ import (
 	"testing"
 )
 
-// BootGuest assembles hack/guest/boot.s into an image of dir. The letter ends
+// BuildBootGuest assembles hack/guest/boot.s into an image of dir. The letter ends
 // its banner; a stubborn guest ignores the power button.
-func BootGuest(t testing.TB, dir, letter string, stubborn bool) string {
+func BuildBootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 	t.Helper()
-	root, err := repoRoot()
+	root, err := repositoryRoot()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,20 +33,20 @@ func BootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 	return path
 }
 
-// Linux is the Linux guest of hack/guest/linux.
-type Linux struct {
+// LinuxGuest is the Linux guest of hack/guest/linux.
+type LinuxGuest struct {
 	Kernel, Initrd string
 }
 
-// LinuxGuest builds the Linux guest in bin/guest of this checkout and returns
+// BuildLinuxGuest builds the Linux guest in bin/guest of this checkout and returns
 // copies of its files in dir.
-func LinuxGuest(t testing.TB, dir string) Linux {
+func BuildLinuxGuest(t testing.TB, dir string) LinuxGuest {
 	t.Helper()
-	built, err := linuxGuest()
+	built, err := builtLinuxGuest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := Linux{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
+	g := LinuxGuest{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
 	for from, to := range map[string]string{built.Kernel: g.Kernel, built.Initrd: g.Initrd} {
 		content, err := os.ReadFile(from)
 		if err == nil {
@@ -59,23 +59,23 @@ func LinuxGuest(t testing.TB, dir string) Linux {
 	return g
 }
 
-// linuxGuest builds it once per process.
-var linuxGuest = sync.OnceValues(func() (Linux, error) {
-	root, err := repoRoot()
+// builtLinuxGuest builds it once per process.
+var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
+	root, err := repositoryRoot()
 	if err != nil {
-		return Linux{}, err
+		return LinuxGuest{}, err
 	}
 	unlock, err := lockBuild(root)
 	if err != nil {
-		return Linux{}, err
+		return LinuxGuest{}, err
 	}
 	defer unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), imagesWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), imageTimeout)
 	defer cancel()
 	dir := filepath.Join(root, "bin", "guest")
 	out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "linux-guest.sh"), dir).CombinedOutput()
 	if err != nil {
-		return Linux{}, fmt.Errorf("building the Linux guest: %w\n%s", err, out)
+		return LinuxGuest{}, fmt.Errorf("building the Linux guest: %w\n%s", err, out)
 	}
-	return Linux{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}, nil
+	return LinuxGuest{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}, nil
 })

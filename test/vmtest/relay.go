@@ -11,34 +11,34 @@ import (
 	"time"
 )
 
-// chunk is how much of a stream is forwarded at a time.
-const chunk = 32 << 10
+// chunkSize is how much of a stream is forwarded at a time.
+const chunkSize = 32 << 10
 
 // relay listens at one address, forwards to another one, and can disturb the
 // traffic.
 type relay struct {
 	t testing.TB
-	// here and there are the two addresses.
-	here, there net.Addr
+	// local and there are the two addresses.
+	local, remote net.Addr
 
 	mu       sync.Mutex
 	listener net.Listener
 	conns    map[net.Conn]bool
 	held     bool
-	late     time.Duration
+	delay    time.Duration
 	changed  chan struct{} // closed when held changes
 }
 
 // newRelay opens a connection to there, which closes at the test's end.
 func newRelay(t testing.TB, here, there net.Addr) *relay {
-	r := &relay{t: t, here: here, there: there, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
+	r := &relay{t: t, local: here, remote: there, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
 	r.Restore()
-	t.Cleanup(r.Cut)
+	t.Cleanup(r.Disconnect)
 	return r
 }
 
-// Cut breaks existing connections and refuses new ones.
-func (r *relay) Cut() {
+// Disconnect breaks existing connections and refuses new ones.
+func (r *relay) Disconnect() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.listener == nil {
@@ -50,7 +50,7 @@ func (r *relay) Cut() {
 		_ = c.Close()
 	}
 	r.conns = map[net.Conn]bool{}
-	r.hold(false)
+	r.setHeld(false)
 }
 
 // Blackhole holds back all traffic, in both directions and on new connections too,
@@ -58,93 +58,93 @@ func (r *relay) Cut() {
 func (r *relay) Blackhole() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.hold(true)
+	r.setHeld(true)
 }
 
-// Late delays replies from now on. Requests are forwarded at once.
-func (r *relay) Late(by time.Duration) {
+// DelayReplies delays replies from now on. Requests are forwarded at once.
+func (r *relay) DelayReplies(by time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.late = by
+	r.delay = by
 }
 
 // Restore ends all disturbances and delivers what was held back.
 func (r *relay) Restore() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.late = 0
-	r.hold(false)
+	r.delay = 0
+	r.setHeld(false)
 	if r.listener != nil {
 		return
 	}
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), r.here.Network(), r.here.String())
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), r.local.Network(), r.local.String())
 	if err != nil {
-		r.t.Errorf("listening on %s: %v", r.here, err)
+		r.t.Errorf("listening on %s: %v", r.local, err)
 		return
 	}
-	r.listener, r.here = l, l.Addr()
-	go r.accept(l)
+	r.listener, r.local = l, l.Addr()
+	go r.acceptConnections(l)
 }
 
-// hold requires the lock to be held.
-func (r *relay) hold(held bool) {
+// setHeld requires the lock to be held.
+func (r *relay) setHeld(held bool) {
 	r.held = held
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
 
-func (r *relay) accept(l net.Listener) {
+func (r *relay) acceptConnections(l net.Listener) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
-		go r.serve(c)
+		go r.forwardConnection(c)
 	}
 }
 
-func (r *relay) serve(c net.Conn) {
-	s, err := (&net.Dialer{}).DialContext(context.Background(), r.there.Network(), r.there.String())
-	if err != nil || !r.track(c, s) {
+func (r *relay) forwardConnection(c net.Conn) {
+	s, err := (&net.Dialer{}).DialContext(context.Background(), r.remote.Network(), r.remote.String())
+	if err != nil || !r.addConnections(c, s) {
 		_ = c.Close()
 		return
 	}
 	var both sync.WaitGroup
-	both.Go(func() { r.carry(s, c, func() time.Duration { return 0 }) })
-	both.Go(func() { r.carry(c, s, r.lateness) })
+	both.Go(func() { r.forwardStream(s, c, func() time.Duration { return 0 }) })
+	both.Go(func() { r.forwardStream(c, s, r.replyDelay) })
 	both.Wait()
-	r.forget(c, s)
+	r.removeConnections(c, s)
 }
 
-func (r *relay) lateness() time.Duration {
+func (r *relay) replyDelay() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.late
+	return r.delay
 }
 
-// parcel is what was read at once, and when it is to be delivered.
-type parcel struct {
+// delivery is what was read at once, and when it is to be delivered.
+type delivery struct {
 	content []byte
 	due     time.Time
 }
 
-// carry forwards one direction of a connection until it ends, and then ends the
+// forwardStream forwards one direction of a connection until it ends, and then ends the
 // other one.
-func (r *relay) carry(to, from net.Conn, late func() time.Duration) {
-	parcels := make(chan parcel, 64)
+func (r *relay) forwardStream(to, from net.Conn, late func() time.Duration) {
+	parcels := make(chan delivery, 64)
 	go func() {
 		defer close(parcels)
 		for {
-			content := make([]byte, chunk)
+			content := make([]byte, chunkSize)
 			n, err := from.Read(content)
-			parcels <- parcel{content[:n], time.Now().Add(late())}
+			parcels <- delivery{content[:n], time.Now().Add(late())}
 			if err != nil {
 				return
 			}
 		}
 	}()
 	for p := range parcels {
-		r.await(p.due)
+		r.waitUntilDue(p.due)
 		if _, err := to.Write(p.content); err != nil {
 			break
 		}
@@ -154,8 +154,8 @@ func (r *relay) carry(to, from net.Conn, late func() time.Duration) {
 	}
 }
 
-// await returns when something that is due may be delivered.
-func (r *relay) await(due time.Time) {
+// waitUntilDue returns when something that is due may be delivered.
+func (r *relay) waitUntilDue(due time.Time) {
 	time.Sleep(time.Until(due))
 	for {
 		r.mu.Lock()
@@ -168,8 +168,8 @@ func (r *relay) await(due time.Time) {
 	}
 }
 
-// track returns false if the relay was cut meanwhile.
-func (r *relay) track(c, s net.Conn) bool {
+// addConnections returns false if the relay was cut meanwhile.
+func (r *relay) addConnections(c, s net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.listener == nil {
@@ -180,7 +180,7 @@ func (r *relay) track(c, s net.Conn) bool {
 	return true
 }
 
-func (r *relay) forget(c, s net.Conn) {
+func (r *relay) removeConnections(c, s net.Conn) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.conns, c)

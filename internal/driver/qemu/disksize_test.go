@@ -23,7 +23,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	const gib = 1 << 30
 	d.capacity = func() (capacity, error) { return capacity{total: gib, available: gib / 2}, nil }
 	huge := filepath.Join(e.images, "huge.qcow2")
-	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
+	vmtest.RunQEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
 	volume := func(size int64, image *driver.Image) []driver.Volume {
 		return []driver.Volume{{Name: "data", SizeBytes: size, Image: image}}
 	}

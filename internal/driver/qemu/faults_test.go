@@ -69,7 +69,7 @@ func TestBadImages(t *testing.T) {
 	link := filepath.Join(e.images, "link.img")
 	must(t, os.Symlink(outside, link))
 	onTop := filepath.Join(e.images, "ontop.qcow2")
-	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", e.plain, onTop)
+	vmtest.RunQEMUImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", e.plain, onTop)
 	socket := filepath.Join(e.images, "socket")
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
 	must(t, err)
@@ -167,7 +167,7 @@ func TestSizes(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	spec.RootDiskBytes = 20 << 20
 	boots(t, d, spec, "drover guest 2 A")
-	if info := vmtest.QEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
+	if info := vmtest.RunQEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
 		t.Errorf("the disk is %s", info)
 	}
 	spec.RootDiskBytes = 9 << 20

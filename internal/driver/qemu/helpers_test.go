@@ -33,14 +33,14 @@ type engine struct {
 // newEngine makes an engine whose machines do not outlive the test.
 func newEngine(t *testing.T) *engine {
 	t.Helper()
-	vmtest.QEMU(t)
+	vmtest.QEMUBinary(t)
 	dir := t.TempDir()
 	t.Cleanup(func() { endMachines(t, dir) })
 	e := &engine{dir: filepath.Join(dir, "engine"), images: filepath.Join(dir, "images")}
 	must(t, os.Mkdir(e.images, 0o700))
-	e.plain = vmtest.BootGuest(t, e.images, "A", false)
-	e.other = vmtest.BootGuest(t, e.images, "B", false)
-	e.stubborn = vmtest.BootGuest(t, e.images, "S", true)
+	e.plain = vmtest.BuildBootGuest(t, e.images, "A", false)
+	e.other = vmtest.BuildBootGuest(t, e.images, "B", false)
+	e.stubborn = vmtest.BuildBootGuest(t, e.images, "S", true)
 	return e
 }
 

@@ -37,7 +37,7 @@ type guestReport struct {
 // linuxSpec returns a Linux guest, and the host port that leads to its web server.
 func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 	t.Helper()
-	guest := vmtest.LinuxGuest(t, e.images)
+	guest := vmtest.BuildLinuxGuest(t, e.images)
 	port, err := machine.FreePort(t.Context(), machine.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
@@ -219,7 +219,7 @@ func TestVolumes(t *testing.T) {
 	if grown := reach(t, d, spec, driver.StateRunning); grown.Run != s.Run || len(grown.Pending) != 0 {
 		t.Errorf("grown it is %+v", grown)
 	}
-	if info := vmtest.QEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(volumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
+	if info := vmtest.RunQEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(volumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
 		t.Errorf("the volume is %s", info)
 	}
 	smaller := spec
@@ -278,6 +278,6 @@ func TestBadVolumes(t *testing.T) {
 func (e *engine) big(t *testing.T) string {
 	t.Helper()
 	path := e.images + "/big.qcow2"
-	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", path, "5M")
+	vmtest.RunQEMUImg(t, "create", "-q", "-f", "qcow2", path, "5M")
 	return path
 }

@@ -316,7 +316,7 @@ func TestNotifiesOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := e.options()
-			now := vmtest.Clock(time.Now())
+			now := vmtest.NewFakeClock(time.Now())
 			o.Clock = now
 			d := openWith(t, o)
 			spec, other := e.spec(), e.spec()

@@ -157,7 +157,7 @@ func (e *engine) payload(t *testing.T) string {
 	for _, sub := range []string{images, filepath.Join(dir, "units")} {
 		must(t, os.Mkdir(sub, 0o755))
 	}
-	vmtest.BootGuest(t, images, "A", false)
+	vmtest.BuildBootGuest(t, images, "A", false)
 	copyFile(t, binary, filepath.Join(dir, "drover"))
 	for _, unit := range []string{"drover.service", "drover-machines.service"} {
 		copyFile(t, filepath.Join("..", "..", "..", "config", "systemd", unit), filepath.Join(dir, "units", unit))

@@ -78,7 +78,7 @@ func TestAuto(t *testing.T) {
 
 // TestAutoQEMU checks that auto includes QEMU if it is installed and has a folder.
 func TestAutoQEMU(t *testing.T) {
-	vmtest.QEMU(t)
+	vmtest.QEMUBinary(t)
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	o := options()
 	own := OptionsOf[*qemu.Options](o.Settings)

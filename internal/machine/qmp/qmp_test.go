@@ -224,7 +224,7 @@ func TestHangUpWhileWaiting(t *testing.T) {
 func startQEMU(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qmp")
-	cmd := exec.CommandContext(t.Context(), vmtest.QEMU(t),
+	cmd := exec.CommandContext(t.Context(), vmtest.QEMUBinary(t),
 		"-M", "none", "-nodefaults", "-display", "none", "-S", "-qmp", "unix:"+path+",server=on,wait=off")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -210,7 +210,7 @@ func (b *benchmark) runningPIDs() []int {
 	pids := []int{b.cluster.PID()}
 	for _, f := range b.fleets {
 		for _, r := range f.replicas {
-			if !r.Over() {
+			if !r.HasEnded() {
 				pids = append(pids, r.PID())
 			}
 		}

@@ -46,7 +46,7 @@ type replica struct {
 func (f *fleet) startReplicas(ctx context.Context) error {
 	alive := f.replicas[:0]
 	for _, r := range f.replicas {
-		if !r.Over() {
+		if !r.HasEnded() {
 			alive = append(alive, r)
 		} else if !r.stopRequested {
 			f.lost++
@@ -121,7 +121,7 @@ func (r *replica) stopProcess() error {
 // stopAll ends all replicas.
 func (f *fleet) stopAll() (err error) {
 	for _, r := range f.replicas {
-		if !r.Over() {
+		if !r.HasEnded() {
 			err = errors.Join(err, r.stopProcess())
 		}
 	}

@@ -83,7 +83,7 @@ func startPlain(kubeconfig, lease, identity string, s leader.Settings) (*replica
 		return nil, err
 	}
 	return &replica{Process: p, identity: identity, ready: func() error {
-		if p.Over() {
+		if p.HasEnded() {
 			return errors.New("it has ended")
 		}
 		if !strings.Contains(p.Output(), leaderMessage) {

@@ -28,7 +28,7 @@ const (
 type dockerFloor struct{ client *client.Client }
 
 func openDockerFloor() (*dockerFloor, error) {
-	c, err := vmtest.OpenDocker()
+	c, err := vmtest.OpenDockerClient()
 	return &dockerFloor{client: c}, err
 }
 

@@ -151,7 +151,7 @@ func (w *environment) startFloor(name string) (*process, error) {
 
 func (p *process) waitUntilReady(ready func() error) error {
 	_, err := vmtest.Poll(readyTimeout, func() error {
-		if p.Over() {
+		if p.HasEnded() {
 			return errors.New("it has ended")
 		}
 		return ready()

@@ -100,7 +100,7 @@ type slowEngine struct {
 }
 
 func newSlowEngine(ctx context.Context, w *environment) (*slowEngine, error) {
-	docker, err := vmtest.OpenDocker()
+	docker, err := vmtest.OpenDockerClient()
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func (e *slowEngine) close() error { return e.server.Close() }
 func (e *slowEngine) blockWorkers(ctx context.Context, w *environment, turn int) error {
 	e.delay.Store(int64(slowDelay))
 	err := bench.ForEach(ctx, slowVMs, w.benchmark.AtOnce, func(ctx context.Context, n int) error {
-		vm := vmtest.VM(fmt.Sprintf("slow-%d-%d", turn, n)).Driver("docker").Namespace("").Obj()
+		vm := vmtest.NewVM(fmt.Sprintf("slow-%d-%d", turn, n)).Driver("docker").Namespace("").Obj()
 		_, err := w.vmsIn(idleNamespace).Create(ctx, vm, metav1.CreateOptions{})
 		return err
 	})

@@ -217,7 +217,7 @@ func killProcessesIn(dir string) error {
 
 // createVM makes a small VM.
 func (b *benchmark) createVM(ctx context.Context, name string, action api.Action) (*api.VirtualMachine, error) {
-	vm := vmtest.VM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Action(action).Obj()
+	vm := vmtest.NewVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Action(action).Obj()
 	vm.Namespace = ""
 	return b.vms.Create(ctx, vm, metav1.CreateOptions{})
 }

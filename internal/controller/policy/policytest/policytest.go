@@ -25,8 +25,8 @@ var T0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 const EngineID = "engine-1"
 
 // ReportedVM is a VM that was reported once and whose spec is unchanged since.
-func ReportedVM() *vmtest.Builder {
-	return vmtest.VM("vm").UID("uid-1").Generation(2).Bound("fake/" + EngineID).
+func ReportedVM() *vmtest.VMBuilder {
+	return vmtest.NewVM("vm").UID("uid-1").Generation(2).Bound("fake/" + EngineID).
 		Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 2 })
 }
 
