@@ -21,7 +21,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/journal"
-	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 const (
@@ -44,7 +44,7 @@ var latencies = []string{"20ms", "50ms", "200ms"}
 
 // environment is a cluster, replicas, and users whose requests keep them busy.
 type environment struct {
-	*rig.Environment
+	*testenv.Environment
 	replicas []*replica
 	users    []*user
 	book     *requestLog
@@ -83,7 +83,7 @@ func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment 
 func newEmptyEnvironment(t testing.TB, dir string) *environment {
 	t.Helper()
 	w := &environment{
-		Environment: rig.Start(t), book: &requestLog{requested: map[types.UID]Requested{}},
+		Environment: testenv.Start(t), book: &requestLog{requested: map[types.UID]Requested{}},
 		dir: dir, journal: filepath.Join(dir, "journal"), settleTimeout: defaultSettleTimeout,
 	}
 	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {

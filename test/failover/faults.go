@@ -16,7 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // Kind of a fault.
@@ -172,7 +172,7 @@ func (s *faultInjector) injectFault(ctx context.Context, kind Kind) (f Fault, er
 }
 
 // reserveTarget reserves the leader, most of the time, or any running replica.
-func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *vmtest.Process) {
+func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *framework.Process) {
 	wanted := s.random.withProbability(leaderShare)
 	for begin := time.Now(); ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
 		r := s.replicas[s.random.intN(len(s.replicas))]
@@ -206,7 +206,7 @@ func (w *environment) leadingReplica(ctx context.Context) *replica {
 }
 
 // injectInto applies a fault to one replica.
-func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p *vmtest.Process) error {
+func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p *framework.Process) error {
 	switch kind {
 	case Halt:
 		err := sendSignal(p, syscall.SIGSTOP)
@@ -238,7 +238,7 @@ func (s *faultInjector) randomDelay() time.Duration {
 	return requestLimit + s.random.durationUpTo(leaseDuration)
 }
 
-func terminateProcess(ctx context.Context, p *vmtest.Process) error {
+func terminateProcess(ctx context.Context, p *framework.Process) error {
 	if err := sendSignal(p, syscall.SIGTERM); err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/journal"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -71,7 +71,7 @@ func (s *evidenceBuilder) withProcessKilled() *evidenceBuilder {
 func (s *evidenceBuilder) withFinalState(uid types.UID, server string) *evidenceBuilder {
 	has := parseSnapshot(server)
 	s.Servers[uid] = &fake.Record{UID: uid, ID: has.ID, Run: has.Run, State: has.State, CPUMilli: 2000}
-	s.VMs[uid] = vmtest.NewVM(s.Requested[uid].Name).UID(string(uid)).Action(api.ActionActive).Generation(1).Status(func(status *api.VirtualMachineStatus) {
+	s.VMs[uid] = framework.NewVM(s.Requested[uid].Name).UID(string(uid)).Action(api.ActionActive).Generation(1).Status(func(status *api.VirtualMachineStatus) {
 		status.ObservedGeneration, status.Phase = 1, api.PhaseActive
 		status.Server = &api.ServerStatus{ID: has.ID}
 		status.Conditions = []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, ObservedGeneration: 1}}

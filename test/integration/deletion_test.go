@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestRetain checks that the released server continues to run, renamed where that
@@ -30,11 +30,11 @@ func TestRetain(t *testing.T) {
 	t.Run("docker", func(t *testing.T) {
 		t.Parallel()
 		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").DeletionPolicy(api.DeletionRetain))
-		id, name := vm.Status.Server.ID, rig.InspectServer(t, vm).Name
+		id, name := vm.Status.Server.ID, testenv.InspectServer(t, vm).Name
 		environment.DeleteVM(t, vm)
-		environment.WaitForDeletion(t, vm, rig.StepTimeout)
+		environment.WaitForDeletion(t, vm, framework.StepTimeout)
 		waitForDockerSweep(t)
-		c := rig.InspectContainer(t, id)
+		c := testenv.InspectContainer(t, id)
 		if !c.State.Running || c.Name != name+docker.RetainedSuffix || c.RestartCount != 0 {
 			t.Errorf("the released container is %s, name %s", c.State.Status, c.Name)
 		}
@@ -43,7 +43,7 @@ func TestRetain(t *testing.T) {
 		t.Parallel()
 		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "fake").DeletionPolicy(api.DeletionRetain))
 		environment.DeleteVM(t, vm)
-		environment.WaitForDeletion(t, vm, rig.StepTimeout)
+		environment.WaitForDeletion(t, vm, framework.StepTimeout)
 		waitForFakeSweep(t)
 		r := environment.ReadReleasedServers(t)[vm.UID]
 		if r == nil || r.State != driver.StateRunning || r.ID != vm.Status.Server.ID {
@@ -57,12 +57,12 @@ func TestRetain(t *testing.T) {
 func waitForDockerSweep(t *testing.T) {
 	t.Helper()
 	uid := uuid.NewUUID()
-	rig.RunForeignContainer(t, "orphan-"+string(uid), map[string]string{
+	testenv.RunForeignContainer(t, "orphan-"+string(uid), map[string]string{
 		docker.LabelUID: string(uid), docker.LabelCluster: environment.ClusterID,
 		docker.LabelNamespace: "default", docker.LabelName: "orphan",
 	})
-	vmtest.Eventually(t, rig.StepTimeout, "the orphan is swept", func() error {
-		if n := len(rig.ListContainers(t, uid)); n != 0 {
+	framework.Eventually(t, framework.StepTimeout, "the orphan is swept", func() error {
+		if n := len(testenv.ListContainers(t, uid)); n != 0 {
 			return fmt.Errorf("%d containers", n)
 		}
 		return nil
@@ -73,7 +73,7 @@ func waitForFakeSweep(t *testing.T) {
 	t.Helper()
 	uid := uuid.NewUUID()
 	environment.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
-	vmtest.Eventually(t, rig.StepTimeout, "the orphan is swept", func() error {
+	framework.Eventually(t, framework.StepTimeout, "the orphan is swept", func() error {
 		if r := environment.ReadFakeServer(t, uid); r != nil {
 			return fmt.Errorf("it is there: %+v", r)
 		}
@@ -81,7 +81,7 @@ func waitForFakeSweep(t *testing.T) {
 	})
 }
 
-func withOwner(b *vmtest.VMBuilder, kind, apiVersion, name string, uid types.UID) *vmtest.VMBuilder {
+func withOwner(b *framework.VMBuilder, kind, apiVersion, name string, uid types.UID) *framework.VMBuilder {
 	return b.Meta(func(m *metav1.ObjectMeta) {
 		m.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: uid, BlockOwnerDeletion: new(true)}}
 	})
@@ -102,7 +102,7 @@ func TestCascadingDeletion(t *testing.T) {
 					vms = append(vms, environment.CreateVM(t, owner(newSmallVM(fmt.Sprintf("owned-%d", n), ns, name))))
 				}
 				for n := range vms {
-					vms[n] = environment.WaitForVM(t, vms[n], rig.StepTimeout, rig.IsActive)
+					vms[n] = environment.WaitForVM(t, vms[n], framework.StepTimeout, framework.IsActive)
 				}
 				environment.MustRunKubectl(t, "", "delete", kind, "owner", "-n", ns, "--cascade="+cascade, "--timeout=60s")
 				for _, vm := range vms {
@@ -113,11 +113,11 @@ func TestCascadingDeletion(t *testing.T) {
 	}
 }
 
-func createOwner(t *testing.T, ns, kind string) func(*vmtest.VMBuilder) *vmtest.VMBuilder {
+func createOwner(t *testing.T, ns, kind string) func(*framework.VMBuilder) *framework.VMBuilder {
 	t.Helper()
 	if kind == "vm" {
 		vm := environment.CreateActiveVM(t, newSmallVM("owner", ns, "fake"))
-		return func(b *vmtest.VMBuilder) *vmtest.VMBuilder {
+		return func(b *framework.VMBuilder) *framework.VMBuilder {
 			return withOwner(b, "VirtualMachine", api.SchemeGroupVersion.String(), vm.Name, vm.UID)
 		}
 	}
@@ -125,13 +125,15 @@ func createOwner(t *testing.T, ns, kind string) func(*vmtest.VMBuilder) *vmtest.
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(b *vmtest.VMBuilder) *vmtest.VMBuilder { return withOwner(b, "ConfigMap", "v1", m.Name, m.UID) }
+	return func(b *framework.VMBuilder) *framework.VMBuilder {
+		return withOwner(b, "ConfigMap", "v1", m.Name, m.UID)
+	}
 }
 
 func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 	t.Helper()
 	if cascade != "orphan" {
-		within := rig.StepTimeout
+		within := framework.StepTimeout
 		if cascade == "foreground" {
 			within = time.Second // the owner has waited for it
 		}
@@ -139,14 +141,14 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 		environment.WaitForServers(t, vm, 0, time.Second)
 		return
 	}
-	now := environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, func(vm *api.VirtualMachine) error {
+	now := environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
 		if len(vm.OwnerReferences) > 0 {
 			return fmt.Errorf("owners %v", vm.OwnerReferences)
 		}
 		return nil
 	})
 	if now.Status.Server.ID != vm.Status.Server.ID || now.Status.RestartCount != 0 {
-		t.Errorf("its server was touched: %s", rig.FormatStatus(now))
+		t.Errorf("its server was touched: %s", framework.FormatStatus(now))
 	}
 	environment.WaitForServers(t, vm, 1, time.Second)
 }
@@ -165,7 +167,7 @@ func TestNamespaceDeletion(t *testing.T) {
 		vms = append(vms, environment.CreateVM(t, newSmallVM(fmt.Sprintf("vm-%d", n), ns, name)))
 	}
 	for _, vm := range vms {
-		environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+		environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 	}
 	environment.MustRunKubectl(t, "", "delete", "namespace", ns, "--timeout=120s")
 	for _, vm := range vms {
@@ -205,11 +207,11 @@ func TestForeignContainersAreUnchanged(t *testing.T) {
 		{docker.LabelUID: uid},
 		{docker.LabelUID: uid, docker.LabelCluster: "another", docker.LabelNamespace: "default", docker.LabelName: "vm"},
 	} {
-		ids = append(ids, rig.RunForeignContainer(t, fmt.Sprintf("foreign-%d-%s", n, uid), labels))
+		ids = append(ids, testenv.RunForeignContainer(t, fmt.Sprintf("foreign-%d-%s", n, uid), labels))
 	}
 	waitForDockerSweep(t)
 	for _, id := range ids {
-		c, err := vmtest.DockerClient(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
+		c, err := framework.DockerClient(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
 		if err != nil || !c.Container.State.Running || !strings.HasPrefix(c.Container.Name, "/foreign-") {
 			t.Errorf("container %s is %+v, error %v", id, c.Container.State, err)
 		}

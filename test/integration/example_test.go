@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestListVMsExample runs the program of examples/list-vms, which uses the
@@ -18,7 +18,7 @@ import (
 func TestListVMsExample(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateActiveVM(t, newSmallVM("listed", environment.CreateNamespace(t), "fake"))
-	environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasUsage)
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasUsage)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "run", "cloudnative.tw/drover/examples/list-vms", "--kubeconfig", environment.Kubeconfig, "--namespace", vm.Namespace)

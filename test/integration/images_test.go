@@ -12,8 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // Images that cannot be fetched: one is at an address without a listener, the other is
@@ -23,7 +22,7 @@ const (
 	absent      = "drover-test-absent:latest"
 )
 
-func newFailingVM(name, ns, image string, policy api.PullPolicy) *vmtest.VMBuilder {
+func newFailingVM(name, ns, image string, policy api.PullPolicy) *framework.VMBuilder {
 	b := newSmallVM(name, ns, "docker").Image(image)
 	return b.Spec(func(s *api.VirtualMachineSpec) { s.Image.PullPolicy = policy })
 }
@@ -44,20 +43,20 @@ func TestMissingImage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			vm := environment.CreateVM(t, newFailingVM(name, ns, tc.image, tc.policy))
 			history := environment.RecordHistory(t, vm)
-			environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), rig.HasMessage(tc.want),
-				rig.HasCondition(api.ConditionReady, metav1.ConditionFalse))
-			vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), hasAttempts(3))
+			environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), framework.HasMessage(tc.want),
+				framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), hasAttempts(3))
 			checkBackoff(t, history.WaitForVersion(t, vm))
 			checkEachWriteChangesSomething(t, history.WaitForVersion(t, vm))
 
-			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
-			environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = framework.GuestPlain })
+			environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 		})
 	}
 }
 
 // hasAttempts waits for the n-th failure in a row.
-func hasAttempts(n int32) rig.VMCheck {
+func hasAttempts(n int32) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if op := vm.Status.Operation; op == nil || op.Attempts < n {
 			return fmt.Errorf("operation %+v: want %d attempts", op, n)
@@ -91,7 +90,7 @@ func checkEachWriteChangesSomething(t *testing.T, all []*api.VirtualMachine) {
 			vm.Status.LastUpdateTime, vm.ResourceVersion, vm.ManagedFields = nil, "", nil
 		}
 		if equality.Semantic.DeepEqual(before, after) {
-			t.Errorf("version %s says nothing new: %s", all[n].ResourceVersion, rig.FormatStatus(all[n]))
+			t.Errorf("version %s says nothing new: %s", all[n].ResourceVersion, framework.FormatStatus(all[n]))
 		}
 	}
 }
@@ -104,9 +103,9 @@ func TestDeletionOfFailedVM(t *testing.T) {
 	}{"pulled": {unreachable, api.PullAlways}, "never-pulled": {absent, api.PullNever}} {
 		t.Run(name, func(t *testing.T) {
 			vm := environment.CreateVM(t, newFailingVM(name, ns, tc.image, tc.policy))
-			vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
+			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
 			environment.DeleteVM(t, vm)
-			environment.WaitForDeletion(t, vm, rig.StepTimeout)
+			environment.WaitForDeletion(t, vm, framework.StepTimeout)
 			environment.WaitForServers(t, vm, 0, time.Second)
 		})
 	}
@@ -116,11 +115,11 @@ func TestDeletionOfFailedVM(t *testing.T) {
 // available CPUs.
 func TestTooManyCPUs(t *testing.T) {
 	t.Parallel()
-	vm := environment.CreateVM(t, vmtest.NewVM("vm").Namespace(environment.CreateNamespace(t)).Resource(api.ResourceCPU, "4000"))
-	vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonExhausted), rig.HasMessage("4000"))
+	vm := environment.CreateVM(t, framework.NewVM("vm").Namespace(environment.CreateNamespace(t)).Resource(api.ResourceCPU, "4000"))
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonExhausted), framework.HasMessage("4000"))
 	if wait := vm.Status.Operation.NextRetryTime.Sub(vm.Status.LastUpdateTime.Time); wait < 25*time.Second {
 		t.Errorf("it is tried again after %s, want it slowly", wait)
 	}
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity("1") })
-	environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 }

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 func vmManifest(name, spec string) string {
@@ -69,27 +69,27 @@ func TestUnknownFieldWarning(t *testing.T) {
 
 func TestNewObjectIsUnbound(t *testing.T) {
 	t.Parallel()
-	vm := environment.CreateVM(t, vmtest.NewVM("vm").Namespace(environment.CreateNamespace(t)).Driver("fake"))
+	vm := environment.CreateVM(t, framework.NewVM("vm").Namespace(environment.CreateNamespace(t)).Driver("fake"))
 	if vm.Status.ObservedGeneration != -1 || vm.Status.Phase != "" {
-		t.Errorf("the API server answers with the status %s", rig.FormatStatus(vm))
+		t.Errorf("the API server answers with the status %s", framework.FormatStatus(vm))
 	}
 }
 
 func TestUnavailableDriver(t *testing.T) {
 	t.Parallel()
-	vm := environment.CreateVM(t, vmtest.NewVM("vm").Namespace(environment.CreateNamespace(t)).Driver("xen"))
-	vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonUnknownDriver),
-		rig.HasMessage("xen"), rig.HasMessage("docker, fake"),
-		rig.HasCondition(api.ConditionStalled, metav1.ConditionTrue), rig.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+	vm := environment.CreateVM(t, framework.NewVM("vm").Namespace(environment.CreateNamespace(t)).Driver("xen"))
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonUnknownDriver),
+		framework.HasMessage("xen"), framework.HasMessage("docker, fake"),
+		framework.HasCondition(api.ConditionStalled, metav1.ConditionTrue), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 	environment.WaitForEvent(t, vm, api.ReasonUnknownDriver)
 	environment.DeleteVM(t, vm)
-	environment.WaitForDeletion(t, vm, rig.StepTimeout)
+	environment.WaitForDeletion(t, vm, framework.StepTimeout)
 }
 
 func TestDriverCannotBeChanged(t *testing.T) {
 	t.Parallel()
-	for name, before := range map[string]*vmtest.VMBuilder{
-		"given": vmtest.NewVM("vm").Driver("fake"), "left out": vmtest.NewVM("vm"),
+	for name, before := range map[string]*framework.VMBuilder{
+		"given": framework.NewVM("vm").Driver("fake"), "left out": framework.NewVM("vm"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			vm := environment.CreateActiveVM(t, before.Namespace(environment.CreateNamespace(t)).Resource(api.ResourceMemory, "32M"))
@@ -117,16 +117,16 @@ func TestSimilarNames(t *testing.T) {
 			t.Run(name+" on "+driver, func(t *testing.T) {
 				one := environment.CreateVM(t, newSmallVM(pair[0][1]+"-"+driver, pair[0][0], driver))
 				two := environment.CreateVM(t, newSmallVM(pair[1][1]+"-"+driver, pair[1][0], driver))
-				one, two = environment.WaitForVM(t, one, rig.StepTimeout, rig.IsActive), environment.WaitForVM(t, two, rig.StepTimeout, rig.IsActive)
+				one, two = environment.WaitForVM(t, one, framework.StepTimeout, framework.IsActive), environment.WaitForVM(t, two, framework.StepTimeout, framework.IsActive)
 				if one.Status.Server.ID == two.Status.Server.ID {
 					t.Fatalf("both have the server %s", one.Status.Server.ID)
 				}
 				environment.DeleteVM(t, one)
-				environment.WaitForDeletion(t, one, rig.StepTimeout)
+				environment.WaitForDeletion(t, one, framework.StepTimeout)
 				environment.WaitForServers(t, one, 0, time.Second)
 				environment.WaitForServers(t, two, 1, time.Second)
 				if now := environment.GetVM(t, two); now.Status.Server.ID != two.Status.Server.ID || now.Status.RestartCount != 0 {
-					t.Errorf("the other one was touched: %s", rig.FormatStatus(now))
+					t.Errorf("the other one was touched: %s", framework.FormatStatus(now))
 				}
 			})
 		}
@@ -145,18 +145,18 @@ func TestNameConflict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			// The name has a part of the UID in it, so the VM has to come first.
-			vm := environment.CreateVM(t, vmtest.NewVM("taken").Namespace(environment.CreateNamespace(t)).Resource(api.ResourceMemory, "32M").Image("missing:never"))
+			vm := environment.CreateVM(t, framework.NewVM("taken").Namespace(environment.CreateNamespace(t)).Resource(api.ResourceMemory, "32M").Image("missing:never"))
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.PullPolicy = api.PullNever })
-			environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
-			foreign := rig.RunForeignContainer(t, fmt.Sprintf("taken.%s.%.8s", vm.Namespace, vm.UID), labels)
-			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
+			environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
+			foreign := testenv.RunForeignContainer(t, fmt.Sprintf("taken.%s.%.8s", vm.Namespace, vm.UID), labels)
+			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = framework.GuestPlain })
 
-			vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonNameConflict), rig.HasMessage("left alone"))
-			if c := rig.InspectContainer(t, foreign); !c.State.Running || c.RestartCount != 0 {
+			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonNameConflict), framework.HasMessage("left alone"))
+			if c := testenv.InspectContainer(t, foreign); !c.State.Running || c.RestartCount != 0 {
 				t.Errorf("the foreign container is %+v", c.State)
 			}
-			rig.RemoveContainer(t, foreign)
-			environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+			testenv.RemoveContainer(t, foreign)
+			environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 		})
 	}
 }

@@ -14,23 +14,23 @@ import (
 	"os"
 	"testing"
 
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // environment has one controller for all tests. Its orphan sweep is as quick as possible,
 // so that all tests would notice if it touched other servers. It lists the engines
 // only when it starts, so that manual changes are detected only through the engines'
 // events.
-var environment *rig.Environment
+var environment *testenv.Environment
 
-func TestMain(m *testing.M) { os.Exit(rig.RunTests(m, startEnvironment)) }
+func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
 
 func startEnvironment() (func() error, error) {
-	if _, err := vmtest.OpenDockerClient(); err != nil {
+	if _, err := framework.OpenDockerClient(); err != nil {
 		return nil, err
 	}
-	w, err := rig.New()
+	w, err := testenv.New()
 	if err != nil {
 		return nil, err
 	}

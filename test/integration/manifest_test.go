@@ -18,8 +18,8 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/docker"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestManifest applies the manifest of the documentation, verbatim, with kubectl and
@@ -33,7 +33,7 @@ func TestManifest(t *testing.T) {
 	environment.MustRunKubectl(t, string(manifest), "apply", "-n", ns, "-f", "-")
 	vm := getVM(t, ns, "test-vm")
 	history := environment.RecordHistory(t, vm)
-	vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 
 	t.Run("history", func(t *testing.T) { checkPhases(t, history.WaitForVersion(t, vm)) })
 	t.Run("object", func(t *testing.T) { checkObject(t, vm) })
@@ -76,13 +76,13 @@ func checkPhases(t *testing.T, all []*api.VirtualMachine) {
 func checkObject(t *testing.T, vm *api.VirtualMachine) {
 	s := vm.Status
 	if s.Driver != "docker" || s.Server == nil || s.Server.State != "Running" || len(s.Addresses) == 0 || s.StartTime == nil || s.LastUpdateTime == nil || s.RestartCount != 0 || s.Operation != nil {
-		t.Errorf("status is %s", rig.FormatStatus(vm))
+		t.Errorf("status is %s", framework.FormatStatus(vm))
 	}
 	for kind, want := range map[string]metav1.ConditionStatus{
 		api.ConditionReady: metav1.ConditionTrue, api.ConditionRunning: metav1.ConditionTrue, api.ConditionObserved: metav1.ConditionTrue,
 		api.ConditionRestartRequired: "", api.ConditionDeletionBlocked: "", api.ConditionStalled: "",
 	} {
-		if err := rig.HasCondition(kind, want)(vm); err != nil {
+		if err := framework.HasCondition(kind, want)(vm); err != nil {
 			t.Error(err)
 		}
 	}
@@ -95,7 +95,7 @@ func checkObject(t *testing.T, vm *api.VirtualMachine) {
 }
 
 func checkContainer(t *testing.T, vm *api.VirtualMachine) {
-	c := rig.InspectContainer(t, vm.Status.Server.ID)
+	c := testenv.InspectContainer(t, vm.Status.Server.ID)
 	host := c.HostConfig
 	if host.Memory != 4000000000 || host.MemorySwap != 4000000000 || host.NanoCPUs != 2000000000 || host.RestartPolicy.Name != "unless-stopped" {
 		t.Errorf("Memory %d, MemorySwap %d, NanoCpus %d, restart %s", host.Memory, host.MemorySwap, host.NanoCPUs, host.RestartPolicy.Name)
@@ -113,7 +113,7 @@ func checkContainer(t *testing.T, vm *api.VirtualMachine) {
 	if c.Config.Labels[docker.LabelEpoch] == "" || c.Config.Labels[docker.LabelEpoch] == "0" {
 		t.Errorf("epoch label is %q", c.Config.Labels[docker.LabelEpoch])
 	}
-	found, err := vmtest.DockerClient(t).ContainerList(t.Context(), client.ContainerListOptions{Filters: client.Filters{}.Add("name", "test-vm")})
+	found, err := framework.DockerClient(t).ContainerList(t.Context(), client.ContainerListOptions{Filters: client.Filters{}.Add("name", "test-vm")})
 	if err != nil || !slices.ContainsFunc(found.Items, func(s container.Summary) bool { return s.ID == c.ID }) {
 		t.Errorf("docker ps --filter name=test-vm shows %d containers and not %s, error %v", len(found.Items), c.ID, err)
 	}
@@ -169,24 +169,24 @@ const columnTimeout = 7 * time.Second
 // checkUsageUnderLoad puts the guest under load. On a machine that others keep busy the
 // guest may get no CPU for a while, so it has three tries, and the threshold is low.
 func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
-	environment.WaitForVM(t, vm, rig.StepTimeout, hasUsage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
-	rig.RequestFromGuest(t, vm, "/memory?bytes=400000000")
-	environment.WaitForVM(t, vm, rig.StepTimeout, hasUsage("memory of at least 10", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 100 }))
+	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
+	testenv.RequestFromGuest(t, vm, "/memory?bytes=400000000")
+	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("memory of at least 10", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 100 }))
 	var err error
 	for range 3 {
-		rig.RequestFromGuest(t, vm, "/load?seconds=6")
+		testenv.RequestFromGuest(t, vm, "/load?seconds=6")
 		check := hasUsage("CPU above 12", func(u api.Usage) bool { return u.CPU > 12 })
-		if _, err = vmtest.Poll(columnTimeout, func() error { return check(environment.GetVM(t, vm)) }); err == nil {
+		if _, err = framework.Poll(columnTimeout, func() error { return check(environment.GetVM(t, vm)) }); err == nil {
 			break
 		}
 	}
 	if err != nil {
 		t.Errorf("not within %s: %v", columnTimeout, err)
 	}
-	environment.WaitForVM(t, vm, rig.StepTimeout, hasUsage("CPU below 10 again", func(u api.Usage) bool { return u.CPU < 10 }))
+	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("CPU below 10 again", func(u api.Usage) bool { return u.CPU < 10 }))
 }
 
-func hasUsage(what string, ok func(api.Usage) bool) rig.VMCheck {
+func hasUsage(what string, ok func(api.Usage) bool) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if u := vm.Status.Server.Usage; u == nil || !ok(*u) {
 			return fmt.Errorf("usage is %+v: want %s", u, what)

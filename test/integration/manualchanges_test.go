@@ -18,8 +18,8 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // manualChange does to a VM's server what the guest or a user does.
@@ -28,7 +28,7 @@ type manualChange func(*testing.T, *api.VirtualMachine)
 func dockerChange(do func(context.Context, *client.Client, string) error) manualChange {
 	return func(t *testing.T, vm *api.VirtualMachine) {
 		t.Helper()
-		if err := do(t.Context(), vmtest.DockerClient(t), vm.Status.Server.ID); err != nil {
+		if err := do(t.Context(), framework.DockerClient(t), vm.Status.Server.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -39,7 +39,7 @@ func fakeChange(edit func(*fake.Record)) manualChange {
 }
 
 func guestRequest(path string) manualChange {
-	return func(t *testing.T, vm *api.VirtualMachine) { rig.RequestFromGuest(t, vm, path) }
+	return func(t *testing.T, vm *api.VirtualMachine) { testenv.RequestFromGuest(t, vm, path) }
 }
 
 // manualChanges by driver and by what they do.
@@ -76,18 +76,18 @@ var manualChanges = map[string]map[string]manualChange{
 
 // expectedStatus is the status that follows from a restart policy.
 type expectedStatus struct {
-	check rig.VMCheck
+	check framework.VMCheck
 	ready metav1.ConditionStatus
 	// sameServer, newRun : what happens to the server.
 	sameServer, newRun bool
 }
 
 var (
-	again     = expectedStatus{rig.IsActive, metav1.ConditionTrue, true, true}
-	resumed   = expectedStatus{rig.IsActive, metav1.ConditionTrue, true, false}
-	madeAgain = expectedStatus{rig.IsActive, metav1.ConditionTrue, false, true}
-	completed = expectedStatus{rig.HasPhase(api.PhaseStopped, api.ReasonCompleted), metav1.ConditionTrue, true, false}
-	failed    = expectedStatus{rig.HasPhase(api.PhaseFailed, api.ReasonExited), metav1.ConditionFalse, true, false}
+	again     = expectedStatus{framework.IsActive, metav1.ConditionTrue, true, true}
+	resumed   = expectedStatus{framework.IsActive, metav1.ConditionTrue, true, false}
+	madeAgain = expectedStatus{framework.IsActive, metav1.ConditionTrue, false, true}
+	completed = expectedStatus{framework.HasPhase(api.PhaseStopped, api.ReasonCompleted), metav1.ConditionTrue, true, false}
+	failed    = expectedStatus{framework.HasPhase(api.PhaseFailed, api.ReasonExited), metav1.ConditionFalse, true, false}
 )
 
 // expectedStatuses are the table of the documentation.
@@ -116,7 +116,7 @@ func TestManualChanges(t *testing.T) {
 
 func checkOutcome(t *testing.T, before *api.VirtualMachine, want expectedStatus) {
 	t.Helper()
-	after := environment.WaitForVM(t, before, rig.StepTimeout, want.check, rig.HasCondition(api.ConditionReady, want.ready), func(vm *api.VirtualMachine) error {
+	after := environment.WaitForVM(t, before, framework.StepTimeout, want.check, framework.HasCondition(api.ConditionReady, want.ready), func(vm *api.VirtualMachine) error {
 		newRun := !vm.Status.StartTime.Equal(before.Status.StartTime)
 		if newRun != want.newRun {
 			return fmt.Errorf("a new run: %t", newRun)
@@ -149,10 +149,10 @@ func TestServerRemovedManually(t *testing.T) {
 // removeServerAndWait returns how long it took until the VM had another server.
 func removeServerAndWait(t *testing.T, vm *api.VirtualMachine, driver string) time.Duration {
 	t.Helper()
-	vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 	begin := time.Now()
 	manualChanges[driver]["removed"](t, vm)
-	environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, func(now *api.VirtualMachine) error {
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(now *api.VirtualMachine) error {
 		if now.Status.Server.ID == vm.Status.Server.ID {
 			return errors.New("it has its old server")
 		}
@@ -167,18 +167,18 @@ func TestServerRenamedManually(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker"))
 	id := vm.Status.Server.ID
-	if _, err := vmtest.DockerClient(t).ContainerRename(t.Context(), id, client.ContainerRenameOptions{NewName: "renamed-" + string(vm.UID)}); err != nil {
+	if _, err := framework.DockerClient(t).ContainerRename(t.Context(), id, client.ContainerRenameOptions{NewName: "renamed-" + string(vm.UID)}); err != nil {
 		t.Fatal(err)
 	}
 	environment.UpdateVM(t, vm, setAction(api.ActionStopped))
-	vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
 	environment.UpdateVM(t, vm, setAction(api.ActionActive))
-	vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
-	if c := rig.InspectServer(t, vm); c.ID != id || c.Name != "/renamed-"+string(vm.UID) {
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	if c := testenv.InspectServer(t, vm); c.ID != id || c.Name != "/renamed-"+string(vm.UID) {
 		t.Errorf("it has container %s of name %s, want %s", c.ID, c.Name, id)
 	}
 	environment.DeleteVM(t, vm)
-	environment.WaitForDeletion(t, vm, rig.StepTimeout)
+	environment.WaitForDeletion(t, vm, framework.StepTimeout)
 	environment.WaitForServers(t, vm, 0, time.Second)
 }
 
@@ -186,14 +186,14 @@ func TestServerRenamedManually(t *testing.T) {
 func TestServerResizedManually(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker"))
-	_, err := vmtest.DockerClient(t).ContainerUpdate(t.Context(), vm.Status.Server.ID, client.ContainerUpdateOptions{
+	_, err := framework.DockerClient(t).ContainerUpdate(t.Context(), vm.Status.Server.ID, client.ContainerUpdateOptions{
 		Resources: &container.Resources{NanoCPUs: 5e8},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, rig.StepTimeout, "the size is as specified", func() error {
-		if have := rig.InspectServer(t, vm).HostConfig.NanoCPUs; have != 1e8 {
+	framework.Eventually(t, framework.StepTimeout, "the size is as specified", func() error {
+		if have := testenv.InspectServer(t, vm).HostConfig.NanoCPUs; have != 1e8 {
 			return fmt.Errorf("NanoCpus is %d", have)
 		}
 		return nil
@@ -205,15 +205,15 @@ func TestServerResizedManually(t *testing.T) {
 func TestDuplicateServer(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker"))
-	labels := rig.InspectServer(t, vm).Config.Labels
-	second := rig.RunForeignContainer(t, "second-"+string(vm.UID), labels)
-	vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonDuplicate), rig.HasMessage(second), rig.HasMessage(vm.Status.Server.ID))
+	labels := testenv.InspectServer(t, vm).Config.Labels
+	second := testenv.RunForeignContainer(t, "second-"+string(vm.UID), labels)
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonDuplicate), framework.HasMessage(second), framework.HasMessage(vm.Status.Server.ID))
 	environment.DeleteVM(t, vm)
-	environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseTerminating, api.ReasonDuplicate), rig.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
-	if n := len(rig.ListContainers(t, vm.UID)); n != 2 {
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonDuplicate), framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
+	if n := len(testenv.ListContainers(t, vm.UID)); n != 2 {
 		t.Errorf("%d containers are left, want both", n)
 	}
-	rig.RemoveContainer(t, second)
-	environment.WaitForDeletion(t, vm, rig.StepTimeout)
+	testenv.RemoveContainer(t, second)
+	environment.WaitForDeletion(t, vm, framework.StepTimeout)
 	environment.WaitForServers(t, vm, 0, time.Second)
 }

@@ -16,8 +16,8 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 var drivers = []string{"docker", "fake"}
@@ -30,14 +30,14 @@ func setAction(action api.Action) func(*api.VirtualMachine) {
 func TestPowerStates(t *testing.T) {
 	t.Parallel()
 	states := map[api.Action]struct {
-		check   rig.VMCheck
+		check   framework.VMCheck
 		docker  container.ContainerState
 		fake    driver.State
 		running metav1.ConditionStatus
 	}{
-		api.ActionActive:  {rig.HasPhase(api.PhaseActive, api.ReasonRunning), "running", driver.StateRunning, metav1.ConditionTrue},
-		api.ActionStopped: {rig.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), "exited", driver.StateStopped, metav1.ConditionFalse},
-		api.ActionPaused:  {rig.HasPhase(api.PhasePaused, api.ReasonPausedAsAsked), "paused", driver.StatePaused, metav1.ConditionFalse},
+		api.ActionActive:  {framework.HasPhase(api.PhaseActive, api.ReasonRunning), "running", driver.StateRunning, metav1.ConditionTrue},
+		api.ActionStopped: {framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), "exited", driver.StateStopped, metav1.ConditionFalse},
+		api.ActionPaused:  {framework.HasPhase(api.PhasePaused, api.ReasonPausedAsAsked), "paused", driver.StatePaused, metav1.ConditionFalse},
 	}
 	way := []api.Action{
 		api.ActionActive, api.ActionStopped, api.ActionActive, api.ActionPaused, api.ActionStopped,
@@ -51,13 +51,13 @@ func TestPowerStates(t *testing.T) {
 			for _, action := range way[1:] {
 				environment.UpdateVM(t, vm, setAction(action))
 				want := states[action]
-				vm = environment.WaitForVM(t, vm, rig.StepTimeout, want.check,
-					rig.HasCondition(api.ConditionReady, metav1.ConditionTrue), rig.HasCondition(api.ConditionRunning, want.running))
+				vm = environment.WaitForVM(t, vm, framework.StepTimeout, want.check,
+					framework.HasCondition(api.ConditionReady, metav1.ConditionTrue), framework.HasCondition(api.ConditionRunning, want.running))
 				if vm.Status.Server.ID != id {
 					t.Fatalf("%s: the server was %s and is %s", action, id, vm.Status.Server.ID)
 				}
-				if name == "docker" && rig.InspectServer(t, vm).State.Status != want.docker {
-					t.Errorf("%s: the container is %s", action, rig.InspectServer(t, vm).State.Status)
+				if name == "docker" && testenv.InspectServer(t, vm).State.Status != want.docker {
+					t.Errorf("%s: the container is %s", action, testenv.InspectServer(t, vm).State.Status)
 				}
 				if name == "fake" && environment.ReadFakeServer(t, vm.UID).State != want.fake {
 					t.Errorf("%s: the server is %s", action, environment.ReadFakeServer(t, vm.UID).State)
@@ -70,16 +70,16 @@ func TestPowerStates(t *testing.T) {
 func TestCreatedInAnyPowerState(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
-		for action, check := range map[api.Action]rig.VMCheck{
-			api.ActionStopped: rig.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked),
-			api.ActionPaused:  rig.HasPhase(api.PhasePaused, api.ReasonPausedAsAsked),
+		for action, check := range map[api.Action]framework.VMCheck{
+			api.ActionStopped: framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked),
+			api.ActionPaused:  framework.HasPhase(api.PhasePaused, api.ReasonPausedAsAsked),
 		} {
 			t.Run(name+"/"+string(action), func(t *testing.T) {
 				t.Parallel()
 				vm := environment.CreateVM(t, newSmallVM("vm", environment.CreateNamespace(t), name).Action(action))
-				vm = environment.WaitForVM(t, vm, rig.StepTimeout, check, rig.HasCondition(api.ConditionReady, metav1.ConditionTrue))
+				vm = environment.WaitForVM(t, vm, framework.StepTimeout, check, framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
 				environment.DeleteVM(t, vm)
-				environment.WaitForDeletion(t, vm, rig.StepTimeout)
+				environment.WaitForDeletion(t, vm, framework.StepTimeout)
 				environment.WaitForServers(t, vm, 0, time.Second)
 			})
 		}
@@ -96,12 +96,12 @@ func TestRestartedAt(t *testing.T) {
 			t.Parallel()
 			vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), name).RestartedAt(first))
 			if vm.Status.RestartCount != 0 || vm.Status.RestartedAt == nil {
-				t.Errorf("after creation the status is %s", rig.FormatStatus(vm))
+				t.Errorf("after creation the status is %s", framework.FormatStatus(vm))
 			}
 			before := vm
 			history := environment.RecordHistory(t, vm)
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = &metav1.Time{Time: first.Add(time.Minute)} })
-			vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, func(vm *api.VirtualMachine) error {
+			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
 				if !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt) {
 					return fmt.Errorf("status.restartedAt is %v", vm.Status.RestartedAt)
 				}
@@ -109,9 +109,9 @@ func TestRestartedAt(t *testing.T) {
 			})
 			// Another change of the spec makes the controller reconcile again.
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceMemory] = parseQuantity("40M") })
-			vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 			if n := countStarts(history.WaitForVersion(t, vm)); n != 2 || vm.Status.RestartCount != 1 || vm.Status.Server.ID != before.Status.Server.ID {
-				t.Errorf("%d starts, status %s", n, rig.FormatStatus(vm))
+				t.Errorf("%d starts, status %s", n, framework.FormatStatus(vm))
 			}
 		})
 	}
@@ -139,9 +139,9 @@ func TestLiveResize(t *testing.T) {
 				environment.UpdateVM(t, before, func(vm *api.VirtualMachine) {
 					vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory] = parseQuantity(size[0]), parseQuantity(size[1])
 				})
-				vm := environment.WaitForVM(t, before, rig.StepTimeout, rig.IsActive, rig.HasCondition(api.ConditionRestartRequired, ""))
+				vm := environment.WaitForVM(t, before, framework.StepTimeout, framework.IsActive, framework.HasCondition(api.ConditionRestartRequired, ""))
 				if vm.Status.Server.ID != before.Status.Server.ID || vm.Status.RestartCount != 0 {
-					t.Errorf("it was not live: %s", rig.FormatStatus(vm))
+					t.Errorf("it was not live: %s", framework.FormatStatus(vm))
 				}
 				checkSize(t, vm, name)
 			}
@@ -154,7 +154,7 @@ func checkSize(t *testing.T, vm *api.VirtualMachine, driver string) {
 	cpu, memory := vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory]
 	haveCPU, haveMemory := int64(0), int64(0)
 	if driver == "docker" {
-		c := rig.InspectServer(t, vm)
+		c := testenv.InspectServer(t, vm)
 		haveCPU, haveMemory = c.HostConfig.NanoCPUs/1e6, c.HostConfig.Memory
 	} else {
 		r := environment.ReadFakeServer(t, vm.UID)
@@ -172,19 +172,19 @@ func TestPendingChange(t *testing.T) {
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			before := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), name).Image(vmtest.GuestPlain))
-			environment.UpdateVM(t, before, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestOther })
-			vm := environment.WaitForVM(t, before, rig.StepTimeout, rig.HasPhase(api.PhaseActive, api.ReasonChangePending), rig.HasMessage("image"),
-				rig.HasCondition(api.ConditionRestartRequired, metav1.ConditionTrue), rig.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+			before := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), name).Image(framework.GuestPlain))
+			environment.UpdateVM(t, before, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = framework.GuestOther })
+			vm := environment.WaitForVM(t, before, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonChangePending), framework.HasMessage("image"),
+				framework.HasCondition(api.ConditionRestartRequired, metav1.ConditionTrue), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 			if !vm.Status.StartTime.Equal(before.Status.StartTime) {
 				t.Error("it was restarted unasked")
 			}
 			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
-			vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, rig.HasCondition(api.ConditionRestartRequired, ""))
-			if name == "docker" && rig.InspectServer(t, vm).Config.Image != vmtest.GuestOther {
-				t.Errorf("it runs %s", rig.InspectServer(t, vm).Config.Image)
+			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, framework.HasCondition(api.ConditionRestartRequired, ""))
+			if name == "docker" && testenv.InspectServer(t, vm).Config.Image != framework.GuestOther {
+				t.Errorf("it runs %s", testenv.InspectServer(t, vm).Config.Image)
 			}
-			if name == "fake" && environment.ReadFakeServer(t, vm.UID).Image != vmtest.GuestOther {
+			if name == "fake" && environment.ReadFakeServer(t, vm.UID).Image != framework.GuestOther {
 				t.Errorf("it runs %s", environment.ReadFakeServer(t, vm.UID).Image)
 			}
 		})
@@ -197,8 +197,8 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 	t.Parallel()
 	const grace, defaultGrace = 3 * time.Second, 30 * time.Second
 	stubborn := func(t *testing.T) *api.VirtualMachine {
-		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").Image(vmtest.GuestStubborn).GracePeriod(int64(grace.Seconds())))
-		rig.RequestFromGuest(t, vm, "/") // so that it is up and ignores signals
+		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").Image(framework.GuestStubborn).GracePeriod(int64(grace.Seconds())))
+		testenv.RequestFromGuest(t, vm, "/") // so that it is up and ignores signals
 		return vm
 	}
 	within := func(t *testing.T, took time.Duration) {
@@ -211,10 +211,10 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 		vm := stubborn(t)
 		begin := time.Now()
 		environment.UpdateVM(t, vm, setAction(api.ActionStopped))
-		environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseActive, api.ReasonStopping), rig.HasCondition(api.ConditionReady, metav1.ConditionFalse))
-		vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), rig.HasCondition(api.ConditionReady, metav1.ConditionTrue))
+		environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonStopping), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+		vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
 		within(t, time.Since(begin))
-		if code := rig.InspectServer(t, vm).State.ExitCode; code != 137 {
+		if code := testenv.InspectServer(t, vm).State.ExitCode; code != 137 {
 			t.Errorf("exit code %d, want 137", code)
 		}
 	})
@@ -223,8 +223,8 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 		vm := stubborn(t)
 		begin := time.Now()
 		environment.DeleteVM(t, vm)
-		environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseTerminating, api.ReasonStopping))
-		environment.WaitForDeletion(t, vm, rig.StepTimeout)
+		environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonStopping))
+		environment.WaitForDeletion(t, vm, framework.StepTimeout)
 		within(t, time.Since(begin))
 		environment.WaitForServers(t, vm, 0, time.Second)
 	})
@@ -234,20 +234,20 @@ func TestGuestIgnoringSIGTERM(t *testing.T) {
 // the change, and that no version of the object is reported ready before.
 func TestReadyReflectsTheLatestSpec(t *testing.T) {
 	t.Parallel()
-	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").Image(vmtest.GuestStubborn).GracePeriod(2))
-	rig.RequestFromGuest(t, vm, "/")
+	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").Image(framework.GuestStubborn).GracePeriod(2))
+	testenv.RequestFromGuest(t, vm, "/")
 	history := environment.RecordHistory(t, vm)
 	environment.MustRunKubectl(t, "", "patch", "vm", "vm", "-n", vm.Namespace, "--type=merge", "-p", `{"spec":{"action":"stopped"}}`)
 	environment.MustRunKubectl(t, "", "wait", "vm/vm", "-n", vm.Namespace, "--for=condition=Ready", "--timeout=60s")
 	now := environment.GetVM(t, vm)
 	if now.Status.Phase != api.PhaseStopped {
-		t.Errorf("kubectl wait returned at %s", rig.FormatStatus(now))
+		t.Errorf("kubectl wait returned at %s", framework.FormatStatus(now))
 	}
 	for _, version := range history.WaitForVersion(t, now) {
 		ready := meta.FindStatusCondition(version.Status.Conditions, api.ConditionReady)
 		reported := ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == version.Generation
 		if as := isAsSpecified(version); reported && !as {
-			t.Errorf("version %s of generation %d calls itself ready: %s", version.ResourceVersion, version.Generation, rig.FormatStatus(version))
+			t.Errorf("version %s of generation %d calls itself ready: %s", version.ResourceVersion, version.Generation, framework.FormatStatus(version))
 		}
 	}
 }
@@ -260,15 +260,15 @@ func isAsSpecified(vm *api.VirtualMachine) bool {
 func TestReadinessProbe(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").ReadinessProbe(81))
-	vm = environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseActive, api.ReasonProbeFailing),
-		rig.HasMessage(":81"), rig.HasMessage("refused"),
-		rig.HasCondition(api.ConditionReady, metav1.ConditionFalse), rig.HasCondition(api.ConditionRunning, metav1.ConditionTrue))
-	rig.ExecInServer(t, vm, []string{"PORT=81"}, "/demo-guest")
-	environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing),
+		framework.HasMessage(":81"), framework.HasMessage("refused"),
+		framework.HasCondition(api.ConditionReady, metav1.ConditionFalse), framework.HasCondition(api.ConditionRunning, metav1.ConditionTrue))
+	testenv.ExecInServer(t, vm, []string{"PORT=81"}, "/demo-guest")
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.TCPSocket.Port = 82 })
-	environment.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseActive, api.ReasonProbeFailing), rig.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe = nil })
-	environment.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 }
 
 // TestPorts checks that ports are published, and that a taken one is reported.
@@ -276,7 +276,7 @@ func TestPorts(t *testing.T) {
 	t.Parallel()
 	ns := environment.CreateNamespace(t)
 	vm := environment.CreateActiveVM(t, newSmallVM("one", ns, "docker").Port("http", 80, 0))
-	bindings := rig.InspectServer(t, vm).NetworkSettings.Ports[network.MustParsePort("80/tcp")]
+	bindings := testenv.InspectServer(t, vm).NetworkSettings.Ports[network.MustParsePort("80/tcp")]
 	if len(bindings) == 0 || len(vm.Status.Ports) != 1 {
 		t.Fatalf("published are %v, status.ports %+v", bindings, vm.Status.Ports)
 	}
@@ -285,7 +285,7 @@ func TestPorts(t *testing.T) {
 		t.Fatalf("published are %v, status.ports %+v", bindings, vm.Status.Ports)
 	}
 	second := environment.CreateVM(t, newSmallVM("two", ns, "docker").Port("http", 80, host))
-	environment.WaitForVM(t, second, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonPortConflict), rig.HasMessage("spec.ports[0].hostPort"), rig.HasMessage(port))
+	environment.WaitForVM(t, second, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonPortConflict), framework.HasMessage("spec.ports[0].hostPort"), framework.HasMessage(port))
 	environment.DeleteVM(t, vm)
-	environment.WaitForVM(t, second, rig.StepTimeout, rig.IsActive)
+	environment.WaitForVM(t, second, framework.StepTimeout, framework.IsActive)
 }

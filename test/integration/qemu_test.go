@@ -22,8 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 const (
@@ -37,17 +37,17 @@ const (
 // machineEnvironment is an environment whose VMs are real machines, and the folders for
 // them.
 type machineEnvironment struct {
-	*rig.Environment
+	*testenv.Environment
 	dir, images string
-	controller  *rig.LocalController
+	controller  *testenv.LocalController
 }
 
 func newMachineEnvironment(t *testing.T) *machineEnvironment {
 	t.Helper()
-	vmtest.QEMUBinary(t)
+	framework.QEMUBinary(t)
 	temp := t.TempDir()
-	rig.KillMachinesAtEnd(t, temp)
-	m := &machineEnvironment{Environment: rig.Start(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
+	testenv.KillMachinesAtEnd(t, temp)
+	m := &machineEnvironment{Environment: testenv.Start(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
 	if err := os.Mkdir(m.images, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -61,10 +61,10 @@ func (m *machineEnvironment) startController(t *testing.T) {
 }
 
 // newLinuxVM is a VM with the Linux guest, which serves on port 80.
-func (m *machineEnvironment) newLinuxVM(t *testing.T) *vmtest.VMBuilder {
+func (m *machineEnvironment) newLinuxVM(t *testing.T) *framework.VMBuilder {
 	t.Helper()
-	guest := vmtest.BuildLinuxGuest(t, m.images)
-	return vmtest.NewVM("linux").Namespace(m.CreateNamespace(t)).Driver("qemu").GracePeriod(guestGrace).
+	guest := framework.BuildLinuxGuest(t, m.images)
+	return framework.NewVM("linux").Namespace(m.CreateNamespace(t)).Driver("qemu").GracePeriod(guestGrace).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, "64Mi").
 		Port("http", 80, 0).ReadinessProbe(80).
 		Spec(func(s *api.VirtualMachineSpec) {
@@ -118,7 +118,7 @@ func TestMachine(t *testing.T) {
 	m := newMachineEnvironment(t)
 	vm := m.CreateVM(t, m.newLinuxVM(t))
 	history := m.RecordHistory(t, vm)
-	vm = m.WaitForVM(t, vm, boot, rig.IsActive)
+	vm = m.WaitForVM(t, vm, boot, framework.IsActive)
 	if r := readGuestReport(t, vm); r.Boots != 1 || r.Seed["user-data"] != userData {
 		t.Errorf("the guest reports %+v", r)
 	}
@@ -128,14 +128,14 @@ func TestMachine(t *testing.T) {
 	m.checkOutlivesController(t, vm)
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionStopped))
-	vm = m.WaitForVM(t, vm, boot, rig.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), rig.HasCondition(api.ConditionReady, metav1.ConditionTrue))
-	if s := vm.Status; len(s.Addresses) != 0 || len(s.Ports) != 0 || len(rig.MachineProcesses(t, vm.UID)) != 0 {
-		t.Errorf("off it is reached by %v and %+v, and has the processes %v", s.Addresses, s.Ports, rig.MachineProcesses(t, vm.UID))
+	vm = m.WaitForVM(t, vm, boot, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
+	if s := vm.Status; len(s.Addresses) != 0 || len(s.Ports) != 0 || len(testenv.MachineProcesses(t, vm.UID)) != 0 {
+		t.Errorf("off it is reached by %v and %+v, and has the processes %v", s.Addresses, s.Ports, testenv.MachineProcesses(t, vm.UID))
 	}
 	m.consoleOutput(t, vm, "drover linux guest powers off")
 
 	vm = m.UpdateVM(t, vm, setAction(api.ActionActive))
-	vm = m.WaitForVM(t, vm, boot, rig.IsActive)
+	vm = m.WaitForVM(t, vm, boot, framework.IsActive)
 	if r := readGuestReport(t, vm); r.Boots != 2 {
 		t.Errorf("the guest on the same disk reports %+v", r)
 	}
@@ -144,9 +144,9 @@ func TestMachine(t *testing.T) {
 
 func isWaitingForProbe(vm *api.VirtualMachine) bool {
 	return errors.Join(
-		rig.HasPhase(api.PhaseActive, api.ReasonProbeFailing)(vm),
-		rig.HasCondition(api.ConditionRunning, metav1.ConditionTrue)(vm),
-		rig.HasCondition(api.ConditionReady, metav1.ConditionFalse)(vm),
+		framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing)(vm),
+		framework.HasCondition(api.ConditionRunning, metav1.ConditionTrue)(vm),
+		framework.HasCondition(api.ConditionReady, metav1.ConditionFalse)(vm),
 	) == nil
 }
 
@@ -154,16 +154,16 @@ func isWaitingForProbe(vm *api.VirtualMachine) bool {
 // same address to reach it.
 func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
-	before := rig.MachineProcesses(t, vm.UID)
+	before := testenv.MachineProcesses(t, vm.UID)
 	m.controller.MustStop(t)
 	m.startController(t)
 	vm = m.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.PeriodSeconds = 1 })
-	next := m.WaitForVM(t, vm, boot, rig.IsActive)
-	if pids := rig.MachineProcesses(t, vm.UID); len(pids) != 1 || !slices.Equal(pids, before) {
+	next := m.WaitForVM(t, vm, boot, framework.IsActive)
+	if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 1 || !slices.Equal(pids, before) {
 		t.Errorf("the processes were %v and are %v, want one and the same", before, pids)
 	}
 	if !slices.Equal(next.Status.Ports, vm.Status.Ports) || next.Status.RestartCount != 0 {
-		t.Errorf("the status was %s and is %s", rig.FormatStatus(vm), rig.FormatStatus(next))
+		t.Errorf("the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
 	}
 	if r := readGuestReport(t, next); r.Boots != 1 {
 		t.Errorf("the guest reports %+v", r)
@@ -183,11 +183,11 @@ func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachi
 	t.Helper()
 	m.DeleteVM(t, vm)
 	m.WaitForDeletion(t, vm, boot)
-	if pids := rig.MachineProcesses(t, vm.UID); len(pids) != 0 {
+	if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 0 {
 		t.Errorf("processes are left: %v", pids)
 	}
-	vmtest.Eventually(t, rig.StepTimeout, "no file is left", func() error {
-		if files := rig.FilesWithUID(t, m.dir, vm.UID); len(files) != 0 {
+	framework.Eventually(t, framework.StepTimeout, "no file is left", func() error {
+		if files := testenv.FilesWithUID(t, m.dir, vm.UID); len(files) != 0 {
 			return fmt.Errorf("there are %v", files)
 		}
 		return nil

@@ -17,7 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // hiddenText is what must not appear anywhere, without characters that an encoding escapes.
@@ -27,22 +28,22 @@ const hiddenText = "Xyzzy42PlughTheSecret"
 // command lines and logs at their highest verbosity.
 func TestSecretsAreNotExposed(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	w.SetFaults(t, `default/fails: {failCreate: 1000000}`)
 	controller := w.StartControllerProcess(t, nil, "-v=10", "--usage-period=1s")
 
 	late := w.CreateVM(t, newSmallVM("late", "default", "fake").UserDataSecret("init", "user-data"))
-	w.WaitForVM(t, late, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable), rig.HasMessage(`"init"`), rig.HasMessage("userData"))
+	w.WaitForVM(t, late, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable), framework.HasMessage(`"init"`), framework.HasMessage("userData"))
 	createSecret(t, w)
-	w.WaitForVM(t, late, rig.StepTimeout, rig.IsActive)
+	w.WaitForVM(t, late, framework.StepTimeout, framework.IsActive)
 	if !w.ReadFakeServer(t, late.UID).HasUserData {
 		t.Error("the server got no user-data")
 	}
 	fails := w.CreateVM(t, newSmallVM("fails", "default", "fake").UserDataSecret("init", "user-data"))
-	w.WaitForVM(t, fails, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonOperationFailed))
+	w.WaitForVM(t, fails, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed))
 	refused := w.CreateVM(t, newSmallVM("refused", "default", "docker").UserDataSecret("init", "user-data"))
-	w.WaitForVM(t, refused, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonUnsupported), rig.HasMessage("userData"),
-		rig.HasCondition(api.ConditionStalled, metav1.ConditionTrue))
+	w.WaitForVM(t, refused, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonUnsupported), framework.HasMessage("userData"),
+		framework.HasCondition(api.ConditionStalled, metav1.ConditionTrue))
 	w.WaitForEvent(t, refused, api.ReasonUnsupported)
 	if cmdline := readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, hiddenText) {
 		t.Error("it is on the command line")
@@ -62,7 +63,7 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	checkNotInFolder(t, w.FakeDir)
 }
 
-func createSecret(t *testing.T, w *rig.Environment) {
+func createSecret(t *testing.T, w *testenv.Environment) {
 	t.Helper()
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "init"},

@@ -21,8 +21,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 const accountName = "drover-controller"
@@ -31,24 +31,24 @@ const accountName = "drover-controller"
 // manifests, and takes a VM through its life.
 func TestControllerPermissions(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
 	controller := startControllerAs(t, w)
 
 	vm := w.CreateActiveVM(t, fakeVM("life"))
 	w.WaitForEvent(t, vm, api.EventCreated)
-	w.WaitForVM(t, vm, rig.StepTimeout, rig.HasUsage)
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasUsage)
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
-	w.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionActive })
-	w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("500m") })
-	w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 	if got := w.ReadFakeServer(t, vm.UID).CPUMilli; got != 500 {
 		t.Errorf("the server has %d thousandths of a CPU, want 500", got)
 	}
 	w.DeleteVM(t, vm)
-	w.WaitForDeletion(t, vm, rig.StepTimeout)
+	w.WaitForDeletion(t, vm, framework.StepTimeout)
 	if w.ReadFakeServer(t, vm.UID) != nil {
 		t.Error("the server is still there")
 	}
@@ -63,7 +63,7 @@ func TestControllerPermissions(t *testing.T) {
 
 // secretsByNamespace checks that a Secret is read where the controller was bound,
 // and that elsewhere the VM reports the missing permission until it is granted.
-func secretsByNamespace(t *testing.T, w *rig.Environment) {
+func secretsByNamespace(t *testing.T, w *testenv.Environment) {
 	bound, unbound := w.CreateNamespace(t), w.CreateNamespace(t)
 	bindSecrets(t, w, bound)
 	for _, ns := range []string{bound, unbound} {
@@ -78,18 +78,18 @@ func secretsByNamespace(t *testing.T, w *rig.Environment) {
 	}
 
 	refused := w.CreateVM(t, fakeVM("refused").Namespace(unbound).UserDataSecret("init", "user-data"))
-	w.WaitForVM(t, refused, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable),
-		rig.HasMessage("spec.userData"), rig.HasMessage(`"init"`), rig.HasMessage("forbidden"),
-		rig.HasMessage("system:serviceaccount:"+namespace+":"+accountName), rig.HasMessage(`namespace "`+unbound+`"`))
+	w.WaitForVM(t, refused, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable),
+		framework.HasMessage("spec.userData"), framework.HasMessage(`"init"`), framework.HasMessage("forbidden"),
+		framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName), framework.HasMessage(`namespace "`+unbound+`"`))
 	if w.ReadFakeServer(t, refused.UID) != nil {
 		t.Error("there is a server without its user-data")
 	}
 	bindSecrets(t, w, unbound)
-	w.WaitForVM(t, refused, rig.StepTimeout, rig.IsActive)
+	w.WaitForVM(t, refused, framework.StepTimeout, framework.IsActive)
 }
 
 // bindSecrets does what docs/cluster.md instructs users to do.
-func bindSecrets(t *testing.T, w *rig.Environment, ns string) {
+func bindSecrets(t *testing.T, w *testenv.Environment, ns string) {
 	t.Helper()
 	runKubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
 		"--clusterrole", "drover-secrets-reader", "--serviceaccount", namespace+":"+accountName)
@@ -98,13 +98,13 @@ func bindSecrets(t *testing.T, w *rig.Environment, ns string) {
 
 // waitForPermissions waits until the API server applies the binding, so that the
 // controller is not slowed down by an answer that is about to change.
-func waitForPermissions(t *testing.T, w *rig.Environment, ns string) {
+func waitForPermissions(t *testing.T, w *testenv.Environment, ns string) {
 	t.Helper()
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User:               "system:serviceaccount:" + namespace + ":" + accountName,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Resource: "secrets"},
 	}}
-	vmtest.Eventually(t, rig.StepTimeout, "the binding in "+ns, func() error {
+	framework.Eventually(t, framework.StepTimeout, "the binding in "+ns, func() error {
 		answer, err := w.KubeClient.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
 		if err == nil && !answer.Status.Allowed {
 			return apierrors.NewForbidden(rbacv1.Resource("secrets"), "", nil)
@@ -113,14 +113,16 @@ func waitForPermissions(t *testing.T, w *rig.Environment, ns string) {
 	})
 }
 
-func fakeVM(name string) *vmtest.VMBuilder { return vmtest.NewVM(name).Driver("fake").GracePeriod(5) }
+func fakeVM(name string) *framework.VMBuilder {
+	return framework.NewVM(name).Driver("fake").GracePeriod(5)
+}
 
 // startControllerAs starts a controller that has only the ServiceAccount's token, with
 // those flags of the Deployment that concern rights.
-func startControllerAs(t *testing.T, w *rig.Environment, args ...string) *rig.ControllerProcess {
+func startControllerAs(t *testing.T, w *testenv.Environment, args ...string) *testenv.ControllerProcess {
 	t.Helper()
-	as := &rig.Environment{
-		Cluster: &vmtest.Cluster{Kubeconfig: writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient))},
+	as := &testenv.Environment{
+		Cluster: &framework.Cluster{Kubeconfig: writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient))},
 		FakeDir: w.FakeDir,
 	}
 	args = append([]string{"--vm-driver=fake", "--usage-period=1s", "--leader-elect", "--lease-lock-namespace=" + namespace}, args...)
@@ -142,7 +144,7 @@ func requestAccountToken(t *testing.T, kube kubernetes.Interface, name string) s
 }
 
 // writeKubeconfig writes one that connects by a token alone.
-func writeKubeconfig(t *testing.T, c *vmtest.Cluster, token string) string {
+func writeKubeconfig(t *testing.T, c *framework.Cluster, token string) string {
 	t.Helper()
 	config := rest.CopyConfig(c.Config)
 	if err := rest.LoadTLSFiles(config); err != nil {
@@ -177,7 +179,7 @@ func clientForToken(t *testing.T, kubeconfig string) kubernetes.Interface {
 // TestPermissions queries the API server for what the account may do.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 	kube := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
 	for _, tc := range permissionTable() {

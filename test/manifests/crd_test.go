@@ -14,15 +14,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestOlderCRDIsRefused checks that a controller refuses an older CRD and names
 // what is missing, until the CRD is upgraded.
 func TestOlderCRDIsRefused(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	all, err := dynamic.NewForConfig(w.Config)
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func TestOlderCRDIsRefused(t *testing.T) {
 		unstructured.RemoveNestedField(version, field...)
 	})
 	c := w.StartControllerProcess(t, nil)
-	vmtest.Eventually(t, rig.StepTimeout, "the controller ends", func() error {
+	framework.Eventually(t, framework.StepTimeout, "the controller ends", func() error {
 		if !c.HasEnded() {
 			return errors.New("it runs")
 		}

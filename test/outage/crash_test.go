@@ -14,14 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestDeletionWaitsForTheController checks that the object and the server stay
 // without a controller, and that both are removed once one runs.
 func TestDeletionWaitsForTheController(t *testing.T) {
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	controller := w.RunController(t)
 	vms := map[string]*api.VirtualMachine{}
 	for _, name := range drivers {
@@ -37,7 +37,7 @@ func TestDeletionWaitsForTheController(t *testing.T) {
 	}
 	w.RunController(t)
 	for _, vm := range vms {
-		w.WaitForDeletion(t, vm, rig.StepTimeout)
+		w.WaitForDeletion(t, vm, framework.StepTimeout)
 		w.WaitForServers(t, vm, 0, time.Second)
 	}
 }
@@ -46,19 +46,19 @@ func TestDeletionWaitsForTheController(t *testing.T) {
 // and a next controller with another default driver.
 func TestCrashBeforeCreation(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	w.SetFaults(t, `vm: {hang: true}`)
 	first := w.StartControllerProcess(t, nil, "--vm-driver=fake,docker")
 	vm := w.CreateVM(t, newSmallVM("vm", ""))
-	w.WaitForVM(t, vm, rig.StepTimeout, isBoundTo("fake/"), rig.HasPhase(api.PhaseCreating, api.ReasonCreating))
+	w.WaitForVM(t, vm, framework.StepTimeout, isBoundTo("fake/"), framework.HasPhase(api.PhaseCreating, api.ReasonCreating))
 	first.MustKill()
 	w.WaitForServers(t, vm, 0, time.Second)
 
 	w.SetFaults(t, "")
 	w.RunController(t, "--vm-driver=docker,fake")
-	vm = w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, isBoundTo("fake/"))
+	vm = w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, isBoundTo("fake/"))
 	if vm.Status.Driver != "fake" || w.ReadFakeServer(t, vm.UID) == nil {
-		t.Errorf("it was created elsewhere: %s", rig.FormatStatus(vm))
+		t.Errorf("it was created elsewhere: %s", framework.FormatStatus(vm))
 	}
 	w.WaitForServers(t, vm, 1, time.Second)
 }
@@ -67,19 +67,19 @@ func TestCrashBeforeCreation(t *testing.T) {
 // crashed controller has left.
 func TestBoundButNotCreated(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	info := w.RunController(t, "--vm-driver=docker")
 	to := w.CreateActiveVM(t, newSmallVM("probe", "docker")).Annotations[api.AnnotationBound]
 	info.MustStop(t)
 	vm := w.CreateVM(t, newSmallVM("vm", "").Bound(to))
 	w.RunController(t, "--vm-driver=fake,docker")
-	vm = w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive)
-	if vm.Status.Driver != "docker" || len(rig.ListContainers(t, vm.UID)) != 1 || len(w.ReadFakeServers(t)) != 0 {
-		t.Errorf("it was created elsewhere: %s", rig.FormatStatus(vm))
+	vm = w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	if vm.Status.Driver != "docker" || len(testenv.ListContainers(t, vm.UID)) != 1 || len(w.ReadFakeServers(t)) != 0 {
+		t.Errorf("it was created elsewhere: %s", framework.FormatStatus(vm))
 	}
 }
 
-func isBoundTo(to string) rig.VMCheck {
+func isBoundTo(to string) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if have := vm.Annotations[api.AnnotationBound]; !strings.HasPrefix(have, to) || len(vm.Finalizers) == 0 {
 			return fmt.Errorf("bound to %q, finalizers %v: want %q", have, vm.Finalizers, to)
@@ -92,11 +92,11 @@ func isBoundTo(to string) rig.VMCheck {
 // whenever the first one was killed.
 func TestRestartIsNotRepeated(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	var vms []*api.VirtualMachine
 	controller := w.StartControllerProcess(t, nil)
 	for _, name := range drivers {
-		vms = append(vms, w.CreateActiveVM(t, newSmallVM("vm-"+name, name).Image(vmtest.GuestPlain)))
+		vms = append(vms, w.CreateActiveVM(t, newSmallVM("vm-"+name, name).Image(framework.GuestPlain)))
 	}
 	for _, vm := range vms {
 		w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
@@ -105,7 +105,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 	for range 2 {
 		controller = w.StartControllerProcess(t, nil)
 		for _, vm := range vms {
-			now := w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, func(vm *api.VirtualMachine) error {
+			now := w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
 				if !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt) {
 					return fmt.Errorf("status.restartedAt is %v", vm.Status.RestartedAt)
 				}
@@ -113,7 +113,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 			})
 			now = resizeVM(t, w, now, fmt.Sprintf("%dm", 100+time.Now().UnixMilli()%100))
 			if now.Status.RestartCount != 1 || now.Status.Server.ID != vm.Status.Server.ID {
-				t.Errorf("%s: %s", vm.Name, rig.FormatStatus(now))
+				t.Errorf("%s: %s", vm.Name, framework.FormatStatus(now))
 			}
 		}
 		controller.MustStop()
@@ -122,7 +122,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 
 // killStorm is a user who is active while the controller is killed repeatedly.
 type killStorm struct {
-	w      *rig.Environment
+	w      *testenv.Environment
 	driver string
 	random *rand.Rand
 	made   int
@@ -139,7 +139,7 @@ func TestKillStorms(t *testing.T) {
 			t.Parallel()
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
-			s := &killStorm{w: rig.Start(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
+			s := &killStorm{w: testenv.Start(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
 			if name == "fake" {
 				s.w.SetFaults(t, `"*": {latency: 20ms}`)
 			}
@@ -202,14 +202,14 @@ func (s *killStorm) waitUntilSettled(t *testing.T) {
 		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
 	}
 	for _, vm := range s.vms {
-		s.w.WaitForVM(t, vm, 2*rig.StepTimeout, rig.HasCondition(api.ConditionReady, metav1.ConditionTrue), func(vm *api.VirtualMachine) error {
+		s.w.WaitForVM(t, vm, 2*framework.StepTimeout, framework.HasCondition(api.ConditionReady, metav1.ConditionTrue), func(vm *api.VirtualMachine) error {
 			if vm.Status.Phase != phases[vm.Spec.Action] {
 				return fmt.Errorf("phase %s for action %s", vm.Status.Phase, vm.Spec.Action)
 			}
 			return nil
 		})
 	}
-	vmtest.Eventually(t, rig.StepTimeout, "the objects and the servers are those that there should be", func() error {
+	framework.Eventually(t, framework.StepTimeout, "the objects and the servers are those that there should be", func() error {
 		list, err := s.w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err

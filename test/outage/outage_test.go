@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // testEngine is an engine that can be stopped and started.
@@ -23,14 +23,14 @@ type testEngine struct {
 }
 
 // startEnvironment runs a controller on an engine that can be stopped.
-func startEnvironment(t *testing.T, driver string) (*rig.Environment, testEngine) {
+func startEnvironment(t *testing.T, driver string) (*testenv.Environment, testEngine) {
 	t.Helper()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	if driver == "fake" {
 		w.RunController(t)
 		return w, testEngine{driver, func() { w.SetFaults(t, `"*": {engineUnavailable: true}`) }, func() { w.SetFaults(t, "") }}
 	}
-	proxy := vmtest.NewDockerProxy(t)
+	proxy := framework.NewDockerProxy(t)
 	w.StartControllerProcess(t, proxy.Env())
 	return w, testEngine{driver, proxy.Disconnect, proxy.Restore}
 }
@@ -53,26 +53,26 @@ func TestOutage(t *testing.T) {
 			kept, stopped := w.CreateActiveVM(t, newSmallVM("kept", name)), w.CreateActiveVM(t, newSmallVM("stopped", name))
 			elsewhere := w.CreateActiveVM(t, newSmallVM("elsewhere", otherDriver(name)))
 			w.UpdateVM(t, stopped, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
-			stopped = w.WaitForVM(t, stopped, rig.StepTimeout, rig.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+			stopped = w.WaitForVM(t, stopped, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
 
 			engine.stop()
 			begin := time.Now()
 			for _, vm := range []*api.VirtualMachine{kept, stopped} {
-				w.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
-					rig.HasCondition(api.ConditionObserved, metav1.ConditionFalse), rig.HasCondition(api.ConditionReady, metav1.ConditionUnknown))
+				w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
+					framework.HasCondition(api.ConditionObserved, metav1.ConditionFalse), framework.HasCondition(api.ConditionReady, metav1.ConditionUnknown))
 			}
 			if took := time.Since(begin); took < reportDelay-100*time.Millisecond {
 				t.Errorf("the outage was shown after %s, want not before it has lasted 5 s", took)
 			}
 			meanwhile := w.CreateVM(t, newSmallVM("meanwhile", name))
 			unaffected := w.CreateActiveVM(t, newSmallVM("unaffected", otherDriver(name)))
-			w.WaitForVM(t, elsewhere, time.Second, rig.IsActive, sameServer(elsewhere))
-			w.WaitForVM(t, meanwhile, rig.StepTimeout, rig.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable))
+			w.WaitForVM(t, elsewhere, time.Second, framework.IsActive, sameServer(elsewhere))
+			w.WaitForVM(t, meanwhile, framework.StepTimeout, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable))
 
 			engine.start()
-			w.WaitForVM(t, kept, rig.StepTimeout, rig.IsActive, sameServer(kept))
-			w.WaitForVM(t, stopped, rig.StepTimeout, rig.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), sameServer(stopped))
-			w.WaitForVM(t, meanwhile, rig.StepTimeout, rig.IsActive)
+			w.WaitForVM(t, kept, framework.StepTimeout, framework.IsActive, sameServer(kept))
+			w.WaitForVM(t, stopped, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), sameServer(stopped))
+			w.WaitForVM(t, meanwhile, framework.StepTimeout, framework.IsActive)
 			for _, vm := range []*api.VirtualMachine{kept, stopped, meanwhile, elsewhere, unaffected} {
 				w.WaitForServers(t, vm, 1, time.Second)
 			}
@@ -84,8 +84,8 @@ func TestOutage(t *testing.T) {
 // a restart of the controller.
 func TestShortOutageIsNotReported(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	proxy := vmtest.NewDockerProxy(t)
+	w := testenv.Start(t)
+	proxy := framework.NewDockerProxy(t)
 	controller := w.StartControllerProcess(t, proxy.Env())
 	vm := w.CreateActiveVM(t, newSmallVM("vm", "docker"))
 	history := w.RecordHistory(t, vm)
@@ -104,11 +104,11 @@ func TestShortOutageIsNotReported(t *testing.T) {
 	vm = resizeVM(t, w, vm, "300m")
 	for _, version := range history.WaitForVersion(t, vm) {
 		if version.Status.Phase != api.PhaseActive {
-			t.Errorf("an outage of %s was shown: version %s was %s", lasted, version.ResourceVersion, rig.FormatStatus(version))
+			t.Errorf("an outage of %s was shown: version %s was %s", lasted, version.ResourceVersion, framework.FormatStatus(version))
 		}
 	}
 	if vm.Status.RestartCount != 0 {
-		t.Errorf("it was started again: %s", rig.FormatStatus(vm))
+		t.Errorf("it was started again: %s", framework.FormatStatus(vm))
 	}
 }
 
@@ -117,7 +117,7 @@ const reportDelay = 5 * time.Second
 
 // interruptEngine cuts a controller's connection to the engine, and returns how long it was
 // cut at most.
-func interruptEngine(t *testing.T, w *rig.Environment, proxy *vmtest.DockerProxy, controller *rig.ControllerProcess, vm *api.VirtualMachine) time.Duration {
+func interruptEngine(t *testing.T, w *testenv.Environment, proxy *framework.DockerProxy, controller *testenv.ControllerProcess, vm *api.VirtualMachine) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	proxy.Disconnect()
@@ -128,10 +128,10 @@ func interruptEngine(t *testing.T, w *rig.Environment, proxy *vmtest.DockerProxy
 }
 
 // resizeVM changes the CPU and waits until that is applied.
-func resizeVM(t *testing.T, w *rig.Environment, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
+func resizeVM(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
 	t.Helper()
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity(cpu) })
-	return w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, sameServer(vm))
+	return w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
 }
 
 // TestDeletionDuringOutage checks that a deletion waits, says why, and
@@ -145,20 +145,20 @@ func TestDeletionDuringOutage(t *testing.T) {
 			vm, failing := w.CreateActiveVM(t, newSmallVM("vm", name)), w.CreateVM(t, newSmallVM("failing", name).Resource(api.ResourceCPU, "4000"))
 			// One that no controller has bound yet would be removed immediately.
 			if name == "docker" {
-				w.WaitForVM(t, failing, rig.StepTimeout, rig.HasPhase(api.PhaseFailed, api.ReasonExhausted))
+				w.WaitForVM(t, failing, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonExhausted))
 			} else {
-				w.WaitForVM(t, failing, rig.StepTimeout, rig.IsActive)
+				w.WaitForVM(t, failing, framework.StepTimeout, framework.IsActive)
 			}
 			engine.stop()
 			w.DeleteVM(t, vm)
 			w.DeleteVM(t, failing)
 			for _, vm := range []*api.VirtualMachine{vm, failing} {
-				w.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseTerminating, api.ReasonEngineUnavailable),
-					rig.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue), rig.HasMessage("may still be there"), rig.HasMessage("out of reach"))
+				w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonEngineUnavailable),
+					framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue), framework.HasMessage("may still be there"), framework.HasMessage("out of reach"))
 			}
 			engine.start()
 			for _, vm := range []*api.VirtualMachine{vm, failing} {
-				w.WaitForDeletion(t, vm, rig.StepTimeout)
+				w.WaitForDeletion(t, vm, framework.StepTimeout)
 				w.WaitForServers(t, vm, 0, time.Second)
 			}
 		})
@@ -169,7 +169,7 @@ func TestDeletionDuringOutage(t *testing.T) {
 // a server on the first one.
 func TestEngineMismatch(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	first := w.RunController(t, "--vm-driver=fake")
 	vm, doomed := w.CreateActiveVM(t, newSmallVM("vm", "fake")), w.CreateActiveVM(t, newSmallVM("doomed", "fake"))
 	first.MustStop(t)
@@ -179,11 +179,11 @@ func TestEngineMismatch(t *testing.T) {
 		"driver fake does not run here":   {"--vm-driver=docker"},
 	} {
 		another := w.RunController(t, args...)
-		w.WaitForVM(t, vm, rig.StepTimeout, rig.HasPhase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), rig.HasMessage("bound to fake/"), rig.HasMessage(message),
-			rig.HasCondition(api.ConditionObserved, metav1.ConditionFalse))
+		w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), framework.HasMessage("bound to fake/"), framework.HasMessage(message),
+			framework.HasCondition(api.ConditionObserved, metav1.ConditionFalse))
 		w.DeleteVM(t, doomed)
-		w.WaitForVM(t, doomed, rig.StepTimeout, rig.HasPhase(api.PhaseTerminating, api.ReasonEngineMismatch), rig.HasMessage(message),
-			rig.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
+		w.WaitForVM(t, doomed, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonEngineMismatch), framework.HasMessage(message),
+			framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
 		another.MustStop(t)
 		if len(w.ReadFakeServers(t)) != 2 {
 			t.Errorf("%s: %d servers are left, want 2", message, len(w.ReadFakeServers(t)))
@@ -191,8 +191,8 @@ func TestEngineMismatch(t *testing.T) {
 	}
 
 	w.RunController(t, "--vm-driver=fake")
-	w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, sameServer(vm))
-	w.WaitForDeletion(t, doomed, rig.StepTimeout)
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
+	w.WaitForDeletion(t, doomed, framework.StepTimeout)
 	if len(w.ReadFakeServers(t)) != 1 {
 		t.Errorf("servers %v, want one", w.ReadFakeServers(t))
 	}
@@ -202,7 +202,7 @@ func TestEngineMismatch(t *testing.T) {
 // nothing, whatever happens to the creation.
 func TestDeletionWhileCreating(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	w.SetFaults(t, `
 slow: {latency: 2s}
 fails: {failCreate: 1000000, kind: retry}
@@ -211,16 +211,16 @@ invalid: {failCreate: 1000000, kind: invalid}
 `)
 	w.RunController(t)
 	for name, tc := range map[string]struct {
-		check  rig.VMCheck
+		check  framework.VMCheck
 		within time.Duration
 	}{
-		"slow":      {rig.HasPhase(api.PhaseCreating, api.ReasonCreating), 15 * time.Second},
-		"fails":     {rig.HasPhase(api.PhaseFailed, api.ReasonOperationFailed), 5 * time.Second},
-		"exhausted": {rig.HasPhase(api.PhaseFailed, api.ReasonExhausted), 5 * time.Second},
-		"invalid":   {rig.HasPhase(api.PhaseFailed, api.ReasonInvalid), 5 * time.Second},
+		"slow":      {framework.HasPhase(api.PhaseCreating, api.ReasonCreating), 15 * time.Second},
+		"fails":     {framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed), 5 * time.Second},
+		"exhausted": {framework.HasPhase(api.PhaseFailed, api.ReasonExhausted), 5 * time.Second},
+		"invalid":   {framework.HasPhase(api.PhaseFailed, api.ReasonInvalid), 5 * time.Second},
 	} {
 		vm := w.CreateVM(t, newSmallVM(name, "fake"))
-		w.WaitForVM(t, vm, rig.StepTimeout, tc.check)
+		w.WaitForVM(t, vm, framework.StepTimeout, tc.check)
 		w.DeleteVM(t, vm)
 		w.WaitForDeletion(t, vm, tc.within)
 	}
@@ -233,12 +233,12 @@ invalid: {failCreate: 1000000, kind: invalid}
 // was lost, is made once.
 func TestLostResponse(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	w.SetFaults(t, `vm: {succeedThenTimeout: true}`)
 	w.RunController(t)
 	vm := w.CreateVM(t, newSmallVM("vm", "fake"))
 	var id string
-	vmtest.Eventually(t, rig.StepTimeout, "the server is made", func() error {
+	framework.Eventually(t, framework.StepTimeout, "the server is made", func() error {
 		r := w.ReadFakeServer(t, vm.UID)
 		if r == nil {
 			return errors.New("there is none")
@@ -247,7 +247,7 @@ func TestLostResponse(t *testing.T) {
 		return nil
 	})
 	w.SetFaults(t, "") // a driver that never answers can have nothing confirmed
-	w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, func(vm *api.VirtualMachine) error {
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
 		if vm.Status.Server.ID != id {
 			return fmt.Errorf("the server is %s, not %s", vm.Status.Server.ID, id)
 		}
@@ -255,6 +255,6 @@ func TestLostResponse(t *testing.T) {
 	})
 	w.WaitForServers(t, vm, 1, time.Second)
 	w.DeleteVM(t, vm)
-	w.WaitForDeletion(t, vm, rig.StepTimeout)
+	w.WaitForDeletion(t, vm, framework.StepTimeout)
 	w.WaitForServers(t, vm, 0, time.Second)
 }

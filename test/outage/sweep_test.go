@@ -17,17 +17,17 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // deleteWithoutController deletes the VM and leaves its server: it removes the finalizer
 // by hand.
-func deleteWithoutController(t *testing.T, w *rig.Environment, vm *api.VirtualMachine) {
+func deleteWithoutController(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine) {
 	t.Helper()
 	w.DeleteVM(t, vm)
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
-	w.WaitForDeletion(t, vm, rig.StepTimeout)
+	w.WaitForDeletion(t, vm, framework.StepTimeout)
 }
 
 // TestOrphan checks that a server whose VM was removed without Drover is removed
@@ -37,7 +37,7 @@ func TestOrphan(t *testing.T) {
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := rig.Start(t)
+			w := testenv.Start(t)
 			first := w.RunController(t)
 			vm, kept := w.CreateActiveVM(t, newSmallVM("vm", name)), w.CreateActiveVM(t, newSmallVM("kept", name))
 			first.MustStop(t)
@@ -46,7 +46,7 @@ func TestOrphan(t *testing.T) {
 
 			begin := time.Now()
 			w.RunController(t, "--orphan-grace=3s")
-			w.WaitForServers(t, vm, 0, rig.StepTimeout)
+			w.WaitForServers(t, vm, 0, framework.StepTimeout)
 			if took := time.Since(begin); took < 3*time.Second {
 				t.Errorf("it was removed after %s, within its grace period", took)
 			}
@@ -54,7 +54,7 @@ func TestOrphan(t *testing.T) {
 				t.Errorf("the event says %q", e.Note)
 			}
 			w.WaitForServers(t, kept, 1, time.Second)
-			w.WaitForVM(t, kept, time.Second, rig.IsActive, sameServer(kept))
+			w.WaitForVM(t, kept, time.Second, framework.IsActive, sameServer(kept))
 		})
 	}
 }
@@ -62,7 +62,7 @@ func TestOrphan(t *testing.T) {
 // TestOrphanPolicyReport checks that the policy keeps the server and reports it.
 func TestOrphanPolicyReport(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	createOrphans(t, w, 1)
 	w.RunController(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-policy=report")
 	w.WaitForEvent(t, nil, api.EventOrphanFound)
@@ -72,7 +72,7 @@ func TestOrphanPolicyReport(t *testing.T) {
 }
 
 // createOrphans adds servers without a VM to the fake engine.
-func createOrphans(t *testing.T, w *rig.Environment, n int) {
+func createOrphans(t *testing.T, w *testenv.Environment, n int) {
 	t.Helper()
 	for i := range n {
 		w.EditFakeServer(t, types.UID(fmt.Sprintf("orphan-%d", i)), func(r *fake.Record) {
@@ -85,13 +85,13 @@ func createOrphans(t *testing.T, w *rig.Environment, n int) {
 // orphaned, until a person allows it.
 func TestSweepFreezes(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	first := w.RunController(t, "--vm-driver=fake")
 	vm := w.CreateActiveVM(t, newSmallVM("vm", "fake"))
 	first.MustStop(t)
 	createOrphans(t, w, 4)
 
-	address := vmtest.FreeAddress(t)
+	address := framework.FreeAddress(t)
 	frozen := w.StartControllerProcess(t, nil, "--vm-driver=fake", "--orphan-grace=1s", "--metrics-bind-address="+address)
 	if e := w.WaitForEvent(t, nil, api.EventOrphanSweepFrozen); !strings.Contains(e.Note, "4 of 5") || !strings.Contains(e.Note, "--orphan-max=4") {
 		t.Errorf("the event says %q", e.Note)
@@ -100,7 +100,7 @@ func TestSweepFreezes(t *testing.T) {
 	if up, n := page.Sum("drover_orphan_sweep_frozen", `driver="fake"`), page.Sum("drover_orphan_servers", `driver="fake"`); up != 1 || n != 4 {
 		t.Errorf("frozen %v, orphans %v, want 1 and 4", up, n)
 	}
-	vmtest.Consistently(t, 4*time.Second, time.Second, "nothing is removed", func() error {
+	framework.Consistently(t, 4*time.Second, time.Second, "nothing is removed", func() error {
 		if n := len(w.ReadFakeServers(t)); n != 5 {
 			return fmt.Errorf("%d servers are left", n)
 		}
@@ -109,16 +109,16 @@ func TestSweepFreezes(t *testing.T) {
 	frozen.MustStop()
 
 	w.RunController(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-max=4")
-	vmtest.Eventually(t, rig.StepTimeout, "the orphans are removed", func() error {
+	framework.Eventually(t, framework.StepTimeout, "the orphans are removed", func() error {
 		if n := len(w.ReadFakeServers(t)); n != 1 {
 			return fmt.Errorf("%d servers are left", n)
 		}
 		return nil
 	})
-	w.WaitForVM(t, vm, rig.StepTimeout, rig.IsActive, sameServer(vm))
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
 }
 
-func readMetrics(t *testing.T, address string) rig.Metrics {
+func readMetrics(t *testing.T, address string) testenv.Metrics {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -142,9 +142,9 @@ func readMetrics(t *testing.T, address string) rig.Metrics {
 // touches the other's servers, sweeps included.
 func TestTwoInstallations(t *testing.T) {
 	t.Parallel()
-	one, two := rig.Start(t), rig.Start(t)
+	one, two := testenv.Start(t), testenv.Start(t)
 	two.FakeDir = one.FakeDir
-	for _, w := range []*rig.Environment{one, two} {
+	for _, w := range []*testenv.Environment{one, two} {
 		w.RunController(t, "--orphan-grace=1s")
 	}
 	var ones, twos []*api.VirtualMachine
@@ -153,18 +153,18 @@ func TestTwoInstallations(t *testing.T) {
 		twos = append(twos, two.CreateActiveVM(t, newSmallVM("vm-"+name, name)))
 	}
 	// Each has an orphan to sweep, so that each is known to have swept.
-	for _, w := range []*rig.Environment{one, two} {
+	for _, w := range []*testenv.Environment{one, two} {
 		uid := types.UID("orphan-of-" + w.ClusterID)
 		w.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
 		gone := newSmallVM("orphan", "fake").UID(string(uid)).Obj()
-		w.WaitForServers(t, gone, 0, rig.StepTimeout)
+		w.WaitForServers(t, gone, 0, framework.StepTimeout)
 	}
 	// Both ignore the other's servers.
 	for n := range ones {
 		one.DeleteVM(t, ones[n])
-		one.WaitForDeletion(t, ones[n], rig.StepTimeout)
+		one.WaitForDeletion(t, ones[n], framework.StepTimeout)
 		one.WaitForServers(t, ones[n], 0, time.Second)
 		two.WaitForServers(t, twos[n], 1, time.Second)
-		two.WaitForVM(t, twos[n], time.Second, rig.IsActive, sameServer(twos[n]))
+		two.WaitForVM(t, twos[n], time.Second, framework.IsActive, sameServer(twos[n]))
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func inputOf(vm *api.VirtualMachine, observed inventory.Observation) Input {
@@ -205,7 +205,7 @@ func TestDecide(t *testing.T) {
 		return policytest.ChangeServer(policytest.Present(driver.StatePending), func(s *driver.Server) { s.ID, s.Progress, s.Err = "", doing, err })
 	}
 	tests := map[string]struct {
-		vm       *vmtest.VMBuilder
+		vm       *framework.VMBuilder
 		observed inventory.Observation
 		change   func(*Input)
 		want     string
@@ -223,7 +223,7 @@ func TestDecide(t *testing.T) {
 		"a deletion in a short outage waits": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(time.Second), want: "wait =>  "},
 		"another engine answers":             {vm: policytest.ReportedVM(), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
 		"deletion, another engine answers":   {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBlocked("remove the finalizer")},
-		"unknown driver": {vm: vmtest.NewVM("vm").Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
+		"unknown driver": {vm: framework.NewVM("vm").Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
 			if !d.Status.Stalled || !strings.Contains(d.Status.Message, `"xen"`) || !strings.Contains(d.Status.Message, "fake, docker") {
 				t.Errorf("stalled %v, message %q", d.Status.Stalled, d.Status.Message)
 			}
@@ -249,7 +249,7 @@ func TestDecide(t *testing.T) {
 		"stalled waits":                                {vm: policytest.ReportedVM().Status(policytest.Refused), observed: policytest.Gone(), want: "wait Create => Failed Invalid"},
 		"stalled ends with a new spec":                 {vm: policytest.ReportedVM().Status(policytest.Refused).Generation(3), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"stalled without an operation is over":         {vm: policytest.ReportedVM().Status(policytest.Refused).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"not bound yet":                                {vm: vmtest.NewVM("vm").UID("uid-1").Generation(1), observed: policytest.Gone(), want: "wait =>  ", check: wantWake(bindRetry)},
+		"not bound yet":                                {vm: framework.NewVM("vm").UID("uid-1").Generation(1), observed: policytest.Gone(), want: "wait =>  ", check: wantWake(bindRetry)},
 		"the first list is waited for":                 {vm: policytest.ReportedVM(), observed: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  "},
 		"a failing proof that it is gone waits":        {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: policytest.Gone(), want: "wait Delete => Terminating OperationFailed"},
 		"an engine that returns ends a removal's wait": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: back, want: "delete Delete => Terminating Terminating"},
@@ -414,7 +414,7 @@ func fencedOut() inventory.Observation {
 }
 
 // withoutBinding is a VM under deletion whose binding is lost.
-func withoutBinding() *vmtest.VMBuilder {
+func withoutBinding() *framework.VMBuilder {
 	return policytest.ReportedVM().DeletionTimestamp(policytest.T0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestDiskBeyondHost checks that a disk far beyond what the host can hold is refused,
@@ -23,7 +23,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	const gib = 1 << 30
 	d.capacity = func() (capacity, error) { return capacity{total: gib, available: gib / 2}, nil }
 	huge := filepath.Join(e.images, "huge.qcow2")
-	vmtest.RunQEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
+	framework.RunQEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
 	volume := func(size int64, image *driver.Image) []driver.Volume {
 		return []driver.Volume{{Name: "data", SizeBytes: size, Image: image}}
 	}

@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/qemu"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func TestParse(t *testing.T) {
@@ -78,7 +78,7 @@ func TestAuto(t *testing.T) {
 
 // TestAutoQEMU checks that auto includes QEMU if it is installed and has a folder.
 func TestAutoQEMU(t *testing.T) {
-	vmtest.QEMUBinary(t)
+	framework.QEMUBinary(t)
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	o := options()
 	own := OptionsOf[*qemu.Options](o.Settings)

@@ -1,21 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vmtest helps tests: it starts real clusters (StartCluster, Main) and
-// builds objects.
-package vmtest
+package framework
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -85,9 +77,9 @@ func StartCluster(t testing.TB, opts ClusterOptions) *Cluster {
 // RunTests runs a package's tests with one cluster that they share; get it with the
 // pointer, which is set before the first test runs:
 //
-//	var cluster *vmtest.Cluster
+//	var cluster *framework.Cluster
 //
-//	func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &cluster, vmtest.ClusterOptions{})) }
+//	func TestMain(m *testing.M) { os.Exit(framework.Main(m, &cluster, framework.ClusterOptions{})) }
 func RunTests(m *testing.M, shared **Cluster, opts ClusterOptions) int {
 	c, err := NewCluster(opts)
 	if err != nil {
@@ -197,21 +189,7 @@ func (c *Cluster) Stop() error {
 }
 
 // Kill ends the cluster as a crash does. Its data stays for Start.
-func (c *Cluster) Kill() error {
-	err := c.process.stopBySignal(syscall.SIGKILL)
-	if _, ok := errors.AsType[*exec.ExitError](err); ok {
-		return nil
-	}
-	return err
-}
-
-// Restart stops the cluster and starts it again, on the same port.
-func (c *Cluster) Restart() error {
-	if err := c.Stop(); err != nil {
-		return err
-	}
-	return c.Start()
-}
+func (c *Cluster) Kill() error { return c.process.kill() }
 
 // Close stops the cluster, if it runs, and removes its data if that was
 // temporary.
@@ -231,88 +209,3 @@ func (c *Cluster) PID() int { return c.process.pid }
 
 // Output is what it printed so far, over all starts.
 func (c *Cluster) Output() string { return c.output.String() }
-
-// childProcess is a child that ends with this process.
-type childProcess struct {
-	pid  int
-	done chan struct{}
-	err  error
-}
-
-// startChild keeps a thread for the child, because the kernel treats the end of
-// the thread that started a child as the parent's death.
-func startChild(binary string, args, env []string, output io.Writer) *childProcess {
-	p := &childProcess{done: make(chan struct{})}
-	started := make(chan struct{})
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		defer close(p.done)
-		cmd := exec.CommandContext(context.Background(), binary, args...)
-		cmd.Env = append(os.Environ(), env...)
-		cmd.Stdout, cmd.Stderr = output, output
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		p.err = cmd.Start()
-		if p.err == nil {
-			p.pid = cmd.Process.Pid
-		}
-		close(started)
-		if p.err == nil {
-			p.err = cmd.Wait()
-		}
-	}()
-	<-started
-	return p
-}
-
-func (p *childProcess) hasEnded() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
-
-func (p *childProcess) exitError() error {
-	if p.err == nil {
-		return errors.New("exit status 0")
-	}
-	return p.err
-}
-
-// stopBySignal signals the child and waits for it; it kills a child that does not end.
-func (p *childProcess) stopBySignal(sig syscall.Signal) error {
-	if p.hasEnded() {
-		return fmt.Errorf("had ended already: %w", p.exitError())
-	}
-	if err := syscall.Kill(p.pid, sig); err != nil {
-		return err
-	}
-	select {
-	case <-p.done:
-		return p.err
-	case <-time.After(stopTimeout):
-	}
-	err := syscall.Kill(p.pid, syscall.SIGKILL)
-	<-p.done
-	return errors.Join(fmt.Errorf("did not end within %s and was killed", stopTimeout), err)
-}
-
-// lockedBuffer can be read while it is written.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}

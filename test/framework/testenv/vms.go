@@ -1,40 +1,33 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package rig
+package testenv
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
-
-// StepTimeout is how long a step may take on a slow and busy machine unless a test requires
-// less.
-const StepTimeout = 2 * time.Minute
 
 func (w *Environment) vmsIn(ns string) typed.VirtualMachineInterface {
 	return w.VMClient.CloudnativeV1alpha1().VirtualMachines(ns)
 }
 
 // CreateVM creates a VM and returns what the API server answered.
-func (w *Environment) CreateVM(t testing.TB, b *vmtest.VMBuilder) *api.VirtualMachine {
+func (w *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
 	t.Helper()
 	vm := b.Obj()
 	made, err := w.vmsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
@@ -45,9 +38,9 @@ func (w *Environment) CreateVM(t testing.TB, b *vmtest.VMBuilder) *api.VirtualMa
 }
 
 // CreateActiveVM creates a VM and waits until it is Active.
-func (w *Environment) CreateActiveVM(t testing.TB, b *vmtest.VMBuilder) *api.VirtualMachine {
+func (w *Environment) CreateActiveVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
 	t.Helper()
-	return w.WaitForVM(t, w.CreateVM(t, b), StepTimeout, IsActive)
+	return w.WaitForVM(t, w.CreateVM(t, b), framework.StepTimeout, framework.IsActive)
 }
 
 // GetVM reads a VM; it is nil if there is none of that UID.
@@ -95,74 +88,18 @@ func (w *Environment) DeleteVM(t testing.TB, vm *api.VirtualMachine) {
 	}
 }
 
-// VMCheck returns nil, or an error that says what is wrong.
-type VMCheck func(*api.VirtualMachine) error
-
-// IsActive requires that the VM runs and is ready, and that its status is about the
-// latest spec.
-func IsActive(vm *api.VirtualMachine) error {
-	return errors.Join(
-		HasPhase(api.PhaseActive, api.ReasonRunning)(vm),
-		HasCondition(api.ConditionReady, metav1.ConditionTrue)(vm),
-	)
-}
-
-// HasPhase requires phase and reason, for the latest spec.
-func HasPhase(phase api.Phase, reason string) VMCheck {
-	return func(vm *api.VirtualMachine) error {
-		s := &vm.Status
-		if s.Phase != phase || s.Reason != reason || s.ObservedGeneration != vm.Generation {
-			return fmt.Errorf("phase %q, reason %q, generation %d: want %q, %q, %d", s.Phase, s.Reason, s.ObservedGeneration, phase, reason, vm.Generation)
-		}
-		return nil
-	}
-}
-
-// HasCondition requires a condition of the latest spec; with an empty status it must be
-// absent.
-func HasCondition(kind string, status metav1.ConditionStatus) VMCheck {
-	return func(vm *api.VirtualMachine) error {
-		c := meta.FindStatusCondition(vm.Status.Conditions, kind)
-		switch {
-		case c == nil && status == "":
-			return nil
-		case c == nil || c.Status != status || c.ObservedGeneration != vm.Generation:
-			return fmt.Errorf("condition %s is %+v: want %q", kind, c, status)
-		}
-		return nil
-	}
-}
-
-// HasMessage requires a text in the status's message.
-func HasMessage(text string) VMCheck {
-	return func(vm *api.VirtualMachine) error {
-		if !strings.Contains(vm.Status.Message, text) {
-			return fmt.Errorf("message %q: want %q in it", vm.Status.Message, text)
-		}
-		return nil
-	}
-}
-
-// HasUsage requires that the server was sampled.
-func HasUsage(vm *api.VirtualMachine) error {
-	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
-		return errors.New("no usage is told")
-	}
-	return nil
-}
-
 // WaitForVM waits until a VM passes all checks and returns it.
-func (w *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within time.Duration, checks ...VMCheck) *api.VirtualMachine {
+func (w *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within time.Duration, checks ...framework.VMCheck) *api.VirtualMachine {
 	t.Helper()
 	var now *api.VirtualMachine
-	vmtest.Eventually(t, within, vm.Namespace+"/"+vm.Name, func() error {
+	framework.Eventually(t, within, vm.Namespace+"/"+vm.Name, func() error {
 		now = w.GetVM(t, vm)
 		if now == nil {
 			return errors.New("it is not there")
 		}
 		for _, check := range checks {
 			if err := check(now); err != nil {
-				return fmt.Errorf("%w; its status is %s", err, FormatStatus(now))
+				return fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(now))
 			}
 		}
 		return nil
@@ -173,21 +110,12 @@ func (w *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within tim
 // WaitForDeletion waits until a VM is gone and returns how long that took.
 func (w *Environment) WaitForDeletion(t testing.TB, vm *api.VirtualMachine, within time.Duration) time.Duration {
 	t.Helper()
-	return vmtest.Eventually(t, within, vm.Namespace+"/"+vm.Name+" is gone", func() error {
+	return framework.Eventually(t, within, vm.Namespace+"/"+vm.Name+" is gone", func() error {
 		if now := w.GetVM(t, vm); now != nil {
-			return fmt.Errorf("finalizers %v; its status is %s", now.Finalizers, FormatStatus(now))
+			return fmt.Errorf("finalizers %v; its status is %s", now.Finalizers, framework.FormatStatus(now))
 		}
 		return nil
 	})
-}
-
-// FormatStatus returns a VM's status, for people.
-func FormatStatus(vm *api.VirtualMachine) string {
-	text, err := json.Marshal(vm.Status)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
 }
 
 // ListEvents returns the events about a VM, or all where vm is nil.
@@ -210,7 +138,7 @@ func (w *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []eventsv
 func (w *Environment) WaitForEvent(t testing.TB, vm *api.VirtualMachine, reason string) eventsv1.Event {
 	t.Helper()
 	var found eventsv1.Event
-	vmtest.Eventually(t, StepTimeout, "an event of reason "+reason, func() error {
+	framework.Eventually(t, framework.StepTimeout, "an event of reason "+reason, func() error {
 		var had []string
 		for _, e := range w.ListEvents(t, vm) {
 			if e.Reason == reason {
@@ -261,7 +189,7 @@ func (w *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMHis
 func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.VirtualMachine {
 	t.Helper()
 	var all []*api.VirtualMachine
-	vmtest.Eventually(t, StepTimeout, "the watch brings "+vm.Name, func() error {
+	framework.Eventually(t, framework.StepTimeout, "the watch brings "+vm.Name, func() error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		all = append(all[:0], h.versions...)
@@ -271,4 +199,20 @@ func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.
 		return nil
 	})
 	return all
+}
+
+// WaitForServers waits until a VM has that many servers, containers and fake ones
+// taken together.
+func (w *Environment) WaitForServers(t testing.TB, vm *api.VirtualMachine, want int, within time.Duration) {
+	t.Helper()
+	framework.Eventually(t, within, fmt.Sprintf("%s/%s has %d servers", vm.Namespace, vm.Name, want), func() error {
+		n := len(ListContainers(t, vm.UID))
+		if w.ReadFakeServer(t, vm.UID) != nil {
+			n++
+		}
+		if n != want {
+			return fmt.Errorf("it has %d", n)
+		}
+		return nil
+	})
 }

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package rig
+package testenv
 
 import (
 	"context"
@@ -22,7 +22,7 @@ import (
 
 	"cloudnative.tw/drover/client/clientset/versioned"
 	"cloudnative.tw/drover/internal/driver/docker"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // cleanupTimeout bounds the cleanup after the tests.
@@ -30,7 +30,7 @@ const cleanupTimeout = time.Minute
 
 // Environment is a cluster and the engines on which its VMs run.
 type Environment struct {
-	*vmtest.Cluster
+	*framework.Cluster
 	VMClient   versioned.Interface
 	KubeClient kubernetes.Interface
 	// ClusterID is the cluster's id, as servers carry it.
@@ -45,7 +45,7 @@ type Environment struct {
 // New starts a cluster without a controller. The caller must Close it.
 func New() (*Environment, error) {
 	w := &Environment{}
-	cluster, err := vmtest.NewCluster(vmtest.ClusterOptions{})
+	cluster, err := framework.NewCluster(framework.ClusterOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func (w *Environment) SetFaults(t testing.TB, text string) {
 // RunKubectl runs kubectl with input, and returns what it printed.
 func (w *Environment) RunKubectl(t testing.TB, input string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	binary, err := vmtest.DroverBinary()
+	binary, err := framework.DroverBinary()
 	if err != nil {
 		t.Fatal(err)
 	}

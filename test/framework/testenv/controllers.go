@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package rig
+package testenv
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // stopTimeout is how long a controller may take to stop.
@@ -39,7 +39,7 @@ func runController() int {
 // further ones, which come last, say otherwise.
 func (w *Environment) controllerArgs(more []string) []string {
 	return append([]string{
-		"--leader-elect=false", "--vm-driver=docker,fake", "--docker-image=" + vmtest.GuestPlain,
+		"--leader-elect=false", "--vm-driver=docker,fake", "--docker-image=" + framework.GuestPlain,
 		"--fake-dir=" + w.FakeDir, "--fake-faults=" + w.faults,
 		"--metrics-bind-address=0", "--health-probe-bind-address=0",
 	}, more...)
@@ -101,7 +101,7 @@ func (c *LocalController) MustStop(t testing.TB) {
 
 // ControllerProcess is a controller in a process of its own, which can be killed.
 type ControllerProcess struct {
-	*vmtest.Process
+	*framework.Process
 	t testing.TB
 }
 
@@ -113,7 +113,7 @@ func (w *Environment) StartControllerProcess(t testing.TB, env []string, args ..
 		t.Fatal(err)
 	}
 	args = append(w.controllerArgs(args), "--kubeconfig="+w.Kubeconfig)
-	p, err := vmtest.StartProcess(self, args, append([]string{controllerEnv + "=1"}, env...))
+	p, err := framework.StartProcess(self, args, append([]string{controllerEnv + "=1"}, env...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func (c *ControllerProcess) stopAtEnd() {
 // WaitForLog waits until a controller has logged a text.
 func (w *Environment) WaitForLog(t testing.TB, c *ControllerProcess, text string) {
 	t.Helper()
-	vmtest.Eventually(t, StepTimeout, "the controller logs "+text, func() error {
+	framework.Eventually(t, framework.StepTimeout, "the controller logs "+text, func() error {
 		if !strings.Contains(c.Output(), text) {
 			return errors.New("it has not")
 		}
