@@ -18,7 +18,8 @@ import (
 // VMBuilder makes VirtualMachines for tests.
 type VMBuilder struct{ vm api.VirtualMachine }
 
-// NewVM begins a valid VirtualMachine in namespace default: two CPUs, 4 GB, on.
+// NewVM returns a builder of a valid VirtualMachine in namespace default: two CPUs, 4 GB,
+// on.
 func NewVM(name string) *VMBuilder {
 	b := &VMBuilder{}
 	b.vm.Name, b.vm.Namespace = name, metav1.NamespaceDefault
@@ -46,7 +47,7 @@ func (b *VMBuilder) DeletionTimestamp(at time.Time) *VMBuilder {
 	return b
 }
 
-// Bound puts the finalizer and the binding on.
+// Bound adds the finalizer and the binding.
 func (b *VMBuilder) Bound(to string) *VMBuilder {
 	b.vm.Finalizers = append(b.vm.Finalizers, api.FinalizerServer)
 	metav1.SetMetaDataAnnotation(&b.vm.ObjectMeta, api.AnnotationBound, to)
@@ -113,23 +114,23 @@ func (b *VMBuilder) UserDataSecret(name, key string) *VMBuilder {
 	return b
 }
 
-// Meta changes the metadata by hand.
+// Meta changes the metadata by a function.
 func (b *VMBuilder) Meta(change func(*metav1.ObjectMeta)) *VMBuilder {
 	change(&b.vm.ObjectMeta)
 	return b
 }
 
-// Spec changes the spec by hand.
+// Spec changes the spec by a function.
 func (b *VMBuilder) Spec(change func(*api.VirtualMachineSpec)) *VMBuilder {
 	change(&b.vm.Spec)
 	return b
 }
 
-// Status changes the status by hand.
+// Status changes the status by a function.
 func (b *VMBuilder) Status(change func(*api.VirtualMachineStatus)) *VMBuilder {
 	change(&b.vm.Status)
 	return b
 }
 
-// NewFakeClock is a clock that stands still until it is moved by hand.
+// NewFakeClock returns a clock that stands still until the test moves it.
 func NewFakeClock(at time.Time) *testingclock.FakeClock { return testingclock.NewFakeClock(at) }

@@ -20,7 +20,7 @@ import (
 // less.
 const StepTimeout = 2 * time.Minute
 
-// VMCheck returns nil, or an error that says what is wrong.
+// VMCheck returns nil, or an error that describes what is wrong.
 type VMCheck func(*api.VirtualMachine) error
 
 // IsActive requires that the VM runs and is ready, and that its status is about the
@@ -71,12 +71,12 @@ func HasMessage(text string) VMCheck {
 // HasUsage requires that the server was sampled.
 func HasUsage(vm *api.VirtualMachine) error {
 	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
-		return errors.New("no usage is told")
+		return errors.New("the status has no usage")
 	}
 	return nil
 }
 
-// FormatStatus returns a VM's status, for people.
+// FormatStatus returns a VM's status in readable form.
 func FormatStatus(vm *api.VirtualMachine) string {
 	text, err := json.Marshal(vm.Status)
 	if err != nil {

@@ -140,7 +140,7 @@ func (c *Cluster) Start() error {
 	if c.process != nil && !c.process.hasEnded() {
 		return errors.New("drover up is running already")
 	}
-	// Remains of a killed cluster say nothing about the new one.
+	// The file of a killed cluster proves nothing about the new one.
 	if err := os.Remove(c.readyFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -207,5 +207,5 @@ func (c *Cluster) Close() error {
 // PID of the running `drover up`.
 func (c *Cluster) PID() int { return c.process.pid }
 
-// Output is what it printed so far, over all starts.
+// Output returns what it printed so far, over all starts.
 func (c *Cluster) Output() string { return c.output.String() }

@@ -32,13 +32,13 @@ const (
 	GuestOther = "drover-test:other"
 	// GuestStubborn ignores SIGTERM.
 	GuestStubborn = "drover-test:stubborn"
-	// GuestFailing ends with code 3 at once.
+	// GuestFailing ends with code 3 immediately.
 	GuestFailing = "drover-test:failing"
 )
 
 var guestEnvironment = map[string]string{GuestPlain: "", GuestOther: "OTHER=1", GuestStubborn: "IGNORE_TERM=1", GuestFailing: "EXIT_CODE=3"}
 
-// guestLabel says which build of the guest an image contains.
+// guestLabel is the label for the build of the guest in an image.
 const guestLabel = "cloudnative.tw/test-guest"
 
 // imageTimeout bounds the creation of all images.

@@ -15,7 +15,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// DockerProxy forwards to a Docker engine and can be cut, as if the engine was stopped.
+// DockerProxy forwards to a Docker engine and can be disconnected, as if the engine was
+// stopped.
 type DockerProxy struct{ *relay }
 
 // NewDockerProxy opens a connection to the engine that DOCKER_HOST names.
@@ -27,8 +28,8 @@ func NewDockerProxy(t testing.TB) *DockerProxy {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	network, engine, _ := strings.Cut(DockerClient(t).DaemonHost(), "://")
-	here := address{"unix", filepath.Join(dir, "docker.sock")}
-	return &DockerProxy{newRelay(t, here, address{network, engine})}
+	local := address{"unix", filepath.Join(dir, "docker.sock")}
+	return &DockerProxy{newRelay(t, local, address{network, engine})}
 }
 
 // Env makes a program use the proxy.
@@ -43,7 +44,7 @@ func (a address) Network() string { return a.network }
 func (a address) String() string { return a.name }
 
 // APIProxy forwards to the API server of a cluster, for one of its clients. It can
-// be cut, drop all traffic, or delay replies.
+// be disconnected, drop all traffic, or delay replies.
 type APIProxy struct {
 	*relay
 	// Kubeconfig is the file that makes a program use the proxy.
@@ -51,7 +52,7 @@ type APIProxy struct {
 }
 
 // proxyHost is an address that programs do not connect from, so that a port that is
-// free while the proxy is cut stays free.
+// free while the proxy is disconnected stays free.
 const proxyHost = "127.0.0.2:0"
 
 // NewAPIProxy opens a connection to the cluster's API server.

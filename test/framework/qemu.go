@@ -41,12 +41,12 @@ func BuildBootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deaf := "0"
+	ignoresButton := "0"
 	if stubborn {
-		deaf = "1"
+		ignoresButton = "1"
 	}
-	path := filepath.Join(dir, "boot-"+letter+deaf+".img")
-	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "boot-guest.sh"), path, letter, deaf).CombinedOutput()
+	path := filepath.Join(dir, "boot-"+letter+ignoresButton+".img")
+	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "boot-guest.sh"), path, letter, ignoresButton).CombinedOutput()
 	if err != nil {
 		t.Fatalf("assembling the guest: %v\n%s", err, out)
 	}

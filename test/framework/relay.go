@@ -18,7 +18,7 @@ const chunkSize = 32 << 10
 // traffic.
 type relay struct {
 	t testing.TB
-	// local and there are the two addresses.
+	// local and remote are the addresses of the two sides.
 	local, remote net.Addr
 
 	mu       sync.Mutex
@@ -29,15 +29,15 @@ type relay struct {
 	changed  chan struct{} // closed when held changes
 }
 
-// newRelay opens a connection to there, which closes at the test's end.
-func newRelay(t testing.TB, here, there net.Addr) *relay {
-	r := &relay{t: t, local: here, remote: there, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
+// newRelay returns a relay to remote, which is closed at the end of the test.
+func newRelay(t testing.TB, local, remote net.Addr) *relay {
+	r := &relay{t: t, local: local, remote: remote, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
 	r.Restore()
 	t.Cleanup(r.Disconnect)
 	return r
 }
 
-// Disconnect breaks existing connections and refuses new ones.
+// Disconnect closes existing connections and refuses new ones.
 func (r *relay) Disconnect() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,14 +54,14 @@ func (r *relay) Disconnect() {
 }
 
 // Blackhole holds back all traffic, in both directions and on new connections too,
-// until the relay is restored or cut. Neither side is notified.
+// until the relay is restored or disconnected. Neither side is notified.
 func (r *relay) Blackhole() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.setHeld(true)
 }
 
-// DelayReplies delays replies from now on. Requests are forwarded at once.
+// DelayReplies delays replies from now on. Requests are forwarded immediately.
 func (r *relay) DelayReplies(by time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,7 +122,7 @@ func (r *relay) replyDelay() time.Duration {
 	return r.delay
 }
 
-// delivery is what was read at once, and when it is to be delivered.
+// delivery is the result of one read, and when to deliver it.
 type delivery struct {
 	content []byte
 	due     time.Time
@@ -131,26 +131,26 @@ type delivery struct {
 // forwardStream forwards one direction of a connection until it ends, and then ends the
 // other one.
 func (r *relay) forwardStream(to, from net.Conn, late func() time.Duration) {
-	parcels := make(chan delivery, 64)
+	deliveries := make(chan delivery, 64)
 	go func() {
-		defer close(parcels)
+		defer close(deliveries)
 		for {
 			content := make([]byte, chunkSize)
 			n, err := from.Read(content)
-			parcels <- delivery{content[:n], time.Now().Add(late())}
+			deliveries <- delivery{content[:n], time.Now().Add(late())}
 			if err != nil {
 				return
 			}
 		}
 	}()
-	for p := range parcels {
+	for p := range deliveries {
 		r.waitUntilDue(p.due)
 		if _, err := to.Write(p.content); err != nil {
 			break
 		}
 	}
 	_, _ = from.Close(), to.Close()
-	for range parcels { // lets the reader finish
+	for range deliveries { // lets the reader finish
 	}
 }
 
@@ -168,7 +168,7 @@ func (r *relay) waitUntilDue(due time.Time) {
 	}
 }
 
-// addConnections returns false if the relay was cut meanwhile.
+// addConnections returns false if the relay was disconnected meanwhile.
 func (r *relay) addConnections(c, s net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// pollPeriod is the time between looks of Poll.
+// pollPeriod is the time between checks of Poll.
 const pollPeriod = 25 * time.Millisecond
 
-// Eventually looks again after a tenth of the time that the wait has lasted, within
-// these bounds. So a result is seen at most a tenth late, and many tests that wait
+// Eventually checks again after a tenth of the time that the wait has lasted, within
+// these bounds. So a result is noticed at most a tenth late, and many tests that wait
 // for a slow machine do not make it slower.
 const (
 	minPause = 10 * time.Millisecond
@@ -33,7 +33,7 @@ func Eventually(t testing.TB, within time.Duration, what string, check func() er
 }
 
 // Poll calls check until it succeeds, and returns check's last error if that takes
-// too long. Benchmarks use it to measure, so it looks as often at the end of a long
+// too long. Benchmarks use it to measure, so it checks as often at the end of a long
 // wait as at its beginning.
 func Poll(within time.Duration, check func() error) (took time.Duration, err error) {
 	return pollUntil(within, check, func(time.Duration) time.Duration { return pollPeriod })

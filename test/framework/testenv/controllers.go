@@ -35,12 +35,12 @@ func runController() int {
 	return 0
 }
 
-// controllerArgs are the flags of a controller of this world, which is alone in it unless
-// further ones, which come last, say otherwise.
-func (w *Environment) controllerArgs(more []string) []string {
+// controllerArgs are the flags of a controller of this environment, which is the only one
+// unless further flags, which come last, change that.
+func (env *Environment) controllerArgs(more []string) []string {
 	return append([]string{
 		"--leader-elect=false", "--vm-driver=docker,fake", "--docker-image=" + framework.GuestPlain,
-		"--fake-dir=" + w.FakeDir, "--fake-faults=" + w.faults,
+		"--fake-dir=" + env.FakeDir, "--fake-faults=" + env.faults,
 		"--metrics-bind-address=0", "--health-probe-bind-address=0",
 	}, more...)
 }
@@ -52,16 +52,16 @@ type LocalController struct {
 }
 
 // StartController starts a controller in this process.
-func (w *Environment) StartController(args ...string) (*LocalController, error) {
+func (env *Environment) StartController(args ...string) (*LocalController, error) {
 	o := app.NewOptions()
 	flags := pflag.NewFlagSet("drover-controller", pflag.ContinueOnError)
 	o.AddFlags(flags)
-	if err := errors.Join(flags.Parse(w.controllerArgs(args)), o.Validate()); err != nil {
+	if err := errors.Join(flags.Parse(env.controllerArgs(args)), o.Validate()); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &LocalController{cancel: cancel, done: make(chan error, 1)}
-	go func() { c.done <- app.Run(ctx, o, w.Config) }()
+	go func() { c.done <- app.Run(ctx, o, env.Config) }()
 	return c, nil
 }
 
@@ -80,10 +80,10 @@ func (c *LocalController) Stop() error {
 	}
 }
 
-// RunController is RunLocal for one test, at whose end the controller stops.
-func (w *Environment) RunController(t testing.TB, args ...string) *LocalController {
+// RunController is StartController for a test, at whose end the controller stops.
+func (env *Environment) RunController(t testing.TB, args ...string) *LocalController {
 	t.Helper()
-	c, err := w.StartController(args...)
+	c, err := env.StartController(args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func (w *Environment) RunController(t testing.TB, args ...string) *LocalControll
 	return c
 }
 
-// MustStop is Stop, and fails the test if the controller did not end well.
+// MustStop is Stop, and fails the test if the controller did not end cleanly.
 func (c *LocalController) MustStop(t testing.TB) {
 	t.Helper()
 	if err := c.Stop(); err != nil {
@@ -105,15 +105,16 @@ type ControllerProcess struct {
 	t testing.TB
 }
 
-// StartControllerProcess starts a controller in a process of its own, that of the same program.
-func (w *Environment) StartControllerProcess(t testing.TB, env []string, args ...string) *ControllerProcess {
+// StartControllerProcess starts a controller in a process of its own, that of the same
+// program.
+func (env *Environment) StartControllerProcess(t testing.TB, variables []string, args ...string) *ControllerProcess {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	args = append(w.controllerArgs(args), "--kubeconfig="+w.Kubeconfig)
-	p, err := framework.StartProcess(self, args, append([]string{controllerEnv + "=1"}, env...))
+	args = append(env.controllerArgs(args), "--kubeconfig="+env.Kubeconfig)
+	p, err := framework.StartProcess(self, args, append([]string{controllerEnv + "=1"}, variables...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +152,7 @@ func (c *ControllerProcess) stopAtEnd() {
 }
 
 // WaitForLog waits until a controller has logged a text.
-func (w *Environment) WaitForLog(t testing.TB, c *ControllerProcess, text string) {
+func (env *Environment) WaitForLog(t testing.TB, c *ControllerProcess, text string) {
 	t.Helper()
 	framework.Eventually(t, framework.StepTimeout, "the controller logs "+text, func() error {
 		if !strings.Contains(c.Output(), text) {

@@ -25,10 +25,10 @@ func ListContainers(t testing.TB, uid types.UID) []container.Summary {
 	return listLabelled(t, docker.LabelUID+"="+string(uid))
 }
 
-// ListClusterContainers returns those of this world.
-func (w *Environment) ListClusterContainers(t testing.TB) []container.Summary {
+// ListClusterContainers returns the containers of this environment.
+func (env *Environment) ListClusterContainers(t testing.TB) []container.Summary {
 	t.Helper()
-	return listLabelled(t, docker.LabelCluster+"="+w.ClusterID)
+	return listLabelled(t, docker.LabelCluster+"="+env.ClusterID)
 }
 
 func listLabelled(t testing.TB, label string) []container.Summary {
@@ -42,7 +42,7 @@ func listLabelled(t testing.TB, label string) []container.Summary {
 	return all.Items
 }
 
-// InspectServer looks at a VM's only container.
+// InspectServer inspects the only container of a VM.
 func InspectServer(t testing.TB, vm *api.VirtualMachine) container.InspectResponse {
 	t.Helper()
 	all := ListContainers(t, vm.UID)
@@ -52,7 +52,7 @@ func InspectServer(t testing.TB, vm *api.VirtualMachine) container.InspectRespon
 	return InspectContainer(t, all[0].ID)
 }
 
-// InspectContainer looks at a container.
+// InspectContainer inspects a container.
 func InspectContainer(t testing.TB, id string) container.InspectResponse {
 	t.Helper()
 	res, err := framework.DockerClient(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
@@ -88,19 +88,19 @@ func RemoveContainer(t testing.TB, id string) {
 	}
 }
 
-// RequestFromGuest calls the demo guest's own HTTP service until it answers.
+// RequestFromGuest sends a request to the demo guest until it answers.
 func RequestFromGuest(t testing.TB, vm *api.VirtualMachine, path string) {
 	t.Helper()
 	if len(vm.Status.Addresses) == 0 {
 		t.Fatalf("%s/%s has no address", vm.Namespace, vm.Name)
 	}
-	asker := http.Client{Timeout: 5 * time.Second}
+	httpClient := http.Client{Timeout: 5 * time.Second}
 	framework.Eventually(t, framework.StepTimeout, "the guest of "+vm.Name+" answers "+path, func() error {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+vm.Status.Addresses[0]+path, nil)
 		if err != nil {
 			return err
 		}
-		res, err := asker.Do(req)
+		res, err := httpClient.Do(req)
 		if err != nil {
 			return err
 		}

@@ -44,64 +44,64 @@ type Environment struct {
 
 // New starts a cluster without a controller. The caller must Close it.
 func New() (*Environment, error) {
-	w := &Environment{}
+	env := &Environment{}
 	cluster, err := framework.NewCluster(framework.ClusterOptions{})
 	if err != nil {
 		return nil, err
 	}
-	w.Cluster = cluster
-	if err := w.openClients(); err != nil {
-		return nil, errors.Join(err, w.Close())
+	env.Cluster = cluster
+	if err := env.openClients(); err != nil {
+		return nil, errors.Join(err, env.Close())
 	}
-	return w, nil
+	return env, nil
 }
 
-func (w *Environment) openClients() (err error) {
-	config := rest.CopyConfig(w.Config)
-	if w.VMClient, err = versioned.NewForConfig(config); err != nil {
+func (env *Environment) openClients() (err error) {
+	config := rest.CopyConfig(env.Config)
+	if env.VMClient, err = versioned.NewForConfig(config); err != nil {
 		return err
 	}
-	if w.KubeClient, err = kubernetes.NewForConfig(config); err != nil {
+	if env.KubeClient, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
-	system, err := w.KubeClient.CoreV1().Namespaces().Get(context.Background(), metav1.NamespaceSystem, metav1.GetOptions{})
+	system, err := env.KubeClient.CoreV1().Namespaces().Get(context.Background(), metav1.NamespaceSystem, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	w.ClusterID = string(system.UID)
-	if w.temp, err = os.MkdirTemp("", "drover-world-"); err != nil {
+	env.ClusterID = string(system.UID)
+	if env.temp, err = os.MkdirTemp("", "drover-testenv-"); err != nil {
 		return err
 	}
-	w.FakeDir = filepath.Join(w.temp, "fake")
-	w.faults = filepath.Join(w.temp, "faults.yaml")
-	return os.Mkdir(w.FakeDir, 0o700)
+	env.FakeDir = filepath.Join(env.temp, "fake")
+	env.faults = filepath.Join(env.temp, "faults.yaml")
+	return os.Mkdir(env.FakeDir, 0o700)
 }
 
-// Start is NewWorld for one test.
+// Start is New for one test, at whose end it is closed.
 func Start(t testing.TB) *Environment {
 	t.Helper()
-	w, err := New()
+	env, err := New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
+		if err := env.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return w
+	return env
 }
 
-// Close stops the cluster and removes all of its remains, containers included.
-func (w *Environment) Close() error {
-	err := w.Cluster.Close()
-	if w.ClusterID != "" {
-		err = errors.Join(err, w.removeContainers())
+// Close stops the cluster and removes all that it left, containers included.
+func (env *Environment) Close() error {
+	err := env.Cluster.Close()
+	if env.ClusterID != "" {
+		err = errors.Join(err, env.removeContainers())
 	}
-	return errors.Join(err, os.RemoveAll(w.temp))
+	return errors.Join(err, os.RemoveAll(env.temp))
 }
 
-func (w *Environment) removeContainers() error {
+func (env *Environment) removeContainers() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
 	c, err := client.New(client.FromEnv)
@@ -110,7 +110,7 @@ func (w *Environment) removeContainers() error {
 	}
 	defer func() { _ = c.Close() }()
 	all, err := c.ContainerList(ctx, client.ContainerListOptions{
-		All: true, Filters: client.Filters{}.Add("label", docker.LabelCluster+"="+w.ClusterID),
+		All: true, Filters: client.Filters{}.Add("label", docker.LabelCluster+"="+env.ClusterID),
 	})
 	if err != nil {
 		return nil // without an engine there are no containers
@@ -123,46 +123,46 @@ func (w *Environment) removeContainers() error {
 
 // CreateNamespace creates a namespace for one test. Its VMs are deleted at the end,
 // without waiting for that.
-func (w *Environment) CreateNamespace(t testing.TB) string {
+func (env *Environment) CreateNamespace(t testing.TB) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
-	made, err := w.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
+	made, err := env.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.DeleteNamespaceAtEnd(t, made.Name)
+	env.DeleteNamespaceAtEnd(t, made.Name)
 	return made.Name
 }
 
-// CreateNamedNamespace creates a namespace of that name, as Namespace does.
-func (w *Environment) CreateNamedNamespace(t testing.TB, name string) {
+// CreateNamedNamespace creates a namespace of that name, as CreateNamespace does.
+func (env *Environment) CreateNamedNamespace(t testing.TB, name string) {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := w.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
+	if _, err := env.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.DeleteNamespaceAtEnd(t, name)
+	env.DeleteNamespaceAtEnd(t, name)
 }
 
 // DeleteNamespaceAtEnd deletes a namespace when the test ends.
-func (w *Environment) DeleteNamespaceAtEnd(t testing.TB, ns string) {
+func (env *Environment) DeleteNamespaceAtEnd(t testing.TB, ns string) {
 	t.Cleanup(func() {
-		_ = w.KubeClient.CoreV1().Namespaces().Delete(context.Background(), ns, metav1.DeleteOptions{})
+		_ = env.KubeClient.CoreV1().Namespaces().Delete(context.Background(), ns, metav1.DeleteOptions{})
 	})
 }
 
-// SetFaults makes the fake engine fail as the text says (see package faultinject) from
+// SetFaults makes the fake engine fail as the text describes (see package faultinject) from
 // now on; an empty text ends it.
-func (w *Environment) SetFaults(t testing.TB, text string) {
+func (env *Environment) SetFaults(t testing.TB, text string) {
 	t.Helper()
-	next := w.faults + ".next"
-	if err := errors.Join(os.WriteFile(next, []byte(text), 0o600), os.Rename(next, w.faults)); err != nil {
+	next := env.faults + ".next"
+	if err := errors.Join(os.WriteFile(next, []byte(text), 0o600), os.Rename(next, env.faults)); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // RunKubectl runs kubectl with input, and returns what it printed.
-func (w *Environment) RunKubectl(t testing.TB, input string, args ...string) (stdout, stderr string, err error) {
+func (env *Environment) RunKubectl(t testing.TB, input string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	binary, err := framework.DroverBinary()
 	if err != nil {
@@ -170,17 +170,17 @@ func (w *Environment) RunKubectl(t testing.TB, input string, args ...string) (st
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, append([]string{"kubectl", "--kubeconfig=" + w.Kubeconfig}, args...)...)
+	cmd := exec.CommandContext(ctx, binary, append([]string{"kubectl", "--kubeconfig=" + env.Kubeconfig}, args...)...)
 	var out, errs strings.Builder
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &errs
 	err = cmd.Run()
 	return out.String(), errs.String(), err
 }
 
-// MustRunKubectl is Kubectl for commands that must succeed.
-func (w *Environment) MustRunKubectl(t testing.TB, input string, args ...string) string {
+// MustRunKubectl is RunKubectl for commands that must succeed.
+func (env *Environment) MustRunKubectl(t testing.TB, input string, args ...string) string {
 	t.Helper()
-	out, errs, err := w.RunKubectl(t, input, args...)
+	out, errs, err := env.RunKubectl(t, input, args...)
 	if err != nil {
 		t.Fatalf("kubectl %s: %v: %s", strings.Join(args, " "), err, errs)
 	}
@@ -190,7 +190,7 @@ func (w *Environment) MustRunKubectl(t testing.TB, input string, args ...string)
 // Metrics is a page of a program's metrics.
 type Metrics []byte
 
-// Sum adds up the metrics of that name whose labels have all of the texts.
+// Sum returns the sum of the metrics of that name whose labels contain all of the texts.
 func (m Metrics) Sum(name string, labels ...string) (sum float64) {
 	for line := range strings.Lines(string(m)) {
 		line = strings.TrimSpace(line)
@@ -209,10 +209,10 @@ func (m Metrics) Sum(name string, labels ...string) (sum float64) {
 	return sum
 }
 
-// ReadAPIMetrics are those of the API server.
-func (w *Environment) ReadAPIMetrics(t testing.TB) Metrics {
+// ReadAPIMetrics reads the metrics of the API server.
+func (env *Environment) ReadAPIMetrics(t testing.TB) Metrics {
 	t.Helper()
-	page, err := w.KubeClient.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	page, err := env.KubeClient.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,24 +16,24 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-func (w *Environment) fakeRecordPath(uid types.UID) string {
-	return filepath.Join(w.FakeDir, string(uid)+".json")
+func (env *Environment) fakeRecordPath(uid types.UID) string {
+	return filepath.Join(env.FakeDir, string(uid)+".json")
 }
 
 // ReadFakeServer reads a fake server; it is nil if there is none.
-func (w *Environment) ReadFakeServer(t testing.TB, uid types.UID) *fake.Record {
+func (env *Environment) ReadFakeServer(t testing.TB, uid types.UID) *fake.Record {
 	t.Helper()
-	return readRecord(t, w.fakeRecordPath(uid))
+	return readRecord(t, env.fakeRecordPath(uid))
 }
 
 // ReadFakeServers reads all fake servers that were not released.
-func (w *Environment) ReadFakeServers(t testing.TB) map[types.UID]*fake.Record {
-	return readRecords(t, w.FakeDir)
+func (env *Environment) ReadFakeServers(t testing.TB) map[types.UID]*fake.Record {
+	return readRecords(t, env.FakeDir)
 }
 
 // ReadReleasedServers reads the fake servers that were released.
-func (w *Environment) ReadReleasedServers(t testing.TB) map[types.UID]*fake.Record {
-	return readRecords(t, filepath.Join(w.FakeDir, "retained"))
+func (env *Environment) ReadReleasedServers(t testing.TB) map[types.UID]*fake.Record {
+	return readRecords(t, filepath.Join(env.FakeDir, "retained"))
 }
 
 func readRecords(t testing.TB, dir string) map[types.UID]*fake.Record {
@@ -67,25 +67,25 @@ func readRecord(t testing.TB, path string) *fake.Record {
 	return &r
 }
 
-// EditFakeServer changes a fake server by hand, or adds one.
-func (w *Environment) EditFakeServer(t testing.TB, uid types.UID, edit func(*fake.Record)) {
+// EditFakeServer changes the file of a fake server, or adds one.
+func (env *Environment) EditFakeServer(t testing.TB, uid types.UID, edit func(*fake.Record)) {
 	t.Helper()
-	r := w.ReadFakeServer(t, uid)
+	r := env.ReadFakeServer(t, uid)
 	if r == nil {
-		r = &fake.Record{UID: uid, ClusterID: w.ClusterID}
+		r = &fake.Record{UID: uid, ClusterID: env.ClusterID}
 	}
 	edit(r)
 	content, err := json.Marshal(r)
-	next := filepath.Join(w.temp, string(uid)+".next")
-	if err := errors.Join(err, os.WriteFile(next, content, 0o600), os.Rename(next, w.fakeRecordPath(uid))); err != nil {
+	next := filepath.Join(env.temp, string(uid)+".next")
+	if err := errors.Join(err, os.WriteFile(next, content, 0o600), os.Rename(next, env.fakeRecordPath(uid))); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// RemoveFakeServer removes a fake server by hand.
-func (w *Environment) RemoveFakeServer(t testing.TB, uid types.UID) {
+// RemoveFakeServer removes the file of a fake server.
+func (env *Environment) RemoveFakeServer(t testing.TB, uid types.UID) {
 	t.Helper()
-	if err := os.Remove(w.fakeRecordPath(uid)); err != nil {
+	if err := os.Remove(env.fakeRecordPath(uid)); err != nil {
 		t.Fatal(err)
 	}
 }

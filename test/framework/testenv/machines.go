@@ -36,9 +36,9 @@ func MachineProcesses(t testing.TB, uid types.UID) []int {
 	return pids
 }
 
-// KillMachinesAtEnd ends the machines below a folder with the test, if it fails to. Call
-// it before starting a controller: cleanups run in reverse order, and a controller
-// that still runs would start a machine again.
+// KillMachinesAtEnd kills, at the end of the test, the machines below a folder that still
+// run. Call it before starting a controller: cleanups run in reverse order, and a
+// controller that still runs would start a machine again.
 func KillMachinesAtEnd(t testing.TB, dir string) {
 	t.Helper()
 	t.Cleanup(func() {

@@ -22,15 +22,15 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-func (w *Environment) vmsIn(ns string) typed.VirtualMachineInterface {
-	return w.VMClient.CloudnativeV1alpha1().VirtualMachines(ns)
+func (env *Environment) vmsIn(ns string) typed.VirtualMachineInterface {
+	return env.VMClient.CloudnativeV1alpha1().VirtualMachines(ns)
 }
 
 // CreateVM creates a VM and returns what the API server answered.
-func (w *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
+func (env *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
 	t.Helper()
 	vm := b.Obj()
-	made, err := w.vmsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
+	made, err := env.vmsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,15 +38,15 @@ func (w *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.Virtua
 }
 
 // CreateActiveVM creates a VM and waits until it is Active.
-func (w *Environment) CreateActiveVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
+func (env *Environment) CreateActiveVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
 	t.Helper()
-	return w.WaitForVM(t, w.CreateVM(t, b), framework.StepTimeout, framework.IsActive)
+	return env.WaitForVM(t, env.CreateVM(t, b), framework.StepTimeout, framework.IsActive)
 }
 
 // GetVM reads a VM; it is nil if there is none of that UID.
-func (w *Environment) GetVM(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
+func (env *Environment) GetVM(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
 	t.Helper()
-	now, err := w.vmsIn(vm.Namespace).Get(context.WithoutCancel(t.Context()), vm.Name, metav1.GetOptions{})
+	now, err := env.vmsIn(vm.Namespace).Get(context.WithoutCancel(t.Context()), vm.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err), err == nil && now.UID != vm.UID:
 		return nil
@@ -62,15 +62,15 @@ func (w *Environment) GetVM(t testing.TB, vm *api.VirtualMachine) *api.VirtualMa
 var updateBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
 
 // UpdateVM changes a VM as a user does and returns it as written.
-func (w *Environment) UpdateVM(t testing.TB, vm *api.VirtualMachine, change func(*api.VirtualMachine)) *api.VirtualMachine {
+func (env *Environment) UpdateVM(t testing.TB, vm *api.VirtualMachine, change func(*api.VirtualMachine)) *api.VirtualMachine {
 	t.Helper()
 	var next *api.VirtualMachine
 	err := retry.RetryOnConflict(updateBackoff, func() (err error) {
-		if next, err = w.vmsIn(vm.Namespace).Get(t.Context(), vm.Name, metav1.GetOptions{}); err != nil {
+		if next, err = env.vmsIn(vm.Namespace).Get(t.Context(), vm.Name, metav1.GetOptions{}); err != nil {
 			return err
 		}
 		change(next)
-		next, err = w.vmsIn(vm.Namespace).Update(t.Context(), next, metav1.UpdateOptions{})
+		next, err = env.vmsIn(vm.Namespace).Update(t.Context(), next, metav1.UpdateOptions{})
 		return err
 	})
 	if err != nil {
@@ -80,20 +80,20 @@ func (w *Environment) UpdateVM(t testing.TB, vm *api.VirtualMachine, change func
 }
 
 // DeleteVM requests a VM's deletion and does not wait for it.
-func (w *Environment) DeleteVM(t testing.TB, vm *api.VirtualMachine) {
+func (env *Environment) DeleteVM(t testing.TB, vm *api.VirtualMachine) {
 	t.Helper()
-	err := w.vmsIn(vm.Namespace).Delete(t.Context(), vm.Name, metav1.DeleteOptions{})
+	err := env.vmsIn(vm.Namespace).Delete(t.Context(), vm.Name, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
 }
 
 // WaitForVM waits until a VM passes all checks and returns it.
-func (w *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within time.Duration, checks ...framework.VMCheck) *api.VirtualMachine {
+func (env *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within time.Duration, checks ...framework.VMCheck) *api.VirtualMachine {
 	t.Helper()
 	var now *api.VirtualMachine
 	framework.Eventually(t, within, vm.Namespace+"/"+vm.Name, func() error {
-		now = w.GetVM(t, vm)
+		now = env.GetVM(t, vm)
 		if now == nil {
 			return errors.New("it is not there")
 		}
@@ -108,10 +108,10 @@ func (w *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within tim
 }
 
 // WaitForDeletion waits until a VM is gone and returns how long that took.
-func (w *Environment) WaitForDeletion(t testing.TB, vm *api.VirtualMachine, within time.Duration) time.Duration {
+func (env *Environment) WaitForDeletion(t testing.TB, vm *api.VirtualMachine, within time.Duration) time.Duration {
 	t.Helper()
 	return framework.Eventually(t, within, vm.Namespace+"/"+vm.Name+" is gone", func() error {
-		if now := w.GetVM(t, vm); now != nil {
+		if now := env.GetVM(t, vm); now != nil {
 			return fmt.Errorf("finalizers %v; its status is %s", now.Finalizers, framework.FormatStatus(now))
 		}
 		return nil
@@ -119,9 +119,9 @@ func (w *Environment) WaitForDeletion(t testing.TB, vm *api.VirtualMachine, with
 }
 
 // ListEvents returns the events about a VM, or all where vm is nil.
-func (w *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []eventsv1.Event {
+func (env *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []eventsv1.Event {
 	t.Helper()
-	list, err := w.KubeClient.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+	list, err := env.KubeClient.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,12 +135,12 @@ func (w *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []eventsv
 }
 
 // WaitForEvent waits for an event about a VM, or about anything where vm is nil.
-func (w *Environment) WaitForEvent(t testing.TB, vm *api.VirtualMachine, reason string) eventsv1.Event {
+func (env *Environment) WaitForEvent(t testing.TB, vm *api.VirtualMachine, reason string) eventsv1.Event {
 	t.Helper()
 	var found eventsv1.Event
 	framework.Eventually(t, framework.StepTimeout, "an event of reason "+reason, func() error {
 		var had []string
-		for _, e := range w.ListEvents(t, vm) {
+		for _, e := range env.ListEvents(t, vm) {
 			if e.Reason == reason {
 				found = e
 				return nil
@@ -160,10 +160,10 @@ type VMHistory struct {
 }
 
 // RecordHistory follows a VM from the given version on.
-func (w *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMHistory {
+func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMHistory {
 	t.Helper()
 	h := &VMHistory{versions: []*api.VirtualMachine{vm}}
-	changes, err := w.vmsIn(vm.Namespace).Watch(t.Context(), metav1.ListOptions{
+	changes, err := env.vmsIn(vm.Namespace).Watch(t.Context(), metav1.ListOptions{
 		FieldSelector: "metadata.name=" + vm.Name, ResourceVersion: vm.ResourceVersion,
 	})
 	if err != nil {
@@ -203,11 +203,11 @@ func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.
 
 // WaitForServers waits until a VM has that many servers, containers and fake ones
 // taken together.
-func (w *Environment) WaitForServers(t testing.TB, vm *api.VirtualMachine, want int, within time.Duration) {
+func (env *Environment) WaitForServers(t testing.TB, vm *api.VirtualMachine, want int, within time.Duration) {
 	t.Helper()
 	framework.Eventually(t, within, fmt.Sprintf("%s/%s has %d servers", vm.Namespace, vm.Name, want), func() error {
 		n := len(ListContainers(t, vm.UID))
-		if w.ReadFakeServer(t, vm.UID) != nil {
+		if env.ReadFakeServer(t, vm.UID) != nil {
 			n++
 		}
 		if n != want {
