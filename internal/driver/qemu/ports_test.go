@@ -117,7 +117,7 @@ func TestReach(t *testing.T) {
 		t.Errorf("once the probe has succeeded the guest reports %+v, %v", r, err)
 	}
 	if err := probe(t, d, spec, 81); err == nil || !strings.Contains(err.Error(), "refused") {
-		t.Errorf("a port that nobody serves: %v", err)
+		t.Errorf("a port without a server: %v", err)
 	}
 
 	listed, err := e.open(t).List(t.Context(), spec.UID)

@@ -142,7 +142,7 @@ func TestNamed(t *testing.T) {
 	}
 	for _, o := range opened {
 		if _, ok := driver.As[driver.Identifier](o.Driver); !ok {
-			t.Errorf("%s does not tell its engine's id", o.Name)
+			t.Errorf("%s does not report its engine's id", o.Name)
 		}
 	}
 }
