@@ -70,15 +70,19 @@ test-upgrade: build ## exchange Drover for this version and back, beside servers
 	@FROM="$(FROM)" hack/test-upgrade.sh $(BEFORE)
 
 .PHONY: lint
-lint: ## run golangci-lint on all modules, formatting included
+lint: ## run golangci-lint on all modules, formatting included, and kube-api-linter on apis/
 	hack/verify-lint.sh
+
+.PHONY: codestats
+codestats: ## print statistics of names, functions and packages; ARGS=DIR: of another checkout
+	@go run -buildvcs=false ./hack/codestats $(ARGS)
 
 .PHONY: vulncheck
 vulncheck: ## look for known vulnerabilities in what is linked; asks vuln.go.dev, or VULNCHECK_DB=URL
 	hack/vulncheck.sh
 
 .PHONY: generate
-generate: ## write what is generated from the API types: deep copies, CRD, client/
+generate: ## write what is generated from the API types: deep copies, CRD, docs/api.md, client/
 	hack/update-codegen.sh
 
 .PHONY: verify

@@ -31,7 +31,7 @@ bootstrap() {
 		die "debootstrap failed: $(tail -n 20 "${root}.log" "${root}/debootstrap/debootstrap.log" 2>/dev/null)"
 	echo "/dev/vda / ext4 defaults 0 1" >"${root}/etc/fstab"
 	echo drover-before-cloud-init >"${root}/etc/hostname"
-	# Nothing else is looked for, as where a cloud is known.
+	# No other datasource is searched for, as on a known cloud.
 	echo "datasource_list: [NoCloud]" >"${root}/etc/cloud/cloud.cfg.d/90_drover.cfg"
 	rm -f "${root}"/var/cache/apt/archives/*.deb "${root}/etc/machine-id"
 	: >"${root}/etc/machine-id"

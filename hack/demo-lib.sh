@@ -21,8 +21,8 @@ if [[ -t 1 ]]; then
 	bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'
 fi
 
-# begin creates the folder of this run, and makes sure that cleanup is called.
-begin() {
+# create_work_dir creates the folder of this run, and makes sure that cleanup is called.
+create_work_dir() {
 	trap cleanup EXIT
 	trap 'exit 130' INT
 	trap 'exit 143' TERM HUP
@@ -31,16 +31,16 @@ begin() {
 	data="${work}/data"
 }
 
-# Telling.
+# Output.
 
-step() {
+print_step() {
 	echo
 	echo "${bold}== $1${plain}"
 	shift
 	[[ $# -eq 0 ]] || printf '   %s\n' "$@"
 }
 
-say() { echo "   $*"; }
+print_note() { echo "   $*"; }
 
 fail() {
 	echo "${bold}demo: $*${plain}" >&2
@@ -51,8 +51,8 @@ fail() {
 
 indent() { sed -u 's/^/   /'; }
 
-# typed writes a command as a person would type it.
-typed() {
+# print_command writes a command as it would be typed.
+print_command() {
 	local word line=""
 	for word in "$@"; do
 		[[ "${word}" =~ ^([A-Za-z0-9_./:=,@%+-]+|&)$ ]] || word="'${word}'"
@@ -61,18 +61,18 @@ typed() {
 	echo "   ${dim}\$${plain}${bold}${line}${plain}"
 }
 
-# run shows a command and its output, and leaves the output in $out.
+# run shows a command and its output, and stores the output in $out.
 run() {
-	typed "$@"
+	print_command "$@"
 	local status=0
 	out="$("$@" 2>&1)" || status=$?
 	[[ -z "${out}" ]] || indent <<<"${out}"
 	[[ "${status}" -eq 0 ]] || fail "that command ended with exit status ${status}"
 }
 
-# run_live is run for what takes long.
+# run_live runs a command that takes long, and shows its output as it comes.
 run_live() {
-	typed "$@"
+	print_command "$@"
 	"$@" 2>&1 | indent || fail "that command failed"
 }
 
@@ -89,16 +89,16 @@ until_within() {
 }
 
 build_drover() {
-	step "Build Drover" "The first time, Go compiles a whole Kubernetes API server: that takes minutes."
+	print_step "Build Drover" "The first time, Go compiles a whole Kubernetes API server: that takes minutes."
 	run_live make --no-print-directory build
 	begun="${SECONDS}"
 }
 
 # start_drover starts it with further flags.
 start_drover() {
-	step "Start Drover" "etcd, kube-apiserver and the controller in one process, on a temporary data dir."
+	print_step "Start Drover" "etcd, kube-apiserver and the controller in one process, on a temporary data dir."
 	local flags=(--data-dir "${data}" --port 0 --usage-period "${usage_period}s" "$@")
-	typed bin/drover up "${flags[@]}"
+	print_command bin/drover up "${flags[@]}"
 	# A session of its own: Ctrl-C is for this script, which stops it in order.
 	setsid bin/drover up "${flags[@]}" >"${work}/up.log" 2>&1 </dev/null &
 	up_pid=$!
@@ -106,7 +106,7 @@ start_drover() {
 	indent <"${work}/up.log"
 	export KUBECONFIG="${data}/kubeconfig"
 	echo
-	typed export "KUBECONFIG=${KUBECONFIG}"
+	print_command export "KUBECONFIG=${KUBECONFIG}"
 }
 
 up_is_ready() {
@@ -114,9 +114,9 @@ up_is_ready() {
 	[[ -e "${data}/run/ready" ]]
 }
 
-# watch_begin shows the VMs from now on, a row whenever one changes.
-watch_begin() {
-	typed bin/drover kubectl get vms --watch "&"
+# start_watch shows the VMs from now on, a row whenever one changes.
+start_watch() {
+	print_command bin/drover kubectl get vms --watch "&"
 	: >"${work}/watch"
 	: >"${work}/requests"
 	bin/drover kubectl -v=6 get vms --watch > >(tee "${work}/watch" | indent) 2>"${work}/requests" &
@@ -124,7 +124,7 @@ watch_begin() {
 	until_within 20 grep -q 'watch=true' "${work}/requests" || fail "kubectl get vms --watch did not begin"
 }
 
-watch_end() {
+stop_watch() {
 	[[ -n "${watch_pid}" ]] || return 0
 	kill "${watch_pid}" 2>/dev/null || true
 	wait "${watch_pid}" 2>/dev/null || true
@@ -137,11 +137,11 @@ field() { kubectl get vm "${vm}" --output "jsonpath={$1}"; }
 
 has_usage() { [[ -n "$(field .status.server.usage.cpu)" ]]; }
 
-stop() {
-	step "Stop Drover" "Servers would go on running, and the next start would take them over."
+stop_drover() {
+	print_step "Stop Drover" "Servers would continue to run, and the next start would take them over."
 	local lines status=0
 	lines="$(wc -l <"${work}/up.log")"
-	typed kill "${up_pid}"
+	print_command kill "${up_pid}"
 	kill "${up_pid}"
 	wait "${up_pid}" || status=$?
 	up_pid=""
@@ -152,8 +152,8 @@ stop() {
 stop_up() {
 	[[ -n "${up_pid}" ]] || return 0
 	kill "${up_pid}" 2>/dev/null
-	until_within 20 up_is_over || kill -KILL "${up_pid}" 2>/dev/null
+	until_within 20 up_has_ended || kill -KILL "${up_pid}" 2>/dev/null
 	wait "${up_pid}" 2>/dev/null
 }
 
-up_is_over() { ! kill -0 "${up_pid}" 2>/dev/null; }
+up_has_ended() { ! kill -0 "${up_pid}" 2>/dev/null; }

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Shows a real machine at work on this host, and checks all that it shows: boots
-# a small Linux by kubectl apply, reads its serial console, asks its web server,
+# a small Linux by kubectl apply, reads its serial console, queries its web server,
 # powers it off by its power button, boots it again with its disk, deletes it, and
 # cleans up. make demo DRIVER=qemu calls it.
 #
@@ -23,34 +23,34 @@ readonly boot_within=300 # seconds, on a slow host without KVM
 
 vm=linux-vm
 uid=""
-home="" # the machine's directory
+machine_dir="" # the machine's directory
 port="" # the host port that leads to it
 
 main() {
-	begin
+	create_work_dir
 	find_qemu
 	build_drover
 	build_guest
 	start_drover --vm-driver qemu --qemu-image-dirs "${guest}" "${more_flags[@]}"
 	grep -oE '"Machines [^"]+"' "${data}/logs/drover.log" | indent || true
-	apply
-	look
-	reach
+	apply_manifest
+	show_vm
+	query_guest
 	power_off
 	power_on
-	delete
-	stop
+	delete_vm
+	stop_drover
 	echo
 	echo "${bold}All of it worked${plain}, with the qemu driver, in $((SECONDS - begun)) s after the build. Next: make up, and docs/qemu.md."
 }
 
 find_qemu() {
-	step "Find QEMU, and install it if it is missing"
+	print_step "Find QEMU, and install it if it is missing"
 	run_live hack/qemu.sh
 }
 
 build_guest() {
-	step "Build a small guest: Debian's kernel, and a static Go program as its init" "It serves HTTP and heeds the power button."
+	print_step "Build a small guest: Debian's kernel, and a static Go program as its init" "It serves HTTP and reacts to the power button."
 	run_live hack/linux-guest.sh "${guest}"
 	run ls -l "${guest}/vmlinuz" "${guest}/initrd"
 }
@@ -84,48 +84,48 @@ manifest() {
 	EOF
 }
 
-apply() {
-	step "Ask for a machine, and wait until its web server answers" "No hostPort is asked for, so Drover chooses one."
+apply_manifest() {
+	print_step "Create a machine, and wait until its web server answers" "No hostPort is requested, so Drover chooses one."
 	manifest >"${work}/${vm}.yaml"
 	run cat "${work}/${vm}.yaml"
-	watch_begin
+	start_watch
 	run bin/drover kubectl apply -f "${work}/${vm}.yaml"
 	run bin/drover kubectl wait --for=condition=Ready --timeout="${boot_within}s" "vm/${vm}"
-	watch_end
+	stop_watch
 	uid="$(field .metadata.uid)"
-	home="${data}/drivers/qemu/vms/${uid}"
+	machine_dir="${data}/drivers/qemu/vms/${uid}"
 	process_is_there || fail "no process runs the machine"
 	run bin/drover kubectl get vms --output wide
 }
 
-process_is_there() { [[ "/proc/$(<"${home}/pid")/cwd" -ef "${home}" ]]; }
+process_is_there() { [[ "/proc/$(<"${machine_dir}/pid")/cwd" -ef "${machine_dir}" ]]; }
 
-look() {
-	step "See what the machine printed to its serial console"
+show_vm() {
+	print_step "Show what the machine printed to its serial console"
 	shows "drover linux guest 1 is up"
 }
 
-# shows shows the console and wants a text on it.
+# shows prints the console and requires a text on it.
 shows() {
-	run tail -n 20 "${home}/serial.log"
+	run tail -n 20 "${machine_dir}/serial.log"
 	[[ "${out}" == *"$1"* ]] || fail "the console does not show: $1"
 }
 
-reach() {
-	step "Ask its web server, by the port of this host that leads to it"
+query_guest() {
+	print_step "Query its web server, by the port of this host that leads to it"
 	run bin/drover kubectl get vm "${vm}" --output "jsonpath={.status.addresses} {.status.ports}"
 	port="$(field '.status.ports[?(@.name=="http")].hostPort')"
-	[[ -n "${port}" ]] || fail "no host port is told"
+	[[ -n "${port}" ]] || fail "status has no host port"
 	http_get 1
 	[[ "${out}" == *"hello from user-data"* ]] || fail "the guest did not find its user-data"
 }
 
-# http_get does without curl, which a fresh machine may not have, and wants to
-# hear how often the guest has booted.
+# http_get does without curl, which a fresh machine may not have, and
+# requires the number of boots of the guest.
 http_get() {
 	local host
 	host="$(field '.status.addresses[0]')"
-	typed curl "http://${host}:${port}/"
+	print_command curl "http://${host}:${port}/"
 	out="$(timeout 60 bash -c 'exec 3<>"/dev/tcp/$0/$1" && printf "GET / HTTP/1.0\r\n\r\n" >&3 && cat <&3' "${host}" "${port}" 2>&1)" ||
 		fail "the guest does not answer: ${out}"
 	out="${out##*$'\r\n\r\n'}"
@@ -134,11 +134,11 @@ http_get() {
 }
 
 power_off() {
-	step "Power it off: Drover presses its power button, and the guest shuts down"
-	watch_begin
+	print_step "Power it off: Drover presses its power button, and the guest shuts down"
+	start_watch
 	action stopped
 	run bin/drover kubectl wait "--for=jsonpath={.status.phase}=Stopped" --timeout=150s "vm/${vm}"
-	watch_end
+	stop_watch
 	shows "drover linux guest powers off"
 	[[ "$(field .status.reason)" == StoppedAsAsked ]] || fail "the reason is $(field .status.reason)"
 	! process_is_there || fail "a process still runs the machine"
@@ -147,17 +147,17 @@ power_off() {
 action() { run bin/drover kubectl patch vm "${vm}" --type merge --patch "{\"spec\":{\"action\":\"$1\"}}"; }
 
 power_on() {
-	step "Power it on again: the guest counts its boots on its disk"
-	watch_begin
+	print_step "Power it on again: the guest counts its boots on its disk"
+	start_watch
 	action active
 	run bin/drover kubectl wait --for=condition=Ready --timeout="${boot_within}s" "vm/${vm}"
-	watch_end
+	stop_watch
 	port="$(field '.status.ports[?(@.name=="http")].hostPort')"
 	http_get 2
 }
 
-delete() {
-	step "Delete it: the object stays until the machine is gone"
+delete_vm() {
+	print_step "Delete it: the object stays until the machine is gone"
 	run bin/drover kubectl delete vm "${vm}" --timeout=60s
 	run find "${data}/drivers/qemu/vms" -mindepth 1
 	[[ -z "${out}" ]] || fail "files of the machine are left"
@@ -172,7 +172,7 @@ cleanup() {
 	trap - EXIT
 	trap '' INT TERM HUP
 	set +o errexit
-	watch_end
+	stop_watch
 	stop_up
 	if [[ -n "${work}" ]]; then
 		end_machines
@@ -183,8 +183,8 @@ cleanup() {
 
 # end_machines ends the machines of an interrupted run: machines outlive Drover.
 end_machines() {
-	for home in "${data}"/drivers/qemu/vms/*; do
-		if [[ -e "${home}/pid" ]] && process_is_there; then kill -KILL "$(<"${home}/pid")"; fi
+	for machine_dir in "${data}"/drivers/qemu/vms/*; do
+		if [[ -e "${machine_dir}/pid" ]] && process_is_there; then kill -KILL "$(<"${machine_dir}/pid")"; fi
 	done
 }
 

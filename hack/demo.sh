@@ -3,14 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Shows Drover at work on this host, and checks all that it shows: starts it on
-# a temporary data dir, applies examples/test-vm.yaml, looks at the VM and its
+# a temporary data dir, applies examples/test-vm.yaml, shows the VM and its
 # container, puts load on it, deletes it, and cleans up. make demo calls it.
 #
 #     [DRIVER=docker|qemu|fake] hack/demo.sh [FLAG...]
 #
 # It needs Go, make, and root or sudo for what is missing (a Docker engine). On
-# a host that cannot have one it goes on with simulated servers and says so. With
-# DRIVER=qemu it is another show: see hack/demo-qemu.sh. Flags go to drover up.
+# a host that cannot have one it continues with simulated servers and reports that. With
+# DRIVER=qemu it runs hack/demo-qemu.sh instead: see hack/demo-qemu.sh. Flags go to drover up.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,7 +20,7 @@ source hack/demo-lib.sh
 readonly more_flags=("$@")
 
 readonly image=drover-demo-guest:latest
-readonly manifest=examples/test-vm.yaml # what it asks for, as its driver has it:
+readonly manifest=examples/test-vm.yaml # what it requests, in the units of its driver:
 readonly cpus=2 nano_cpus=2000000000 cpu_milli=2000 memory=4000000000
 
 driver="${DRIVER:-docker}"
@@ -34,22 +34,22 @@ id=""
 
 main() {
 	[[ "${driver}" == docker || "${driver}" == fake ]] || fail "DRIVER is ${driver}: it must be docker, qemu or fake"
-	begin
+	create_work_dir
 	[[ "${driver}" == fake ]] || choose_driver
-	build
-	start
-	apply
-	look
-	load
-	delete
-	stop
+	build_programs
+	start_demo
+	apply_manifest
+	show_vm
+	load_vm
+	delete_vm
+	stop_drover
 	echo
 	echo "${bold}All of it worked${plain}, with the ${driver} driver, in $((SECONDS - begun)) s after the build. Next: make up, and README.md."
 }
 
 # Docker.
 
-answers() { command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1; }
+engine_answers() { command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1; }
 
 dockerd_runs() { [[ -r /var/run/docker.pid && -d "/proc/$(</var/run/docker.pid)" ]]; }
 
@@ -58,26 +58,26 @@ as_root() {
 }
 
 choose_driver() {
-	step "Find a Docker engine, and install or start one if there is none"
+	print_step "Find a Docker engine, and install or start one if there is none"
 	local ran=""
-	if answers || dockerd_runs; then ran=yes; fi
-	typed hack/dockerd.sh
+	if engine_answers || dockerd_runs; then ran=yes; fi
+	print_command hack/dockerd.sh
 	if hack/dockerd.sh 2>&1 | indent; then
 		driver=docker
 	elif docker_by_group; then
-		note_engine "${ran}"
-		again_in_group
+		record_engine "${ran}"
+		rerun_in_group
 	else
 		driver=fake
-		say "No Docker engine can be had here, for the reason above."
+		print_note "No Docker engine is available here, for the reason above."
 	fi
-	note_engine "${ran}"
+	record_engine "${ran}"
 	[[ "${driver}" == fake ]] || check_host
-	[[ "${driver}" == docker ]] || say "${bold}Going on with the fake driver: servers are simulated, one file each.${plain}"
+	[[ "${driver}" == docker ]] || print_note "${bold}Continuing with the fake driver: servers are simulated, one file each.${plain}"
 }
 
-# note_engine remembers an engine that was not there before, to stop it later.
-note_engine() {
+# record_engine records an engine that was not there before, to stop it later.
+record_engine() {
 	if [[ -z "$1" && -z "${DOCKER_HOST:-}" ]] && dockerd_runs; then engine_started=yes; fi
 }
 
@@ -92,88 +92,88 @@ in_group() {
 	sudo -E -u "$(id -un)" -g docker -- env PATH="${PATH}" HOME="${HOME}" DROVER_DEMO_IN_GROUP=yes "$@"
 }
 
-again_in_group() {
-	say "Your user may not talk to the engine. This run borrows its group, docker, by sudo."
+rerun_in_group() {
+	print_note "Your user may not talk to the engine. This run borrows its group, docker, by sudo."
 	local status=0
 	in_group hack/demo.sh "${more_flags[@]}" || status=$?
 	exit "${status}"
 }
 
-# check_host looks for what the manifest asks for.
+# check_host checks that the host has what the manifest requests.
 check_host() {
 	local have_cpus have_memory options
 	read -r have_cpus have_memory options < <(docker info --format '{{.NCPU}} {{.MemTotal}} {{.SecurityOptions}}')
 	if [[ "${have_cpus}" -lt "${cpus}" || "${have_memory}" -lt "${memory}" ]]; then
-		say "${manifest} asks for ${cpus} CPUs and ${memory} bytes of memory, and the Docker host has ${have_cpus} and ${have_memory}:" \
+		print_note "${manifest} requests ${cpus} CPUs and ${memory} bytes of memory, and the Docker host has ${have_cpus} and ${have_memory}:" \
 			"the VM would be Failed, reason Exhausted."
 		driver=fake
 	fi
 	if [[ "${options}" == *rootless* || "${DOCKER_HOST:-unix://}" != unix://* ]]; then reachable=""; fi
 }
 
-# The show.
+# The demo.
 
-build() {
+build_programs() {
 	build_drover
 	[[ "${driver}" == docker ]] || return 0
-	step "Build a small guest image: a static Go HTTP server, no registry needed"
+	print_step "Build a small guest image: a static Go HTTP server, no registry needed"
 	image_before="$(docker image ls --quiet --no-trunc "${image}")"
 	image_made=yes
 	run hack/demo-guest.sh "${image}"
 }
 
-start() {
+start_demo() {
 	local flags=(--vm-driver fake --fake-dir "${work}/fake" --fake-boot-time 1s)
 	[[ "${driver}" == fake ]] || flags=(--vm-driver docker --docker-image "${image}")
 	start_drover "${flags[@]}" "${more_flags[@]}"
 	cluster="$(kubectl get namespace kube-system --output jsonpath='{.metadata.uid}')"
 }
 
-apply() {
-	step "Ask for a virtual machine and see how its status changes"
+apply_manifest() {
+	print_step "Create a virtual machine and watch its status"
 	run cat "${manifest}"
-	watch_begin
+	start_watch
 	run bin/drover kubectl apply -f "${manifest}"
 	until_within 60 watched Active || fail "test-vm was not Active within 60 s"
-	watch_end
+	stop_watch
 	run bin/drover kubectl wait --for=condition=Ready --timeout=30s vm/test-vm
 	uid="$(field .metadata.uid)"
 	id="$(field .status.server.id)"
 }
 
-look() {
-	if [[ "${driver}" == docker ]]; then look_at_container; else look_at_file; fi
-	step "Look at the virtual machine" "CPU is per cent of one CPU, MEMORY per cent of the VM's. They are sampled" \
-		"every ${usage_period} s here, and every 30 s unless drover up is told otherwise."
+show_vm() {
+	if [[ "${driver}" == docker ]]; then show_container; else show_file; fi
+	print_step "Show the virtual machine" "CPU is per cent of one CPU, MEMORY per cent of the VM's. They are sampled" \
+		"every ${usage_period} s here, and every 30 s by default."
 	until_within $((2 * usage_period + 5)) has_usage || fail "no usage was reported"
 	run bin/drover kubectl get vms
 	run bin/drover kubectl get vms --output wide
 }
 
-look_at_container() {
-	step "Look at the container that runs it" "cpu: 2 is ${nano_cpus} NanoCpus, memory: 4G is ${memory} bytes."
+show_container() {
+	print_step "Show the container that runs it" "cpu: 2 is ${nano_cpus} NanoCpus, memory: 4G is ${memory} bytes."
 	run docker ps --filter name=test-vm
 	[[ "${out}" == *"test-vm.default.${uid:0:8}"* ]] || fail "docker ps does not show container test-vm.default.${uid:0:8}"
 	run docker inspect --format 'Memory {{.HostConfig.Memory}} NanoCpus {{.HostConfig.NanoCpus}}' "${id}"
 	[[ "${out}" == "Memory ${memory} NanoCpus ${nano_cpus}" ]] || fail "the container has the wrong size"
 }
 
-look_at_file() {
-	step "Look at the file of the simulated server" "cpu: 2 is cpuMilli ${cpu_milli}, memory: 4G is ${memory} bytes."
+show_file() {
+	print_step "Show the file of the simulated server" "cpu: 2 is cpuMilli ${cpu_milli}, memory: 4G is ${memory} bytes."
 	run cat "${work}/fake/${uid}.json"
 	[[ "${out}" == *"\"cpuMilli\": ${cpu_milli},"* && "${out}" == *"\"memoryBytes\": ${memory},"* ]] ||
 		fail "the server has the wrong size"
 }
 
-load() {
-	step "Put load on it and see CPU rise"
+load_vm() {
+	print_step "Put load on it and see CPU rise"
 	if [[ "${driver}" == docker && -z "${reachable}" ]]; then
-		say "Left out: the engine is rootless or on another host, so its containers cannot be reached from here."
+		print_note "Left out: the engine is rootless or on another host, so its containers cannot be reached from here."
 		return
 	fi
 	local before
 	before="$(cpu)"
-	watch_begin
+	start_watch
 	if [[ "${driver}" == docker ]]; then
 		http_get "$(field '.status.addresses[0]')" "/load?seconds=20"
 	else
@@ -182,11 +182,11 @@ load() {
 	local from="${SECONDS}"
 	# A busy host leaves the guest little, so a clear rise is enough.
 	until_within $((2 * usage_period + 10)) cpu_above $((before + 10)) || fail "CPU was ${before} and did not rise by 10: it is $(cpu)"
-	say "CPU rose within $((SECONDS - from)) s."
+	print_note "CPU rose within $((SECONDS - from)) s."
 	# The first sample with load in it may be half idle.
 	until_within $((usage_period + 2)) cpu_above 150 || true
 	sleep 0.3 # for the row to be shown
-	watch_end
+	stop_watch
 }
 
 # cpu is the CPU column without its fraction.
@@ -200,7 +200,7 @@ cpu_above() { [[ "$(cpu)" -ge "$1" ]]; }
 
 # http_get does without curl, which a fresh machine may not have.
 http_get() {
-	typed curl "http://$1$2"
+	print_command curl "http://$1$2"
 	out="$(timeout 10 bash -c 'exec 3<>"/dev/tcp/$0/80" && printf "GET %s HTTP/1.0\r\nHost: %s\r\n\r\n" "$1" "$0" >&3 && cat <&3' "$1" "$2" 2>&1)" ||
 		fail "the guest does not answer at http://$1: ${out}"
 	out="${out##*$'\r\n\r\n'}"
@@ -208,11 +208,11 @@ http_get() {
 	[[ "${out}" == burning* ]] || fail "the guest did not take the load"
 }
 
-delete() {
-	step "Delete it: the object stays until the server is gone"
-	watch_begin
+delete_vm() {
+	print_step "Delete it: the object stays until the server is gone"
+	start_watch
 	run bin/drover kubectl delete -f "${manifest}" --timeout=60s
-	watch_end
+	stop_watch
 	run bin/drover kubectl get vms
 	[[ "${out}" == "No resources found"* ]] || fail "there still is a VM"
 	if [[ "${driver}" == docker ]]; then
@@ -231,7 +231,7 @@ cleanup() {
 	trap - EXIT
 	trap '' INT TERM HUP
 	set +o errexit
-	watch_end
+	stop_watch
 	stop_up
 	if [[ -n "${cluster}" && "${driver}" == docker ]]; then remove_containers; fi
 	[[ -z "${image_made}" ]] || remove_image
@@ -258,17 +258,17 @@ remove_image() {
 
 stop_engine() {
 	if [[ -n "$(docker ps --quiet 2>/dev/null)" ]]; then
-		echo "The Docker engine that this run started goes on: somebody runs containers on it."
+		echo "The Docker engine that this run started keeps running: it has running containers."
 	elif [[ -d /run/systemd/system ]]; then
 		echo "Stopping the Docker engine, which was not running before."
 		as_root systemctl stop docker.socket docker.service
 	elif dockerd_runs; then
 		echo "Stopping the Docker engine, which was not running before."
 		as_root kill "$(</var/run/docker.pid)"
-		until_within 30 dockerd_is_over
+		until_within 30 dockerd_has_ended
 	fi
 }
 
-dockerd_is_over() { ! dockerd_runs; }
+dockerd_has_ended() { ! dockerd_runs; }
 
 main

@@ -6,8 +6,8 @@
 #
 #     "$(hack/tool.sh controller-gen)" --version
 #
-# The versions are in hack/tools/go.mod, those of golangci-lint in
-# hack/tools/lint/go.mod, those of Helm in hack/tools/helm/go.mod, and that of
+# The versions are in hack/tools/go.mod, those of golangci-lint with kube-api-linter
+# in hack/tools/lint/go.mod, those of Helm in hack/tools/helm/go.mod, and that of
 # govulncheck in hack/tools/vuln/go.mod. A tool that is up to date is not built
 # again.
 set -o errexit -o nounset -o pipefail
@@ -17,7 +17,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 
 module="${root}/hack/tools"
 case "${name}" in
-golangci-lint) module="${root}/hack/tools/lint" ;;
+golangci-lint-kube-api-linter) module="${root}/hack/tools/lint" ;;
 helm) module="${root}/hack/tools/helm" ;;
 govulncheck) module="${root}/hack/tools/vuln" ;;
 esac

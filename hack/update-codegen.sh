@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Writes everything that is generated from the API types in apis/: deep copies
-# beside them, the CRD in config/crd and charts/drover, and under client/ the apply
-# configurations, clientset, listers and informers.
+# beside them, the CRD in config/crd and charts/drover, the reference docs/api.md, and
+# under client/ the apply configurations, clientset, listers and informers.
 #
 #     hack/update-codegen.sh [DIR]
 #
@@ -39,7 +39,7 @@ mkdir -p config/crd
 rm -f config/crd/cloudnative.tw_*.yaml
 # Usage is a float on purpose: it is shown, never compared.
 tool controller-gen crd:allowDangerousTypes=true paths=./apis/... output:crd:dir=config/crd
-# Two things that no marker can say. controller-gen gives every quantity a
+# Two things that no marker can express. controller-gen gives every quantity a
 # pattern, whose error shows the pattern: the CEL rules check the same and say
 # what is allowed, and the bound keeps them cheap. And names have a bound.
 sed -i -E \
@@ -50,6 +50,12 @@ sed -i -E \
 echo "charts/drover/files" # a chart holds all that it needs
 mkdir -p charts/drover/files
 cp config/crd/cloudnative.tw_virtualmachines.yaml charts/drover/files/crd.yaml
+
+echo "docs/api.md"
+mkdir -p docs
+tool crd-ref-docs --log-level=ERROR --renderer=markdown --source-path=apis \
+	--config="${here}/hack/api-docs/config.yaml" --templates-dir="${here}/hack/api-docs" \
+	--output-path=docs/api.md
 
 echo "client/applyconfiguration"
 rm -rf client

@@ -9,7 +9,7 @@ set -o errexit -o nounset -o pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 readonly root
-readonly generated=(apis client config/crd charts/drover/files)
+readonly generated=(apis client config/crd charts/drover/files docs/api.md)
 
 work="$(mktemp -d)"
 trap 'rm -rf "${work}"' EXIT
@@ -20,8 +20,8 @@ cp -R "${root}/config/crd" "${work}/config/"
 "${root}/hack/update-codegen.sh" "${work}" >/dev/null
 
 stale=0
-for dir in "${generated[@]}"; do
-	diff -Nru "${root}/${dir}" "${work}/${dir}" || stale=1
+for path in "${generated[@]}"; do
+	diff -Nru "${root}/${path}" "${work}/${path}" || stale=1
 done
 if [[ "${stale}" -ne 0 ]]; then
 	echo "Generated files are stale (see the difference above). Run hack/update-codegen.sh and commit what it changes." >&2

@@ -4,14 +4,15 @@
 #
 # Fails when the pages are out of date: a flag of bin/drover-controller or bin/drover
 # up that README.md lacks, or one that neither has; a make target that does not
-# exist; a link to a file or heading that does not exist.
+# exist; a link to a file or heading that does not exist; a line of more than 90
+# columns that is not of a table, a code block or a link.
 set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-mapfile -t pages < <(ls README.md docs/*.md docs/adr/*.md)
+mapfile -t pages < <(ls ./*.md docs/*.md docs/adr/*.md)
 stale=0
-complain() {
+report_error() {
 	echo "verify-docs.sh: $*" >&2
 	stale=1
 }
@@ -28,25 +29,35 @@ has_heading() {
 }
 
 have="$({ flags_of bin/drover-controller && flags_of bin/drover up; } | sort -u)"
-told="$(grep -oE '^\| `--?[a-z-]+' README.md | grep -oE -- '-[a-z-]+$' | sort -u)"
+documented="$(grep -oE '^\| `--?[a-z-]+' README.md | grep -oE -- '-[a-z-]+$' | sort -u)"
 while read -r flag; do
-	complain "README.md has no row for ${flag}"
-done < <(comm -23 <(echo "${have}") <(echo "${told}"))
+	report_error "README.md has no row for ${flag}"
+done < <(comm -23 <(echo "${have}") <(echo "${documented}"))
 while read -r flag; do
-	complain "README.md tells of ${flag}, which neither program has"
-done < <(comm -13 <(echo "${have}") <(echo "${told}"))
+	report_error "README.md documents ${flag}, which neither program has"
+done < <(comm -13 <(echo "${have}") <(echo "${documented}"))
 
 for page in "${pages[@]}"; do
 	while read -r target; do
-		grep -q "^${target}:" Makefile || complain "${page}: there is no make ${target}"
+		grep -q "^${target}:" Makefile || report_error "${page}: there is no make ${target}"
 	done < <(grep -oE '(^|`)make [a-z-]+' "${page}" | sed 's/.*make //' | sort -u)
 	while read -r link; do
 		file="${link%%#*}"
-		[[ -z "${file}" || -e "$(dirname "${page}")/${file}" ]] || complain "${page}: no such file: ${link}"
+		[[ -z "${file}" || -e "$(dirname "${page}")/${file}" ]] || report_error "${page}: no such file: ${link}"
 		[[ "${link}" != *'#'* ]] || has_heading "$(dirname "${page}")/${file:-$(basename "${page}")}" "${link#*#}" ||
-			complain "${page}: no such heading: ${link}"
-	done < <(grep -oE '\]\([^)]+\)' "${page}" | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^https?:')
+			report_error "${page}: no such heading: ${link}"
+	done < <(sed 's/`[^`]*`//g' "${page}" | grep -oE '\]\([^)]+\)' | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^https?:')
 done
+
+while read -r line; do
+	report_error "${line}"
+done < <(LC_ALL=C awk '
+	FNR == 1 { fenced = 0 }
+	/^ *```/ { fenced = !fenced }
+	fenced || /^    / || /^(\||!\[)/ { next }
+	{ gsub(/\]\([^)]*\)/, "]"); gsub(/https?:[^ )]*/, "") }
+	length > 90 { print FILENAME ":" FNR ": " length " columns, at most 90" }
+' "${pages[@]}")
 
 [[ "${stale}" -eq 0 ]] || exit 1
 echo "The docs are up to date."

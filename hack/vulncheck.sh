@@ -41,7 +41,7 @@ check standalone package "$@"
 check hack/image symbol "$@"
 
 if [[ "${#unknown[@]}" -gt 0 ]]; then
-	echo "vulncheck.sh: NOT CHECKED: ${unknown[*]}. The error stands above; the database is asked at ${db}," >&2
+	echo "vulncheck.sh: NOT CHECKED: ${unknown[*]}. The error stands above; the database is queried at ${db}," >&2
 	echo "vulncheck.sh: and VULNCHECK_DB names another one (https:// or file://) where that cannot be reached." >&2
 	exit 1
 fi

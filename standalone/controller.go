@@ -21,7 +21,8 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/cmd/drover-controller/app"
-	"cloudnative.tw/drover/internal/controller"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
@@ -29,13 +30,13 @@ import (
 	"cloudnative.tw/drover/standalone/internal/supervisor"
 )
 
-// stopControllerBy allows the time that the controller itself grants its running
+// controllerStopTimeout allows the time that the controller itself grants its running
 // calls and fetches.
-const stopControllerBy = 5500 * time.Millisecond
+const controllerStopTimeout = 5500 * time.Millisecond
 
-// holder is the name under which every drover up holds the Lease of its own API.
+// leaseHolder is the name under which every drover up holds the Lease of its own API.
 // Neither a pod nor a host can have that name.
-const holder = "drover_up"
+const leaseHolder = "drover_up"
 
 // relaxedElection returns election times for a host where a fast takeover by another
 // process matters little. What matters is that a slow disk does not end this process,
@@ -50,38 +51,37 @@ func relaxedElection() leader.Settings {
 // newControllerOptions returns the controller's options for a program that shares its
 // host: no ports but the API's, and simulated servers that outlive the process. Another
 // drover up that holds the Lease is dead, because this one holds the data dir, which only
-// one process can: so its Lease is not waited for.
+// one process can: there is no wait for its Lease.
 func newControllerOptions() *app.Options {
 	o := app.NewOptions()
 	o.MetricsAddress, o.HealthAddress, o.OwnCRD = "0", "0", true
-	o.HolderIdentity, o.LeaseLockNamespace, o.Election = holder, metav1.NamespaceDefault, relaxedElection()
-	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, holder+"_") }
+	o.HolderIdentity, o.LeaseLockNamespace, o.Election = leaseHolder, metav1.NamespaceDefault, relaxedElection()
+	o.DeadHolder = func(identity string) bool { return strings.HasPrefix(identity, leaseHolder+"_") }
 	return o
 }
 
-// controllerParts returns Drover's own controller and, before it, the choice of its
+// controllerComponents returns Drover's own controller and, before it, the choice of its
 // drivers, which is shown to the user.
-func (o *upOptions) controllerParts(plane *controlplane.Config, news *progress) []supervisor.Component {
-	if o.controller.Drivers.QEMUDir == "" {
-		o.controller.Drivers.QEMUDir = filepath.Join(plane.Dir.Drivers(), "qemu")
+func (o *upOptions) controllerComponents(plane *controlplane.Config, console *progress) []supervisor.Component {
+	for name, options := range o.controller.Drivers {
+		if dir := options.DataDir(); dir != nil && *dir == "" {
+			*dir = filepath.Join(plane.Dir.Drivers(), name)
+		}
 	}
-	if o.controller.Drivers.FakeDir == "" {
-		o.controller.Drivers.FakeDir = filepath.Join(plane.Dir.Drivers(), "fake")
-	}
-	o.controller.Drivers.Private = []string{string(plane.Dir.Layout)}
+	o.controller.OwnDirs = []string{string(plane.Dir.Layout)}
 	return []supervisor.Component{
 		{Name: "drivers", Within: time.Minute, Ready: func(ctx context.Context) error {
-			return o.chooseDrivers(ctx, plane, news)
+			return o.chooseDrivers(ctx, plane, console)
 		}},
-		o.controllerPart(plane),
+		o.controllerComponent(plane),
 	}
 }
 
-func (o *upOptions) controllerPart(plane *controlplane.Config) supervisor.Component {
+func (o *upOptions) controllerComponent(plane *controlplane.Config) supervisor.Component {
 	started := make(chan struct{})
 	o.controller.Started = func() { close(started) }
 	return supervisor.Component{
-		Name: "drover-controller", Within: time.Minute, StopBy: stopControllerBy,
+		Name: "drover-controller", Within: time.Minute, StopBy: controllerStopTimeout,
 		Run: func(ctx context.Context) error {
 			ctrl.SetLogger(klog.Background())
 			return app.Run(ctx, o.controller, plane.ClientConfig(plane.Keys.Controller()))
@@ -97,19 +97,20 @@ func (o *upOptions) controllerPart(plane *controlplane.Config) supervisor.Compon
 	}
 }
 
-// example returns the path of a manifest for a first VirtualMachine. Machines need an
-// image, which the user has to fill in.
-func (o *upOptions) example() string {
+// exampleManifest returns the path of a manifest for a first VirtualMachine. That of a driver
+// which needs an image has a place for the user to name one.
+func (o *upOptions) exampleManifest() string {
 	first, _, _ := strings.Cut(o.controller.VMDriver, ",")
-	if first == "qemu" && o.controller.Drivers.QEMUImage == "" {
-		return "examples/qemu-vm.yaml"
+	needs, is := o.controller.Drivers[first].(interface{ NeedsImage() bool })
+	if is && needs.NeedsImage() {
+		return "examples/" + first + "-vm.yaml"
 	}
 	return "examples/test-vm.yaml"
 }
 
 // chooseDrivers resolves auto for this run, so that the controller runs the drivers
 // that were shown to the user and that purge can find.
-func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Config, news *progress) error {
+func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Config, console *progress) error {
 	cluster, err := plane.Dir.ClusterID()
 	if err != nil {
 		return err
@@ -119,14 +120,15 @@ func (o *upOptions) chooseDrivers(ctx context.Context, plane *controlplane.Confi
 		return err
 	}
 	names, err := engines.Choose(ctx, plane.Dir.Engines(), o.controller.VMDriver, bound, registry.Options{
-		Settings: o.controller.Drivers, ClusterID: cluster,
-		Clock: clock.RealClock{}, Log: logr.New(&consoleSink{news: news}),
+		Settings: o.controller.Drivers, Environment: driver.Environment{
+			ClusterID: cluster, OwnDirs: o.controller.OwnDirs, Clock: clock.RealClock{}, Log: logr.New(&consoleSink{console: console}),
+		},
 	})
 	if err != nil {
 		return err
 	}
 	o.controller.VMDriver = strings.Join(names, ",")
-	news.printf("  drivers: %s; the default is %s\n", strings.Join(names, ", "), names[0])
+	console.printf("  drivers: %s; the default is %s\n", strings.Join(names, ", "), names[0])
 	return nil
 }
 
@@ -140,22 +142,22 @@ func boundEngines(ctx context.Context, plane *controlplane.Config) ([]api.Bindin
 	if err != nil {
 		return nil, err
 	}
-	return bindings(ctx, reader)
+	return listBindings(ctx, reader)
 }
 
-func bindings(ctx context.Context, reader client.Reader) (all []api.Binding, err error) {
+func listBindings(ctx context.Context, reader client.Reader) (all []api.Binding, err error) {
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		page := &api.VirtualMachineList{}
 		return page, reader.List(ctx, page, &client.ListOptions{Limit: o.Limit, Continue: o.Continue})
 	})
-	met := map[api.Binding]bool{}
+	seen := map[api.Binding]bool{}
 	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		vm, ok := object.(*api.VirtualMachine)
 		if !ok {
 			return fmt.Errorf("the list of VirtualMachines has a %T", object)
 		}
-		if bound := controller.BindingOf(vm); bound.EngineID != "" && !met[bound] {
-			met[bound] = true
+		if bound := policy.BindingOf(vm); bound.EngineID != "" && !seen[bound] {
+			seen[bound] = true
 			all = append(all, bound)
 		}
 		return nil

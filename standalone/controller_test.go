@@ -11,6 +11,8 @@ import (
 	clientfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
@@ -21,15 +23,15 @@ import (
 func TestNoImagesFromTheDataDir(t *testing.T) {
 	t.Parallel()
 	o := &upOptions{controller: newControllerOptions()}
-	o.controllerParts(&controlplane.Config{Dir: &datadir.Dir{Layout: "/data"}}, nil)
-	if own := o.controller.Drivers.Private; !slices.Equal(own, []string{"/data"}) {
+	o.controllerComponents(&controlplane.Config{Dir: &datadir.Dir{Layout: "/data"}}, nil)
+	if own := o.controller.OwnDirs; !slices.Equal(own, []string{"/data"}) {
 		t.Errorf("its own folders are %q", own)
 	}
 }
 
-// TestAPredecessorIsDead checks that the holder of the data dir does not wait for another
+// TestPreviousHolderIsDead checks that the holder of the data dir does not wait for another
 // drover up, but does for every other controller.
-func TestAPredecessorIsDead(t *testing.T) {
+func TestPreviousHolderIsDead(t *testing.T) {
 	t.Parallel()
 	o := newControllerOptions()
 	own, err := leader.Identity(o.HolderIdentity)
@@ -45,8 +47,8 @@ func TestAPredecessorIsDead(t *testing.T) {
 	}
 }
 
-// TestExample checks that following the output of drover up gives a VM.
-func TestExample(t *testing.T) {
+// TestExampleManifest checks that following the output of drover up gives a VM.
+func TestExampleManifest(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ drivers, image, want string }{
 		{"docker,qemu,fake", "", "test-vm"},
@@ -55,8 +57,9 @@ func TestExample(t *testing.T) {
 		{"fake", "", "test-vm"},
 	} {
 		o := &upOptions{controller: newControllerOptions()}
-		o.controller.VMDriver, o.controller.Drivers.QEMUImage = tc.drivers, tc.image
-		if got := o.example(); got != "examples/"+tc.want+".yaml" {
+		o.controller.VMDriver = tc.drivers
+		registry.OptionsOf[*qemu.Options](o.controller.Drivers).Image = tc.image
+		if got := o.exampleManifest(); got != "examples/"+tc.want+".yaml" {
 			t.Errorf("%+v: got %s", tc, got)
 		}
 	}
@@ -71,7 +74,7 @@ func TestBindings(t *testing.T) {
 	}
 	scheme := runtime.NewScheme()
 	must(t, api.AddToScheme(scheme))
-	bound, err := bindings(t.Context(), clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(
+	bound, err := listBindings(t.Context(), clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(
 		vmtest.VM("a").Bound("docker/A").Obj(), vmtest.VM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
 		vmtest.VM("c").Bound("docker/A").Status(status("docker", "B")).Obj(), vmtest.VM("d").Status(status("qemu", "C")).Obj(),
 		vmtest.VM("e").Status(func(s *api.VirtualMachineStatus) { s.Driver, s.Server = "docker", &api.ServerStatus{} }).Obj(), vmtest.VM("f").Obj(),

@@ -21,13 +21,13 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver/qemu"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
-// pruneWithin limits the wait for disks that are being made.
-const pruneWithin = time.Minute
+// pruneTimeout limits the wait for disks that are being made.
+const pruneTimeout = time.Minute
 
 type imageOptions struct {
 	dataDir, qemuDir string
@@ -44,18 +44,18 @@ func newImageCommand() *cobra.Command {
 from registries. Drover may run meanwhile.`,
 	}
 	cmd.AddCommand(
-		o.command("list", "Show the images and the machines that use them", o.list),
-		o.command("prune", "Remove the images that no machine uses", o.prune),
+		o.newSubcommand("list", "Show the images and the machines that use them", o.listImages),
+		o.newSubcommand("prune", "Remove the images that no machine uses", o.pruneImages),
 	)
 	return cmd
 }
 
-func (o *imageOptions) command(name, short string, run func(context.Context, []*qemu.Cache) error) *cobra.Command {
+func (o *imageOptions) newSubcommand(name, short string, run func(context.Context, []*qemu.Cache) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: name, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.out = cmd.OutOrStdout()
-			caches, err := o.open()
+			caches, err := o.openCaches()
 			if err != nil {
 				return err
 			}
@@ -63,13 +63,13 @@ func (o *imageOptions) command(name, short string, run func(context.Context, []*
 		},
 	}
 	addDataDirFlag(cmd, &o.dataDir)
-	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines (default those that the Drover of the data dir has used)")
+	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines (default: the folders that the Drover of the data dir has used)")
 	return cmd
 }
 
-// open needs no data dir if --qemu-dir is given, as for the machines of a
+// openCaches needs no data dir if --qemu-dir is given, as for the machines of a
 // drover-controller.
-func (o *imageOptions) open() ([]*qemu.Cache, error) {
+func (o *imageOptions) openCaches() ([]*qemu.Cache, error) {
 	dirs := []string{o.qemuDir}
 	if o.qemuDir == "" {
 		var err error
@@ -81,7 +81,7 @@ func (o *imageOptions) open() ([]*qemu.Cache, error) {
 	for _, dir := range dirs {
 		c, err := qemu.OpenCache(dir, o.clock)
 		if errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
-			continue // it was used once, and has been removed
+			continue // it was used before, and has been removed
 		}
 		if err != nil {
 			return nil, err
@@ -104,10 +104,10 @@ func (o *imageOptions) usedDirs() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return engines.QEMUDirs(layout.Engines())
+	return engines.DataDirs(layout.Engines(), qemu.Name)
 }
 
-func (o *imageOptions) list(_ context.Context, caches []*qemu.Cache) error {
+func (o *imageOptions) listImages(_ context.Context, caches []*qemu.Cache) error {
 	var images []qemu.CachedImage
 	for _, c := range caches {
 		some, err := c.List()
@@ -119,18 +119,20 @@ func (o *imageOptions) list(_ context.Context, caches []*qemu.Cache) error {
 	if len(images) == 0 {
 		return o.printf("No images.\n")
 	}
-	slices.SortStableFunc(images, func(a, b qemu.CachedImage) int { return cmp.Compare(sources(a.Sources), sources(b.Sources)) })
+	slices.SortStableFunc(images, func(a, b qemu.CachedImage) int {
+		return cmp.Compare(formatSources(a.Sources), formatSources(b.Sources))
+	})
 	table := tabwriter.NewWriter(o.out, 0, 0, 3, ' ', 0)
 	_, _ = fmt.Fprintln(table, "DIGEST\tSIZE\tAGE\tUSED BY\tSOURCE")
 	for _, i := range images {
 		age := duration.HumanDuration(o.clock.Since(i.FetchedAt))
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", shortDigest(i.Digest), size(i.Size), age, users(i.UsedBy), sources(i.Sources))
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", shortDigest(i.Digest), formatSize(i.Size), age, formatUsers(i.UsedBy), formatSources(i.Sources))
 	}
 	return table.Flush()
 }
 
-func (o *imageOptions) prune(ctx context.Context, caches []*qemu.Cache) error {
-	ctx, cancel := context.WithTimeout(ctx, pruneWithin)
+func (o *imageOptions) pruneImages(ctx context.Context, caches []*qemu.Cache) error {
+	ctx, cancel := context.WithTimeout(ctx, pruneTimeout)
 	defer cancel()
 	var count int
 	var bytes int64
@@ -140,7 +142,7 @@ func (o *imageOptions) prune(ctx context.Context, caches []*qemu.Cache) error {
 		errs = append(errs, err)
 		for _, i := range removed {
 			count, bytes = count+1, bytes+i.Size
-			errs = append(errs, o.printf("%s   %s   %s\n", shortDigest(i.Digest), size(i.Size), sources(i.Sources)))
+			errs = append(errs, o.printf("%s   %s   %s\n", shortDigest(i.Digest), formatSize(i.Size), formatSources(i.Sources)))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -149,7 +151,7 @@ func (o *imageOptions) prune(ctx context.Context, caches []*qemu.Cache) error {
 	if count == 0 {
 		return o.printf("No images to remove.\n")
 	}
-	return o.printf("Removed: %d, %s.\n", count, size(bytes))
+	return o.printf("Removed: %d, %s.\n", count, formatSize(bytes))
 }
 
 func (o *imageOptions) printf(format string, args ...any) error {
@@ -163,10 +165,10 @@ func shortDigest(digest string) string {
 	return digest[:min(len(digest), digits)]
 }
 
-func size(bytes int64) string { return fmt.Sprintf("%.1f MB", float64(bytes)/1e6) }
+func formatSize(bytes int64) string { return fmt.Sprintf("%.1f MB", float64(bytes)/1e6) }
 
-// users formats the names of an image's users, shortened for readability.
-func users(names []string) string {
+// formatUsers formats the names of an image's users, shortened for readability.
+func formatUsers(names []string) string {
 	const shown = 3
 	switch {
 	case len(names) == 0:
@@ -177,13 +179,13 @@ func users(names []string) string {
 	return strings.Join(names, ",")
 }
 
-func sources(all []string) string {
+func formatSources(all []string) string {
 	if len(all) == 0 {
 		return "-"
 	}
 	shown := make([]string, len(all))
 	for i, source := range all {
-		shown[i] = imagestore.Redact(source)
+		shown[i] = image.Redact(source)
 	}
 	return strings.Join(shown, ",")
 }

@@ -51,7 +51,7 @@ func (l *logging) klogFatal(ctx context.Context) {
 	if ctx.Err() != nil {
 		select {}
 	}
-	l.fatal("a part of Kubernetes", errors.New("it could not go on"))
+	l.fatal("a part of Kubernetes", errors.New("it cannot continue"))
 }
 
 // fatal reports in one line that a part cannot continue, and ends the process.

@@ -38,7 +38,7 @@ func newShutdownCommand() *cobra.Command {
 	o := &machinesOptions{}
 	cmd := &cobra.Command{
 		Use:   "shutdown",
-		Short: "End all machines in good order, before their host shuts down",
+		Short: "Shut down all machines before their host shuts down",
 		Long: `Press the power button of every machine, wait until its guest has shut down or its
 shutdownGracePeriodSeconds are over, and end it. Drover must be stopped, and starts
 the machines again when it is started.
@@ -47,17 +47,17 @@ drover-machines.service runs this when the host shuts down.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.out = cmd.OutOrStdout()
-			return o.shutdown(cmd.Context())
+			return o.shutDownMachines(cmd.Context())
 		},
 	}
 	addDataDirFlag(cmd, &o.dataDir)
-	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of machines, of a drover-controller that is stopped (default those that the Drover of the data dir has used)")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long a guest may take at most, whatever its grace period")
+	cmd.Flags().StringVar(&o.qemuDir, "qemu-dir", "", "folder of the machines of a stopped drover-controller (default: the folders that the Drover of the data dir has used)")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 5*time.Minute, "maximum time that a guest may take, whatever its grace period")
 	return cmd
 }
 
-// shutdown holds the data dir, so that no Drover restarts a machine meanwhile.
-func (o *machinesOptions) shutdown(ctx context.Context) (err error) {
+// shutDownMachines holds the data dir, so that no Drover restarts a machine meanwhile.
+func (o *machinesOptions) shutDownMachines(ctx context.Context) (err error) {
 	if o.timeout < 0 {
 		return fmt.Errorf("--timeout is %s: it must not be negative", o.timeout)
 	}
@@ -65,7 +65,7 @@ func (o *machinesOptions) shutdown(ctx context.Context) (err error) {
 		return err
 	}
 	if o.qemuDir != "" {
-		return o.end(ctx, []string{o.qemuDir})
+		return o.shutDownFolders(ctx, []string{o.qemuDir})
 	}
 	dir, err := datadir.OpenExisting(o.dataDir)
 	if inUse, held := errors.AsType[*datadir.InUseError](err); held {
@@ -74,27 +74,27 @@ func (o *machinesOptions) shutdown(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = closing(dir, err) }()
-	folders, err := engines.QEMUDirs(dir.Engines())
+	defer func() { err = closeDir(dir, err) }()
+	folders, err := engines.DataDirs(dir.Engines(), qemu.Name)
 	if err != nil {
 		return err
 	}
-	return o.end(ctx, folders)
+	return o.shutDownFolders(ctx, folders)
 }
 
-// end shuts down the machines of all folders at the same time.
-func (o *machinesOptions) end(ctx context.Context, folders []string) error {
+// shutDownFolders shuts down the machines of all folders at the same time.
+func (o *machinesOptions) shutDownFolders(ctx context.Context, folders []string) error {
 	ended, errs := make([][]*qemu.Ended, len(folders)), make([]error, len(folders))
 	var all sync.WaitGroup
 	for i, path := range folders {
-		all.Go(func() { ended[i], errs[i] = o.endIn(ctx, path) })
+		all.Go(func() { ended[i], errs[i] = o.shutDownFolder(ctx, path) })
 	}
 	all.Wait()
 	var count int
 	for _, some := range ended {
 		for _, m := range some {
 			count++
-			errs = append(errs, o.print(m))
+			errs = append(errs, o.printResult(m))
 		}
 	}
 	if count == 0 {
@@ -103,15 +103,15 @@ func (o *machinesOptions) end(ctx context.Context, folders []string) error {
 	return errors.Join(errs...)
 }
 
-// endIn skips a folder that was used once and has been removed.
-func (o *machinesOptions) endIn(ctx context.Context, path string) ([]*qemu.Ended, error) {
+// shutDownFolder skips a folder that was used once and has been removed.
+func (o *machinesOptions) shutDownFolder(ctx context.Context, path string) ([]*qemu.Ended, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
 		return nil, nil
 	}
 	return qemu.ShutDown(ctx, qemu.Options{Dir: path}, o.timeout)
 }
 
-func (o *machinesOptions) print(m *qemu.Ended) error {
+func (o *machinesOptions) printResult(m *qemu.Ended) error {
 	how := "powered off"
 	switch {
 	case m.Err != nil:
@@ -126,12 +126,12 @@ func (o *machinesOptions) print(m *qemu.Ended) error {
 // becomeOwner gives up root's rights for those of the user who owns a folder: that
 // user could not read files that root writes there.
 func becomeOwner(path string) error {
-	var is syscall.Stat_t
-	err := syscall.Stat(path, &is)
-	if err != nil || os.Geteuid() != 0 || is.Uid == 0 {
-		return nil //nolint:nilerr // who opens the folder next says what is wrong with it
+	var stat syscall.Stat_t
+	err := syscall.Stat(path, &stat)
+	if err != nil || os.Geteuid() != 0 || stat.Uid == 0 {
+		return nil //nolint:nilerr // Opening the folder next reports what is wrong with it.
 	}
-	gid, uid := int(is.Gid), int(is.Uid)
+	gid, uid := int(stat.Gid), int(stat.Uid)
 	if err := errors.Join(syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid)); err != nil {
 		return fmt.Errorf("acting as the user %d, who owns %s: %w", uid, path, err)
 	}

@@ -50,5 +50,5 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 // addDataDirFlag is for every command that uses the data dir.
 func addDataDirFlag(cmd *cobra.Command, dir *string) {
 	cmd.Flags().StringVar(dir, "data-dir", datadir.Default(os.Getenv, os.Getuid()),
-		"where everything is kept (also from DROVER_DATA_DIR)")
+		"folder of all data (also from DROVER_DATA_DIR)")
 }

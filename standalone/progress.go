@@ -35,7 +35,7 @@ func stopSignals(ctx context.Context) context.Context {
 	return ctx
 }
 
-// progress reports to a person what happens, in a few lines.
+// progress shows on the terminal what happens, in a few lines.
 type progress struct {
 	out   io.Writer
 	begin time.Time
@@ -52,7 +52,7 @@ func (p *progress) Ready(name string, took time.Duration) {
 
 // Stopping implements supervisor.Observer.
 func (p *progress) Stopping() {
-	p.printf("\nStopping; servers go on running. Ctrl-C again ends at once.\n")
+	p.printf("\nStopping; servers go on running. Ctrl-C again ends immediately.\n")
 }
 
 // Stopped implements supervisor.Observer.
@@ -62,11 +62,11 @@ func (p *progress) Stopped(name string, took time.Duration) {
 
 // LeftBehind implements supervisor.Observer.
 func (p *progress) LeftBehind(name string, after time.Duration) {
-	p.printf("  %-24s did not stop in %.1f s, going on\n", name, after.Seconds())
+	p.printf("  %-24s did not stop in %.1f s, continuing without it\n", name, after.Seconds())
 }
 
-// up explains the next steps, with a manifest that the default driver accepts.
-func (p *progress) up(plane *controlplane.Config, example string) {
+// printNextSteps explains the next steps, with a manifest that the default driver accepts.
+func (p *progress) printNextSteps(plane *controlplane.Config, example string) {
 	path := plane.Dir.Kubeconfig()
 	p.printf(`Ready after %.1f s at %s
 

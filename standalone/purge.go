@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/standalone/internal/datadir"
@@ -52,7 +53,7 @@ servers again.`,
 	}
 	addDataDirFlag(cmd, &o.dataDir)
 	cmd.Flags().BoolVar(&o.data, "data", false, "remove the data dir too: all VirtualMachines, keys and logs")
-	cmd.Flags().StringSliceVar(&o.skipped, "skip-engine", nil, "engines not to look at, as DRIVER/ID; servers on them stay, and with --data no Drover knows any more whose they are")
+	cmd.Flags().StringSliceVar(&o.skipped, "skip-engine", nil, "engines to skip, as DRIVER/ID; servers on them stay, and with --data no Drover can attribute them any more")
 	cmd.Flags().BoolVar(&o.yes, "yes", false, "do not ask")
 	return cmd
 }
@@ -62,31 +63,31 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = closing(dir, err) }()
-	found, err := o.find(ctx, dir)
+	defer func() { err = closeDir(dir, err) }()
+	found, err := o.findServers(ctx, dir)
 	if err != nil {
 		return err
 	}
-	if err := o.weigh(found.Doubt); err != nil {
+	if err := o.checkDoubt(found.Doubt); err != nil {
 		return err
 	}
 	if found.Count() == 0 && !o.data {
 		o.printf("No servers to remove.\n")
 		return nil
 	}
-	if err := o.confirm(dir, found); err != nil {
+	if err := o.confirmRemoval(dir, found); err != nil {
 		return err
 	}
 	if err := found.Remove(ctx, clock.RealClock{}); err != nil {
 		return fmt.Errorf("some servers are still there, and the data: %w", err)
 	}
-	o.printf("Removed: %s.\n", servers(found.Count()))
+	o.printf("Removed: %s.\n", formatCount(found.Count()))
 	return o.removeData(dir)
 }
 
-// find lists the servers on the engines that this installation has used. An installation
-// that never became ready has no cluster id, and no servers.
-func (o *purgeOptions) find(ctx context.Context, dir *datadir.Dir) (*purge.Found, error) {
+// findServers lists the servers on the engines that this installation has used. An
+// installation that never became ready has no cluster id, and no servers.
+func (o *purgeOptions) findServers(ctx context.Context, dir *datadir.Dir) (*purge.Found, error) {
 	cluster, err := dir.ClusterID()
 	if err != nil {
 		return nil, err
@@ -94,49 +95,52 @@ func (o *purgeOptions) find(ctx context.Context, dir *datadir.Dir) (*purge.Found
 	if cluster == "" {
 		return &purge.Found{}, nil
 	}
-	opened, err := engines.Reopen(ctx, dir.Engines(), o.skipped, registry.Options{ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()})
+	opened, err := engines.Reopen(ctx, dir.Engines(), o.skipped, registry.Options{
+		Environment: driver.Environment{ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()},
+	})
 	if err != nil {
-		return nil, unproven(err)
+		return nil, unprovenError(err)
 	}
-	named := make([]purge.Named, len(opened))
+	named := make([]purge.NamedEngine, len(opened))
 	for i, d := range opened {
-		named[i] = purge.Named{Name: d.Engine.Driver, Engine: d.Driver, Doubt: d.Doubt}
+		named[i] = purge.NamedEngine{Name: d.Engine.Driver, Engine: d.Driver, Doubt: d.Doubt}
 	}
 	return purge.Find(ctx, named)
 }
 
-// weigh refuses to remove the data while servers may be on an engine that is not known.
-// Without --data it only prints a warning, because a later purge can still find them.
-func (o *purgeOptions) weigh(doubt error) error {
+// checkDoubt refuses to remove the data while servers may be on an engine that is not
+// known. Without --data it only prints a warning, because a later purge can still find
+// them.
+func (o *purgeOptions) checkDoubt(doubt error) error {
 	if doubt != nil && o.data {
-		return unproven(doubt)
+		return unprovenError(doubt)
 	}
 	if doubt != nil {
-		o.printf("Skipped, since servers may be where nobody looked:\n%v\n", doubt)
+		o.printf("Skipped, since servers may be on engines that were not checked:\n%v\n", doubt)
 	}
 	return nil
 }
 
-// unproven explains what to do about an engine that may have servers.
-func unproven(err error) error {
-	return fmt.Errorf("nothing was removed, since servers may be where nobody looked:\n%w\n"+
-		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An engine of which no id is kept "+
+// unprovenError explains what to do about an engine that may have servers.
+func unprovenError(err error) error {
+	return fmt.Errorf("nothing was removed, since servers may be on engines that were not checked:\n%w\n"+
+		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An engine of which no id is stored "+
 		"(it did not answer drover up, or that was an older version) counts as found if it has servers of this installation. "+
 		"Or give up the servers on an engine with --skip-engine and its name", err)
 }
 
 var errDeclined = errors.New("nothing was removed")
 
-// confirm shows what would be removed and asks. No answer, for example from a script
+// confirmRemoval shows what would be removed and asks. No answer, for example from a script
 // without --yes, means no.
-func (o *purgeOptions) confirm(dir *datadir.Dir, found *purge.Found) error {
+func (o *purgeOptions) confirmRemoval(dir *datadir.Dir, found *purge.Found) error {
 	if err := found.Print(o.out); err != nil {
 		return err
 	}
 	if found.Released > 0 {
-		o.printf("(Released on purpose and left alone: %s.)\n", servers(found.Released))
+		o.printf("(Released on purpose and left alone: %s.)\n", formatCount(found.Released))
 	}
-	what := servers(found.Count())
+	what := formatCount(found.Count())
 	if o.data {
 		what += fmt.Sprintf(" and the data dir %s with all VirtualMachines", dir.Layout)
 	}
@@ -177,13 +181,13 @@ func (o *purgeOptions) removeData(dir *datadir.Dir) error {
 // checkNoMachines returns an error if the data dir holds machines that were released or
 // belong to another installation: they may run, and their disks are there.
 func checkNoMachines(dir *datadir.Dir) error {
-	dirs, err := engines.QEMUDirs(dir.Engines())
+	dirs, err := engines.DataDirs(dir.Engines(), qemu.Name)
 	if err != nil {
 		return err
 	}
 	for _, path := range dirs {
-		below, err := filepath.Rel(string(dir.Layout), path)
-		if err != nil || !filepath.IsLocal(below) {
+		relative, err := filepath.Rel(string(dir.Layout), path)
+		if err != nil || !filepath.IsLocal(relative) {
 			continue
 		}
 		folder, err := qemu.OpenCache(path, clock.RealClock{})
@@ -209,7 +213,7 @@ func (o *purgeOptions) printf(format string, args ...any) {
 	_, _ = fmt.Fprintf(o.out, format, args...)
 }
 
-func servers(n int) string {
+func formatCount(n int) string {
 	if n == 1 {
 		return "1 server"
 	}

@@ -25,33 +25,38 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// patience is for a loaded machine that emulates others.
-const patience = 90 * time.Second
+// machineTimeout is for a loaded machine that emulates others.
+const machineTimeout = 90 * time.Second
 
-// host is a data dir that had machines, with a stopped Drover and an image.
-type host struct {
+// testHost is a data dir that had machines, with a stopped Drover and an image.
+type testHost struct {
 	driver.Driver
 
 	data, machines, image string
 }
 
-func newHost(t *testing.T) *host {
+func newTestHost(t *testing.T) *testHost {
 	t.Helper()
 	vmtest.QEMU(t)
-	h := &host{data: filepath.Join(t.TempDir(), "d"), image: vmtest.BootGuest(t, t.TempDir(), "A", false)}
+	h := &testHost{data: filepath.Join(t.TempDir(), "d"), image: vmtest.BootGuest(t, t.TempDir(), "A", false)}
 	dir, err := datadir.Open(h.data)
 	must(t, err)
 	must(t, dir.SetClusterID("cluster-1"))
 	h.machines = filepath.Join(dir.Drivers(), "qemu")
-	o := registry.Options{Settings: registry.DefaultSettings(), ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()}
-	o.QEMUDir, o.QEMUAccel, o.QEMUImageDirs, o.QEMUUnchecked = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
-	o.ImageHosts = []string{"127.0.0.1"}
+	o := registry.Options{
+		Settings:    registry.DefaultSettings(),
+		Environment: driver.Environment{ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()},
+	}
+	own := registry.OptionsOf[*qemu.Options](o.Settings)
+	own.Dir, own.Accel, own.ImageDirs, own.UncheckedImages = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
+	own.Fetch.Hosts = []string{"127.0.0.1"}
 	_, err = engines.Choose(t.Context(), dir.Engines(), "qemu", nil, o)
 	must(t, err)
 	must(t, dir.Close())
@@ -61,16 +66,16 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// run starts a machine.
-func (h *host) run(t *testing.T, name, image string) (target driver.Target, pid string) {
+// startMachine starts a machine.
+func (h *testHost) startMachine(t *testing.T, name, image string) (target driver.Target, pid string) {
 	t.Helper()
 	spec := driver.ServerSpec{
 		Target:    driver.Target{UID: uuid.NewUUID(), Epoch: 1},
 		Namespace: "default", Name: name, Power: driver.PowerOn, RestartPolicy: driver.RestartNever,
 		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: image},
 	}
-	t.Cleanup(func() { h.end(t, spec.UID) })
-	vmtest.Eventually(t, patience, name+" runs", func() error {
+	t.Cleanup(func() { h.killMachine(t, spec.UID) })
+	vmtest.Eventually(t, machineTimeout, name+" runs", func() error {
 		s, err := h.Ensure(t.Context(), spec)
 		if err == nil && s.State != driver.StateRunning {
 			err = errors.New(string(s.State) + " " + s.Progress)
@@ -82,8 +87,8 @@ func (h *host) run(t *testing.T, name, image string) (target driver.Target, pid 
 	return driver.Target{UID: spec.UID}, strings.TrimSpace(string(content))
 }
 
-// end ends the machine, whatever a test did.
-func (h *host) end(t *testing.T, uid types.UID) {
+// killMachine ends the machine, whatever a test did.
+func (h *testHost) killMachine(t *testing.T, uid types.UID) {
 	t.Helper()
 	pids, _ := filepath.Glob("/proc/[0-9]*")
 	for _, path := range pids {
@@ -91,11 +96,11 @@ func (h *host) end(t *testing.T, uid types.UID) {
 		if !bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00")) {
 			continue
 		}
-		kill(t, filepath.Base(path))
+		killProcess(t, filepath.Base(path))
 	}
 }
 
-func kill(t *testing.T, pid string) {
+func killProcess(t *testing.T, pid string) {
 	t.Helper()
 	number, err := strconv.Atoi(pid)
 	must(t, err)
@@ -122,7 +127,7 @@ func runDrover(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func runs(pid string) bool {
+func isRunning(pid string) bool {
 	line, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
 	return err == nil && len(line) > 0
 }
@@ -130,13 +135,13 @@ func runs(pid string) bool {
 // TestPurge checks that running machines are ended and completely removed, while released
 // ones run on and keep their disks.
 func TestPurge(t *testing.T) {
-	h := newHost(t)
+	h := newTestHost(t)
 	var pids []string
 	for _, name := range []string{"one", "two"} {
-		_, pid := h.run(t, name, h.image)
+		_, pid := h.startMachine(t, name, h.image)
 		pids = append(pids, pid)
 	}
-	released, kept := h.run(t, "kept", h.image)
+	released, kept := h.startMachine(t, "kept", h.image)
 	must(t, h.Delete(t.Context(), released, true))
 	if err := h.Delete(t.Context(), released, true); !errors.Is(err, driver.ErrNotFound) {
 		t.Errorf("it was released, and Delete returns %v", err)
@@ -147,11 +152,11 @@ func TestPurge(t *testing.T) {
 		t.Errorf("it printed %s, and failed with %v", out, err)
 	}
 	for _, pid := range pids {
-		if runs(pid) {
+		if isRunning(pid) {
 			t.Errorf("machine %s runs", pid)
 		}
 	}
-	if !runs(kept) {
+	if !isRunning(kept) {
 		t.Error("the machine that was released does not run")
 	}
 	for _, sub := range []string{"vms", "bells", "ends", "locks", "tmp"} {
@@ -161,9 +166,9 @@ func TestPurge(t *testing.T) {
 		}
 	}
 
-	kill(t, kept)
-	vmtest.Eventually(t, patience, "it ends", func() error {
-		if runs(kept) {
+	killProcess(t, kept)
+	vmtest.Eventually(t, machineTimeout, "it ends", func() error {
+		if isRunning(kept) {
 			return errors.New("it runs")
 		}
 		return nil
@@ -177,18 +182,18 @@ func TestPurge(t *testing.T) {
 	}
 }
 
-// TestImages checks that the commands work while Drover holds its data dir.
-func TestImages(t *testing.T) {
-	h := newHost(t)
+// TestImageCommands checks that the commands work while Drover holds its data dir.
+func TestImageCommands(t *testing.T) {
+	h := newTestHost(t)
 	held, err := datadir.Open(h.data)
 	must(t, err)
 	defer func() { _ = held.Close() }()
-	wantPrint(t, "No images.\n", "image", "list", "--data-dir", h.data)
-	wantPrint(t, "No images to remove.\n", "image", "prune", "--data-dir", h.data)
+	assertOutput(t, "No images.\n", "image", "list", "--data-dir", h.data)
+	assertOutput(t, "No images to remove.\n", "image", "prune", "--data-dir", h.data)
 	web := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(h.image))))
 	t.Cleanup(web.Close)
 	source := web.URL + "/" + filepath.Base(h.image)
-	target, _ := h.run(t, "vm", source)
+	target, _ := h.startMachine(t, "vm", source)
 
 	for _, place := range [][]string{{"--data-dir", h.data}, {"--data-dir", t.TempDir(), "--qemu-dir", h.machines}} {
 		out, err := runDrover(t, append([]string{"image", "list"}, place...)...)
@@ -202,27 +207,27 @@ func TestImages(t *testing.T) {
 			}
 		}
 	}
-	wantPrint(t, "No images to remove.\n", "image", "prune", "--data-dir", h.data)
+	assertOutput(t, "No images to remove.\n", "image", "prune", "--data-dir", h.data)
 	must(t, h.Delete(t.Context(), target, false))
 	out, err := runDrover(t, "image", "prune", "--data-dir", h.data)
 	if err != nil || !strings.Contains(out, source) || !strings.HasSuffix(out, "Removed: 1, 1.0 MB.\n") {
 		t.Errorf("it printed %q, %v", out, err)
 	}
-	wantPrint(t, "No images.\n", "image", "list", "--data-dir", h.data)
+	assertOutput(t, "No images.\n", "image", "list", "--data-dir", h.data)
 	if _, err := runDrover(t, "image", "list", "--data-dir", t.TempDir()); err == nil || !strings.Contains(err.Error(), "is no Drover data dir") {
 		t.Errorf("of a folder that is none: %v", err)
 	}
 }
 
-func wantPrint(t *testing.T, want string, args ...string) {
+func assertOutput(t *testing.T, want string, args ...string) {
 	t.Helper()
 	if out, err := runDrover(t, args...); err != nil || out != want {
 		t.Errorf("%q printed %q, %v; want %q", args, out, err, want)
 	}
 }
 
-// dockerd answers like a Docker engine without containers.
-func dockerd(t *testing.T, id string) string {
+// startFakeDockerd answers like a Docker engine without containers.
+func startFakeDockerd(t *testing.T, id string) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Api-Version", "1.44")
@@ -243,7 +248,7 @@ func dockerd(t *testing.T, id string) string {
 // TestPurgeOfAnotherEngine checks that the data stays as long as a Docker engine answers that
 // is not the one that was used: only the data proves which servers belong to it.
 func TestPurgeOfAnotherEngine(t *testing.T) {
-	used, other := dockerd(t, "USED"), dockerd(t, "OTHER")
+	used, other := startFakeDockerd(t, "USED"), startFakeDockerd(t, "OTHER")
 	for name, c := range map[string]struct {
 		known, host string
 		flags       []string

@@ -61,15 +61,15 @@ func (o *upOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.bindAddress, "bind-address", "127.0.0.1", "IP address that the API is served on")
 	f.IntVar(&o.port, "port", 0, "port that the API is served on, 0 for a free one; kept for later starts (first start: 6443 if free, else a free one)")
-	f.BoolVar(&o.withoutController, "without-controller", false, "run the API alone, for tests or for a controller of your own")
-	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "how much is logged to DIR/logs")
-	f.BoolVar(&o.unsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests alone, a crash of the host loses data")
+	f.BoolVar(&o.withoutController, "without-controller", false, "run only the API, for tests or for a controller of your own")
+	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "verbosity of the log in DIR/logs")
+	f.BoolVar(&o.unsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests only, a crash of the host loses data")
 	f.BoolVar(&o.allAPIs, "all-apis", false, "serve also the APIs about pods on nodes, though nothing here acts on them: for tests that apply manifests of clusters")
 	_ = f.MarkHidden("unsafe-no-fsync")
 	_ = f.MarkHidden("all-apis")
 	o.controller.AddControllerFlags(f)
-	f.Lookup("qemu-dir").Usage = "qemu: folder that holds the machines, one directory each, and images (default DIR/drivers/qemu)"
-	f.Lookup("fake-dir").Usage = "fake: folder that holds one file a server, shared by all who use it (default DIR/drivers/fake)"
+	f.Lookup("qemu-dir").Usage = "qemu: folder of the machines, one directory each, and of images (default DIR/drivers/qemu)"
+	f.Lookup("fake-dir").Usage = "fake: folder with one file per server, shared by all controllers that use it (default DIR/drivers/fake)"
 }
 
 // complete checks the flags before anything is started.
@@ -89,31 +89,31 @@ func (o *upOptions) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = closing(dir, err) }()
+	defer func() { err = closeDir(dir, err) }()
 	log := startLogging(ctx, dir, o.verbosity)
 	defer log.close()
 
-	plane, err := o.prepare(ctx, dir, log)
+	plane, err := o.prepareControlPlane(ctx, dir, log)
 	if err != nil {
 		return dir.Describe(err)
 	}
 	context.AfterFunc(ctx, func() { _ = dir.ClearReady() })
-	progress := &progress{out: o.out, begin: begin}
-	parts, err := o.parts(plane, progress)
+	console := &progress{out: o.out, begin: begin}
+	parts, err := o.components(plane, console)
 	if err != nil {
 		return err
 	}
-	progress.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
-	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: progress}
+	console.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
+	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: console}
 	err = runner.Run(ctx, parts, func() error {
-		progress.up(plane, o.example())
+		console.printNextSteps(plane, o.exampleManifest())
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage
 		return dir.SetReady()
 	})
 	return dir.Describe(err)
 }
 
-func closing(dir *datadir.Dir, err error) error {
+func closeDir(dir *datadir.Dir, err error) error {
 	_ = dir.ClearReady()
 	if closeErr := dir.Close(); err == nil {
 		return closeErr
@@ -121,9 +121,9 @@ func closing(dir *datadir.Dir, err error) error {
 	return err
 }
 
-// prepare opens the port and updates certificates and kubeconfig.
-func (o *upOptions) prepare(ctx context.Context, dir *datadir.Dir, log *logging) (*controlplane.Config, error) {
-	listener, err := port.Listen(ctx, o.bindAddress, o.askedPort(), dir)
+// prepareControlPlane opens the port and updates certificates and kubeconfig.
+func (o *upOptions) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *logging) (*controlplane.Config, error) {
+	listener, err := port.Listen(ctx, o.bindAddress, o.requestedPort(), dir)
 	if err != nil {
 		return nil, err
 	}
@@ -143,17 +143,17 @@ func (o *upOptions) prepare(ctx context.Context, dir *datadir.Dir, log *logging)
 	return plane, plane.WriteKubeconfig()
 }
 
-func (o *upOptions) askedPort() *int {
+func (o *upOptions) requestedPort() *int {
 	if !o.portGiven {
 		return nil
 	}
 	return &o.port
 }
 
-func (o *upOptions) parts(plane *controlplane.Config, news *progress) ([]supervisor.Component, error) {
-	parts, err := plane.Parts()
+func (o *upOptions) components(plane *controlplane.Config, console *progress) ([]supervisor.Component, error) {
+	parts, err := plane.Components()
 	if err != nil || o.withoutController {
 		return parts, err
 	}
-	return append(parts, o.controllerParts(plane, news)...), nil
+	return append(parts, o.controllerComponents(plane, console)...), nil
 }

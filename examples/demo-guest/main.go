@@ -5,14 +5,14 @@
 // program that serves HTTP and does on request what guests do by themselves,
 // such as burning CPU or crashing. hack/demo-guest.sh makes an image of it.
 //
-//	/                     says which guest answers
+//	/                     shows which guest answers
 //	/load?seconds=30      burns CPU, for ever without seconds
-//	/memory?bytes=1000000 keeps that much memory in use
+//	/memory?bytes=1000000 allocates that much memory
 //	/exit?code=3          ends with that code
 //	/ignore-term          ignores SIGTERM from now on
 //
 // Environment: PORT (80) to listen on, IGNORE_TERM=1 to ignore SIGTERM from the
-// start, EXIT_CODE=3 to end with that code at once.
+// start, EXIT_CODE=3 to end with that code immediately.
 package main
 
 import (
@@ -36,29 +36,29 @@ type guest struct {
 func main() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1)
-	exitAtOnce(os.Getenv("EXIT_CODE"))
+	exitImmediately(os.Getenv("EXIT_CODE"))
 	g := &guest{}
 	g.ignoreTerm.Store(os.Getenv("IGNORE_TERM") != "")
-	go g.handle(signals)
+	go g.handleSignals(signals)
 	port := os.Getenv("PORT")
 	if port == "" {
 		port = "80"
 	}
-	server := &http.Server{Addr: ":" + port, Handler: g.routes(), ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Addr: ":" + port, Handler: g.newHandler(), ReadHeaderTimeout: 10 * time.Second}
 	log.Print("the demo guest is up")
 	log.Fatal(server.ListenAndServe())
 }
 
-func exitAtOnce(code string) {
+func exitImmediately(code string) {
 	if n, err := strconv.Atoi(code); err == nil {
-		log.Printf("ending with code %d, as EXIT_CODE says", n)
+		log.Printf("ending with code %d, as EXIT_CODE requests", n)
 		os.Exit(n)
 	}
 }
 
-// handle is needed even to die: the kernel spares the first process of a
+// handleSignals makes signals end the process: the kernel protects the first process of a
 // container from signals that it does not handle.
-func (g *guest) handle(signals <-chan os.Signal) {
+func (g *guest) handleSignals(signals <-chan os.Signal) {
 	for s := range signals {
 		if g.ignoreTerm.Load() {
 			log.Printf("ignoring %v", s)
@@ -69,39 +69,40 @@ func (g *guest) handle(signals <-chan os.Signal) {
 	}
 }
 
-func (g *guest) routes() http.Handler {
+func (g *guest) newHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/", hello)
-	mux.HandleFunc("/load", load)
-	mux.HandleFunc("/memory", g.memory)
-	mux.HandleFunc("/exit", exit)
+	mux.HandleFunc("/", handleRoot)
+	mux.HandleFunc("/load", handleLoad)
+	mux.HandleFunc("/memory", g.handleMemory)
+	mux.HandleFunc("/exit", handleExit)
 	mux.HandleFunc("/ignore-term", func(w http.ResponseWriter, _ *http.Request) {
 		g.ignoreTerm.Store(true)
-		answer(w, "ignoring SIGTERM from now on")
+		writeLine(w, "ignoring SIGTERM from now on")
 	})
 	return mux
 }
 
-// answer writes one line to whoever asked; there is nobody to tell if that fails.
-func answer(w http.ResponseWriter, format string, args ...any) {
+// writeLine writes a line of the response. An error means that the client has gone, and
+// is ignored.
+func writeLine(w http.ResponseWriter, format string, args ...any) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	_, _ = fmt.Fprintf(w, format+"\n", args...) //nolint:gosec // plain text of host name and numbers
 }
 
-func hello(w http.ResponseWriter, _ *http.Request) {
+func handleRoot(w http.ResponseWriter, _ *http.Request) {
 	host, _ := os.Hostname()
-	answer(w, "hello from %s", host)
+	writeLine(w, "hello from %s", host)
 }
 
-func load(w http.ResponseWriter, r *http.Request) {
-	until := time.Now().Add(time.Duration(number(r, "seconds", 1<<31)) * time.Second)
+func handleLoad(w http.ResponseWriter, r *http.Request) {
+	until := time.Now().Add(time.Duration(intParameter(r, "seconds", 1<<31)) * time.Second)
 	for range runtime.NumCPU() {
-		go burn(until)
+		go burnCPU(until)
 	}
-	answer(w, "burning %d CPUs until %s", runtime.NumCPU(), until.UTC().Format(time.RFC3339))
+	writeLine(w, "burning %d CPUs until %s", runtime.NumCPU(), until.UTC().Format(time.RFC3339))
 }
 
-func burn(until time.Time) {
+func burnCPU(until time.Time) {
 	for n := 0; ; n++ {
 		if n%(1<<20) == 0 && time.Now().After(until) {
 			return
@@ -109,22 +110,22 @@ func burn(until time.Time) {
 	}
 }
 
-func (g *guest) memory(w http.ResponseWriter, r *http.Request) {
-	ballast := make([]byte, number(r, "bytes", 0))
+func (g *guest) handleMemory(w http.ResponseWriter, r *http.Request) {
+	ballast := make([]byte, intParameter(r, "bytes", 0))
 	for i := 0; i < len(ballast); i += os.Getpagesize() {
 		ballast[i] = 1
 	}
 	g.ballast.Store(&ballast)
-	answer(w, "holding %d bytes", len(ballast))
+	writeLine(w, "holding %d bytes", len(ballast))
 }
 
-func exit(w http.ResponseWriter, r *http.Request) {
-	code := number(r, "code", 0)
-	answer(w, "ending with code %d", code)
+func handleExit(w http.ResponseWriter, r *http.Request) {
+	code := intParameter(r, "code", 0)
+	writeLine(w, "ending with code %d", code)
 	time.AfterFunc(100*time.Millisecond, func() { os.Exit(code) })
 }
 
-func number(r *http.Request, key string, otherwise int) int {
+func intParameter(r *http.Request, key string, otherwise int) int {
 	if n, err := strconv.Atoi(r.URL.Query().Get(key)); err == nil && n >= 0 {
 		return n
 	}

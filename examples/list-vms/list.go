@@ -23,15 +23,15 @@ import (
 )
 
 type options struct {
-	namespace  string        // empty means all
-	watch      bool          // go on printing changes until the context ends
-	syncWithin time.Duration // how long the first list may take
+	namespace   string        // empty means all
+	watch       bool          // print changes until the context ends
+	syncTimeout time.Duration // how long the first list may take
 }
 
-// run prints the VirtualMachines and, if asked to, their changes until ctx
+// listVMs prints the VirtualMachines and, with opts.watch, their changes until ctx
 // ends, which is no error.
-func run(ctx context.Context, client versioned.Interface, opts options, out io.Writer) error {
-	if err := check(ctx, client, opts); err != nil {
+func listVMs(ctx context.Context, client versioned.Interface, opts options, out io.Writer) error {
+	if err := checkAccess(ctx, client, opts); err != nil {
 		return err
 	}
 	factory := externalversions.NewSharedInformerFactoryWithOptions(client, 0,
@@ -44,11 +44,11 @@ func run(ctx context.Context, client versioned.Interface, opts options, out io.W
 	defer factory.Shutdown()
 	defer cancel()
 
-	changes, err := subscribe(ctx, informer)
+	changes, err := subscribeToChanges(ctx, informer)
 	if err != nil {
 		return err
 	}
-	if err := fill(ctx, factory, opts.syncWithin); err != nil {
+	if err := fillCache(ctx, factory, opts.syncTimeout); err != nil {
 		return err
 	}
 	if err := printAll(lister, out); err != nil {
@@ -60,10 +60,10 @@ func run(ctx context.Context, client versioned.Interface, opts options, out io.W
 	return printChanges(ctx, changes, out)
 }
 
-// check asks once, since an informer that gets no answer tries for ever and
-// tells nobody.
-func check(ctx context.Context, client versioned.Interface, opts options) error {
-	ctx, cancel := context.WithTimeout(ctx, opts.syncWithin)
+// checkAccess sends one request, because an informer that gets no response retries for
+// ever and reports nothing.
+func checkAccess(ctx context.Context, client versioned.Interface, opts options) error {
+	ctx, cancel := context.WithTimeout(ctx, opts.syncTimeout)
 	defer cancel()
 	_, err := client.CloudnativeV1alpha1().VirtualMachines(opts.namespace).List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
@@ -72,8 +72,8 @@ func check(ctx context.Context, client versioned.Interface, opts options) error 
 	return nil
 }
 
-// fill waits until the informer has listed everything.
-func fill(ctx context.Context, factory externalversions.SharedInformerFactory, within time.Duration) error {
+// fillCache waits until the informer has listed everything.
+func fillCache(ctx context.Context, factory externalversions.SharedInformerFactory, within time.Duration) error {
 	factory.StartWithContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -83,7 +83,7 @@ func fill(ctx context.Context, factory externalversions.SharedInformerFactory, w
 	return nil
 }
 
-// printAll reads the cache; it asks the API server nothing.
+// printAll reads the cache; it sends no request to the API server.
 func printAll(lister listers.VirtualMachineLister, out io.Writer) error {
 	vms, err := lister.List(labels.Everything())
 	if err != nil {
@@ -95,8 +95,8 @@ func printAll(lister listers.VirtualMachineLister, out io.Writer) error {
 	table := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
 	_, _ = fmt.Fprintln(table, "NAMESPACE\tNAME\tSTATUS\tCPU\tMEMORY")
 	for _, vm := range vms {
-		cpu, memory := usage(vm)
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", vm.Namespace, vm.Name, phase(vm), cpu, memory)
+		cpu, memory := usageText(vm)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", vm.Namespace, vm.Name, phaseText(vm), cpu, memory)
 	}
 	if err := table.Flush(); err != nil {
 		return fmt.Errorf("print: %w", err)
@@ -117,9 +117,9 @@ func printChanges(ctx context.Context, changes <-chan string, out io.Writer) err
 	}
 }
 
-// subscribe asks the informer for what changes after the first list. Objects
+// subscribeToChanges registers for changes after the first list. Objects
 // in the cache are shared: read them, never change them.
-func subscribe(ctx context.Context, informer cache.SharedIndexInformer) (<-chan string, error) {
+func subscribeToChanges(ctx context.Context, informer cache.SharedIndexInformer) (<-chan string, error) {
 	changes := make(chan string)
 	send := func(format string, args ...any) {
 		select {
@@ -130,14 +130,14 @@ func subscribe(ctx context.Context, informer cache.SharedIndexInformer) (<-chan 
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(obj any, isInInitialList bool) {
 			if vm, ok := obj.(*v1alpha1.VirtualMachine); ok && !isInInitialList {
-				send("added    %s/%s %s", vm.Namespace, vm.Name, phase(vm))
+				send("added    %s/%s %s", vm.Namespace, vm.Name, phaseText(vm))
 			}
 		},
 		UpdateFunc: func(before, after any) {
 			old, okOld := before.(*v1alpha1.VirtualMachine)
 			vm, ok := after.(*v1alpha1.VirtualMachine)
-			if ok && okOld && describe(old) != describe(vm) {
-				send("changed  %s/%s %s", vm.Namespace, vm.Name, describe(vm))
+			if ok && okOld && describeVM(old) != describeVM(vm) {
+				send("changed  %s/%s %s", vm.Namespace, vm.Name, describeVM(vm))
 			}
 		},
 		DeleteFunc: func(obj any) {
@@ -153,18 +153,18 @@ func subscribe(ctx context.Context, informer cache.SharedIndexInformer) (<-chan 
 	return changes, nil
 }
 
-func describe(vm *v1alpha1.VirtualMachine) string {
-	cpu, memory := usage(vm)
-	return fmt.Sprintf("%s cpu %s memory %s", phase(vm), cpu, memory)
+func describeVM(vm *v1alpha1.VirtualMachine) string {
+	cpu, memory := usageText(vm)
+	return fmt.Sprintf("%s cpu %s memory %s", phaseText(vm), cpu, memory)
 }
 
-// phase is empty until a controller has seen the VirtualMachine.
-func phase(vm *v1alpha1.VirtualMachine) string {
+// phaseText returns the phase, or "-" until a controller has observed the VirtualMachine.
+func phaseText(vm *v1alpha1.VirtualMachine) string {
 	return cmp.Or(string(vm.Status.Phase), "-")
 }
 
-// usage is absent until the server was sampled.
-func usage(vm *v1alpha1.VirtualMachine) (cpu, memory string) {
+// usageText returns the usage, or "-" until the server was sampled.
+func usageText(vm *v1alpha1.VirtualMachine) (cpu, memory string) {
 	if vm.Status.Server == nil || vm.Status.Server.Usage == nil {
 		return "-", "-"
 	}

@@ -23,8 +23,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// within is how long the slowest machine may take for one step.
-const within = time.Minute
+// stepTimeout is how long the slowest machine may take for one step.
+const stepTimeout = time.Minute
 
 var cluster *vmtest.Cluster
 
@@ -37,7 +37,7 @@ func TestListsAll(t *testing.T) {
 	setPhase(t, client, a, v1alpha1.PhaseActive, &v1alpha1.Usage{CPU: 0, Memory: 12.5})
 
 	var out bytes.Buffer
-	if err := run(t.Context(), client, options{namespace: "default", syncWithin: within}, &out); err != nil {
+	if err := listVMs(t.Context(), client, options{namespace: "default", syncTimeout: stepTimeout}, &out); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -58,7 +58,7 @@ func TestWatchPrintsChangesUntilTheEnd(t *testing.T) {
 	defer cancel()
 	reader, writer := io.Pipe()
 	done := make(chan error, 1)
-	go func() { done <- run(ctx, client, options{watch: true, syncWithin: within}, writer) }()
+	go func() { done <- listVMs(ctx, client, options{watch: true, syncTimeout: stepTimeout}, writer) }()
 	lines := scan(reader)
 
 	waitFor(t, lines, "NAMESPACE")
@@ -77,39 +77,39 @@ func TestWatchPrintsChangesUntilTheEnd(t *testing.T) {
 		if err != nil {
 			t.Errorf("run ended with %v, want nil after an interruption", err)
 		}
-	case <-time.After(within):
+	case <-time.After(stepTimeout):
 		t.Error("run did not end with its context")
 	}
 }
 
-func TestTellsWhyNothingCanBeListed(t *testing.T) {
+func TestListError(t *testing.T) {
 	const address = "127.0.0.1:1" // nothing listens there
 	client, err := versioned.NewForConfig(&rest.Config{Host: "http://" + address})
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = run(t.Context(), client, options{syncWithin: within}, io.Discard)
+	err = listVMs(t.Context(), client, options{syncTimeout: stepTimeout}, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), address) {
 		t.Errorf("error is %v, want one that names %s", err, address)
 	}
 }
 
-func TestTellsThatItCannotPrint(t *testing.T) {
-	err := run(t.Context(), newClient(t), options{watch: true, syncWithin: within}, brokenWriter{})
+func TestPrintError(t *testing.T) {
+	err := listVMs(t.Context(), newClient(t), options{watch: true, syncTimeout: stepTimeout}, brokenWriter{})
 	if !errors.Is(err, errBroken) {
 		t.Errorf("error is %v, want %v", err, errBroken)
 	}
 }
 
-func TestConnectsAsKubeconfigSays(t *testing.T) {
-	client, err := connect(cluster.Kubeconfig)
+func TestKubeconfig(t *testing.T) {
+	client, err := newClientFor(cluster.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{}); err != nil {
 		t.Error(err)
 	}
-	if _, err := connect(t.TempDir() + "/absent"); err == nil {
+	if _, err := newClientFor(t.TempDir() + "/absent"); err == nil {
 		t.Error("a kubeconfig that does not exist gave no error")
 	}
 }
@@ -129,7 +129,7 @@ func newClient(t *testing.T) versioned.Interface {
 	return client
 }
 
-// create does what a controller of others would: it applies what it wants.
+// create applies a VirtualMachine, as a controller of a user would.
 func create(t *testing.T, client versioned.Interface, name string) *v1alpha1.VirtualMachine {
 	t.Helper()
 	vms := client.CloudnativeV1alpha1().VirtualMachines("default")
@@ -169,7 +169,7 @@ func scan(reader io.Reader) <-chan string {
 
 func waitFor(t *testing.T, lines <-chan string, prefix string) {
 	t.Helper()
-	timeout := time.After(within)
+	timeout := time.After(stepTimeout)
 	for {
 		select {
 		case line := <-lines:

@@ -29,7 +29,7 @@ func main() {
 	opts := options{}
 	flag.StringVar(&opts.namespace, "namespace", "", "only the VMs of this `namespace`")
 	flag.BoolVar(&opts.watch, "watch", false, "print changes as they come, until interrupted")
-	flag.DurationVar(&opts.syncWithin, "sync-timeout", 30*time.Second, "how long the first list may take")
+	flag.DurationVar(&opts.syncTimeout, "sync-timeout", 30*time.Second, "how long the first list may take")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -42,16 +42,16 @@ func main() {
 }
 
 func connectAndRun(ctx context.Context, kubeconfig string, opts options) error {
-	client, err := connect(kubeconfig)
+	client, err := newClientFor(kubeconfig)
 	if err != nil {
 		return err
 	}
-	return run(ctx, client, opts, os.Stdout)
+	return listVMs(ctx, client, opts, os.Stdout)
 }
 
-// connect finds the cluster as kubectl does. It sets no timeout for requests,
+// newClientFor finds the cluster as kubectl does. It sets no timeout for requests,
 // since that would end watches too.
-func connect(kubeconfig string) (versioned.Interface, error) {
+func newClientFor(kubeconfig string) (versioned.Interface, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()

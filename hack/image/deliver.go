@@ -19,9 +19,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// write leaves an OCI layout of all images, and for each a file that docker
+// writeImages leaves an OCI layout of all images, and for each a file that docker
 // load, podman load and ctr images import take.
-func write(out string, tag name.Tag, images map[string]v1.Image, index v1.ImageIndex) error {
+func writeImages(out string, tag name.Tag, images map[string]v1.Image, index v1.ImageIndex) error {
 	oci := filepath.Join(out, "oci")
 	if err := os.RemoveAll(oci); err != nil {
 		return err
@@ -44,7 +44,7 @@ func write(out string, tag name.Tag, images map[string]v1.Image, index v1.ImageI
 	return nil
 }
 
-func push(ctx context.Context, tag name.Tag, index v1.ImageIndex) error {
+func pushImages(ctx context.Context, tag name.Tag, index v1.ImageIndex) error {
 	err := remote.WriteIndex(tag, index, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
 	if err != nil {
 		return fmt.Errorf("push %s: %w", tag, err)

@@ -26,9 +26,9 @@ const (
 	user = "65532:65532"
 )
 
-// imageOf makes an image of one program.
-func imageOf(binary []byte, p *v1.Platform, version string) (v1.Image, error) {
-	layer, err := layerOf(binary)
+// newImage makes an image of one program.
+func newImage(binary []byte, p *v1.Platform, version string) (v1.Image, error) {
+	layer, err := newLayer(binary)
 	if err != nil {
 		return nil, err
 	}
@@ -53,8 +53,8 @@ func imageOf(binary []byte, p *v1.Platform, version string) (v1.Image, error) {
 	return mutate.ConfigFile(image, config)
 }
 
-// layerOf returns a layer without times, users or modes of the build machine.
-func layerOf(binary []byte) (v1.Layer, error) {
+// newLayer returns a layer without times, users or modes of the build machine.
+func newLayer(binary []byte) (v1.Layer, error) {
 	var content bytes.Buffer
 	w := tar.NewWriter(&content)
 	header := &tar.Header{Typeflag: tar.TypeReg, Name: program[1:], Mode: 0o755, Size: int64(len(binary)), Format: tar.FormatUSTAR}
@@ -71,8 +71,8 @@ func layerOf(binary []byte) (v1.Layer, error) {
 	return tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer))
 }
 
-// indexOf lists the images by platform, in one order.
-func indexOf(images map[string]v1.Image) (v1.ImageIndex, error) {
+// newIndex lists the images by platform, in one order.
+func newIndex(images map[string]v1.Image) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, platform := range slices.Sorted(maps.Keys(images)) {
 		p, err := v1.ParsePlatform(platform)

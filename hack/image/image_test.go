@@ -35,14 +35,14 @@ func imageFor(t *testing.T, platform, binary string) v1.Image {
 	if err != nil {
 		t.Fatal(err)
 	}
-	image, err := imageOf([]byte(binary), p, "v1")
+	image, err := newImage([]byte(binary), p, "v1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return image
 }
 
-func TestImageHoldsTheProgramAlone(t *testing.T) {
+func TestImageHoldsOnlyTheProgram(t *testing.T) {
 	image := imageFor(t, amd64, "program")
 	files := mutate.Extract(image)
 	defer func() { _ = files.Close() }()
@@ -60,7 +60,7 @@ func TestImageHoldsTheProgramAlone(t *testing.T) {
 	}
 }
 
-func TestImageRunsTheProgramAsNobody(t *testing.T) {
+func TestImageUserIsUnprivileged(t *testing.T) {
 	config, err := imageFor(t, amd64, "program").ConfigFile()
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestImageRunsTheProgramAsNobody(t *testing.T) {
 	}
 }
 
-func TestImageIsTheSameEachTime(t *testing.T) {
+func TestImageIsReproducible(t *testing.T) {
 	a, err := imageFor(t, amd64, "program").Digest()
 	if err != nil {
 		t.Fatal(err)
@@ -102,15 +102,15 @@ func TestDelivery(t *testing.T) {
 		t.Fatal(err)
 	}
 	images := map[string]v1.Image{amd64: imageFor(t, amd64, "this"), arm64: imageFor(t, arm64, "that")}
-	index, err := indexOf(images)
+	index, err := newIndex(images)
 	if err != nil {
 		t.Fatal(err)
 	}
 	out := t.TempDir()
-	if err := write(out, tag, images, index); err != nil {
+	if err := writeImages(out, tag, images, index); err != nil {
 		t.Fatal(err)
 	}
-	if err := push(t.Context(), tag, index); err != nil {
+	if err := pushImages(t.Context(), tag, index); err != nil {
 		t.Fatal(err)
 	}
 	want := digestOf(t, index)
@@ -159,7 +159,7 @@ func digestOf(t *testing.T, index v1.ImageIndex) v1.Hash {
 	return digest
 }
 
-func TestRunSaysWhatIsWrong(t *testing.T) {
+func TestRunErrors(t *testing.T) {
 	for name, tc := range map[string]struct {
 		o    options
 		want string

@@ -39,9 +39,9 @@ func main() {
 	flag.StringVar(&o.source, "source", "../..", "checkout to build")
 	flag.StringVar(&o.out, "out", "../../bin/image", "folder to write into")
 	flag.StringVar(&o.tag, "tag", "drover-controller:dev", "name of the image")
-	flag.StringVar(&o.version, "version", "dev", "what the program says its version is")
-	flag.StringVar(&o.platforms, "platforms", "linux/amd64", "a comma list")
-	flag.BoolVar(&o.push, "push", false, "push the image to the registry that its name is about, as docker login let you")
+	flag.StringVar(&o.version, "version", "dev", "version that the program reports")
+	flag.StringVar(&o.platforms, "platforms", "linux/amd64", "comma-separated list")
+	flag.BoolVar(&o.push, "push", false, "push the image to the registry in its name, with the credentials of docker login")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -64,30 +64,30 @@ func run(ctx context.Context, o options) error {
 	}
 	images := map[string]v1.Image{}
 	for platform := range strings.SplitSeq(o.platforms, ",") {
-		if images[platform], err = build(ctx, o, platform); err != nil {
+		if images[platform], err = buildImage(ctx, o, platform); err != nil {
 			return fmt.Errorf("%s: %w", platform, err)
 		}
 	}
-	index, err := indexOf(images)
+	index, err := newIndex(images)
 	if err != nil {
 		return err
 	}
-	if err := write(o.out, tag, images, index); err != nil {
+	if err := writeImages(o.out, tag, images, index); err != nil {
 		return err
 	}
 	if !o.push {
 		return nil
 	}
-	return push(ctx, tag, index)
+	return pushImages(ctx, tag, index)
 }
 
-func build(ctx context.Context, o options, platform string) (v1.Image, error) {
+func buildImage(ctx context.Context, o options, platform string) (v1.Image, error) {
 	p, err := v1.ParsePlatform(platform)
 	if err != nil {
 		return nil, err
 	}
 	binary := filepath.Join(o.out, "drover-controller-"+fileName(platform))
-	if err := compile(ctx, o.source, binary, o.version, p); err != nil {
+	if err := compileProgram(ctx, o.source, binary, o.version, p); err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.Remove(binary) }()
@@ -95,7 +95,7 @@ func build(ctx context.Context, o options, platform string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return imageOf(content, p, o.version)
+	return newImage(content, p, o.version)
 }
 
 // fileName is a platform as a part of a file's name.

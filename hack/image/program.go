@@ -15,8 +15,8 @@ import (
 // versionVariable is where the program keeps its version.
 const versionVariable = "cloudnative.tw/drover/cmd/drover-controller/app.Version"
 
-// compile builds a program that needs nothing around it.
-func compile(ctx context.Context, source, binary, version string, p *v1.Platform) error {
+// compileProgram builds a program that needs nothing around it.
+func compileProgram(ctx context.Context, source, binary, version string, p *v1.Platform) error {
 	binary, err := filepath.Abs(binary)
 	if err != nil {
 		return err

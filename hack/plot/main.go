@@ -56,13 +56,13 @@ var panels = [][]panel{
 }
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
+	if err := runPlot(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "plot:", err)
 		os.Exit(1)
 	}
 }
 
-func run(args []string) error {
+func runPlot(args []string) error {
 	if len(args) != 2 {
 		return errors.New("usage: plot FIGURES.json PICTURE.png")
 	}
@@ -79,19 +79,19 @@ func run(args []string) error {
 	plots := make([][]*plot.Plot, len(panels))
 	for y, line := range panels {
 		for _, p := range line {
-			drawn, err := p.plot(report.Figures)
+			drawn, err := p.drawPanel(report.Figures)
 			if err != nil {
 				return fmt.Errorf("%s: %w", p.title, err)
 			}
 			plots[y] = append(plots[y], drawn)
 		}
 	}
-	return save(plots, args[1])
+	return savePNG(plots, args[1])
 }
 
-// plot draws one panel, from 0 on.
-func (p panel) plot(rows []row) (*plot.Plot, error) {
-	ours, floor := p.points(rows)
+// drawPanel draws one panel, from 0 on.
+func (p panel) drawPanel(rows []row) (*plot.Plot, error) {
+	ours, floor := p.dataPoints(rows)
 	if len(ours) < 2 {
 		return nil, errors.New("there are figures for fewer than two numbers of VMs")
 	}
@@ -111,7 +111,7 @@ func (p panel) plot(rows []row) (*plot.Plot, error) {
 	return drawn, nil
 }
 
-func (p panel) points(rows []row) (ours, floor plotter.XYs) {
+func (p panel) dataPoints(rows []row) (ours, floor plotter.XYs) {
 	for _, r := range rows {
 		if r.Suite != p.suite || r.What != p.what || r.VMs < 100 && p.perVM {
 			continue
@@ -131,8 +131,8 @@ func (p panel) points(rows []row) (ours, floor plotter.XYs) {
 	return ours, floor
 }
 
-// save puts the plots beside and below each other.
-func save(plots [][]*plot.Plot, path string) (err error) {
+// savePNG puts the plots beside and below each other.
+func savePNG(plots [][]*plot.Plot, path string) (err error) {
 	canvas := vgimg.New(24*vg.Centimeter, 16*vg.Centimeter)
 	tiles := draw.Tiles{Rows: len(plots), Cols: len(plots[0]), PadX: vg.Centimeter, PadY: vg.Centimeter, PadTop: vg.Points(4), PadRight: vg.Points(8)}
 	places := plot.Align(plots, tiles, draw.New(canvas))

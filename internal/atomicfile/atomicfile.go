@@ -28,7 +28,7 @@ const tempPrefix = ".tmp-"
 // disk under its name.
 func Write(path string, data []byte, perm fs.FileMode) error {
 	dir := filepath.Dir(path)
-	if err := beside(dir).Replace(path, data, perm, nil); err != nil {
+	if err := tempFolderIn(dir).Replace(path, data, perm, nil); err != nil {
 		return err
 	}
 	return SyncFolder(dir)
@@ -44,9 +44,9 @@ func Update(path string, data []byte, perm fs.FileMode) error {
 }
 
 // Sweep removes from dir what interrupted writes have left.
-func Sweep(dir string) error { return beside(dir).Sweep() }
+func Sweep(dir string) error { return tempFolderIn(dir).Sweep() }
 
-func beside(dir string) Folder { return Folder{Path: dir, Prefix: tempPrefix} }
+func tempFolderIn(dir string) Folder { return Folder{Path: dir, Prefix: tempPrefix} }
 
 // Folder is a staging folder, on the same file system as the final place. What is
 // being made is locked until it is done. Sweep, in any process, therefore removes
@@ -56,20 +56,20 @@ type Folder struct {
 	// Prefix begins the names of what is made. Sweep touches nothing else, so that
 	// the folder may contain other things too.
 	Prefix string
-	// Fleeting is set if nothing has to survive a power cut, so that no write waits
+	// Volatile is set if nothing has to survive a power cut, so that no write waits
 	// for the disk.
-	Fleeting bool
+	Volatile bool
 }
 
 // Create makes a file, whole or not at all. It fails with fs.ErrExist if the file
 // exists.
 func (d Folder) Create(path string, content []byte, perm fs.FileMode) error {
-	tmp, err := d.write(content, perm)
+	tmp, err := d.writeTemp(content, perm)
 	if err != nil {
 		return err
 	}
-	defer tmp.remove()
-	if err := os.Link(tmp.Name(), path); err != nil || d.Fleeting {
+	defer tmp.removeAndUnlock()
+	if err := os.Link(tmp.Name(), path); err != nil || d.Volatile {
 		return err
 	}
 	return SyncFolder(filepath.Dir(path))
@@ -79,11 +79,11 @@ func (d Folder) Create(path string, content []byte, perm fs.FileMode) error {
 // runs last before that; if it returns an error nothing changes. After a power cut
 // the file has either the old content or the new.
 func (d Folder) Replace(path string, content []byte, perm fs.FileMode, check func() error) error {
-	tmp, err := d.write(content, perm)
+	tmp, err := d.writeTemp(content, perm)
 	if err != nil {
 		return err
 	}
-	defer tmp.remove()
+	defer tmp.removeAndUnlock()
 	if check != nil {
 		if err := check(); err != nil {
 			return err
@@ -92,22 +92,22 @@ func (d Folder) Replace(path string, content []byte, perm fs.FileMode, check fun
 	return os.Rename(tmp.Name(), path)
 }
 
-// write makes a temporary file that the caller owns until it is moved or removed.
-// Unless Fleeting, its content is on disk before it gets its name: a file system
+// writeTemp makes a temporary file that the caller owns until it is moved or removed.
+// Unless Volatile, its content is on disk before it gets its name: a file system
 // may otherwise keep the name and lose the content.
-func (d Folder) write(content []byte, perm fs.FileMode) (*claimed, error) {
-	tmp, err := d.makeFile()
+func (d Folder) writeTemp(content []byte, perm fs.FileMode) (*lockedFile, error) {
+	tmp, err := d.createTemp()
 	if err != nil {
 		return nil, err
 	}
 	if _, err = tmp.Write(content); err == nil {
 		err = tmp.Chmod(perm)
 	}
-	if err == nil && !d.Fleeting {
+	if err == nil && !d.Volatile {
 		err = tmp.Sync()
 	}
 	if err != nil {
-		tmp.remove()
+		tmp.removeAndUnlock()
 		return nil, err
 	}
 	return tmp, nil
@@ -121,9 +121,9 @@ func (d Folder) MakeFolder() (path string, remove func(), err error) {
 		if err != nil {
 			return "", nil, err
 		}
-		tmp, err := claimPath(path)
+		tmp, err := openLocked(path)
 		if err == nil {
-			return path, func() { _ = os.RemoveAll(path); tmp.release() }, nil
+			return path, func() { _ = os.RemoveAll(path); tmp.unlock() }, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return "", nil, err
@@ -131,13 +131,13 @@ func (d Folder) MakeFolder() (path string, remove func(), err error) {
 	}
 }
 
-func (d Folder) makeFile() (*claimed, error) {
+func (d Folder) createTemp() (*lockedFile, error) {
 	for {
 		f, err := os.CreateTemp(d.Path, d.Prefix+"write-*")
 		if err != nil {
 			return nil, err
 		}
-		tmp, err := claim(f)
+		tmp, err := lockFile(f)
 		switch {
 		case errors.Is(err, errNoLocks):
 			return tmp, nil // no process can sweep it either
@@ -150,11 +150,11 @@ func (d Folder) makeFile() (*claimed, error) {
 // Discard removes a file or folder. It disappears at once, even if the removal
 // takes a while or is interrupted. Discard needs no disk space.
 func (d Folder) Discard(path string) error {
-	lock, err := claimPath(path)
+	lock, err := openLocked(path)
 	if err != nil {
 		return err
 	}
-	defer lock.release()
+	defer lock.unlock()
 	gone := filepath.Join(d.Path, d.Prefix+"gone-"+string(uuid.NewUUID()))
 	if err := os.Rename(path, gone); err != nil {
 		return err
@@ -174,9 +174,9 @@ func (d Folder) Sweep() error {
 			continue
 		}
 		path := filepath.Join(d.Path, entry.Name())
-		if lock, err := claimPath(path); err == nil {
+		if lock, err := openLocked(path); err == nil {
 			errs = append(errs, os.RemoveAll(path))
-			lock.release()
+			lock.unlock()
 		}
 	}
 	return errors.Join(errs...)
@@ -196,39 +196,39 @@ func SyncFolder(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// claimed is a file or folder that this process owns until it is released or the
+// lockedFile is a file or folder that this process owns until it is released or the
 // process ends.
-type claimed struct{ *os.File }
+type lockedFile struct{ *os.File }
 
 // errNoLocks means that the file system has no locks.
 var errNoLocks = errors.New("the file system has no locks")
 
-func claimPath(path string) (*claimed, error) {
+func openLocked(path string) (*lockedFile, error) {
 	f, err := os.Open(path) //nolint:gosec // in the caller's folder
 	if err != nil {
 		return nil, err
 	}
-	c, err := claim(f)
+	c, err := lockFile(f)
 	if errors.Is(err, errNoLocks) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return c, err
 }
 
-// claim locks f for the caller. It returns fs.ErrNotExist if another process has
+// lockFile locks f for the caller. It returns fs.ErrNotExist if another process has
 // the lock, even if only to sweep the file.
-func claim(f *os.File) (*claimed, error) {
+func lockFile(f *os.File) (*lockedFile, error) {
 	err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	switch {
 	case errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.ENOTSUP), errors.Is(err, syscall.ENOSYS):
-		return &claimed{f}, errNoLocks
+		return &lockedFile{f}, errNoLocks
 	case errors.Is(err, syscall.EWOULDBLOCK), err == nil && !HasName(f):
 		err = fs.ErrNotExist
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &claimed{f}, nil
+	return &lockedFile{f}, nil
 }
 
 // HasName reports whether a file still has the name by which it was opened. The
@@ -242,14 +242,14 @@ func HasName(f *os.File) bool {
 	return err == nil && os.SameFile(held, named)
 }
 
-// release unlocks and closes the file. Closing alone is not enough: a process that
+// unlock unlocks and closes the file. Closing alone is not enough: a process that
 // is being forked at this moment also has the descriptor open.
-func (c *claimed) release() {
+func (c *lockedFile) unlock() {
 	_ = syscall.Flock(int(c.Fd()), syscall.LOCK_UN)
 	_ = c.Close()
 }
 
-func (c *claimed) remove() {
+func (c *lockedFile) removeAndUnlock() {
 	_ = os.Remove(c.Name())
-	c.release()
+	c.unlock()
 }

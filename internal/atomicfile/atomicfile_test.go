@@ -17,14 +17,14 @@ func TestWriteReplacesContentAndMode(t *testing.T) {
 		if err := Write(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		assertFile(t, path, content, 0o600)
+		wantFile(t, path, content, 0o600)
 	}
-	if names := namesIn(t, filepath.Dir(path)); !slices.Equal(names, []string{"file"}) {
+	if names := listNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"file"}) {
 		t.Errorf("left behind: %v", names)
 	}
 }
 
-func TestWriteThatFailsLeavesTheOldFile(t *testing.T) {
+func TestFailedWriteKeepsOldFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	// A non-empty folder cannot be replaced.
 	if err := os.MkdirAll(filepath.Join(path, "inside"), 0o700); err != nil {
@@ -33,30 +33,30 @@ func TestWriteThatFailsLeavesTheOldFile(t *testing.T) {
 	if err := Write(path, []byte("new"), 0o600); err == nil {
 		t.Fatal("no error")
 	}
-	if names := namesIn(t, filepath.Dir(path)); !slices.Equal(names, []string{"file"}) {
+	if names := listNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"file"}) {
 		t.Errorf("left behind: %v", names)
 	}
 }
 
-func TestUpdateWritesOnlyWhatDiffers(t *testing.T) {
+func TestUpdateWritesOnlyChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := Update(path, []byte("one"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	before := stat(t, path)
+	before := statFile(t, path)
 	if err := Update(path, []byte("one"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if !os.SameFile(before, stat(t, path)) {
+	if !os.SameFile(before, statFile(t, path)) {
 		t.Error("the same content was written again")
 	}
 	if err := Update(path, []byte("two"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	assertFile(t, path, "two", 0o600)
+	wantFile(t, path, "two", 0o600)
 }
 
-func TestUpdateMendsTheMode(t *testing.T) {
+func TestUpdateRepairsMode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, []byte("one"), 0o644); err != nil {
 		t.Fatal(err)
@@ -64,10 +64,10 @@ func TestUpdateMendsTheMode(t *testing.T) {
 	if err := Update(path, []byte("one"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	assertFile(t, path, "one", 0o600)
+	wantFile(t, path, "one", 0o600)
 }
 
-func TestSweepRemovesWhatACrashLeft(t *testing.T) {
+func TestSweepRemovesUnlockedFiles(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{".tmp-file-123", "file", ".hidden"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
@@ -77,12 +77,12 @@ func TestSweepRemovesWhatACrashLeft(t *testing.T) {
 	if err := Sweep(dir); err != nil {
 		t.Fatal(err)
 	}
-	if names := namesIn(t, dir); !slices.Equal(names, []string{".hidden", "file"}) {
+	if names := listNames(t, dir); !slices.Equal(names, []string{".hidden", "file"}) {
 		t.Errorf("left: %v", names)
 	}
 }
 
-func assertFile(t *testing.T, path, content string, perm fs.FileMode) {
+func wantFile(t *testing.T, path, content string, perm fs.FileMode) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -91,12 +91,12 @@ func assertFile(t *testing.T, path, content string, perm fs.FileMode) {
 	if string(data) != content {
 		t.Errorf("content is %q, want %q", data, content)
 	}
-	if got := stat(t, path).Mode().Perm(); got != perm {
+	if got := statFile(t, path).Mode().Perm(); got != perm {
 		t.Errorf("mode is %v, want %v", got, perm)
 	}
 }
 
-func stat(t *testing.T, path string) fs.FileInfo {
+func statFile(t *testing.T, path string) fs.FileInfo {
 	t.Helper()
 	info, err := os.Stat(path)
 	if err != nil {
@@ -105,7 +105,7 @@ func stat(t *testing.T, path string) fs.FileInfo {
 	return info
 }
 
-func namesIn(t *testing.T, dir string) []string {
+func listNames(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -118,11 +118,11 @@ func namesIn(t *testing.T, dir string) []string {
 	return names
 }
 
-// TestSweepLeavesWhatIsBeingMade checks this for any process that makes it, in a
+// TestSweepKeepsLockedFiles checks this for any process that makes it, in a
 // folder that has other things too.
-func TestSweepLeavesWhatIsBeingMade(t *testing.T) {
+func TestSweepKeepsLockedFiles(t *testing.T) {
 	folder := Folder{Path: t.TempDir(), Prefix: tempPrefix}
-	half, err := folder.write([]byte("half"), 0o600)
+	half, err := folder.writeTemp([]byte("half"), 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,12 +133,12 @@ func TestSweepLeavesWhatIsBeingMade(t *testing.T) {
 	if err := Sweep(folder.Path); err != nil {
 		t.Fatal(err)
 	}
-	if names := namesIn(t, folder.Path); len(names) != 2 {
+	if names := listNames(t, folder.Path); len(names) != 2 {
 		t.Errorf("left: %v, want %s and %s", names, half.Name(), path)
 	}
-	half.remove()
+	half.removeAndUnlock()
 	remove()
-	if names := namesIn(t, folder.Path); len(names) != 0 {
+	if names := listNames(t, folder.Path); len(names) != 0 {
 		t.Errorf("left: %v", names)
 	}
 }

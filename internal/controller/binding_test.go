@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/vmtest"
@@ -27,11 +27,11 @@ func (g *rig) addDriver() (*fake.Memory, *inventory.Inventory) {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	g.engine = &meddler{Driver: d}
+	g.engine = &interceptedDriver{Driver: d}
 	g.startInventoryOf("other")
 	second := g.inv
 	g.inv, g.engine = first, engine
-	g.r.Drivers, g.r.All = append(g.r.Drivers, "other"), []*inventory.Inventory{first, second}
+	g.r.Drivers, g.r.Inventories = append(g.r.Drivers, "other"), []*inventory.Inventory{first, second}
 	return memory, second
 }
 
@@ -40,7 +40,7 @@ func (g *rig) asOther(inv *inventory.Inventory, fn func()) {
 	g.t.Helper()
 	mine := g.r
 	g.newReconciler()
-	g.r.Driver, g.r.Inventory, g.r.Drivers, g.r.All = "other", inv, mine.Drivers, mine.All
+	g.r.Driver, g.r.Inventory, g.r.Drivers, g.r.Inventories = "other", inv, mine.Drivers, mine.Inventories
 	fn()
 	g.r = mine
 }
@@ -111,7 +111,7 @@ func TestReplacedManifest(t *testing.T) {
 			g.asOther(other, func() { g.reconcile() })
 			g.reconcile()
 			vm := g.vm()
-			if vm.Annotations[api.AnnotationBound] != bound || len(vm.Finalizers) != 1 || annotationOf(*vm.Status.Binding) != bound {
+			if vm.Annotations[api.AnnotationBound] != bound || len(vm.Finalizers) != 1 || policy.AnnotationOf(*vm.Status.Binding) != bound {
 				t.Errorf("bound to %q, status %v, finalizers %v: want %q", vm.Annotations[api.AnnotationBound], vm.Status.Binding, vm.Finalizers, bound)
 			}
 			if len(memory.Records()) != 0 || g.server().Run != run {
@@ -147,7 +147,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		g.asOther(other, func() { g.reconcile() })
 		lose(g)
 		vm := g.vm()
-		vm.Spec.Driver = "" // the default driver looks for the server
+		vm.Spec.Driver = "" // the default driver queries for the server
 		if err := g.api.Update(t.Context(), vm); err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +176,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 			t.Error("the server is left")
 		}
 	})
-	t.Run("another driver cannot be asked", func(t *testing.T) {
+	t.Run("another driver cannot be queried", func(t *testing.T) {
 		g := newRig(t, fake.Options{})
 		g.create(vmtest.VM("vm"))
 		g.reconcile()
@@ -190,51 +190,10 @@ func TestDeletionWithoutABinding(t *testing.T) {
 			g.clock.Step(time.Second)
 			return other.Get("x").Answer == inventory.Gone
 		})
-		g.clock.Step(elsewherePeriod)
+		g.clock.Step(policy.UnprovenPeriod)
 		g.reconcile()
 		if g.vm() != nil || len(g.memory.Records()) != 0 {
 			t.Errorf("left: %v, %v", g.vm(), g.memory.Records())
 		}
 	})
-}
-
-// TestEngineMismatchByStatus checks that the status names the server's engine, even
-// if the annotation agrees with the engine that answers.
-func TestEngineMismatchByStatus(t *testing.T) {
-	vm := observed().Status(func(s *api.VirtualMachineStatus) {
-		s.Binding = &api.Binding{Driver: "fake", EngineID: "engine-2"}
-	}).Obj()
-	if p := decide(ask(vm, gone())); p.reason != api.ReasonEngineMismatch || p.step != stepNone {
-		t.Errorf("got %s", brief(p))
-	}
-	if isBound(vm) {
-		t.Error("the annotation counts although the status says another engine")
-	}
-	if got := driverOf(vm, []string{"qemu", "fake"}); got != "fake" {
-		t.Errorf("the VM belongs to %q", got)
-	}
-}
-
-// TestDriverOf covers how the driver of a VM is chosen.
-func TestDriverOf(t *testing.T) {
-	status := func(s *api.VirtualMachineStatus) { s.Driver = "fake" }
-	tests := map[string]struct {
-		vm   *vmtest.Builder
-		want string
-	}{
-		"new, no driver named":              {vmtest.VM("vm"), "docker"},
-		"new, a driver named":               {vmtest.VM("vm").Driver("fake"), "fake"},
-		"a driver that does not run":        {vmtest.VM("vm").Driver("xen"), ""},
-		"bound":                             {vmtest.VM("vm").Bound("fake/x"), "fake"},
-		"bound to one that does not run":    {vmtest.VM("vm").Bound("qemu/x"), ""},
-		"older status, had a server":        {vmtest.VM("vm").Status(status).Status(left("id", driver.StateRunning)), "fake"},
-		"older status, never had a server":  {vmtest.VM("vm").Status(status), "docker"},
-		"an annotation that says nothing":   {vmtest.VM("vm").Bound("nonsense"), "docker"},
-		"the status against the annotation": {vmtest.VM("vm").Bound("docker/x").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake", EngineID: "y"} }), "fake"},
-	}
-	for name, tc := range tests {
-		if got := driverOf(tc.vm.Obj(), []string{"docker", "fake"}); got != tc.want {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
-		}
-	}
 }

@@ -15,13 +15,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// offClocks are clock errors of another host.
-var offClocks = map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour, "right": 0}
+// clockErrors are clock errors of another host.
+var clockErrors = map[string]time.Duration{"ahead": time.Hour, "behind": -time.Hour, "right": 0}
 
 // deletedAt makes the cache show a deletion by an API server whose clock is wrong.
 func (g *rig) deletedAt(at time.Time) {
@@ -43,7 +45,7 @@ func (g *rig) deletedAt(at time.Time) {
 // TestDeletionByAnotherClock checks that the grace period has its full length,
 // whatever the API server's clock.
 func TestDeletionByAnotherClock(t *testing.T) {
-	for name, off := range offClocks {
+	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{ShutdownTime: time.Hour})
 			g.create(vmtest.VM("vm").Grace(10))
@@ -72,13 +74,13 @@ func (g *rig) crashNow(off time.Duration) {
 	}); err != nil {
 		g.t.Fatal(err)
 	}
-	g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
+	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 }
 
 // TestCrashesByAnotherClock checks that a crash-looping server is started as often
 // with a wrong engine clock as with a correct one.
 func TestCrashesByAnotherClock(t *testing.T) {
-	for name, off := range offClocks {
+	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
 			g.create(vmtest.VM("vm"))
@@ -103,7 +105,7 @@ func TestCrashesByAnotherClock(t *testing.T) {
 // TestRetryOfAPredecessorWithAnotherClock checks that a new leader waits the full
 // backoff from its own start, and reports that.
 func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
-	for name, off := range offClocks {
+	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
 			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
@@ -127,8 +129,8 @@ func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 			if g.engine.calls != calls {
 				t.Error("the new leader did not wait")
 			}
-			if said := g.vm().Status.Operation.NextRetryTime.Sub(came); said.Round(time.Second) != 4*time.Second {
-				t.Errorf("the status says that the next try is in %s", said)
+			if wait := g.vm().Status.Operation.NextRetryTime.Sub(came); wait.Round(time.Second) != 4*time.Second {
+				t.Errorf("the status says that the next try is in %s", wait)
 			}
 			g.clock.Step(4 * time.Second)
 			g.reconcile()
@@ -184,45 +186,42 @@ func TestRefusedStopUnderADeletion(t *testing.T) {
 	}
 }
 
-// TestSightings covers what is recorded of a VM, and for how long.
-func TestSightings(t *testing.T) {
-	var s sightings
-	vm := observed().Status(failing(api.OperationCreate, 1, time.Second)).Obj()
-	first := s.observe(vm, gone(), t0)
-	again := s.observe(vm, gone(), t0.Add(time.Minute))
-	if first != again || !first.failure.Equal(t0) || !first.operation.Equal(t0) {
-		t.Errorf("%+v, later %+v: want both since %s", first, again, t0)
+// TestFactTimes covers what is recorded of a VM, and for how long.
+func TestFactTimes(t *testing.T) {
+	var s factTimes
+	vm := policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Obj()
+	first := s.update(vm, policytest.Gone(), policytest.T0)
+	again := s.update(vm, policytest.Gone(), policytest.T0.Add(time.Minute))
+	if first != again || !first.Failure.Equal(policytest.T0) || !first.Operation.Equal(policytest.T0) {
+		t.Errorf("%+v, later %+v: want both since %s", first, again, policytest.T0)
 	}
 	vm.Status.Operation.Attempts++
-	if got := s.observe(vm, gone(), t0.Add(time.Minute)); !got.failure.Equal(t0.Add(time.Minute)) || !got.operation.Equal(t0) {
+	if got := s.update(vm, policytest.Gone(), policytest.T0.Add(time.Minute)); !got.Failure.Equal(policytest.T0.Add(time.Minute)) || !got.Operation.Equal(policytest.T0) {
 		t.Errorf("another failure: %+v", got)
 	}
 	twin := vm.DeepCopy()
 	twin.UID = "uid-2"
-	if got := s.observe(twin, gone(), t0.Add(time.Hour)); !got.operation.Equal(t0.Add(time.Hour)) {
+	if got := s.update(twin, policytest.Gone(), policytest.T0.Add(time.Hour)); !got.Operation.Equal(policytest.T0.Add(time.Hour)) {
 		t.Errorf("another VM of the same name: %+v", got)
 	}
 	vm.Status.Operation = nil
-	if got := s.observe(vm, present(driver.StateRunning), t0); got != (since{}) || len(s.byVM) != 0 {
-		t.Errorf("at rest: %+v, %d kept", got, len(s.byVM))
+	if got := s.update(vm, policytest.Present(driver.StateRunning), policytest.T0); got != (policy.Instants{}) || len(s.byVM) != 0 {
+		t.Errorf("at rest: %+v, %d recorded", got, len(s.byVM))
 	}
 }
 
-// TestRunTime checks that the length of a run is measured by this process's clock
-// if it saw the run.
-func TestRunTime(t *testing.T) {
-	var s sightings
-	seen, looping := quick(1, 3, 0)
-	seen.Server.StartedAt = seen.Server.Exit.At.Add(-time.Hour) // by the engine's clock
-	vm := observed().Status(looping).Obj()
-	in := input{vm: vm, seen: seen}
-	in.since = s.observe(vm, seen, t0)
-	if got := runTime(in); got != time.Hour {
-		t.Errorf("a run that we did not see: %s", got)
+// TestTimesOfARun checks that a run counts from when this process observed it. A
+// run that was over by then has no time.
+func TestTimesOfARun(t *testing.T) {
+	var s factTimes
+	over, crashing := policytest.ShortRun(1, 3, 0)
+	vm := policytest.ReportedVM().Status(crashing).Obj()
+	if got := s.update(vm, over, policytest.T0); got.Exit != policytest.T0 || !got.Run.IsZero() {
+		t.Errorf("a run that was not observed: %+v", got)
 	}
-	s.observe(vm, present(driver.StateRunning), t0.Add(time.Second))
-	in.since = s.observe(vm, seen, t0.Add(3*time.Second))
-	if got := runTime(in); got != 2*time.Second {
-		t.Errorf("a run that we saw: %s", got)
+	s.update(vm, policytest.Present(driver.StateRunning), policytest.T0.Add(time.Second))
+	got := s.update(vm, over, policytest.T0.Add(3*time.Second))
+	if length := got.Exit.Sub(got.Run); length != 2*time.Second {
+		t.Errorf("a run that was observed lasted %s", length)
 	}
 }

@@ -4,16 +4,18 @@
 // Package controller makes one server exist for every VirtualMachine and keeps it
 // as the object specifies.
 //
-// Start with Reconcile in reconcile.go. It reads top-down as five phases, one
-// file each:
+// Start with Reconcile in reconcile.go. It reads top-down as five phases, each in
+// one place:
 //
-//	bind.go      ensureFinalizer: writes the finalizer and the binding first
-//	gather.go    the VM, the inventory's answer for its UID, what was left unreported
-//	decide.go    a pure function from these to a plan: all policy is here
-//	act.go       carries out the plan through the driver
-//	report.go    one status write if something changed, then the events
+//	finalizer.go  ensureFinalizer: writes the finalizer and the binding first
+//	gather.go     the VM, its server, and live reads before a step that needs them
+//	policy/       Decide: a pure function from these to an action and a status
+//	act.go        carries out the action through the driver
+//	report.go     one status write if something changed, then the events
 //
-// sightings.go records the instants that waits count from. lane.go sets up the
-// per-driver controllers, each with its own work queue and workers. takeover.go
-// fills the queue of a new leader, and finish.go ends a deletion.
+// outcome.go records what came of an action, status.go builds the status, and
+// events.go the events. memory.go has what this process knows from earlier passes.
+//
+// setup.go sets up a controller for each driver and fills the queue of a new
+// leader. The work queue is in queue/, and probe/ runs the readiness probes.
 package controller

@@ -5,152 +5,264 @@ package controller
 
 import (
 	"context"
-	"sync"
+	"errors"
+	"fmt"
+	"strings"
 
-	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// get returns the VirtualMachine, or nil if there is none. The cache may lag behind
-// this process's last write, so get returns the newer of the two.
-func (r *Reconciler) get(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
+// readObject returns the VirtualMachine, or nil if there is none. The cache may lag
+// behind this process's last write, so readObject returns the newer of the two.
+func (r *Reconciler) readObject(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
 	vm := &api.VirtualMachine{}
 	if err := r.Client.Get(ctx, key, vm); err != nil {
-		r.forget(key)
+		r.forgetObject(key)
 		return nil, client.IgnoreNotFound(err)
 	}
-	return r.recent.newer(key, vm), nil
+	return r.writes.newerOf(key, vm), nil
 }
 
-// forget drops all state about an object that is gone or belongs to another driver.
-func (r *Reconciler) forget(key types.NamespacedName) {
-	r.recent.forget(key)
-	r.probes.forget(key)
-	r.sightings.forget(key)
+// observation is what is known of a VirtualMachine's server. It is live if the
+// engine itself has just answered, and nothing was done since.
+type observation struct {
+	inventory.Observation
+	live bool
 }
 
-// gather combines the VirtualMachine and the inventory's answer.
-func (r *Reconciler) gather(vm *api.VirtualMachine) *reconciliation {
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: r.observeServer(vm)}
-	if left := r.recent.unreported(vm); left != nil {
-		p.vm.Status, p.notes, p.acted = *left.status.DeepCopy(), left.notes, true
+// gather combines the VirtualMachine, the inventory's answer, and what an earlier
+// pass could not report. written is set if this pass has just written vm.
+func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliation {
+	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), baseLive: written}
+	p.observeCached()
+	// No server precedes the first binding, so there is nothing to query live.
+	p.observed.live = written && p.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
+	if left := r.writes.findUnreported(vm); left != nil {
+		p.vm.Status, p.events, p.unreported = *left.status.DeepCopy(), left.events, true
 	} else {
-		importStatus(&p.vm.Status, p.seen)
-		p.noteCrash()
+		importStatus(&p.vm.Status, p.observed.Observation)
+		p.detectCrash()
 	}
 	if p.vm.Status.Server != nil {
-		p.shown = p.vm.Status.Server.Generation
+		p.shownGeneration = p.vm.Status.Server.Generation
 	}
-	if p.seen.Server.State == driver.StateStopped && isStoppedByDrover(input{vm: p.vm, seen: p.seen}) {
-		p.stoppedRun = p.seen.Server.Run
+	if p.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run) {
+		p.stoppedRun = p.observed.Server.Run
 	}
 	return p
 }
 
-// refreshObservation updates the observed server by asking the engine. If the
-// engine does not answer, the server is unknown afterwards.
-func (p *reconciliation) refreshObservation(ctx context.Context) error {
+// observeServer returns the inventory's answer about a VirtualMachine's server.
+func (r *Reconciler) observeServer(vm *api.VirtualMachine) inventory.Observation {
+	if r.Inventory == nil {
+		return inventory.Observation{}
+	}
+	return r.Inventory.Get(vm.UID)
+}
+
+// observeCached updates the observation from the inventory's cache.
+func (p *reconciliation) observeCached() {
+	p.observed = observation{Observation: p.r.observeServer(p.vm)}
+}
+
+// observeLive updates the observation by querying the engine. If the engine does
+// not answer, the server is unknown afterwards.
+func (p *reconciliation) observeLive(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	seen, err := p.r.Inventory.Look(ctx, p.vm.UID)
-	p.seen, p.fresh = seen, err == nil
+	observed, err := p.r.Inventory.GetLive(ctx, p.vm.UID)
+	p.observed = observation{observed, err == nil}
 	return err
 }
 
-// recent has this process's last write of each object until the cache has it, and
-// what was done for an object since.
-type recent struct {
-	mu      sync.Mutex
-	written map[types.NamespacedName]*api.VirtualMachine
-	undone  map[types.NamespacedName]unreported
-}
-
-// unreported is what a pass did but could not write, for example after a conflict.
-type unreported struct {
-	uid types.UID
-	// base is the status in the API. status is the one that follows from what was
-	// done.
-	base, status *api.VirtualMachineStatus
-	notes        []note
-}
-
-// unreported returns what was done for the object but is not in its status yet. It
-// is nil if the status was written by another process since.
-func (c *recent) unreported(vm *api.VirtualMachine) *unreported {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	left, ok := c.undone[keyOf(vm)]
-	if !ok || left.uid != vm.UID || !equality.Semantic.DeepEqual(left.base, &vm.Status) {
+// ensureLive queries the engine unless the observation is live already.
+func (p *reconciliation) ensureLive(ctx context.Context) error {
+	if p.observed.live {
 		return nil
 	}
-	return &left
+	return p.observeLive(ctx)
 }
 
-// keepUnreported records what the pass did, unless that was written.
-func (p *reconciliation) keepUnreported() {
-	c := &p.r.recent
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !p.acted || p.reported {
-		delete(c.undone, keyOf(p.base))
+// observeOutcome updates the observation after an action. After anything but a
+// clear success it queries the engine for what exists now. It returns the action's
+// error or, if a removal cannot be confirmed, that.
+func (p *reconciliation) observeOutcome(ctx context.Context, action policy.Action, err error) error {
+	if err == nil && action.Step != policy.StepDelete {
+		p.observeCached()
+		return nil
+	}
+	if queryErr := p.observeLive(ctx); err == nil {
+		return queryErr
+	}
+	return err
+}
+
+// confirmStep verifies by live reads what the decided step depends on. Caches may
+// lag behind users and behind a predecessor, which may have finished with the
+// object or created the server. If confirmed is false, the pass decides again.
+func (p *reconciliation) confirmStep(ctx context.Context) (confirmed bool, err error) {
+	switch action := p.decision.Action; {
+	case action.Step == policy.StepFinish:
+		return p.confirmGone(ctx), nil
+	case action.RecordFirst:
+		return p.confirmRun(ctx) // the write that follows confirms the object
+	case action.Step == policy.StepEnsure && action.Operation == api.OperationCreate:
+		if err := p.confirmObject(ctx); err != nil {
+			return false, err
+		}
+		return p.confirmCreation(ctx), nil
+	}
+	return true, p.confirmObject(ctx)
+}
+
+// confirmObject verifies that the object is as the pass has it. Once is enough,
+// since later writes fail with a conflict.
+func (p *reconciliation) confirmObject(ctx context.Context) error {
+	if p.baseLive {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	now := &api.VirtualMachine{}
+	err := p.r.Live.Get(ctx, keyOf(p.base), now)
+	switch {
+	case err != nil:
+		return err
+	case now.UID != p.base.UID:
+		return apierrors.NewNotFound(api.Resource("virtualmachines"), p.base.Name)
+	case now.ResourceVersion != p.base.ResourceVersion:
+		p.r.writes.recordWrite(now)
+		return apierrors.NewConflict(api.Resource("virtualmachines"), p.base.Name, errors.New("the cache is behind"))
+	}
+	p.baseLive = true
+	return nil
+}
+
+// confirmCreation verifies that there is no server. If there is one, which may be
+// waiting for its image, the pass decides again, from a live observation.
+func (p *reconciliation) confirmCreation(ctx context.Context) bool {
+	if p.observed.live && p.observed.Answer == inventory.Present {
+		return true
+	}
+	err := p.ensureLive(ctx)
+	if err == nil && p.observed.Answer == inventory.Gone {
+		err = p.r.checkOtherDrivers(p.vm)
+	}
+	if err != nil {
+		p.recordFailure(p.decision, err)
+	}
+	return err == nil && p.observed.Answer == inventory.Gone
+}
+
+// confirmRun verifies that the run that a restart must end is the current one: an
+// older one would count as ended already. It returns an error if the engine does not
+// answer, since a failure in the status would name the run.
+func (p *reconciliation) confirmRun(ctx context.Context) (confirmed bool, err error) {
+	if err := p.ensureLive(ctx); err != nil {
+		return false, err
+	}
+	return p.observed.Answer == inventory.Present && p.observed.Server.Run == p.decision.Action.EndRun, nil
+}
+
+// confirmGone verifies that there is no server, so that the finalizer may be
+// removed.
+func (p *reconciliation) confirmGone(ctx context.Context) bool {
+	if err := p.ensureLive(ctx); err != nil {
+		p.recordFailure(p.decision, err)
+		return false
+	}
+	if p.observed.Answer != inventory.Gone {
+		return false
+	}
+	if p.decision.Action.AllDrivers {
+		p.unproven = p.r.queryAllDrivers(ctx, p.vm)
+	}
+	return p.unproven == ""
+}
+
+// checkOtherDrivers refuses a creation while another driver's engine is known to
+// have a server of the VirtualMachine. That happens if a binding was lost or forged
+// before the first status write. Such a binding does not enter the status.
+func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
+	for _, inv := range r.Inventories {
+		if inv == r.Inventory {
+			continue
+		}
+		if observed := inv.Get(vm.UID); observed.Answer == inventory.Present {
+			return driver.WithReason(api.ReasonEngineMismatch, driver.Errorf(driver.ErrRetry,
+				"driver %s has the server %s of this VirtualMachine: set the annotation %s to %s/%s, or remove that server",
+				inv.Name, observed.Server.ID, api.AnnotationBound, inv.Name, observed.EngineID))
+		}
+	}
+	return nil
+}
+
+// queryAllDrivers queries every driver live for the server of a VirtualMachine whose
+// binding is lost. It returns why the server may still exist, or "" if it does not.
+func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine) string {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	for _, inv := range r.Inventories {
+		observed, err := inv.GetLive(ctx, vm.UID)
+		switch {
+		case err != nil:
+			return unprovenText(fmt.Sprintf("driver %s cannot say whether it has a server: %v", inv.Name, err))
+		case observed.Answer == inventory.Present:
+			return unprovenText(fmt.Sprintf("driver %s has the server %s", inv.Name, observed.Server.ID))
+		case observed.Answer != inventory.Gone || r.Clock.Now().Before(observed.SettlesAt):
+			return unprovenText(fmt.Sprintf("driver %s cannot say yet whether it has a server", inv.Name))
+		}
+	}
+	return ""
+}
+
+func unprovenText(cause string) string {
+	return fmt.Sprintf("the annotation %s is lost, and %s: set the annotation to <driver>/<engine id> of the server's engine, or remove the finalizer %s by hand if there is no server",
+		api.AnnotationBound, cause, api.FinalizerServer)
+}
+
+// importStatus fills in, once, what versions before status.binding recorded only in
+// conditions and reasons. Nothing else reads those.
+func importStatus(status *api.VirtualMachineStatus, observed inventory.Observation) {
+	if status.Binding != nil || status.Server == nil && status.Operation == nil {
 		return
 	}
-	status := p.vm.Status.DeepCopy()
-	if server := p.serverStatus(); server != nil {
-		status.Server = server
+	importOperation(status)
+	if c := meta.FindStatusCondition(status.Conditions, api.ConditionRestartRequired); c != nil && status.PendingFields == nil {
+		fields, _, _ := strings.Cut(c.Message, ":")
+		status.PendingFields = strings.Split(fields, ", ")
 	}
-	if c.undone == nil {
-		c.undone = map[types.NamespacedName]unreported{}
+	running := meta.FindStatusCondition(status.Conditions, api.ConditionRunning)
+	if running == nil || running.Reason != api.ReasonStoppedAsAsked || status.Server == nil || observed.Answer != inventory.Present {
+		return
 	}
-	c.undone[keyOf(p.base)] = unreported{p.base.UID, &p.base.Status, status, p.events()}
+	if !policy.HasRestarted(status, observed.Server) {
+		status.Server.StoppedRun = observed.Server.Run
+	}
 }
 
-func (c *recent) newer(key types.NamespacedName, cached *api.VirtualMachine) *api.VirtualMachine {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	own := c.written[key]
-	if own == nil {
-		return cached
+func importOperation(status *api.VirtualMachineStatus) {
+	op := status.Operation
+	if op == nil || op.Attempts == 0 || op.Failure != "" {
+		return
 	}
-	if own.UID == cached.UID && isFinalized(own) {
-		return own // the object goes with this write, which has no version of its own
+	op.Reason = status.Reason
+	switch {
+	case meta.IsStatusConditionTrue(status.Conditions, api.ConditionStalled):
+		op.Failure = api.FailureRefused
+	case status.Reason == api.ReasonExhausted:
+		op.Failure = api.FailureExhausted
+	case status.Reason == api.ReasonRestarting, op.Type == api.OperationStart && op.NextRetryTime == nil:
+		op.Failure, op.Reason = api.FailureExited, api.ReasonRestarting
+	default:
+		op.Failure = api.FailureFailed
 	}
-	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)
-	if err != nil || order <= 0 || own.UID != cached.UID {
-		delete(c.written, key)
-		return cached
-	}
-	return own.DeepCopy()
-}
-
-func (c *recent) remember(vm *api.VirtualMachine) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.written == nil {
-		c.written = map[types.NamespacedName]*api.VirtualMachine{}
-	}
-	c.written[client.ObjectKeyFromObject(vm)] = vm
-}
-
-// caughtUp drops what the cache has by now.
-func (c *recent) caughtUp(cached *api.VirtualMachine) {
-	_ = c.newer(client.ObjectKeyFromObject(cached), cached)
-}
-
-func (c *recent) forget(key types.NamespacedName) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.written, key)
-	delete(c.undone, key)
-}
-
-// isUp reports whether a server's guest is running.
-func isUp(seen inventory.Observation) bool {
-	return seen.Answer == inventory.Present && seen.Server.State == driver.StateRunning
 }

@@ -12,6 +12,8 @@ import (
 	"sigs.k8s.io/cli-utils/pkg/kstatus/status"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/vmtest"
@@ -19,12 +21,10 @@ import (
 
 // kstatusOf returns what kstatus, which kpt, Flux and others use to wait, computes
 // for a VM with the status that follows from an observation.
-func kstatusOf(t *testing.T, vm *api.VirtualMachine, in input) status.Status {
+func kstatusOf(t *testing.T, p *reconciliation, change func(*policy.Input)) status.Status {
 	t.Helper()
-	r := &Reconciler{Driver: in.driver, Drivers: in.drivers, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: in.seen, plan: decide(in)}
-	vm = vm.DeepCopy()
-	vm.Status = p.status(t0)
+	vm := p.base.DeepCopy()
+	vm.Status = p.statusAfter(change)
 	vm.APIVersion, vm.Kind = api.SchemeGroupVersion.String(), "VirtualMachine"
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(vm)
 	if err != nil {
@@ -41,47 +41,43 @@ func kstatusOf(t *testing.T, vm *api.VirtualMachine, in input) status.Status {
 // specified is Current. One that only a new spec can repair is Failed. Only one
 // that is changing, or may change, is InProgress.
 func TestKstatus(t *testing.T) {
-	twins := present(driver.StateRunning)
+	twins := policytest.Present(driver.StateRunning)
 	twins.Duplicates = []string{"id-1", "id-2"}
-	completed := observed().RestartPolicy(api.RestartNever)
+	completed := policytest.ReportedVM().RestartPolicy(api.RestartNever)
 	tests := map[string]struct {
-		vm     *vmtest.Builder
-		seen   inventory.Observation
-		change func(*input)
-		want   status.Status
+		vm       *vmtest.Builder
+		observed inventory.Observation
+		change   func(*policy.Input)
+		want     status.Status
 	}{
-		"being created":           {observed(), gone(), nil, status.InProgressStatus},
-		"fetching":                {observed(), present(driver.StatePending), nil, status.InProgressStatus},
-		"starting":                {observed(), present(driver.StateStarting), nil, status.InProgressStatus},
-		"running":                 {observed(), present(driver.StateRunning), nil, status.CurrentStatus},
-		"running, probe fails":    {observed(), present(driver.StateRunning), func(in *input) { in.probe = probeState{wanted: true} }, status.InProgressStatus},
-		"running, change waits":   {observed().Status(restartRequired), present(driver.StateRunning), nil, status.InProgressStatus},
-		"running, image refused":  {observed().Status(refusedImage), present(driver.StateRunning), nil, status.FailedStatus},
-		"restarted by the engine": {observed(), present(driver.StateRestarting), nil, status.InProgressStatus},
-		"stopping":                {observed().Action(api.ActionStopped), present(driver.StateStopping), nil, status.InProgressStatus},
-		"stopped":                 {observed().Action(api.ActionStopped), ended(0), nil, status.CurrentStatus},
-		"stopped, image refused":  {observed().Action(api.ActionStopped).Status(refusedImage), ended(0), nil, status.FailedStatus},
-		"paused":                  {observed().Action(api.ActionPaused), present(driver.StatePaused), nil, status.CurrentStatus},
-		"completed":               {completed, ended(0), nil, status.CurrentStatus},
-		"exited, Never":           {completed, ended(3), nil, status.FailedStatus},
-		"exited, Always":          {observed(), ended(3), nil, status.InProgressStatus},
-		"create fails":            {observed().Status(failing(api.OperationCreate, 3, time.Second)), gone(), nil, status.InProgressStatus},
-		"refused":                 {observed().Status(stalled), gone(), nil, status.FailedStatus},
-		"unknown driver":          {vmtest.VM("vm").Driver("xen").Generation(1), gone(), stray, status.FailedStatus},
-		"another engine":          {observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
-		"engine away":             {observed(), unknown(time.Minute), nil, status.InProgressStatus},
-		"two servers":             {observed(), twins, nil, status.InProgressStatus},
-		"deletion":                {observed().Deleted(t0), present(driver.StateRunning), nil, status.TerminatingStatus},
-		"deletion, engine away":   {observed().Deleted(t0), unknown(time.Minute), nil, status.TerminatingStatus},
+		"being created":           {policytest.ReportedVM(), policytest.Gone(), nil, status.InProgressStatus},
+		"fetching":                {policytest.ReportedVM(), policytest.Present(driver.StatePending), nil, status.InProgressStatus},
+		"starting":                {policytest.ReportedVM(), policytest.Present(driver.StateStarting), nil, status.InProgressStatus},
+		"running":                 {policytest.ReportedVM(), policytest.Present(driver.StateRunning), nil, status.CurrentStatus},
+		"running, probe fails":    {policytest.ReportedVM(), policytest.Present(driver.StateRunning), func(in *policy.Input) { in.Probe = policy.ProbeResult{Wanted: true} }, status.InProgressStatus},
+		"running, change waits":   {policytest.ReportedVM().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), nil, status.InProgressStatus},
+		"running, image refused":  {policytest.ReportedVM().Status(policytest.RefusedImage), policytest.Present(driver.StateRunning), nil, status.FailedStatus},
+		"restarted by the engine": {policytest.ReportedVM(), policytest.Present(driver.StateRestarting), nil, status.InProgressStatus},
+		"stopping":                {policytest.ReportedVM().Action(api.ActionStopped), policytest.Present(driver.StateStopping), nil, status.InProgressStatus},
+		"stopped":                 {policytest.ReportedVM().Action(api.ActionStopped), policytest.Ended(0), nil, status.CurrentStatus},
+		"stopped, image refused":  {policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.RefusedImage), policytest.Ended(0), nil, status.FailedStatus},
+		"paused":                  {policytest.ReportedVM().Action(api.ActionPaused), policytest.Present(driver.StatePaused), nil, status.CurrentStatus},
+		"completed":               {completed, policytest.Ended(0), nil, status.CurrentStatus},
+		"exited, Never":           {completed, policytest.Ended(3), nil, status.FailedStatus},
+		"exited, Always":          {policytest.ReportedVM(), policytest.Ended(3), nil, status.InProgressStatus},
+		"create fails":            {policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 3, time.Second)), policytest.Gone(), nil, status.InProgressStatus},
+		"refused":                 {policytest.ReportedVM().Status(policytest.Refused), policytest.Gone(), nil, status.FailedStatus},
+		"unknown driver":          {vmtest.VM("vm").Driver("xen").Generation(1), policytest.Gone(), func(in *policy.Input) { in.Driver = "" }, status.FailedStatus},
+		"another engine":          {policytest.ReportedVM(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
+		"engine away":             {policytest.ReportedVM(), policytest.Unknown(time.Minute), nil, status.InProgressStatus},
+		"two servers":             {policytest.ReportedVM(), twins, nil, status.InProgressStatus},
+		"deletion":                {policytest.ReportedVM().Deleted(policytest.T0), policytest.Present(driver.StateRunning), nil, status.TerminatingStatus},
+		"deletion, engine away":   {policytest.ReportedVM().Deleted(policytest.T0), policytest.Unknown(time.Minute), nil, status.TerminatingStatus},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			vm := tc.vm.Obj()
-			in := ask(vm, tc.seen)
-			if tc.change != nil {
-				tc.change(&in)
-			}
-			if got := kstatusOf(t, vm, in); got != tc.want {
+			p := reconciliationOf(tc.vm.Obj(), tc.observed)
+			if got := kstatusOf(t, p, tc.change); got != tc.want {
 				t.Errorf("%s, want %s", got, tc.want)
 			}
 		})

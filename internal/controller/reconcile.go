@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 )
@@ -21,8 +24,6 @@ import (
 const (
 	// callTimeout bounds one call to a driver.
 	callTimeout = 30 * time.Second
-	// progressDelay is how long a step may take before the status reports it.
-	progressDelay = 100 * time.Millisecond
 	// conflictRetry is the delay before a write that met a conflict is retried. By
 	// then the watch has delivered the newer object.
 	conflictRetry = 50 * time.Millisecond
@@ -53,49 +54,87 @@ type Reconciler struct {
 	// MayAct returns an error while this process is not certain to lead.
 	MayAct func() error
 
-	// All are the inventories of all drivers that run here.
-	All []*inventory.Inventory
+	// Inventories are the inventories of all drivers that run here.
+	Inventories []*inventory.Inventory
 
-	recent    recent
-	sightings sightings
-	probes    *prober
+	writes ownWrites
+	facts  factTimes
+	probes *probe.Prober
 }
 
 // Reconcile compares a VirtualMachine with its server and takes the step that makes
-// them agree. Steps that end at once are taken in the same pass.
+// them agree. Up to maxSteps steps that end at once are taken in the same pass.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	vm, err := r.get(ctx, req.NamespacedName)
+	vm, err := r.readObject(ctx, req.NamespacedName)
 	if err != nil || vm == nil || isFinalized(vm) {
 		return ctrl.Result{}, err
 	}
-	if driverOf(vm, r.Drivers) != r.Driver {
-		r.forget(req.NamespacedName) // a late key, or the orphan of another driver with this name
+	if policy.DriverOf(vm, r.Drivers) != r.Driver {
+		r.forgetObject(req.NamespacedName) // a late key, or the orphan of another driver with this name
 		return ctrl.Result{}, nil
 	}
 	bound, err := r.ensureFinalizer(ctx, vm)
 	if err != nil {
-		return retry(err)
+		return resultForError(err)
 	}
-	p := r.gather(bound)
-	defer p.keepUnreported()
-	p.live = bound != vm
-	p.fresh = p.live && p.seen.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1 // it has just been bound
-	for steps := 0; ; steps++ {
-		//nolint:contextcheck // a readiness probe outlives the pass that starts it
-		if p.decideStep(); p.plan.step == stepNone || steps == maxSteps {
-			break
-		}
-		if done, err := r.act(ctx, p); done || err != nil {
-			p.reported = done
-			return retry(err)
+	p := r.gather(bound, bound != vm)
+	defer p.storeUnreported()
+	var taken *policy.Decision
+	//nolint:contextcheck // a readiness probe outlives the pass that starts it
+	for steps := 0; p.decideStep(taken) && steps < maxSteps; steps++ {
+		if taken, err = p.takeStep(ctx); err != nil || isFinalized(p.base) {
+			return resultForError(err)
 		}
 	}
-	return retryOnError(r.report(ctx, p))
+	return p.report(ctx)
 }
 
-// retry turns an error into a result. A conflict or a missing object is left to the
-// watch. If this process may not act, retry until leadership is resolved.
-func retry(err error) (ctrl.Result, error) {
+// decideStep decides what to do next and reports whether there is a step to take.
+// If the step that has just succeeded is due again, it had no effect, which counts
+// as a failure.
+func (p *reconciliation) decideStep(taken *policy.Decision) bool {
+	p.decision = policy.Decide(p.input())
+	if taken != nil && p.decision.Action.IsSameStep(taken.Action) {
+		p.recordFailure(*taken, fmt.Errorf("the %s driver reports success, and the server is %s still", p.r.Driver, stateText(p.observed.Observation)))
+		p.decision = policy.Decide(p.input())
+	}
+	return p.decision.Action.Step != policy.StepNone
+}
+
+// takeStep takes the decided step: it confirms what the step depends on, acts,
+// observes what exists now, and records the outcome in the pass. It returns the
+// decision if the step succeeded. It returns an error if the API failed, if this
+// process may not act, or if a restart cannot be recorded; then the pass ends
+// without a report.
+func (p *reconciliation) takeStep(ctx context.Context) (taken *policy.Decision, err error) {
+	decision := p.decision
+	if confirmed, err := p.confirmStep(ctx); !confirmed || err != nil {
+		return nil, err
+	}
+	if decision.Action.Step == policy.StepFinish {
+		return nil, p.removeFinalizer(ctx)
+	}
+	if decision.Action.RecordFirst {
+		if err := p.writeIntent(ctx); err != nil {
+			return nil, err
+		}
+	}
+	existed := p.observed.Answer == inventory.Present
+	result := p.awaitOutcome(ctx, p.act(ctx))
+	p.unreported = true
+	if driver.MayNotAct(result.err) {
+		return nil, result.err
+	}
+	result.err = p.observeOutcome(ctx, decision.Action, result.err)
+	if p.recordOutcome(decision, existed, result) {
+		return &decision, nil
+	}
+	return nil, nil
+}
+
+// resultForError turns an error into a result. A conflict or a missing object is
+// left to the watch. If this process may not act, retry until leadership is resolved.
+func resultForError(err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: conflictRetry}, nil
@@ -107,51 +146,45 @@ func retry(err error) (ctrl.Result, error) {
 	return ctrl.Result{}, err
 }
 
-func retryOnError(result ctrl.Result, err error) (ctrl.Result, error) {
-	if err != nil {
-		return retry(err)
-	}
-	return result, nil
-}
-
-// reconciliation is one reconcile pass: what it observed, what it plans and what it
-// did.
+// reconciliation is one reconcile pass: what it observed, what it decided and what
+// it did.
 type reconciliation struct {
-	r    *Reconciler
-	base *api.VirtualMachine // as in the API
-	vm   *api.VirtualMachine // base, with the status that this pass leads to
-	// live is set once the API itself has confirmed base in this pass. confirmed is
-	// set once the engines were asked whether a server may be created.
-	live, confirmed bool
+	r *Reconciler
+	// base is the object as in the API. baseLive is set once the API itself has
+	// confirmed it in this pass.
+	base     *api.VirtualMachine
+	baseLive bool
+	// vm is base, with the status that follows from what was done.
+	vm *api.VirtualMachine
+	// observed is what is known of the server, and decision what follows from it.
+	observed observation
+	decision policy.Decision
+	// done is the operation that has just succeeded.
+	done api.OperationType
+	// shownGeneration is the generation of the spec that the driver was last shown.
+	shownGeneration int64
 	// stoppedRun is the run that had ended on request when the pass began.
 	stoppedRun string
-	// acted is set if something was done, and reported once the status records it.
-	acted, reported bool
-	seen            inventory.Observation
-	// fresh is set while seen comes from a live look and nothing was done since.
-	fresh bool
-	plan  plan
-	did   api.OperationType
-	// shown is the generation of the spec that the driver was last shown.
-	shown int64
-	// missed is set once the driver did not find the server that was observed.
-	missed bool
-	// notes are the events of what was done, and crash is the event of an observed
+	// unproven says why the server may still be on another driver's engine.
+	unproven string
+	// vanished is set once the driver did not find the server that was observed.
+	vanished bool
+	// unreported is set while the status does not record what was done.
+	unreported bool
+	// events are those of what was done, and crash is the event of an observed
 	// crash.
-	notes     []note
-	crash     *note
-	probe     probeState
-	elsewhere string
+	events []pendingEvent
+	crash  *pendingEvent
 }
 
-// decideStep plans the next step. The readiness probe of a server that the last
-// step started begins here.
-func (p *reconciliation) decideStep() {
-	p.probe = p.r.probes.check(p.base, p.seen)
+// input returns what the next decision is made from. The readiness probe of a
+// server that the last step started begins here.
+func (p *reconciliation) input() policy.Input {
 	now := p.r.Clock.Now()
-	p.plan = decide(input{
-		vm: p.vm, seen: p.seen, now: now, did: p.did, shown: p.shown, probe: p.probe,
-		since: p.r.sightings.observe(p.vm, p.seen, now), elsewhere: p.elsewhere,
-		driver: p.r.Driver, drivers: p.r.Drivers, epoch: p.epoch(),
-	})
+	return policy.Input{
+		VM: p.vm, Observed: p.observed.Observation, Now: now, Done: p.done, ShownGeneration: p.shownGeneration,
+		Probe: p.r.probes.Check(p.base, p.observed.Observation),
+		Since: p.r.facts.update(p.vm, p.observed.Observation, now), Unproven: p.unproven,
+		Driver: p.r.Driver, Drivers: p.r.Drivers, Epoch: p.leaderEpoch(),
+	}
 }

@@ -31,6 +31,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/controller/probe"
+	"cloudnative.tw/drover/internal/controller/queue"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
@@ -43,7 +47,7 @@ type rig struct {
 	t      *testing.T
 	clock  *testingclock.FakeClock
 	memory *fake.Memory
-	engine *meddler
+	engine *interceptedDriver
 	inv    *inventory.Inventory
 	api    client.WithWatch
 	r      *Reconciler
@@ -51,40 +55,40 @@ type rig struct {
 	writes int
 	// statusErr, if set, fails writes of the status.
 	statusErr error
-	// behind, if set, is what the cache has.
-	behind *api.VirtualMachine
+	// cached, if set, is what the cache has.
+	cached *api.VirtualMachine
 	// deposed, if set, is why the reconciler may not act.
 	deposed error
 }
 
-// meddler stands between the inventory and the driver and replaces calls where a
-// test sets so.
-type meddler struct {
+// interceptedDriver stands between the inventory and the driver and replaces calls
+// where a test sets so.
+type interceptedDriver struct {
 	driver.Driver
 	mu     sync.Mutex
 	ensure func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error)
 	delete func(func() error) error
 	calls  int
-	// behind makes complete lists show before, as an outdated answer.
-	behind bool
-	before []driver.Server
-	// blind fails the looks at single servers.
-	blind atomic.Bool
+	// outdated makes complete lists return outdatedList.
+	outdated     bool
+	outdatedList []driver.Server
+	// failQueries fails the queries for single servers.
+	failQueries atomic.Bool
 }
 
-func (m *meddler) Unwrap() driver.Driver { return m.Driver }
+func (m *interceptedDriver) Unwrap() driver.Driver { return m.Driver }
 
-func (m *meddler) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	if m.blind.Load() && len(uids) > 0 {
+func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	if m.failQueries.Load() && len(uids) > 0 {
 		return nil, errors.New("inspect: boom")
 	}
-	if m.behind && len(uids) == 0 {
-		return m.before, nil
+	if m.outdated && len(uids) == 0 {
+		return m.outdatedList, nil
 	}
 	return m.Driver.List(ctx, uids...)
 }
 
-func (m *meddler) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	m.mu.Lock()
 	m.calls++
 	do := m.ensure
@@ -96,7 +100,7 @@ func (m *meddler) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Se
 	return do(ctx, spec, live)
 }
 
-func (m *meddler) Delete(ctx context.Context, t driver.Target, retain bool) error {
+func (m *interceptedDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	live := func() error { return m.Driver.Delete(ctx, t, retain) }
 	if m.delete == nil {
 		return live()
@@ -106,14 +110,14 @@ func (m *meddler) Delete(ctx context.Context, t driver.Target, retain bool) erro
 
 func newRig(t *testing.T, options fake.Options) *rig {
 	t.Helper()
-	g := &rig{t: t, clock: testingclock.NewFakeClock(t0), events: events.NewFakeRecorder(1000)}
+	g := &rig{t: t, clock: testingclock.NewFakeClock(policytest.T0), events: events.NewFakeRecorder(1000)}
 	g.memory = fake.NewMemory(g.clock)
 	options.ClusterID, options.Memory, options.Clock, options.Log = "cluster", g.memory, g.clock, logr.Discard()
 	d, err := fake.New(options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.engine = &meddler{Driver: d}
+	g.engine = &interceptedDriver{Driver: d}
 	g.startInventory()
 	g.api = g.newAPI()
 	g.newReconciler()
@@ -141,7 +145,7 @@ func (g *rig) newAPI() client.WithWatch {
 	scheme := runtime.NewScheme()
 	_ = clientgoscheme.AddToScheme(scheme)
 	_ = api.AddToScheme(scheme)
-	return clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.VirtualMachine{}).WithIndex(&api.VirtualMachine{}, rankIndex, indexRank).
+	return clientfake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.VirtualMachine{}).WithIndex(&api.VirtualMachine{}, queue.PriorityIndex, queue.IndexPriority).
 		WithInterceptorFuncs(interceptor.Funcs{
 			Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 				g.writes++
@@ -229,17 +233,17 @@ func (g *rig) reconcile() ctrl.Result {
 	return ctrl.Result{}
 }
 
-// askRestart starts a VM and requests its restart.
-func (g *rig) askRestart() {
+// requestRestart starts a VM and requests its restart.
+func (g *rig) requestRestart() {
 	g.t.Helper()
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 }
 
-// counting returns the writes that fn makes.
-func (g *rig) counting(fn func()) int {
+// countWrites returns the writes that fn makes.
+func (g *rig) countWrites(fn func()) int {
 	before := g.writes
 	fn()
 	return g.writes - before
@@ -265,19 +269,21 @@ func (g *rig) wantCondition(kind string, status metav1.ConditionStatus) {
 
 func (g *rig) wantWrites(want int, fn func()) {
 	g.t.Helper()
-	if got := g.counting(fn); got != want {
+	if got := g.countWrites(fn); got != want {
 		g.t.Errorf("%d API writes, want %d", got, want)
 	}
 }
+
+// refusingProber is a driver whose probes fail.
+type refusingProber struct{}
+
+func (refusingProber) Probe(context.Context, types.UID, int32) error { return errors.New("refused") }
 
 // TestProbeBeginsWithTheServer checks that the pass that starts a server also
 // starts its probe. The status therefore never claims that the server is off.
 func TestProbeBeginsWithTheServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.r.probes = &prober{
-		ctx: t.Context(), clock: clock.RealClock{}, driver: asked{errors.New("refused")},
-		probes: map[types.NamespacedName]*probe{}, wake: func(types.NamespacedName) {},
-	}
+	g.r.probes = probe.New(t.Context(), clock.RealClock{}, refusingProber{}, func(types.NamespacedName) {})
 	g.create(vmtest.VM("vm").Probe(80))
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonProbeFailing)
@@ -317,7 +323,7 @@ func TestWritesPerAction(t *testing.T) {
 
 	run := g.server().Run
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 	g.wantWrites(2, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().Run == run {
@@ -351,7 +357,7 @@ func TestFinalizerComesFirst(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-func TestCreateThatLostTheRaceCreatesNothing(t *testing.T) {
+func TestStaleObjectIsNotBound(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	stale := g.vm()
@@ -390,8 +396,8 @@ func TestFailingCreateBacksOff(t *testing.T) {
 		}
 		return driver.Server{}, driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "no such image: nope"))
 	}
-	end := t0.Add(3 * time.Minute)
-	writes := g.counting(func() {
+	end := policytest.T0.Add(3 * time.Minute)
+	writes := g.countWrites(func() {
 		for g.clock.Now().Before(end) {
 			result := g.reconcile()
 			if result.RequeueAfter == 0 {
@@ -419,7 +425,7 @@ func TestFailingCreateBacksOff(t *testing.T) {
 	}
 }
 
-func TestDeletingWhatFailsIsQuick(t *testing.T) {
+func TestDeletionOfAFailingVM(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
@@ -475,9 +481,9 @@ func TestAmbiguousCreate(t *testing.T) {
 	}
 }
 
-// TestGoneIsNotBelievedAfterATimeout checks that a creation with an unknown outcome
-// may still happen, so the object stays until it cannot.
-func TestGoneIsNotBelievedAfterATimeout(t *testing.T) {
+// TestGoneIsUncertainAfterATimeout checks that a creation with an unknown outcome
+// may still happen, so the object exists until it cannot.
+func TestGoneIsUncertainAfterATimeout(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
@@ -487,7 +493,7 @@ func TestGoneIsNotBelievedAfterATimeout(t *testing.T) {
 	_ = g.api.Delete(t.Context(), g.vm())
 	g.reconcile()
 	if g.vm() == nil {
-		t.Fatal("let go while the creation may still happen")
+		t.Fatal("the finalizer was removed while the creation may still happen")
 	}
 	g.wantCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue)
 	g.clock.Step(31 * time.Second)
@@ -530,7 +536,7 @@ func TestStatusWriteFails(t *testing.T) {
 }
 
 // TestEngineLostInACall checks that an unreachable engine is not a failure of the
-// operation, and that the server's status is kept.
+// operation, and that the server's status is unchanged.
 func TestEngineLostInACall(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -542,13 +548,13 @@ func TestEngineLostInACall(t *testing.T) {
 			return driver.Server{}, err
 		}
 		result := g.reconcile()
-		if result.RequeueAfter == 0 || result.RequeueAfter > outageShown {
-			t.Errorf("%s: looks again after %s", name, result.RequeueAfter)
+		if result.RequeueAfter == 0 || result.RequeueAfter > policy.OutageDelay {
+			t.Errorf("%s: requeued after %s", name, result.RequeueAfter)
 		}
 		if vm := g.vm(); vm.Status.Server == nil || vm.Status.Phase == api.PhaseFailed {
 			t.Errorf("%s: status %+v", name, vm.Status)
 		}
-		g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+		g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
 		g.engine.ensure = nil
 		g.memory.SetAvailable(true)
 		g.eventually("the engine is back", func() bool {
@@ -568,11 +574,11 @@ func TestOutage(t *testing.T) {
 	g.reconcile()
 	id := g.server().ID
 	g.memory.SetAvailable(false)
-	g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
 	var result ctrl.Result
 	g.wantWrites(0, func() { result = g.reconcile() })
 	if result.RequeueAfter == 0 {
-		t.Fatal("does not look again")
+		t.Fatal("is not requeued")
 	}
 	g.clock.Step(6 * time.Second)
 	g.wantWrites(1, func() { g.reconcile() })
@@ -590,22 +596,22 @@ func TestOutage(t *testing.T) {
 	g.wantWrites(1, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().ID != id || len(g.memory.Records()) != 1 {
-		t.Error("the server was made anew")
+		t.Error("the server was created again")
 	}
 }
 
-// away makes the engine unreachable until the status reports it. back makes it
-// reachable again.
-func (g *rig) away() {
+// loseEngine makes the engine unreachable until the status reports it.
+// restoreEngine makes it reachable again.
+func (g *rig) loseEngine() {
 	g.t.Helper()
 	g.memory.SetAvailable(false)
-	g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
 	g.clock.Step(6 * time.Second)
 	g.reconcile()
 	g.wantPhase(api.PhaseUnknown, api.ReasonEngineUnavailable)
 }
 
-func (g *rig) back() {
+func (g *rig) restoreEngine() {
 	g.t.Helper()
 	g.memory.SetAvailable(true)
 	g.eventually("the engine is back", func() bool {
@@ -646,10 +652,10 @@ func TestChangesDuringAnOutage(t *testing.T) {
 				g.edit(tc.before)
 				g.reconcile()
 			}
-			g.away()
+			g.loseEngine()
 			g.edit(tc.during)
 			g.reconcile()
-			g.back()
+			g.restoreEngine()
 			g.wantPhase(tc.phase, tc.reason)
 		})
 	}
@@ -659,7 +665,7 @@ func TestChangesDuringAnOutage(t *testing.T) {
 // done but whose answer was lost.
 func TestOutageAfterARestart(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.askRestart()
+	g.requestRestart()
 	restarts := 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if spec.RestartRun == "" {
@@ -671,15 +677,15 @@ func TestOutageAfterARestart(t *testing.T) {
 		return driver.Server{}, driver.Errorf(driver.ErrUnavailable, "EOF")
 	}
 	g.reconcile()
-	g.away()
-	g.back()
+	g.loseEngine()
+	g.restoreEngine()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if restarts != 1 || g.vm().Status.RestartCount != 1 {
 		t.Errorf("restarted %d times, restartCount %d", restarts, g.vm().Status.RestartCount)
 	}
 }
 
-// TestRestartThatFailsAcrossAChange checks that the run to end stays recorded when
+// TestRestartThatFailsAcrossAChange checks that the run to end is still recorded when
 // the spec changes between two tries.
 func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	g := newRig(t, fake.Options{})
@@ -690,7 +696,7 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrRetry, "not now")
 	}
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 	g.reconcile()
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartPolicy = api.RestartNever })
 	g.reconcile()
@@ -705,15 +711,15 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	}
 }
 
-// TestRestartKeepsItsGrace checks that what a restart waits for before the stop
+// TestGracePeriodOfARestart checks that what a restart waits for before the stop
 // uses up none of the guest's grace period.
-func TestRestartKeepsItsGrace(t *testing.T) {
+func TestGracePeriodOfARestart(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 20 * time.Second})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	run := g.server().Run
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 	tries := 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if tries++; tries == 1 {
@@ -738,12 +744,12 @@ func TestRestartKeepsItsGrace(t *testing.T) {
 	}
 }
 
-// TestRestartWhoseEndFails checks that a restart is not repeated if the new run is
-// not running yet when the next leader sees it, and the first try to resume it
-// fails.
-func TestRestartWhoseEndFails(t *testing.T) {
+// TestRestartWithAFailingResume checks that a restart is not repeated if the new run
+// is not running yet when the next leader observes it, and the first try to resume
+// it fails.
+func TestRestartWithAFailingResume(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.askRestart()
+	g.requestRestart()
 	restarts, others := 0, 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if spec.RestartRun != "" {
@@ -767,15 +773,15 @@ func TestRestartWhoseEndFails(t *testing.T) {
 	}
 }
 
-// TestUnavailableForOne checks that an engine that answers, but not about this
-// server, is no outage. It is reported, and retried with growing delays.
-func TestUnavailableForOne(t *testing.T) {
+// TestEngineUnavailableForOneServer checks that an engine that answers, but not
+// about this server, is no outage. It is reported, and retried with growing delays.
+func TestEngineUnavailableForOneServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrUnavailable, "inspect hangs")
 	}
-	for end := t0.Add(5 * time.Minute); g.clock.Now().Before(end); {
+	for end := policytest.T0.Add(5 * time.Minute); g.clock.Now().Before(end); {
 		g.clock.Step(max(g.reconcile().RequeueAfter, time.Second))
 	}
 	g.wantPhase(api.PhaseFailed, api.ReasonOperationFailed)
@@ -784,9 +790,9 @@ func TestUnavailableForOne(t *testing.T) {
 	}
 }
 
-// TestServerThatCannotBeFound covers a server that the list shows but the driver
+// TestServerNotFoundByTheDriver covers a server that the list shows but the driver
 // does not find.
-func TestServerThatCannotBeFound(t *testing.T) {
+func TestServerNotFoundByTheDriver(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
@@ -795,7 +801,7 @@ func TestServerThatCannotBeFound(t *testing.T) {
 		return driver.Server{}, driver.Errorf(driver.ErrNotFound, "no such container")
 	}
 	if result := g.reconcile(); result.RequeueAfter == 0 {
-		t.Error("nothing will look again")
+		t.Error("it is not requeued")
 	}
 	if op := g.vm().Status.Operation; op == nil || op.Attempts != 1 {
 		t.Errorf("operation %+v", op)
@@ -819,9 +825,9 @@ func TestStopDoesNotCreate(t *testing.T) {
 	}
 }
 
-// TestUnknownDriverThatComes checks that a controller that has the driver takes
+// TestDriverAddedLater checks that a controller that has the driver takes
 // over what one without it refused.
-func TestUnknownDriverThatComes(t *testing.T) {
+func TestDriverAddedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").Driver("fake"))
 	g.r.Driver, g.r.Drivers, g.r.Inventory = "", []string{"docker"}, nil
@@ -834,9 +840,9 @@ func TestUnknownDriverThatComes(t *testing.T) {
 	g.wantCondition(api.ConditionStalled, "")
 }
 
-// TestSecretThatWent checks that a deleted Secret does not keep a server on, and is
-// not a change that waits for a restart.
-func TestSecretThatWent(t *testing.T) {
+// TestDeletedSecret checks that a server can be stopped after its Secret was
+// deleted, which is not a change that waits for a restart.
+func TestDeletedSecret(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("x")}}
 	_ = g.api.Create(t.Context(), secret)
@@ -844,7 +850,7 @@ func TestSecretThatWent(t *testing.T) {
 	g.reconcile()
 	_ = g.api.Delete(t.Context(), secret)
 	_ = g.memory.Edit("uid-1", func(r *fake.Record) { r.State = driver.StatePaused })
-	g.eventually("the pause by hand is seen", func() bool { return g.server().State == driver.StatePaused })
+	g.eventually("the pause by hand is observed", func() bool { return g.server().State == driver.StatePaused })
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	g.wantCondition(api.ConditionRestartRequired, "")
@@ -858,7 +864,7 @@ func TestSecretThatWent(t *testing.T) {
 func TestNothingIsDoneWhileUnknown(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.memory.SetAvailable(false)
-	g.eventually("the outage is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
+	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	g.clock.Step(6 * time.Second)
@@ -884,14 +890,14 @@ func TestCrashAfterIntent(t *testing.T) {
 			g.reconcile()
 			g.clock.Step(time.Minute)
 			run := g.server().Run
-			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+			g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 				if happened {
 					_, _ = live()
 				}
 				panic("crash")
 			}
-			crash(t, g)
+			crashInCall(t, g)
 			g.engine.ensure = nil
 			g.startInventory()
 			g.newReconciler()
@@ -900,30 +906,30 @@ func TestCrashAfterIntent(t *testing.T) {
 			if restarts := g.vm().Status.RestartCount; g.server().Run == run || restarts != 1 {
 				t.Errorf("run %s was %s, restartCount %d", g.server().Run, run, restarts)
 			}
-			if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(t0) {
+			if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(policytest.T0) {
 				t.Errorf("status.restartedAt %v", at)
 			}
 		})
 	}
 }
 
-// crash runs the pass's steps up to the driver call, and ends there.
-func crash(t *testing.T, g *rig) {
+// crashInCall runs the pass's steps up to the driver call, and ends there.
+func crashInCall(t *testing.T, g *rig) {
 	t.Helper()
-	vm, err := g.r.get(t.Context(), key)
+	vm, err := g.r.readObject(t.Context(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := g.r.gather(vm)
-	p.decideStep()
-	if !p.plan.intent {
+	p := g.r.gather(vm, false)
+	p.decideStep(nil)
+	if !p.decision.Action.RecordFirst {
 		t.Fatal("no intent")
 	}
-	if err := g.r.writeIntent(t.Context(), p); err != nil {
+	if err := p.writeIntent(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = recover() }()
-	_ = g.r.callDriver(t.Context(), p.vm, p.plan, p.target())
+	_ = g.r.callDriver(t.Context(), p.vm, p.decision.Action, p.driverTarget())
 }
 
 func TestGracefulDeletion(t *testing.T) {
@@ -959,7 +965,7 @@ func TestRetain(t *testing.T) {
 	}
 }
 
-func TestHandsOnTheServer(t *testing.T) {
+func TestManualChanges(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
 	g.reconcile()
@@ -969,13 +975,13 @@ func TestHandsOnTheServer(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
+	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonExited)
 	g.wantCondition(api.ConditionReady, metav1.ConditionFalse)
 
 	g.memory.Remove("uid-1")
-	g.eventually("the removal is seen", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
+	g.eventually("the removal is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Gone })
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	if g.server().ID == first.ID {
@@ -990,7 +996,7 @@ func TestCrashLoop(t *testing.T) {
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
 	starts := 0
-	end := t0.Add(3 * time.Minute)
+	end := policytest.T0.Add(3 * time.Minute)
 	for g.clock.Now().Before(end) {
 		g.clock.Step(100 * time.Millisecond)
 		run := g.server().Run
@@ -1001,7 +1007,7 @@ func TestCrashLoop(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			g.eventually("the end is seen", func() bool { return g.server().State == driver.StateStopped })
+			g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 		}
 		result := g.reconcile()
 		if g.server().Run == run {
@@ -1013,7 +1019,7 @@ func TestCrashLoop(t *testing.T) {
 	}
 }
 
-func TestSecretsComeLate(t *testing.T) {
+func TestSecretCreatedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").UserDataSecret("init", "user-data"))
 	g.reconcile()
@@ -1038,7 +1044,7 @@ func TestSecretsComeLate(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-func TestUsageIsWrittenWhenItMoves(t *testing.T) {
+func TestUsageIsWrittenWhenItChanges(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
@@ -1070,10 +1076,10 @@ func TestUsageIsWrittenWhenItMoves(t *testing.T) {
 // no restart, neither then nor in later passes.
 func TestRestartedAtAtCreation(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").RestartedAt(t0))
+	g.create(vmtest.VM("vm").RestartedAt(policytest.T0))
 	g.reconcile()
 	run := g.server().Run
-	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(t0) {
+	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(policytest.T0) {
 		t.Errorf("status.restartedAt %v", at)
 	}
 	g.clock.Step(time.Minute)

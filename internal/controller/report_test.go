@@ -5,6 +5,7 @@ package controller
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -14,52 +15,71 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// statusOf returns the status that a pass over vm would write.
-func statusOf(vm *api.VirtualMachine, seen inventory.Observation) api.VirtualMachineStatus {
-	r := &Reconciler{Driver: "fake", Drivers: []string{"fake"}, Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
-	return p.status(t0)
+// reconciliationOf returns a pass over vm that observes a server.
+func reconciliationOf(vm *api.VirtualMachine, observed inventory.Observation) *reconciliation {
+	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: vmtest.Clock(policytest.T0), Epoch: func() uint64 { return 7 }}
+	return &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, shownGeneration: vm.Status.ObservedGeneration}
 }
 
-func rates(cpu, memory float64) inventory.Observation {
-	o := present(driver.StateRunning)
+// statusOf returns the status that a pass over vm would write.
+func statusOf(vm *api.VirtualMachine, observed inventory.Observation) api.VirtualMachineStatus {
+	p := reconciliationOf(vm, observed)
+	return p.statusAfter(nil)
+}
+
+// statusAfter decides from the pass's input, as changed, and returns the status that
+// follows.
+func (p *reconciliation) statusAfter(change func(*policy.Input)) api.VirtualMachineStatus {
+	in := p.input()
+	in.Epoch = 0 // the leader of what policytest has as refused
+	if change != nil {
+		change(&in)
+	}
+	p.r.Driver, p.decision = in.Driver, policy.Decide(in)
+	return p.newStatus(policytest.T0)
+}
+
+func withRates(cpu, memory float64) inventory.Observation {
+	o := policytest.Present(driver.StateRunning)
 	o.Rates = &inventory.Rates{CPU: cpu, Memory: memory}
 	return o
 }
 
-func shown() *vmtest.Builder {
-	return observed().Status(func(s *api.VirtualMachineStatus) {
+func withUsage() *vmtest.Builder {
+	return policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: 10, Memory: 20}}
 	})
 }
 
 func TestUsageInStatus(t *testing.T) {
 	tests := map[string]struct {
-		vm   *vmtest.Builder
-		seen inventory.Observation
-		want *api.Usage
+		vm       *vmtest.Builder
+		observed inventory.Observation
+		want     *api.Usage
 	}{
-		"rounded to 0.01":                {observed(), rates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
-		"zero is shown":                  {observed(), rates(0, 0), &api.Usage{}},
-		"kept when it moved little":      {shown(), rates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
-		"new when cpu moved a point":     {shown(), rates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
-		"new when memory moved a point":  {shown(), rates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
-		"kept without a sample":          {shown(), present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
-		"dropped when it is off":         {shown(), ended(1), nil},
-		"dropped with another server":    {shown(), change(present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
-		"dropped when the server went":   {shown(), gone(), nil},
-		"kept while the engine is away":  {shown(), unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
-		"kept while another one answers": {shown(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
+		"rounded to 0.01":               {policytest.ReportedVM(), withRates(12.3456, 7.899), &api.Usage{CPU: 12.35, Memory: 7.9}},
+		"zero is shown":                 {policytest.ReportedVM(), withRates(0, 0), &api.Usage{}},
+		"unchanged if it moved little":  {withUsage(), withRates(10.99, 19.01), &api.Usage{CPU: 10, Memory: 20}},
+		"new when cpu moved a point":    {withUsage(), withRates(11, 20), &api.Usage{CPU: 11, Memory: 20}},
+		"new when memory moved a point": {withUsage(), withRates(10, 21.5), &api.Usage{CPU: 10, Memory: 21.5}},
+		"unchanged without a sample":    {withUsage(), policytest.Present(driver.StateRunning), &api.Usage{CPU: 10, Memory: 20}},
+		"dropped when it is off":        {withUsage(), policytest.Ended(1), nil},
+		"dropped with another server":   {withUsage(), policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.ID = "id-2" }), nil},
+		"dropped if the server is gone": {withUsage(), policytest.Gone(), nil},
+		"unchanged in an outage":        {withUsage(), policytest.Unknown(time.Minute), &api.Usage{CPU: 10, Memory: 20}},
+		"unchanged with another engine": {withUsage(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, &api.Usage{CPU: 10, Memory: 20}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got *api.Usage
-			if s := statusOf(tc.vm.Obj(), tc.seen).Server; s != nil {
+			if s := statusOf(tc.vm.Obj(), tc.observed).Server; s != nil {
 				got = s.Usage
 			}
 			if (got == nil) != (tc.want == nil) || got != nil && *got != *tc.want {
@@ -71,30 +91,30 @@ func TestUsageInStatus(t *testing.T) {
 
 func TestRestartCount(t *testing.T) {
 	started := func(at time.Time) inventory.Observation {
-		return change(present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
+		return policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
 	}
 	had := func(at time.Time) *vmtest.Builder {
-		return observed().Status(func(s *api.VirtualMachineStatus) {
+		return policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 			stamp := metav1.NewMicroTime(at)
 			s.StartTime, s.RestartCount = &stamp, 4
 		})
 	}
 	tests := map[string]struct {
-		vm   *vmtest.Builder
-		seen inventory.Observation
-		want int64
+		vm       *vmtest.Builder
+		observed inventory.Observation
+		want     int64
 	}{
-		"the first start is none":       {observed(), started(t0), 0},
-		"the same run":                  {had(t0), started(t0), 4},
-		"the same run, nanoseconds":     {had(t0), started(t0.Add(999 * time.Nanosecond)), 4},
-		"another run":                   {had(t0), started(t0.Add(time.Second)), 5},
-		"off, the last run is the same": {had(t0.Add(-time.Hour)), ended(0), 4},
-		"gone":                          {had(t0), gone(), 4},
-		"never started":                 {had(t0), started(time.Time{}), 4},
+		"the first start is none":       {policytest.ReportedVM(), started(policytest.T0), 0},
+		"the same run":                  {had(policytest.T0), started(policytest.T0), 4},
+		"the same run, nanoseconds":     {had(policytest.T0), started(policytest.T0.Add(999 * time.Nanosecond)), 4},
+		"another run":                   {had(policytest.T0), started(policytest.T0.Add(time.Second)), 5},
+		"off, the last run is the same": {had(policytest.T0.Add(-time.Hour)), policytest.Ended(0), 4},
+		"gone":                          {had(policytest.T0), policytest.Gone(), 4},
+		"never started":                 {had(policytest.T0), started(time.Time{}), 4},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := statusOf(tc.vm.Obj(), tc.seen).RestartCount; got != tc.want {
+			if got := statusOf(tc.vm.Obj(), tc.observed).RestartCount; got != tc.want {
 				t.Errorf("got %d, want %d", got, tc.want)
 			}
 		})
@@ -106,26 +126,26 @@ func TestRestartCount(t *testing.T) {
 func TestConditions(t *testing.T) {
 	order := []string{api.ConditionReady, api.ConditionRunning, api.ConditionObserved, api.ConditionRestartRequired, api.ConditionDeletionBlocked, api.ConditionStalled}
 	tests := map[string]struct {
-		vm   *vmtest.Builder
-		seen inventory.Observation
-		want string
+		vm       *vmtest.Builder
+		observed inventory.Observation
+		want     string
 	}{
-		"running":                {observed(), present(driver.StateRunning), "TTT---"},
-		"stopped on purpose":     {observed().Action(api.ActionStopped), ended(0), "TFT---"},
-		"being made":             {observed(), gone(), "FFT---"},
-		"a change waits":         {observed().Status(restartRequired), present(driver.StateRunning), "FTTT--"},
-		"the engine is away":     {observed(), unknown(time.Minute), "UUF---"},
-		"another engine answers": {observed(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
-		"stalled":                {observed().Status(stalled), gone(), "FFT--T"},
-		"deletion, engine away":  {observed().Deleted(t0), unknown(time.Minute), "FUF-T-"},
-		"deletion under way":     {observed().Deleted(t0), present(driver.StateStopping), "FFT---"},
-		"deletion is blocked no more": {observed().Deleted(t0).Status(func(s *api.VirtualMachineStatus) {
+		"running":                {policytest.ReportedVM(), policytest.Present(driver.StateRunning), "TTT---"},
+		"stopped on purpose":     {policytest.ReportedVM().Action(api.ActionStopped), policytest.Ended(0), "TFT---"},
+		"being made":             {policytest.ReportedVM(), policytest.Gone(), "FFT---"},
+		"a change waits":         {policytest.ReportedVM().Status(policytest.PendingRestart), policytest.Present(driver.StateRunning), "FTTT--"},
+		"the engine is away":     {policytest.ReportedVM(), policytest.Unknown(time.Minute), "UUF---"},
+		"another engine answers": {policytest.ReportedVM(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
+		"stalled":                {policytest.ReportedVM().Status(policytest.Refused), policytest.Gone(), "FFT--T"},
+		"deletion, engine away":  {policytest.ReportedVM().Deleted(policytest.T0), policytest.Unknown(time.Minute), "FUF-T-"},
+		"deletion under way":     {policytest.ReportedVM().Deleted(policytest.T0), policytest.Present(driver.StateStopping), "FFT---"},
+		"deletion is blocked no more": {policytest.ReportedVM().Deleted(policytest.T0).Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions = []metav1.Condition{{Type: api.ConditionDeletionBlocked, Status: metav1.ConditionTrue}}
-		}), present(driver.StateStopping), "FFT---"},
+		}), policytest.Present(driver.StateStopping), "FFT---"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			status := statusOf(tc.vm.Obj(), tc.seen)
+			status := statusOf(tc.vm.Obj(), tc.observed)
 			got := ""
 			for _, kind := range order {
 				if c := meta.FindStatusCondition(status.Conditions, kind); c == nil {
@@ -145,21 +165,21 @@ func TestConditions(t *testing.T) {
 }
 
 func TestOperationInStatus(t *testing.T) {
-	if op := statusOf(observed().Obj(), present(driver.StateRunning)).Operation; op != nil {
+	if op := statusOf(policytest.ReportedVM().Obj(), policytest.Present(driver.StateRunning)).Operation; op != nil {
 		t.Errorf("at rest: %+v", op)
 	}
-	if op := statusOf(observed().Obj(), gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(t0) {
+	if op := statusOf(policytest.ReportedVM().Obj(), policytest.Gone()).Operation; op == nil || op.Type != api.OperationCreate || op.Epoch != 7 || !op.StartedAt.Time.Equal(policytest.T0) {
 		t.Errorf("a new one: %+v", op)
 	}
-	vm := observed().Action(api.ActionStopped).Status(operation(api.OperationStop, time.Second, "")).Obj()
-	if op := statusOf(vm, present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(t0.Add(-time.Second)) {
-		t.Errorf("one that goes on: %+v", op)
+	vm := policytest.ReportedVM().Action(api.ActionStopped).Status(policytest.WithOperation(api.OperationStop, time.Second, "")).Obj()
+	if op := statusOf(vm, policytest.Present(driver.StateStopping)).Operation; op == nil || !op.StartedAt.Time.Equal(policytest.T0.Add(-time.Second)) {
+		t.Errorf("one that continues: %+v", op)
 	}
 }
 
-func TestCalm(t *testing.T) {
+func TestThrottleUntil(t *testing.T) {
 	status := func(phase api.Phase, reason string, change ...func(*api.VirtualMachineStatus)) *api.VirtualMachineStatus {
-		stamp := metav1.NewMicroTime(t0)
+		stamp := metav1.NewMicroTime(policytest.T0)
 		s := &api.VirtualMachineStatus{Phase: phase, Reason: reason, LastUpdateTime: &stamp}
 		for _, fn := range change {
 			fn(s)
@@ -174,17 +194,17 @@ func TestCalm(t *testing.T) {
 		acted      bool
 		want       time.Duration
 	}{
-		"a phase":                      {running, status(api.PhaseStopped, api.ReasonCompleted), false, 0},
-		"the engine restarts it":       {running, restarting, false, restartPeriod},
-		"the engine restarted it":      {restarting, running, false, restartPeriod},
-		"it was restarted unseen":      {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
-		"we started it":                {restarting, running, true, 0},
-		"a restart that was asked for": {status(api.PhaseActive, api.ReasonRestarting, operation(api.OperationRestart, 0, "")), running, false, 0},
-		"a fetch goes on":              {fetching, fetching, false, progressPeriod},
-		"a fetch begins":               {running, fetching, false, 0},
-		"a new spec":                   {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
+		"a phase":                 {running, status(api.PhaseStopped, api.ReasonCompleted), false, 0},
+		"the engine restarts it":  {running, restarting, false, restartPeriod},
+		"the engine restarted it": {restarting, running, false, restartPeriod},
+		"it was restarted unseen": {running, status(api.PhaseActive, api.ReasonRunning, func(s *api.VirtualMachineStatus) { s.RestartCount = 1 }), false, restartPeriod},
+		"we started it":           {restarting, running, true, 0},
+		"a requested restart":     {status(api.PhaseActive, api.ReasonRestarting, policytest.WithOperation(api.OperationRestart, 0, "")), running, false, 0},
+		"a fetch continues":       {fetching, fetching, false, progressPeriod},
+		"a fetch begins":          {running, fetching, false, 0},
+		"a new spec":              {restarting, status(api.PhaseActive, api.ReasonRestarting, func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 3 }), false, 0},
 		"written by a clock ahead": {status(api.PhaseCreating, api.ReasonFetching, func(s *api.VirtualMachineStatus) {
-			ahead := metav1.NewMicroTime(t0.Add(time.Hour))
+			ahead := metav1.NewMicroTime(policytest.T0.Add(time.Hour))
 			s.LastUpdateTime = &ahead
 		}), fetching, false, 0},
 		"nothing was written before": {&api.VirtualMachineStatus{Reason: api.ReasonRestarting}, running, false, 0},
@@ -192,8 +212,8 @@ func TestCalm(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got time.Duration
-			if until := throttleUntil(tc.base, tc.next, tc.acted, t0); !until.IsZero() {
-				got = until.Sub(t0)
+			if until := throttleUntil(tc.base, tc.next, tc.acted, policytest.T0); !until.IsZero() {
+				got = until.Sub(policytest.T0)
 			}
 			if got != tc.want {
 				t.Errorf("waits %s, want %s", got, tc.want)
@@ -202,36 +222,20 @@ func TestCalm(t *testing.T) {
 	}
 }
 
-// TestReportWaits checks that a change that can wait is written at its time, not
-// before.
-func TestReportWaits(t *testing.T) {
-	stamp := metav1.NewMicroTime(t0.Add(-time.Second))
-	vm := observed().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
-	r := &Reconciler{Driver: "fake", Clock: vmtest.Clock(t0), Epoch: func() uint64 { return 7 }}
-	seen := present(driver.StateRestarting)
-	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), seen: seen, plan: decide(ask(vm, seen))}
-	result, err := r.report(t.Context(), p)
+// TestReportIsThrottled checks that a change that can wait is written at its time,
+// not before.
+func TestReportIsThrottled(t *testing.T) {
+	stamp := metav1.NewMicroTime(policytest.T0.Add(-time.Second))
+	vm := policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.LastUpdateTime = &stamp }).Obj()
+	p := reconciliationOf(vm, policytest.Present(driver.StateRestarting))
+	p.decideStep(nil)
+	result, err := p.report(t.Context())
 	if err != nil || result.RequeueAfter != 9*time.Second {
 		t.Errorf("%+v, %v: a client that is not there was to be left alone for 9 s", result, err)
 	}
 }
 
-func TestEarlier(t *testing.T) {
-	later := t0.Add(time.Second)
-	for name, tc := range map[string]struct{ a, b, want time.Time }{
-		"first":  {t0, later, t0},
-		"second": {later, t0, t0},
-		"unset":  {later, time.Time{}, later},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := earliest(tc.a, tc.b); !got.Equal(tc.want) {
-				t.Errorf("got %s", got)
-			}
-		})
-	}
-}
-
-func TestClip(t *testing.T) {
+func TestTruncate(t *testing.T) {
 	long := truncate(strings.Repeat("é", maxText))
 	if len(long) > maxText || !utf8.ValidString(long) || !strings.HasSuffix(long, "...") {
 		t.Errorf("%d bytes, valid %v", len(long), utf8.ValidString(long))
@@ -239,8 +243,8 @@ func TestClip(t *testing.T) {
 	if truncate("short") != "short" {
 		t.Error("a short text was changed")
 	}
-	if n := clipNote(strings.Repeat("x", 5000)); len(n) != 1024 {
-		t.Errorf("a note of %d bytes", len(n))
+	if n := truncateEvent(strings.Repeat("x", 5000)); len(n) != 1024 {
+		t.Errorf("an event of %d bytes", len(n))
 	}
 }
 
@@ -259,11 +263,46 @@ func TestReasonOf(t *testing.T) {
 	}
 }
 
-// TestReportGoesOn checks that a pass that ran out of steps is followed by another.
-func TestReportGoesOn(t *testing.T) {
-	r := &Reconciler{Clock: vmtest.Clock(t0)}
-	p := &reconciliation{r: r, base: observed().Obj(), plan: plan{step: stepEnsure, quiet: true}}
-	if result, err := r.report(t.Context(), p); err != nil || result.RequeueAfter == 0 {
+// TestReportRequeuesWithStepsLeft checks that a pass that ran out of steps is
+// followed by another.
+func TestReportRequeuesWithStepsLeft(t *testing.T) {
+	r := &Reconciler{Clock: vmtest.Clock(policytest.T0)}
+	p := &reconciliation{r: r, base: policytest.ReportedVM().Obj(), decision: policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}}
+	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)
+	}
+}
+
+// TestPortsInStatus checks that they have the spec's names, whatever host port was
+// chosen.
+func TestPortsInStatus(t *testing.T) {
+	tcp := func(name string, port, hostPort int32) api.Port {
+		return api.Port{Name: name, Protocol: api.ProtocolTCP, Port: port, HostPort: hostPort}
+	}
+	spec := []api.Port{tcp("any", 80, 0), tcp("fixed", 80, 8080), {Name: "dns", Protocol: api.ProtocolUDP, Port: 53}, tcp("waits", 90, 9090)}
+	open := []driver.Port{
+		{Protocol: "TCP", Port: 53, HostPort: 5353},
+		{Protocol: "UDP", Port: 53, HostPort: 5354},
+		{Protocol: "TCP", Port: 80, HostPort: 8080},
+		{Protocol: "TCP", Port: 80, HostPort: 32768},
+		{Protocol: "TCP", Port: 90, HostPort: 9191},
+	}
+	vm := policytest.ReportedVM().Spec(func(s *api.VirtualMachineSpec) { s.Ports = spec }).Obj()
+	up := policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Ports = open })
+	status := statusOf(vm, up)
+	want := []string{" TCP 53 5353", "dns UDP 53 5354", "fixed TCP 80 8080", "any TCP 80 32768", " TCP 90 9191"}
+	var got []string
+	for _, p := range status.Ports {
+		got = append(got, fmt.Sprintf("%s %s %d %d", p.Name, p.Protocol, p.Port, p.HostPort))
+	}
+	if strings.Join(got, ",") != strings.Join(want, ",") {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	vm.Status = status
+	if off := statusOf(vm, policytest.Present(driver.StateStopped)); off.Ports != nil {
+		t.Errorf("off it has %+v", off.Ports)
+	}
+	if away := statusOf(vm, policytest.Unknown(time.Minute)); len(away.Ports) != len(want) {
+		t.Errorf("while the engine is away it has %+v, want what was known", away.Ports)
 	}
 }

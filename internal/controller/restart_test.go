@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-// askAgain sets spec.restartedAt to a new value.
-func (g *rig) askAgain() {
+// requestAgain sets spec.restartedAt to a new value.
+func (g *rig) requestAgain() {
 	g.t.Helper()
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: s.RestartedAt.Add(time.Second)} })
 }
@@ -46,9 +46,9 @@ func (g *rig) shutDown() {
 	})
 }
 
-// TestRestartAskedForAgain checks that a request during a restart counts for that
+// TestRestartRequestedAgain checks that a request during a restart counts for that
 // restart while the run to end is still the current one, and is never lost.
-func TestRestartAskedForAgain(t *testing.T) {
+func TestRestartRequestedAgain(t *testing.T) {
 	refuse := func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrInvalid, "no")
 	}
@@ -59,23 +59,23 @@ func TestRestartAskedForAgain(t *testing.T) {
 	}{
 		"in the stop": {3 * time.Second, func(g *rig) {
 			g.reconcile()
-			g.askAgain()
+			g.requestAgain()
 			g.reconcile()
 			g.shutDown()
 		}, 1},
 		"after the stop": {3 * time.Second, func(g *rig) {
 			g.reconcile()
 			g.shutDown()
-			g.askAgain()
+			g.requestAgain()
 		}, 1},
 		"in a stop that is forced": {time.Hour, func(g *rig) {
 			g.reconcile()
-			g.askAgain()
+			g.requestAgain()
 			g.clock.Step(time.Minute)
 		}, 2},
 		"in a stop whose end fails at first": {time.Hour, func(g *rig) {
 			g.reconcile()
-			g.askAgain()
+			g.requestAgain()
 			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 				return driver.Server{}, driver.Errorf(driver.ErrRetry, "not now")
 			}
@@ -92,13 +92,13 @@ func TestRestartAskedForAgain(t *testing.T) {
 			g.reconcile()
 			g.reasons()
 			g.engine.ensure = nil
-			g.askAgain()
+			g.requestAgain()
 		}, 1},
 		"before the first was reported": {0, func(g *rig) {
 			g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 				s, err := live()
 				g.engine.ensure = nil
-				g.askAgain() // which makes the report fail with a conflict
+				g.requestAgain() // which makes the report fail with a conflict
 				return s, err
 			}
 		}, 2},
@@ -107,12 +107,12 @@ func TestRestartAskedForAgain(t *testing.T) {
 				_, _ = live()
 				panic("crash")
 			}
-			crash(g.t, g)
+			crashInCall(g.t, g)
 			g.engine.ensure = nil
 			g.startInventory()
 			g.newReconciler()
 			g.clock.Step(time.Second) // the runs have different times
-			g.askAgain()
+			g.requestAgain()
 		}, 2},
 		"while an older version was at it": {3 * time.Second, func(g *rig) {
 			g.reconcile()
@@ -122,14 +122,14 @@ func TestRestartAskedForAgain(t *testing.T) {
 				g.t.Fatal(err)
 			}
 			g.newReconciler()
-			g.askAgain()
+			g.requestAgain()
 			g.shutDown()
 		}, 1},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{ShutdownTime: tc.shutdown})
-			g.askRestart()
+			g.requestRestart()
 			tc.play(g)
 			for range 3 {
 				g.reconcile()
@@ -140,13 +140,13 @@ func TestRestartAskedForAgain(t *testing.T) {
 	}
 }
 
-// TestRestartThatCouldNotBeWrittenDown checks that such a restart is not begun,
+// TestUnrecordedRestartIsNotBegun checks that such a restart is not begun,
 // whatever the pass did before.
-func TestRestartThatCouldNotBeWrittenDown(t *testing.T) {
+func TestUnrecordedRestartIsNotBegun(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: time.Hour})
-	g.askRestart()
+	g.requestRestart()
 	g.reconcile()
-	g.askAgain()
+	g.requestAgain()
 	run := g.server().Run
 	g.clock.Step(time.Minute) // the stop is forced, and another restart must follow
 	g.statusErr = errConflict

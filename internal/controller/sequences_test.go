@@ -16,6 +16,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/vmtest"
@@ -46,7 +47,7 @@ func TestForcedRestartIsNoCrash(t *testing.T) {
 	g.create(vmtest.VM("vm").Grace(10))
 	g.reconcile()
 	g.clock.Step(time.Minute)
-	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: t0} })
+	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
 	run := g.server().Run
 	g.reconcile()
 	g.reasons()
@@ -57,7 +58,7 @@ func TestForcedRestartIsNoCrash(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	g.eventually("end seen", func() bool { return g.server().State == driver.StateStopped })
+	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 	g.reconcile()
 	if g.server().Run == run {
 		t.Error("not restarted")
@@ -85,7 +86,7 @@ func TestCrashEventSurvivesAConflict(t *testing.T) {
 }
 
 // TestStoppedThenActiveWithAFailingStart checks that a run that was ended on
-// request stays recorded so while the next start fails.
+// request is still recorded so while the next start fails.
 func TestStoppedThenActiveWithAFailingStart(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
 	g.create(vmtest.VM("vm").Grace(10).RestartPolicy(api.RestartNever))
@@ -101,7 +102,7 @@ func TestStoppedThenActiveWithAFailingStart(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	g.eventually("end seen", func() bool { return g.server().State == driver.StateStopped })
+	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrRetry, "boom")
 	}
@@ -149,20 +150,6 @@ func TestForgedAnnotation(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// TestWayOutIsSeen checks that the annotation that DeletionBlocked asks for
-// enqueues the VM with the driver that it names.
-func TestWayOutIsSeen(t *testing.T) {
-	now := metav1.Time{Time: t0}
-	old := vmtest.VM("vm").UID("uid-1").Generation(2).Obj()
-	old.Finalizers, old.DeletionTimestamp = []string{api.FinalizerServer}, &now
-	old.Status.ObservedGeneration, old.Status.Driver = 1, "fake"
-	vm := old.DeepCopy()
-	vm.Annotations = map[string]string{api.AnnotationBound: "other/x"}
-	if _, ok := enqueuePriority(old, vm); !ok {
-		t.Error("the binding that the message asks for enqueues nothing in the lane of its driver")
-	}
-}
-
 // TestUnprovenDeletionAtRest checks that a deletion that waits for another driver
 // writes nothing.
 func TestUnprovenDeletionAtRest(t *testing.T) {
@@ -185,23 +172,23 @@ func TestUnprovenDeletionAtRest(t *testing.T) {
 	for range 3 {
 		g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
 	}
-	n := g.counting(func() {
+	n := g.countWrites(func() {
 		for range 5 {
 			g.clock.Step(max(g.reconcile().RequeueAfter, time.Millisecond))
 		}
 	})
 	if n != 0 {
-		t.Errorf("%d writes in 5 looks that changed nothing: %s", n, g.vm().Status.Message)
+		t.Errorf("%d writes in 5 passes that changed nothing: %s", n, g.vm().Status.Message)
 	}
 }
 
-// TestLookThatFails checks that a UID that cannot be read does not hide that the
+// TestFailingQuery checks that a UID that cannot be read does not hide that the
 // operation fails, and that its retries back off.
-func TestLookThatFails(t *testing.T) {
+func TestFailingQuery(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
-	g.engine.blind.Store(true)
+	g.engine.failQueries.Store(true)
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, errors.New("boom")
 	}
@@ -259,9 +246,9 @@ func TestCrashBeforeTheFirstStatus(t *testing.T) {
 	}
 }
 
-// TestAnotherLeaderTriesWhatWasRefused checks that another leader, which may have
+// TestNewLeaderRetriesRefused checks that another leader, which may have
 // other settings, tries once. The same leader does not retry.
-func TestAnotherLeaderTriesWhatWasRefused(t *testing.T) {
+func TestNewLeaderRetriesRefused(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	allowed := false

@@ -12,26 +12,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// resourcesOf returns spec.resource in the driver's units.
-func resourcesOf(vm *api.VirtualMachine) driver.Resources {
-	r := vm.Spec.Resource
-	cpu, memory, disk := r[api.ResourceCPU], r[api.ResourceMemory], r[api.ResourceRootDisk]
-	return driver.Resources{CPUMilli: cpu.MilliValue(), MemoryBytes: memory.Value(), RootDiskBytes: disk.Value()}
-}
-
 // serverSpec translates a VirtualMachine, without its secrets, for the driver.
 func serverSpec(vm *api.VirtualMachine) driver.ServerSpec {
-	r := resourcesOf(vm)
+	r := policy.ResourcesOf(vm)
 	spec := driver.ServerSpec{
 		Target:    driver.Target{UID: vm.UID},
 		Namespace: vm.Namespace, Name: vm.Name,
 		CPUMilli: r.CPUMilli, MemoryBytes: r.MemoryBytes, RootDiskBytes: r.RootDiskBytes,
 		SSHKeys:       vm.Spec.SSHAuthorizedKeys,
 		RestartPolicy: driver.RestartPolicy(vm.Spec.RestartPolicy),
-		GracePeriod:   gracePeriodOf(vm),
+		GracePeriod:   policy.GracePeriodOf(vm),
 	}
 	if image := imageOf(vm.Spec.Image); image != nil {
 		spec.Image = *image
@@ -64,9 +58,9 @@ func volumeOf(v api.Volume) driver.Volume {
 	return out
 }
 
-// reveal reads the text of a data source, always live: a cache would need the right
-// to list Secrets.
-func (r *Reconciler) reveal(ctx context.Context, namespace, field string, from *api.DataSource) (driver.Secret, error) {
+// readSecret reads the text of a data source, always live: a cache would need the
+// right to list Secrets.
+func (r *Reconciler) readSecret(ctx context.Context, namespace, field string, from *api.DataSource) (driver.Secret, error) {
 	switch {
 	case from == nil:
 		return driver.Secret{}, nil

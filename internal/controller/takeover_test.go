@@ -16,27 +16,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// takeOver simulates a new leader whose cache keeps the current version of the
+// takeOver simulates a new leader whose cache still has the current version of the
 // VirtualMachine.
 func (g *rig) takeOver() {
 	g.t.Helper()
-	g.behind = g.vm()
+	g.cached = g.vm()
 	g.newReconciler()
 	g.r.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-			g.behind.DeepCopyInto(obj.(*api.VirtualMachine)) //nolint:forcetypeassert // there are no other Gets
+			g.cached.DeepCopyInto(obj.(*api.VirtualMachine)) //nolint:forcetypeassert // there are no other Gets
 			return nil
 		},
 	})
 }
 
-func (g *rig) letServerGo() {
+func (g *rig) deleteServer() {
 	g.t.Helper()
 	if err := g.inv.Delete(g.t.Context(), driver.Target{UID: "uid-1"}, false); err != nil {
 		g.t.Fatal(err)
@@ -52,9 +53,9 @@ func (g *rig) wantServer(want bool) {
 	}
 }
 
-// TestLetGoByThePredecessor checks that nothing is created for an object that is
-// gone, even if the cache still has it with its finalizer.
-func TestLetGoByThePredecessor(t *testing.T) {
+// TestFinalizerRemovedByThePredecessor checks that nothing is created for an object
+// that is gone, even if the cache still has it with its finalizer.
+func TestFinalizerRemovedByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -68,7 +69,7 @@ func TestLetGoByThePredecessor(t *testing.T) {
 	if err := g.api.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
-	g.letServerGo()
+	g.deleteServer()
 	g.reconcile()
 	g.wantServer(false)
 }
@@ -83,7 +84,7 @@ func TestDeletedMeanwhile(t *testing.T) {
 	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
 		t.Fatal(err)
 	}
-	g.letServerGo()
+	g.deleteServer()
 	g.reconcile()
 	g.wantServer(false)
 	if vm := g.vm(); vm != nil {
@@ -91,10 +92,10 @@ func TestDeletedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestLetGoWithoutAServer checks that a predecessor that was suspended during a
-// creation creates no server when it resumes, although its successor has changed
-// nothing before.
-func TestLetGoWithoutAServer(t *testing.T) {
+// TestFinalizerRemovedWithoutAServer checks that a predecessor that was suspended
+// during a creation creates no server when it resumes, although its successor has
+// changed nothing before.
+func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").Bound("fake/" + g.inv.Get("none").EngineID))
@@ -126,7 +127,7 @@ func TestStoppedByThePredecessor(t *testing.T) {
 	g.reconcile()
 	run := g.server().Run
 	g.takeOver()
-	old.DeepCopyInto(g.behind)
+	old.DeepCopyInto(g.cached)
 	g.r.Epoch = func() uint64 { return 1 << 40 } // everything before belongs to earlier leaders
 	g.reconcile()
 	if server := g.server(); server.State != driver.StateStopped || server.Run != run {
@@ -138,10 +139,10 @@ func TestStoppedByThePredecessor(t *testing.T) {
 // view, and checks that it ends the given run.
 func (g *rig) wantRestartByNewLeader(run string) {
 	g.t.Helper()
-	g.engine.behind = true
+	g.engine.outdated = true
 	g.startInventory()
 	g.newReconciler()
-	at := metav1.NewTime(t0)
+	at := metav1.NewTime(policytest.T0)
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at })
 	g.reconcile()
 	if g.server().Run == run || !g.vm().Status.RestartedAt.Equal(&at) {
@@ -149,10 +150,10 @@ func (g *rig) wantRestartByNewLeader(run string) {
 	}
 }
 
-// TestServerMadeByThePredecessor checks that a new leader with an outdated view
+// TestServerCreatedByThePredecessor checks that a new leader with an outdated view
 // does not treat its adoption of a server as a creation. Otherwise a requested
 // restart would count as done.
-func TestServerMadeByThePredecessor(t *testing.T) {
+func TestServerCreatedByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -161,14 +162,14 @@ func TestServerMadeByThePredecessor(t *testing.T) {
 	g.wantRestartByNewLeader(run)
 }
 
-// TestStartedByThePredecessor checks that a new leader that has not seen the
+// TestStartedByThePredecessor checks that a new leader that has not observed the
 // server's last start ends that run on a restart, not an older one.
 func TestStartedByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
-	g.engine.before, _ = g.engine.Driver.List(t.Context())
+	g.engine.outdatedList, _ = g.engine.Driver.List(t.Context())
 	for _, action := range []api.Action{api.ActionStopped, api.ActionActive} {
 		g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = action })
 		g.reconcile()
@@ -177,9 +178,9 @@ func TestStartedByThePredecessor(t *testing.T) {
 	g.wantRestartByNewLeader(run)
 }
 
-// TestWhoMayNotActDoesNotReport checks that a refused step is not a failure of the
+// TestRefusedStepIsNotReported checks that a refused step is not a failure of the
 // VM.
-func TestWhoMayNotActDoesNotReport(t *testing.T) {
+func TestRefusedStepIsNotReported(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -188,7 +189,7 @@ func TestWhoMayNotActDoesNotReport(t *testing.T) {
 		return driver.Server{}, driver.Errorf(driver.ErrNotLeading, "another replica leads")
 	}
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
-	writes := g.counting(func() {
+	writes := g.countWrites(func() {
 		result, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
 		if err != nil || result.RequeueAfter != fencedRetry {
 			t.Errorf("got %+v, %v: want another try after %s", result, err, fencedRetry)
@@ -202,9 +203,9 @@ func TestWhoMayNotActDoesNotReport(t *testing.T) {
 	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
 }
 
-// TestCallCutShort checks that a call that was cancelled because leadership was
-// lost is not a failure either.
-func TestCallCutShort(t *testing.T) {
+// TestCancelledCallIsNotReported checks that a call that was cancelled because
+// leadership was lost is not a failure either.
+func TestCancelledCallIsNotReported(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
@@ -213,7 +214,7 @@ func TestCallCutShort(t *testing.T) {
 		return driver.Server{}, driver.Errorf(driver.ErrDeposed, "another replica leads")
 	}
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
-	if writes := g.counting(func() { _, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}) }); writes != 0 {
+	if writes := g.countWrites(func() { _, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}) }); writes != 0 {
 		t.Errorf("%d writes, want none", writes)
 	}
 }
@@ -232,7 +233,7 @@ func TestDeposedWritesNothing(t *testing.T) {
 	})
 	g.clock.Step(10 * time.Second)
 	g.deposed = errors.New("another replica leads")
-	if writes := g.counting(func() { _, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}) }); writes != 0 {
+	if writes := g.countWrites(func() { _, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}) }); writes != 0 {
 		t.Errorf("%d writes, want none", writes)
 	}
 	g.deposed = nil
@@ -240,9 +241,9 @@ func TestDeposedWritesNothing(t *testing.T) {
 	g.wantPhase(api.PhaseUnknown, api.ReasonEngineUnavailable)
 }
 
-// TestRetainMeanwhile checks that the user's latest policy counts for a removal,
-// even if the new leader's cache does not have it yet.
-func TestRetainMeanwhile(t *testing.T) {
+// TestPolicyChangedToRetain checks that the user's latest policy counts for a
+// removal, even if the new leader's cache does not have it yet.
+func TestPolicyChangedToRetain(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))

@@ -5,7 +5,6 @@ package controller
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +16,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/test/vmtest"
@@ -41,9 +42,9 @@ func (g *rig) wantEvents(want ...string) {
 	}
 }
 
-// TestEventOfWhatCouldNotBeWritten checks that the next pass reports what was done.
+// TestEventAfterAFailedWrite checks that the next pass reports what was done.
 // The driver is not shown the spec twice, however often the write fails.
-func TestEventOfWhatCouldNotBeWritten(t *testing.T) {
+func TestEventAfterAFailedWrite(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm"))
 	g.reconcile()
@@ -64,10 +65,10 @@ func TestEventOfWhatCouldNotBeWritten(t *testing.T) {
 		t.Errorf("the driver was called %d times, want 1", n)
 	}
 	if vm := g.vm(); vm.Status.Server.Generation != vm.Generation {
-		t.Errorf("generation %d is said to be shown, want %d", vm.Status.Server.Generation, vm.Generation)
+		t.Errorf("the status has generation %d as shown, want %d", vm.Status.Server.Generation, vm.Generation)
 	}
-	if len(g.r.recent.undone) != 0 {
-		t.Error("what was written is still kept")
+	if len(g.r.writes.unreported) != 0 {
+		t.Error("what was written is still recorded")
 	}
 }
 
@@ -117,8 +118,8 @@ func TestEventsOfACrash(t *testing.T) {
 	}
 }
 
-// TestCrashUnderNever checks that the end is final, and is kept in events.
-func TestCrashUnderNever(t *testing.T) {
+// TestCrashWithRestartNever checks that the end is final and causes one event.
+func TestCrashWithRestartNever(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
 	g.reconcile()
@@ -165,71 +166,6 @@ func TestRefusedField(t *testing.T) {
 	g.wantCondition(api.ConditionStalled, "")
 }
 
-// reworded replaces all human-readable text of a status.
-func reworded(vm *api.VirtualMachine) *api.VirtualMachine {
-	vm = vm.DeepCopy()
-	s := &vm.Status
-	s.Binding = &api.Binding{Driver: "fake", EngineID: engine}
-	s.Reason, s.Message, s.Phase = "Reworded", "reworded", "Reworded"
-	for n := range s.Conditions {
-		s.Conditions[n].Reason, s.Conditions[n].Message = "Reworded", "reworded"
-	}
-	for _, kind := range []string{api.ConditionRunning, api.ConditionRestartRequired, api.ConditionDeletionBlocked} {
-		meta.SetStatusCondition(&s.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: "Reworded", Message: "reworded"})
-	}
-	if s.Operation != nil {
-		s.Operation.Reason, s.Operation.LastError = "Reworded", "reworded"
-	}
-	return vm
-}
-
-// TestWordsDecideNothing checks that decide does not depend on reasons, messages
-// and conditions, for every state, action, policy and status.
-func TestWordsDecideNothing(t *testing.T) {
-	_, looping := quick(1, 2, time.Second)
-	statuses := map[string]func(*api.VirtualMachineStatus){
-		"at rest": func(*api.VirtualMachineStatus) {},
-		"failing": failing(api.OperationUpdate, 2, time.Second),
-		"exhausted": func(s *api.VirtualMachineStatus) {
-			failing(api.OperationCreate, 2, time.Second)(s)
-			s.Operation.Failure = api.FailureExhausted
-			s.Reason = api.ReasonExhausted
-		},
-		"refused":        stalled,
-		"crashing":       looping,
-		"off on request": offOnRequest,
-		"waits":          restartRequired,
-		"image refused":  refusedImage,
-		"restarting":     operation(api.OperationRestart, time.Second, "run-1"),
-		"stopping":       operation(api.OperationStop, time.Second, ""),
-	}
-	for state, seen := range seenStates {
-		for kind, status := range statuses {
-			for _, action := range []api.Action{api.ActionActive, api.ActionStopped, api.ActionPaused} {
-				for _, policy := range []api.RestartPolicy{api.RestartAlways, api.RestartOnFailure, api.RestartNever} {
-					for _, deleted := range []bool{false, true} {
-						b := observed().Action(action).RestartPolicy(policy).Status(status)
-						if deleted {
-							b = b.Deleted(t0.Add(-time.Second))
-						}
-						vm := b.Obj()
-						got, want := decide(ask(reworded(vm), seen)), decide(ask(vm, seen))
-						if g, w := policyOf(got), policyOf(want); g != w {
-							t.Errorf("%s, %s, %s, %s, deleted %v:\ngot  %s\nwant %s", state, kind, action, policy, deleted, g, w)
-						}
-					}
-				}
-			}
-		}
-	}
-}
-
-// policyOf formats a plan without its human-readable text.
-func policyOf(p plan) string {
-	p.reason, p.message, p.refused = "", "", nil
-	return fmt.Sprintf("%+v", p)
-}
-
 // TestImportedStatus checks that what versions before status.binding recorded in
 // conditions and reasons is imported once, with the same meaning.
 func TestImportedStatus(t *testing.T) {
@@ -240,7 +176,7 @@ func TestImportedStatus(t *testing.T) {
 	}
 	older := func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: string(driver.StateStopped)}
-		s.StartTime = &metav1.MicroTime{Time: t0.Add(-time.Hour)}
+		s.StartTime = &metav1.MicroTime{Time: policytest.T0.Add(-time.Hour)}
 		if s.Operation != nil {
 			s.Operation.Failure, s.Operation.Reason = "", ""
 		}
@@ -254,32 +190,32 @@ func TestImportedStatus(t *testing.T) {
 		"waits": {condition(api.ConditionRestartRequired, api.ReasonChangePending, "image, ports: applied at the next restart (change ...)"), func(s *api.VirtualMachineStatus) bool {
 			return slices.Equal(s.PendingFields, []string{"image", "ports"})
 		}},
-		"failing": {failing(api.OperationStart, 2, time.Second), func(s *api.VirtualMachineStatus) bool {
+		"failing": {policytest.Failing(api.OperationStart, 2, time.Second), func(s *api.VirtualMachineStatus) bool {
 			return s.Operation.Failure == api.FailureFailed && s.Operation.Reason == api.ReasonOperationFailed
 		}},
 		"exhausted": {func(s *api.VirtualMachineStatus) {
-			failing(api.OperationStart, 2, time.Second)(s)
+			policytest.Failing(api.OperationStart, 2, time.Second)(s)
 			s.Reason = api.ReasonExhausted
 		}, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureExhausted }},
-		"refused": {func(s *api.VirtualMachineStatus) { stalled(s) }, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureRefused }},
+		"refused": {func(s *api.VirtualMachineStatus) { policytest.Refused(s) }, func(s *api.VirtualMachineStatus) bool { return s.Operation.Failure == api.FailureRefused }},
 		"crashing, waits": {func(s *api.VirtualMachineStatus) {
 			s.Reason, s.Operation = api.ReasonRestarting, &api.Operation{Type: api.OperationStart, Attempts: 2}
-		}, func(s *api.VirtualMachineStatus) bool { return isCrashing(s.Operation) }},
+		}, func(s *api.VirtualMachineStatus) bool { return policy.IsCrashing(s.Operation) }},
 		"crashing, runs": {func(s *api.VirtualMachineStatus) {
 			s.Reason, s.Operation = api.ReasonRunning, &api.Operation{Type: api.OperationStart, Attempts: 2}
-		}, func(s *api.VirtualMachineStatus) bool { return isCrashing(s.Operation) }},
+		}, func(s *api.VirtualMachineStatus) bool { return policy.IsCrashing(s.Operation) }},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			status := observed().Status(tc.status).Status(older).Obj().Status
-			importStatus(&status, ended(1))
+			status := policytest.ReportedVM().Status(tc.status).Status(older).Obj().Status
+			importStatus(&status, policytest.Ended(1))
 			if !tc.check(&status) {
 				t.Errorf("got %+v, operation %+v, server %+v", status, status.Operation, status.Server)
 			}
 			before := *status.DeepCopy()
-			status.Binding = &api.Binding{Driver: "fake", EngineID: engine}
+			status.Binding = &api.Binding{Driver: "fake", EngineID: policytest.EngineID}
 			condition(api.ConditionRestartRequired, "x", "other: x")(&status)
-			importStatus(&status, ended(1))
+			importStatus(&status, policytest.Ended(1))
 			if !slices.Equal(status.PendingFields, before.PendingFields) {
 				t.Error("imported twice")
 			}

@@ -122,35 +122,40 @@ type Target struct {
 	Epoch uint64
 }
 
-// ServerSpec is the desired state of a server.
+// ServerSpec is the desired state of a server. The tag "spec" names the field of a
+// VirtualMachine's spec that a field is from, and "-" marks one that is from none: see
+// Fields.
 type ServerSpec struct {
-	Target
+	Target `spec:"-"`
 	// Namespace and Name of the VirtualMachine.
-	Namespace, Name string
+	Namespace, Name string `spec:"-"`
 	// Power that the server should have.
-	Power Power
+	Power Power `spec:"action"`
 	// StopBy is when a stop that is under way is forced; the zero time means
 	// never.
-	StopBy time.Time
+	StopBy time.Time `spec:"-"`
 	// GracePeriod is how long the guest has to shut down when the host does, since
 	// no caller is present then. Every other stop uses StopBy.
-	GracePeriod time.Duration
+	GracePeriod time.Duration `spec:"shutdownGracePeriodSeconds"`
 	// RestartRun names a run (Server.Run) to end before the server is started,
 	// which restarts it once. It has no effect if that run is over.
-	RestartRun string
+	RestartRun string `spec:"-"`
 	// PowerOnly is set if the caller could not read all of the spec, for example
 	// because a Secret is gone: only Power is applied, and Pending is not computed.
-	PowerOnly bool
+	PowerOnly bool `spec:"-"`
 
 	// CPUMilli is in thousandths of a CPU, the sizes are in bytes. A
 	// RootDiskBytes of zero leaves the size to the driver.
-	CPUMilli, MemoryBytes, RootDiskBytes int64
-	Image                                Image
-	Volumes                              []Volume
-	Ports                                []Port
-	SSHKeys                              []string
-	RestartPolicy                        RestartPolicy
-	UserData, NetworkData                Secret
+	CPUMilli      int64         `spec:"resource.cpu"`
+	MemoryBytes   int64         `spec:"resource.memory"`
+	RootDiskBytes int64         `spec:"resource.rootDisk"`
+	Image         Image         `spec:"image"`
+	Volumes       []Volume      `spec:"volumes"`
+	Ports         []Port        `spec:"ports"`
+	SSHKeys       []string      `spec:"sshAuthorizedKeys"`
+	RestartPolicy RestartPolicy `spec:"restartPolicy"`
+	UserData      Secret        `spec:"userData"`
+	NetworkData   Secret        `spec:"networkData"`
 }
 
 // Power is a power state that a server should have.
@@ -196,33 +201,36 @@ const (
 
 // Image is what a server boots. An empty Source means the driver's default.
 type Image struct {
-	Source     string
-	Checksum   string // "sha256:<64 hex digits>" or empty
-	PullPolicy PullPolicy
-	Kernel     *Kernel
+	Source     string     `spec:"source"`
+	Checksum   string     `spec:"checksum"` // "sha256:<64 hex digits>" or empty
+	PullPolicy PullPolicy `spec:"pullPolicy"`
+	Kernel     *Kernel    `spec:"kernel"`
 }
 
 // Kernel is a kernel to boot directly.
 type Kernel struct {
-	Source, Initrd, Cmdline string
+	Source  string `spec:"source"`
+	Initrd  string `spec:"initrd"`
+	Cmdline string `spec:"cmdline"`
 }
 
 // Volume is an additional disk. A nil Image means a blank one.
 type Volume struct {
-	Name      string
-	SizeBytes int64
-	Image     *Image
-	ReadOnly  bool
+	Name      string `spec:"name"`
+	SizeBytes int64  `spec:"size"`
+	Image     *Image `spec:"source.image"`
+	ReadOnly  bool   `spec:"readOnly"`
 }
 
 // Port is a port of the server that is reachable from outside it. With a HostPort
 // of zero the engine chooses one.
 type Port struct {
-	Name           string
-	Protocol       string // "TCP" or "UDP"
-	Port, HostPort int32
+	Name     string `spec:"name"`
+	Protocol string `spec:"protocol"` // "TCP" or "UDP"
+	Port     int32  `spec:"port"`
+	HostPort int32  `spec:"hostPort"`
 	// HostIP is the address of the host to open the port on; empty means all.
-	HostIP string
+	HostIP string `spec:"hostIP"`
 }
 
 // Secret is text that must not be shown: it prints as "[redacted]" under every

@@ -11,33 +11,33 @@ import (
 // The kinds of failure that a driver distinguishes. Make them with Errorf, which
 // describes the failure, or wrap them with %w; test with errors.Is.
 var (
-	// ErrNotFound : the server does not exist.
+	// ErrNotFound means that the server does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrInvalid : the spec is wrong; final until it changes. Name the field.
+	// ErrInvalid means that the spec is wrong; final until it changes. Name the field.
 	ErrInvalid = errors.New("invalid")
-	// ErrUnsupported : the driver cannot honour a field of the spec; final until
+	// ErrUnsupported means that the driver cannot honour a field of the spec; final until
 	// it changes. Name the field.
 	ErrUnsupported = errors.New("unsupported")
-	// ErrRetry : nothing was changed and a later try may succeed, as with a
+	// ErrRetry means that nothing was changed and a later try may succeed, as with a
 	// missing image or a failed pull.
 	ErrRetry = errors.New("try again")
-	// ErrExhausted : the engine lacks enough of a resource; the message has the
+	// ErrExhausted means that the engine lacks enough of a resource; the message has the
 	// needed and the available amount. Retried slowly.
 	ErrExhausted = errors.New("exhausted")
-	// ErrUnavailable : the engine cannot be reached and the state is unknown.
+	// ErrUnavailable means that the engine cannot be reached and the state is unknown.
 	ErrUnavailable = errors.New("engine unavailable")
-	// ErrFenced : the engine refuses this process, because a newer epoch has acted.
-	// Nothing was changed.
+	// ErrFenced means that the engine refuses this process, because a newer epoch has
+	// acted. Nothing was changed.
 	ErrFenced = errors.New("fenced")
-	// ErrNotLeading : this process is not certain to be the leader, so the engine was
-	// not called. No driver returns it; the fencing decorator does.
+	// ErrNotLeading means that this process is not certain to be the leader, so the
+	// engine was not called. No driver returns it; the fencing decorator does.
 	ErrNotLeading = errors.New("not leading")
-	// ErrDeposed : the right to act ended during the call, whose mutation may have
-	// been done nevertheless.
+	// ErrDeposed means that the right to act ended during the call, whose mutation may
+	// have been done nevertheless.
 	ErrDeposed = errors.New("deposed")
 )
 
-// ErrConsoleTaken : another caller writes to the console.
+// ErrConsoleTaken means that another caller writes to the console.
 var ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
 
 type kindError struct {
@@ -91,7 +91,7 @@ func ReasonOf(err error) string {
 }
 
 // MayNotAct reports whether a call failed because the caller lacked the right to
-// act. Such a failure says nothing about the server.
+// act. Such a failure proves nothing about the server.
 func MayNotAct(err error) bool {
 	return errors.Is(err, ErrFenced) || errors.Is(err, ErrNotLeading) || errors.Is(err, ErrDeposed)
 }
@@ -103,8 +103,8 @@ func Ambiguous(err error) bool {
 	if err == nil {
 		return false
 	}
-	for _, clear := range []error{ErrNotFound, ErrInvalid, ErrUnsupported, ErrRetry, ErrExhausted, ErrFenced, ErrNotLeading} {
-		if errors.Is(err, clear) {
+	for _, unambiguous := range []error{ErrNotFound, ErrInvalid, ErrUnsupported, ErrRetry, ErrExhausted, ErrFenced, ErrNotLeading} {
+		if errors.Is(err, unambiguous) {
 			return false
 		}
 	}

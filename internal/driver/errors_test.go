@@ -66,7 +66,7 @@ func TestAmbiguous(t *testing.T) {
 		"not leading":       {Errorf(ErrNotLeading, "x"), false},
 		"engine lost":       {Errorf(ErrUnavailable, "x"), true},
 		"deadline":          {context.DeadlineExceeded, true},
-		"nobody's":          {errors.New("x"), true},
+		"no sentinel":       {errors.New("x"), true},
 		"wrapped not found": {fmt.Errorf("deleting: %w", WithReason(ReasonDuplicate, ErrNotFound)), false},
 	} {
 		t.Run(name, func(t *testing.T) {

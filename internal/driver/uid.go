@@ -11,16 +11,17 @@ import (
 
 var uidPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 
-// UniqueUIDs returns each UID once. It returns ErrInvalid for a UID that CheckUID refuses.
+// UniqueUIDs returns each UID once. It returns ErrInvalid for a UID that CheckUID
+// refuses.
 func UniqueUIDs(uids []types.UID) ([]types.UID, error) {
-	met := make(map[types.UID]bool, len(uids))
+	seen := make(map[types.UID]bool, len(uids))
 	unique := make([]types.UID, 0, len(uids))
 	for _, uid := range uids {
 		if err := CheckUID(uid); err != nil {
 			return nil, err
 		}
-		if !met[uid] {
-			met[uid] = true
+		if !seen[uid] {
+			seen[uid] = true
 			unique = append(unique, uid)
 		}
 	}

@@ -14,39 +14,39 @@ import (
 // An engine that refuses this process is probed after 1 s, doubling to 5 minutes,
 // for whether it still does.
 const (
-	firstProbe = time.Second
-	lastProbe  = 5 * time.Minute
+	minProbeDelay = time.Second
+	maxProbeDelay = 5 * time.Minute
 )
 
-// noServer is the UID of the deletion that probes whether an engine admits this
+// probeUID is the UID of the deletion that probes whether an engine admits this
 // process. No VirtualMachine has it: the API server's UIDs are of version 4.
-const noServer = "00000000-0000-0000-0000-000000000000"
+const probeUID = "00000000-0000-0000-0000-000000000000"
 
 // fence records that an engine refuses this process. From the first refusal on, no
 // call that changes something reaches the engine.
 type fence struct {
 	cause error
 	since time.Time
-	// shown is set once it is certain that this process leads nevertheless. Until
+	// reported is set once it is certain that this process leads nevertheless. Until
 	// then it may only not have observed its successor yet, and the successor
 	// reports.
-	shown bool
+	reported bool
 }
 
-// refused returns ErrFenced while the engine refuses this process.
-func (i *Inventory) refused() error {
+// fenceError returns ErrFenced while the engine refuses this process.
+func (i *Inventory) fenceError() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.fence == nil {
 		return nil
 	}
-	return driver.Errorf(driver.ErrFenced, "nothing was done, since the engine has refused this process: %w", i.fence.cause)
+	return driver.Errorf(driver.ErrFenced, "nothing was done, because the engine has refused this process: %w", i.fence.cause)
 }
 
-func (i *Inventory) isSuspended() bool { return i.refused() != nil }
+func (i *Inventory) isSuspended() bool { return i.fenceError() != nil }
 
-// checkFence suspends the driver if the engine has refused a call.
-func (i *Inventory) checkFence(err error) {
+// suspendIfFenced suspends the driver if the engine has refused a call.
+func (i *Inventory) suspendIfFenced(err error) {
 	if !errors.Is(err, driver.ErrFenced) {
 		return
 	}
@@ -54,51 +54,51 @@ func (i *Inventory) checkFence(err error) {
 	defer i.mu.Unlock()
 	if i.fence == nil {
 		i.fence = &fence{cause: err, since: i.Clock.Now()}
-		notify(i.fenced)
+		sendSignal(i.fenced)
 	}
 }
 
-// sitOutFences suspends the driver whenever its engine refuses this process, until
+// suspendWhileFenced suspends the driver whenever its engine refuses this process, until
 // ctx ends.
-func (i *Inventory) sitOutFences(ctx context.Context) {
+func (i *Inventory) suspendWhileFenced(ctx context.Context) {
 	engineFenced.WithLabelValues(i.Name).Set(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-i.fenced:
-			if i.stillLeads(ctx) {
-				i.showFence()
+			if i.confirmLeadership(ctx) {
+				i.reportFence()
 				i.awaitAdmission(ctx)
 			}
 		}
 	}
 }
 
-// stillLeads asks whether this process leads, until there is an answer.
-func (i *Inventory) stillLeads(ctx context.Context) bool {
+// confirmLeadership repeats ConfirmLeading until it returns an answer.
+func (i *Inventory) confirmLeadership(ctx context.Context) bool {
 	for ctx.Err() == nil {
-		leads, err := i.Leads(ctx)
+		leads, err := i.ConfirmLeading(ctx)
 		if err == nil {
 			return leads
 		}
-		i.pause(ctx, retryPeriod)
+		i.waitFor(ctx, retryPeriod)
 	}
 	return false
 }
 
-// showFence makes every answer unknown, and reports the fence once.
-func (i *Inventory) showFence() {
+// reportFence makes every answer unknown, and reports the fence once.
+func (i *Inventory) reportFence() {
 	i.mu.Lock()
-	i.fence.shown = true
+	i.fence.reported = true
 	cause := i.fence.cause
 	i.mu.Unlock()
 	engineFenced.WithLabelValues(i.Name).Set(1)
 	i.Log.Error(cause, "The engine refuses this process, which leads: its driver is suspended until the engine admits it", "driver", i.Name)
-	if i.Refused != nil {
-		i.Refused(cause)
+	if i.OnFenced != nil {
+		i.OnFenced(cause)
 	}
-	i.publish([]Change{{All: true}})
+	i.publishChanges([]Change{{All: true}})
 }
 
 // awaitAdmission probes the engine by deleting a server that does not exist. An
@@ -106,14 +106,14 @@ func (i *Inventory) showFence() {
 // server. A refusal by one engine does not apply to its replacement, so the waits
 // start over then.
 func (i *Inventory) awaitAdmission(ctx context.Context) {
-	for wait := firstProbe; ; wait = min(2*wait, lastProbe) {
-		for i.pauseOr(ctx, i.exchanged, wait) {
-			wait = firstProbe
+	for wait := minProbeDelay; ; wait = min(2*wait, maxProbeDelay) {
+		for i.waitForSignal(ctx, i.replaced, wait) {
+			wait = minProbeDelay
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		if i.admits(ctx) {
+		if i.probeAdmission(ctx) {
 			break
 		}
 	}
@@ -122,12 +122,12 @@ func (i *Inventory) awaitAdmission(ctx context.Context) {
 	i.mu.Unlock()
 	engineFenced.WithLabelValues(i.Name).Set(0)
 	i.Log.Info("The engine admits this process again", "driver", i.Name)
-	i.publish([]Change{{All: true}})
+	i.publishChanges([]Change{{All: true}})
 }
 
-func (i *Inventory) admits(ctx context.Context) bool {
+func (i *Inventory) probeAdmission(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)
 	defer cancel()
-	err := i.Driver.Delete(ctx, driver.Target{UID: noServer}, false)
+	err := i.Driver.Delete(ctx, driver.Target{UID: probeUID}, false)
 	return err == nil || errors.Is(err, driver.ErrNotFound)
 }

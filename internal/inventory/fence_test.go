@@ -14,194 +14,194 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// fencedRig is an inventory whose engine refuses every change. It counts the
+// fencedFixture is an inventory whose engine refuses every change. It counts the
 // changes.
-type fencedRig struct {
-	*rig
+type fencedFixture struct {
+	*fixture
 	changes, probes, events int // guarded by the engine's lock
 	refusal                 error
 }
 
-func newFencedRig(t *testing.T, leads func(context.Context) (bool, error)) *fencedRig {
+func newFencedFixture(t *testing.T, leads func(context.Context) (bool, error)) *fencedFixture {
 	t.Helper()
-	g := &fencedRig{rig: newRig(t), refusal: driver.Errorf(driver.ErrFenced, "epoch 8 has acted")}
-	g.inv.Leads = leads
-	g.inv.Refused = func(error) { g.engine.set(func() { g.events++ }) }
+	g := &fencedFixture{fixture: newFixture(t), refusal: driver.Errorf(driver.ErrFenced, "epoch 8 has acted")}
+	g.inv.ConfirmLeading = leads
+	g.inv.OnFenced = func(error) { g.engine.set(func() { g.events++ }) }
 	g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
 		g.engine.set(func() { g.changes++ })
 		return driver.Server{}, g.refusal
 	}
 	g.engine.delete = func(t driver.Target, _ func() error) error {
 		count := &g.changes
-		if t.UID == noServer {
+		if t.UID == probeUID {
 			count = &g.probes
 		}
 		g.engine.set(func() { *count++ })
 		return g.refusal
 	}
-	g.start()
-	g.wantSoon("none", Gone)
-	g.told()
+	g.startLoop()
+	g.waitForAnswer("none", Gone)
+	g.takeChanges()
 	return g
 }
 
-func (g *fencedRig) count(n *int) int { return hook(g.engine, n) }
+func (g *fencedFixture) readCount(n *int) int { return readLocked(g.engine, n) }
 
-// refuse makes a first call, which the engine refuses.
-func (g *fencedRig) refuse() {
+// ensureRefused makes a first call, which the engine refuses.
+func (g *fencedFixture) ensureRefused() {
 	g.t.Helper()
-	if _, err := g.inv.Ensure(g.t.Context(), spec()); !errors.Is(err, g.refusal) {
+	if _, err := g.inv.Ensure(g.t.Context(), newSpec()); !errors.Is(err, g.refusal) {
 		g.t.Fatalf("got %v, want %v", err, g.refusal)
 	}
 }
 
-// tryEverything makes every call that would change something, a hundred times.
-func (g *fencedRig) tryEverything() {
+// tryChanges makes every call that would change something, a hundred times.
+func (g *fencedFixture) tryChanges() {
 	g.t.Helper()
 	for range 100 {
-		_, ensured := g.inv.Ensure(g.t.Context(), spec())
-		deleted := g.inv.Delete(g.t.Context(), spec().Target, false)
+		_, ensured := g.inv.Ensure(g.t.Context(), newSpec())
+		deleted := g.inv.Delete(g.t.Context(), newSpec().Target, false)
 		if !errors.Is(ensured, driver.ErrFenced) || !errors.Is(deleted, driver.ErrFenced) {
 			g.t.Fatalf("Ensure fails with %v, Delete with %v, want both with %v", ensured, deleted, driver.ErrFenced)
 		}
 	}
 }
 
-// probe waits until the next probe is due in exactly d, and lets it run.
-func (g *fencedRig) probe(d time.Duration) {
+// expectProbeAfter waits until the next probe is due in exactly d, and lets it run.
+func (g *fencedFixture) expectProbeAfter(d time.Duration) {
 	g.t.Helper()
 	// Besides the tickers of lists and samples, only the probe waits.
-	g.eventually("the next probe is waited for", func() bool { return g.clock.Waiters() == 3 })
-	before := g.count(&g.probes)
+	g.waitUntil("the next probe is waited for", func() bool { return g.clock.Waiters() == 3 })
+	before := g.readCount(&g.probes)
 	g.clock.Step(d - time.Millisecond)
 	if g.clock.Waiters() != 3 {
 		g.t.Errorf("a probe came before %s were over", d)
 	}
 	g.clock.Step(time.Millisecond)
-	g.eventually("the engine is probed", func() bool { return g.count(&g.probes) == before+1 })
+	g.waitUntil("the engine is probed", func() bool { return g.readCount(&g.probes) == before+1 })
 }
 
-// TestARefusalSuspendsTheDriver checks that only the refused driver of the leader
+// TestFenceSuspendsDriver checks that only the refused driver of the leader
 // is suspended. Nothing that changes something reaches its engine until it admits
 // the leader again.
-func TestARefusalSuspendsTheDriver(t *testing.T) {
-	g := newFencedRig(t, func(context.Context) (bool, error) { return true, nil })
-	g.refuse()
-	g.eventually("it is suspended", func() bool { return g.inv.Get("a").Fenced })
+func TestFenceSuspendsDriver(t *testing.T) {
+	g := newFencedFixture(t, func(context.Context) (bool, error) { return true, nil })
+	g.ensureRefused()
+	g.waitUntil("it is suspended", func() bool { return g.inv.Get("a").Fenced })
 	seen := g.inv.Get("b")
 	if seen.Answer != Unknown || !seen.DownSince.Equal(t0) || !errors.Is(seen.Cause, g.refusal) || seen.EngineID == "" {
-		t.Errorf("of another server it says %+v, want unknown with the engine's words", seen)
+		t.Errorf("the answer for another server is %+v, want unknown with the engine's error", seen)
 	}
-	g.tryEverything()
+	g.tryChanges()
 	for _, wait := range []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
-		g.probe(time.Duration(wait) * time.Second)
+		g.expectProbeAfter(time.Duration(wait) * time.Second)
 	}
-	if n := g.count(&g.changes); n != 1 {
+	if n := g.readCount(&g.changes); n != 1 {
 		t.Errorf("%d changes reached the engine, want the first alone", n)
 	}
-	if told := g.told(); len(told) != 1 || !told[0].All || g.count(&g.events) != 1 {
-		t.Errorf("told %+v and %d events, want one of each", told, g.count(&g.events))
+	if reported := g.takeChanges(); len(reported) != 1 || !reported[0].All || g.readCount(&g.events) != 1 {
+		t.Errorf("reported %+v and %d events, want one of each", reported, g.readCount(&g.events))
 	}
 	if got := testutil.ToFloat64(engineFenced.WithLabelValues("fake")); got != 1 {
 		t.Errorf("drover_engine_fenced is %v, want 1", got)
 	}
 	g.engine.set(func() { g.engine.ensure, g.engine.delete = nil, nil })
-	g.clock.Step(lastProbe)
-	g.wantSoon("a", Gone)
-	g.ensure()
+	g.clock.Step(maxProbeDelay)
+	g.waitForAnswer("a", Gone)
+	g.ensureServer()
 	if seen := g.inv.Get("a"); seen.Answer != Present || seen.Fenced {
 		t.Errorf("after it was admitted: %+v", seen)
 	}
-	g.eventually("that is told", func() bool { told := g.told(); return len(told) > 0 && told[0].All })
+	g.waitUntil("that is reported", func() bool { reported := g.takeChanges(); return len(reported) > 0 && reported[0].All })
 	if got := testutil.ToFloat64(engineFenced.WithLabelValues("fake")); got != 0 {
 		t.Errorf("drover_engine_fenced is %v, want 0", got)
 	}
 }
 
-// TestAnotherEngineIsAskedSoon checks that it does not inherit the waits of the
+// TestReplacedEngineIsProbedSoon checks that it does not inherit the waits of the
 // previous engine.
-func TestAnotherEngineIsAskedSoon(t *testing.T) {
-	g := newFencedRig(t, func(context.Context) (bool, error) { return true, nil })
-	g.refuse()
+func TestReplacedEngineIsProbedSoon(t *testing.T) {
+	g := newFencedFixture(t, func(context.Context) (bool, error) { return true, nil })
+	g.ensureRefused()
 	for _, wait := range []int{1, 2, 4, 8, 16, 32, 64, 128} {
-		g.probe(time.Duration(wait) * time.Second)
+		g.expectProbeAfter(time.Duration(wait) * time.Second)
 	}
-	g.eventually("the next probe is waited for", func() bool { return g.clock.Waiters() == 3 })
-	g.exchange("third")
-	notify(g.inv.suspect)
-	g.eventually("the other engine is known", func() bool { return g.inv.Get("a").EngineID == "third" })
-	before, since := g.count(&g.probes), g.clock.Now()
-	g.eventually("the other engine is asked", func() bool {
-		g.clock.Step(firstProbe)
-		return g.count(&g.probes) > before
+	g.waitUntil("the next probe is waited for", func() bool { return g.clock.Waiters() == 3 })
+	g.replaceEngine("third")
+	sendSignal(g.inv.checkDue)
+	g.waitUntil("the other engine is known", func() bool { return g.inv.Get("a").EngineID == "third" })
+	before, since := g.readCount(&g.probes), g.clock.Now()
+	g.waitUntil("the other engine is probed", func() bool {
+		g.clock.Step(minProbeDelay)
+		return g.readCount(&g.probes) > before
 	})
 	if waited := g.clock.Since(since); waited > 128*time.Second { // the previous engine would be probed after 256 s
-		t.Errorf("it was asked after %s", waited)
+		t.Errorf("it was probed after %s", waited)
 	}
 }
 
-// TestAPredecessorIsNotSuspended checks that it only stops: its successor reports.
-func TestAPredecessorIsNotSuspended(t *testing.T) {
-	asked := make(chan struct{})
-	g := newFencedRig(t, func(context.Context) (bool, error) { defer close(asked); return false, nil })
-	g.refuse()
-	<-asked
-	g.tryEverything()
-	if n := g.count(&g.changes); n != 1 {
+// TestPredecessorIsNotSuspended checks that it only stops: its successor reports.
+func TestPredecessorIsNotSuspended(t *testing.T) {
+	confirmed := make(chan struct{})
+	g := newFencedFixture(t, func(context.Context) (bool, error) { defer close(confirmed); return false, nil })
+	g.ensureRefused()
+	<-confirmed
+	g.tryChanges()
+	if n := g.readCount(&g.changes); n != 1 {
 		t.Errorf("%d changes reached the engine, want the first alone", n)
 	}
-	if seen := g.inv.Get("a"); seen.Answer != Gone || seen.Fenced || g.count(&g.events) != 0 || len(g.told()) != 0 {
-		t.Errorf("it says %+v and sent %d events, want as before", seen, g.count(&g.events))
+	if seen := g.inv.Get("a"); seen.Answer != Gone || seen.Fenced || g.readCount(&g.events) != 0 || len(g.takeChanges()) != 0 {
+		t.Errorf("it says %+v and sent %d events, want as before", seen, g.readCount(&g.events))
 	}
 }
 
-// TestNobodyKnowsWhoLeads checks that nothing is reported or done while the API
+// TestFencedWhileLeadershipUnknown checks that nothing is reported or done while the API
 // does not answer.
-func TestNobodyKnowsWhoLeads(t *testing.T) {
+func TestFencedWhileLeadershipUnknown(t *testing.T) {
 	answers := make(chan error)
-	g := newFencedRig(t, func(context.Context) (bool, error) { err := <-answers; return err == nil, err })
-	g.refuse()
+	g := newFencedFixture(t, func(context.Context) (bool, error) { err := <-answers; return err == nil, err })
+	g.ensureRefused()
 	answers <- errors.New("no answer")
-	g.tryEverything()
-	if g.inv.Get("a").Fenced || g.count(&g.changes) != 1 {
-		t.Errorf("it says %+v after %d changes", g.inv.Get("a"), g.count(&g.changes))
+	g.tryChanges()
+	if g.inv.Get("a").Fenced || g.readCount(&g.changes) != 1 {
+		t.Errorf("it says %+v after %d changes", g.inv.Get("a"), g.readCount(&g.changes))
 	}
-	g.eventually("it waits", func() bool { return g.clock.Waiters() == 3 })
+	g.waitUntil("it waits", func() bool { return g.clock.Waiters() == 3 })
 	g.clock.Step(retryPeriod)
 	answers <- nil
-	g.eventually("it is suspended", func() bool { return g.inv.Get("a").Fenced })
+	g.waitUntil("it is suspended", func() bool { return g.inv.Get("a").Fenced })
 }
 
-// TestTheGuardsRefusalSuspendsNothing checks that a refusal by the guard does not
+// TestGuardRefusalSuspendsNothing checks that a refusal by the guard does not
 // count as an engine's.
-func TestTheGuardsRefusalSuspendsNothing(t *testing.T) {
-	g := newFencedRig(t, func(context.Context) (bool, error) { return true, nil })
+func TestGuardRefusalSuspendsNothing(t *testing.T) {
+	g := newFencedFixture(t, func(context.Context) (bool, error) { return true, nil })
 	g.refusal = driver.Errorf(driver.ErrNotLeading, "the Lease was not renewed in time")
-	g.refuse()
-	g.refuse()
-	if n := g.count(&g.changes); n != 2 || g.inv.Get("a").Fenced {
+	g.ensureRefused()
+	g.ensureRefused()
+	if n := g.readCount(&g.changes); n != 2 || g.inv.Get("a").Fenced {
 		t.Errorf("%d of 2 calls were let through, and it says %+v", n, g.inv.Get("a"))
 	}
 }
 
-// TestARefusalEndsASweep checks that of many orphans one is tried.
-func TestARefusalEndsASweep(t *testing.T) {
-	b := newBroom(t)
+// TestFencedSweepStops checks that of many orphans one is tried.
+func TestFencedSweepStops(t *testing.T) {
+	b := newSweepFixture(t)
 	b.sweep.Grace = 0
-	b.addAll(3)
+	b.addServers(3)
 	deletions := 0
 	b.engine.delete = func(driver.Target, func() error) error {
 		deletions++
 		return driver.Errorf(driver.ErrFenced, "epoch 8 has acted")
 	}
-	b.once()
-	if err := b.sweep.Once(t.Context()); !errors.Is(err, driver.ErrFenced) {
+	b.sweepOnce()
+	if err := b.sweep.RunOnce(t.Context()); !errors.Is(err, driver.ErrFenced) {
 		t.Errorf("got %v, want %v", err, driver.ErrFenced)
 	}
 	lists := b.engine.lists
-	b.once()
+	b.sweepOnce()
 	if deletions != 1 || b.engine.lists != lists {
 		t.Errorf("%d deletions and %d further lists, want the first deletion alone", deletions, b.engine.lists-lists)
 	}
-	b.want("s0 s1 s2")
+	b.wantRemaining("s0 s1 s2")
 }

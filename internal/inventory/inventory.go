@@ -90,12 +90,12 @@ type Options struct {
 	UsagePeriod time.Duration
 	// CallTimeout bounds every List and Usage (30 s).
 	CallTimeout time.Duration
-	// Leads reads live whether this process still leads, after the engine has
+	// ConfirmLeading reads live whether this process still leads, after the engine has
 	// refused it. It is nil for a process that acts without an election.
-	Leads func(context.Context) (bool, error)
-	// Refused, if not nil, is called each time an engine begins to refuse this
+	ConfirmLeading func(context.Context) (bool, error)
+	// OnFenced, if not nil, is called each time an engine begins to refuse this
 	// process although it leads.
-	Refused func(cause error)
+	OnFenced func(cause error)
 }
 
 // Inventory caches the servers of one driver. It is safe for concurrent use.
@@ -103,26 +103,26 @@ type Inventory struct {
 	Options
 	id driver.Identifier
 
-	mu        sync.Mutex
-	known     bool
-	failed    bool // the engine became unreachable since it was last known
-	engineID  string
-	met       uint64 // seq when that engine replaced another
-	began     time.Time
-	downSince time.Time
-	backSince time.Time
-	cause     error
-	seq       uint64
-	entries   map[types.UID]*entry
-	marked    map[types.UID]bool // entries to look at, so that no search of all is needed
-	notify    []func(Change)
+	mu           sync.Mutex
+	known        bool
+	failed       bool // the engine became unreachable since it was last known
+	engineID     string
+	replacedSeq  uint64 // seq when that engine replaced another
+	listingSince time.Time
+	downSince    time.Time
+	backSince    time.Time
+	cause        error
+	seq          uint64
+	entries      map[types.UID]*entry
+	changedUIDs  map[types.UID]bool // entries to refresh, so that a refresh need not search all
+	subscribers  []func(Change)
 
 	fence *fence // nil while the engine admits this process; guarded by mu
 
-	fenced    chan struct{} // fence was set
-	exchanged chan struct{} // another engine replaced the known one
-	dirty     chan struct{} // a look at the marked entries was requested
-	suspect   chan struct{} // a call found the engine failing
+	fenced     chan struct{} // fence was set
+	replaced   chan struct{} // another engine replaced the known one
+	refreshDue chan struct{} // entries in changedUIDs wait for a refresh
+	checkDue   chan struct{} // a call found the engine failing
 }
 
 // entry is what is known about one UID. It outlives the server while an action is
@@ -132,7 +132,7 @@ type entry struct {
 	touched        uint64 // seq of the last action's begin or end
 	asOf           uint64 // seq at the begin of the list that servers come from
 	busy           int    // actions under way
-	look           bool   // the engine named this UID since the last look at it
+	changed        bool   // the engine named this UID since its last refresh
 	settlesAt      time.Time
 	sample         driver.Usage
 	rates          *Rates
@@ -145,18 +145,18 @@ var errNotListed = errors.New("the engine has not been listed yet")
 func New(o Options) (*Inventory, error) {
 	id, ok := driver.As[driver.Identifier](o.Driver)
 	if !ok {
-		return nil, errors.New("driver " + o.Name + " does not tell its engine's id")
+		return nil, errors.New("driver " + o.Name + " does not report its engine's id")
 	}
 	setDefault(&o.ListPeriod, 30*time.Second)
 	setDefault(&o.UsagePeriod, 30*time.Second)
 	setDefault(&o.CallTimeout, 30*time.Second)
-	if o.Leads == nil {
-		o.Leads = func(context.Context) (bool, error) { return true, nil }
+	if o.ConfirmLeading == nil {
+		o.ConfirmLeading = func(context.Context) (bool, error) { return true, nil }
 	}
 	return &Inventory{
-		Options: o, id: id, began: o.Clock.Now(), cause: errNotListed,
-		entries: map[types.UID]*entry{}, marked: map[types.UID]bool{},
-		fenced: make(chan struct{}, 1), exchanged: make(chan struct{}, 1), dirty: make(chan struct{}, 1), suspect: make(chan struct{}, 1),
+		Options: o, id: id, listingSince: o.Clock.Now(), cause: errNotListed,
+		entries: map[types.UID]*entry{}, changedUIDs: map[types.UID]bool{},
+		fenced: make(chan struct{}, 1), replaced: make(chan struct{}, 1), refreshDue: make(chan struct{}, 1), checkDue: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -171,17 +171,17 @@ func setDefault(d *time.Duration, v time.Duration) {
 func (i *Inventory) Subscribe(fn func(Change)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.notify = append(i.notify, fn)
+	i.subscribers = append(i.subscribers, fn)
 }
 
 // Get returns the answer from the cache.
 func (i *Inventory) Get(uid types.UID) Observation {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.observe(uid)
+	return i.observationOf(uid)
 }
 
-func (i *Inventory) observe(uid types.UID) Observation {
+func (i *Inventory) observationOf(uid types.UID) Observation {
 	o := Observation{EngineID: i.engineID, BackSince: i.backSince}
 	e := i.entries[uid]
 	if e != nil {
@@ -190,20 +190,20 @@ func (i *Inventory) observe(uid types.UID) Observation {
 	switch {
 	case !i.known:
 		o.DownSince, o.Cause = i.downSince, i.cause
-	case i.fence != nil && i.fence.shown:
+	case i.fence != nil && i.fence.reported:
 		o.Fenced, o.DownSince, o.Cause = true, i.fence.since, i.fence.cause
 	case e == nil || len(e.servers) == 0:
 		o.Answer = Gone
 	default:
 		o.Answer, o.Server = Present, e.servers[0]
-		o.Duplicates = ids(e.servers)
+		o.Duplicates = duplicateIDs(e.servers)
 	}
 	return o
 }
 
-// withServers returns the UIDs that have servers. known is false while the servers
+// uidsWithServers returns the UIDs that have servers. known is false while the servers
 // are unknown.
-func (i *Inventory) withServers() (uids []types.UID, known bool) {
+func (i *Inventory) uidsWithServers() (uids []types.UID, known bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	uids = make([]types.UID, 0, len(i.entries))
@@ -215,8 +215,8 @@ func (i *Inventory) withServers() (uids []types.UID, known bool) {
 	return uids, i.known
 }
 
-// ids returns the servers' IDs if there are several.
-func ids(servers []driver.Server) []string {
+// duplicateIDs returns the servers' IDs if there are several.
+func duplicateIDs(servers []driver.Server) []string {
 	if len(servers) < 2 {
 		return nil
 	}
@@ -227,42 +227,42 @@ func ids(servers []driver.Server) []string {
 	return out
 }
 
-// Look asks the engine about one UID, live. The answer counts, and enters the
-// cache, once the engine has confirmed that it is the known one. A Look that fails
-// is Unknown. If the caller's own deadline ended it, it proves nothing about the
-// engine. After any other failure the loop checks the engine itself.
-func (i *Inventory) Look(ctx context.Context, uid types.UID) (Observation, error) {
-	answer, err := i.ask(ctx, uid)
+// GetLive queries the engine for one UID. The answer counts, and enters the cache, once
+// the engine has confirmed that it is the known one. The answer of a call that fails is
+// Unknown. If the caller's own deadline ended it, it proves nothing about the engine.
+// After any other failure the loop checks the engine itself.
+func (i *Inventory) GetLive(ctx context.Context, uid types.UID) (Observation, error) {
+	result, err := i.queryEngine(ctx, uid)
 	if err == nil {
-		err = i.confirm(ctx, answer)
+		err = i.confirmEngine(ctx, result)
 	}
 	if err == nil {
-		err = i.take(answer)
+		err = i.applyResult(result)
 	}
 	seen := i.Get(uid)
 	if err != nil && seen.Answer != Unknown {
 		seen = Observation{EngineID: seen.EngineID, BackSince: seen.BackSince, SettlesAt: seen.SettlesAt, DownSince: i.Clock.Now(), Cause: err}
 	}
 	if err != nil && ctx.Err() == nil {
-		notify(i.suspect)
+		sendSignal(i.checkDue)
 	}
 	return seen, err
 }
 
-// confirm verifies that the engine which gave an answer is the known one. An engine
+// confirmEngine verifies that the engine which gave an answer is the known one. An engine
 // with another id is marked unreachable at once.
-func (i *Inventory) confirm(ctx context.Context, a answer) error {
-	id, err := i.askID(ctx)
+func (i *Inventory) confirmEngine(ctx context.Context, result listResult) error {
+	id, err := i.readEngineID(ctx)
 	if err != nil {
 		return err
 	}
 	i.mu.Lock()
-	known, met := i.engineID, i.met
+	known, replacedSeq := i.engineID, i.replacedSeq
 	i.mu.Unlock()
 	switch {
 	case known == "":
 		return errNotListed
-	case known == id, met > a.began: // take refuses what is older than the engine
+	case known == id, replacedSeq > result.began: // applyResult refuses what is older than the engine
 		return nil
 	}
 	err = fmt.Errorf("the engine changed from %s to %s", known, id)
@@ -271,14 +271,14 @@ func (i *Inventory) confirm(ctx context.Context, a answer) error {
 }
 
 // Ensure passes spec to the driver and records the outcome. While the engine
-// refuses this process it returns ErrFenced without asking the engine.
+// refuses this process it returns ErrFenced without a call to the engine.
 func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := i.refused(); err != nil {
+	if err := i.fenceError(); err != nil {
 		return driver.Server{}, err
 	}
-	began := i.begin(spec.UID)
+	began := i.beginAction(spec.UID)
 	server, err := i.Driver.Ensure(ctx, spec)
-	i.end(spec.UID, began, func(e *entry) {
+	i.endAction(spec.UID, began, func(e *entry) {
 		if err == nil {
 			e.servers, e.settlesAt = []driver.Server{server}, time.Time{}
 			e.forgetUsage()
@@ -286,59 +286,59 @@ func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.
 			e.settlesAt = i.Clock.Now().Add(settlePeriod)
 		}
 	})
-	i.checkAfter(err)
+	i.checkCallError(err)
 	return server, err
 }
 
-// Delete passes the target to the driver. Look reports the outcome. Delete returns
+// Delete passes the target to the driver. GetLive reports the outcome. Delete returns
 // ErrFenced in the same case as Ensure.
 func (i *Inventory) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	if err := i.refused(); err != nil {
+	if err := i.fenceError(); err != nil {
 		return err
 	}
-	began := i.begin(t.UID)
+	began := i.beginAction(t.UID)
 	err := i.Driver.Delete(ctx, t, retain)
-	i.end(t.UID, began, func(*entry) {})
-	i.checkAfter(err)
+	i.endAction(t.UID, began, func(*entry) {})
+	i.checkCallError(err)
 	return err
 }
 
-// checkAfter makes the loop check the engine at once if a call found it
+// checkCallError makes the loop check the engine at once if a call found it
 // unreachable. It suspends the driver if the engine has refused a call.
-func (i *Inventory) checkAfter(err error) {
-	i.checkFence(err)
+func (i *Inventory) checkCallError(err error) {
+	i.suspendIfFenced(err)
 	if errors.Is(err, driver.ErrUnavailable) {
-		notify(i.suspect)
+		sendSignal(i.checkDue)
 	}
 }
 
-func (i *Inventory) begin(uid types.UID) (began uint64) {
+func (i *Inventory) beginAction(uid types.UID) (began uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	e := i.entry(uid)
+	e := i.entryFor(uid)
 	i.seq++
 	e.busy, e.touched = e.busy+1, i.seq
 	return i.seq
 }
 
-// end closes an action. What the engine reported of the UID while the action ran
-// may be older or newer than its result, so the UID is looked at once more. The
+// endAction closes an action. What the engine reported of the UID while the action ran
+// may be older or newer than its result, so the UID is refreshed once more. The
 // result of an action that began on another engine is not recorded.
-func (i *Inventory) end(uid types.UID, began uint64, record func(*entry)) {
+func (i *Inventory) endAction(uid types.UID, began uint64, record func(*entry)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	e := i.entry(uid)
+	e := i.entryFor(uid)
 	i.seq++
 	e.busy, e.touched = e.busy-1, i.seq
-	if began > i.met {
+	if began > i.replacedSeq {
 		record(e)
 	}
-	if e.look {
-		notify(i.dirty)
+	if e.changed {
+		sendSignal(i.refreshDue)
 	}
 }
 
-func (i *Inventory) entry(uid types.UID) *entry {
+func (i *Inventory) entryFor(uid types.UID) *entry {
 	e := i.entries[uid]
 	if e == nil {
 		e = &entry{}
@@ -347,15 +347,15 @@ func (i *Inventory) entry(uid types.UID) *entry {
 	return e
 }
 
-// answer is what the engine reported of some UIDs, or of all if uids is empty.
-type answer struct {
-	began uint64 // seq when the engine was asked
+// listResult is what the engine reported for some UIDs, or for all if uids is empty.
+type listResult struct {
+	began uint64 // seq when the query began
 	found map[types.UID][]driver.Server
 	uids  []types.UID
 }
 
-// ask asks the engine about the named UIDs, or about all.
-func (i *Inventory) ask(ctx context.Context, uids ...types.UID) (answer, error) {
+// queryEngine lists the servers of the named UIDs, or all.
+func (i *Inventory) queryEngine(ctx context.Context, uids ...types.UID) (listResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)
 	defer cancel()
 	i.mu.Lock()
@@ -364,18 +364,18 @@ func (i *Inventory) ask(ctx context.Context, uids ...types.UID) (answer, error) 
 	i.mu.Unlock()
 	servers, err := i.Driver.List(ctx, uids...)
 	if err != nil {
-		return answer{}, err
+		return listResult{}, err
 	}
-	return answer{began, groupByUID(servers), uids}, nil
+	return listResult{began, groupByUID(servers), uids}, nil
 }
 
-// errExchanged means that an answer may be another engine's.
-var errExchanged = errors.New("the engine was exchanged while it was asked")
+// errReplaced means that a result may come from the engine before.
+var errReplaced = errors.New("the engine was replaced while it was queried")
 
-// take merges an answer into the cache and publishes the changes.
-func (i *Inventory) take(a answer) error {
-	changes, err := i.merge(a)
-	i.publish(changes)
+// applyResult merges a result into the cache and publishes the changes.
+func (i *Inventory) applyResult(a listResult) error {
+	changes, err := i.mergeResult(a)
+	i.publishChanges(changes)
 	return err
 }
 
@@ -397,39 +397,39 @@ func groupByUID(servers []driver.Server) map[types.UID][]driver.Server {
 	return found
 }
 
-// merge merges an answer into the cache. A UID keeps what it has if an action
+// mergeResult merges a result into the cache. A UID keeps what it has if an action
 // touched it since the query began, or if a list that began later has reported it.
-func (i *Inventory) merge(a answer) ([]Change, error) {
+func (i *Inventory) mergeResult(a listResult) ([]Change, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if a.began < i.met {
-		return nil, errExchanged
+	if a.began < i.replacedSeq {
+		return nil, errReplaced
 	}
 	if len(a.uids) == 0 {
-		a.uids = i.union(a.found)
+		a.uids = i.cachedOrFound(a.found)
 	}
 	var changes []Change
 	for _, uid := range a.uids {
-		e := i.entry(uid)
+		e := i.entryFor(uid)
 		if e.busy == 0 && e.touched <= a.began && e.asOf <= a.began {
 			e.asOf = a.began
-			if c, ok := e.replace(uid, a.found[uid]); ok {
+			if c, ok := e.replaceServers(uid, a.found[uid]); ok {
 				changes = append(changes, c)
 			}
 		}
-		i.prune(uid, e)
+		i.pruneEntry(uid, e)
 	}
-	if i.neverKnown() {
+	if i.isFirstListing() {
 		return nil, nil // markReachable reports all at once
 	}
 	return changes, nil
 }
 
-// neverKnown reports whether the engine's first list is still under way.
-func (i *Inventory) neverKnown() bool { return !i.known && !i.failed && i.downSince.IsZero() }
+// isFirstListing reports whether the engine's first list is still under way.
+func (i *Inventory) isFirstListing() bool { return !i.known && !i.failed && i.downSince.IsZero() }
 
-// union returns the UIDs that are cached or found.
-func (i *Inventory) union(found map[types.UID][]driver.Server) []types.UID {
+// cachedOrFound returns the UIDs that are cached or found.
+func (i *Inventory) cachedOrFound(found map[types.UID][]driver.Server) []types.UID {
 	uids := make([]types.UID, 0, len(found))
 	for uid := range found {
 		uids = append(uids, uid)
@@ -442,13 +442,13 @@ func (i *Inventory) union(found map[types.UID][]driver.Server) []types.UID {
 	return uids
 }
 
-// replace stores what was found and reports whether anything changed.
-func (e *entry) replace(uid types.UID, found []driver.Server) (Change, bool) {
+// replaceServers stores what was found and reports whether anything changed.
+func (e *entry) replaceServers(uid types.UID, found []driver.Server) (Change, bool) {
 	old := e.servers
 	if len(found) > 0 {
 		e.settlesAt = time.Time{}
 	}
-	if same(old, found) {
+	if equalServers(old, found) {
 		return Change{}, false
 	}
 	e.servers = slices.Clone(found)
@@ -466,55 +466,55 @@ func nameOf(servers []driver.Server) types.NamespacedName {
 	return types.NamespacedName{}
 }
 
-// seen is the comparable part of a server: without what only Ensure reports, and
-// with the text of an error in place of its identity.
-type seen struct {
+// comparableServer is the comparable part of a server: without what only Ensure
+// reports, and with the text of an error in place of its identity.
+type comparableServer struct {
 	driver.Server
 	err string
 }
 
-func see(s driver.Server) seen {
+func toComparable(s driver.Server) comparableServer {
 	text := ""
 	if s.Err != nil {
 		text = s.Err.Error()
 	}
 	s.Pending, s.Refused, s.Err = nil, nil, nil
-	return seen{s, text}
+	return comparableServer{s, text}
 }
 
-func same(a, b []driver.Server) bool {
+func equalServers(a, b []driver.Server) bool {
 	if len(a) != len(b) {
 		return false
 	}
 	for n := range a {
-		if !alike(&a[n], &b[n]) {
+		if !equalServer(&a[n], &b[n]) {
 			return false
 		}
 	}
 	return true
 }
 
-// alike compares two servers. It copies them only if something must be changed
+// equalServer compares two servers. It copies them only if something must be changed
 // before the comparison.
-func alike(a, b *driver.Server) bool {
-	if plain(a) && plain(b) {
+func equalServer(a, b *driver.Server) bool {
+	if isComparable(a) && isComparable(b) {
 		return reflect.DeepEqual(a, b)
 	}
-	return reflect.DeepEqual(see(*a), see(*b))
+	return reflect.DeepEqual(toComparable(*a), toComparable(*b))
 }
 
-func plain(s *driver.Server) bool { return s.Pending == nil && s.Refused == nil && s.Err == nil }
+func isComparable(s *driver.Server) bool { return s.Pending == nil && s.Refused == nil && s.Err == nil }
 
-// prune drops a UID that nothing is known about.
-func (i *Inventory) prune(uid types.UID, e *entry) {
-	if len(e.servers) == 0 && e.busy == 0 && !e.look && !i.Clock.Now().Before(e.settlesAt) {
+// pruneEntry drops a UID that nothing is known about.
+func (i *Inventory) pruneEntry(uid types.UID, e *entry) {
+	if len(e.servers) == 0 && e.busy == 0 && !e.changed && !i.Clock.Now().Before(e.settlesAt) {
 		delete(i.entries, uid)
 	}
 }
 
-func (i *Inventory) publish(changes []Change) {
+func (i *Inventory) publishChanges(changes []Change) {
 	i.mu.Lock()
-	subscribers := i.notify
+	subscribers := i.subscribers
 	i.mu.Unlock()
 	for _, c := range changes {
 		for _, fn := range subscribers {
@@ -523,8 +523,8 @@ func (i *Inventory) publish(changes []Change) {
 	}
 }
 
-// notify marks a channel of capacity one without blocking.
-func notify(c chan struct{}) {
+// sendSignal marks a channel of capacity one without blocking.
+func sendSignal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -18,94 +18,94 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-func TestNewNeedsAnEngineWithAnID(t *testing.T) {
-	var nobody struct{ driver.Driver }
-	if _, err := New(Options{Name: "x", Driver: nobody}); err == nil || !strings.Contains(err.Error(), "driver x") {
+func TestNewRequiresEngineID(t *testing.T) {
+	var noIdentifier struct{ driver.Driver }
+	if _, err := New(Options{Name: "x", Driver: noIdentifier}); err == nil || !strings.Contains(err.Error(), "driver x") {
 		t.Errorf("error %v", err)
 	}
 }
 
 func TestUnknownUntilListed(t *testing.T) {
-	g := newRig(t)
+	g := newFixture(t)
 	g.memory.SetAvailable(false)
 	if seen := g.inv.Get("a"); seen.Answer != Unknown || !seen.DownSince.IsZero() || seen.Cause == nil || seen.EngineID != "" {
 		t.Errorf("before it was started: %+v", seen)
 	}
-	g.start()
-	g.eventually("it has asked", func() bool {
+	g.startLoop()
+	g.waitUntil("it has queried the engine", func() bool {
 		cause := g.inv.Get("a").Cause
 		return cause != nil && errors.Is(cause, driver.ErrUnavailable)
 	})
-	g.eventually("it waits", g.clock.HasWaiters)
+	g.waitUntil("it waits", g.clock.HasWaiters)
 	if seen := g.inv.Get("a"); seen.Answer != Unknown || !seen.DownSince.Equal(t0) {
 		t.Errorf("with the engine out of reach: %+v", seen)
 	}
 	g.memory.SetAvailable(true)
-	g.eventually("it is listed", func() bool {
+	g.waitUntil("it is listed", func() bool {
 		g.clock.Step(retryPeriod)
 		return g.inv.Get("a").Answer == Gone
 	})
 	if seen := g.inv.Get("a"); seen.EngineID == "" || seen.Cause != nil || !seen.DownSince.IsZero() {
 		t.Errorf("after the list: %+v", seen)
 	}
-	if told := g.told(); len(told) != 2 || !told[0].All || !told[1].All {
-		t.Errorf("told %+v, want of the loss and of the return that all is to be looked at", told)
+	if reported := g.takeChanges(); len(reported) != 2 || !reported[0].All || !reported[1].All {
+		t.Errorf("reported %+v, want one Change of all for the outage and one for the return", reported)
 	}
 }
 
-// TestTheFirstListIsToldOnce checks that the servers of the first list are reported
+// TestFirstListIsReportedOnce checks that the servers of the first list are reported
 // together, since none of them has changed.
-func TestTheFirstListIsToldOnce(t *testing.T) {
-	g := newRig(t)
-	g.add("a")
-	g.add("b")
-	g.start()
-	g.wantSoon("b", Present)
-	g.eventually("it is told", func() bool {
+func TestFirstListIsReportedOnce(t *testing.T) {
+	g := newFixture(t)
+	g.addServer("a")
+	g.addServer("b")
+	g.startLoop()
+	g.waitForAnswer("b", Present)
+	g.waitUntil("it is reported", func() bool {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		return len(g.changes) > 0
 	})
-	if told := g.told(); len(told) != 1 || !told[0].All {
-		t.Errorf("told %+v, want once that all is to be looked at", told)
+	if reported := g.takeChanges(); len(reported) != 1 || !reported[0].All {
+		t.Errorf("reported %+v, want one Change of all", reported)
 	}
-	g.edit("a", func(r *fake.Record) { r.State = driver.StateStopped })
-	g.eventually("a change is told", func() bool {
-		told := g.told()
-		return len(told) == 1 && told[0].UID == "a"
+	g.editServer("a", func(r *fake.Record) { r.State = driver.StateStopped })
+	g.waitUntil("a change is reported", func() bool {
+		reported := g.takeChanges()
+		return len(reported) == 1 && reported[0].UID == "a"
 	})
 }
 
-// TestAnIncompleteListIsNone checks that nothing is known until a list is complete,
+// TestIncompleteListIsIgnored checks that nothing is known until a list is complete,
 // with the same engine before and after it.
-func TestAnIncompleteListIsNone(t *testing.T) {
-	for name, meddle := range map[string]func(*meddler){
-		"the list fails": func(m *meddler) {
+func TestIncompleteListIsIgnored(t *testing.T) {
+	for name, change := range map[string]func(*hookedDriver){
+		"the list fails": func(m *hookedDriver) {
 			m.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
 				return nil, errors.New("half of it")
 			}
 		},
-		"the engine is swapped meanwhile": func(m *meddler) {
-			asked := 0
+		"the engine is replaced meanwhile": func(m *hookedDriver) {
+			reads := 0
 			m.engineID = func(id string) string {
-				asked++
-				return id + strings.Repeat("x", asked%2)
+				reads++
+				return id + strings.Repeat("x", reads%2)
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t)
-			g.engine.set(func() { meddle(g.engine) })
-			g.start()
-			g.eventually("it was tried three times", func() bool {
+			g := newFixture(t)
+			g.engine.set(func() { change(g.engine) })
+			g.startLoop()
+			g.waitUntil("it was tried three times", func() bool {
 				g.clock.Step(retryPeriod)
-				return hook(g.engine, &g.engine.lists) >= 3
+				return readLocked(g.engine, &g.engine.lists) >= 3
 			})
 			if seen := g.inv.Get("a"); seen.Answer != Unknown {
 				t.Errorf("it answers %+v", seen)
 			}
 			g.engine.set(func() { g.engine.list, g.engine.engineID = nil, nil })
-			g.eventually("it is listed", func() bool {
+			g.waitUntil("it is listed", func() bool {
 				g.clock.Step(retryPeriod)
 				return g.inv.Get("a").Answer == Gone
 			})
@@ -113,8 +113,8 @@ func TestAnIncompleteListIsNone(t *testing.T) {
 	}
 }
 
-func TestAListThatHangsIsCutShort(t *testing.T) {
-	g := newRig(t)
+func TestHangingListTimesOut(t *testing.T) {
+	g := newFixture(t)
 	g.inv.CallTimeout = 20 * time.Millisecond
 	g.engine.set(func() {
 		g.engine.list = func(ctx context.Context, _ func() ([]driver.Server, error)) ([]driver.Server, error) {
@@ -122,44 +122,44 @@ func TestAListThatHangsIsCutShort(t *testing.T) {
 			return nil, ctx.Err()
 		}
 	})
-	g.start()
-	g.eventually("it gave up", func() bool { return errors.Is(g.inv.Get("a").Cause, context.DeadlineExceeded) })
+	g.startLoop()
+	g.waitUntil("it gave up", func() bool { return errors.Is(g.inv.Get("a").Cause, context.DeadlineExceeded) })
 }
 
 func TestFollowsTheEngine(t *testing.T) {
-	g := listed(t)
-	g.told()
-	g.add("a")
-	g.wantSoon("a", Present)
+	g := newListedFixture(t)
+	g.takeChanges()
+	g.addServer("a")
+	g.waitForAnswer("a", Present)
 	if s := g.inv.Get("a").Server; s.Name != "vm-a" || s.State != driver.StateRunning {
 		t.Errorf("server %+v", s)
 	}
-	g.edit("a", func(r *fake.Record) { r.State = driver.StatePaused })
-	g.eventually("it is paused", func() bool { return g.inv.Get("a").Server.State == driver.StatePaused })
+	g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
+	g.waitUntil("it is paused", func() bool { return g.inv.Get("a").Server.State == driver.StatePaused })
 	g.memory.Remove("a")
-	g.wantSoon("a", Gone)
+	g.waitForAnswer("a", Gone)
 
-	g.eventually("three changes are told", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.changes) == 3 })
+	g.waitUntil("three changes are reported", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.changes) == 3 })
 	want := Change{UID: "a", VM: types.NamespacedName{Namespace: "default", Name: "vm-a"}}
-	for _, c := range g.told() {
+	for _, c := range g.takeChanges() {
 		if c != want {
-			t.Errorf("told %+v, want %+v", c, want)
+			t.Errorf("reported %+v, want %+v", c, want)
 		}
 	}
-	g.eventually("nothing is kept of it", func() bool {
+	g.waitUntil("nothing is kept of it", func() bool {
 		g.inv.mu.Lock()
 		defer g.inv.mu.Unlock()
 		return len(g.inv.entries) == 0
 	})
 }
 
-// TestToldByTheNameThatWasKnown covers a server that breaks, and a server of which
+// TestChangeNamesLastKnownVM covers a server that breaks, and a server of which
 // nothing was ever known.
-func TestToldByTheNameThatWasKnown(t *testing.T) {
-	g := listed(t)
-	g.add("a")
-	g.wantSoon("a", Present)
-	g.told()
+func TestChangeNamesLastKnownVM(t *testing.T) {
+	g := newListedFixture(t)
+	g.addServer("a")
+	g.waitForAnswer("a", Present)
+	g.takeChanges()
 	g.engine.set(func() {
 		g.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
 			servers, err := do()
@@ -169,50 +169,50 @@ func TestToldByTheNameThatWasKnown(t *testing.T) {
 			return servers, err
 		}
 	})
-	g.edit("a", func(r *fake.Record) { r.State = driver.StatePaused })
-	g.add("b")
+	g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
+	g.addServer("b")
 	for _, want := range []Change{{UID: "a", VM: types.NamespacedName{Namespace: "default", Name: "vm-a"}}, {UID: "b"}} {
-		g.eventually("it is told", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return slices.Contains(g.changes, want) })
+		g.waitUntil("it is reported", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return slices.Contains(g.changes, want) })
 	}
 }
 
-// TestOwnActionsAreNotTold checks that their result is in the cache at once and not
+// TestOwnActionsAreNotReported checks that their result is in the cache at once and not
 // reported.
-func TestOwnActionsAreNotTold(t *testing.T) {
-	g := listed(t)
-	g.told()
-	s := g.ensure()
+func TestOwnActionsAreNotReported(t *testing.T) {
+	g := newListedFixture(t)
+	g.takeChanges()
+	s := g.ensureServer()
 	if seen := g.inv.Get("a"); seen.Answer != Present || seen.Server.ID != s.ID {
 		t.Errorf("after Ensure: %+v", seen)
 	}
-	g.add("b") // comes after all that Ensure caused
-	g.wantSoon("b", Present)
-	for _, c := range g.told() {
+	g.addServer("b") // comes after all that Ensure caused
+	g.waitForAnswer("b", Present)
+	for _, c := range g.takeChanges() {
 		if c.UID != "b" {
-			t.Errorf("told %+v", c)
+			t.Errorf("reported %+v", c)
 		}
 	}
 }
 
-// TestAListChangesOnlyWhatNobodyTouchedSince checks that a list leaves alone what
+// TestListSkipsActionsSinceItBegan checks that a list leaves alone what
 // was touched since it began: its answer may be older.
-func TestAListChangesOnlyWhatNobodyTouchedSince(t *testing.T) {
+func TestListSkipsActionsSinceItBegan(t *testing.T) {
 	for name, tc := range map[string]struct {
-		before, during func(*rig)
+		before, during func(*fixture)
 		want           Answer
 	}{
 		"created meanwhile": {
-			before: func(*rig) {}, during: func(g *rig) { g.ensure() }, want: Present,
+			before: func(*fixture) {}, during: func(g *fixture) { g.ensureServer() }, want: Present,
 		},
 		"created before": {
-			before: func(g *rig) { g.add("a") }, during: func(*rig) {}, want: Present,
+			before: func(g *fixture) { g.addServer("a") }, during: func(*fixture) {}, want: Present,
 		},
 		"removed by hand before": {
-			before: func(g *rig) { g.ensure(); g.memory.Remove("a") }, during: func(*rig) {}, want: Gone,
+			before: func(g *fixture) { g.ensureServer(); g.memory.Remove("a") }, during: func(*fixture) {}, want: Gone,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t)
+			g := newFixture(t)
 			tc.before(g)
 			g.engine.set(func() {
 				g.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
@@ -221,7 +221,7 @@ func TestAListChangesOnlyWhatNobodyTouchedSince(t *testing.T) {
 					return servers, err
 				}
 			})
-			if err := g.inv.complete(t.Context()); err != nil {
+			if err := g.inv.listAll(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if got := g.inv.Get("a").Answer; got != tc.want {
@@ -231,15 +231,15 @@ func TestAListChangesOnlyWhatNobodyTouchedSince(t *testing.T) {
 	}
 }
 
-// TestAListDuringAnActionIsIgnored checks this even for a list that began and ended
+// TestListDuringActionIsIgnored checks this even for a list that began and ended
 // during the action.
-func TestAListDuringAnActionIsIgnored(t *testing.T) {
-	g := newRig(t)
-	s := g.ensure()
+func TestListDuringActionIsIgnored(t *testing.T) {
+	g := newFixture(t)
+	s := g.ensureServer()
 	g.engine.set(func() {
 		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
 			g.memory.Remove("a")
-			if err := g.inv.complete(t.Context()); err != nil {
+			if err := g.inv.listAll(t.Context()); err != nil {
 				t.Error(err)
 			}
 			if seen := g.inv.Get("a"); seen.Server.ID != s.ID {
@@ -248,81 +248,81 @@ func TestAListDuringAnActionIsIgnored(t *testing.T) {
 			return do()
 		}
 	})
-	if again := g.ensure(); g.inv.Get("a").Server.ID != again.ID {
+	if again := g.ensureServer(); g.inv.Get("a").Server.ID != again.ID {
 		t.Errorf("the inventory has %+v", g.inv.Get("a"))
 	}
 }
 
-// TestAnEventDuringAnActionLeadsToAnotherLook checks this because the event may
+// TestEventDuringActionTriggersRefresh checks this because the event may
 // concern a change after the action's result.
-func TestAnEventDuringAnActionLeadsToAnotherLook(t *testing.T) {
-	g := listed(t)
-	g.ensure()
+func TestEventDuringActionTriggersRefresh(t *testing.T) {
+	g := newListedFixture(t)
+	g.ensureServer()
 	marked := func() bool {
 		g.inv.mu.Lock()
 		defer g.inv.mu.Unlock()
-		return g.inv.entries["a"].look
+		return g.inv.entries["a"].changed
 	}
 	g.engine.set(func() {
 		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
 			s, err := do()
-			g.edit("a", func(r *fake.Record) { r.State = driver.StatePaused })
-			g.eventually("the event is there", marked)
+			g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
+			g.waitUntil("the event is there", marked)
 			return s, err
 		}
 	})
-	g.ensure()
-	g.eventually("it is looked at", func() bool { return g.inv.Get("a").Server.State == driver.StatePaused })
+	g.ensureServer()
+	g.waitUntil("it is refreshed", func() bool { return g.inv.Get("a").Server.State == driver.StatePaused })
 }
 
 func TestOutageAndReturn(t *testing.T) {
-	g := listed(t)
-	g.ensure()
-	g.told()
+	g := newListedFixture(t)
+	g.ensureServer()
+	g.takeChanges()
 	g.clock.Step(time.Minute)
 	down := g.clock.Now()
 	g.memory.SetAvailable(false)
-	g.wantSoon("a", Unknown)
+	g.waitForAnswer("a", Unknown)
 	seen := g.inv.Get("a")
 	if !seen.DownSince.Equal(down) || seen.Cause == nil || !seen.BackSince.IsZero() || seen.EngineID == "" {
 		t.Errorf("during the outage: %+v", seen)
 	}
-	g.eventually("the outage is told", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.changes) > 0 })
+	g.waitUntil("the outage is reported", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.changes) > 0 })
 	g.memory.SetAvailable(true)
-	g.eventually("it is back", func() bool {
+	g.waitUntil("it is back", func() bool {
 		g.clock.Step(retryPeriod)
 		return g.inv.Get("a").Answer == Present
 	})
 	if seen := g.inv.Get("a"); !seen.BackSince.After(down) {
 		t.Errorf("after the outage: %+v", seen)
 	}
-	g.eventually("both are told", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.changes) == 2 })
-	for _, c := range g.told() {
+	g.waitUntil("both are reported", func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.changes) == 2 })
+	for _, c := range g.takeChanges() {
 		if !c.All {
-			t.Errorf("told %+v, want that all is to be looked at", c)
+			t.Errorf("reported %+v, want a Change of all", c)
 		}
 	}
 }
 
-// TestACallThatMissesTheEngineHasItAsked checks that the engine is asked at once,
+// TestFailedCallTriggersCheck checks that the engine is checked at once,
 // not at the next period.
-func TestACallThatMissesTheEngineHasItAsked(t *testing.T) {
+func TestFailedCallTriggersCheck(t *testing.T) {
 	unavailable := driver.Errorf(driver.ErrUnavailable, "gone")
-	for name, call := range map[string]func(*rig) error{
-		"Ensure": func(g *rig) error {
+	for name, call := range map[string]func(*fixture) error{
+		"Ensure": func(g *fixture) error {
 			g.engine.set(func() {
 				g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) { return driver.Server{}, unavailable }
 			})
-			_, err := g.inv.Ensure(g.t.Context(), spec())
+			_, err := g.inv.Ensure(g.t.Context(), newSpec())
 			return err
 		},
-		"Delete": func(g *rig) error {
+		"Delete": func(g *fixture) error {
 			g.engine.set(func() { g.engine.delete = func(driver.Target, func() error) error { return unavailable } })
 			return g.inv.Delete(g.t.Context(), driver.Target{UID: "a"}, false)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := listed(t)
+			g := newListedFixture(t)
 			g.engine.set(func() {
 				g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
 					return nil, unavailable
@@ -331,25 +331,25 @@ func TestACallThatMissesTheEngineHasItAsked(t *testing.T) {
 			if err := call(g); !errors.Is(err, driver.ErrUnavailable) {
 				t.Fatalf("error %v", err)
 			}
-			g.wantSoon("a", Unknown)
+			g.waitForAnswer("a", Unknown)
 		})
 	}
 }
 
-// TestAnotherEngine checks that nothing known of the first engine is kept.
-func TestAnotherEngine(t *testing.T) {
-	g := listed(t)
-	g.ensure()
+// TestReplacedEngine checks that nothing known of the first engine is kept.
+func TestReplacedEngine(t *testing.T) {
+	g := newListedFixture(t)
+	g.ensureServer()
 	first := g.inv.Get("a").EngineID
 	g.engine.set(func() {
 		g.engine.engineID = func(string) string { return "another" }
 		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) { return nil, nil }
 	})
-	if seen, err := g.inv.Look(t.Context(), "a"); err == nil || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), "another") {
-		t.Errorf("a live look says %+v, error %v", seen, err)
+	if seen, err := g.inv.GetLive(t.Context(), "a"); err == nil || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), "another") {
+		t.Errorf("GetLive returned %+v, error %v", seen, err)
 	}
-	g.eventually("the other engine is known", func() bool { return g.inv.Get("a").EngineID == "another" })
-	g.wantSoon("a", Gone)
+	g.waitUntil("the other engine is known", func() bool { return g.inv.Get("a").EngineID == "another" })
+	g.waitForAnswer("a", Gone)
 }
 
 // TestGoneSettlesAfterAnAmbiguousCreation checks that "gone" is delayed after an
@@ -366,28 +366,28 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 		"timeout, but it was there": {context.DeadlineExceeded, true, time.Time{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t)
-			if err := g.inv.complete(t.Context()); err != nil {
+			g := newFixture(t)
+			if err := g.inv.listAll(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if tc.existed {
-				g.ensure()
+				g.ensureServer()
 			}
 			g.engine.set(func() {
 				g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) { return driver.Server{}, tc.err }
 			})
-			_, _ = g.inv.Ensure(t.Context(), spec())
+			_, _ = g.inv.Ensure(t.Context(), newSpec())
 			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
 				t.Errorf("settles at %v, want %v", got, tc.want)
 			}
-			if err := g.inv.complete(t.Context()); err != nil {
+			if err := g.inv.listAll(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
 				t.Errorf("after a list it settles at %v, want %v", got, tc.want)
 			}
 			g.engine.set(func() { g.engine.ensure = nil })
-			g.ensure()
+			g.ensureServer()
 			if got := g.inv.Get("a").SettlesAt; !got.IsZero() {
 				t.Errorf("after a success it settles at %v", got)
 			}
@@ -411,13 +411,13 @@ func TestDuplicatesAndReleasedServers(t *testing.T) {
 		"none":             {nil, Gone, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t)
+			g := newFixture(t)
 			g.engine.set(func() {
 				g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
 					return tc.servers, nil
 				}
 			})
-			if err := g.inv.complete(t.Context()); err != nil {
+			if err := g.inv.listAll(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if seen := g.inv.Get("a"); seen.Answer != tc.answer || !slices.Equal(seen.Duplicates, tc.duplicates) || (seen.Answer == Present && seen.Server.ID != "1") {
@@ -427,9 +427,9 @@ func TestDuplicatesAndReleasedServers(t *testing.T) {
 	}
 }
 
-// TestWhatOnlyEnsureCanTellIsNoChange checks that another error value of the same
+// TestEnsureOnlyFieldsAreNoChange checks that another error value of the same
 // text is no change either.
-func TestWhatOnlyEnsureCanTellIsNoChange(t *testing.T) {
+func TestEnsureOnlyFieldsAreNoChange(t *testing.T) {
 	base := driver.Server{UID: "a", ID: "1", State: driver.StateRunning, Err: errors.New("stuck")}
 	for name, tc := range map[string]struct {
 		change func(*driver.Server)
@@ -447,46 +447,46 @@ func TestWhatOnlyEnsureCanTellIsNoChange(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			next := base
 			tc.change(&next)
-			if got := same([]driver.Server{base}, []driver.Server{next}); got != tc.same {
+			if got := equalServers([]driver.Server{base}, []driver.Server{next}); got != tc.same {
 				t.Errorf("same is %t", got)
 			}
 		})
 	}
 }
 
-// TestAPeriodFindsWhatNoEventTold checks that the periodic list finds a change
+// TestPeriodicListFindsMissedChange checks that the periodic list finds a change
 // without an event.
-func TestAPeriodFindsWhatNoEventTold(t *testing.T) {
-	g := newRig(t)
-	deaf := &deafDriver{meddler: g.engine, events: make(chan types.UID)}
-	inv, err := New(Options{Name: "deaf", Driver: deaf, Clock: g.clock, Log: logr.Discard()})
+func TestPeriodicListFindsMissedChange(t *testing.T) {
+	g := newFixture(t)
+	silent := &silentDriver{hookedDriver: g.engine, events: make(chan types.UID)}
+	inv, err := New(Options{Name: "silent", Driver: silent, Clock: g.clock, Log: logr.Discard()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	g.inv = inv
-	g.start()
-	g.wantSoon("a", Gone)
-	g.add("a")
-	g.eventually("it waits", g.clock.HasWaiters)
-	g.eventually("it is found", func() bool {
+	g.startLoop()
+	g.waitForAnswer("a", Gone)
+	g.addServer("a")
+	g.waitUntil("it waits", g.clock.HasWaiters)
+	g.waitUntil("it is found", func() bool {
 		g.clock.Step(30 * time.Second)
 		return g.inv.Get("a").Answer == Present
 	})
-	close(deaf.events)
-	g.eventually("the stream is opened again", func() bool { return hook(g.engine, &deaf.opened) >= 2 })
-	g.wantSoon("a", Present)
+	close(silent.events)
+	g.waitUntil("the stream is opened again", func() bool { return readLocked(g.engine, &silent.opened) >= 2 })
+	g.waitForAnswer("a", Present)
 }
 
-// deafDriver has a Watch that reports nothing and can be closed once.
-type deafDriver struct {
-	*meddler
+// silentDriver has a Watch that reports nothing and can be closed once.
+type silentDriver struct {
+	*hookedDriver
 	events chan types.UID
 	opened int
 }
 
-func (d *deafDriver) Watch(context.Context) (<-chan types.UID, error) {
+func (d *silentDriver) Watch(context.Context) (<-chan types.UID, error) {
 	d.set(func() { d.opened++ })
-	if hook(d.meddler, &d.opened) > 1 {
+	if readLocked(d.hookedDriver, &d.opened) > 1 {
 		return make(chan types.UID), nil
 	}
 	return d.events, nil

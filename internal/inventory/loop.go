@@ -15,8 +15,9 @@ import (
 const (
 	// retryPeriod is the time between two tries to reach a lost engine.
 	retryPeriod = time.Second
-	// maxRest is the longest rest between two looks at what events have named.
-	maxRest = 100 * time.Millisecond
+	// maxRefreshPause is the longest pause between two refreshes of what events have
+	// named.
+	maxRefreshPause = 100 * time.Millisecond
 )
 
 var errWatchClosed = errors.New("the engine closed its event stream")
@@ -24,13 +25,13 @@ var errWatchClosed = errors.New("the engine closed its event stream")
 // Start keeps the cache current until ctx ends. An unreachable engine is retried;
 // it never makes Start fail.
 func (i *Inventory) Start(ctx context.Context) error {
-	go i.sampleForever(ctx)
-	go i.sitOutFences(ctx)
+	go i.runSampler(ctx)
+	go i.suspendWhileFenced(ctx)
 	for ctx.Err() == nil {
 		began := i.Clock.Now()
-		err := i.follow(ctx)
+		err := i.listAndWatch(ctx)
 		if !errors.Is(err, errWatchClosed) || i.Clock.Since(began) < retryPeriod {
-			i.pause(ctx, retryPeriod)
+			i.waitFor(ctx, retryPeriod)
 		}
 	}
 	return nil
@@ -40,11 +41,11 @@ func (i *Inventory) Start(ctx context.Context) error {
 // are warm when they take over.
 func (i *Inventory) NeedLeaderElection() bool { return false }
 
-func (i *Inventory) pause(ctx context.Context, d time.Duration) { i.pauseOr(ctx, nil, d) }
+func (i *Inventory) waitFor(ctx context.Context, d time.Duration) { i.waitForSignal(ctx, nil, d) }
 
-// pauseOr waits for d. It returns early when early is readable, which it reports,
+// waitForSignal waits for d. It returns early when early is readable, which it reports,
 // or when ctx ends.
-func (i *Inventory) pauseOr(ctx context.Context, early <-chan struct{}, d time.Duration) (happened bool) {
+func (i *Inventory) waitForSignal(ctx context.Context, early <-chan struct{}, d time.Duration) (happened bool) {
 	t := i.Clock.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -56,17 +57,17 @@ func (i *Inventory) pauseOr(ctx context.Context, early <-chan struct{}, d time.D
 	return false
 }
 
-// follow opens the engine's events, lists the engine and follows the events. It
+// listAndWatch opens the engine's events, lists the engine and follows the events. It
 // returns when the engine fails. Until the next complete list all is then unknown.
-func (i *Inventory) follow(ctx context.Context) error {
+func (i *Inventory) listAndWatch(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events, err := i.Driver.Watch(ctx)
 	if err == nil {
-		err = i.complete(ctx)
+		err = i.listAll(ctx)
 	}
 	if err == nil {
-		err = i.keepUp(ctx, events)
+		err = i.followEvents(ctx, events)
 	}
 	if ctx.Err() == nil {
 		i.markUnreachable(err)
@@ -74,35 +75,35 @@ func (i *Inventory) follow(ctx context.Context) error {
 	return err
 }
 
-// complete lists the whole engine and records which engine that is. The id is read
-// before and after: a list of an engine that was exchanged meanwhile is invalid.
-func (i *Inventory) complete(ctx context.Context) error {
-	before, err := i.askID(ctx)
+// listAll lists the whole engine and records which engine that is. The id is read
+// before and after: a list of an engine that was replaced meanwhile is invalid.
+func (i *Inventory) listAll(ctx context.Context) error {
+	before, err := i.readEngineID(ctx)
 	if err != nil {
 		return err
 	}
 	if i.setEngine(before) {
-		i.publish([]Change{{All: true}})
+		i.publishChanges([]Change{{All: true}})
 	}
-	answer, err := i.ask(ctx)
+	result, err := i.queryEngine(ctx)
 	if err != nil {
 		return err
 	}
-	after, err := i.askID(ctx)
+	after, err := i.readEngineID(ctx)
 	if err != nil {
 		return err
 	}
 	if before != after {
 		return fmt.Errorf("the engine changed from %s to %s while it was listed", before, after)
 	}
-	if err := i.take(answer); err != nil {
+	if err := i.applyResult(result); err != nil {
 		return err
 	}
 	i.markReachable()
 	return nil
 }
 
-func (i *Inventory) askID(ctx context.Context) (string, error) {
+func (i *Inventory) readEngineID(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)
 	defer cancel()
 	return i.id.EngineID(ctx)
@@ -110,27 +111,27 @@ func (i *Inventory) askID(ctx context.Context) (string, error) {
 
 // setEngine drops all that is known of another engine, its outage included, and
 // reports whether there was another one.
-func (i *Inventory) setEngine(id string) (exchanged bool) {
+func (i *Inventory) setEngine(id string) (replaced bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.engineID == id {
 		return false
 	}
-	exchanged = i.engineID != ""
+	replaced = i.engineID != ""
 	i.known, i.engineID = false, id
-	if !exchanged {
+	if !replaced {
 		return false
 	}
-	notify(i.exchanged)
+	sendSignal(i.replaced)
 	i.seq++
-	i.met = i.seq
+	i.replacedSeq = i.seq
 	i.failed, i.downSince, i.cause = false, time.Time{}, errNotListed
-	i.began = i.Clock.Now()
-	i.backSince = i.began
+	i.listingSince = i.Clock.Now()
+	i.backSince = i.listingSince
 	for uid, e := range i.entries {
 		e.servers = nil
 		e.forgetUsage()
-		i.prune(uid, e)
+		i.pruneEntry(uid, e)
 	}
 	return true
 }
@@ -138,7 +139,7 @@ func (i *Inventory) setEngine(id string) (exchanged bool) {
 // markReachable makes the cache's answers known.
 func (i *Inventory) markReachable() {
 	i.mu.Lock()
-	tell := i.neverKnown() || !i.known && i.failed
+	announce := i.isFirstListing() || !i.known && i.failed
 	i.known = true
 	if i.failed {
 		i.backSince = i.Clock.Now()
@@ -147,9 +148,9 @@ func (i *Inventory) markReachable() {
 	knownServers.WithLabelValues(i.Name).Set(float64(len(i.entries)))
 	i.mu.Unlock()
 	engineUp.WithLabelValues(i.Name).Set(1)
-	if tell {
+	if announce {
 		i.Log.Info("Engine listed", "driver", i.Name, "engine", i.engineID)
-		i.publish([]Change{{All: true}})
+		i.publishChanges([]Change{{All: true}})
 	}
 }
 
@@ -169,27 +170,27 @@ func (i *Inventory) markUnreachable(cause error) {
 		return
 	}
 	if i.downSince.IsZero() {
-		i.downSince = i.began
+		i.downSince = i.listingSince
 	}
-	tell, news := !i.failed, !i.failed || i.cause.Error() != cause.Error()
+	announce, isNewCause := !i.failed, !i.failed || i.cause.Error() != cause.Error()
 	i.failed, i.cause = true, cause
 	i.mu.Unlock()
 	engineUp.WithLabelValues(i.Name).Set(0)
-	if news {
+	if isNewCause {
 		i.Log.Info("Engine lost", "driver", i.Name, "cause", cause.Error())
 	}
-	if tell {
-		i.publish([]Change{{All: true}})
+	if announce {
+		i.publishChanges([]Change{{All: true}})
 	}
 }
 
-// keepUp looks at the UIDs that events name, and at everything once per period.
-// Looks take a bounded share of a busy engine's time: after each comes a rest that
-// depends on how long the look took. Events add up meanwhile.
-func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
+// followEvents refreshes the UIDs that events name, and lists everything once per period.
+// Refreshes take a bounded share of a busy engine's time: after each comes a pause that
+// depends on how long the refresh took. Events add up meanwhile.
+func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) error {
 	period := i.Clock.NewTicker(i.ListPeriod)
 	defer period.Stop()
-	dirty, rested := i.dirty, (<-chan time.Time)(nil)
+	refreshDue, pauseOver := i.refreshDue, (<-chan time.Time)(nil)
 	for {
 		var err error
 		select {
@@ -199,19 +200,19 @@ func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
 			if !ok {
 				return errWatchClosed
 			}
-			i.mark(uid)
-		case <-dirty:
+			i.markChanged(uid)
+		case <-refreshDue:
 			began := i.Clock.Now()
-			err = i.lookAtMarked(ctx)
-			if rest := restAfter(i.Clock.Since(began)); rest > 0 {
-				dirty, rested = nil, i.Clock.After(rest)
+			err = i.refreshChanged(ctx)
+			if pause := pauseAfterRefresh(i.Clock.Since(began)); pause > 0 {
+				refreshDue, pauseOver = nil, i.Clock.After(pause)
 			}
-		case <-rested:
-			dirty, rested = i.dirty, nil
-		case <-i.suspect:
-			err = i.complete(ctx)
+		case <-pauseOver:
+			refreshDue, pauseOver = i.refreshDue, nil
+		case <-i.checkDue:
+			err = i.listAll(ctx)
 		case <-period.C():
-			err = i.complete(ctx)
+			err = i.listAll(ctx)
 		}
 		if err != nil {
 			return err
@@ -219,34 +220,34 @@ func (i *Inventory) keepUp(ctx context.Context, events <-chan types.UID) error {
 	}
 }
 
-// restAfter returns the rest after a look, so that looks take a quarter of the time
-// at most. A very short look needs no rest.
-func restAfter(took time.Duration) time.Duration {
+// pauseAfterRefresh returns the pause after a refresh, so that refreshes take a quarter
+// of the time at most. A very short refresh needs no pause.
+func pauseAfterRefresh(took time.Duration) time.Duration {
 	if took < time.Millisecond {
 		return 0
 	}
-	return min(3*took, maxRest)
+	return min(3*took, maxRefreshPause)
 }
 
-func (i *Inventory) mark(uid types.UID) {
+func (i *Inventory) markChanged(uid types.UID) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	e := i.entry(uid)
-	e.look, i.marked[uid] = true, true
+	e := i.entryFor(uid)
+	e.changed, i.changedUIDs[uid] = true, true
 	if e.busy == 0 {
-		notify(i.dirty)
+		sendSignal(i.refreshDue)
 	}
 }
 
-// lookAtMarked lists the marked UIDs in one call. A UID with an action under way is
+// refreshChanged lists the changed UIDs in one call. A UID with an action under way is
 // left to the end of the action.
-func (i *Inventory) lookAtMarked(ctx context.Context) error {
+func (i *Inventory) refreshChanged(ctx context.Context) error {
 	i.mu.Lock()
 	var uids []types.UID
-	for uid := range i.marked {
-		if e := i.entry(uid); e.busy == 0 {
-			e.look = false
-			delete(i.marked, uid)
+	for uid := range i.changedUIDs {
+		if e := i.entryFor(uid); e.busy == 0 {
+			e.changed = false
+			delete(i.changedUIDs, uid)
 			uids = append(uids, uid)
 		}
 	}
@@ -254,9 +255,9 @@ func (i *Inventory) lookAtMarked(ctx context.Context) error {
 	if len(uids) == 0 {
 		return nil
 	}
-	answer, err := i.ask(ctx, uids...)
+	result, err := i.queryEngine(ctx, uids...)
 	if err != nil {
 		return err
 	}
-	return i.take(answer)
+	return i.applyResult(result)
 }

@@ -27,7 +27,6 @@ const (
 // Sweep finds servers that no VirtualMachine owns and, by policy, removes them. It
 // removes only servers that two live readings of the API, a grace period apart, did
 // not know. It removes nothing when suspiciously many look orphaned.
-// not know, and nothing at all when suspiciously many look orphaned.
 type Sweep struct {
 	Inventory *Inventory
 	// Cached reads the UIDs of all VirtualMachines from the API cache. While every
@@ -42,8 +41,8 @@ type Sweep struct {
 	Grace time.Duration
 	// Max, if positive, allows that many orphans at once.
 	Max int
-	// Tell is called for every orphan found, deleted or kept.
-	Tell func(Finding)
+	// Report is called for every orphan found, deleted or kept.
+	Report func(Finding)
 
 	orphans map[types.UID]*orphan
 	frozen  bool
@@ -57,17 +56,17 @@ type Finding struct {
 	Server  driver.Server
 	Deleted bool
 	Frozen  bool
-	Note    string
+	Message string
 }
 
 type orphan struct {
 	since    time.Time
 	readings int
-	told     bool
+	reported bool
 }
 
-// fewest is the number of orphans that never freezes a sweep.
-const fewest = 3
+// alwaysAllowed is the number of orphans that are removed however few servers there are.
+const alwaysAllowed = 3
 
 // Start sweeps until ctx ends.
 func (s *Sweep) Start(ctx context.Context) error {
@@ -78,8 +77,8 @@ func (s *Sweep) Start(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-period.C():
-			if err := s.Once(ctx); err != nil && ctx.Err() == nil {
-				s.Inventory.Log.Info("Orphan sweep put off", "driver", s.Inventory.Name, "cause", err.Error())
+			if err := s.RunOnce(ctx); err != nil && ctx.Err() == nil {
+				s.Inventory.Log.Info("Orphan sweep postponed", "driver", s.Inventory.Name, "cause", err.Error())
 			}
 		}
 	}
@@ -88,9 +87,9 @@ func (s *Sweep) Start(ctx context.Context) error {
 // NeedLeaderElection returns true: only the leader sweeps.
 func (s *Sweep) NeedLeaderElection() bool { return true }
 
-// Once takes one reading. It does nothing while the engine refuses this process,
+// RunOnce takes one reading. It does nothing while the engine refuses this process,
 // and reads nothing live while the caches know an owner of every server.
-func (s *Sweep) Once(ctx context.Context) error {
+func (s *Sweep) RunOnce(ctx context.Context) error {
 	if s.Inventory.isSuspended() {
 		return nil
 	}
@@ -100,23 +99,23 @@ func (s *Sweep) Once(ctx context.Context) error {
 	}
 	var servers, found []driver.Server
 	if !owned {
-		if servers, found, err = s.read(ctx); err != nil {
+		if servers, found, err = s.findOrphans(ctx); err != nil {
 			return err
 		}
 	}
-	s.remember(found)
-	fetches, orphans := split(found)
-	_, all := split(servers)
-	errs := s.abandon(ctx, fetches)
+	s.countReadings(found)
+	fetches, orphans := splitFetches(found)
+	_, all := splitFetches(servers)
+	errs := s.abandonFetches(ctx, fetches)
 	orphanServers.WithLabelValues(s.Inventory.Name).Set(float64(len(orphans)))
-	if s.freeze(len(orphans), len(all)) {
+	if s.updateFreeze(len(orphans), len(all)) {
 		return errs
 	}
-	return errors.Join(errs, s.remove(ctx, orphans))
+	return errors.Join(errs, s.removeOrphans(ctx, orphans))
 }
 
-// split separates fetches for servers that do not exist yet from servers.
-func split(found []driver.Server) (fetches, servers []driver.Server) {
+// splitFetches separates fetches for servers that do not exist yet from servers.
+func splitFetches(found []driver.Server) (fetches, servers []driver.Server) {
 	for _, server := range found {
 		if isFetch(server) {
 			fetches = append(fetches, server)
@@ -129,10 +128,10 @@ func split(found []driver.Server) (fetches, servers []driver.Server) {
 
 func isFetch(s driver.Server) bool { return s.State == driver.StatePending && s.ID == "" }
 
-// abandon ends fetches for VirtualMachines that were removed without a deletion by
+// abandonFetches ends fetches for VirtualMachines that were removed without a deletion by
 // Drover, for example because their finalizer was removed by hand. No server is
 // removed with a fetch.
-func (s *Sweep) abandon(ctx context.Context, fetches []driver.Server) error {
+func (s *Sweep) abandonFetches(ctx context.Context, fetches []driver.Server) error {
 	fetcher, ok := driver.As[driver.Fetcher](s.Inventory.Driver)
 	var errs []error
 	for _, fetch := range fetches {
@@ -155,21 +154,21 @@ func (s *Sweep) isDue(server driver.Server) bool {
 // allOwned reports whether the engine's servers are known and all have an owner in
 // the API cache.
 func (s *Sweep) allOwned(ctx context.Context) (bool, error) {
-	uids, known := s.Inventory.withServers()
+	uids, known := s.Inventory.uidsWithServers()
 	if !known {
 		return false, nil
 	}
-	owners, err := s.owners(ctx, s.Cached)
+	owners, err := s.readOwners(ctx, s.Cached)
 	if err != nil {
 		return false, err
 	}
 	return !slices.ContainsFunc(uids, func(uid types.UID) bool { return !owners[uid] }), nil
 }
 
-// read returns the servers that may be swept, and those of them that have no owner
+// findOrphans returns the servers that may be swept, and those of them that have no owner
 // in the cache or in the API. It reads the engine first and the live API after, so
 // that a VM created meanwhile counts as an owner.
-func (s *Sweep) read(ctx context.Context) (servers, found []driver.Server, err error) {
+func (s *Sweep) findOrphans(ctx context.Context) (servers, found []driver.Server, err error) {
 	if servers, err = s.listEngine(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -178,7 +177,7 @@ func (s *Sweep) read(ctx context.Context) (servers, found []driver.Server, err e
 		if len(found) == 0 {
 			break
 		}
-		owners, err := s.owners(ctx, read)
+		owners, err := s.readOwners(ctx, read)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -202,7 +201,7 @@ func (s *Sweep) listEngine(ctx context.Context) ([]driver.Server, error) {
 	}), nil
 }
 
-func (s *Sweep) owners(ctx context.Context, read Owners) (map[types.UID]bool, error) {
+func (s *Sweep) readOwners(ctx context.Context, read Owners) (map[types.UID]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
 	owners, err := read(ctx)
@@ -212,8 +211,8 @@ func (s *Sweep) owners(ctx context.Context, read Owners) (map[types.UID]bool, er
 	return owners, nil
 }
 
-// remember counts this reading for what was found and drops the rest.
-func (s *Sweep) remember(found []driver.Server) {
+// countReadings counts this reading for what was found and drops the rest.
+func (s *Sweep) countReadings(found []driver.Server) {
 	next := make(map[types.UID]*orphan, len(found))
 	for _, server := range found {
 		o := s.orphans[server.UID]
@@ -226,10 +225,10 @@ func (s *Sweep) remember(found []driver.Server) {
 	s.orphans = next
 }
 
-// freeze reports whether so many servers look orphaned that another fault is
+// updateFreeze reports whether so many servers look orphaned that another fault is
 // likely: more than three and more than a tenth, or more than Max allows.
-func (s *Sweep) freeze(orphans, servers int) bool {
-	limit := max(fewest, servers/10, s.Max)
+func (s *Sweep) updateFreeze(orphans, servers int) bool {
+	limit := max(alwaysAllowed, servers/10, s.Max)
 	frozen := s.Policy == OrphanDelete && orphans > limit
 	gauge := orphanSweepFrozen.WithLabelValues(s.Inventory.Name)
 	gauge.Set(0)
@@ -237,7 +236,7 @@ func (s *Sweep) freeze(orphans, servers int) bool {
 		gauge.Set(1)
 	}
 	if frozen && !s.frozen {
-		s.Tell(Finding{Frozen: true, Note: fmt.Sprintf(
+		s.Report(Finding{Frozen: true, Message: fmt.Sprintf(
 			"%d of %d %s servers have no VirtualMachine, more than the %d that are removed without asking: remove them by hand or allow it with --orphan-max=%d",
 			orphans, servers, s.Inventory.Name, limit, orphans)})
 	}
@@ -245,8 +244,9 @@ func (s *Sweep) freeze(orphans, servers int) bool {
 	return frozen
 }
 
-// remove deletes every orphan that is old enough or, with OrphanReport, reports it.
-func (s *Sweep) remove(ctx context.Context, found []driver.Server) error {
+// removeOrphans deletes every orphan that is old enough or, with OrphanReport, reports
+// it.
+func (s *Sweep) removeOrphans(ctx context.Context, found []driver.Server) error {
 	var errs []error
 	for _, server := range found {
 		if !s.isDue(server) {
@@ -254,22 +254,22 @@ func (s *Sweep) remove(ctx context.Context, found []driver.Server) error {
 		}
 		o := s.orphans[server.UID]
 		if s.Policy != OrphanDelete {
-			s.tellOnce(o, Finding{Server: server, Note: "no VirtualMachine owns it; --orphan-policy=report leaves it"})
+			s.reportOnce(o, Finding{Server: server, Message: "no VirtualMachine owns it; --orphan-policy=report leaves it"})
 			continue
 		}
-		errs = append(errs, s.delete(ctx, o, server))
+		errs = append(errs, s.deleteOrphan(ctx, o, server))
 	}
 	return errors.Join(errs...)
 }
 
-func (s *Sweep) tellOnce(o *orphan, f Finding) {
-	if !o.told {
-		s.Tell(f)
-		o.told = true
+func (s *Sweep) reportOnce(o *orphan, f Finding) {
+	if !o.reported {
+		s.Report(f)
+		o.reported = true
 	}
 }
 
-func (s *Sweep) delete(ctx context.Context, o *orphan, server driver.Server) error {
+func (s *Sweep) deleteOrphan(ctx context.Context, o *orphan, server driver.Server) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Inventory.CallTimeout)
 	defer cancel()
 	target := driver.Target{UID: server.UID, ID: server.ID, Epoch: s.Epoch()}
@@ -277,6 +277,6 @@ func (s *Sweep) delete(ctx context.Context, o *orphan, server driver.Server) err
 	if err != nil && !errors.Is(err, driver.ErrNotFound) {
 		return fmt.Errorf("delete orphan %s (%s/%s): %w", server.ID, server.Namespace, server.Name, err)
 	}
-	s.tellOnce(o, Finding{Server: server, Deleted: true, Note: "no VirtualMachine owned it"})
+	s.reportOnce(o, Finding{Server: server, Deleted: true, Message: "no VirtualMachine owned it"})
 	return nil
 }

@@ -22,16 +22,16 @@ type Rates struct {
 	Memory float64
 }
 
-// worthTelling is the difference, in points, below which a new rate is not
+// reportThreshold is the difference, in points, below which a new rate is not
 // reported.
-const worthTelling = 1.0
+const reportThreshold = 1.0
 
-// Moved reports whether r differs from s by at least one point.
-func (r Rates) Moved(s Rates) bool {
-	return math.Abs(r.CPU-s.CPU) >= worthTelling || math.Abs(r.Memory-s.Memory) >= worthTelling
+// DiffersFrom reports whether r differs from s by at least one point.
+func (r Rates) DiffersFrom(s Rates) bool {
+	return math.Abs(r.CPU-s.CPU) >= reportThreshold || math.Abs(r.Memory-s.Memory) >= reportThreshold
 }
 
-func (i *Inventory) sampleForever(ctx context.Context) {
+func (i *Inventory) runSampler(ctx context.Context) {
 	period := i.Clock.NewTicker(i.UsagePeriod)
 	defer period.Stop()
 	for {
@@ -39,15 +39,15 @@ func (i *Inventory) sampleForever(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-period.C():
-			i.sample(ctx)
+			i.sampleUsage(ctx)
 		}
 	}
 }
 
-// sample reads the usage of all running servers in one call. If it fails the rates
+// sampleUsage reads the usage of all running servers in one call. If it fails the rates
 // stay as they are: an engine failure is detected elsewhere.
-func (i *Inventory) sample(ctx context.Context) {
-	uids := i.running()
+func (i *Inventory) sampleUsage(ctx context.Context) {
+	uids := i.runningUIDs()
 	if len(uids) == 0 {
 		return
 	}
@@ -58,10 +58,10 @@ func (i *Inventory) sample(ctx context.Context) {
 		i.Log.V(1).Info("Usage not sampled", "driver", i.Name, "cause", err.Error())
 		return
 	}
-	i.publish(i.record(usages))
+	i.publishChanges(i.recordUsage(usages))
 }
 
-func (i *Inventory) running() []types.UID {
+func (i *Inventory) runningUIDs() []types.UID {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if !i.known {
@@ -69,16 +69,16 @@ func (i *Inventory) running() []types.UID {
 	}
 	uids := make([]types.UID, 0, len(i.entries))
 	for uid, e := range i.entries {
-		if len(e.servers) == 1 && runs(e.servers[0].State) {
+		if len(e.servers) == 1 && hasRun(e.servers[0].State) {
 			uids = append(uids, uid)
 		}
 	}
 	return uids
 }
 
-func runs(s driver.State) bool { return s == driver.StateRunning || s == driver.StatePaused }
+func hasRun(s driver.State) bool { return s == driver.StateRunning || s == driver.StatePaused }
 
-func (i *Inventory) record(usages []driver.Usage) []Change {
+func (i *Inventory) recordUsage(usages []driver.Usage) []Change {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var changes []Change
@@ -87,7 +87,7 @@ func (i *Inventory) record(usages []driver.Usage) []Change {
 		if e == nil || len(e.servers) != 1 || e.servers[0].Run != u.Run {
 			continue
 		}
-		if e.rate(u, 2*i.UsagePeriod) {
+		if e.updateRates(u, 2*i.UsagePeriod) {
 			s := e.servers[0]
 			vm := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 			changes = append(changes, Change{UID: u.UID, VM: vm, Routine: true})
@@ -96,9 +96,9 @@ func (i *Inventory) record(usages []driver.Usage) []Change {
 	return changes
 }
 
-// rate turns a sample into rates and reports whether they are to be published. The
+// updateRates turns a sample into rates and reports whether they are to be published. The
 // first sample of a run that began less than fresh ago counts from the run's start.
-func (e *entry) rate(u driver.Usage, fresh time.Duration) bool {
+func (e *entry) updateRates(u driver.Usage, fresh time.Duration) bool {
 	server, before := e.servers[0], e.sample
 	if before.Run != u.Run || before.At.IsZero() {
 		before = driver.Usage{At: server.StartedAt}
@@ -113,15 +113,15 @@ func (e *entry) rate(u driver.Usage, fresh time.Duration) bool {
 	}
 	e.sample = u
 	first := e.rates == nil
-	e.rates = &Rates{CPU: 100 * float64(max(u.CPU-before.CPU, 0)) / float64(span), Memory: share(u.MemoryBytes, server.Applied.MemoryBytes)}
-	if !first && !e.rates.Moved(e.publishedRates) {
+	e.rates = &Rates{CPU: 100 * float64(max(u.CPU-before.CPU, 0)) / float64(span), Memory: percentOf(u.MemoryBytes, server.Applied.MemoryBytes)}
+	if !first && !e.rates.DiffersFrom(e.publishedRates) {
 		return false
 	}
 	e.publishedRates = *e.rates
 	return true
 }
 
-func share(part, whole int64) float64 {
+func percentOf(part, whole int64) float64 {
 	if whole <= 0 {
 		return 0
 	}
@@ -130,7 +130,7 @@ func share(part, whole int64) float64 {
 
 // forgetUsage drops the rates of a run that is over.
 func (e *entry) forgetUsage() {
-	if len(e.servers) != 1 || !runs(e.servers[0].State) || e.servers[0].Run != e.sample.Run {
+	if len(e.servers) != 1 || !hasRun(e.servers[0].State) || e.servers[0].Run != e.sample.Run {
 		e.sample, e.rates, e.publishedRates = driver.Usage{}, nil, Rates{}
 	}
 }

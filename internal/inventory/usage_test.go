@@ -21,10 +21,10 @@ func TestRate(t *testing.T) {
 		return driver.Server{UID: "a", Run: run, State: driver.StateRunning, StartedAt: started, Applied: driver.Resources{MemoryBytes: 1000}}
 	}
 	for name, tc := range map[string]struct {
-		server  driver.Server
-		samples []driver.Usage
-		want    *Rates
-		told    bool // whether the last sample was reported
+		server   driver.Server
+		samples  []driver.Usage
+		want     *Rates
+		reported bool // whether the last sample was reported
 	}{
 		"first of a fresh run counts from its start": {
 			server("1", at(0)), []driver.Usage{sample("1", 10, 5*time.Second, 250)}, &Rates{50, 25}, true,
@@ -38,7 +38,7 @@ func TestRate(t *testing.T) {
 		"two of an old run": {
 			server("1", at(-1000)), []driver.Usage{sample("1", 10, 5*time.Second, 250), sample("1", 20, 25*time.Second, 500)}, &Rates{200, 50}, true,
 		},
-		"a move of less than a point is not told": {
+		"a move of less than a point is not reported": {
 			server("1", at(0)), []driver.Usage{sample("1", 10, 1*time.Second, 100), sample("1", 20, 2050*time.Millisecond, 109)}, &Rates{10.5, 10.9}, false,
 		},
 		"small moves add up": {
@@ -57,12 +57,12 @@ func TestRate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &entry{servers: []driver.Server{tc.server}}
-			told := false
+			reported := false
 			for _, u := range tc.samples {
-				told = e.rate(u, time.Minute)
+				reported = e.updateRates(u, time.Minute)
 			}
-			if told != tc.told || (e.rates == nil) != (tc.want == nil) || e.rates != nil && *e.rates != *tc.want {
-				t.Errorf("rates %+v, told %t: want %+v, %t", e.rates, told, tc.want, tc.told)
+			if reported != tc.reported || (e.rates == nil) != (tc.want == nil) || e.rates != nil && *e.rates != *tc.want {
+				t.Errorf("rates %+v, reported %t: want %+v, %t", e.rates, reported, tc.want, tc.reported)
 			}
 		})
 	}
@@ -71,61 +71,61 @@ func TestRate(t *testing.T) {
 // TestSamplesOfAnotherRunAreDropped checks that samples of an earlier run are
 // ignored.
 func TestSamplesOfAnotherRunAreDropped(t *testing.T) {
-	g := listed(t)
-	s := g.ensure()
+	g := newListedFixture(t)
+	s := g.ensureServer()
 	late := g.clock.Now().Add(10 * time.Second)
 	for name, u := range map[string]driver.Usage{
 		"another run": {UID: "a", Run: "past", CPU: time.Second, At: late},
 		"no server":   {UID: "b", Run: s.Run, CPU: time.Second, At: late},
 	} {
-		if changes := g.inv.record([]driver.Usage{u}); len(changes) != 0 || g.inv.Get("a").Rates != nil {
-			t.Errorf("%s: told %+v, rates %+v", name, changes, g.inv.Get("a").Rates)
+		if changes := g.inv.recordUsage([]driver.Usage{u}); len(changes) != 0 || g.inv.Get("a").Rates != nil {
+			t.Errorf("%s: reported %+v, rates %+v", name, changes, g.inv.Get("a").Rates)
 		}
 	}
 }
 
-// untilSampled advances the clock until a sample was taken after all earlier
+// waitForRates advances the clock until a sample was taken after all earlier
 // changes.
-func (g *rig) untilSampled(what string, ok func(*Rates) bool) {
+func (g *fixture) waitForRates(what string, ok func(*Rates) bool) {
 	g.t.Helper()
-	g.eventually("it waits", g.clock.HasWaiters)
-	g.eventually(what, func() bool {
+	g.waitUntil("it waits", g.clock.HasWaiters)
+	g.waitUntil(what, func() bool {
 		g.clock.Step(30 * time.Second)
 		time.Sleep(2 * time.Millisecond)
 		return ok(g.inv.Get("a").Rates)
 	})
 }
 
-func TestUsageFollowsTheLoadAndEndsWithTheRun(t *testing.T) {
-	g := listed(t)
-	g.ensure()
-	g.edit("a", func(r *fake.Record) { r.Load = 0.5 })
-	g.untilSampled("one CPU of two, a quarter of the memory", func(r *Rates) bool {
+func TestUsageFollowsLoadAndRun(t *testing.T) {
+	g := newListedFixture(t)
+	g.ensureServer()
+	g.editServer("a", func(r *fake.Record) { r.Load = 0.5 })
+	g.waitForRates("one CPU of two, a quarter of the memory", func(r *Rates) bool {
 		return r != nil && r.CPU > 99 && r.CPU < 101 && r.Memory == 25
 	})
-	g.told()
-	g.edit("a", func(r *fake.Record) { r.Load = 1 })
-	g.untilSampled("both CPUs", func(r *Rates) bool { return r != nil && r.CPU > 199 && r.CPU < 201 })
+	g.takeChanges()
+	g.editServer("a", func(r *fake.Record) { r.Load = 1 })
+	g.waitForRates("both CPUs", func(r *Rates) bool { return r != nil && r.CPU > 199 && r.CPU < 201 })
 	routine := 0
-	for _, c := range g.told() {
+	for _, c := range g.takeChanges() {
 		if c.Routine && c.UID == "a" && c.VM.Name == "vm-a" {
 			routine++
 		}
 	}
 	if routine == 0 {
-		t.Error("the move was not told")
+		t.Error("the move was not reported")
 	}
 
 	g.engine.set(func() {
 		g.engine.usage = func(func() ([]driver.Usage, error)) ([]driver.Usage, error) { return nil, errors.New("not now") }
 	})
-	before, asked := *g.inv.Get("a").Rates, hook(g.engine, &g.engine.usages)
-	g.untilSampled("it was asked twice more", func(*Rates) bool { return hook(g.engine, &g.engine.usages) >= asked+2 })
+	before, reads := *g.inv.Get("a").Rates, readLocked(g.engine, &g.engine.usages)
+	g.waitForRates("usage was read twice more", func(*Rates) bool { return readLocked(g.engine, &g.engine.usages) >= reads+2 })
 	if r := g.inv.Get("a").Rates; r == nil || *r != before {
 		t.Errorf("after failures the rates are %+v, want them as they were", r)
 	}
 
-	stop := spec()
+	stop := newSpec()
 	stop.Power, stop.StopBy = driver.PowerOff, g.clock.Now()
 	if _, err := g.inv.Ensure(t.Context(), stop); err != nil {
 		t.Fatal(err)
@@ -135,16 +135,16 @@ func TestUsageFollowsTheLoadAndEndsWithTheRun(t *testing.T) {
 	}
 }
 
-func TestNothingIsAskedWithoutRunningServers(t *testing.T) {
-	g := listed(t)
-	g.edit("a", func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateStopped })
-	g.wantSoon("a", Present)
-	lists := hook(g.engine, &g.engine.lists)
-	g.eventually("two periods went by", func() bool {
+func TestNoSampleWithoutRunningServers(t *testing.T) {
+	g := newListedFixture(t)
+	g.editServer("a", func(r *fake.Record) { r.ClusterID, r.State = "cluster", driver.StateStopped })
+	g.waitForAnswer("a", Present)
+	lists := readLocked(g.engine, &g.engine.lists)
+	g.waitUntil("two periods went by", func() bool {
 		g.clock.Step(30 * time.Second)
-		return hook(g.engine, &g.engine.lists) >= lists+2
+		return readLocked(g.engine, &g.engine.lists) >= lists+2
 	})
-	if n := hook(g.engine, &g.engine.usages); n != 0 {
-		t.Errorf("usage was asked for %d times", n)
+	if n := readLocked(g.engine, &g.engine.usages); n != 0 {
+		t.Errorf("usage was read %d times", n)
 	}
 }

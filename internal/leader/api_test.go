@@ -26,7 +26,7 @@ type leaseAPI struct {
 	claims *leaseAPI
 
 	mu       sync.Mutex
-	refuses  error // the answer to every request but a watch, if set
+	failure  error // the answer to every request but a watch, if set
 	version  uint64
 	lease    *coordinationv1.Lease
 	watchers map[*watcher]bool
@@ -36,12 +36,12 @@ func newLeaseAPI() *leaseAPI { return &leaseAPI{version: 100, watchers: map[*wat
 
 type watcher struct {
 	api *leaseAPI
-	via *wire
+	via *connection
 	out chan watch.Event
 }
 
-// tell sends an event. The caller holds the API's lock.
-func (w *watcher) tell(e watch.Event) {
+// sendEvent sends an event. The caller holds the API's lock.
+func (w *watcher) sendEvent(e watch.Event) {
 	if cut, _, _ := w.via.state(); !cut {
 		w.out <- e
 	}
@@ -80,7 +80,7 @@ func (a *leaseAPI) store(lease *coordinationv1.Lease, kind watch.EventType) *coo
 		a.lease.ResourceVersion = shown.ResourceVersion
 	}
 	for w := range a.watchers {
-		w.tell(watch.Event{Type: kind, Object: shown.DeepCopy()})
+		w.sendEvent(watch.Event{Type: kind, Object: shown.DeepCopy()})
 	}
 	return shown
 }
@@ -91,8 +91,8 @@ func (a *leaseAPI) get() (*coordinationv1.Lease, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case a.refuses != nil:
-		return nil, a.refuses
+	case a.failure != nil:
+		return nil, a.failure
 	case a.lease == nil:
 		return nil, apierrors.NewNotFound(resource, "it")
 	}
@@ -152,25 +152,25 @@ func (a *leaseAPI) holder() string {
 	return *lease.Spec.HolderIdentity
 }
 
-func (a *leaseAPI) watch(via *wire, from uint64) *watcher {
+func (a *leaseAPI) watch(via *connection, from uint64) *watcher {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	w := &watcher{api: a, via: via, out: make(chan watch.Event, 10000)}
 	a.watchers[w] = true
 	if a.lease != nil && a.version > from {
-		w.tell(watch.Event{Type: watch.Modified, Object: a.lease.DeepCopy()})
+		w.sendEvent(watch.Event{Type: watch.Modified, Object: a.lease.DeepCopy()})
 	}
 	return w
 }
 
-// wire is one replica's connection to the API.
-type wire struct {
+// connection is one replica's connection to the API.
+type connection struct {
 	api *leaseAPI
-	*line
+	*connectionFaults
 }
 
-// line is the state that all of a replica's requests share.
-type line struct {
+// connectionFaults is the state that all of a replica's requests share.
+type connectionFaults struct {
 	mu sync.Mutex
 
 	// cut blocks all requests. Watches stay open and silent.
@@ -181,39 +181,39 @@ type line struct {
 	slow time.Duration
 }
 
-func (w *wire) set(change func(*wire)) {
+func (w *connection) set(change func(*connection)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change(w)
 }
 
-func (w *wire) state() (cut bool, late, slow time.Duration) {
+func (w *connection) state() (cut bool, late, slow time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.cut, w.late, w.slow
 }
 
-// slowest is longer than any request takes.
-const slowest = 5 * time.Second
+// maxDelay is longer than any request takes.
+const maxDelay = 5 * time.Second
 
-type answer[T any] struct {
+type response[T any] struct {
 	value T
 	err   error
 }
 
-func send[T any](ctx context.Context, w *wire, do func() (T, error)) (T, error) {
+func sendRequest[T any](ctx context.Context, w *connection, do func() (T, error)) (T, error) {
 	cut, late, slow := w.state()
 	var none T
 	if cut {
 		<-ctx.Done()
 		return none, ctx.Err()
 	}
-	answers := make(chan answer[T], 1)
+	answers := make(chan response[T], 1)
 	go func() {
 		time.Sleep(slow)
 		value, err := do()
 		time.Sleep(late)
-		answers <- answer[T]{value, err}
+		answers <- response[T]{value, err}
 	}()
 	select {
 	case <-ctx.Done():
@@ -223,28 +223,28 @@ func send[T any](ctx context.Context, w *wire, do func() (T, error)) (T, error) 
 	}
 }
 
-func (w *wire) Get(ctx context.Context, _ string, _ metav1.GetOptions) (*coordinationv1.Lease, error) {
-	return send(ctx, w, w.api.get)
+func (w *connection) Get(ctx context.Context, _ string, _ metav1.GetOptions) (*coordinationv1.Lease, error) {
+	return sendRequest(ctx, w, w.api.get)
 }
 
-func (w *wire) List(ctx context.Context, _ metav1.ListOptions) (*coordinationv1.LeaseList, error) {
-	return send(ctx, w, func() (*coordinationv1.LeaseList, error) { return w.api.list(), nil })
+func (w *connection) List(ctx context.Context, _ metav1.ListOptions) (*coordinationv1.LeaseList, error) {
+	return sendRequest(ctx, w, func() (*coordinationv1.LeaseList, error) { return w.api.list(), nil })
 }
 
-func (w *wire) Create(ctx context.Context, lease *coordinationv1.Lease, _ metav1.CreateOptions) (*coordinationv1.Lease, error) {
-	return send(ctx, w, func() (*coordinationv1.Lease, error) { return w.api.create(lease) })
+func (w *connection) Create(ctx context.Context, lease *coordinationv1.Lease, _ metav1.CreateOptions) (*coordinationv1.Lease, error) {
+	return sendRequest(ctx, w, func() (*coordinationv1.Lease, error) { return w.api.create(lease) })
 }
 
-func (w *wire) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
-	return send(ctx, w, func() (*coordinationv1.Lease, error) { return w.api.update(lease) })
+func (w *connection) Update(ctx context.Context, lease *coordinationv1.Lease, _ metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	return sendRequest(ctx, w, func() (*coordinationv1.Lease, error) { return w.api.update(lease) })
 }
 
-func (w *wire) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+func (w *connection) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	from, err := strconv.ParseUint(opts.ResourceVersion, 10, 64)
 	if err != nil {
 		return nil, err
 	}
-	events, err := send(ctx, w, func() (*watcher, error) { return w.api.watch(w, from), nil })
+	events, err := sendRequest(ctx, w, func() (*watcher, error) { return w.api.watch(w, from), nil })
 	if err != nil {
 		return nil, err
 	}
@@ -254,23 +254,23 @@ func (w *wire) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interf
 // replica is one process.
 type replica struct {
 	*Lock
-	wire *wire
+	conn *connection
 	stop context.CancelFunc // a clean stop
 	kill context.CancelFunc // a crash: nothing reaches the API after it
 	done chan struct{}
 }
 
-// start runs a replica on client-go's unmodified elector.
-func start(t *testing.T, api *leaseAPI, name string, s Settings, change ...func(*Options)) *replica {
+// startReplica runs a replica on client-go's unmodified elector.
+func startReplica(t *testing.T, api *leaseAPI, name string, s Settings, change ...func(*Options)) *replica {
 	t.Helper()
-	r := &replica{wire: &wire{api: api, line: &line{}}, done: make(chan struct{})}
+	r := &replica{conn: &connection{api: api, connectionFaults: &connectionFaults{}}, done: make(chan struct{})}
 	begin := time.Now()
 	o := Options{
-		Leases: r.wire, Namespace: "default", Name: "it", Identity: name, Settings: s,
+		Leases: r.conn, Namespace: "default", Name: "it", Identity: name, Settings: s,
 		Clock: clock.RealClock{}, Boot: func() time.Duration { return time.Since(begin) }, Log: logr.Discard(),
 	}
 	if api.claims != nil {
-		o.Claims = &wire{api: api.claims, line: r.wire.line}
+		o.Claims = &connection{api: api.claims, connectionFaults: r.conn.connectionFaults}
 	}
 	for _, c := range change {
 		c(&o)
@@ -296,23 +296,23 @@ func start(t *testing.T, api *leaseAPI, name string, s Settings, change ...func(
 		unwatch()
 	}
 	r.kill = func() {
-		r.wire.set(func(w *wire) { w.cut = true })
+		r.conn.set(func(w *connection) { w.cut = true })
 		r.stop()
 	}
 	t.Cleanup(func() {
 		r.stop()
-		time.Sleep(slowest) // requests under way arrive
+		time.Sleep(maxDelay) // requests under way arrive
 	})
 	return r
 }
 
-func (r *replica) leads() bool {
+func (r *replica) isLeading() bool {
 	select {
 	case <-r.done:
 		return false
 	default:
 	}
-	leading, err := r.role()
+	leading, err := r.leadingState()
 	return leading && err == nil
 }
 

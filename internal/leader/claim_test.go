@@ -22,73 +22,73 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// cluster returns the API servers of a cluster with Leases in two namespaces and
+// newCluster returns the API servers of a cluster with Leases in two namespaces and
 // one claim.
-func cluster() (blue, green *leaseAPI) {
+func newCluster() (blue, green *leaseAPI) {
 	blue, green = newLeaseAPI(), newLeaseAPI()
 	blue.claims = newLeaseAPI()
 	green.claims = blue.claims
 	return blue, green
 }
 
-// in makes a replica elect on the Lease of a namespace.
-func in(namespace string) func(*Options) {
+// inNamespace makes a replica elect on the Lease of a namespace.
+func inNamespace(namespace string) func(*Options) {
 	return func(o *Options) { o.Namespace = namespace }
 }
 
-// conflicts counts the reports of other Drovers.
-func conflicts(n *atomic.Int32, text *atomic.Value) func(*Options) {
+// countConflicts counts the reports of other Drovers.
+func countConflicts(n *atomic.Int32, text *atomic.Value) func(*Options) {
 	return func(o *Options) {
-		o.Conflict = func(said string) { n.Add(1); text.Store(said) }
+		o.Conflict = func(message string) { n.Add(1); text.Store(message) }
 	}
 }
 
-// TestASecondDroverWaits checks that a second Drover waits as long as any replica
+// TestSecondDroverWaits checks that a second Drover waits as long as any replica
 // of the first one leads, and reports that once.
-func TestASecondDroverWaits(t *testing.T) {
+func TestSecondDroverWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var told atomic.Int32
+		var reports atomic.Int32
 		var text atomic.Value
-		blue, green := cluster()
-		first, second := start(t, blue, "b1", DefaultSettings(), in("blue")), (*replica)(nil)
-		pass(time.Second)
-		other := start(t, green, "g1", DefaultSettings(), in("green"), conflicts(&told, &text))
+		blue, green := newCluster()
+		first, second := startReplica(t, blue, "b1", DefaultSettings(), inNamespace("blue")), (*replica)(nil)
+		advance(time.Second)
+		other := startReplica(t, green, "g1", DefaultSettings(), inNamespace("green"), countConflicts(&reports, &text))
 		for n := range 5 {
-			second = start(t, blue, fmt.Sprint("b", n+2), DefaultSettings(), in("blue"))
-			pass(time.Minute)
+			second = startReplica(t, blue, fmt.Sprint("b", n+2), DefaultSettings(), inNamespace("blue"))
+			advance(time.Minute)
 			wantLeader(t, first, first, second, other)
 			if n%2 == 0 {
 				first.kill()
 			} else {
 				first.stop()
 			}
-			pass(DefaultSettings().Lease + lag)
+			advance(DefaultSettings().Lease + stepDelay)
 			wantLeader(t, second, first, second, other)
 			first = second
 		}
-		if said, _ := text.Load().(string); told.Load() != 1 || !strings.Contains(said, "blue/it") || !strings.Contains(said, "green/it") {
-			t.Errorf("told %d times, last %q: want once, with both Leases", told.Load(), said)
+		if message, _ := text.Load().(string); reports.Load() != 1 || !strings.Contains(message, "blue/it") || !strings.Contains(message, "green/it") {
+			t.Errorf("reported %d times, last %q: want once, with both Leases", reports.Load(), message)
 		}
 		first.stop()
-		pass(DefaultSettings().Lease)
+		advance(DefaultSettings().Lease)
 		wantLeader(t, nil, first, other)
-		pass(claimTerms * DefaultSettings().Lease)
+		advance(claimTerms * DefaultSettings().Lease)
 		wantLeader(t, other, first, other)
 	})
 }
 
-// TestTwoDroversStartAtOnce checks that one of them leads.
-func TestTwoDroversStartAtOnce(t *testing.T) {
+// TestTwoDroversStartTogether checks that one of them leads.
+func TestTwoDroversStartTogether(t *testing.T) {
 	t.Parallel()
 	for _, slow := range []time.Duration{0, 20 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
-			blue, green := cluster()
-			b := start(t, blue, "b", DefaultSettings(), in("blue"))
-			b.wire.set(func(w *wire) { w.slow = slow })
-			g := start(t, green, "g", DefaultSettings(), in("green"))
+			blue, green := newCluster()
+			b := startReplica(t, blue, "b", DefaultSettings(), inNamespace("blue"))
+			b.conn.set(func(w *connection) { w.slow = slow })
+			g := startReplica(t, green, "g", DefaultSettings(), inNamespace("green"))
 			for range 1000 {
-				pass(lag)
+				advance(stepDelay)
 				if b.mayAct(t) && g.mayAct(t) {
 					t.Fatal("both may act")
 				}
@@ -100,37 +100,37 @@ func TestTwoDroversStartAtOnce(t *testing.T) {
 	}
 }
 
-// TestAFailoverDoesNotAskForTheClaim checks that a standby that has seen its
+// TestFailoverSkipsClaim checks that a standby that has observed its
 // predecessor renew leads at once, even while the claim is unreachable.
-func TestAFailoverDoesNotAskForTheClaim(t *testing.T) {
+func TestFailoverSkipsClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		blue, _ := cluster()
-		leader, standby := standbyOf(t, blue)
+		blue, _ := newCluster()
+		leader, standby := startPair(t, blue)
 		blue.claims.mu.Lock()
-		blue.claims.refuses = errors.New("no answer")
+		blue.claims.failure = errors.New("no answer")
 		blue.claims.mu.Unlock()
 		leader.stop()
-		pass(atOnce)
+		advance(handoverLimit)
 		wantLeader(t, standby, leader, standby)
 	})
 }
 
-// TestAClaimThatCannotBeRenewed checks that leadership ends before the claim
+// TestUnrenewableClaim checks that leadership ends before the claim
 // expires.
-func TestAClaimThatCannotBeRenewed(t *testing.T) {
+func TestUnrenewableClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		blue, _ := cluster()
-		leader := start(t, blue, "b", DefaultSettings())
-		pass(time.Second)
+		blue, _ := newCluster()
+		leader := startReplica(t, blue, "b", DefaultSettings())
+		advance(time.Second)
 		made, _ := blue.claims.get()
 		blue.claims.mu.Lock()
-		blue.claims.refuses = errors.New("no answer")
+		blue.claims.failure = errors.New("no answer")
 		blue.claims.mu.Unlock()
 		runsOut := made.Spec.RenewTime.Add(claimTerms * DefaultSettings().Lease)
-		for time.Now().Before(runsOut.Add(-lag)) {
-			pass(lag)
+		for time.Now().Before(runsOut.Add(-stepDelay)) {
+			advance(stepDelay)
 		}
 		if leader.mayAct(t) {
 			t.Error("it may act when the claim runs out")
@@ -138,25 +138,25 @@ func TestAClaimThatCannotBeRenewed(t *testing.T) {
 	})
 }
 
-// TestSuspendedWhileAnotherDroverTookOver checks that a leader that resumes does
-// not act on its old Lease, which no other replica took.
-func TestSuspendedWhileAnotherDroverTookOver(t *testing.T) {
+// TestSuspendedDuringTakeover checks that a leader that resumes does
+// not act on its old Lease, which no other replica acquired.
+func TestSuspendedDuringTakeover(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var slept atomic.Int64
-		blue, _ := cluster()
-		leader := start(t, blue, "b", DefaultSettings(), func(o *Options) {
+		blue, _ := newCluster()
+		leader := startReplica(t, blue, "b", DefaultSettings(), func(o *Options) {
 			awake := o.Boot
 			o.Boot = func() time.Duration { return awake() + time.Duration(slept.Load()) }
 		})
-		pass(time.Minute + time.Second)
+		advance(time.Minute + time.Second)
 		blue.claims.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("green/it") })
 		slept.Store(int64(time.Hour))
 		for range 40 {
 			if leader.mayAct(t) {
 				t.Fatal("it may act")
 			}
-			pass(lag)
+			advance(stepDelay)
 		}
 		if err := leader.Err(); !errors.Is(err, ErrLost) || !errors.Is(err, errRival) {
 			t.Errorf("its end is %v, want that another Drover leads", err)
@@ -164,19 +164,19 @@ func TestSuspendedWhileAnotherDroverTookOver(t *testing.T) {
 	})
 }
 
-// TestADeletedClaim checks that the holder creates the claim again before another
+// TestDeletedClaim checks that the holder creates the claim again before another
 // Drover can take it.
-func TestADeletedClaim(t *testing.T) {
+func TestDeletedClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		blue, green := cluster()
-		b := start(t, blue, "b", DefaultSettings(), in("blue"))
-		pass(time.Second)
-		g := start(t, green, "g", DefaultSettings(), in("green"))
-		pass(time.Minute)
+		blue, green := newCluster()
+		b := startReplica(t, blue, "b", DefaultSettings(), inNamespace("blue"))
+		advance(time.Second)
+		g := startReplica(t, green, "g", DefaultSettings(), inNamespace("green"))
+		advance(time.Minute)
 		blue.claims.edit(nil)
 		for range 600 {
-			pass(lag)
+			advance(stepDelay)
 			wantLeader(t, b, b, g)
 		}
 		if got := blue.claims.holder(); got != "blue/it" {
@@ -185,27 +185,27 @@ func TestADeletedClaim(t *testing.T) {
 	})
 }
 
-// TestWithoutTheRightToClaim checks that older RBAC does not stop the leader, and
+// TestForbiddenClaim checks that older RBAC does not stop the leader, and
 // is reported once.
-func TestWithoutTheRightToClaim(t *testing.T) {
+func TestForbiddenClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		lines := 0
-		blue, _ := cluster()
-		blue.claims.refuses = apierrors.NewForbidden(resource, ClaimName, errors.New("by RBAC"))
-		leader := start(t, blue, "b", DefaultSettings(), func(o *Options) {
+		blue, _ := newCluster()
+		blue.claims.failure = apierrors.NewForbidden(resource, ClaimName, errors.New("by RBAC"))
+		leader := startReplica(t, blue, "b", DefaultSettings(), func(o *Options) {
 			o.Log = funcr.New(func(_, args string) {
 				if strings.Contains(args, "RBAC anew") {
 					lines++
 				}
 			}, funcr.Options{})
 		})
-		pass(atOnce)
+		advance(handoverLimit)
 		wantLeader(t, leader, leader)
-		pass(10 * time.Minute)
+		advance(10 * time.Minute)
 		wantLeader(t, leader, leader)
 		if lines != 1 {
-			t.Errorf("told %d times, want once", lines)
+			t.Errorf("reported %d times, want once", lines)
 		}
 	})
 }
@@ -217,21 +217,21 @@ func TestNeverTwoDrovers(t *testing.T) {
 	for seed := range uint64(10) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { neverTwoDrovers(t, rand.New(rand.NewPCG(seed, 2))) }) //nolint:gosec // The same chances every time.
+			synctest.Test(t, func(t *testing.T) { checkNeverTwoDrovers(t, rand.New(rand.NewPCG(seed, 2))) }) //nolint:gosec // The same chances every time.
 		})
 	}
 }
 
-func neverTwoDrovers(t *testing.T, chance *rand.Rand) {
-	blue, green := cluster()
+func checkNeverTwoDrovers(t *testing.T, chance *rand.Rand) {
+	blue, green := newCluster()
 	spaces := []*leaseAPI{blue, green, blue, green}
 	up := make([]*replica, len(spaces))
 	for n := range up {
-		up[n] = start(t, spaces[n], fmt.Sprint("r", n), DefaultSettings(), in(spaceOf(n)))
+		up[n] = startReplica(t, spaces[n], fmt.Sprint("r", n), DefaultSettings(), inNamespace(namespaceOf(n)))
 	}
 	led := map[int]bool{}
 	for step := range 6000 {
-		pass(100 * time.Millisecond)
+		advance(100 * time.Millisecond)
 		acting := 0
 		for n, r := range up {
 			if r.mayAct(t) {
@@ -247,19 +247,19 @@ func neverTwoDrovers(t *testing.T, chance *rand.Rand) {
 			if chance.IntN(4) == 0 { // all replicas of a Drover end
 				up[n].kill()
 				up[(n+2)%4].kill()
-				up[(n+2)%4] = start(t, spaces[n], fmt.Sprintf("r%d-%d", (n+2)%4, step), DefaultSettings(), in(spaceOf(n)))
-				up[n] = start(t, spaces[n], fmt.Sprintf("r%d-%d", n, step), DefaultSettings(), in(spaceOf(n)))
+				up[(n+2)%4] = startReplica(t, spaces[n], fmt.Sprintf("r%d-%d", (n+2)%4, step), DefaultSettings(), inNamespace(namespaceOf(n)))
+				up[n] = startReplica(t, spaces[n], fmt.Sprintf("r%d-%d", n, step), DefaultSettings(), inNamespace(namespaceOf(n)))
 				continue
 			}
-			up[n] = disturb(t, spaces[n], up[n], chance, fmt.Sprintf("r%d-%d", n, step), in(spaceOf(n)))
+			up[n] = disturbReplica(t, spaces[n], up[n], chance, fmt.Sprintf("r%d-%d", n, step), inNamespace(namespaceOf(n)))
 		}
 	}
 	if len(led) == 0 {
-		t.Error("nobody ever led")
+		t.Error("no replica ever led")
 	}
 }
 
-func spaceOf(n int) string { return []string{"blue", "green"}[n%2] }
+func namespaceOf(n int) string { return []string{"blue", "green"}[n%2] }
 
 // TestConfirm checks that Confirm reads the Lease live and ends leadership if it is
 // lost.
@@ -267,54 +267,54 @@ func TestConfirm(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		api := newLeaseAPI()
-		leader := start(t, api, "leader", DefaultSettings())
-		pass(time.Second)
+		leader := startReplica(t, api, "leader", DefaultSettings())
+		advance(time.Second)
 		if leads, err := leader.Confirm(t.Context()); !leads || err != nil {
 			t.Errorf("got %t, %v: want that it leads", leads, err)
 		}
-		leader.wire.set(func(w *wire) { w.cut = true })
-		if _, err := leader.Confirm(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !leader.leads() {
-			t.Errorf("without an answer: %v, and it leads: %t; want an error and no consequence", err, leader.leads())
+		leader.conn.set(func(w *connection) { w.cut = true })
+		if _, err := leader.Confirm(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !leader.isLeading() {
+			t.Errorf("without an answer: %v, and it leads: %t; want an error and no consequence", err, leader.isLeading())
 		}
-		// The watch is cut and does not show it.
+		// The watch is disconnected and does not show it.
 		api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("successor") })
-		leader.wire.set(func(w *wire) { w.cut = false })
+		leader.conn.set(func(w *connection) { w.cut = false })
 		if leads, err := leader.Confirm(t.Context()); leads || err != nil {
 			t.Errorf("got %t, %v: want that it does not lead", leads, err)
 		}
 		select {
 		case <-leader.Lost():
 		default:
-			t.Error("the loss was not told")
+			t.Error("the loss was not reported")
 		}
 	})
 }
 
-// TestClaimOfADroverLongGone checks that the claim of a removed Drover is waited
+// TestClaimOfRemovedDrover checks that the claim of a removed Drover is waited
 // for, and is not reported as a second Drover.
-func TestClaimOfADroverLongGone(t *testing.T) {
+func TestClaimOfRemovedDrover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told atomic.Int32
+		var reports atomic.Int32
 		var text atomic.Value
-		blue, green := cluster()
-		first := start(t, blue, "b1", DefaultSettings(), in("blue"))
-		pass(time.Minute)
+		blue, green := newCluster()
+		first := startReplica(t, blue, "b1", DefaultSettings(), inNamespace("blue"))
+		advance(time.Minute)
 		first.stop()
-		pass(24 * time.Hour)
+		advance(24 * time.Hour)
 		began := time.Now()
-		other := start(t, green, "g1", DefaultSettings(), in("green"), conflicts(&told, &text))
+		other := startReplica(t, green, "g1", DefaultSettings(), inNamespace("green"), countConflicts(&reports, &text))
 		for !other.mayAct(t) && time.Since(began) < 10*time.Minute {
-			pass(lag)
+			advance(stepDelay)
 		}
-		if told.Load() != 0 {
+		if reports.Load() != 0 {
 			t.Error("it reported two Drovers where there is one")
 		}
 	})
 }
 
-// TestADurationBeyondAllBounds checks that an excessive duration does not block
+// TestExcessiveDuration checks that an excessive duration does not block
 // leadership forever.
-func TestADurationBeyondAllBounds(t *testing.T) {
+func TestExcessiveDuration(t *testing.T) {
 	t.Parallel()
 	lease := func() *coordinationv1.Lease {
 		return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: new("foreign/it"), LeaseDurationSeconds: new(int32(math.MaxInt32))}}
@@ -326,30 +326,30 @@ func TestADurationBeyondAllBounds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				api, _ := cluster()
+				api, _ := newCluster()
 				damaged := of(api)
 				damaged.mu.Lock()
 				damaged.store(lease(), watch.Added)
 				damaged.mu.Unlock()
-				leader := start(t, api, "b", DefaultSettings())
-				pass(maxTerm - lag)
+				leader := startReplica(t, api, "b", DefaultSettings())
+				advance(maxTerm - stepDelay)
 				wantLeader(t, nil, leader)
-				pass(DefaultSettings().Retry + lag)
+				advance(DefaultSettings().Retry + stepDelay)
 				wantLeader(t, leader, leader)
 			})
 		})
 	}
 }
 
-// TestATakeProvesNoClaim checks that a standby that has seen a replica take and
-// release the Lease, but not renew it, asks for the claim. Another Drover may have
-// it by then.
-func TestATakeProvesNoClaim(t *testing.T) {
+// TestAcquisitionProvesNoClaim checks that a standby that has observed a replica
+// acquire and release the Lease, but not renew it, reads the claim. Another Drover may
+// have it by then.
+func TestAcquisitionProvesNoClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		blue, green := cluster()
-		other := start(t, green, "g", DefaultSettings(), in("green"))
-		pass(time.Second)
+		blue, green := newCluster()
+		other := startReplica(t, green, "g", DefaultSettings(), inNamespace("green"))
+		advance(time.Second)
 		hold := func(holder string) func(*coordinationv1.Lease) {
 			return func(l *coordinationv1.Lease) {
 				now := metav1.NewMicroTime(time.Now())
@@ -361,14 +361,14 @@ func TestATakeProvesNoClaim(t *testing.T) {
 		blue.store(&coordinationv1.Lease{}, watch.Added)
 		blue.mu.Unlock()
 		blue.edit(hold("b1"))
-		standby := start(t, blue, "b3", DefaultSettings(), in("blue"))
-		standby.wire.set(func(w *wire) { w.slow = 2 * lag }) // it would learn late of the other Drover
+		standby := startReplica(t, blue, "b3", DefaultSettings(), inNamespace("blue"))
+		standby.conn.set(func(w *connection) { w.slow = 2 * stepDelay }) // it would notice the other Drover late
 		for _, holder := range []string{"b2", ""} {
-			pass(time.Second)
+			advance(time.Second)
 			blue.edit(hold(holder))
 		}
 		for range 600 {
-			pass(lag)
+			advance(stepDelay)
 			wantLeader(t, other, other, standby)
 		}
 	})

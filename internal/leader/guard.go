@@ -16,12 +16,12 @@ import (
 var (
 	ErrNotLeading = errors.New("this process does not lead")
 	ErrLapsed     = errors.New("the Lease was not renewed in time")
-	ErrShut       = errors.New("this process is about to give up the Lease")
+	ErrReleasing  = errors.New("this process is about to give up the Lease")
 )
 
-// lookAgain is how often the guard checks its own clock while calls run. Timers
+// checkPeriod is how often the guard checks its own clock while calls run. Timers
 // stop while the host is suspended, and that clock does not.
-const lookAgain = time.Second
+const checkPeriod = time.Second
 
 // Guard is the right to act. A call that changes something on an engine must Enter
 // first. The Lock opens the guard, extends it with each renewal and closes it.
@@ -29,15 +29,15 @@ type Guard struct {
 	clock clock.WithDelayedExecution
 	boot  func() time.Duration
 
-	mu       sync.Mutex
-	endless  bool
-	closed   error // the reason; nil while open
-	epoch    uint64
-	until    time.Duration
-	renewed  time.Duration
-	calls    map[*call]struct{}
-	watching bool
-	refusals uint64
+	mu             sync.Mutex
+	alwaysOpen     bool
+	closed         error // the reason; nil while open
+	epoch          uint64
+	validUntil     time.Duration
+	renewed        time.Duration
+	calls          map[*call]struct{}
+	checkScheduled bool
+	refusals       uint64
 }
 
 type call struct{ cancel context.CancelCauseFunc }
@@ -47,10 +47,10 @@ func NewGuard(c clock.WithDelayedExecution, boot func() time.Duration) *Guard {
 	return &Guard{clock: c, boot: boot, closed: ErrNotLeading, calls: map[*call]struct{}{}}
 }
 
-// Always returns a guard that is always open, for a process that acts without
+// AlwaysOpen returns a guard that is always open, for a process that acts without
 // election.
-func Always(epoch uint64) *Guard {
-	return &Guard{endless: true, epoch: epoch, calls: map[*call]struct{}{}}
+func AlwaysOpen(epoch uint64) *Guard {
+	return &Guard{alwaysOpen: true, epoch: epoch, calls: map[*call]struct{}{}}
 }
 
 // Epoch returns the epoch of this process's leadership, 0 before it leads.
@@ -66,22 +66,22 @@ func (g *Guard) Epoch() uint64 {
 func (g *Guard) Enter(ctx context.Context) (guarded context.Context, epoch uint64, leave func(), err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := g.refuse(); err != nil {
+	if err := g.admissionError(); err != nil {
 		g.refusals++
 		return nil, 0, nil, err
 	}
 	guarded, cancel := context.WithCancelCause(ctx)
 	c := &call{cancel: cancel}
 	g.calls[c] = struct{}{}
-	g.watch()
-	return guarded, g.epoch, func() { g.leave(c) }, nil
+	g.scheduleCheck()
+	return guarded, g.epoch, func() { g.endCall(c) }, nil
 }
 
-func (g *Guard) refuse() error {
+func (g *Guard) admissionError() error {
 	switch {
 	case g.closed != nil:
 		return g.closed
-	case !g.endless && g.boot()+Spare > g.until:
+	case !g.alwaysOpen && g.boot()+Spare > g.validUntil:
 		return ErrLapsed
 	}
 	return nil
@@ -95,47 +95,47 @@ func (g *Guard) Check() error {
 	switch {
 	case g.closed != nil:
 		return g.closed
-	case !g.endless && g.boot() >= g.until:
+	case !g.alwaysOpen && g.boot() >= g.validUntil:
 		return ErrLapsed
 	}
 	return nil
 }
 
-func (g *Guard) leave(c *call) {
+func (g *Guard) endCall(c *call) {
 	c.cancel(nil)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.calls, c)
 }
 
-// watch arranges that running calls are cancelled when the guard lapses. The caller
-// holds the lock.
-func (g *Guard) watch() {
-	if g.watching || g.endless || len(g.calls) == 0 {
+// scheduleCheck arranges that running calls are cancelled when the guard lapses. The
+// caller holds the lock.
+func (g *Guard) scheduleCheck() {
+	if g.checkScheduled || g.alwaysOpen || len(g.calls) == 0 {
 		return
 	}
-	g.watching = true
-	g.clock.AfterFunc(min(max(g.until-g.boot(), 0), lookAgain), g.look)
+	g.checkScheduled = true
+	g.clock.AfterFunc(min(max(g.validUntil-g.boot(), 0), checkPeriod), g.checkExpiry)
 }
 
-func (g *Guard) look() {
+func (g *Guard) checkExpiry() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.watching = false
-	if g.boot() >= g.until {
-		g.cut(ErrLapsed)
+	g.checkScheduled = false
+	if g.boot() >= g.validUntil {
+		g.cancelCalls(ErrLapsed)
 		return
 	}
-	g.watch()
+	g.scheduleCheck()
 }
 
-func (g *Guard) cut(cause error) {
+func (g *Guard) cancelCalls(cause error) {
 	for c := range g.calls {
 		c.cancel(cause)
 	}
 }
 
-// open admits calls under an epoch. sent is when the write that took the Lease was
+// open admits calls under an epoch. sent is when the write that acquired the Lease was
 // sent.
 func (g *Guard) open(epoch uint64, sent, term time.Duration) {
 	g.mu.Lock()
@@ -143,7 +143,7 @@ func (g *Guard) open(epoch uint64, sent, term time.Duration) {
 	if errors.Is(g.closed, ErrNotLeading) {
 		g.closed = nil
 	}
-	g.epoch, g.renewed, g.until = epoch, sent, sent+term
+	g.epoch, g.renewed, g.validUntil = epoch, sent, sent+term
 }
 
 // extend records a renewal. It does not open a closed guard.
@@ -151,16 +151,16 @@ func (g *Guard) extend(sent, term time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if sent > g.renewed {
-		g.renewed, g.until = sent, sent+term
+		g.renewed, g.validUntil = sent, sent+term
 	}
 }
 
-// shut refuses further calls and lets those in flight finish.
-func (g *Guard) shut() {
+// closeForRelease refuses further calls and lets those in flight finish.
+func (g *Guard) closeForRelease() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed == nil {
-		g.closed = ErrShut
+		g.closed = ErrReleasing
 	}
 }
 
@@ -169,7 +169,7 @@ func (g *Guard) revoke(cause error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = cause
-	g.cut(cause)
+	g.cancelCalls(cause)
 }
 
 // InFlight returns the number of calls that have not left.
@@ -179,18 +179,18 @@ func (g *Guard) InFlight() int {
 	return len(g.calls)
 }
 
-// lapsed reports whether the guard was opened and has expired since.
-func (g *Guard) lapsed() bool {
+// hasLapsed reports whether the guard was opened and has expired since.
+func (g *Guard) hasLapsed() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.closed == nil && !g.endless && g.boot() >= g.until
+	return g.closed == nil && !g.alwaysOpen && g.boot() >= g.validUntil
 }
 
-// state returns the values that the metrics show.
-func (g *Guard) state() (refusals uint64, sinceRenewal time.Duration) {
+// metricValues returns the values that the metrics show.
+func (g *Guard) metricValues() (refusals uint64, sinceRenewal time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.endless {
+	if !g.alwaysOpen {
 		sinceRenewal = g.boot() - g.renewed
 	}
 	return g.refusals, sinceRenewal

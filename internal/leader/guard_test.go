@@ -13,20 +13,20 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// hands is a guard with a fake clock (synctest).
-type hands struct {
+// testGuard is a guard with a fake clock (synctest).
+type testGuard struct {
 	*Guard
-	slept time.Duration // time suspended, which timers do not count
-	begin time.Time
+	suspended time.Duration // time suspended, which timers do not count
+	begin     time.Time
 }
 
-func newHands() *hands {
-	h := &hands{begin: time.Now()}
-	h.Guard = NewGuard(clock.RealClock{}, func() time.Duration { return time.Since(h.begin) + h.slept })
+func newTestGuard() *testGuard {
+	h := &testGuard{begin: time.Now()}
+	h.Guard = NewGuard(clock.RealClock{}, func() time.Duration { return time.Since(h.begin) + h.suspended })
 	return h
 }
 
-func (h *hands) enter(t *testing.T, want error) (context.Context, func()) {
+func (h *testGuard) wantEnter(t *testing.T, want error) (context.Context, func()) {
 	t.Helper()
 	ctx, _, leave, err := h.Enter(t.Context())
 	if !errors.Is(err, want) {
@@ -35,54 +35,54 @@ func (h *hands) enter(t *testing.T, want error) (context.Context, func()) {
 	return ctx, leave
 }
 
-const term = 14 * time.Second
+const testTerm = 14 * time.Second
 
 func TestGuardOpensAndLapses(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, guardOpensAndLapses)
+	synctest.Test(t, checkGuardOpensAndLapses)
 }
 
-func guardOpensAndLapses(t *testing.T) {
-	h := newHands()
-	h.enter(t, ErrNotLeading)
-	h.open(7, 0, term)
-	pass(term - Spare)
-	ctx, leave := h.enter(t, nil)
+func checkGuardOpensAndLapses(t *testing.T) {
+	h := newTestGuard()
+	h.wantEnter(t, ErrNotLeading)
+	h.open(7, 0, testTerm)
+	advance(testTerm - Spare)
+	ctx, leave := h.wantEnter(t, nil)
 	defer leave()
-	pass(time.Millisecond)
-	h.enter(t, ErrLapsed) // less than 2 s are left
+	advance(time.Millisecond)
+	h.wantEnter(t, ErrLapsed) // less than 2 s are left
 	for range 3 {
-		pass(time.Second)
+		advance(time.Second)
 	}
-	if !errors.Is(context.Cause(ctx), ErrLapsed) || !h.lapsed() {
-		t.Errorf("the call's context says %v, lapsed is %v: want both to tell", context.Cause(ctx), h.lapsed())
+	if !errors.Is(context.Cause(ctx), ErrLapsed) || !h.hasLapsed() {
+		t.Errorf("the call's context says %v, lapsed is %v: want both to show it", context.Cause(ctx), h.hasLapsed())
 	}
-	if refusals, _ := h.state(); refusals != 2 {
+	if refusals, _ := h.metricValues(); refusals != 2 {
 		t.Errorf("%d refusals were counted, want 2", refusals)
 	}
 }
 
 func TestGuardIsExtended(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, guardIsExtended)
+	synctest.Test(t, checkGuardIsExtended)
 }
 
-func guardIsExtended(t *testing.T) {
-	h := newHands()
-	h.open(7, 0, term)
-	ctx, leave := h.enter(t, nil)
+func checkGuardIsExtended(t *testing.T) {
+	h := newTestGuard()
+	h.open(7, 0, testTerm)
+	ctx, leave := h.wantEnter(t, nil)
 	defer leave()
 	for n := range 30 {
-		pass(time.Second)
+		advance(time.Second)
 		if n%5 == 0 {
-			h.extend(time.Since(h.begin), term)
+			h.extend(time.Since(h.begin), testTerm)
 		}
 	}
-	h.extend(time.Second, term) // the answer to an old renewal shortens nothing
+	h.extend(time.Second, testTerm) // the answer to an old renewal shortens nothing
 	if ctx.Err() != nil {
-		t.Errorf("the call was cut short: %v", context.Cause(ctx))
+		t.Errorf("the call was cancelled: %v", context.Cause(ctx))
 	}
-	_, leave = h.enter(t, nil)
+	_, leave = h.wantEnter(t, nil)
 	leave()
 	if h.Epoch() != 7 {
 		t.Errorf("the epoch is %d, want 7", h.Epoch())
@@ -93,65 +93,65 @@ func guardIsExtended(t *testing.T) {
 // although timers stop.
 func TestGuardCountsSuspendedTime(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, guardCountsSuspendedTime)
+	synctest.Test(t, checkGuardCountsSuspendedTime)
 }
 
-func guardCountsSuspendedTime(t *testing.T) {
-	h := newHands()
-	h.open(7, 0, term)
-	ctx, leave := h.enter(t, nil)
+func checkGuardCountsSuspendedTime(t *testing.T) {
+	h := newTestGuard()
+	h.open(7, 0, testTerm)
+	ctx, leave := h.wantEnter(t, nil)
 	defer leave()
-	h.slept = time.Minute
-	h.enter(t, ErrLapsed)
-	pass(lookAgain)
+	h.suspended = time.Minute
+	h.wantEnter(t, ErrLapsed)
+	advance(checkPeriod)
 	if ctx.Err() == nil {
 		t.Error("the call goes on a second after the host woke up")
 	}
 }
 
-func TestGuardShutAndRevoke(t *testing.T) {
+func TestGuardReleaseAndRevoke(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, guardShutAndRevoke)
+	synctest.Test(t, checkGuardReleaseAndRevoke)
 }
 
-func guardShutAndRevoke(t *testing.T) {
-	h := newHands()
-	h.open(7, 0, term)
-	ctx, leave := h.enter(t, nil)
-	h.shut()
-	h.enter(t, ErrShut)
+func checkGuardReleaseAndRevoke(t *testing.T) {
+	h := newTestGuard()
+	h.open(7, 0, testTerm)
+	ctx, leave := h.wantEnter(t, nil)
+	h.closeForRelease()
+	h.wantEnter(t, ErrReleasing)
 	if ctx.Err() != nil {
-		t.Error("shutting the guard cut a call short")
+		t.Error("closing the guard for a release cancelled a call")
 	}
 	if h.InFlight() != 1 {
 		t.Errorf("%d calls in flight, want 1", h.InFlight())
 	}
 	leave()
-	if h.InFlight() != 0 || !errors.Is(h.Check(), ErrShut) {
+	if h.InFlight() != 0 || !errors.Is(h.Check(), ErrReleasing) {
 		t.Errorf("%d calls in flight, check says %v", h.InFlight(), h.Check())
 	}
 
-	h = newHands()
-	h.open(7, 0, term)
-	ctx, leave = h.enter(t, nil)
+	h = newTestGuard()
+	h.open(7, 0, testTerm)
+	ctx, leave = h.wantEnter(t, nil)
 	defer leave()
 	h.revoke(ErrLost)
 	if !errors.Is(context.Cause(ctx), ErrLost) {
 		t.Errorf("the call's context says %v, want %v", context.Cause(ctx), ErrLost)
 	}
-	h.extend(time.Second, term)
-	h.enter(t, ErrLost)
+	h.extend(time.Second, testTerm)
+	h.wantEnter(t, ErrLost)
 }
 
-func TestAlways(t *testing.T) {
+func TestAlwaysOpen(t *testing.T) {
 	t.Parallel()
-	g := Always(5)
+	g := AlwaysOpen(5)
 	ctx, epoch, leave, err := g.Enter(t.Context())
 	if err != nil || epoch != 5 || ctx.Err() != nil {
 		t.Fatalf("Enter: epoch %d, error %v; want 5 and none", epoch, err)
 	}
 	leave()
-	if g.lapsed() {
+	if g.hasLapsed() {
 		t.Error("it lapsed")
 	}
 }

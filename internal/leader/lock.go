@@ -61,18 +61,18 @@ var ErrLost = errors.New("the Lease was lost")
 // Lock is the Lease as client-go's elector sees it. It leads at most once: a
 // process that has lost or released the Lease must restart.
 type Lock struct {
-	o     Options
+	opts  Options
 	guard *Guard
 	lost  chan struct{}
 
-	mu      sync.Mutex
-	sight   observedLease
-	changed chan struct{} // closed when sight changes
-	leading bool
-	over    error // why this process can no longer lead
-	claim   claim
+	mu       sync.Mutex
+	observed observedLease
+	changed  chan struct{} // closed when observed changes
+	leading  bool
+	endCause error // why this process can no longer lead
+	claim    claim
 
-	won chan struct{} // closed when this process has become the leader
+	elected chan struct{} // closed when this process has become the leader
 }
 
 var _ resourcelock.Interface = (*Lock)(nil)
@@ -89,8 +89,8 @@ func NewLock(o Options) *Lock {
 		o.Conflict = func(string) {}
 	}
 	return &Lock{
-		o: o, guard: NewGuard(o.Clock, o.Boot),
-		lost: make(chan struct{}), changed: make(chan struct{}), won: make(chan struct{}),
+		opts: o, guard: NewGuard(o.Clock, o.Boot),
+		lost: make(chan struct{}), changed: make(chan struct{}), elected: make(chan struct{}),
 	}
 }
 
@@ -104,18 +104,18 @@ func (l *Lock) Lost() <-chan struct{} { return l.lost }
 func (l *Lock) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.over
+	return l.endCause
 }
 
 // Healthy returns an error for a leader that can no longer renew.
 func (l *Lock) Healthy() error {
 	l.mu.Lock()
-	over, leading := l.over, l.leading
+	over, leading := l.endCause, l.leading
 	l.mu.Unlock()
 	switch {
 	case errors.Is(over, ErrLost):
 		return over
-	case leading && l.guard.lapsed():
+	case leading && l.guard.hasLapsed():
 		return ErrLapsed
 	}
 	return nil
@@ -124,7 +124,7 @@ func (l *Lock) Healthy() error {
 // Confirm reads the Lease live and reports whether this process still leads. If it
 // does not, leadership is lost as if the watch had shown it.
 func (l *Lock) Confirm(ctx context.Context) (leads bool, err error) {
-	if err := l.read(ctx); err != nil {
+	if err := l.readLease(ctx); err != nil {
 		return false, err
 	}
 	l.mu.Lock()
@@ -133,71 +133,71 @@ func (l *Lock) Confirm(ctx context.Context) (leads bool, err error) {
 }
 
 // Identity implements resourcelock.Interface.
-func (l *Lock) Identity() string { return l.o.Identity }
+func (l *Lock) Identity() string { return l.opts.Identity }
 
 // Describe implements resourcelock.Interface.
-func (l *Lock) Describe() string { return l.o.Namespace + "/" + l.o.Name }
+func (l *Lock) Describe() string { return l.opts.Namespace + "/" + l.opts.Name }
 
 // RecordEvent implements resourcelock.Interface. It does nothing: the log and the
 // metrics report.
 func (l *Lock) RecordEvent(string) {}
 
 // Get reads the Lease. For a replica that does not lead, it returns once the Lease
-// can be taken, and shows it without a holder or as not found.
+// is available, and shows it without a holder or as not found.
 func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	leading, err := l.role()
+	leading, err := l.leadingState()
 	if err == nil && !leading {
-		err = l.o.Warm(ctx)
+		err = l.opts.Warm(ctx)
 	}
 	if err == nil {
-		err = l.read(ctx)
+		err = l.readLease(ctx)
 	}
 	if err == nil && !leading {
-		err = l.await(ctx)
+		err = l.awaitAvailable(ctx)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	return l.record(leading)
+	return l.electionRecord(leading)
 }
 
-// role reports whether this process leads. It fails if the process can no longer
+// leadingState reports whether this process leads. It fails if the process can no longer
 // lead.
-func (l *Lock) role() (leading bool, err error) {
+func (l *Lock) leadingState() (leading bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.leading, l.over
+	return l.leading, l.endCause
 }
 
-// record returns the Lease as last read. The raw form is the whole spec:
+// electionRecord returns the Lease as last read. The raw form is the whole spec:
 // client-go's own truncates times to seconds, so a renewal could look like no
 // change.
-func (l *Lock) record(leading bool) (*resourcelock.LeaderElectionRecord, []byte, error) {
+func (l *Lock) electionRecord(leading bool) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.sight.lease == nil {
-		return nil, nil, apierrors.NewNotFound(coordinationv1.Resource("leases"), l.o.Name)
+	if l.observed.lease == nil {
+		return nil, nil, apierrors.NewNotFound(coordinationv1.Resource("leases"), l.opts.Name)
 	}
-	raw, err := json.Marshal(l.sight.lease.Spec)
+	raw, err := json.Marshal(l.observed.lease.Spec)
 	if err != nil {
 		return nil, nil, fmt.Errorf("the Lease's spec: %w", err)
 	}
-	record := resourcelock.LeaseSpecToLeaderElectionRecord(&l.sight.lease.Spec)
+	record := resourcelock.LeaseSpecToLeaderElectionRecord(&l.observed.lease.Spec)
 	if !leading {
 		record.HolderIdentity = ""
 	}
 	return record, raw, nil
 }
 
-// read reads the Lease live from the API.
-func (l *Lock) read(ctx context.Context) error {
+// readLease reads the Lease live from the API.
+func (l *Lock) readLease(ctx context.Context) error {
 	l.mu.Lock()
-	asked := l.sight.version
+	before := l.observed.version
 	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, l.o.Settings.Request)
+	ctx, cancel := context.WithTimeout(ctx, l.opts.Settings.Request)
 	defer cancel()
-	lease, err := l.o.Leases.Get(ctx, l.o.Name, metav1.GetOptions{})
-	version := asked
+	lease, err := l.opts.Leases.Get(ctx, l.opts.Name, metav1.GetOptions{})
+	version := before
 	switch {
 	case apierrors.IsNotFound(err):
 		lease = nil
@@ -208,52 +208,52 @@ func (l *Lock) read(ctx context.Context) error {
 			return err
 		}
 	}
-	l.see(func(s *observedLease, now time.Duration) bool {
-		return s.seeLive(lease, version, asked, now, l.o.Settings.Lease)
+	l.observe(func(s *observedLease, now time.Duration) bool {
+		return s.updateLive(lease, version, before, now, l.opts.Settings.Lease)
 	})
 	return nil
 }
 
-// see records an observation and notifies waiters. For a leader that no longer
+// observe records an observation and notifies waiters. For a leader that no longer
 // holds the Lease, it ends leadership.
-func (l *Lock) see(take func(s *observedLease, now time.Duration) bool) {
+func (l *Lock) observe(update func(s *observedLease, now time.Duration) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.seeLocked(take)
+	l.observeLocked(update)
 }
 
-func (l *Lock) seeLocked(take func(s *observedLease, now time.Duration) bool) {
-	before := l.sight.holder()
-	if take(&l.sight, l.o.Boot()) {
+func (l *Lock) observeLocked(update func(s *observedLease, now time.Duration) bool) {
+	before := l.observed.holder()
+	if update(&l.observed, l.opts.Boot()) {
 		close(l.changed)
 		l.changed = make(chan struct{})
 	}
-	holder := l.sight.holder()
+	holder := l.observed.holder()
 	if !l.leading {
-		if holder != before && holder != "" && holder != l.o.Identity {
-			l.o.Log.Info("Standing by: another replica leads", "lease", l.Describe(), "leader", holder)
+		if holder != before && holder != "" && holder != l.opts.Identity {
+			l.opts.Log.Info("Standing by: another replica leads", "lease", l.Describe(), "leader", holder)
 		}
 		return
 	}
 	switch {
-	case l.sight.lease == nil:
-		l.lose(fmt.Errorf("%w: somebody deleted it", ErrLost))
-	case holder != l.o.Identity:
-		l.lose(fmt.Errorf("%w: its holder is %q", ErrLost, holder))
+	case l.observed.lease == nil:
+		l.loseLeadershipLocked(fmt.Errorf("%w: it was deleted", ErrLost))
+	case holder != l.opts.Identity:
+		l.loseLeadershipLocked(fmt.Errorf("%w: its holder is %q", ErrLost, holder))
 	}
 }
 
-// lose ends leadership with an error. The caller holds the lock.
-func (l *Lock) lose(err error) {
-	l.leading, l.over = false, err
+// loseLeadershipLocked ends leadership with an error. The caller holds the lock.
+func (l *Lock) loseLeadershipLocked(err error) {
+	l.leading, l.endCause = false, err
 	l.guard.revoke(err)
-	l.o.Log.Info("Lost the lead", "identity", l.o.Identity, "cause", err.Error())
+	l.opts.Log.Info("Lost leadership", "identity", l.opts.Identity, "cause", err.Error())
 	close(l.lost)
 }
 
 // Create implements resourcelock.Interface.
 func (l *Lock) Create(ctx context.Context, _ resourcelock.LeaderElectionRecord) error {
-	leading, err := l.role()
+	leading, err := l.leadingState()
 	if err == nil && leading {
 		err = errors.New("the leader does not create its Lease")
 	}
@@ -263,10 +263,10 @@ func (l *Lock) Create(ctx context.Context, _ resourcelock.LeaderElectionRecord) 
 	return l.acquire(ctx)
 }
 
-// Update renews, takes or, for a record without a holder, releases the Lease. It
+// Update renews, acquires or, for a record without a holder, releases the Lease. It
 // writes its own times: the elector's are from before it waited.
 func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	leading, err := l.role()
+	leading, err := l.leadingState()
 	switch {
 	case err != nil:
 		return err
@@ -280,70 +280,73 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	return l.acquire(ctx)
 }
 
-// acquire takes the Lease, and goes back to waiting if another process was faster.
+// acquire acquires the Lease, and goes back to waiting if another process was faster.
 func (l *Lock) acquire(ctx context.Context) error {
 	for {
 		if err := l.ensureClaim(ctx); err != nil {
 			return err
 		}
-		err := l.take(ctx)
+		err := l.tryAcquire(ctx)
 		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
-		if err := l.read(ctx); err != nil {
+		if err := l.readLease(ctx); err != nil {
 			return err
 		}
-		if err := l.await(ctx); err != nil {
+		if err := l.awaitAvailable(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-// take writes this process as the holder of a Lease that can be taken.
-func (l *Lock) take(ctx context.Context) error {
+// tryAcquire writes this process as the holder of a Lease that is available.
+func (l *Lock) tryAcquire(ctx context.Context) error {
 	l.mu.Lock()
-	seen, free := l.sight, l.free()
+	observed, wait := l.observed, l.untilAvailable()
 	l.mu.Unlock()
-	if free > 0 {
-		return apierrors.NewConflict(coordinationv1.Resource("leases"), l.o.Name, errors.New("somebody else holds it"))
+	if wait > 0 {
+		return apierrors.NewConflict(coordinationv1.Resource("leases"), l.opts.Name, errors.New("another process holds it"))
 	}
-	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: l.o.Namespace, Name: l.o.Name}}
+	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: l.opts.Namespace, Name: l.opts.Name}}
 	transitions := int32(0)
-	if seen.lease != nil {
-		next, transitions = seen.lease.DeepCopy(), seen.transitions()
-		if seen.holder() != l.o.Identity { // else the Lease was taken already, and the answer was lost
+	if observed.lease != nil {
+		next, transitions = observed.lease.DeepCopy(), observed.transitions()
+		if observed.holder() != l.opts.Identity { // else the Lease was acquired already, and the response was lost
 			transitions++
 		}
 	}
-	sent, now := l.o.Boot(), metav1.NewMicroTime(l.o.Clock.Now())
-	next.Spec.HolderIdentity, next.Spec.LeaseTransitions = &l.o.Identity, &transitions
+	sent, now := l.opts.Boot(), metav1.NewMicroTime(l.opts.Clock.Now())
+	next.Spec.HolderIdentity, next.Spec.LeaseTransitions = &l.opts.Identity, &transitions
 	next.Spec.AcquireTime, next.Spec.RenewTime = &now, &now
-	next.Spec.LeaseDurationSeconds = l.seconds()
-	answer, version, err := l.write(ctx, next)
+	next.Spec.LeaseDurationSeconds = l.leaseSeconds()
+	answer, version, err := l.writeLease(ctx, next)
 	if err != nil {
 		return err
 	}
-	l.win(answer, version, sent)
+	l.becomeLeader(answer, version, sent)
 	return nil
 }
 
-func (l *Lock) seconds() *int32 { return new(int32(l.o.Settings.Lease / time.Second)) } //nolint:gosec // validated
+func (l *Lock) leaseSeconds() *int32 { return new(int32(l.opts.Settings.Lease / time.Second)) } //nolint:gosec // validated
 
-// win records that this process leads. The epoch is the resourceVersion of the
-// write that took the Lease.
-func (l *Lock) win(answer *coordinationv1.Lease, epoch uint64, sent time.Duration) {
-	l.o.Log.Info("Became leader", "lease", l.Describe(), "identity", l.o.Identity, "epoch", epoch)
+// becomeLeader records that this process leads. The epoch is the resourceVersion of the
+// write that acquired the Lease.
+func (l *Lock) becomeLeader(answer *coordinationv1.Lease, epoch uint64, sent time.Duration) {
+	l.opts.Log.Info("Became leader", "lease", l.Describe(), "identity", l.opts.Identity, "epoch", epoch)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.leading = true
-	close(l.won)
-	l.guard.open(epoch, sent, l.o.Settings.term())
-	l.seeLocked(l.newer(answer, epoch)) // the Lease may have been lost meanwhile
+	close(l.elected)
+	l.guard.open(epoch, sent, l.opts.Settings.guardTerm())
+	l.observeLocked(l.updateWith(answer, epoch)) // the Lease may have been lost meanwhile
 }
 
-// newer returns a function that records a Lease if it is newer than what was seen.
-func (l *Lock) newer(lease *coordinationv1.Lease, version uint64) func(*observedLease, time.Duration) bool {
-	return func(s *observedLease, now time.Duration) bool { return s.see(lease, version, now, l.o.Settings.Lease) }
+// updateWith returns a function that records a Lease if it is newer than what was
+// observed.
+func (l *Lock) updateWith(lease *coordinationv1.Lease, version uint64) func(*observedLease, time.Duration) bool {
+	return func(s *observedLease, now time.Duration) bool {
+		return s.updateIfNewer(lease, version, now, l.opts.Settings.Lease)
+	}
 }
 
 // renew renews the Lease, and extends the guard from the moment of sending.
@@ -351,107 +354,107 @@ func (l *Lock) renew(ctx context.Context) error {
 	if err := l.refreshClaim(ctx); err != nil {
 		return err
 	}
-	next, err := l.own()
+	next, err := l.ownLease()
 	if err != nil {
 		return err
 	}
-	sent, now := l.o.Boot(), metav1.NewMicroTime(l.o.Clock.Now())
-	next.Spec.RenewTime, next.Spec.LeaseDurationSeconds = &now, l.seconds()
-	answer, version, err := l.write(ctx, next)
+	sent, now := l.opts.Boot(), metav1.NewMicroTime(l.opts.Clock.Now())
+	next.Spec.RenewTime, next.Spec.LeaseDurationSeconds = &now, l.leaseSeconds()
+	answer, version, err := l.writeLease(ctx, next)
 	if err != nil {
 		return err
 	}
-	l.guard.extend(sent, l.o.Settings.term())
-	l.see(l.newer(answer, version))
+	l.guard.extend(sent, l.opts.Settings.guardTerm())
+	l.observe(l.updateWith(answer, version))
 	return nil
 }
 
-// own returns a copy of the Lease as last read, which must name this process.
-func (l *Lock) own() (*coordinationv1.Lease, error) {
+// ownLease returns a copy of the Lease as last read, which must name this process.
+func (l *Lock) ownLease() (*coordinationv1.Lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if errors.Is(l.over, ErrLost) {
-		return nil, l.over
+	if errors.Is(l.endCause, ErrLost) {
+		return nil, l.endCause
 	}
-	if l.sight.holder() != l.o.Identity {
+	if l.observed.holder() != l.opts.Identity {
 		return nil, ErrNotLeading
 	}
-	return l.sight.lease.DeepCopy(), nil
+	return l.observed.lease.DeepCopy(), nil
 }
 
 // releaseTries bounds how often a release is sent. A try can meet a renewal under
 // way, or its answer can be lost.
 const releaseTries = 3
 
-// release clears the holder, so that another process can take the Lease at once. It
+// release clears the holder, so that another process can acquire the Lease at once. It
 // does so only if no call is in flight and the Lease, as last read, is this process's.
 // client-go's own release can clear a successor's.
 func (l *Lock) release(ctx context.Context) error {
-	l.guard.shut()
+	l.guard.closeForRelease()
 	if n := l.guard.InFlight(); n > 0 {
 		return fmt.Errorf("the Lease is not released: %d calls to engines have not ended", n)
 	}
-	l.resign()
+	l.endLeadership()
 	var err error
 	for range releaseTries {
-		if err = l.empty(ctx); err == nil || errors.Is(err, ErrLost) {
+		if err = l.clearHolder(ctx); err == nil || errors.Is(err, ErrLost) {
 			return err
 		}
-		if readErr := l.read(ctx); readErr == nil && !l.holds() {
+		if readErr := l.readLease(ctx); readErr == nil && !l.isHolder() {
 			return nil // the answer to an earlier try was lost
 		}
 	}
 	return fmt.Errorf("the Lease is not released: %w", err)
 }
 
-func (l *Lock) empty(ctx context.Context) error {
-	next, err := l.own()
+func (l *Lock) clearHolder(ctx context.Context) error {
+	next, err := l.ownLease()
 	if err != nil {
 		return err
 	}
-	now := metav1.NewMicroTime(l.o.Clock.Now())
+	now := metav1.NewMicroTime(l.opts.Clock.Now())
 	next.Spec.HolderIdentity, next.Spec.LeaseDurationSeconds = new(""), new(int32(1))
 	next.Spec.AcquireTime, next.Spec.RenewTime = &now, &now
-	answer, version, err := l.write(ctx, next)
+	answer, version, err := l.writeLease(ctx, next)
 	if err != nil {
 		return err
 	}
-	l.o.Log.Info("Released the lead", "lease", l.Describe(), "identity", l.o.Identity)
-	l.see(l.newer(answer, version))
+	l.opts.Log.Info("Released leadership", "lease", l.Describe(), "identity", l.opts.Identity)
+	l.observe(l.updateWith(answer, version))
 	return nil
 }
 
-// resign ends leadership before a release is sent, so that the Lock does not treat
+// endLeadership ends leadership before a release is sent, so that the Lock does not treat
 // its own release as a loss. It cannot be undone.
-func (l *Lock) resign() {
+func (l *Lock) endLeadership() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.leading {
-		l.leading, l.over = false, ErrShut
+		l.leading, l.endCause = false, ErrReleasing
 	}
 }
 
-func (l *Lock) holds() bool {
+func (l *Lock) isHolder() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.sight.holder() == l.o.Identity
+	return l.observed.holder() == l.opts.Identity
 }
 
-// write creates or updates the Lease. Once the request is sent, write waits for the
+// writeLease creates or updates the Lease. Once the request is sent, it waits for the
 // answer even if ctx ends: a process that is stopping must know whether it has the
 // Lease, in order to release it.
-func (l *Lock) write(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.o.Settings.Request)
+func (l *Lock) writeLease(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.opts.Settings.Request)
 	defer cancel()
 	var answer *coordinationv1.Lease
 	var err error
 	if next.ResourceVersion == "" {
-		answer, err = l.o.Leases.Create(ctx, next, metav1.CreateOptions{})
+		answer, err = l.opts.Leases.Create(ctx, next, metav1.CreateOptions{})
 		if apierrors.IsNotFound(err) { // the namespace is missing: this is not a lost race
 			err = fmt.Errorf("create the Lease %s: %w", l.Describe(), errors.New(err.Error()))
 		}
 	} else {
-		answer, err = l.o.Leases.Update(ctx, next, metav1.UpdateOptions{})
+		answer, err = l.opts.Leases.Update(ctx, next, metav1.UpdateOptions{})
 	}
 	if err != nil {
 		return nil, 0, err

@@ -7,7 +7,7 @@ import "github.com/prometheus/client_golang/prometheus"
 
 var (
 	leaderDesc      = prometheus.NewDesc("drover_leader", "1 on the replica that leads, 0 on the others.", nil, nil)
-	transitionsDesc = prometheus.NewDesc("drover_leader_transitions", "How often the Lease has changed hands, as it says itself.", nil, nil)
+	transitionsDesc = prometheus.NewDesc("drover_leader_transitions", "How often the Lease has changed its holder, as counted in the Lease.", nil, nil)
 	renewalDesc     = prometheus.NewDesc("drover_leader_renewal_age_seconds", "Time since the leader sent its last renewal that succeeded; only on the leader.", nil, nil)
 	refusalsDesc    = prometheus.NewDesc("drover_guard_refusals_total", "Calls to engines that were not let through because the Lease was not certain to be held.", nil, nil)
 	conflictDesc    = prometheus.NewDesc("drover_leader_conflict", "1 while another Drover in this cluster has the claim to lead, so that this one does not act.", nil, nil)
@@ -30,9 +30,9 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	c.lock.mu.Lock()
-	leading, transitions, rival := c.lock.leading, c.lock.sight.transitions(), c.lock.claim.reported
+	leading, transitions, rival := c.lock.leading, c.lock.observed.transitions(), c.lock.claim.reported
 	c.lock.mu.Unlock()
-	refusals, age := c.lock.guard.state()
+	refusals, age := c.lock.guard.metricValues()
 	leads, conflict := 0.0, 0.0
 	if rival != "" {
 		conflict = 1

@@ -26,7 +26,7 @@ const (
 
 // Settings are the durations of an election.
 type Settings struct {
-	// Lease is how long standbys wait after the last renewal that they saw.
+	// Lease is how long standbys wait after the last renewal that they observed.
 	Lease time.Duration
 	// Renew is how long a leader tries to renew before it gives up.
 	Renew time.Duration
@@ -69,11 +69,11 @@ func (s Settings) Validate() error {
 	if s.Renew <= time.Duration(jitter*float64(s.Retry)) {
 		return fmt.Errorf("renew deadline > %v x retry period does not hold: %s is not more than %v x %s", jitter, s.Renew, jitter, s.Retry)
 	}
-	return errors.Join(s.leaderGivesUpFirst(), s.guardStaysOpen())
+	return errors.Join(s.checkLeaderGivesUpFirst(), s.checkGuardStaysOpen())
 }
 
-// leaderGivesUpFirst checks that a leader gives up before another process may lead.
-func (s Settings) leaderGivesUpFirst() error {
+// checkLeaderGivesUpFirst checks that a leader gives up before another process may lead.
+func (s Settings) checkLeaderGivesUpFirst() error {
 	sum := s.Retry + s.Renew + 2*s.Request + s.Margin
 	if sum <= s.Lease {
 		return nil
@@ -82,10 +82,10 @@ func (s Settings) leaderGivesUpFirst() error {
 		s.Retry, s.Renew, s.Request, s.Margin, sum, s.Lease)
 }
 
-// guardStaysOpen checks that calls can start at any time while renewals succeed.
+// checkGuardStaysOpen checks that calls can start at any time while renewals succeed.
 // Between sending one renewal and the answer to the next there are up to two
 // requests.
-func (s Settings) guardStaysOpen() error {
+func (s Settings) checkGuardStaysOpen() error {
 	sum := s.Retry + 2*s.Request + s.Margin + Spare
 	if sum <= s.Lease {
 		return nil
@@ -94,5 +94,5 @@ func (s Settings) guardStaysOpen() error {
 		Spare, s.Retry, s.Request, s.Margin, Spare, sum, s.Lease)
 }
 
-// term returns how long a renewal keeps the guard open, counted from its sending.
-func (s Settings) term() time.Duration { return s.Lease - s.Margin }
+// guardTerm returns how long a renewal keeps the guard open, counted from its sending.
+func (s Settings) guardTerm() time.Duration { return s.Lease - s.Margin }

@@ -8,61 +8,62 @@ import (
 	"time"
 )
 
-// await returns when the Lease can be taken: it has no holder, or it has expired
+// awaitAvailable returns when the Lease is available: it has no holder, or it has expired
 // and a live read has just confirmed that it was not renewed.
-func (l *Lock) await(ctx context.Context) error {
+func (l *Lock) awaitAvailable(ctx context.Context) error {
 	for {
-		if err := l.awaitFree(ctx); err != nil {
+		if err := l.awaitObservedAvailable(ctx); err != nil {
 			return err
 		}
-		if l.given() {
+		if l.hasNoHolder() {
 			return nil
 		}
-		if err := l.read(ctx); err != nil {
+		if err := l.readLease(ctx); err != nil {
 			return err
 		}
 		l.mu.Lock()
-		free := l.free()
+		wait := l.untilAvailable()
 		l.mu.Unlock()
-		if free <= 0 {
+		if wait <= 0 {
 			return nil
 		}
 	}
 }
 
-// given reports whether the Lease has no holder.
-func (l *Lock) given() bool {
+// hasNoHolder reports whether the Lease has no holder.
+func (l *Lock) hasNoHolder() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.sight.holder() == ""
+	return l.observed.holder() == ""
 }
 
-func (l *Lock) awaitFree(ctx context.Context) error {
+func (l *Lock) awaitObservedAvailable(ctx context.Context) error {
 	for {
 		l.mu.Lock()
-		free, changed := l.free(), l.changed
+		wait, changed := l.untilAvailable(), l.changed
 		l.mu.Unlock()
-		if free <= 0 {
+		if wait <= 0 {
 			return nil
 		}
 		// Timers stand still while the host is suspended.
-		if err := l.pause(ctx, changed, min(free, lookAgain)); err != nil {
+		if err := l.waitFor(ctx, changed, min(wait, checkPeriod)); err != nil {
 			return err
 		}
 	}
 }
 
-// free returns the time until the Lease can be taken. The caller holds the lock.
-func (l *Lock) free() time.Duration {
-	if holder := l.sight.holder(); holder != "" && (holder == l.o.Identity || l.o.HolderGone(holder)) {
+// untilAvailable returns the time until the Lease is available. The caller holds the
+// lock.
+func (l *Lock) untilAvailable() time.Duration {
+	if holder := l.observed.holder(); holder != "" && (holder == l.opts.Identity || l.opts.HolderGone(holder)) {
 		return 0
 	}
-	return l.sight.freeAt(l.o.Settings.Lease) - l.o.Boot()
+	return l.observed.availableAt(l.opts.Settings.Lease) - l.opts.Boot()
 }
 
-// pause waits for d. It returns early when early is readable or ctx ends.
-func (l *Lock) pause(ctx context.Context, early <-chan struct{}, d time.Duration) error {
-	timer := l.o.Clock.NewTimer(d)
+// waitFor waits for d. It returns early when early is readable or ctx ends.
+func (l *Lock) waitFor(ctx context.Context, early <-chan struct{}, d time.Duration) error {
+	timer := l.opts.Clock.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-early:

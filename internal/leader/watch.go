@@ -17,50 +17,50 @@ import (
 )
 
 const (
-	// watchAgain is the delay before a watch that ended is reopened.
-	watchAgain = 250 * time.Millisecond
-	// watchSeconds is the timeout of a watch at the API server.
-	watchSeconds = 300
+	// rewatchDelay is the delay before a watch that ended is reopened.
+	rewatchDelay = 250 * time.Millisecond
+	// watchTimeoutSeconds is the timeout of a watch at the API server.
+	watchTimeoutSeconds = 300
 )
 
 // errSilent means that no event came in a Lease duration. A Lease that is held
 // changes more often, so the connection may be dead.
-var errSilent = errors.New("nothing was heard for as long as a Lease lasts")
+var errSilent = errors.New("no event came for as long as a Lease lasts")
 
 // Watch follows the Lease until ctx ends. It must run while this process may lead,
 // including while it stops.
 func (l *Lock) Watch(ctx context.Context) {
-	if l.o.Claims != nil {
+	if l.opts.Claims != nil {
 		go l.keepClaim(ctx)
 	}
-	pause, told := watchAgain, false
+	pause, reported := rewatchDelay, false
 	for ctx.Err() == nil {
-		began := l.o.Boot()
-		err := l.follow(ctx)
-		if l.o.Boot()-began > l.o.Settings.Retry {
-			pause, told = watchAgain, false
+		began := l.opts.Boot()
+		err := l.listAndWatch(ctx)
+		if l.opts.Boot()-began > l.opts.Settings.Retry {
+			pause, reported = rewatchDelay, false
 		}
-		if err != nil && ctx.Err() == nil && !told {
-			l.o.Log.Info("The Lease cannot be watched, so a release may be seen late", "lease", l.Describe(), "cause", err.Error())
-			told = true
+		if err != nil && ctx.Err() == nil && !reported {
+			l.opts.Log.Info("The Lease cannot be watched, so a release may be observed late", "lease", l.Describe(), "cause", err.Error())
+			reported = true
 		}
-		_ = l.pause(ctx, nil, pause)
-		pause = min(2*pause, max(watchAgain, l.o.Settings.Retry))
+		_ = l.waitFor(ctx, nil, pause)
+		pause = min(2*pause, max(rewatchDelay, l.opts.Settings.Retry))
 	}
 }
 
-func (l *Lock) follow(ctx context.Context) error {
-	from, err := l.list(ctx)
+func (l *Lock) listAndWatch(ctx context.Context) error {
+	from, err := l.listLease(ctx)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silence := l.o.Clock.AfterFunc(l.o.Settings.Lease, func() { cancel(errSilent) })
+	silence := l.opts.Clock.AfterFunc(l.opts.Settings.Lease, func() { cancel(errSilent) })
 	defer silence.Stop()
-	opts := l.selector()
-	opts.ResourceVersion, opts.TimeoutSeconds = from, new(int64(watchSeconds))
-	w, err := l.o.Leases.Watch(ctx, opts)
+	opts := l.nameSelector()
+	opts.ResourceVersion, opts.TimeoutSeconds = from, new(int64(watchTimeoutSeconds))
+	w, err := l.opts.Leases.Watch(ctx, opts)
 	if err != nil {
 		return err
 	}
@@ -73,26 +73,26 @@ func (l *Lock) follow(ctx context.Context) error {
 			if !open {
 				return nil
 			}
-			silence.Reset(l.o.Settings.Lease)
-			if err := l.event(event); err != nil {
+			silence.Reset(l.opts.Settings.Lease)
+			if err := l.observeEvent(event); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-func (l *Lock) selector() metav1.ListOptions {
-	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, l.o.Name).String()}
+func (l *Lock) nameSelector() metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, l.opts.Name).String()}
 }
 
-// list returns the resourceVersion to watch from.
-func (l *Lock) list(ctx context.Context) (from string, err error) {
+// listLease returns the resourceVersion to watch from.
+func (l *Lock) listLease(ctx context.Context) (from string, err error) {
 	l.mu.Lock()
-	asked := l.sight.version
+	before := l.observed.version
 	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, l.o.Settings.Request)
+	ctx, cancel := context.WithTimeout(ctx, l.opts.Settings.Request)
 	defer cancel()
-	all, err := l.o.Leases.List(ctx, l.selector())
+	all, err := l.opts.Leases.List(ctx, l.nameSelector())
 	if err != nil {
 		return "", err
 	}
@@ -107,13 +107,13 @@ func (l *Lock) list(ctx context.Context) (from string, err error) {
 			return "", err
 		}
 	}
-	l.see(func(s *observedLease, now time.Duration) bool {
-		return s.seeLive(lease, version, asked, now, l.o.Settings.Lease)
+	l.observe(func(s *observedLease, now time.Duration) bool {
+		return s.updateLive(lease, version, before, now, l.opts.Settings.Lease)
 	})
 	return all.ResourceVersion, nil
 }
 
-func (l *Lock) event(e watch.Event) error {
+func (l *Lock) observeEvent(e watch.Event) error {
 	if e.Type == watch.Error {
 		return apierrors.FromObject(e.Object)
 	}
@@ -121,7 +121,7 @@ func (l *Lock) event(e watch.Event) error {
 	if !ok {
 		return fmt.Errorf("the watch of the Lease sent a %T", e.Object)
 	}
-	if lease.Name != l.o.Name {
+	if lease.Name != l.opts.Name {
 		return errors.New("the watch of the Lease sent another one")
 	}
 	version, err := versionOf(lease)
@@ -131,6 +131,6 @@ func (l *Lock) event(e watch.Event) error {
 	if e.Type == watch.Deleted {
 		lease = nil
 	}
-	l.see(l.newer(lease, version))
+	l.observe(l.updateWith(lease, version))
 	return nil
 }

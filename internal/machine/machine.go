@@ -117,9 +117,9 @@ type Machine struct {
 type Staging interface {
 	// Temp makes a folder, and returns a function that removes it.
 	Temp() (path string, remove func(), err error)
-	// ReplaceFleeting creates or replaces a file, completely or not at all, whose content
+	// ReplaceVolatile creates or replaces a file, completely or not at all, whose content
 	// means nothing after a power cut.
-	ReplaceFleeting(path string, content []byte) error
+	ReplaceVolatile(path string, content []byte) error
 }
 
 // File returns the path of a file in the directory.

@@ -19,7 +19,7 @@ func (f folder) Temp() (path string, remove func(), err error) {
 	return path, func() { _ = os.RemoveAll(path) }, err
 }
 
-func (f folder) ReplaceFleeting(path string, content []byte) error {
+func (f folder) ReplaceVolatile(path string, content []byte) error {
 	return os.WriteFile(path, content, 0o600)
 }
 

@@ -81,7 +81,7 @@ func (m Machine) startProcess(ctx context.Context, program string, args []string
 		_ = cmd.Wait() // the process state has it too
 		over <- cmd.ProcessState.String()
 	}()
-	return over, m.Staging.ReplaceFleeting(m.File(PIDFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
+	return over, m.Staging.ReplaceVolatile(m.File(PIDFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
 }
 
 // StartError reports a QEMU that ended before it answered. It is of the kind ErrNoMemory,

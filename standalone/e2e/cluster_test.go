@@ -41,21 +41,21 @@ func newVM(name string, owner *corev1.ConfigMap) *unstructured.Unstructured {
 	vm.SetKind("VirtualMachine")
 	vm.SetName(name)
 	if owner != nil {
-		vm.SetOwnerReferences([]metav1.OwnerReference{refTo(owner)})
+		vm.SetOwnerReferences([]metav1.OwnerReference{ownerReference(owner)})
 	}
 	return vm
 }
 
-func refTo(owner *corev1.ConfigMap) metav1.OwnerReference {
+func ownerReference(owner *corev1.ConfigMap) metav1.OwnerReference {
 	block := true
 	return metav1.OwnerReference{
 		APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID, BlockOwnerDeletion: &block,
 	}
 }
 
-// TestDeletingAnOwner checks that the garbage collector, which starts after the CRD is
+// TestOwnerDeletion checks that the garbage collector, which starts after the CRD is
 // installed, knows VirtualMachines.
-func TestDeletingAnOwner(t *testing.T) {
+func TestOwnerDeletion(t *testing.T) {
 	t.Parallel()
 	for policy, dependentStays := range map[metav1.DeletionPropagation]bool{
 		metav1.DeletePropagationForeground: false,
@@ -65,51 +65,51 @@ func TestDeletingAnOwner(t *testing.T) {
 		t.Run(string(policy), func(t *testing.T) {
 			client, objects := clientFor(t, shared.Config), dynamicFor(t, shared.Config)
 			ns := newNamespace(t, client)
-			owner := create(t, client, ns, configMap("owner"))
+			owner := createConfigMap(t, client, ns, newConfigMap("owner"))
 			createVM(t, objects, ns, newVM("vm", owner))
-			awaitCollector(t, objects, ns)
+			waitForGarbageCollector(t, objects, ns)
 
 			err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), owner.Name, metav1.DeleteOptions{PropagationPolicy: &policy})
 			if err != nil {
 				t.Fatal(err)
 			}
-			vmtest.Eventually(t, soon, "the owner goes", func() error {
+			vmtest.Eventually(t, waitTimeout, "the owner goes", func() error {
 				_, err := client.CoreV1().ConfigMaps(ns).Get(t.Context(), owner.Name, metav1.GetOptions{})
 				return wantNotFound(err)
 			})
 			if dependentStays {
-				assertLetGo(t, objects, ns)
+				assertOwnerReferenceRemoved(t, objects, ns)
 				return
 			}
-			awaitGone(t, objects, ns, "vm")
+			waitForDeletion(t, objects, ns, "vm")
 		})
 	}
 }
 
-// awaitCollector waits until the garbage collector has seen the VMs created so far. If an
-// owner were deleted before, the collector would not know its dependents, and would
-// collect them as orphans whatever the policy.
-func awaitCollector(t *testing.T, objects dynamic.Interface, ns string) {
+// waitForGarbageCollector waits until the garbage collector has seen the VMs created so
+// far. If an owner were deleted before, the collector would not know its dependents, and
+// would collect them as orphans whatever the policy.
+func waitForGarbageCollector(t *testing.T, objects dynamic.Interface, ns string) {
 	t.Helper()
-	nobody := configMap("nobody")
-	nobody.UID = uuid.NewUUID()
-	createVM(t, objects, ns, newVM("collected", nobody))
-	awaitGone(t, objects, ns, "collected")
+	missing := newConfigMap("missing")
+	missing.UID = uuid.NewUUID()
+	createVM(t, objects, ns, newVM("collected", missing))
+	waitForDeletion(t, objects, ns, "collected")
 }
 
-func awaitGone(t *testing.T, objects dynamic.Interface, ns, name string) {
+func waitForDeletion(t *testing.T, objects dynamic.Interface, ns, name string) {
 	t.Helper()
-	vmtest.Eventually(t, soon, name+" goes", func() error {
+	vmtest.Eventually(t, waitTimeout, name+" goes", func() error {
 		_, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), name, metav1.GetOptions{})
 		return wantNotFound(err)
 	})
 }
 
-// assertLetGo waits until the owner reference is removed, which completes the garbage
-// collector's work on this object.
-func assertLetGo(t *testing.T, objects dynamic.Interface, ns string) {
+// assertOwnerReferenceRemoved waits until the owner reference is removed, which completes
+// the garbage collector's work on this object.
+func assertOwnerReferenceRemoved(t *testing.T, objects dynamic.Interface, ns string) {
 	t.Helper()
-	vmtest.Eventually(t, soon, "the dependent is let go", func() error {
+	vmtest.Eventually(t, waitTimeout, "the owner reference is removed", func() error {
 		vm, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), "vm", metav1.GetOptions{})
 		if err == nil && len(vm.GetOwnerReferences()) > 0 {
 			err = fmt.Errorf("still owned: %v", vm.GetOwnerReferences())
@@ -135,32 +135,32 @@ func wantNotFound(err error) error {
 	return errors.New("it is still there")
 }
 
-// TestGarbageCollectionOfALaterKind checks that kinds that are added later are collected too.
-func TestGarbageCollectionOfALaterKind(t *testing.T) {
+// TestGarbageCollectionOfANewKind checks that kinds that are added later are collected too.
+func TestGarbageCollectionOfANewKind(t *testing.T) {
 	t.Parallel() // it looks for new kinds every 30 s
 	client, objects := clientFor(t, shared.Config), dynamicFor(t, shared.Config)
 	ns := newNamespace(t, client)
-	things := installThings(t, objects)
-	owner := create(t, client, ns, configMap("owner"))
+	things := installThingCRD(t, objects)
+	owner := createConfigMap(t, client, ns, newConfigMap("owner"))
 	thing := &unstructured.Unstructured{}
 	thing.SetAPIVersion("example.com/v1")
 	thing.SetKind("Thing")
 	thing.SetName("thing")
-	thing.SetOwnerReferences([]metav1.OwnerReference{refTo(owner)})
-	vmtest.Eventually(t, soon, "the new kind is served", func() error {
+	thing.SetOwnerReferences([]metav1.OwnerReference{ownerReference(owner)})
+	vmtest.Eventually(t, waitTimeout, "the new kind is served", func() error {
 		_, err := objects.Resource(things).Namespace(ns).Create(t.Context(), thing, metav1.CreateOptions{})
 		return err
 	})
 	if err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "owner", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, 2*soon, "the dependent goes", func() error {
+	vmtest.Eventually(t, 2*waitTimeout, "the dependent goes", func() error {
 		_, err := objects.Resource(things).Namespace(ns).Get(t.Context(), "thing", metav1.GetOptions{})
 		return wantNotFound(err)
 	})
 }
 
-func installThings(t *testing.T, objects dynamic.Interface) schema.GroupVersionResource {
+func installThingCRD(t *testing.T, objects dynamic.Interface) schema.GroupVersionResource {
 	t.Helper()
 	crds := objects.Resource(schema.GroupVersionResource{
 		Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions",
@@ -184,19 +184,19 @@ func installThings(t *testing.T, objects dynamic.Interface) schema.GroupVersionR
 	return schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "things"}
 }
 
-func TestDeletingANamespaceEndsWithAllInIt(t *testing.T) {
+func TestNamespaceDeletionRemovesItsObjects(t *testing.T) {
 	t.Parallel()
 	client, objects := clientFor(t, shared.Config), dynamicFor(t, shared.Config)
 	ns := newNamespace(t, client)
 	for i := range 20 {
 		name := fmt.Sprintf("object-%d", i)
-		create(t, client, ns, configMap(name))
+		createConfigMap(t, client, ns, newConfigMap(name))
 		createVM(t, objects, ns, newVM(name, nil))
 	}
 	if err := client.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, soon, "the namespace ends", func() error {
+	vmtest.Eventually(t, waitTimeout, "the namespace ends", func() error {
 		_, err := client.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{})
 		return wantNotFound(err)
 	})
@@ -206,7 +206,7 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 	t.Parallel()
 	client := clientFor(t, shared.Config)
 	ns := newNamespace(t, client)
-	vmtest.Eventually(t, soon, "the namespace has its service account", func() error {
+	vmtest.Eventually(t, waitTimeout, "the namespace has its service account", func() error {
 		_, err := client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
@@ -216,15 +216,15 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, bearer := range map[string]string{"requested": token.Status.Token, "from a Secret": secretToken(t, client, ns)} {
-		user := withToken(t, bearer)
+		user := clientWithToken(t, bearer)
 		_, err := user.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "system:serviceaccount:"+ns+":default") {
 			t.Errorf("%s token without rights: %v", name, err)
 		}
 	}
-	allow(t, client, ns, "view")
-	user := withToken(t, token.Status.Token)
-	vmtest.Eventually(t, soon, "the role takes effect", func() error {
+	bindRole(t, client, ns, "view")
+	user := clientWithToken(t, token.Status.Token)
+	vmtest.Eventually(t, waitTimeout, "the role takes effect", func() error {
 		_, err := user.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
 		return err
 	})
@@ -244,7 +244,7 @@ func secretToken(t *testing.T, client kubernetes.Interface, ns string) string {
 		t.Fatal(err)
 	}
 	var token string
-	vmtest.Eventually(t, soon, "the Secret has a token", func() error {
+	vmtest.Eventually(t, waitTimeout, "the Secret has a token", func() error {
 		filled, err := client.CoreV1().Secrets(ns).Get(t.Context(), "token", metav1.GetOptions{})
 		if err == nil && len(filled.Data[corev1.ServiceAccountTokenKey]) == 0 {
 			err = errors.New("empty")
@@ -257,14 +257,14 @@ func secretToken(t *testing.T, client kubernetes.Interface, ns string) string {
 	return token
 }
 
-func withToken(t *testing.T, token string) kubernetes.Interface {
+func clientWithToken(t *testing.T, token string) kubernetes.Interface {
 	t.Helper()
 	config := rest.AnonymousClientConfig(shared.Config)
 	config.BearerToken = token
 	return clientFor(t, config)
 }
 
-func allow(t *testing.T, client kubernetes.Interface, ns, role string) {
+func bindRole(t *testing.T, client kubernetes.Interface, ns, role string) {
 	t.Helper()
 	binding := &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: role},
@@ -292,7 +292,7 @@ func TestRolesAggregate(t *testing.T) {
 	t.Cleanup(func() {
 		_ = client.RbacV1().ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
 	})
-	vmtest.Eventually(t, soon, "view has the new rule", func() error {
+	vmtest.Eventually(t, waitTimeout, "view has the new rule", func() error {
 		view, err := client.RbacV1().ClusterRoles().Get(t.Context(), "view", metav1.GetOptions{})
 		if err == nil && !slices.ContainsFunc(view.Rules, func(r rbacv1.PolicyRule) bool {
 			return slices.Contains(r.APIGroups, vms.Group)
@@ -303,7 +303,7 @@ func TestRolesAggregate(t *testing.T) {
 	})
 }
 
-func TestStrangersAreTurnedAway(t *testing.T) {
+func TestUnauthenticatedRequestsAreRejected(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/api/v1/namespaces", "/readyz", "/version"} {
 		anonymous := clientFor(t, rest.AnonymousClientConfig(shared.Config))
@@ -322,7 +322,7 @@ func TestOnlyTheAPIListens(t *testing.T) {
 	own := socketsOf(t, shared.PID())
 	var listening []string
 	for _, table := range []string{"tcp", "tcp6"} {
-		for _, line := range procNet(t, shared.PID(), table) {
+		for _, line := range readProcNet(t, shared.PID(), table) {
 			// local address, remote address, state 0A for LISTEN, ..., inode
 			if f := strings.Fields(line); len(f) > 9 && f[3] == "0A" && own[f[9]] {
 				listening = append(listening, f[1])
@@ -332,7 +332,7 @@ func TestOnlyTheAPIListens(t *testing.T) {
 	if len(listening) != 1 || !strings.HasPrefix(listening[0], "0100007F:") {
 		t.Errorf("listens on %v, want one port of 127.0.0.1", listening)
 	}
-	for _, line := range procNet(t, shared.PID(), "unix") {
+	for _, line := range readProcNet(t, shared.PID(), "unix") {
 		// flags 00010000 for listening, type, state, inode, path
 		f := strings.Fields(line)
 		if len(f) < 7 || f[3] != "00010000" || !own[f[6]] {
@@ -361,13 +361,13 @@ func socketsOf(t *testing.T, pid int) map[string]bool {
 	return found
 }
 
-func procNet(t *testing.T, pid int, table string) []string {
+func readProcNet(t *testing.T, pid int, table string) []string {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return lines(string(data))
+	return nonEmptyLines(string(data))
 }
 
 func TestFilesArePrivate(t *testing.T) {
@@ -380,7 +380,8 @@ func TestFilesArePrivate(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// The data dir itself is closed to other users; secrets are also closed individually.
+		// The data dir itself is closed to other users; secrets are also closed
+		// individually.
 		secret := strings.HasSuffix(path, ".pem") || strings.HasSuffix(path, ".key") || strings.HasSuffix(path, "kubeconfig")
 		if (path == shared.DataDir || secret) && info.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%s has mode %v", path, info.Mode())
@@ -392,9 +393,9 @@ func TestFilesArePrivate(t *testing.T) {
 	}
 }
 
-// TestWhatNeedsNodesIsNotServed checks that kinds that need nodes are not served, rather than
+// TestNodeAPIsAreNotServed checks that kinds that need nodes are not served, rather than
 // accepted and ignored.
-func TestWhatNeedsNodesIsNotServed(t *testing.T) {
+func TestNodeAPIsAreNotServed(t *testing.T) {
 	t.Parallel()
 	groups, err := clientFor(t, shared.Config).Discovery().ServerGroups()
 	if err != nil {

@@ -30,7 +30,7 @@ func TestKubectlDefaultsToTheDataDir(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"kubectl", "get", "namespace", "kube-system", "-o", "name"}, tc.args...)
-			got := drover(t, "", tc.env, args...)
+			got := runDrover(t, "", tc.env, args...)
 			if got.code != 0 || got.out != "namespace/kube-system\n" || got.errOut != "" {
 				t.Errorf("%+v", got)
 			}
@@ -54,20 +54,20 @@ func TestKubectlDoesNotFallBackToAnotherCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	missing := filepath.Join(t.TempDir(), "missing")
-	got := drover(t, "", []string{"HOME=" + home, "DROVER_DATA_DIR=" + missing}, "kubectl", "get", "namespaces")
+	got := runDrover(t, "", []string{"HOME=" + home, "DROVER_DATA_DIR=" + missing}, "kubectl", "get", "namespaces")
 	if got.code == 0 || got.out != "" || !strings.Contains(got.errOut, "run drover up first") {
 		t.Errorf("%+v", got)
 	}
 }
 
-func TestKubectlKeepsItsExitCodes(t *testing.T) {
+func TestKubectlExitCodes(t *testing.T) {
 	t.Parallel()
 	env := []string{"KUBECONFIG=" + shared.Kubeconfig}
-	if got := drover(t, "", env, "kubectl", "get", "configmap", "missing"); got.code != 1 || !strings.Contains(got.errOut, "NotFound") {
+	if got := runDrover(t, "", env, "kubectl", "get", "configmap", "missing"); got.code != 1 || !strings.Contains(got.errOut, "NotFound") {
 		t.Errorf("missing object: %+v", got)
 	}
 	manifest := "{apiVersion: v1, kind: ConfigMap, metadata: {name: differs}}"
-	if got := drover(t, manifest, env, "kubectl", "apply", "-f", "-"); got.code != 0 {
+	if got := runDrover(t, manifest, env, "kubectl", "apply", "-f", "-"); got.code != 0 {
 		t.Errorf("apply: %+v", got)
 	}
 }
@@ -84,7 +84,7 @@ func TestHelpAndVersion(t *testing.T) {
 		"no at all": {nil, []string{"Usage:"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := drover(t, "", nil, tc.args...)
+			got := runDrover(t, "", nil, tc.args...)
 			for _, want := range tc.want {
 				if got.code != 0 || !strings.Contains(got.out, want) {
 					t.Errorf("%q is missing in %+v", want, got)
@@ -94,15 +94,15 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-// TestServersOutliveDroverUntilPurge checks that servers outlive Drover, that the next start
-// adopts them, and that purge removes them when Drover is stopped.
+// TestServersOutliveDroverUntilPurge checks that servers outlive Drover, that the next
+// start adopts them, and that purge removes them when Drover is stopped.
 func TestServersOutliveDroverUntilPurge(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{
 		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true, Args: []string{"--vm-driver", "fake"},
 	})
 	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
-	id := waitActive(t, c, "")
+	id := waitForActiveServer(t, c, "")
 
 	if err := c.Kill(); err != nil {
 		t.Fatal(err)
@@ -110,16 +110,16 @@ func TestServersOutliveDroverUntilPurge(t *testing.T) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if again := waitActive(t, c, ""); again != id {
+	if again := waitForActiveServer(t, c, ""); again != id {
 		t.Errorf("server %s was replaced by %s", id, again)
 	}
 
-	assertRefused(t, purge(t, c, "y\n"), "drover: data dir "+c.DataDir+" is in use by drover")
+	assertRefused(t, runPurge(t, c, "y\n"), "drover: data dir "+c.DataDir+" is in use by drover")
 	if err := c.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	for name, answer := range map[string]string{"no": "n\n", "enter": "\n", "no answer": ""} {
-		got := purge(t, c, answer)
+		got := runPurge(t, c, answer)
 		if !strings.Contains(got.out, id) || !strings.Contains(got.out, "Remove 1 server? [y/N]") {
 			t.Errorf("%s: it does not say what it would remove: %+v", name, got)
 		}
@@ -132,7 +132,7 @@ func TestServersOutliveDroverUntilPurge(t *testing.T) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitActive(t, c, id)
+	waitForActiveServer(t, c, id)
 	if err := c.Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -140,28 +140,28 @@ func TestServersOutliveDroverUntilPurge(t *testing.T) {
 	if _, err := os.Stat(c.DataDir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the data dir is still there: %v", err)
 	}
-	assertRefused(t, purge(t, c, ""), "drover: "+c.DataDir+" is no Drover data dir")
+	assertRefused(t, runPurge(t, c, ""), "drover: "+c.DataDir+" is no Drover data dir")
 }
 
-func purge(t *testing.T, c *vmtest.Cluster, answer string, args ...string) result {
+func runPurge(t *testing.T, c *vmtest.Cluster, answer string, args ...string) commandResult {
 	t.Helper()
-	return drover(t, answer, nil, append([]string{"purge", "--data-dir", c.DataDir}, args...)...)
+	return runDrover(t, answer, nil, append([]string{"purge", "--data-dir", c.DataDir}, args...)...)
 }
 
 func assertPurges(t *testing.T, c *vmtest.Cluster, want, answer string, args ...string) {
 	t.Helper()
-	if got := purge(t, c, answer, args...); got.code != 0 || got.errOut != "" || !strings.Contains(got.out, want) {
+	if got := runPurge(t, c, answer, args...); got.code != 0 || got.errOut != "" || !strings.Contains(got.out, want) {
 		t.Errorf("%+v, want %s", got, want)
 	}
 }
 
-// waitActive returns the ID of the server once the VM runs on one other than
+// waitForActiveServer returns the ID of the server once the VM runs on one other than
 // the given one.
-func waitActive(t *testing.T, c *vmtest.Cluster, not string) string {
+func waitForActiveServer(t *testing.T, c *vmtest.Cluster, not string) string {
 	t.Helper()
 	objects := dynamicFor(t, c.Config)
 	var id string
-	vmtest.Eventually(t, soon, "the VM is Active", func() error {
+	vmtest.Eventually(t, waitTimeout, "the VM is Active", func() error {
 		vm, err := objects.Resource(vms).Namespace("default").Get(t.Context(), "test-vm", metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -40,13 +40,13 @@ func TestKill9LosesNothingAcknowledged(t *testing.T) {
 		defer close(acknowledged)
 		for i := 0; ; i++ {
 			name := "n" + strconv.Itoa(i)
-			if _, err := client.CoreV1().ConfigMaps("default").Create(context.Background(), configMap(name), metav1.CreateOptions{}); err != nil {
+			if _, err := client.CoreV1().ConfigMaps("default").Create(context.Background(), newConfigMap(name), metav1.CreateOptions{}); err != nil {
 				return
 			}
 			acknowledged <- name
 		}
 	}()
-	vmtest.Eventually(t, soon, "objects are created", func() error {
+	vmtest.Eventually(t, waitTimeout, "objects are created", func() error {
 		if len(acknowledged) < 50 {
 			return fmt.Errorf("only %d", len(acknowledged))
 		}
@@ -69,8 +69,8 @@ func TestKill9LosesNothingAcknowledged(t *testing.T) {
 	}
 }
 
-// TestSIGTERMStopsInTimeWithWatchesOpen uses watches, which delay the stop of a kube-apiserver
-// by up to a minute.
+// TestSIGTERMStopsInTimeWithWatchesOpen uses watches, which delay the stop of a
+// kube-apiserver by up to a minute.
 func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
@@ -103,7 +103,7 @@ func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
 	}
 }
 
-func TestASecondCtrlCEndsAtOnce(t *testing.T) {
+func TestSecondCtrlCEndsImmediately(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
 	// An open watch makes the first one take a second or more.
@@ -115,7 +115,7 @@ func TestASecondCtrlCEndsAtOnce(t *testing.T) {
 	if err := syscall.Kill(c.PID(), syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, soon, "it stops", func() error {
+	vmtest.Eventually(t, waitTimeout, "it stops", func() error {
 		if !strings.Contains(c.Output(), "Stopping") {
 			return errors.New("it does not")
 		}
@@ -130,11 +130,11 @@ func TestASecondCtrlCEndsAtOnce(t *testing.T) {
 func TestCtrlCWhileStarting(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	p, err := vmtest.StartProcess(binary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
+	p, err := vmtest.StartProcess(droverBinary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, soon, "it starts", func() error {
+	vmtest.Eventually(t, waitTimeout, "it starts", func() error {
 		if !strings.Contains(p.Output(), "etcd ") {
 			return errors.New("no etcd yet")
 		}
@@ -175,12 +175,12 @@ func TestCrashBeforeEtcdIsAMember(t *testing.T) {
 	assertStarts(t, dir)
 }
 
-func TestCrashAnywhereInTheFirstStartIsRepaired(t *testing.T) {
+func TestCrashesDuringTheFirstStart(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
 	for _, milliseconds := range []int{20, 60, 120, 250, 500, 1000, 1800} {
 		after := time.Duration(milliseconds) * time.Millisecond
-		p, err := vmtest.StartProcess(binary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
+		p, err := vmtest.StartProcess(droverBinary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -193,9 +193,9 @@ func TestCrashAnywhereInTheFirstStartIsRepaired(t *testing.T) {
 	assertStarts(t, dir)
 }
 
-func TestASecondInstanceIsRefused(t *testing.T) {
+func TestSecondInstanceIsRefused(t *testing.T) {
 	t.Parallel()
-	got := drover(t, "", nil, "up", "--data-dir", shared.DataDir, "--port", "0")
+	got := runDrover(t, "", nil, "up", "--data-dir", shared.DataDir, "--port", "0")
 	want := fmt.Sprintf("drover: data dir %s is in use by drover (pid %d)", shared.DataDir, shared.PID())
 	assertRefused(t, got, want)
 	if _, err := clientFor(t, shared.Config).Discovery().ServerVersion(); err != nil {
@@ -204,14 +204,14 @@ func TestASecondInstanceIsRefused(t *testing.T) {
 }
 
 // assertRefused requires one clear line and an exit code other than 0.
-func assertRefused(t *testing.T, got result, want string) {
+func assertRefused(t *testing.T, got commandResult, want string) {
 	t.Helper()
-	if got.code != 1 || len(lines(got.errOut)) != 1 || !strings.HasPrefix(got.errOut, want) {
+	if got.code != 1 || len(nonEmptyLines(got.errOut)) != 1 || !strings.HasPrefix(got.errOut, want) {
 		t.Errorf("code %d, printed %q and %q; want %q", got.code, got.out, got.errOut, want)
 	}
 }
 
-func TestWhatCannotStartSaysWhyInOneLine(t *testing.T) {
+func TestStartErrorsAreOneLine(t *testing.T) {
 	t.Parallel()
 	u, err := url.Parse(shared.Config.Host)
 	if err != nil {
@@ -225,22 +225,22 @@ func TestWhatCannotStartSaysWhyInOneLine(t *testing.T) {
 		args []string
 		want string
 	}{
-		"port in use":       {[]string{"--port", u.Port()}, "drover: port " + u.Port() + " on 127.0.0.1 is in use by another program"},
-		"no address":        {[]string{"--bind-address", "here"}, `drover: --bind-address "here" is no IP address`},
-		"nothing writable":  {[]string{"--data-dir", "/proc/drover"}, "drover: "},
-		"somebody's folder": {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and is no Drover data dir"},
-		"unknown driver":    {[]string{"--vm-driver", "vmware"}, "drover: --vm-driver is \"vmware\""},
-		"unknown flag":      {[]string{"--colour"}, "drover: unknown flag: --colour"},
-		"no threads":        {[]string{"--threads", "0"}, "drover: --threads is 0"},
+		"port in use":      {[]string{"--port", u.Port()}, "drover: port " + u.Port() + " on 127.0.0.1 is in use by another program"},
+		"no address":       {[]string{"--bind-address", "here"}, `drover: --bind-address "here" is no IP address`},
+		"nothing writable": {[]string{"--data-dir", "/proc/drover"}, "drover: "},
+		"foreign folder":   {[]string{"--data-dir", foreign}, "drover: " + foreign + " is not empty and is no Drover data dir"},
+		"unknown driver":   {[]string{"--vm-driver", "vmware"}, "drover: --vm-driver is \"vmware\""},
+		"unknown flag":     {[]string{"--colour"}, "drover: unknown flag: --colour"},
+		"no threads":       {[]string{"--threads", "0"}, "drover: --threads is 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"up", "--data-dir", filepath.Join(t.TempDir(), "data")}, tc.args...)
-			assertRefused(t, drover(t, "", nil, args...), tc.want)
+			assertRefused(t, runDrover(t, "", nil, args...), tc.want)
 		})
 	}
 }
 
-func TestAKeptPortThatIsTakenIsNamed(t *testing.T) {
+func TestStoredPortInUse(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
 	if err := c.Stop(); err != nil {
@@ -255,31 +255,31 @@ func TestAKeptPortThatIsTakenIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = listener.Close() }()
-	got := drover(t, "", nil, "up", "--data-dir", c.DataDir, "--without-controller")
+	got := runDrover(t, "", nil, "up", "--data-dir", c.DataDir, "--without-controller")
 	assertRefused(t, got, "drover: port "+u.Port()+" on 127.0.0.1 is in use by another program")
 }
 
-// TestAFullDiskIsNamed checks that neither a small disk at the start nor one that fills up
+// TestFullDisk checks that neither a small disk at the start nor one that fills up
 // later ends in a Go stack trace. A separate file system needs root.
-func TestAFullDiskIsNamed(t *testing.T) {
+func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	t.Run("at the start", func(t *testing.T) {
-		dir := mountTemp(t, 100)
-		got := drover(t, "", nil, "up", "--data-dir", filepath.Join(dir, "data"), "--port", "0", "--without-controller")
+		dir := mountTmpfs(t, 100)
+		got := runDrover(t, "", nil, "up", "--data-dir", filepath.Join(dir, "data"), "--port", "0", "--without-controller")
 		assertRefused(t, got, "drover: the disk of "+dir)
 	})
 	t.Run("while it runs", func(t *testing.T) {
-		dir := mountTemp(t, 400)
+		dir := mountTmpfs(t, 400)
 		c, err := vmtest.NewCluster(vmtest.ClusterOptions{DataDir: filepath.Join(dir, "data")})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = c.Kill() }()
-		fill(t, filepath.Join(dir, "fill"))
-		object := configMap("large")
+		fillDisk(t, filepath.Join(dir, "fill"))
+		object := newConfigMap("large")
 		object.BinaryData = map[string][]byte{"zero": make([]byte, 700_000)}
 		client := clientFor(t, c.Config)
-		vmtest.Eventually(t, soon, "the disk is full", func() error {
+		vmtest.Eventually(t, waitTimeout, "the disk is full", func() error {
 			object.Name += "x"
 			if _, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), object.DeepCopy(), metav1.CreateOptions{}); err == nil {
 				return errors.New("there was room")
@@ -287,7 +287,7 @@ func TestAFullDiskIsNamed(t *testing.T) {
 			return nil
 		})
 		want := "drover: etcd gave up: the disk of data dir " + c.DataDir + " is full"
-		vmtest.Eventually(t, soon, "it says so", func() error {
+		vmtest.Eventually(t, waitTimeout, "it says so", func() error {
 			if !strings.Contains(c.Output(), want) {
 				return errors.New(c.Output())
 			}
@@ -299,7 +299,7 @@ func TestAFullDiskIsNamed(t *testing.T) {
 	})
 }
 
-func mountTemp(t *testing.T, megabytes int) string {
+func mountTmpfs(t *testing.T, megabytes int) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("a file system of its own needs root")
@@ -316,8 +316,8 @@ func mountTemp(t *testing.T, megabytes int) string {
 	return dir
 }
 
-// fill leaves no free space on the file's disk.
-func fill(t *testing.T, path string) {
+// fillDisk leaves no free space on the file's disk.
+func fillDisk(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)
 	if err != nil {
@@ -332,11 +332,11 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-func TestALongDataDirPath(t *testing.T) {
+func TestLongDataDirPath(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long-", 40), strings.Repeat("deep/", 20), "data")
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{DataDir: dir})
-	create(t, clientFor(t, c.Config), "default", configMap("there"))
+	createConfigMap(t, clientFor(t, c.Config), "default", newConfigMap("there"))
 }
 
 // TestCertificatesAreRenewedWhileItRuns checks that certificates are renewed while Drover
@@ -368,7 +368,7 @@ func TestCertificatesAreRenewedWhileItRuns(t *testing.T) {
 		return nil
 	})
 	waitForServiceAccount(t, c)
-	kubectl := drover(t, "", nil, "kubectl", "--kubeconfig", c.Kubeconfig, "get", "namespace", "default", "-o", "name")
+	kubectl := runDrover(t, "", nil, "kubectl", "--kubeconfig", c.Kubeconfig, "get", "namespace", "default", "-o", "name")
 	if kubectl.code != 0 || kubectl.out != "namespace/default\n" {
 		t.Errorf("kubectl: %+v", kubectl)
 	}
@@ -379,7 +379,7 @@ func waitForServiceAccount(t *testing.T, c *vmtest.Cluster) {
 	t.Helper()
 	client := clientFor(t, c.Config)
 	ns := newNamespace(t, client)
-	vmtest.Eventually(t, soon, "the namespace has its service account", func() error {
+	vmtest.Eventually(t, waitTimeout, "the namespace has its service account", func() error {
 		_, err := client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
@@ -406,9 +406,9 @@ func servedCertificate(t *testing.T, c *vmtest.Cluster) *x509.Certificate {
 	return secured.ConnectionState().PeerCertificates[0]
 }
 
-// TestAStartRepairsItsFiles checks that the next start recreates damaged certificates and
+// TestStartRepairsFiles checks that the next start recreates damaged certificates and
 // a damaged kubeconfig.
-func TestAStartRepairsItsFiles(t *testing.T) {
+func TestStartRepairsFiles(t *testing.T) {
 	t.Parallel()
 	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
 	if err := c.Stop(); err != nil {

@@ -30,22 +30,22 @@ var shared *vmtest.Cluster
 
 func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &shared, vmtest.ClusterOptions{})) }
 
-// soon is how long a busy machine may take for what is usually done at once.
-const soon = 60 * time.Second
+// waitTimeout is how long a busy machine may take for what is usually done immediately.
+const waitTimeout = 60 * time.Second
 
-// result of a program that ended.
-type result struct {
+// commandResult of a program that ended.
+type commandResult struct {
 	code        int
 	out, errOut string
 }
 
-// drover runs the program to its end, without the tester's own settings.
-func drover(t *testing.T, stdin string, env []string, args ...string) result {
+// runDrover runs the program to its end, without the tester's own settings.
+func runDrover(t *testing.T, stdin string, env []string, args ...string) commandResult {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, binary(t), args...)
+	cmd := exec.CommandContext(ctx, droverBinary(t), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG=", "DROVER_DATA_DIR=")
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewBufferString(stdin), &out, &errOut
@@ -54,10 +54,10 @@ func drover(t *testing.T, stdin string, env []string, args ...string) result {
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
 	}
-	return result{code: cmd.ProcessState.ExitCode(), out: out.String(), errOut: errOut.String()}
+	return commandResult{code: cmd.ProcessState.ExitCode(), out: out.String(), errOut: errOut.String()}
 }
 
-func binary(t *testing.T) string {
+func droverBinary(t *testing.T) string {
 	t.Helper()
 	path, err := vmtest.DroverBinary()
 	if err != nil {
@@ -84,11 +84,11 @@ func dynamicFor(t *testing.T, config *rest.Config) dynamic.Interface {
 	return client
 }
 
-func configMap(name string) *corev1.ConfigMap {
+func newConfigMap(name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
-func create(t *testing.T, client kubernetes.Interface, namespace string, object *corev1.ConfigMap) *corev1.ConfigMap {
+func createConfigMap(t *testing.T, client kubernetes.Interface, namespace string, object *corev1.ConfigMap) *corev1.ConfigMap {
 	t.Helper()
 	made, err := client.CoreV1().ConfigMaps(namespace).Create(t.Context(), object, metav1.CreateOptions{})
 	if err != nil {
@@ -111,11 +111,11 @@ func newNamespace(t *testing.T, client kubernetes.Interface) string {
 	return ns.Name
 }
 
-func lines(text string) []string {
-	return slices.DeleteFunc(bytesLines(text), func(line string) bool { return line == "" })
+func nonEmptyLines(text string) []string {
+	return slices.DeleteFunc(splitLines(text), func(line string) bool { return line == "" })
 }
 
-func bytesLines(text string) []string {
+func splitLines(text string) []string {
 	var all []string
 	for line := range bytes.Lines([]byte(text)) {
 		all = append(all, string(bytes.TrimRight(line, "\n")))

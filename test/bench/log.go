@@ -36,14 +36,14 @@ type Log[T runtime.Object] struct {
 	more   chan struct{} // closed when something was added
 }
 
-// Follow logs what a watch shows from now on, until ctx ends.
-func Follow[T runtime.Object](ctx context.Context, lw *cache.ListWatch) (*Log[T], error) {
+// StartLog logs what a watch shows from now on, until ctx ends.
+func StartLog[T runtime.Object](ctx context.Context, lw *cache.ListWatch) (*Log[T], error) {
 	w, err := watchFrom(ctx, lw)
 	if err != nil {
 		return nil, err
 	}
 	l := &Log[T]{more: make(chan struct{})}
-	go l.follow(w)
+	go l.recordEvents(w)
 	return l, nil
 }
 
@@ -60,24 +60,24 @@ func watchFrom(ctx context.Context, lw *cache.ListWatch) (watch.Interface, error
 	return watchtools.NewRetryWatcherWithContext(ctx, about.GetResourceVersion(), lw)
 }
 
-func (l *Log[T]) follow(w watch.Interface) {
+func (l *Log[T]) recordEvents(w watch.Interface) {
 	for e := range w.ResultChan() {
-		l.take(e, time.Now())
+		l.recordEvent(e, time.Now())
 	}
-	l.add(nil, errors.New("the watch ended"))
+	l.appendEvent(nil, errors.New("the watch ended"))
 }
 
-func (l *Log[T]) take(e watch.Event, now time.Time) {
+func (l *Log[T]) recordEvent(e watch.Event, now time.Time) {
 	object, ok := e.Object.(T)
 	if !ok {
-		l.add(nil, fmt.Errorf("the watch sent %s, a %T", e.Type, e.Object))
+		l.appendEvent(nil, fmt.Errorf("the watch sent %s, a %T", e.Type, e.Object))
 		return
 	}
 	version, err := VersionOf(object)
-	l.add(&Event[T]{Type: e.Type, Object: object, Version: version, At: now}, err)
+	l.appendEvent(&Event[T]{Type: e.Type, Object: object, Version: version, At: now}, err)
 }
 
-func (l *Log[T]) add(e *Event[T], err error) {
+func (l *Log[T]) appendEvent(e *Event[T], err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if e != nil {

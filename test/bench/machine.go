@@ -116,11 +116,11 @@ func machineTime() (busy, total time.Duration, err error) {
 	}
 	line, _, _ := strings.Cut(string(content), "\n")
 	fields := strings.Fields(line)
-	idle, err := ticks(fields, 4, 5)
+	idle, err := sumTicks(fields, 4, 5)
 	if err != nil {
 		return 0, 0, fmt.Errorf("/proc/stat: %w", err)
 	}
-	if busy, err = ticks(fields, 1, 2, 3, 6, 7, 8); err != nil {
+	if busy, err = sumTicks(fields, 1, 2, 3, 6, 7, 8); err != nil {
 		return 0, 0, fmt.Errorf("/proc/stat: %w", err)
 	}
 	return busy, busy + idle, nil

@@ -38,8 +38,8 @@ func (t *Table) String() string {
 	return text.String()
 }
 
-// Show prints a duration in milliseconds, with its significant digits.
-func Show(d time.Duration) string {
+// FormatDuration prints a duration in milliseconds, with its significant digits.
+func FormatDuration(d time.Duration) string {
 	if ms := Milliseconds(d); ms > -100 && ms < 100 {
 		return fmt.Sprintf("%.1f ms", ms)
 	}

@@ -67,7 +67,7 @@ func CPUTime(pids ...int) (sum time.Duration, err error) {
 			return 0, err
 		}
 		_, fields, _ := strings.Cut(string(stat), ") ") // the name before may have blanks
-		used, err := ticks(strings.Fields(fields), 11, 12)
+		used, err := sumTicks(strings.Fields(fields), 11, 12)
 		if err != nil {
 			return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
 		}
@@ -96,7 +96,7 @@ func MemoryOf(pid int) (Memory, error) {
 	return Memory{Resident: resident << 10, Anonymous: anonymous << 10}, nil
 }
 
-func ticks(fields []string, which ...int) (sum time.Duration, err error) {
+func sumTicks(fields []string, which ...int) (sum time.Duration, err error) {
 	for _, n := range which {
 		if n >= len(fields) {
 			return 0, errors.New("it has too few fields")

@@ -92,12 +92,12 @@ func Difference(a, b Sample) (median, noise time.Duration) {
 	draw := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // statistics, not secrets
 	differences := make(Sample, resamples)
 	for n := range differences {
-		differences[n] = again(draw, b).Median() - again(draw, a).Median()
+		differences[n] = resample(draw, b).Median() - resample(draw, a).Median()
 	}
 	return b.Median() - a.Median(), (differences.Percentile(97.5) - differences.Percentile(2.5)) / 2
 }
 
-func again(draw *rand.Rand, s Sample) Sample {
+func resample(draw *rand.Rand, s Sample) Sample {
 	drawn := make(Sample, len(s))
 	for n := range drawn {
 		drawn[n] = s[draw.IntN(len(s))]

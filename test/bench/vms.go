@@ -25,8 +25,8 @@ import (
 // callTimeout bounds one request of a benchmark.
 const callTimeout = 30 * time.Second
 
-// MakeNamespace makes a namespace.
-func MakeNamespace(ctx context.Context, kube kubernetes.Interface, name string) error {
+// CreateNamespace makes a namespace.
+func CreateNamespace(ctx context.Context, kube kubernetes.Interface, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -44,8 +44,8 @@ func WatchVMs(vms typed.VirtualMachineInterface) *cache.ListWatch {
 	}
 }
 
-// Made is how long it took, from the first creation.
-type Made struct {
+// CreationTimes is how long it took, from the first creation.
+type CreationTimes struct {
 	// Created is when the API server has all VMs.
 	Created time.Duration `json:"createdNanoseconds"`
 	// Active is when all run.
@@ -54,48 +54,48 @@ type Made struct {
 	Settled time.Duration `json:"settledNanoseconds"`
 }
 
-// MakeVMs creates VMs called vm-<n>, several at a time, and waits until all of
+// CreateAndSettle creates VMs called vm-<n>, several at a time, and waits until all of
 // them have settled.
-func MakeVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOnce int) (Made, error) {
+func CreateAndSettle(ctx context.Context, vms typed.VirtualMachineInterface, count, parallel int) (CreationTimes, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	w, err := watchFrom(ctx, WatchVMs(vms))
 	if err != nil {
-		return Made{}, err
+		return CreationTimes{}, err
 	}
 	defer w.Stop()
-	var made Made
+	var times CreationTimes
 	begin := time.Now()
 	group.Go(func() error {
-		defer func() { made.Created = time.Since(begin) }()
-		return CreateVMs(ctx, vms, count, atOnce)
+		defer func() { times.Created = time.Since(begin) }()
+		return CreateVMs(ctx, vms, count, parallel)
 	})
-	group.Go(func() error { return made.await(ctx, w, count, begin) })
-	return made, group.Wait()
+	group.Go(func() error { return times.recordTimes(ctx, w, count, begin) })
+	return times, group.Wait()
 }
 
 // CreateVMs creates VMs called vm-<n>, several at a time.
-func CreateVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, atOnce int) error {
-	return Each(ctx, count, atOnce, func(ctx context.Context, n int) error {
-		return CreateVM(ctx, vms, NameOf(n))
+func CreateVMs(ctx context.Context, vms typed.VirtualMachineInterface, count, parallel int) error {
+	return ForEach(ctx, count, parallel, func(ctx context.Context, n int) error {
+		return CreateVM(ctx, vms, VMName(n))
 	})
 }
 
-// NameOf the n-th VM.
-func NameOf(n int) string { return fmt.Sprintf("vm-%05d", n) }
+// VMName the n-th VM.
+func VMName(n int) string { return fmt.Sprintf("vm-%05d", n) }
 
-// Each calls do for 0 to count-1, several at a time.
-func Each(ctx context.Context, count, atOnce int, do func(ctx context.Context, n int) error) error {
+// ForEach calls do for 0 to count-1, several at a time.
+func ForEach(ctx context.Context, count, parallel int, do func(ctx context.Context, n int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(atOnce)
+	group.SetLimit(parallel)
 	for n := range count {
 		group.Go(func() error { return do(ctx, n) })
 	}
 	return group.Wait()
 }
 
-// UntilAll calls do, and waits until a watch has shown that many VMs for which match
+// WaitForAll calls do, and waits until a watch has shown that many VMs for which match
 // holds, each counted once. It returns how long that took.
-func UntilAll(ctx context.Context, vms typed.VirtualMachineInterface, count int, match func(watch.Event, *api.VirtualMachine) bool, do func(context.Context) error) (time.Duration, error) {
+func WaitForAll(ctx context.Context, vms typed.VirtualMachineInterface, count int, match func(watch.Event, *api.VirtualMachine) bool, do func(context.Context) error) (time.Duration, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	w, err := watchFrom(ctx, WatchVMs(vms))
 	if err != nil {
@@ -138,15 +138,15 @@ func nextVM(ctx context.Context, w watch.Interface) (watch.Event, *api.VirtualMa
 
 // CreateVM creates a small VM.
 func CreateVM(ctx context.Context, vms typed.VirtualMachineInterface, name string) error {
-	return create(ctx, vms, name, metav1.CreateOptions{})
+	return createVM(ctx, vms, name, metav1.CreateOptions{})
 }
 
-// TryCreate goes through a creation and creates nothing.
-func TryCreate(ctx context.Context, vms typed.VirtualMachineInterface) error {
-	return create(ctx, vms, "try", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+// DryRunCreate goes through a creation and creates nothing.
+func DryRunCreate(ctx context.Context, vms typed.VirtualMachineInterface) error {
+	return createVM(ctx, vms, "try", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 }
 
-func create(ctx context.Context, vms typed.VirtualMachineInterface, name string, opts metav1.CreateOptions) error {
+func createVM(ctx context.Context, vms typed.VirtualMachineInterface, name string, opts metav1.CreateOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	vm := vmtest.VM(name).Obj()
@@ -155,8 +155,8 @@ func create(ctx context.Context, vms typed.VirtualMachineInterface, name string,
 	return err
 }
 
-// await counts the VMs that a watch shows until all have settled.
-func (m *Made) await(ctx context.Context, w watch.Interface, count int, begin time.Time) error {
+// recordTimes counts the VMs that a watch shows until all have settled.
+func (m *CreationTimes) recordTimes(ctx context.Context, w watch.Interface, count int, begin time.Time) error {
 	active, settled := sets.New[string](), sets.New[string]()
 	for settled.Len() < count {
 		_, vm, err := nextVM(ctx, w)

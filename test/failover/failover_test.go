@@ -18,24 +18,24 @@ import (
 	"cloudnative.tw/drover/test/rig"
 )
 
-func TestMain(m *testing.M) { os.Exit(rig.Main(m, makeRoom)) }
+func TestMain(m *testing.M) { os.Exit(rig.Main(m, setUp)) }
 
 // programs is the folder of built programs; each is built at most once.
 var programs string
 
-func makeRoom() (after func() error, err error) {
+func setUp() (after func() error, err error) {
 	programs, err = os.MkdirTemp("", "drover-failover-")
 	return func() error { return os.RemoveAll(programs) }, err
 }
 
 var (
-	fenced   = sync.OnceValues(func() (string, error) { return build("cmd/drover-controller", "") })
-	unfenced = sync.OnceValues(func() (string, error) { return build("cmd/drover-controller", "unfenced") })
-	recorder = sync.OnceValues(func() (string, error) { return build("test/failover/recorder", "") })
+	fencedController   = sync.OnceValues(func() (string, error) { return buildProgram("cmd/drover-controller", "") })
+	unfencedController = sync.OnceValues(func() (string, error) { return buildProgram("cmd/drover-controller", "unfenced") })
+	processRecorder    = sync.OnceValues(func() (string, error) { return buildProgram("test/failover/recorder", "") })
 )
 
-// build builds a program of this module.
-func build(pkg, tags string) (string, error) {
+// buildProgram builds a program of this module.
+func buildProgram(pkg, tags string) (string, error) {
 	binary := filepath.Join(programs, filepath.Base(pkg)+"-"+tags)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
@@ -46,8 +46,8 @@ func build(pkg, tags string) (string, error) {
 	return binary, nil
 }
 
-// program is the result of one of the builds.
-func program(t testing.TB, build func() (string, error)) string {
+// builtProgram is the result of one of the builds.
+func builtProgram(t testing.TB, build func() (string, error)) string {
 	t.Helper()
 	binary, err := build()
 	if err != nil {
@@ -58,34 +58,34 @@ func program(t testing.TB, build func() (string, error)) string {
 
 // The environment of the test.
 const (
-	// sizeEnv asks for more faults: full.
+	// sizeEnv selects the number of faults: full, or empty for few.
 	sizeEnv = "DROVER_FAILOVER"
 	// seedEnv repeats the faults of an earlier run.
 	seedEnv = "DROVER_FAILOVER_SEED"
-	// dirEnv is a folder in which journals and logs are kept.
+	// dirEnv is a folder in which journals and logs are stored.
 	dirEnv = "DROVER_FAILOVER_DIR"
 )
 
 const (
-	// enough is how many violations end the tests of the oracle.
-	enough = 2
-	// haltsWithin and maxHalts bound these tests if there are fewer.
-	haltsWithin = 5 * time.Minute
+	// minViolations is the number of violations after which the tests of the oracle end.
+	minViolations = 2
+	// haltTimeout and maxHalts bound these tests if there are fewer.
+	haltTimeout = 5 * time.Minute
 	maxHalts    = 200
 )
 
-// plan says how often each fault is injected, in each of several worlds.
-type plan struct {
-	worlds uint64
-	faults map[Kind]int
+// faultPlan says how often each fault is injected, in each of several environments.
+type faultPlan struct {
+	environments uint64
+	faults       map[Kind]int
 }
 
-var plans = map[string]plan{
-	"":     {1, map[Kind]int{Halt: 8, Kill: 3, Term: 3, Cut: 3, Blackhole: 3, Late: 5, Unlease: 3, KillAPI: 2}},
-	"full": {2, map[Kind]int{Halt: 50, Kill: 10, Term: 10, Cut: 13, Blackhole: 13, Late: 25, Unlease: 10, KillAPI: 5}},
+var faultPlans = map[string]faultPlan{
+	"":     {1, map[Kind]int{Halt: 8, Kill: 3, Term: 3, Disconnect: 3, Blackhole: 3, DelayReplies: 5, DeleteLease: 3, KillAPI: 2}},
+	"full": {2, map[Kind]int{Halt: 50, Kill: 10, Term: 10, Disconnect: 13, Blackhole: 13, DelayReplies: 25, DeleteLease: 10, KillAPI: 5}},
 }
 
-func (p plan) kinds() []Kind {
+func (p faultPlan) kinds() []Kind {
 	var all []Kind
 	for kind, n := range p.faults {
 		for range n {
@@ -96,7 +96,7 @@ func (p plan) kinds() []Kind {
 	return all
 }
 
-func seedOf(t testing.TB) uint64 {
+func newSeed(t testing.TB) uint64 {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv(seedEnv); text != "" {
@@ -109,8 +109,8 @@ func seedOf(t testing.TB) uint64 {
 	return seed
 }
 
-// folder returns where a world stores its journal and logs.
-func folder(t testing.TB, name string) string {
+// outputDir returns where an environment stores its journal and logs.
+func outputDir(t testing.TB, name string) string {
 	t.Helper()
 	dir := os.Getenv(dirEnv)
 	if dir == "" {
@@ -128,17 +128,17 @@ func folder(t testing.TB, name string) string {
 // nothing is lost, and in the end all is as users requested.
 func TestFailover(t *testing.T) {
 	t.Parallel()
-	p, known := plans[os.Getenv(sizeEnv)]
+	p, known := faultPlans[os.Getenv(sizeEnv)]
 	if !known {
 		t.Fatalf("%s is %q: it must be full or empty", sizeEnv, os.Getenv(sizeEnv))
 	}
-	binary, seed := program(t, fenced), seedOf(t)
-	results := make(chan Figures, p.worlds)
-	t.Run("worlds", func(t *testing.T) {
-		for n := range p.worlds {
+	binary, seed := builtProgram(t, fencedController), newSeed(t)
+	results := make(chan Figures, p.environments)
+	t.Run("environments", func(t *testing.T) {
+		for n := range p.environments {
 			t.Run(strconv.FormatUint(n, 10), func(t *testing.T) {
 				t.Parallel()
-				results <- storms(t, binary, p.kinds(), seed+n)
+				results <- runEnvironment(t, binary, p.kinds(), seed+n)
 			})
 		}
 	})
@@ -147,63 +147,68 @@ func TestFailover(t *testing.T) {
 	for f := range results {
 		all.Add(f)
 	}
-	t.Logf("in %d worlds:\n%s", p.worlds, all)
+	t.Logf("in %d environments:\n%s", p.environments, all)
 }
 
-func storms(t *testing.T, binary string, faults []Kind, seed uint64) Figures {
+func runEnvironment(t *testing.T, binary string, faults []Kind, seed uint64) Figures {
 	t.Helper()
 	begin := time.Now()
-	w := newWorld(t, binary, folder(t, "fenced"), seed)
-	e := w.run(t, func(ctx context.Context, w *world) ([]Fault, error) {
-		return newStorm(w, faults, seed).rage(ctx)
+	w := newEnvironment(t, binary, outputDir(t, "fenced"), seed)
+	e := w.runWithFaults(t, func(ctx context.Context, w *environment) ([]Fault, error) {
+		return newFaultInjector(w, faults, seed).injectAll(ctx)
 	})
 	if len(e.Faults) != len(faults) {
-		t.Errorf("%d faults struck, want %d", len(e.Faults), len(faults))
+		t.Errorf("%d faults were injected, want %d", len(e.Faults), len(faults))
 	}
 	f := Count(e)
-	f.Took, f.Leads = time.Since(begin), w.leads()
+	f.Took, f.Elections = time.Since(begin), w.countElections()
 	for _, v := range f.Violations {
 		t.Errorf("%s\n%s", v, e.History(v.UID))
 	}
 	return f
 }
 
-// TestTheCheckCanFail checks that without guard and fence, replicas that were halted
+// TestJudgeDetectsViolations checks that without guard and fence, replicas that were halted
 // act after their successors, and that the oracle reports it.
-func TestTheCheckCanFail(t *testing.T) {
+func TestJudgeDetectsViolations(t *testing.T) {
 	t.Parallel()
-	binary, seed := program(t, unfenced), seedOf(t)
+	binary, seed := builtProgram(t, unfencedController), newSeed(t)
 	begin := time.Now()
-	w := newWorld(t, binary, folder(t, "unfenced"), seed)
-	w.patience = 0
-	e := w.run(t, func(ctx context.Context, w *world) ([]Fault, error) {
-		ctx, cancel := context.WithTimeout(ctx, haltsWithin)
-		defer cancel()
-		go func() {
-			for ; ctx.Err() == nil; sleep(ctx, time.Second) {
-				if len(fallenSoFar(w.journal)) >= enough {
-					cancel()
-				}
-			}
-		}()
-		return newStorm(w, plan{faults: map[Kind]int{Halt: maxHalts}}.kinds(), seed).rage(ctx)
-	})
+	w := newEnvironment(t, binary, outputDir(t, "unfenced"), seed)
+	w.settleTimeout = 0
+	e := w.runWithFaults(t, haltUntilViolations(seed))
 	f := Count(e)
-	f.Took, f.Leads = time.Since(begin), w.leads()
-	f.Violations = Fallen(e.Journal) // the test did not wait for the other rules to hold
+	f.Took, f.Elections = time.Since(begin), w.countElections()
+	f.Violations = EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
 	t.Logf("without guard and fence:\n%s", f)
 	for _, v := range f.Violations {
 		t.Log(v)
 	}
 	if len(f.Violations) == 0 {
-		t.Error("no violation was found: the check is worth nothing")
+		t.Error("no violation was found: the check detects nothing")
 	}
 }
 
-func fallenSoFar(journal string) []Violation {
+// haltUntilViolations halts replicas until enough of them acted after their successors.
+func haltUntilViolations(seed uint64) faultFunc {
+	return func(ctx context.Context, w *environment) ([]Fault, error) {
+		ctx, cancel := context.WithTimeout(ctx, haltTimeout)
+		defer cancel()
+		go func() {
+			for ; ctx.Err() == nil; sleepContext(ctx, time.Second) {
+				if len(currentEpochDecreases(w.journal)) >= minViolations {
+					cancel()
+				}
+			}
+		}()
+		return newFaultInjector(w, faultPlan{faults: map[Kind]int{Halt: maxHalts}}.kinds(), seed).injectAll(ctx)
+	}
+}
+
+func currentEpochDecreases(journal string) []Violation {
 	entries, err := readJournal(journal, new(int64))
 	if err != nil {
 		return nil // the evidence shows it
 	}
-	return Fallen(entries)
+	return EpochDecreases(entries)
 }

@@ -24,28 +24,28 @@ type Kind string
 
 // The kinds.
 const (
-	Halt      Kind = "SIGSTOP"
-	Kill      Kind = "SIGKILL"
-	Term      Kind = "SIGTERM"
-	Cut       Kind = "cut off"
-	Blackhole Kind = "blackhole"
-	Late      Kind = "late replies"
-	Unlease   Kind = "Lease deleted"
-	KillAPI   Kind = "API server killed"
+	Halt         Kind = "SIGSTOP"
+	Kill         Kind = "SIGKILL"
+	Term         Kind = "SIGTERM"
+	Disconnect   Kind = "cut off"
+	Blackhole    Kind = "blackhole"
+	DelayReplies Kind = "late replies"
+	DeleteLease  Kind = "Lease deleted"
+	KillAPI      Kind = "API server killed"
 )
 
 const (
-	// lease is the length of the Lease; faults last up to three times as long.
-	lease   = 3 * time.Second
-	longest = 3 * lease
-	// hands are how many faults are active at a time, unless specified.
-	hands = 2
-	// maxGap is the longest pause between one fault and the next of a hand.
+	// leaseDuration is the length of the Lease; faults last up to three times as long.
+	leaseDuration    = 3 * time.Second
+	maxFaultDuration = 3 * leaseDuration
+	// defaultWorkers are how many faults are active at a time, unless specified.
+	defaultWorkers = 2
+	// maxGap is the longest pause between one fault and the next of a worker.
 	maxGap = 1500 * time.Millisecond
 	// leaderShare of the faults affect the leader.
 	leaderShare = 0.8
-	// stopWithin is how long a replica may take to end on SIGTERM.
-	stopWithin = 20 * time.Second
+	// stopTimeout is how long a replica may take to end on SIGTERM.
+	stopTimeout = 20 * time.Second
 	// requestTimeout bounds requests to the API.
 	requestTimeout = 5 * time.Second
 )
@@ -58,73 +58,73 @@ type Fault struct {
 	From, To time.Time
 }
 
-// storm injects faults into a world.
-type storm struct {
-	*world
-	random *chance
-	hands  int
+// faultInjector injects faults into an environment.
+type faultInjector struct {
+	*environment
+	random  *randomSource
+	workers int
 
-	mu     sync.Mutex
-	left   []Kind
-	faults []Fault
-	api    sync.Mutex // held while the API server is down
+	mu      sync.Mutex
+	pending []Kind
+	faults  []Fault
+	api     sync.Mutex // held while the API server is down
 }
 
-// chance is a random generator for several hands.
-type chance struct {
+// randomSource is a random generator for several workers.
+type randomSource struct {
 	mu     sync.Mutex
 	random *rand.Rand
 }
 
-func newChance(seed, stream uint64) *chance {
-	return &chance{random: rand.New(rand.NewPCG(seed, stream))} //nolint:gosec // no secret
+func newRandomSource(seed, stream uint64) *randomSource {
+	return &randomSource{random: rand.New(rand.NewPCG(seed, stream))} //nolint:gosec // no secret
 }
 
-// upTo returns a random time.
-func (c *chance) upTo(d time.Duration) time.Duration {
+// durationUpTo returns a random time.
+func (c *randomSource) durationUpTo(d time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return time.Duration(c.random.Int64N(int64(d)))
 }
 
-func (c *chance) intn(n int) int {
+func (c *randomSource) intN(n int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.random.IntN(n)
 }
 
-func (c *chance) often(share float64) bool {
+func (c *randomSource) withProbability(share float64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.random.Float64() < share
 }
 
-// newStorm returns the faults of a plan in a random order.
-func newStorm(w *world, plan []Kind, seed uint64) *storm {
-	s := &storm{world: w, random: newChance(seed, 1), hands: hands, left: append([]Kind(nil), plan...)}
-	s.random.random.Shuffle(len(s.left), func(i, j int) { s.left[i], s.left[j] = s.left[j], s.left[i] })
+// newFaultInjector returns the faults of a plan in a random order.
+func newFaultInjector(w *environment, plan []Kind, seed uint64) *faultInjector {
+	s := &faultInjector{environment: w, random: newRandomSource(seed, 1), workers: defaultWorkers, pending: append([]Kind(nil), plan...)}
+	s.random.random.Shuffle(len(s.pending), func(i, j int) { s.pending[i], s.pending[j] = s.pending[j], s.pending[i] })
 	return s
 }
 
-// rage injects faults until none is left, or ctx ends.
-func (s *storm) rage(ctx context.Context) ([]Fault, error) {
-	errs := make(chan error, s.hands)
-	for range s.hands {
-		go func() { errs <- s.hand(ctx) }()
+// injectAll injects faults until none is left, or ctx ends.
+func (s *faultInjector) injectAll(ctx context.Context) ([]Fault, error) {
+	errs := make(chan error, s.workers)
+	for range s.workers {
+		go func() { errs <- s.injectFaults(ctx) }()
 	}
 	var err error
-	for range s.hands {
+	for range s.workers {
 		err = errors.Join(err, <-errs)
 	}
 	return s.faults, err
 }
 
-func (s *storm) hand(ctx context.Context) error {
-	for kind, ok := s.next(); ok && ctx.Err() == nil; kind, ok = s.next() {
-		sleep(ctx, s.random.upTo(maxGap))
-		fault, err := s.strike(ctx, kind)
+func (s *faultInjector) injectFaults(ctx context.Context) error {
+	for kind, ok := s.nextKind(); ok && ctx.Err() == nil; kind, ok = s.nextKind() {
+		sleepContext(ctx, s.random.durationUpTo(maxGap))
+		fault, err := s.injectFault(ctx, kind)
 		switch {
-		case ctx.Err() != nil: // what it was cut short at says nothing
+		case ctx.Err() != nil: // the result of an interrupted fault means nothing
 		case err != nil:
 			return fmt.Errorf("%s: %w", kind, err)
 		}
@@ -135,22 +135,22 @@ func (s *storm) hand(ctx context.Context) error {
 	return nil
 }
 
-func (s *storm) next() (Kind, bool) {
+func (s *faultInjector) nextKind() (Kind, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.left) == 0 {
+	if len(s.pending) == 0 {
 		return "", false
 	}
-	kind := s.left[0]
-	s.left = s.left[1:]
+	kind := s.pending[0]
+	s.pending = s.pending[1:]
 	return kind, true
 }
 
-// strike runs one fault to its end.
-func (s *storm) strike(ctx context.Context, kind Kind) (f Fault, err error) {
+// injectFault runs one fault to its end.
+func (s *faultInjector) injectFault(ctx context.Context, kind Kind) (f Fault, err error) {
 	f.Kind = kind
 	switch kind {
-	case Unlease:
+	case DeleteLease:
 		f.From = time.Now()
 		err = s.deleteLease(ctx)
 	case KillAPI:
@@ -159,37 +159,37 @@ func (s *storm) strike(ctx context.Context, kind Kind) (f Fault, err error) {
 		f.From = time.Now()
 		err = s.killAPI(ctx)
 	default:
-		r, p := s.target(ctx)
+		r, p := s.reserveTarget(ctx)
 		if r == nil {
 			return f, nil
 		}
-		defer r.letGo()
+		defer r.release()
 		f.PID, f.From = p.PID(), time.Now()
-		err = s.hurt(ctx, kind, r, p)
+		err = s.injectInto(ctx, kind, r, p)
 	}
 	f.To = time.Now()
 	return f, err
 }
 
-// target reserves the leader, most of the time, or any running replica.
-func (s *storm) target(ctx context.Context) (*replica, *vmtest.Process) {
-	wanted := s.random.often(leaderShare)
-	for begin := time.Now(); ctx.Err() == nil; sleep(ctx, lookPeriod) {
-		r := s.replicas[s.random.intn(len(s.replicas))]
-		if wanted && time.Since(begin) < 2*lease {
-			if r = s.leader(ctx); r == nil {
+// reserveTarget reserves the leader, most of the time, or any running replica.
+func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *vmtest.Process) {
+	wanted := s.random.withProbability(leaderShare)
+	for begin := time.Now(); ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
+		r := s.replicas[s.random.intN(len(s.replicas))]
+		if wanted && time.Since(begin) < 2*leaseDuration {
+			if r = s.leadingReplica(ctx); r == nil {
 				continue
 			}
 		}
-		if p, ok := r.seize(); ok {
+		if p, ok := r.reserve(); ok {
 			return r, p
 		}
 	}
 	return nil, nil
 }
 
-// leader returns the replica that the Lease names, or nil.
-func (w *world) leader(ctx context.Context) *replica {
+// leadingReplica returns the replica that the Lease names, or nil.
+func (w *environment) leadingReplica(ctx context.Context) *replica {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	l, err := w.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).Get(ctx, leaseName, metav1.GetOptions{})
@@ -205,54 +205,54 @@ func (w *world) leader(ctx context.Context) *replica {
 	return nil
 }
 
-// hurt applies a fault to one replica.
-func (s *storm) hurt(ctx context.Context, kind Kind, r *replica, p *vmtest.Process) error {
+// injectInto applies a fault to one replica.
+func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p *vmtest.Process) error {
 	switch kind {
 	case Halt:
-		err := signal(p, syscall.SIGSTOP)
-		sleep(ctx, s.random.upTo(longest))
-		return errors.Join(err, signal(p, syscall.SIGCONT))
+		err := sendSignal(p, syscall.SIGSTOP)
+		sleepContext(ctx, s.random.durationUpTo(maxFaultDuration))
+		return errors.Join(err, sendSignal(p, syscall.SIGCONT))
 	case Kill:
-		return signal(p, syscall.SIGKILL)
+		return sendSignal(p, syscall.SIGKILL)
 	case Term:
-		return terminate(ctx, p)
-	case Cut:
+		return terminateProcess(ctx, p)
+	case Disconnect:
 		r.proxy.Cut()
 	case Blackhole:
 		r.proxy.Blackhole()
-	case Late:
-		r.proxy.Late(s.lateness())
+	case DelayReplies:
+		r.proxy.Late(s.randomDelay())
 	default:
-		return errors.New("it strikes no single replica")
+		return errors.New("it affects no single replica")
 	}
-	sleep(ctx, s.random.upTo(longest))
+	sleepContext(ctx, s.random.durationUpTo(maxFaultDuration))
 	r.proxy.Restore()
 	return nil
 }
 
-// lateness returns, half of the time, a delay that a renewal may survive.
-func (s *storm) lateness() time.Duration {
-	if s.random.often(0.5) {
-		return s.random.upTo(requestLimit)
+// randomDelay returns, half of the time, a delay that a renewal may survive.
+func (s *faultInjector) randomDelay() time.Duration {
+	if s.random.withProbability(0.5) {
+		return s.random.durationUpTo(requestLimit)
 	}
-	return requestLimit + s.random.upTo(lease)
+	return requestLimit + s.random.durationUpTo(leaseDuration)
 }
 
-func terminate(ctx context.Context, p *vmtest.Process) error {
-	if err := signal(p, syscall.SIGTERM); err != nil {
+func terminateProcess(ctx context.Context, p *vmtest.Process) error {
+	if err := sendSignal(p, syscall.SIGTERM); err != nil {
 		return err
 	}
-	for begin := time.Now(); !p.Over() && ctx.Err() == nil; sleep(ctx, lookPeriod) {
-		if time.Since(begin) > stopWithin {
-			return errors.Join(fmt.Errorf("process %d did not end within %s", p.PID(), stopWithin), signal(p, syscall.SIGKILL))
+	for begin := time.Now(); !p.Over() && ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
+		if time.Since(begin) > stopTimeout {
+			return errors.Join(fmt.Errorf("process %d did not end within %s", p.PID(), stopTimeout), sendSignal(p, syscall.SIGKILL))
 		}
 	}
 	return nil
 }
 
 // deleteLease deletes it as a user does, once the API server answers.
-func (s *storm) deleteLease(ctx context.Context) error {
-	return insist(ctx, func(ctx context.Context) error {
+func (s *faultInjector) deleteLease(ctx context.Context) error {
+	return retryRequest(ctx, func(ctx context.Context) error {
 		err := s.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).Delete(ctx, leaseName, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -261,10 +261,10 @@ func (s *storm) deleteLease(ctx context.Context) error {
 	})
 }
 
-func (s *storm) killAPI(ctx context.Context) error {
+func (s *faultInjector) killAPI(ctx context.Context) error {
 	if err := s.Kill(); err != nil {
 		return err
 	}
-	sleep(ctx, s.random.upTo(lease))
+	sleepContext(ctx, s.random.durationUpTo(leaseDuration))
 	return s.Start()
 }

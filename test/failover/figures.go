@@ -15,40 +15,40 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
-// aftermath is how long after its end a fault is blamed for what happens.
-const aftermath = 10 * time.Second
+// effectDuration is how long after its end a fault counts as the cause of what happens.
+const effectDuration = 10 * time.Second
 
-// nothing is used instead of a fault where there was none.
-const nothing Kind = "no fault"
+// noFault is used instead of a fault where there was none.
+const noFault Kind = "no fault"
 
 // Figures are the result of a run.
 type Figures struct {
 	Took time.Duration
-	// Leads counts how often a replica became the leader, Epochs the epochs that
+	// Elections counts how often a replica became the leader, Epochs the epochs that
 	// changed something, Actors the processes that did.
-	Leads, Epochs, Actors int
-	Faults                map[Kind]int
-	Deeds                 map[journal.Deed]int
+	Elections, Epochs, Actors int
+	Faults                    map[Kind]int
+	Changes                   map[journal.Action]int
 	// Refused counts fenced calls by the fault during which they came.
 	Refused map[Kind]int
-	// Vain counts changes that were accepted and never made, because their process
+	// Unapplied counts changes that were accepted and never made, because their process
 	// was killed in between.
-	Vain                int
-	VMs, Deleted, Looks int
-	Violations          []Violation
+	Unapplied                  int
+	VMs, Deleted, Observations int
+	Violations                 []Violation
 }
 
 // Count computes the figures from the evidence.
 func Count(e Evidence) Figures {
 	f := Figures{
-		Faults: map[Kind]int{}, Deeds: map[journal.Deed]int{}, Refused: map[Kind]int{},
-		VMs: len(e.Asked), Looks: len(e.Sights), Violations: Judge(e),
+		Faults: map[Kind]int{}, Changes: map[journal.Action]int{}, Refused: map[Kind]int{},
+		VMs: len(e.Requested), Observations: len(e.Observations), Violations: Judge(e),
 	}
 	epochs, actors := map[uint64]bool{}, map[int]bool{}
 	for _, entry := range e.Journal {
-		f.Deeds[entry.Deed]++
-		if entry.Deed == journal.DeedRefused {
-			f.Refused[e.blame(entry)]++
+		f.Changes[entry.Action]++
+		if entry.Action == journal.ActionRefused {
+			f.Refused[e.causeOf(entry)]++
 			continue
 		}
 		epochs[entry.Epoch], actors[entry.PID] = true, true
@@ -58,22 +58,22 @@ func Count(e Evidence) Figures {
 		f.Faults[fault.Kind]++
 	}
 	for uid, entries := range byServer(e.Journal) {
-		f.Vain += e.trace(uid, entries).lost
+		f.Unapplied += e.traceServer(uid, entries).unapplied
 	}
-	for _, asked := range e.Asked {
-		if !asked.DeletedAt.IsZero() {
+	for _, requested := range e.Requested {
+		if !requested.DeletedAt.IsZero() {
 			f.Deleted++
 		}
 	}
 	return f
 }
 
-// blame finds the fault of an entry: the process's own latest one, else the latest
-// that affected all.
-func (e Evidence) blame(entry journal.Entry) Kind {
+// causeOf returns the fault that caused an entry: the process's own latest one, else the
+// latest that affected all.
+func (e Evidence) causeOf(entry journal.Entry) Kind {
 	own, common := Fault{}, Fault{}
 	for _, fault := range e.Faults {
-		if entry.At.Before(fault.From) || entry.At.After(fault.To.Add(aftermath)) {
+		if entry.At.Before(fault.From) || entry.At.After(fault.To.Add(effectDuration)) {
 			continue
 		}
 		if fault.PID == entry.PID && fault.From.After(own.From) {
@@ -89,20 +89,20 @@ func (e Evidence) blame(entry journal.Entry) Kind {
 	case common.Kind != "":
 		return common.Kind
 	}
-	return nothing
+	return noFault
 }
 
-// History describes all that is known of a server, for people.
+// History describes all that is known of a server, in readable form.
 func (e Evidence) History(uid types.UID) string {
-	asked := e.Asked[uid]
-	lines := []string{fmt.Sprintf("asked for: %s, deleted at %s, started %d to %d times", asked.Name, asked.DeletedAt.UTC().Format(time.StampMilli), asked.AtLeast, asked.AtMost)}
-	lines = append(lines, asked.Wishes...)
+	requested := e.Requested[uid]
+	lines := []string{fmt.Sprintf("requested: %s, deleted at %s, started %d to %d times", requested.Name, requested.DeletedAt.UTC().Format(time.StampMilli), requested.AtLeast, requested.AtMost)}
+	lines = append(lines, requested.Log...)
 	pids := map[int]bool{0: true}
 	for _, entry := range e.Journal {
 		if entry.UID != uid {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", show(entry), e.process(entry).Replica, tell(entry.Had), tell(entry.Has)))
+		lines = append(lines, fmt.Sprintf("%s (%s): from %s to %s", describeEntry(entry), e.processOf(entry).Replica, describeSnapshot(entry.Before), describeSnapshot(entry.After)))
 		pids[entry.PID] = true
 	}
 	for _, f := range e.Faults {
@@ -113,16 +113,16 @@ func (e Evidence) History(uid types.UID) string {
 	return strings.Join(lines, "\n")
 }
 
-// Add sums up the figures of several worlds.
+// Add sums up the figures of several environments.
 func (f *Figures) Add(g Figures) {
 	f.Took = max(f.Took, g.Took)
-	f.Leads, f.Epochs, f.Actors = f.Leads+g.Leads, f.Epochs+g.Epochs, f.Actors+g.Actors
-	f.Faults, f.Deeds, f.Refused = sum(f.Faults, g.Faults), sum(f.Deeds, g.Deeds), sum(f.Refused, g.Refused)
-	f.Vain, f.VMs, f.Deleted, f.Looks = f.Vain+g.Vain, f.VMs+g.VMs, f.Deleted+g.Deleted, f.Looks+g.Looks
+	f.Elections, f.Epochs, f.Actors = f.Elections+g.Elections, f.Epochs+g.Epochs, f.Actors+g.Actors
+	f.Faults, f.Changes, f.Refused = addCounts(f.Faults, g.Faults), addCounts(f.Changes, g.Changes), addCounts(f.Refused, g.Refused)
+	f.Unapplied, f.VMs, f.Deleted, f.Observations = f.Unapplied+g.Unapplied, f.VMs+g.VMs, f.Deleted+g.Deleted, f.Observations+g.Observations
 	f.Violations = append(f.Violations, g.Violations...)
 }
 
-func sum[K comparable](a, b map[K]int) map[K]int {
+func addCounts[K comparable](a, b map[K]int) map[K]int {
 	out := map[K]int{}
 	for _, m := range []map[K]int{a, b} {
 		for k, n := range m {
@@ -132,25 +132,25 @@ func sum[K comparable](a, b map[K]int) map[K]int {
 	return out
 }
 
-// String is a table for people.
+// String is a readable table.
 func (f Figures) String() string {
 	var b strings.Builder
 	line := func(what, format string, args ...any) {
 		fmt.Fprintf(&b, "  %-12s %s\n", what, fmt.Sprintf(format, args...))
 	}
 	line("took", "%s", f.Took.Round(time.Second))
-	line("faults", "%s", list(f.Faults))
-	line("leaders", "%d elected; %d processes and %d epochs changed something", f.Leads, f.Actors, f.Epochs)
-	line("VMs", "%d, %d of them deleted; %d looks at finalizers", f.VMs, f.Deleted, f.Looks)
-	changes := maps.Clone(f.Deeds)
-	delete(changes, journal.DeedRefused)
-	line("changes", "%s; %d of them accepted and not made, their process ended", list(changes), f.Vain)
-	line("fenced", "%s", list(f.Refused))
-	line("violations", "%s", list(f.broken()))
+	line("faults", "%s", formatCounts(f.Faults))
+	line("leaders", "%d elected; %d processes and %d epochs changed something", f.Elections, f.Actors, f.Epochs)
+	line("VMs", "%d, %d of them deleted; %d reads of finalizers", f.VMs, f.Deleted, f.Observations)
+	changes := maps.Clone(f.Changes)
+	delete(changes, journal.ActionRefused)
+	line("changes", "%s; %d of them accepted and not made, their process ended", formatCounts(changes), f.Unapplied)
+	line("fenced", "%s", formatCounts(f.Refused))
+	line("violations", "%s", formatCounts(f.violationsByRule()))
 	return b.String()
 }
 
-func (f Figures) broken() map[Rule]int {
+func (f Figures) violationsByRule() map[Rule]int {
 	rules := map[Rule]int{}
 	for _, v := range f.Violations {
 		rules[v.Rule]++
@@ -158,8 +158,8 @@ func (f Figures) broken() map[Rule]int {
 	return rules
 }
 
-// list is a sum with its parts.
-func list[K ~string](counts map[K]int) string {
+// formatCounts is a sum with its parts.
+func formatCounts[K ~string](counts map[K]int) string {
 	total := 0
 	var parts []string
 	for _, k := range slices.Sorted(maps.Keys(counts)) {

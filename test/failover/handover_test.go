@@ -14,24 +14,24 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestHaltedInCreations halts a leader while it creates servers. The next leader,
+// TestLeaderHaltedDuringCreations halts a leader while it creates servers. The next leader,
 // which has no other work, removes the finalizers of the objects, because they were
 // deleted. When the first one continues, it must not create servers without an
 // owner.
-func TestHaltedInCreations(t *testing.T) {
+func TestLeaderHaltedDuringCreations(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, program(t, fenced), folder(t, "halted"), 0)
+	w := newEnvironment(t, builtProgram(t, fencedController), outputDir(t, "halted"), 0)
 	for _, r := range w.replicas {
 		// Long enough to be met, and short enough to be over before the process
 		// looks at the clock: then some calls go on that should have been cut.
 		r.args = append(r.args, "--fake-latency=800ms")
 	}
-	makers := w.users
+	creators := w.users
 	w.users = nil
-	e := w.run(t, func(ctx context.Context, w *world) ([]Fault, error) {
-		ctx, cancel := context.WithTimeout(ctx, calmWithin)
+	e := w.runWithFaults(t, func(ctx context.Context, w *environment) ([]Fault, error) {
+		ctx, cancel := context.WithTimeout(ctx, defaultSettleTimeout)
 		defer cancel()
-		fault, err := w.haltInCreations(ctx, makers)
+		fault, err := w.haltDuringCreations(ctx, creators)
 		return []Fault{fault}, err
 	})
 	t.Logf("%d calls were fenced", Count(e).Refused[Halt])
@@ -40,31 +40,31 @@ func TestHaltedInCreations(t *testing.T) {
 	}
 }
 
-func (w *world) haltInCreations(ctx context.Context, makers []*user) (f Fault, err error) {
-	err = together(makers, func(u *user) error {
-		return errors.Join(u.begin(ctx, vmtest.VM(u.name).Obj(), 1), u.await(ctx, begun))
+func (w *environment) haltDuringCreations(ctx context.Context, creators []*user) (f Fault, err error) {
+	err = forAllUsers(creators, func(u *user) error {
+		return errors.Join(u.createVM(ctx, vmtest.VM(u.name).Obj(), 1), u.waitFor(ctx, checkStarted))
 	})
-	r := w.leader(ctx)
+	r := w.leadingReplica(ctx)
 	if err != nil || r == nil {
-		return f, errors.Join(err, errors.New("nobody leads"))
+		return f, errors.Join(err, errors.New("no replica leads"))
 	}
-	p, _ := r.seize()
+	p, _ := r.reserve()
 	f = Fault{Kind: Halt, PID: p.PID(), From: time.Now()}
-	if err := signal(p, syscall.SIGSTOP); err != nil {
+	if err := sendSignal(p, syscall.SIGSTOP); err != nil {
 		return f, err
 	}
-	err = together(makers, func(u *user) error { return u.delete(ctx) })
+	err = forAllUsers(creators, func(u *user) error { return u.deleteVM(ctx) })
 	f.To = time.Now()
-	if err := errors.Join(err, signal(p, syscall.SIGCONT)); err != nil {
+	if err := errors.Join(err, sendSignal(p, syscall.SIGCONT)); err != nil {
 		return f, err
 	}
 	for ctx.Err() == nil && !p.Over() { // it lost the Lease
-		sleep(ctx, lookPeriod)
+		sleepContext(ctx, pollPeriod)
 	}
 	return f, ctx.Err()
 }
 
-func together(all []*user, do func(*user) error) error {
+func forAllUsers(all []*user, do func(*user) error) error {
 	errs := make(chan error, len(all))
 	for _, u := range all {
 		go func() { errs <- do(u) }()
@@ -76,11 +76,11 @@ func together(all []*user, do func(*user) error) error {
 	return err
 }
 
-// begun reports whether the VM's server is being created now, or was created
+// checkStarted reports whether the VM's server is being created now, or was created
 // already, where a slow machine looks too late.
-func begun(vm *api.VirtualMachine) error {
+func checkStarted(vm *api.VirtualMachine) error {
 	if vm == nil || vm.Status.Operation == nil && vm.Status.Server == nil {
-		return errors.New("its server is not begun")
+		return errors.New("its server is not started")
 	}
 	return nil
 }

@@ -24,10 +24,10 @@ type Evidence struct {
 	// Processes are all processes of replicas that ever ran.
 	Processes []Process
 	Faults    []Fault
-	// Asked is what users requested, for all VirtualMachines that ever existed.
-	Asked map[types.UID]Asked
-	// Sights are reads of VirtualMachines whose server had been begun.
-	Sights []Sight
+	// Requested is what users requested, for all VirtualMachines that ever existed.
+	Requested map[types.UID]Requested
+	// Observations are reads of VirtualMachines whose server had been created.
+	Observations []Observation
 	// VMs and Servers are those that exist at the end.
 	VMs     map[types.UID]*api.VirtualMachine
 	Servers map[types.UID]*fake.Record
@@ -41,20 +41,20 @@ type Process struct {
 	From, To time.Time
 }
 
-// Asked is what users requested for one VirtualMachine.
-type Asked struct {
+// Requested is what users requested for one VirtualMachine.
+type Requested struct {
 	Name string
 	// DeletedAt is when its deletion was requested, or zero.
 	DeletedAt time.Time
 	// AtLeast and AtMost are how often its server may have been started. They differ
 	// where users did not wait for one request to complete before the next.
 	AtLeast, AtMost int
-	// Wishes are the requests, for people who look for the cause of a violation.
-	Wishes []string
+	// Log are the requests, for finding the cause of a violation.
+	Log []string
 }
 
-// Sight is a VirtualMachine as the API had it at some time after Since.
-type Sight struct {
+// Observation is a VirtualMachine as the API had it at some time after Since.
+type Observation struct {
 	UID       types.UID
 	Since     time.Time
 	Finalizer bool
@@ -65,19 +65,19 @@ type Rule string
 
 // The rules.
 const (
-	// RuleEpochs says that for each server, accepted epochs never decrease.
-	RuleEpochs Rule = "epochs never fall"
-	// RuleOnce says that for each UID one server is created, once.
-	RuleOnce Rule = "one server, made once"
-	// RuleKept says that a server stays as the last change left it, and is removed
+	// RuleEpochOrder says that for each server, accepted epochs never decrease.
+	RuleEpochOrder Rule = "epochs never decrease"
+	// RuleCreatedOnce says that for each UID one server is created, once.
+	RuleCreatedOnce Rule = "one server, created once"
+	// RuleNothingLost says that a server stays as the last change left it, and is removed
 	// only if a user requested that.
-	RuleKept Rule = "nothing is lost"
-	// RuleStarts says that a server is started as often as users requested.
-	RuleStarts Rule = "started as often as asked"
-	// RuleFinalizer says that the finalizer exists before the server.
-	RuleFinalizer Rule = "the finalizer comes first"
-	// RuleEnd says that the final state is as users left it.
-	RuleEnd Rule = "all as asked in the end"
+	RuleNothingLost Rule = "nothing is lost"
+	// RuleStartCount says that a server is started as often as users requested.
+	RuleStartCount Rule = "started as often as requested"
+	// RuleFinalizerFirst says that the finalizer exists before the server.
+	RuleFinalizerFirst Rule = "the finalizer comes first"
+	// RuleFinalState says that the final state is as users left it.
+	RuleFinalState Rule = "all as requested at the end"
 )
 
 // Violation is a breach of a rule.
@@ -94,38 +94,39 @@ func Judge(e Evidence) []Violation {
 	var all []Violation
 	servers := byServer(e.Journal)
 	for _, uid := range slices.Sorted(maps.Keys(servers)) {
-		s := e.trace(uid, servers[uid])
-		all = slices.Concat(all, fallen(uid, servers[uid]), s.broken, e.once(s), e.starts(s), e.asked(s))
+		s := e.traceServer(uid, servers[uid])
+		all = slices.Concat(all, epochDecreases(uid, servers[uid]), s.violations, e.checkCreation(s), e.checkStarts(s), e.checkRequested(s))
 	}
-	return slices.Concat(all, e.finalizers(), e.end())
+	return slices.Concat(all, e.checkFinalizers(), e.checkFinalState())
 }
 
 // byServer returns the journal of each server, without the calls that were refused.
 func byServer(entries []journal.Entry) map[types.UID][]journal.Entry {
 	servers := map[types.UID][]journal.Entry{}
 	for _, entry := range entries {
-		if entry.Deed != journal.DeedRefused {
+		if entry.Action != journal.ActionRefused {
 			servers[entry.UID] = append(servers[entry.UID], entry)
 		}
 	}
 	return servers
 }
 
-// Fallen returns changes of a leader that were accepted after one of a later leader.
-func Fallen(entries []journal.Entry) []Violation {
+// EpochDecreases returns changes of a leader that were accepted after one of a later
+// leader.
+func EpochDecreases(entries []journal.Entry) []Violation {
 	var all []Violation
 	for uid, entries := range byServer(entries) {
-		all = append(all, fallen(uid, entries)...)
+		all = append(all, epochDecreases(uid, entries)...)
 	}
 	return all
 }
 
-func fallen(uid types.UID, entries []journal.Entry) []Violation {
+func epochDecreases(uid types.UID, entries []journal.Entry) []Violation {
 	var all []Violation
 	var last journal.Entry
 	for _, entry := range entries {
 		if entry.Epoch < last.Epoch {
-			all = append(all, Violation{RuleEpochs, uid, fmt.Sprintf("%s after %s", show(entry), show(last))})
+			all = append(all, Violation{RuleEpochOrder, uid, fmt.Sprintf("%s after %s", describeEntry(entry), describeEntry(last))})
 			continue
 		}
 		last = entry
@@ -133,48 +134,48 @@ func fallen(uid types.UID, entries []journal.Entry) []Violation {
 	return all
 }
 
-func show(e journal.Entry) string {
-	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Deed, e.PID, e.Epoch, e.At.UTC().Format(time.StampMilli))
+func describeEntry(e journal.Entry) string {
+	return fmt.Sprintf("%s by process %d of epoch %d at %s", e.Action, e.PID, e.Epoch, e.At.UTC().Format(time.StampMilli))
 }
 
-// life is the history of a server, as far as its entries show it.
-type life struct {
+// serverHistory is the history of a server, as far as its entries show it.
+type serverHistory struct {
 	uid types.UID
-	// done are the entries whose change was made.
-	done   []journal.Entry
-	lost   int // entries whose change did not
-	broken []Violation
+	// applied are the entries whose change was made.
+	applied    []journal.Entry
+	unapplied  int // entries whose change did not
+	violations []Violation
 }
 
-// trace follows a server from entry to entry. A change that neither the next entry
+// traceServer follows a server from entry to entry. A change that neither the next entry
 // nor the final server shows was never made. That is correct only if its process had
 // ended.
-func (e Evidence) trace(uid types.UID, entries []journal.Entry) life {
-	l := life{uid: uid}
+func (e Evidence) traceServer(uid types.UID, entries []journal.Entry) serverHistory {
+	l := serverHistory{uid: uid}
 	var had *journal.Snapshot
 	for n, entry := range entries {
-		if !same(entry.Had, had) {
-			l.broken = append(l.broken, Violation{RuleKept, uid, fmt.Sprintf("%s found %s, and %s was left", show(entry), tell(entry.Had), tell(had))})
+		if !isSameSnapshot(entry.Before, had) {
+			l.violations = append(l.violations, Violation{RuleNothingLost, uid, fmt.Sprintf("%s found %s, and %s was left", describeEntry(entry), describeSnapshot(entry.Before), describeSnapshot(had))})
 		}
-		next, at := e.found(uid), time.Time{}
+		next, at := e.finalServer(uid), time.Time{}
 		if n+1 < len(entries) {
-			next, at = entries[n+1].Had, entries[n+1].At
+			next, at = entries[n+1].Before, entries[n+1].At
 		}
-		if !same(entry.Has, next) && same(entry.Had, next) && e.over(entry, at) {
-			l.lost++
-			had = entry.Had
+		if !isSameSnapshot(entry.After, next) && isSameSnapshot(entry.Before, next) && e.hadExited(entry, at) {
+			l.unapplied++
+			had = entry.Before
 			continue
 		}
-		l.done, had = append(l.done, entry), entry.Has
+		l.applied, had = append(l.applied, entry), entry.After
 	}
-	if found := e.found(uid); !same(found, had) {
-		l.broken = append(l.broken, Violation{RuleKept, uid, fmt.Sprintf("there is %s in the end, and %s was left", tell(found), tell(had))})
+	if found := e.finalServer(uid); !isSameSnapshot(found, had) {
+		l.violations = append(l.violations, Violation{RuleNothingLost, uid, fmt.Sprintf("there is %s at the end, and %s was left", describeSnapshot(found), describeSnapshot(had))})
 	}
 	return l
 }
 
-// found is the server that exists at the end.
-func (e Evidence) found(uid types.UID) *journal.Snapshot {
+// finalServer is the server that exists at the end.
+func (e Evidence) finalServer(uid types.UID) *journal.Snapshot {
 	r := e.Servers[uid]
 	if r == nil {
 		return nil
@@ -182,18 +183,18 @@ func (e Evidence) found(uid types.UID) *journal.Snapshot {
 	return &journal.Snapshot{ID: r.ID, Run: r.Run, State: r.State}
 }
 
-// noticed is how long it takes to notice a process's end.
-const noticed = time.Second
+// exitDetectionDelay is how long it takes to notice a process's end.
+const exitDetectionDelay = time.Second
 
-// over reports whether the process that made an entry had ended by some time, or at
+// hadExited reports whether the process that made an entry had ended by some time, or at
 // all where that is zero.
-func (e Evidence) over(entry journal.Entry, by time.Time) bool {
-	p := e.process(entry)
-	return !p.To.IsZero() && (by.IsZero() || p.To.Before(by.Add(noticed)))
+func (e Evidence) hadExited(entry journal.Entry, by time.Time) bool {
+	p := e.processOf(entry)
+	return !p.To.IsZero() && (by.IsZero() || p.To.Before(by.Add(exitDetectionDelay)))
 }
 
-// process returns the process that made an entry; PIDs are reused.
-func (e Evidence) process(entry journal.Entry) Process {
+// processOf returns the process that made an entry; PIDs are reused.
+func (e Evidence) processOf(entry journal.Entry) Process {
 	for _, p := range e.Processes {
 		if p.PID == entry.PID && !entry.At.Before(p.From) && (p.To.IsZero() || !entry.At.After(p.To)) {
 			return p
@@ -202,98 +203,98 @@ func (e Evidence) process(entry journal.Entry) Process {
 	return Process{}
 }
 
-func same(a, b *journal.Snapshot) bool { return a == b || a != nil && b != nil && *a == *b }
+func isSameSnapshot(a, b *journal.Snapshot) bool { return a == b || a != nil && b != nil && *a == *b }
 
-func tell(s *journal.Snapshot) string {
+func describeSnapshot(s *journal.Snapshot) string {
 	if s == nil {
 		return "no server"
 	}
 	return fmt.Sprintf("%s, run %q, %s", s.ID, s.Run, s.State)
 }
 
-// once checks that there is one creation, and the same server from then on.
-func (e Evidence) once(l life) []Violation {
+// checkCreation checks that there is one creation, and the same server from then on.
+func (e Evidence) checkCreation(l serverHistory) []Violation {
 	var all []Violation
 	id := ""
-	for _, entry := range l.done {
+	for _, entry := range l.applied {
 		switch {
-		case entry.Deed == journal.DeedCreate && id != "":
-			all = append(all, Violation{RuleOnce, l.uid, fmt.Sprintf("%s, though %s had been made", show(entry), id)})
-		case entry.Deed != journal.DeedCreate && (entry.Had == nil || entry.Has != nil && entry.Has.ID != entry.Had.ID):
-			all = append(all, Violation{RuleOnce, l.uid, fmt.Sprintf("%s made %s of %s", show(entry), tell(entry.Has), tell(entry.Had))})
+		case entry.Action == journal.ActionCreate && id != "":
+			all = append(all, Violation{RuleCreatedOnce, l.uid, fmt.Sprintf("%s, though %s had been created", describeEntry(entry), id)})
+		case entry.Action != journal.ActionCreate && (entry.Before == nil || entry.After != nil && entry.After.ID != entry.Before.ID):
+			all = append(all, Violation{RuleCreatedOnce, l.uid, fmt.Sprintf("%s made %s of %s", describeEntry(entry), describeSnapshot(entry.After), describeSnapshot(entry.Before))})
 		}
-		if entry.Has != nil {
-			id = entry.Has.ID
+		if entry.After != nil {
+			id = entry.After.ID
 		}
 	}
 	return all
 }
 
-// starts counts runs.
-func (e Evidence) starts(l life) []Violation {
+// checkStarts counts runs.
+func (e Evidence) checkStarts(l serverHistory) []Violation {
 	runs, last := 0, ""
-	for _, entry := range l.done {
-		if entry.Has != nil && entry.Has.Run != last {
+	for _, entry := range l.applied {
+		if entry.After != nil && entry.After.Run != last {
 			runs++
-			last = entry.Has.Run
+			last = entry.After.Run
 		}
 	}
-	asked, known := e.Asked[l.uid]
-	if !known || runs >= asked.AtLeast && runs <= asked.AtMost {
+	requested, known := e.Requested[l.uid]
+	if !known || runs >= requested.AtLeast && runs <= requested.AtMost {
 		return nil
 	}
-	return []Violation{{RuleStarts, l.uid, fmt.Sprintf("%s was started %d times: %d to %d times were asked for", asked.Name, runs, asked.AtLeast, asked.AtMost)}}
+	return []Violation{{RuleStartCount, l.uid, fmt.Sprintf("%s was started %d times: %d to %d times were requested", requested.Name, runs, requested.AtLeast, requested.AtMost)}}
 }
 
-// asked checks that a user requested each server, and that it is removed only after
-// a user requested that.
-func (e Evidence) asked(l life) []Violation {
-	asked, known := e.Asked[l.uid]
+// checkRequested checks that a user requested each server, and that it is removed only
+// after a user requested that.
+func (e Evidence) checkRequested(l serverHistory) []Violation {
+	requested, known := e.Requested[l.uid]
 	if !known {
-		return []Violation{{RuleKept, l.uid, "there is an entry for it, and no user asked for it"}}
+		return []Violation{{RuleNothingLost, l.uid, "there is an entry for it, and no user requested it"}}
 	}
-	for _, entry := range l.done {
-		if entry.Has == nil && (asked.DeletedAt.IsZero() || entry.At.Before(asked.DeletedAt)) {
-			return []Violation{{RuleKept, l.uid, fmt.Sprintf("%s, and no user had asked for that", show(entry))}}
+	for _, entry := range l.applied {
+		if entry.After == nil && (requested.DeletedAt.IsZero() || entry.At.Before(requested.DeletedAt)) {
+			return []Violation{{RuleNothingLost, l.uid, fmt.Sprintf("%s, and no user had requested that", describeEntry(entry))}}
 		}
 	}
 	return nil
 }
 
-// finalizers checks that a VirtualMachine seen without a finalizer had no server
+// checkFinalizers checks that a VirtualMachine seen without a finalizer had no server
 // before.
-func (e Evidence) finalizers() []Violation {
+func (e Evidence) checkFinalizers() []Violation {
 	var all []Violation
-	for _, sight := range e.Sights {
-		begun := slices.IndexFunc(e.Journal, func(entry journal.Entry) bool {
-			return entry.UID == sight.UID && entry.Deed == journal.DeedCreate && entry.At.Before(sight.Since)
+	for _, observation := range e.Observations {
+		created := slices.IndexFunc(e.Journal, func(entry journal.Entry) bool {
+			return entry.UID == observation.UID && entry.Action == journal.ActionCreate && entry.At.Before(observation.Since)
 		})
-		if !sight.Finalizer && begun >= 0 {
-			all = append(all, Violation{RuleFinalizer, sight.UID, show(e.Journal[begun]) + ", and the finalizer was not there yet"})
+		if !observation.Finalizer && created >= 0 {
+			all = append(all, Violation{RuleFinalizerFirst, observation.UID, describeEntry(e.Journal[created]) + ", and the finalizer did not exist yet"})
 		}
 	}
 	return all
 }
 
-// end checks that every VirtualMachine that users left has its server, as they left
-// it, and that nothing is left of the others.
-func (e Evidence) end() []Violation {
+// checkFinalState checks that every VirtualMachine that users left has its server, as
+// they left it, and that nothing is left of the others.
+func (e Evidence) checkFinalState() []Violation {
 	var all []Violation
 	broken := func(uid types.UID, format string, args ...any) {
-		all = append(all, Violation{RuleEnd, uid, fmt.Sprintf(format, args...)})
+		all = append(all, Violation{RuleFinalState, uid, fmt.Sprintf(format, args...)})
 	}
-	for uid, asked := range e.Asked {
+	for uid, requested := range e.Requested {
 		vm, server := e.VMs[uid], e.Servers[uid]
 		switch {
-		case !asked.DeletedAt.IsZero() && vm != nil:
-			broken(uid, "%s was deleted and is there", asked.Name)
-		case asked.DeletedAt.IsZero() && vm == nil:
-			broken(uid, "%s is gone", asked.Name)
+		case !requested.DeletedAt.IsZero() && vm != nil:
+			broken(uid, "%s was deleted and still exists", requested.Name)
+		case requested.DeletedAt.IsZero() && vm == nil:
+			broken(uid, "%s is gone", requested.Name)
 		case vm != nil && server == nil:
-			broken(uid, "%s has no server", asked.Name)
+			broken(uid, "%s has no server", requested.Name)
 		case vm != nil:
-			if err := settled(vm, server); err != nil {
-				broken(uid, "%s: %v", asked.Name, err)
+			if err := checkSettled(vm, server); err != nil {
+				broken(uid, "%s: %v", requested.Name, err)
 			}
 		}
 	}
@@ -305,9 +306,9 @@ func (e Evidence) end() []Violation {
 	return all
 }
 
-// settled returns an error unless VM and server are as the spec says.
-func settled(vm *api.VirtualMachine, server *fake.Record) error {
-	if err := granted(vm); err != nil {
+// checkSettled returns an error unless VM and server are as the spec says.
+func checkSettled(vm *api.VirtualMachine, server *fake.Record) error {
+	if err := checkApplied(vm); err != nil {
 		return err
 	}
 	states := map[api.Action]driver.State{
@@ -324,7 +325,7 @@ func settled(vm *api.VirtualMachine, server *fake.Record) error {
 	case server.CPUMilli != cpu.MilliValue():
 		return fmt.Errorf("its server has %dm of CPU, want %s", server.CPUMilli, cpu.String())
 	case vm.Status.Server == nil || vm.Status.Server.ID != server.ID:
-		return fmt.Errorf("its server is %s, and its status tells of %+v", server.ID, vm.Status.Server)
+		return fmt.Errorf("its server is %s, and its status has %+v", server.ID, vm.Status.Server)
 	}
 	return nil
 }

@@ -26,34 +26,34 @@ const (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// second is an instant of a hand-made story.
-func second(n int) time.Time { return start.Add(time.Duration(n) * time.Second) }
+// atSecond is an instant of a hand-made story.
+func atSecond(n int) time.Time { return start.Add(time.Duration(n) * time.Second) }
 
-// story is hand-made evidence: process 11 leads under epoch 5, process 12 under
+// evidenceBuilder is hand-made evidence: process 11 leads under epoch 5, process 12 under
 // epoch 6.
-type story struct {
+type evidenceBuilder struct {
 	Evidence
 	now int
 }
 
-func newStory() *story {
-	return &story{Evidence: Evidence{
+func newEvidence() *evidenceBuilder {
+	return &evidenceBuilder{Evidence: Evidence{
 		Processes: []Process{{"replica-1", 11, start, time.Time{}}, {"replica-2", 12, start, time.Time{}}},
-		Asked:     map[types.UID]Asked{one: {"vm-1", time.Time{}, 1, 1, nil}},
+		Requested: map[types.UID]Requested{one: {"vm-1", time.Time{}, 1, 1, nil}},
 		VMs:       map[types.UID]*api.VirtualMachine{}, Servers: map[types.UID]*fake.Record{},
 	}}
 }
 
-// entry adds a line to the journal; a sketch is "id run state", empty for none.
-func (s *story) entry(pid int, epoch uint64, uid types.UID, deed journal.Deed, had, has string) *story {
+// withEntry adds a line to the journal; a sketch is "id run state", empty for none.
+func (s *evidenceBuilder) withEntry(pid int, epoch uint64, uid types.UID, deed journal.Action, had, has string) *evidenceBuilder {
 	s.now++
 	s.Journal = append(s.Journal, journal.Entry{
-		At: second(s.now), PID: pid, Epoch: epoch, UID: uid, Deed: deed, Had: sketchOf(had), Has: sketchOf(has),
+		At: atSecond(s.now), PID: pid, Epoch: epoch, UID: uid, Action: deed, Before: parseSnapshot(had), After: parseSnapshot(has),
 	})
 	return s
 }
 
-func sketchOf(text string) *journal.Snapshot {
+func parseSnapshot(text string) *journal.Snapshot {
 	words := strings.Fields(text)
 	if len(words) == 0 {
 		return nil
@@ -61,17 +61,17 @@ func sketchOf(text string) *journal.Snapshot {
 	return &journal.Snapshot{ID: words[0], Run: words[1], State: driver.State(words[2])}
 }
 
-// killed ends process 11 now.
-func (s *story) killed() *story {
-	s.Processes[0].To = second(s.now).Add(time.Millisecond)
+// withProcessKilled ends process 11 now.
+func (s *evidenceBuilder) withProcessKilled() *evidenceBuilder {
+	s.Processes[0].To = atSecond(s.now).Add(time.Millisecond)
 	return s
 }
 
-// left records a VM and its server at the end.
-func (s *story) left(uid types.UID, server string) *story {
-	has := sketchOf(server)
+// withFinalState records a VM and its server at the end.
+func (s *evidenceBuilder) withFinalState(uid types.UID, server string) *evidenceBuilder {
+	has := parseSnapshot(server)
 	s.Servers[uid] = &fake.Record{UID: uid, ID: has.ID, Run: has.Run, State: has.State, CPUMilli: 2000}
-	s.VMs[uid] = vmtest.VM(s.Asked[uid].Name).UID(string(uid)).Action(api.ActionActive).Generation(1).Status(func(status *api.VirtualMachineStatus) {
+	s.VMs[uid] = vmtest.VM(s.Requested[uid].Name).UID(string(uid)).Action(api.ActionActive).Generation(1).Status(func(status *api.VirtualMachineStatus) {
 		status.ObservedGeneration, status.Phase = 1, api.PhaseActive
 		status.Server = &api.ServerStatus{ID: has.ID}
 		status.Conditions = []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, ObservedGeneration: 1}}
@@ -79,22 +79,22 @@ func (s *story) left(uid types.UID, server string) *story {
 	return s
 }
 
-// asked changes what users requested.
-func (s *story) asked(change func(map[types.UID]Asked)) *story {
-	change(s.Asked)
+// withRequests changes what users requested.
+func (s *evidenceBuilder) withRequests(change func(map[types.UID]Requested)) *evidenceBuilder {
+	change(s.Requested)
 	return s
 }
 
-// deleted records that a user requests the first VM's deletion now.
-func (s *story) deleted() *story {
-	a := s.Asked[one]
-	a.DeletedAt = second(s.now)
-	s.Asked[one] = a
+// withDeletionRequested records that a user requests the first VM's deletion now.
+func (s *evidenceBuilder) withDeletionRequested() *evidenceBuilder {
+	a := s.Requested[one]
+	a.DeletedAt = atSecond(s.now)
+	s.Requested[one] = a
 	return s
 }
 
-// with changes the final state.
-func (s *story) with(change func(*Evidence)) *story {
+// withChange changes the final state.
+func (s *evidenceBuilder) withChange(change func(*Evidence)) *evidenceBuilder {
 	change(&s.Evidence)
 	return s
 }
@@ -106,60 +106,62 @@ const (
 	another = "fake-2 run-2 Running"
 )
 
-// created is the usual begin of a story.
-func created() *story { return newStory().entry(11, 5, one, journal.DeedCreate, "", first) }
+// evidenceOfCreation is the usual begin of a story.
+func evidenceOfCreation() *evidenceBuilder {
+	return newEvidence().withEntry(11, 5, one, journal.ActionCreate, "", first)
+}
 
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	twoStarts := func(asked map[types.UID]Asked) { asked[one] = Asked{"vm-1", time.Time{}, 2, 2, nil} }
+	twoStarts := func(requested map[types.UID]Requested) { requested[one] = Requested{"vm-1", time.Time{}, 2, 2, nil} }
 	for name, c := range map[string]struct {
-		story *story
+		story *evidenceBuilder
 		want  Rule // empty: all is well
 	}{
-		"nothing":           {newStory().asked(func(a map[types.UID]Asked) { delete(a, one) }), ""},
-		"a creation":        {created().left(one, first), ""},
-		"another leader":    {created().entry(12, 6, one, journal.DeedChange, first, first).left(one, first), ""},
-		"refused":           {created().entry(12, 6, one, journal.DeedChange, first, first).entry(11, 5, one, journal.DeedRefused, "", "").left(one, first), ""},
-		"stop and start":    {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, stopped).entry(12, 6, one, journal.DeedChange, stopped, again).left(one, again), ""},
-		"deletion":          {created().deleted().entry(12, 6, one, journal.DeedDelete, first, ""), ""},
-		"two servers' own":  {created().asked(func(a map[types.UID]Asked) { a[two] = Asked{"vm-2", time.Time{}, 1, 1, nil} }).entry(12, 6, two, journal.DeedCreate, "", another).entry(11, 5, one, journal.DeedChange, first, first).left(one, first).left(two, another), ""},
-		"killed in between": {created().killed().entry(12, 6, one, journal.DeedCreate, "", another).left(one, another), ""},
-		"killed at the end": {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, again).entry(11, 5, one, journal.DeedDelete, again, "").killed().left(one, again), ""},
+		"nothing":           {newEvidence().withRequests(func(a map[types.UID]Requested) { delete(a, one) }), ""},
+		"a creation":        {evidenceOfCreation().withFinalState(one, first), ""},
+		"another leader":    {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withFinalState(one, first), ""},
+		"refused":           {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionRefused, "", "").withFinalState(one, first), ""},
+		"stop and start":    {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, stopped).withEntry(12, 6, one, journal.ActionChange, stopped, again).withFinalState(one, again), ""},
+		"deletion":          {evidenceOfCreation().withDeletionRequested().withEntry(12, 6, one, journal.ActionDelete, first, ""), ""},
+		"two servers' own":  {evidenceOfCreation().withRequests(func(a map[types.UID]Requested) { a[two] = Requested{"vm-2", time.Time{}, 1, 1, nil} }).withEntry(12, 6, two, journal.ActionCreate, "", another).withEntry(11, 5, one, journal.ActionChange, first, first).withFinalState(one, first).withFinalState(two, another), ""},
+		"killed in between": {evidenceOfCreation().withProcessKilled().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), ""},
+		"killed at the end": {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(11, 5, one, journal.ActionDelete, again, "").withProcessKilled().withFinalState(one, again), ""},
 
-		"an old epoch": {created().entry(12, 6, one, journal.DeedChange, first, first).entry(11, 5, one, journal.DeedChange, first, first).left(one, first), RuleEpochs},
+		"an old epoch": {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionChange, first, first).withFinalState(one, first), RuleEpochOrder},
 
-		"made twice":             {created().entry(12, 6, one, journal.DeedCreate, "", another).left(one, another), RuleOnce},
-		"made over another":      {created().entry(12, 6, one, journal.DeedCreate, first, another).left(one, another), RuleOnce},
-		"exchanged":              {created().entry(12, 6, one, journal.DeedChange, first, "fake-2 run-1 Running").left(one, "fake-2 run-1 Running"), RuleOnce},
-		"made after its end":     {created().deleted().entry(12, 6, one, journal.DeedDelete, first, "").entry(11, 6, one, journal.DeedCreate, "", another), RuleOnce},
-		"gone and made again":    {created().entry(11, 5, one, journal.DeedChange, first, first).killed().entry(12, 6, one, journal.DeedCreate, "", another).left(one, another), RuleOnce},
-		"changed into no server": {newStory().entry(11, 5, one, journal.DeedChange, "", first).left(one, first), RuleOnce},
+		"made twice":             {evidenceOfCreation().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), RuleCreatedOnce},
+		"made over another":      {evidenceOfCreation().withEntry(12, 6, one, journal.ActionCreate, first, another).withFinalState(one, another), RuleCreatedOnce},
+		"exchanged":              {evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, "fake-2 run-1 Running").withFinalState(one, "fake-2 run-1 Running"), RuleCreatedOnce},
+		"made after its end":     {evidenceOfCreation().withDeletionRequested().withEntry(12, 6, one, journal.ActionDelete, first, "").withEntry(11, 6, one, journal.ActionCreate, "", another), RuleCreatedOnce},
+		"gone and made again":    {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, first, first).withProcessKilled().withEntry(12, 6, one, journal.ActionCreate, "", another).withFinalState(one, another), RuleCreatedOnce},
+		"changed into no server": {newEvidence().withEntry(11, 5, one, journal.ActionChange, "", first).withFinalState(one, first), RuleCreatedOnce},
 
-		"not as it was left":      {created().entry(11, 5, one, journal.DeedChange, stopped, first).left(one, first), RuleKept},
-		"not done, and alive":     {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, again).left(one, first), RuleKept},
-		"not done, killed later":  {created().entry(11, 5, one, journal.DeedChange, first, again).entry(12, 6, one, journal.DeedChange, first, first).entry(12, 6, one, journal.DeedChange, first, first).killed().left(one, first), RuleKept},
-		"removed behind its back": {created(), RuleKept},
-		"removed unasked":         {created().entry(11, 5, one, journal.DeedDelete, first, ""), RuleKept},
-		"removed before":          {created().entry(11, 5, one, journal.DeedDelete, first, "").entry(11, 5, two, journal.DeedRefused, "", "").deleted(), RuleKept},
-		"nobody's":                {created().left(one, first).entry(11, 5, two, journal.DeedCreate, "", another).left(two, another), RuleKept},
+		"not as it was left":       {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, stopped, first).withFinalState(one, first), RuleNothingLost},
+		"not done, and alive":      {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withFinalState(one, first), RuleNothingLost},
+		"not done, killed later":   {evidenceOfCreation().withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(12, 6, one, journal.ActionChange, first, first).withEntry(12, 6, one, journal.ActionChange, first, first).withProcessKilled().withFinalState(one, first), RuleNothingLost},
+		"removed without an entry": {evidenceOfCreation(), RuleNothingLost},
+		"removed unrequested":      {evidenceOfCreation().withEntry(11, 5, one, journal.ActionDelete, first, ""), RuleNothingLost},
+		"removed before":           {evidenceOfCreation().withEntry(11, 5, one, journal.ActionDelete, first, "").withEntry(11, 5, two, journal.ActionRefused, "", "").withDeletionRequested(), RuleNothingLost},
+		"of no user":               {evidenceOfCreation().withFinalState(one, first).withEntry(11, 5, two, journal.ActionCreate, "", another).withFinalState(two, another), RuleNothingLost},
 
-		"restarted twice":  {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, again).entry(12, 6, one, journal.DeedChange, again, "fake-1 run-3 Running").left(one, "fake-1 run-3 Running"), RuleStarts},
-		"never restarted":  {created().asked(twoStarts).left(one, first), RuleStarts},
-		"started in vain":  {created().asked(twoStarts).entry(11, 5, one, journal.DeedChange, first, again).killed().left(one, first), RuleStarts},
-		"no finalizer yet": {created().left(one, first).with(func(e *Evidence) { e.Sights = []Sight{{one, second(2), false}} }), RuleFinalizer},
-		"finalizer seen":   {created().left(one, first).with(func(e *Evidence) { e.Sights = []Sight{{one, second(0), false}, {one, second(2), true}} }), ""},
+		"restarted twice":   {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withEntry(12, 6, one, journal.ActionChange, again, "fake-1 run-3 Running").withFinalState(one, "fake-1 run-3 Running"), RuleStartCount},
+		"never restarted":   {evidenceOfCreation().withRequests(twoStarts).withFinalState(one, first), RuleStartCount},
+		"start not applied": {evidenceOfCreation().withRequests(twoStarts).withEntry(11, 5, one, journal.ActionChange, first, again).withProcessKilled().withFinalState(one, first), RuleStartCount},
+		"no finalizer yet":  {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Observations = []Observation{{one, atSecond(2), false}} }), RuleFinalizerFirst},
+		"finalizer seen":    {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.Observations = []Observation{{one, atSecond(0), false}, {one, atSecond(2), true}} }), ""},
 
-		"deleted and there":   {created().left(one, first).deleted(), RuleEnd},
-		"gone":                {created().left(one, first).with(func(e *Evidence) { delete(e.VMs, one) }), RuleEnd},
-		"without a server":    {created().left(one, first).with(func(e *Evidence) { delete(e.Servers, one) }), RuleEnd},
-		"server without a VM": {created().deleted().left(one, first).with(func(e *Evidence) { delete(e.VMs, one) }), RuleEnd},
-		"not ready":           {created().left(one, first).with(func(e *Evidence) { e.VMs[one].Status.Conditions = nil }), RuleEnd},
-		"of another size":     {created().left(one, first).with(func(e *Evidence) { e.VMs[one].Spec.Resource[api.ResourceCPU] = resource.MustParse("3") }), RuleEnd},
-		"of another id":       {created().left(one, first).with(func(e *Evidence) { e.VMs[one].Status.Server.ID = "fake-2" }), RuleEnd},
-		"on in place of off": {created().left(one, first).with(func(e *Evidence) {
+		"deleted and there":   {evidenceOfCreation().withFinalState(one, first).withDeletionRequested(), RuleFinalState},
+		"gone":                {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { delete(e.VMs, one) }), RuleFinalState},
+		"without a server":    {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { delete(e.Servers, one) }), RuleFinalState},
+		"server without a VM": {evidenceOfCreation().withDeletionRequested().withFinalState(one, first).withChange(func(e *Evidence) { delete(e.VMs, one) }), RuleFinalState},
+		"not ready":           {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.VMs[one].Status.Conditions = nil }), RuleFinalState},
+		"of another size":     {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.VMs[one].Spec.Resource[api.ResourceCPU] = resource.MustParse("3") }), RuleFinalState},
+		"of another id":       {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.VMs[one].Status.Server.ID = "fake-2" }), RuleFinalState},
+		"on in place of off": {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) {
 			e.VMs[one].Spec.Action, e.VMs[one].Status.Phase = api.ActionStopped, api.PhaseStopped
-		}), RuleEnd},
-		"restart not reported": {created().left(one, first).with(func(e *Evidence) { e.VMs[one].Spec.RestartedAt = new(metav1.Now()) }), RuleEnd},
+		}), RuleFinalState},
+		"restart not reported": {evidenceOfCreation().withFinalState(one, first).withChange(func(e *Evidence) { e.VMs[one].Spec.RestartedAt = new(metav1.Now()) }), RuleFinalState},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -175,25 +177,25 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestFallen(t *testing.T) {
+func TestEpochDecreases(t *testing.T) {
 	t.Parallel()
-	s := created().entry(12, 6, one, journal.DeedChange, first, first)
-	if got := Fallen(s.Journal); len(got) != 0 {
+	s := evidenceOfCreation().withEntry(12, 6, one, journal.ActionChange, first, first)
+	if got := EpochDecreases(s.Journal); len(got) != 0 {
 		t.Errorf("got %v", got)
 	}
-	s.entry(11, 5, one, journal.DeedChange, first, first).entry(11, 5, one, journal.DeedChange, first, first)
-	if got := Fallen(s.Journal); len(got) != 2 {
+	s.withEntry(11, 5, one, journal.ActionChange, first, first).withEntry(11, 5, one, journal.ActionChange, first, first)
+	if got := EpochDecreases(s.Journal); len(got) != 2 {
 		t.Errorf("got %v, want 2", got)
 	}
 }
 
-// TestBlame checks that a fenced call is attributed to the fault of its process, or
+// TestCauseOf checks that a fenced call is attributed to the fault of its process, or
 // to one that affected all processes.
-func TestBlame(t *testing.T) {
+func TestCauseOf(t *testing.T) {
 	t.Parallel()
-	s := newStory()
+	s := newEvidence()
 	s.Faults = []Fault{
-		{Halt, 11, second(10), second(20)}, {Cut, 11, second(5), second(6)}, {Late, 12, second(10), second(20)}, {KillAPI, 0, second(50), second(51)},
+		{Halt, 11, atSecond(10), atSecond(20)}, {Disconnect, 11, atSecond(5), atSecond(6)}, {DelayReplies, 12, atSecond(10), atSecond(20)}, {KillAPI, 0, atSecond(50), atSecond(51)},
 	}
 	for name, c := range map[string]struct {
 		pid, at int
@@ -201,15 +203,15 @@ func TestBlame(t *testing.T) {
 	}{
 		"while it lasts":       {11, 15, Halt},
 		"just after":           {11, 21, Halt},
-		"before the next":      {11, 7, Cut},
-		"of another process":   {12, 15, Late},
+		"before the next":      {11, 7, Disconnect},
+		"of another process":   {12, 15, DelayReplies},
 		"of no process":        {12, 52, KillAPI},
-		"long after":           {11, 40, nothing},
-		"of a process unknown": {13, 15, nothing},
+		"long after":           {11, 40, noFault},
+		"of a process unknown": {13, 15, noFault},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := s.blame(journal.Entry{PID: c.pid, At: second(c.at)}); got != c.want {
+			if got := s.causeOf(journal.Entry{PID: c.pid, At: atSecond(c.at)}); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 		})

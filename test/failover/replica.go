@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// lookPeriod is how soon the end of a process is noticed.
-	lookPeriod = 10 * time.Millisecond
+	// pollPeriod is how soon the end of a process is noticed.
+	pollPeriod = 10 * time.Millisecond
 	// restartDelay is the time from a process's end to the next one's start.
 	restartDelay = 200 * time.Millisecond
 )
@@ -30,60 +30,61 @@ type replica struct {
 	args   []string
 	proxy  *vmtest.APIProxy
 
-	mu      sync.Mutex
-	process *vmtest.Process // nil between two
-	struck  bool            // a fault is on it
-	all     []Process
-	output  strings.Builder
+	mu       sync.Mutex
+	process  *vmtest.Process // nil between two processes
+	reserved bool            // a fault affects it
+	history  []Process
+	output   strings.Builder
 }
 
-// keep runs it until ctx ends. It returns an error if the replica cannot be started.
-func (r *replica) keep(ctx context.Context) error {
+// runUntilDone runs it until ctx ends. It returns an error if the replica cannot be
+// started.
+func (r *replica) runUntilDone(ctx context.Context) error {
 	for ctx.Err() == nil {
 		from := time.Now()
 		p, err := vmtest.StartProcess(r.binary, r.args, []string{"POD_NAME=" + r.name})
 		if err != nil {
 			return fmt.Errorf("start %s: %w", r.name, err)
 		}
-		r.began(p, from)
+		r.recordStart(p, from)
 		stopped := false
 		for !p.Over() {
 			if ctx.Err() != nil && !stopped {
 				stopped = true
 				_ = p.Stop() // whether it leads decides how that ends
 			}
-			time.Sleep(lookPeriod)
+			time.Sleep(pollPeriod)
 		}
-		r.ended(p)
-		sleep(ctx, restartDelay)
+		r.recordExit(p)
+		sleepContext(ctx, restartDelay)
 	}
 	return nil
 }
 
-func (r *replica) began(p *vmtest.Process, from time.Time) {
+func (r *replica) recordStart(p *vmtest.Process, from time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.process = p
-	r.all = append(r.all, Process{Replica: r.name, PID: p.PID(), From: from})
+	r.history = append(r.history, Process{Replica: r.name, PID: p.PID(), From: from})
 }
 
-func (r *replica) ended(p *vmtest.Process) {
+func (r *replica) recordExit(p *vmtest.Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.process = nil
-	r.all[len(r.all)-1].To = time.Now()
+	r.history[len(r.history)-1].To = time.Now()
 	fmt.Fprintf(&r.output, "=== %s, process %d, ended at %s\n%s", r.name, p.PID(), time.Now().Format(time.StampMilli), p.Output())
 }
 
-// processes returns all processes of the replica so far.
-func (r *replica) processes() []Process {
+// allProcesses returns all processes of the replica so far.
+func (r *replica) allProcesses() []Process {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return append([]Process(nil), r.all...)
+	return append([]Process(nil), r.history...)
 }
 
-// printed returns the output of all of them.
-func (r *replica) printed() string {
+// allOutput returns the output of all of them.
+func (r *replica) allOutput() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.process == nil {
@@ -92,26 +93,26 @@ func (r *replica) printed() string {
 	return r.output.String() + r.process.Output()
 }
 
-// seize reserves the replica for a fault: no other fault affects it meanwhile. It
+// reserve reserves the replica for a fault: no other fault affects it meanwhile. It
 // fails if another one has reserved it, or if the replica does not run.
-func (r *replica) seize() (*vmtest.Process, bool) {
+func (r *replica) reserve() (*vmtest.Process, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.struck || r.process == nil {
+	if r.reserved || r.process == nil {
 		return nil, false
 	}
-	r.struck = true
+	r.reserved = true
 	return r.process, true
 }
 
-func (r *replica) letGo() {
+func (r *replica) release() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.struck = false
+	r.reserved = false
 }
 
-// signal sends a signal to a process unless it has ended.
-func signal(p *vmtest.Process, s syscall.Signal) error {
+// sendSignal sends a signal to a process unless it has ended.
+func sendSignal(p *vmtest.Process, s syscall.Signal) error {
 	if p.Over() {
 		return nil
 	}
@@ -121,8 +122,8 @@ func signal(p *vmtest.Process, s syscall.Signal) error {
 	return nil
 }
 
-// sleep waits, and ends early when ctx does.
-func sleep(ctx context.Context, d time.Duration) {
+// sleepContext waits, and ends early when ctx does.
+func sleepContext(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(d):

@@ -23,74 +23,74 @@ import (
 )
 
 const (
-	// maxPause is the longest time that a user is idle.
-	maxPause = 400 * time.Millisecond
-	// userLooks is the time between a user's looks.
-	userLooks = 100 * time.Millisecond
-	// hasty is the share of requests for whose completion a user does not wait.
-	hasty = 0.2
+	// maxIdleTime is the longest time that a user is idle.
+	maxIdleTime = 400 * time.Millisecond
+	// userPollPeriod is the time between a user's looks.
+	userPollPeriod = 100 * time.Millisecond
+	// impatientShare is the share of requests for whose completion a user does not wait.
+	impatientShare = 0.2
 )
 
-// book records what users requested.
-type book struct {
-	mu    sync.Mutex
-	asked map[types.UID]Asked
+// requestLog records what users requested.
+type requestLog struct {
+	mu        sync.Mutex
+	requested map[types.UID]Requested
 }
 
-func (b *book) note(uid types.UID, change func(*Asked)) {
+func (b *requestLog) update(uid types.UID, change func(*Requested)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	asked := b.asked[uid]
-	change(&asked)
-	b.asked[uid] = asked
+	requested := b.requested[uid]
+	change(&requested)
+	b.requested[uid] = requested
 }
 
-// name returns the VirtualMachine of a server.
-func (b *book) name(uid types.UID) (string, bool) {
+// vmName returns the VirtualMachine of a server.
+func (b *requestLog) vmName(uid types.UID) (string, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	asked, ok := b.asked[uid]
-	return asked.Name, ok
+	requested, ok := b.requested[uid]
+	return requested.Name, ok
 }
 
 // user creates, changes and deletes one VirtualMachine of one name, repeatedly.
 type user struct {
 	vms    typed.VirtualMachineInterface
-	book   *book
-	random *chance
+	book   *requestLog
+	random *randomSource
 	name   string
 
-	// ofMachines : the VirtualMachine is a QEMU machine, and is deleted when the user
+	// usesQEMU : the VirtualMachine is a QEMU machine, and is deleted when the user
 	// leaves.
-	ofMachines bool
+	usesQEMU bool
 
 	vm                *api.VirtualMachine
 	restarts, resizes int
 }
 
-// live runs until stop is closed, then waits for the last request. It ends early
+// runUntilStopped runs until stop is closed, then waits for the last request. It ends early
 // with ctx.
-func (u *user) live(ctx context.Context, stop <-chan struct{}) error {
+func (u *user) runUntilStopped(ctx context.Context, stop <-chan struct{}) error {
 	for {
 		var err error
 		switch {
-		case u.vm == nil && !over(stop):
-			err = u.create(ctx)
-		case u.vm != nil && !over(stop):
-			err = u.wish(ctx)
-		case u.vm != nil && u.ofMachines:
-			err = u.delete(ctx)
+		case u.vm == nil && !isClosed(stop):
+			err = u.createRandomVM(ctx)
+		case u.vm != nil && !isClosed(stop):
+			err = u.requestChange(ctx)
+		case u.vm != nil && u.usesQEMU:
+			err = u.deleteVM(ctx)
 		default:
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", u.name, err)
 		}
-		sleep(ctx, u.random.upTo(maxPause))
+		sleepContext(ctx, u.random.durationUpTo(maxIdleTime))
 	}
 }
 
-func over(stop <-chan struct{}) bool {
+func isClosed(stop <-chan struct{}) bool {
 	select {
 	case <-stop:
 		return true
@@ -99,122 +99,123 @@ func over(stop <-chan struct{}) bool {
 	}
 }
 
-// create creates the VirtualMachine; a hasty user deletes it at once.
-func (u *user) create(ctx context.Context) error {
+// createRandomVM creates the VirtualMachine; an impatient user deletes it immediately.
+func (u *user) createRandomVM(ctx context.Context) error {
 	b := vmtest.VM(u.name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
 	starts := 1
-	if u.random.often(0.2) {
+	if u.random.withProbability(0.2) {
 		b.Action(api.ActionStopped)
 		starts = 0
 	}
-	if err := u.begin(ctx, b.Obj(), starts); err != nil {
+	if err := u.createVM(ctx, b.Obj(), starts); err != nil {
 		return err
 	}
-	if u.random.often(hasty) {
-		sleep(ctx, u.random.upTo(maxPause))
-		return u.delete(ctx)
+	if u.random.withProbability(impatientShare) {
+		sleepContext(ctx, u.random.durationUpTo(maxIdleTime))
+		return u.deleteVM(ctx)
 	}
-	return u.granted(ctx, starts)
+	return u.waitUntilApplied(ctx, starts)
 }
 
-// begin creates the VirtualMachine, which is to be started so many times.
-func (u *user) begin(ctx context.Context, vm *api.VirtualMachine, starts int) error {
-	err := insist(ctx, func(ctx context.Context) (err error) {
+// createVM creates the VirtualMachine, which is to be started so many times.
+func (u *user) createVM(ctx context.Context, vm *api.VirtualMachine, starts int) error {
+	err := retryRequest(ctx, func(ctx context.Context) (err error) {
 		u.vm, err = u.vms.Create(ctx, vm, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) { // the answer to an earlier try was lost
+		if apierrors.IsAlreadyExists(err) { // the response to an earlier attempt was lost
 			u.vm, err = u.vms.Get(ctx, u.name, metav1.GetOptions{})
 		}
 		return err
 	})
 	if err == nil {
-		u.book.note(u.vm.UID, func(a *Asked) { a.Name, a.AtMost = u.name, starts })
+		u.book.update(u.vm.UID, func(a *Requested) { a.Name, a.AtMost = u.name, starts })
 	}
 	return err
 }
 
-// wish requests one more change of a VirtualMachine that is as requested before.
-func (u *user) wish(ctx context.Context) error {
+// requestChange requests one more change of a VirtualMachine that is as requested before.
+func (u *user) requestChange(ctx context.Context) error {
 	running := u.vm.Spec.Action == api.ActionActive
-	switch do := u.random.intn(20); {
+	switch do := u.random.intN(20); {
 	case do < 2:
-		return u.delete(ctx)
+		return u.deleteVM(ctx)
 	case !running && do < 16:
-		return u.power(ctx, api.ActionActive)
+		return u.requestAction(ctx, api.ActionActive)
 	case running && do < 5:
-		return u.power(ctx, api.ActionPaused)
+		return u.requestAction(ctx, api.ActionPaused)
 	case running && do < 9:
-		return u.power(ctx, api.ActionStopped)
+		return u.requestAction(ctx, api.ActionStopped)
 	case running && do < 14:
-		return u.restart(ctx)
+		return u.requestRestart(ctx)
 	}
-	return u.ask(ctx, 0, u.resize())
+	return u.applyChange(ctx, 0, u.randomResize())
 }
 
-// resize requests another size, of resources that need no restart to change.
-func (u *user) resize() func(*api.VirtualMachineSpec) {
-	if u.ofMachines {
+// randomResize requests another size, of resources that need no restart to change.
+func (u *user) randomResize() func(*api.VirtualMachineSpec) {
+	if u.usesQEMU {
 		u.resizes++
 		disk := resource.NewQuantity(int64(1+u.resizes)<<20, resource.BinarySI)
 		return func(spec *api.VirtualMachineSpec) { spec.Resource[api.ResourceRootDisk] = *disk }
 	}
-	cpu := resource.NewMilliQuantity(100+int64(u.random.intn(900)), resource.DecimalSI)
+	cpu := resource.NewMilliQuantity(100+int64(u.random.intN(900)), resource.DecimalSI)
 	return func(spec *api.VirtualMachineSpec) { spec.Resource[api.ResourceCPU] = *cpu }
 }
 
-func (u *user) power(ctx context.Context, action api.Action) error {
+func (u *user) requestAction(ctx context.Context, action api.Action) error {
 	starts := 0
 	if action == api.ActionActive && u.vm.Spec.Action == api.ActionStopped {
 		starts = 1
 	}
-	if action == api.ActionStopped && u.random.often(hasty) {
-		return u.offAndOn(ctx)
+	if action == api.ActionStopped && u.random.withProbability(impatientShare) {
+		return u.requestStopAndStart(ctx)
 	}
-	return u.ask(ctx, starts, func(spec *api.VirtualMachineSpec) { spec.Action = action })
+	return u.applyChange(ctx, starts, func(spec *api.VirtualMachineSpec) { spec.Action = action })
 }
 
-// offAndOn requests a stop and a start, with no time to notice the first request.
-func (u *user) offAndOn(ctx context.Context) error {
-	u.book.note(u.vm.UID, func(a *Asked) { a.AtMost++ })
-	if err := u.edit(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
+// requestStopAndStart requests a stop and a start, with no time to notice the first
+// request.
+func (u *user) requestStopAndStart(ctx context.Context) error {
+	u.book.update(u.vm.UID, func(a *Requested) { a.AtMost++ })
+	if err := u.updateSpec(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
 		return err
 	}
-	sleep(ctx, u.random.upTo(userLooks))
-	return u.ask(ctx, 0, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionActive })
+	sleepContext(ctx, u.random.durationUpTo(userPollPeriod))
+	return u.applyChange(ctx, 0, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionActive })
 }
 
-// restart requests a restart, or a second one before the first is done: then one
+// requestRestart requests a restart, or a second one before the first is done: then one
 // restart is enough.
-func (u *user) restart(ctx context.Context) error {
-	if u.random.often(hasty) {
-		u.book.note(u.vm.UID, func(a *Asked) { a.AtMost++ })
-		if err := u.edit(ctx, u.setRestart()); err != nil {
+func (u *user) requestRestart(ctx context.Context) error {
+	if u.random.withProbability(impatientShare) {
+		u.book.update(u.vm.UID, func(a *Requested) { a.AtMost++ })
+		if err := u.updateSpec(ctx, u.nextRestart()); err != nil {
 			return err
 		}
-		sleep(ctx, u.random.upTo(userLooks))
+		sleepContext(ctx, u.random.durationUpTo(userPollPeriod))
 	}
-	return u.ask(ctx, 1, u.setRestart())
+	return u.applyChange(ctx, 1, u.nextRestart())
 }
 
-// setRestart counts up, because times in the API are whole seconds.
-func (u *user) setRestart() func(*api.VirtualMachineSpec) {
+// nextRestart counts up, because times in the API are whole seconds.
+func (u *user) nextRestart() func(*api.VirtualMachineSpec) {
 	u.restarts++
 	at := metav1.Unix(int64(u.restarts), 0)
 	return func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at }
 }
 
-// ask changes the spec and waits until that is applied, which starts the server so
+// applyChange changes the spec and waits until that is applied, which starts the server so
 // many times.
-func (u *user) ask(ctx context.Context, starts int, change func(*api.VirtualMachineSpec)) error {
-	u.book.note(u.vm.UID, func(a *Asked) { a.AtMost += starts })
-	if err := u.edit(ctx, change); err != nil {
+func (u *user) applyChange(ctx context.Context, starts int, change func(*api.VirtualMachineSpec)) error {
+	u.book.update(u.vm.UID, func(a *Requested) { a.AtMost += starts })
+	if err := u.updateSpec(ctx, change); err != nil {
 		return err
 	}
-	return u.granted(ctx, starts)
+	return u.waitUntilApplied(ctx, starts)
 }
 
-// edit changes the spec. It can be repeated when an answer was lost.
-func (u *user) edit(ctx context.Context, change func(*api.VirtualMachineSpec)) error {
-	return insist(ctx, func(ctx context.Context) error {
+// updateSpec changes the spec. It can be repeated when a response was lost.
+func (u *user) updateSpec(ctx context.Context, change func(*api.VirtualMachineSpec)) error {
+	return retryRequest(ctx, func(ctx context.Context) error {
 		now, err := u.vms.Get(ctx, u.name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -223,44 +224,44 @@ func (u *user) edit(ctx context.Context, change func(*api.VirtualMachineSpec)) e
 		if now, err = u.vms.Update(ctx, now, metav1.UpdateOptions{}); err == nil {
 			u.vm = now
 		}
-		u.tell(now, err)
+		u.logRequest(now, err)
 		return err
 	})
 }
 
-// tell records what was requested.
-func (u *user) tell(vm *api.VirtualMachine, err error) {
-	wish := fmt.Sprintf("%s: %v", time.Now().UTC().Format(time.StampMilli), err)
+// logRequest records what was requested.
+func (u *user) logRequest(vm *api.VirtualMachine, err error) {
+	entry := fmt.Sprintf("%s: %v", time.Now().UTC().Format(time.StampMilli), err)
 	if err == nil {
-		wish = fmt.Sprintf("%s: generation %d, %s, restart %d", time.Now().UTC().Format(time.StampMilli), vm.Generation, vm.Spec.Action, u.restarts)
+		entry = fmt.Sprintf("%s: generation %d, %s, restart %d", time.Now().UTC().Format(time.StampMilli), vm.Generation, vm.Spec.Action, u.restarts)
 	}
-	u.book.note(u.vm.UID, func(a *Asked) { a.Wishes = append(a.Wishes, wish) })
+	u.book.update(u.vm.UID, func(a *Requested) { a.Log = append(a.Log, entry) })
 }
 
-// granted waits until the VirtualMachine is as its spec says.
-func (u *user) granted(ctx context.Context, starts int) error {
-	err := u.await(ctx, func(vm *api.VirtualMachine) error {
+// waitUntilApplied waits until the VirtualMachine is as its spec says.
+func (u *user) waitUntilApplied(ctx context.Context, starts int) error {
+	err := u.waitFor(ctx, func(vm *api.VirtualMachine) error {
 		if vm == nil || vm.UID != u.vm.UID {
 			return errors.New("it is gone")
 		}
 		u.vm = vm
-		return granted(vm)
+		return checkApplied(vm)
 	})
 	if err == nil {
-		u.book.note(u.vm.UID, func(a *Asked) { a.AtLeast += starts })
+		u.book.update(u.vm.UID, func(a *Requested) { a.AtLeast += starts })
 	}
 	return err
 }
 
-// delete deletes the VirtualMachine and waits until it is gone, because its name is
+// deleteVM deletes the VirtualMachine and waits until it is gone, because its name is
 // used again. It deletes the version that it has just read: without that
 // precondition, kube-apiserver removes an object at once if its finalizer is added
 // during the deletion (kubernetes/kubernetes #77988), and leaves its server to the
 // orphan sweep.
-func (u *user) delete(ctx context.Context) error {
+func (u *user) deleteVM(ctx context.Context) error {
 	uid := u.vm.UID
-	u.book.note(uid, func(a *Asked) { a.DeletedAt = time.Now() })
-	err := insist(ctx, func(ctx context.Context) error {
+	u.book.update(uid, func(a *Requested) { a.DeletedAt = time.Now() })
+	err := retryRequest(ctx, func(ctx context.Context) error {
 		vm, err := u.vms.Get(ctx, u.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -276,19 +277,19 @@ func (u *user) delete(ctx context.Context) error {
 		return err
 	}
 	u.vm = nil
-	return u.await(ctx, func(vm *api.VirtualMachine) error {
+	return u.waitFor(ctx, func(vm *api.VirtualMachine) error {
 		if vm != nil {
-			return fmt.Errorf("it was deleted and is there: %s", rig.Show(vm))
+			return fmt.Errorf("it was deleted and still exists: %s", rig.Show(vm))
 		}
 		return nil
 	})
 }
 
-// await polls until check succeeds. Its error is the last result of check.
-func (u *user) await(ctx context.Context, check func(*api.VirtualMachine) error) error {
+// waitFor polls until check succeeds. Its error is the last result of check.
+func (u *user) waitFor(ctx context.Context, check func(*api.VirtualMachine) error) error {
 	var last error
-	for ; ctx.Err() == nil; sleep(ctx, userLooks) {
-		vm, err := u.look(ctx)
+	for ; ctx.Err() == nil; sleepContext(ctx, userPollPeriod) {
+		vm, err := u.getVM(ctx)
 		if err != nil {
 			continue
 		}
@@ -299,8 +300,8 @@ func (u *user) await(ctx context.Context, check func(*api.VirtualMachine) error)
 	return fmt.Errorf("%w: %w", context.Cause(ctx), last)
 }
 
-// look returns nil if there is no VirtualMachine.
-func (u *user) look(ctx context.Context) (*api.VirtualMachine, error) {
+// getVM returns nil if there is no VirtualMachine.
+func (u *user) getVM(ctx context.Context) (*api.VirtualMachine, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	vm, err := u.vms.Get(ctx, u.name, metav1.GetOptions{})
@@ -310,10 +311,10 @@ func (u *user) look(ctx context.Context) (*api.VirtualMachine, error) {
 	return vm, err
 }
 
-// insist repeats an operation until it succeeds, because the API server may be down
+// retryRequest repeats an operation until it succeeds, because the API server may be down
 // and others write the objects too. An object that the API server finds invalid is a
 // final error.
-func insist(ctx context.Context, do func(context.Context) error) error {
+func retryRequest(ctx context.Context, do func(context.Context) error) error {
 	for {
 		attempt, cancel := context.WithTimeout(ctx, requestTimeout)
 		err := do(attempt)
@@ -321,15 +322,15 @@ func insist(ctx context.Context, do func(context.Context) error) error {
 		if err == nil || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
 			return err
 		}
-		if sleep(ctx, userLooks); ctx.Err() != nil {
+		if sleepContext(ctx, userPollPeriod); ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
 }
 
-// granted returns an error unless a VirtualMachine is as its spec says, by its
+// checkApplied returns an error unless a VirtualMachine is as its spec says, by its
 // status.
-func granted(vm *api.VirtualMachine) error {
+func checkApplied(vm *api.VirtualMachine) error {
 	phases := map[api.Action]api.Phase{
 		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
 	}

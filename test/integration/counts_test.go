@@ -28,7 +28,7 @@ func TestDockerCreateWrites(t *testing.T) {
 	const most = 3
 	w := rig.Start(t)
 	w.Run(t, "--vm-driver=docker", "--usage-period=1h") // the first sample is one more write
-	vm := w.Create(t, small("few", "default", "docker"))
+	vm := w.Create(t, newSmallVM("few", "default", "docker"))
 	history := w.Record(t, vm)
 	active := w.Await(t, vm, rig.Soon, rig.Active)
 	vmtest.Always(t, 3*time.Second, time.Second, "nothing more is written", func() error {
@@ -53,35 +53,35 @@ const (
 	spareGoroutines = 20
 )
 
-// TestNoGoroutineStays checks that a controller has no more goroutines after
+// TestGoroutinesEnd checks that a controller has no more goroutines after
 // creating and deleting 1,000 VMs than after the first 100. It keeps the machine so
 // busy that no other test should run beside it.
-func TestNoGoroutineStays(t *testing.T) {
+func TestGoroutinesEnd(t *testing.T) {
 	w := rig.Start(t)
 	address, err := bench.FreeAddress(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.Spawn(t, nil, "--vm-driver=fake", "--fake-dir=", "--metrics-bind-address="+address)
-	live(t, w, "warm")
-	before := goroutines(t, address)
+	runLifecycles(t, w, "warm")
+	before := countGoroutines(t, address)
 	for n := range lifecycles / livesAtATime {
-		live(t, w, fmt.Sprintf("turn-%d", n))
+		runLifecycles(t, w, fmt.Sprintf("turn-%d", n))
 	}
-	vmtest.Eventually(t, rig.Soon, "the goroutines of 1,000 lives are gone", func() error {
-		if now := goroutines(t, address); now > before+spareGoroutines {
+	vmtest.Eventually(t, rig.Soon, "the goroutines of 1,000 VMs have ended", func() error {
+		if now := countGoroutines(t, address); now > before+spareGoroutines {
 			return fmt.Errorf("%v, before it were %v", now, before)
 		}
 		return nil
 	})
 }
 
-// live creates and deletes VMs.
-func live(t *testing.T, w *rig.World, name string) {
+// runLifecycles creates and deletes VMs.
+func runLifecycles(t *testing.T, w *rig.World, name string) {
 	t.Helper()
 	vms := w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
 	for n := range livesAtATime {
-		w.Create(t, small(fmt.Sprintf("%s-%d", name, n), metav1.NamespaceDefault, "fake").Probe(80))
+		w.Create(t, newSmallVM(fmt.Sprintf("%s-%d", name, n), metav1.NamespaceDefault, "fake").Probe(80))
 	}
 	left := func(want func(phase string) bool) func() error {
 		return func() error {
@@ -104,8 +104,8 @@ func live(t *testing.T, w *rig.World, name string) {
 	vmtest.Eventually(t, rig.Soon, "all are gone", left(func(string) bool { return false }))
 }
 
-// goroutines reads the controller's own count.
-func goroutines(t *testing.T, address string) float64 {
+// countGoroutines reads the controller's own count.
+func countGoroutines(t *testing.T, address string) float64 {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), rig.Soon)
 	defer cancel()

@@ -29,11 +29,11 @@ func TestRetain(t *testing.T) {
 	t.Parallel()
 	t.Run("docker", func(t *testing.T) {
 		t.Parallel()
-		vm := world.Active(t, small("vm", world.Namespace(t), "docker").DeletionPolicy(api.DeletionRetain))
+		vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "docker").DeletionPolicy(api.DeletionRetain))
 		id, name := vm.Status.Server.ID, rig.Container(t, vm).Name
-		world.Delete(t, vm)
-		world.AwaitGone(t, vm, rig.Soon)
-		awaitDockerSweep(t)
+		environment.Delete(t, vm)
+		environment.AwaitGone(t, vm, rig.Soon)
+		waitForDockerSweep(t)
 		c := rig.Inspect(t, id)
 		if !c.State.Running || c.Name != name+docker.RetainedSuffix || c.RestartCount != 0 {
 			t.Errorf("the released container is %s, name %s", c.State.Status, c.Name)
@@ -41,24 +41,24 @@ func TestRetain(t *testing.T) {
 	})
 	t.Run("fake", func(t *testing.T) {
 		t.Parallel()
-		vm := world.Active(t, small("vm", world.Namespace(t), "fake").DeletionPolicy(api.DeletionRetain))
-		world.Delete(t, vm)
-		world.AwaitGone(t, vm, rig.Soon)
-		awaitFakeSweep(t)
-		r := world.Released(t)[vm.UID]
+		vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "fake").DeletionPolicy(api.DeletionRetain))
+		environment.Delete(t, vm)
+		environment.AwaitGone(t, vm, rig.Soon)
+		waitForFakeSweep(t)
+		r := environment.Released(t)[vm.UID]
 		if r == nil || r.State != driver.StateRunning || r.ID != vm.Status.Server.ID {
 			t.Errorf("the released server is %+v", r)
 		}
 	})
 }
 
-// awaitDockerSweep returns when the sweep has removed a container that has only just
+// waitForDockerSweep returns when the sweep has removed a container that has only just
 // lost its owner, so that the sweep has seen older orphans twice.
-func awaitDockerSweep(t *testing.T) {
+func waitForDockerSweep(t *testing.T) {
 	t.Helper()
 	uid := uuid.NewUUID()
 	rig.RunForeign(t, "orphan-"+string(uid), map[string]string{
-		docker.LabelUID: string(uid), docker.LabelCluster: world.ID,
+		docker.LabelUID: string(uid), docker.LabelCluster: environment.ID,
 		docker.LabelNamespace: "default", docker.LabelName: "orphan",
 	})
 	vmtest.Eventually(t, rig.Soon, "the orphan is swept", func() error {
@@ -69,42 +69,42 @@ func awaitDockerSweep(t *testing.T) {
 	})
 }
 
-func awaitFakeSweep(t *testing.T) {
+func waitForFakeSweep(t *testing.T) {
 	t.Helper()
 	uid := uuid.NewUUID()
-	world.EditFake(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
+	environment.EditFake(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
 	vmtest.Eventually(t, rig.Soon, "the orphan is swept", func() error {
-		if r := world.Fake(t, uid); r != nil {
+		if r := environment.Fake(t, uid); r != nil {
 			return fmt.Errorf("it is there: %+v", r)
 		}
 		return nil
 	})
 }
 
-func ownedBy(b *vmtest.Builder, kind, apiVersion, name string, uid types.UID) *vmtest.Builder {
+func withOwner(b *vmtest.Builder, kind, apiVersion, name string, uid types.UID) *vmtest.Builder {
 	return b.Meta(func(m *metav1.ObjectMeta) {
 		m.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: uid, BlockOwnerDeletion: new(true)}}
 	})
 }
 
-// TestCascades deletes an owner of VMs in each of the three ways. The garbage
+// TestCascadingDeletion deletes an owner of VMs in each of the three ways. The garbage
 // collector does its part, and Drover its own.
-func TestCascades(t *testing.T) {
+func TestCascadingDeletion(t *testing.T) {
 	t.Parallel()
 	for _, cascade := range []string{"foreground", "background", "orphan"} {
 		for _, kind := range []string{"configmap", "vm"} {
 			t.Run(cascade+" of "+kind, func(t *testing.T) {
 				t.Parallel()
-				ns := world.Namespace(t)
-				owner := makeOwner(t, ns, kind)
+				ns := environment.Namespace(t)
+				owner := createOwner(t, ns, kind)
 				var vms []*api.VirtualMachine
 				for n, name := range drivers {
-					vms = append(vms, world.Create(t, owner(small(fmt.Sprintf("owned-%d", n), ns, name))))
+					vms = append(vms, environment.Create(t, owner(newSmallVM(fmt.Sprintf("owned-%d", n), ns, name))))
 				}
 				for n := range vms {
-					vms[n] = world.Await(t, vms[n], rig.Soon, rig.Active)
+					vms[n] = environment.Await(t, vms[n], rig.Soon, rig.Active)
 				}
-				world.MustKubectl(t, "", "delete", kind, "owner", "-n", ns, "--cascade="+cascade, "--timeout=60s")
+				environment.MustKubectl(t, "", "delete", kind, "owner", "-n", ns, "--cascade="+cascade, "--timeout=60s")
 				for _, vm := range vms {
 					checkCascade(t, cascade, vm)
 				}
@@ -113,19 +113,19 @@ func TestCascades(t *testing.T) {
 	}
 }
 
-func makeOwner(t *testing.T, ns, kind string) func(*vmtest.Builder) *vmtest.Builder {
+func createOwner(t *testing.T, ns, kind string) func(*vmtest.Builder) *vmtest.Builder {
 	t.Helper()
 	if kind == "vm" {
-		vm := world.Active(t, small("owner", ns, "fake"))
+		vm := environment.Active(t, newSmallVM("owner", ns, "fake"))
 		return func(b *vmtest.Builder) *vmtest.Builder {
-			return ownedBy(b, "VirtualMachine", api.SchemeGroupVersion.String(), vm.Name, vm.UID)
+			return withOwner(b, "VirtualMachine", api.SchemeGroupVersion.String(), vm.Name, vm.UID)
 		}
 	}
-	m, err := world.Kube.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
+	m, err := environment.Kube.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(b *vmtest.Builder) *vmtest.Builder { return ownedBy(b, "ConfigMap", "v1", m.Name, m.UID) }
+	return func(b *vmtest.Builder) *vmtest.Builder { return withOwner(b, "ConfigMap", "v1", m.Name, m.UID) }
 }
 
 func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
@@ -135,11 +135,11 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 		if cascade == "foreground" {
 			within = time.Second // the owner has waited for it
 		}
-		world.AwaitGone(t, vm, within)
-		world.HasServers(t, vm, 0, time.Second)
+		environment.AwaitGone(t, vm, within)
+		environment.HasServers(t, vm, 0, time.Second)
 		return
 	}
-	now := world.Await(t, vm, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
+	now := environment.Await(t, vm, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
 		if len(vm.OwnerReferences) > 0 {
 			return fmt.Errorf("owners %v", vm.OwnerReferences)
 		}
@@ -148,55 +148,55 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 	if now.Status.Server.ID != vm.Status.Server.ID || now.Status.RestartCount != 0 {
 		t.Errorf("its server was touched: %s", rig.Show(now))
 	}
-	world.HasServers(t, vm, 1, time.Second)
+	environment.HasServers(t, vm, 1, time.Second)
 }
 
-// TestNamespaceOfTwentyVMs checks that a namespace is deleted with all of its
+// TestNamespaceDeletion checks that a namespace is deleted with all of its
 // servers.
-func TestNamespaceOfTwentyVMs(t *testing.T) {
+func TestNamespaceDeletion(t *testing.T) {
 	t.Parallel()
-	ns := world.Namespace(t)
+	ns := environment.Namespace(t)
 	var vms []*api.VirtualMachine
 	for n := range 20 {
 		name := drivers[1]
 		if n%5 == 0 {
 			name = drivers[0]
 		}
-		vms = append(vms, world.Create(t, small(fmt.Sprintf("vm-%d", n), ns, name)))
+		vms = append(vms, environment.Create(t, newSmallVM(fmt.Sprintf("vm-%d", n), ns, name)))
 	}
 	for _, vm := range vms {
-		world.Await(t, vm, rig.Soon, rig.Active)
+		environment.Await(t, vm, rig.Soon, rig.Active)
 	}
-	world.MustKubectl(t, "", "delete", "namespace", ns, "--timeout=120s")
+	environment.MustKubectl(t, "", "delete", "namespace", ns, "--timeout=120s")
 	for _, vm := range vms {
-		world.AwaitGone(t, vm, time.Second)
-		world.HasServers(t, vm, 0, time.Second)
+		environment.AwaitGone(t, vm, time.Second)
+		environment.HasServers(t, vm, 0, time.Second)
 	}
 }
 
-// TestNamesake checks that a VM of the same name, created as soon as the first one
+// TestReusedName checks that a VM of the same name, created as soon as the first one
 // is gone, is a different VM.
-func TestNamesake(t *testing.T) {
+func TestReusedName(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ns := world.Namespace(t)
-			first := world.Active(t, small("vm", ns, name))
-			world.MustKubectl(t, "", "delete", "vm", "vm", "-n", ns, "--timeout=60s")
-			second := world.Active(t, small("vm", ns, name))
+			ns := environment.Namespace(t)
+			first := environment.Active(t, newSmallVM("vm", ns, name))
+			environment.MustKubectl(t, "", "delete", "vm", "vm", "-n", ns, "--timeout=60s")
+			second := environment.Active(t, newSmallVM("vm", ns, name))
 			if first.Status.Server.ID == second.Status.Server.ID {
 				t.Error("the second one got the first one's server")
 			}
-			world.HasServers(t, first, 0, time.Second)
-			world.HasServers(t, second, 1, time.Second)
+			environment.HasServers(t, first, 0, time.Second)
+			environment.HasServers(t, second, 1, time.Second)
 		})
 	}
 }
 
-// TestNoForeignContainerIsTouched checks that Drover does not touch a container
+// TestForeignContainersAreUnchanged checks that Drover does not touch a container
 // without this cluster's id, whatever else it carries.
-func TestNoForeignContainerIsTouched(t *testing.T) {
+func TestForeignContainersAreUnchanged(t *testing.T) {
 	t.Parallel()
 	uid := string(uuid.NewUUID())
 	var ids []string
@@ -207,7 +207,7 @@ func TestNoForeignContainerIsTouched(t *testing.T) {
 	} {
 		ids = append(ids, rig.RunForeign(t, fmt.Sprintf("foreign-%d-%s", n, uid), labels))
 	}
-	awaitDockerSweep(t)
+	waitForDockerSweep(t)
 	for _, id := range ids {
 		c, err := vmtest.Docker(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
 		if err != nil || !c.Container.State.Running || !strings.HasPrefix(c.Container.Name, "/foreign-") {

@@ -13,15 +13,15 @@ import (
 	"cloudnative.tw/drover/test/rig"
 )
 
-// TestExampleProgram runs the program of examples/list-vms, which uses the
+// TestListVMsExample runs the program of examples/list-vms, which uses the
 // generated informer and lister, against a running Drover.
-func TestExampleProgram(t *testing.T) {
+func TestListVMsExample(t *testing.T) {
 	t.Parallel()
-	vm := world.Active(t, small("listed", world.Namespace(t), "fake"))
-	world.Await(t, vm, rig.Soon, rig.HasUsage)
+	vm := environment.Active(t, newSmallVM("listed", environment.Namespace(t), "fake"))
+	environment.Await(t, vm, rig.Soon, rig.HasUsage)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "run", "cloudnative.tw/drover/examples/list-vms", "--kubeconfig", world.Kubeconfig, "--namespace", vm.Namespace)
+	cmd := exec.CommandContext(ctx, "go", "run", "cloudnative.tw/drover/examples/list-vms", "--kubeconfig", environment.Kubeconfig, "--namespace", vm.Namespace)
 	out, err := cmd.CombinedOutput()
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if err != nil || len(lines) != 2 {

@@ -10,9 +10,9 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-func quantity(text string) resource.Quantity { return resource.MustParse(text) }
+func parseQuantity(text string) resource.Quantity { return resource.MustParse(text) }
 
-// small is a VM that a test's machine can have many of.
-func small(name, ns, driver string) *vmtest.Builder {
+// newSmallVM is a VM that a test's machine can have many of.
+func newSmallVM(name, ns, driver string) *vmtest.Builder {
 	return vmtest.VM(name).Namespace(ns).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
 }

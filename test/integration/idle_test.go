@@ -26,26 +26,26 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 	w.Run(t, "--vm-driver=fake", "--usage-period=1s", "--list-period=1s", "--orphan-grace=1s")
 	var vms []*api.VirtualMachine
 	for n := range idleVMs {
-		vms = append(vms, w.Create(t, small(fmt.Sprintf("idle-%d", n), "default", "fake")))
+		vms = append(vms, w.Create(t, newSmallVM(fmt.Sprintf("idle-%d", n), "default", "fake")))
 	}
 	for _, vm := range vms {
 		w.Await(t, vm, rig.Soon, rig.Active, rig.HasUsage)
 	}
-	before := comesToRest(t, w)
+	before := waitUntilIdle(t, w)
 	vmtest.Always(t, idleTime, 5*time.Second, "nothing is written", func() error {
-		if now := writes(t, w); now != before {
+		if now := countWrites(t, w); now != before {
 			return fmt.Errorf("%v writes more", now-before)
 		}
 		return nil
 	})
 }
 
-// comesToRest waits until what was written last, events among it, is counted.
-func comesToRest(t *testing.T, w *rig.World) float64 {
+// waitUntilIdle waits until what was written last, events among it, is counted.
+func waitUntilIdle(t *testing.T, w *rig.World) float64 {
 	t.Helper()
 	last, since := -1.0, time.Now()
 	vmtest.Eventually(t, rig.Soon, "10 s without a write", func() error {
-		if now := writes(t, w); now != last {
+		if now := countWrites(t, w); now != last {
 			last, since = now, time.Now()
 		}
 		if quiet := time.Since(since); quiet < 10*time.Second {
@@ -56,8 +56,8 @@ func comesToRest(t *testing.T, w *rig.World) float64 {
 	return last
 }
 
-// writes counts, in the API server, the writes to VMs and events.
-func writes(t *testing.T, w *rig.World) (sum float64) {
+// countWrites counts, in the API server, the writes to VMs and events.
+func countWrites(t *testing.T, w *rig.World) (sum float64) {
 	t.Helper()
 	page := w.APIMetrics(t)
 	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"} {

@@ -23,8 +23,8 @@ const (
 	absent      = "drover-test-absent:latest"
 )
 
-func failing(name, ns, image string, policy api.PullPolicy) *vmtest.Builder {
-	b := small(name, ns, "docker").Image(image)
+func newFailingVM(name, ns, image string, policy api.PullPolicy) *vmtest.Builder {
+	b := newSmallVM(name, ns, "docker").Image(image)
 	return b.Spec(func(s *api.VirtualMachineSpec) { s.Image.PullPolicy = policy })
 }
 
@@ -32,32 +32,32 @@ func failing(name, ns, image string, policy api.PullPolicy) *vmtest.Builder {
 // rarer, and that every status write reports something new. Another test beside the
 // controller counts eight tries in three minutes, with a clock that runs faster.
 func TestMissingImage(t *testing.T) {
-	ns := world.Namespace(t)
+	ns := environment.Namespace(t)
 	for name, tc := range map[string]struct {
 		image  string
 		policy api.PullPolicy
-		says   string
+		want   string
 	}{
 		"pulled":       {unreachable, api.PullIfNotPresent, "connection refused"},
 		"never-pulled": {absent, api.PullNever, "pullPolicy is Never"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			vm := world.Create(t, failing(name, ns, tc.image, tc.policy))
-			history := world.Record(t, vm)
-			world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), rig.Says(tc.says),
+			vm := environment.Create(t, newFailingVM(name, ns, tc.image, tc.policy))
+			history := environment.Record(t, vm)
+			environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), rig.Says(tc.want),
 				rig.Condition(api.ConditionReady, metav1.ConditionFalse))
-			vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), attempts(3))
+			vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), hasAttempts(3))
 			checkBackoff(t, history.Until(t, vm))
-			checkWritesSaySomething(t, history.Until(t, vm))
+			checkEachWriteChangesSomething(t, history.Until(t, vm))
 
-			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
-			world.Await(t, vm, rig.Soon, rig.Active)
+			environment.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
+			environment.Await(t, vm, rig.Soon, rig.Active)
 		})
 	}
 }
 
-// attempts waits for the n-th failure in a row.
-func attempts(n int32) rig.Check {
+// hasAttempts waits for the n-th failure in a row.
+func hasAttempts(n int32) rig.Check {
 	return func(vm *api.VirtualMachine) error {
 		if op := vm.Status.Operation; op == nil || op.Attempts < n {
 			return fmt.Errorf("operation %+v: want %d attempts", op, n)
@@ -82,8 +82,8 @@ func checkBackoff(t *testing.T, all []*api.VirtualMachine) {
 	}
 }
 
-// checkWritesSaySomething : no two versions in a row differ in their time alone.
-func checkWritesSaySomething(t *testing.T, all []*api.VirtualMachine) {
+// checkEachWriteChangesSomething : no two versions in a row differ in their time alone.
+func checkEachWriteChangesSomething(t *testing.T, all []*api.VirtualMachine) {
 	t.Helper()
 	for n := 1; n < len(all); n++ {
 		before, after := all[n-1].DeepCopy(), all[n].DeepCopy()
@@ -96,31 +96,31 @@ func checkWritesSaySomething(t *testing.T, all []*api.VirtualMachine) {
 	}
 }
 
-func TestDeletingWhatFails(t *testing.T) {
-	ns := world.Namespace(t)
+func TestDeletionOfFailedVM(t *testing.T) {
+	ns := environment.Namespace(t)
 	for name, tc := range map[string]struct {
 		image  string
 		policy api.PullPolicy
 	}{"pulled": {unreachable, api.PullAlways}, "never-pulled": {absent, api.PullNever}} {
 		t.Run(name, func(t *testing.T) {
-			vm := world.Create(t, failing(name, ns, tc.image, tc.policy))
-			vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable))
-			world.Delete(t, vm)
-			world.AwaitGone(t, vm, rig.Soon)
-			world.HasServers(t, vm, 0, time.Second)
+			vm := environment.Create(t, newFailingVM(name, ns, tc.image, tc.policy))
+			vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable))
+			environment.Delete(t, vm)
+			environment.AwaitGone(t, vm, rig.Soon)
+			environment.HasServers(t, vm, 0, time.Second)
 		})
 	}
 }
 
-// TestMoreCPUsThanTheHostHas checks that the message has the needed and the
+// TestTooManyCPUs checks that the message has the needed and the
 // available CPUs.
-func TestMoreCPUsThanTheHostHas(t *testing.T) {
+func TestTooManyCPUs(t *testing.T) {
 	t.Parallel()
-	vm := world.Create(t, vmtest.VM("vm").Namespace(world.Namespace(t)).Resource(api.ResourceCPU, "4000"))
-	vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonExhausted), rig.Says("4000"))
+	vm := environment.Create(t, vmtest.VM("vm").Namespace(environment.Namespace(t)).Resource(api.ResourceCPU, "4000"))
+	vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonExhausted), rig.Says("4000"))
 	if wait := vm.Status.Operation.NextRetryTime.Sub(vm.Status.LastUpdateTime.Time); wait < 25*time.Second {
 		t.Errorf("it is tried again after %s, want it slowly", wait)
 	}
-	world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = quantity("1") })
-	world.Await(t, vm, rig.Soon, rig.Active)
+	environment.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity("1") })
+	environment.Await(t, vm, rig.Soon, rig.Active)
 }

@@ -16,15 +16,15 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-func manifest(name, spec string) string {
+func vmManifest(name, spec string) string {
 	return fmt.Sprintf("{apiVersion: cloudnative.tw/v1alpha1, kind: VirtualMachine, metadata: {name: %s}, spec: %s}", name, spec)
 }
 
-// TestBadInput checks that errors shown to a user of kubectl have the field, the
+// TestInvalidInput checks that errors shown to a user of kubectl have the field, the
 // value and what is allowed. Tests beside the CRD, in config/crd, cover all rules.
-func TestBadInput(t *testing.T) {
+func TestInvalidInput(t *testing.T) {
 	t.Parallel()
-	ns := world.Namespace(t)
+	ns := environment.Namespace(t)
 	long := strings.Repeat("x", 64)
 	for name, tc := range map[string]struct {
 		name, spec string
@@ -41,7 +41,7 @@ func TestBadInput(t *testing.T) {
 		"unknown action": {"vm", `{action: run, resource: {cpu: 1, memory: 1G}}`, []string{"spec.action", `"run"`, `"active", "stopped", "paused"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, message, err := world.Kubectl(t, manifest(tc.name, tc.spec), "apply", "-n", ns, "-f", "-")
+			_, message, err := environment.Kubectl(t, vmManifest(tc.name, tc.spec), "apply", "-n", ns, "-f", "-")
 			if err == nil {
 				t.Fatal("it was accepted")
 			}
@@ -52,38 +52,38 @@ func TestBadInput(t *testing.T) {
 			}
 		})
 	}
-	list, err := world.VMs.CloudnativeV1alpha1().VirtualMachines(ns).List(t.Context(), metav1.ListOptions{})
+	list, err := environment.VMs.CloudnativeV1alpha1().VirtualMachines(ns).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 0 {
 		t.Errorf("%d VMs were made, error %v", len(list.Items), err)
 	}
 }
 
-func TestUnknownFieldWarnsWhereItIsNotRefused(t *testing.T) {
+func TestUnknownFieldWarning(t *testing.T) {
 	t.Parallel()
-	text := manifest("vm", `{driver: fake, resource: {cpu: 1, memory: 1G}, cpus: 2}`)
-	_, warning, err := world.Kubectl(t, text, "create", "-n", world.Namespace(t), "--validate=warn", "-f", "-")
+	text := vmManifest("vm", `{driver: fake, resource: {cpu: 1, memory: 1G}, cpus: 2}`)
+	_, warning, err := environment.Kubectl(t, text, "create", "-n", environment.Namespace(t), "--validate=warn", "-f", "-")
 	if err != nil || !strings.Contains(warning, "Warning:") || !strings.Contains(warning, `unknown field "spec.cpus"`) {
 		t.Errorf("error %v, kubectl says %q", err, warning)
 	}
 }
 
-func TestNewObjectIsNobodysYet(t *testing.T) {
+func TestNewObjectIsUnbound(t *testing.T) {
 	t.Parallel()
-	vm := world.Create(t, vmtest.VM("vm").Namespace(world.Namespace(t)).Driver("fake"))
+	vm := environment.Create(t, vmtest.VM("vm").Namespace(environment.Namespace(t)).Driver("fake"))
 	if vm.Status.ObservedGeneration != -1 || vm.Status.Phase != "" {
 		t.Errorf("the API server answers with the status %s", rig.Show(vm))
 	}
 }
 
-func TestDriverThatDoesNotRunHere(t *testing.T) {
+func TestUnavailableDriver(t *testing.T) {
 	t.Parallel()
-	vm := world.Create(t, vmtest.VM("vm").Namespace(world.Namespace(t)).Driver("xen"))
-	vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonUnknownDriver),
+	vm := environment.Create(t, vmtest.VM("vm").Namespace(environment.Namespace(t)).Driver("xen"))
+	vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonUnknownDriver),
 		rig.Says("xen"), rig.Says("docker, fake"),
 		rig.Condition(api.ConditionStalled, metav1.ConditionTrue), rig.Condition(api.ConditionReady, metav1.ConditionFalse))
-	world.AwaitEvent(t, vm, api.ReasonUnknownDriver)
-	world.Delete(t, vm)
-	world.AwaitGone(t, vm, rig.Soon)
+	environment.AwaitEvent(t, vm, api.ReasonUnknownDriver)
+	environment.Delete(t, vm)
+	environment.AwaitGone(t, vm, rig.Soon)
 }
 
 func TestDriverCannotBeChanged(t *testing.T) {
@@ -92,9 +92,9 @@ func TestDriverCannotBeChanged(t *testing.T) {
 		"given": vmtest.VM("vm").Driver("fake"), "left out": vmtest.VM("vm"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			vm := world.Active(t, before.Namespace(world.Namespace(t)).Resource(api.ResourceMemory, "32M"))
+			vm := environment.Active(t, before.Namespace(environment.Namespace(t)).Resource(api.ResourceMemory, "32M"))
 			patch := `{"spec":{"driver":"qemu"}}`
-			_, message, err := world.Kubectl(t, "", "patch", "vm", "vm", "-n", vm.Namespace, "--type=merge", "-p", patch)
+			_, message, err := environment.Kubectl(t, "", "patch", "vm", "vm", "-n", vm.Namespace, "--type=merge", "-p", patch)
 			if err == nil || !strings.Contains(message, "driver is immutable") {
 				t.Errorf("error %v, kubectl says %q", err, message)
 			}
@@ -102,30 +102,30 @@ func TestDriverCannotBeChanged(t *testing.T) {
 	}
 }
 
-// TestNamesThatLookAlike uses the namespaces b-c and c for names that would be equal
+// TestSimilarNames uses the namespaces b-c and c for names that would be equal
 // if both parts were joined by a dash.
-func TestNamesThatLookAlike(t *testing.T) {
+func TestSimilarNames(t *testing.T) {
 	t.Parallel()
-	world.NamedNamespace(t, "c")
-	world.NamedNamespace(t, "b-c")
-	other := world.Namespace(t)
+	environment.NamedNamespace(t, "c")
+	environment.NamedNamespace(t, "b-c")
+	other := environment.Namespace(t)
 	for name, pair := range map[string][2][2]string{
 		"one name in two namespaces": {{"c", "same"}, {other, "same"}},
 		"a-b in c beside a in b-c":   {{"c", "a-b"}, {"b-c", "a"}},
 	} {
 		for _, driver := range []string{"docker", "fake"} {
 			t.Run(name+" on "+driver, func(t *testing.T) {
-				one := world.Create(t, small(pair[0][1]+"-"+driver, pair[0][0], driver))
-				two := world.Create(t, small(pair[1][1]+"-"+driver, pair[1][0], driver))
-				one, two = world.Await(t, one, rig.Soon, rig.Active), world.Await(t, two, rig.Soon, rig.Active)
+				one := environment.Create(t, newSmallVM(pair[0][1]+"-"+driver, pair[0][0], driver))
+				two := environment.Create(t, newSmallVM(pair[1][1]+"-"+driver, pair[1][0], driver))
+				one, two = environment.Await(t, one, rig.Soon, rig.Active), environment.Await(t, two, rig.Soon, rig.Active)
 				if one.Status.Server.ID == two.Status.Server.ID {
 					t.Fatalf("both have the server %s", one.Status.Server.ID)
 				}
-				world.Delete(t, one)
-				world.AwaitGone(t, one, rig.Soon)
-				world.HasServers(t, one, 0, time.Second)
-				world.HasServers(t, two, 1, time.Second)
-				if now := world.Get(t, two); now.Status.Server.ID != two.Status.Server.ID || now.Status.RestartCount != 0 {
+				environment.Delete(t, one)
+				environment.AwaitGone(t, one, rig.Soon)
+				environment.HasServers(t, one, 0, time.Second)
+				environment.HasServers(t, two, 1, time.Second)
+				if now := environment.Get(t, two); now.Status.Server.ID != two.Status.Server.ID || now.Status.RestartCount != 0 {
 					t.Errorf("the other one was touched: %s", rig.Show(now))
 				}
 			})
@@ -145,18 +145,18 @@ func TestNameConflict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			// The name has a part of the UID in it, so the VM has to come first.
-			vm := world.Create(t, vmtest.VM("taken").Namespace(world.Namespace(t)).Resource(api.ResourceMemory, "32M").Image("missing:never"))
-			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.PullPolicy = api.PullNever })
-			world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable))
+			vm := environment.Create(t, vmtest.VM("taken").Namespace(environment.Namespace(t)).Resource(api.ResourceMemory, "32M").Image("missing:never"))
+			environment.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.PullPolicy = api.PullNever })
+			environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable))
 			foreign := rig.RunForeign(t, fmt.Sprintf("taken.%s.%.8s", vm.Namespace, vm.UID), labels)
-			world.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
+			environment.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
 
-			vm = world.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonNameConflict), rig.Says("left alone"))
+			vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonNameConflict), rig.Says("left alone"))
 			if c := rig.Inspect(t, foreign); !c.State.Running || c.RestartCount != 0 {
 				t.Errorf("the foreign container is %+v", c.State)
 			}
 			rig.RemoveContainer(t, foreign)
-			world.Await(t, vm, rig.Soon, rig.Active)
+			environment.Await(t, vm, rig.Soon, rig.Active)
 		})
 	}
 }

@@ -18,15 +18,15 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// world has one controller for all tests. Its orphan sweep is as quick as possible,
+// environment has one controller for all tests. Its orphan sweep is as quick as possible,
 // so that all tests would notice if it touched other servers. It lists the engines
 // only when it starts, so that manual changes are detected only through the engines'
 // events.
-var world *rig.World
+var environment *rig.World
 
-func TestMain(m *testing.M) { os.Exit(rig.Main(m, startWorld)) }
+func TestMain(m *testing.M) { os.Exit(rig.Main(m, startEnvironment)) }
 
-func startWorld() (func() error, error) {
+func startEnvironment() (func() error, error) {
 	if _, err := vmtest.OpenDocker(); err != nil {
 		return nil, err
 	}
@@ -38,6 +38,6 @@ func startWorld() (func() error, error) {
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	world = w
+	environment = w
 	return func() error { return errors.Join(controller.Stop(), w.Close()) }, nil
 }

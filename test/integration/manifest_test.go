@@ -29,28 +29,28 @@ func TestManifest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns := world.Namespace(t)
-	world.MustKubectl(t, string(manifest), "apply", "-n", ns, "-f", "-")
+	ns := environment.Namespace(t)
+	environment.MustKubectl(t, string(manifest), "apply", "-n", ns, "-f", "-")
 	vm := getVM(t, ns, "test-vm")
-	history := world.Record(t, vm)
-	vm = world.Await(t, vm, rig.Soon, rig.Active)
+	history := environment.Record(t, vm)
+	vm = environment.Await(t, vm, rig.Soon, rig.Active)
 
 	t.Run("history", func(t *testing.T) { checkPhases(t, history.Until(t, vm)) })
 	t.Run("object", func(t *testing.T) { checkObject(t, vm) })
 	t.Run("container", func(t *testing.T) { checkContainer(t, vm) })
 	t.Run("columns", func(t *testing.T) { checkColumns(t, vm) })
 	t.Run("kubectl", func(t *testing.T) { checkKubectlGet(t, ns) })
-	t.Run("load", func(t *testing.T) { checkLoad(t, vm) })
+	t.Run("load", func(t *testing.T) { checkUsageUnderLoad(t, vm) })
 	t.Run("delete", func(t *testing.T) {
-		world.MustKubectl(t, "", "delete", "vm", "test-vm", "-n", ns, "--timeout=60s")
-		world.AwaitGone(t, vm, time.Second)
-		world.HasServers(t, vm, 0, time.Second)
+		environment.MustKubectl(t, "", "delete", "vm", "test-vm", "-n", ns, "--timeout=60s")
+		environment.AwaitGone(t, vm, time.Second)
+		environment.HasServers(t, vm, 0, time.Second)
 	})
 }
 
 func getVM(t *testing.T, ns, name string) *api.VirtualMachine {
 	t.Helper()
-	vm, err := world.VMs.CloudnativeV1alpha1().VirtualMachines(ns).Get(t.Context(), name, metav1.GetOptions{})
+	vm, err := environment.VMs.CloudnativeV1alpha1().VirtualMachines(ns).Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func checkPhases(t *testing.T, all []*api.VirtualMachine) {
 		t.Errorf("beside none and Creating the phases were %v, want Active alone", phases)
 	}
 	if all[0].Status.Phase == "" && all[0].Status.ObservedGeneration != -1 {
-		t.Errorf("before any controller looked, observedGeneration was %d, want -1", all[0].Status.ObservedGeneration)
+		t.Errorf("before any controller ran, observedGeneration was %d, want -1", all[0].Status.ObservedGeneration)
 	}
 }
 
@@ -104,7 +104,7 @@ func checkContainer(t *testing.T, vm *api.VirtualMachine) {
 		t.Errorf("name %s, want %s", c.Name, want)
 	}
 	for label, want := range map[string]string{
-		docker.LabelUID: string(vm.UID), docker.LabelNamespace: vm.Namespace, docker.LabelName: "test-vm", docker.LabelCluster: world.ID,
+		docker.LabelUID: string(vm.UID), docker.LabelNamespace: vm.Namespace, docker.LabelName: "test-vm", docker.LabelCluster: environment.ID,
 	} {
 		if got := c.Config.Labels[label]; got != want {
 			t.Errorf("label %s is %q, want %q", label, got, want)
@@ -121,7 +121,7 @@ func checkContainer(t *testing.T, vm *api.VirtualMachine) {
 
 // checkColumns asks for the table that kubectl gets.
 func checkColumns(t *testing.T, vm *api.VirtualMachine) {
-	raw, err := world.VMs.CloudnativeV1alpha1().RESTClient().Get().Namespace(vm.Namespace).Resource("virtualmachines").
+	raw, err := environment.VMs.CloudnativeV1alpha1().RESTClient().Get().Namespace(vm.Namespace).Resource("virtualmachines").
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func checkColumns(t *testing.T, vm *api.VirtualMachine) {
 
 func checkKubectlGet(t *testing.T, ns string) {
 	for _, name := range []string{"vms", "vm", "virtualmachines", "all"} {
-		lines := strings.Split(world.MustKubectl(t, "", "get", name, "-n", ns), "\n")
+		lines := strings.Split(environment.MustKubectl(t, "", "get", name, "-n", ns), "\n")
 		if got := strings.Join(strings.Fields(lines[0]), " "); got != "NAME STATUS CPU MEMORY AGE" {
 			t.Errorf("kubectl get %s has the columns %s", name, got)
 		}
@@ -162,31 +162,31 @@ func checkKubectlGet(t *testing.T, ns string) {
 	}
 }
 
-// columnWithin is how soon the figures show what goes on: the usage period (2 s)
+// columnTimeout is how soon the figures show what goes on: the usage period (2 s)
 // plus 5 s.
-const columnWithin = 7 * time.Second
+const columnTimeout = 7 * time.Second
 
-// checkLoad puts the guest under load. On a machine that others keep busy the guest
-// may get no CPU for a while, so it has three tries, and the threshold is low.
-func checkLoad(t *testing.T, vm *api.VirtualMachine) {
-	world.Await(t, vm, rig.Soon, usage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
+// checkUsageUnderLoad puts the guest under load. On a machine that others keep busy the
+// guest may get no CPU for a while, so it has three tries, and the threshold is low.
+func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
+	environment.Await(t, vm, rig.Soon, hasUsage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
 	rig.AskGuest(t, vm, "/memory?bytes=400000000")
-	world.Await(t, vm, rig.Soon, usage("memory of at least 10", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 100 }))
+	environment.Await(t, vm, rig.Soon, hasUsage("memory of at least 10", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 100 }))
 	var err error
 	for range 3 {
 		rig.AskGuest(t, vm, "/load?seconds=6")
-		check := usage("CPU above 12", func(u api.Usage) bool { return u.CPU > 12 })
-		if _, err = vmtest.Poll(columnWithin, func() error { return check(world.Get(t, vm)) }); err == nil {
+		check := hasUsage("CPU above 12", func(u api.Usage) bool { return u.CPU > 12 })
+		if _, err = vmtest.Poll(columnTimeout, func() error { return check(environment.Get(t, vm)) }); err == nil {
 			break
 		}
 	}
 	if err != nil {
-		t.Errorf("not within %s: %v", columnWithin, err)
+		t.Errorf("not within %s: %v", columnTimeout, err)
 	}
-	world.Await(t, vm, rig.Soon, usage("CPU below 10 again", func(u api.Usage) bool { return u.CPU < 10 }))
+	environment.Await(t, vm, rig.Soon, hasUsage("CPU below 10 again", func(u api.Usage) bool { return u.CPU < 10 }))
 }
 
-func usage(what string, ok func(api.Usage) bool) rig.Check {
+func hasUsage(what string, ok func(api.Usage) bool) rig.Check {
 	return func(vm *api.VirtualMachine) error {
 		if u := vm.Status.Server.Usage; u == nil || !ok(*u) {
 			return fmt.Errorf("usage is %+v: want %s", u, what)

@@ -34,33 +34,34 @@ const (
 	userData   = "#cloud-config\npassword: \"a'b,c=d\"\n"
 )
 
-// machines is a world whose VMs are real machines, and the folders for them.
-type machines struct {
+// machineEnvironment is an environment whose VMs are real machines, and the folders for
+// them.
+type machineEnvironment struct {
 	*rig.World
 	dir, images string
 	controller  *rig.Local
 }
 
-func newMachines(t *testing.T) *machines {
+func newMachineEnvironment(t *testing.T) *machineEnvironment {
 	t.Helper()
 	vmtest.QEMU(t)
 	temp := t.TempDir()
 	rig.EndMachines(t, temp)
-	m := &machines{World: rig.Start(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
+	m := &machineEnvironment{World: rig.Start(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
 	if err := os.Mkdir(m.images, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	m.start(t)
+	m.startController(t)
 	return m
 }
 
-func (m *machines) start(t *testing.T) {
+func (m *machineEnvironment) startController(t *testing.T) {
 	t.Helper()
 	m.controller = m.Run(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
 }
 
-// linux is a VM with the Linux guest, which serves on port 80.
-func (m *machines) linux(t *testing.T) *vmtest.Builder {
+// newLinuxVM is a VM with the Linux guest, which serves on port 80.
+func (m *machineEnvironment) newLinuxVM(t *testing.T) *vmtest.Builder {
 	t.Helper()
 	guest := vmtest.LinuxGuest(t, m.images)
 	return vmtest.VM("linux").Namespace(m.Namespace(t)).Driver("qemu").Grace(guestGrace).
@@ -74,14 +75,14 @@ func (m *machines) linux(t *testing.T) *vmtest.Builder {
 		})
 }
 
-// told is the guest's report about itself.
-type told struct {
+// guestReport is the guest's report about itself.
+type guestReport struct {
 	Boots int
 	Seed  map[string]string
 }
 
-// ask queries the guest once, at the address in its status.
-func ask(t *testing.T, vm *api.VirtualMachine) told {
+// readGuestReport queries the guest once, at the address in its status.
+func readGuestReport(t *testing.T, vm *api.VirtualMachine) guestReport {
 	t.Helper()
 	if len(vm.Status.Addresses) != 1 || len(vm.Status.Ports) != 1 {
 		t.Fatalf("it is reached by %v and %+v", vm.Status.Addresses, vm.Status.Ports)
@@ -102,46 +103,46 @@ func ask(t *testing.T, vm *api.VirtualMachine) told {
 		t.Fatalf("the guest is ready and does not answer: %v", err)
 	}
 	defer func() { _ = answer.Body.Close() }()
-	var r told
+	var r guestReport
 	if err := json.NewDecoder(answer.Body).Decode(&r); err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-// TestMachine takes a real machine through its life: it is ready when its guest
+// TestMachine takes a real machine through its life cycle: it is ready when its guest
 // answers, outlives the controller, is powered off by its power button, boots again
 // with its disk, and leaves nothing behind.
 func TestMachine(t *testing.T) {
 	t.Parallel()
-	m := newMachines(t)
-	vm := m.Create(t, m.linux(t))
+	m := newMachineEnvironment(t)
+	vm := m.Create(t, m.newLinuxVM(t))
 	history := m.Record(t, vm)
 	vm = m.Await(t, vm, boot, rig.Active)
-	if r := ask(t, vm); r.Boots != 1 || r.Seed["user-data"] != userData {
-		t.Errorf("the guest tells %+v", r)
+	if r := readGuestReport(t, vm); r.Boots != 1 || r.Seed["user-data"] != userData {
+		t.Errorf("the guest reports %+v", r)
 	}
-	if !slices.ContainsFunc(history.Until(t, vm), awaitsProbe) {
-		t.Error("it was never told that the machine runs and is not ready yet")
+	if !slices.ContainsFunc(history.Until(t, vm), isWaitingForProbe) {
+		t.Error("no status showed that the machine runs and is not ready yet")
 	}
-	m.outlivesController(t, vm)
+	m.checkOutlivesController(t, vm)
 
 	vm = m.Edit(t, vm, setAction(api.ActionStopped))
 	vm = m.Await(t, vm, boot, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked), rig.Condition(api.ConditionReady, metav1.ConditionTrue))
 	if s := vm.Status; len(s.Addresses) != 0 || len(s.Ports) != 0 || len(rig.Machines(t, vm.UID)) != 0 {
 		t.Errorf("off it is reached by %v and %+v, and has the processes %v", s.Addresses, s.Ports, rig.Machines(t, vm.UID))
 	}
-	m.printed(t, vm, "drover linux guest powers off")
+	m.consoleOutput(t, vm, "drover linux guest powers off")
 
 	vm = m.Edit(t, vm, setAction(api.ActionActive))
 	vm = m.Await(t, vm, boot, rig.Active)
-	if r := ask(t, vm); r.Boots != 2 {
-		t.Errorf("the guest on the same disk tells %+v", r)
+	if r := readGuestReport(t, vm); r.Boots != 2 {
+		t.Errorf("the guest on the same disk reports %+v", r)
 	}
-	m.leavesNothing(t, vm)
+	m.checkNothingLeft(t, vm)
 }
 
-func awaitsProbe(vm *api.VirtualMachine) bool {
+func isWaitingForProbe(vm *api.VirtualMachine) bool {
 	return errors.Join(
 		rig.Phase(api.PhaseActive, api.ReasonProbeFailing)(vm),
 		rig.Condition(api.ConditionRunning, metav1.ConditionTrue)(vm),
@@ -149,13 +150,13 @@ func awaitsProbe(vm *api.VirtualMachine) bool {
 	) == nil
 }
 
-// outlivesController checks that the next controller finds the same process, and the
+// checkOutlivesController checks that the next controller finds the same process, and the
 // same address to reach it.
-func (m *machines) outlivesController(t *testing.T, vm *api.VirtualMachine) {
+func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
 	before := rig.Machines(t, vm.UID)
 	m.controller.MustStop(t)
-	m.start(t)
+	m.startController(t)
 	vm = m.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.PeriodSeconds = 1 })
 	next := m.Await(t, vm, boot, rig.Active)
 	if pids := rig.Machines(t, vm.UID); len(pids) != 1 || !slices.Equal(pids, before) {
@@ -164,13 +165,13 @@ func (m *machines) outlivesController(t *testing.T, vm *api.VirtualMachine) {
 	if !slices.Equal(next.Status.Ports, vm.Status.Ports) || next.Status.RestartCount != 0 {
 		t.Errorf("the status was %s and is %s", rig.Show(vm), rig.Show(next))
 	}
-	if r := ask(t, next); r.Boots != 1 {
-		t.Errorf("the guest tells %+v", r)
+	if r := readGuestReport(t, next); r.Boots != 1 {
+		t.Errorf("the guest reports %+v", r)
 	}
 }
 
-// printed requires a text on the guest's console.
-func (m *machines) printed(t *testing.T, vm *api.VirtualMachine, text string) {
+// consoleOutput requires a text on the guest's console.
+func (m *machineEnvironment) consoleOutput(t *testing.T, vm *api.VirtualMachine, text string) {
 	t.Helper()
 	log, err := os.ReadFile(filepath.Join(m.dir, "vms", string(vm.UID), "serial.log"))
 	if err != nil || !strings.Contains(string(log), text) {
@@ -178,7 +179,7 @@ func (m *machines) printed(t *testing.T, vm *api.VirtualMachine, text string) {
 	}
 }
 
-func (m *machines) leavesNothing(t *testing.T, vm *api.VirtualMachine) {
+func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
 	m.Delete(t, vm)
 	m.AwaitGone(t, vm, boot)
@@ -203,8 +204,8 @@ func TestQEMUStopEndsDownloads(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	t.Cleanup(web.Close)
-	m := newMachines(t)
-	m.Create(t, small("fetching", m.Namespace(t), "qemu").Spec(func(s *api.VirtualMachineSpec) {
+	m := newMachineEnvironment(t)
+	m.Create(t, newSmallVM("fetching", m.Namespace(t), "qemu").Spec(func(s *api.VirtualMachineSpec) {
 		s.Image = &api.Image{Source: web.URL, Checksum: "sha256:" + strings.Repeat("0", 64)}
 	}))
 	<-begun

@@ -25,15 +25,15 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-const account = "drover-controller"
+const accountName = "drover-controller"
 
-// TestControllerWithItsRights runs the controller under the ServiceAccount of the
+// TestControllerPermissions runs the controller under the ServiceAccount of the
 // manifests, and takes a VM through its life.
-func TestControllerWithItsRights(t *testing.T) {
+func TestControllerPermissions(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
-	kubectl(t, w.Kubeconfig, "apply", "-k", config("rbac"), "--validate=strict")
-	controller := spawn(t, w)
+	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
+	controller := startControllerAs(t, w)
 
 	vm := w.Active(t, fakeVM("life"))
 	w.AwaitEvent(t, vm, api.EventCreated)
@@ -62,7 +62,7 @@ func TestControllerWithItsRights(t *testing.T) {
 }
 
 // secretsByNamespace checks that a Secret is read where the controller was bound,
-// and that elsewhere the VM says who may not read what, until that is corrected.
+// and that elsewhere the VM reports the missing permission until it is granted.
 func secretsByNamespace(t *testing.T, w *rig.World) {
 	bound, unbound := w.Namespace(t), w.Namespace(t)
 	bindSecrets(t, w, bound)
@@ -80,7 +80,7 @@ func secretsByNamespace(t *testing.T, w *rig.World) {
 	refused := w.Create(t, fakeVM("refused").Namespace(unbound).UserDataSecret("init", "user-data"))
 	w.Await(t, refused, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonSecretUnavailable),
 		rig.Says("spec.userData"), rig.Says(`"init"`), rig.Says("forbidden"),
-		rig.Says("system:serviceaccount:"+namespace+":"+account), rig.Says(`namespace "`+unbound+`"`))
+		rig.Says("system:serviceaccount:"+namespace+":"+accountName), rig.Says(`namespace "`+unbound+`"`))
 	if w.Fake(t, refused.UID) != nil {
 		t.Error("there is a server without its user-data")
 	}
@@ -91,17 +91,17 @@ func secretsByNamespace(t *testing.T, w *rig.World) {
 // bindSecrets does what docs/cluster.md instructs users to do.
 func bindSecrets(t *testing.T, w *rig.World, ns string) {
 	t.Helper()
-	kubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
-		"--clusterrole", "drover-secrets-reader", "--serviceaccount", namespace+":"+account)
-	waitForRights(t, w, ns)
+	runKubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
+		"--clusterrole", "drover-secrets-reader", "--serviceaccount", namespace+":"+accountName)
+	waitForPermissions(t, w, ns)
 }
 
-// waitForRights waits until the API server has seen the binding, so that the
+// waitForPermissions waits until the API server applies the binding, so that the
 // controller is not slowed down by an answer that is about to change.
-func waitForRights(t *testing.T, w *rig.World, ns string) {
+func waitForPermissions(t *testing.T, w *rig.World, ns string) {
 	t.Helper()
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-		User:               "system:serviceaccount:" + namespace + ":" + account,
+		User:               "system:serviceaccount:" + namespace + ":" + accountName,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Resource: "secrets"},
 	}}
 	vmtest.Eventually(t, rig.Soon, "the binding in "+ns, func() error {
@@ -115,9 +115,9 @@ func waitForRights(t *testing.T, w *rig.World, ns string) {
 
 func fakeVM(name string) *vmtest.Builder { return vmtest.VM(name).Driver("fake").Grace(5) }
 
-// spawn starts a controller that has only the ServiceAccount's token, with those
-// flags of the Deployment that concern rights.
-func spawn(t *testing.T, w *rig.World, args ...string) *rig.Child {
+// startControllerAs starts a controller that has only the ServiceAccount's token, with
+// those flags of the Deployment that concern rights.
+func startControllerAs(t *testing.T, w *rig.World, args ...string) *rig.Child {
 	t.Helper()
 	as := &rig.World{
 		Cluster: &vmtest.Cluster{Kubeconfig: writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube))},
@@ -129,10 +129,10 @@ func spawn(t *testing.T, w *rig.World, args ...string) *rig.Child {
 
 func requestToken(t *testing.T, kube kubernetes.Interface) string {
 	t.Helper()
-	return tokenFor(t, kube, account)
+	return requestAccountToken(t, kube, accountName)
 }
 
-func tokenFor(t *testing.T, kube kubernetes.Interface, name string) string {
+func requestAccountToken(t *testing.T, kube kubernetes.Interface, name string) string {
 	t.Helper()
 	answer, err := kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
@@ -160,7 +160,7 @@ func writeKubeconfig(t *testing.T, c *vmtest.Cluster, token string) string {
 	return path
 }
 
-func kubeFor(t *testing.T, kubeconfig string) kubernetes.Interface {
+func clientForToken(t *testing.T, kubeconfig string) kubernetes.Interface {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -174,13 +174,13 @@ func kubeFor(t *testing.T, kubeconfig string) kubernetes.Interface {
 	return kube
 }
 
-// TestRights asks the API server what the account may do.
-func TestRights(t *testing.T) {
+// TestPermissions asks the API server what the account may do.
+func TestPermissions(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
-	kubectl(t, w.Kubeconfig, "apply", "-k", config("rbac"))
-	kube := kubeFor(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube)))
-	for _, tc := range rightsTable() {
+	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
+	kube := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube)))
+	for _, tc := range permissionTable() {
 		name := strings.Join([]string{tc.verb, tc.group, tc.resource, tc.ns, tc.name}, " ")
 		t.Run(name, func(t *testing.T) {
 			resource, sub, _ := strings.Cut(tc.resource, "/")
@@ -199,7 +199,7 @@ func TestRights(t *testing.T) {
 	}
 	t.Run("list the Lease by its name", func(t *testing.T) {
 		leases := kube.CoordinationV1().Leases(namespace)
-		if _, err := leases.List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + account}); err != nil {
+		if _, err := leases.List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + accountName}); err != nil {
 			t.Error(err)
 		}
 		if _, err := leases.List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
@@ -208,14 +208,14 @@ func TestRights(t *testing.T) {
 	})
 }
 
-type right struct {
+type permission struct {
 	may                             bool
 	verb, group, resource, ns, name string
 }
 
-func rightsTable() []right {
+func permissionTable() []permission {
 	const vms, leases = "cloudnative.tw", "coordination.k8s.io"
-	return []right{
+	return []permission{
 		{true, "list", vms, "virtualmachines", "", ""},
 		{true, "watch", vms, "virtualmachines", "", ""},
 		{true, "patch", vms, "virtualmachines", "default", "x"},
@@ -237,14 +237,14 @@ func rightsTable() []right {
 		{false, "list", "", "nodes", "", ""},
 		{false, "get", "", "configmaps", namespace, "x"},
 		{false, "create", "", "pods", namespace, ""},
-		{false, "create", "", "serviceaccounts/token", namespace, account},
+		{false, "create", "", "serviceaccounts/token", namespace, accountName},
 		{true, "create", "authentication.k8s.io", "tokenreviews", "", ""},
 		{true, "create", "authorization.k8s.io", "subjectaccessreviews", "", ""},
 		{true, "create", leases, "leases", namespace, ""},
-		{true, "get", leases, "leases", namespace, account},
-		{true, "watch", leases, "leases", namespace, account},
-		{true, "update", leases, "leases", namespace, account},
-		{false, "delete", leases, "leases", namespace, account},
+		{true, "get", leases, "leases", namespace, accountName},
+		{true, "watch", leases, "leases", namespace, accountName},
+		{true, "update", leases, "leases", namespace, accountName},
+		{false, "delete", leases, "leases", namespace, accountName},
 		{false, "update", leases, "leases", namespace, "another"},
 		{false, "list", leases, "leases", namespace, ""},
 		{false, "create", leases, "leases", "default", ""},

@@ -36,9 +36,9 @@ func clientOf(t *testing.T, c *vmtest.Cluster) kubernetes.Interface {
 	return kube
 }
 
-// noWarnings fails the test on warnings: the API server warns of what it would
+// checkNoWarnings fails the test on warnings: the API server warns of what it would
 // refuse elsewhere, such as a pod that is not restricted.
-func noWarnings(t *testing.T, stderr string) {
+func checkNoWarnings(t *testing.T, stderr string) {
 	t.Helper()
 	for line := range strings.Lines(stderr) {
 		// drover up has applied the CRD in another way.
@@ -51,15 +51,15 @@ func noWarnings(t *testing.T, stderr string) {
 func TestConfigApplies(t *testing.T) {
 	t.Parallel()
 	c, kube := startCluster(t)
-	_, stderr := kubectl(t, c.Kubeconfig, "apply", "-k", config("default"), "--validate=strict")
-	noWarnings(t, stderr)
+	_, stderr := runKubectl(t, c.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict")
+	checkNoWarnings(t, stderr)
 	// Again, as server-side apply does.
-	_, stderr = kubectl(t, c.Kubeconfig, "apply", "-k", config("default"), "--validate=strict", "--server-side", "--force-conflicts", "--dry-run=server")
-	noWarnings(t, stderr)
+	_, stderr = runKubectl(t, c.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict", "--server-side", "--force-conflicts", "--dry-run=server")
+	checkNoWarnings(t, stderr)
 	isInstalled(t, kube, namespace)
 
-	pod := podOf(t, kube, namespace)
-	tryPod(t, kube, pod, "")
+	pod := podTemplateOf(t, kube, namespace)
+	dryRunPod(t, kube, pod, "")
 	for name, spoil := range map[string]func(*corev1.Pod){
 		"root":      func(p *corev1.Pod) { p.Spec.SecurityContext.RunAsNonRoot = new(false) },
 		"privilege": func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext.AllowPrivilegeEscalation = new(true) },
@@ -68,7 +68,7 @@ func TestConfigApplies(t *testing.T) {
 		t.Run("refuses "+name, func(t *testing.T) {
 			spoilt := pod.DeepCopy()
 			spoil(spoilt)
-			tryPod(t, kube, spoilt, "violates PodSecurity")
+			dryRunPod(t, kube, spoilt, "violates PodSecurity")
 		})
 	}
 }
@@ -85,22 +85,22 @@ func isInstalled(t *testing.T, kube kubernetes.Interface, ns string) {
 		t.Errorf("it has %d replicas, want 3", n)
 	}
 	_, err = kube.PolicyV1().PodDisruptionBudgets(ns).Get(t.Context(), "drover-controller", get)
-	expect(t, err)
+	checkError(t, err)
 	_, err = kube.NetworkingV1().NetworkPolicies(ns).Get(t.Context(), "drover-controller", get)
-	expect(t, err)
+	checkError(t, err)
 	_, err = kube.CoreV1().Services(ns).Get(t.Context(), "drover-metrics", get)
-	expect(t, err)
+	checkError(t, err)
 }
 
-func expect(t *testing.T, err error) {
+func checkError(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Error(err)
 	}
 }
 
-// podOf returns the pod that the Deployment would create.
-func podOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
+// podTemplateOf returns the pod that the Deployment would create.
+func podTemplateOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
 	t.Helper()
 	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", metav1.GetOptions{})
 	if err != nil {
@@ -112,8 +112,8 @@ func podOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
 	return pod
 }
 
-// tryPod makes the API server admit a pod, or refuse it with a text.
-func tryPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal string) {
+// dryRunPod makes the API server admit a pod, or refuse it with a text.
+func dryRunPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal string) {
 	t.Helper()
 	opts := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
 	_, err := kube.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, opts)
@@ -128,29 +128,29 @@ func tryPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal st
 func TestChartInstalls(t *testing.T) {
 	t.Parallel()
 	c, kube := startCluster(t)
-	manifests, _ := helm(t, c.Kubeconfig, "template", "drover", chart, "--namespace", metav1.NamespaceDefault)
+	manifests, _ := runHelm(t, c.Kubeconfig, "template", "drover", chart, "--namespace", metav1.NamespaceDefault)
 	file := t.TempDir() + "/chart.yaml"
 	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, stderr := kubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict", "--dry-run=server")
-	noWarnings(t, stderr)
+	_, stderr := runKubectl(t, c.Kubeconfig, "apply", "-f", file, "--validate=strict", "--dry-run=server")
+	checkNoWarnings(t, stderr)
 
 	// drover up has installed the CRD: from now on it is the chart's.
 	args := []string{chart, "--namespace", namespace, "--take-ownership", "--force-conflicts", "--set", "secretNamespaces={default}"}
-	helm(t, c.Kubeconfig, append([]string{"install", "drover", "--create-namespace"}, args...)...)
+	runHelm(t, c.Kubeconfig, append([]string{"install", "drover", "--create-namespace"}, args...)...)
 	isInstalled(t, kube, namespace)
-	tryPod(t, kube, podOf(t, kube, namespace), "")
+	dryRunPod(t, kube, podTemplateOf(t, kube, namespace), "")
 	_, err := kube.RbacV1().RoleBindings("default").Get(t.Context(), "drover-secrets-reader", metav1.GetOptions{})
-	expect(t, err)
-	helm(t, c.Kubeconfig, append([]string{"upgrade", "drover", "--set", "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics"}, args...)...)
-	tryPod(t, kube, podOf(t, kube, namespace), "")
-	uninstallKeepsVMs(t, c, kube)
+	checkError(t, err)
+	runHelm(t, c.Kubeconfig, append([]string{"upgrade", "drover", "--set", "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics"}, args...)...)
+	dryRunPod(t, kube, podTemplateOf(t, kube, namespace), "")
+	checkUninstallKeepsVMs(t, c, kube)
 }
 
-// uninstallKeepsVMs checks that the CRD stays; otherwise every VM would be deleted
+// checkUninstallKeepsVMs checks that the CRD stays; otherwise every VM would be deleted
 // with it.
-func uninstallKeepsVMs(t *testing.T, c *vmtest.Cluster, kube kubernetes.Interface) {
+func checkUninstallKeepsVMs(t *testing.T, c *vmtest.Cluster, kube kubernetes.Interface) {
 	t.Helper()
 	all, err := versioned.NewForConfig(c.Config)
 	if err != nil {
@@ -161,7 +161,7 @@ func uninstallKeepsVMs(t *testing.T, c *vmtest.Cluster, kube kubernetes.Interfac
 	if _, err := vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	helm(t, c.Kubeconfig, "uninstall", "drover", "--namespace", namespace)
+	runHelm(t, c.Kubeconfig, "uninstall", "drover", "--namespace", namespace)
 	if _, err := kube.AppsV1().Deployments(namespace).Get(t.Context(), "drover-controller", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the Deployment is still there: error %v", err)
 	}
@@ -176,13 +176,13 @@ func uninstallKeepsVMs(t *testing.T, c *vmtest.Cluster, kube kubernetes.Interfac
 func TestStaticPodApplies(t *testing.T) {
 	t.Parallel()
 	c, kube := startCluster(t)
-	_, stderr := kubectl(t, c.Kubeconfig, "apply", "-k", config("static-pod"), "--validate=strict")
-	noWarnings(t, stderr)
-	awaitDefaultAccount(t, kube, metav1.NamespaceSystem)
-	_, stderr = kubectl(t, c.Kubeconfig, "apply", "-f", staticPod, "--validate=strict", "--dry-run=server")
-	noWarnings(t, stderr)
+	_, stderr := runKubectl(t, c.Kubeconfig, "apply", "-k", configPath("static-pod"), "--validate=strict")
+	checkNoWarnings(t, stderr)
+	waitForDefaultAccount(t, kube, metav1.NamespaceSystem)
+	_, stderr = runKubectl(t, c.Kubeconfig, "apply", "-f", staticPod, "--validate=strict", "--dry-run=server")
+	checkNoWarnings(t, stderr)
 
-	controller := kubeFor(t, writeKubeconfig(t, c, awaitToken(t, kube)))
+	controller := clientForToken(t, writeKubeconfig(t, c, waitForToken(t, kube)))
 	if _, err := controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
@@ -192,8 +192,8 @@ func TestStaticPodApplies(t *testing.T) {
 	}
 }
 
-// awaitDefaultAccount waits for the account that pods get by default.
-func awaitDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
+// waitForDefaultAccount waits for the account that pods get by default.
+func waitForDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 	t.Helper()
 	vmtest.Eventually(t, rig.Soon, "the default ServiceAccount", func() error {
 		_, err := kube.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
@@ -201,7 +201,7 @@ func awaitDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 	})
 }
 
-func awaitToken(t *testing.T, kube kubernetes.Interface) string {
+func waitForToken(t *testing.T, kube kubernetes.Interface) string {
 	t.Helper()
 	var token string
 	vmtest.Eventually(t, rig.Soon, "the Secret has a token", func() error {

@@ -18,9 +18,9 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// TestAnOlderCRDIsRefused checks that a controller refuses an older CRD and names
+// TestOlderCRDIsRefused checks that a controller refuses an older CRD and names
 // what is missing, until the CRD is upgraded.
-func TestAnOlderCRDIsRefused(t *testing.T) {
+func TestOlderCRDIsRefused(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
 	all, err := dynamic.NewForConfig(w.Config)

@@ -28,7 +28,7 @@ func TestImage(t *testing.T) {
 	docker := vmtest.Docker(t)
 	image := loadImage(t, docker)
 	w := rig.Start(t)
-	kubectl(t, w.Kubeconfig, "apply", "-k", config("rbac"))
+	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 
 	id := runImage(t, docker, image, writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube)))
 	vm := w.Create(t, vmtest.VM("vm").Driver("fake"))
@@ -52,7 +52,7 @@ func loadImage(t *testing.T, docker *client.Client) string {
 	t.Helper()
 	out, tag := t.TempDir(), fmt.Sprintf("drover-test-controller:%d", os.Getpid())
 	platform := "linux-" + runtime.GOARCH
-	mustRun(t, buildWithin, nil, "go", "-C", filepath.Join(root, "hack", "image"), "run", ".",
+	mustRunCommand(t, buildWithin, nil, "go", "-C", filepath.Join(repositoryRoot, "hack", "image"), "run", ".",
 		"--out", out, "--tag", tag, "--platforms", "linux/"+runtime.GOARCH)
 	file, err := os.Open(filepath.Join(out, "drover-controller-"+platform+".tar"))
 	if err != nil {
@@ -69,7 +69,7 @@ func loadImage(t *testing.T, docker *client.Client) string {
 	_ = answer.Close()
 	t.Cleanup(func() {
 		_, err := docker.ImageRemove(context.WithoutCancel(t.Context()), tag, client.ImageRemoveOptions{Force: true})
-		expect(t, err)
+		checkError(t, err)
 	})
 	return tag
 }

@@ -7,7 +7,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -28,16 +27,18 @@ import (
 func TestFlagsExist(t *testing.T) {
 	all := "docker.host=tcp://engine.example:2376,docker.tlsSecret=engine,metrics.certSecret=metrics,extraArgs={--threads=4}"
 	for name, render := range map[string]func() *unstructured.Unstructured{
-		"config/default":          func() *unstructured.Unstructured { return find(t, kustomize(t, "default"), "Deployment") },
-		"charts/drover":           func() *unstructured.Unstructured { return find(t, template(t), "Deployment") },
-		"charts/drover, much set": func() *unstructured.Unstructured { return find(t, template(t, "--set", all), "Deployment") },
+		"config/default": func() *unstructured.Unstructured {
+			return findObject(t, renderKustomization(t, "default"), "Deployment")
+		},
+		"charts/drover":           func() *unstructured.Unstructured { return findObject(t, renderChart(t), "Deployment") },
+		"charts/drover, much set": func() *unstructured.Unstructured { return findObject(t, renderChart(t, "--set", all), "Deployment") },
 		"charts/drover, no metrics": func() *unstructured.Unstructured {
-			return find(t, template(t, "--set", "metrics.enabled=false"), "Deployment")
+			return findObject(t, renderChart(t, "--set", "metrics.enabled=false"), "Deployment")
 		},
 		"config/static-pod, the pod": func() *unstructured.Unstructured { return readPod(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			args, _ := controllerOf(t, render())["args"].([]any)
+			args, _ := controllerContainer(t, render())["args"].([]any)
 			var flags []string
 			for _, arg := range args {
 				flags = append(flags, arg.(string))
@@ -56,7 +57,7 @@ func readPod(t *testing.T) *unstructured.Unstructured {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod := decode(t, string(text))[0]
+	pod := decodeObjects(t, string(text))[0]
 	return &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"template": pod.Object}}}
 }
 
@@ -64,20 +65,20 @@ func readPod(t *testing.T) *unstructured.Unstructured {
 func TestMetricsNeedPermission(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
-	kubectl(t, w.Kubeconfig, "apply", "-k", config("rbac"))
+	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 	scraper, stranger := newAccount(t, w, "scraper"), newAccount(t, w, "stranger")
-	kubectl(t, w.Kubeconfig, "create", "clusterrolebinding", "drover-metrics",
+	runKubectl(t, w.Kubeconfig, "create", "clusterrolebinding", "drover-metrics",
 		"--clusterrole", "drover-metrics-reader", "--serviceaccount", namespace+":scraper")
-	addr := freeAddress(t)
-	spawn(t, w, "--metrics-secure", "--metrics-bind-address="+addr)
+	addr := vmtest.FreeAddress(t)
+	startControllerAs(t, w, "--metrics-secure", "--metrics-bind-address="+addr)
 
-	answers(t, "https://"+addr, scraper, http.StatusOK, "drover_")
-	answers(t, "https://"+addr, stranger, http.StatusForbidden, "stranger")
-	answers(t, "https://"+addr, "", http.StatusUnauthorized, "")
+	checkAnswers(t, "https://"+addr, scraper, http.StatusOK, "drover_")
+	checkAnswers(t, "https://"+addr, stranger, http.StatusForbidden, "stranger")
+	checkAnswers(t, "https://"+addr, "", http.StatusUnauthorized, "")
 	// controller-runtime answers in this way to an invalid token.
-	answers(t, "https://"+addr, "no token at all", http.StatusInternalServerError, "Authentication failed")
+	checkAnswers(t, "https://"+addr, "no token at all", http.StatusInternalServerError, "Authentication failed")
 	// What answers to HTTP here is an error, or the line cut.
-	if code, body, err := ask(t, "http://"+addr, scraper); err == nil && code != http.StatusBadRequest {
+	if code, body, err := requestMetrics(t, "http://"+addr, scraper); err == nil && code != http.StatusBadRequest {
 		t.Errorf("by HTTP it answers %d: %.200s", code, body)
 	}
 }
@@ -89,15 +90,15 @@ func newAccount(t *testing.T, w *rig.World, name string) string {
 	if _, err := w.Kube.CoreV1().ServiceAccounts(namespace).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	return tokenFor(t, w.Kube, name)
+	return requestAccountToken(t, w.Kube, name)
 }
 
-// answers requests metrics until the answer is the expected one: the program takes a
+// checkAnswers requests metrics until the answer is the expected one: the program takes a
 // moment to start, and caches a refusal for half a minute.
-func answers(t *testing.T, url, token string, code int, text string) {
+func checkAnswers(t *testing.T, url, token string, code int, text string) {
 	t.Helper()
 	vmtest.Eventually(t, 2*rig.Soon, fmt.Sprintf("%s answers %d", url, code), func() error {
-		got, body, err := ask(t, url, token)
+		got, body, err := requestMetrics(t, url, token)
 		if err == nil && (got != code || !strings.Contains(body, text)) {
 			return fmt.Errorf("it answers %d: %.200s", got, body)
 		}
@@ -105,8 +106,8 @@ func answers(t *testing.T, url, token string, code int, text string) {
 	})
 }
 
-// ask asks for metrics once.
-func ask(t *testing.T, url, token string) (code int, body string, err error) {
+// requestMetrics asks for metrics once.
+func requestMetrics(t *testing.T, url, token string) (code int, body string, err error) {
 	t.Helper()
 	asker := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // it signs its certificate itself
@@ -125,14 +126,4 @@ func ask(t *testing.T, url, token string) (code int, body string, err error) {
 	defer func() { _ = res.Body.Close() }()
 	all, err := io.ReadAll(res.Body)
 	return res.StatusCode, string(all), err
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it listens for no time at all
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }

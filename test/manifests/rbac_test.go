@@ -16,30 +16,30 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write the golden file anew")
+var update = flag.Bool("update", false, "update the golden file")
 
-const golden = "testdata/rbac.yaml"
+const goldenFile = "testdata/rbac.yaml"
 
 // TestRBAC checks that the kustomizations and the chart give the same rights, and
 // that these are the reviewed ones.
 func TestRBAC(t *testing.T) {
 	if *update {
-		if err := os.WriteFile(golden, []byte(rights(t, kustomize(t, "default"))), 0o644); err != nil {
+		if err := os.WriteFile(goldenFile, []byte(permissionsOf(t, renderKustomization(t, "default"))), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	text, err := os.ReadFile(golden)
+	text, err := os.ReadFile(goldenFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, render := range map[string]func() []*unstructured.Unstructured{
-		"config/default":    func() []*unstructured.Unstructured { return kustomize(t, "default") },
-		"config/static-pod": func() []*unstructured.Unstructured { return kustomize(t, "static-pod") },
-		"charts/drover":     func() []*unstructured.Unstructured { return template(t) },
+		"config/default":    func() []*unstructured.Unstructured { return renderKustomization(t, "default") },
+		"config/static-pod": func() []*unstructured.Unstructured { return renderKustomization(t, "static-pod") },
+		"charts/drover":     func() []*unstructured.Unstructured { return renderChart(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := rights(t, render()); got != string(text) {
-				t.Errorf("it gives other rights than %s; go test ./test/manifests -update writes those of config/default.\ngot:\n%s", golden, got)
+			if got := permissionsOf(t, render()); got != string(text) {
+				t.Errorf("it gives other rights than %s; go test ./test/manifests -update writes those of config/default.\ngot:\n%s", goldenFile, got)
 			}
 		})
 	}
@@ -48,8 +48,8 @@ func TestRBAC(t *testing.T) {
 // TestChartBindsSecretNamespaces checks that the chart adds a RoleBinding in each
 // namespace and changes nothing else.
 func TestChartBindsSecretNamespaces(t *testing.T) {
-	plain := rights(t, template(t))
-	bound := rights(t, template(t, "--set", "secretNamespaces={blue,green}"))
+	plain := permissionsOf(t, renderChart(t))
+	bound := permissionsOf(t, renderChart(t, "--set", "secretNamespaces={blue,green}"))
 	for _, ns := range []string{"blue", "green"} {
 		want := "kind: RoleBinding\nmetadata:\n  name: drover-secrets-reader\n  namespace: " + ns + "\n" +
 			"roleRef:\n  apiGroup: rbac.authorization.k8s.io\n  kind: ClusterRole\n  name: drover-secrets-reader\n" +
@@ -65,11 +65,11 @@ func TestChartBindsSecretNamespaces(t *testing.T) {
 	}
 }
 
-// TestChartRunsTheSamePod checks that the chart has the same pod and the same CRD as
+// TestChartPodEqualsKustomizePod checks that the chart has the same pod and the same CRD as
 // config/default.
-func TestChartRunsTheSamePod(t *testing.T) {
-	fromConfig, fromChart := kustomize(t, "default"), template(t)
-	a, b := find(t, fromConfig, "Deployment"), find(t, fromChart, "Deployment")
+func TestChartPodEqualsKustomizePod(t *testing.T) {
+	fromConfig, fromChart := renderKustomization(t, "default"), renderChart(t)
+	a, b := findObject(t, fromConfig, "Deployment"), findObject(t, fromChart, "Deployment")
 	pod := []string{"spec", "template", "spec"}
 	for _, path := range [][]string{
 		{"spec", "replicas"},
@@ -77,25 +77,26 @@ func TestChartRunsTheSamePod(t *testing.T) {
 		{"spec", "template", "metadata"},
 		append(pod, "affinity"), append(pod, "securityContext"), append(pod, "serviceAccountName"),
 	} {
-		same(t, strings.Join(path, "."), at(t, a, path...), at(t, b, path...))
+		assertSameRules(t, strings.Join(path, "."), fieldAt(t, a, path...), fieldAt(t, b, path...))
 	}
 	for _, field := range []string{"args", "image", "livenessProbe", "readinessProbe", "ports", "resources", "securityContext"} {
-		same(t, field, controllerOf(t, a)[field], controllerOf(t, b)[field])
+		assertSameRules(t, field, controllerContainer(t, a)[field], controllerContainer(t, b)[field])
 	}
 	for _, kind := range []string{"CustomResourceDefinition", "NetworkPolicy", "PodDisruptionBudget", "Service"} {
-		same(t, kind, at(t, find(t, fromConfig, kind), "spec"), at(t, find(t, fromChart, kind), "spec"))
+		assertSameRules(t, kind, fieldAt(t, findObject(t, fromConfig, kind), "spec"), fieldAt(t, findObject(t, fromChart, kind), "spec"))
 	}
 }
 
-func same(t *testing.T, what string, a, b any) {
+func assertSameRules(t *testing.T, what string, a, b any) {
 	t.Helper()
 	if a == nil || !reflect.DeepEqual(a, b) {
 		t.Errorf("%s of config/default:\n%v\nof charts/drover:\n%v", what, a, b)
 	}
 }
 
-// rights returns all objects that give rights, without their labels, in one order.
-func rights(t *testing.T, all []*unstructured.Unstructured) string {
+// permissionsOf returns all objects that grant permissions, without their labels, in one
+// order.
+func permissionsOf(t *testing.T, all []*unstructured.Unstructured) string {
 	t.Helper()
 	kinds := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
 	key := func(o *unstructured.Unstructured) string { return o.GetNamespace() + "/" + o.GetName() }

@@ -23,8 +23,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// root of the checkout, from this folder.
-const root = "../.."
+// repositoryRoot of the checkout, from this folder.
+const repositoryRoot = "../.."
 
 // namespace that Drover is installed in.
 const namespace = "drover-system"
@@ -37,14 +37,14 @@ const (
 
 // Where the chart and the kubelet's file are.
 var (
-	chart     = filepath.Join(root, "charts", "drover")
-	staticPod = filepath.Join(root, "config", "static-pod", "drover-controller.yaml")
+	chart     = filepath.Join(repositoryRoot, "charts", "drover")
+	staticPod = filepath.Join(repositoryRoot, "config", "static-pod", "drover-controller.yaml")
 )
 
-func config(name string) string { return filepath.Join(root, "config", name) }
+func configPath(name string) string { return filepath.Join(repositoryRoot, "config", name) }
 
-// run runs a program to its end and returns what it printed.
-func run(t *testing.T, within time.Duration, env []string, name string, args ...string) (stdout, stderr string, err error) {
+// runCommand runs a program to its end and returns what it printed.
+func runCommand(t *testing.T, within time.Duration, env []string, name string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
@@ -56,53 +56,53 @@ func run(t *testing.T, within time.Duration, env []string, name string, args ...
 	return out.String(), errOut.String(), err
 }
 
-func mustRun(t *testing.T, within time.Duration, env []string, name string, args ...string) (stdout, stderr string) {
+func mustRunCommand(t *testing.T, within time.Duration, env []string, name string, args ...string) (stdout, stderr string) {
 	t.Helper()
-	stdout, stderr, err := run(t, within, env, name, args...)
+	stdout, stderr, err := runCommand(t, within, env, name, args...)
 	if err != nil {
 		t.Fatalf("%s %s: %v\n%s%s", filepath.Base(name), strings.Join(args, " "), err, stdout, stderr)
 	}
 	return stdout, stderr
 }
 
-// kubectl is the one in bin/drover.
-func kubectl(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string) {
+// runKubectl is the one in bin/drover.
+func runKubectl(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string) {
 	t.Helper()
 	binary, err := vmtest.DroverBinary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return mustRun(t, commandWithin, []string{"KUBECONFIG=" + kubeconfig}, binary, append([]string{"kubectl"}, args...)...)
+	return mustRunCommand(t, commandWithin, []string{"KUBECONFIG=" + kubeconfig}, binary, append([]string{"kubectl"}, args...)...)
 }
 
 var helmOnce sync.Mutex
 
-// helm is the one that hack/tools/helm pins.
-func helm(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string) {
+// runHelm is the one that hack/tools/helm pins.
+func runHelm(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string) {
 	t.Helper()
 	helmOnce.Lock()
-	path, _ := mustRun(t, buildWithin, nil, filepath.Join(root, "hack", "tool.sh"), "helm")
+	path, _ := mustRunCommand(t, buildWithin, nil, filepath.Join(repositoryRoot, "hack", "tool.sh"), "helm")
 	helmOnce.Unlock()
-	home := t.TempDir() // not the tester's own settings
-	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + home, "HELM_CONFIG_HOME=" + home, "HELM_DATA_HOME=" + home}
-	return mustRun(t, commandWithin, env, strings.TrimSpace(path), args...)
+	dir := t.TempDir() // not the tester's own settings
+	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_DATA_HOME=" + dir}
+	return mustRunCommand(t, commandWithin, env, strings.TrimSpace(path), args...)
 }
 
-// kustomize renders a folder of config/.
-func kustomize(t *testing.T, name string) []*unstructured.Unstructured {
+// renderKustomization renders a folder of config/.
+func renderKustomization(t *testing.T, name string) []*unstructured.Unstructured {
 	t.Helper()
-	out, _ := kubectl(t, os.DevNull, "kustomize", config(name))
-	return decode(t, out)
+	out, _ := runKubectl(t, os.DevNull, "kustomize", configPath(name))
+	return decodeObjects(t, out)
 }
 
-// template renders the chart.
-func template(t *testing.T, args ...string) []*unstructured.Unstructured {
+// renderChart renders the chart.
+func renderChart(t *testing.T, args ...string) []*unstructured.Unstructured {
 	t.Helper()
-	out, _ := helm(t, os.DevNull, append([]string{"template", "drover", chart, "--namespace", namespace}, args...)...)
-	return decode(t, out)
+	out, _ := runHelm(t, os.DevNull, append([]string{"template", "drover", chart, "--namespace", namespace}, args...)...)
+	return decodeObjects(t, out)
 }
 
-func decode(t *testing.T, manifests string) []*unstructured.Unstructured {
+func decodeObjects(t *testing.T, manifests string) []*unstructured.Unstructured {
 	t.Helper()
 	var all []*unstructured.Unstructured
 	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(manifests), 4096)
@@ -121,8 +121,8 @@ func decode(t *testing.T, manifests string) []*unstructured.Unstructured {
 	}
 }
 
-// find returns the only object of a kind.
-func find(t *testing.T, all []*unstructured.Unstructured, kind string) *unstructured.Unstructured {
+// findObject returns the only object of a kind.
+func findObject(t *testing.T, all []*unstructured.Unstructured, kind string) *unstructured.Unstructured {
 	t.Helper()
 	n := slices.IndexFunc(all, func(o *unstructured.Unstructured) bool { return o.GetKind() == kind })
 	if n < 0 {
@@ -131,8 +131,8 @@ func find(t *testing.T, all []*unstructured.Unstructured, kind string) *unstruct
 	return all[n]
 }
 
-// at returns what stands at a path of an object.
-func at(t *testing.T, object *unstructured.Unstructured, path ...string) any {
+// fieldAt returns the value at a path of an object.
+func fieldAt(t *testing.T, object *unstructured.Unstructured, path ...string) any {
 	t.Helper()
 	value, ok, err := unstructured.NestedFieldNoCopy(object.Object, path...)
 	if err != nil || !ok {
@@ -141,10 +141,10 @@ func at(t *testing.T, object *unstructured.Unstructured, path ...string) any {
 	return value
 }
 
-// controllerOf returns the Deployment's only container.
-func controllerOf(t *testing.T, deployment *unstructured.Unstructured) map[string]any {
+// controllerContainer returns the Deployment's only container.
+func controllerContainer(t *testing.T, deployment *unstructured.Unstructured) map[string]any {
 	t.Helper()
-	all, _ := at(t, deployment, "spec", "template", "spec", "containers").([]any)
+	all, _ := fieldAt(t, deployment, "spec", "template", "spec", "containers").([]any)
 	if len(all) != 1 {
 		t.Fatalf("the Deployment has %d containers, want 1", len(all))
 	}

@@ -25,7 +25,7 @@ func TestDeletionWaitsForTheController(t *testing.T) {
 	controller := w.Run(t)
 	vms := map[string]*api.VirtualMachine{}
 	for _, name := range drivers {
-		vms[name] = w.Active(t, small("vm-"+name, name))
+		vms[name] = w.Active(t, newSmallVM("vm-"+name, name))
 	}
 	controller.MustStop(t)
 	for _, vm := range vms {
@@ -42,44 +42,44 @@ func TestDeletionWaitsForTheController(t *testing.T) {
 	}
 }
 
-// TestCrashBeforeTheCreation starts with a finalizer and a binding but no server,
+// TestCrashBeforeCreation starts with a finalizer and a binding but no server,
 // and a next controller with another default driver.
-func TestCrashBeforeTheCreation(t *testing.T) {
+func TestCrashBeforeCreation(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
 	w.Faults(t, `vm: {hang: true}`)
 	first := w.Spawn(t, nil, "--vm-driver=fake,docker")
-	vm := w.Create(t, small("vm", ""))
-	w.Await(t, vm, rig.Soon, bound("fake/"), rig.Phase(api.PhaseCreating, api.ReasonCreating))
+	vm := w.Create(t, newSmallVM("vm", ""))
+	w.Await(t, vm, rig.Soon, isBoundTo("fake/"), rig.Phase(api.PhaseCreating, api.ReasonCreating))
 	first.MustKill()
 	w.HasServers(t, vm, 0, time.Second)
 
 	w.Faults(t, "")
 	w.Run(t, "--vm-driver=docker,fake")
-	vm = w.Await(t, vm, rig.Soon, rig.Active, bound("fake/"))
+	vm = w.Await(t, vm, rig.Soon, rig.Active, isBoundTo("fake/"))
 	if vm.Status.Driver != "fake" || w.Fake(t, vm.UID) == nil {
-		t.Errorf("it landed elsewhere: %s", rig.Show(vm))
+		t.Errorf("it was created elsewhere: %s", rig.Show(vm))
 	}
 	w.HasServers(t, vm, 1, time.Second)
 }
 
-// TestBoundAndNeverCreated is the reverse case: the test itself writes what a
+// TestBoundButNotCreated is the reverse case: the test itself writes what a
 // crashed controller has left.
-func TestBoundAndNeverCreated(t *testing.T) {
+func TestBoundButNotCreated(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
 	info := w.Run(t, "--vm-driver=docker")
-	to := w.Active(t, small("probe", "docker")).Annotations[api.AnnotationBound]
+	to := w.Active(t, newSmallVM("probe", "docker")).Annotations[api.AnnotationBound]
 	info.MustStop(t)
-	vm := w.Create(t, small("vm", "").Bound(to))
+	vm := w.Create(t, newSmallVM("vm", "").Bound(to))
 	w.Run(t, "--vm-driver=fake,docker")
 	vm = w.Await(t, vm, rig.Soon, rig.Active)
 	if vm.Status.Driver != "docker" || len(rig.Containers(t, vm.UID)) != 1 || len(w.Fakes(t)) != 0 {
-		t.Errorf("it landed elsewhere: %s", rig.Show(vm))
+		t.Errorf("it was created elsewhere: %s", rig.Show(vm))
 	}
 }
 
-func bound(to string) rig.Check {
+func isBoundTo(to string) rig.Check {
 	return func(vm *api.VirtualMachine) error {
 		if have := vm.Annotations[api.AnnotationBound]; !strings.HasPrefix(have, to) || len(vm.Finalizers) == 0 {
 			return fmt.Errorf("bound to %q, finalizers %v: want %q", have, vm.Finalizers, to)
@@ -96,7 +96,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 	var vms []*api.VirtualMachine
 	controller := w.Spawn(t, nil)
 	for _, name := range drivers {
-		vms = append(vms, w.Active(t, small("vm-"+name, name).Image(vmtest.GuestPlain)))
+		vms = append(vms, w.Active(t, newSmallVM("vm-"+name, name).Image(vmtest.GuestPlain)))
 	}
 	for _, vm := range vms {
 		w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
@@ -111,7 +111,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 				}
 				return nil
 			})
-			now = edited(t, w, now, fmt.Sprintf("%dm", 100+time.Now().UnixMilli()%100))
+			now = resizeVM(t, w, now, fmt.Sprintf("%dm", 100+time.Now().UnixMilli()%100))
 			if now.Status.RestartCount != 1 || now.Status.Server.ID != vm.Status.Server.ID {
 				t.Errorf("%s: %s", vm.Name, rig.Show(now))
 			}
@@ -120,8 +120,8 @@ func TestRestartIsNotRepeated(t *testing.T) {
 	}
 }
 
-// storm is a user who is active while the controller is killed repeatedly.
-type storm struct {
+// killStorm is a user who is active while the controller is killed repeatedly.
+type killStorm struct {
 	w      *rig.World
 	driver string
 	random *rand.Rand
@@ -139,39 +139,39 @@ func TestKillStorms(t *testing.T) {
 			t.Parallel()
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
-			s := &storm{w: rig.Start(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
+			s := &killStorm{w: rig.Start(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
 			if name == "fake" {
 				s.w.Faults(t, `"*": {latency: 20ms}`)
 			}
 			args := []string{"--vm-driver=" + name, "--orphan-grace=2s"}
 			for range rounds {
 				controller := s.w.Spawn(t, nil, args...)
-				s.rage(t, time.Now().Add(time.Duration(500+s.random.IntN(1500))*time.Millisecond))
+				s.killRepeatedly(t, time.Now().Add(time.Duration(500+s.random.IntN(1500))*time.Millisecond))
 				controller.MustKill()
-				s.rage(t, time.Now().Add(100*time.Millisecond))
+				s.killRepeatedly(t, time.Now().Add(100*time.Millisecond))
 			}
 			s.w.Spawn(t, nil, args...)
-			s.calm(t)
+			s.waitUntilSettled(t)
 		})
 	}
 }
 
-func (s *storm) rage(t *testing.T, until time.Time) {
+func (s *killStorm) killRepeatedly(t *testing.T, until time.Time) {
 	t.Helper()
 	for time.Now().Before(until) {
-		s.meddle(t)
+		s.changeRandomVM(t)
 		time.Sleep(time.Duration(20+s.random.IntN(80)) * time.Millisecond)
 	}
 }
 
-// meddle makes one change that a user may make.
-func (s *storm) meddle(t *testing.T) {
+// changeRandomVM makes one change that a user may make.
+func (s *killStorm) changeRandomVM(t *testing.T) {
 	t.Helper()
-	vm := s.any()
+	vm := s.randomVM()
 	switch do := s.random.IntN(10); {
 	case vm == nil || len(s.vms) < 4 || do < 3 && len(s.vms) < 10:
 		s.made++
-		vm = s.w.Create(t, small(fmt.Sprintf("vm-%d", s.made), s.driver).Grace(1))
+		vm = s.w.Create(t, newSmallVM(fmt.Sprintf("vm-%d", s.made), s.driver).Grace(1))
 		s.vms[vm.UID] = vm
 	case do < 6:
 		s.w.Delete(t, vm)
@@ -183,20 +183,20 @@ func (s *storm) meddle(t *testing.T) {
 		s.w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
 	default:
 		s.w.Edit(t, vm, func(vm *api.VirtualMachine) {
-			vm.Spec.Resource[api.ResourceCPU] = quantity(fmt.Sprintf("%dm", 100+s.random.IntN(100)))
+			vm.Spec.Resource[api.ResourceCPU] = parseQuantity(fmt.Sprintf("%dm", 100+s.random.IntN(100)))
 		})
 	}
 }
 
-func (s *storm) any() *api.VirtualMachine {
+func (s *killStorm) randomVM() *api.VirtualMachine {
 	for _, vm := range s.vms {
 		return vm
 	}
 	return nil
 }
 
-// calm waits until all is as the objects say.
-func (s *storm) calm(t *testing.T) {
+// waitUntilSettled waits until all is as the objects say.
+func (s *killStorm) waitUntilSettled(t *testing.T) {
 	t.Helper()
 	phases := map[api.Action]api.Phase{
 		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
@@ -214,7 +214,7 @@ func (s *storm) calm(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		servers := s.servers(t)
+		servers := s.checkServers(t)
 		if len(list.Items) != len(s.vms) || len(servers) != len(s.vms) {
 			return fmt.Errorf("%d objects and %d servers, want %d", len(list.Items), len(servers), len(s.vms))
 		}
@@ -227,8 +227,8 @@ func (s *storm) calm(t *testing.T) {
 	})
 }
 
-// servers counts the servers by UID.
-func (s *storm) servers(t *testing.T) map[types.UID]int {
+// checkServers counts the servers by UID.
+func (s *killStorm) checkServers(t *testing.T) map[types.UID]int {
 	t.Helper()
 	counts := map[types.UID]int{}
 	for uid := range s.w.Fakes(t) {

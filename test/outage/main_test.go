@@ -27,12 +27,12 @@ func openDocker() (func() error, error) {
 
 var drivers = []string{"docker", "fake"}
 
-// small is a VM that a test's machine can have many of.
-func small(name, driver string) *vmtest.Builder {
+// newSmallVM is a VM that a test's machine can have many of.
+func newSmallVM(name, driver string) *vmtest.Builder {
 	return vmtest.VM(name).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
 }
 
-func quantity(text string) resource.Quantity { return resource.MustParse(text) }
+func parseQuantity(text string) resource.Quantity { return resource.MustParse(text) }
 
 // sameServer requires the server that a VM had before, never started again.
 func sameServer(before *api.VirtualMachine) rig.Check {

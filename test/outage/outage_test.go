@@ -16,26 +16,26 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// engine is an engine that can be stopped and started.
-type engine struct {
+// testEngine is an engine that can be stopped and started.
+type testEngine struct {
 	driver      string
 	stop, start func()
 }
 
-// startWithEngine runs a controller on an engine that can be stopped.
-func startWithEngine(t *testing.T, driver string) (*rig.World, engine) {
+// startEnvironment runs a controller on an engine that can be stopped.
+func startEnvironment(t *testing.T, driver string) (*rig.World, testEngine) {
 	t.Helper()
 	w := rig.Start(t)
 	if driver == "fake" {
 		w.Run(t)
-		return w, engine{driver, func() { w.Faults(t, `"*": {engineUnavailable: true}`) }, func() { w.Faults(t, "") }}
+		return w, testEngine{driver, func() { w.Faults(t, `"*": {engineUnavailable: true}`) }, func() { w.Faults(t, "") }}
 	}
 	proxy := vmtest.NewProxy(t)
 	w.Spawn(t, proxy.Env())
-	return w, engine{driver, proxy.Cut, proxy.Restore}
+	return w, testEngine{driver, proxy.Cut, proxy.Restore}
 }
 
-func other(driver string) string {
+func otherDriver(driver string) string {
 	if driver == "fake" {
 		return "docker"
 	}
@@ -49,9 +49,9 @@ func TestOutage(t *testing.T) {
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w, engine := startWithEngine(t, name)
-			kept, stopped := w.Active(t, small("kept", name)), w.Active(t, small("stopped", name))
-			elsewhere := w.Active(t, small("elsewhere", other(name)))
+			w, engine := startEnvironment(t, name)
+			kept, stopped := w.Active(t, newSmallVM("kept", name)), w.Active(t, newSmallVM("stopped", name))
+			elsewhere := w.Active(t, newSmallVM("elsewhere", otherDriver(name)))
 			w.Edit(t, stopped, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
 			stopped = w.Await(t, stopped, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked))
 
@@ -61,11 +61,11 @@ func TestOutage(t *testing.T) {
 				w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
 					rig.Condition(api.ConditionObserved, metav1.ConditionFalse), rig.Condition(api.ConditionReady, metav1.ConditionUnknown))
 			}
-			if took := time.Since(begin); took < shownAfter-100*time.Millisecond {
+			if took := time.Since(begin); took < reportDelay-100*time.Millisecond {
 				t.Errorf("the outage was shown after %s, want not before it has lasted 5 s", took)
 			}
-			meanwhile := w.Create(t, small("meanwhile", name))
-			unaffected := w.Active(t, small("unaffected", other(name)))
+			meanwhile := w.Create(t, newSmallVM("meanwhile", name))
+			unaffected := w.Active(t, newSmallVM("unaffected", otherDriver(name)))
 			w.Await(t, elsewhere, time.Second, rig.Active, sameServer(elsewhere))
 			w.Await(t, meanwhile, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable))
 
@@ -80,28 +80,28 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestShortOutageIsNotShown checks that the status shows neither a short outage nor
+// TestShortOutageIsNotReported checks that the status shows neither a short outage nor
 // a restart of the controller.
-func TestShortOutageIsNotShown(t *testing.T) {
+func TestShortOutageIsNotReported(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
 	proxy := vmtest.NewProxy(t)
 	controller := w.Spawn(t, proxy.Env())
-	vm := w.Active(t, small("vm", "docker"))
+	vm := w.Active(t, newSmallVM("vm", "docker"))
 	history := w.Record(t, vm)
-	lasted := outage(t, w, proxy, controller, vm)
+	lasted := interruptEngine(t, w, proxy, controller, vm)
 	// On a busy machine the engine may be back too late.
-	for tries := 1; lasted > shownAfter && tries < 5; tries++ {
+	for tries := 1; lasted > reportDelay && tries < 5; tries++ {
 		t.Logf("the outage lasted %s: once more", lasted)
 		controller.MustStop()
 		controller = w.Spawn(t, proxy.Env())
-		vm = edited(t, w, vm, "100m")
+		vm = resizeVM(t, w, vm, "100m")
 		history = w.Record(t, vm)
-		lasted = outage(t, w, proxy, controller, vm)
+		lasted = interruptEngine(t, w, proxy, controller, vm)
 	}
 	controller.MustStop()
 	w.Spawn(t, proxy.Env())
-	vm = edited(t, w, vm, "300m")
+	vm = resizeVM(t, w, vm, "300m")
 	for _, version := range history.Until(t, vm) {
 		if version.Status.Phase != api.PhaseActive {
 			t.Errorf("an outage of %s was shown: version %s was %s", lasted, version.ResourceVersion, rig.Show(version))
@@ -112,38 +112,38 @@ func TestShortOutageIsNotShown(t *testing.T) {
 	}
 }
 
-// shownAfter is how long an outage lasts before VMs become Unknown.
-const shownAfter = 5 * time.Second
+// reportDelay is how long an outage lasts before VMs become Unknown.
+const reportDelay = 5 * time.Second
 
-// outage cuts a controller's connection to the engine, and returns how long it was
+// interruptEngine cuts a controller's connection to the engine, and returns how long it was
 // cut at most.
-func outage(t *testing.T, w *rig.World, proxy *vmtest.Proxy, controller *rig.Child, vm *api.VirtualMachine) time.Duration {
+func interruptEngine(t *testing.T, w *rig.World, proxy *vmtest.Proxy, controller *rig.Child, vm *api.VirtualMachine) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	proxy.Cut()
 	w.AwaitLog(t, controller, "Engine lost")
 	proxy.Restore()
-	edited(t, w, vm, "200m")
+	resizeVM(t, w, vm, "200m")
 	return time.Since(begin)
 }
 
-// edited changes the CPU and waits until that is applied.
-func edited(t *testing.T, w *rig.World, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
+// resizeVM changes the CPU and waits until that is applied.
+func resizeVM(t *testing.T, w *rig.World, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
 	t.Helper()
-	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = quantity(cpu) })
+	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity(cpu) })
 	return w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
 }
 
-// TestDeletionWithTheEngineDown checks that a deletion waits, says why, and
+// TestDeletionDuringOutage checks that a deletion waits, says why, and
 // completes when the engine returns.
-func TestDeletionWithTheEngineDown(t *testing.T) {
+func TestDeletionDuringOutage(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w, engine := startWithEngine(t, name)
-			vm, failing := w.Active(t, small("vm", name)), w.Create(t, small("failing", name).Resource(api.ResourceCPU, "4000"))
-			// One that no controller has bound yet would go at once.
+			w, engine := startEnvironment(t, name)
+			vm, failing := w.Active(t, newSmallVM("vm", name)), w.Create(t, newSmallVM("failing", name).Resource(api.ResourceCPU, "4000"))
+			// One that no controller has bound yet would be removed immediately.
 			if name == "docker" {
 				w.Await(t, failing, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonExhausted))
 			} else {
@@ -165,28 +165,28 @@ func TestDeletionWithTheEngineDown(t *testing.T) {
 	}
 }
 
-// TestAnotherEngineAnswers checks that another engine's answer proves nothing about
+// TestEngineMismatch checks that another engine's answer proves nothing about
 // a server on the first one.
-func TestAnotherEngineAnswers(t *testing.T) {
+func TestEngineMismatch(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
 	first := w.Run(t, "--vm-driver=fake")
-	vm, doomed := w.Active(t, small("vm", "fake")), w.Active(t, small("doomed", "fake"))
+	vm, doomed := w.Active(t, newSmallVM("vm", "fake")), w.Active(t, newSmallVM("doomed", "fake"))
 	first.MustStop(t)
 
-	for says, args := range map[string][]string{
+	for message, args := range map[string][]string{
 		"the fake engine that answers is": {"--vm-driver=fake", "--fake-dir=" + t.TempDir()},
 		"driver fake does not run here":   {"--vm-driver=docker"},
 	} {
 		another := w.Run(t, args...)
-		w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), rig.Says("bound to fake/"), rig.Says(says),
+		w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), rig.Says("bound to fake/"), rig.Says(message),
 			rig.Condition(api.ConditionObserved, metav1.ConditionFalse))
 		w.Delete(t, doomed)
-		w.Await(t, doomed, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonEngineMismatch), rig.Says(says),
+		w.Await(t, doomed, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonEngineMismatch), rig.Says(message),
 			rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
 		another.MustStop(t)
 		if len(w.Fakes(t)) != 2 {
-			t.Errorf("%s: %d servers are left, want 2", says, len(w.Fakes(t)))
+			t.Errorf("%s: %d servers are left, want 2", message, len(w.Fakes(t)))
 		}
 	}
 
@@ -219,7 +219,7 @@ invalid: {failCreate: 1000000, kind: invalid}
 		"exhausted": {rig.Phase(api.PhaseFailed, api.ReasonExhausted), 5 * time.Second},
 		"invalid":   {rig.Phase(api.PhaseFailed, api.ReasonInvalid), 5 * time.Second},
 	} {
-		vm := w.Create(t, small(name, "fake"))
+		vm := w.Create(t, newSmallVM(name, "fake"))
 		w.Await(t, vm, rig.Soon, tc.check)
 		w.Delete(t, vm)
 		w.AwaitGone(t, vm, tc.within)
@@ -229,14 +229,14 @@ invalid: {failCreate: 1000000, kind: invalid}
 	}
 }
 
-// TestAnswerThatGotLost checks that a change which the engine made, but whose answer
+// TestLostResponse checks that a change which the engine made, but whose response
 // was lost, is made once.
-func TestAnswerThatGotLost(t *testing.T) {
+func TestLostResponse(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
 	w.Faults(t, `vm: {succeedThenTimeout: true}`)
 	w.Run(t)
-	vm := w.Create(t, small("vm", "fake"))
+	vm := w.Create(t, newSmallVM("vm", "fake"))
 	var id string
 	vmtest.Eventually(t, rig.Soon, "the server is made", func() error {
 		r := w.Fake(t, vm.UID)

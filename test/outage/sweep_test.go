@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -22,8 +21,9 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// abandon deletes the VM and leaves its server: it removes the finalizer by hand.
-func abandon(t *testing.T, w *rig.World, vm *api.VirtualMachine) {
+// deleteWithoutController deletes the VM and leaves its server: it removes the finalizer
+// by hand.
+func deleteWithoutController(t *testing.T, w *rig.World, vm *api.VirtualMachine) {
 	t.Helper()
 	w.Delete(t, vm)
 	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
@@ -39,9 +39,9 @@ func TestOrphan(t *testing.T) {
 			t.Parallel()
 			w := rig.Start(t)
 			first := w.Run(t)
-			vm, kept := w.Active(t, small("vm", name)), w.Active(t, small("kept", name))
+			vm, kept := w.Active(t, newSmallVM("vm", name)), w.Active(t, newSmallVM("kept", name))
 			first.MustStop(t)
-			abandon(t, w, vm)
+			deleteWithoutController(t, w, vm)
 			w.HasServers(t, vm, 1, time.Second)
 
 			begin := time.Now()
@@ -63,7 +63,7 @@ func TestOrphan(t *testing.T) {
 func TestOrphanPolicyReport(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
-	plant(t, w, 1)
+	createOrphans(t, w, 1)
 	w.Run(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-policy=report")
 	w.AwaitEvent(t, nil, api.EventOrphanFound)
 	if len(w.Fakes(t)) != 1 {
@@ -71,8 +71,8 @@ func TestOrphanPolicyReport(t *testing.T) {
 	}
 }
 
-// plant adds servers without a VM to the fake engine.
-func plant(t *testing.T, w *rig.World, n int) {
+// createOrphans adds servers without a VM to the fake engine.
+func createOrphans(t *testing.T, w *rig.World, n int) {
 	t.Helper()
 	for i := range n {
 		w.EditFake(t, types.UID(fmt.Sprintf("orphan-%d", i)), func(r *fake.Record) {
@@ -87,16 +87,16 @@ func TestSweepFreezes(t *testing.T) {
 	t.Parallel()
 	w := rig.Start(t)
 	first := w.Run(t, "--vm-driver=fake")
-	vm := w.Active(t, small("vm", "fake"))
+	vm := w.Active(t, newSmallVM("vm", "fake"))
 	first.MustStop(t)
-	plant(t, w, 4)
+	createOrphans(t, w, 4)
 
-	address := freeAddress(t)
+	address := vmtest.FreeAddress(t)
 	frozen := w.Spawn(t, nil, "--vm-driver=fake", "--orphan-grace=1s", "--metrics-bind-address="+address)
 	if e := w.AwaitEvent(t, nil, api.EventOrphanSweepFrozen); !strings.Contains(e.Note, "4 of 5") || !strings.Contains(e.Note, "--orphan-max=4") {
 		t.Errorf("the event says %q", e.Note)
 	}
-	page := metrics(t, address)
+	page := readMetrics(t, address)
 	if up, n := page.Sum("drover_orphan_sweep_frozen", `driver="fake"`), page.Sum("drover_orphan_servers", `driver="fake"`); up != 1 || n != 4 {
 		t.Errorf("frozen %v, orphans %v, want 1 and 4", up, n)
 	}
@@ -118,17 +118,7 @@ func TestSweepFreezes(t *testing.T) {
 	w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
-
-func metrics(t *testing.T, address string) rig.Metrics {
+func readMetrics(t *testing.T, address string) rig.Metrics {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -159,17 +149,17 @@ func TestTwoInstallations(t *testing.T) {
 	}
 	var ones, twos []*api.VirtualMachine
 	for _, name := range drivers {
-		ones = append(ones, one.Active(t, small("vm-"+name, name)))
-		twos = append(twos, two.Active(t, small("vm-"+name, name)))
+		ones = append(ones, one.Active(t, newSmallVM("vm-"+name, name)))
+		twos = append(twos, two.Active(t, newSmallVM("vm-"+name, name)))
 	}
 	// Each has an orphan to sweep, so that each is known to have swept.
 	for _, w := range []*rig.World{one, two} {
 		uid := types.UID("orphan-of-" + w.ID)
 		w.EditFake(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
-		gone := small("orphan", "fake").UID(string(uid)).Obj()
+		gone := newSmallVM("orphan", "fake").UID(string(uid)).Obj()
 		w.HasServers(t, gone, 0, rig.Soon)
 	}
-	// Both see that the other's servers are none of theirs.
+	// Both ignore the other's servers.
 	for n := range ones {
 		one.Delete(t, ones[n])
 		one.AwaitGone(t, ones[n], rig.Soon)

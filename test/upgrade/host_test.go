@@ -28,8 +28,8 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// host is a data dir on which one version of Drover runs after the other.
-type host struct {
+// testHost is a data dir on which one version of Drover runs after the other.
+type testHost struct {
 	t                             *testing.T
 	dir, plain, other, fail, qemu string
 
@@ -39,37 +39,37 @@ type host struct {
 	grace   int64
 }
 
-// qemuOf returns a QEMU that starts no machine while a certain file exists.
-const qemuOf = `#!/bin/sh
+// qemuWrapper returns a QEMU that starts no machine while a certain file exists.
+const qemuWrapper = `#!/bin/sh
 case "$*" in
 *drover-*) test ! -e %q || { echo "no machine is to start" >&2; exit 1; } ;;
 esac
 exec %s "$@"
 `
 
-func newHost(t *testing.T) *host {
+func newTestHost(t *testing.T) *testHost {
 	t.Helper()
 	temp := t.TempDir()
-	h := &host{t: t, dir: filepath.Join(temp, "d"), fail: filepath.Join(temp, "fail"), qemu: filepath.Join(temp, "qemu"), grace: 30}
-	t.Cleanup(h.clean)
+	h := &testHost{t: t, dir: filepath.Join(temp, "d"), fail: filepath.Join(temp, "fail"), qemu: filepath.Join(temp, "qemu"), grace: 30}
+	t.Cleanup(h.removeRemains)
 	h.docker = vmtest.Docker(t)
 	images := filepath.Join(temp, "images")
 	h.must(os.Mkdir(images, 0o700))
 	h.plain, h.other = vmtest.BootGuest(t, images, "A", false), vmtest.BootGuest(t, images, "B", false)
-	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuOf, h.fail, vmtest.QEMU(t)), 0o700))
+	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuWrapper, h.fail, vmtest.QEMU(t)), 0o700))
 	return h
 }
 
-func (h *host) must(err error) {
+func (h *testHost) must(err error) {
 	h.t.Helper()
 	if err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-// run stops the running Drover, and starts a version on the same data dir. It
-// returns once that version has seen every VM.
-func (h *host) run(binary string) {
+// runVersion stops the running Drover, and starts a version on the same data dir. It
+// returns once that version has observed every VM.
+func (h *testHost) runVersion(binary string) {
 	h.t.Helper()
 	if h.cluster != nil {
 		h.must(h.cluster.Stop())
@@ -87,11 +87,11 @@ func (h *host) run(binary string) {
 	h.must(api.AddToScheme(scheme))
 	h.client, err = client.New(c.Config, client.Options{Scheme: scheme})
 	h.must(err)
-	h.observed()
+	h.waitUntilObserved()
 }
 
-// vm returns a VM that is named after its final state.
-func (h *host) vm(driver, state string) *api.VirtualMachine {
+// newVM returns a VM that is named after its final state.
+func (h *testHost) newVM(driver, state string) *api.VirtualMachine {
 	vm := vmtest.VM(driver+"-"+state).Namespace("default").Driver(driver).Grace(h.grace).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "32M").RestartPolicy(api.RestartOnFailure)
 	if driver == "qemu" {
@@ -100,17 +100,17 @@ func (h *host) vm(driver, state string) *api.VirtualMachine {
 	return vm.Obj()
 }
 
-// end makes a driver's server end by itself, and fail.
-func (h *host) end(driver string) {
+// crashServer makes a driver's server end by itself, and fail.
+func (h *testHost) crashServer(driver string) {
 	h.t.Helper()
-	uid := h.get(driver + "-exited").UID
+	uid := h.getVM(driver + "-exited").UID
 	switch driver {
 	case "docker":
-		_, err := h.docker.ContainerKill(h.t.Context(), h.containers("cloudnative.tw/uid=" + string(uid))[0].ID, docker.ContainerKillOptions{Signal: "KILL"})
+		_, err := h.docker.ContainerKill(h.t.Context(), h.listContainers("cloudnative.tw/uid=" + string(uid))[0].ID, docker.ContainerKillOptions{Signal: "KILL"})
 		h.must(err)
 	case "qemu":
-		h.booted("qemu-exited", "drover guest 1 A")
-		conn, err := (&net.Dialer{}).DialContext(h.t.Context(), "unix", h.machine(uid, "serial.sock"))
+		h.waitForBanner("qemu-exited", "drover guest 1 A")
+		conn, err := (&net.Dialer{}).DialContext(h.t.Context(), "unix", h.machineFile(uid, "serial.sock"))
 		h.must(err)
 		_, err = conn.Write([]byte("p")) // panics
 		h.must(err)
@@ -139,17 +139,17 @@ func readJSON(t *testing.T, path string) map[string]any {
 	return record
 }
 
-// machine returns the path of a machine's file.
-func (h *host) machine(uid types.UID, file string) string {
+// machineFile returns the path of a machine's file.
+func (h *testHost) machineFile(uid types.UID, file string) string {
 	return filepath.Join(h.dir, "drivers", "qemu", "vms", string(uid), file)
 }
 
-// booted waits until the guest has printed its banner, which counts the boots of its
+// waitForBanner waits until the guest has printed its banner, which counts the boots of its
 // disk.
-func (h *host) booted(name, banner string) {
+func (h *testHost) waitForBanner(name, banner string) {
 	h.t.Helper()
-	path := h.machine(h.get(name).UID, "serial.log")
-	vmtest.Eventually(h.t, patience, name+" prints "+banner, func() error {
+	path := h.machineFile(h.getVM(name).UID, "serial.log")
+	vmtest.Eventually(h.t, stepTimeout, name+" prints "+banner, func() error {
 		content, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(content), banner) {
 			err = fmt.Errorf("it printed %q", content)
@@ -158,12 +158,12 @@ func (h *host) booted(name, banner string) {
 	})
 }
 
-func (h *host) isTried(name string) bool {
+func (h *testHost) isStartAttempted(name string) bool {
 	_, err := os.Stat(h.fail)
 	return err == nil && name == "qemu-half"
 }
 
-func (h *host) failStarts(fail bool) {
+func (h *testHost) failStarts(fail bool) {
 	h.t.Helper()
 	if !fail {
 		h.must(os.Remove(h.fail))
@@ -172,7 +172,7 @@ func (h *host) failStarts(fail bool) {
 	h.must(os.WriteFile(h.fail, nil, 0o600))
 }
 
-func (h *host) containers(label string) []container.Summary {
+func (h *testHost) listContainers(label string) []container.Summary {
 	h.t.Helper()
 	ctx := context.WithoutCancel(h.t.Context()) // it is called at the end too
 	all, err := h.docker.ContainerList(ctx, docker.ContainerListOptions{All: true, Filters: docker.Filters{}.Add("label", label)})
@@ -180,13 +180,13 @@ func (h *host) containers(label string) []container.Summary {
 	return all.Items
 }
 
-// look returns for every VM what its server is, and for every engine what it
+// serverSummary returns for every VM what its server is, and for every engine what it
 // contains. It omits a machine that cannot start and is retried.
-func (h *host) look() map[string]string {
+func (h *testHost) serverSummary() map[string]string {
 	h.t.Helper()
 	found := map[string]string{}
-	for _, vm := range h.all() {
-		if h.isTried(vm.Name) {
+	for _, vm := range h.listVMs() {
+		if h.isStartAttempted(vm.Name) {
 			continue
 		}
 		id := ""
@@ -195,39 +195,39 @@ func (h *host) look() map[string]string {
 		}
 		found[vm.Name] = fmt.Sprintf("%s, server %s, %d restarts", vm.Status.Phase, id, vm.Status.RestartCount)
 	}
-	found["engine docker"] = h.lookDocker()
-	found["engine qemu"] = h.lookRecords("qemu/vms/*/server.json", "qemu/retained/*/server.json", "id", "name", "run", "startedAt") + h.lookProcesses()
-	found["engine fake"] = h.lookRecords("fake/*.json", "fake/retained/*.json", "id", "name", "run", "startedAt", "state")
+	found["engine docker"] = h.dockerSummary()
+	found["engine qemu"] = h.recordSummary("qemu/vms/*/server.json", "qemu/retained/*/server.json", "id", "name", "run", "startedAt") + h.processSummary()
+	found["engine fake"] = h.recordSummary("fake/*.json", "fake/retained/*.json", "id", "name", "run", "startedAt", "state")
 	return found
 }
 
-func (h *host) lookDocker() string {
+func (h *testHost) dockerSummary() string {
 	cluster, err := os.ReadFile(filepath.Join(h.dir, "cluster-id"))
 	h.must(err)
 	var lines []string
-	for _, c := range h.containers("cloudnative.tw/cluster=" + strings.TrimSpace(string(cluster))) {
+	for _, c := range h.listContainers("cloudnative.tw/cluster=" + strings.TrimSpace(string(cluster))) {
 		is, err := h.docker.ContainerInspect(h.t.Context(), c.ID, docker.ContainerInspectOptions{})
 		h.must(err)
 		s := is.Container.State
 		lines = append(lines, fmt.Sprintf("%s %s %s, process %d, since %s, %d restarts;\n  ", is.Container.Name, c.ID[:12], s.Status, s.Pid, s.StartedAt, is.Container.RestartCount))
 	}
-	return join(lines)
+	return joinSorted(lines)
 }
 
-func join(lines []string) string {
+func joinSorted(lines []string) string {
 	slices.Sort(lines)
 	return strings.Join(lines, "")
 }
 
-// lookRecords returns what files of the data dir say about servers.
-func (h *host) lookRecords(vms, retained string, fields ...string) string {
+// recordSummary returns what files of the data dir say about servers.
+func (h *testHost) recordSummary(vms, retained string, fields ...string) string {
 	var lines []string
 	for _, pattern := range []string{vms, retained} {
 		paths, err := filepath.Glob(filepath.Join(h.dir, "drivers", pattern))
 		h.must(err)
 		for _, path := range paths {
 			record := readJSON(h.t, path)
-			if h.isTried(fmt.Sprint(record["name"])) {
+			if h.isStartAttempted(fmt.Sprint(record["name"])) {
 				continue
 			}
 			line := strings.TrimPrefix(path, h.dir)
@@ -237,11 +237,11 @@ func (h *host) lookRecords(vms, retained string, fields ...string) string {
 			lines = append(lines, line+";\n  ")
 		}
 	}
-	return join(lines)
+	return joinSorted(lines)
 }
 
-// lookProcesses returns the processes that work in the data dir: the machines.
-func (h *host) lookProcesses() string {
+// processSummary returns the processes that work in the data dir: the machines.
+func (h *testHost) processSummary() string {
 	var pids []string
 	for pid := range h.processes() {
 		pids = append(pids, strconv.Itoa(pid))
@@ -250,7 +250,7 @@ func (h *host) lookProcesses() string {
 	return "processes " + strings.Join(pids, " ")
 }
 
-func (h *host) processes() map[int]string {
+func (h *testHost) processes() map[int]string {
 	found := map[int]string{}
 	links, _ := filepath.Glob("/proc/[0-9]*/cwd")
 	for _, link := range links {
@@ -264,8 +264,8 @@ func (h *host) processes() map[int]string {
 	return found
 }
 
-// clean removes all that the test has created.
-func (h *host) clean() {
+// removeRemains removes all that the test has created.
+func (h *testHost) removeRemains() {
 	if h.cluster == nil {
 		return
 	}
@@ -279,7 +279,7 @@ func (h *host) clean() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 	if cluster, err := os.ReadFile(filepath.Join(h.dir, "cluster-id")); err == nil {
-		for _, c := range h.containers("cloudnative.tw/cluster=" + strings.TrimSpace(string(cluster))) {
+		for _, c := range h.listContainers("cloudnative.tw/cluster=" + strings.TrimSpace(string(cluster))) {
 			rig.RemoveContainer(h.t, c.ID)
 		}
 	}

@@ -27,8 +27,8 @@ const (
 	afterEnv  = "DROVER_AFTER"
 )
 
-// patience is for a loaded machine that emulates others.
-const patience = 4 * time.Minute
+// stepTimeout is for a loaded machine that emulates others.
+const stepTimeout = 4 * time.Minute
 
 // TestUpgrade checks that servers in every state stay as they are while Drover is
 // replaced by another version, and when it is replaced again by the first.
@@ -37,68 +37,68 @@ func TestUpgrade(t *testing.T) {
 	if before == "" {
 		t.Skipf("%s is empty: make test-upgrade builds the version before and runs this", beforeEnv)
 	}
-	h := newHost(t)
-	h.run(before)
+	h := newTestHost(t)
+	h.runVersion(before)
 	for _, driver := range []string{"fake", "docker", "qemu"} {
-		h.makeServers(driver)
+		h.createServers(driver)
 	}
-	h.makeHalfReplaced()
-	left := h.look()
-	h.run(after)
-	h.sameServers("after the upgrade", left)
+	h.createHalfReplaced()
+	left := h.serverSummary()
+	h.runVersion(after)
+	h.checkSameServers("after the upgrade", left)
 	h.finishHalfReplaced(after == before)
 
 	// Users continue, and the old version must read what the new version writes.
 	for _, driver := range []string{"fake", "docker", "qemu"} {
-		h.edit(driver+"-paused", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
-		h.edit(driver+"-stopped", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
-		h.edit(driver+"-running", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
-		h.create(h.vm(driver, "new"))
+		h.updateVM(driver+"-paused", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+		h.updateVM(driver+"-stopped", func(s *api.VirtualMachineSpec) { s.Action = api.ActionActive })
+		h.updateVM(driver+"-running", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+		h.createVM(h.newVM(driver, "new"))
 		for name, phase := range map[string]api.Phase{"paused": api.PhaseActive, "stopped": api.PhaseActive, "running": api.PhaseStopped, "new": api.PhaseActive} {
-			h.reaches(driver+"-"+name, phase)
+			h.waitForPhase(driver+"-"+name, phase)
 		}
 	}
-	left = h.look()
-	h.run(before)
-	h.sameServers("back at the version before", left)
-	h.removeAll()
+	left = h.serverSummary()
+	h.runVersion(before)
+	h.checkSameServers("back at the version before", left)
+	h.deleteAll()
 }
 
-// makeServers creates a driver's servers in every lasting state.
-func (h *host) makeServers(driver string) {
+// createServers creates a driver's servers in every lasting state.
+func (h *testHost) createServers(driver string) {
 	for _, state := range []string{"running", "paused", "stopped", "exited", "retained"} {
-		vm := h.vm(driver, state)
+		vm := h.newVM(driver, state)
 		if state == "exited" {
 			vm.Spec.RestartPolicy = api.RestartNever
 		}
 		if state == "retained" {
 			vm.Spec.DeletionPolicy = api.DeletionRetain
 		}
-		h.create(vm)
-		h.reaches(vm.Name, api.PhaseActive)
+		h.createVM(vm)
+		h.waitForPhase(vm.Name, api.PhaseActive)
 	}
-	h.edit(driver+"-paused", func(s *api.VirtualMachineSpec) { s.Action = api.ActionPaused })
-	h.reaches(driver+"-paused", api.PhasePaused)
-	h.edit(driver+"-stopped", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
-	h.reaches(driver+"-stopped", api.PhaseStopped)
-	h.end(driver)
-	h.reaches(driver+"-exited", api.PhaseFailed)
-	h.delete(driver + "-retained")
+	h.updateVM(driver+"-paused", func(s *api.VirtualMachineSpec) { s.Action = api.ActionPaused })
+	h.waitForPhase(driver+"-paused", api.PhasePaused)
+	h.updateVM(driver+"-stopped", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	h.waitForPhase(driver+"-stopped", api.PhaseStopped)
+	h.crashServer(driver)
+	h.waitForPhase(driver+"-exited", api.PhaseFailed)
+	h.deleteVM(driver + "-retained")
 }
 
-// makeHalfReplaced makes the earlier version begin to replace a machine's root disk,
+// createHalfReplaced makes the earlier version begin to replace a machine's root disk,
 // and fail at the start of the machine with the new one. Earlier versions replaced
 // the disk when image.source was edited.
-func (h *host) makeHalfReplaced() {
-	vm := h.vm("qemu", "half")
-	h.create(vm)
-	h.booted("qemu-half", "drover guest 1 A")
-	h.edit("qemu-half", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
-	h.reaches("qemu-half", api.PhaseStopped)
+func (h *testHost) createHalfReplaced() {
+	vm := h.newVM("qemu", "half")
+	h.createVM(vm)
+	h.waitForBanner("qemu-half", "drover guest 1 A")
+	h.updateVM("qemu-half", func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	h.waitForPhase("qemu-half", api.PhaseStopped)
 	h.failStarts(true)
-	h.edit("qemu-half", func(s *api.VirtualMachineSpec) { s.Action, s.Image.Source = api.ActionActive, h.other })
-	vmtest.Eventually(h.t, patience, "the start with another disk fails", func() error {
-		if vm := h.get("qemu-half"); vm.Status.Operation == nil || vm.Status.Operation.Attempts == 0 {
+	h.updateVM("qemu-half", func(s *api.VirtualMachineSpec) { s.Action, s.Image.Source = api.ActionActive, h.other })
+	vmtest.Eventually(h.t, stepTimeout, "the start with another disk fails", func() error {
+		if vm := h.getVM("qemu-half"); vm.Status.Operation == nil || vm.Status.Operation.Attempts == 0 {
 			return fmt.Errorf("its operation is %+v", vm.Status.Operation)
 		}
 		return nil
@@ -107,20 +107,20 @@ func (h *host) makeHalfReplaced() {
 
 // finishHalfReplaced lets the machine start: with the disk that it had, unless the
 // same version continues.
-func (h *host) finishHalfReplaced(same bool) {
+func (h *testHost) finishHalfReplaced(same bool) {
 	h.failStarts(false)
 	banner := "drover guest 2 A"
 	if same {
 		banner = "drover guest 1 B"
 	}
-	h.booted("qemu-half", banner)
-	h.reaches("qemu-half", api.PhaseActive)
+	h.waitForBanner("qemu-half", banner)
+	h.waitForPhase("qemu-half", api.PhaseActive)
 }
 
-// sameServers compares the current servers with the earlier ones.
-func (h *host) sameServers(when string, left map[string]string) {
+// checkSameServers compares the current servers with the earlier ones.
+func (h *testHost) checkSameServers(when string, left map[string]string) {
 	h.t.Helper()
-	now := h.look()
+	now := h.serverSummary()
 	names := slices.Sorted(maps.Keys(left))
 	for name := range now {
 		if _, known := left[name]; !known {
@@ -134,51 +134,51 @@ func (h *host) sameServers(when string, left map[string]string) {
 	}
 }
 
-// removeAll removes all VMs, and checks that only released servers are left.
-func (h *host) removeAll() {
-	for _, vm := range h.all() {
-		h.edit(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(int64) })
-		h.delete(vm.Name)
+// deleteAll removes all VMs, and checks that only released servers are left.
+func (h *testHost) deleteAll() {
+	for _, vm := range h.listVMs() {
+		h.updateVM(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(int64) })
+		h.deleteVM(vm.Name)
 	}
-	for name, is := range h.look() {
+	for name, is := range h.serverSummary() {
 		if !strings.HasPrefix(name, "engine ") || strings.Count(is, ";") != 1 {
 			h.t.Errorf("left after all VMs: %s %s", name, is)
 		}
 	}
 }
 
-func (h *host) create(vm *api.VirtualMachine) {
+func (h *testHost) createVM(vm *api.VirtualMachine) {
 	h.t.Helper()
 	h.must(h.client.Create(h.t.Context(), vm))
 }
 
-func (h *host) get(name string) *api.VirtualMachine {
+func (h *testHost) getVM(name string) *api.VirtualMachine {
 	h.t.Helper()
 	var vm api.VirtualMachine
 	h.must(h.client.Get(h.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, &vm))
 	return &vm
 }
 
-func (h *host) all() []api.VirtualMachine {
+func (h *testHost) listVMs() []api.VirtualMachine {
 	h.t.Helper()
 	var list api.VirtualMachineList
 	h.must(h.client.List(h.t.Context(), &list))
 	return list.Items
 }
 
-func (h *host) edit(name string, change func(*api.VirtualMachineSpec)) {
+func (h *testHost) updateVM(name string, change func(*api.VirtualMachineSpec)) {
 	h.t.Helper()
-	vm := h.get(name)
+	vm := h.getVM(name)
 	before := client.MergeFrom(vm.DeepCopy())
 	change(&vm.Spec)
 	h.must(h.client.Patch(h.t.Context(), vm, before))
 }
 
-// delete waits until the VM is gone.
-func (h *host) delete(name string) {
+// deleteVM waits until the VM is gone.
+func (h *testHost) deleteVM(name string) {
 	h.t.Helper()
-	h.must(h.client.Delete(h.t.Context(), h.get(name)))
-	vmtest.Eventually(h.t, patience, name+" is gone", func() error {
+	h.must(h.client.Delete(h.t.Context(), h.getVM(name)))
+	vmtest.Eventually(h.t, stepTimeout, name+" is gone", func() error {
 		var vm api.VirtualMachine
 		err := h.client.Get(h.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, &vm)
 		if apierrors.IsNotFound(err) {
@@ -188,26 +188,26 @@ func (h *host) delete(name string) {
 	})
 }
 
-func (h *host) reaches(name string, phase api.Phase) {
+func (h *testHost) waitForPhase(name string, phase api.Phase) {
 	h.t.Helper()
-	vmtest.Eventually(h.t, patience, name+" is "+string(phase), func() error {
-		if s := h.get(name).Status; s.Phase != phase {
+	vmtest.Eventually(h.t, stepTimeout, name+" is "+string(phase), func() error {
+		if s := h.getVM(name).Status; s.Phase != phase {
 			return fmt.Errorf("it is %s: %s: %s", s.Phase, s.Reason, s.Message)
 		}
 		return nil
 	})
 }
 
-// observed waits until the controller has seen every VM's current spec. It changes
-// each VM for that, in a field that takes effect at once.
-func (h *host) observed() {
+// waitUntilObserved waits until the controller has observed every VM's current spec. It
+// changes each VM for that, in a field that takes effect immediately.
+func (h *testHost) waitUntilObserved() {
 	h.t.Helper()
 	h.grace++
-	for _, vm := range h.all() {
-		h.edit(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(h.grace) })
+	for _, vm := range h.listVMs() {
+		h.updateVM(vm.Name, func(s *api.VirtualMachineSpec) { s.ShutdownGracePeriodSeconds = new(h.grace) })
 	}
-	vmtest.Eventually(h.t, patience, "every VM is observed", func() error {
-		for _, vm := range h.all() {
+	vmtest.Eventually(h.t, stepTimeout, "every VM is observed", func() error {
+		for _, vm := range h.listVMs() {
 			if vm.Status.ObservedGeneration != vm.Generation {
 				return fmt.Errorf("%s is observed at %d of %d: %s: %s", vm.Name, vm.Status.ObservedGeneration, vm.Generation, vm.Status.Reason, vm.Status.Message)
 			}

@@ -37,8 +37,10 @@ func (p *Proxy) Env() []string { return []string{"DOCKER_HOST=unix://" + p.here.
 // address is a net.Addr that is known before a listener uses it.
 type address struct{ network, name string }
 
+// Network is "unix" or "tcp".
 func (a address) Network() string { return a.network }
-func (a address) String() string  { return a.name }
+
+func (a address) String() string { return a.name }
 
 // APIProxy forwards to the API server of a cluster, for one of its clients. It can
 // be cut, drop all traffic, or delay replies.

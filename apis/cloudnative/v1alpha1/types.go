@@ -9,8 +9,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// VirtualMachine asks for one server and tells how it is. Its name has at most
-// 63 characters; no marker can say so, hack/update-codegen.sh does.
+// hack/update-codegen.sh writes the bound of the name, which no marker can state.
+
+// VirtualMachine runs one server, for example a container or a QEMU machine,
+// as its spec describes it. Its name has at most 63 characters.
 //
 // +genclient
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -27,13 +29,15 @@ import (
 // +kubebuilder:printcolumn:name="ID",type=string,priority=1,JSONPath=`.status.server.id`
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.reason`
 type VirtualMachine struct {
-	metav1.TypeMeta   `json:",inline"`
+	metav1.TypeMeta `json:",inline"`
+	// metadata is the object's metadata, as every Kubernetes object has it.
+	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the server that is wanted.
+	// spec is the desired state of the server.
 	// +required
 	Spec VirtualMachineSpec `json:"spec"`
-	// status is the server as it was last seen.
+	// status is the observed state of the server. The controller writes it.
 	// +default={"observedGeneration": -1}
 	// +optional
 	Status VirtualMachineStatus `json:"status,omitempty"`
@@ -57,17 +61,25 @@ const (
 	ResourceRootDisk = corev1.ResourceName("rootDisk")
 )
 
-// VirtualMachineSpec is the server that is wanted.
+// VirtualMachineSpec is the desired state of a server.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.driver) == has(oldSelf.driver) && (!has(self.driver) || self.driver == oldSelf.driver)",fieldPath=".driver",message="driver is immutable",messageExpression="'driver is immutable: it was ' + (has(oldSelf.driver) ? oldSelf.driver : 'not set') + ' and is now ' + (has(self.driver) ? self.driver : 'not set') + '; to move the VirtualMachine to another driver, delete it and create it anew'"
 type VirtualMachineSpec struct {
-	// action is the desired power state: active, stopped or paused.
-	// +kubebuilder:default=active
+	// action is the desired power state:
+	// - active: the server runs.
+	// - stopped: the server is shut down and stays off. Its data is kept.
+	// - paused: the server is frozen. It keeps its memory and uses no CPU.
+	// +default="active"
 	// +optional
 	Action Action `json:"action,omitempty"`
 
-	// resource is the size of the server: cpu and memory are required, rootDisk
-	// is optional and may only grow. Fractions are written as 500m or "0.5".
+	// resource is the size of the server, by these keys:
+	// - cpu: the number of CPUs, 10m to 4096. 500m, or "0.5", is half a CPU.
+	//   Required.
+	// - memory: the memory in bytes, 6Mi to 64Ti. 4G is 4000000000 bytes, 4Gi is
+	//   4294967296. Required.
+	// - rootDisk: the size of the root disk in bytes, 1Mi to 1Pi. It may only
+	//   grow. Without it, the driver chooses the size.
 	// +kubebuilder:validation:Type=object
 	// +kubebuilder:validation:MaxProperties=16
 	// +kubebuilder:validation:XValidation:rule="self.all(key, key in ['cpu', 'memory', 'rootDisk'])",message="allowed are cpu, memory and rootDisk",messageExpression="'unsupported resource ' + self.filter(key, !(key in ['cpu', 'memory', 'rootDisk']))[0] + ': allowed are cpu, memory and rootDisk'"
@@ -80,34 +92,41 @@ type VirtualMachineSpec struct {
 	// +required
 	Resource corev1.ResourceList `json:"resource"`
 
-	// driver runs the server, for example docker, qemu or fake. Empty means the
-	// controller's first driver. It cannot be changed later.
+	// driver is the name of the driver that runs the server, for example docker,
+	// qemu or fake. Empty means the first driver of the controller. It is
+	// immutable.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +optional
 	Driver string `json:"driver,omitempty"`
 
-	// image is what the server boots. Empty means the driver's default, if it has one.
+	// image is what the server boots. Without it, the driver's default is used, if
+	// the driver has one. The image of a machine (qemu) that has a root disk
+	// cannot be changed, since the disk holds data.
 	// +optional
 	Image *Image `json:"image,omitempty"`
 
-	// volumes are further disks.
+	// volumes are disks in addition to the root disk. A volume that is removed
+	// from this list keeps its data until the VirtualMachine is deleted.
 	// +kubebuilder:validation:MaxItems=16
 	// +listType=map
 	// +listMapKey=name
 	// +optional
 	Volumes []Volume `json:"volumes,omitempty"`
 
-	// userData is cloud-init user-data.
+	// userData is the user-data that cloud-init reads in the guest, for example a
+	// document that begins with #cloud-config.
 	// +optional
 	UserData *DataSource `json:"userData,omitempty"`
 
-	// networkData is a cloud-init network configuration.
+	// networkData is the network configuration that cloud-init reads in the guest.
 	// +optional
 	NetworkData *DataSource `json:"networkData,omitempty"`
 
-	// sshAuthorizedKeys may log in as the image's default user.
+	// sshAuthorizedKeys are public keys, such as "ssh-ed25519 AAAA...", that may
+	// log in as the default user of the image. cloud-init installs them at the
+	// first boot.
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=16384
@@ -116,7 +135,8 @@ type VirtualMachineSpec struct {
 	// +optional
 	SSHAuthorizedKeys []string `json:"sshAuthorizedKeys,omitempty"`
 
-	// ports are reachable from outside of the server.
+	// ports are the ports of the server that can be reached through the engine's
+	// host.
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:XValidation:rule="self.all(p, !has(p.hostPort) || self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol))",message="a hostPort may be used once for each protocol",messageExpression="'hostPort %d is asked for more than once: one may be used once for each protocol'.format([self.filter(p, has(p.hostPort) && !self.exists_one(q, has(q.hostPort) && q.hostPort == p.hostPort && q.protocol == p.protocol))[0].hostPort])"
 	// +listType=map
@@ -124,95 +144,127 @@ type VirtualMachineSpec struct {
 	// +optional
 	Ports []Port `json:"ports,omitempty"`
 
-	// readinessProbe must answer before the VirtualMachine is Ready.
+	// readinessProbe is a check that must succeed before condition Ready is true.
+	// Without it, a server that runs is ready.
 	// +optional
 	ReadinessProbe *Probe `json:"readinessProbe,omitempty"`
 
-	// restartPolicy says what happens when the server stops by itself.
-	// +kubebuilder:default=Always
+	// restartPolicy is what happens when the server stops by itself:
+	// - Always: it is started again.
+	// - OnFailure: it is started again unless it ended successfully (exit code 0,
+	//   or a guest that shut down).
+	// - Never: it stays off.
+	// +default="Always"
 	// +optional
 	RestartPolicy RestartPolicy `json:"restartPolicy,omitempty"`
 
-	// restartedAt restarts the server once each time it is changed. A value
-	// that is present at creation does not.
+	// restartedAt restarts the server once each time its value changes. Use the
+	// current time, for example 2026-01-31T12:00:00Z. A value that is set at
+	// creation, or while action is not active, restarts nothing.
 	// +optional
 	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
 
-	// shutdownGracePeriodSeconds is how long a stop may take before it is
-	// forced.
-	// +kubebuilder:default=30
+	// shutdownGracePeriodSeconds is the time in seconds that the guest has to shut
+	// down. After it the server is stopped by force.
+	// +default=30
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
 	// +optional
 	ShutdownGracePeriodSeconds *int64 `json:"shutdownGracePeriodSeconds,omitempty"`
 
-	// deletionPolicy says what happens to the server when the VirtualMachine
-	// is deleted: Delete removes it, Retain lets it run on, released.
-	// +kubebuilder:default=Delete
+	// deletionPolicy is what happens to the server when the VirtualMachine is
+	// deleted:
+	// - Delete: it is stopped and removed with its data.
+	// - Retain: it continues to run and is no longer managed.
+	// +default="Delete"
 	// +optional
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
 }
 
 // Action is a desired power state.
+//
 // +kubebuilder:validation:Enum=active;stopped;paused
 type Action string
 
 // The actions.
 const (
-	ActionActive  Action = "active"
+	// ActionActive means that the server runs.
+	ActionActive Action = "active"
+	// ActionStopped means that the server is shut down and stays off. Its data is
+	// kept.
 	ActionStopped Action = "stopped"
-	ActionPaused  Action = "paused"
+	// ActionPaused means that the server is frozen: it keeps its memory and uses
+	// no CPU.
+	ActionPaused Action = "paused"
 )
 
-// RestartPolicy says what happens when a server stops by itself.
+// RestartPolicy is what happens when a server stops by itself.
+//
 // +kubebuilder:validation:Enum=Always;OnFailure;Never
 type RestartPolicy string
 
 // The restart policies.
 const (
-	RestartAlways    RestartPolicy = "Always"
+	// RestartAlways starts the server again.
+	RestartAlways RestartPolicy = "Always"
+	// RestartOnFailure starts the server again unless it ended successfully.
 	RestartOnFailure RestartPolicy = "OnFailure"
-	RestartNever     RestartPolicy = "Never"
+	// RestartNever leaves the server off.
+	RestartNever RestartPolicy = "Never"
 )
 
-// DeletionPolicy says what happens to the server of a deleted VirtualMachine.
+// DeletionPolicy is what happens to the server of a deleted VirtualMachine.
+//
 // +kubebuilder:validation:Enum=Delete;Retain
 type DeletionPolicy string
 
 // The deletion policies.
 const (
+	// DeletionDelete stops the server and removes it with its data.
 	DeletionDelete DeletionPolicy = "Delete"
+	// DeletionRetain lets the server run, no longer managed.
 	DeletionRetain DeletionPolicy = "Retain"
 )
 
-// PullPolicy says when an image is fetched.
+// PullPolicy is when an image is fetched.
+//
 // +kubebuilder:validation:Enum=IfNotPresent;Always;Never
 type PullPolicy string
 
 // The pull policies.
 const (
+	// PullIfNotPresent fetches the image if it is not present yet.
 	PullIfNotPresent PullPolicy = "IfNotPresent"
-	PullAlways       PullPolicy = "Always"
-	PullNever        PullPolicy = "Never"
+	// PullAlways fetches the image each time a server or a disk is created from
+	// it.
+	PullAlways PullPolicy = "Always"
+	// PullNever fetches nothing: the image must be present.
+	PullNever PullPolicy = "Never"
 )
 
-// Image is what a server boots.
+// Image is what a server boots, or what a volume is created from.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.source) || has(self.kernel)",message="source or kernel is required; leave image out for the driver's default"
 type Image struct {
-	// source names the image; the driver says which forms it takes, for
-	// example an image reference for docker.
+	// source is the name of the image. The driver determines its form:
+	// - docker: an image reference, for example nginx:1.29.
+	// - qemu: https://..., oci://registry/name:tag, or the absolute path of a
+	//   file.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	// +optional
 	Source string `json:"source,omitempty"`
-	// checksum is what the image must hash to.
+	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
+	// digits. qemu requires it for an image from a web server.
 	// +kubebuilder:validation:Pattern=`^sha256:[0-9a-f]{64}$`
 	// +kubebuilder:validation:MaxLength=71
 	// +optional
 	Checksum string `json:"checksum,omitempty"`
-	// pullPolicy says when the image is fetched, whatever its tag.
-	// +kubebuilder:default=IfNotPresent
+	// pullPolicy is when the image is fetched:
+	// - IfNotPresent: if it is not present yet, whatever its tag.
+	// - Always: each time a server or a disk is created from it.
+	// - Never: not at all. The image must be present.
+	// +default="IfNotPresent"
 	// +optional
 	PullPolicy PullPolicy `json:"pullPolicy,omitempty"`
 	// kernel boots a kernel directly, without a boot loader.
@@ -220,79 +272,84 @@ type Image struct {
 	Kernel *Kernel `json:"kernel,omitempty"`
 }
 
-// Kernel is a kernel to boot directly.
+// Kernel is a kernel that is booted directly, without a boot loader.
 type Kernel struct {
-	// source names the kernel.
+	// source is the kernel, as the absolute path of a file.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	// +required
 	Source string `json:"source"`
-	// initrd names the initial RAM disk.
+	// initrd is the initial RAM disk, as the absolute path of a file.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	// +optional
 	Initrd string `json:"initrd,omitempty"`
-	// cmdline is the kernel's command line.
+	// cmdline is the command line of the kernel, for example console=ttyS0.
 	// +kubebuilder:validation:MaxLength=2048
 	// +optional
 	Cmdline string `json:"cmdline,omitempty"`
 }
 
-// Volume is a further disk.
+// Volume is a disk in addition to the root disk.
 //
 // +kubebuilder:validation:XValidation:rule=`(has(self.source) && has(self.source.image) && has(self.source.image.source) ? self.source.image.source : "") == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.source) ? oldSelf.source.image.source : "") && (has(self.source) && has(self.source.image) && has(self.source.image.checksum) ? self.source.image.checksum : "") == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.checksum) ? oldSelf.source.image.checksum : "")`,fieldPath=".source",message="source and checksum of a volume's image are immutable: the volume is made from it once, so another one needs a volume of another name"
 type Volume struct {
-	// name of the volume; the guest sees it as the disk's serial number.
+	// name is the name of the volume. A Linux guest finds the disk as
+	// /dev/disk/by-id/virtio-<name>.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=20
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +required
 	Name string `json:"name"`
-	// size of the volume; it may only grow.
+	// size is the size of the volume in bytes, 1Mi to 1Pi, for example 10G. It may
+	// only grow.
 	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1Pi')) <= 0",message="size must be a quantity from 1Mi to 1Pi, for example 10G",messageExpression="'size is ' + string(self) + ': it must be a quantity from 1Mi to 1Pi, for example 10G'"
 	// +kubebuilder:validation:XValidation:rule="!isQuantity(string(self)) || quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="size may only grow",messageExpression="'size may only grow: it was ' + string(oldSelf) + ' and is now ' + string(self)"
 	// +required
 	Size resource.Quantity `json:"size"`
-	// source is what the volume holds at first. Empty means blank. Its image
-	// cannot be changed later.
+	// source is the initial content of the volume. Without it, the volume is
+	// blank. The source and checksum of its image are immutable.
 	// +optional
 	Source *VolumeSource `json:"source,omitempty"`
-	// readOnly refuses writes by the guest.
+	// readOnly makes the disk read-only for the guest.
 	// +optional
 	ReadOnly bool `json:"readOnly,omitempty"`
 }
 
-// VolumeSource is what a volume holds at first.
+// VolumeSource is the initial content of a volume.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.image) || (has(self.image.source) && !has(self.image.kernel))",fieldPath=".image",message="source is required and kernel is not allowed: a volume is not booted"
 type VolumeSource struct {
-	// image is copied into the volume.
+	// image is copied into the volume once, when the volume is created.
 	// +optional
 	Image *Image `json:"image,omitempty"`
 }
 
-// DataSource is text, given in place or kept in a Secret.
+// DataSource is a text, either inline or from a Secret.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.inline) != has(self.secretKeyRef)",message="exactly one of inline and secretKeyRef is required"
 type DataSource struct {
-	// inline is the text itself. Everyone who may read the VirtualMachine can
-	// read it.
+	// inline is the text itself. Everyone who may read the VirtualMachine can read
+	// it.
 	// +kubebuilder:validation:MaxLength=65536
 	// +optional
 	Inline *string `json:"inline,omitempty"`
-	// secretKeyRef names a key of a Secret in the same namespace.
+	// secretKeyRef selects a key of a Secret in the namespace of the
+	// VirtualMachine. A change of the Secret alone has no effect: it is read at
+	// the next change of the VirtualMachine.
 	// +optional
 	SecretKeyRef *SecretKeyRef `json:"secretKeyRef,omitempty"`
 }
 
-// SecretKeyRef names a key of a Secret in the same namespace.
+// SecretKeyRef selects a key of a Secret in the namespace of the
+// VirtualMachine.
 type SecretKeyRef struct {
-	// name of the Secret.
+	// name is the name of the Secret.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	// +required
 	Name string `json:"name"`
-	// key in the Secret's data.
+	// key is the key in the data of the Secret.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[-._a-zA-Z0-9]+$`
@@ -300,136 +357,173 @@ type SecretKeyRef struct {
 	Key string `json:"key"`
 }
 
-// Protocol of a port.
+// Protocol is the transport protocol of a port.
+//
 // +kubebuilder:validation:Enum=TCP;UDP
 type Protocol string
 
 // The protocols.
 const (
+	// ProtocolTCP is TCP.
 	ProtocolTCP Protocol = "TCP"
+	// ProtocolUDP is UDP.
 	ProtocolUDP Protocol = "UDP"
 )
 
-// Port is reachable from outside of the server.
+// Port is a port of the server that can be reached through the engine's host.
 type Port struct {
-	// name of the port.
+	// name is the name of the port, for example ssh.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +required
 	Name string `json:"name"`
-	// protocol is TCP or UDP.
-	// +kubebuilder:default=TCP
+	// protocol is the transport protocol of the port: TCP or UDP.
+	// +default="TCP"
 	// +optional
 	Protocol Protocol `json:"protocol,omitempty"`
-	// port inside of the server.
+	// port is the number of the port in the server.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	// +required
 	Port int32 `json:"port"`
-	// hostPort is the port of the engine's host. Empty lets the engine choose.
+	// hostPort is the number of the port on the engine's host. Without it, the
+	// engine chooses one; status.ports shows it.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	// +optional
 	HostPort int32 `json:"hostPort,omitempty"`
-	// hostIP is the address of the engine's host that the port is opened on, for
-	// example 127.0.0.1. Empty means all of its addresses.
+	// hostIP is the address of the engine's host on which the port is opened, for
+	// example 127.0.0.1. Empty means all addresses of the host.
 	// +kubebuilder:validation:MaxLength=45
 	// +kubebuilder:validation:XValidation:rule="self == '' || isIP(self)",message="hostIP must be an IP address, for example 127.0.0.1 or ::1",messageExpression="'hostIP is ' + self + ': it must be an IP address, for example 127.0.0.1 or ::1'"
 	// +optional
 	HostIP string `json:"hostIP,omitempty"`
 }
 
-// Probe is what must answer before a VirtualMachine is Ready.
+// Probe is a check that succeeds when the server accepts a connection.
 type Probe struct {
-	// tcpSocket must take a connection.
+	// tcpSocket is the port that must accept a TCP connection.
 	// +required
 	TCPSocket TCPSocket `json:"tcpSocket"`
-	// periodSeconds is the time from one try to the next.
-	// +kubebuilder:default=2
+	// periodSeconds is the time in seconds between two checks.
+	// +default=2
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=3600
 	// +optional
 	PeriodSeconds int32 `json:"periodSeconds,omitempty"`
-	// timeoutSeconds is how long one try may take.
-	// +kubebuilder:default=1
+	// timeoutSeconds is the time in seconds after which a check fails.
+	// +default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=60
 	// +optional
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
 }
 
-// TCPSocket is a port inside of the server.
+// TCPSocket is a TCP port of the server.
 type TCPSocket struct {
-	// port inside of the server.
+	// port is the number of the port in the server. Under qemu it must be the port
+	// of one of spec.ports.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	// +required
 	Port int32 `json:"port"`
 }
 
-// Phase sums the status up in one word.
+// Phase is a summary of the status in one word.
+//
 // +kubebuilder:validation:Enum=Creating;Active;Stopped;Paused;Failed;Terminating;Unknown
 type Phase string
 
 // The phases. A VirtualMachine that no controller has seen has none.
 const (
-	PhaseCreating    Phase = "Creating"
-	PhaseActive      Phase = "Active"
-	PhaseStopped     Phase = "Stopped"
-	PhasePaused      Phase = "Paused"
-	PhaseFailed      Phase = "Failed"
+	// PhaseCreating means that the server is being created or started, or that its
+	// image is being fetched.
+	PhaseCreating Phase = "Creating"
+	// PhaseActive means that the server runs, also while it is being stopped or
+	// restarted.
+	PhaseActive Phase = "Active"
+	// PhaseStopped means that the server is off because the spec says so, or
+	// because it ended successfully and its restart policy leaves it off.
+	PhaseStopped Phase = "Stopped"
+	// PhasePaused means that the server is frozen because the spec says so, or
+	// that it waits for a disk of the host.
+	PhasePaused Phase = "Paused"
+	// PhaseFailed means that the server does not exist or is off, and that the
+	// step to change that failed.
+	PhaseFailed Phase = "Failed"
+	// PhaseTerminating means that the VirtualMachine is being deleted.
 	PhaseTerminating Phase = "Terminating"
-	PhaseUnknown     Phase = "Unknown"
+	// PhaseUnknown means that the engine cannot be asked about the server. Nothing
+	// is created, changed or deleted meanwhile.
+	PhaseUnknown Phase = "Unknown"
 )
 
-// VirtualMachineStatus is the server as it was last seen.
+// VirtualMachineStatus is the observed state of a server.
 type VirtualMachineStatus struct {
-	// observedGeneration is the generation of the spec that this status is
-	// about; -1 before any controller has looked.
-	// +optional
-	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// phase sums the status up in one word.
-	// +optional
-	Phase Phase `json:"phase,omitempty"`
-	// reason for the phase, one CamelCase word.
-	// +kubebuilder:validation:MaxLength=256
-	// +optional
-	Reason string `json:"reason,omitempty"`
-	// message says more, for people.
-	// +kubebuilder:validation:MaxLength=4096
-	// +optional
-	Message string `json:"message,omitempty"`
-	// conditions are Ready, Running and Observed, and while they apply
-	// RestartRequired, DeletionBlocked and Stalled.
+	// conditions describe the server by type:
+	// - Ready: the server is as the spec says.
+	// - Running: the server runs.
+	// - Observed: the engine answers about the server.
+	// - RestartRequired: a change waits for a restart. Absent otherwise.
+	// - DeletionBlocked: the deletion cannot complete. Absent otherwise.
+	// - Stalled: only a change of the spec can help. Absent otherwise.
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// driver that runs the server.
+	// observedGeneration is the generation of the spec that this status describes.
+	// It is -1 until a controller has seen the VirtualMachine.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// phase is a summary of the status in one word, empty until a controller has
+	// seen the VirtualMachine:
+	// - Creating: the server is being created or started, or its image is being
+	//   fetched.
+	// - Active: the server runs.
+	// - Stopped: the server is off, as desired or because it ended successfully.
+	// - Paused: the server is frozen, as desired or because it waits for a disk of
+	//   the host.
+	// - Failed: the server does not exist or is off, and the step to change that
+	//   failed.
+	// - Terminating: the VirtualMachine is being deleted.
+	// - Unknown: the engine cannot be asked about the server.
+	// +optional
+	Phase Phase `json:"phase,omitempty"`
+	// reason is the reason for the phase, as one word in CamelCase.
+	// +kubebuilder:validation:MaxLength=256
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// message describes the reason for people.
+	// +kubebuilder:validation:MaxLength=4096
+	// +optional
+	Message string `json:"message,omitempty"`
+	// driver is the name of the driver that runs the server.
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Driver string `json:"driver,omitempty"`
-	// binding is the engine that the server is on. It is written with the first
+	// binding is the engine that has the server. It is written with the first
 	// status and never changes.
 	// +optional
 	Binding *Binding `json:"binding,omitempty"`
 	// server is what the driver runs.
 	// +optional
 	Server *ServerStatus `json:"server,omitempty"`
-	// addresses under which the server answers.
+	// addresses are those at which the server can be reached: its own, or the
+	// host's if only ports lead to it.
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	// +listType=atomic
 	// +optional
 	Addresses []string `json:"addresses,omitempty"`
-	// ports of the host that lead to the server, while it runs.
+	// ports are the ports of the engine's host that lead to the server while it
+	// runs.
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	// +optional
 	Ports []PortStatus `json:"ports,omitempty"`
-	// operation is the step that is under way or failing.
+	// operation is the step that is in progress or failing.
 	// +optional
 	Operation *Operation `json:"operation,omitempty"`
 	// pendingFields are the fields of the spec that take effect at the next
@@ -439,18 +533,18 @@ type VirtualMachineStatus struct {
 	// +listType=atomic
 	// +optional
 	PendingFields []string `json:"pendingFields,omitempty"`
-	// refusedField is the field of the spec that the server cannot have as long
-	// as it exists. The rest of the spec is applied.
+	// refusedField is the field of the spec that cannot be applied to the existing
+	// server. The rest of the spec is applied.
 	// +optional
 	RefusedField *RefusedField `json:"refusedField,omitempty"`
 	// restartedAt is the last spec.restartedAt that was handled.
 	// +optional
 	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
-	// restartCount is how often the server was started again.
+	// restartCount is the number of times that the server was started again.
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	RestartCount int64 `json:"restartCount,omitempty"`
-	// startTime is when the server's last run began.
+	// startTime is when the last run of the server began.
 	// +optional
 	StartTime *metav1.MicroTime `json:"startTime,omitempty"`
 	// lastUpdateTime is when this status was written.
@@ -458,56 +552,56 @@ type VirtualMachineStatus struct {
 	LastUpdateTime *metav1.MicroTime `json:"lastUpdateTime,omitempty"`
 }
 
-// Binding names the engine that a server is on.
+// Binding identifies the engine that has a server.
 type Binding struct {
-	// driver that runs the server.
+	// driver is the name of the driver that runs the server.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +required
 	Driver string `json:"driver"`
-	// engineID is the engine's own lasting identity, for example the id that
-	// "docker info" prints.
+	// engineID is the lasting identity of the engine.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=128
 	// +required
 	EngineID string `json:"engineID"`
 }
 
-// RefusedField is a field of the spec that a server cannot have.
+// RefusedField is a field of the spec that cannot be applied to the existing
+// server.
 type RefusedField struct {
-	// field of the spec, for example image.
+	// field is the name of the field in the spec, for example image.
 	// +kubebuilder:validation:MaxLength=253
 	// +required
 	Field string `json:"field"`
-	// reason is one CamelCase word.
+	// reason is the reason for the refusal, as one word in CamelCase.
 	// +kubebuilder:validation:MaxLength=256
 	// +required
 	Reason string `json:"reason"`
-	// message says why, and what is possible.
+	// message says why the field is refused and what is possible instead.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	Message string `json:"message,omitempty"`
 }
 
-// PortStatus is a port of the host that leads to the server.
+// PortStatus is a port of the engine's host that leads to the server.
 type PortStatus struct {
-	// name that the spec gives the port; empty if the spec does not have it any
-	// more.
+	// name is the name of the port in spec.ports. It is empty if the spec no
+	// longer has the port.
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Name string `json:"name,omitempty"`
-	// protocol is TCP or UDP.
+	// protocol is the transport protocol of the port: TCP or UDP.
 	// +required
 	Protocol Protocol `json:"protocol"`
-	// port inside of the server.
+	// port is the number of the port in the server.
 	// +required
 	Port int32 `json:"port"`
-	// hostPort is the port of the host: the spec's, or what was chosen where
-	// that has none.
+	// hostPort is the number of the port on the host: that of the spec, or the one
+	// that was chosen.
 	// +required
 	HostPort int32 `json:"hostPort"`
-	// hostIP is the address of the host that the port is open on; empty means
-	// all of its addresses.
+	// hostIP is the address of the host on which the port is open. Empty means all
+	// addresses of the host.
 	// +kubebuilder:validation:MaxLength=45
 	// +optional
 	HostIP string `json:"hostIP,omitempty"`
@@ -515,119 +609,146 @@ type PortStatus struct {
 
 // ServerStatus is what a driver runs for a VirtualMachine.
 type ServerStatus struct {
-	// id is the engine's name for the server.
+	// id is the engine's identifier of the server.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	ID string `json:"id,omitempty"`
-	// state is the engine's view of the server.
+	// state is the state of the server in the words of the engine.
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	State string `json:"state,omitempty"`
-	// generation of the spec that the driver was last shown with success.
+	// generation is the last generation of the spec that was passed to the driver
+	// successfully.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
-	// stoppedRun is the run of the server that Drover ended because spec.action
-	// said so. Such a server is started again whatever its restartPolicy.
+	// stoppedRun identifies the run of the server that was ended because
+	// spec.action said so. Such a server is started again whatever its
+	// restartPolicy.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	StoppedRun string `json:"stoppedRun,omitempty"`
-	// imageID is the digest that the image's name stood for when the server was
-	// made from it.
+	// imageID is the digest of the image from which the server was created.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	ImageID string `json:"imageID,omitempty"`
-	// accelerator is what runs the guest's instructions: kvm, or tcg, which
-	// emulates. Empty where the driver runs no machines.
+	// accelerator is how the instructions of the guest are executed, empty if the
+	// server is not a machine:
+	// - kvm: by the CPU of the host.
+	// - tcg: by emulation, which is slower.
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Accelerator string `json:"accelerator,omitempty"`
-	// usage is what the server uses.
+	// usage is the last sample of what the server uses.
 	// +optional
 	Usage *Usage `json:"usage,omitempty"`
 }
 
-// Usage is what a server uses, rounded to 0.01.
+// Usage is what a server uses, in per cent and rounded to 0.01.
 type Usage struct {
-	// cpu in per cent of one CPU.
+	// cpu is the CPU time in per cent of one CPU: 200 means two busy CPUs.
 	// +kubebuilder:validation:Minimum=0
 	// +required
 	CPU float64 `json:"cpu"`
-	// memory in per cent of the VM's memory.
+	// memory is the memory in per cent of the memory of the VirtualMachine.
 	// +kubebuilder:validation:Minimum=0
 	// +required
 	Memory float64 `json:"memory"`
 }
 
-// OperationType is a step that Drover takes for a VirtualMachine.
+// OperationType is a step that is taken for a VirtualMachine.
+//
 // +kubebuilder:validation:Enum=Create;Start;Stop;Pause;Resume;Restart;Update;Delete;Release
 type OperationType string
 
 // The steps.
 const (
-	OperationCreate  OperationType = "Create"
-	OperationStart   OperationType = "Start"
-	OperationStop    OperationType = "Stop"
-	OperationPause   OperationType = "Pause"
-	OperationResume  OperationType = "Resume"
+	// OperationCreate creates the server.
+	OperationCreate OperationType = "Create"
+	// OperationStart starts the server.
+	OperationStart OperationType = "Start"
+	// OperationStop shuts the server down.
+	OperationStop OperationType = "Stop"
+	// OperationPause freezes the server.
+	OperationPause OperationType = "Pause"
+	// OperationResume continues a frozen server.
+	OperationResume OperationType = "Resume"
+	// OperationRestart stops the server and starts it again.
 	OperationRestart OperationType = "Restart"
-	OperationUpdate  OperationType = "Update"
-	OperationDelete  OperationType = "Delete"
+	// OperationUpdate applies a change of the spec to the server.
+	OperationUpdate OperationType = "Update"
+	// OperationDelete removes the server and what belongs to it.
+	OperationDelete OperationType = "Delete"
+	// OperationRelease leaves the server running and no longer managed.
 	OperationRelease OperationType = "Release"
 )
 
-// OperationFailure is a kind of failure, which decides how long Drover waits
-// before the next try: Failed for an error of the engine, Exhausted where it has
-// not enough of a resource, Refused where only a new spec can help, Exited for a
-// server that was started and ended too soon.
+// OperationFailure is a kind of failure. It determines the time until the next
+// try.
+//
 // +kubebuilder:validation:Enum=Failed;Exhausted;Refused;Exited
 type OperationFailure string
 
 // The kinds of failure.
 const (
-	FailureFailed    OperationFailure = "Failed"
+	// FailureFailed is an error of the engine. It is retried after 1 second, with
+	// delays that double up to 5 minutes.
+	FailureFailed OperationFailure = "Failed"
+	// FailureExhausted means that the engine lacks a resource, such as memory. It
+	// is retried after 30 seconds, with delays that double up to 5 minutes.
 	FailureExhausted OperationFailure = "Exhausted"
-	FailureRefused   OperationFailure = "Refused"
-	FailureExited    OperationFailure = "Exited"
+	// FailureRefused means that only a change of the spec can help. It is retried
+	// once after a restart of the controller.
+	FailureRefused OperationFailure = "Refused"
+	// FailureExited means that the server was started and ended too soon. It is
+	// retried like Failed.
+	FailureExited OperationFailure = "Exited"
 )
 
-// Operation is a step that is under way or failing.
+// Operation is a step that is in progress or failing.
 type Operation struct {
-	// type of the step.
+	// type is the step: Create, Start, Stop, Pause, Resume, Restart, Update,
+	// Delete or Release.
 	// +required
 	Type OperationType `json:"type"`
-	// generation of the spec that the step is for.
+	// generation is the generation of the spec that the step applies.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
-	// attempts is how often the step has failed in a row.
+	// attempts is the number of times that the step has failed in a row.
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
 	// startedAt is when the step was first tried.
 	// +required
 	StartedAt metav1.MicroTime `json:"startedAt"`
-	// nextRetryTime is when it will be tried again.
+	// nextRetryTime is when the step will be tried again.
 	// +optional
 	NextRetryTime *metav1.MicroTime `json:"nextRetryTime,omitempty"`
-	// failure is the kind of the last failure. It is empty before the first.
+	// failure is the kind of the last failure, empty before the first. It
+	// determines the time until the next try:
+	// - Failed: an error of the engine.
+	// - Exhausted: the engine lacks a resource, such as memory.
+	// - Refused: only a change of the spec can help.
+	// - Exited: the server was started and ended too soon.
 	// +optional
 	Failure OperationFailure `json:"failure,omitempty"`
-	// reason for the last failure, one CamelCase word.
+	// reason is the reason for the last failure, as one word in CamelCase.
 	// +kubebuilder:validation:MaxLength=256
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// lastError is why the last try failed.
+	// lastError is the error of the last failure.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	LastError string `json:"lastError,omitempty"`
-	// run is the server's run that a restart ends.
+	// run identifies the run of the server that a restart ends.
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	Run string `json:"run,omitempty"`
-	// restartedAt is the spec.restartedAt that a restart answers. A later one
-	// asks for a further restart.
+	// restartedAt is the spec.restartedAt that caused a restart. A later value
+	// causes another restart.
 	// +optional
 	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
-	// epoch of the leader that took the step.
+	// epoch is the number of the leader that took the step. It grows with each
+	// change of leader.
 	// +optional
 	Epoch int64 `json:"epoch,omitempty"`
 }

@@ -27,8 +27,8 @@ import (
 // The API server publishes a schema shortly after its CRD was installed or
 // upgraded.
 const (
-	publishWithin = 5 * time.Second
-	publishPeriod = 250 * time.Millisecond
+	schemaTimeout    = 5 * time.Second
+	schemaPollPeriod = 250 * time.Millisecond
 )
 
 // schema is the part of an OpenAPI schema that is compared.
@@ -55,10 +55,10 @@ func checkCRD(ctx context.Context, cfg *rest.Config, within time.Duration) error
 	if err != nil {
 		return err
 	}
-	asking, cancel := context.WithTimeout(ctx, within)
+	pollCtx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	missing, cause := "", errors.New("the API server has published no schema")
-	err = wait.PollUntilContextCancel(asking, publishPeriod, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextCancel(pollCtx, schemaPollPeriod, true, func(ctx context.Context) (bool, error) {
 		have, err := servedStatus(ctx, client)
 		switch {
 		case err != nil && ctx.Err() == nil:

@@ -46,7 +46,7 @@ func TestCheckCRD(t *testing.T) {
 			tc.change(status)
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path != "/openapi/v3/apis/cloudnative.tw/v1alpha1" {
-					t.Errorf("asked for %s", r.URL)
+					t.Errorf("requested %s", r.URL)
 				}
 				w.Header().Set("Content-Type", "application/json")
 				w.WriteHeader(tc.code)
@@ -55,7 +55,7 @@ func TestCheckCRD(t *testing.T) {
 				}}})
 			}))
 			defer server.Close()
-			err = checkCRD(t.Context(), &rest.Config{Host: server.URL}, 3*publishPeriod)
+			err = checkCRD(t.Context(), &rest.Config{Host: server.URL}, 3*schemaPollPeriod)
 			if (tc.says != "") != errors.Is(err, errOldCRD) || err != nil && !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("got %v, want %q", err, tc.says)
 			}

@@ -75,14 +75,14 @@ func newGuard(ctx context.Context, reader client.Reader, lock *leader.Lock) (*le
 		return nil, err
 	}
 	if lock == nil {
-		return leader.Always(epoch), nil
+		return leader.AlwaysOpen(epoch), nil
 	}
 	return lock.Guard(), nil
 }
 
-// elect makes the manager act only while this process leads, and stop before the
+// setElectionOptions makes the manager act only while this process leads, and stop before the
 // Lease is released.
-func elect(m *ctrl.Options, o *Options, lock *leader.Lock) {
+func setElectionOptions(m *ctrl.Options, o *Options, lock *leader.Lock) {
 	if lock == nil {
 		return
 	}
@@ -91,12 +91,12 @@ func elect(m *ctrl.Options, o *Options, lock *leader.Lock) {
 	m.LeaseDuration, m.RenewDeadline, m.RetryPeriod = &o.Election.Lease, &o.Election.Renew, &o.Election.Retry
 }
 
-// run runs the manager until ctx ends or the Lease is lost, which is an error.
-func run(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error {
+// runManager runs the manager until ctx ends or the Lease is lost, which is an error.
+func runManager(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error {
 	if lock == nil {
 		return mgr.Start(ctx)
 	}
-	defer follow(ctx, lock)()
+	defer watchLease(ctx, lock)()
 	if err := metrics.Registry.Register(lock.Collector()); err == nil {
 		defer metrics.Registry.Unregister(lock.Collector())
 	}
@@ -116,32 +116,32 @@ func run(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error {
 	return err
 }
 
-// fences connects an inventory to the election and to events, for an engine that
+// fencingHandler connects an inventory to the election and to events, for an engine that
 // refuses this process.
-type fences struct {
+type fencingHandler struct {
 	lock     *leader.Lock // nil without an election
 	recorder events.EventRecorder
 }
 
-// leads returns a function that reads the Lease, or nil without an election.
-func (f fences) leads() func(context.Context) (bool, error) {
+// leadershipCheck returns a function that reads the Lease, or nil without an election.
+func (f fencingHandler) leadershipCheck() func(context.Context) (bool, error) {
 	if f.lock == nil {
 		return nil
 	}
 	return f.lock.Confirm
 }
 
-// refusedBy returns a function that reports a driver whose engine refuses the
+// refusalReporter returns a function that reports a driver whose engine refuses the
 // leader.
-func (f fences) refusedBy(driver string) func(error) {
-	tell := clusterEvent(f.recorder, api.EventEngineFenced, "Suspend")
+func (f fencingHandler) refusalReporter(driver string) func(error) {
+	report := clusterEvent(f.recorder, api.EventEngineFenced, "Suspend")
 	return func(cause error) {
-		tell(fmt.Sprintf("the engine of driver %s refuses the leader, and its VirtualMachines wait until it does not: %v", driver, cause))
+		report(fmt.Sprintf("the engine of driver %s refuses the leader, and its VirtualMachines wait until it does not: %v", driver, cause))
 	}
 }
 
-// follow watches the Lease until end is called, after the release of the Lease.
-func follow(ctx context.Context, lock *leader.Lock) (end func()) {
+// watchLease watches the Lease until end is called, after the release of the Lease.
+func watchLease(ctx context.Context, lock *leader.Lock) (end func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
 	go func() {
@@ -154,8 +154,8 @@ func follow(ctx context.Context, lock *leader.Lock) (end func()) {
 	}
 }
 
-// canRenew returns a check that fails on a leader that can no longer renew the
+// renewalCheck returns a check that fails on a leader that can no longer renew the
 // Lease.
-func canRenew(lock *leader.Lock) func(*http.Request) error {
+func renewalCheck(lock *leader.Lock) func(*http.Request) error {
 	return func(*http.Request) error { return lock.Healthy() }
 }

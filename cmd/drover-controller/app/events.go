@@ -58,10 +58,10 @@ type serialSink struct {
 	next events.EventSink
 }
 
-// enter waits for its turn and bounds the time of the request.
-func (s *serialSink) enter(ctx context.Context) (context.Context, func()) {
+// beginRequest waits for its turn and bounds the time of the request.
+func (s *serialSink) beginRequest(ctx context.Context) (context.Context, func()) {
 	s.mu.Lock()
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	return ctx, func() {
 		cancel()
 		s.mu.Unlock()
@@ -70,21 +70,21 @@ func (s *serialSink) enter(ctx context.Context) (context.Context, func()) {
 
 // Create implements events.EventSink.
 func (s *serialSink) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
-	ctx, done := s.enter(ctx)
+	ctx, done := s.beginRequest(ctx)
 	defer done()
 	return s.next.Create(ctx, event)
 }
 
 // Update implements events.EventSink.
 func (s *serialSink) Update(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
-	ctx, done := s.enter(ctx)
+	ctx, done := s.beginRequest(ctx)
 	defer done()
 	return s.next.Update(ctx, event)
 }
 
 // Patch implements events.EventSink.
 func (s *serialSink) Patch(ctx context.Context, event *eventsv1.Event, patch []byte) (*eventsv1.Event, error) {
-	ctx, done := s.enter(ctx)
+	ctx, done := s.beginRequest(ctx)
 	defer done()
 	return s.next.Patch(ctx, event, patch)
 }

@@ -25,12 +25,12 @@ func TestValidate(t *testing.T) {
 		"a short period":    {func(o *Options) { o.UsagePeriod = time.Millisecond }, "--usage-period is 1ms"},
 		"a short list":      {func(o *Options) { o.ListPeriod = time.Millisecond }, "--list-period is 1ms"},
 		"no Lease":          {func(o *Options) { o.LeaseLockName = "" }, "--lease-lock-name is empty"},
-		"a long election":   {elections(60*time.Second, 15*time.Second, 5*time.Second), ""},
+		"a long election":   {setElectionTimes(60*time.Second, 15*time.Second, 5*time.Second), ""},
 		"a tight election": {
-			elections(3*time.Second, 2900*time.Millisecond, 500*time.Millisecond),
+			setElectionTimes(3*time.Second, 2900*time.Millisecond, 500*time.Millisecond),
 			"leader election: retry period + renew deadline + 2 x request timeout + margin <= lease does not hold: 500ms + 2.9s + 2 x 1s + 1s = 6.4s is more than 3s",
 		},
-		"part of a second": {elections(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
+		"part of a second": {setElectionTimes(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
 		"no election":      {func(o *Options) { o.LeaderElect, o.Election.Lease, o.LeaseLockName = false, 0, "" }, ""},
 	}
 	for name, tc := range tests {
@@ -45,7 +45,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func elections(lease, renew, retry time.Duration) func(*Options) {
+func setElectionTimes(lease, renew, retry time.Duration) func(*Options) {
 	return func(o *Options) { o.Election.Lease, o.Election.Renew, o.Election.Retry = lease, renew, retry }
 }
 

@@ -24,8 +24,8 @@ import (
 // pageSize is the page size of live lists, so that none loads all objects at once.
 const pageSize = 500
 
-// owners returns a function that reads the UIDs of all VirtualMachines.
-func owners(reader client.Reader, options ...client.ListOption) inventory.Owners {
+// cachedOwners returns a function that reads the UIDs of all VirtualMachines.
+func cachedOwners(reader client.Reader, options ...client.ListOption) inventory.Owners {
 	return func(ctx context.Context) (map[types.UID]bool, error) {
 		var vms api.VirtualMachineList
 		if err := reader.List(ctx, &vms, options...); err != nil {
@@ -59,32 +59,32 @@ func liveOwners(reader client.Reader) inventory.Owners {
 	}
 }
 
-// errNotFilled means that the cache does not have all objects yet.
-var errNotFilled = errors.New("the cache of VirtualMachines is not filled yet")
+// errCacheNotFilled means that the cache does not have all objects yet.
+var errCacheNotFilled = errors.New("the cache of VirtualMachines is not filled yet")
 
 // vmInformer returns the informer that fills the cache with VirtualMachines.
 func vmInformer(ctx context.Context, mgr ctrl.Manager) (cache.Informer, error) {
 	return mgr.GetCache().GetInformer(ctx, &api.VirtualMachine{}, cache.BlockUntilSynced(false))
 }
 
-// cacheFilled waits until the cache has all VirtualMachines.
-func cacheFilled(ctx context.Context, mgr ctrl.Manager) error {
+// waitForCache waits until the cache has all VirtualMachines.
+func waitForCache(ctx context.Context, mgr ctrl.Manager) error {
 	if _, err := vmInformer(ctx, mgr); err != nil {
 		return err
 	}
 	if !mgr.GetCache().WaitForCacheSync(ctx) {
-		return cmp.Or(context.Cause(ctx), errNotFilled)
+		return cmp.Or(context.Cause(ctx), errCacheNotFilled)
 	}
 	return nil
 }
 
-// cacheIsFilled returns a check that succeeds once the cache has all
+// cacheCheck returns a check that succeeds once the cache has all
 // VirtualMachines.
-func cacheIsFilled(mgr ctrl.Manager) healthz.Checker {
+func cacheCheck(mgr ctrl.Manager) healthz.Checker {
 	return func(req *http.Request) error {
 		informer, err := vmInformer(req.Context(), mgr)
 		if err == nil && !informer.HasSynced() {
-			err = errNotFilled
+			err = errCacheNotFilled
 		}
 		return err
 	}

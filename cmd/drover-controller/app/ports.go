@@ -18,77 +18,77 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
-// off is the address that turns an endpoint off.
-const off = "0"
+// addressOff is the address that turns an endpoint off.
+const addressOff = "0"
 
 // address is the flag of an address to listen on. It records whether a user named
 // one, by the flag or by an environment variable. An endpoint whose default address
 // is in use is left out; a named address that is in use is an error.
 type address struct {
-	at    *string
+	value *string
 	named *bool
 }
 
 // String implements pflag.Value.
 func (a address) String() string {
-	if a.at == nil {
+	if a.value == nil {
 		return ""
 	}
-	return *a.at
+	return *a.value
 }
 
 // Set implements pflag.Value.
-func (a address) Set(at string) error {
-	*a.at, *a.named = at, true
+func (a address) Set(value string) error {
+	*a.value, *a.named = value, true
 	return nil
 }
 
 // Type implements pflag.Value.
 func (a address) Type() string { return "string" }
 
-// leaveOut warns of an endpoint whose default address is in use.
-func leaveOut(what, flag, at string) {
-	ctrl.Log.Info("Warning: "+what+" left out: another process has its default address. Name a free one to have it", "address", at, "flag", flag)
+// warnAddressInUse warns of an endpoint whose default address is in use.
+func warnAddressInUse(what, flag, address string) {
+	ctrl.Log.Info("Warning: "+what+" left out: another process has its default address. Set a free one to serve it", "address", address, "flag", flag)
 }
 
 // managerAtFreePorts creates the manager. It leaves out endpoints whose default
 // address is in use.
 func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, options ctrl.Options) (ctrl.Manager, error) {
-	var shown net.Listener
+	var listener net.Listener
 	if o.defaultMetrics() {
 		var err error
-		options.Metrics.BindAddress = off
-		shown, err = (&net.ListenConfig{}).Listen(ctx, "tcp", o.MetricsAddress)
+		options.Metrics.BindAddress = addressOff
+		listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", o.MetricsAddress)
 		if errors.Is(err, syscall.EADDRINUSE) {
-			leaveOut("metrics", "--metrics-bind-address", o.MetricsAddress)
+			warnAddressInUse("metrics", "--metrics-bind-address", o.MetricsAddress)
 		} else if err != nil {
 			return nil, err
 		}
 	}
 	mgr, err := ctrl.NewManager(cfg, options)
 	if errors.Is(err, syscall.EADDRINUSE) && !o.named.health {
-		leaveOut("health checks", "--health-probe-bind-address", o.HealthAddress)
-		options.HealthProbeBindAddress = off
+		warnAddressInUse("health checks", "--health-probe-bind-address", o.HealthAddress)
+		options.HealthProbeBindAddress = addressOff
 		mgr, err = ctrl.NewManager(cfg, options)
 	}
-	if err != nil || shown == nil {
+	if err != nil || listener == nil {
 		return mgr, err
 	}
-	return mgr, mgr.Add(metricsServer(shown))
+	return mgr, mgr.Add(metricsServer(listener))
 }
 
 // defaultMetrics reports whether metrics may be left out: no flag requests them.
 func (o *Options) defaultMetrics() bool {
-	return !o.named.metrics && !o.MetricsSecure && o.MetricsAddress != off
+	return !o.named.metrics && !o.MetricsSecure && o.MetricsAddress != addressOff
 }
 
 // metricsServer returns a server like the manager's own, but on a listener that is
 // already open.
-func metricsServer(on net.Listener) *manager.Server {
+func metricsServer(listener net.Listener) *manager.Server {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
 	return &manager.Server{
-		Name: "metrics", Listener: on, ShutdownTimeout: new(time.Second),
-		Server: &http.Server{Handler: mux, ReadHeaderTimeout: askTimeout, IdleTimeout: 90 * time.Second},
+		Name: "metrics", Listener: listener, ShutdownTimeout: new(time.Second),
+		Server: &http.Server{Handler: mux, ReadHeaderTimeout: requestTimeout, IdleTimeout: 90 * time.Second},
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+
+	"cloudnative.tw/drover/test/vmtest"
 )
 
 // listen takes a port until the test ends.
@@ -31,9 +33,9 @@ func listen(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// runManager starts a manager of an API that is never called. It returns when the
+// startTestManager starts a manager of an API that is never called. It returns when the
 // manager runs or, if it must fail, has failed.
-func runManager(t *testing.T, o *Options, fails bool) error {
+func startTestManager(t *testing.T, o *Options, fails bool) error {
 	t.Helper()
 	cfg := &rest.Config{Host: "127.0.0.1:1"}
 	mgr, err := managerAtFreePorts(t.Context(), o, cfg, ctrl.Options{
@@ -62,7 +64,7 @@ func runManager(t *testing.T, o *Options, fails bool) error {
 	case <-up: // servers are started first
 		return nil
 	case <-time.After(20 * time.Second):
-		return errors.New("it neither runs nor fails")
+		return errors.New("the manager neither runs nor fails")
 	}
 }
 
@@ -70,9 +72,9 @@ type started chan struct{}
 
 func (s started) Start(context.Context) error { close(s); return nil }
 
-// TestATakenDefaultIsLeftOut checks this, and that a named address that is in use
-// is not left out.
-func TestATakenDefaultIsLeftOut(t *testing.T) {
+// TestDefaultAddressInUse checks that it is left out, and that a named address in use
+// is an error.
+func TestDefaultAddressInUse(t *testing.T) {
 	for name, tc := range map[string]struct {
 		flags func(taken string) []string
 		env   string
@@ -95,7 +97,7 @@ func TestATakenDefaultIsLeftOut(t *testing.T) {
 			if err := errors.Join(flags.Parse(tc.flags(taken)), SetFromEnv(flags)); err != nil {
 				t.Fatal(err)
 			}
-			if err := runManager(t, o, tc.fails); errors.Is(err, syscall.EADDRINUSE) != tc.fails || err != nil != tc.fails {
+			if err := startTestManager(t, o, tc.fails); errors.Is(err, syscall.EADDRINUSE) != tc.fails || err != nil != tc.fails {
 				t.Errorf("got %v, want that it fails: %t", err, tc.fails)
 			}
 		})
@@ -106,8 +108,8 @@ func TestATakenDefaultIsLeftOut(t *testing.T) {
 // that are free.
 func TestFreeDefaultsAreServed(t *testing.T) {
 	o := NewOptions()
-	o.MetricsAddress, o.HealthAddress = freeAddress(t), freeAddress(t)
-	if err := runManager(t, o, false); err != nil {
+	o.MetricsAddress, o.HealthAddress = vmtest.FreeAddress(t), vmtest.FreeAddress(t)
+	if err := startTestManager(t, o, false); err != nil {
 		t.Fatal(err)
 	}
 	client := &http.Client{Timeout: 10 * time.Second}
@@ -116,25 +118,14 @@ func TestFreeDefaultsAreServed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		answer, err := client.Do(request)
+		response, err := client.Do(request)
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := io.ReadAll(answer.Body)
-		_ = answer.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		_ = response.Body.Close()
 		if err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s answers %.100q, %v", url, text, err)
 		}
 	}
-}
-
-// freeAddress returns an address that was free a moment ago.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }

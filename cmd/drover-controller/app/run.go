@@ -28,6 +28,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fencing"
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/inventory"
@@ -40,8 +41,8 @@ const (
 	// closeTimeout is how long the drivers' background work, which is cancelled
 	// then, may take to end after that.
 	closeTimeout = 400 * time.Millisecond
-	// askTimeout bounds a request to the API at the start.
-	askTimeout = 10 * time.Second
+	// requestTimeout bounds a request to the API at the start.
+	requestTimeout = 10 * time.Second
 )
 
 // Run runs the controller until ctx ends.
@@ -49,7 +50,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	cfg = configFor(o, cfg)
 	var mgr ctrl.Manager
 	var recorder events.EventRecorder
-	lock, err := newLock(o, cfg, func(ctx context.Context) error { return cacheFilled(ctx, mgr) },
+	lock, err := newLock(o, cfg, func(ctx context.Context) error { return waitForCache(ctx, mgr) },
 		func(text string) { clusterEvent(recorder, api.EventLeaderConflict, "Elect")(text) })
 	if err != nil {
 		return err
@@ -60,7 +61,7 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 	}
 	guard, err := newGuard(ctx, mgr.GetAPIReader(), lock)
 	if err == nil && !o.OwnCRD {
-		err = checkCRD(ctx, cfg, publishWithin)
+		err = checkCRD(ctx, cfg, schemaTimeout)
 	}
 	if err != nil {
 		return err
@@ -71,21 +72,21 @@ func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
 		return err
 	}
 	defer endEvents()
-	inventories, closeDrivers, err := openInventories(ctx, o, mgr.GetAPIReader(), guard, fences{lock, recorder})
+	inventories, closeDrivers, err := openInventories(ctx, o, mgr.GetAPIReader(), guard, fencingHandler{lock, recorder})
 	if err != nil {
 		return err
 	}
 	defer closeDrivers()
-	if err := addLanes(ctx, mgr, o, controller.Options{
+	if err := addDriverControllers(ctx, mgr, o, controller.Options{
 		Inventories: inventories, Threads: o.Threads, Clock: clock.RealClock{}, Recorder: recorder,
 		Epoch: guard.Epoch, MayAct: guard.Check,
 	}); err != nil {
 		return err
 	}
-	if err := mgr.Add(&starter{mgr: mgr, tell: o.Started}); err != nil {
+	if err := mgr.Add(&starter{mgr: mgr, started: o.Started}); err != nil {
 		return err
 	}
-	return run(ctx, mgr, lock)
+	return runManager(ctx, mgr, lock)
 }
 
 // configFor returns the client configuration of this program.
@@ -95,10 +96,10 @@ func configFor(o *Options, cfg *rest.Config) *rest.Config {
 	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
 }
 
-// starter reports that this process leads or stands by, with its cache filled.
+// starter calls started when the cache is filled and this process leads or stands by.
 type starter struct {
-	mgr  ctrl.Manager
-	tell func()
+	mgr     ctrl.Manager
+	started func()
 }
 
 // NeedLeaderElection returns false: the manager runs it on standbys too.
@@ -106,8 +107,8 @@ func (s *starter) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
 func (s *starter) Start(ctx context.Context) error {
-	if err := cacheFilled(ctx, s.mgr); err == nil && s.tell != nil {
-		s.tell()
+	if err := waitForCache(ctx, s.mgr); err == nil && s.started != nil {
+		s.started()
 	}
 	return nil
 }
@@ -132,7 +133,7 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 		PprofBindAddress:        o.PprofAddress,
 		GracefulShutdownTimeout: new(stopTimeout),
 	}
-	elect(&options, o, lock)
+	setElectionOptions(&options, o, lock)
 	mgr, err := managerAtFreePorts(ctx, o, cfg, options)
 	if err != nil {
 		return nil, err
@@ -156,16 +157,16 @@ func healthChecks(mgr ctrl.Manager, lock *leader.Lock) error {
 		return err
 	}
 	if lock != nil {
-		if err := mgr.AddHealthzCheck("leader", canRenew(lock)); err != nil {
+		if err := mgr.AddHealthzCheck("leader", renewalCheck(lock)); err != nil {
 			return err
 		}
 	}
-	return mgr.AddReadyzCheck("caches", cacheIsFilled(mgr))
+	return mgr.AddReadyzCheck("caches", cacheCheck(mgr))
 }
 
 // ClusterID returns the cluster's identity: the UID of namespace kube-system.
 func ClusterID(ctx context.Context, reader client.Reader) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	var ns corev1.Namespace
 	if err := reader.Get(ctx, types.NamespacedName{Name: metav1.NamespaceSystem}, &ns); err != nil {
@@ -177,7 +178,7 @@ func ClusterID(ctx context.Context, reader client.Reader) (string, error) {
 // startEpoch returns the resourceVersion of a live list, which grows from start to
 // start.
 func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	var vms api.VirtualMachineList
 	err := reader.List(ctx, &vms, client.Limit(1))
@@ -190,13 +191,16 @@ func startEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 	return strconv.ParseUint(vms.ResourceVersion, 10, 64)
 }
 
-func openInventories(ctx context.Context, o *Options, reader client.Reader, gate fencing.Gate, f fences) (all []*inventory.Inventory, closeDrivers func(), err error) {
+func openInventories(ctx context.Context, o *Options, reader client.Reader, gate fencing.Gate, f fencingHandler) (all []*inventory.Inventory, closeDrivers func(), err error) {
 	cluster, err := ClusterID(ctx, reader)
 	if err != nil {
 		return nil, nil, err
 	}
 	opened, err := registry.Open(ctx, o.VMDriver, registry.Options{
-		Settings: o.Drivers, ClusterID: cluster, Log: ctrl.Log, Clock: clock.RealClock{}, Registerer: metrics.Registry, Gate: gate,
+		Settings: o.Drivers, Gate: gate,
+		Environment: driver.Environment{
+			ClusterID: cluster, OwnDirs: o.OwnDirs, Clock: clock.RealClock{}, Log: ctrl.Log, Registerer: metrics.Registry,
+		},
 	})
 	if err != nil {
 		return nil, nil, err
@@ -205,18 +209,18 @@ func openInventories(ctx context.Context, o *Options, reader client.Reader, gate
 		inv, err := inventory.New(inventory.Options{
 			Name: d.Name, Driver: d.Driver, Clock: clock.RealClock{}, Log: ctrl.Log,
 			ListPeriod: o.ListPeriod, UsagePeriod: o.UsagePeriod,
-			Leads: f.leads(), Refused: f.refusedBy(d.Name),
+			ConfirmLeading: f.leadershipCheck(), OnFenced: f.refusalReporter(d.Name),
 		})
 		if err != nil {
 			return nil, nil, err
 		}
 		all = append(all, inv)
 	}
-	return all, func() { endFetches(ctx, opened) }, nil
+	return all, func() { closeOpenedDrivers(ctx, opened) }, nil
 }
 
-// endFetches closes the drivers after ctx has ended.
-func endFetches(ctx context.Context, opened []registry.Opened) {
+// closeOpenedDrivers closes the drivers after ctx has ended.
+func closeOpenedDrivers(ctx context.Context, opened []registry.Opened) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	if err := registry.Close(ctx, opened); err != nil {
@@ -224,29 +228,29 @@ func endFetches(ctx context.Context, opened []registry.Opened) {
 	}
 }
 
-// addLanes adds a per-driver controller for each inventory to the manager.
-func addLanes(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
-	lanes, err := controller.Setup(ctx, mgr, of)
+// addDriverControllers adds a per-driver controller for each inventory to the manager.
+func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, options controller.Options) error {
+	reconcilers, err := controller.Setup(ctx, mgr, options)
 	if err != nil {
 		return err
 	}
-	for _, lane := range lanes {
-		if err := addLane(mgr, o, lane); err != nil {
+	for _, reconciler := range reconcilers {
+		if err := addDriverController(mgr, o, reconciler); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// addLane adds a driver's inventory and its orphan sweep to the manager.
-func addLane(mgr ctrl.Manager, o *Options, lane *controller.Reconciler) error {
-	if err := mgr.Add(lane.Inventory); err != nil {
+// addDriverController adds a driver's inventory and its orphan sweep to the manager.
+func addDriverController(mgr ctrl.Manager, o *Options, reconciler *controller.Reconciler) error {
+	if err := mgr.Add(reconciler.Inventory); err != nil {
 		return err
 	}
 	return mgr.Add(&inventory.Sweep{
-		Inventory: lane.Inventory, Epoch: lane.Epoch, Tell: lane.TellFinding,
+		Inventory: reconciler.Inventory, Epoch: reconciler.Epoch, Report: reconciler.ReportFinding,
 		Policy: inventory.OrphanPolicy(o.OrphanPolicy), Grace: o.OrphanGrace, Max: o.OrphanMax,
-		Cached: owners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
+		Cached: cachedOwners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
 		Live:   liveOwners(mgr.GetAPIReader()),
 	})
 }

@@ -10,8 +10,8 @@
 // mounts it, and changes it until it powers off. It serves:
 //
 //	/        a report, as JSON: see report
-//	/burn    burns CPU from now on
-//	/eat?mib=N  has so much memory taken, no more and no less
+//	/burn    uses all CPU from now on
+//	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
 //	/off     powers off by itself
 package main
@@ -50,26 +50,26 @@ type disk struct {
 }
 
 func main() {
-	say("mounts", mounts())
+	logLine("mounts", mountFilesystems())
 	loadModules("/modules")
 	go powerButton()
-	say("network", network())
+	logLine("network", startNetwork())
 	boots, err := countBoot("/dev/vda")
-	say("disk", err)
-	say("file system", mountDisk("/dev/vda", "/disk"))
+	logLine("disk", err)
+	logLine("file system", mountDisk("/dev/vda", "/disk"))
 	r := newReport(boots)
 	fmt.Printf("drover linux guest %d is up\n", boots)
-	say("HTTP", serve(r))
+	logLine("HTTP", serveHTTP(r))
 	powerOff()
 }
 
-func say(what string, err error) {
+func logLine(what string, err error) {
 	if err != nil {
 		fmt.Printf("drover linux guest: %s: %v\n", what, err)
 	}
 }
 
-func mounts() error {
+func mountFilesystems() error {
 	for _, m := range []struct{ kind, path string }{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}} {
 		if err := os.MkdirAll(m.path, 0o750); err != nil {
 			return err
@@ -108,8 +108,8 @@ func loadModule(path string) error {
 	return unix.FinitModule(int(f.Fd()), "", 0)
 }
 
-// network sets the address that QEMU's user network expects.
-func network() error {
+// startNetwork sets the address that QEMU's user network expects.
+func startNetwork() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return err
@@ -223,32 +223,32 @@ func mountDisk(device, at string) error {
 
 func newReport(boots int) report {
 	var info unix.Sysinfo_t
-	say("sysinfo", unix.Sysinfo(&info))
+	logLine("sysinfo", unix.Sysinfo(&info))
 	return report{
-		Boots: boots, Cmdline: read("/proc/cmdline"), CPUs: runtime.NumCPU(),
-		MemoryKiB: info.Totalram * uint64(info.Unit) / 1024, Disks: disks(), Seed: seed(),
+		Boots: boots, Cmdline: readFile("/proc/cmdline"), CPUs: runtime.NumCPU(),
+		MemoryKiB: info.Totalram * uint64(info.Unit) / 1024, Disks: listDisks(), Seed: printSeed(),
 	}
 }
 
-func read(path string) string {
+func readFile(path string) string {
 	content, _ := os.ReadFile(path) //nolint:gosec // of this guest
 	return strings.TrimSpace(string(content))
 }
 
-func disks() map[string]disk {
+func listDisks() map[string]disk {
 	found := map[string]disk{}
 	dirs, _ := filepath.Glob("/sys/block/vd*")
 	for _, dir := range dirs {
-		sectors, _ := strconv.ParseInt(read(filepath.Join(dir, "size")), 10, 64)
+		sectors, _ := strconv.ParseInt(readFile(filepath.Join(dir, "size")), 10, 64)
 		found[filepath.Base(dir)] = disk{
-			Size: sectors * 512, Serial: read(filepath.Join(dir, "serial")), ReadOnly: read(filepath.Join(dir, "ro")) == "1",
+			Size: sectors * 512, Serial: readFile(filepath.Join(dir, "serial")), ReadOnly: readFile(filepath.Join(dir, "ro")) == "1",
 		}
 	}
 	return found
 }
 
-// seed reads the cloud-init disk, which is an ISO 9660 file system.
-func seed() map[string]string {
+// printSeed reads the cloud-init disk, which is an ISO 9660 file system.
+func printSeed() map[string]string {
 	const at = "/seed"
 	_ = os.MkdirAll(at, 0o750)
 	devices, _ := filepath.Glob("/dev/vd?")
@@ -267,7 +267,7 @@ func seed() map[string]string {
 	return nil
 }
 
-func serve(r report) error {
+func serveHTTP(r report) error {
 	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(r) })
 	http.HandleFunc("/burn", func(http.ResponseWriter, *http.Request) {
 		go func() {
@@ -278,9 +278,9 @@ func serve(r report) error {
 	})
 	http.HandleFunc("/eat", func(_ http.ResponseWriter, q *http.Request) {
 		mib, _ := strconv.Atoi(q.FormValue("mib"))
-		eaten = make([]byte, mib<<20)
-		for page := 0; page < len(eaten); page += os.Getpagesize() {
-			eaten[page] = 1
+		allocated = make([]byte, mib<<20)
+		for page := 0; page < len(allocated); page += os.Getpagesize() {
+			allocated[page] = 1
 		}
 		debug.FreeOSMemory()
 	})
@@ -293,7 +293,7 @@ func serve(r report) error {
 	return server.ListenAndServe()
 }
 
-var eaten []byte
+var allocated []byte
 
 // powerButton waits for the key of that name.
 func powerButton() {
@@ -330,6 +330,6 @@ func powerOff() {
 	fmt.Println("drover linux guest powers off")
 	_ = unix.Unmount("/disk", 0)
 	unix.Sync()
-	say("power off", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
+	logLine("power off", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 	select {}
 }

@@ -22,13 +22,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: pack DIR >initrd")
 		os.Exit(2)
 	}
-	if err := pack(os.Stdout, os.Args[1]); err != nil {
+	if err := packFolder(os.Stdout, os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "pack:", err)
 		os.Exit(1)
 	}
 }
 
-func pack(out io.Writer, dir string) error {
+func packFolder(out io.Writer, dir string) error {
 	compressed, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
 	if err != nil {
 		return err
@@ -38,9 +38,9 @@ func pack(out io.Writer, dir string) error {
 		if err != nil || path == dir {
 			return err
 		}
-		return a.add(dir, path, entry)
+		return a.addFile(dir, path, entry)
 	})
-	return errors.Join(err, a.entry("TRAILER!!!", 0, nil), compressed.Close())
+	return errors.Join(err, a.writeEntry("TRAILER!!!", 0, nil), compressed.Close())
 }
 
 type archive struct {
@@ -50,23 +50,23 @@ type archive struct {
 
 const folder, file = 0o040755, 0o100755
 
-func (a *archive) add(dir, path string, entry fs.DirEntry) error {
+func (a *archive) addFile(dir, path string, entry fs.DirEntry) error {
 	name, err := filepath.Rel(dir, path)
 	if err != nil {
 		return err
 	}
 	if entry.IsDir() {
-		return a.entry(name, folder, nil)
+		return a.writeEntry(name, folder, nil)
 	}
 	content, err := os.ReadFile(path) //nolint:gosec // the caller's
 	if err != nil {
 		return err
 	}
-	return a.entry(name, file, content)
+	return a.writeEntry(name, file, content)
 }
 
-// entry writes a header, the name and the content, each padded to 4 bytes.
-func (a *archive) entry(name string, mode int, content []byte) error {
+// writeEntry writes a header, the name and the content, each padded to 4 bytes.
+func (a *archive) writeEntry(name string, mode int, content []byte) error {
 	a.inode++
 	header := fmt.Sprintf("070701%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X",
 		a.inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name)+1, 0)

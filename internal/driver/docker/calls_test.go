@@ -26,34 +26,34 @@ func TestCallsPerLife(t *testing.T) {
 	d := newDriver(t, Options{Host: p.host()})
 	_, err := d.EngineID(t.Context())
 	must(t, err)
-	spec := vm(t, d, guestImages(t).plain)
+	spec := newSpec(t, d, guestImages(t).plain)
 	for _, step := range []struct {
 		what string
 		do   func()
 		want []string
 	}{
-		{"look before the creation", func() { listOf(t, d, spec.UID) }, []string{"GET /containers/json"}},
-		{"confirmation of the engine", func() { engineID(t, d) }, []string{"GET /networks/none"}},
-		{"creation", func() { awaitGuest(t.Context(), ensure(t, d, spec)) }, []string{
+		{"list before the creation", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
+		{"confirmation of the engine", func() { mustEngineID(t, d) }, []string{"GET /networks/none"}},
+		{"creation", func() { awaitGuest(t.Context(), mustEnsure(t, d, spec)) }, []string{
 			"GET /containers/json", "POST /containers/create", "POST /containers/ID/start", "GET /containers/ID/json",
 		}},
-		{"look after events", func() { listOf(t, d, spec.UID) }, []string{"GET /containers/json", "GET /containers/ID/json"}},
+		{"list after events", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json", "GET /containers/ID/json"}},
 		{"stop", func() {
 			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-			ensure(t, d, spec)
+			mustEnsure(t, d, spec)
 		}, []string{
 			"GET /containers/json", "GET /containers/ID/json", "POST /containers/ID/kill", "GET /containers/ID/json",
 		}},
-		{"wait for the end", func() { reach(t, d, spec, driver.StateStopped) }, nil},
+		{"wait for the end", func() { ensureState(t, d, spec, driver.StateStopped) }, nil},
 		{"removal", func() { must(t, d.Delete(t.Context(), spec.Target, false)) }, []string{
 			"GET /containers/json", "DELETE /containers/ID",
 		}},
-		{"look after the removal", func() { listOf(t, d, spec.UID) }, []string{"GET /containers/json"}},
+		{"list after the removal", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
 	} {
-		p.forget()
+		p.resetRequests()
 		step.do()
-		if have := p.calls(); step.want != nil && !slices.Equal(have, step.want) {
-			t.Errorf("%s: the engine was asked\n  %q, want\n  %q", step.what, have, step.want)
+		if have := p.requestTexts(); step.want != nil && !slices.Equal(have, step.want) {
+			t.Errorf("%s: the requests are\n  %q, want\n  %q", step.what, have, step.want)
 		}
 	}
 }
@@ -63,18 +63,18 @@ var (
 	callID      = regexp.MustCompile(`/containers/[0-9a-f]{64}`)
 )
 
-// calls returns the requests since forget, without the parts that differ each time.
-func (p *proxy) calls() []string {
+// requestTexts returns the requests since resetRequests, without the parts that differ each time.
+func (p *engineProxy) requestTexts() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := slices.Clone(p.passed)
+	all := slices.Clone(p.requests)
 	for n, one := range all {
 		all[n] = callID.ReplaceAllString(callVersion.ReplaceAllString(one, "/"), "/containers/ID")
 	}
 	return all
 }
 
-func engineID(t *testing.T, d *Driver) string {
+func mustEngineID(t *testing.T, d *Driver) string {
 	t.Helper()
 	id, err := d.EngineID(t.Context())
 	must(t, err)
@@ -88,13 +88,13 @@ func TestEngineIDOfAnotherEngine(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
-	first := engineID(t, d)
-	if p.forget(); engineID(t, d) != first || p.count("GET", "/info") != 0 {
-		t.Errorf("the same engine was asked %q for the id that it had given", p.calls())
+	first := mustEngineID(t, d)
+	if p.resetRequests(); mustEngineID(t, d) != first || p.countRequests("GET", "/info") != 0 {
+		t.Errorf("the requests to the same engine for its id are %q, want none of /info", p.requestTexts())
 	}
 
 	var other atomic.Value // what another engine answers, by the path's last part
-	p.answer(func(w http.ResponseWriter, r *http.Request) bool {
+	p.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		answers, _ := other.Load().(map[string]any)
 		answer, ok := answers[path.Base(r.URL.Path)]
 		if !ok {
@@ -109,17 +109,17 @@ func TestEngineIDOfAnotherEngine(t *testing.T) {
 		return true
 	})
 	other.Store(map[string]any{"none": map[string]string{"Id": strings.Repeat("1", 64)}, "info": map[string]any{"ID": "other"}})
-	if id := engineID(t, d); id != "other" {
+	if id := mustEngineID(t, d); id != "other" {
 		t.Errorf("another engine has the id %q, want other", id)
 	}
 	other.Store(map[string]any{})
-	if id := engineID(t, d); id != first {
+	if id := mustEngineID(t, d); id != first {
 		t.Errorf("the first engine is back with the id %q, want %q", id, first)
 	}
 	for _, code := range []int{http.StatusNotFound, http.StatusForbidden} {
 		for _, id := range []string{"a", "b"} {
 			other.Store(map[string]any{"none": code, "info": map[string]any{"ID": id}})
-			if have := engineID(t, d); have != id {
+			if have := mustEngineID(t, d); have != id {
 				t.Errorf("an engine that answers %d about its network has the id %q, want %q", code, have, id)
 			}
 		}
@@ -131,33 +131,33 @@ func TestIdentityEndsWithTheConnection(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
-	id := engineID(t, d)
-	p.lose()
+	id := mustEngineID(t, d)
+	p.disconnect()
 	_, err := d.EngineID(t.Context())
 	wantError(t, err, driver.ErrUnavailable, "", "")
-	p.restore()
-	p.forget()
-	if again := engineID(t, d); again != id || p.count("GET", "/info") != 1 {
-		t.Errorf("after an outage the id is %q and the engine was asked %q, want %q and one question for it", again, p.calls(), id)
+	p.reconnect()
+	p.resetRequests()
+	if again := mustEngineID(t, d); again != id || p.countRequests("GET", "/info") != 1 {
+		t.Errorf("after an outage the id is %q after the requests %q, want %q and one request of /info", again, p.requestTexts(), id)
 	}
 }
 
-// TestSignalIsNoNews checks that a signal which the guest ignores causes no event, so
+// TestSignalCausesNoEvent checks that a signal which the guest ignores causes no event, so
 // that the next event is about a real change.
-func TestSignalIsNoNews(t *testing.T) {
+func TestSignalCausesNoEvent(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	stopped, paused := vm(t, d, guestImages(t).stubborn), vm(t, d, guestImages(t).plain)
+	stopped, paused := newSpec(t, d, guestImages(t).stubborn), newSpec(t, d, guestImages(t).plain)
 	for _, spec := range []driver.ServerSpec{stopped, paused} {
-		awaitGuest(t.Context(), reach(t, d, spec, driver.StateRunning))
+		awaitGuest(t.Context(), ensureState(t, d, spec, driver.StateRunning))
 	}
 	events, err := d.Watch(t.Context())
 	must(t, err)
 	stopped.Power, stopped.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-	ensure(t, d, stopped)
+	mustEnsure(t, d, stopped)
 	paused.Power = driver.PowerPaused
-	ensure(t, d, paused)
+	mustEnsure(t, d, paused)
 	if uid := <-events; uid != paused.UID {
-		t.Errorf("the first news is of %s, want it of %s, which was paused", uid, paused.UID)
+		t.Errorf("the first event is of %s, want it of %s, which was paused", uid, paused.UID)
 	}
 }

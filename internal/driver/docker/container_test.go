@@ -21,20 +21,20 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-func inspect(t *testing.T, id string) container.InspectResponse {
+func inspectRaw(t *testing.T, id string) container.InspectResponse {
 	t.Helper()
 	res, err := guestImages(t).client.ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
 	must(t, err)
 	return res.Container
 }
 
-// byHand creates a container as a person would.
-func byHand(t *testing.T, name string, labels map[string]string) string {
+// createUnmanaged creates a container without the driver.
+func createUnmanaged(t *testing.T, name string, labels map[string]string) string {
 	t.Helper()
-	return create(t, name, &container.Config{Image: guestImages(t).plain, Labels: labels})
+	return createContainer(t, name, &container.Config{Image: guestImages(t).plain, Labels: labels})
 }
 
-func create(t *testing.T, name string, config *container.Config) string {
+func createContainer(t *testing.T, name string, config *container.Config) string {
 	t.Helper()
 	g := guestImages(t)
 	res, err := g.client.ContainerCreate(t.Context(), client.ContainerCreateOptions{Name: name, Config: config})
@@ -46,7 +46,7 @@ func create(t *testing.T, name string, config *container.Config) string {
 	return res.ID
 }
 
-func TestCreatedAsAsked(t *testing.T) {
+func TestCreatedAsSpecified(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
 	for name, c := range map[string]struct {
@@ -60,10 +60,10 @@ func TestCreatedAsAsked(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			spec := vm(t, d, guestImages(t).plain)
+			spec := newSpec(t, d, guestImages(t).plain)
 			spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1500, 64e6, c.policy
-			s := reach(t, d, spec, driver.StateRunning)
-			in := inspect(t, s.ID)
+			s := ensureState(t, d, spec, driver.StateRunning)
+			in := inspectRaw(t, s.ID)
 			host := in.HostConfig
 			if host.NanoCPUs != 1500000000 || host.Memory != 64000000 || host.MemorySwap != 64000000 || host.RestartPolicy.Name != c.want {
 				t.Errorf("got %d nano CPUs, %d memory, %d with swap, policy %s", host.NanoCPUs, host.Memory, host.MemorySwap, host.RestartPolicy.Name)
@@ -91,17 +91,17 @@ func TestNameConflict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			spec := vm(t, d, guestImages(t).plain)
-			id := byHand(t, containerName(spec), labels)
+			spec := newSpec(t, d, guestImages(t).plain)
+			id := createUnmanaged(t, containerName(spec), labels)
 			_, err := d.Ensure(t.Context(), spec)
 			wantError(t, err, driver.ErrRetry, driver.ReasonNameConflict, containerName(spec), shortID(id), labels[LabelCluster], "rename or remove it")
 			wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
-			if in := inspect(t, id); in.State.Status != container.StateCreated {
+			if in := inspectRaw(t, id); in.State.Status != container.StateCreated {
 				t.Errorf("the other container is %s, want it untouched", in.State.Status)
 			}
 			_, err = guestImages(t).client.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{})
 			must(t, err)
-			reach(t, d, spec, driver.StateRunning)
+			ensureState(t, d, spec, driver.StateRunning)
 		})
 	}
 }
@@ -109,9 +109,9 @@ func TestNameConflict(t *testing.T) {
 func TestDuplicate(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
-	first := reach(t, d, spec, driver.StateRunning)
-	second := byHand(t, "", map[string]string{LabelUID: string(spec.UID), LabelCluster: d.ClusterID})
+	spec := newSpec(t, d, guestImages(t).plain)
+	first := ensureState(t, d, spec, driver.StateRunning)
+	second := createUnmanaged(t, "", map[string]string{LabelUID: string(spec.UID), LabelCluster: d.ClusterID})
 	off := spec
 	off.Power = driver.PowerOff
 	_, err := d.Ensure(t.Context(), off)
@@ -120,10 +120,10 @@ func TestDuplicate(t *testing.T) {
 		err = d.Delete(t.Context(), spec.Target, retain)
 		wantError(t, err, driver.ErrRetry, driver.ReasonDuplicate, first.ID, second)
 	}
-	if all := listOf(t, d, spec.UID); len(all) != 2 {
+	if all := mustList(t, d, spec.UID); len(all) != 2 {
 		t.Errorf("List shows %+v, want both", all)
 	}
-	if inspect(t, first.ID).State.Status != container.StateRunning || inspect(t, second).State.Status != container.StateCreated {
+	if inspectRaw(t, first.ID).State.Status != container.StateRunning || inspectRaw(t, second).State.Status != container.StateCreated {
 		t.Error("one of them was touched")
 	}
 }
@@ -131,15 +131,15 @@ func TestDuplicate(t *testing.T) {
 func TestRenamedByHand(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
-	before := reach(t, d, spec, driver.StateRunning)
+	spec := newSpec(t, d, guestImages(t).plain)
+	before := ensureState(t, d, spec, driver.StateRunning)
 	name := "by-hand-" + randomText()
 	_, err := guestImages(t).client.ContainerRename(t.Context(), before.ID, client.ContainerRenameOptions{NewName: name})
 	must(t, err)
-	if s := ensure(t, d, spec); s.ID != before.ID || s.Run != before.Run {
+	if s := mustEnsure(t, d, spec); s.ID != before.ID || s.Run != before.Run {
 		t.Errorf("after the rename it is %+v, want it unchanged: %+v", s, before)
 	}
-	if got := inspect(t, before.ID).Name; got != "/"+name {
+	if got := inspectRaw(t, before.ID).Name; got != "/"+name {
 		t.Errorf("the name is %s, want %s left alone", got, name)
 	}
 	must(t, d.Delete(t.Context(), spec.Target, false))
@@ -148,16 +148,16 @@ func TestRenamedByHand(t *testing.T) {
 func TestRetained(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
+	spec := newSpec(t, d, guestImages(t).plain)
 	spec.RestartPolicy = driver.RestartAlways
-	s := reach(t, d, spec, driver.StateRunning)
-	byHand(t, containerName(spec)+RetainedSuffix, nil) // a name that is taken is no obstacle
+	s := ensureState(t, d, spec, driver.StateRunning)
+	createUnmanaged(t, containerName(spec)+RetainedSuffix, nil) // a name that is taken is no obstacle
 	must(t, d.Delete(t.Context(), spec.Target, true))
-	in := inspect(t, s.ID)
+	in := inspectRaw(t, s.ID)
 	if !strings.HasSuffix(in.Name, RetainedSuffix) || in.State.Status != container.StateRunning || in.HostConfig.RestartPolicy.Name != "unless-stopped" {
 		t.Errorf("released it is %s, %s, %s", in.Name, in.State.Status, in.HostConfig.RestartPolicy.Name)
 	}
-	if all := listOf(t, d); len(all) != 1 || !all[0].Retained || all[0].Run != s.Run {
+	if all := mustList(t, d); len(all) != 1 || !all[0].Retained || all[0].Run != s.Run {
 		t.Errorf("List shows %+v, want the released server", all)
 	}
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
@@ -185,11 +185,11 @@ func TestRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			spec := vm(t, d, guestImages(t).plain)
+			spec := newSpec(t, d, guestImages(t).plain)
 			c.change(&spec)
 			_, err := d.Ensure(t.Context(), spec)
 			wantError(t, err, c.kind, "", c.texts...)
-			if all := listOf(t, d, spec.UID); len(all) != 0 {
+			if all := mustList(t, d, spec.UID); len(all) != 0 {
 				t.Errorf("it left %+v", all)
 			}
 		})
@@ -200,12 +200,12 @@ func TestRefused(t *testing.T) {
 func TestRefusedSpecStops(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
-	reach(t, d, spec, driver.StateRunning)
+	spec := newSpec(t, d, guestImages(t).plain)
+	ensureState(t, d, spec, driver.StateRunning)
 	spec.UserData, spec.Image.Source = driver.NewSecret("x"), "https://x/y.img"
 	off := spec
 	off.Power = driver.PowerOff
-	reach(t, d, off, driver.StateStopped)
+	ensureState(t, d, off, driver.StateStopped)
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrInvalid, "")
 }
@@ -213,19 +213,19 @@ func TestRefusedSpecStops(t *testing.T) {
 func TestRootDiskIsNoted(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
+	spec := newSpec(t, d, guestImages(t).plain)
 	spec.RootDiskBytes = 40e9
 	for _, want := range []string{"40G", "50G"} {
 		note := "rootDisk " + want + " is not enforced: most Docker storage drivers cannot limit it"
-		if s := reach(t, d, spec, driver.StateRunning); s.Note != note {
+		if s := ensureState(t, d, spec, driver.StateRunning); s.Note != note {
 			t.Errorf("Ensure notes %q, want %q", s.Note, note)
 		}
-		if s := listOf(t, d, spec.UID)[0]; s.Note != note {
+		if s := mustList(t, d, spec.UID)[0]; s.Note != note {
 			t.Errorf("List notes %q, want %q", s.Note, note)
 		}
 		spec.RootDiskBytes = 50e9
 	}
-	if s := listOf(t, newDriver(t, d.Options), spec.UID)[0]; !strings.Contains(s.Note, "rootDisk 40G") {
+	if s := mustList(t, newDriver(t, d.Options), spec.UID)[0]; !strings.Contains(s.Note, "rootDisk 40G") {
 		t.Errorf("after a restart List notes %q, want what the container was made with", s.Note)
 	}
 }
@@ -233,12 +233,12 @@ func TestRootDiskIsNoted(t *testing.T) {
 // freePort returns a port that is free now, and most likely when it is needed.
 func freePort(t *testing.T) int32 {
 	t.Helper()
-	l := listen(t, 0)
+	l := listenOn(t, 0)
 	defer func() { _ = l.Close() }()
 	return int32(l.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
 }
 
-func listen(t *testing.T, port int32) net.Listener {
+func listenOn(t *testing.T, port int32) net.Listener {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", port))
 	must(t, err)
@@ -247,7 +247,7 @@ func listen(t *testing.T, port int32) net.Listener {
 
 func answersAt(t *testing.T, port string) error {
 	t.Helper()
-	code, err := get(t.Context(), "http://127.0.0.1:"+port+"/")
+	code, err := httpGet(t.Context(), "http://127.0.0.1:"+port+"/")
 	if err == nil && code != http.StatusOK {
 		err = fmt.Errorf("status %d", code)
 	}
@@ -257,28 +257,28 @@ func answersAt(t *testing.T, port string) error {
 func TestPorts(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
+	spec := newSpec(t, d, guestImages(t).plain)
 	fixed := freePort(t)
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostPort: fixed}, {Name: "any", Port: 81}, {Name: "dns", Protocol: "UDP", Port: 53}}
-	s := reach(t, d, spec, driver.StateRunning)
-	until(t, "the published port", func() error { return answersAt(t, fmt.Sprint(fixed)) })
+	s := ensureState(t, d, spec, driver.StateRunning)
+	eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprint(fixed)) })
 	if open := s.Ports; len(open) != 3 || open[0].Protocol != "UDP" || open[0].HostPort == 0 || open[2].HostPort == 0 ||
 		open[1] != (driver.Port{Protocol: "TCP", Port: 80, HostPort: fixed}) {
 		t.Errorf("open are %+v", open)
 	}
-	if listed := listOf(t, d, spec.UID)[0]; !slices.Equal(listed.Ports, s.Ports) || !slices.Equal(listed.Addresses, s.Addresses) {
+	if listed := mustList(t, d, spec.UID)[0]; !slices.Equal(listed.Ports, s.Ports) || !slices.Equal(listed.Addresses, s.Addresses) {
 		t.Errorf("List shows %+v, Ensure %+v", listed, s)
 	}
 
 	changed := spec
 	changed.Ports = []driver.Port{{Port: 80}}
-	waiting := ensure(t, d, changed)
+	waiting := mustEnsure(t, d, changed)
 	if !slices.Equal(waiting.Pending, []string{"ports"}) || waiting.Run != s.Run {
 		t.Errorf("with changed ports it is %+v, want them pending and the run %s", waiting, s.Run)
 	}
 	changed.RestartRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
 	var after driver.Server
-	until(t, "the restart", func() (err error) {
+	eventually(t, "the restart", func() (err error) {
 		after, err = d.Ensure(t.Context(), changed)
 		if err == nil && (after.State != driver.StateRunning || after.Run == s.Run || len(after.Pending) > 0) {
 			err = fmt.Errorf("it is %+v", after)
@@ -288,7 +288,7 @@ func TestPorts(t *testing.T) {
 	if len(after.Ports) != 1 {
 		t.Fatalf("open are %+v, want one", after.Ports)
 	}
-	until(t, "the port that the engine chose", func() error { return answersAt(t, fmt.Sprint(after.Ports[0].HostPort)) })
+	eventually(t, "the port that the engine chose", func() error { return answersAt(t, fmt.Sprint(after.Ports[0].HostPort)) })
 }
 
 func TestPortConflict(t *testing.T) {
@@ -296,13 +296,13 @@ func TestPortConflict(t *testing.T) {
 	d := newDriver(t, Options{})
 	for name, take := range map[string]func(t *testing.T, port int32) (free func()){
 		"container": func(t *testing.T, port int32) func() {
-			spec := vm(t, d, guestImages(t).plain)
+			spec := newSpec(t, d, guestImages(t).plain)
 			spec.Ports = []driver.Port{{Port: 80, HostPort: port}}
-			reach(t, d, spec, driver.StateRunning)
+			ensureState(t, d, spec, driver.StateRunning)
 			return func() { must(t, d.Delete(t.Context(), spec.Target, false)) }
 		},
 		"program": func(t *testing.T, port int32) func() {
-			l := listen(t, port)
+			l := listenOn(t, port)
 			return func() { must(t, l.Close()) }
 		},
 	} {
@@ -310,18 +310,18 @@ func TestPortConflict(t *testing.T) {
 			t.Parallel()
 			port := freePort(t)
 			free := take(t, port)
-			spec := vm(t, d, guestImages(t).plain)
+			spec := newSpec(t, d, guestImages(t).plain)
 			spec.Ports = []driver.Port{{Port: 81}, {Port: 80, HostPort: port}}
 			for range 2 {
 				_, err := d.Ensure(t.Context(), spec)
 				wantError(t, err, driver.ErrRetry, driver.ReasonPortConflict, fmt.Sprintf("spec.ports[1].hostPort: host port %d is taken", port))
-				if all := listOf(t, d, spec.UID); len(all) != 1 || all[0].State != driver.StateStopped || all[0].Exit != nil {
+				if all := mustList(t, d, spec.UID); len(all) != 1 || all[0].State != driver.StateStopped || all[0].Exit != nil {
 					t.Fatalf("List shows %+v, want the container, never started", all)
 				}
 			}
 			free()
-			reach(t, d, spec, driver.StateRunning)
-			until(t, "the published port", func() error { return answersAt(t, fmt.Sprint(port)) })
+			ensureState(t, d, spec, driver.StateRunning)
+			eventually(t, "the published port", func() error { return answersAt(t, fmt.Sprint(port)) })
 		})
 	}
 }
@@ -331,25 +331,25 @@ func TestDefaultImage(t *testing.T) {
 	t.Parallel()
 	g := guestImages(t)
 	d := newDriver(t, Options{Image: g.plain})
-	spec := vm(t, d, "")
-	first := reach(t, d, spec, driver.StateRunning)
+	spec := newSpec(t, d, "")
+	first := ensureState(t, d, spec, driver.StateRunning)
 	o := d.Options
 	o.Image = g.other
 	d = newDriver(t, o)
 	for _, source := range []string{"", g.plain, "docker.io/library/" + g.plain} {
 		spec.Image.Source = source
-		if s := ensure(t, d, spec); s.Run != first.Run || len(s.Pending) != 0 {
+		if s := mustEnsure(t, d, spec); s.Run != first.Run || len(s.Pending) != 0 {
 			t.Errorf("with the image %q it is %+v, want it unchanged", source, s)
 		}
 	}
 	spec.Image.Source = g.other
-	if s := ensure(t, d, spec); !slices.Equal(s.Pending, []string{"image"}) {
+	if s := mustEnsure(t, d, spec); !slices.Equal(s.Pending, []string{"image"}) {
 		t.Errorf("with another image it is %+v, want that pending", s)
 	}
 	spec.Image.Source = ""
 	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
-	until(t, "the restart", func() error {
-		if s := ensure(t, d, spec); s.State != driver.StateRunning || s.Run == first.Run || s.ID != first.ID {
+	eventually(t, "the restart", func() error {
+		if s := mustEnsure(t, d, spec); s.State != driver.StateRunning || s.Run == first.Run || s.ID != first.ID {
 			return fmt.Errorf("it is %+v", s)
 		}
 		return nil
@@ -370,45 +370,64 @@ func TestStoppedForGood(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			spec := vm(t, d, c.image)
+			spec := newSpec(t, d, c.image)
 			spec.RestartPolicy = driver.RestartAlways
-			reach(t, d, spec, c.state)
+			ensureState(t, d, spec, c.state)
 			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-			s := reach(t, d, spec, driver.StateStopped)
+			s := ensureState(t, d, spec, driver.StateStopped)
 			for began := time.Now(); time.Since(began) < 2*time.Second; {
-				if in := inspect(t, s.ID); in.State.Running || in.State.Restarting {
+				if in := inspectRaw(t, s.ID); in.State.Running || in.State.Restarting {
 					t.Fatalf("after %v it is %s again", time.Since(began), in.State.Status)
 				}
 			}
 			spec.Power = driver.PowerOn
-			reach(t, d, spec, c.state)
+			ensureState(t, d, spec, c.state)
 		})
 	}
 }
 
-func TestStopIsTold(t *testing.T) {
+func TestStopIsReported(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).stubborn)
-	first := reach(t, d, spec, driver.StateRunning)
+	spec := newSpec(t, d, guestImages(t).stubborn)
+	first := ensureState(t, d, spec, driver.StateRunning)
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	want := "stopping, forced at " + spec.StopBy.UTC().Format(time.TimeOnly) + " UTC"
-	for _, s := range []driver.Server{ensure(t, d, spec), ensure(t, d, spec), listOf(t, d)[0], listOf(t, d, spec.UID)[0]} {
+	for _, s := range []driver.Server{mustEnsure(t, d, spec), mustEnsure(t, d, spec), mustList(t, d)[0], mustList(t, d, spec.UID)[0]} {
 		if s.State != driver.StateStopping || s.Progress != want || s.Run != first.Run {
 			t.Errorf("got %+v, want it %q", s, want)
 		}
 	}
 	// A stop that was begun is completed, and then the spec applies.
 	spec.Power = driver.PowerOn
-	if s := ensure(t, d, spec); s.State != driver.StateStopping {
+	if s := mustEnsure(t, d, spec); s.State != driver.StateStopping {
 		t.Errorf("got %+v, want it to go on stopping", s)
 	}
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
-	if s := reach(t, d, spec, driver.StateStopped); s.Exit == nil || s.Exit.Code != 137 {
+	if s := ensureState(t, d, spec, driver.StateStopped); s.Exit == nil || s.Exit.Code != 137 {
 		t.Errorf("got %+v, want it killed", s)
 	}
 	spec.Power = driver.PowerOn
-	reach(t, d, spec, driver.StateRunning)
+	ensureState(t, d, spec, driver.StateRunning)
+}
+
+// TestStopAfterForcedStop checks that a run gets its grace period although an earlier run
+// of the same container was killed.
+func TestStopAfterForcedStop(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := newSpec(t, d, guestImages(t).plain)
+	for _, c := range []struct {
+		grace time.Duration
+		want  int
+	}{{-time.Hour, 137}, {time.Hour, 0}} {
+		spec.Power = driver.PowerOn
+		ensureState(t, d, spec, driver.StateRunning)
+		spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(c.grace)
+		if s := ensureState(t, d, spec, driver.StateStopped); s.Exit == nil || s.Exit.Code != c.want {
+			t.Errorf("with %v to stop it ended with %+v, want the code %d", c.grace, s.Exit, c.want)
+		}
+	}
 }
 
 // TestRepairedBetweenRuns checks that a guest that cannot run gets its new image
@@ -416,27 +435,27 @@ func TestStopIsTold(t *testing.T) {
 func TestRepairedBetweenRuns(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).failing)
+	spec := newSpec(t, d, guestImages(t).failing)
 	spec.RestartPolicy = driver.RestartAlways
-	s := reach(t, d, spec, driver.StateRestarting)
+	s := ensureState(t, d, spec, driver.StateRestarting)
 	if s.Exit == nil || s.Exit.Code != 3 || s.Exit.Reason != "Error" {
 		t.Errorf("between runs it is %+v, want the exit code 3", s)
 	}
 	spec.Image.Source = guestImages(t).plain
-	reach(t, d, spec, driver.StateRunning)
+	ensureState(t, d, spec, driver.StateRunning)
 }
 
 func TestResizeLive(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
+	spec := newSpec(t, d, guestImages(t).plain)
 	spec.MemoryBytes = 64e6
-	first := reach(t, d, spec, driver.StateRunning)
-	tellGuest(t, first, "/memory?bytes=%d", 30<<20)
+	first := ensureState(t, d, spec, driver.StateRunning)
+	callGuest(t, first, "/memory?bytes=%d", 30<<20)
 
 	spec.CPUMilli, spec.MemoryBytes, spec.RestartPolicy = 1000, 128e6, driver.RestartAlways
-	s := ensure(t, d, spec)
-	in := inspect(t, s.ID).HostConfig
+	s := mustEnsure(t, d, spec)
+	in := inspectRaw(t, s.ID).HostConfig
 	if s.Run != first.Run || in.NanoCPUs != 1e9 || in.Memory != 128e6 || in.MemorySwap != 128e6 || in.RestartPolicy.Name != "unless-stopped" {
 		t.Errorf("grown it is %+v with %+v", s, in.Resources)
 	}
@@ -445,7 +464,7 @@ func TestResizeLive(t *testing.T) {
 	small.MemoryBytes = 16e6
 	_, err := d.Ensure(t.Context(), small)
 	wantError(t, err, driver.ErrRetry, "", "spec.resource.memory", "16M is less than the ", "in use")
-	if s := listOf(t, d, spec.UID)[0]; s.Run != first.Run || s.Applied.MemoryBytes != 128e6 {
+	if s := mustList(t, d, spec.UID)[0]; s.Run != first.Run || s.Applied.MemoryBytes != 128e6 {
 		t.Errorf("after a refused shrink it is %+v", s)
 	}
 	huge := spec
@@ -455,14 +474,14 @@ func TestResizeLive(t *testing.T) {
 
 	// A size that the host cannot provide does not keep a server on.
 	huge.Power, huge.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-	until(t, "the stop", func() error {
+	eventually(t, "the stop", func() error {
 		_, err := d.Ensure(t.Context(), huge)
-		if all := listOf(t, d, spec.UID); all[0].State != driver.StateStopped {
+		if all := mustList(t, d, spec.UID); all[0].State != driver.StateStopped {
 			return fmt.Errorf("it is %+v, Ensure gave %w", all, errors.Join(err, driver.ErrRetry))
 		}
 		return nil
 	})
-	reach(t, d, small, driver.StateRunning) // it fits now
+	ensureState(t, d, small, driver.StateRunning) // it fits now
 }
 
 // TestOutOfMemory tries more than once: on a busy host the engine may see the end of a
@@ -470,12 +489,12 @@ func TestResizeLive(t *testing.T) {
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
+	spec := newSpec(t, d, guestImages(t).plain)
 	var s driver.Server
 	for range 5 {
-		s = reach(t, d, spec, driver.StateRunning)
-		_, _ = get(t.Context(), fmt.Sprintf("http://%s/memory?bytes=%d", s.Addresses[0], 2*spec.MemoryBytes))
-		s = seen(t, d, spec.UID, "its end", func(s driver.Server) bool { return s.State == driver.StateStopped })
+		s = ensureState(t, d, spec, driver.StateRunning)
+		_, _ = httpGet(t.Context(), fmt.Sprintf("http://%s/memory?bytes=%d", s.Addresses[0], 2*spec.MemoryBytes))
+		s = awaitListed(t, d, spec.UID, "its end", func(s driver.Server) bool { return s.State == driver.StateStopped })
 		if s.Exit == nil || s.Exit.Code != 137 {
 			t.Fatalf("it ended with %+v, want it killed", s.Exit)
 		}
@@ -486,14 +505,14 @@ func TestOutOfMemory(t *testing.T) {
 	t.Errorf("it ended with %+v, want it killed for its use of memory", s.Exit)
 }
 
-// TestAdoptHalfMade simulates a crash between creating and starting.
-func TestAdoptHalfMade(t *testing.T) {
+// TestAdoptUnstarted simulates a crash between creating and starting.
+func TestAdoptUnstarted(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
-	half, err := d.createContainer(t.Context(), spec)
+	spec := newSpec(t, d, guestImages(t).plain)
+	half, err := d.createInstance(t.Context(), spec)
 	must(t, err)
-	s := reach(t, newDriver(t, d.Options), spec, driver.StateRunning)
+	s := ensureState(t, newDriver(t, d.Options), spec, driver.StateRunning)
 	if s.ID != half.id {
 		t.Errorf("Ensure made %s, want %s adopted", s.ID, half.id)
 	}
@@ -505,30 +524,30 @@ func TestLateSecondLeader(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
-	spec := vm(t, d, guestImages(t).plain)
+	spec := newSpec(t, d, guestImages(t).plain)
 	winner := newDriver(t, Options{ClusterID: d.ClusterID})
 	var won driver.Server
-	p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
+	p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, "/containers/create") && won.ID == "" {
-			won = ensure(t, winner, spec)
+			won = mustEnsure(t, winner, spec)
 		}
 		return false
 	})
-	if s := ensure(t, d, spec); s.ID != won.ID || s.Run != won.Run || s.State != driver.StateRunning {
+	if s := mustEnsure(t, d, spec); s.ID != won.ID || s.Run != won.Run || s.State != driver.StateRunning {
 		t.Errorf("the second got %+v, want %+v", s, won)
 	}
 }
 
-func TestGoneMeanwhile(t *testing.T) {
+func TestEnsureAfterDelete(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
-	spec := vm(t, d, guestImages(t).plain)
-	s := reach(t, d, spec, driver.StateRunning)
+	spec := newSpec(t, d, guestImages(t).plain)
+	s := ensureState(t, d, spec, driver.StateRunning)
 	spec.ID = s.ID
 	must(t, d.Delete(t.Context(), spec.Target, false))
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrNotFound, "")
-	if all := listOf(t, d); len(all) != 0 {
+	if all := mustList(t, d); len(all) != 0 {
 		t.Errorf("Ensure of a container that is gone made %+v", all)
 	}
 	other := driver.Target{UID: uuid.NewUUID(), ID: s.ID}

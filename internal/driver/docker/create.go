@@ -7,167 +7,127 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"strconv"
+	"regexp"
 	"time"
 
-	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/network"
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// create makes the container of a UID that has none, once its image is present. It
+// createServer makes the container of a UID that has none, once its image is present. It
 // does not check for the image first: the engine refuses to create one without.
-func (d *Driver) create(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	if err := d.checkCapacity(ctx, spec); err != nil {
 		return driver.Server{}, err
 	}
-	if spec.Image.PullPolicy != driver.PullAlways && len(d.fetches.Pending(spec.UID)) == 0 {
-		r, err := d.createContainer(ctx, spec)
+	if spec.Image.PullPolicy != driver.PullAlways && len(d.fetches.PendingServers(spec.UID)) == 0 {
+		i, err := d.createInstance(ctx, spec)
 		if err == nil {
-			return d.converge(ctx, spec, r)
+			return i.convergeTo(ctx, spec)
 		}
 		if driver.ReasonOf(err) != driver.ReasonImageUnavailable {
 			return driver.Server{}, err
 		}
 	}
-	if waits, err := d.fetching(ctx, spec); err != nil {
+	if waits, err := d.ensureImage(ctx, spec); err != nil {
 		return driver.Server{}, err
 	} else if waits {
-		return d.fetches.Server(spec.UID), nil
+		return d.fetches.PendingServer(spec.UID), nil
 	}
-	r, err := d.createContainer(ctx, spec)
+	i, err := d.createInstance(ctx, spec)
 	if err != nil {
 		return driver.Server{}, err
 	}
-	return d.converge(ctx, spec, r)
+	return i.convergeTo(ctx, spec)
 }
 
-// createContainer creates a container, starts it unless it is to be off, and
+// createInstance creates a container, starts it unless it is to be off, and
 // inspects it.
-func (d *Driver) createContainer(ctx context.Context, spec driver.ServerSpec) (record, error) {
-	image, name := d.image(spec), containerName(spec)
+func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
+	image, name := d.imageReference(spec), containerName(spec)
 	var id string
-	err := d.change(ctx, "create container "+name, func(ctx context.Context, c *client.Client) error {
+	err := d.engine.Change(ctx, "create container "+name, func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerCreate(ctx, d.createOptions(spec, name, image))
 		id = res.ID
 		return err
 	})
-	if isConflict(err) {
-		return d.holder(ctx, spec, name)
+	if errdefs.IsConflict(err) {
+		return d.findNameHolder(ctx, spec, name)
 	}
 	if err != nil {
-		return record{}, explainCreate(spec, image, err)
+		return nil, explainCreate(spec, image, err)
 	}
-	d.fetches.Keep(spec.UID)
-	r := record{id: id}
+	d.fetches.ReleaseExcept(spec.UID)
+	i := &instance{driver: d, id: id}
 	if spec.Power != driver.PowerOff {
-		return r, d.power(ctx, spec, stepStart, &r) // it is new, so no inspection is needed first
+		return i, i.changePower(ctx, spec, stepStart) // it is new, so no inspection is needed first
 	}
-	return r, d.refresh(ctx, &r)
+	return i, i.refresh(ctx)
 }
 
-func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) client.ContainerCreateOptions {
-	exposed, bindings := portMaps(spec.Ports)
-	return client.ContainerCreateOptions{
-		Name: name,
-		Config: &container.Config{
-			Image:        image,
-			Hostname:     hostname(spec.Name),
-			Labels:       labels(spec, d.ClusterID, image),
-			ExposedPorts: exposed,
-		},
-		HostConfig: &container.HostConfig{
-			Resources:     resources(spec),
-			RestartPolicy: container.RestartPolicy{Name: restartMode(spec.RestartPolicy)},
-			PortBindings:  bindings,
-		},
+var (
+	diskFull       = regexp.MustCompile(`no space left on device`)
+	missingCommand = regexp.MustCompile(`(?i)no command specified`)
+	cpuOutOfRange  = regexp.MustCompile(`(?i)range of CPUs is from`)
+)
+
+// explainCreate classifies the engine's refusal to create a container.
+func explainCreate(spec driver.ServerSpec, image string, err error) error {
+	switch text := err.Error(); {
+	case errdefs.IsNotFound(err):
+		return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "image %s: %w", image, err))
+	case missingCommand.MatchString(text):
+		return driver.Errorf(driver.ErrInvalid, "spec.image.source: image %s has no command to run: %w", image, err)
+	case diskFull.MatchString(text), cpuOutOfRange.MatchString(text):
+		return driver.Errorf(driver.ErrExhausted, "%w", err)
+	case errdefs.IsInvalidArgument(err):
+		return driver.Errorf(driver.ErrInvalid, "the engine refuses %s/%s: %w", spec.Namespace, spec.Name, err)
 	}
-}
-
-// resources allows no swap: MemorySwap is the sum of memory and swap.
-func resources(spec driver.ServerSpec) container.Resources {
-	return container.Resources{NanoCPUs: spec.CPUMilli * 1e6, Memory: spec.MemoryBytes, MemorySwap: spec.MemoryBytes}
-}
-
-func restartMode(p driver.RestartPolicy) container.RestartPolicyMode {
-	switch p {
-	case driver.RestartOnFailure:
-		return container.RestartPolicyOnFailure
-	case driver.RestartNever:
-		return container.RestartPolicyDisabled
-	case driver.RestartAlways:
-	}
-	return container.RestartPolicyUnlessStopped
-}
-
-// portMaps publishes ports, on all addresses of the host if none is given. An empty
-// host port lets the engine choose.
-func portMaps(ports []driver.Port) (network.PortSet, network.PortMap) {
-	exposed, bindings := network.PortSet{}, network.PortMap{}
-	for _, p := range ports {
-		inside, ok := network.PortFrom(uint16(p.Port), network.IPProtocol(protocol(p))) //nolint:gosec // the API allows 1 to 65535
-		if !ok {
-			continue
-		}
-		outside := network.PortBinding{HostIP: hostIP(p)}
-		if p.HostPort != 0 {
-			outside.HostPort = strconv.Itoa(int(p.HostPort))
-		}
-		exposed[inside] = struct{}{}
-		bindings[inside] = append(bindings[inside], outside)
-	}
-	return exposed, bindings
-}
-
-// hostIP is the address to publish a port on; the zero value means all.
-func hostIP(p driver.Port) netip.Addr {
-	ip, _ := netip.ParseAddr(p.HostIP) // check has validated it
-	return ip
+	return err
 }
 
 const (
-	holderTries = 30
-	holderPause = 100 * time.Millisecond
+	nameHolderTries = 30
+	nameHolderPause = 100 * time.Millisecond
 )
 
-// holder returns the container that has the name if it is this server's, which
-// another leader created meanwhile, and else an error. Docker reserves the name
-// before the container becomes visible, so holder retries for a while.
-func (d *Driver) holder(ctx context.Context, spec driver.ServerSpec, name string) (record, error) {
-	for range holderTries {
-		if r, err := d.find(ctx, spec.Target); !errors.Is(err, driver.ErrNotFound) {
-			return r, err
+// findNameHolder returns the container that has the name, if that is this server's:
+// another leader has just created it. Any other holder is an error. Docker reserves the
+// name before the container becomes visible, so this retries for a while.
+func (d *Driver) findNameHolder(ctx context.Context, spec driver.ServerSpec, name string) (*instance, error) {
+	for range nameHolderTries {
+		if i, err := d.findInstance(ctx, spec.Target); !errors.Is(err, driver.ErrNotFound) {
+			return i, err
 		}
-		other, err := d.inspect(ctx, name)
+		other, err := d.inspectContainer(ctx, name)
 		switch {
 		case err == nil && (other.uid != spec.UID || other.cluster != d.ClusterID):
-			return record{}, nameConflict(other)
+			return nil, nameConflictError(other)
 		case err == nil:
 			return other, nil
-		case !isGone(err):
-			return record{}, err
+		case !errdefs.IsNotFound(err):
+			return nil, err
 		}
-		if err := d.wait(ctx, holderPause); err != nil {
-			return record{}, err
+		if err := d.waitFor(ctx, nameHolderPause); err != nil {
+			return nil, err
 		}
 	}
-	return record{}, driver.Errorf(driver.ErrRetry, "the container name %s is taken by a creation under way", name)
+	return nil, driver.Errorf(driver.ErrRetry, "the container name %s is taken by a creation under way", name)
 }
 
-func nameConflict(other record) error {
-	whose := "is not Drover's"
+func nameConflictError(other *instance) error {
+	owner := "is not Drover's"
 	if other.cluster != "" {
-		whose = fmt.Sprintf("belongs to VirtualMachine %s/%s of UID %s in the cluster %s", other.namespace, other.vm, other.uid, other.cluster)
+		owner = fmt.Sprintf("belongs to VirtualMachine %s/%s of UID %s in the cluster %s", other.namespace, other.vmName, other.uid, other.cluster)
 	}
 	return driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
-		"container %s has the name %s, which this server needs, and %s: rename or remove it, it is left alone", shortID(other.id), other.name, whose))
+		"container %s has the name %s, which this server needs, and %s: rename or remove it, it is left alone", shortID(other.id), other.name, owner))
 }
 
-// wait pauses for a short time, or until ctx ends.
-func (d *Driver) wait(ctx context.Context, pause time.Duration) error {
+// waitFor pauses for a short time, or until ctx ends.
+func (d *Driver) waitFor(ctx context.Context, pause time.Duration) error {
 	timer := d.Clock.NewTimer(pause)
 	defer timer.Stop()
 	select {

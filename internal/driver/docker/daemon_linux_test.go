@@ -59,7 +59,7 @@ func (d *daemon) start(t *testing.T) {
 		t.Fatalf("starting an engine, which hack/dockerd.sh installs: %v", err)
 	}
 	c := d.client(t)
-	until(t, "the engine of this test", func() error {
+	eventually(t, "the engine of this test", func() error {
 		_, err := c.Ping(t.Context(), client.PingOptions{})
 		return err
 	})
@@ -97,25 +97,25 @@ func TestEngineRestart(t *testing.T) {
 	d := newDriver(t, Options{Host: engine.host()})
 	id, err := d.EngineID(t.Context())
 	must(t, err)
-	on, off, never := vm(t, d, g.plain), vm(t, d, g.plain), vm(t, d, g.plain)
-	t.Cleanup(func() { deleteAll(t, d) })
+	on, off, never := newSpec(t, d, g.plain), newSpec(t, d, g.plain), newSpec(t, d, g.plain)
+	t.Cleanup(func() { deleteServers(t, d) })
 	before := map[types.UID]driver.Server{}
 	for _, spec := range []*driver.ServerSpec{&on, &off, &never} {
 		spec.RestartPolicy = driver.RestartAlways
 		if spec == &never {
 			spec.Power = driver.PowerOff
 		} else {
-			reach(t, d, *spec, driver.StateRunning)
+			ensureState(t, d, *spec, driver.StateRunning)
 		}
-		before[spec.UID] = ensure(t, d, *spec)
+		before[spec.UID] = mustEnsure(t, d, *spec)
 	}
 	off.Power, off.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-	before[off.UID] = reach(t, d, off, driver.StateStopped)
+	before[off.UID] = ensureState(t, d, off, driver.StateStopped)
 	events, err := d.Watch(t.Context())
 	must(t, err)
 
 	engine.stop(t)
-	until(t, "Watch to close", func() error {
+	eventually(t, "Watch to close", func() error {
 		if _, open := <-events; open {
 			return errors.New("it is open")
 		}
@@ -134,11 +134,11 @@ func TestEngineRestart(t *testing.T) {
 	if again != id {
 		t.Errorf("the engine's id was %s and is %s", id, again)
 	}
-	s := seen(t, d, on.UID, "what ran running again", func(s driver.Server) bool { return s.State == driver.StateRunning })
+	s := awaitListed(t, d, on.UID, "what ran running again", func(s driver.Server) bool { return s.State == driver.StateRunning })
 	if s.ID != before[on.UID].ID || s.Run == before[on.UID].Run {
 		t.Errorf("it is %+v, want another run of %+v", s, before[on.UID])
 	}
-	all := listOf(t, d)
+	all := mustList(t, d)
 	if len(all) != len(before) {
 		t.Errorf("List shows %+v, want the %d servers of before", all, len(before))
 	}
@@ -150,9 +150,9 @@ func TestEngineRestart(t *testing.T) {
 	}
 }
 
-func deleteAll(t *testing.T, d *Driver) {
+func deleteServers(t *testing.T, d *Driver) {
 	ctx := context.WithoutCancel(t.Context())
-	until(t, "the clean-up", func() error {
+	eventually(t, "the clean-up", func() error {
 		all, err := d.List(ctx)
 		for _, s := range all {
 			_ = d.Delete(ctx, driver.Target{UID: s.UID}, false)

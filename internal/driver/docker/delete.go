@@ -4,8 +4,10 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -17,65 +19,59 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	if err := driver.CheckUID(t.UID); err != nil {
 		return err
 	}
-	ctx, cancel := d.bound(ctx)
+	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	release, err := d.locks.acquire(ctx, t.UID)
+	unlock, err := d.lockServer(ctx, t.UID)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 
 	if err := d.fetches.Abandon(ctx, t.UID); err != nil {
 		return err
 	}
-	s, err := d.lookUp(ctx, t)
+	s, err := d.findSummary(ctx, t)
 	switch {
 	case err != nil:
 		return err
 	case retain:
-		return d.retain(ctx, s.ID, nameOf(s))
+		return d.instanceFromSummary(s).retain(ctx)
 	}
-	return d.remove(ctx, s.ID, true)
+	return d.instanceFromSummary(s).remove(ctx, true)
 }
 
 // remove removes the container together with its anonymous volumes.
-func (d *Driver) remove(ctx context.Context, id string, force bool) error {
-	err := d.change(ctx, "remove container "+shortID(id), func(ctx context.Context, c *client.Client) error {
-		_, err := c.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: force, RemoveVolumes: true})
-		return err
-	})
-	switch {
-	case isGone(err):
-		return driver.Errorf(driver.ErrNotFound, "%w", err)
-	case isConflict(err) && force:
+func (i *instance) remove(ctx context.Context, force bool) error {
+	err := changeContainer(ctx, i, "remove container "+shortID(i.id), (*client.Client).ContainerRemove,
+		client.ContainerRemoveOptions{Force: force, RemoveVolumes: true})
+	if errdefs.IsConflict(err) && force {
 		return nil // its removal is under way already
-	case isConflict(err):
-		return driver.Errorf(driver.ErrRetry, "%w", err)
 	}
-	return err
+	return explainRefusal(err)
 }
 
 // retain marks the container as released by renaming it, and does nothing else.
-func (d *Driver) retain(ctx context.Context, id, name string) error {
-	if name == "" {
-		name = shortID(id)
+func (i *instance) retain(ctx context.Context) error {
+	name := cmp.Or(i.name, shortID(i.id))
+	err := i.rename(ctx, name+RetainedSuffix)
+	if errdefs.IsConflict(err) {
+		err = i.rename(ctx, name+"."+shortID(i.id)+RetainedSuffix)
 	}
-	err := d.rename(ctx, id, name+RetainedSuffix)
-	if isConflict(err) {
-		err = d.rename(ctx, id, name+"."+shortID(id)+RetainedSuffix)
-	}
+	return explainRefusal(err)
+}
+
+func (i *instance) rename(ctx context.Context, name string) error {
+	return changeContainer(ctx, i, "rename container "+shortID(i.id)+" to "+name, (*client.Client).ContainerRename,
+		client.ContainerRenameOptions{NewName: name})
+}
+
+// explainRefusal classifies an error of removing or releasing a container.
+func explainRefusal(err error) error {
 	switch {
-	case isGone(err):
+	case errdefs.IsNotFound(err):
 		return driver.Errorf(driver.ErrNotFound, "%w", err)
-	case isConflict(err):
+	case errdefs.IsConflict(err):
 		return driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	return err
-}
-
-func (d *Driver) rename(ctx context.Context, id, name string) error {
-	return d.change(ctx, "rename container "+shortID(id)+" to "+name, func(ctx context.Context, c *client.Client) error {
-		_, err := c.ContainerRename(ctx, id, client.ContainerRenameOptions{NewName: name})
-		return err
-	})
 }

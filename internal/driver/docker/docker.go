@@ -4,15 +4,17 @@
 // Package docker runs servers as containers of a Docker Engine (20.10 or newer).
 //
 // Start with Ensure in ensure.go, which finds a server's container and converges
-// it to the spec, one step of nextStep (plan.go) after the other. The
-// other files have one concern each: create.go makes containers, power.go
-// starts and stops them, fetch.go pulls images in the background, list.go and
-// cache.go inspect many containers cheaply, watch.go follows the engine's
-// events, errors.go maps an engine's errors to those of the contract.
+// it to the spec, one step of nextStep (plan.go) after the other. An instance
+// (instance.go) is one container and has the methods that change it. The other files
+// have one concern each: spec.go checks and translates a spec, create.go makes
+// containers, power.go starts, stops and resizes them, pull.go pulls images in the
+// background, list.go inspects many containers cheaply, watch.go follows the engine's
+// events. Package engine is the connection to the engine, and package pull classifies
+// what goes wrong with an image.
 //
 // What a user of Docker should know:
 //
-//   - A container is found by its labels (names.go), never by its name. Its name
+//   - A container is found by its labels (spec.go), never by its name. Its name
 //     is <vm>.<namespace>.<first 8 of the UID>. Renaming it by hand is harmless,
 //     unless the new name ends in ".retained", which marks a released server:
 //     Docker allows no other mark to be added to an existing container.
@@ -26,19 +28,23 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/moby/moby/client"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/download"
 )
+
+// Name is the driver's name in the API.
+const Name = "docker"
 
 // Defaults of Options.
 const (
@@ -69,22 +75,28 @@ type Options struct {
 type Driver struct {
 	Options
 
-	host     string
-	client   atomic.Pointer[client.Client]
-	identity atomic.Pointer[identity]
-	size     atomic.Pointer[size]
-	locks    locks
-	cache    cache
-	stops    stops
-	notes    notes
-	fetches  *download.Tracker
-	watches  watches
+	engine  *engine.Client
+	fetches *download.Tracker
+	cache   inspectionCache
+	// locks has, by UID, a channel that is closed when the call which changes that
+	// server ends.
+	locks driver.SyncMap[types.UID, chan struct{}]
+	// stops has, by container, the last run that was requested to end, because Docker
+	// does not show that. After a restart of Drover the worst effect is one more signal.
+	stops driver.SyncMap[string, stopRequest]
+	// rootDisks has, by container, the last requested size, so that List returns the
+	// same note as Ensure. The container's label has the value from its creation.
+	rootDisks driver.SyncMap[string, int64]
+	// watches has the queues of the open Watch calls.
+	watches driver.SyncMap[*watchQueue, bool]
 }
 
 var (
-	_ driver.Driver     = (*Driver)(nil)
-	_ driver.Identifier = (*Driver)(nil)
-	_ driver.Closer     = (*Driver)(nil)
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.Identifier    = (*Driver)(nil)
+	_ driver.FieldDeclarer = (*Driver)(nil)
+	_ driver.Fetcher       = (*Driver)(nil)
+	_ driver.Closer        = (*Driver)(nil)
 )
 
 // New returns a driver for the engine given by DOCKER_HOST, DOCKER_CERT_PATH and
@@ -93,29 +105,38 @@ func New(o Options) (*Driver, error) {
 	if o.ClusterID == "" {
 		return nil, fmt.Errorf("docker: a cluster id is needed")
 	}
-	d := &Driver{Options: o.withDefaults()}
-	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, AtOnce: download.AtOnce, Tell: d.watches.tell}
-	c, err := d.newClient()
+	o = o.withDefaults()
+	e, err := engine.New(o.Host, o.Clock)
 	if err != nil {
 		return nil, err
 	}
-	d.host = c.DaemonHost()
-	if strings.HasPrefix(d.host, "ssh://") {
-		return nil, fmt.Errorf("DOCKER_HOST is %s: ssh is not supported, use unix:// or tcp:// with TLS, or forward the socket with ssh -L", d.host)
-	}
+	d := &Driver{Options: o, engine: e}
+	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.notifyWatches}
 	return d, nil
 }
 
+// DefaultOptions returns the options that flags can change.
+func DefaultOptions() *Options { return &Options{Image: DefaultImage} }
+
+// AddFlags adds the flags of the driver.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Image, "docker-image", o.Image, "docker: image of a VirtualMachine that names none")
+}
+
+// DataDir returns nil: the engine keeps the containers.
+func (o *Options) DataDir() *string { return nil }
+
+// Open opens the driver in env.
+func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
+	opened := *o
+	opened.ClusterID, opened.Log, opened.Clock = env.ClusterID, env.Log, env.Clock
+	return New(opened)
+}
+
 func (o Options) withDefaults() Options {
-	if o.Image == "" {
-		o.Image = DefaultImage
-	}
-	if o.CallTimeout <= 0 {
-		o.CallTimeout = DefaultCallTimeout
-	}
-	if o.PullStall <= 0 {
-		o.PullStall = DefaultPullStall
-	}
+	o.Image = cmp.Or(o.Image, DefaultImage)
+	o.CallTimeout = cmp.Or(o.CallTimeout, DefaultCallTimeout)
+	o.PullStall = cmp.Or(o.PullStall, DefaultPullStall)
 	if o.Log.GetSink() == nil {
 		o.Log = logr.Discard()
 	}
@@ -125,11 +146,41 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// EngineID implements driver.Identifier.
+func (d *Driver) EngineID(ctx context.Context) (string, error) {
+	ctx, cancel := d.withCallTimeout(ctx)
+	defer cancel()
+	return d.engine.ID(ctx)
+}
+
 // Close cancels pulls that are under way and waits for them to end.
 func (d *Driver) Close(ctx context.Context) error {
 	err := d.fetches.Close(ctx)
-	if c := d.client.Load(); c != nil {
-		_ = c.Close()
-	}
+	d.engine.Close()
 	return err
+}
+
+// withCallTimeout gives ctx a deadline if it has none.
+func (d *Driver) withCallTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, d.CallTimeout)
+}
+
+// lockServer serialises the calls that change one server. It does so only within this
+// process: against another leader only the engine's own rules protect.
+func (d *Driver) lockServer(ctx context.Context, uid types.UID) (unlock func(), err error) {
+	own := make(chan struct{})
+	for {
+		held, locked := d.locks.LoadOrStore(uid, own)
+		if !locked {
+			return func() { d.locks.Delete(uid); close(own) }, nil
+		}
+		select {
+		case <-held:
+		case <-ctx.Done():
+			return nil, driver.Errorf(driver.ErrRetry, "another call for this server has not ended: %w", ctx.Err())
+		}
+	}
 }

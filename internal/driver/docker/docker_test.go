@@ -26,10 +26,10 @@ var notFenced = map[string]string{
 
 func TestContract(t *testing.T) {
 	g := guestImages(t)
-	hands := hands{g.client}
+	actions := engineActions{g.client}
 	drivertest.Run(t, drivertest.Harness{
 		Open: func(t *testing.T, clusterID string) driver.Driver {
-			return settled{newDriver(t, Options{ClusterID: clusterID})}
+			return awaitingDriver{newDriver(t, Options{ClusterID: clusterID})}
 		},
 		Spec: func(*testing.T) driver.ServerSpec { return guestSpec(g.plain) },
 		StubbornSpec: func(*testing.T) driver.ServerSpec {
@@ -39,19 +39,19 @@ func TestContract(t *testing.T) {
 		Losable: func(t *testing.T, clusterID string) drivertest.Losable {
 			p := newProxy(t)
 			return drivertest.Losable{
-				Driver: settled{newDriver(t, Options{ClusterID: clusterID, Host: p.host()})},
-				Lose:   p.lose, Restore: p.restore,
+				Driver: awaitingDriver{newDriver(t, Options{ClusterID: clusterID, Host: p.host()})},
+				Lose:   p.disconnect, Restore: p.reconnect,
 			}
 		},
-		Hands: drivertest.Hands{
-			Kill: hands.kill, Stop: hands.stop, Exit: hands.exit, Pause: hands.pause,
-			Start: hands.start, Remove: hands.remove, Burn: hands.burn,
+		OutOfBand: drivertest.OutOfBand{
+			Kill: actions.kill, Stop: actions.stop, Exit: actions.exit, Pause: actions.pause,
+			Start: actions.start, Remove: actions.remove, BurnCPU: actions.burn,
 		},
-		Visible:     hands.visible,
+		Visible:     actions.visible,
 		Restarts:    true,
 		ResizesLive: true,
-		Patience:    60 * time.Second,
-		Lacks:       notFenced,
+		Timeout:     60 * time.Second,
+		Skips:       notFenced,
 	})
 }
 
@@ -68,13 +68,13 @@ func newDriver(t *testing.T, o Options) *Driver {
 	return d
 }
 
-// settled waits until the guest of a running server is up. A container counts as running
+// awaitingDriver waits until the guest of a running server is up. A container counts as running
 // from its process's first moment, when that cannot handle a signal yet.
-type settled struct{ driver.Driver }
+type awaitingDriver struct{ driver.Driver }
 
-func (s settled) Unwrap() driver.Driver { return s.Driver }
+func (s awaitingDriver) Unwrap() driver.Driver { return s.Driver }
 
-func (s settled) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+func (s awaitingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	server, err := s.Driver.Ensure(ctx, spec)
 	if err == nil && server.State == driver.StateRunning {
 		awaitGuest(ctx, server)
@@ -90,40 +90,42 @@ func guestSpec(image string) driver.ServerSpec {
 	}
 }
 
-// hands does to containers what a person or the guest does.
-type hands struct{ c *client.Client }
+// engineActions does to containers what a person or the guest does.
+type engineActions struct{ c *client.Client }
 
-func (h hands) kill(t *testing.T, s driver.Server) {
-	_, err := h.c.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "SIGKILL"})
+func (a engineActions) kill(t *testing.T, s driver.Server) {
+	_, err := a.c.ContainerKill(t.Context(), s.ID, client.ContainerKillOptions{Signal: "SIGKILL"})
 	must(t, err)
 }
 
-func (h hands) stop(t *testing.T, s driver.Server) {
-	_, err := h.c.ContainerStop(t.Context(), s.ID, client.ContainerStopOptions{})
+func (a engineActions) stop(t *testing.T, s driver.Server) {
+	_, err := a.c.ContainerStop(t.Context(), s.ID, client.ContainerStopOptions{})
 	must(t, err)
 }
 
-func (h hands) pause(t *testing.T, s driver.Server) {
-	_, err := h.c.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
+func (a engineActions) pause(t *testing.T, s driver.Server) {
+	_, err := a.c.ContainerPause(t.Context(), s.ID, client.ContainerPauseOptions{})
 	must(t, err)
 }
 
-func (h hands) start(t *testing.T, s driver.Server) {
-	_, err := h.c.ContainerStart(t.Context(), s.ID, client.ContainerStartOptions{})
+func (a engineActions) start(t *testing.T, s driver.Server) {
+	_, err := a.c.ContainerStart(t.Context(), s.ID, client.ContainerStartOptions{})
 	must(t, err)
 }
 
-func (h hands) remove(t *testing.T, s driver.Server) {
+func (a engineActions) remove(t *testing.T, s driver.Server) {
 	ctx := context.WithoutCancel(t.Context()) // also used for cleaning up
-	_, err := h.c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
+	_, err := a.c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
 	must(t, err)
 }
 
-func (hands) exit(t *testing.T, s driver.Server, code int) { tellGuest(t, s, "/exit?code=%d", code) }
-func (hands) burn(t *testing.T, s driver.Server)           { tellGuest(t, s, "/load?seconds=60") }
+func (engineActions) exit(t *testing.T, s driver.Server, code int) {
+	callGuest(t, s, "/exit?code=%d", code)
+}
+func (engineActions) burn(t *testing.T, s driver.Server) { callGuest(t, s, "/load?seconds=60") }
 
-func (h hands) visible(t *testing.T, s driver.Server) string {
-	res, err := h.c.ContainerInspect(t.Context(), s.ID, client.ContainerInspectOptions{})
+func (a engineActions) visible(t *testing.T, s driver.Server) string {
+	res, err := a.c.ContainerInspect(t.Context(), s.ID, client.ContainerInspectOptions{})
 	must(t, err)
 	return string(res.Raw)
 }

@@ -5,10 +5,15 @@ package docker
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -66,15 +71,15 @@ func TestTooOldEngine(t *testing.T) {
 	}
 }
 
-// TestExchangedEngine simulates an engine that was upgraded and does not support the
+// TestUpgradedEngine simulates an engine that was upgraded and does not support the
 // negotiated API version any more.
-func TestExchangedEngine(t *testing.T) {
+func TestUpgradedEngine(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
-	listOf(t, d)
-	p.answer(func(w http.ResponseWriter, r *http.Request) bool {
-		if p.count("HEAD", "/_ping") > 1 || !strings.HasSuffix(r.URL.Path, "/containers/json") {
+	mustList(t, d)
+	p.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if p.countRequests("HEAD", "/_ping") > 1 || !strings.HasSuffix(r.URL.Path, "/containers/json") {
 			return false
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -84,11 +89,11 @@ func TestExchangedEngine(t *testing.T) {
 	})
 	_, err := d.List(t.Context())
 	wantError(t, err, driver.ErrUnavailable, "", "too old")
-	listOf(t, d) // by a client that has negotiated again
+	mustList(t, d) // by a client that has negotiated again
 }
 
-// hang does not answer until the caller gives up.
-func hang(r *http.Request) bool {
+// hangRequest does not answer until the caller gives up.
+func hangRequest(r *http.Request) bool {
 	<-r.Context().Done()
 	return true
 }
@@ -122,9 +127,9 @@ func TestEngineThatHangs(t *testing.T) {
 			t.Parallel()
 			p := newProxy(t)
 			d := newDriver(t, Options{Host: p.host(), CallTimeout: 500 * time.Millisecond})
-			spec := vm(t, d, guestImages(t).plain)
-			p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
-				return strings.HasSuffix(r.URL.Path, c.at) && hang(r)
+			spec := newSpec(t, d, guestImages(t).plain)
+			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+				return strings.HasSuffix(r.URL.Path, c.at) && hangRequest(r)
 			})
 			began := time.Now()
 			err := c.call(t.Context(), d, spec)
@@ -145,7 +150,7 @@ func TestEngineThatHangs(t *testing.T) {
 func TestStuckContainer(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]func(http.ResponseWriter, *http.Request) bool{
-		"no answer": func(_ http.ResponseWriter, r *http.Request) bool { return hang(r) },
+		"no answer": func(_ http.ResponseWriter, r *http.Request) bool { return hangRequest(r) },
 		"an error": func(w http.ResponseWriter, _ *http.Request) bool {
 			http.Error(w, `{"message":"layer does not exist"}`, http.StatusInternalServerError)
 			return true
@@ -161,13 +166,13 @@ func TestStuckContainer(t *testing.T) {
 func testStuckContainer(t *testing.T, answer func(http.ResponseWriter, *http.Request) bool) {
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
-	good, bad := vm(t, d, guestImages(t).plain), vm(t, d, guestImages(t).plain)
-	reach(t, d, good, driver.StateRunning)
-	stuck := reach(t, d, bad, driver.StateRunning)
-	p.answer(func(w http.ResponseWriter, r *http.Request) bool {
+	good, bad := newSpec(t, d, guestImages(t).plain), newSpec(t, d, guestImages(t).plain)
+	ensureState(t, d, good, driver.StateRunning)
+	stuck := ensureState(t, d, bad, driver.StateRunning)
+	p.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		return strings.Contains(r.URL.Path, stuck.ID+"/json") && answer(w, r)
 	})
-	all := listOf(t, d)
+	all := mustList(t, d)
 	if len(all) != 2 {
 		t.Fatalf("List shows %+v, want both", all)
 	}
@@ -179,25 +184,25 @@ func testStuckContainer(t *testing.T, answer func(http.ResponseWriter, *http.Req
 	must(t, d.Delete(t.Context(), bad.Target, false))
 }
 
-// TestListIsCheap checks that with an event stream open, a list inspects only what
+// TestListInspectsChanges checks that with an event stream open, a list inspects only what
 // changed, and that without one it inspects everything.
-func TestListIsCheap(t *testing.T) {
+func TestListInspectsChanges(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
-	specs := []driver.ServerSpec{vm(t, d, guestImages(t).plain), vm(t, d, guestImages(t).plain), vm(t, d, guestImages(t).plain)}
+	specs := []driver.ServerSpec{newSpec(t, d, guestImages(t).plain), newSpec(t, d, guestImages(t).plain), newSpec(t, d, guestImages(t).plain)}
 	for _, spec := range specs {
-		reach(t, d, spec, driver.StateRunning)
+		ensureState(t, d, spec, driver.StateRunning)
 	}
 	inspects := func() int {
-		p.forget()
-		if all := listOf(t, d); len(all) != len(specs) {
+		p.resetRequests()
+		if all := mustList(t, d); len(all) != len(specs) {
 			t.Fatalf("List shows %+v", all)
 		}
-		if n := p.count("GET", "/containers/json"); n != 1 {
+		if n := p.countRequests("GET", "/containers/json"); n != 1 {
 			t.Errorf("a list took %d list calls, want 1", n)
 		}
-		n := p.count("GET", "/json")
+		n := p.countRequests("GET", "/json")
 		return n - 1
 	}
 	for range 2 {
@@ -209,32 +214,32 @@ func TestListIsCheap(t *testing.T) {
 	events, err := d.Watch(t.Context())
 	must(t, err)
 	inspects()
-	drain(events)
+	drainEvents(events)
 	if n := inspects(); n != 0 {
 		t.Errorf("with a Watch a list of what did not change took %d inspections, want none", n)
 	}
-	s := listOf(t, d, specs[0].UID)[0]
+	s := mustList(t, d, specs[0].UID)[0]
 	_, err = guestImages(t).client.ContainerRestart(t.Context(), s.ID, client.ContainerRestartOptions{})
 	must(t, err)
-	waitFor(t, events, specs[0].UID)
-	drain(events)
+	awaitEvent(t, events, specs[0].UID)
+	drainEvents(events)
 	if n := inspects(); n != 1 {
 		t.Errorf("after one change a list took %d inspections, want 1", n)
 	}
-	for _, now := range listOf(t, d) {
+	for _, now := range mustList(t, d) {
 		if now.UID == s.UID && (now.Run == s.Run || now.State != driver.StateRunning) {
 			t.Errorf("after a restart by hand List shows %+v, want another run than %s", now, s.Run)
 		}
 	}
 
-	p.lose()
-	until(t, "Watch to close", func() error {
+	p.disconnect()
+	eventually(t, "Watch to close", func() error {
 		if _, open := <-events; open {
 			return errors.New("it is open")
 		}
 		return nil
 	})
-	p.restore()
+	p.reconnect()
 	if n := inspects(); n != len(specs) {
 		t.Errorf("after an outage a list took %d inspections, want %d", n, len(specs))
 	}
@@ -246,21 +251,21 @@ func TestUsageOfMany(t *testing.T) {
 	d := newDriver(t, Options{Host: p.host()})
 	var uids []types.UID
 	for range 5 {
-		spec := vm(t, d, guestImages(t).plain)
-		reach(t, d, spec, driver.StateRunning)
+		spec := newSpec(t, d, guestImages(t).plain)
+		ensureState(t, d, spec, driver.StateRunning)
 		uids = append(uids, spec.UID)
 	}
-	stuck := listOf(t, d, uids[0])[0].ID
-	p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
-		return strings.Contains(r.URL.Path, stuck+"/stats") && hang(r)
+	stuck := mustList(t, d, uids[0])[0].ID
+	p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		return strings.Contains(r.URL.Path, stuck+"/stats") && hangRequest(r)
 	})
-	p.forget()
+	p.resetRequests()
 	samples, err := d.Usage(t.Context(), uids...)
 	must(t, err)
 	if len(samples) != len(uids)-1 {
 		t.Errorf("got %d samples, want one of each but the one that is stuck: %+v", len(samples), samples)
 	}
-	if n := p.count("GET", "/containers/json"); n != 1 {
+	if n := p.countRequests("GET", "/containers/json"); n != 1 {
 		t.Errorf("it took %d lists, want 1", n)
 	}
 }
@@ -270,19 +275,50 @@ func TestStopSignal(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
-	spec := vm(t, d, guestImages(t).plain)
-	create(t, "", &container.Config{Image: spec.Image.Source, StopSignal: "SIGUSR1", Labels: labels(spec, d.ClusterID, spec.Image.Source)})
-	reach(t, d, spec, driver.StateRunning)
+	spec := newSpec(t, d, guestImages(t).plain)
+	createContainer(t, "", &container.Config{Image: spec.Image.Source, StopSignal: "SIGUSR1", Labels: containerLabels(spec, d.ClusterID, spec.Image.Source)})
+	ensureState(t, d, spec, driver.StateRunning)
 	var signals []string
-	p.answer(func(_ http.ResponseWriter, r *http.Request) bool {
+	p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, "/kill") {
 			signals = append(signals, r.URL.Query().Get("signal"))
 		}
 		return false
 	})
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
-	off := reach(t, d, spec, driver.StateStopped)
+	off := ensureState(t, d, spec, driver.StateStopped)
 	if off.Exit == nil || off.Exit.Code != 0 || len(signals) != 1 || signals[0] != "SIGUSR1" {
 		t.Errorf("it ended with %+v after the signals %v, want 0 after SIGUSR1", off.Exit, signals)
 	}
+}
+
+// TestTLS connects to the engine with the variables that every Docker client reads.
+func TestTLS(t *testing.T) {
+	engine := httptest.NewUnstartedServer(newProxy(t))
+	engine.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS12}
+	engine.StartTLS()
+	t.Cleanup(engine.Close)
+	certs := t.TempDir()
+	pair := engine.TLS.Certificates[0]
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	must(t, err)
+	writePEM(t, filepath.Join(certs, "ca.pem"), "CERTIFICATE", pair.Certificate[0])
+	writePEM(t, filepath.Join(certs, "cert.pem"), "CERTIFICATE", pair.Certificate[0])
+	writePEM(t, filepath.Join(certs, "key.pem"), "PRIVATE KEY", key)
+
+	t.Setenv("DOCKER_HOST", strings.Replace(engine.URL, "https", "tcp", 1))
+	plain := newDriver(t, Options{})
+	_, err = plain.List(t.Context())
+	wantError(t, err, driver.ErrUnavailable, "", "HTTPS")
+
+	t.Setenv("DOCKER_TLS_VERIFY", "1")
+	t.Setenv("DOCKER_CERT_PATH", certs)
+	d := newDriver(t, Options{})
+	spec := newSpec(t, d, guestImages(t).plain)
+	ensureState(t, d, spec, driver.StateRunning)
+}
+
+func writePEM(t *testing.T, path, kind string, content []byte) {
+	t.Helper()
+	must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: content}), 0o600))
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
@@ -19,97 +20,97 @@ const maxSteps = 8
 
 // Ensure implements driver.Driver.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := checkCall(spec); err != nil {
+	if err := checkArguments(spec); err != nil {
 		return driver.Server{}, err
 	}
-	ctx, cancel := d.bound(ctx)
+	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	release, err := d.locks.acquire(ctx, spec.UID)
+	unlock, err := d.lockServer(ctx, spec.UID)
 	if err != nil {
 		return driver.Server{}, err
 	}
-	defer release()
+	defer unlock()
 
-	r, err := d.find(ctx, spec.Target)
+	i, err := d.findInstance(ctx, spec.Target)
 	creates := errors.Is(err, driver.ErrNotFound) && spec.ID == ""
 	if err != nil && !creates {
 		return driver.Server{}, err
 	}
 	// Off needs nothing of the spec, so a spec that cannot be honoured must not keep a server on.
 	if creates || spec.Power != driver.PowerOff {
-		if err := d.check(spec); err != nil {
+		if err := d.checkSpec(spec); err != nil {
 			return driver.Server{}, err
 		}
 	}
 	if creates {
-		return d.create(ctx, spec)
+		return d.createServer(ctx, spec)
 	}
-	return d.converge(ctx, spec, r)
+	return i.convergeTo(ctx, spec)
 }
 
-// converge changes a container to match the spec, or as far as possible without waiting.
-func (d *Driver) converge(ctx context.Context, spec driver.ServerSpec, r record) (driver.Server, error) {
-	d.notes.remember(r.id, spec.RootDiskBytes)
+// convergeTo changes a container to match the spec, or as far as possible without waiting.
+func (i *instance) convergeTo(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	i.driver.rootDisks.Store(i.id, spec.RootDiskBytes)
 	for range maxSteps {
-		done, err := d.advance(ctx, spec, &r)
+		done, err := i.takeNextStep(ctx, spec)
 		if err != nil {
 			return driver.Server{}, err
 		}
 		if done {
-			s := d.server(r)
-			s.Pending = pendingFields(r, spec)
+			s := i.toServer()
+			s.Pending = pendingFields(i, spec)
 			return s, nil
 		}
 	}
-	return driver.Server{}, driver.Errorf(driver.ErrRetry, "container %s does not settle: it is %s again and again", shortID(r.id), r.state)
+	return driver.Server{}, driver.Errorf(driver.ErrRetry, "container %s does not settle: it is %s again and again", shortID(i.id), i.state)
 }
 
-// advance takes one step and inspects the container again. A stop comes first, so
+// takeNextStep takes one step and inspects the container again. A stop comes first, so
 // that a size which the host cannot provide does not keep the container on.
-func (d *Driver) advance(ctx context.Context, spec driver.ServerSpec, r *record) (done bool, err error) {
-	_, stopping := d.stops.of(*r)
-	pending := pendingFields(*r, spec)
-	next := nextStep(*r, spec, stopping, pending)
+func (i *instance) takeNextStep(ctx context.Context, spec driver.ServerSpec) (done bool, err error) {
+	_, stopping := i.requestedStop()
+	pending := pendingFields(i, spec)
+	next := nextStep(i, spec, stopping, pending)
 	if next == stepStop {
 		if len(pending) > 0 && spec.Power != driver.PowerOff && !stopping {
-			if waits, err := d.fetching(ctx, spec); waits || err != nil {
+			if waits, err := i.driver.ensureImage(ctx, spec); waits || err != nil {
 				return true, err
 			}
 		}
-		return d.stop(ctx, spec, r)
+		return i.stop(ctx, spec)
 	}
 	if next == stepReplace {
-		return d.replace(ctx, spec, r)
+		return i.replace(ctx, spec)
 	}
-	if err := d.resize(ctx, spec, r); err != nil {
+	if err := i.resize(ctx, spec); err != nil {
 		return false, err
 	}
 	if next == stepNone {
 		if len(pending) == 0 {
-			d.fetches.Keep(spec.UID) // in case of a change that was reverted
+			i.driver.fetches.ReleaseExcept(spec.UID) // in case of a change that was reverted
 		}
 		return true, nil
 	}
-	return false, d.power(ctx, spec, next, r)
+	return false, i.changePower(ctx, spec, next)
 }
 
-// find returns the one container of a UID.
-func (d *Driver) find(ctx context.Context, t driver.Target) (record, error) {
-	s, err := d.lookUp(ctx, t)
+// findInstance returns the one container of a UID.
+func (d *Driver) findInstance(ctx context.Context, t driver.Target) (*instance, error) {
+	s, err := d.findSummary(ctx, t)
 	if err != nil {
-		return record{}, err
+		return nil, err
 	}
-	r, err := d.inspect(ctx, s.ID)
-	if isGone(err) {
-		return record{}, driver.Errorf(driver.ErrNotFound, "container %s is gone", shortID(s.ID))
+	i, err := d.inspectContainer(ctx, s.ID)
+	if errdefs.IsNotFound(err) {
+		return nil, driver.Errorf(driver.ErrNotFound, "container %s is gone", shortID(s.ID))
 	}
-	return r, err
+	return i, err
 }
 
-// lookUp is find by the engine's list alone, which answers even for a container
+// findSummary finds it by the engine's list alone, which answers even for a container
 // that is stuck.
-func (d *Driver) lookUp(ctx context.Context, t driver.Target) (container.Summary, error) {
-	own, err := d.summaries(ctx, true, t.UID)
+func (d *Driver) findSummary(ctx context.Context, t driver.Target) (container.Summary, error) {
+	own, err := d.listContainers(ctx, true, t.UID)
 	switch {
 	case err != nil:
 		return container.Summary{}, err
@@ -124,26 +125,27 @@ func (d *Driver) lookUp(ctx context.Context, t driver.Target) (container.Summary
 	return own[0], nil
 }
 
-// inspect inspects one container. If there is none, isGone is true of the error.
-func (d *Driver) inspect(ctx context.Context, id string) (r record, err error) {
-	err = d.read(ctx, "inspect container "+shortID(id), func(ctx context.Context, c *client.Client) error {
+// inspectContainer inspects one container. errdefs.IsNotFound is true of its error if
+// there is none.
+func (d *Driver) inspectContainer(ctx context.Context, id string) (i *instance, err error) {
+	err = d.engine.Read(ctx, "inspect container "+shortID(id), func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 		if err == nil {
-			r = newRecord(res.Container)
+			i = d.newInstance(res.Container)
 		}
 		return err
 	})
-	return r, err
+	return i, err
 }
 
-// refresh inspects r again.
-func (d *Driver) refresh(ctx context.Context, r *record) error {
-	now, err := d.inspect(ctx, r.id)
-	if isGone(err) {
-		return vanished(r.id)
+// refresh inspects the container again.
+func (i *instance) refresh(ctx context.Context) error {
+	now, err := i.driver.inspectContainer(ctx, i.id)
+	if errdefs.IsNotFound(err) {
+		return i.goneError()
 	}
 	if err == nil {
-		*r = now
+		*i = *now
 	}
 	return err
 }

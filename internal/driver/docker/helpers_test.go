@@ -116,13 +116,13 @@ func tarArchive(name string, content []byte) ([]byte, error) {
 func importImage(ctx context.Context, c *client.Client, rootfs []byte, image, change string) error {
 	const label = "cloudnative.tw/test-guest"
 	have, err := c.ImageInspect(ctx, image)
-	if err == nil && have.Config != nil && have.Config.Labels[label] == digest(rootfs) {
+	if err == nil && have.Config != nil && have.Config.Labels[label] == contentDigest(rootfs) {
 		return nil
 	}
 	if err == nil {
 		_, _ = c.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: true})
 	}
-	changes := []string{`ENTRYPOINT ["/demo-guest"]`, "LABEL " + label + "=" + digest(rootfs), change}
+	changes := []string{`ENTRYPOINT ["/demo-guest"]`, "LABEL " + label + "=" + contentDigest(rootfs), change}
 	source := client.ImageImportSource{Source: bytes.NewReader(rootfs), SourceName: "-"}
 	res, err := c.ImageImport(ctx, source, image, client.ImageImportOptions{Changes: changes})
 	if err != nil {
@@ -133,8 +133,8 @@ func importImage(ctx context.Context, c *client.Client, rootfs []byte, image, ch
 	return err
 }
 
-// until polls until try returns no error.
-func until(t *testing.T, what string, try func() error) {
+// eventually polls until try returns no error.
+func eventually(t *testing.T, what string, try func() error) {
 	t.Helper()
 	deadline := time.Now().Add(30 * time.Second)
 	for {
@@ -155,22 +155,22 @@ func awaitGuest(ctx context.Context, s driver.Server) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	for ctx.Err() == nil && len(s.Addresses) > 0 {
-		if _, err := get(ctx, "http://"+s.Addresses[0]+"/"); err == nil {
+		if _, err := httpGet(ctx, "http://"+s.Addresses[0]+"/"); err == nil {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 }
 
-// tellGuest calls the guest's own HTTP service.
-func tellGuest(t *testing.T, s driver.Server, path string, args ...any) {
+// callGuest calls the guest's own HTTP service.
+func callGuest(t *testing.T, s driver.Server, path string, args ...any) {
 	t.Helper()
 	if len(s.Addresses) == 0 {
 		t.Fatalf("the server has no address: %+v", s)
 	}
 	url := "http://" + s.Addresses[0] + fmt.Sprintf(path, args...)
-	until(t, url, func() error {
-		code, err := get(t.Context(), url)
+	eventually(t, url, func() error {
+		code, err := httpGet(t.Context(), url)
 		if err == nil && code != http.StatusOK {
 			err = fmt.Errorf("status %d", code)
 		}
@@ -178,7 +178,7 @@ func tellGuest(t *testing.T, s driver.Server, path string, args ...any) {
 	})
 }
 
-func get(ctx context.Context, url string) (int, error) {
+func httpGet(ctx context.Context, url string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -192,8 +192,8 @@ func get(ctx context.Context, url string) (int, error) {
 	return res.StatusCode, res.Body.Close()
 }
 
-// removeAll removes the containers of a UID, for cleaning up.
-func removeAll(t *testing.T, d *Driver, uid types.UID) {
+// removeContainers removes the containers of a UID, for cleaning up.
+func removeContainers(t *testing.T, d *Driver, uid types.UID) {
 	c := guestImages(t).client
 	ctx := context.WithoutCancel(t.Context())
 	res, err := c.ContainerList(ctx, client.ContainerListOptions{
@@ -205,5 +205,5 @@ func removeAll(t *testing.T, d *Driver, uid types.UID) {
 	for _, s := range res.Items {
 		_, _ = c.ContainerRemove(ctx, s.ID, client.ContainerRemoveOptions{Force: true})
 	}
-	d.fetches.Keep(uid)
+	d.fetches.ReleaseExcept(uid)
 }

@@ -6,13 +6,17 @@ package docker
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/util/workqueue"
 
 	"cloudnative.tw/drover/internal/driver"
 )
@@ -23,57 +27,62 @@ const (
 	// inspectTimeout is for one container among many: one that is stuck in the
 	// engine must not hide the others.
 	inspectTimeout = 5 * time.Second
+	// maxCacheAge limits how long a container goes without being inspected, because an
+	// engine drops events for a reader that is too slow.
+	maxCacheAge = 5 * time.Minute
 )
 
 // List implements driver.Driver. A full list takes one call to the engine plus one
 // for every container that changed; a list of named servers inspects each. A
 // released server belongs to no UID, so only the full list shows it.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	ctx, cancel := d.bound(ctx)
+	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	// Fetches first: a fetch that becomes a container meanwhile is then seen twice
+	// Fetches first: a fetch that becomes a container during the call is then found twice
 	// rather than never.
-	fetching := d.fetches.Pending(uids...)
-	summaries, err := d.summaries(ctx, true, uids...)
+	fetching := d.fetches.PendingServers(uids...)
+	summaries, err := d.listContainers(ctx, true, uids...)
 	if err != nil {
 		return nil, err
 	}
-	records, err := d.records(ctx, summaries, len(uids) == 0)
+	instances, err := d.inspectAll(ctx, summaries, len(uids) == 0)
 	if err != nil {
 		return nil, err
 	}
 	if len(uids) == 0 {
-		d.forgetAllBut(summaries)
+		d.forgetMissing(summaries)
 	}
-	return d.servers(records, fetching), nil
+	return mergeFetches(instances, fetching), nil
 }
 
-// servers returns the containers, and the fetches of UIDs that have no container.
-func (d *Driver) servers(records []record, fetching []driver.Server) []driver.Server {
-	all := make([]driver.Server, 0, len(records)+len(fetching))
-	has := map[types.UID]bool{}
-	for _, r := range records {
-		all = append(all, d.server(r))
-		has[r.uid] = has[r.uid] || !isRetained(r.name)
+// mergeFetches returns the containers, and the fetches of UIDs that have no container.
+func mergeFetches(instances []*instance, fetching []driver.Server) []driver.Server {
+	all := make([]driver.Server, 0, len(instances)+len(fetching))
+	existing := sets.Set[types.UID]{}
+	for _, i := range instances {
+		all = append(all, i.toServer())
+		if !isRetained(i.name) {
+			existing.Insert(i.uid)
+		}
 	}
 	for _, f := range fetching {
-		if !has[f.UID] {
+		if !existing.Has(f.UID) {
 			all = append(all, f)
 		}
 	}
 	return all
 }
 
-// summaries lists this cluster's containers: all, or those of the given UIDs that
+// listContainers lists this cluster's containers: all, or those of the given UIDs that
 // were not released. The engine requires all of several label filters to match, so
 // it can filter by one UID only.
-func (d *Driver) summaries(ctx context.Context, evenStopped bool, uids ...types.UID) ([]container.Summary, error) {
+func (d *Driver) listContainers(ctx context.Context, evenStopped bool, uids ...types.UID) ([]container.Summary, error) {
 	filters := client.Filters{}.Add("label", LabelCluster+"="+d.ClusterID)
 	if len(uids) == 1 {
 		filters.Add("label", uidFilter(uids[0]))
 	}
 	var all []container.Summary
-	err := d.read(ctx, "list containers", func(ctx context.Context, c *client.Client) error {
+	err := d.engine.Read(ctx, "list containers", func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerList(ctx, client.ContainerListOptions{All: evenStopped, Filters: filters})
 		all = res.Items
 		return err
@@ -82,76 +91,164 @@ func (d *Driver) summaries(ctx context.Context, evenStopped bool, uids ...types.
 		return all, err
 	}
 	return slices.DeleteFunc(all, func(s container.Summary) bool {
-		return isRetained(nameOf(s)) || !slices.Contains(uids, types.UID(s.Labels[LabelUID]))
+		return isRetained(summaryName(s)) || !slices.Contains(uids, types.UID(s.Labels[LabelUID]))
 	}), nil
 }
 
-// records inspects listed containers; if cached is true, only those that may have
-// changed since the last look.
-func (d *Driver) records(ctx context.Context, summaries []container.Summary, cached bool) ([]record, error) {
-	records := make([]record, len(summaries))
+// inspectAll inspects listed containers; if cached is true, only those that may have
+// changed since they were last inspected.
+func (d *Driver) inspectAll(ctx context.Context, summaries []container.Summary, cached bool) ([]*instance, error) {
+	inspected := make([]*instance, len(summaries))
 	errs := make([]error, len(summaries))
-	var all errgroup.Group
-	all.SetLimit(inspectLimit)
-	for i, s := range summaries {
-		all.Go(func() error {
-			records[i], errs[i] = d.record(ctx, s, cached)
-			return nil
-		})
-	}
-	_ = all.Wait()
-	there := records[:0]
-	for i, r := range records {
+	inParallel(ctx, inspectLimit, len(summaries), func(n int) {
+		inspected[n], errs[n] = d.inspectListed(ctx, summaries[n], cached)
+	})
+	existing := inspected[:0]
+	for n, i := range inspected {
 		switch {
-		case isGone(errs[i]):
-		case errs[i] != nil:
-			return nil, errs[i]
+		case errdefs.IsNotFound(errs[n]):
+		case errs[n] != nil:
+			return nil, errs[n]
 		default:
-			there = append(there, r)
+			existing = append(existing, i)
 		}
 	}
-	return there, nil
+	return existing, nil
 }
 
-func (d *Driver) record(ctx context.Context, s container.Summary, cached bool) (record, error) {
-	known, fresh := d.cache.get(s.ID, d.Clock.Now())
-	if cached && fresh && known.state == s.State && known.name == nameOf(s) {
-		known.addresses = fromSummary(s).addresses
-		return known, nil
+// inParallel calls do with 0 to count-1. It does so even after ctx has ended, because an
+// item that was left out would look like one that does not exist.
+func inParallel(ctx context.Context, limit, count int, do func(n int)) {
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), limit, count, do)
+}
+
+func (d *Driver) inspectListed(ctx context.Context, s container.Summary, cached bool) (*instance, error) {
+	known, fresh := d.cache.lastInspection(s.ID, d.Clock.Now())
+	if cached && fresh && known.state == s.State && known.name == summaryName(s) {
+		current := *known
+		current.addresses = d.instanceFromSummary(s).addresses
+		return &current, nil
 	}
-	seen := d.cache.look(s.ID)
+	entry := d.cache.beginInspection(s.ID)
 	inspectCtx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	r, err := d.inspect(inspectCtx, s.ID)
+	i, err := d.inspectContainer(inspectCtx, s.ID)
 	switch {
 	case err == nil:
-		d.cache.put(seen, r, d.Clock.Now())
-	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded):
-		return stuck(s, known, err), nil
-	case ctx.Err() == nil && !isGone(err) && !errors.Is(err, driver.ErrUnavailable):
-		return stuck(s, known, err), nil
+		d.cache.storeInspection(entry, i, d.Clock.Now())
+	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded),
+		ctx.Err() == nil && !errdefs.IsNotFound(err) && !errors.Is(err, driver.ErrUnavailable):
+		return d.unresponsiveInstance(s, known, err), nil
 	}
-	return r, err
+	return i, err
 }
 
-// stuck returns the record of a container that the engine lists but cannot
-// inspect.
-func stuck(s container.Summary, known record, err error) record {
-	r := fromSummary(s)
-	if known.id == s.ID {
-		r = known
-		r.state = s.State
+// unresponsiveInstance returns a container that the engine lists but cannot inspect, as
+// it was last inspected if it ever was.
+func (d *Driver) unresponsiveInstance(s container.Summary, known *instance, err error) *instance {
+	i := d.instanceFromSummary(s)
+	if known != nil {
+		*i = *known
+		i.state = s.State
 	}
-	r.unresponsive = err
-	return r
+	i.inspectErr = err
+	return i
 }
 
-func (d *Driver) forgetAllBut(summaries []container.Summary) {
-	there := map[string]bool{}
+// forgetMissing removes what is held for containers that are not in a complete list.
+func (d *Driver) forgetMissing(summaries []container.Summary) {
+	existing := sets.Set[string]{}
 	for _, s := range summaries {
-		there[s.ID] = true
+		existing.Insert(s.ID)
 	}
-	d.stops.prune(there)
-	d.notes.prune(there)
-	d.cache.prune(there)
+	d.stops.DeleteFunc(func(id string, _ stopRequest) bool { return !existing.Has(id) })
+	d.rootDisks.DeleteFunc(func(id string, _ int64) bool { return !existing.Has(id) })
+	d.cache.forgetMissing(existing)
+}
+
+// inspectionCache holds inspected containers while an event stream is open that would
+// report a change. It only saves inspections and is never the source of truth: without
+// a stream it is empty.
+type inspectionCache struct {
+	mu      sync.Mutex
+	streams int
+	entries map[string]*cacheEntry // nil without a stream
+}
+
+// cacheEntry is replaced at every event. An inspection that began before the event then
+// has an entry that is in the cache no more.
+type cacheEntry struct {
+	instance    *instance // as last inspected, or nil
+	inspectedAt time.Time // zero if there was an event since
+}
+
+// beginInspection returns the entry for the result of an inspection.
+func (c *inspectionCache) beginInspection(id string) *cacheEntry {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	entry := c.entries[id]
+	if entry == nil {
+		entry = &cacheEntry{}
+	}
+	if c.streams > 0 {
+		c.entries[id] = entry
+	}
+	return entry
+}
+
+// storeInspection stores the result of an inspection, unless that may be outdated.
+func (c *inspectionCache) storeInspection(entry *cacheEntry, i *instance, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.entries[i.id] == entry {
+		entry.instance, entry.inspectedAt = i, now
+	}
+}
+
+// lastInspection returns a container as it was last inspected, or nil, and whether
+// that can be trusted.
+func (c *inspectionCache) lastInspection(id string, now time.Time) (i *instance, fresh bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	entry := c.entries[id]
+	if entry == nil {
+		return nil, false
+	}
+	return entry.instance, !entry.inspectedAt.IsZero() && now.Sub(entry.inspectedAt) < maxCacheAge
+}
+
+// invalidateInspection is called for every event.
+func (c *inspectionCache) invalidateInspection(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams == 0 {
+		return
+	}
+	entry := &cacheEntry{}
+	if previous := c.entries[id]; previous != nil {
+		entry.instance = previous.instance
+	}
+	c.entries[id] = entry
+}
+
+func (c *inspectionCache) streamOpened() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams++; c.streams == 1 {
+		c.entries = map[string]*cacheEntry{}
+	}
+}
+
+func (c *inspectionCache) streamClosed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams--; c.streams == 0 {
+		c.entries = nil
+	}
+}
+
+func (c *inspectionCache) forgetMissing(existing sets.Set[string]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.entries, func(id string, _ *cacheEntry) bool { return !existing.Has(id) })
 }

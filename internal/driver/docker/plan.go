@@ -4,13 +4,12 @@
 package docker
 
 import (
-	"github.com/distribution/reference"
 	"github.com/moby/moby/api/types/container"
 
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// step is one change of a container.
+// step is one change of a container. Its text begins the message of an error.
 type step string
 
 const (
@@ -22,36 +21,36 @@ const (
 	stepReplace step = "replace"
 )
 
-// nextStep returns the step that brings a container closer to its spec. A stop that
-// was begun is completed whatever the spec says meanwhile, because the signal cannot
+// nextStep returns the step that brings a container closer to its spec. A stop that has
+// begun is completed even if the spec has changed since, because the signal cannot
 // be taken back and the engine's restarter is off for that run.
-func nextStep(r record, spec driver.ServerSpec, stopping bool, pending []string) step {
+func nextStep(i *instance, spec driver.ServerSpec, stopping bool, pending []string) step {
 	switch {
-	case r.state == container.StateRemoving:
+	case i.state == container.StateRemoving:
 		return stepNone
-	case !r.alive():
-		return stepFromOff(r, spec, pending)
-	case stopping, spec.Power == driver.PowerOff, endsRun(r, spec):
+	case !i.isActive():
+		return stepWhenOff(i, spec, pending)
+	case stopping, spec.Power == driver.PowerOff, endsRun(i, spec):
 		return stepStop
-	case r.state == container.StateRestarting:
+	case i.state == container.StateRestarting:
 		return stepBetweenRuns(pending)
-	case spec.Power == driver.PowerPaused && r.state == container.StateRunning:
+	case spec.Power == driver.PowerPaused && i.state == container.StateRunning:
 		return stepPause
-	case spec.Power == driver.PowerOn && r.state == container.StatePaused:
+	case spec.Power == driver.PowerOn && i.state == container.StatePaused:
 		return stepUnpause
 	}
 	return stepNone
 }
 
-func endsRun(r record, spec driver.ServerSpec) bool {
-	return spec.RestartRun != "" && r.run() == spec.RestartRun
+func endsRun(i *instance, spec driver.ServerSpec) bool {
+	return spec.RestartRun != "" && i.runID() == spec.RestartRun
 }
 
-func stepFromOff(r record, spec driver.ServerSpec, pending []string) step {
+func stepWhenOff(i *instance, spec driver.ServerSpec, pending []string) step {
 	switch {
 	case spec.Power == driver.PowerOff:
 		return stepNone
-	case len(pending) > 0 || r.state == container.StateDead:
+	case len(pending) > 0 || i.state == container.StateDead:
 		return stepReplace
 	}
 	return stepStart
@@ -64,28 +63,4 @@ func stepBetweenRuns(pending []string) step {
 		return stepStop
 	}
 	return stepNone
-}
-
-// pendingFields returns the fields of the spec that need a new container. It
-// compares with what was requested at creation, which no engine normalises. An
-// empty image means the default at that time, so a new default is not a change of
-// the spec.
-func pendingFields(r record, spec driver.ServerSpec) []string {
-	var fields []string
-	if asked := spec.Image.Source; asked != "" && fullReference(asked) != fullReference(r.image) {
-		fields = append(fields, "image")
-	}
-	if portsText(spec.Ports) != r.ports {
-		fields = append(fields, "ports")
-	}
-	return fields
-}
-
-// fullReference returns one text for all ways to write a reference: nginx is
-// docker.io/library/nginx:latest.
-func fullReference(image string) string {
-	if named, err := reference.ParseDockerRef(image); err == nil {
-		return named.String()
-	}
-	return image
 }

@@ -4,8 +4,10 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"regexp"
 	"time"
 
@@ -16,171 +18,221 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
+// changeContainer calls a method of Docker's client that changes a container.
+func changeContainer[O, R any](ctx context.Context, i *instance, action string, method func(*client.Client, context.Context, string, O) (R, error), options O) error {
+	return i.driver.engine.Change(ctx, action, func(ctx context.Context, c *client.Client) error {
+		_, err := method(c, ctx, i.id, options)
+		return err
+	})
+}
+
+// stopRequest is a stop that has begun.
+type stopRequest struct {
+	runID    string
+	deadline time.Time // zero if it is never forced
+	forced   bool
+}
+
+// String is for people.
+func (s stopRequest) String() string {
+	switch {
+	case s.forced:
+		return "stopping, forced"
+	case s.deadline.IsZero():
+		return "stopping"
+	}
+	return fmt.Sprintf("stopping, forced at %s UTC", s.deadline.UTC().Format(time.TimeOnly))
+}
+
+func (s stopRequest) isDue(now time.Time) bool {
+	return !s.deadline.IsZero() && !now.Before(s.deadline)
+}
+
+// requestedStop returns the stop of the current run, if that was requested to end. How
+// an earlier run was ended must not matter: this one has a grace period of its own.
+func (i *instance) requestedStop() (stopRequest, bool) {
+	s, ok := i.driver.stops.Load(i.id)
+	if !ok || !i.isActive() || s.runID != i.runID() {
+		return stopRequest{runID: i.runID()}, false
+	}
+	return s, true
+}
+
 // stop sends the signal once, and SIGKILL when StopBy has passed. It uses the
 // engine's kill rather than its stop, which would block for the whole grace period.
 // Either one keeps the engine's restarter from starting the container again.
-func (d *Driver) stop(ctx context.Context, spec driver.ServerSpec, r *record) (done bool, err error) {
-	begun, stopping := d.stops.of(*r)
-	now := stop{by: begun.by, forced: begun.forced}
-	if !stopping || spec.Power == driver.PowerOff || endsRun(*r, spec) {
-		now.by = spec.StopBy
+func (i *instance) stop(ctx context.Context, spec driver.ServerSpec) (done bool, err error) {
+	request, stopping := i.requestedStop()
+	if !stopping || spec.Power == driver.PowerOff || endsRun(i, spec) {
+		request.deadline = spec.StopBy
 	}
-	if due(now.by, d.Clock.Now()) {
-		now.forced = true
-	}
-	if now.forced || !stopping {
-		if err := d.kill(ctx, *r, now.forced); err != nil {
+	request.forced = request.forced || request.isDue(i.driver.Clock.Now())
+	if request.forced || !stopping {
+		if err := i.kill(ctx, request.forced); err != nil {
 			return true, err
 		}
 	}
-	d.stops.put(*r, now)
+	i.driver.stops.Store(i.id, request)
 	// The engine answers after it has cleaned up a guest that ended at once, so that a
 	// deletion continues without an event.
-	if err := d.refresh(ctx, r); err != nil {
+	if err := i.refresh(ctx); err != nil {
 		return true, err
 	}
-	_, still := d.stops.of(*r)
-	return still, nil
+	_, stopping = i.requestedStop()
+	return stopping, nil
 }
-
-// due reports whether by has passed; a stop without a time is never forced.
-func due(by, now time.Time) bool { return !by.IsZero() && !now.Before(by) }
 
 // kill signals the container; the engine resumes a paused one for that. A container
 // that does not run any more counts as signalled.
-func (d *Driver) kill(ctx context.Context, r record, force bool) error {
+func (i *instance) kill(ctx context.Context, force bool) error {
 	signal := "SIGKILL"
-	switch {
-	case !force && r.stopSignal != "":
-		signal = r.stopSignal
-	case !force:
-		signal = "SIGTERM"
+	if !force {
+		signal = cmp.Or(i.stopSignal, "SIGTERM")
 	}
-	err := d.change(ctx, "stop container "+shortID(r.id)+" with "+signal, func(ctx context.Context, c *client.Client) error {
-		_, err := c.ContainerKill(ctx, r.id, client.ContainerKillOptions{Signal: signal})
-		return err
-	})
-	return settle(r, err)
+	return i.ignoreStateConflict(changeContainer(ctx, i, "stop container "+shortID(i.id)+" with "+signal,
+		(*client.Client).ContainerKill, client.ContainerKillOptions{Signal: signal}))
 }
 
-// settle ignores the error of a container that is no longer in the state for a step:
-// the next inspection shows its state. The engine returns 409 for that, or 500 if it
-// noticed late.
-func settle(r record, err error) error {
+// ignoreStateConflict ignores the error of a container that is no longer in the state
+// for a step: the next inspection shows its state. The engine returns 409 for that, or
+// 500 if it noticed late.
+func (i *instance) ignoreStateConflict(err error) error {
 	switch {
-	case isGone(err):
-		return vanished(r.id)
-	case isConflict(err), err != nil && notRunning.MatchString(err.Error()):
+	case errdefs.IsNotFound(err):
+		return i.goneError()
+	case errdefs.IsConflict(err), err != nil && stateConflict.MatchString(err.Error()):
 		return nil
 	}
 	return err
 }
 
-var notRunning = regexp.MustCompile(`is not running|is not paused|already paused|no such process|process already finished`)
+var stateConflict = regexp.MustCompile(`is not running|is not paused|already paused|no such process|process already finished`)
 
-// power starts, pauses or resumes a container.
-func (d *Driver) power(ctx context.Context, spec driver.ServerSpec, next step, r *record) error {
-	err := d.change(ctx, string(next)+" container "+shortID(r.id), func(ctx context.Context, c *client.Client) (err error) {
-		switch next {
-		case stepStart:
-			_, err = c.ContainerStart(ctx, r.id, client.ContainerStartOptions{})
-		case stepPause:
-			_, err = c.ContainerPause(ctx, r.id, client.ContainerPauseOptions{})
-		case stepUnpause:
-			_, err = c.ContainerUnpause(ctx, r.id, client.ContainerUnpauseOptions{})
-		case stepNone, stepStop, stepReplace:
+// changePower starts, pauses or resumes a container.
+func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next step) (err error) {
+	action := string(next) + " container " + shortID(i.id)
+	switch next {
+	case stepStart:
+		err = changeContainer(ctx, i, action, (*client.Client).ContainerStart, client.ContainerStartOptions{})
+		if err != nil {
+			return explainStart(spec, err)
 		}
-		return err
-	})
-	if next == stepStart && err != nil {
-		return explainStart(spec, err)
+	case stepPause:
+		err = changeContainer(ctx, i, action, (*client.Client).ContainerPause, client.ContainerPauseOptions{})
+	case stepUnpause:
+		err = changeContainer(ctx, i, action, (*client.Client).ContainerUnpause, client.ContainerUnpauseOptions{})
+	case stepNone, stepStop, stepReplace:
 	}
-	if err := settle(*r, err); err != nil {
-		return err
-	}
-	return d.refresh(ctx, r)
-}
-
-// replace recreates a container, with the fields that could not be changed. A crash in
-// between leaves none, and the next Ensure creates it.
-func (d *Driver) replace(ctx context.Context, spec driver.ServerSpec, r *record) (done bool, err error) {
-	if err := d.checkCapacity(ctx, spec); err != nil {
-		return true, err
-	}
-	if waits, err := d.fetching(ctx, spec); waits || err != nil {
-		return true, err
-	}
-	force := r.state == container.StateDead
-	if err := d.remove(ctx, r.id, force); err != nil && !errors.Is(err, driver.ErrNotFound) {
-		return true, err
-	}
-	made, err := d.createContainer(ctx, spec)
-	if err != nil {
-		return true, err
-	}
-	*r = made
-	d.notes.remember(r.id, spec.RootDiskBytes)
-	return false, nil
-}
-
-// resize applies what Docker can change at any time: CPU, memory and the
-// restart policy.
-func (d *Driver) resize(ctx context.Context, spec driver.ServerSpec, r *record) error {
-	if sized(*r, spec) || r.state == container.StateRemoving || r.state == container.StateDead {
-		return nil
-	}
-	if spec.CPUMilli > r.cpuMilli || spec.MemoryBytes > r.memory {
-		if err := d.checkCapacity(ctx, spec); err != nil {
-			return err
-		}
-	}
-	if spec.MemoryBytes < r.memory && r.alive() {
-		if err := d.checkInUse(ctx, *r, spec.MemoryBytes); err != nil {
-			return err
-		}
-	}
-	if err := d.update(ctx, spec, *r); err != nil {
+	if err := i.ignoreStateConflict(err); err != nil {
 		return err
 	}
-	return d.refresh(ctx, r)
+	return i.refresh(ctx)
 }
 
-func sized(r record, spec driver.ServerSpec) bool {
-	return r.cpuMilli == spec.CPUMilli && r.memory == spec.MemoryBytes && r.restart == restartMode(spec.RestartPolicy)
-}
+var portTaken = regexp.MustCompile(`port is already allocated|address already in use`)
 
-func (d *Driver) update(ctx context.Context, spec driver.ServerSpec, r record) error {
-	sizes := resources(spec)
-	err := d.change(ctx, "change the size of container "+shortID(r.id), func(ctx context.Context, c *client.Client) error {
-		_, err := c.ContainerUpdate(ctx, r.id, client.ContainerUpdateOptions{
-			Resources:     &sizes,
-			RestartPolicy: &container.RestartPolicy{Name: restartMode(spec.RestartPolicy)},
-		})
-		return err
-	})
-	switch {
-	case isGone(err):
-		return vanished(r.id)
-	case errdefs.IsInvalidArgument(err):
-		return driver.Errorf(driver.ErrInvalid, "%w", err)
-	case isConflict(err), err != nil && busy.MatchString(err.Error()):
+// explainStart classifies a failed start. The container is left as it is, so that
+// the next try only has to start it.
+func explainStart(spec driver.ServerSpec, err error) error {
+	switch text := err.Error(); {
+	case portTaken.MatchString(text):
+		return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "%s is taken by another program or container: %w", takenPort(spec.Ports, text), err))
+	case diskFull.MatchString(text):
+		return driver.Errorf(driver.ErrExhausted, "%w", err)
+	case errdefs.IsNotFound(err), errdefs.IsConflict(err), errdefs.IsInvalidArgument(err):
 		return driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	return err
 }
 
-// busy matches the error of a cgroup v1 kernel for a limit below the use.
-var busy = regexp.MustCompile(`device or resource busy`)
+// takenPort names the field that the engine's message refers to.
+func takenPort(ports []driver.Port, text string) string {
+	for i, p := range ports {
+		if p.HostPort != 0 && regexp.MustCompile(fmt.Sprintf(`:%d\b`, p.HostPort)).MatchString(text) {
+			return fmt.Sprintf("spec.ports[%d].hostPort: host port %d", i, p.HostPort)
+		}
+	}
+	return "spec.ports: a host port"
+}
 
-// checkInUse protects a shrinking guest: a cgroup v2 kernel kills it if the new
-// limit is below its use.
-func (d *Driver) checkInUse(ctx context.Context, r record, limit int64) error {
-	stats, err := d.sample(ctx, r.id)
+// replace recreates a container, with the fields that could not be changed. A crash in
+// between leaves none, and the next Ensure creates it.
+func (i *instance) replace(ctx context.Context, spec driver.ServerSpec) (done bool, err error) {
+	d := i.driver
+	if err := d.checkCapacity(ctx, spec); err != nil {
+		return true, err
+	}
+	if waits, err := d.ensureImage(ctx, spec); waits || err != nil {
+		return true, err
+	}
+	force := i.state == container.StateDead
+	if err := i.remove(ctx, force); err != nil && !errors.Is(err, driver.ErrNotFound) {
+		return true, err
+	}
+	created, err := d.createInstance(ctx, spec)
 	if err != nil {
-		return settle(r, err)
+		return true, err
+	}
+	*i = *created
+	d.rootDisks.Store(i.id, spec.RootDiskBytes)
+	return false, nil
+}
+
+// resize applies what Docker can change at any time: CPU, memory and the
+// restart policy.
+func (i *instance) resize(ctx context.Context, spec driver.ServerSpec) error {
+	if i.hasLimits(spec) || i.state == container.StateRemoving || i.state == container.StateDead {
+		return nil
+	}
+	if spec.CPUMilli > i.cpuMilli || spec.MemoryBytes > i.memory {
+		if err := i.driver.checkCapacity(ctx, spec); err != nil {
+			return err
+		}
+	}
+	if spec.MemoryBytes < i.memory && i.isActive() {
+		if err := i.checkMemoryInUse(ctx, spec.MemoryBytes); err != nil {
+			return err
+		}
+	}
+	if err := i.updateLimits(ctx, spec); err != nil {
+		return err
+	}
+	return i.refresh(ctx)
+}
+
+func (i *instance) hasLimits(spec driver.ServerSpec) bool {
+	return i.cpuMilli == spec.CPUMilli && i.memory == spec.MemoryBytes && i.restart == restartPolicy(spec.RestartPolicy)
+}
+
+func (i *instance) updateLimits(ctx context.Context, spec driver.ServerSpec) error {
+	limits := resourceLimits(spec)
+	err := changeContainer(ctx, i, "change the size of container "+shortID(i.id), (*client.Client).ContainerUpdate, client.ContainerUpdateOptions{
+		Resources:     &limits,
+		RestartPolicy: &container.RestartPolicy{Name: restartPolicy(spec.RestartPolicy)},
+	})
+	switch {
+	case errdefs.IsNotFound(err):
+		return i.goneError()
+	case errdefs.IsInvalidArgument(err):
+		return driver.Errorf(driver.ErrInvalid, "%w", err)
+	case errdefs.IsConflict(err), err != nil && memoryBusy.MatchString(err.Error()):
+		return driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	return err
+}
+
+// memoryBusy matches the error of a cgroup v1 kernel for a limit below the use.
+var memoryBusy = regexp.MustCompile(`device or resource busy`)
+
+// checkMemoryInUse protects a shrinking guest: a cgroup v2 kernel kills it if the new
+// limit is below its use.
+func (i *instance) checkMemoryInUse(ctx context.Context, limit int64) error {
+	stats, err := i.readStats(ctx)
+	if err != nil {
+		return i.ignoreStateConflict(err)
 	}
 	if used := memoryInUse(stats.MemoryStats); used > limit {
-		return driver.Errorf(driver.ErrRetry, "spec.resource.memory: %s is less than the %s in use: stop the server to shrink it, or free memory in it", sizeText(limit), roughly(used))
+		return driver.Errorf(driver.ErrRetry, "spec.resource.memory: %s is less than the %s in use: stop the server to shrink it, or free memory in it", formatBytes(limit), formatMegabytes(used))
 	}
 	return nil
 }

@@ -16,32 +16,32 @@ import (
 	"testing"
 )
 
-// proxy forwards to the engine's socket. It can be cut, counts requests, and can
+// engineProxy forwards to the engine's socket. It can be cut, counts requests, and can
 // answer in the engine's place.
-type proxy struct {
+type engineProxy struct {
 	t      *testing.T
 	path   string
 	engine *httputil.ReverseProxy
 
-	mu     sync.Mutex
-	server *http.Server
-	passed []string
-	// instead answers a request and returns true, or leaves it to the engine.
-	instead func(w http.ResponseWriter, r *http.Request) bool
+	mu       sync.Mutex
+	server   *http.Server
+	requests []string
+	// interceptor answers a request and returns true, or leaves it to the engine.
+	interceptor func(w http.ResponseWriter, r *http.Request) bool
 }
 
-func newProxy(t *testing.T) *proxy {
+func newProxy(t *testing.T) *engineProxy {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "drover-proxy-") //nolint:usetesting // t.TempDir may be too long for a socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	p := &proxy{t: t, path: filepath.Join(dir, "docker.sock"), engine: toEngine(guestImages(t).client.DaemonHost())}
-	p.restore()
-	t.Cleanup(p.lose)
+	p := &engineProxy{t: t, path: filepath.Join(dir, "docker.sock"), engine: newReverseProxy(guestImages(t).client.DaemonHost())}
+	p.reconnect()
+	t.Cleanup(p.disconnect)
 	return p
 }
 
-func toEngine(host string) *httputil.ReverseProxy {
+func newReverseProxy(host string) *httputil.ReverseProxy {
 	network, address, _ := strings.Cut(host, "://")
 	p := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "engine"})
 	p.FlushInterval = -1 // events and progress at once
@@ -52,16 +52,16 @@ func toEngine(host string) *httputil.ReverseProxy {
 	return p
 }
 
-func (p *proxy) host() string { return "unix://" + p.path }
+func (p *engineProxy) host() string { return "unix://" + p.path }
 
-// lose cuts all connections and refuses new ones.
-func (p *proxy) lose() {
+// disconnect cuts all connections and refuses new ones.
+func (p *engineProxy) disconnect() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_ = p.server.Close()
 }
 
-func (p *proxy) restore() {
+func (p *engineProxy) reconnect() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", p.path)
@@ -73,29 +73,29 @@ func (p *proxy) restore() {
 	go func(s *http.Server) { _ = s.Serve(l) }(p.server)
 }
 
-func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (p *engineProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
-	p.passed = append(p.passed, r.Method+" "+r.URL.Path)
-	instead := p.instead
+	p.requests = append(p.requests, r.Method+" "+r.URL.Path)
+	instead := p.interceptor
 	p.mu.Unlock()
 	if instead == nil || !instead(w, r) {
 		p.engine.ServeHTTP(w, r)
 	}
 }
 
-func (p *proxy) answer(instead func(w http.ResponseWriter, r *http.Request) bool) {
+func (p *engineProxy) intercept(instead func(w http.ResponseWriter, r *http.Request) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.instead = instead
+	p.interceptor = instead
 }
 
-// count returns how many of the requests since forget had that method, and that
-// text in their path.
-func (p *proxy) count(method, text string) int {
+// countRequests returns how many of the requests since resetRequests had that method, and
+// that text in their path.
+func (p *engineProxy) countRequests(method, text string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := 0
-	for _, r := range p.passed {
+	for _, r := range p.requests {
 		if m, path, _ := strings.Cut(r, " "); m == method && strings.Contains(path, text) {
 			n++
 		}
@@ -103,8 +103,8 @@ func (p *proxy) count(method, text string) int {
 	return n
 }
 
-func (p *proxy) forget() {
+func (p *engineProxy) resetRequests() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.passed = nil
+	p.requests = nil
 }

@@ -31,21 +31,21 @@ const (
 // registry is an image registry with only what a pull needs. It has one image,
 // the guest, and can withhold its layer.
 type registry struct {
-	server *httptest.Server
-	repo   string
-	blobs  map[string][]byte
-	hold   chan struct{} // layers stop half way until it is closed
+	server   *httptest.Server
+	repo     string
+	blobs    map[string][]byte
+	released chan struct{} // layers stop half way until it is closed
 
-	mu     sync.Mutex
-	layers int // requests for the layer that have begun
-	cut    int // those that the engine gave up
+	mu      sync.Mutex
+	layers  int // requests for the layer that have begun
+	aborted int // those that the engine gave up
 }
 
 // newRegistry serves the image; if held, not before release is called.
 func newRegistry(t *testing.T, held bool) (r *registry, release func()) {
 	t.Helper()
-	r = &registry{repo: "guest-" + randomText(), blobs: map[string][]byte{}, hold: make(chan struct{})}
-	release = sync.OnceFunc(func() { close(r.hold) })
+	r = &registry{repo: "guest-" + randomText(), blobs: map[string][]byte{}, released: make(chan struct{})}
+	release = sync.OnceFunc(func() { close(r.released) })
 	if !held {
 		release()
 	}
@@ -59,10 +59,10 @@ func newRegistry(t *testing.T, held bool) (r *registry, release func()) {
 	return r, release
 }
 
-// image returns the reference of the image under a tag; only "v1" exists. It is removed
-// at the end of the test, after the servers of all later calls of vm. It is not forced,
+// imageWithTag returns the reference of the image under a tag; only "v1" exists. It is removed
+// at the end of the test, after the servers of all later calls of newSpec. It is not forced,
 // because that would leave the image without its name if a server still uses it.
-func (r *registry) image(t *testing.T, tag string) string {
+func (r *registry) imageWithTag(t *testing.T, tag string) string {
 	t.Helper()
 	image := strings.TrimPrefix(r.server.URL, "http://") + "/" + r.repo + ":" + tag
 	t.Cleanup(func() {
@@ -80,13 +80,13 @@ func (r *registry) image(t *testing.T, tag string) string {
 func (r *registry) addImage(t *testing.T, rootfs []byte) {
 	t.Helper()
 	layer := rootfs[:len(rootfs)-1024] // without the end of the archive
-	filler, err := tarArchive("filler", noise(t, 4<<20))
+	filler, err := tarArchive("filler", randomBytes(t, 4<<20))
 	must(t, err)
 	layer = append(bytes.Clone(layer), filler...)
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux",
 		"config": map[string]any{"Entrypoint": []string{"/demo-guest"}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{contentDigest(layer)}},
 	})
 	must(t, err)
 	manifest, err := json.Marshal(map[string]any{
@@ -95,20 +95,20 @@ func (r *registry) addImage(t *testing.T, rootfs []byte) {
 		"layers": []any{r.addBlob(layerType, layer)},
 	})
 	must(t, err)
-	r.blobs["v1"], r.blobs[digest(manifest)] = manifest, manifest
+	r.blobs["v1"], r.blobs[contentDigest(manifest)] = manifest, manifest
 }
 
 func (r *registry) addBlob(mediaType string, content []byte) map[string]any {
-	r.blobs[digest(content)] = content
-	return map[string]any{"mediaType": mediaType, "size": len(content), "digest": digest(content)}
+	r.blobs[contentDigest(content)] = content
+	return map[string]any{"mediaType": mediaType, "size": len(content), "digest": contentDigest(content)}
 }
 
-func digest(content []byte) string {
+func contentDigest(content []byte) string {
 	sum := sha256.Sum256(content)
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-func noise(t *testing.T, size int) []byte {
+func randomBytes(t *testing.T, size int) []byte {
 	t.Helper()
 	b := make([]byte, size)
 	_, err := rand.Read(b)
@@ -126,7 +126,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`, http.StatusNotFound)
 	case kind == "manifests":
 		w.Header().Set("Content-Type", manifestType)
-		w.Header().Set("Docker-Content-Digest", digest(content))
+		w.Header().Set("Docker-Content-Digest", contentDigest(content))
 		_, _ = w.Write(content)
 	case len(content) < 1<<20:
 		_, _ = w.Write(content)
@@ -146,10 +146,10 @@ func (r *registry) serveLayer(w http.ResponseWriter, req *http.Request, content 
 		time.Sleep(20 * time.Millisecond) // the engine reports progress only now and then
 	}
 	select {
-	case <-r.hold:
+	case <-r.released:
 		_, _ = w.Write(content[half:])
 	case <-req.Context().Done():
-		r.countLayer(&r.cut)
+		r.countLayer(&r.aborted)
 	}
 }
 
@@ -159,8 +159,8 @@ func (r *registry) countLayer(n *int) {
 	*n++
 }
 
-func (r *registry) counts() (layers, cut int) {
+func (r *registry) layerCounts() (layers, cut int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.layers, r.cut
+	return r.layers, r.aborted
 }

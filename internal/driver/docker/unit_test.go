@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/moby/moby/api/types/network"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -23,7 +22,7 @@ func TestNextStep(t *testing.T) {
 	t.Parallel()
 	const run = "is-on"
 	started := time.Unix(0, 1)
-	thisRun := record{id: run, startedAt: started}.run()
+	thisRun := (&instance{id: run, startedAt: started}).runID()
 	image := []string{"image"}
 	for name, c := range map[string]struct {
 		state    container.ContainerState
@@ -64,9 +63,9 @@ func TestNextStep(t *testing.T) {
 		"running, paused, another ended": {state: container.StateRunning, power: driver.PowerPaused, endRun: "another", want: stepPause},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := record{id: run, startedAt: started, state: c.state}
+			i := &instance{id: run, startedAt: started, state: c.state}
 			spec := driver.ServerSpec{Power: c.power, RestartRun: c.endRun}
-			if got := nextStep(r, spec, c.stopping, c.pending); got != c.want {
+			if got := nextStep(i, spec, c.stopping, c.pending); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 		})
@@ -96,9 +95,9 @@ func TestPendingFields(t *testing.T) {
 		"no port and another": {"nginx", []driver.Port{http}, "httpd", nil, []string{"image", "ports"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := record{image: c.hadImage, ports: portsText(c.had)}
+			i := &instance{image: c.hadImage, ports: portsText(c.had)}
 			spec := driver.ServerSpec{Image: driver.Image{Source: c.image}, Ports: c.ports}
-			if got := pendingFields(r, spec); !slices.Equal(got, c.want) {
+			if got := pendingFields(i, spec); !slices.Equal(got, c.want) {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
@@ -156,41 +155,10 @@ func TestMemoryInUse(t *testing.T) {
 	}
 }
 
-func TestProgress(t *testing.T) {
-	t.Parallel()
-	var p progress
-	for _, c := range []struct {
-		id, status     string
-		current, total int64
-		want           string
-	}{
-		{"", "Pulling from library/nginx", 0, 0, "pulling nginx"},
-		{"a", "Pulling fs layer", 0, 0, "pulling nginx"},
-		{"b", "Waiting", 0, 0, "pulling nginx"},
-		{"a", "Downloading", 2_500_000, 10_000_000, "pulling nginx: 25% (2.5/10.0 MB)"},
-		{"b", "Downloading", 9_800_000, 26_100_000, "pulling nginx: 34% (12.3/36.1 MB)"},
-		{"a", "Verifying Checksum", 0, 0, "pulling nginx: 34% (12.3/36.1 MB)"},
-		{"a", "Download complete", 0, 0, "pulling nginx: 54% (19.8/36.1 MB)"},
-		{"c", "Already exists", 0, 0, "pulling nginx: 54% (19.8/36.1 MB)"},
-		{"b", "Download complete", 0, 0, "pulling nginx: unpacking 36.1 MB"},
-		{"a", "Extracting", 100, 10_000_000, "pulling nginx: unpacking 36.1 MB"},
-		{"a", "Pull complete", 0, 0, "pulling nginx: unpacking 36.1 MB"},
-	} {
-		m := jsonstream.Message{ID: c.id, Status: c.status}
-		if c.total > 0 {
-			m.Progress = &jsonstream.Progress{Current: c.current, Total: c.total}
-		}
-		p.add(m)
-		if got := p.text("nginx"); got != c.want {
-			t.Errorf("after %q of %q: got %q, want %q", c.status, c.id, got, c.want)
-		}
-	}
-}
-
-func TestTexts(t *testing.T) {
+func TestFormats(t *testing.T) {
 	t.Parallel()
 	for bytes, want := range map[int64]string{40e9: "40G", 40 << 30: "40Gi", 4e9: "4G", 64 << 40: "64Ti", 512 << 20: "512Mi", 500e6: "500M", 6 << 20: "6Mi"} {
-		if got := sizeText(bytes); got != want {
+		if got := formatBytes(bytes); got != want {
 			t.Errorf("%d bytes: got %s, want %s", bytes, got, want)
 		}
 	}
@@ -225,18 +193,18 @@ func TestHostIP(t *testing.T) {
 	if got := portsText(ports("")); got != "80/tcp:8080" { // as older versions wrote it
 		t.Errorf("the label is %s", got)
 	}
-	if got := pendingFields(record{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
+	if got := pendingFields(&instance{ports: portsText(ports(""))}, driver.ServerSpec{Ports: ports("127.0.0.1")}); !slices.Equal(got, []string{"ports"}) {
 		t.Errorf("pending are %v", got)
 	}
 	d := &Driver{Options: Options{Image: "nginx"}}
-	wantError(t, d.check(driver.ServerSpec{Ports: ports("localhost")}), driver.ErrInvalid, "", `spec.ports[0].hostIP is "localhost"`)
-	if err := d.check(driver.ServerSpec{Ports: ports("::1")}); err != nil {
+	wantError(t, d.checkSpec(driver.ServerSpec{Ports: ports("localhost")}), driver.ErrInvalid, "", `spec.ports[0].hostIP is "localhost"`)
+	if err := d.checkSpec(driver.ServerSpec{Ports: ports("::1")}); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestErrors uses the error messages of engines from 20.10 to 29.
-func TestErrors(t *testing.T) {
+// TestExplainStart uses the error messages of engines from 20.10 to 29.
+func TestExplainStart(t *testing.T) {
 	t.Parallel()
 	spec := driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostPort: 808}, {Port: 81, HostPort: 8080}}}
 	for name, c := range map[string]struct {
@@ -265,43 +233,44 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestCacheForgets checks that a record is kept only if no event can have been missed.
-func TestCacheForgets(t *testing.T) {
+// TestInspectionCache checks that an inspection is trusted only if no event can have been
+// missed.
+func TestInspectionCache(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
 	for name, c := range map[string]struct {
-		happens func(c *cache)
+		happens func(c *inspectionCache)
 		after   time.Duration
 		want    bool
 	}{
-		"nothing":                      {func(*cache) {}, 0, true},
-		"an event of another":          {func(c *cache) { c.changed("other") }, 0, true},
-		"an event":                     {func(c *cache) { c.changed("id") }, 0, false},
-		"the end of the stream":        {func(c *cache) { c.closed() }, 0, false},
-		"another stream":               {func(c *cache) { c.opened(); c.closed() }, 0, true},
-		"a gap between streams":        {func(c *cache) { c.closed(); c.opened() }, 0, false},
-		"a stream before the last one": {func(c *cache) { c.opened(); c.closed(); c.closed() }, 0, false},
-		"time":                         {func(*cache) {}, cacheAge, false},
-		"its removal":                  {func(c *cache) { c.prune(nil) }, 0, false},
+		"nothing":                      {func(*inspectionCache) {}, 0, true},
+		"an event of another":          {func(c *inspectionCache) { c.invalidateInspection("other") }, 0, true},
+		"an event":                     {func(c *inspectionCache) { c.invalidateInspection("id") }, 0, false},
+		"the end of the stream":        {func(c *inspectionCache) { c.streamClosed() }, 0, false},
+		"another stream":               {func(c *inspectionCache) { c.streamOpened(); c.streamClosed() }, 0, true},
+		"a gap between streams":        {func(c *inspectionCache) { c.streamClosed(); c.streamOpened() }, 0, false},
+		"a stream before the last one": {func(c *inspectionCache) { c.streamOpened(); c.streamClosed(); c.streamClosed() }, 0, false},
+		"time":                         {func(*inspectionCache) {}, maxCacheAge, false},
+		"its removal":                  {func(c *inspectionCache) { c.forgetMissing(nil) }, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			after := &cache{}
-			after.opened()
-			after.put(after.look("id"), record{id: "id"}, now)
+			after := &inspectionCache{}
+			after.streamOpened()
+			after.storeInspection(after.beginInspection("id"), &instance{id: "id"}, now)
 			c.happens(after)
-			if _, fresh := after.get("id", now.Add(c.after)); fresh != c.want {
-				t.Errorf("after the look: fresh is %v, want %v", fresh, c.want)
+			if _, fresh := after.lastInspection("id", now.Add(c.after)); fresh != c.want {
+				t.Errorf("after the inspection: fresh is %v, want %v", fresh, c.want)
 			}
 			if name == "time" || name == "its removal" {
 				return
 			}
-			between := &cache{}
-			between.opened()
-			seen := between.look("id")
+			between := &inspectionCache{}
+			between.streamOpened()
+			entry := between.beginInspection("id")
 			c.happens(between)
-			between.put(seen, record{id: "id"}, now)
-			if _, fresh := between.get("id", now); fresh != c.want {
-				t.Errorf("between look and put: fresh is %v, want %v", fresh, c.want)
+			between.storeInspection(entry, &instance{id: "id"}, now)
+			if _, fresh := between.lastInspection("id", now); fresh != c.want {
+				t.Errorf("during the inspection: fresh is %v, want %v", fresh, c.want)
 			}
 		})
 	}

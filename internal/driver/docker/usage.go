@@ -7,11 +7,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -30,54 +31,41 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if len(uids) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := d.bound(ctx)
+	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	records, err := d.running(ctx, uids)
+	running, err := d.listRunning(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
-	samples := make([]*driver.Usage, len(records))
-	errs := make([]error, len(records))
-	var all errgroup.Group
-	all.SetLimit(statsLimit)
-	for i, r := range records {
-		all.Go(func() error {
-			samples[i], errs[i] = d.usage(ctx, r)
-			return nil
-		})
-	}
-	_ = all.Wait()
-	return collect(samples, errs)
+	samples := make([]*driver.Usage, len(running))
+	errs := make([]error, len(running))
+	inParallel(ctx, statsLimit, len(running), func(n int) {
+		samples[n], errs[n] = running[n].sampleUsage(ctx)
+	})
+	return collectSamples(samples, errs)
 }
 
-func (d *Driver) running(ctx context.Context, uids []types.UID) ([]record, error) {
-	summaries, err := d.summaries(ctx, false, uids...)
+func (d *Driver) listRunning(ctx context.Context, uids []types.UID) ([]*instance, error) {
+	summaries, err := d.listContainers(ctx, false, uids...)
 	if err != nil {
 		return nil, err
 	}
-	records, err := d.records(ctx, summaries, true)
-	if err != nil {
-		return nil, err
-	}
-	on := records[:0]
-	for _, r := range records {
-		if r.run() != "" && (r.state == container.StateRunning || r.state == container.StatePaused) {
-			on = append(on, r)
-		}
-	}
-	return on, nil
+	instances, err := d.inspectAll(ctx, summaries, true)
+	return slices.DeleteFunc(instances, func(i *instance) bool {
+		return i.runID() == "" || i.state != container.StateRunning && i.state != container.StatePaused
+	}), err
 }
 
-// collect skips containers without a sample. It fails only if none has one.
-func collect(samples []*driver.Usage, errs []error) ([]driver.Usage, error) {
+// collectSamples skips containers without a sample. It fails only if none has one.
+func collectSamples(samples []*driver.Usage, errs []error) ([]driver.Usage, error) {
 	var all []driver.Usage
 	var failed error
-	for i, s := range samples {
+	for n, s := range samples {
 		switch {
 		case s != nil:
 			all = append(all, *s)
-		case errs[i] != nil:
-			failed = errs[i]
+		case errs[n] != nil:
+			failed = errs[n]
 		}
 	}
 	if len(all) == 0 {
@@ -86,29 +74,29 @@ func collect(samples []*driver.Usage, errs []error) ([]driver.Usage, error) {
 	return all, nil
 }
 
-// usage is nil if the container does not run any more.
-func (d *Driver) usage(ctx context.Context, r record) (*driver.Usage, error) {
+// sampleUsage returns nil if the container does not run any more.
+func (i *instance) sampleUsage(ctx context.Context) (*driver.Usage, error) {
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	stats, err := d.sample(ctx, r.id)
-	if isGone(err) || isConflict(err) {
+	stats, err := i.readStats(ctx)
+	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) {
 		return nil, nil //nolint:nilnil // a sample of what has ended is neither
 	}
 	if err != nil || stats.Read.Year() <= 1 {
 		return nil, err
 	}
 	return &driver.Usage{
-		UID: r.uid, Run: r.run(), At: stats.Read,
+		UID: i.uid, Run: i.runID(), At: stats.Read,
 		CPU:         time.Duration(stats.CPUStats.CPUUsage.TotalUsage), //nolint:gosec // 292 years
 		MemoryBytes: memoryInUse(stats.MemoryStats),
 	}, nil
 }
 
-// sample reads a container's counters once. Without one-shot the engine would take
+// readStats reads a container's counters once. Without one-shot the engine would take
 // a second for each.
-func (d *Driver) sample(ctx context.Context, id string) (stats container.StatsResponse, err error) {
-	err = d.read(ctx, "sample container "+shortID(id), func(ctx context.Context, c *client.Client) error {
-		res, err := c.ContainerStats(ctx, id, client.ContainerStatsOptions{})
+func (i *instance) readStats(ctx context.Context) (stats container.StatsResponse, err error) {
+	err = i.driver.engine.Read(ctx, "sample container "+shortID(i.id), func(ctx context.Context, c *client.Client) error {
+		res, err := c.ContainerStats(ctx, i.id, client.ContainerStatsOptions{})
 		if err != nil {
 			return err
 		}

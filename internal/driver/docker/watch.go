@@ -5,16 +5,16 @@ package docker
 
 import (
 	"context"
-	"sync"
 
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 )
 
-// telling lists the events after which a container's record may differ. A signal is
+// watchedActions lists the events after which a container's record may differ. A signal is
 // not among them, because its effect is an event of its own.
-var telling = []string{
+var watchedActions = []string{
 	string(events.ActionCreate), string(events.ActionStart), string(events.ActionRestart),
 	string(events.ActionStop), string(events.ActionDie), string(events.ActionOOM),
 	string(events.ActionPause), string(events.ActionUnPause), string(events.ActionUpdate),
@@ -24,49 +24,49 @@ var telling = []string{
 // Watch implements driver.Driver: it sends the engine's events of this cluster's
 // containers, and the progress and ends of fetches.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	since, err := d.engineTime(ctx)
+	since, err := d.readEngineTime(ctx)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	stream, err := d.events(ctx, cancel, since)
+	stream, err := d.openEventStream(ctx, cancel, since)
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	w := d.watches.open()
-	d.cache.opened()
+	queue := workqueue.NewTyped[types.UID]()
+	d.watches.Store(queue, true)
+	d.cache.streamOpened()
 	uids := make(chan types.UID)
 	go func() {
 		defer cancel()
-		d.follow(ctx, stream, w)
+		d.followEvents(ctx, stream, queue)
 	}()
 	go func() {
 		defer close(uids)
-		w.deliver(ctx, uids)
+		deliverUIDs(ctx, queue, uids)
 	}()
 	return uids, nil
 }
 
-// engineTime is the engine's own clock. Events are requested from that time on,
+// readEngineTime returns the engine's own time. Events are requested from that time on,
 // because an engine answers the request slightly before it begins to listen.
-func (d *Driver) engineTime(ctx context.Context) (string, error) {
-	ctx, cancel := d.bound(ctx)
+func (d *Driver) readEngineTime(ctx context.Context) (string, error) {
+	ctx, cancel := d.withCallTimeout(ctx)
 	defer cancel()
-	info, err := d.info(ctx)
-	return info.SystemTime, err
+	return d.engine.SystemTime(ctx)
 }
 
-// events returns when the engine has answered. Only that is limited in time; the
-// stream lasts as long as ctx.
-func (d *Driver) events(ctx context.Context, cancel context.CancelFunc, since string) (stream client.EventsResult, err error) {
-	soon, stop := d.bound(ctx)
+// openEventStream returns when the engine has answered. Only that is limited in time;
+// the stream lasts as long as ctx.
+func (d *Driver) openEventStream(ctx context.Context, cancel context.CancelFunc, since string) (stream client.EventsResult, err error) {
+	answerCtx, stop := d.withCallTimeout(ctx)
 	defer stop()
-	intime := context.AfterFunc(soon, cancel)
-	defer intime()
-	err = d.read(ctx, "follow events", func(ctx context.Context, c *client.Client) error {
+	answered := context.AfterFunc(answerCtx, cancel)
+	defer answered()
+	err = d.engine.Read(ctx, "follow events", func(ctx context.Context, c *client.Client) error {
 		stream = c.Events(ctx, client.EventsListOptions{Since: since, Filters: d.eventFilter()})
-		return soon.Err()
+		return answerCtx.Err()
 	})
 	return stream, err
 }
@@ -75,21 +75,21 @@ func (d *Driver) eventFilter() client.Filters {
 	return client.Filters{}.
 		Add("type", string(events.ContainerEventType)).
 		Add("label", LabelCluster+"="+d.ClusterID).
-		Add("event", telling...)
+		Add("event", watchedActions...)
 }
 
-// follow reads as fast as it can, because an engine drops events for a slow reader.
+// followEvents reads as fast as it can, because an engine drops events for a slow reader.
 // It returns when the stream ends, whatever the cause.
-func (d *Driver) follow(ctx context.Context, stream client.EventsResult, w *watch) {
-	defer d.watches.close(w)
-	defer d.cache.closed()
+func (d *Driver) followEvents(ctx context.Context, stream client.EventsResult, queue *watchQueue) {
+	defer d.watches.Delete(queue)
+	defer d.cache.streamClosed()
 	for {
 		select {
 		case e := <-stream.Messages:
-			d.cache.changed(e.Actor.ID)
-			w.add(types.UID(e.Actor.Attributes[LabelUID]))
+			d.cache.invalidateInspection(e.Actor.ID)
+			queue.Add(types.UID(e.Actor.Attributes[LabelUID]))
 		case err := <-stream.Err:
-			d.Log.V(1).Info("Docker's event stream ended", "host", d.host, "err", err)
+			d.Log.V(1).Info("Docker's event stream ended", "host", d.engine.Address(), "err", err)
 			return
 		case <-ctx.Done():
 			return
@@ -97,78 +97,32 @@ func (d *Driver) follow(ctx context.Context, stream client.EventsResult, w *watc
 	}
 }
 
-// watches are the open Watch calls.
-type watches struct {
-	mu  sync.Mutex
-	all map[*watch]bool
-}
+// watchQueue has the UIDs that one Watch has to send, each of them once, so it loses no
+// UID and cannot grow beyond the number of servers.
+type watchQueue = workqueue.Typed[types.UID]
 
-func (ws *watches) open() *watch {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	w := &watch{due: map[types.UID]bool{}, more: make(chan struct{}, 1)}
-	if ws.all == nil {
-		ws.all = map[*watch]bool{}
-	}
-	ws.all[w] = true
-	return w
-}
-
-func (ws *watches) close(w *watch) {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	delete(ws.all, w)
-}
-
-func (ws *watches) tell(uids ...types.UID) {
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	for w := range ws.all {
+// notifyWatches has every open Watch send the UIDs.
+func (d *Driver) notifyWatches(uids ...types.UID) {
+	for _, queue := range d.watches.Keys() {
 		for _, uid := range uids {
-			w.add(uid)
+			queue.Add(uid)
 		}
 	}
 }
 
-// watch holds each UID once until it is taken, so it loses no UID and cannot
-// grow beyond the number of servers.
-type watch struct {
-	mu   sync.Mutex
-	due  map[types.UID]bool
-	more chan struct{}
-}
-
-func (w *watch) add(uid types.UID) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.due[uid] = true
-	select {
-	case w.more <- struct{}{}:
-	default:
-	}
-}
-
-func (w *watch) take() map[types.UID]bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	due := w.due
-	w.due = map[types.UID]bool{}
-	return due
-}
-
-func (w *watch) deliver(ctx context.Context, uids chan<- types.UID) {
+// deliverUIDs sends what is queued until ctx ends.
+func deliverUIDs(ctx context.Context, queue *watchQueue, uids chan<- types.UID) {
+	defer context.AfterFunc(ctx, queue.ShutDown)()
 	for {
-		select {
-		case <-w.more:
-		case <-ctx.Done():
+		uid, shutDown := queue.Get()
+		if shutDown {
 			return
 		}
-		for uid := range w.take() {
-			select {
-			case uids <- uid:
-			case <-ctx.Done():
-				return
-			}
+		queue.Done(uid) // now, so that an event during the sending queues it again
+		select {
+		case uids <- uid:
+		case <-ctx.Done():
+			return
 		}
 	}
 }

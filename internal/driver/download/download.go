@@ -5,7 +5,7 @@
 // fetched once for all servers that wait for it. A fetch only fetches: the next call
 // for a waiting server does the rest.
 //
-// Start with Tracker.Outcome and Tracker.Begin.
+// Start with Tracker.Outcome and Tracker.StartFetch.
 package download
 
 import (
@@ -24,11 +24,11 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// AtOnce is how many fetches of a driver may run at a time.
-const AtOnce = 4
+// DefaultConcurrency is how many fetches of a driver may run at a time.
+const DefaultConcurrency = 4
 
-// tellProgress is the least time between two notifications of a fetch's progress.
-const tellProgress = 2 * time.Second
+// progressInterval is the least time between two notifications of a fetch's progress.
+const progressInterval = 2 * time.Second
 
 // Tracker records the fetches under way and the servers that wait for them. It is
 // safe for concurrent use.
@@ -36,11 +36,11 @@ type Tracker struct {
 	Clock clock.WithTicker
 	// Stall is how long a fetch may go without any progress.
 	Stall time.Duration
-	// Tell is called with the UIDs of servers to look at again.
-	Tell func(...types.UID)
-	// AtOnce is how many fetches run at a time; one namespace may have one fewer. Zero
+	// Notify is called with the UIDs of servers whose state may have changed.
+	Notify func(...types.UID)
+	// Concurrency is how many fetches run at a time; one namespace may have one fewer. Zero
 	// means any number. The others wait for their turn.
-	AtOnce int
+	Concurrency int
 
 	mu      sync.Mutex
 	running map[string]*Fetch // by key, including those that wait for their turn
@@ -55,26 +55,26 @@ type server struct {
 	claims          map[string]*claim // by key
 }
 
-// claim is a server's interest in one thing. It outlives the fetch, so that the
-// next call gets the result and Pending continues to show a failure.
+// claim is the claim of a server on the result of a fetch. It outlives the fetch, so
+// that the next call gets the result and PendingServers continues to show a failure.
 type claim struct {
-	fetch *Fetch // nil when it is over
-	err   error
-	told  bool
+	fetch    *Fetch // nil when it is over
+	err      error
+	reported bool
 }
 
 // Fetch is a fetch that is under way.
 type Fetch struct {
-	book      *Tracker
-	key       string
-	namespace string // of the server that it was begun for
-	what      string // what it does, for people
-	doing     string // the same with its progress; guarded by Tracker.mu
-	told      time.Time
-	cancel    context.CancelCauseFunc
-	turn      chan struct{} // closed when it may begin
-	done      chan struct{}
-	alive     chan struct{} // has a value after progress
+	tracker     *Tracker
+	key         string
+	namespace   string // of the server that it was begun for
+	description string // what it does, for people
+	status      string // the same with its progress; guarded by Tracker.mu
+	notifiedAt  time.Time
+	cancel      context.CancelCauseFunc
+	turn        chan struct{} // closed when it may begin
+	done        chan struct{}
+	alive       chan struct{} // has a value after progress
 }
 
 // Outcome is the state of a fetch that a server waits for.
@@ -92,60 +92,61 @@ const (
 
 // Outcome reports the state of the fetch of key for a server. A failure is returned
 // once; it is ErrRetry with ReasonImageUnavailable, or ErrInvalid.
-func (b *Tracker) Outcome(uid types.UID, key string) (Outcome, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	c := b.claim(uid, key)
+func (t *Tracker) Outcome(uid types.UID, key string) (Outcome, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.findClaim(uid, key)
 	switch {
-	case c == nil, c.told:
+	case c == nil, c.reported:
 		return None, nil
 	case c.fetch != nil:
 		return Running, nil
 	case c.err == nil:
 		return Fetched, nil
 	}
-	c.told = true
+	c.reported = true
 	return None, c.err
 }
 
-func (b *Tracker) claim(uid types.UID, key string) *claim {
-	if s := b.servers[uid]; s != nil {
+func (t *Tracker) findClaim(uid types.UID, key string) *claim {
+	if s := t.servers[uid]; s != nil {
 		return s.claims[key]
 	}
 	return nil
 }
 
-// Begin registers a server as waiting for the fetch of key, and starts that with get
+// StartFetch registers a server as waiting for the fetch of key, and starts that with get
 // if there is none. The fetch outlives the call that began it; it runs until it ends,
-// stalls or no server waits for it. doing is for people, such as "pulling nginx".
-func (b *Tracker) Begin(ctx context.Context, spec driver.ServerSpec, key, doing string, get func(context.Context, *Fetch) error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.running == nil {
-		b.running, b.servers, b.active = map[string]*Fetch{}, map[types.UID]*server{}, map[string]int{}
+// stalls or no server waits for it. The description is for
+// people, such as "pulling nginx".
+func (t *Tracker) StartFetch(ctx context.Context, spec driver.ServerSpec, key, description string, get func(context.Context, *Fetch) error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.running == nil {
+		t.running, t.servers, t.active = map[string]*Fetch{}, map[types.UID]*server{}, map[string]int{}
 	}
-	f := b.running[key]
+	f := t.running[key]
 	if f == nil {
 		f = &Fetch{
-			book: b, key: key, namespace: spec.Namespace, what: doing, doing: doing + ": it waits for other fetches to end",
+			tracker: t, key: key, namespace: spec.Namespace, description: description, status: description + ": it waits for other fetches to end",
 			turn: make(chan struct{}), done: make(chan struct{}), alive: make(chan struct{}, 1),
 		}
 		ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-		b.running[key] = f
-		b.queue = append(b.queue, f)
-		b.admit()
+		t.running[key] = f
+		t.queue = append(t.queue, f)
+		t.admitWaiting()
 		go f.run(ctx, get)
 	}
-	s := b.servers[spec.UID]
+	s := t.servers[spec.UID]
 	if s == nil {
 		s = &server{namespace: spec.Namespace, name: spec.Name, claims: map[string]*claim{}}
-		b.servers[spec.UID] = s
+		t.servers[spec.UID] = s
 	}
 	s.claims[key] = &claim{fetch: f}
 }
 
 var (
-	errAbandoned = errors.New("nobody waits for it any more")
+	errAbandoned = errors.New("no server waits for it any more")
 	errStalled   = errors.New("it stalled")
 )
 
@@ -153,11 +154,11 @@ func (f *Fetch) run(ctx context.Context, get func(context.Context, *Fetch) error
 	defer close(f.done)
 	defer f.cancel(nil)
 	err := f.runInTurn(ctx, get)
-	f.book.Tell(f.book.end(f, err)...)
+	f.tracker.Notify(f.tracker.recordResult(f, err)...)
 }
 
 func (f *Fetch) runInTurn(ctx context.Context, get func(context.Context, *Fetch) error) error {
-	defer f.book.leave(f)
+	defer f.tracker.freePlace(f)
 	select {
 	case <-f.turn:
 	case <-ctx.Done():
@@ -166,19 +167,19 @@ func (f *Fetch) runInTurn(ctx context.Context, get func(context.Context, *Fetch)
 	go f.cancelStalled(ctx)
 	err := get(ctx, f)
 	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
-		err = fmt.Errorf("%s: no progress for %v", f.doingNow(), f.book.Stall)
+		err = fmt.Errorf("%s: no progress for %v", f.currentStatus(), f.tracker.Stall)
 	}
 	return err
 }
 
 // cancelStalled cancels a fetch that made no progress for too long.
 func (f *Fetch) cancelStalled(ctx context.Context) {
-	timer := f.book.Clock.NewTimer(f.book.Stall)
+	timer := f.tracker.Clock.NewTimer(f.tracker.Stall)
 	defer timer.Stop()
 	for {
 		select {
 		case <-f.alive:
-			timer.Reset(f.book.Stall)
+			timer.Reset(f.tracker.Stall)
 		case <-timer.C():
 			f.cancel(errStalled)
 			return
@@ -188,45 +189,45 @@ func (f *Fetch) cancelStalled(ctx context.Context) {
 	}
 }
 
-func (f *Fetch) doingNow() string {
-	f.book.mu.Lock()
-	defer f.book.mu.Unlock()
-	return f.doing
+func (f *Fetch) currentStatus() string {
+	f.tracker.mu.Lock()
+	defer f.tracker.mu.Unlock()
+	return f.status
 }
 
-// Alive records that the fetch makes progress.
-func (f *Fetch) Alive() {
+// MarkAlive records that the fetch makes progress.
+func (f *Fetch) MarkAlive() {
 	select {
 	case f.alive <- struct{}{}:
 	default:
 	}
 }
 
-// Progress records that the fetch makes progress, and what it is doing now. The
-// waiting servers are notified of changes from time to time.
-func (f *Fetch) Progress(doing string) {
-	f.Alive()
-	f.book.Tell(f.book.progressed(f, doing)...)
+// Report records that the fetch makes progress, and its status, which is for people.
+// The waiting servers are notified of changes from time to time.
+func (f *Fetch) Report(status string) {
+	f.MarkAlive()
+	f.tracker.Notify(f.tracker.recordProgress(f, status)...)
 }
 
-func (b *Tracker) progressed(f *Fetch, doing string) []types.UID {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := b.Clock.Now()
-	if f.doing == doing || now.Sub(f.told) < tellProgress {
-		f.doing = doing
+func (t *Tracker) recordProgress(f *Fetch, status string) []types.UID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.Clock.Now()
+	if f.status == status || now.Sub(f.notifiedAt) < progressInterval {
+		f.status = status
 		return nil
 	}
-	f.doing, f.told = doing, now
-	return b.waiting(f)
+	f.status, f.notifiedAt = status, now
+	return t.waitingServers(f)
 }
 
-// end records the result of a fetch for all servers that waited, and returns them.
-// An error becomes ErrRetry, even if the engine was lost meanwhile, except that
+// recordResult records the result of a fetch for all servers that waited, and returns
+// them. An error becomes ErrRetry, even if the engine was lost meanwhile, except that
 // ErrInvalid is preserved: only another spec helps there.
-func (b *Tracker) end(f *Fetch, err error) []types.UID {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (t *Tracker) recordResult(f *Fetch, err error) []types.UID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	switch {
 	case err == nil:
 	case errors.Is(err, driver.ErrInvalid):
@@ -234,20 +235,20 @@ func (b *Tracker) end(f *Fetch, err error) []types.UID {
 	default:
 		err = driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, "%s", err.Error()))
 	}
-	b.forget(f)
-	waiting := b.waiting(f)
+	t.removeFetch(f)
+	waiting := t.waitingServers(f)
 	for _, uid := range waiting {
-		c := b.servers[uid].claims[f.key]
+		c := t.servers[uid].claims[f.key]
 		c.fetch, c.err = nil, err
 	}
 	return waiting
 }
 
-// The methods from here to drop require the lock to be held.
+// The methods from here to releaseClaims require the lock to be held.
 
-func (b *Tracker) waiting(f *Fetch) []types.UID {
+func (t *Tracker) waitingServers(f *Fetch) []types.UID {
 	var all []types.UID
-	for uid, s := range b.servers {
+	for uid, s := range t.servers {
 		if c := s.claims[f.key]; c != nil && c.fetch == f {
 			all = append(all, uid)
 		}
@@ -255,61 +256,62 @@ func (b *Tracker) waiting(f *Fetch) []types.UID {
 	return all
 }
 
-// forget removes a fetch that was cancelled or has ended, so that no server can join it.
-func (b *Tracker) forget(f *Fetch) {
-	if b.running[f.key] == f {
-		delete(b.running, f.key)
+// removeFetch removes a fetch that was cancelled or has ended, so that no server can
+// join it.
+func (t *Tracker) removeFetch(f *Fetch) {
+	if t.running[f.key] == f {
+		delete(t.running, f.key)
 	}
 }
 
-// drop ends a server's interest in all things but those of the keys in but. It
-// cancels, and returns, the fetches that no other server waits for.
-func (b *Tracker) drop(uid types.UID, but []string) []*Fetch {
-	s := b.servers[uid]
+// releaseClaims ends a server's claims, except those on the given keys. It cancels, and
+// returns, the fetches that no other server waits for.
+func (t *Tracker) releaseClaims(uid types.UID, except []string) []*Fetch {
+	s := t.servers[uid]
 	if s == nil {
 		return nil
 	}
 	var cancelled []*Fetch
 	for key, c := range s.claims {
-		if slices.Contains(but, key) {
+		if slices.Contains(except, key) {
 			continue
 		}
 		delete(s.claims, key)
-		if c.fetch != nil && len(b.waiting(c.fetch)) == 0 {
-			b.forget(c.fetch)
+		if c.fetch != nil && len(t.waitingServers(c.fetch)) == 0 {
+			t.removeFetch(c.fetch)
 			c.fetch.cancel(errAbandoned)
 			cancelled = append(cancelled, c.fetch)
 		}
 	}
 	if len(s.claims) == 0 {
-		delete(b.servers, uid)
+		delete(t.servers, uid)
 	}
 	return cancelled
 }
 
-// Keep ends a server's interest in all things but those of keys.
-func (b *Tracker) Keep(uid types.UID, keys ...string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.drop(uid, keys)
+// ReleaseExcept ends a server's claims, except those on the given keys.
+func (t *Tracker) ReleaseExcept(uid types.UID, keys ...string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.releaseClaims(uid, keys)
 }
 
-// Abandon ends a server's interest in everything, and waits for the end of fetches
-// that no other server waits for. It returns ErrRetry if ctx ends first.
-func (b *Tracker) Abandon(ctx context.Context, uid types.UID) error {
-	b.mu.Lock()
-	dropped := b.drop(uid, nil)
-	b.mu.Unlock()
-	return join(ctx, dropped)
+// Abandon ends all claims of a server, and waits for the end of fetches that no other
+// server waits for. It returns ErrRetry if ctx ends first.
+func (t *Tracker) Abandon(ctx context.Context, uid types.UID) error {
+	t.mu.Lock()
+	dropped := t.releaseClaims(uid, nil)
+	t.mu.Unlock()
+	return waitForEnd(ctx, dropped)
 }
 
-// join waits for the end of cancelled fetches.
-func join(ctx context.Context, cancelled []*Fetch) error {
+// waitForEnd waits for the end of cancelled fetches.
+func waitForEnd(ctx context.Context, cancelled []*Fetch) error {
 	for _, f := range cancelled {
 		select {
 		case <-f.done:
 		case <-ctx.Done():
-			return driver.Errorf(driver.ErrRetry, "%s: it was cancelled and does not end: %w", f.doingNow(), ctx.Err())
+			return driver.Errorf(driver.ErrRetry, "%s: it was cancelled and does not end: %w", f.currentStatus(), ctx.Err())
 		}
 	}
 	return nil
@@ -317,51 +319,51 @@ func join(ctx context.Context, cancelled []*Fetch) error {
 
 // Close cancels all fetches and waits for their end. It returns ErrRetry if ctx ends
 // first.
-func (b *Tracker) Close(ctx context.Context) error {
-	b.mu.Lock()
-	all := slices.Collect(maps.Values(b.running))
-	b.mu.Unlock()
+func (t *Tracker) Close(ctx context.Context) error {
+	t.mu.Lock()
+	all := slices.Collect(maps.Values(t.running))
+	t.mu.Unlock()
 	for _, f := range all {
 		f.cancel(errAbandoned)
 	}
-	return join(ctx, all)
+	return waitForEnd(ctx, all)
 }
 
 // Progress describes the fetches that a server waits for, or is empty.
-func (b *Tracker) Progress(uid types.UID) string { return b.Server(uid).Progress }
+func (t *Tracker) Progress(uid types.UID) string { return t.PendingServer(uid).Progress }
 
-// Server returns the server in StatePending, with nothing but its fetches.
-func (b *Tracker) Server(uid types.UID) driver.Server {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.pending(uid)
+// PendingServer returns the server in StatePending, with nothing but its fetches.
+func (t *Tracker) PendingServer(uid types.UID) driver.Server {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.describeServer(uid)
 }
 
-func (b *Tracker) pending(uid types.UID) driver.Server {
+func (t *Tracker) describeServer(uid types.UID) driver.Server {
 	out := driver.Server{UID: uid, State: driver.StatePending}
-	s := b.servers[uid]
+	s := t.servers[uid]
 	if s == nil {
 		return out
 	}
 	out.Namespace, out.Name = s.namespace, s.name
 	for _, c := range s.claims {
 		if c.fetch != nil {
-			out.Progress = cmp.Or(out.Progress, c.fetch.doing)
+			out.Progress = cmp.Or(out.Progress, c.fetch.status)
 		}
 		out.Err = cmp.Or(out.Err, c.err)
 	}
 	return out
 }
 
-// Pending returns the servers that wait, or that have an unreported result: all, or
-// those with the given UIDs.
-func (b *Tracker) Pending(uids ...types.UID) []driver.Server {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// PendingServers returns the servers that wait, or that have an unreported result: all,
+// or those with the given UIDs.
+func (t *Tracker) PendingServers(uids ...types.UID) []driver.Server {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	var all []driver.Server
-	for uid := range b.servers {
+	for uid := range t.servers {
 		if len(uids) == 0 || slices.Contains(uids, uid) {
-			all = append(all, b.pending(uid))
+			all = append(all, t.describeServer(uid))
 		}
 	}
 	return all

@@ -23,10 +23,10 @@ const patience = 20 * time.Second
 // rig is a Tracker whose fetches end when the test decides.
 type rig struct {
 	*download.Tracker
-	t     *testing.T
-	clock *testingclock.FakeClock
-	told  chan types.UID
-	begun chan *run
+	t        *testing.T
+	clock    *testingclock.FakeClock
+	notified chan types.UID
+	begun    chan *run
 	// namespace of the servers that wait from now on.
 	namespace string
 }
@@ -41,10 +41,10 @@ type run struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, clock: testingclock.NewFakeClock(time.Now()), told: make(chan types.UID, 100), begun: make(chan *run, 100), namespace: "default"}
-	r.Tracker = &download.Tracker{Clock: r.clock, Stall: time.Minute, Tell: func(uids ...types.UID) {
+	r := &rig{t: t, clock: testingclock.NewFakeClock(time.Now()), notified: make(chan types.UID, 100), begun: make(chan *run, 100), namespace: "default"}
+	r.Tracker = &download.Tracker{Clock: r.clock, Stall: time.Minute, Notify: func(uids ...types.UID) {
 		for _, uid := range uids {
-			r.told <- uid
+			r.notified <- uid
 		}
 	}}
 	t.Cleanup(func() {
@@ -59,7 +59,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) begin(uid types.UID, key string) {
 	r.t.Helper()
 	spec := driver.ServerSpec{Target: driver.Target{UID: uid}, Namespace: r.namespace, Name: "vm-" + string(uid)}
-	r.Begin(r.t.Context(), spec, key, "fetching "+key, func(ctx context.Context, f *download.Fetch) error {
+	r.StartFetch(r.t.Context(), spec, key, "fetching "+key, func(ctx context.Context, f *download.Fetch) error {
 		this := &run{f, key, ctx, make(chan error)}
 		r.begun <- this
 		select {
@@ -94,69 +94,69 @@ func (r *rig) want(uid types.UID, key string, want download.Outcome) {
 	}
 }
 
-// TestOnceForAll checks that servers waiting for one thing share a fetch, and that all are
-// notified of its end.
-func TestOnceForAll(t *testing.T) {
+// TestSharedFetch checks that servers waiting for one thing share a fetch, and that all
+// are notified of its end.
+func TestSharedFetch(t *testing.T) {
 	r := newRig(t)
 	r.want("a", "x", download.None)
 	r.begin("a", "x")
 	r.begin("b", "x")
 	f := r.next()
 	r.want("a", "x", download.Running)
-	if s := r.Server("b"); s.State != driver.StatePending || s.Progress != "fetching x" || s.Name != "vm-b" || s.Namespace != "default" {
+	if s := r.PendingServer("b"); s.State != driver.StatePending || s.Progress != "fetching x" || s.Name != "vm-b" || s.Namespace != "default" {
 		t.Errorf("b is %+v", s)
 	}
-	if all, one := r.Pending(), r.Pending("b", "c"); len(all) != 2 || len(one) != 1 || one[0].UID != "b" {
+	if all, one := r.PendingServers(), r.PendingServers("b", "c"); len(all) != 2 || len(one) != 1 || one[0].UID != "b" {
 		t.Errorf("pending are %v, and of b and c %v", all, one)
 	}
 	f.end <- nil
-	told := map[types.UID]bool{receive(t, "one is told", r.told): true, receive(t, "another is told", r.told): true}
-	if !told["a"] || !told["b"] || len(r.begun) != 0 {
-		t.Errorf("told %v, and %d more fetches began", told, len(r.begun))
+	notified := map[types.UID]bool{receive(t, "one is notified", r.notified): true, receive(t, "another is notified", r.notified): true}
+	if !notified["a"] || !notified["b"] || len(r.begun) != 0 {
+		t.Errorf("notified %v, and %d more fetches began", notified, len(r.begun))
 	}
 	r.want("a", "x", download.Fetched)
 	r.want("a", "x", download.Fetched)
-	if doing := r.Progress("a"); doing != "" {
-		t.Errorf("it is doing %q", doing)
+	if status := r.Progress("a"); status != "" {
+		t.Errorf("its status is %q", status)
 	}
-	r.Keep("a")
+	r.ReleaseExcept("a")
 	r.want("a", "x", download.None)
 	r.want("b", "x", download.Fetched)
 }
 
-// TestFailureIsToldOnce checks that a failure is returned once, and shown until the next
-// try. It is ErrRetry, whatever failed.
-func TestFailureIsToldOnce(t *testing.T) {
+// TestFailureReportedOnce checks that a failure is returned once, and shown until the
+// next try. It is ErrRetry, whatever failed.
+func TestFailureReportedOnce(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
 	r.next().end <- driver.Errorf(driver.ErrUnavailable, "no route")
-	receive(t, "it is told", r.told)
+	receive(t, "it is notified", r.notified)
 	_, err := r.Outcome("a", "x")
 	if !errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrUnavailable) || err.Error() != "no route" || driver.ReasonOf(err) != driver.ReasonImageUnavailable {
 		t.Errorf("error %v", err)
 	}
 	r.want("a", "x", download.None)
-	if shown := r.Server("a").Err; shown == nil || shown.Error() != "no route" {
+	if shown := r.PendingServer("a").Err; shown == nil || shown.Error() != "no route" {
 		t.Errorf("shown is %v", shown)
 	}
 	r.begin("a", "x")
 	r.next()
 	r.want("a", "x", download.Running)
-	if shown := r.Server("a").Err; shown != nil {
+	if shown := r.PendingServer("a").Err; shown != nil {
 		t.Errorf("shown is still %v", shown)
 	}
 }
 
-// TestNobodyWaits checks that a fetch is cancelled with the last interest in it, and that
-// a later server begins another.
-func TestNobodyWaits(t *testing.T) {
+// TestLastClaimReleased checks that a fetch is cancelled with the last claim on it, and
+// that a later server begins another.
+func TestLastClaimReleased(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
 	x := r.next()
 	r.begin("b", "x")
 	r.begin("a", "y")
 	y := r.next()
-	if r.Keep("a", "y"); x.ctx.Err() != nil {
+	if r.ReleaseExcept("a", "y"); x.ctx.Err() != nil {
 		t.Error("x was cancelled while b waited for it")
 	}
 	r.want("a", "x", download.None)
@@ -169,11 +169,11 @@ func TestNobodyWaits(t *testing.T) {
 	r.want("b", "x", download.Running)
 }
 
-// TestAbandonDoesNotWaitForEver uses a fetch that does not end.
-func TestAbandonDoesNotWaitForEver(t *testing.T) {
+// TestAbandonHangingFetch uses a fetch that does not end.
+func TestAbandonHangingFetch(t *testing.T) {
 	r := newRig(t)
 	hangs := make(chan struct{})
-	r.Begin(t.Context(), driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(context.Context, *download.Fetch) error {
+	r.StartFetch(t.Context(), driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(context.Context, *download.Fetch) error {
 		<-hangs
 		return nil
 	})
@@ -196,12 +196,12 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestCallersEnd checks that a fetch continues after the call that began it.
-func TestCallersEnd(t *testing.T) {
+// TestFetchOutlivesCaller checks that a fetch continues after the call that began it.
+func TestFetchOutlivesCaller(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	r.Begin(ctx, driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(ctx context.Context, _ *download.Fetch) error {
+	r.StartFetch(ctx, driver.ServerSpec{Target: driver.Target{UID: "a"}}, "x", "fetching x", func(ctx context.Context, _ *download.Fetch) error {
 		cancel()
 		done <- ctx.Err()
 		return nil
@@ -217,39 +217,40 @@ func TestStall(t *testing.T) {
 	r.begin("a", "x")
 	f := r.next()
 	vmtest.Eventually(t, patience, "it is watched", func() error { return unless(r.clock.HasWaiters()) })
-	f.Progress("fetching x: 1%")
-	if uid := receive(t, "progress is told", r.told); uid != "a" || r.Progress("a") != "fetching x: 1%" {
-		t.Errorf("told %s, and it is doing %q", uid, r.Progress("a"))
+	f.Report("fetching x: 1%")
+	if uid := receive(t, "progress is notified", r.notified); uid != "a" || r.Progress("a") != "fetching x: 1%" {
+		t.Errorf("notified %s, and the status is %q", uid, r.Progress("a"))
 	}
 	vmtest.Eventually(t, patience, "it is cancelled", func() error {
 		r.clock.Step(time.Minute)
 		return unless(f.ctx.Err() != nil)
 	})
-	receive(t, "its end is told", r.told)
+	receive(t, "its end is notified", r.notified)
 	if _, err := r.Outcome("a", "x"); err == nil || err.Error() != "fetching x: 1%: no progress for 1m0s" {
 		t.Errorf("error %v", err)
 	}
 }
 
-// TestProgressIsToldNowAndThen checks that notifications are limited in rate, and need a change.
-func TestProgressIsToldNowAndThen(t *testing.T) {
+// TestProgressNotificationRate checks that notifications are limited in rate, and need
+// a change.
+func TestProgressNotificationRate(t *testing.T) {
 	r := newRig(t)
 	r.begin("a", "x")
 	f := r.next()
 	for step, c := range []struct {
-		after time.Duration
-		doing string
-		told  int
+		after    time.Duration
+		status   string
+		notified int
 	}{
 		{0, "1%", 1}, {time.Second, "2%", 0}, {time.Second, "2%", 0}, {0, "3%", 1}, {time.Minute / 2, "3%", 0},
 	} {
 		r.clock.Step(c.after)
-		f.Progress(c.doing)
-		if r.Progress("a") != c.doing || len(r.told) != c.told {
-			t.Errorf("step %d: it is doing %q and was told %d times, want %q and %d", step, r.Progress("a"), len(r.told), c.doing, c.told)
+		f.Report(c.status)
+		if r.Progress("a") != c.status || len(r.notified) != c.notified {
+			t.Errorf("step %d: the status is %q and was notified %d times, want %q and %d", step, r.Progress("a"), len(r.notified), c.status, c.notified)
 		}
-		for len(r.told) > 0 {
-			<-r.told
+		for len(r.notified) > 0 {
+			<-r.notified
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,13 +16,13 @@ import (
 
 func testEngineID(t *testing.T, e *env) {
 	ids := map[string]bool{}
-	for _, d := range []driver.Driver{e.d, e.d, e.open(t, string(newUID()))} {
+	for _, d := range []driver.Driver{e.driver, e.driver, e.openDriver(t, string(newUID()))} {
 		identifier, ok := driver.As[driver.Identifier](d)
 		if !ok {
 			t.Fatal("the driver is no driver.Identifier")
 		}
 		id, err := identifier.EngineID(t.Context())
-		must(t, "EngineID", err)
+		requireNoError(t, "EngineID", err)
 		ids[id] = true
 		if !regexp.MustCompile(`^[A-Za-z0-9:._-]{1,128}$`).MatchString(id) {
 			t.Errorf("EngineID is %q, want 1 to 128 of [A-Za-z0-9:._-]", id)
@@ -35,11 +34,11 @@ func testEngineID(t *testing.T, e *env) {
 }
 
 func testCreateTwice(t *testing.T, e *env) {
-	spec := e.spec(t, "twice")
-	first := e.reach(t, spec, driver.StateRunning)
-	second := e.reach(t, spec, driver.StateRunning)
-	sameRun(t, second, first)
-	sameRun(t, one(t, e.d, spec.UID), first)
+	spec := e.newSpec(t, "twice")
+	first := e.ensureState(t, spec, driver.StateRunning)
+	second := e.ensureState(t, spec, driver.StateRunning)
+	wantSameRun(t, second, first)
+	wantSameRun(t, listOne(t, e.driver, spec.UID), first)
 	checkNew(t, spec, first)
 }
 
@@ -61,169 +60,125 @@ func checkNew(t *testing.T, spec driver.ServerSpec, s driver.Server) {
 
 // testCreateFromTwoCallers simulates two leaders that both act.
 func testCreateFromTwoCallers(t *testing.T, e *env) {
-	spec := e.spec(t, "two-callers")
-	other := e.open(t, e.cluster)
-	ids := newSet()
-	inParallel(8, func(i int) {
-		d := e.d
+	spec := e.newSpec(t, "two-callers")
+	other := e.openDriver(t, e.cluster)
+	ids := newStringSet()
+	runParallel(8, func(i int) {
+		d := e.driver
 		if i%2 == 1 {
 			d = other
 		}
 		s, err := d.Ensure(t.Context(), spec)
-		if err != nil && final(err) {
+		if err != nil && isFinal(err) {
 			t.Errorf("Ensure: got the final error %v, want none or one that is retried", err)
 		}
 		ids.add(s.ID)
 	})
-	s := e.reach(t, spec, driver.StateRunning)
+	s := e.ensureState(t, spec, driver.StateRunning)
 	ids.add(s.ID)
-	if all := ids.list(); len(all) != 1 {
+	if all := ids.values(); len(all) != 1 {
 		t.Errorf("the callers got the servers %v, want one and the same", all)
 	}
-	sameRun(t, one(t, other, spec.UID), s)
-	sameRun(t, one(t, e.d, spec.UID), s)
-}
-
-func final(err error) bool {
-	return errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrUnsupported)
+	wantSameRun(t, listOne(t, other, spec.UID), s)
+	wantSameRun(t, listOne(t, e.driver, spec.UID), s)
 }
 
 func testCreateStopped(t *testing.T, e *env) {
-	spec := e.spec(t, "born-stopped")
-	s := e.reach(t, e.off(spec), driver.StateStopped)
+	spec := e.newSpec(t, "born-stopped")
+	s := e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
 	if s.ID == "" || s.Exit != nil {
 		t.Errorf("a server that never ran has ID %q and Exit %+v, want an ID and no Exit", s.ID, s.Exit)
 	}
-	up := e.reach(t, spec, driver.StateRunning)
+	up := e.ensureState(t, spec, driver.StateRunning)
 	if up.ID != s.ID {
 		t.Errorf("starting it gave the server %q, want the same one, %q", up.ID, s.ID)
 	}
 }
 
 func testCreatePaused(t *testing.T, e *env) {
-	spec := e.spec(t, "born-paused")
-	s := e.reach(t, withPower(spec, driver.PowerPaused), driver.StatePaused)
-	up := e.reach(t, spec, driver.StateRunning)
+	spec := e.newSpec(t, "born-paused")
+	s := e.ensureState(t, withPower(spec, driver.PowerPaused), driver.StatePaused)
+	up := e.ensureState(t, spec, driver.StateRunning)
 	if up.ID != s.ID || up.Run != s.Run {
-		t.Errorf("resuming changed the server from %s to %s", describe(s), describe(up))
+		t.Errorf("resuming changed the server from %s to %s", describeServers(s), describeServers(up))
 	}
 }
 
 // testAdoptAfterCrash simulates a controller that was killed and started again.
 func testAdoptAfterCrash(t *testing.T, e *env) {
-	spec := e.spec(t, "adopted")
-	before := e.reach(t, spec, driver.StateRunning)
-	next := e.open(t, e.cluster)
-	sameRun(t, one(t, next, spec.UID), before)
+	spec := e.newSpec(t, "adopted")
+	before := e.ensureState(t, spec, driver.StateRunning)
+	next := e.openDriver(t, e.cluster)
+	wantSameRun(t, listOne(t, next, spec.UID), before)
 	after, err := next.Ensure(t.Context(), spec)
-	must(t, "Ensure after a crash", err)
-	sameRun(t, after, before)
-	if n := len(list(t, next)); n != 1 {
+	requireNoError(t, "Ensure after a crash", err)
+	wantSameRun(t, after, before)
+	if n := len(listServers(t, next)); n != 1 {
 		t.Errorf("there are %d servers after the adoption, want 1", n)
 	}
 }
 
 // testWrongID checks that a Target's ID, if set, must be the server's.
 func testWrongID(t *testing.T, e *env) {
-	spec := e.spec(t, "wrong-id")
-	s := e.reach(t, spec, driver.StateRunning)
+	spec := e.newSpec(t, "wrong-id")
+	s := e.ensureState(t, spec, driver.StateRunning)
 	wrong := driver.Target{UID: spec.UID, ID: s.ID + "0"}
-	stop := e.off(spec)
+	stop := e.stopSpec(spec)
 	stop.Target = wrong
-	_, err := e.d.Ensure(t.Context(), stop)
-	wantKind(t, "Ensure with another server's ID", err, driver.ErrNotFound)
+	_, err := e.driver.Ensure(t.Context(), stop)
+	WantErrorKind(t, "Ensure with another server's ID", err, driver.ErrNotFound)
 	for _, retain := range []bool{false, true} {
-		wantKind(t, "Delete with another server's ID", e.d.Delete(t.Context(), wrong, retain), driver.ErrNotFound)
+		WantErrorKind(t, "Delete with another server's ID", e.driver.Delete(t.Context(), wrong, retain), driver.ErrNotFound)
 	}
-	sameRun(t, one(t, e.d, spec.UID), s)
+	wantSameRun(t, listOne(t, e.driver, spec.UID), s)
 	spec.ID = s.ID
-	right, err := e.d.Ensure(t.Context(), spec)
-	must(t, "Ensure with the right ID", err)
-	sameRun(t, right, s)
+	right, err := e.driver.Ensure(t.Context(), spec)
+	requireNoError(t, "Ensure with the right ID", err)
+	wantSameRun(t, right, s)
 }
 
 func testBadUID(t *testing.T, e *env) {
 	for _, uid := range []types.UID{"", ".", "..", "../x", "/etc/x", "a/b", "a b", "a\nb", "a\x00b", "-rf", types.UID(strings.Repeat("a", 300))} {
-		spec := e.spec(t, "bad-uid")
+		spec := e.newSpec(t, "bad-uid")
 		spec.UID = uid
-		_, err := e.d.Ensure(t.Context(), spec)
-		wantKind(t, "Ensure of the UID "+string(uid), err, driver.ErrInvalid)
-		err = e.d.Delete(t.Context(), spec.Target, false)
+		_, err := e.driver.Ensure(t.Context(), spec)
+		WantErrorKind(t, "Ensure of the UID "+string(uid), err, driver.ErrInvalid)
+		err = e.driver.Delete(t.Context(), spec.Target, false)
 		if !errors.Is(err, driver.ErrInvalid) && !errors.Is(err, driver.ErrNotFound) {
 			t.Errorf("Delete of the UID %q: got %v, want invalid or not found", uid, err)
 		}
 	}
-	if left := list(t, e.d); len(left) != 0 {
-		t.Errorf("bad UIDs left %s", describe(left...))
+	if left := listServers(t, e.driver); len(left) != 0 {
+		t.Errorf("bad UIDs left %s", describeServers(left...))
 	}
 }
 
 // testOtherCluster checks that another cluster's servers are neither listed nor changed.
 func testOtherCluster(t *testing.T, e *env) {
-	spec := e.spec(t, "theirs")
-	theirs := e.reach(t, spec, driver.StateRunning)
-	d := e.open(t, string(newUID()))
-	if all := list(t, d); len(all) != 0 {
-		t.Errorf("List shows another cluster's %s", describe(all...))
+	spec := e.newSpec(t, "theirs")
+	theirs := e.ensureState(t, spec, driver.StateRunning)
+	d := e.openDriver(t, string(newUID()))
+	if all := listServers(t, d); len(all) != 0 {
+		t.Errorf("List shows another cluster's %s", describeServers(all...))
 	}
-	if named := list(t, d, spec.UID); len(named) != 0 {
-		t.Errorf("List by UID shows another cluster's %s", describe(named...))
+	if named := listServers(t, d, spec.UID); len(named) != 0 {
+		t.Errorf("List by UID shows another cluster's %s", describeServers(named...))
 	}
 	for _, target := range []driver.Target{{UID: spec.UID}, {UID: spec.UID, ID: theirs.ID}} {
-		wantKind(t, "Delete of another cluster's server", d.Delete(t.Context(), target, false), driver.ErrNotFound)
-		wantKind(t, "Release of another cluster's server", d.Delete(t.Context(), target, true), driver.ErrNotFound)
-		touch := e.off(spec)
+		WantErrorKind(t, "Delete of another cluster's server", d.Delete(t.Context(), target, false), driver.ErrNotFound)
+		WantErrorKind(t, "Release of another cluster's server", d.Delete(t.Context(), target, true), driver.ErrNotFound)
+		touch := e.stopSpec(spec)
 		touch.Target = target
 		// Whether a second server of that UID is possible is up to the
 		// engine.
 		if s, err := d.Ensure(t.Context(), touch); err == nil && s.ID == theirs.ID {
-			t.Errorf("Ensure took another cluster's %s", describe(s))
+			t.Errorf("Ensure took another cluster's %s", describeServers(s))
 		}
 	}
 	samples, err := d.Usage(t.Context(), spec.UID)
-	must(t, "Usage", err)
+	requireNoError(t, "Usage", err)
 	for _, u := range samples {
-		t.Errorf("Usage tells of another cluster's server: %+v", u)
+		t.Errorf("Usage reports another cluster's server: %+v", u)
 	}
-	sameRun(t, one(t, e.d, spec.UID), theirs)
-}
-
-// inParallel calls f(0) to f(n-1) concurrently and waits for all.
-func inParallel(n int, f func(i int)) {
-	var all sync.WaitGroup
-	gate := make(chan struct{})
-	for i := range n {
-		all.Go(func() {
-			<-gate
-			f(i)
-		})
-	}
-	close(gate)
-	all.Wait()
-}
-
-// set collects texts other than "" from many goroutines.
-type set struct {
-	mu    sync.Mutex
-	texts map[string]bool
-}
-
-func newSet() *set { return &set{texts: map[string]bool{}} }
-
-func (s *set) add(text string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if text != "" {
-		s.texts[text] = true
-	}
-}
-
-func (s *set) list() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []string
-	for text := range s.texts {
-		all = append(all, text)
-	}
-	return all
+	wantSameRun(t, listOne(t, e.driver, spec.UID), theirs)
 }

@@ -13,27 +13,27 @@ import (
 
 func testDeleteGone(t *testing.T, e *env) {
 	never := driver.Target{UID: newUID()}
-	wantKind(t, "Delete of what never was", e.d.Delete(t.Context(), never, false), driver.ErrNotFound)
-	wantKind(t, "Release of what never was", e.d.Delete(t.Context(), never, true), driver.ErrNotFound)
+	WantErrorKind(t, "Delete of what never was", e.driver.Delete(t.Context(), never, false), driver.ErrNotFound)
+	WantErrorKind(t, "Release of what never was", e.driver.Delete(t.Context(), never, true), driver.ErrNotFound)
 
-	spec := e.spec(t, "gone")
-	first := e.reach(t, spec, driver.StateRunning)
-	e.gone(t, e.d, spec.UID)
-	wantKind(t, "Delete with the ID of what is gone",
-		e.d.Delete(t.Context(), driver.Target{UID: spec.UID, ID: first.ID}, false), driver.ErrNotFound)
+	spec := e.newSpec(t, "gone")
+	first := e.ensureState(t, spec, driver.StateRunning)
+	e.deleteUntilGone(t, e.driver, spec.UID)
+	WantErrorKind(t, "Delete with the ID of what is gone",
+		e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: first.ID}, false), driver.ErrNotFound)
 
-	again := e.reach(t, spec, driver.StateRunning)
+	again := e.ensureState(t, spec, driver.StateRunning)
 	if again.ID == first.ID || again.Run == first.Run {
-		t.Errorf("made again it is %s, want another ID and Run than %s", describe(again), describe(first))
+		t.Errorf("made again it is %s, want another ID and Run than %s", describeServers(again), describeServers(first))
 	}
 }
 
 func testDeleteInAnyState(t *testing.T, e *env) {
 	for _, power := range []driver.Power{driver.PowerOn, driver.PowerPaused, driver.PowerOff} {
-		spec := withPower(e.spec(t, "delete-me"), power)
-		s := e.reach(t, spec, stateOf(power))
-		must(t, "Delete with the right ID", e.d.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, false))
-		e.gone(t, e.d, spec.UID)
+		spec := withPower(e.newSpec(t, "delete-me"), power)
+		s := e.ensureState(t, spec, stateOf(power))
+		requireNoError(t, "Delete with the right ID", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, false))
+		e.deleteUntilGone(t, e.driver, spec.UID)
 	}
 }
 
@@ -49,78 +49,78 @@ func stateOf(p driver.Power) driver.State {
 }
 
 func testDeleteFromTwoCallers(t *testing.T, e *env) {
-	spec := e.spec(t, "delete-twice")
-	e.reach(t, spec, driver.StateRunning)
-	other := e.open(t, e.cluster)
-	inParallel(6, func(i int) {
-		d := []driver.Driver{e.d, other}[i%2]
-		if err := d.Delete(t.Context(), spec.Target, false); err != nil && final(err) {
+	spec := e.newSpec(t, "delete-twice")
+	e.ensureState(t, spec, driver.StateRunning)
+	other := e.openDriver(t, e.cluster)
+	runParallel(6, func(i int) {
+		d := []driver.Driver{e.driver, other}[i%2]
+		if err := d.Delete(t.Context(), spec.Target, false); err != nil && isFinal(err) {
 			t.Errorf("Delete: got the final error %v", err)
 		}
 	})
-	e.gone(t, other, spec.UID)
+	e.deleteUntilGone(t, other, spec.UID)
 }
 
 // testDeleteWhileCreating checks that whichever call comes last wins, and that a Delete
 // that follows leaves nothing.
 func testDeleteWhileCreating(t *testing.T, e *env) {
-	spec := e.spec(t, "torn")
-	inParallel(6, func(i int) {
+	spec := e.newSpec(t, "create-and-delete")
+	runParallel(6, func(i int) {
 		if i%2 == 0 {
-			_, _ = e.d.Ensure(t.Context(), spec)
+			_, _ = e.driver.Ensure(t.Context(), spec)
 			return
 		}
-		_ = e.d.Delete(t.Context(), spec.Target, false)
+		_ = e.driver.Delete(t.Context(), spec.Target, false)
 	})
-	if all := list(t, e.d, spec.UID); len(all) > 1 {
-		t.Errorf("got %s, want one server at most", describe(all...))
+	if all := listServers(t, e.driver, spec.UID); len(all) > 1 {
+		t.Errorf("got %s, want one server at most", describeServers(all...))
 	}
-	e.gone(t, e.d, spec.UID)
+	e.deleteUntilGone(t, e.driver, spec.UID)
 }
 
 // testRetain checks that a released server stays on and belongs to no UID.
 func testRetain(t *testing.T, e *env) {
-	need(t, e.Hands.Remove != nil, "Hands.Remove")
-	spec := e.spec(t, "kept")
-	s := e.reach(t, spec, driver.StateRunning)
-	must(t, "Release", e.d.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, true))
+	requireHarness(t, e.OutOfBand.Remove != nil, "OutOfBand.Remove")
+	spec := e.newSpec(t, "kept")
+	s := e.ensureState(t, spec, driver.StateRunning)
+	requireNoError(t, "Release", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, true))
 
 	for _, retain := range []bool{true, false} {
-		wantKind(t, "Delete of a released server", e.d.Delete(t.Context(), driver.Target{UID: spec.UID}, retain), driver.ErrNotFound)
-		wantKind(t, "Delete of a released server by ID", e.d.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, retain), driver.ErrNotFound)
+		WantErrorKind(t, "Delete of a released server", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID}, retain), driver.ErrNotFound)
+		WantErrorKind(t, "Delete of a released server by ID", e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, retain), driver.ErrNotFound)
 	}
-	checkRetained(t, e.d, spec.UID, s)
+	checkRetained(t, e.driver, spec.UID, s)
 
 	// Its UID is free again, as for a server that was removed.
-	next := e.reach(t, spec, driver.StateRunning)
+	next := e.ensureState(t, spec, driver.StateRunning)
 	if next.ID == s.ID {
-		t.Errorf("Ensure took the released %s back", describe(next))
+		t.Errorf("Ensure took the released %s back", describeServers(next))
 	}
-	e.gone(t, e.d, spec.UID)
-	checkRetained(t, e.d, spec.UID, s)
+	e.deleteUntilGone(t, e.driver, spec.UID)
+	checkRetained(t, e.driver, spec.UID, s)
 }
 
 // checkRetained checks that the complete list shows a released server as such, still on.
 func checkRetained(t *testing.T, d driver.Driver, uid types.UID, was driver.Server) {
 	t.Helper()
 	kept := 0
-	for _, s := range list(t, d) {
+	for _, s := range listServers(t, d) {
 		if s.ID != was.ID {
-			t.Errorf("besides the released server there is %s", describe(s))
+			t.Errorf("besides the released server there is %s", describeServers(s))
 			continue
 		}
 		kept++
-		sameRun(t, s, was)
+		wantSameRun(t, s, was)
 		if !s.Retained {
-			t.Errorf("the released server is not marked: %s", describe(s))
+			t.Errorf("the released server is not marked: %s", describeServers(s))
 		}
 	}
 	if kept != 1 {
 		t.Errorf("the complete list shows the released server %d times, want once", kept)
 	}
-	for _, s := range list(t, d, uid) {
+	for _, s := range listServers(t, d, uid) {
 		if !s.Retained {
-			t.Errorf("List by UID still shows %s, want no server of that UID", describe(s))
+			t.Errorf("List by UID still shows %s, want no server of that UID", describeServers(s))
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // Harness is what the suite needs to know about a driver and its engine. A case that
-// needs a function which is nil fails, unless Lacks gives the reason.
+// needs a function which is nil fails, unless Skips gives the reason.
 type Harness struct {
 	// Open connects to the engine as another controller of that cluster would.
 	// All drivers that Open returns within one Run talk to the same engine. Open
@@ -35,7 +35,7 @@ type Harness struct {
 	Spec func(t *testing.T) driver.ServerSpec
 
 	// StubbornSpec is like Spec, but the guest ignores the request to stop. It is nil
-	// if Hands.IgnoreStop makes a running guest do so.
+	// if OutOfBand.IgnoreStop makes a running guest do so.
 	StubbornSpec func(t *testing.T) driver.ServerSpec
 
 	// OtherImage is an image, other than Spec's, that the engine can run.
@@ -49,8 +49,8 @@ type Harness struct {
 	// servers continue while it is lost.
 	Losable func(t *testing.T, clusterID string) Losable
 
-	// Hands acts on servers without the driver's knowledge.
-	Hands Hands
+	// OutOfBand acts on servers without the driver's knowledge.
+	OutOfBand OutOfBand
 
 	// Visible returns everything about a server that users other than root can read
 	// from the engine: command lines, labels, environment, readable files. The
@@ -69,13 +69,13 @@ type Harness struct {
 	// a restart and be listed in Pending.
 	ResizesLive bool
 
-	// Patience is how long the suite waits for what must happen soon; zero means
+	// Timeout is how long the suite waits for what must happen soon; zero means
 	// 30 s.
-	Patience time.Duration
+	Timeout time.Duration
 
-	// Lacks maps names of cases to the reason why they do not apply to the engine.
+	// Skips maps names of cases to the reason why they do not apply to the engine.
 	// Those cases are skipped.
-	Lacks map[string]string
+	Skips map[string]string
 }
 
 // Losable is a connection that can be cut.
@@ -85,9 +85,9 @@ type Losable struct {
 	Lose, Restore func()
 }
 
-// Hands does what a person or the guest does. Each function returns when the
+// OutOfBand does what a person or the guest does. Each function returns when the
 // engine has done it; the driver may notice later.
-type Hands struct {
+type OutOfBand struct {
 	// Kill ends the run abnormally: the exit code is not 0, and the engine's
 	// restarter, if any, does not start it again.
 	Kill func(t *testing.T, s driver.Server)
@@ -101,8 +101,8 @@ type Hands struct {
 	Start func(t *testing.T, s driver.Server)
 	// Remove removes the server, running or not, retained or not.
 	Remove func(t *testing.T, s driver.Server)
-	// Burn makes the running guest use CPU from now on.
-	Burn func(t *testing.T, s driver.Server)
+	// BurnCPU makes the running guest use CPU from now on.
+	BurnCPU func(t *testing.T, s driver.Server)
 	// IgnoreStop makes the running guest ignore the request to stop. It is nil if
 	// StubbornSpec is set.
 	IgnoreStop func(t *testing.T, s driver.Server)

@@ -18,25 +18,25 @@ import (
 func testListComplete(t *testing.T, e *env) {
 	specs := make([]driver.ServerSpec, 6)
 	for i := range specs {
-		specs[i] = e.spec(t, fmt.Sprintf("one-of-many-%d", i))
+		specs[i] = e.newSpec(t, fmt.Sprintf("one-of-many-%d", i))
 	}
-	inParallel(len(specs), func(i int) { e.tryReach(t, specs[i]) })
+	runParallel(len(specs), func(i int) { e.tryEnsureRunning(t, specs[i]) })
 	states := []driver.Power{driver.PowerOff, driver.PowerPaused}
 	for i, power := range states {
-		e.reach(t, e.forced(withPower(specs[i], power)), stateOf(power))
+		e.ensureState(t, e.forceStopSoon(withPower(specs[i], power)), stateOf(power))
 	}
-	wantUIDs(t, "List of all", list(t, e.d), specs)
-	wantUIDs(t, "List of two", list(t, e.d, specs[0].UID, specs[4].UID), []driver.ServerSpec{specs[0], specs[4]})
-	wantUIDs(t, "List of one and of one that is not there", list(t, e.d, specs[1].UID, newUID()), specs[1:2])
-	e.gone(t, e.d, specs[5].UID)
-	wantUIDs(t, "List after a Delete", list(t, e.d), specs[:5])
+	wantUIDs(t, "List of all", listServers(t, e.driver), specs)
+	wantUIDs(t, "List of two", listServers(t, e.driver, specs[0].UID, specs[4].UID), []driver.ServerSpec{specs[0], specs[4]})
+	wantUIDs(t, "List of one and of one that is not there", listServers(t, e.driver, specs[1].UID, newUID()), specs[1:2])
+	e.deleteUntilGone(t, e.driver, specs[5].UID)
+	wantUIDs(t, "List after a Delete", listServers(t, e.driver), specs[:5])
 }
 
-// tryReach is reach for goroutines, which must not end the test.
-func (e *env) tryReach(t *testing.T, spec driver.ServerSpec) {
-	deadline := e.in(e.Patience)
+// tryEnsureRunning is ensureState for goroutines, which must not end the test.
+func (e *env) tryEnsureRunning(t *testing.T, spec driver.ServerSpec) {
+	deadline := e.fromNow(e.Timeout)
 	for e.clock.Now().Before(deadline) {
-		s, err := e.d.Ensure(t.Context(), spec)
+		s, err := e.driver.Ensure(t.Context(), spec)
 		if err != nil && !errors.Is(err, driver.ErrRetry) {
 			t.Errorf("Ensure: %v", err)
 			return
@@ -44,14 +44,14 @@ func (e *env) tryReach(t *testing.T, spec driver.ServerSpec) {
 		if s.State == driver.StateRunning {
 			return
 		}
-		e.clock.Sleep(pollEvery)
+		e.clock.Sleep(pollPeriod)
 	}
-	t.Errorf("the server %s/%s did not run within %v", spec.Namespace, spec.Name, e.Patience)
+	t.Errorf("the server %s/%s did not run within %v", spec.Namespace, spec.Name, e.Timeout)
 }
 
-// forced makes a stop end soon, whatever the guest does.
-func (e *env) forced(spec driver.ServerSpec) driver.ServerSpec {
-	spec.StopBy = e.in(2 * time.Second)
+// forceStopSoon makes a stop end soon, whatever the guest does.
+func (e *env) forceStopSoon(spec driver.ServerSpec) driver.ServerSpec {
+	spec.StopBy = e.fromNow(2 * time.Second)
 	return spec
 }
 
@@ -63,7 +63,7 @@ func wantUIDs(t *testing.T, what string, got []driver.Server, want []driver.Serv
 	}
 	for _, s := range got {
 		if names[s.UID] != s.Name {
-			t.Errorf("%s: got %s, which is not wanted or is there twice", what, describe(s))
+			t.Errorf("%s: got %s, which is not wanted or is there twice", what, describeServers(s))
 		}
 		delete(names, s.UID)
 	}
@@ -78,7 +78,7 @@ type watcher struct {
 	stop context.CancelFunc
 }
 
-func watch(t *testing.T, d driver.Driver) *watcher {
+func openWatch(t *testing.T, d driver.Driver) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	uids, err := d.Watch(ctx)
@@ -90,28 +90,28 @@ func watch(t *testing.T, d driver.Driver) *watcher {
 	return &watcher{uids: uids, stop: cancel}
 }
 
-// tells waits until Watch sends uid.
-func (w *watcher) tells(t *testing.T, e *env, uid types.UID, what string) {
+// waitForEvent waits until Watch sends uid.
+func (w *watcher) waitForEvent(t *testing.T, e *env, uid types.UID, what string) {
 	t.Helper()
-	timeout := time.After(e.Patience)
+	timeout := time.After(e.Timeout)
 	for {
 		select {
 		case got, open := <-w.uids:
 			if !open {
-				t.Fatalf("Watch closed before it told of %s", what)
+				t.Fatalf("Watch closed before it reported %s", what)
 			}
 			if got == uid {
 				return
 			}
 		case <-timeout:
-			t.Fatalf("Watch did not tell of %s within %v", what, e.Patience)
+			t.Fatalf("Watch did not report %s within %v", what, e.Timeout)
 		}
 	}
 }
 
-// drain takes what has been sent so far, so that the next event is a new one.
+// drainEvents takes what has been sent so far, so that the next event is a new one.
 // An event may be late, so drain waits for a pause.
-func (w *watcher) drain() {
+func (w *watcher) drainEvents() {
 	for {
 		select {
 		case _, open := <-w.uids:
@@ -124,117 +124,100 @@ func (w *watcher) drain() {
 	}
 }
 
-// closes waits until the channel is closed.
-func (w *watcher) closes(t *testing.T, e *env, why string) {
-	t.Helper()
-	timeout := time.After(e.Patience)
-	for {
-		select {
-		case _, open := <-w.uids:
-			if !open {
-				return
-			}
-		case <-timeout:
-			t.Fatalf("Watch did not close within %v after %s", e.Patience, why)
-		}
-	}
-}
-
 func testWatchOwnChanges(t *testing.T, e *env) {
-	here, there := watch(t, e.d), watch(t, e.open(t, e.cluster))
+	here, there := openWatch(t, e.driver), openWatch(t, e.openDriver(t, e.cluster))
 	both := func(uid types.UID, what string) {
-		here.tells(t, e, uid, what)
-		there.tells(t, e, uid, what)
-		inParallel(2, func(i int) { []*watcher{here, there}[i].drain() })
+		here.waitForEvent(t, e, uid, what)
+		there.waitForEvent(t, e, uid, what)
+		runParallel(2, func(i int) { []*watcher{here, there}[i].drainEvents() })
 	}
-	spec := e.spec(t, "watched")
-	e.reach(t, spec, driver.StateRunning)
+	spec := e.newSpec(t, "watched")
+	e.ensureState(t, spec, driver.StateRunning)
 	both(spec.UID, "the creation")
-	e.reach(t, withPower(spec, driver.PowerPaused), driver.StatePaused)
+	e.ensureState(t, withPower(spec, driver.PowerPaused), driver.StatePaused)
 	both(spec.UID, "the pause")
-	e.reach(t, spec, driver.StateRunning)
+	e.ensureState(t, spec, driver.StateRunning)
 	both(spec.UID, "the resumption")
-	e.reach(t, e.off(spec), driver.StateStopped)
+	e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
 	both(spec.UID, "the stop")
-	e.gone(t, e.d, spec.UID)
+	e.deleteUntilGone(t, e.driver, spec.UID)
 	both(spec.UID, "the removal")
 }
 
 func testWatchHandChanges(t *testing.T, e *env) {
-	hands := e.Hands
-	need(t, hands.Kill != nil || hands.Stop != nil || hands.Pause != nil || hands.Remove != nil, "Hands at all")
-	for name, hand := range map[string]func(*testing.T, driver.Server){
-		"kill": hands.Kill, "stop": hands.Stop, "pause": hands.Pause, "remove": hands.Remove,
+	outOfBand := e.OutOfBand
+	requireHarness(t, outOfBand.Kill != nil || outOfBand.Stop != nil || outOfBand.Pause != nil || outOfBand.Remove != nil, "function in OutOfBand")
+	for name, act := range map[string]func(*testing.T, driver.Server){
+		"kill": outOfBand.Kill, "stop": outOfBand.Stop, "pause": outOfBand.Pause, "remove": outOfBand.Remove,
 	} {
-		if hand == nil {
+		if act == nil {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			spec := e.spec(t, "watched-"+name)
-			s := e.reach(t, spec, driver.StateRunning)
-			w := watch(t, e.d)
-			w.drain()
-			hand(t, s)
-			w.tells(t, e, spec.UID, "the "+name+" by hand")
+			spec := e.newSpec(t, "watched-"+name)
+			s := e.ensureState(t, spec, driver.StateRunning)
+			w := openWatch(t, e.driver)
+			w.drainEvents()
+			act(t, s)
+			w.waitForEvent(t, e, spec.UID, "the "+name+" by hand")
 		})
 	}
 }
 
 func testWatchEnds(t *testing.T, e *env) {
-	w, other := watch(t, e.d), watch(t, e.d)
+	w, other := openWatch(t, e.driver), openWatch(t, e.driver)
 	w.stop()
-	w.closes(t, e, "its context ended")
-	spec := e.spec(t, "watched-by-another")
-	e.reach(t, spec, driver.StateRunning)
-	other.tells(t, e, spec.UID, "a creation after another Watch ended")
+	WaitForClose(t, w.uids, e.Timeout, "its context ended")
+	spec := e.newSpec(t, "watched-by-another")
+	e.ensureState(t, spec, driver.StateRunning)
+	other.waitForEvent(t, e, spec.UID, "a creation after another Watch ended")
 
-	ctx, cancel := contextOver(t)
+	ctx, cancel := cancelledContext(t)
 	defer cancel()
-	if uids, err := e.d.Watch(ctx); err == nil {
-		over := &watcher{uids: uids}
-		over.closes(t, e, "it was opened with a context that was over")
+	if uids, err := e.driver.Watch(ctx); err == nil {
+		WaitForClose(t, uids, e.Timeout, "it was opened with a context that was over")
 	}
 }
 
 // testLoseEngine checks that an unreachable engine never looks like an empty one.
 func testLoseEngine(t *testing.T, e *env) {
-	need(t, e.Losable != nil, "Losable")
+	requireHarness(t, e.Losable != nil, "Losable")
 	cut := e.Losable(t, e.cluster)
-	e.d = cut.Driver
-	t.Cleanup(func() { e.clean(t, cut.Driver) })
-	spec := e.spec(t, "lost")
-	before := e.reach(t, spec, driver.StateRunning)
-	w := watch(t, e.d)
+	e.driver = cut.Driver
+	t.Cleanup(func() { e.removeServers(t, cut.Driver) })
+	spec := e.newSpec(t, "lost")
+	before := e.ensureState(t, spec, driver.StateRunning)
+	w := openWatch(t, e.driver)
 
 	cut.Lose()
-	w.closes(t, e, "the engine was lost")
-	e.until(t, "calls to say that the engine is lost", func() error { return e.checkLost(t, spec) })
+	WaitForClose(t, w.uids, e.Timeout, "the engine was lost")
+	e.waitUntil(t, "calls to report that the engine is lost", func() error { return e.checkUnavailable(t, spec) })
 	cut.Restore()
 
-	e.until(t, "the engine to be back", func() error {
-		servers, err := e.d.List(t.Context())
+	e.waitUntil(t, "the engine to be back", func() error {
+		servers, err := e.driver.List(t.Context())
 		if err == nil && len(servers) != 1 {
-			t.Fatalf("after the outage List shows %s", describe(servers...))
+			t.Fatalf("after the outage List shows %s", describeServers(servers...))
 		}
 		return err
 	})
-	sameRun(t, one(t, e.d, spec.UID), before)
-	again := watch(t, e.d)
-	e.reach(t, e.off(spec), driver.StateStopped)
-	again.tells(t, e, spec.UID, "a stop after the outage")
+	wantSameRun(t, listOne(t, e.driver, spec.UID), before)
+	again := openWatch(t, e.driver)
+	e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
+	again.waitForEvent(t, e, spec.UID, "a stop after the outage")
 }
 
-// checkLost makes every call once. It returns an error for a call that did not fail as it
-// should, and fails the test for a harmful answer.
-func (e *env) checkLost(t *testing.T, spec driver.ServerSpec) error {
+// checkUnavailable makes every call once. It returns an error for a call that did not
+// fail as it should, and fails the test for a harmful answer.
+func (e *env) checkUnavailable(t *testing.T, spec driver.ServerSpec) error {
 	t.Helper()
 	ctx := t.Context()
-	_, ensureErr := e.d.Ensure(ctx, e.spec(t, "not-now"))
-	_, usageErr := e.d.Usage(ctx, spec.UID)
-	_, watchErr := e.d.Watch(ctx)
-	all, listErr := e.d.List(ctx)
-	named, namedErr := e.d.List(ctx, spec.UID)
-	deleteErr := e.d.Delete(ctx, driver.Target{UID: newUID()}, false)
+	_, ensureErr := e.driver.Ensure(ctx, e.newSpec(t, "not-now"))
+	_, usageErr := e.driver.Usage(ctx, spec.UID)
+	_, watchErr := e.driver.Watch(ctx)
+	all, listErr := e.driver.List(ctx)
+	named, namedErr := e.driver.List(ctx, spec.UID)
+	deleteErr := e.driver.Delete(ctx, driver.Target{UID: newUID()}, false)
 	if (listErr == nil && len(all) == 0) || (namedErr == nil && len(named) == 0) {
 		t.Fatal("List shows an empty engine although it is lost")
 	}
@@ -249,11 +232,11 @@ func (e *env) checkLost(t *testing.T, spec driver.ServerSpec) error {
 }
 
 func testUsage(t *testing.T, e *env) {
-	on, off := e.spec(t, "used"), e.spec(t, "unused")
-	s := e.reach(t, on, driver.StateRunning)
-	e.reach(t, e.off(off), driver.StateStopped)
-	samples, err := e.d.Usage(t.Context(), on.UID, off.UID, newUID())
-	must(t, "Usage", err)
+	on, off := e.newSpec(t, "used"), e.newSpec(t, "unused")
+	s := e.ensureState(t, on, driver.StateRunning)
+	e.ensureState(t, e.stopSpec(off), driver.StateStopped)
+	samples, err := e.driver.Usage(t.Context(), on.UID, off.UID, newUID())
+	requireNoError(t, "Usage", err)
 	if len(samples) != 1 {
 		t.Fatalf("Usage: got %d samples, want one, of the server that runs: %+v", len(samples), samples)
 	}
@@ -264,8 +247,8 @@ func testUsage(t *testing.T, e *env) {
 	if u.MemoryBytes <= 0 || u.MemoryBytes > on.MemoryBytes {
 		t.Errorf("it uses %d bytes of memory, want more than 0 and no more than its %d", u.MemoryBytes, on.MemoryBytes)
 	}
-	none, err := e.d.Usage(t.Context())
-	must(t, "Usage of nothing", err)
+	none, err := e.driver.Usage(t.Context())
+	requireNoError(t, "Usage of nothing", err)
 	if len(none) != 0 {
 		t.Errorf("Usage of no UID: got %+v", none)
 	}
@@ -273,21 +256,21 @@ func testUsage(t *testing.T, e *env) {
 
 // testUsageUnderLoad checks that two samples of one run show the guest's use.
 func testUsageUnderLoad(t *testing.T, e *env) {
-	need(t, e.Hands.Burn != nil, "Hands.Burn")
-	spec := e.spec(t, "busy")
-	s := e.reach(t, spec, driver.StateRunning)
+	requireHarness(t, e.OutOfBand.BurnCPU != nil, "OutOfBand.BurnCPU")
+	spec := e.newSpec(t, "busy")
+	s := e.ensureState(t, spec, driver.StateRunning)
 	sample := func() driver.Usage {
-		samples, err := e.d.Usage(t.Context(), spec.UID)
-		must(t, "Usage", err)
+		samples, err := e.driver.Usage(t.Context(), spec.UID)
+		requireNoError(t, "Usage", err)
 		if len(samples) != 1 || samples[0].Run != s.Run {
 			t.Fatalf("Usage: got %+v, want one sample of the run %s", samples, s.Run)
 		}
 		return samples[0]
 	}
-	e.Hands.Burn(t, s)
+	e.OutOfBand.BurnCPU(t, s)
 	first := sample()
 	last := first
-	e.until(t, "the CPU counter to grow by 100 ms", func() error {
+	e.waitUntil(t, "the CPU counter to grow by 100 ms", func() error {
 		next := sample()
 		if next.CPU < last.CPU || next.At.Before(last.At) {
 			t.Fatalf("the counter went back from %v at %v to %v at %v", last.CPU, last.At, next.CPU, next.At)

@@ -17,12 +17,16 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// cases are the contract. Harness.Lacks refers to them by name.
-var cases = []struct {
+// contractCases are the contract. Harness.Skips refers to them by name.
+var contractCases = []struct {
 	name string
 	run  func(t *testing.T, e *env)
 }{
 	{"EngineID", testEngineID},
+
+	{"FieldsDeclared", testFieldsDeclared},
+	{"FieldsUnsupported", testFieldsUnsupported},
+	{"FieldsPending", testFieldsPending},
 
 	{"CreateTwice", testCreateTwice},
 	{"CreateFromTwoCallers", testCreateFromTwoCallers},
@@ -82,10 +86,10 @@ var cases = []struct {
 // Run runs the contract suite.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
-	checkLacks(t, h.Lacks)
-	for _, c := range cases {
+	checkSkips(t, h.Skips)
+	for _, c := range contractCases {
 		t.Run(c.name, func(t *testing.T) {
-			if why := h.Lacks[c.name]; why != "" {
+			if why := h.Skips[c.name]; why != "" {
 				t.Skip(why)
 			}
 			t.Parallel()
@@ -94,16 +98,17 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// checkLacks checks that Lacks names existing cases, so that a rename leaves no stale reason.
-func checkLacks(t *testing.T, lacks map[string]string) {
+// checkSkips checks that Skips names existing cases, so that a rename leaves no stale
+// reason.
+func checkSkips(t *testing.T, skips map[string]string) {
 	t.Helper()
 	known := map[string]bool{}
-	for _, c := range cases {
+	for _, c := range contractCases {
 		known[c.name] = true
 	}
-	for name := range lacks {
+	for name := range skips {
 		if !known[name] {
-			t.Errorf("Harness.Lacks names %q, which is no case of the suite", name)
+			t.Errorf("Harness.Skips names %q, which is no case of the suite", name)
 		}
 	}
 }
@@ -113,39 +118,39 @@ type env struct {
 	Harness
 	clock   clock.Clock
 	cluster string
-	d       driver.Driver
+	driver  driver.Driver
 }
 
 func newEnv(t *testing.T, h Harness) *env {
 	t.Helper()
 	e := &env{Harness: h, clock: clock.RealClock{}, cluster: string(uuid.NewUUID())}
-	if e.Patience == 0 {
-		e.Patience = 30 * time.Second
+	if e.Timeout == 0 {
+		e.Timeout = 30 * time.Second
 	}
-	e.d = e.open(t, e.cluster)
+	e.driver = e.openDriver(t, e.cluster)
 	return e
 }
 
-// open connects to the engine as the given cluster, and registers the removal of its
-// servers at the end of the case.
-func (e *env) open(t *testing.T, cluster string) driver.Driver {
+// openDriver connects to the engine as the given cluster, and registers the removal of
+// its servers at the end of the case.
+func (e *env) openDriver(t *testing.T, cluster string) driver.Driver {
 	t.Helper()
 	d := e.Open(t, cluster)
-	t.Cleanup(func() { e.clean(t, d) })
+	t.Cleanup(func() { e.removeServers(t, d) })
 	return d
 }
 
-// clean removes all servers of d's cluster, the retained ones by hand.
-func (e *env) clean(t *testing.T, d driver.Driver) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), e.Patience)
+// removeServers removes all servers of d's cluster, the retained ones by hand.
+func (e *env) removeServers(t *testing.T, d driver.Driver) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), e.Timeout)
 	defer cancel()
-	e.until(t, "the clean-up after the case", func() error {
+	e.waitUntil(t, "the clean-up after the case", func() error {
 		servers, err := d.List(ctx)
 		if err != nil {
 			return err
 		}
 		for _, s := range servers {
-			e.cleanOne(ctx, t, d, s)
+			e.removeServer(ctx, t, d, s)
 		}
 		if len(servers) > 0 {
 			return fmt.Errorf("there are still %d servers", len(servers))
@@ -154,9 +159,9 @@ func (e *env) clean(t *testing.T, d driver.Driver) {
 	})
 }
 
-func (e *env) cleanOne(ctx context.Context, t *testing.T, d driver.Driver, s driver.Server) {
+func (e *env) removeServer(ctx context.Context, t *testing.T, d driver.Driver, s driver.Server) {
 	if s.Retained {
-		e.Hands.Remove(t, s)
+		e.OutOfBand.Remove(t, s)
 		return
 	}
 	if err := d.Delete(ctx, driver.Target{UID: s.UID}, false); err != nil && !errors.Is(err, driver.ErrNotFound) {
@@ -164,21 +169,21 @@ func (e *env) cleanOne(ctx context.Context, t *testing.T, d driver.Driver, s dri
 	}
 }
 
-// need fails the case if the harness lacks something and Lacks gives no reason.
-func need(t *testing.T, has bool, what string) {
+// requireHarness fails the case if the harness lacks something and Skips gives no reason.
+func requireHarness(t *testing.T, has bool, what string) {
 	t.Helper()
 	if !has {
-		t.Fatalf("the harness has no %s: fill it in, or give the reason in Lacks under the name of this case", what)
+		t.Fatalf("the harness has no %s: set it, or give the reason in Skips under the name of this case", what)
 	}
 }
 
-// spec returns a server with a new UID that should run.
-func (e *env) spec(t *testing.T, name string) driver.ServerSpec {
+// newSpec returns a server with a new UID that should run.
+func (e *env) newSpec(t *testing.T, name string) driver.ServerSpec {
 	t.Helper()
-	return e.named(e.Spec(t), "drivertest", name)
+	return e.nameSpec(e.Spec(t), "drivertest", name)
 }
 
-func (e *env) named(s driver.ServerSpec, namespace, name string) driver.ServerSpec {
+func (e *env) nameSpec(s driver.ServerSpec, namespace, name string) driver.ServerSpec {
 	s.Target = driver.Target{UID: newUID(), Epoch: 1}
 	s.Namespace, s.Name = namespace, name
 	s.Power = driver.PowerOn
@@ -187,22 +192,22 @@ func (e *env) named(s driver.ServerSpec, namespace, name string) driver.ServerSp
 	return s
 }
 
-// stubborn starts a server whose guest ignores the request to stop.
-func (e *env) stubborn(t *testing.T, name string) (driver.ServerSpec, driver.Server) {
+// startStubborn starts a server whose guest ignores the request to stop.
+func (e *env) startStubborn(t *testing.T, name string) (driver.ServerSpec, driver.Server) {
 	t.Helper()
-	need(t, e.StubbornSpec != nil || e.Hands.IgnoreStop != nil, "StubbornSpec or Hands.IgnoreStop")
-	spec := e.spec(t, name)
+	requireHarness(t, e.StubbornSpec != nil || e.OutOfBand.IgnoreStop != nil, "StubbornSpec or OutOfBand.IgnoreStop")
+	spec := e.newSpec(t, name)
 	if e.StubbornSpec != nil {
-		spec = e.named(e.StubbornSpec(t), spec.Namespace, name)
+		spec = e.nameSpec(e.StubbornSpec(t), spec.Namespace, name)
 	}
-	s := e.reach(t, spec, driver.StateRunning)
-	if e.Hands.IgnoreStop != nil {
-		e.Hands.IgnoreStop(t, s)
+	s := e.ensureState(t, spec, driver.StateRunning)
+	if e.OutOfBand.IgnoreStop != nil {
+		e.OutOfBand.IgnoreStop(t, s)
 	}
 	return spec, s
 }
 
 func newUID() types.UID { return uuid.NewUUID() }
 
-// in returns the time after a duration from now.
-func (e *env) in(d time.Duration) time.Time { return e.clock.Now().Add(d) }
+// fromNow returns the time after a duration from now.
+func (e *env) fromNow(d time.Duration) time.Time { return e.clock.Now().Add(d) }

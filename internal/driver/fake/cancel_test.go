@@ -9,23 +9,23 @@ import (
 	"testing"
 )
 
-// TestAListEndsWithItsContext checks that a list can be cancelled: in a folder of
+// TestListIsCancellable checks that a list can be cancelled: in a folder of
 // thousands it takes seconds on a busy host, and must not delay a controller that stops.
-func TestAListEndsWithItsContext(t *testing.T) {
+func TestListIsCancellable(t *testing.T) {
 	t.Parallel()
-	store, err := openDir(t.TempDir())
+	store, err := openDirStore(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := store.dir.Create(store.dir.Path("5b3d1a0e-0000-4000-8000-000000000001"+suffix), []byte("{}")); err != nil {
+	if err := store.dir.Create(store.dir.Path("5b3d1a0e-0000-4000-8000-000000000001"+fileSuffix), []byte("{}")); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	if all, err := store.list(ctx); err != nil || len(all) != 1 {
+	if all, err := store.listRecords(ctx); err != nil || len(all) != 1 {
 		t.Fatalf("list: %v, %v", all, err)
 	}
 	cancel()
-	if all, err := store.list(ctx); !errors.Is(err, context.Canceled) {
+	if all, err := store.listRecords(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("list of a context that has ended: %v, %v", all, err)
 	}
 }

@@ -20,17 +20,17 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 )
 
-// times makes every state that takes time last long enough to be seen.
-func times(o fake.Options) fake.Options {
+// withDelays makes every state that takes time last long enough to be seen.
+func withDelays(o fake.Options) fake.Options {
 	o.BootTime, o.ShutdownTime, o.Latency = 30*time.Millisecond, 30*time.Millisecond, time.Millisecond
 	return o
 }
 
 func TestContractInMemory(t *testing.T) {
 	t.Parallel()
-	for name, shape := range map[string]faketest.Shape{
+	for name, shape := range map[string]faketest.OptionsFunc{
 		"at once":     func(o fake.Options) fake.Options { return o },
-		"taking time": times,
+		"taking time": withDelays,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -41,23 +41,23 @@ func TestContractInMemory(t *testing.T) {
 
 func TestContractInDir(t *testing.T) {
 	t.Parallel()
-	for name, shape := range map[string]faketest.Shape{
+	for name, shape := range map[string]faketest.OptionsFunc{
 		"at once":     func(o fake.Options) fake.Options { return o },
-		"taking time": times,
+		"taking time": withDelays,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "engine")
-			h := faketest.Harness(dirHand(dir))
+			h := faketest.Harness(outOfBandIn(dir))
 			h.Open = func(t *testing.T, clusterID string) driver.Driver {
-				return faketest.Open(t, shape(fake.Options{ClusterID: clusterID, Dir: dir}))
+				return faketest.OpenDriver(t, shape(fake.Options{ClusterID: clusterID, Dir: dir}))
 			}
 			h.Losable = func(t *testing.T, clusterID string) drivertest.Losable {
 				own := filepath.Join(t.TempDir(), "own")
 				return drivertest.Losable{
-					Driver:  faketest.Open(t, shape(fake.Options{ClusterID: clusterID, Dir: own})),
-					Lose:    func() { rename(t, own, own+".away") },
-					Restore: func() { rename(t, own+".away", own) },
+					Driver:  faketest.OpenDriver(t, shape(fake.Options{ClusterID: clusterID, Dir: own})),
+					Lose:    func() { renameFile(t, own, own+".away") },
+					Restore: func() { renameFile(t, own+".away", own) },
 				}
 			}
 			h.Visible = func(t *testing.T, _ driver.Server) string { return contentsOf(t, dir) }
@@ -66,15 +66,15 @@ func TestContractInDir(t *testing.T) {
 	}
 }
 
-func rename(t *testing.T, from, to string) {
+func renameFile(t *testing.T, from, to string) {
 	t.Helper()
 	if err := os.Rename(from, to); err != nil {
 		t.Error(err)
 	}
 }
 
-func dirHand(dir string) faketest.Hand {
-	return faketest.Hand{
+func outOfBandIn(dir string) faketest.OutOfBand {
+	return faketest.OutOfBand{
 		Edit: func(t *testing.T, uid types.UID, change func(*fake.Record)) {
 			t.Helper()
 			editFile(t, filepath.Join(dir, string(uid)+".json"), change)
@@ -112,7 +112,7 @@ func editFile(t *testing.T, path string, change func(*fake.Record)) {
 	if err := os.WriteFile(path+"~", content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	rename(t, path+"~", path)
+	renameFile(t, path+"~", path)
 }
 
 // contentsOf returns all text in a folder, names included.

@@ -4,9 +4,10 @@
 // Package fake is a driver that simulates servers: booting, stopping, pausing and
 // measuring only affect a record of each server.
 //
-// Start with Driver in driver.go. simulate.go has the behaviour of a server, as pure
-// functions of its Record. The two stores hold the records: memory.go for tests, and
-// dir.go for a folder that several processes share and that outlives them.
+// Start with Driver in driver.go. simulation.go has the behaviour of a server, as pure
+// functions of its Record. The two stores hold the records: memorystore.go for tests,
+// and dirstore.go for a folder that several processes share and that outlives them.
+// watch.go reports changes of records and changes by time alone.
 //
 // # The folder
 //

@@ -9,14 +9,17 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/faultinject"
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
@@ -33,16 +36,57 @@ type Options struct {
 	Memory *Memory
 	// BootTime is how long a server is Starting.
 	BootTime time.Duration
-	// ShutdownTime is how long a server takes to stop when it is asked to.
+	// ShutdownTime is how long a server takes to stop after the request.
 	ShutdownTime time.Duration
 	// Latency delays every call.
 	Latency time.Duration
 	// FailureRate is the share of Ensure and Delete calls that fail, from 0 to 1.
 	// They fail before they change anything.
 	FailureRate float64
+	// FaultsFile names faults by VirtualMachine: see package faultinject. It is read
+	// again when it changes; empty means no faults.
+	FaultsFile string
+	// JournalFile gets a line for every change: see package journal. Empty means none.
+	JournalFile string
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	Log   logr.Logger
+}
+
+// DefaultOptions returns the options that flags can change.
+func DefaultOptions() *Options { return &Options{} }
+
+// AddFlags adds the flags of the driver.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Dir, "fake-dir", o.Dir, "fake: folder that holds one file a server, shared by all who use it; empty keeps the servers in memory")
+	fs.DurationVar(&o.BootTime, "fake-boot-time", o.BootTime, "fake: how long a server takes to boot")
+	fs.DurationVar(&o.ShutdownTime, "fake-shutdown-time", o.ShutdownTime, "fake: how long a server takes to stop when it is asked to")
+	fs.DurationVar(&o.Latency, "fake-latency", o.Latency, "fake: how long each call takes")
+	fs.Float64Var(&o.FailureRate, "fake-failure-rate", o.FailureRate, "fake: share of calls that fail, 0 to 1")
+	fs.StringVar(&o.FaultsFile, "fake-faults", o.FaultsFile, "fake: file that names faults by VirtualMachine, read when it changes")
+	fs.StringVar(&o.JournalFile, "fake-journal", o.JournalFile, "fake: file to which every change of a server is appended as a line of JSON, for tests; empty means none")
+}
+
+// DataDir returns the option that names the driver's folder.
+func (o *Options) DataDir() *string { return &o.Dir }
+
+// Open opens the driver in env, with its journal and its faults. The journal is inside of
+// the faults: a call that a fault intercepts changes nothing.
+func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
+	opened := *o
+	opened.ClusterID, opened.Clock, opened.Log = env.ClusterID, env.Clock, env.Log
+	var d driver.Driver
+	d, err := New(opened)
+	if err == nil && o.JournalFile != "" {
+		d, err = journal.Wrap(d, o.JournalFile, env.ClusterID, env.Clock, env.Log)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if o.FaultsFile != "" {
+		d = faultinject.Wrap(d, o.FaultsFile, env.Clock, env.Log)
+	}
+	return d, nil
 }
 
 // Driver simulates servers.
@@ -58,8 +102,9 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver     = (*Driver)(nil)
-	_ driver.Identifier = (*Driver)(nil)
+	_ driver.Driver        = (*Driver)(nil)
+	_ driver.Identifier    = (*Driver)(nil)
+	_ driver.FieldDeclarer = (*Driver)(nil)
 )
 
 // New opens the folder, creating it if it is missing, or uses memory.
@@ -90,7 +135,7 @@ func New(o Options) (*Driver, error) {
 func openStore(o Options) (store, error) {
 	switch {
 	case o.Dir != "":
-		return openDir(o.Dir)
+		return openDirStore(o.Dir)
 	case o.Memory != nil:
 		return o.Memory, nil
 	}
@@ -101,7 +146,7 @@ func newName() string { return string(uuid.NewUUID())[:18] }
 
 // EngineID returns the folder's or the memory's own UUID.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
-	if err := d.enter(ctx); err != nil {
+	if err := d.beginCall(ctx); err != nil {
 		return "", err
 	}
 	return d.store.engineID()
@@ -109,20 +154,20 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 
 // Ensure creates or changes the record of a server.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := d.enterMutation(ctx); err != nil {
+	if err := d.beginMutation(ctx); err != nil {
 		return driver.Server{}, err
 	}
-	if err := check(spec); err != nil {
+	if err := validateSpec(spec); err != nil {
 		return driver.Server{}, err
 	}
 	now := d.clock.Now()
 	var made Record
-	err := d.store.change(spec.UID, claim{d.clusterID, spec.Epoch}, noting(ctx, func(old *Record) (*Record, error) {
-		r, err := d.begin(old, spec)
+	err := d.store.changeRecord(spec.UID, leaderEpoch{d.clusterID, spec.Epoch}, journaledEdit(ctx, func(old *Record) (*Record, error) {
+		r, err := d.startingRecord(old, spec)
 		if err != nil {
 			return nil, err
 		}
-		made = d.simulation.ensure(r, spec, now)
+		made = d.simulation.applySpec(r, spec, now)
 		return &made, nil
 	}))
 	if err != nil {
@@ -133,8 +178,8 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return s, nil
 }
 
-// begin returns the record that Ensure starts from.
-func (d *Driver) begin(old *Record, spec driver.ServerSpec) (Record, error) {
+// startingRecord returns the record that Ensure starts from.
+func (d *Driver) startingRecord(old *Record, spec driver.ServerSpec) (Record, error) {
 	switch {
 	case old != nil && old.ClusterID != d.clusterID:
 		return Record{}, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
@@ -142,20 +187,20 @@ func (d *Driver) begin(old *Record, spec driver.ServerSpec) (Record, error) {
 	case spec.ID != "" && (old == nil || old.ID != spec.ID):
 		return Record{}, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s with id %s", spec.UID, spec.ID)
 	case old == nil:
-		return d.simulation.create(d.clusterID, spec), nil
+		return d.simulation.newRecord(d.clusterID, spec), nil
 	}
-	return *old, checkDisk(*old, spec)
+	return *old, validateDiskSize(*old, spec)
 }
 
 // Delete removes the record of a server, or marks it as released.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	if err := d.enterMutation(ctx); err != nil {
+	if err := d.beginMutation(ctx); err != nil {
 		return err
 	}
 	if err := driver.CheckUID(t.UID); err != nil {
 		return err
 	}
-	err := d.store.change(t.UID, claim{d.clusterID, t.Epoch}, noting(ctx, func(old *Record) (*Record, error) {
+	err := d.store.changeRecord(t.UID, leaderEpoch{d.clusterID, t.Epoch}, journaledEdit(ctx, func(old *Record) (*Record, error) {
 		if old == nil || old.ClusterID != d.clusterID || (t.ID != "" && old.ID != t.ID) {
 			return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
 		}
@@ -167,37 +212,37 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		return &released, nil
 	}))
 	if err == nil {
-		d.meter.forget(t.UID)
+		d.meter.forgetServer(t.UID)
 	}
 	return err
 }
 
-// noting wraps an edit, which runs while the server's lock is held, so that its change
-// is recorded in the journal.
-func noting(ctx context.Context, edit func(*Record) (*Record, error)) func(*Record) (*Record, error) {
+// journaledEdit wraps an edit, which runs while the server's lock is held, so that its
+// change is recorded in the journal.
+func journaledEdit(ctx context.Context, edit func(*Record) (*Record, error)) func(*Record) (*Record, error) {
 	return func(old *Record) (*Record, error) {
-		had := clone(old)
+		before := cloneRecord(old)
 		next, err := edit(old)
-		if err == nil && !reflect.DeepEqual(had, next) {
-			journal.Note(ctx, deedOf(had, next), sketch(had), sketch(next))
+		if err == nil && !reflect.DeepEqual(before, next) {
+			journal.Record(ctx, actionOf(before, next), snapshotOf(before), snapshotOf(next))
 		}
 		return next, err
 	}
 }
 
-func deedOf(had, next *Record) journal.Deed {
+func actionOf(before, next *Record) journal.Action {
 	switch {
 	case next == nil:
-		return journal.DeedDelete
+		return journal.ActionDelete
 	case next.Retained:
-		return journal.DeedRelease
-	case had == nil:
-		return journal.DeedCreate
+		return journal.ActionRelease
+	case before == nil:
+		return journal.ActionCreate
 	}
-	return journal.DeedChange
+	return journal.ActionChange
 }
 
-func sketch(r *Record) *journal.Snapshot {
+func snapshotOf(r *Record) *journal.Snapshot {
 	if r == nil || r.Retained {
 		return nil
 	}
@@ -206,10 +251,10 @@ func sketch(r *Record) *journal.Snapshot {
 
 // List reads the records.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	if err := d.enter(ctx); err != nil {
+	if err := d.beginCall(ctx); err != nil {
 		return nil, err
 	}
-	records, err := d.records(ctx, uids)
+	records, err := d.listRecords(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
@@ -223,21 +268,21 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// records returns the records of the UIDs, or all if none is given.
-func (d *Driver) records(ctx context.Context, uids []types.UID) ([]Record, error) {
+// listRecords returns the records of the UIDs, or all if none is given.
+func (d *Driver) listRecords(ctx context.Context, uids []types.UID) ([]Record, error) {
 	uids, err := driver.UniqueUIDs(uids)
 	if err != nil {
 		return nil, err
 	}
-	return d.store.list(ctx, uids...)
+	return d.store.listRecords(ctx, uids...)
 }
 
 // Usage computes the simulated use of the servers.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
-	if err := d.enter(ctx); err != nil || len(uids) == 0 {
+	if err := d.beginCall(ctx); err != nil || len(uids) == 0 {
 		return nil, err
 	}
-	records, err := d.records(ctx, uids)
+	records, err := d.listRecords(ctx, uids)
 	if err != nil {
 		return nil, err
 	}
@@ -247,7 +292,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 		if r.ClusterID != d.clusterID {
 			continue
 		}
-		if u, ok := d.meter.sample(settle(r, now), now); ok {
+		if u, ok := d.meter.sampleUsage(applyDueChanges(r, now), now); ok {
 			samples = append(samples, u)
 		}
 	}
@@ -257,38 +302,38 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 // Watch reports records that change and servers that come to the end of
 // their boot or shutdown time.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
-	if err := d.enter(ctx); err != nil {
+	if err := d.beginCall(ctx); err != nil {
 		return nil, err
 	}
-	box, stop, err := d.store.watch()
+	box, stop, err := d.store.watchRecords()
 	if err != nil {
 		return nil, err
 	}
-	records, err := d.store.list(ctx)
+	records, err := d.store.listRecords(ctx)
 	if err != nil {
 		stop()
 		return nil, err
 	}
-	p := &pump{
-		driver: d, box: box, out: make(chan types.UID), due: map[types.UID]time.Time{},
+	w := &watcher{
+		driver: d, mailbox: box, out: make(chan types.UID), nextByUID: map[types.UID]time.Time{},
 		timer: d.clock.NewTimer(time.Hour),
 	}
 	for _, r := range records {
 		if r.ClusterID == d.clusterID && !r.Retained {
-			p.expect(r)
+			w.scheduleTransition(r)
 		}
 	}
-	p.arm()
+	w.resetTimer()
 	go func() {
 		defer stop()
-		p.run(ctx)
+		w.sendEvents(ctx)
 		d.log.V(1).Info("Watch of the fake engine closed", "cause", context.Cause(ctx))
 	}()
-	return p.out, nil
+	return w.out, nil
 }
 
-// enter runs at the start of every call.
-func (d *Driver) enter(ctx context.Context) error {
+// beginCall runs at the start of every call.
+func (d *Driver) beginCall(ctx context.Context) error {
 	if d.latency > 0 && ctx.Err() == nil {
 		timer := d.clock.NewTimer(d.latency)
 		defer timer.Stop()
@@ -298,19 +343,49 @@ func (d *Driver) enter(ctx context.Context) error {
 		}
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("the call to the fake engine was cut short: %w", context.Cause(ctx))
+		return fmt.Errorf("the call to the fake engine was cancelled: %w", context.Cause(ctx))
 	}
 	return nil
 }
 
-// enterMutation runs at the start of every call that changes something. If it fails,
+// beginMutation runs at the start of every call that changes something. If it fails,
 // nothing has been changed.
-func (d *Driver) enterMutation(ctx context.Context) error {
-	if err := d.enter(ctx); err != nil {
+func (d *Driver) beginMutation(ctx context.Context) error {
+	if err := d.beginCall(ctx); err != nil {
 		return driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	if d.failureRate > 0 && rand.Float64() < d.failureRate { //nolint:gosec // Chance, not secrecy.
 		return driver.Errorf(driver.ErrRetry, "simulated failure (the fake driver's failure rate is %v)", d.failureRate)
+	}
+	return nil
+}
+
+// validateSpec returns an error for a spec that no server can be made from.
+func validateSpec(spec driver.ServerSpec) error {
+	if err := driver.CheckUID(spec.UID); err != nil {
+		return err
+	}
+	if err := driver.CheckPower(spec.Power); err != nil {
+		return err
+	}
+	switch {
+	case spec.CPUMilli <= 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0", spec.CPUMilli)
+	case spec.MemoryBytes <= 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be more than 0", spec.MemoryBytes)
+	case spec.RootDiskBytes < 0:
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0", spec.RootDiskBytes)
+	case strings.ContainsAny(spec.Image.Source, " \t\r\n"):
+		return driver.Errorf(driver.ErrInvalid, "image.source is %q: it must not contain spaces", spec.Image.Source)
+	}
+	return nil
+}
+
+// validateDiskSize returns an error for a disk size that the existing server cannot have.
+func validateDiskSize(r Record, spec driver.ServerSpec) error {
+	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < r.RootDiskBytes {
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it may only grow, and the server has %d",
+			spec.RootDiskBytes, r.RootDiskBytes)
 	}
 	return nil
 }

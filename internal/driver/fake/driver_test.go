@@ -15,18 +15,19 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 )
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// stepped returns a driver whose clock the test moves.
-func stepped(t *testing.T, o fake.Options) (*fake.Driver, *fake.Memory, *testclock.FakeClock) {
+// newSteppedDriver returns a driver whose clock the test moves.
+func newSteppedDriver(t *testing.T, o fake.Options) (*fake.Driver, *fake.Memory, *testclock.FakeClock) {
 	t.Helper()
 	c := testclock.NewFakeClock(start)
 	o.ClusterID, o.Clock, o.Memory = cluster, c, fake.NewMemory(c)
-	return faketest.Open(t, o), o.Memory, c
+	return faketest.OpenDriver(t, o), o.Memory, c
 }
 
 func TestOptions(t *testing.T) {
@@ -43,7 +44,7 @@ func TestOptions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := fake.New(c.o); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got error %v, want one that says %q", err, c.want)
+				t.Errorf("got error %v, want one that contains %q", err, c.want)
 			}
 		})
 	}
@@ -51,9 +52,9 @@ func TestOptions(t *testing.T) {
 
 func TestInvalidSpecs(t *testing.T) {
 	t.Parallel()
-	d, memory, _ := stepped(t, fake.Options{})
+	d, memory, _ := newSteppedDriver(t, fake.Options{})
 	big := specOf("big")
-	ensure(t, d, big)
+	ensureServer(t, d, big)
 	for name, c := range map[string]struct {
 		change func(*driver.ServerSpec)
 		want   string
@@ -69,9 +70,9 @@ func TestInvalidSpecs(t *testing.T) {
 			spec := specOf("bad")
 			c.change(&spec)
 			_, err := d.Ensure(t.Context(), spec)
-			wantKind(t, "Ensure", err, driver.ErrInvalid)
+			drivertest.WantErrorKind(t, "Ensure", err, driver.ErrInvalid)
 			if err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("the error %q does not say %q", err, c.want)
+				t.Errorf("the error %q does not contain %q", err, c.want)
 			}
 		})
 	}
@@ -80,13 +81,13 @@ func TestInvalidSpecs(t *testing.T) {
 	}
 }
 
-// TestTimeAlone checks that servers reach the end of their boot and of their shutdown
-// without a call, and that Watch reports it.
-func TestTimeAlone(t *testing.T) {
+// TestTransitionsByTime checks that servers reach the end of their boot and of their
+// shutdown without a call, and that Watch reports it.
+func TestTransitionsByTime(t *testing.T) {
 	t.Parallel()
-	d, _, c := stepped(t, fake.Options{BootTime: 10 * time.Second, ShutdownTime: 5 * time.Second})
+	d, _, c := newSteppedDriver(t, fake.Options{BootTime: 10 * time.Second, ShutdownTime: 5 * time.Second})
 	early := specOf("early")
-	ensure(t, d, early) // Its boot began before the Watch.
+	ensureServer(t, d, early) // Its boot began before the Watch.
 	events, err := d.Watch(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -95,20 +96,20 @@ func TestTimeAlone(t *testing.T) {
 	wantState(t, d, "early", driver.StateStarting)
 	c.Step(time.Second)
 	wantState(t, d, "early", driver.StateRunning)
-	tells(t, events, "early")
+	wantEvent(t, events, "early")
 
 	late := specOf("late")
-	ensure(t, d, late)
-	tells(t, events, "late")
-	stepUntilTold(t, c, events, "late", time.Second, 10)
+	ensureServer(t, d, late)
+	wantEvent(t, events, "late")
+	stepUntilEvent(t, c, events, "late", time.Second, 10)
 	wantState(t, d, "late", driver.StateRunning)
 
 	off := late
 	off.Power, off.StopBy = driver.PowerOff, c.Now().Add(time.Hour)
-	ensure(t, d, off)
-	tells(t, events, "late")
+	ensureServer(t, d, off)
+	wantEvent(t, events, "late")
 	wantState(t, d, "late", driver.StateStopping)
-	stepUntilTold(t, c, events, "late", time.Second, 5)
+	stepUntilEvent(t, c, events, "late", time.Second, 5)
 	s := wantState(t, d, "late", driver.StateStopped)
 	if s.Exit == nil || s.Exit.Code != 0 {
 		t.Errorf("it ended with %+v, want code 0", s.Exit)
@@ -124,37 +125,37 @@ func wantState(t *testing.T, d *fake.Driver, uid types.UID, want driver.State) d
 	return servers[0]
 }
 
-func tells(t *testing.T, events <-chan types.UID, want types.UID) {
+func wantEvent(t *testing.T, events <-chan types.UID, want types.UID) {
 	t.Helper()
 	select {
 	case got := <-events:
 		if got != want {
-			t.Fatalf("Watch told of %q, want %q", got, want)
+			t.Fatalf("Watch reported %q, want %q", got, want)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatalf("Watch did not tell of %s", want)
+		t.Fatalf("Watch did not report %s", want)
 	}
 }
 
-// stepUntilTold moves the clock n steps and expects the event at the last.
-func stepUntilTold(t *testing.T, c *testclock.FakeClock, events <-chan types.UID, want types.UID, step time.Duration, n int) {
+// stepUntilEvent moves the clock n steps and expects the event at the last.
+func stepUntilEvent(t *testing.T, c *testclock.FakeClock, events <-chan types.UID, want types.UID, step time.Duration, n int) {
 	t.Helper()
 	for range n - 1 {
 		c.Step(step)
 	}
 	select {
 	case got := <-events:
-		t.Fatalf("Watch told of %s too early", got)
+		t.Fatalf("Watch reported %s too early", got)
 	default:
 	}
 	c.Step(step)
-	tells(t, events, want)
+	wantEvent(t, events, want)
 }
 
 // TestSlowWatcher checks that a slow reader loses no event and blocks no other.
 func TestSlowWatcher(t *testing.T) {
 	t.Parallel()
-	d, _, _ := stepped(t, fake.Options{})
+	d, _, _ := newSteppedDriver(t, fake.Options{})
 	events, err := d.Watch(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -164,7 +165,7 @@ func TestSlowWatcher(t *testing.T) {
 	for i := range n {
 		uid := types.UID(fmt.Sprintf("uid-%d", i))
 		missing[uid] = true
-		ensure(t, d, specOf(uid))
+		ensureServer(t, d, specOf(uid))
 	}
 	timeout := time.After(20 * time.Second)
 	for len(missing) > 0 {
@@ -172,34 +173,34 @@ func TestSlowWatcher(t *testing.T) {
 		case uid := <-events:
 			delete(missing, uid)
 		case <-timeout:
-			t.Fatalf("Watch did not tell of %d servers", len(missing))
+			t.Fatalf("Watch did not report %d servers", len(missing))
 		}
 	}
 }
 
-// TestWatchLeavesOthersAside checks that another cluster's changes are not reported.
-func TestWatchLeavesOthersAside(t *testing.T) {
+// TestWatchIgnoresOtherClusters checks that another cluster's changes are not reported.
+func TestWatchIgnoresOtherClusters(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})
-	ours := faketest.Open(t, fake.Options{ClusterID: cluster, Memory: memory})
-	theirs := faketest.Open(t, fake.Options{ClusterID: "cluster-2", Memory: memory})
+	ours := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Memory: memory})
+	theirs := faketest.OpenDriver(t, fake.Options{ClusterID: "cluster-2", Memory: memory})
 	events, err := ours.Watch(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	ensure(t, theirs, specOf("theirs"))
-	ensure(t, ours, specOf("ours"))
-	tells(t, events, "ours")
+	ensureServer(t, theirs, specOf("theirs"))
+	ensureServer(t, ours, specOf("ours"))
+	wantEvent(t, events, "ours")
 }
 
 // TestIdleUsage checks that a cluster in which nothing happens shows no change.
 func TestIdleUsage(t *testing.T) {
 	t.Parallel()
-	d, _, c := stepped(t, fake.Options{})
+	d, _, c := newSteppedDriver(t, fake.Options{})
 	var uids []types.UID
 	for i := range 100 {
 		uids = append(uids, types.UID(fmt.Sprintf("uid-%d", i)))
-		ensure(t, d, specOf(uids[i]))
+		ensureServer(t, d, specOf(uids[i]))
 	}
 	for range 5 {
 		c.Step(30 * time.Second)
@@ -215,12 +216,12 @@ func TestIdleUsage(t *testing.T) {
 	}
 }
 
-// TestLoadMayChange checks that the counter follows the load and never decreases.
-func TestLoadMayChange(t *testing.T) {
+// TestLoadChanges checks that the counter follows the load and never decreases.
+func TestLoadChanges(t *testing.T) {
 	t.Parallel()
-	d, memory, c := stepped(t, fake.Options{})
+	d, memory, c := newSteppedDriver(t, fake.Options{})
 	spec := specOf("busy") // Of 2 CPUs.
-	run := ensure(t, d, spec).Run
+	run := ensureServer(t, d, spec).Run
 	cpu := func() time.Duration {
 		t.Helper()
 		samples, err := d.Usage(t.Context(), "busy", "busy")
@@ -250,7 +251,7 @@ func TestLoadMayChange(t *testing.T) {
 	frozen := spec
 	frozen.Power = driver.PowerPaused
 	load(1)
-	ensure(t, d, frozen)
+	ensureServer(t, d, frozen)
 	c.Step(time.Minute)
 	if cpu() != total {
 		t.Errorf("paused the counter went from %v to %v", total, cpu())
@@ -259,10 +260,10 @@ func TestLoadMayChange(t *testing.T) {
 
 func TestFailureRate(t *testing.T) {
 	t.Parallel()
-	d, memory, _ := stepped(t, fake.Options{FailureRate: 1})
+	d, memory, _ := newSteppedDriver(t, fake.Options{FailureRate: 1})
 	_, err := d.Ensure(t.Context(), specOf("x"))
-	wantKind(t, "Ensure", err, driver.ErrRetry)
-	wantKind(t, "Delete", d.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrRetry)
+	drivertest.WantErrorKind(t, "Ensure", err, driver.ErrRetry)
+	drivertest.WantErrorKind(t, "Delete", d.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrRetry)
 	if _, err := d.List(t.Context()); err != nil {
 		t.Errorf("List: %v", err)
 	}
@@ -274,9 +275,9 @@ func TestFailureRate(t *testing.T) {
 // TestLatency checks that every call is delayed, and can be cancelled during the delay.
 func TestLatency(t *testing.T) {
 	t.Parallel()
-	d, memory, c := stepped(t, fake.Options{Latency: time.Second})
+	d, memory, c := newSteppedDriver(t, fake.Options{Latency: time.Second})
 	done := make(chan error, 1)
-	go func() { done <- errOf(d.Ensure(t.Context(), specOf("x"))) }()
+	go func() { done <- drivertest.ErrorOf(d.Ensure(t.Context(), specOf("x"))) }()
 	for !c.HasWaiters() {
 		time.Sleep(time.Millisecond)
 	}
@@ -290,37 +291,37 @@ func TestLatency(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	err := d.Delete(ctx, driver.Target{UID: "x"}, false)
-	wantKind(t, "Delete, cut short", err, context.DeadlineExceeded)
+	drivertest.WantErrorKind(t, "Delete, cancelled", err, context.DeadlineExceeded)
 	if driver.Ambiguous(err) || len(memory.Records()) != 1 {
-		t.Errorf("got error %v, want one that says that nothing was done", err)
+		t.Errorf("got error %v, want one that states that nothing was done", err)
 	}
 }
 
-// TestTwoControllers checks that servers outlive their driver, and that two drivers see
-// each other's changes.
+// TestTwoControllers checks that servers outlive their driver, and that two drivers
+// observe each other's changes.
 func TestTwoControllers(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})
-	first := faketest.Open(t, fake.Options{ClusterID: cluster, Memory: memory})
-	was := ensure(t, first, specOf("x"))
-	second := faketest.Open(t, fake.Options{ClusterID: cluster, Memory: memory})
+	first := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Memory: memory})
+	was := ensureServer(t, first, specOf("x"))
+	second := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Memory: memory})
 	if s := wantState(t, second, "x", driver.StateRunning); s.Run != was.Run {
-		t.Errorf("the next driver sees %+v, want run %s", s, was.Run)
+		t.Errorf("the next driver lists %+v, want run %s", s, was.Run)
 	}
 	if err := second.Delete(t.Context(), driver.Target{UID: "x"}, false); err != nil {
 		t.Fatal(err)
 	}
-	wantKind(t, "Delete again", first.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrNotFound)
+	drivertest.WantErrorKind(t, "Delete again", first.Delete(t.Context(), driver.Target{UID: "x"}, false), driver.ErrNotFound)
 }
 
-func TestMemoryRefusesBadEdits(t *testing.T) {
+func TestMemoryRejectsInvalidEdits(t *testing.T) {
 	t.Parallel()
 	memory := fake.NewMemory(clock.RealClock{})
 	if err := memory.Edit("../x", func(*fake.Record) {}); err == nil {
-		t.Error("a bad UID was taken")
+		t.Error("a bad UID was accepted")
 	}
 	if err := memory.Edit("x", func(r *fake.Record) { r.State = "Sleeping" }); err == nil {
-		t.Error("a bad state was taken")
+		t.Error("a bad state was accepted")
 	}
 	if n := len(memory.Records()); n != 0 {
 		t.Errorf("there are %d servers, want none", n)

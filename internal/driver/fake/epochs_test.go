@@ -11,28 +11,18 @@ import (
 	"syscall"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fake/faketest"
 )
 
-func ensureAt(t *testing.T, d *fake.Driver, uid types.UID, epoch uint64) error {
-	t.Helper()
-	spec := faketest.Spec(t)
-	spec.Target, spec.Namespace, spec.Name, spec.Power = driver.Target{UID: uid, Epoch: epoch}, "n", "n", driver.PowerOn
-	_, err := d.Ensure(t.Context(), spec)
-	return err
-}
-
-// TestHaltedLeaderHoldsNobodyUp checks that a leader that was suspended while it held a
-// server's lock delays the next leader on that server only.
-func TestHaltedLeaderHoldsNobodyUp(t *testing.T) {
+// TestSuspendedLeaderBlocksOneServer checks that a leader that was suspended while it
+// held a server's lock delays the next leader on that server only.
+func TestSuspendedLeaderBlocksOneServer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	d := faketest.Open(t, fake.Options{ClusterID: "c", Dir: dir})
-	if err := ensureAt(t, d, "held", 5); err != nil {
+	d := faketest.OpenDriver(t, fake.Options{ClusterID: "c", Dir: dir})
+	if err := faketest.EnsureWithEpoch(t, d, "held", 5); err != nil {
 		t.Fatal(err)
 	}
 	halted, err := os.Open(filepath.Join(dir, "locks", "held"))
@@ -42,30 +32,30 @@ func TestHaltedLeaderHoldsNobodyUp(t *testing.T) {
 	if err := syscall.Flock(int(halted.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if err := ensureAt(t, d, "free", 6); err != nil {
+	if err := faketest.EnsureWithEpoch(t, d, "free", 6); err != nil {
 		t.Errorf("the next leader, on another server: %v", err)
 	}
-	if err := ensureAt(t, d, "held", 6); !errors.Is(err, driver.ErrRetry) {
+	if err := faketest.EnsureWithEpoch(t, d, "held", 6); !errors.Is(err, driver.ErrRetry) {
 		t.Errorf("the next leader, on that server: got error %v, want %v", err, driver.ErrRetry)
 	}
 	if err := errors.Join(syscall.Flock(int(halted.Fd()), syscall.LOCK_UN), halted.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := ensureAt(t, d, "held", 5); !errors.Is(err, driver.ErrFenced) {
+	if err := faketest.EnsureWithEpoch(t, d, "held", 5); !errors.Is(err, driver.ErrFenced) {
 		t.Errorf("the old leader: got error %v, want %v", err, driver.ErrFenced)
 	}
-	if err := ensureAt(t, d, "held", 6); err != nil {
+	if err := faketest.EnsureWithEpoch(t, d, "held", 6); err != nil {
 		t.Errorf("the next leader, on that server: %v", err)
 	}
 }
 
-// TestEpochsStayFew checks that the folder does not grow with every leader.
-func TestEpochsStayFew(t *testing.T) {
+// TestEpochsAreBounded checks that the folder does not grow with every leader.
+func TestEpochsAreBounded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	d := faketest.Open(t, fake.Options{ClusterID: "c/../c", Dir: dir})
+	d := faketest.OpenDriver(t, fake.Options{ClusterID: "c/../c", Dir: dir})
 	for epoch := range uint64(300) {
-		if err := ensureAt(t, d, "one", 1000+epoch); err != nil {
+		if err := faketest.EnsureWithEpoch(t, d, "one", 1000+epoch); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -73,7 +63,7 @@ func TestEpochsStayFew(t *testing.T) {
 	if err != nil || len(entries) == 0 || len(entries) > 100 {
 		t.Errorf("there are %d epochs, %v: want 1 to 100", len(entries), err)
 	}
-	if err := ensureAt(t, d, "one", 1298); !errors.Is(err, driver.ErrFenced) {
+	if err := faketest.EnsureWithEpoch(t, d, "one", 1298); !errors.Is(err, driver.ErrFenced) {
 		t.Errorf("got error %v, want %v", err, driver.ErrFenced)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "epochs", "c%2F..%2Fc", fmt.Sprint(1299))); err != nil {
@@ -84,8 +74,8 @@ func TestEpochsStayFew(t *testing.T) {
 // TestEpochZero covers a command line tool that acts while no leader runs.
 func TestEpochZero(t *testing.T) {
 	t.Parallel()
-	d := faketest.Open(t, fake.Options{ClusterID: "c", Dir: t.TempDir()})
-	if err := ensureAt(t, d, "one", 5); err != nil {
+	d := faketest.OpenDriver(t, fake.Options{ClusterID: "c", Dir: t.TempDir()})
+	if err := faketest.EnsureWithEpoch(t, d, "one", 5); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Delete(t.Context(), driver.Target{UID: "one"}, false); err != nil {

@@ -37,11 +37,11 @@ type Record struct {
 	UpAt      time.Time `json:"upAt,omitzero"`
 	// StopsAt is when a server that is Stopping will be off.
 	StopsAt time.Time `json:"stopsAt,omitzero"`
-	// IgnoreShutdown : the guest ignores requests to stop.
+	// IgnoreShutdown is set if the guest ignores requests to stop.
 	IgnoreShutdown bool `json:"ignoreShutdown,omitempty"`
 	// Exit describes how the last run ended.
 	Exit *Exit `json:"exit,omitempty"`
-	// Retained : the server was released.
+	// Retained is set if the server was released.
 	Retained bool `json:"retained,omitempty"`
 
 	CPUMilli      int64 `json:"cpuMilli,omitempty"`
@@ -119,33 +119,33 @@ func configOf(spec driver.ServerSpec) Config {
 		c.Ports = append(c.Ports, Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 	}
 	for _, key := range spec.SSHKeys {
-		c.SSHFingerprints = append(c.SSHFingerprints, fingerprint(key))
+		c.SSHFingerprints = append(c.SSHFingerprints, keyFingerprint(key))
 	}
 	return c
 }
 
-// fingerprint is enough to detect another key. The key itself is not stored, because
+// keyFingerprint is enough to detect another key. The key itself is not stored, because
 // the text that a user gives as a key might be more secret than it should be.
-func fingerprint(key string) string {
+func keyFingerprint(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return "SHA256:" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// decode reads a record strictly, so that a mistyped field is reported.
-func decode(content []byte) (Record, error) {
+// decodeRecord reads a record strictly, so that a mistyped field is reported.
+func decodeRecord(content []byte) (Record, error) {
 	var r Record
 	d := json.NewDecoder(bytes.NewReader(content))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&r); err != nil {
-		return Record{}, fmt.Errorf("it is no JSON of a server: %w", err)
+		return Record{}, fmt.Errorf("it is not the JSON of a server: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Record{}, errors.New("there is something after the JSON object")
+		return Record{}, errors.New("it has content after the JSON object")
 	}
 	return r, nil
 }
 
-func encode(r Record) ([]byte, error) {
+func encodeRecord(r Record) ([]byte, error) {
 	content, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("encoding the server %s: %w", r.UID, err)
@@ -153,10 +153,10 @@ func encode(r Record) ([]byte, error) {
 	return append(content, '\n'), nil
 }
 
-// complete fills in what a person who wrote or edited the record left out, and rejects
-// invalid values. changed is the time of the edit; run is the name for a run that the
-// edit began.
-func (r *Record) complete(uid types.UID, changed time.Time, run string) error {
+// completeFields fills in what a person who wrote or edited the record left out, and
+// rejects invalid values. changed is the time of the edit; run is the name for a run
+// that the edit began.
+func (r *Record) completeFields(uid types.UID, changed time.Time, run string) error {
 	if r.UID == "" {
 		r.UID = uid
 	}
@@ -187,24 +187,24 @@ func (r *Record) completeState(changed time.Time, run string) error {
 	default:
 		return fmt.Errorf("state is %q: it must be Running, Paused, Stopping, Stopped or Restarting", r.State)
 	}
-	if r.on() {
-		r.startedByHand(changed, run)
+	if r.isOn() {
+		r.beginManualRun(changed, run)
 	} else {
-		r.stoppedByHand(changed)
+		r.endManualRun(changed)
 	}
 	return nil
 }
 
-// startedByHand begins the run of a server that a person set from off to on.
-func (r *Record) startedByHand(changed time.Time, run string) {
+// beginManualRun begins the run of a server that a person set from off to on.
+func (r *Record) beginManualRun(changed time.Time, run string) {
 	if r.Run != "" && r.Exit == nil {
 		return
 	}
 	r.Run, r.StartedAt, r.UpAt, r.Exit = run, changed, time.Time{}, nil
 }
 
-// stoppedByHand adds an exit to a run that a person ended.
-func (r *Record) stoppedByHand(changed time.Time) {
+// endManualRun adds an exit to a run that a person ended.
+func (r *Record) endManualRun(changed time.Time) {
 	exit := Exit{}
 	switch {
 	case r.Exit != nil:
@@ -213,7 +213,7 @@ func (r *Record) stoppedByHand(changed time.Time) {
 		return
 	}
 	if exit.Reason == "" {
-		exit.Reason = reasonOf(exit.Code)
+		exit.Reason = exitReason(exit.Code)
 	}
 	if exit.At.IsZero() {
 		exit.At = changed
@@ -221,12 +221,12 @@ func (r *Record) stoppedByHand(changed time.Time) {
 	r.Exit = &exit
 }
 
-func reasonOf(code int) string {
+func exitReason(code int) string {
 	if code == 0 {
 		return "Completed"
 	}
 	return "Error"
 }
 
-// on reports whether a run is under way.
-func (r *Record) on() bool { return r.State != driver.StateStopped }
+// isOn reports whether a run is under way.
+func (r *Record) isOn() bool { return r.State != driver.StateStopped }

@@ -5,7 +5,6 @@ package fake
 
 import (
 	"context"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -13,92 +12,28 @@ import (
 // store keeps the records. Callers may change the records that it returns, but
 // not the slices in them.
 type store interface {
-	// engineID reads the engine's identity. From then on get, list and change
-	// fail if they find another engine; watch accepts it too.
+	// engineID reads the engine's identity. From then on getRecord, listRecords and
+	// changeRecord fail if they find another engine; watchRecords accepts it too.
 	engineID() (string, error)
-	// get returns the record of uid, or nil.
-	get(uid types.UID) (*Record, error)
-	// list returns the existing records of some uids, or all records, including those
-	// of released servers.
-	list(ctx context.Context, uids ...types.UID) ([]Record, error)
-	// change replaces the record of uid (nil if there is none) by the result of
+	// getRecord returns the record of uid, or nil.
+	getRecord(uid types.UID) (*Record, error)
+	// listRecords returns the existing records of some uids, or all records, including
+	// those of released servers.
+	listRecords(ctx context.Context, uids ...types.UID) ([]Record, error)
+	// changeRecord replaces the record of uid (nil if there is none) by the result of
 	// edit (nil removes it), atomically. A record that edit marks as retained is
-	// put aside: it is no longer the record of its uid. If a newer leader has
-	// claimed the engine it returns ErrFenced; that check is part of the atomic
+	// moved away: it is no longer the record of its uid. If a newer leader has
+	// changed the engine it returns ErrFenced; that check is part of the atomic
 	// operation.
-	change(uid types.UID, by claim, edit func(*Record) (*Record, error)) error
-	// watch collects the UIDs of records that change. The mailbox is closed
+	changeRecord(uid types.UID, by leaderEpoch, edit func(*Record) (*Record, error)) error
+	// watchRecords collects the UIDs of records that change. The mailbox is closed
 	// when the engine is lost or events may have been lost.
-	watch() (box *mailbox, stop func(), err error)
+	watchRecords() (box *mailbox, stop func(), err error)
 }
 
-// claim is the right of a cluster's leader to change servers. Epoch 0 belongs to
+// leaderEpoch names the leader that changes servers of a cluster. Epoch 0 belongs to
 // no leader and is not compared.
-type claim struct {
+type leaderEpoch struct {
 	clusterID string
 	epoch     uint64
-}
-
-// uidQueue is a queue that holds each UID at most once.
-type uidQueue struct {
-	order  []types.UID
-	queued map[types.UID]bool
-}
-
-func (q *uidQueue) put(uid types.UID) {
-	if q.queued[uid] {
-		return
-	}
-	if q.queued == nil {
-		q.queued = map[types.UID]bool{}
-	}
-	q.queued[uid] = true
-	q.order = append(q.order, uid)
-}
-
-func (q *uidQueue) pop() {
-	delete(q.queued, q.order[0])
-	q.order = q.order[1:]
-}
-
-// mailbox holds the UIDs that one watcher has not taken yet. It never blocks the sender
-// and never loses a UID.
-type mailbox struct {
-	mu     sync.Mutex
-	uids   uidQueue
-	closed bool
-	// ready has a value while there is something to take.
-	ready chan struct{}
-}
-
-func newMailbox() *mailbox { return &mailbox{ready: make(chan struct{}, 1)} }
-
-func (b *mailbox) put(uid types.UID) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.uids.put(uid)
-	b.notify()
-}
-
-func (b *mailbox) close() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.closed = true
-	b.notify()
-}
-
-func (b *mailbox) notify() {
-	select {
-	case b.ready <- struct{}{}:
-	default:
-	}
-}
-
-// take empties the mailbox; open is false when it was closed.
-func (b *mailbox) take() (uids []types.UID, open bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	uids = b.uids.order
-	b.uids = uidQueue{}
-	return uids, !b.closed
 }

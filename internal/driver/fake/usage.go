@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// memoryPart is the divisor of a server's memory that gives its simulated use.
-const memoryPart = 4
+// memoryDivisor is the divisor of a server's memory that gives its simulated use.
+const memoryDivisor = 4
 
 // meter computes the CPU time that servers would have used. Load may be edited at
 // any time, so the counters accumulate from one sample to the next.
@@ -30,10 +30,10 @@ type reading struct {
 
 func newMeter() *meter { return &meter{last: map[types.UID]reading{}} }
 
-// sample measures a server; ok is false if it is not on.
-func (m *meter) sample(r Record, now time.Time) (u driver.Usage, ok bool) {
-	if !r.on() || r.State == driver.StateRestarting {
-		m.forget(r.UID)
+// sampleUsage measures a server; ok is false if it is not on.
+func (m *meter) sampleUsage(r Record, now time.Time) (u driver.Usage, ok bool) {
+	if !r.isOn() || r.State == driver.StateRestarting {
+		m.forgetServer(r.UID)
 		return driver.Usage{}, false
 	}
 	m.mu.Lock()
@@ -47,10 +47,10 @@ func (m *meter) sample(r Record, now time.Time) (u driver.Usage, ok bool) {
 	}
 	last.at = now
 	m.last[r.UID] = last
-	return driver.Usage{UID: r.UID, Run: r.Run, CPU: last.cpu, MemoryBytes: r.MemoryBytes / memoryPart, At: now}, true
+	return driver.Usage{UID: r.UID, Run: r.Run, CPU: last.cpu, MemoryBytes: r.MemoryBytes / memoryDivisor, At: now}, true
 }
 
-func (m *meter) forget(uid types.UID) {
+func (m *meter) forgetServer(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.last, uid)

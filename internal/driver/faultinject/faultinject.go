@@ -18,36 +18,36 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// lookEvery is how soon an open Watch notices that the engine is to be
+// availabilityPeriod is how soon an open Watch notices that the engine is to be
 // unreachable.
-const lookEvery = 200 * time.Millisecond
+const availabilityPeriod = 200 * time.Millisecond
 
-// faulty is a driver with faults.
-type faulty struct {
+// faultyDriver is a driver with faults.
+type faultyDriver struct {
 	driver.Driver
 	clock clock.WithTicker
-	file  *file
+	file  *faultsFile
 
 	mu    sync.Mutex
-	names map[types.UID]string // "namespace/name" of the servers met so far
+	names map[types.UID]string // "namespace/name" of the servers known so far
 }
 
 // Wrap makes d fail as the file at path describes.
 func Wrap(d driver.Driver, path string, c clock.WithTicker, log logr.Logger) driver.Driver {
-	return &faulty{
+	return &faultyDriver{
 		Driver: d, clock: c, names: map[types.UID]string{},
-		file: &file{path: path, log: log, spent: map[spent]int{}},
+		file: &faultsFile{path: path, log: log, failures: map[failureKey]int{}},
 	}
 }
 
 // Unwrap makes the optional interfaces of the driver reachable (driver.As).
-func (d *faulty) Unwrap() driver.Driver { return d.Driver }
+func (d *faultyDriver) Unwrap() driver.Driver { return d.Driver }
 
 // Ensure fails as the VM's entry specifies.
-func (d *faulty) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+func (d *faultyDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	vm := spec.Namespace + "/" + spec.Name
-	d.meet(spec.UID, vm)
-	entry, fault, err := d.before(ctx, vm)
+	d.recordName(spec.UID, vm)
+	entry, fault, err := d.beforeCall(ctx, vm)
 	if err == nil {
 		err = d.failCreate(ctx, entry, fault, spec)
 	}
@@ -56,66 +56,66 @@ func (d *faulty) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	}
 	s, err := d.Driver.Ensure(ctx, spec)
 	if err == nil && fault.SucceedThenTimeout {
-		return driver.Server{}, fault.timeout(vm)
+		return driver.Server{}, fault.timeoutError(vm)
 	}
 	return s, err
 }
 
 // Delete fails as the VM's entry specifies.
-func (d *faulty) Delete(ctx context.Context, t driver.Target, retain bool) error {
+func (d *faultyDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	vm := d.nameOf(t.UID)
-	_, fault, err := d.before(ctx, vm)
+	_, fault, err := d.beforeCall(ctx, vm)
 	if err != nil {
 		return err
 	}
 	err = d.Driver.Delete(ctx, t, retain)
 	switch {
 	case errors.Is(err, driver.ErrNotFound):
-		d.forget(t.UID)
+		d.forgetName(t.UID)
 	case err == nil && fault.SucceedThenTimeout:
-		return fault.timeout(vm)
+		return fault.timeoutError(vm)
 	}
 	return err
 }
 
 // List fails as the entry "*" specifies.
-func (d *faulty) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	if err := d.beforeAll(ctx); err != nil {
+func (d *faultyDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	if err := d.beforeEngineCall(ctx); err != nil {
 		return nil, err
 	}
 	servers, err := d.Driver.List(ctx, uids...)
 	if err == nil && len(uids) == 0 {
-		d.forgetAll()
+		d.forgetNames()
 	}
 	for _, s := range servers {
-		d.meet(s.UID, s.Namespace+"/"+s.Name)
+		d.recordName(s.UID, s.Namespace+"/"+s.Name)
 	}
 	return servers, err
 }
 
 // Usage fails as the entry "*" specifies.
-func (d *faulty) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
-	if err := d.beforeAll(ctx); err != nil {
+func (d *faultyDriver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
+	if err := d.beforeEngineCall(ctx); err != nil {
 		return nil, err
 	}
 	return d.Driver.Usage(ctx, uids...)
 }
 
 // EngineID fails as the entry "*" specifies.
-func (d *faulty) EngineID(ctx context.Context) (string, error) {
-	if err := d.beforeAll(ctx); err != nil {
+func (d *faultyDriver) EngineID(ctx context.Context) (string, error) {
+	if err := d.beforeEngineCall(ctx); err != nil {
 		return "", err
 	}
 	identifier, ok := driver.As[driver.Identifier](d.Driver)
 	if !ok {
-		return "", driver.Errorf(driver.ErrUnsupported, "the driver does not tell its engine's id")
+		return "", driver.Errorf(driver.ErrUnsupported, "the driver does not report its engine's id")
 	}
 	return identifier.EngineID(ctx)
 }
 
 // Watch closes when the engine is to be unreachable.
-func (d *faulty) Watch(ctx context.Context) (<-chan types.UID, error) {
-	if err := d.unavailable(); err != nil {
+func (d *faultyDriver) Watch(ctx context.Context) (<-chan types.UID, error) {
+	if err := d.checkAvailable(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -127,16 +127,17 @@ func (d *faulty) Watch(ctx context.Context) (<-chan types.UID, error) {
 	out := make(chan types.UID)
 	go func() {
 		defer cancel()
-		d.pass(ctx, in, out)
+		d.forwardEvents(ctx, in, out)
 	}()
 	return out, nil
 }
 
-// pass forwards events until there are no more or the engine is to be unreachable.
-func (d *faulty) pass(ctx context.Context, in <-chan types.UID, out chan<- types.UID) {
+// forwardEvents forwards events until there are no more or the engine is to be
+// unreachable.
+func (d *faultyDriver) forwardEvents(ctx context.Context, in <-chan types.UID, out chan<- types.UID) {
 	defer close(out)
-	look := d.clock.NewTicker(lookEvery)
-	defer look.Stop()
+	poll := d.clock.NewTicker(availabilityPeriod)
+	defer poll.Stop()
 	var head types.UID
 	for {
 		// Take one event, then offer it before taking the next.
@@ -149,8 +150,8 @@ func (d *faulty) pass(ctx context.Context, in <-chan types.UID, out chan<- types
 		select {
 		case <-ctx.Done():
 			return
-		case <-look.C():
-			if d.unavailable() != nil {
+		case <-poll.C():
+			if d.checkAvailable() != nil {
 				return
 			}
 		case uid, open := <-from:
@@ -164,36 +165,36 @@ func (d *faulty) pass(ctx context.Context, in <-chan types.UID, out chan<- types
 	}
 }
 
-// before applies the faults that precede a call for one VM.
-func (d *faulty) before(ctx context.Context, vm string) (string, Fault, error) {
-	if err := d.unavailable(); err != nil {
+// beforeCall applies the faults that precede a call for one VM.
+func (d *faultyDriver) beforeCall(ctx context.Context, vm string) (string, Fault, error) {
+	if err := d.checkAvailable(); err != nil {
 		return "", Fault{}, err
 	}
-	entry, fault := d.file.find(vm)
-	return entry, fault, d.delay(ctx, fault)
+	entry, fault := d.file.faultFor(vm)
+	return entry, fault, d.delayCall(ctx, fault)
 }
 
-// beforeAll applies the faults that precede a call for the engine.
-func (d *faulty) beforeAll(ctx context.Context) error {
-	if err := d.unavailable(); err != nil {
+// beforeEngineCall applies the faults that precede a call for the engine.
+func (d *faultyDriver) beforeEngineCall(ctx context.Context) error {
+	if err := d.checkAvailable(); err != nil {
 		return err
 	}
-	_, fault := d.file.find("")
-	return d.delay(ctx, fault)
+	_, fault := d.file.faultFor("")
+	return d.delayCall(ctx, fault)
 }
 
-func (d *faulty) unavailable() error {
-	if _, fault := d.file.find(""); fault.EngineUnavailable {
-		return driver.Errorf(driver.ErrUnavailable, "%s", fault.say("the engine is out of reach"))
+func (d *faultyDriver) checkAvailable() error {
+	if _, fault := d.file.faultFor(""); fault.EngineUnavailable {
+		return driver.Errorf(driver.ErrUnavailable, "%s", fault.messageOr("the engine is out of reach"))
 	}
 	return nil
 }
 
-// delay delays a call, until ctx ends if the call is to hang.
-func (d *faulty) delay(ctx context.Context, f Fault) error {
+// delayCall delays a call, until ctx ends if the call is to hang.
+func (d *faultyDriver) delayCall(ctx context.Context, f Fault) error {
 	if f.Hang {
 		<-ctx.Done()
-		return fmt.Errorf("%s: %w", f.say("the call hung"), context.Cause(ctx))
+		return fmt.Errorf("%s: %w", f.messageOr("the call hung"), context.Cause(ctx))
 	}
 	if f.Latency.Duration == 0 {
 		return nil
@@ -202,25 +203,25 @@ func (d *faulty) delay(ctx context.Context, f Fault) error {
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-		return fmt.Errorf("%s: %w", f.say("the call was slow"), context.Cause(ctx))
+		return fmt.Errorf("%s: %w", f.messageOr("the call was slow"), context.Cause(ctx))
 	case <-timer.C():
 		return nil
 	}
 }
 
 // failCreate fails an Ensure that would create a server.
-func (d *faulty) failCreate(ctx context.Context, entry string, f Fault, spec driver.ServerSpec) error {
+func (d *faultyDriver) failCreate(ctx context.Context, entry string, f Fault, spec driver.ServerSpec) error {
 	if f.FailCreate == 0 {
 		return nil
 	}
-	there, err := d.exists(ctx, spec.UID)
-	if err != nil || there || !d.file.spend(entry, spec.Namespace+"/"+spec.Name) {
+	there, err := d.serverExists(ctx, spec.UID)
+	if err != nil || there || !d.file.countFailure(entry, spec.Namespace+"/"+spec.Name) {
 		return err
 	}
-	return driver.Errorf(kinds[cmp.Or(f.Kind, "retry")], "%s", f.say("the creation failed"))
+	return driver.Errorf(kinds[cmp.Or(f.Kind, "retry")], "%s", f.messageOr("the creation failed"))
 }
 
-func (d *faulty) exists(ctx context.Context, uid types.UID) (bool, error) {
+func (d *faultyDriver) serverExists(ctx context.Context, uid types.UID) (bool, error) {
 	servers, err := d.Driver.List(ctx, uid)
 	for _, s := range servers {
 		if !s.Retained && s.State != driver.StatePending {
@@ -230,35 +231,35 @@ func (d *faulty) exists(ctx context.Context, uid types.UID) (bool, error) {
 	return false, err
 }
 
-// timeout returns an error that leaves open whether the call was done.
-func (f Fault) timeout(vm string) error {
-	return fmt.Errorf("%s for %s: %w", f.say("the engine did not answer"), vm, context.DeadlineExceeded)
+// timeoutError returns an error that leaves open whether the call was done.
+func (f Fault) timeoutError(vm string) error {
+	return fmt.Errorf("%s for %s: %w", f.messageOr("the engine did not answer"), vm, context.DeadlineExceeded)
 }
 
-func (f Fault) say(what string) string {
+func (f Fault) messageOr(what string) string {
 	return cmp.Or(f.Message, what+" (simulated by the faults file)")
 }
 
-func (d *faulty) meet(uid types.UID, vm string) {
+func (d *faultyDriver) recordName(uid types.UID, vm string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.names[uid] = vm
 }
 
-func (d *faulty) nameOf(uid types.UID) string {
+func (d *faultyDriver) nameOf(uid types.UID) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.names[uid]
 }
 
-func (d *faulty) forget(uid types.UID) {
+func (d *faultyDriver) forgetName(uid types.UID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.names, uid)
 }
 
-// forgetAll bounds the map: a complete list supplies the names of all servers again.
-func (d *faulty) forgetAll() {
+// forgetNames bounds the map: a complete list supplies the names of all servers again.
+func (d *faultyDriver) forgetNames() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	clear(d.names)

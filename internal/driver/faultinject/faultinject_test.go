@@ -26,8 +26,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/faultinject"
 )
 
-// rig is a fake engine behind a faults file.
-type rig struct {
+// fixture is a fake engine behind a faults file.
+type fixture struct {
 	memory *fake.Memory
 	path   string
 	d      driver.Driver
@@ -36,23 +36,23 @@ type rig struct {
 	logs []string
 }
 
-func newRig(t *testing.T, content string) *rig {
+func newFixture(t *testing.T, content string) *fixture {
 	t.Helper()
-	r := &rig{memory: fake.NewMemory(clock.RealClock{}), path: filepath.Join(t.TempDir(), "faults.yaml")}
+	r := &fixture{memory: fake.NewMemory(clock.RealClock{}), path: filepath.Join(t.TempDir(), "faults.yaml")}
 	log := funcr.New(func(_, args string) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.logs = append(r.logs, args)
 	}, funcr.Options{})
-	bare := faketest.Open(t, fake.Options{ClusterID: "c", Memory: r.memory})
+	bare := faketest.OpenDriver(t, fake.Options{ClusterID: "c", Memory: r.memory})
 	r.d = faultinject.Wrap(bare, r.path, clock.RealClock{}, log)
 	if content != "" {
-		r.write(t, content)
+		r.writeFaults(t, content)
 	}
 	return r
 }
 
-func (r *rig) write(t *testing.T, content string) {
+func (r *fixture) writeFaults(t *testing.T, content string) {
 	t.Helper()
 	if err := os.WriteFile(r.path+".new", []byte(content), 0o600); err != nil {
 		t.Fatal(err)
@@ -62,19 +62,19 @@ func (r *rig) write(t *testing.T, content string) {
 	}
 }
 
-func (r *rig) logged() string {
+func (r *fixture) logText() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return strings.Join(r.logs, "\n")
 }
 
-func (r *rig) ensure(t *testing.T, vm string) error {
+func (r *fixture) ensureServer(t *testing.T, vm string) error {
 	t.Helper()
-	return errOf(r.d.Ensure(t.Context(), specOf(vm)))
+	return drivertest.ErrorOf(r.d.Ensure(t.Context(), specOf(vm)))
 }
 
 func specOf(vm string) driver.ServerSpec {
-	s := faketest.Spec(nil)
+	s := faketest.NewSpec(nil)
 	s.Namespace, s.Name, _ = strings.Cut(vm, "/")
 	s.UID, s.Power = uidOf(vm), driver.PowerOn
 	return s
@@ -82,16 +82,7 @@ func specOf(vm string) driver.ServerSpec {
 
 func uidOf(vm string) types.UID { return types.UID(strings.ReplaceAll(vm, "/", "_")) }
 
-func errOf[T any](_ T, err error) error { return err }
-
-func wantKind(t *testing.T, what string, err, kind error) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Errorf("%s: got error %v, want %v", what, err, kind)
-	}
-}
-
-func brief(t *testing.T) context.Context {
+func shortContext(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	t.Cleanup(cancel)
@@ -100,33 +91,33 @@ func brief(t *testing.T) context.Context {
 
 func TestFailCreate(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, `
+	r := newFixture(t, `
 default/a: {failCreate: 2, message: "no luck today", kind: exhausted}
 b: {failCreate: 1}
 `)
 	for range 2 {
-		err := r.ensure(t, "default/a")
-		wantKind(t, "Ensure", err, driver.ErrExhausted)
+		err := r.ensureServer(t, "default/a")
+		drivertest.WantErrorKind(t, "Ensure", err, driver.ErrExhausted)
 		if err == nil || err.Error() != "no luck today" {
 			t.Errorf("got error %v, want the file's message", err)
 		}
 	}
 	for _, vm := range []string{"default/a", "default/a", "other/a"} {
-		wantKind(t, "Ensure of "+vm, r.ensure(t, vm), nil)
+		drivertest.WantErrorKind(t, "Ensure of "+vm, r.ensureServer(t, vm), nil)
 	}
 	for _, ns := range []string{"x", "y"} {
-		wantKind(t, "first Ensure in "+ns, r.ensure(t, ns+"/b"), driver.ErrRetry)
-		wantKind(t, "second Ensure in "+ns, r.ensure(t, ns+"/b"), nil)
+		drivertest.WantErrorKind(t, "first Ensure in "+ns, r.ensureServer(t, ns+"/b"), driver.ErrRetry)
+		drivertest.WantErrorKind(t, "second Ensure in "+ns, r.ensureServer(t, ns+"/b"), nil)
 	}
 	// A change of another entry does not reset the count; a changed entry does, but
 	// an existing server is not created.
-	r.write(t, "b: {failCreate: 1}\nz: {failCreate: 1}\n")
+	r.writeFaults(t, "b: {failCreate: 1}\nz: {failCreate: 1}\n")
 	r.memory.Remove(uidOf("x/b"))
-	wantKind(t, "Ensure, entry unchanged", r.ensure(t, "x/b"), nil)
-	r.write(t, "b: {failCreate: 2}")
-	wantKind(t, "Ensure of what exists", r.ensure(t, "x/b"), nil)
+	drivertest.WantErrorKind(t, "Ensure, entry unchanged", r.ensureServer(t, "x/b"), nil)
+	r.writeFaults(t, "b: {failCreate: 2}")
+	drivertest.WantErrorKind(t, "Ensure of what exists", r.ensureServer(t, "x/b"), nil)
 	r.memory.Remove(uidOf("x/b"))
-	wantKind(t, "Ensure, entry changed", r.ensure(t, "x/b"), driver.ErrRetry)
+	drivertest.WantErrorKind(t, "Ensure, entry changed", r.ensureServer(t, "x/b"), driver.ErrRetry)
 	if n := len(r.memory.Records()); n != 3 {
 		t.Errorf("the engine has %d servers, want 3", n)
 	}
@@ -138,10 +129,10 @@ func TestKinds(t *testing.T) {
 		"retry": driver.ErrRetry, "invalid": driver.ErrInvalid, "unsupported": driver.ErrUnsupported,
 		"exhausted": driver.ErrExhausted, "unavailable": driver.ErrUnavailable,
 	} {
-		r := newRig(t, "a: {failCreate: 1, kind: "+kind+"}")
-		wantKind(t, kind, r.ensure(t, "x/a"), want)
+		r := newFixture(t, "a: {failCreate: 1, kind: "+kind+"}")
+		drivertest.WantErrorKind(t, kind, r.ensureServer(t, "x/a"), want)
 	}
-	err := newRig(t, "a: {failCreate: 1, kind: other}").ensure(t, "x/a")
+	err := newFixture(t, "a: {failCreate: 1, kind: other}").ensureServer(t, "x/a")
 	if err == nil || !driver.Ambiguous(err) || errors.Is(err, driver.ErrUnavailable) {
 		t.Errorf("other: got %v, want an error that no sentinel explains", err)
 	}
@@ -149,80 +140,80 @@ func TestKinds(t *testing.T) {
 
 func TestHang(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "")
-	wantKind(t, "Ensure", r.ensure(t, "x/a"), nil)
-	r.write(t, `a: {hang: true}`)
-	wantKind(t, "Ensure", errOf(r.d.Ensure(brief(t), specOf("x/a"))), context.DeadlineExceeded)
-	wantKind(t, "Delete", r.d.Delete(brief(t), specOf("x/a").Target, false), context.DeadlineExceeded)
+	r := newFixture(t, "")
+	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), nil)
+	r.writeFaults(t, `a: {hang: true}`)
+	drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(r.d.Ensure(shortContext(t), specOf("x/a"))), context.DeadlineExceeded)
+	drivertest.WantErrorKind(t, "Delete", r.d.Delete(shortContext(t), specOf("x/a").Target, false), context.DeadlineExceeded)
 	if n := len(r.memory.Records()); n != 1 {
 		t.Errorf("the engine has %d servers, want the one", n)
 	}
-	wantKind(t, "List", errOf(r.d.List(t.Context())), nil)
-	wantKind(t, "Ensure of another", r.ensure(t, "x/b"), nil)
-	r.write(t, `"*": {hang: true}`)
-	wantKind(t, "List", errOf(r.d.List(brief(t))), context.DeadlineExceeded)
-	wantKind(t, "Usage", errOf(r.d.Usage(brief(t), "x_a")), context.DeadlineExceeded)
+	drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(r.d.List(t.Context())), nil)
+	drivertest.WantErrorKind(t, "Ensure of another", r.ensureServer(t, "x/b"), nil)
+	r.writeFaults(t, `"*": {hang: true}`)
+	drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(r.d.List(shortContext(t))), context.DeadlineExceeded)
+	drivertest.WantErrorKind(t, "Usage", drivertest.ErrorOf(r.d.Usage(shortContext(t), "x_a")), context.DeadlineExceeded)
 }
 
 func TestSucceedThenTimeout(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, `x/a: {succeedThenTimeout: true}`)
-	err := r.ensure(t, "x/a")
-	wantKind(t, "Ensure", err, context.DeadlineExceeded)
+	r := newFixture(t, `x/a: {succeedThenTimeout: true}`)
+	err := r.ensureServer(t, "x/a")
+	drivertest.WantErrorKind(t, "Ensure", err, context.DeadlineExceeded)
 	if !driver.Ambiguous(err) || len(r.memory.Records()) != 1 {
 		t.Errorf("got error %v and %d servers, want an ambiguous one and the server", err, len(r.memory.Records()))
 	}
 	err = r.d.Delete(t.Context(), specOf("x/a").Target, false)
-	wantKind(t, "Delete", err, context.DeadlineExceeded)
+	drivertest.WantErrorKind(t, "Delete", err, context.DeadlineExceeded)
 	if len(r.memory.Records()) != 0 {
 		t.Error("the server is still there")
 	}
-	wantKind(t, "Delete again", r.d.Delete(t.Context(), specOf("x/a").Target, false), driver.ErrNotFound)
+	drivertest.WantErrorKind(t, "Delete again", r.d.Delete(t.Context(), specOf("x/a").Target, false), driver.ErrNotFound)
 }
 
-// TestDeleteOfListed checks that a controller that has just started knows the names of
-// VMs from their servers.
-func TestDeleteOfListed(t *testing.T) {
+// TestDeleteOfListedServer checks that a controller that has just started knows the
+// names of VMs from their servers.
+func TestDeleteOfListedServer(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, `x/a: {succeedThenTimeout: true}`)
+	r := newFixture(t, `x/a: {succeedThenTimeout: true}`)
 	bare, _ := driver.As[*fake.Driver](r.d)
-	wantKind(t, "Ensure of the bare driver", errOf(bare.Ensure(t.Context(), specOf("x/a"))), nil)
-	wantKind(t, "List", errOf(r.d.List(t.Context())), nil)
-	wantKind(t, "Delete", r.d.Delete(t.Context(), specOf("x/a").Target, false), context.DeadlineExceeded)
+	drivertest.WantErrorKind(t, "Ensure of the bare driver", drivertest.ErrorOf(bare.Ensure(t.Context(), specOf("x/a"))), nil)
+	drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(r.d.List(t.Context())), nil)
+	drivertest.WantErrorKind(t, "Delete", r.d.Delete(t.Context(), specOf("x/a").Target, false), context.DeadlineExceeded)
 }
 
 func TestLatency(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, `a: {latency: 80ms}`)
+	r := newFixture(t, `a: {latency: 80ms}`)
 	began := time.Now()
-	wantKind(t, "Ensure", r.ensure(t, "x/a"), nil)
+	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), nil)
 	if took := time.Since(began); took < 80*time.Millisecond {
 		t.Errorf("Ensure took %v, want 80ms at least", took)
 	}
-	r.write(t, `a: {latency: 1h}`)
-	wantKind(t, "Ensure", errOf(r.d.Ensure(brief(t), specOf("x/a"))), context.DeadlineExceeded)
+	r.writeFaults(t, `a: {latency: 1h}`)
+	drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(r.d.Ensure(shortContext(t), specOf("x/a"))), context.DeadlineExceeded)
 }
 
 func TestEngineUnavailable(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, "")
-	wantKind(t, "Ensure", r.ensure(t, "x/a"), nil)
+	r := newFixture(t, "")
+	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), nil)
 	events, err := r.d.Watch(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.write(t, `"*": {engineUnavailable: true}`)
-	closes(t, events)
+	r.writeFaults(t, `"*": {engineUnavailable: true}`)
+	drivertest.WaitForClose(t, events, 10*time.Second, "the engine became unavailable")
 	identifier, _ := driver.As[driver.Identifier](r.d)
 	for call, err := range map[string]error{
-		"Ensure":   r.ensure(t, "x/a"),
+		"Ensure":   r.ensureServer(t, "x/a"),
 		"Delete":   r.d.Delete(t.Context(), specOf("x/a").Target, false),
-		"List":     errOf(r.d.List(t.Context())),
-		"Usage":    errOf(r.d.Usage(t.Context(), "x_a")),
-		"Watch":    errOf(r.d.Watch(t.Context())),
-		"EngineID": errOf(identifier.EngineID(t.Context())),
+		"List":     drivertest.ErrorOf(r.d.List(t.Context())),
+		"Usage":    drivertest.ErrorOf(r.d.Usage(t.Context(), "x_a")),
+		"Watch":    drivertest.ErrorOf(r.d.Watch(t.Context())),
+		"EngineID": drivertest.ErrorOf(identifier.EngineID(t.Context())),
 	} {
-		wantKind(t, call, err, driver.ErrUnavailable)
+		drivertest.WantErrorKind(t, call, err, driver.ErrUnavailable)
 	}
 	if err := os.Remove(r.path); err != nil {
 		t.Fatal(err)
@@ -232,24 +223,9 @@ func TestEngineUnavailable(t *testing.T) {
 	}
 }
 
-func closes(t *testing.T, events <-chan types.UID) {
-	t.Helper()
-	timeout := time.After(10 * time.Second)
-	for {
-		select {
-		case _, isOpen := <-events:
-			if !isOpen {
-				return
-			}
-		case <-timeout:
-			t.Fatal("the Watch did not close within 10 s")
-		}
-	}
-}
-
-// TestMistakes checks that the log reports once what is wrong and what is allowed, and
+// TestInvalidFile checks that the log reports once what is wrong and what is allowed, and
 // that the last valid content remains in force.
-func TestMistakes(t *testing.T) {
+func TestInvalidFile(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		content string
@@ -269,38 +245,38 @@ func TestMistakes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, "a: {failCreate: 1000}")
-			wantKind(t, "Ensure", r.ensure(t, "x/a"), driver.ErrRetry)
-			r.write(t, c.content)
+			r := newFixture(t, "a: {failCreate: 1000}")
+			drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), driver.ErrRetry)
+			r.writeFaults(t, c.content)
 			for range 3 {
-				wantKind(t, "Ensure with a mistake in the file", r.ensure(t, "x/a"), driver.ErrRetry)
+				drivertest.WantErrorKind(t, "Ensure with a mistake in the file", r.ensureServer(t, "x/a"), driver.ErrRetry)
 			}
 			for _, want := range append(c.want, r.path) {
-				if !strings.Contains(r.logged(), want) {
-					t.Errorf("the log does not say %q:\n%s", want, r.logged())
+				if !strings.Contains(r.logText(), want) {
+					t.Errorf("the log does not contain %q:\n%s", want, r.logText())
 				}
 			}
-			if n := strings.Count(r.logged(), "mistake"); n != 1 {
+			if n := strings.Count(r.logText(), "mistake"); n != 1 {
 				t.Errorf("the mistake was logged %d times, want once", n)
 			}
-			r.write(t, "{}")
-			wantKind(t, "Ensure with the file mended", r.ensure(t, "x/a"), nil)
+			r.writeFaults(t, "{}")
+			drivertest.WantErrorKind(t, "Ensure with the file repaired", r.ensureServer(t, "x/a"), nil)
 		})
 	}
 }
 
 func TestJSON(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, `{"x/a": {"failCreate": 1}, "*": {"latency": "1ms"}}`)
-	wantKind(t, "Ensure", r.ensure(t, "x/a"), driver.ErrRetry)
-	wantKind(t, "Ensure", r.ensure(t, "x/a"), nil)
+	r := newFixture(t, `{"x/a": {"failCreate": 1}, "*": {"latency": "1ms"}}`)
+	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), driver.ErrRetry)
+	drivertest.WantErrorKind(t, "Ensure", r.ensureServer(t, "x/a"), nil)
 }
 
 // TestTransparent checks that without a file, or with one about other VMs, the driver is
 // unaffected.
 func TestTransparent(t *testing.T) {
 	t.Parallel()
-	for name, content := range map[string]string{"no file": "", "about others": "nobody: {hang: true, failCreate: 3}"} {
+	for name, content := range map[string]string{"no file": "", "about others": "other-vm: {hang: true, failCreate: 3}"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "faults.yaml")
@@ -320,15 +296,15 @@ func TestTransparent(t *testing.T) {
 // TestManyCallers is for the race detector.
 func TestManyCallers(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, `"*": {failCreate: 1}`)
+	r := newFixture(t, `"*": {failCreate: 1}`)
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
 			for j := range 20 {
 				vm := fmt.Sprintf("ns/vm-%d", j)
-				_ = r.ensure(t, vm)
+				_ = r.ensureServer(t, vm)
 				if i == 0 {
-					r.write(t, fmt.Sprintf(`"*": {failCreate: %d}`, j%3))
+					r.writeFaults(t, fmt.Sprintf(`"*": {failCreate: %d}`, j%3))
 				}
 				_, _ = r.d.List(t.Context())
 				_ = r.d.Delete(t.Context(), driver.Target{UID: uidOf(vm)}, false)

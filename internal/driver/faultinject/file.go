@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// all is the entry for every VM and for the engine itself.
-const all = "*"
+// allVMs is the entry for every VM and for the engine itself.
+const allVMs = "*"
 
 // Fault is the faults of one entry.
 type Fault struct {
@@ -34,7 +34,7 @@ type Fault struct {
 	Latency            metav1.Duration `json:"latency,omitzero"`
 }
 
-const fields = "failCreate, kind, message, hang, succeedThenTimeout, engineUnavailable and latency"
+const fieldNames = "failCreate, kind, message, hang, succeedThenTimeout, engineUnavailable and latency"
 
 var errOther = errors.New("no sentinel explains this")
 
@@ -47,57 +47,58 @@ var kinds = map[string]error{
 	"other":       errOther,
 }
 
-func (f Fault) check(vm string) error {
+func (f Fault) validateFor(vm string) error {
 	switch {
-	case strings.Count(vm, "/") > 1 || vm == "" || (strings.Contains(vm, all) && vm != all):
-		return fmt.Errorf("%q names no VM: it must be namespace/name, name or %s", vm, all)
+	case strings.Count(vm, "/") > 1 || vm == "" || (strings.Contains(vm, allVMs) && vm != allVMs):
+		return fmt.Errorf("%q names no VM: it must be namespace/name, name or %s", vm, allVMs)
 	case f.FailCreate < 0:
 		return fmt.Errorf("%s: failCreate is %d: it must not be negative", vm, f.FailCreate)
 	case f.Latency.Duration < 0:
 		return fmt.Errorf("%s: latency is %v: it must not be negative", vm, f.Latency.Duration)
-	case f.EngineUnavailable && vm != all:
-		return fmt.Errorf("%s: engineUnavailable is true: it is allowed under %q only", vm, all)
+	case f.EngineUnavailable && vm != allVMs:
+		return fmt.Errorf("%s: engineUnavailable is true: it is allowed under %q only", vm, allVMs)
 	case f.Kind != "" && kinds[f.Kind] == nil:
 		return fmt.Errorf("%s: kind is %q: it must be one of %s", vm, f.Kind, strings.Join(slices.Sorted(maps.Keys(kinds)), ", "))
 	}
 	return nil
 }
 
-func parse(content []byte) (map[string]Fault, error) {
+func parseFaults(content []byte) (map[string]Fault, error) {
 	var entries map[string]Fault
 	if err := yaml.UnmarshalStrict(content, &entries); err != nil {
-		return nil, fmt.Errorf("%w (a VM's faults are %s)", err, fields)
+		return nil, fmt.Errorf("%w (a VM's faults are %s)", err, fieldNames)
 	}
 	for vm, f := range entries {
-		if err := f.check(vm); err != nil {
+		if err := f.validateFor(vm); err != nil {
 			return nil, err
 		}
 	}
 	return entries, nil
 }
 
-// file is the faults file as last read.
-type file struct {
+// faultsFile is the faults file as last read.
+type faultsFile struct {
 	path string
 	log  logr.Logger
 
-	mu      sync.Mutex
-	stamp   fs.FileInfo // nil: it did not exist
-	blocked bool        // stat of it fails
-	entries map[string]Fault
-	spent   map[spent]int
+	mu         sync.Mutex
+	lastInfo   fs.FileInfo // nil: it did not exist
+	unreadable bool        // stat of it fails
+	entries    map[string]Fault
+	failures   map[failureKey]int
 }
 
-// spent is the key under which the failed creations of a VM are counted for an entry.
-type spent struct{ entry, vm string }
+// failureKey is the key under which the failed creations of a VM are counted for an
+// entry.
+type failureKey struct{ entry, vm string }
 
-// find returns the entry that applies to a VM. "" stands for the engine.
-func (f *file) find(vm string) (string, Fault) {
+// faultFor returns the entry that applies to a VM. "" stands for the engine.
+func (f *faultsFile) faultFor(vm string) (string, Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.refresh()
+	f.reloadIfChanged()
 	_, name, _ := strings.Cut(vm, "/")
-	for _, entry := range []string{vm, name, all} {
+	for _, entry := range []string{vm, name, allVMs} {
 		if fault, ok := f.entries[entry]; ok && entry != "" {
 			return entry, fault
 		}
@@ -105,58 +106,58 @@ func (f *file) find(vm string) (string, Fault) {
 	return "", Fault{}
 }
 
-// spend reports whether the next creation of a VM is to fail, and counts it.
-func (f *file) spend(entry, vm string) bool {
+// countFailure reports whether the next creation of a VM is to fail, and counts it.
+func (f *faultsFile) countFailure(entry, vm string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	key := spent{entry, vm}
-	if f.spent[key] >= f.entries[entry].FailCreate {
+	key := failureKey{entry, vm}
+	if f.failures[key] >= f.entries[entry].FailCreate {
 		return false
 	}
-	f.spent[key]++
+	f.failures[key]++
 	return true
 }
 
-// refresh reads the file if it has changed since it was last read.
-func (f *file) refresh() {
+// reloadIfChanged reads the file if it has changed since it was last read.
+func (f *faultsFile) reloadIfChanged() {
 	now, err := os.Stat(f.path)
 	blocked := err != nil && !errors.Is(err, fs.ErrNotExist)
 	switch {
-	case blocked && !f.blocked:
-		f.log.Error(err, "Faults file cannot be read; what it said before holds on")
+	case blocked && !f.unreadable:
+		f.log.Error(err, "Faults file cannot be read, so its last content stays in force")
 	case blocked:
-	case err != nil && f.stamp != nil:
-		f.stamp = nil
-		f.take(nil)
-	case err == nil && !same(f.stamp, now):
-		f.stamp = now
-		f.read()
+	case err != nil && f.lastInfo != nil:
+		f.lastInfo = nil
+		f.replaceEntries(nil)
+	case err == nil && !isUnchanged(f.lastInfo, now):
+		f.lastInfo = now
+		f.readFile()
 	}
-	f.blocked = blocked
+	f.unreadable = blocked
 }
 
-func same(a, b fs.FileInfo) bool {
+func isUnchanged(a, b fs.FileInfo) bool {
 	return a != nil && os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-func (f *file) read() {
+func (f *faultsFile) readFile() {
 	content, err := os.ReadFile(f.path)
 	var entries map[string]Fault
 	if err == nil {
-		entries, err = parse(content)
+		entries, err = parseFaults(content)
 	}
 	if err != nil {
-		f.log.Error(err, "Faults file has a mistake; what it said before holds on", "file", f.path)
+		f.log.Error(err, "Faults file has a mistake, so its last valid content stays in force", "file", f.path)
 		return
 	}
-	f.take(entries)
+	f.replaceEntries(entries)
 }
 
-// take replaces the entries, and resets the counts of those that have changed.
-func (f *file) take(entries map[string]Fault) {
-	for key := range f.spent {
+// replaceEntries replaces the entries, and resets the counts of those that have changed.
+func (f *faultsFile) replaceEntries(entries map[string]Fault) {
+	for key := range f.failures {
 		if entries[key.entry] != f.entries[key.entry] {
-			delete(f.spent, key)
+			delete(f.failures, key)
 		}
 	}
 	f.entries = entries

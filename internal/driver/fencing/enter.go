@@ -7,6 +7,6 @@ package fencing
 
 import "context"
 
-func enter(ctx context.Context, gate Gate) (guarded context.Context, epoch uint64, leave func(), err error) {
+func enterGate(ctx context.Context, gate Gate) (guarded context.Context, epoch uint64, leave func(), err error) {
 	return gate.Enter(ctx)
 }

@@ -30,13 +30,13 @@ type Gate interface {
 	Enter(ctx context.Context) (guarded context.Context, epoch uint64, leave func(), err error)
 }
 
-// guarded is a driver behind a gate.
-type guarded struct {
+// fencedDriver is a driver behind a gate.
+type fencedDriver struct {
 	driver.Driver
-	gate   Gate
-	log    logr.Logger
-	fenced *prometheus.CounterVec
-	told   sync.Once // a refused call is logged once
+	gate          Gate
+	log           logr.Logger
+	fencedCalls   *prometheus.CounterVec
+	refusalLogged sync.Once // a refused call is logged once
 }
 
 // Wrap puts d behind the gate. Several drivers can share a registry; with a nil
@@ -54,15 +54,15 @@ func Wrap(name string, d driver.Driver, gate Gate, log logr.Logger, reg promethe
 		}
 	}
 	fenced = fenced.MustCurryWith(prometheus.Labels{"driver": name})
-	return &guarded{Driver: d, gate: gate, log: log.WithValues("driver", name), fenced: fenced}
+	return &fencedDriver{Driver: d, gate: gate, log: log.WithValues("driver", name), fencedCalls: fenced}
 }
 
 // Unwrap makes the optional interfaces of the driver reachable (driver.As).
-func (g *guarded) Unwrap() driver.Driver { return g.Driver }
+func (g *fencedDriver) Unwrap() driver.Driver { return g.Driver }
 
 // Ensure implements driver.Driver.
-func (g *guarded) Ensure(ctx context.Context, spec driver.ServerSpec) (server driver.Server, err error) {
-	err = g.call(ctx, "Ensure", func(ctx context.Context, epoch uint64) error {
+func (g *fencedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (server driver.Server, err error) {
+	err = g.guardCall(ctx, "Ensure", func(ctx context.Context, epoch uint64) error {
 		spec.Epoch = epoch
 		server, err = g.Driver.Ensure(ctx, spec)
 		return err
@@ -71,18 +71,18 @@ func (g *guarded) Ensure(ctx context.Context, spec driver.ServerSpec) (server dr
 }
 
 // Delete implements driver.Driver.
-func (g *guarded) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	return g.call(ctx, "Delete", func(ctx context.Context, epoch uint64) error {
+func (g *fencedDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	return g.guardCall(ctx, "Delete", func(ctx context.Context, epoch uint64) error {
 		t.Epoch = epoch
 		return g.Driver.Delete(ctx, t, retain)
 	})
 }
 
-func (g *guarded) call(ctx context.Context, method string, do func(context.Context, uint64) error) error {
-	inside, epoch, leave, err := enter(ctx, g.gate)
+func (g *fencedDriver) guardCall(ctx context.Context, method string, do func(context.Context, uint64) error) error {
+	inside, epoch, leave, err := enterGate(ctx, g.gate)
 	if err != nil {
-		g.told.Do(func() {
-			g.log.Info("A call was not let through; further ones are counted and not logged", "method", method, "cause", err.Error())
+		g.refusalLogged.Do(func() {
+			g.log.Info("A call was refused because this process does not lead; further ones are counted and not logged", "method", method, "cause", err.Error())
 		})
 		return driver.Errorf(driver.ErrNotLeading, "nothing was done: %w", err)
 	}
@@ -92,7 +92,7 @@ func (g *guarded) call(ctx context.Context, method string, do func(context.Conte
 		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(inside), err)
 	}
 	if errors.Is(err, driver.ErrFenced) {
-		g.fenced.WithLabelValues(method).Inc() // the inventory reports it
+		g.fencedCalls.WithLabelValues(method).Inc() // the inventory reports it
 	}
 	return err
 }

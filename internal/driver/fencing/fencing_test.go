@@ -22,15 +22,15 @@ import (
 	"cloudnative.tw/drover/internal/driver/fencing"
 )
 
-// gate is open under an epoch, or closed.
-type gate struct {
+// fakeGate is open under an epoch, or closed.
+type fakeGate struct {
 	epoch  uint64
 	closed error
 	inside int
 	cancel context.CancelFunc
 }
 
-func (g *gate) Enter(ctx context.Context) (context.Context, uint64, func(), error) {
+func (g *fakeGate) Enter(ctx context.Context) (context.Context, uint64, func(), error) {
 	if g.closed != nil {
 		return nil, 0, nil, g.closed
 	}
@@ -39,24 +39,24 @@ func (g *gate) Enter(ctx context.Context) (context.Context, uint64, func(), erro
 	return ctx, g.epoch, func() { g.inside-- }, nil
 }
 
-// engine records the calls that reach it.
-type engine struct {
+// recordingDriver records the calls that reach it.
+type recordingDriver struct {
 	driver.Driver
 	reached []string
 	during  func(context.Context) error
 }
 
-func (e *engine) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+func (e *recordingDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	e.reached = append(e.reached, fmt.Sprint("Ensure ", spec.UID, " ", spec.Epoch))
 	return driver.Server{UID: spec.UID}, e.during(ctx)
 }
 
-func (e *engine) Delete(ctx context.Context, t driver.Target, _ bool) error {
+func (e *recordingDriver) Delete(ctx context.Context, t driver.Target, _ bool) error {
 	e.reached = append(e.reached, fmt.Sprint("Delete ", t.UID, " ", t.Epoch))
 	return e.during(ctx)
 }
 
-func both(t *testing.T, d driver.Driver) error {
+func callBoth(t *testing.T, d driver.Driver) error {
 	t.Helper()
 	target := driver.Target{UID: "u", Epoch: 1}
 	_, err := d.Ensure(t.Context(), driver.ServerSpec{Target: target})
@@ -67,19 +67,19 @@ func TestGate(t *testing.T) {
 	t.Parallel()
 	closed, failed := errors.New("closed"), errors.New("failed")
 	for name, c := range map[string]struct {
-		gate    gate
+		gate    fakeGate
 		during  error
 		reached string
 		kind    error
 	}{
-		"open":   {gate{epoch: 7}, nil, "Ensure u 7,Delete u 7", nil},
-		"fails":  {gate{epoch: 7}, failed, "Ensure u 7,Delete u 7", failed},
-		"closed": {gate{closed: closed}, nil, "", driver.ErrNotLeading},
+		"open":   {fakeGate{epoch: 7}, nil, "Ensure u 7,Delete u 7", nil},
+		"fails":  {fakeGate{epoch: 7}, failed, "Ensure u 7,Delete u 7", failed},
+		"closed": {fakeGate{closed: closed}, nil, "", driver.ErrNotLeading},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := &engine{during: func(context.Context) error { return c.during }}
-			err := both(t, fencing.Wrap("some", e, &c.gate, logr.Discard(), nil))
+			e := &recordingDriver{during: func(context.Context) error { return c.during }}
+			err := callBoth(t, fencing.Wrap("some", e, &c.gate, logr.Discard(), nil))
 			if !errors.Is(err, c.kind) || (c.gate.closed != nil && !errors.Is(err, c.gate.closed)) {
 				t.Errorf("got error %v, want %v", err, c.kind)
 			}
@@ -93,28 +93,28 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestCallEndsWithTheRight checks that the driver gets the gate's context, and that an
-// error after the right has ended says nothing about the server.
-func TestCallEndsWithTheRight(t *testing.T) {
+// TestCallEndsWithLeadership checks that the driver gets the gate's context, and that an
+// error after the right has ended proves nothing about the server.
+func TestCallEndsWithLeadership(t *testing.T) {
 	t.Parallel()
-	g := &gate{epoch: 7}
-	e := &engine{during: func(ctx context.Context) error {
+	g := &fakeGate{epoch: 7}
+	e := &recordingDriver{during: func(ctx context.Context) error {
 		g.cancel()
 		return driver.Errorf(driver.ErrRetry, "%w", ctx.Err())
 	}}
-	err := both(t, fencing.Wrap("some", e, g, logr.Discard(), nil))
+	err := callBoth(t, fencing.Wrap("some", e, g, logr.Discard(), nil))
 	if !errors.Is(err, driver.ErrDeposed) || errors.Is(err, driver.ErrRetry) || !driver.Ambiguous(err) {
 		t.Errorf("got error %v, want %v alone, which is ambiguous", err, driver.ErrDeposed)
 	}
 }
 
-func TestFencedIsCounted(t *testing.T) {
+func TestFencedCallsAreCounted(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
-	e := &engine{during: func(context.Context) error { return driver.Errorf(driver.ErrFenced, "epoch 8 has acted") }}
-	d := fencing.Wrap("some", e, &gate{epoch: 7}, logr.Discard(), reg)
+	e := &recordingDriver{during: func(context.Context) error { return driver.Errorf(driver.ErrFenced, "epoch 8 has acted") }}
+	d := fencing.Wrap("some", e, &fakeGate{epoch: 7}, logr.Discard(), reg)
 	for range 3 {
-		if err := both(t, d); !errors.Is(err, driver.ErrFenced) {
+		if err := callBoth(t, d); !errors.Is(err, driver.ErrFenced) {
 			t.Errorf("got error %v, want %v", err, driver.ErrFenced)
 		}
 	}
@@ -133,9 +133,9 @@ func TestRefusalIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	lines := 0
 	log := funcr.New(func(string, string) { lines++ }, funcr.Options{})
-	d := fencing.Wrap("some", &engine{}, &gate{closed: errors.New("closed")}, log, nil)
+	d := fencing.Wrap("some", &recordingDriver{}, &fakeGate{closed: errors.New("closed")}, log, nil)
 	for range 3 {
-		if err := both(t, d); !errors.Is(err, driver.ErrNotLeading) || errors.Is(err, driver.ErrFenced) {
+		if err := callBoth(t, d); !errors.Is(err, driver.ErrNotLeading) || errors.Is(err, driver.ErrFenced) {
 			t.Errorf("got error %v, want %v, which is no engine's", err, driver.ErrNotLeading)
 		}
 	}
@@ -148,17 +148,17 @@ func TestRefusalIsLoggedOnce(t *testing.T) {
 func TestTransparent(t *testing.T) {
 	t.Parallel()
 	bare := faketest.InMemory(func(o fake.Options) fake.Options { return o })
-	bare.Lacks = map[string]string{}
+	bare.Skips = map[string]string{}
 	for _, name := range []string{"FenceOldEpoch", "FenceOutlivesServers", "FencePerCluster", "FenceUnderLoad"} {
-		bare.Lacks[name] = "the epoch is the gate's"
+		bare.Skips[name] = "the epoch is the gate's"
 	}
 	drivertest.Run(t, bare.Decorated(func(d driver.Driver) driver.Driver {
-		return fencing.Wrap("fake", d, open{}, logr.Discard(), nil)
+		return fencing.Wrap("fake", d, openGate{}, logr.Discard(), nil)
 	}))
 }
 
-type open struct{}
+type openGate struct{}
 
-func (open) Enter(ctx context.Context) (context.Context, uint64, func(), error) {
+func (openGate) Enter(ctx context.Context) (context.Context, uint64, func(), error) {
 	return ctx, 0, func() {}, nil
 }

@@ -7,9 +7,9 @@ package fencing
 
 import "context"
 
-// enter admits every call and cuts none short, for the test that demonstrates
+// enterGate admits every call and cancels none, for the test that demonstrates
 // what the guard prevents.
-func enter(ctx context.Context, gate Gate) (guarded context.Context, epoch uint64, leave func(), err error) {
+func enterGate(ctx context.Context, gate Gate) (guarded context.Context, epoch uint64, leave func(), err error) {
 	_, epoch, leave, err = gate.Enter(ctx)
 	if err == nil {
 		return ctx, epoch, leave, nil

@@ -7,7 +7,7 @@
 //
 // Start with Wrap. A decorator alone cannot know in which order an engine admitted
 // its callers. So it puts a writer into the context of each call, and the driver
-// calls Note while it holds the server's lock. Note does nothing without that
+// calls Record while it holds the server's lock. Record does nothing without that
 // writer, and returns nothing with it: a journal never blocks, fails or changes a
 // call.
 package journal
@@ -28,17 +28,17 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Deed is what an Entry is about: one of the deeds below, or a driver's own name
+// Action is what an Entry records: one of the actions below, or a driver's own name
 // for a step.
-type Deed string
+type Action string
 
-// The deeds that all drivers have. DeedRefused is a call that the fence refused.
+// The actions that all drivers have. ActionRefused is a call that the fence refused.
 const (
-	DeedCreate  Deed = "create"
-	DeedChange  Deed = "change"
-	DeedDelete  Deed = "delete"
-	DeedRelease Deed = "release"
-	DeedRefused Deed = "refused"
+	ActionCreate  Action = "create"
+	ActionChange  Action = "change"
+	ActionDelete  Action = "delete"
+	ActionRelease Action = "release"
+	ActionRefused Action = "refused"
 )
 
 // Entry is a line of the journal: a change that was accepted, or a call that was
@@ -48,7 +48,7 @@ const (
 // They are written before the change takes effect. A process that is suspended in
 // between keeps the lock, so no other process acts on the server before it goes on.
 // A process that is killed in between leaves an entry whose change never happened.
-// The next entry of that server shows it: Had is the state before that entry.
+// The next entry of that server shows it: Before is the state before that entry.
 type Entry struct {
 	At      time.Time `json:"at"`
 	PID     int       `json:"pid"`
@@ -56,11 +56,11 @@ type Entry struct {
 	Epoch   uint64    `json:"epoch"`
 	UID     types.UID `json:"uid"`
 	Method  string    `json:"method"`
-	Deed    Deed      `json:"deed"`
-	// Had is the server before the change, and Has after it, if the driver
-	// reports them; nil means no server, as after a release.
-	Had *Snapshot `json:"had,omitempty"`
-	Has *Snapshot `json:"has,omitempty"`
+	Action  Action    `json:"deed"`
+	// Before is the server before the change, and After is the server after it, if the
+	// driver reports them; nil means no server, as after a release.
+	Before *Snapshot `json:"had,omitempty"`
+	After  *Snapshot `json:"has,omitempty"`
 }
 
 // Snapshot is the part of a server that distinguishes one server, run and state
@@ -71,8 +71,8 @@ type Snapshot struct {
 	State driver.State `json:"state"`
 }
 
-// Lost is the log message for an entry that could not be written.
-const Lost = "Journal entry lost"
+// EntryLost is the log message for an entry that could not be written.
+const EntryLost = "Journal entry lost"
 
 // journaled is a driver with a journal.
 type journaled struct {
@@ -102,7 +102,7 @@ func (j *journaled) Unwrap() driver.Driver { return j.Driver }
 
 // Ensure implements driver.Driver.
 func (j *journaled) Ensure(ctx context.Context, spec driver.ServerSpec) (server driver.Server, err error) {
-	err = j.call(ctx, "Ensure", spec.Target, func(ctx context.Context) error {
+	err = j.recordCall(ctx, "Ensure", spec.Target, func(ctx context.Context) error {
 		server, err = j.Driver.Ensure(ctx, spec)
 		return err
 	})
@@ -111,51 +111,52 @@ func (j *journaled) Ensure(ctx context.Context, spec driver.ServerSpec) (server 
 
 // Delete implements driver.Driver.
 func (j *journaled) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	return j.call(ctx, "Delete", t, func(ctx context.Context) error { return j.Driver.Delete(ctx, t, retain) })
+	return j.recordCall(ctx, "Delete", t, func(ctx context.Context) error { return j.Driver.Delete(ctx, t, retain) })
 }
 
 type writerKey struct{}
 
 // writer records what one call did.
-type writer func(deed Deed, had, has *Snapshot)
+type writer func(action Action, before, after *Snapshot)
 
-// Note records what is about to be done to the server of a call, if there is a
+// Record records what is about to be done to the server of a call, if there is a
 // journal. The caller holds the server's lock and was admitted by the fence.
-func Note(ctx context.Context, deed Deed, had, has *Snapshot) {
+func Record(ctx context.Context, action Action, before, after *Snapshot) {
 	if write, ok := ctx.Value(writerKey{}).(writer); ok {
-		write(deed, had, has)
+		write(action, before, after)
 	}
 }
 
-func (j *journaled) call(ctx context.Context, method string, t driver.Target, do func(context.Context) error) error {
-	write := writer(func(deed Deed, had, has *Snapshot) {
-		j.write(Entry{j.clock.Now().UTC(), os.Getpid(), j.cluster, t.Epoch, t.UID, method, deed, had, has})
+func (j *journaled) recordCall(ctx context.Context, method string, t driver.Target, do func(context.Context) error) error {
+	write := writer(func(action Action, before, after *Snapshot) {
+		j.writeEntry(Entry{j.clock.Now().UTC(), os.Getpid(), j.cluster, t.Epoch, t.UID, method, action, before, after})
 	})
 	err := do(context.WithValue(ctx, writerKey{}, write))
 	if errors.Is(err, driver.ErrFenced) {
-		write(DeedRefused, nil, nil)
+		write(ActionRefused, nil, nil)
 	}
 	return err
 }
 
-// write adds one line by a single write, so that lines of several processes do not mix.
-func (j *journaled) write(e Entry) {
+// writeEntry adds one line by a single write, so that lines of several processes do not
+// mix.
+func (j *journaled) writeEntry(e Entry) {
 	line, err := json.Marshal(e)
-	if j.endsMidway() {
+	if j.hasPartialLine() {
 		line = append([]byte{'\n'}, line...)
 	}
 	if err == nil {
 		_, err = j.file.Write(append(line, '\n'))
 	}
 	if err != nil {
-		j.log.Info(Lost, "uid", e.UID, "deed", e.Deed, "epoch", e.Epoch, "cause", err.Error())
+		j.log.Info(EntryLost, "uid", e.UID, "deed", e.Action, "epoch", e.Epoch, "cause", err.Error())
 	}
 }
 
-// endsMidway reports whether the last line is cut off, for example by a full disk.
-// A line that another process is about to finish may look cut off too; then there
+// hasPartialLine reports whether the last line is incomplete, for example by a full disk.
+// A line that another process is about to finish may be incomplete too; then there
 // is an extra empty line.
-func (j *journaled) endsMidway() bool {
+func (j *journaled) hasPartialLine() bool {
 	info, err := j.file.Stat()
 	if err != nil || info.Size() == 0 {
 		return false

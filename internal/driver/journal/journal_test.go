@@ -44,30 +44,22 @@ func readJournal(t *testing.T, path string) []journal.Entry {
 	return entries
 }
 
-func deeds(entries []journal.Entry) []string {
+func actionsOf(entries []journal.Entry) []string {
 	var all []string
 	for _, e := range entries {
-		all = append(all, fmt.Sprint(e.Epoch, " ", e.Method, " ", e.Deed))
+		all = append(all, fmt.Sprint(e.Epoch, " ", e.Method, " ", e.Action))
 	}
 	return all
 }
 
-// open wraps the fake driver with a journal.
-func open(t *testing.T, o fake.Options, path string) driver.Driver {
+// openJournaled wraps the fake driver with a journal.
+func openJournaled(t *testing.T, o fake.Options, path string) driver.Driver {
 	t.Helper()
-	d, err := journal.Wrap(faketest.Open(t, o), path, o.ClusterID, clock.RealClock{}, logr.Discard())
+	d, err := journal.Wrap(faketest.OpenDriver(t, o), path, o.ClusterID, clock.RealClock{}, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return d
-}
-
-func ensureAt(t *testing.T, d driver.Driver, uid types.UID, epoch uint64) error {
-	t.Helper()
-	spec := faketest.Spec(t)
-	spec.Target, spec.Namespace, spec.Name, spec.Power = driver.Target{UID: uid, Epoch: epoch}, "n", "n", driver.PowerOn
-	_, err := d.Ensure(t.Context(), spec)
-	return err
 }
 
 // TestJournal checks that accepted changes are recorded in order, with the state before;
@@ -81,10 +73,10 @@ func TestJournal(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "journal")
-			act(t, open(t, o, path))
+			runCalls(t, openJournaled(t, o, path))
 			entries := readJournal(t, path)
 			want := []string{"5 Ensure create", "6 Ensure change", "5 Delete refused", "6 Delete delete", "6 Ensure create", "6 Delete release"}
-			if got := deeds(entries); !slices.Equal(got, want) {
+			if got := actionsOf(entries); !slices.Equal(got, want) {
 				t.Fatalf("the journal has %q, want %q", got, want)
 			}
 			checkEntries(t, entries)
@@ -99,51 +91,51 @@ func checkEntries(t *testing.T, entries []journal.Entry) {
 		if e.UID != "one" || e.Cluster != "c" || e.PID != os.Getpid() || e.At.IsZero() {
 			t.Errorf("an entry is %+v", e)
 		}
-		if e.Deed == journal.DeedRefused {
+		if e.Action == journal.ActionRefused {
 			continue
 		}
-		if !reflect.DeepEqual(e.Had, last) {
-			t.Errorf("%s found %+v, and %+v was left", e.Deed, e.Had, last)
+		if !reflect.DeepEqual(e.Before, last) {
+			t.Errorf("%s found %+v, want %+v as the entry before left it", e.Action, e.Before, last)
 		}
-		last = e.Has
+		last = e.After
 	}
-	created, stopped := entries[0].Has, entries[1].Has
+	created, stopped := entries[0].After, entries[1].After
 	if created.ID == "" || created.State != driver.StateRunning || stopped.State != driver.StateStopped || stopped.Run != created.Run || last != nil {
 		t.Errorf("created as %+v, stopped as %+v, and in the end %+v", created, stopped, last)
 	}
 }
 
-func act(t *testing.T, d driver.Driver) {
+func runCalls(t *testing.T, d driver.Driver) {
 	t.Helper()
-	stop := faketest.Spec(t)
+	stop := faketest.NewSpec(t)
 	stop.Target, stop.Power = driver.Target{UID: "one", Epoch: 6}, driver.PowerOff
-	if err := errors.Join(ensureAt(t, d, "one", 5), ensureAt(t, d, "one", 5)); err != nil {
+	if err := errors.Join(faketest.EnsureWithEpoch(t, d, "one", 5), faketest.EnsureWithEpoch(t, d, "one", 5)); err != nil {
 		t.Fatal(err)
 	}
 	_, stopped := d.Ensure(t.Context(), stop)
 	fenced := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 5}, false)
 	deleted := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 6}, false)
 	gone := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 6}, false)
-	again := ensureAt(t, d, "one", 6)
+	again := faketest.EnsureWithEpoch(t, d, "one", 6)
 	released := d.Delete(t.Context(), driver.Target{UID: "one", Epoch: 6}, true)
 	if err := errors.Join(stopped, deleted, again, released); err != nil || !errors.Is(fenced, driver.ErrFenced) || !errors.Is(gone, driver.ErrNotFound) {
 		t.Fatalf("got errors %v, %v, %v", err, fenced, gone)
 	}
 }
 
-// TestJournalIsShared checks that lines of several drivers do not mix.
-func TestJournalIsShared(t *testing.T) {
+// TestSharedJournal checks that lines of several drivers do not mix.
+func TestSharedJournal(t *testing.T) {
 	t.Parallel()
 	o := fake.Options{ClusterID: "c", Dir: t.TempDir()}
 	path := filepath.Join(t.TempDir(), "journal")
 	const drivers, servers = 4, 25
 	done := make(chan error)
 	for n := range drivers {
-		d := open(t, o, path)
+		d := openJournaled(t, o, path)
 		go func() {
 			var err error
 			for m := range servers {
-				err = errors.Join(err, ensureAt(t, d, types.UID(fmt.Sprintf("uid-%d-%d", n, m)), 1))
+				err = errors.Join(err, faketest.EnsureWithEpoch(t, d, types.UID(fmt.Sprintf("uid-%d-%d", n, m)), 1))
 			}
 			done <- err
 		}()
@@ -158,45 +150,45 @@ func TestJournalIsShared(t *testing.T) {
 	}
 }
 
-// TestLost checks that a change that cannot be recorded is made anyway, and logged.
-func TestLost(t *testing.T) {
+// TestLostEntry checks that a change that cannot be recorded is made anyway, and logged.
+func TestLostEntry(t *testing.T) {
 	t.Parallel()
 	var lost []string
 	log := funcr.New(func(_, args string) { lost = append(lost, args) }, funcr.Options{})
-	d, err := journal.Wrap(faketest.Open(t, fake.Options{ClusterID: "c"}), "/dev/full", "c", clock.RealClock{}, log)
+	d, err := journal.Wrap(faketest.OpenDriver(t, fake.Options{ClusterID: "c"}), "/dev/full", "c", clock.RealClock{}, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	act(t, d)
-	if len(lost) != 6 || !strings.Contains(lost[0], journal.Lost) || !strings.Contains(lost[0], `"deed"="create"`) {
+	runCalls(t, d)
+	if len(lost) != 6 || !strings.Contains(lost[0], journal.EntryLost) || !strings.Contains(lost[0], `"deed"="create"`) {
 		t.Errorf("logged: %q", lost)
 	}
 }
 
-// TestWrapRefuses checks that a file that could block a change is refused.
-func TestWrapRefuses(t *testing.T) {
+// TestWrapRejectsPipe checks that a file that could block a change is refused.
+func TestWrapRejectsPipe(t *testing.T) {
 	t.Parallel()
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for name, path := range map[string]string{"a folder": t.TempDir(), "a pipe": pipe} {
-		if _, err := journal.Wrap(faketest.Open(t, fake.Options{ClusterID: "c"}), path, "c", clock.RealClock{}, logr.Discard()); err == nil {
-			t.Errorf("%s was taken for a journal", name)
+		if _, err := journal.Wrap(faketest.OpenDriver(t, fake.Options{ClusterID: "c"}), path, "c", clock.RealClock{}, logr.Discard()); err == nil {
+			t.Errorf("Wrap accepted %s", name)
 		}
 	}
 }
 
-// TestCutOff checks that an entry after an incomplete line begins on a line of its
+// TestPartialLine checks that an entry after an incomplete line begins on a line of its
 // own.
-func TestCutOff(t *testing.T) {
+func TestPartialLine(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "journal")
 	if err := os.WriteFile(path, []byte(`{"hal`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := open(t, fake.Options{ClusterID: "c"}, path)
-	if err := errors.Join(ensureAt(t, d, "one", 1), ensureAt(t, d, "two", 1)); err != nil {
+	d := openJournaled(t, fake.Options{ClusterID: "c"}, path)
+	if err := errors.Join(faketest.EnsureWithEpoch(t, d, "one", 1), faketest.EnsureWithEpoch(t, d, "two", 1)); err != nil {
 		t.Fatal(err)
 	}
 	content, err := os.ReadFile(path)

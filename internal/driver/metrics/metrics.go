@@ -23,7 +23,7 @@ import (
 )
 
 // results are tried in this order, because an error may be of several kinds: a
-// call that was cut short counts as that although it may be retried.
+// call that was cancelled counts as that although it may be retried.
 var results = []struct {
 	err  error
 	name string
@@ -51,8 +51,8 @@ func resultOf(err error) string {
 	return "Other"
 }
 
-// measured is a driver with its metrics.
-type measured struct {
+// measuredDriver is a driver with its metrics.
+type measuredDriver struct {
 	driver.Driver
 	duration prometheus.ObserverVec
 	inFlight *prometheus.GaugeVec
@@ -61,28 +61,28 @@ type measured struct {
 // Wrap measures d under the given name. Several drivers can share a registry;
 // with a nil registry the metrics are not exposed.
 func Wrap(name string, d driver.Driver, reg prometheus.Registerer) driver.Driver {
-	duration := register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	duration := registerOrReuse(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "drover_driver_call_duration_seconds",
 		Help: "How long calls of a driver took, by their result.",
 		// A local engine answers in milliseconds, the longest calls end at
 		// their deadline.
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 	}, []string{"driver", "method", "result"}))
-	inFlight := register(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	inFlight := registerOrReuse(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "drover_driver_calls_in_flight",
 		Help: "Calls of a driver that have not returned.",
 	}, []string{"driver", "method"}))
 	named := prometheus.Labels{"driver": name}
-	return &measured{
+	return &measuredDriver{
 		Driver:   d,
 		duration: duration.MustCurryWith(named),
 		inFlight: inFlight.MustCurryWith(named),
 	}
 }
 
-// register returns the collector of that name, which another driver may have
+// registerOrReuse returns the collector of that name, which another driver may have
 // registered before. If one of another type has the name, c is not exposed.
-func register[C prometheus.Collector](reg prometheus.Registerer, c C) C {
+func registerOrReuse[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 	if reg == nil {
 		return c
 	}
@@ -96,10 +96,10 @@ func register[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 }
 
 // Unwrap makes the optional interfaces of the driver reachable (driver.As).
-func (m *measured) Unwrap() driver.Driver { return m.Driver }
+func (m *measuredDriver) Unwrap() driver.Driver { return m.Driver }
 
-// call measures one call.
-func (m *measured) call(method string, do func() error) error {
+// measureCall measures one call.
+func (m *measuredDriver) measureCall(method string, do func() error) error {
 	inFlight := m.inFlight.WithLabelValues(method)
 	inFlight.Inc()
 	defer inFlight.Dec()
@@ -113,8 +113,8 @@ func (m *measured) call(method string, do func() error) error {
 }
 
 // Ensure measures Ensure.
-func (m *measured) Ensure(ctx context.Context, spec driver.ServerSpec) (s driver.Server, err error) {
-	err = m.call("Ensure", func() error {
+func (m *measuredDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (s driver.Server, err error) {
+	err = m.measureCall("Ensure", func() error {
 		s, err = m.Driver.Ensure(ctx, spec)
 		return err
 	})
@@ -122,13 +122,13 @@ func (m *measured) Ensure(ctx context.Context, spec driver.ServerSpec) (s driver
 }
 
 // Delete measures Delete.
-func (m *measured) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	return m.call("Delete", func() error { return m.Driver.Delete(ctx, t, retain) })
+func (m *measuredDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	return m.measureCall("Delete", func() error { return m.Driver.Delete(ctx, t, retain) })
 }
 
 // List measures List.
-func (m *measured) List(ctx context.Context, uids ...types.UID) (servers []driver.Server, err error) {
-	err = m.call("List", func() error {
+func (m *measuredDriver) List(ctx context.Context, uids ...types.UID) (servers []driver.Server, err error) {
+	err = m.measureCall("List", func() error {
 		servers, err = m.Driver.List(ctx, uids...)
 		return err
 	})
@@ -136,8 +136,8 @@ func (m *measured) List(ctx context.Context, uids ...types.UID) (servers []drive
 }
 
 // Usage measures Usage.
-func (m *measured) Usage(ctx context.Context, uids ...types.UID) (samples []driver.Usage, err error) {
-	err = m.call("Usage", func() error {
+func (m *measuredDriver) Usage(ctx context.Context, uids ...types.UID) (samples []driver.Usage, err error) {
+	err = m.measureCall("Usage", func() error {
 		samples, err = m.Driver.Usage(ctx, uids...)
 		return err
 	})
@@ -145,8 +145,8 @@ func (m *measured) Usage(ctx context.Context, uids ...types.UID) (samples []driv
 }
 
 // Watch measures how long it takes to open the watch.
-func (m *measured) Watch(ctx context.Context) (uids <-chan types.UID, err error) {
-	err = m.call("Watch", func() error {
+func (m *measuredDriver) Watch(ctx context.Context) (uids <-chan types.UID, err error) {
+	err = m.measureCall("Watch", func() error {
 		uids, err = m.Driver.Watch(ctx)
 		return err
 	})
@@ -154,11 +154,11 @@ func (m *measured) Watch(ctx context.Context) (uids <-chan types.UID, err error)
 }
 
 // EngineID measures EngineID.
-func (m *measured) EngineID(ctx context.Context) (id string, err error) {
-	err = m.call("EngineID", func() error {
+func (m *measuredDriver) EngineID(ctx context.Context) (id string, err error) {
+	err = m.measureCall("EngineID", func() error {
 		identifier, ok := driver.As[driver.Identifier](m.Driver)
 		if !ok {
-			return driver.Errorf(driver.ErrUnsupported, "the driver does not tell its engine's id")
+			return driver.Errorf(driver.ErrUnsupported, "the driver does not report its engine's id")
 		}
 		id, err = identifier.EngineID(ctx)
 		return err

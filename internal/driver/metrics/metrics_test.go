@@ -22,26 +22,26 @@ import (
 	"cloudnative.tw/drover/internal/driver/metrics"
 )
 
-// failing fails every call.
-type failing struct {
+// failingDriver fails every call.
+type failingDriver struct {
 	driver.Driver
 	err error
 }
 
-func (f failing) Ensure(context.Context, driver.ServerSpec) (driver.Server, error) {
+func (f failingDriver) Ensure(context.Context, driver.ServerSpec) (driver.Server, error) {
 	return driver.Server{}, f.err
 }
-func (f failing) Delete(context.Context, driver.Target, bool) error { return f.err }
-func (f failing) List(context.Context, ...types.UID) ([]driver.Server, error) {
+func (f failingDriver) Delete(context.Context, driver.Target, bool) error { return f.err }
+func (f failingDriver) List(context.Context, ...types.UID) ([]driver.Server, error) {
 	return nil, f.err
 }
 
-func (f failing) Usage(context.Context, ...types.UID) ([]driver.Usage, error) {
+func (f failingDriver) Usage(context.Context, ...types.UID) ([]driver.Usage, error) {
 	return nil, f.err
 }
 
-func (f failing) Watch(context.Context) (<-chan types.UID, error) { return nil, f.err }
-func (f failing) EngineID(context.Context) (string, error)        { return "", f.err }
+func (f failingDriver) Watch(context.Context) (<-chan types.UID, error) { return nil, f.err }
+func (f failingDriver) EngineID(context.Context) (string, error)        { return "", f.err }
 
 func callAll(t *testing.T, d driver.Driver) {
 	t.Helper()
@@ -58,8 +58,8 @@ func callAll(t *testing.T, d driver.Driver) {
 	_, _ = identifier.EngineID(ctx)
 }
 
-// counts returns the histogram's counts by "driver method result".
-func counts(t *testing.T, reg *prometheus.Registry) map[string]uint64 {
+// readCounts returns the histogram's counts by "driver method result".
+func readCounts(t *testing.T, reg *prometheus.Registry) map[string]uint64 {
 	t.Helper()
 	families, err := reg.Gather()
 	if err != nil {
@@ -71,13 +71,13 @@ func counts(t *testing.T, reg *prometheus.Registry) map[string]uint64 {
 			continue
 		}
 		for _, m := range family.GetMetric() {
-			found[labels(m)] = m.GetHistogram().GetSampleCount()
+			found[labelValues(m)] = m.GetHistogram().GetSampleCount()
 		}
 	}
 	return found
 }
 
-func labels(m *dto.Metric) string {
+func labelValues(m *dto.Metric) string {
 	var values []string
 	for _, pair := range m.GetLabel() {
 		values = append(values, pair.GetValue())
@@ -103,8 +103,8 @@ func TestResults(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			reg := prometheus.NewRegistry()
-			callAll(t, metrics.Wrap("some", failing{err: err}, reg))
-			got := counts(t, reg)
+			callAll(t, metrics.Wrap("some", failingDriver{err: err}, reg))
+			got := readCounts(t, reg)
 			for _, method := range []string{"Ensure", "Delete", "List", "Usage", "Watch", "EngineID"} {
 				key := "some " + method + " " + want
 				if got[key] != 1 {
@@ -123,13 +123,13 @@ func TestRegisteredTwice(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	for _, name := range []string{"a", "b", "a"} {
-		callAll(t, metrics.Wrap(name, failing{}, reg))
+		callAll(t, metrics.Wrap(name, failingDriver{}, reg))
 	}
-	got := counts(t, reg)
+	got := readCounts(t, reg)
 	if got["a List ok"] != 2 || got["b List ok"] != 1 {
 		t.Errorf("got %v, want two of a and one of b", got)
 	}
-	callAll(t, metrics.Wrap("c", failing{}, nil))
+	callAll(t, metrics.Wrap("c", failingDriver{}, nil))
 }
 
 // TestInFlight checks that a call is counted while it lasts.
@@ -137,7 +137,7 @@ func TestInFlight(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	inside, leave := make(chan struct{}), make(chan struct{})
-	d := metrics.Wrap("some", blocking{inside: inside, leave: leave}, reg)
+	d := metrics.Wrap("some", blockingDriver{inside: inside, leave: leave}, reg)
 	done := make(chan error)
 	go func() { done <- d.Delete(t.Context(), driver.Target{}, false) }()
 	<-inside
@@ -160,12 +160,12 @@ func TestInFlight(t *testing.T) {
 	want(0)
 }
 
-type blocking struct {
+type blockingDriver struct {
 	driver.Driver
 	inside, leave chan struct{}
 }
 
-func (b blocking) Delete(context.Context, driver.Target, bool) error {
+func (b blockingDriver) Delete(context.Context, driver.Target, bool) error {
 	close(b.inside)
 	<-b.leave
 	return nil

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 )
 
 // Limits of a machine.
@@ -47,7 +46,7 @@ func (inst *instance) checkSpec(spec driver.ServerSpec) error {
 
 // checkForAnyMachine refuses a spec that no machine can satisfy.
 func checkForAnyMachine(spec driver.ServerSpec) error {
-	if err := checkSizes(spec); err != nil {
+	if err := cmp.Or(fields.CheckSupported(spec), checkSizes(spec)); err != nil {
 		return err
 	}
 	if err := checkPorts(spec.Ports); err != nil {
@@ -59,7 +58,7 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
 		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
 	}
-	return imagestore.Check(rootField, spec.Image)
+	return checkImageRef(rootField, spec.Image)
 }
 
 func checkSizes(spec driver.ServerSpec) error {
@@ -89,7 +88,7 @@ func checkVolumes(volumes []driver.Volume) error {
 		}
 		names[v.Name] = true
 		if v.Image != nil {
-			if err := imagestore.Check(volumeField(i), *v.Image); err != nil {
+			if err := checkImageRef(volumeField(i), *v.Image); err != nil {
 				return err
 			}
 		}

@@ -46,11 +46,11 @@ func TestContract(t *testing.T) {
 				Driver: e.openAs(t, clusterID, dir), Lose: move(dir, dir+".away"), Restore: move(dir+".away", dir),
 			}
 		},
-		Hands:    e.engineActions(),
-		FailCode: codePanicked,
-		Visible:  e.visible,
-		Patience: patience,
-		Lacks: map[string]string{
+		OutOfBand: e.engineActions(),
+		FailCode:  codePanicked,
+		Visible:   e.visible,
+		Timeout:   patience,
+		Skips: map[string]string{
 			"StartedByHand": "a machine cannot be started without its driver",
 		},
 	})
@@ -81,8 +81,8 @@ func (e *engine) instanceFor(t *testing.T, s driver.Server) *instance {
 	return (&Driver{dir: dir}).instanceAt(path)
 }
 
-func (e *engine) engineActions() drivertest.Hands {
-	return drivertest.Hands{
+func (e *engine) engineActions() drivertest.OutOfBand {
+	return drivertest.OutOfBand{
 		Kill: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			must(t, e.instanceFor(t, s).Kill(context.WithoutCancel(t.Context())))
@@ -109,7 +109,7 @@ func (e *engine) engineActions() drivertest.Hands {
 			must(t, h.Kill(context.WithoutCancel(t.Context())))
 			must(t, os.RemoveAll(h.Path))
 		},
-		Burn: func(t *testing.T, s driver.Server) {
+		BurnCPU: func(t *testing.T, s driver.Server) {
 			t.Helper()
 			e.sendText(t, s, "b")
 		},

@@ -68,7 +68,7 @@ func (d *Driver) forgetServer(uid types.UID, lock *statedir.Lock) {
 // removeServer ends the server, whose disk is not needed any more, and removes all that belongs
 // to it.
 func (inst *instance) removeServer(ctx context.Context, lock *statedir.Lock) error {
-	journal.Note(ctx, journal.DeedDelete, nil, nil)
+	journal.Record(ctx, journal.ActionDelete, nil, nil)
 	if inst.on {
 		if err := inst.Kill(ctx); err != nil {
 			lock.Release()
@@ -87,7 +87,7 @@ func (inst *instance) removeServer(ctx context.Context, lock *statedir.Lock) err
 // releaseServer marks a server as retained first, so that a release which is interrupted is
 // finished by the next call. After that, nothing is left of it beside its directory.
 func (inst *instance) releaseServer(ctx context.Context, lock *statedir.Lock) error {
-	journal.Note(ctx, journal.DeedRelease, nil, nil)
+	journal.Record(ctx, journal.ActionRelease, nil, nil)
 	inst.Retained = true
 	err := inst.driver.dir.Explain(inst.save())
 	if err == nil {

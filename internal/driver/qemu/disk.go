@@ -15,15 +15,15 @@ import (
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
 )
 
 // disk is a disk that was made, and the image that it stands on.
 type disk struct {
-	Size  int64 `json:"size"`
-	Image image `json:"image"`
+	Size  int64     `json:"size"`
+	Image baseImage `json:"image"`
 }
 
 // rootField is the field that names the image of the root disk.
@@ -75,10 +75,10 @@ func (d *Driver) makeDisk(path string, o order) (disk, error) {
 }
 
 // imageFor returns the image of a disk. The disk must be at least as large as its image.
-func (d *Driver) imageFor(o order) (image, error) {
+func (d *Driver) imageFor(o order) (baseImage, error) {
 	i, err := d.openImage(o.imageField, o.image)
 	if err == nil && o.size != 0 && o.size < i.Size {
-		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, imagestore.Redact(i.Source), i.Size)
+		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, image.Redact(i.Source), i.Size)
 	}
 	return i, err
 }
@@ -142,7 +142,7 @@ func (inst *instance) addRoot(spec driver.ServerSpec) error {
 func (d *Driver) openDrive(files *machine.Files, field, path string, have disk, readOnly bool) (*machine.Drive, error) {
 	own, err := openDisk(path, readOnly)
 	if err != nil {
-		return nil, unavailable("disk %s: %w", path, err)
+		return nil, unavailableError("disk %s: %w", path, err)
 	}
 	opened := &machine.Drive{Path: files.AddDisk(own), ReadOnly: readOnly}
 	if have.Image.Path == "" {

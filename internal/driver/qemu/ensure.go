@@ -31,7 +31,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	defer lock.Release()
 	s, err := d.findOrCreate(ctx, spec)
 	if errors.Is(err, errFetching) {
-		return d.fetches.Server(spec.UID), nil
+		return d.fetches.PendingServer(spec.UID), nil
 	}
 	if err != nil {
 		return driver.Server{}, err
@@ -64,10 +64,10 @@ func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*ins
 	if err := d.killStrays(ctx, spec.UID); err != nil {
 		return nil, err
 	}
-	if waits, err := d.fetching(ctx, d.instanceOf(spec.UID), spec); waits || err != nil {
+	if waits, err := d.fetchImages(ctx, d.instanceOf(spec.UID), spec); waits || err != nil {
 		return nil, cmp.Or(err, errFetching)
 	}
-	journal.Note(ctx, journal.DeedCreate, nil, nil)
+	journal.Record(ctx, journal.ActionCreate, nil, nil)
 	if err := d.createServer(ctx, spec); err != nil {
 		return nil, d.dir.Explain(err)
 	}
@@ -185,12 +185,12 @@ func (inst *instance) reportResult(spec driver.ServerSpec) driver.Server {
 
 // applyStep does one step; waits reports whether the next one has to wait for the guest.
 func (inst *instance) applyStep(ctx context.Context, next step, spec driver.ServerSpec) (waits bool, err error) {
-	journal.Note(ctx, journal.Deed(next), nil, nil)
+	journal.Record(ctx, journal.Action(next), nil, nil)
 	switch next {
 	case stepReap:
 		return false, inst.quitEnded(ctx)
 	case stepStart:
-		if waits, err := inst.driver.fetching(ctx, inst, spec); waits || err != nil {
+		if waits, err := inst.driver.fetchImages(ctx, inst, spec); waits || err != nil {
 			return waits, err
 		}
 		if err := inst.driver.killStrays(ctx, inst.UID); err != nil {
@@ -199,7 +199,7 @@ func (inst *instance) applyStep(ctx context.Context, next step, spec driver.Serv
 		if err := inst.startRun(ctx, spec); err != nil {
 			return false, err
 		}
-		inst.driver.fetches.Keep(spec.UID)
+		inst.driver.fetches.ReleaseExcept(spec.UID)
 		return false, nil
 	case stepFinish:
 		return false, inst.finishStart(ctx, spec)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/vmtest"
@@ -69,7 +69,7 @@ func isEnding(pid int) bool {
 func (e *engine) options() Options {
 	return Options{
 		ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: machine.AccelTCG,
-		Fetch: imagestore.Policy{Hosts: []string{"127.0.0.1"}},
+		Fetch: image.Policy{Hosts: []string{"127.0.0.1"}},
 	}
 }
 

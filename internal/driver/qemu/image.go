@@ -6,29 +6,21 @@ package qemu
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/diskimage"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
 )
 
-// image is a file that a disk stands on, as it was when the disk was made. A fetched
-// image is in the store, wherever that is now. Only the name in its path counts, which
-// identifies its content.
-type image struct {
+// baseImage is the image that a disk stands on.
+type baseImage struct {
 	imageSettings
-
-	Path   string `json:"path"`
-	Format string `json:"format"`
-	Size   int64  `json:"size"`
-	Stamp  string `json:"stamp"`
+	image.Base
 }
 
 // imageSettings identify an image.
@@ -37,7 +29,7 @@ type imageSettings struct {
 	Checksum string `json:"checksum,omitempty"`
 }
 
-// imageOf returns the image that a spec asks for, or else the present one: a change of
+// imageOf returns the image that a spec requests, or else the present one: a change of
 // the default affects no server.
 func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 	if spec.Image.Source == "" {
@@ -46,71 +38,63 @@ func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
 	return imageSettings{spec.Image.Source, spec.Image.Checksum}
 }
 
-// imageOf returns the image that a spec asks for, or the one that the root disk
+// imageOf returns the image that a spec requests, or the one that the root disk
 // stands on.
 func (inst *instance) imageOf(spec driver.ServerSpec) imageSettings {
 	return imageOf(spec, inst.Root.Image.imageSettings)
 }
 
 // ref returns the image in the form that the store takes.
-func (i imageSettings) ref() driver.Image {
-	return driver.Image{Source: i.Source, Checksum: i.Checksum}
-}
+func (i imageSettings) ref() image.Ref { return image.Ref{Source: i.Source, Checksum: i.Checksum} }
 
 // isSame reports whether the requested image is the one that a disk stands on, under
 // whatever name. A checksum may have been added or left out, or another server may have
 // the same image. The content behind a source may have changed since the disk was made of
 // it, so without a checksum only the name counts.
-func (d *Driver) isSame(have image, asked imageSettings) bool {
+func (d *Driver) isSame(have baseImage, requested imageSettings) bool {
 	switch {
-	case have.imageSettings == asked:
+	case have.imageSettings == requested:
 		return true
-	case asked.Source == "" || imagestore.IsRemote(have.Source) != imagestore.IsRemote(asked.Source):
+	case requested.Source == "" || image.IsRemote(have.Source) != image.IsRemote(requested.Source):
 		return false
-	case !imagestore.IsRemote(asked.Source):
-		return sourcePath(asked.Source) == have.Path
-	case asked.Source == have.Source && asked.Checksum == "":
+	case !image.IsRemote(requested.Source):
+		return image.FilePath(requested.Source) == have.Path
+	case requested.Source == have.Source && requested.Checksum == "":
 		return true
 	}
-	return d.images.Digest(asked.ref()) == imagestore.DigestOf(have.Path)
+	return d.images.Digest(requested.ref()) == image.DigestOf(have.Path)
 }
 
 // openImage describes an image that is on this host.
-func (d *Driver) openImage(field string, asked imageSettings) (image, error) {
-	f, err := d.openFound(field, asked)
+func (d *Driver) openImage(field string, requested imageSettings) (baseImage, error) {
+	f, err := d.openFound(field, requested)
 	if err != nil {
-		return image{}, err
+		return baseImage{}, err
 	}
 	defer func() { _ = f.Close() }()
-	i, err := describeImage(f, asked)
+	base, err := image.DescribeFile(f, requested.Source)
 	if err != nil {
-		return image{}, unavailable("image %s: %w", imagestore.Redact(asked.Source), err)
+		return baseImage{}, unavailableError("image %s: %w", image.Redact(requested.Source), err)
 	}
-	return i, nil
+	return baseImage{requested, base}, nil
 }
 
 // openFound opens the file of an image: the one that the source names, or the one that
 // was fetched.
-func (d *Driver) openFound(field string, asked imageSettings) (*os.File, error) {
-	if !imagestore.IsRemote(asked.Source) {
-		return d.openSource(field+".source", asked.Source)
+func (d *Driver) openFound(field string, requested imageSettings) (*os.File, error) {
+	if !image.IsRemote(requested.Source) {
+		return d.openSource(field+".source", requested.Source)
 	}
-	path, there := d.images.Path(asked.ref())
-	if !there {
-		return nil, unavailable("image %s has to be fetched first", imagestore.Redact(asked.Source))
+	path, exists := d.images.Path(requested.ref())
+	if !exists {
+		return nil, unavailableError("image %s has to be fetched first", image.Redact(requested.Source))
 	}
 	f, err := os.Open(path) //nolint:gosec // in the driver's folder
 	if err != nil {
-		return nil, unavailable("image %s: %w", imagestore.Redact(asked.Source), err)
+		return nil, unavailableError("image %s: %w", image.Redact(requested.Source), err)
 	}
 	return f, nil
 }
-
-func unavailable(format string, args ...any) error {
-	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, format, args...))
-}
-
-func sourcePath(source string) string { return strings.TrimPrefix(source, "file://") }
 
 // openSource opens the file that a field of the spec names. It must be below one of the
 // allowed folders, and no symbolic link may lead out of them.
@@ -119,12 +103,12 @@ func (d *Driver) openSource(field, source string) (*os.File, error) {
 	if strings.HasSuffix(field, "image.source") {
 		forms += ", or begin with http://, https:// or oci://"
 	}
-	path := sourcePath(source)
+	path := image.FilePath(source)
 	switch {
 	case source == "":
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is empty and there is no default: %s", field, forms)
 	case !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
-		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, imagestore.Redact(source), forms)
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, image.Redact(source), forms)
 	case filepath.Clean(path) != path:
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, source)
 	}
@@ -136,7 +120,7 @@ func (d *Driver) openSource(field, source string) (*os.File, error) {
 		}
 		f, err := openBelow(dir, name)
 		if err != nil {
-			return nil, unavailable("image %s: %w", path, err)
+			return nil, unavailableError("image %s: %w", path, err)
 		}
 		return f, nil
 	}
@@ -198,59 +182,34 @@ func (d *Driver) checkKernel(spec driver.ServerSpec) error {
 	return err
 }
 
-func describeImage(f *os.File, asked imageSettings) (image, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return image{}, err
-	}
-	i := image{imageSettings: asked, Path: sourcePath(asked.Source)}
-	if imagestore.IsRemote(asked.Source) {
-		i.Path = filepath.Base(f.Name())
-	}
-	i.Stamp = i.stampOf(info)
-	probed, err := diskimage.Probe(f, info.Size())
-	i.Format, i.Size = probed.Format, probed.Size
-	return i, err
-}
-
-// stampOf returns a stamp that changes when the image's file does, and not when the file
-// is copied with its times, as from a backup. A file of the store is named after its
-// content and may have been fetched again, so only truncation shows in its stamp.
-func (i image) stampOf(info fs.FileInfo) string {
-	if imagestore.IsRemote(i.Source) {
-		return strconv.FormatInt(info.Size(), 10)
-	}
-	return fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())
-}
-
-// fetched returns the reference by which the image is fetched again: by its digest,
+// fetchedRef returns the reference by which the image is fetched again: by its digest,
 // whatever its source stands for by now.
-func (i image) fetched(policy driver.PullPolicy) driver.Image {
-	return driver.Image{Source: i.Source, Checksum: imagestore.DigestOf(i.Path), PullPolicy: policy}
+func (i baseImage) fetchedRef(policy image.PullPolicy) image.Ref {
+	return image.Ref{Source: i.Source, Checksum: image.DigestOf(i.Path), PullPolicy: policy}
 }
 
 // digest returns the digest of an image that was fetched, whatever its source stands for
 // by now; others have none.
-func (i image) digest() string {
-	if !imagestore.IsRemote(i.Source) || i.Path == "" {
+func (i baseImage) digest() string {
+	if !image.IsRemote(i.Source) || i.Path == "" {
 		return ""
 	}
-	return imagestore.DigestOf(i.Path)
+	return image.DigestOf(i.Path)
 }
 
 // pathOf returns where an image is now.
-func (d *Driver) pathOf(i image) string {
-	if !imagestore.IsRemote(i.Source) {
+func (d *Driver) pathOf(i baseImage) string {
+	if !image.IsRemote(i.Source) {
 		return i.Path
 	}
-	path, _ := d.images.Path(i.fetched(""))
+	path, _ := d.images.Path(i.fetchedRef(""))
 	return path
 }
 
 // openBase opens the image that a disk stands on. The disk is unusable on top of any
 // other content.
-func (d *Driver) openBase(field string, was image) (*os.File, error) {
-	f, err := d.reopen(field, was)
+func (d *Driver) openBase(field string, was baseImage) (*os.File, error) {
+	f, err := d.reopenImage(field, was)
 	if err != nil {
 		return nil, err
 	}
@@ -262,23 +221,19 @@ func (d *Driver) openBase(field string, was image) (*os.File, error) {
 
 // checkBase checks an image as it is opened. Size and time identify it. Whoever replaces
 // the file can preserve both, so its content must not lead to other files either.
-func (d *Driver) checkBase(f *os.File, was image) error {
-	info, err := f.Stat()
-	if err != nil {
-		return unavailable("image %s: %w", was.Path, err)
-	}
-	found, err := diskimage.Probe(f, info.Size())
-	if err == nil && was.stampOf(info) == was.Stamp && found == (diskimage.Info{Format: was.Format, Size: was.Size}) {
+func (d *Driver) checkBase(f *os.File, was baseImage) error {
+	found, err := image.DescribeFile(f, was.Source)
+	if err == nil && found.HasContentOf(was.Base) {
 		return nil
 	}
 	why := ""
 	if err != nil {
 		why = ": " + err.Error()
 	}
-	if imagestore.IsRemote(was.Source) {
-		return unavailable("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", imagestore.Redact(was.Source), d.pathOf(was), why)
+	if image.IsRemote(was.Source) {
+		return unavailableError("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", image.Redact(was.Source), d.pathOf(was), why)
 	}
-	return unavailable("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
+	return unavailableError("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
 }
 
 // checkImage reports whether the image of a disk could be opened now.
@@ -293,11 +248,85 @@ func (d *Driver) checkImage(field string, have disk) error {
 	return f.Close()
 }
 
-// reopen opens the image of a disk. The content behind a source may have changed, but not
-// what was fetched from it then.
-func (d *Driver) reopen(field string, was image) (*os.File, error) {
-	if !imagestore.IsRemote(was.Source) {
+// reopenImage opens the image of a disk. The content behind a source may have changed,
+// but not what was fetched from it then.
+func (d *Driver) reopenImage(field string, was baseImage) (*os.File, error) {
+	if !image.IsRemote(was.Source) {
 		return d.openFound(field, imageSettings{Source: was.Path})
 	}
-	return d.openFound(field, imageSettings{was.Source, was.fetched("").Checksum})
+	return d.openFound(field, imageSettings{was.Source, was.fetchedRef("").Checksum})
+}
+
+// checkImages checks that everything the next run is made of is available, and makes
+// nothing.
+func (d *Driver) checkImages(s *instance, spec driver.ServerSpec) error {
+	if err := d.checkKernel(spec); err != nil {
+		return err
+	}
+	if err := d.checkRoot(s, spec); err != nil {
+		return err
+	}
+	for i, v := range spec.Volumes {
+		have, made := s.Volumes[v.Name]
+		err := d.checkImage(volumeField(i), have)
+		if !made && v.Image != nil {
+			_, err = d.imageFor(volumeOrder(i, v))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Driver) checkRoot(s *instance, spec driver.ServerSpec) error {
+	requested := s.imageOf(spec)
+	switch {
+	case !s.needsRoot(spec):
+		return d.checkImage(rootField, s.Root)
+	case requested.Source == "" && spec.Image.Kernel != nil:
+		return nil
+	}
+	_, err := d.imageFor(rootOrder(spec, requested))
+	return err
+}
+
+// checkImageDirs refuses folders through which a machine could get Drover's own files:
+// the disk of another machine, with its secrets, or a private key.
+func (o Options) checkImageDirs(dir *statedir.Dir) error {
+	always := dir.Path(imagesDir)
+	for _, images := range o.ImageDirs {
+		if !filepath.IsAbs(images) {
+			return fmt.Errorf("--qemu-image-dirs has %q: each must be the absolute path of a folder", images)
+		}
+		if containsPath(always, images) {
+			continue
+		}
+		for _, own := range append([]string{dir.Path()}, o.Private...) {
+			if containsPath(images, own) || containsPath(own, images) {
+				return fmt.Errorf("--qemu-image-dirs has %q: it must not hold, or be in, %s, where Drover keeps disks and secrets; %s is allowed always",
+					images, own, always)
+			}
+		}
+	}
+	return nil
+}
+
+// containsPath reports whether a path is a folder or below it, after symbolic links are
+// resolved.
+func containsPath(dir, path string) bool {
+	name, err := filepath.Rel(resolveLinks(filepath.Clean(dir)), resolveLinks(filepath.Clean(path)))
+	return err == nil && filepath.IsLocal(name)
+}
+
+// resolveLinks follows symbolic links in the part of the path that exists.
+func resolveLinks(path string) string {
+	whole, err := filepath.EvalSymlinks(path)
+	if parent := filepath.Dir(path); err != nil && parent != path {
+		return filepath.Join(resolveLinks(parent), filepath.Base(path))
+	}
+	if err != nil {
+		return path
+	}
+	return whole
 }

@@ -262,7 +262,7 @@ func (d *Driver) notify(uids ...types.UID) {
 // notifyWatchers notifies all watchers, in every process, that the server has changed. For
 // one that does not exist, or was removed meanwhile, it leaves no notification file behind.
 func (inst *instance) notifyWatchers() {
-	if err := inst.driver.dir.ReplaceFleeting(inst.notificationFile(), nil); err != nil {
+	if err := inst.driver.dir.ReplaceVolatile(inst.notificationFile(), nil); err != nil {
 		inst.driver.Log.V(1).Info("Notification could not be written", "uid", inst.UID, "cause", err.Error())
 	}
 	there, err := inst.driver.instanceOf(inst.UID).hasDirectory()

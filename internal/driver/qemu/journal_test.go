@@ -60,7 +60,7 @@ func journalEntries(t *testing.T, path string) []string {
 		if e.PID != os.Getpid() || e.Cluster != "cluster-1" || e.UID == "" || e.At.IsZero() {
 			t.Errorf("an entry is %+v", e)
 		}
-		all = append(all, fmt.Sprintf("%s %d", e.Deed, e.Epoch))
+		all = append(all, fmt.Sprintf("%s %d", e.Action, e.Epoch))
 	}
 	return all
 }

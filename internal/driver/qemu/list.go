@@ -35,7 +35,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 		servers = append(servers, out)
 		met[s.UID] = met[s.UID] || !s.Retained
 	}
-	for _, p := range d.fetches.Pending(uids...) {
+	for _, p := range d.fetches.PendingServers(uids...) {
 		if !met[p.UID] {
 			servers = append(servers, p)
 		}

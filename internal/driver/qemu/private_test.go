@@ -32,7 +32,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -166,7 +166,7 @@ func TestForeignAnswers(t *testing.T) {
 			t.Parallel()
 			host := serveAt(t, "127.0.0.3", c.serve)
 			log, o := &spyLog{}, e.options()
-			o.Fetch = imagestore.Policy{Hosts: []string{"127.0.0.3"}, PlainHTTP: []string{host}}
+			o.Fetch = image.Policy{Hosts: []string{"127.0.0.3"}, PlainHTTP: []string{host}}
 			o.Log = funcr.New(log.write, funcr.Options{Verbosity: 9})
 			d := openWith(t, o)
 			spec := e.spec()

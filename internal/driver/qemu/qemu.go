@@ -15,9 +15,8 @@
 //   - watch.go reports changes; supervise.go finds them, and completes stops.
 //   - errors.go gives errors their kind in the contract.
 //
-// Package machine runs the QEMU of a server. The packages below choose host ports
-// (hostports), read disk images (diskimage) and fetch them (imagestore) from where the
-// operator allows (egress).
+// Package machine runs the QEMU of a server, and package image fetches and stores images.
+// Package hostports below chooses the ports of the host that lead to guests.
 //
 // # The folder
 //
@@ -40,7 +39,7 @@
 //	ends/<uid>.<id>.<run>.json  the exit of a run
 //	bells/<uid>            notification file: written when a server changes, for watchers
 //	images/                a place for images, always allowed
-//	cache/                 images that were fetched: see package imagestore
+//	cache/                 images that were fetched: see package image
 //	locks/, epochs/, tmp/  see package statedir
 //
 // # Processes
@@ -65,8 +64,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
 	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/memory"
@@ -81,6 +80,9 @@ const (
 	imagesDir        = "images"
 	cacheDir         = "cache"
 )
+
+// Name is the driver's name in the API.
+const Name = "qemu"
 
 // DefaultBinary is the QEMU that machines run on.
 const DefaultBinary = machine.DefaultProgram
@@ -111,7 +113,7 @@ type Options struct {
 	// from registries over plain HTTP.
 	UncheckedImages bool
 	// Fetch says where images may be fetched from.
-	Fetch imagestore.Policy
+	Fetch image.Policy
 	// Accel is AccelAuto, AccelKVM or AccelTCG.
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
@@ -122,6 +124,8 @@ type Options struct {
 	// ReserveMemory is the part of the host's memory that guests do not get, a quantity;
 	// empty means the larger of 5 % and 512 MiB.
 	ReserveMemory string
+	// JournalFile gets a line for every change: see package journal. Empty means none.
+	JournalFile string
 	// Clock is the time source; nil means the real clock.
 	Clock clock.WithTicker
 	Log   logr.Logger
@@ -139,7 +143,7 @@ type Driver struct {
 	accel   *machine.Accelerator
 	address hostports.Address
 	fetches *download.Tracker
-	images  *imagestore.Store
+	images  *imageStore
 	logs    logBound
 	room    memory.Reservations
 	// reserve returns how much of the total memory is reserved.
@@ -180,7 +184,7 @@ func New(o Options) (*Driver, error) {
 	}
 	ports, badPorts := hostports.Parse(o.HostPorts)
 	reserve, badReserve := parseReserve(o.ReserveMemory)
-	sources, badSources := imagestore.NewSources(o.Fetch)
+	sources, badSources := image.NewSources(o.Fetch)
 	if err := errors.Join(badPorts, badReserve, badSources); err != nil {
 		return nil, err
 	}
@@ -189,8 +193,8 @@ func New(o Options) (*Driver, error) {
 		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.Choose, hostPorts: ports, reserve: reserve,
 	}
 	d.capacity = d.diskCapacity
-	d.fetches = &download.Tracker{Clock: o.Clock, Stall: imagestore.DefaultStall, AtOnce: download.AtOnce, Tell: d.notify}
-	d.images = &imagestore.Store{Dir: dir, Sub: cacheDir, Clock: o.Clock, Fetches: d.fetches, Sources: sources}
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.notify}
+	d.images = newImageStore(dir, o.Clock, d.fetches, sources)
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}

@@ -6,13 +6,11 @@ package qemu
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/machine"
 )
 
@@ -117,25 +115,7 @@ func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 
 // pendingFields names the fields of the spec that the settings do not have yet.
 func (s settings) pendingFields(want settings) []string {
-	var fields []string
-	for _, f := range []struct {
-		name    string
-		differs bool
-	}{
-		{"resource.cpu", s.CPUMilli != want.CPUMilli},
-		{"resource.memory", s.MemoryBytes != want.MemoryBytes},
-		{"image", s.Image != want.Image || s.Kernel != want.Kernel},
-		{"volumes", !slices.Equal(s.Volumes, want.Volumes)},
-		{"ports", !slices.EqualFunc(s.Ports, want.Ports, hostports.IsSamePort)},
-		{"sshAuthorizedKeys", !slices.Equal(s.SSHKeys, want.SSHKeys)},
-		{"userData", s.UserData != want.UserData},
-		{"networkData", s.NetworkData != want.NetworkData},
-	} {
-		if f.differs {
-			fields = append(fields, f.name)
-		}
-	}
-	return fields
+	return fields.Pending(settingsChange{s, want})
 }
 
 func (d *Driver) retainedPath(uid types.UID, id string) string {

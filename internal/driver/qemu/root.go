@@ -11,7 +11,7 @@ import (
 	"os"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/qemu/imagestore"
+	"cloudnative.tw/drover/internal/image"
 )
 
 // settleRoot brings the record of the root disk to the state that the other steps
@@ -44,7 +44,7 @@ func (inst *instance) refusedImage(spec driver.ServerSpec) *driver.Refused {
 
 // describe names an image for people, without possible secrets in its source.
 func (i imageSettings) describe() string {
-	source := imagestore.Redact(i.Source)
+	source := image.Redact(i.Source)
 	if i.Checksum == "" {
 		return source
 	}
@@ -52,14 +52,14 @@ func (i imageSettings) describe() string {
 }
 
 // describe names the image of a disk for people, by its digest where that is known.
-func (i image) describe() string {
+func (i baseImage) describe() string {
 	switch {
 	case i.Source == "":
 		return "no image"
-	case imagestore.IsRemote(i.Source):
-		return imageSettings{i.Source, imagestore.DigestOf(i.Path)}.describe()
+	case image.IsRemote(i.Source):
+		return imageSettings{i.Source, image.DigestOf(i.Path)}.describe()
 	}
-	return imagestore.Redact(i.Source)
+	return image.Redact(i.Source)
 }
 
 // renameImage records another name of the image that the root disk stands on as soon as a

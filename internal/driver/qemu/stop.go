@@ -65,7 +65,7 @@ func (inst *instance) prepareRestart(ctx context.Context, spec driver.ServerSpec
 	if inst.Stop != nil || spec.Power == driver.PowerOff {
 		return false, nil
 	}
-	if waits, err := inst.driver.fetching(ctx, inst, spec); waits || err != nil {
+	if waits, err := inst.driver.fetchImages(ctx, inst, spec); waits || err != nil {
 		return waits, err
 	}
 	if err := inst.driver.checkImages(inst, spec); err != nil {

@@ -3,7 +3,7 @@
 
 // Package registry lists the available drivers, and opens the selected ones.
 //
-// Start with entries: a new driver is one row there.
+// Start with rows: a new driver is one row there.
 package registry
 
 import (
@@ -15,37 +15,78 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/utils/clock"
+	"github.com/spf13/pflag"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/fencing"
 	"cloudnative.tw/drover/internal/driver/metrics"
+	"cloudnative.tw/drover/internal/driver/qemu"
+	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
 // Auto selects, in place of names, every driver whose engine answers.
 const Auto = "auto"
 
-// askTimeout is how long an engine may take to answer under Auto.
+// askTimeout is how long an engine may take to report its id.
 const askTimeout = 5 * time.Second
 
-// entries are the drivers, in the order in which auto prefers them.
-var entries = []struct {
-	name string
-	open func(Options) (driver.Driver, error)
+// DriverOptions are the options of one driver, which it defines itself.
+type DriverOptions interface {
+	// AddFlags adds the flags of the driver, with the current values as defaults.
+	AddFlags(fs *pflag.FlagSet)
+	// DataDir returns the option that names the folder which holds the driver's
+	// servers, or nil for a driver that keeps none: something else is its engine.
+	DataDir() *string
+	// Open opens the driver.
+	Open(env driver.Environment) (driver.Driver, error)
+}
+
+// rows are the drivers, in the order in which auto prefers them.
+var rows = []struct {
+	name     string
+	defaults func() DriverOptions
 }{
-	{"docker", openDocker},
-	{"qemu", openQEMU},
-	{"fake", openFake},
+	{docker.Name, func() DriverOptions { return docker.DefaultOptions() }},
+	{qemu.Name, func() DriverOptions { return qemu.DefaultOptions() }},
+	{fake.Name, func() DriverOptions { return fake.DefaultOptions() }},
+}
+
+// Settings are the options of all drivers, by name.
+type Settings map[string]DriverOptions
+
+// DefaultSettings returns the defaults.
+func DefaultSettings() Settings {
+	s := Settings{}
+	for _, row := range rows {
+		s[row.name] = row.defaults()
+	}
+	return s
+}
+
+// OptionsOf returns the options of the driver whose type of options is T.
+func OptionsOf[T DriverOptions](s Settings) T {
+	var none T
+	for _, o := range s {
+		if own, is := o.(T); is {
+			return own
+		}
+	}
+	return none
+}
+
+// AddFlags adds the flags of all drivers.
+func (s Settings) AddFlags(fs *pflag.FlagSet) {
+	for _, row := range rows {
+		s[row.name].AddFlags(fs)
+	}
 }
 
 // Options are the options for opening drivers.
 type Options struct {
-	Settings
-	ClusterID  string
-	Log        logr.Logger
-	Clock      clock.WithTicker
-	Registerer prometheus.Registerer
+	driver.Environment
+	Settings Settings
 	// Gate grants the right to change something. Nil is for programs that run while
 	// no controller does: every change is allowed, under epoch 0.
 	Gate fencing.Gate
@@ -59,9 +100,9 @@ type Opened struct {
 
 // Names returns the names of all drivers.
 func Names() []string {
-	names := make([]string, len(entries))
-	for n, e := range entries {
-		names[n] = e.name
+	names := make([]string, len(rows))
+	for n, row := range rows {
+		names[n] = row.name
 	}
 	return names
 }
@@ -98,9 +139,9 @@ func Open(ctx context.Context, list string, o Options) ([]Opened, error) {
 	}
 	var opened []Opened
 	for _, name := range names {
-		d, err := open(name, o)
+		d, err := openDriver(name, o)
 		if err == nil && auto {
-			err = answers(ctx, name, d, o.Log)
+			err = checkEngineAnswers(ctx, name, d, o.Log)
 		}
 		switch {
 		case err == nil:
@@ -117,22 +158,16 @@ func Open(ctx context.Context, list string, o Options) ([]Opened, error) {
 	return opened, nil
 }
 
-func open(name string, o Options) (driver.Driver, error) {
-	for _, e := range entries {
-		if e.name != name {
-			continue
-		}
-		d, err := e.open(o)
-		if err != nil {
-			return nil, err
-		}
-		d = metrics.Wrap(name, d, o.Registerer)
-		if o.Gate != nil {
-			d = fencing.Wrap(name, d, o.Gate, o.Log, o.Registerer)
-		}
-		return d, nil
+func openDriver(name string, o Options) (driver.Driver, error) {
+	d, err := o.Settings[name].Open(o.Environment)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("unknown driver %q", name)
+	d = metrics.Wrap(name, d, o.Registerer)
+	if o.Gate != nil {
+		d = fencing.Wrap(name, d, o.Gate, o.Log, o.Registerer)
+	}
+	return d, nil
 }
 
 // Close ends the drivers' background work, as far as it ends before ctx does.
@@ -150,17 +185,33 @@ func Close(ctx context.Context, opened []Opened) error {
 	return errors.Join(errs...)
 }
 
-// answers returns an error if the engine does not report its id.
-func answers(ctx context.Context, name string, d driver.Driver, log logr.Logger) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	id, ok := driver.As[driver.Identifier](d)
-	if !ok {
-		return errors.New("it does not tell its engine's id")
-	}
-	engine, err := id.EngineID(ctx)
+// checkEngineAnswers returns an error if the engine does not report its id.
+func checkEngineAnswers(ctx context.Context, name string, d driver.Driver, log logr.Logger) error {
+	engine, err := Identify(ctx, d)
 	if err == nil {
 		log.Info("Driver chosen: its engine answers", "driver", name, "engine", engine)
 	}
 	return err
+}
+
+// Identify returns the id of a driver's engine, within 5 s.
+func Identify(ctx context.Context, d driver.Driver) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	identifier, ok := driver.As[driver.Identifier](d)
+	if !ok {
+		return "", errors.New("it does not report its engine's id")
+	}
+	return identifier.EngineID(ctx)
+}
+
+// IdentifyDataDir returns the id of the engine that a driver's folder is. It is read
+// without the driver, which may need programs that are gone, and would make a folder that
+// is gone again.
+func IdentifyDataDir(name, path string) (string, error) {
+	dir, err := statedir.OpenExisting("the "+name+" driver's folder", path)
+	if err != nil {
+		return "", err
+	}
+	return dir.ID()
 }

@@ -19,6 +19,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/test/vmtest"
 )
 
@@ -50,8 +52,10 @@ func TestParse(t *testing.T) {
 
 func options() Options {
 	return Options{
-		Settings: DefaultSettings(), ClusterID: "cluster-1", Log: logr.Discard(),
-		Clock: clock.RealClock{}, Registerer: prometheus.NewRegistry(),
+		Settings: DefaultSettings(),
+		Environment: driver.Environment{
+			ClusterID: "cluster-1", Log: logr.Discard(), Clock: clock.RealClock{}, Registerer: prometheus.NewRegistry(),
+		},
 	}
 }
 
@@ -77,12 +81,13 @@ func TestAutoQEMU(t *testing.T) {
 	vmtest.QEMU(t)
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	o := options()
-	o.QEMUDir = t.TempDir()
+	own := OptionsOf[*qemu.Options](o.Settings)
+	own.Dir = t.TempDir()
 	opened, err := Open(t.Context(), Auto, o)
 	if err != nil || !slices.Equal(names(opened), []string{"qemu", "fake"}) {
 		t.Errorf("opened %q, %v", names(opened), err)
 	}
-	o.QEMUBinary = "qemu-of-nowhere"
+	own.Binary = "qemu-of-nowhere"
 	opened, err = Open(t.Context(), Auto, o)
 	if err != nil || !slices.Equal(names(opened), []string{"fake"}) {
 		t.Errorf("without QEMU: opened %q, %v", names(opened), err)
@@ -101,7 +106,8 @@ func TestClose(t *testing.T) {
 	}))
 	t.Cleanup(web.Close)
 	o := options()
-	o.QEMUDir, o.ImageHosts = t.TempDir(), []string{"127.0.0.1"}
+	own := OptionsOf[*qemu.Options](o.Settings)
+	own.Dir, own.Fetch.Hosts = t.TempDir(), []string{"127.0.0.1"}
 	opened, err := Open(t.Context(), "qemu,fake", o)
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +124,7 @@ func TestClose(t *testing.T) {
 		t.Error(err)
 	}
 	<-ended
-	if left, err := os.ReadDir(filepath.Join(o.QEMUDir, "tmp")); err != nil || len(left) != 0 {
+	if left, err := os.ReadDir(filepath.Join(own.Dir, "tmp")); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
@@ -143,7 +149,7 @@ func TestNamed(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	o := options()
-	o.FakeFailureRate = 2
+	OptionsOf[*fake.Options](o.Settings).FailureRate = 2
 	if _, err := Open(t.Context(), "fake", o); err == nil || !strings.Contains(err.Error(), "failure rate is 2") {
 		t.Errorf("error %v", err)
 	}

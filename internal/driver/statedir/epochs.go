@@ -13,8 +13,8 @@ import (
 	"strconv"
 )
 
-// keptEpochs is how many epochs are kept for a cluster.
-const keptEpochs = 100
+// maxEpochs is how many epochs are kept for a cluster.
+const maxEpochs = 100
 
 // Admit returns ErrFenced if a cluster's leader may not change a server whose lock
 // the caller holds. Epoch 0 belongs to no leader and is not compared.
@@ -31,16 +31,16 @@ func (d *Dir) Admit(cluster string, epoch uint64) error {
 	if err != nil {
 		return d.Explain(err)
 	}
-	if !slices.Contains(epochs, epoch) && Compare(epoch, highest(epochs)) == nil {
+	if !slices.Contains(epochs, epoch) && CompareEpochs(epoch, highestEpoch(epochs)) == nil {
 		if epochs, err = recordEpoch(dir, epoch); err != nil {
 			return d.Explain(err)
 		}
 	}
-	return Compare(epoch, highest(epochs))
+	return CompareEpochs(epoch, highestEpoch(epochs))
 }
 
-// highest returns the last of the sorted epochs, or 0 if there is none.
-func highest(epochs []uint64) uint64 {
+// highestEpoch returns the last of the sorted epochs, or 0 if there is none.
+func highestEpoch(epochs []uint64) uint64 {
 	if len(epochs) == 0 {
 		return 0
 	}
@@ -80,7 +80,7 @@ func recordEpoch(dir string, epoch uint64) ([]uint64, error) {
 	if err != nil {
 		return nil, err
 	}
-	for len(epochs) > keptEpochs {
+	for len(epochs) > maxEpochs {
 		_ = os.Remove(epochPath(dir, epochs[0]))
 		epochs = epochs[1:]
 	}

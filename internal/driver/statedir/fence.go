@@ -7,9 +7,9 @@ package statedir
 
 import "cloudnative.tw/drover/internal/driver"
 
-// Compare returns ErrFenced for an epoch below the highest that has acted. Epoch 0
+// CompareEpochs returns ErrFenced for an epoch below the highest that has acted. Epoch 0
 // belongs to no leader and is not compared.
-func Compare(epoch, highest uint64) error {
+func CompareEpochs(epoch, highest uint64) error {
 	if epoch == 0 || epoch >= highest {
 		return nil
 	}

@@ -12,14 +12,14 @@ import (
 
 const fileMode = 0o600
 
-// tmp is the folder where things are made before they are moved into place.
-func (d *Dir) tmp(fleeting bool) atomicfile.Folder {
-	return atomicfile.Folder{Path: d.Path(tmpDir), Fleeting: fleeting}
+// stagingFolder is the folder where things are made before they are moved into place.
+func (d *Dir) stagingFolder(volatile bool) atomicfile.Folder {
+	return atomicfile.Folder{Path: d.Path(tmpDir), Volatile: volatile}
 }
 
 // Create makes a file, completely or not at all, and fails if it exists.
 func (d *Dir) Create(path string, content []byte) error {
-	return d.tmp(d.Fleeting).Create(path, content, fileMode)
+	return d.stagingFolder(d.Volatile).Create(path, content, fileMode)
 }
 
 // Replace creates or replaces a file, completely or not at all. After a power cut
@@ -28,17 +28,17 @@ func (d *Dir) Replace(path string, content []byte) error { return d.ReplaceIf(pa
 
 // ReplaceIf is Replace, unless check returns an error; check runs last before the write.
 func (d *Dir) ReplaceIf(path string, content []byte, check func() error) error {
-	return d.tmp(d.Fleeting).Replace(path, content, fileMode, check)
+	return d.stagingFolder(d.Volatile).Replace(path, content, fileMode, check)
 }
 
-// ReplaceFleeting is Replace for content that means nothing after a power cut.
-func (d *Dir) ReplaceFleeting(path string, content []byte) error {
-	return d.tmp(true).Replace(path, content, fileMode, nil)
+// ReplaceVolatile is Replace for content that means nothing after a power cut.
+func (d *Dir) ReplaceVolatile(path string, content []byte) error {
+	return d.stagingFolder(true).Replace(path, content, fileMode, nil)
 }
 
 // Sync waits until the entries of a folder are on the disk.
 func (d *Dir) Sync(folder string) error {
-	if d.Fleeting {
+	if d.Volatile {
 		return nil
 	}
 	return atomicfile.SyncFolder(folder)
@@ -60,13 +60,13 @@ func (d *Dir) Install(folder, place string) error {
 // and returns a function that removes it. What a killed process left there is swept
 // by the next Temp or Open.
 func (d *Dir) Temp() (path string, remove func(), err error) {
-	d.sweep()
-	return d.tmp(d.Fleeting).MakeFolder()
+	d.sweepStaging()
+	return d.stagingFolder(d.Volatile).MakeFolder()
 }
 
 // Discard removes a file or folder. It is gone at once even if its removal takes a
 // while or is interrupted. Discard needs no free space on the disk.
-func (d *Dir) Discard(path string) error { return d.tmp(d.Fleeting).Discard(path) }
+func (d *Dir) Discard(path string) error { return d.stagingFolder(d.Volatile).Discard(path) }
 
-// sweep removes what killed processes left unfinished.
-func (d *Dir) sweep() { _ = d.tmp(d.Fleeting).Sweep() }
+// sweepStaging removes what killed processes left unfinished.
+func (d *Dir) sweepStaging() { _ = d.stagingFolder(d.Volatile).Sweep() }

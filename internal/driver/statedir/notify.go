@@ -13,7 +13,7 @@ import (
 )
 
 // Notify watches the folder and some of its sub-folders. It pins the engine that is
-// there now (see ID), because a caller that opens a watch starts anew.
+// there now (see ID), because a caller that opens a watch starts over.
 func (d *Dir) Notify(subs ...string) (*fsnotify.Watcher, error) {
 	_ = d.MakeFolders()
 	w, err := fsnotify.NewWatcher()

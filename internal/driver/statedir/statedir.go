@@ -35,9 +35,9 @@ const (
 
 // Dir is an engine's folder.
 type Dir struct {
-	// Fleeting is set if nothing in the folder has to survive a power cut, so that
+	// Volatile is set if nothing in the folder has to survive a power cut, so that
 	// writes need not wait for the disk.
-	Fleeting bool
+	Volatile bool
 
 	path, name string
 	subs       []string
@@ -57,7 +57,7 @@ func Open(name, path string, subs ...string) (*Dir, error) {
 	if err := errors.Join(os.MkdirAll(path, 0o700), d.MakeFolders()); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	d.sweep()
+	d.sweepStaging()
 	if err := d.makeID(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}

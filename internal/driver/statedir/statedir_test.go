@@ -16,27 +16,21 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-func open(t *testing.T, path string) *statedir.Dir {
+func openDir(t *testing.T, path string) *statedir.Dir {
 	t.Helper()
 	d, err := statedir.Open("the test's folder", path, "servers")
-	must(t, err)
+	requireNoError(t, err)
 	return d
 }
 
-func must(t *testing.T, err error) {
+func requireNoError(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-func wantKind(t *testing.T, what string, err, kind error) {
-	t.Helper()
-	if !errors.Is(err, kind) {
-		t.Errorf("%s: got error %v, want the kind %q", what, err, kind)
 	}
 }
 
@@ -67,29 +61,29 @@ func TestIdentity(t *testing.T) {
 	if n != 1 {
 		t.Errorf("the folder has %d identities", n)
 	}
-	d := open(t, path)
-	must(t, d.Reach())
-	must(t, os.WriteFile(d.Path(statedir.IDFile), []byte("another\n"), 0o600))
-	wantKind(t, "another identity", d.Reach(), driver.ErrUnavailable)
-	must(t, os.Rename(path, path+".away"))
-	wantKind(t, "no folder", d.Reach(), driver.ErrUnavailable)
+	d := openDir(t, path)
+	requireNoError(t, d.Reach())
+	requireNoError(t, os.WriteFile(d.Path(statedir.IDFile), []byte("another\n"), 0o600))
+	drivertest.WantErrorKind(t, "another identity", d.Reach(), driver.ErrUnavailable)
+	requireNoError(t, os.Rename(path, path+".away"))
+	drivertest.WantErrorKind(t, "no folder", d.Reach(), driver.ErrUnavailable)
 	_, err := d.Lock("uid")
-	wantKind(t, "lock without a folder", err, driver.ErrUnavailable)
+	drivertest.WantErrorKind(t, "lock without a folder", err, driver.ErrUnavailable)
 }
 
 func TestLock(t *testing.T) {
 	t.Parallel()
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	held, err := d.Lock("uid")
-	must(t, err)
+	requireNoError(t, err)
 	_, err = d.Lock("uid")
-	wantKind(t, "a lock that is held", err, driver.ErrRetry)
+	drivertest.WantErrorKind(t, "a lock that is held", err, driver.ErrRetry)
 	other, err := d.Lock("other")
-	must(t, err)
+	requireNoError(t, err)
 	other.Release()
 	held.Remove()
 	again, err := d.Lock("uid")
-	must(t, err)
+	requireNoError(t, err)
 	again.Release()
 }
 
@@ -97,7 +91,7 @@ func TestLock(t *testing.T) {
 // it at the same time.
 func TestLockRemoved(t *testing.T) {
 	t.Parallel()
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	var all sync.WaitGroup
 	var inside sync.Mutex
 	taken := 0
@@ -121,13 +115,13 @@ func TestLockRemoved(t *testing.T) {
 	}
 	all.Wait()
 	if taken == 0 {
-		t.Error("nobody got the lock")
+		t.Error("no caller got the lock")
 	}
 }
 
 func TestAdmit(t *testing.T) {
 	t.Parallel()
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	for _, c := range []struct {
 		cluster string
 		epoch   uint64
@@ -148,66 +142,66 @@ func TestAdmit(t *testing.T) {
 		}
 	}
 	for n := range uint64(300) {
-		must(t, d.Admit("many", n+1))
+		requireNoError(t, d.Admit("many", n+1))
 	}
 	entries, err := os.ReadDir(d.Path("epochs", "many"))
-	must(t, err)
+	requireNoError(t, err)
 	if len(entries) > 100 {
 		t.Errorf("%d epochs are kept", len(entries))
 	}
-	wantKind(t, "an epoch that was taken away", d.Admit("many", 1), driver.ErrFenced)
+	drivertest.WantErrorKind(t, "an epoch that was taken away", d.Admit("many", 1), driver.ErrFenced)
 }
 
 func TestFiles(t *testing.T) {
 	t.Parallel()
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	path := d.Path("servers", "x")
-	must(t, d.Create(path, []byte("one")))
+	requireNoError(t, d.Create(path, []byte("one")))
 	if err := d.Create(path, []byte("two")); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("creating it twice: %v", err)
 	}
-	must(t, d.Replace(path, []byte("three")))
+	requireNoError(t, d.Replace(path, []byte("three")))
 	refuses := errors.New("it was touched")
 	if err := d.ReplaceIf(path, []byte("four"), func() error { return refuses }); !errors.Is(err, refuses) {
 		t.Errorf("replacing what was touched: %v", err)
 	}
 	content, err := os.ReadFile(path)
-	must(t, err)
+	requireNoError(t, err)
 	if string(content) != "three" {
 		t.Errorf("it holds %q", content)
 	}
-	must(t, d.Discard(path))
+	requireNoError(t, d.Discard(path))
 	if err := d.Discard(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("discarding it twice: %v", err)
 	}
 	left, err := os.ReadDir(d.Path("tmp"))
-	must(t, err)
+	requireNoError(t, err)
 	if len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
 }
 
-// TestSweep checks that an unfinished file stays as long as its process needs it, and that
-// the remains of a killed process are removed at the next opportunity.
+// TestSweep checks that an unfinished file stays as long as its process needs it, and
+// that the remains of a killed process are removed at the next opportunity.
 func TestSweep(t *testing.T) {
 	t.Parallel()
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	whole, remove, err := d.Temp()
-	must(t, err)
+	requireNoError(t, err)
 	disk := filepath.Join(whole, "disk")
-	must(t, os.WriteFile(disk, []byte("half"), 0o600))
+	requireNoError(t, os.WriteFile(disk, []byte("half"), 0o600))
 	old := time.Now().Add(-time.Hour)
-	must(t, os.Chtimes(whole, old, old))
+	requireNoError(t, os.Chtimes(whole, old, old))
 	for name, next := range map[string]func(){
-		"another process opens the engine": func() { open(t, d.Path()) },
+		"another process opens the engine": func() { openDir(t, d.Path()) },
 		"another server is made":           func() { makeAndRemove(t, d) },
 	} {
 		half := d.Path("tmp", "make-half")
-		must(t, os.MkdirAll(filepath.Join(half, "vm"), 0o700))
-		must(t, os.WriteFile(d.Path("tmp", "write-half"), []byte("{"), 0o600))
-		must(t, os.WriteFile(d.Path("tmp", "gone-half"), nil, 0o600))
+		requireNoError(t, os.MkdirAll(filepath.Join(half, "vm"), 0o700))
+		requireNoError(t, os.WriteFile(d.Path("tmp", "write-half"), []byte("{"), 0o600))
+		requireNoError(t, os.WriteFile(d.Path("tmp", "gone-half"), nil, 0o600))
 		next()
-		if left := names(t, d.Path("tmp")); !slices.Equal(left, []string{filepath.Base(whole)}) {
+		if left := listNames(t, d.Path("tmp")); !slices.Equal(left, []string{filepath.Base(whole)}) {
 			t.Errorf("%s: there are %q in tmp, want %s alone", name, left, filepath.Base(whole))
 		}
 	}
@@ -215,7 +209,7 @@ func TestSweep(t *testing.T) {
 		t.Errorf("what is being made is %q, %v", content, err)
 	}
 	remove()
-	if left := names(t, d.Path("tmp")); len(left) != 0 {
+	if left := listNames(t, d.Path("tmp")); len(left) != 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
@@ -223,14 +217,14 @@ func TestSweep(t *testing.T) {
 func makeAndRemove(t *testing.T, d *statedir.Dir) {
 	t.Helper()
 	_, remove, err := d.Temp()
-	must(t, err)
+	requireNoError(t, err)
 	remove()
 }
 
-func names(t *testing.T, dir string) []string {
+func listNames(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	must(t, err)
+	requireNoError(t, err)
 	all := make([]string, len(entries))
 	for i, entry := range entries {
 		all[i] = entry.Name()
@@ -242,7 +236,7 @@ func names(t *testing.T, dir string) []string {
 // making.
 func TestSweepRace(t *testing.T) {
 	t.Parallel()
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	var all sync.WaitGroup
 	for n := range 8 {
 		all.Go(func() {
@@ -262,7 +256,7 @@ func TestSweepRace(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if left := names(t, d.Path("tmp")); len(left) != 0 {
+	if left := listNames(t, d.Path("tmp")); len(left) != 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
@@ -278,32 +272,32 @@ func TestOpenExisting(t *testing.T) {
 	if _, err := os.Stat(path); err == nil {
 		t.Error("it was made")
 	}
-	d := open(t, path)
-	must(t, os.Remove(d.Path("locks")))
-	must(t, os.WriteFile(d.Path("tmp", "write-half"), nil, 0o600))
+	d := openDir(t, path)
+	requireNoError(t, os.Remove(d.Path("locks")))
+	requireNoError(t, os.WriteFile(d.Path("tmp", "write-half"), nil, 0o600))
 	there, err := statedir.OpenExisting("the test's folder", path)
-	must(t, err)
-	must(t, there.Reach())
-	if left := names(t, path); slices.Contains(left, "locks") {
+	requireNoError(t, err)
+	requireNoError(t, there.Reach())
+	if left := listNames(t, path); slices.Contains(left, "locks") {
 		t.Errorf("it made a folder: %q", left)
 	}
-	if left := names(t, d.Path("tmp")); len(left) != 1 {
+	if left := listNames(t, d.Path("tmp")); len(left) != 1 {
 		t.Errorf("it swept: %q", left)
 	}
 }
 
-// TestReleaseWhileForking checks that a released lock is free, although a process that was
-// forked meanwhile still has the file.
+// TestReleaseWhileForking checks that a released lock is free, although a process that
+// was forked meanwhile still has the file.
 func TestReleaseWhileForking(t *testing.T) {
 	t.Parallel()
-	d := open(t, t.TempDir())
+	d := openDir(t, t.TempDir())
 	l, err := d.Lock("uid")
-	must(t, err)
+	requireNoError(t, err)
 	held, err := syscall.Dup(statedir.FD(l))
-	must(t, err)
+	requireNoError(t, err)
 	defer func() { _ = syscall.Close(held) }()
 	l.Release()
 	again, err := d.Lock("uid")
-	must(t, err)
+	requireNoError(t, err)
 	again.Release()
 }

@@ -23,7 +23,7 @@ import (
 // issuer of the service-account tokens.
 const issuer = "https://kubernetes.default.svc.cluster.local"
 
-// apiServerArgs uses flags rather than fields, because flags are what Kubernetes
+// apiServerArgs returns flags rather than setting fields, because flags are what Kubernetes
 // documents and keeps stable.
 func (c *Config) apiServerArgs(etcd string) []string {
 	args := []string{
@@ -54,9 +54,9 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		"--disable-admission-plugins="+strings.Join(unusedAdmission(), ","))
 }
 
-// unservedGroups are about pods on nodes, of which Drover has none: their objects would
-// be accepted and then ignored. Without these groups the API is ready sooner and takes
-// less memory.
+// unservedGroups returns groups about pods on nodes, of which Drover has none: their
+// objects would be accepted and then ignored. Without these groups the API is ready
+// sooner and takes less memory.
 func unservedGroups() []string {
 	var off []string
 	for _, version := range []string{
@@ -68,7 +68,7 @@ func unservedGroups() []string {
 	return off
 }
 
-// unusedAdmission are the plugins that would wait for those groups.
+// unusedAdmission returns the admission plugins that would wait for those groups.
 func unusedAdmission() []string {
 	return []string{
 		"Priority", "RuntimeClass", "DefaultStorageClass", "PersistentVolumeClaimResize",
@@ -84,7 +84,7 @@ func unusedAdmission() []string {
 func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		s := options.NewServerRunOptions()
-		if err := parse("kube-apiserver", s.Flags(), c.apiServerArgs(etcd)); err != nil {
+		if err := parseFlags("kube-apiserver", s.Flags(), c.apiServerArgs(etcd)); err != nil {
 			return err
 		}
 		c.useListener(s)
@@ -99,13 +99,13 @@ func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 			return utilerrors.NewAggregate(errs)
 		}
 		return c.runWithCertificates(ctx, func(ctx context.Context) error {
-			return serve(ctx, completed)
+			return serveAPI(ctx, completed)
 		})
 	}
 }
 
-// serve is app.Run, except that watch caches of custom resources shrink in calm periods.
-func serve(ctx context.Context, opts options.CompletedOptions) error {
+// serveAPI is app.Run, except that watch caches of custom resources shrink in calm periods.
+func serveAPI(ctx context.Context, opts options.CompletedOptions) error {
 	config, err := app.NewConfig(opts)
 	if err != nil {
 		return err
@@ -138,7 +138,7 @@ func (c *Config) useListener(s *options.ServerRunOptions) {
 	}
 }
 
-func parse(name string, sets cliflag.NamedFlagSets, args []string) error {
+func parseFlags(name string, sets cliflag.NamedFlagSets, args []string) error {
 	all := pflag.NewFlagSet(name, pflag.ContinueOnError)
 	for _, set := range sets.FlagSets {
 		all.AddFlagSet(set)
@@ -146,8 +146,8 @@ func parse(name string, sets cliflag.NamedFlagSets, args []string) error {
 	return all.Parse(args)
 }
 
-// waitAPI waits until the API is ready, and stores the cluster's id.
-func (c *Config) waitAPI(ctx context.Context) error {
+// waitForAPI waits until the API is ready, and stores the cluster's id.
+func (c *Config) waitForAPI(ctx context.Context) error {
 	client, err := kubernetes.NewForConfig(c.ClientConfig(c.Keys.Admin()))
 	if err != nil {
 		return err
@@ -160,17 +160,17 @@ func (c *Config) waitAPI(ctx context.Context) error {
 		return err
 	}
 	return waitFor(ctx, func(ctx context.Context) error {
-		return c.keepClusterID(ctx, client)
+		return c.storeClusterID(ctx, client)
 	})
 }
 
-func (c *Config) keepClusterID(ctx context.Context, client kubernetes.Interface) error {
+func (c *Config) storeClusterID(ctx context.Context, client kubernetes.Interface) error {
 	ns, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	if err := c.Dir.SetClusterID(string(ns.UID)); err != nil {
-		return fmt.Errorf("keep the cluster's id: %w", err)
+		return fmt.Errorf("store the cluster's id: %w", err)
 	}
 	return nil
 }

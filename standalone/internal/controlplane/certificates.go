@@ -18,7 +18,7 @@ func (c *Config) runWithCertificates(ctx context.Context, run func(context.Conte
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
-		if err := c.Keys.Keep(ctx, c.renewed(ctx)); err != nil {
+		if err := c.Keys.RenewPeriodically(ctx, c.kubeconfigUpdater(ctx)); err != nil {
 			cancel(err)
 		}
 	}()
@@ -29,9 +29,9 @@ func (c *Config) runWithCertificates(ctx context.Context, run func(context.Conte
 	return err
 }
 
-// renewed brings the kubeconfig for people in line with the files on disk, whichever
-// of the two writes failed the last time.
-func (c *Config) renewed(ctx context.Context) func([]string, error) {
+// kubeconfigUpdater returns a function that brings the kubeconfig for people in line with
+// the files on disk, whichever of the two writes failed the last time.
+func (c *Config) kubeconfigUpdater(ctx context.Context) func([]string, error) {
 	logger := klog.FromContext(ctx)
 	return func(files []string, err error) {
 		if len(files) > 0 {

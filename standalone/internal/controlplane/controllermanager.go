@@ -14,10 +14,11 @@ import (
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 )
 
-// controllers that Drover's users rely on: deletion of a namespace deletes all in it,
-// deletion of an owner deletes its dependents, service accounts have tokens, and the
-// roles admin, edit and view aggregate the rules that others add to them.
-func controllers() []string {
+// controllerNames returns the controllers that Drover's users rely on: deletion of a
+// namespace deletes all in it, deletion of an owner deletes its dependents, service
+// accounts have tokens, and the roles admin, edit and view aggregate the rules that
+// others add to them.
+func controllerNames() []string {
 	return []string{
 		names.NamespaceController,
 		names.GarbageCollectorController,
@@ -37,7 +38,7 @@ func (c *Config) controllerManagerArgs(kubeconfig string) []string {
 		"--root-ca-file=" + c.Keys.CABundle(),
 		"--profiling=false",
 	}
-	for _, name := range controllers() {
+	for _, name := range controllerNames() {
 		args = append(args, "--controllers="+name)
 	}
 	return args
@@ -53,7 +54,7 @@ func (c *Config) runControllerManager(ctx context.Context) error {
 		return err
 	}
 	known, off, aliases := app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases()
-	if err := parse("kube-controller-manager", s.Flags(known, off, aliases), c.controllerManagerArgs(path)); err != nil {
+	if err := parseFlags("kube-controller-manager", s.Flags(known, off, aliases), c.controllerManagerArgs(path)); err != nil {
 		return err
 	}
 	config, err := s.Config(ctx, known, off, aliases)

@@ -4,7 +4,7 @@
 // Package controlplane runs etcd, kube-apiserver and the few controllers of
 // kube-controller-manager that Drover's users rely on, inside this process.
 //
-// Start with Config and its Parts, which lists them in the order they start;
+// Start with Config and its Components, which lists them in the order they start;
 // each part has its own file.
 package controlplane
 
@@ -44,26 +44,26 @@ type Config struct {
 // service answers there: Drover has no network of its own.
 var ServiceIP = net.IPv4(10, 0, 0, 1)
 
-// How long each part may take to become ready on a slow and busy host, and when in
+// How long each component may take to become ready on a slow and busy host, and when in
 // the 10 s of a stop it is left behind.
 const (
-	startWithin             = 2 * time.Minute
-	stopEtcdBy              = 9500 * time.Millisecond
-	stopAPIServerBy         = 8 * time.Second
-	stopControllerManagerBy = 6500 * time.Millisecond
+	startTimeout                 = 2 * time.Minute
+	etcdStopTimeout              = 9500 * time.Millisecond
+	apiServerStopTimeout         = 8 * time.Second
+	controllerManagerStopTimeout = 6500 * time.Millisecond
 )
 
-// Parts returns the parts of the control plane in the order in which they start.
-func (c *Config) Parts() ([]supervisor.Component, error) {
+// Components returns the components of the control plane in the order in which they start.
+func (c *Config) Components() ([]supervisor.Component, error) {
 	etcd, err := c.newEtcd()
 	if err != nil {
 		return nil, err
 	}
 	return []supervisor.Component{
-		{Name: "etcd", Run: etcd.run, Ready: c.etcdStarted(etcd), Within: startWithin, StopBy: stopEtcdBy},
-		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.endpoint()), Ready: c.waitAPI, Within: startWithin, StopBy: stopAPIServerBy},
-		{Name: "VirtualMachine API", Ready: c.installCRDs, Within: startWithin},
-		{Name: "kube-controller-manager", Run: c.runControllerManager, StopBy: stopControllerManagerBy},
+		{Name: "etcd", Run: etcd.run, Ready: c.waitForEtcd(etcd), Within: startTimeout, StopBy: etcdStopTimeout},
+		{Name: "kube-apiserver", Run: c.runAPIServer(etcd.clientURL()), Ready: c.waitForAPI, Within: startTimeout, StopBy: apiServerStopTimeout},
+		{Name: "VirtualMachine API", Ready: c.installCRDs, Within: startTimeout},
+		{Name: "kube-controller-manager", Run: c.runControllerManager, StopBy: controllerManagerStopTimeout},
 	}, nil
 }
 
@@ -101,13 +101,13 @@ func URL(addr net.Addr) string {
 	return "https://" + host.String()
 }
 
-// waitFor repeats ask until it succeeds or ctx ends; then it returns the last error
-// of ask.
-func waitFor(ctx context.Context, ask func(context.Context) error) error {
+// waitFor repeats check until it succeeds or ctx ends; then it returns the last error
+// of check.
+func waitFor(ctx context.Context, check func(context.Context) error) error {
 	ticker := time.NewTicker(pollPeriod)
 	defer ticker.Stop()
 	for {
-		err := ask(ctx)
+		err := check(ctx)
 		if err == nil {
 			return nil
 		}

@@ -28,27 +28,27 @@ func (c *Config) installCRDs(ctx context.Context) error {
 		return fmt.Errorf("built-in CRD: %w", err)
 	}
 	err = waitFor(ctx, func(ctx context.Context) error {
-		return apply(ctx, client, want.Name, crd.VirtualMachine)
+		return applyCRD(ctx, client, want.Name, crd.VirtualMachine)
 	})
 	if err != nil {
 		return err
 	}
 	return waitFor(ctx, func(ctx context.Context) error {
-		return served(ctx, client, &want)
+		return checkServed(ctx, client, &want)
 	})
 }
 
-func apply(ctx context.Context, client apiextensions.Interface, name string, manifest []byte) error {
+func applyCRD(ctx context.Context, client apiextensions.Interface, name string, manifest []byte) error {
 	force := true
 	_, err := client.ApiextensionsV1().CustomResourceDefinitions().Patch(ctx, name, types.ApplyPatchType, manifest,
 		metav1.PatchOptions{FieldManager: "drover", Force: &force})
 	return err
 }
 
-// served queries the API itself: the Established condition comes slightly before the
+// checkServed queries the API itself: the Established condition comes slightly before the
 // first request is answered, and the list of kinds, from which kubectl starts, may come
 // slightly later.
-func served(ctx context.Context, client apiextensions.Interface, want *apiextensionsv1.CustomResourceDefinition) error {
+func checkServed(ctx context.Context, client apiextensions.Interface, want *apiextensionsv1.CustomResourceDefinition) error {
 	for _, version := range want.Spec.Versions {
 		if !version.Served {
 			continue

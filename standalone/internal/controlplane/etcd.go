@@ -22,9 +22,9 @@ const etcdQuota = 8 << 30
 // embedded, etcd would report every request.
 const slowRequest = 300 * time.Millisecond
 
-// etcdGrace is how long etcd may take to disconnect its clients before it closes
+// etcdCloseTimeout is how long etcd may take to disconnect its clients before it closes
 // its files regardless.
-const etcdGrace = time.Second
+const etcdCloseTimeout = time.Second
 
 type etcd struct {
 	config *embed.Config
@@ -91,7 +91,7 @@ func (h fatalHook) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) 
 	h.fatal("etcd", err)
 }
 
-func (e *etcd) endpoint() string { return "unix://" + e.client }
+func (e *etcd) clientURL() string { return "unix://" + e.client }
 
 func (e *etcd) run(ctx context.Context) error {
 	server, err := embed.StartEtcd(e.config)
@@ -129,23 +129,23 @@ func closeEtcd(server *embed.Etcd) {
 	select {
 	case <-closed:
 		return
-	case <-time.After(etcdGrace):
+	case <-time.After(etcdCloseTimeout):
 	}
 	server.Server.HardStop()
 }
 
-// etcdStarted waits for etcd, and records that it came up before any client can write
-// to it.
-func (c *Config) etcdStarted(e *etcd) func(context.Context) error {
+// waitForEtcd returns a function that waits for etcd, and records that it came up before
+// any client can write to it.
+func (c *Config) waitForEtcd(e *etcd) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if err := e.waitReady(ctx); err != nil {
+		if err := e.waitUntilReady(ctx); err != nil {
 			return err
 		}
 		return c.Dir.SetEtcdStarted()
 	}
 }
 
-func (e *etcd) waitReady(ctx context.Context) error {
+func (e *etcd) waitUntilReady(ctx context.Context) error {
 	select {
 	case <-e.ready:
 		return nil

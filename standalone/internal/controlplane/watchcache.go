@@ -29,20 +29,21 @@ import (
 // is an event of an object that no key of the API can name, so neither a list nor a
 // watch shows it.
 const (
-	// period is how often events are counted. After calmPeriods with few events, all
+	// countPeriod is how often events are counted. After calmPeriods with few events, all
 	// others are older than the cache intends to keep them.
-	period      = calmFor / calmPeriods
-	calmPeriods = 4
-	calmFor     = cacher.DefaultEventFreshDuration + 5*time.Second
-	// few is how many events in a period still count as calm.
-	few = 25
-	// trimFrom is the least number of events that is worth trimming.
-	trimFrom = 1000
-	// halvings is enough to take the largest cache to the smallest, which is for 100 events.
+	countPeriod  = calmDuration / calmPeriods
+	calmPeriods  = 4
+	calmDuration = cacher.DefaultEventFreshDuration + 5*time.Second
+	// maxCalmEvents is how many events in a period still count as calm.
+	maxCalmEvents = 25
+	// minTrimEvents is the number of events below which a cache is not trimmed.
+	minTrimEvents = 1000
+	// halvings is enough to take the largest cache to the smallest, which is for 100
+	// events.
 	halvings = 16
-	// markersAtOnce markers are followed by markerPause, so that no watcher is overrun.
-	markersAtOnce = 100
-	markerPause   = 25 * time.Millisecond
+	// markerBatch markers are followed by markerPause, so that no watcher is overrun.
+	markerBatch = 100
+	markerPause = 25 * time.Millisecond
 	// markerKey is outside the prefix of every resource.
 	markerKey = "/drover/marker"
 )
@@ -63,12 +64,12 @@ type trimmedOptions struct {
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (o trimmedOptions) GetRESTOptions(resource schema.GroupResource, example runtime.Object) (generic.RESTOptions, error) {
 	opts, err := o.RESTOptionsGetter.GetRESTOptions(resource, example)
-	opts.Decorator = o.trimmer.storage
+	opts.Decorator = o.trimmer.newStorage
 	return opts, err
 }
 
-// storage is registry.StorageWithCacher with a trimmer below the cache.
-func (t trimmer) storage(
+// newStorage is registry.StorageWithCacher with a trimmer below the cache.
+func (t trimmer) newStorage(
 	config *storagebackend.ConfigForResource, prefix string,
 	keyOf func(runtime.Object) (string, error), newObject, newList func() runtime.Object,
 	attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
@@ -78,7 +79,7 @@ func (t trimmer) storage(
 		return raw, destroy, err
 	}
 	cached, err := cacher.NewCacherFromConfig(cacher.Config{
-		Storage:   trimming{Interface: raw, trimmer: t, newMarker: newObject},
+		Storage:   trimmingStorage{Interface: raw, trimmer: t, newMarker: newObject},
 		Versioner: storage.APIObjectVersioner{}, GroupResource: config.GroupResource,
 		EventsHistoryWindow: config.EventsHistoryWindow, ResourcePrefix: prefix,
 		KeyFunc: keyOrMarker(keyOf), NewFunc: newObject, NewListFunc: newList,
@@ -107,39 +108,39 @@ func keyOrMarker(keyOf func(runtime.Object) (string, error)) func(runtime.Object
 	}
 }
 
-// trimming is a storage whose watches send markers too.
-type trimming struct {
+// trimmingStorage is a storage whose watches send markers too.
+type trimmingStorage struct {
 	storage.Interface
 	trimmer   trimmer
 	newMarker func() runtime.Object
 }
 
 // Watch implements storage.Interface.
-func (s trimming) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+func (s trimmingStorage) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	inner, err := s.Interface.Watch(ctx, key, opts)
 	if err != nil {
 		return nil, err
 	}
-	w := &trimmedWatch{trimming: s, inner: inner, events: make(chan watch.Event), stopped: make(chan struct{})}
-	go w.run()
+	w := &trimmedWatch{trimmingStorage: s, inner: inner, events: make(chan watch.Event), stopped: make(chan struct{})}
+	go w.forwardEvents()
 	return w, nil
 }
 
 // trimmedWatch forwards the events of inner, and sends markers.
 type trimmedWatch struct {
-	trimming
+	trimmingStorage
 	inner   watch.Interface
 	events  chan watch.Event
 	stop    sync.Once
 	stopped chan struct{}
 
-	timer   clock.Timer
-	version string // the last resourceVersion
-	recent  int    // events in this period
-	calm    int    // periods in a row that had few
-	seen    int    // events that no marker has followed
-	owed    int    // markers still to be sent
-	filled  bool   // the cache is full of markers, and as large as before
+	timer     clock.Timer
+	version   string // the last resourceVersion
+	recent    int    // events in this period
+	calmCount int    // periods in a row that had few
+	unmarked  int    // events that no marker has followed
+	pending   int    // markers still to be sent
+	filled    bool   // the cache is full of markers, and as large as before
 }
 
 // ResultChan implements watch.Interface.
@@ -151,19 +152,19 @@ func (w *trimmedWatch) Stop() {
 	w.inner.Stop()
 }
 
-func (w *trimmedWatch) run() {
+func (w *trimmedWatch) forwardEvents() {
 	defer close(w.events)
-	w.timer = w.trimmer.clock.NewTimer(period)
+	w.timer = w.trimmer.clock.NewTimer(countPeriod)
 	defer w.timer.Stop()
 	for {
 		select {
 		case e, open := <-w.inner.ResultChan():
-			if !open || !w.send(e) {
+			if !open || !w.sendEvent(e) {
 				return
 			}
-			w.count(e)
+			w.countEvent(e)
 		case <-w.timer.C():
-			if !w.trim() {
+			if !w.endPeriod() {
 				return
 			}
 		case <-w.stopped:
@@ -172,8 +173,8 @@ func (w *trimmedWatch) run() {
 	}
 }
 
-// send reports whether the event was received.
-func (w *trimmedWatch) send(e watch.Event) bool {
+// sendEvent reports whether the event was received.
+func (w *trimmedWatch) sendEvent(e watch.Event) bool {
 	select {
 	case w.events <- e:
 		return true
@@ -182,65 +183,66 @@ func (w *trimmedWatch) send(e watch.Event) bool {
 	}
 }
 
-// count records what the cache keeps. A bookmark only has a version.
-func (w *trimmedWatch) count(e watch.Event) {
+// countEvent records what the cache keeps. A bookmark only has a version.
+func (w *trimmedWatch) countEvent(e watch.Event) {
 	m, err := meta.Accessor(e.Object)
 	if err != nil || e.Type == watch.Error {
 		return
 	}
 	w.version = m.GetResourceVersion()
 	if e.Type != watch.Bookmark {
-		w.seen++
+		w.unmarked++
 		w.recent++
 	}
 }
 
-// trim is called once a period, and more often while markers are owed. It reports
+// endPeriod is called once a period, and more often while markers are pending. It reports
 // whether the watch continues.
-func (w *trimmedWatch) trim() bool {
-	if w.owed == 0 {
-		w.owe()
+func (w *trimmedWatch) endPeriod() bool {
+	if w.pending == 0 {
+		w.planMarkers()
 	}
-	if w.owed == 0 {
-		w.timer.Reset(period)
+	if w.pending == 0 {
+		w.timer.Reset(countPeriod)
 		return true
 	}
-	count := min(w.owed, markersAtOnce)
-	if !w.mark(count) {
+	count := min(w.pending, markerBatch)
+	if !w.sendMarkers(count) {
 		return false
 	}
-	if w.owed -= count; w.owed > 0 {
+	if w.pending -= count; w.pending > 0 {
 		w.timer.Reset(markerPause)
 		return true
 	}
-	if w.calm, w.filled = 0, !w.filled; !w.filled {
+	if w.calmCount, w.filled = 0, !w.filled; !w.filled {
 		w.trimmer.trimmed()
 	}
-	w.timer.Reset(period)
+	w.timer.Reset(countPeriod)
 	return true
 }
 
-// owe decides, in a calm period, how many markers to send. First it is as many as there
-// were events, because only a full cache is halved, and at least half of it is full. Later,
-// when those are old too, it is as many as halve the cache to the smallest size.
-func (w *trimmedWatch) owe() {
-	if w.calm++; w.recent > few {
-		w.calm = 0
+// planMarkers decides, in a calm period, how many markers to send. First it is as many as
+// there were events, because only a full cache is halved, and at least half of it is
+// full. Later, when those are old too, it is as many as halve the cache to the smallest
+// size.
+func (w *trimmedWatch) planMarkers() {
+	if w.calmCount++; w.recent > maxCalmEvents {
+		w.calmCount = 0
 	}
 	w.recent = 0
 	switch {
-	case w.calm < calmPeriods:
+	case w.calmCount < calmPeriods:
 	case w.filled:
-		w.owed = halvings
-	case w.seen >= trimFrom:
-		w.owed, w.seen = w.seen, 0
+		w.pending = halvings
+	case w.unmarked >= minTrimEvents:
+		w.pending, w.unmarked = w.unmarked, 0
 	}
 }
 
-// mark sends markers and reports whether they were received. The last one removes the
-// marker object from the cache's list. So at least one comes before it: otherwise the
+// sendMarkers sends markers and reports whether they were received. The last one removes
+// the marker object from the cache's list. So at least one comes before it: otherwise the
 // cache has none to remove.
-func (w *trimmedWatch) mark(count int) bool {
+func (w *trimmedWatch) sendMarkers(count int) bool {
 	marker := w.newMarker()
 	m, err := meta.Accessor(marker)
 	if err != nil {
@@ -248,9 +250,9 @@ func (w *trimmedWatch) mark(count int) bool {
 	}
 	m.SetResourceVersion(w.version)
 	for range max(count-1, 1) {
-		if !w.send(watch.Event{Type: watch.Modified, Object: marker}) {
+		if !w.sendEvent(watch.Event{Type: watch.Modified, Object: marker}) {
 			return false
 		}
 	}
-	return w.send(watch.Event{Type: watch.Deleted, Object: marker})
+	return w.sendEvent(watch.Event{Type: watch.Deleted, Object: marker})
 }

@@ -28,11 +28,11 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// TestWatchCacheShrinksInCalm uses a real cache on a real etcd. After many events, and some
-// time with few, the cache keeps few of them, and neither the watches nor the list show the
-// markers that made it small.
-func TestWatchCacheShrinksInCalm(t *testing.T) {
-	things := trimFrom + 200
+// TestWatchCacheShrinksInCalmPeriods uses a real cache on a real etcd. After many events,
+// and some time with few, the cache keeps few of them, and neither the watches nor the
+// list show the markers that made it small.
+func TestWatchCacheShrinksInCalmPeriods(t *testing.T) {
+	things := minTrimEvents + 200
 	s := newThings(t)
 	var watches []watch.Interface
 	for range 3 { // with three watches the cache treats an event differently
@@ -42,20 +42,20 @@ func TestWatchCacheShrinksInCalm(t *testing.T) {
 	next := func(n int) {
 		s.create(t, n)
 		for _, w := range watches { // concurrently, because the cache ends a slow watch
-			last = expect(t, w, n)
+			last = expectAdded(t, w, n)
 		}
 	}
 	for n := range things {
 		next(n)
 	}
-	if have := capacity(t); have < things {
+	if have := cacheCapacity(t); have < things {
 		t.Fatalf("the cache has room for %d events after %d: there is nothing to be made small", have, things)
 	}
-	s.calm(t, func() {
+	s.passCalmPeriods(t, func() {
 		next(things)
 		things++
 	})
-	if have := capacity(t); have != 100 {
+	if have := cacheCapacity(t); have != 100 {
 		t.Errorf("when it was calm the cache has room for %d events, not for 100", have)
 	}
 	list := &unstructured.UnstructuredList{}
@@ -88,7 +88,7 @@ func newThings(t *testing.T) *things {
 	trims := trimmer{clock: s.clock, trimmed: func() { s.trimmed <- struct{}{} }}
 	var destroy func()
 	var err error
-	s.Interface, destroy, err = trims.storage(config.ForResource(schema.GroupResource{Group: "example.org", Resource: "things"}), thingsPrefix,
+	s.Interface, destroy, err = trims.newStorage(config.ForResource(schema.GroupResource{Group: "example.org", Resource: "things"}), thingsPrefix,
 		func(o runtime.Object) (string, error) {
 			return thingsPrefix + o.(*unstructured.Unstructured).GetName(), nil
 		},
@@ -126,11 +126,11 @@ func (s *things) watch(t *testing.T, version string) watch.Interface {
 	return w
 }
 
-// calm lets periods pass, with an event in each, until the cache has become
+// passCalmPeriods lets periods pass, with an event in each, until the cache has become
 // small.
-func (s *things) calm(t *testing.T, event func()) {
+func (s *things) passCalmPeriods(t *testing.T, event func()) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); s.clock.Step(period) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); s.clock.Step(countPeriod) {
 		event()
 		select {
 		case <-s.trimmed:
@@ -141,9 +141,9 @@ func (s *things) calm(t *testing.T, event func()) {
 	t.Fatal("the cache was not made small")
 }
 
-// expect returns the resourceVersion of the event of the n-th thing, which must be
+// expectAdded returns the resourceVersion of the event of the n-th thing, which must be
 // the next event.
-func expect(t *testing.T, w watch.Interface, n int) string {
+func expectAdded(t *testing.T, w watch.Interface, n int) string {
 	t.Helper()
 	select {
 	case e := <-w.ResultChan():
@@ -161,8 +161,8 @@ func expect(t *testing.T, w watch.Interface, n int) string {
 	return ""
 }
 
-// capacity returns how many events the cache has room for.
-func capacity(t *testing.T) int {
+// cacheCapacity returns how many events the cache has room for.
+func cacheCapacity(t *testing.T) int {
 	t.Helper()
 	families, err := legacyregistry.DefaultGatherer.Gather()
 	must(t, err)
@@ -198,8 +198,8 @@ func startEtcd(t *testing.T) string {
 		stop()
 		must(t, <-ended)
 	})
-	must(t, etcd.waitReady(t.Context()))
-	return etcd.endpoint()
+	must(t, etcd.waitUntilReady(t.Context()))
+	return etcd.clientURL()
 }
 
 func must(t *testing.T, err error) {
@@ -213,12 +213,12 @@ func must(t *testing.T, err error) {
 // does not have, whatever number is owed.
 func TestMarkersBeginModified(t *testing.T) {
 	t.Parallel()
-	for _, count := range []int{1, 2, markersAtOnce} {
+	for _, count := range []int{1, 2, markerBatch} {
 		w := &trimmedWatch{
-			trimming: trimming{newMarker: func() runtime.Object { return newThing("") }},
-			events:   make(chan watch.Event, markersAtOnce+1), stopped: make(chan struct{}), version: "7",
+			trimmingStorage: trimmingStorage{newMarker: func() runtime.Object { return newThing("") }},
+			events:          make(chan watch.Event, markerBatch+1), stopped: make(chan struct{}), version: "7",
 		}
-		if !w.mark(count) {
+		if !w.sendMarkers(count) {
 			t.Fatalf("%d markers were not taken", count)
 		}
 		close(w.events)

@@ -124,11 +124,11 @@ func Open(path string) (*Dir, error) {
 		return nil, err
 	}
 	d := &Dir{Layout: Layout(path)}
-	if err := d.claim(); err != nil {
-		return nil, errors.Join(describe(path, err), d.Close())
+	if err := d.claimFolder(); err != nil {
+		return nil, errors.Join(describeError(path, err), d.Close())
 	}
-	if err := d.prepare(); err != nil {
-		return nil, errors.Join(describe(path, err), d.Close())
+	if err := d.prepareFolder(); err != nil {
+		return nil, errors.Join(describeError(path, err), d.Close())
 	}
 	return d, nil
 }
@@ -145,40 +145,40 @@ func OpenExisting(path string) (*Dir, error) {
 		return nil, fmt.Errorf("%s is no Drover data dir", path)
 	}
 	if err == nil {
-		err = d.hold()
+		err = d.acquireLock()
 	}
 	if err != nil {
-		return nil, errors.Join(describe(path, err), d.Close())
+		return nil, errors.Join(describeError(path, err), d.Close())
 	}
 	return d, nil
 }
 
-// claim takes the lock before anything in the folder is changed.
-func (d *Dir) claim() error {
+// claimFolder acquires the lock before anything in the folder is changed.
+func (d *Dir) claimFolder() error {
 	if err := os.MkdirAll(string(d.Layout), 0o700); err != nil {
 		return err
 	}
-	if err := d.refuseForeign(); err != nil {
+	if err := d.refuseForeignFolder(); err != nil {
 		return err
 	}
-	return d.hold()
+	return d.acquireLock()
 }
 
-func (d *Dir) hold() error {
+func (d *Dir) acquireLock() error {
 	lock, err := os.OpenFile(filepath.Join(string(d.Layout), lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
 	d.lock = lock
-	if err := flock(lock); err != nil {
-		return d.inUse(err)
+	if err := lockExclusively(lock); err != nil {
+		return d.lockError(err)
 	}
 	return d.writePID()
 }
 
-// refuseForeign prevents Drover from using, and closing to others, a folder that has
+// refuseForeignFolder prevents Drover from using, and closing to others, a folder that has
 // other content, such as a home directory.
-func (d *Dir) refuseForeign() error {
+func (d *Dir) refuseForeignFolder() error {
 	ours, err := d.Exists()
 	if err != nil || ours {
 		return err
@@ -193,7 +193,7 @@ func (d *Dir) refuseForeign() error {
 	return nil
 }
 
-func (d *Dir) inUse(err error) error {
+func (d *Dir) lockError(err error) error {
 	if !errors.Is(err, syscall.EWOULDBLOCK) {
 		return fmt.Errorf("lock: %w", err)
 	}
@@ -212,7 +212,7 @@ func (d *Dir) writePID() error {
 	return err
 }
 
-func (d *Dir) prepare() error {
+func (d *Dir) prepareFolder() error {
 	if err := os.Chmod(string(d.Layout), 0o700); err != nil { //nolint:gosec // A folder needs the x bit.
 		return err
 	}
@@ -222,7 +222,7 @@ func (d *Dir) prepare() error {
 	if err := d.checkSpace(); err != nil {
 		return err
 	}
-	if err := errors.Join(os.RemoveAll(d.Run()), d.dropUnbornEtcd()); err != nil {
+	if err := errors.Join(os.RemoveAll(d.Run()), d.removeUninitializedEtcd()); err != nil {
 		return err
 	}
 	for _, dir := range []string{d.Run(), d.Logs(), d.Etcd(), d.Drivers()} {
@@ -233,10 +233,10 @@ func (d *Dir) prepare() error {
 	return nil
 }
 
-// dropUnbornEtcd removes the data of an etcd that never came up. Its log may lack
+// removeUninitializedEtcd removes the data of an etcd that never came up. Its log may lack
 // the entry that makes it a member of its own cluster; then it would wait for a
 // leader for ever. No write to it was ever acknowledged.
-func (d *Dir) dropUnbornEtcd() error {
+func (d *Dir) removeUninitializedEtcd() error {
 	for _, name := range []string{etcdFile, clusterIDFile} {
 		if word, err := d.readWord(name); err != nil || word != "" {
 			return err
@@ -245,7 +245,7 @@ func (d *Dir) dropUnbornEtcd() error {
 	return os.RemoveAll(d.Etcd())
 }
 
-// SetEtcdStarted records that etcd has come up once: from now on its data is kept.
+// SetEtcdStarted records that etcd has come up once: from now on its data is never removed.
 func (d *Dir) SetEtcdStarted() error { return d.writeWord(etcdFile, "yes") }
 
 // minFree is the free space that a start needs: etcd reserves 64 MB for its log and
@@ -268,7 +268,7 @@ func (d *Dir) SetReady() error {
 	return atomicfile.Write(d.Ready(), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o600)
 }
 
-// ClearReady undoes SetReady.
+// ClearReady removes what SetReady wrote.
 func (d *Dir) ClearReady() error {
 	if err := os.Remove(d.Ready()); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -331,8 +331,8 @@ func (d *Dir) Close() error {
 	return errors.Join(errs...)
 }
 
-// describe turns a system error into a line that says what to do.
-func describe(path string, err error) error {
+// describeError turns a system error into a line that says what to do.
+func describeError(path string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("the disk of data dir %s is full: %w", path, err)
@@ -347,7 +347,7 @@ func describe(path string, err error) error {
 }
 
 // Describe is describe for errors after Open.
-func (d *Dir) Describe(err error) error { return describe(string(d.Layout), err) }
+func (d *Dir) Describe(err error) error { return describeError(string(d.Layout), err) }
 
 // Default returns the data dir that is used without a flag.
 func Default(getenv func(string) string, uid int) string {

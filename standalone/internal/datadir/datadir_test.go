@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-func open(t *testing.T, path string) *Dir {
+func openDir(t *testing.T, path string) *Dir {
 	t.Helper()
 	d, err := Open(path)
 	if err != nil {
@@ -40,7 +40,7 @@ func TestOpenMakesAPrivateFolder(t *testing.T) {
 			if err := prepare(path); err != nil {
 				t.Fatal(err)
 			}
-			d := open(t, path)
+			d := openDir(t, path)
 			for _, dir := range []string{path, d.Etcd(), d.Run(), d.Logs(), d.Drivers()} {
 				info, err := os.Stat(dir)
 				if err != nil {
@@ -61,9 +61,9 @@ func closeNew(d *Dir, err error) error {
 	return d.Close()
 }
 
-func TestOneHolder(t *testing.T) {
+func TestLockIsExclusive(t *testing.T) {
 	path := t.TempDir()
-	d := open(t, path)
+	d := openDir(t, path)
 	for name, try := range map[string]func(string) (*Dir, error){"up": Open, "purge": OpenExisting} {
 		_, err := try(path)
 		want := fmt.Sprintf("data dir %s is in use by drover (pid %d)", path, os.Getpid())
@@ -77,11 +77,11 @@ func TestOneHolder(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	open(t, path)
+	openDir(t, path)
 }
 
-func TestARefusedOpenChangesNothing(t *testing.T) {
-	d := open(t, t.TempDir())
+func TestRefusedOpenChangesNothing(t *testing.T) {
+	d := openDir(t, t.TempDir())
 	if err := d.SetReady(); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestARefusedOpenChangesNothing(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesSomebodyElsesFolder(t *testing.T) {
+func TestOpenRefusesForeignFolder(t *testing.T) {
 	path := t.TempDir()
 	if err := os.WriteFile(filepath.Join(path, "thesis.txt"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -114,7 +114,7 @@ func TestOpenRefusesSomebodyElsesFolder(t *testing.T) {
 	}
 }
 
-func TestOpenExistingWantsADataDir(t *testing.T) {
+func TestOpenExistingRequiresADataDir(t *testing.T) {
 	for name, path := range map[string]string{"missing": filepath.Join(t.TempDir(), "missing"), "empty": t.TempDir()} {
 		if _, err := OpenExisting(path); err == nil || err.Error() != path+" is no Drover data dir" {
 			t.Errorf("%s: got %v", name, err)
@@ -122,7 +122,7 @@ func TestOpenExistingWantsADataDir(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhatToDo(t *testing.T) {
+func TestErrorMessages(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -149,8 +149,8 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
-func TestPortAndClusterIDAreKept(t *testing.T) {
-	d := open(t, t.TempDir())
+func TestPortAndClusterIDAreStored(t *testing.T) {
+	d := openDir(t, t.TempDir())
 	if port, err := d.Port(); err != nil || port != 0 {
 		t.Errorf("new: port %d, %v", port, err)
 	}
@@ -160,7 +160,7 @@ func TestPortAndClusterIDAreKept(t *testing.T) {
 	if err := errors.Join(d.SetPort(6443), d.SetClusterID("uid"), d.Close()); err != nil {
 		t.Fatal(err)
 	}
-	d = open(t, string(d.Layout))
+	d = openDir(t, string(d.Layout))
 	if port, err := d.Port(); err != nil || port != 6443 {
 		t.Errorf("kept: port %d, %v", port, err)
 	}
@@ -169,8 +169,8 @@ func TestPortAndClusterIDAreKept(t *testing.T) {
 	}
 }
 
-func TestADamagedPortIsNamed(t *testing.T) {
-	d := open(t, t.TempDir())
+func TestDamagedPortFile(t *testing.T) {
+	d := openDir(t, t.TempDir())
 	for _, content := range []string{"many", "0", "70000", "-1"} {
 		if err := os.WriteFile(filepath.Join(string(d.Layout), portFile), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -182,13 +182,13 @@ func TestADamagedPortIsNamed(t *testing.T) {
 	}
 }
 
-func TestAStartClearsWhatMeansNothingAnyMore(t *testing.T) {
-	d := open(t, t.TempDir())
+func TestOpenRemovesStaleFiles(t *testing.T) {
+	d := openDir(t, t.TempDir())
 	temp := filepath.Join(string(d.Layout), ".tmp-kubeconfig-1")
 	if err := errors.Join(d.SetReady(), os.WriteFile(temp, nil, 0o600), d.Close()); err != nil {
 		t.Fatal(err)
 	}
-	open(t, string(d.Layout))
+	openDir(t, string(d.Layout))
 	for _, path := range []string{d.Ready(), temp} {
 		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is still there: %v", path, err)
@@ -201,7 +201,7 @@ func TestSocket(t *testing.T) {
 	deep := filepath.Join(t.TempDir(), strings.Repeat("long-name-", 20), strings.Repeat("deeper-yet", 10))
 	for name, path := range map[string]string{"short": t.TempDir(), "long": deep} {
 		t.Run(name, func(t *testing.T) {
-			d := open(t, path)
+			d := openDir(t, path)
 			socket, err := d.Socket("etcd.sock")
 			if err != nil {
 				t.Fatal(err)
@@ -221,7 +221,7 @@ func TestSocketPathLimit(t *testing.T) {
 	for _, extra := range []int{0, 1} {
 		base := t.TempDir()
 		fill := maxSocketPath - len(filepath.Join(base, "x", runDir, "etcd.sock")) + 1 + extra
-		d := open(t, filepath.Join(base, strings.Repeat("x", fill)))
+		d := openDir(t, filepath.Join(base, strings.Repeat("x", fill)))
 		socket, err := d.Socket("etcd.sock")
 		if err != nil {
 			t.Fatal(err)
@@ -249,7 +249,7 @@ func assertConnects(t *testing.T, socket string) {
 	}
 }
 
-func TestRemoveTakesOnlyWhatIsDrovers(t *testing.T) {
+func TestRemoveKeepsForeignFiles(t *testing.T) {
 	fill := func(t *testing.T, d *Dir) {
 		t.Helper()
 		if err := errors.Join(d.SetPort(1), d.SetClusterID("uid"), d.SetReady(), os.MkdirAll(d.PKI(), 0o700)); err != nil {
@@ -262,7 +262,7 @@ func TestRemoveTakesOnlyWhatIsDrovers(t *testing.T) {
 		}
 	}
 	t.Run("all", func(t *testing.T) {
-		d := open(t, filepath.Join(t.TempDir(), "dir"))
+		d := openDir(t, filepath.Join(t.TempDir(), "dir"))
 		fill(t, d)
 		if left, err := d.Remove(); err != nil || len(left) > 0 {
 			t.Errorf("left %v, %v", left, err)
@@ -272,7 +272,7 @@ func TestRemoveTakesOnlyWhatIsDrovers(t *testing.T) {
 		}
 	})
 	t.Run("but a person's file", func(t *testing.T) {
-		d := open(t, filepath.Join(t.TempDir(), "dir"))
+		d := openDir(t, filepath.Join(t.TempDir(), "dir"))
 		fill(t, d)
 		if err := os.WriteFile(filepath.Join(string(d.Layout), "notes"), nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -304,9 +304,9 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// TestUnbornEtcdIsDropped checks that the data of an etcd that never came up is removed, and
-// that data which may include acknowledged writes stays.
-func TestUnbornEtcdIsDropped(t *testing.T) {
+// TestUninitializedEtcdIsRemoved checks that the data of an etcd that never came up is
+// removed, and that data which may include acknowledged writes stays.
+func TestUninitializedEtcdIsRemoved(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mark func(*Dir) error
 		kept bool
@@ -318,12 +318,12 @@ func TestUnbornEtcdIsDropped(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "data")
-			d := open(t, path)
+			d := openDir(t, path)
 			file := filepath.Join(d.Etcd(), "member")
 			if err := errors.Join(os.WriteFile(file, nil, 0o600), tc.mark(d), d.Close()); err != nil {
 				t.Fatal(err)
 			}
-			open(t, path)
+			openDir(t, path)
 			if _, err := os.Stat(file); (err == nil) != tc.kept {
 				t.Errorf("%v, want it kept: %v", err, tc.kept)
 			}

@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-func flock(f *os.File) error {
+func lockExclusively(f *os.File) error {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 }
 

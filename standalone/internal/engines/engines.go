@@ -17,7 +17,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -25,27 +24,43 @@ import (
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/registry"
-	"cloudnative.tw/drover/internal/driver/statedir"
 )
-
-// askWithin is how long an engine may take to report its id.
-const askWithin = 5 * time.Second
 
 // Engine is an engine that a driver has run servers on.
 type Engine struct {
-	Driver  string `json:"driver"`
-	FakeDir string `json:"fakeDir,omitempty"`
-	QEMUDir string `json:"qemuDir,omitempty"`
+	Driver string
+	// Dir is the folder that the engine is; empty for one that is no folder.
+	Dir string
 	// ID is the engine's own id. It is empty if the engine did not answer when its
 	// driver was chosen, and in records that an older version has written.
-	ID string `json:"engineID,omitempty"`
+	ID string
 }
 
 // String returns the name that people use for the engine.
 func (e Engine) String() string { return e.Driver + "/" + cmp.Or(e.ID, "unknown") }
 
-// folder returns the folder of an engine that is one.
-func (e Engine) folder() string { return cmp.Or(e.FakeDir, e.QEMUDir) }
+// MarshalJSON writes the folder under a key that has the driver's name: "fakeDir".
+func (e Engine) MarshalJSON() ([]byte, error) {
+	record := map[string]string{"driver": e.Driver}
+	if e.Dir != "" {
+		record[e.Driver+"Dir"] = e.Dir
+	}
+	if e.ID != "" {
+		record["engineID"] = e.ID
+	}
+	return json.Marshal(record)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (e *Engine) UnmarshalJSON(data []byte) error {
+	var record map[string]string
+	if err := json.Unmarshal(data, &record); err != nil {
+		return err
+	}
+	e.Driver, e.ID = record["driver"], record["engineID"]
+	e.Dir = record[e.Driver+"Dir"]
+	return nil
+}
 
 // Choose resolves the --vm-driver list to names; for auto it queries the engines. It
 // records them in file before any server can be made, together with the engines that
@@ -63,37 +78,26 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o regis
 			return nil, err
 		}
 		// An engine that does not answer yet is recorded without its id.
-		used[i].ID, _ = askID(ctx, used[i], d.Driver)
+		used[i].ID, _ = engineID(ctx, used[i], d.Driver)
 	}
-	return names, keep(ctx, file, used, bound)
+	return names, recordEngines(ctx, file, used, bound, o.Settings)
 }
 
-// askID returns the engine's id. The id of a folder is read without its driver, which
-// may need programs that are gone, and would recreate a folder that is gone.
-func askID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
-	if path := e.folder(); path != "" {
-		dir, err := statedir.OpenExisting("the "+e.Driver+" driver's folder", path)
-		if err != nil {
-			return "", err
-		}
-		return dir.ID()
+// engineID returns the engine's id. That of a folder needs no driver.
+func engineID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
+	if e.Dir != "" {
+		return registry.IdentifyDataDir(e.Driver, e.Dir)
 	}
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
-	defer cancel()
-	who, ok := driver.As[driver.Identifier](d)
-	if !ok {
-		return "", errors.New("it does not tell its engine's id")
-	}
-	return who.EngineID(ctx)
+	return registry.Identify(ctx, d)
 }
 
-func keep(ctx context.Context, file string, used []Engine, bound []api.Binding) error {
-	known, err := load(file)
+func recordEngines(ctx context.Context, file string, used []Engine, bound []api.Binding, s registry.Settings) error {
+	known, err := loadEngines(file)
 	if err != nil {
 		return err
 	}
 	var all []Engine
-	for _, e := range append(identify(ctx, known, bound), used...) {
+	for _, e := range append(addEngineIDs(ctx, known, bound, s), used...) {
 		if !slices.Contains(all, e) {
 			all = append(all, e)
 		}
@@ -105,53 +109,46 @@ func keep(ctx context.Context, file string, used []Engine, bound []api.Binding) 
 	return atomicfile.Update(file, append(data, '\n'), 0o600)
 }
 
-// identify returns the engines that are known or bound to. For a folder without an id it
+// addEngineIDs returns the engines that are known or bound to. For a folder without an id it
 // reads that. Any other engine without one stays so: even if no VirtualMachine is bound
 // to it, it may have servers, such as orphans.
-func identify(ctx context.Context, known []Engine, bound []api.Binding) []Engine {
+func addEngineIDs(ctx context.Context, known []Engine, bound []api.Binding, s registry.Settings) []Engine {
 	all := slices.Clone(known)
 	for n, e := range all {
-		if e.ID == "" && e.folder() != "" {
-			all[n].ID, _ = askID(ctx, e, nil)
+		if e.ID == "" && e.Dir != "" {
+			all[n].ID, _ = engineID(ctx, e, nil)
 		}
 	}
 	for _, b := range bound {
-		if !isFolder(b.Driver) {
+		if o := s[b.Driver]; o == nil || o.DataDir() == nil {
 			all = append(all, Engine{Driver: b.Driver, ID: b.EngineID})
 		}
 	}
 	return all
 }
 
-// isFolder reports whether a driver's engines are folders.
-func isFolder(name string) bool { return name == "fake" || name == "qemu" }
-
 // newEngine records absolute paths, because purge may be run in another folder.
-func newEngine(name string, s registry.Settings) (Engine, error) {
-	engine := Engine{Driver: name}
-	var err error
-	switch name {
-	case "fake":
-		engine.FakeDir, err = filepath.Abs(s.FakeDir)
-	case "qemu":
-		engine.QEMUDir, err = filepath.Abs(s.QEMUDir)
+func newEngine(name string, s registry.Settings) (engine Engine, err error) {
+	engine.Driver = name
+	if dir := s[name].DataDir(); dir != nil {
+		engine.Dir, err = filepath.Abs(*dir)
 	}
 	return engine, err
 }
 
-// QEMUDirs returns the folders of machines that the installation has used.
-func QEMUDirs(file string) ([]string, error) {
-	known, err := load(file)
+// DataDirs returns the folders of a driver that the installation has used.
+func DataDirs(file, name string) ([]string, error) {
+	known, err := loadEngines(file)
 	var dirs []string
 	for _, engine := range known {
-		if engine.QEMUDir != "" {
-			dirs = append(dirs, engine.QEMUDir)
+		if engine.Driver == name && engine.Dir != "" {
+			dirs = append(dirs, engine.Dir)
 		}
 	}
 	return dirs, err
 }
 
-func load(file string) ([]Engine, error) {
+func loadEngines(file string) ([]Engine, error) {
 	data, err := os.ReadFile(file) //nolint:gosec // A file of the data dir.
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -178,7 +175,7 @@ type Reopened struct {
 // Reopen opens every engine that the installation has used, except those in skip, which
 // are named as by String. It fails if another engine answers, or none.
 func Reopen(ctx context.Context, file string, skip []string, o registry.Options) ([]Reopened, error) {
-	known, err := load(file)
+	known, err := loadEngines(file)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +185,7 @@ func Reopen(ctx context.Context, file string, skip []string, o registry.Options)
 		if i := slices.Index(skip, e.String()); i >= 0 {
 			continue
 		}
-		d, err := reopen(ctx, e, o)
+		d, err := reopenEngine(ctx, e, o)
 		all, errs = append(all, d), append(errs, err)
 	}
 	for _, name := range skip {
@@ -199,24 +196,26 @@ func Reopen(ctx context.Context, file string, skip []string, o registry.Options)
 	return all, errors.Join(errs...)
 }
 
-func reopen(ctx context.Context, e Engine, o registry.Options) (Reopened, error) {
-	if e.folder() != "" {
-		if _, err := askID(ctx, e, nil); err != nil {
+func reopenEngine(ctx context.Context, e Engine, o registry.Options) (Reopened, error) {
+	if e.Dir != "" {
+		if _, err := engineID(ctx, e, nil); err != nil {
 			return Reopened{}, fmt.Errorf("%s cannot be asked: %w", e, err)
 		}
 	}
 	o.Settings, o.Registerer = registry.DefaultSettings(), prometheus.NewRegistry()
-	o.FakeDir, o.QEMUDir = e.FakeDir, e.QEMUDir
+	if options := o.Settings[e.Driver]; options != nil && options.DataDir() != nil {
+		*options.DataDir() = e.Dir
+	}
 	opened, err := registry.Open(ctx, e.Driver, o)
 	if err != nil {
 		return Reopened{}, err
 	}
 	r := Reopened{Engine: e, Driver: opened[0].Driver}
-	id, err := askID(ctx, e, r.Driver)
+	id, err := engineID(ctx, e, r.Driver)
 	switch {
 	case err != nil:
 		return r, fmt.Errorf("%s cannot be asked: %w", e, err)
-	case e.ID == "" && e.folder() == "":
+	case e.ID == "" && e.Dir == "":
 		r.Doubt = fmt.Errorf("%s: no id is kept of the engine that was used, and the one that answers, %s/%s, has no servers of this installation", e, e.Driver, id)
 	case e.ID != "" && e.ID != id:
 		return r, fmt.Errorf("%s does not answer, but another engine in its place: %s/%s", e, e.Driver, id)

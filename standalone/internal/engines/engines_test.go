@@ -4,6 +4,7 @@
 package engines
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,8 +24,11 @@ const cluster = "cluster-1"
 
 func options(fakeDir string) registry.Options {
 	settings := registry.DefaultSettings()
-	settings.FakeDir = fakeDir
-	return registry.Options{Settings: settings, ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()}
+	*settings["fake"].DataDir() = fakeDir
+	return registry.Options{
+		Settings:    settings,
+		Environment: driver.Environment{ClusterID: cluster, Clock: clock.RealClock{}, Log: logr.Discard()},
+	}
 }
 
 func choose(t *testing.T, file, fakeDir string) []string {
@@ -76,18 +80,18 @@ func TestReopenFindsTheServersOfEarlierRuns(t *testing.T) {
 	}
 }
 
-// TestQEMUDirs checks that machines are found wherever purge is run, and without QEMU.
-func TestQEMUDirs(t *testing.T) {
+// TestDataDirs checks that machines are found wherever purge is run, and without QEMU.
+func TestDataDirs(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "engines.json")
 	t.Chdir(dir)
 	o := options("")
-	o.QEMUDir = "machines"
+	*o.Settings["qemu"].DataDir() = "machines"
 	if _, err := Choose(t.Context(), file, "qemu", nil, o); err != nil {
 		t.Fatal(err)
 	}
 	t.Chdir(t.TempDir())
-	if dirs, err := QEMUDirs(file); err != nil || !slices.Equal(dirs, []string{filepath.Join(dir, "machines")}) {
+	if dirs, err := DataDirs(file, "qemu"); err != nil || !slices.Equal(dirs, []string{filepath.Join(dir, "machines")}) {
 		t.Errorf("the folders are %q, %v", dirs, err)
 	}
 	opened := again(t, file)
@@ -144,8 +148,8 @@ func TestIdentify(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := strings.TrimSpace(string(content))
-	older := []Engine{{Driver: "docker"}, {Driver: "fake", FakeDir: dir}, {Driver: "fake", FakeDir: "/gone"}}
-	kept := []Engine{{Driver: "docker"}, {Driver: "fake", FakeDir: dir, ID: id}, {Driver: "fake", FakeDir: "/gone"}}
+	older := []Engine{{Driver: "docker"}, {Driver: "fake", Dir: dir}, {Driver: "fake", Dir: "/gone"}}
+	kept := []Engine{{Driver: "docker"}, {Driver: "fake", Dir: dir, ID: id}, {Driver: "fake", Dir: "/gone"}}
 	for name, c := range map[string]struct {
 		bound []api.Binding
 		added []Engine
@@ -157,7 +161,7 @@ func TestIdentify(t *testing.T) {
 		"no VMs": {nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got, want := identify(t.Context(), older, c.bound), slices.Concat(kept, c.added); !slices.Equal(got, want) {
+			if got, want := addEngineIDs(t.Context(), older, c.bound, registry.DefaultSettings()), slices.Concat(kept, c.added); !slices.Equal(got, want) {
 				t.Errorf("got %+v, want %+v", got, want)
 			}
 		})
@@ -186,11 +190,38 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 	if _, err := Reopen(t.Context(), file, []string{"fake/none"}, options("")); err == nil || !strings.Contains(err.Error(), "fake/none is no engine") {
 		t.Errorf("without one that is not known: %v", err)
 	}
-	known, err := load(file)
+	known, err := loadEngines(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if opened, err := Reopen(t.Context(), file, []string{known[0].String()}, options("")); err != nil || len(opened) != 0 {
 		t.Errorf("without it: %v, %v", opened, err)
+	}
+}
+
+// TestRecordsOfOtherVersions checks the form of the file: this version reads what the ones
+// before it wrote, and writes what they read.
+func TestRecordsOfOtherVersions(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "engines.json")
+	before := `[{"driver":"docker","engineID":"A"},{"driver":"fake","fakeDir":"/f","engineID":"B"},{"driver":"qemu","qemuDir":"/q"}]`
+	if err := os.WriteFile(file, []byte(before), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	known, err := loadEngines(file)
+	want := []Engine{{Driver: "docker", ID: "A"}, {Driver: "fake", Dir: "/f", ID: "B"}, {Driver: "qemu", Dir: "/q"}}
+	if err != nil || !slices.Equal(known, want) {
+		t.Fatalf("read %+v, %v, want %+v", known, err, want)
+	}
+	written, err := json.Marshal(known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The fields as those versions read them.
+	var older []struct{ Driver, FakeDir, QEMUDir, EngineID string }
+	if err := json.Unmarshal(written, &older); err != nil {
+		t.Fatal(err)
+	}
+	if older[0].EngineID != "A" || older[1].FakeDir != "/f" || older[1].EngineID != "B" || older[2].QEMUDir != "/q" {
+		t.Errorf("wrote %s", written)
 	}
 }

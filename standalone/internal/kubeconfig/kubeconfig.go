@@ -28,7 +28,7 @@ func WriteForPeople(path, url, caFile, certFile string) error {
 	if err != nil {
 		return err
 	}
-	return write(path,
+	return writeConfig(path,
 		&clientcmdapi.Cluster{Server: url, CertificateAuthorityData: ca},
 		&clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key})
 }
@@ -36,12 +36,12 @@ func WriteForPeople(path, url, caFile, certFile string) error {
 // WriteForPrograms refers to the files, so that a long-running program continues after a
 // renewal.
 func WriteForPrograms(path, url, caFile, certFile string) error {
-	return write(path,
+	return writeConfig(path,
 		&clientcmdapi.Cluster{Server: url, CertificateAuthority: caFile},
 		&clientcmdapi.AuthInfo{ClientCertificate: certFile, ClientKey: certFile})
 }
 
-func write(path string, cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {
+func writeConfig(path string, cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {
 	config := clientcmdapi.NewConfig()
 	config.Clusters[name] = cluster
 	config.AuthInfos[name] = user

@@ -30,8 +30,8 @@ func newStore(t *testing.T) *pki.Store {
 	return store
 }
 
-// load reads a kubeconfig as every client does, and checks its certificates.
-func load(t *testing.T, path string) *rest.Config {
+// loadConfig reads a kubeconfig as every client does, and checks its certificates.
+func loadConfig(t *testing.T, path string) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
@@ -61,7 +61,7 @@ func TestWriteForPeopleCanBeCopied(t *testing.T) {
 	if err := os.RemoveAll(store.Dir); err != nil {
 		t.Fatal(err)
 	}
-	if config := load(t, path); len(config.CertData) == 0 || len(config.CAData) == 0 {
+	if config := loadConfig(t, path); len(config.CertData) == 0 || len(config.CAData) == 0 {
 		t.Error("certificates are not inside")
 	}
 }
@@ -71,7 +71,7 @@ func TestWriteForProgramsNamesFiles(t *testing.T) {
 	if err := WriteForPrograms(path, url, store.CABundle(), store.ControllerManager()); err != nil {
 		t.Fatal(err)
 	}
-	config := load(t, path)
+	config := loadConfig(t, path)
 	if config.CertFile != store.ControllerManager() || config.CAFile != store.CABundle() {
 		t.Errorf("names %s and %s", config.CertFile, config.CAFile)
 	}

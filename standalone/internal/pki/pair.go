@@ -39,36 +39,36 @@ type leaf struct {
 	hosts  []string
 }
 
-func (l *leaf) usage() x509.ExtKeyUsage {
+func (l *leaf) extKeyUsage() x509.ExtKeyUsage {
 	if len(l.hosts) > 0 {
 		return x509.ExtKeyUsageServerAuth
 	}
 	return x509.ExtKeyUsageClientAuth
 }
 
-// goodAs reports whether have can continue to serve as the required leaf.
-func (l *leaf) goodAs(have, ca *pair, now time.Time) bool {
+// isSatisfiedBy reports whether have can continue to serve as the required leaf.
+func (l *leaf) isSatisfiedBy(have, ca *pair, now time.Time) bool {
 	c := have.cert
 	return c.CheckSignatureFrom(ca.cert) == nil &&
 		!now.Before(c.NotBefore) && c.NotAfter.Sub(now) >= leafRenew &&
 		c.Subject.CommonName == l.name && slices.Equal(c.Subject.Organization, l.groups) &&
-		slices.Contains(c.ExtKeyUsage, l.usage()) && l.covered(c)
+		slices.Contains(c.ExtKeyUsage, l.extKeyUsage()) && l.coversHosts(c)
 }
 
-// covered reports whether the certificate is valid for every required host.
-func (l *leaf) covered(c *x509.Certificate) bool {
+// coversHosts reports whether the certificate is valid for every required host.
+func (l *leaf) coversHosts(c *x509.Certificate) bool {
 	return !slices.ContainsFunc(l.hosts, func(host string) bool {
 		return c.VerifyHostname(host) != nil
 	})
 }
 
-func (l *leaf) issue(ca *pair, now time.Time) (*pair, error) {
+func (l *leaf) issueCertificate(ca *pair, now time.Time) (*pair, error) {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: l.name, Organization: l.groups},
 		NotBefore:   now.Add(-backdate),
 		NotAfter:    now.Add(leafLife),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{l.usage()},
+		ExtKeyUsage: []x509.ExtKeyUsage{l.extKeyUsage()},
 	}
 	for _, host := range l.hosts {
 		if ip := net.ParseIP(host); ip != nil {
@@ -77,7 +77,7 @@ func (l *leaf) issue(ca *pair, now time.Time) (*pair, error) {
 			template.DNSNames = append(template.DNSNames, host)
 		}
 	}
-	return sign(template, ca)
+	return signCertificate(template, ca)
 }
 
 func newCA(now time.Time) (*pair, error) {
@@ -91,16 +91,16 @@ func newCA(now time.Time) (*pair, error) {
 		IsCA:                  true,
 		MaxPathLenZero:        true,
 	}
-	return sign(template, nil)
+	return signCertificate(template, nil)
 }
 
-// usableCA requires a year of remaining validity, so that no leaf outlives its CA.
-func usableCA(ca *pair, now time.Time) bool {
+// isUsableCA requires a year of remaining validity, so that no leaf outlives its CA.
+func isUsableCA(ca *pair, now time.Time) bool {
 	return ca.cert.IsCA && ca.cert.NotAfter.Sub(now) >= caRenewAt
 }
 
-// sign makes a key and a certificate for it; without a CA it is self-signed.
-func sign(template *x509.Certificate, ca *pair) (*pair, error) {
+// signCertificate makes a key and a certificate for it; without a CA it is self-signed.
+func signCertificate(template *x509.Certificate, ca *pair) (*pair, error) {
 	key, err := newKey()
 	if err != nil {
 		return nil, err
@@ -133,9 +133,9 @@ func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
 }
 
-// save writes certificate and key into one file, so that a reader always gets a
+// savePair writes certificate and key into one file, so that a reader always gets a
 // matching pair.
-func save(path string, p *pair) error {
+func savePair(path string, p *pair) error {
 	key, err := keyPEM(p.key)
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func save(path string, p *pair) error {
 	return atomicfile.Write(path, append(p.certPEM(), key...), 0o600)
 }
 
-func load(path string) (*pair, error) {
+func loadPair(path string) (*pair, error) {
 	data, err := readPrivate(path)
 	if err != nil {
 		return nil, err
@@ -188,7 +188,7 @@ func readPrivate(path string) ([]byte, error) {
 // Split returns the content of a file of the store as two pieces of PEM, for callers
 // that need certificate and key separately.
 func Split(path string) (cert, key []byte, err error) {
-	p, err := load(path)
+	p, err := loadPair(path)
 	if err != nil {
 		return nil, nil, err
 	}

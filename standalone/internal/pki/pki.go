@@ -78,14 +78,14 @@ func (s *Store) ServiceAccountKey() string { return filepath.Join(s.Dir, service
 // Ensure completes the store. It returns the files that it made or renewed, even if it
 // then failed.
 func (s *Store) Ensure() ([]string, error) {
-	if err := s.prepare(); err != nil {
+	if err := s.prepareFolder(); err != nil {
 		return nil, err
 	}
 	ca, changed, err := s.ensureCA()
 	if err != nil {
 		return changed, fmt.Errorf("certificate authority: %w", err)
 	}
-	for _, want := range s.leaves() {
+	for _, want := range s.requiredLeaves() {
 		made, err := s.ensureLeaf(ca, want)
 		if err != nil {
 			return changed, fmt.Errorf("certificate %s: %w", want.file, err)
@@ -104,7 +104,7 @@ func (s *Store) Ensure() ([]string, error) {
 	return changed, nil
 }
 
-func (s *Store) prepare() error {
+func (s *Store) prepareFolder() error {
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return err
 	}
@@ -116,15 +116,15 @@ func (s *Store) prepare() error {
 func (s *Store) ensureCA() (*pair, []string, error) {
 	path := filepath.Join(s.Dir, caFile)
 	var changed []string
-	ca, err := load(path)
-	if err != nil && !repairable(err) {
+	ca, err := loadPair(path)
+	if err != nil && !isRepairable(err) {
 		return nil, nil, err
 	}
-	if err != nil || !usableCA(ca, s.Clock.Now()) {
+	if err != nil || !isUsableCA(ca, s.Clock.Now()) {
 		if ca, err = newCA(s.Clock.Now()); err != nil {
 			return nil, nil, err
 		}
-		if err := save(path, ca); err != nil {
+		if err := savePair(path, ca); err != nil {
 			return nil, nil, err
 		}
 		changed = []string{caFile}
@@ -132,7 +132,7 @@ func (s *Store) ensureCA() (*pair, []string, error) {
 	return ca, changed, atomicfile.Update(s.CABundle(), ca.certPEM(), 0o644)
 }
 
-func (s *Store) leaves() []leaf {
+func (s *Store) requiredLeaves() []leaf {
 	return []leaf{
 		{file: servingFile, name: "kube-apiserver", hosts: s.Hosts},
 		{file: adminFile, name: "drover-admin", groups: []string{"system:masters"}},
@@ -143,18 +143,18 @@ func (s *Store) leaves() []leaf {
 
 func (s *Store) ensureLeaf(ca *pair, want leaf) (bool, error) {
 	path := filepath.Join(s.Dir, want.file)
-	have, err := load(path)
-	if err != nil && !repairable(err) {
+	have, err := loadPair(path)
+	if err != nil && !isRepairable(err) {
 		return false, err
 	}
-	if err == nil && want.goodAs(have, ca, s.Clock.Now()) {
+	if err == nil && want.isSatisfiedBy(have, ca, s.Clock.Now()) {
 		return false, nil
 	}
-	made, err := want.issue(ca, s.Clock.Now())
+	made, err := want.issueCertificate(ca, s.Clock.Now())
 	if err != nil {
 		return false, err
 	}
-	return true, save(path, made)
+	return true, savePair(path, made)
 }
 
 func (s *Store) ensureServiceAccountKey() (bool, error) {
@@ -163,7 +163,7 @@ func (s *Store) ensureServiceAccountKey() (bool, error) {
 	if err == nil {
 		return false, nil
 	}
-	if !repairable(err) {
+	if !isRepairable(err) {
 		return false, err
 	}
 	key, err := newKey()
@@ -180,9 +180,9 @@ func (s *Store) ensureServiceAccountKey() (bool, error) {
 // errDamaged marks a file whose content is not a certificate or key.
 var errDamaged = errors.New("damaged")
 
-// repairable reports whether err is about a file that can be recreated, rather than one
+// isRepairable reports whether err is about a file that can be recreated, rather than one
 // that must not be changed, for example because it cannot be read.
-func repairable(err error) bool {
+func isRepairable(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errDamaged)
 }
 

@@ -60,7 +60,7 @@ func assertServes(t *testing.T, s *Store) {
 			Certificates: []tls.Certificate{keyPair(t, user)}, RootCAs: authority,
 			ServerName: "localhost", Time: s.Clock.Now, MinVersion: tls.VersionTLS13,
 		}
-		if err := shakeHands(t.Context(), server, client); err != nil {
+		if err := connectTLS(t.Context(), server, client); err != nil {
 			t.Errorf("%s calls: %v", filepath.Base(user), err)
 		}
 	}
@@ -71,7 +71,7 @@ func assertServes(t *testing.T, s *Store) {
 	}
 }
 
-func shakeHands(ctx context.Context, server, client *tls.Config) error {
+func connectTLS(ctx context.Context, server, client *tls.Config) error {
 	a, b := net.Pipe()
 	served := make(chan error, 1)
 	go func() { served <- tls.Server(a, server).HandshakeContext(ctx) }()
@@ -101,7 +101,7 @@ func read(t *testing.T, path string) []byte {
 	return data
 }
 
-func TestEnsureMakesAllAndThenNothing(t *testing.T) {
+func TestEnsureIsRepeatable(t *testing.T) {
 	s, _ := newStore(t)
 	if changed := ensure(t, s); !slices.Equal(changed, all) {
 		t.Errorf("first start made %v", changed)
@@ -245,7 +245,7 @@ func TestEnsureRepairs(t *testing.T) {
 	}
 }
 
-func TestNewHostsNeedANewServingCertificate(t *testing.T) {
+func TestNewHostsRenewTheServingCertificate(t *testing.T) {
 	s, _ := newStore(t)
 	ensure(t, s)
 	s.Hosts = append(s.Hosts, "192.0.2.7", "drover.example")
@@ -254,7 +254,7 @@ func TestNewHostsNeedANewServingCertificate(t *testing.T) {
 	}
 }
 
-func TestEnsureDoesNotReplaceWhatItCannotRead(t *testing.T) {
+func TestEnsureDoesNotReplaceUnreadableFiles(t *testing.T) {
 	s, _ := newStore(t)
 	ensure(t, s)
 	path := filepath.Join(s.Dir, caFile)
@@ -311,14 +311,14 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// keep runs Keep; each value on the channel is one check.
-func keep(t *testing.T, s *Store) (looks <-chan []string, ended <-chan error) {
+// startRenewal runs RenewPeriodically; each value on the channel is one check.
+func startRenewal(t *testing.T, s *Store) (looks <-chan []string, ended <-chan error) {
 	t.Helper()
 	took, end := make(chan []string), make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	go func() {
-		end <- s.Keep(ctx, func(renewed []string, err error) {
+		end <- s.RenewPeriodically(ctx, func(renewed []string, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -328,23 +328,23 @@ func keep(t *testing.T, s *Store) (looks <-chan []string, ended <-chan error) {
 	return took, end
 }
 
-// step moves the clock once Keep waits for it.
+// step moves the clock once RenewPeriodically waits for it.
 func step(t *testing.T, clock *clocktesting.FakeClock, by time.Duration) {
 	t.Helper()
 	for !clock.HasWaiters() {
 		if t.Context().Err() != nil {
-			t.Fatal("Keep does not wait")
+			t.Fatal("RenewPeriodically does not wait")
 		}
 		time.Sleep(time.Millisecond)
 	}
 	clock.Step(by)
 }
 
-func TestKeepRenewsWhileDroverRuns(t *testing.T) {
+func TestRenewPeriodically(t *testing.T) {
 	s, clock := newStore(t)
 	ensure(t, s)
-	looks, _ := keep(t, s)
-	step(t, clock, CheckEvery)
+	looks, _ := startRenewal(t, s)
+	step(t, clock, CheckPeriod)
 	if renewed := <-looks; len(renewed) > 0 {
 		t.Errorf("renewed %v at once", renewed)
 	}
@@ -355,10 +355,10 @@ func TestKeepRenewsWhileDroverRuns(t *testing.T) {
 	assertServes(t, s)
 }
 
-func TestKeepEndsWithTheCA(t *testing.T) {
+func TestRenewPeriodicallyEndsWithANewCA(t *testing.T) {
 	s, clock := newStore(t)
 	ensure(t, s)
-	looks, ended := keep(t, s)
+	looks, ended := startRenewal(t, s)
 	step(t, clock, 2*caLife)
 	<-looks
 	if err := <-ended; !errors.Is(err, ErrNewCA) {

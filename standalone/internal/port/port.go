@@ -14,27 +14,27 @@ import (
 	"syscall"
 )
 
-// usual is tried first, so that most kubeconfigs look familiar.
-const usual = 6443
+// defaultPort is tried first, so that most kubeconfigs look familiar.
+const defaultPort = 6443
 
-// Kept stores a port between starts.
-type Kept interface {
+// PortStore stores a port between starts.
+type PortStore interface {
 	Port() (int, error) // 0 if none is stored yet
 	SetPort(port int) error
 }
 
 // Listen opens the port before anything else starts: a port in use is the most likely
-// problem, and an open one cannot be taken by another program. asked is nil if no port
+// problem, and an open one cannot be taken by another program. requested is nil if no port
 // was requested, and 0 for any free port.
-func Listen(ctx context.Context, bind string, asked *int, kept Kept) (net.Listener, error) {
+func Listen(ctx context.Context, bind string, requested *int, store PortStore) (net.Listener, error) {
 	ip := net.ParseIP(bind)
 	if ip == nil {
 		return nil, fmt.Errorf("--bind-address %q is no IP address", bind)
 	}
-	if asked != nil && (*asked < 0 || *asked > 65535) {
-		return nil, fmt.Errorf("--port is %d: it must be 0 to 65535", *asked)
+	if requested != nil && (*requested < 0 || *requested > 65535) {
+		return nil, fmt.Errorf("--port is %d: it must be 0 to 65535", *requested)
 	}
-	listener, err := try(ctx, ip, asked, kept)
+	listener, err := listenOnChoice(ctx, ip, requested, store)
 	if err != nil {
 		return nil, err
 	}
@@ -42,35 +42,35 @@ func Listen(ctx context.Context, bind string, asked *int, kept Kept) (net.Listen
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("%s has no port", listener.Addr()), listener.Close())
 	}
-	if err := kept.SetPort(addr.Port); err != nil {
+	if err := store.SetPort(addr.Port); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
 	return listener, nil
 }
 
-// try opens only the requested port or else the stored one, because clients know it. A
-// requested 0 takes any port if the stored one is not available.
-func try(ctx context.Context, ip net.IP, asked *int, kept Kept) (net.Listener, error) {
-	if asked != nil && *asked != 0 {
-		return open(ctx, ip, *asked)
+// listenOnChoice opens only the requested port or else the stored one, because clients
+// know it. A requested 0 takes any port if the stored one is not available.
+func listenOnChoice(ctx context.Context, ip net.IP, requested *int, store PortStore) (net.Listener, error) {
+	if requested != nil && *requested != 0 {
+		return listenOn(ctx, ip, *requested)
 	}
-	before, err := kept.Port()
+	stored, err := store.Port()
 	if err != nil {
 		return nil, err
 	}
-	if before != 0 && asked == nil {
-		return open(ctx, ip, before)
+	if stored != 0 && requested == nil {
+		return listenOn(ctx, ip, stored)
 	}
-	if before == 0 && asked == nil {
-		before = usual
+	if stored == 0 && requested == nil {
+		stored = defaultPort
 	}
-	if listener, err := open(ctx, ip, before); err == nil {
+	if listener, err := listenOn(ctx, ip, stored); err == nil {
 		return listener, nil
 	}
-	return open(ctx, ip, 0)
+	return listenOn(ctx, ip, 0)
 }
 
-func open(ctx context.Context, ip net.IP, port int) (net.Listener, error) {
+func listenOn(ctx context.Context, ip net.IP, port int) (net.Listener, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(ip.String(), strconv.Itoa(port)))
 	switch {

@@ -13,11 +13,11 @@ import (
 
 const loopback = "127.0.0.1"
 
-// memory is a Kept in memory.
-type memory struct{ port int }
+// memoryStore is a PortStore in memory.
+type memoryStore struct{ port int }
 
-func (m *memory) Port() (int, error)     { return m.port, nil }
-func (m *memory) SetPort(port int) error { m.port = port; return nil }
+func (m *memoryStore) Port() (int, error)     { return m.port, nil }
+func (m *memoryStore) SetPort(port int) error { m.port = port; return nil }
 
 func portOf(l net.Listener) int {
 	_, port, _ := net.SplitHostPort(l.Addr().String())
@@ -25,8 +25,8 @@ func portOf(l net.Listener) int {
 	return n
 }
 
-// taken returns a port that another listener has until the test ends.
-func taken(t *testing.T) int {
+// usedPort returns a port that another listener has until the test ends.
+func usedPort(t *testing.T) int {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", loopback+":0")
 	if err != nil {
@@ -36,8 +36,8 @@ func taken(t *testing.T) int {
 	return portOf(l)
 }
 
-// free returns a port that nothing listens on.
-func free(t *testing.T) int {
+// freePort returns a port that nothing listens on.
+func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", loopback+":0")
 	if err != nil {
@@ -51,19 +51,19 @@ func free(t *testing.T) int {
 }
 
 func TestListen(t *testing.T) {
-	type ports struct{ kept, asked, want int } // asked -1: no port was requested; want 0: any other
+	type ports struct{ stored, requested, want int } // requested -1: no port was requested; want 0: any other
 	for name, setUp := range map[string]func(t *testing.T) ports{
-		"kept is used again": func(t *testing.T) ports { t.Helper(); p := free(t); return ports{p, -1, p} },
-		"asked beats kept":   func(t *testing.T) ports { t.Helper(); p := free(t); return ports{taken(t), p, p} },
-		"0 at first is any":  func(*testing.T) ports { return ports{0, 0, 0} },
-		"0 keeps the kept":   func(t *testing.T) ports { t.Helper(); p := free(t); return ports{p, 0, p} },
-		"0 leaves a taken":   func(t *testing.T) ports { t.Helper(); return ports{taken(t), 0, 0} },
-		"first start is any": func(*testing.T) ports { return ports{0, -1, 0} },
+		"stored is used again":    func(t *testing.T) ports { t.Helper(); p := freePort(t); return ports{p, -1, p} },
+		"requested before stored": func(t *testing.T) ports { t.Helper(); p := freePort(t); return ports{usedPort(t), p, p} },
+		"0 at first is any":       func(*testing.T) ports { return ports{0, 0, 0} },
+		"0 prefers the stored":    func(t *testing.T) ports { t.Helper(); p := freePort(t); return ports{p, 0, p} },
+		"0 avoids a used one":     func(t *testing.T) ports { t.Helper(); return ports{usedPort(t), 0, 0} },
+		"first start is any":      func(*testing.T) ports { return ports{0, -1, 0} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := setUp(t)
-			kept := &memory{p.kept}
-			l, err := Listen(t.Context(), loopback, asked(p.asked), kept)
+			store := &memoryStore{p.stored}
+			l, err := Listen(t.Context(), loopback, portPointer(p.requested), store)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -71,64 +71,64 @@ func TestListen(t *testing.T) {
 			if p.want != 0 && portOf(l) != p.want {
 				t.Errorf("listens on %d, want %d", portOf(l), p.want)
 			}
-			if kept.port != portOf(l) {
-				t.Errorf("keeps %d and listens on %d", kept.port, portOf(l))
+			if store.port != portOf(l) {
+				t.Errorf("stores %d and listens on %d", store.port, portOf(l))
 			}
 		})
 	}
 }
 
-func asked(port int) *int {
+func portPointer(port int) *int {
 	if port < 0 {
 		return nil
 	}
 	return &port
 }
 
-func TestListenSaysWhatIsWrong(t *testing.T) {
-	busy := taken(t)
+func TestListenErrors(t *testing.T) {
+	busy := usedPort(t)
 	inUse := "port " + strconv.Itoa(busy) + " on 127.0.0.1 is in use by another program"
 	tooLarge, negative := 65536, -1
 	for name, tc := range map[string]struct {
-		bind  string
-		asked *int
-		kept  int
-		want  string
+		bind      string
+		requested *int
+		stored    int
+		want      string
 	}{
-		"asked port in use": {loopback, &busy, 0, inUse},
-		"kept port in use":  {loopback, nil, busy, inUse},
-		"too large":         {loopback, &tooLarge, 0, "--port is 65536: it must be 0 to 65535"},
-		"negative":          {loopback, &negative, 0, "--port is -1: it must be 0 to 65535"},
-		"no address":        {"localhost", nil, 0, `--bind-address "localhost" is no IP address`},
-		"not ours":          {"192.0.2.1", nil, 0, "--bind-address 192.0.2.1 is no address of this host"},
+		"requested port in use": {loopback, &busy, 0, inUse},
+		"stored port in use":    {loopback, nil, busy, inUse},
+		"too large":             {loopback, &tooLarge, 0, "--port is 65536: it must be 0 to 65535"},
+		"negative":              {loopback, &negative, 0, "--port is -1: it must be 0 to 65535"},
+		"no address":            {"localhost", nil, 0, `--bind-address "localhost" is no IP address`},
+		"not ours":              {"192.0.2.1", nil, 0, "--bind-address 192.0.2.1 is no address of this host"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			kept := &memory{tc.kept}
-			_, err := Listen(t.Context(), tc.bind, tc.asked, kept)
+			store := &memoryStore{tc.stored}
+			_, err := Listen(t.Context(), tc.bind, tc.requested, store)
 			if err == nil || !strings.HasPrefix(err.Error(), tc.want) {
 				t.Errorf("got %v, want %s", err, tc.want)
 			}
-			if kept.port != tc.kept {
-				t.Errorf("keeps %d, had %d", kept.port, tc.kept)
+			if store.port != tc.stored {
+				t.Errorf("stores %d, had %d", store.port, tc.stored)
 			}
 		})
 	}
 }
 
-func TestListenLetsGoOfAPortItCannotKeep(t *testing.T) {
-	port := free(t)
+func TestListenClosesAPortThatCannotBeStored(t *testing.T) {
+	port := freePort(t)
 	full := errors.New("disk full")
-	if _, err := Listen(t.Context(), loopback, &port, failing{full}); !errors.Is(err, full) {
+	if _, err := Listen(t.Context(), loopback, &port, failingStore{full}); !errors.Is(err, full) {
 		t.Fatalf("got %v", err)
 	}
-	l, err := Listen(t.Context(), loopback, &port, &memory{})
+	l, err := Listen(t.Context(), loopback, &port, &memoryStore{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = l.Close()
 }
 
-type failing struct{ err error }
+type failingStore struct{ err error }
 
-func (f failing) Port() (int, error) { return 0, nil }
-func (f failing) SetPort(int) error  { return f.err }
+func (f failingStore) Port() (int, error) { return 0, nil }
+func (f failingStore) SetPort(int) error  { return f.err }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package purge removes the servers of an installation that does not run.
-// Start with Find, which looks, and Found.Remove, which acts.
+// Start with Find, which lists them, and Found.Remove, which removes them.
 package purge
 
 import (
@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	askTimeout = 30 * time.Second
+	listTimeout = 30 * time.Second
 	// removeTimeout is for one server.
 	removeTimeout = 2 * time.Minute
 	pollPeriod    = 200 * time.Millisecond
-	// atOnce is how many servers are removed at a time.
-	atOnce = 16
+	// maxParallel is how many servers are removed at a time.
+	maxParallel = 16
 )
 
 // Engine is the part of a driver that purge needs.
@@ -35,8 +35,8 @@ type Engine interface {
 	Delete(ctx context.Context, t driver.Target, retain bool) error
 }
 
-// Named is an engine with the name that people use for it.
-type Named struct {
+// NamedEngine is an engine with the name that people use for it.
+type NamedEngine struct {
 	Name   string
 	Engine Engine
 	// Doubt is why an empty list from the engine proves nothing; nil if it does prove
@@ -46,47 +46,47 @@ type Named struct {
 
 // Found is the set of servers to remove.
 type Found struct {
-	servers []found
+	servers []foundServer
 	// Released is the number of servers that were released on purpose and stay.
 	Released int
 	// Doubt is why there may be servers on engines that could not be queried, or nil.
 	Doubt error
 }
 
-type found struct {
+type foundServer struct {
 	driver.Server
-	in Named
+	engine NamedEngine
 }
 
 // Find lists the servers on all engines. An engine that does not answer is an
 // error, because servers may be on it.
-func Find(ctx context.Context, engines []Named) (*Found, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+func Find(ctx context.Context, engines []NamedEngine) (*Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	all, met := &Found{}, map[driver.Target]error{}
+	all, seen := &Found{}, map[driver.Target]error{}
 	for _, e := range engines {
 		servers, err := e.Engine.List(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("driver %s cannot tell its servers: %w", e.Name, err)
+			return nil, fmt.Errorf("driver %s cannot list its servers: %w", e.Name, err)
 		}
 		if len(servers) == 0 {
 			all.Doubt = errors.Join(all.Doubt, e.Doubt)
 		}
 		for _, s := range servers {
-			all.add(found{s, e}, met)
+			all.addServer(foundServer{s, e}, seen)
 		}
 	}
 	return all, nil
 }
 
-// add adds a server, unless it is listed twice because its engine is recorded both with
-// its id and, in doubt, without. met has the doubts of the servers added so far.
-func (f *Found) add(s found, met map[driver.Target]error) {
+// addServer adds a server, unless it is listed twice because its engine is recorded both
+// with its id and, in doubt, without. seen has the doubts of the servers added so far.
+func (f *Found) addServer(s foundServer, seen map[driver.Target]error) {
 	target := driver.Target{UID: s.UID, ID: s.ID}
-	doubt, again := met[target]
-	met[target] = s.in.Doubt
+	doubt, again := seen[target]
+	seen[target] = s.engine.Doubt
 	switch {
-	case again && (doubt != nil || s.in.Doubt != nil):
+	case again && (doubt != nil || s.engine.Doubt != nil):
 	case s.Retained:
 		f.Released++
 	default:
@@ -104,7 +104,7 @@ func (f *Found) Print(out io.Writer) error {
 		_, _ = fmt.Fprintln(table, "DRIVER\tNAMESPACE\tNAME\tSTATE\tID")
 	}
 	for _, s := range f.servers {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", s.in.Name, s.Namespace, s.Name, s.State, s.ID)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", s.engine.Name, s.Namespace, s.Name, s.State, s.ID)
 	}
 	return table.Flush()
 }
@@ -114,11 +114,11 @@ func (f *Found) Print(out io.Writer) error {
 func (f *Found) Remove(ctx context.Context, c clock.WithTicker) error {
 	errs := make([]error, len(f.servers))
 	var all errgroup.Group
-	all.SetLimit(atOnce)
+	all.SetLimit(maxParallel)
 	for i, s := range f.servers {
 		all.Go(func() error {
-			if err := s.remove(ctx, c); err != nil {
-				errs[i] = fmt.Errorf("%s server of %s/%s: %w", s.in.Name, s.Namespace, s.Name, err)
+			if err := s.removeCompletely(ctx, c); err != nil {
+				errs[i] = fmt.Errorf("%s server of %s/%s: %w", s.engine.Name, s.Namespace, s.Name, err)
 			}
 			return nil
 		})
@@ -127,15 +127,15 @@ func (f *Found) Remove(ctx context.Context, c clock.WithTicker) error {
 	return errors.Join(errs...)
 }
 
-// remove repeats Delete until the driver returns ErrNotFound: by the driver contract,
-// only that means that nothing is left.
-func (s *found) remove(ctx context.Context, c clock.WithTicker) error {
+// removeCompletely repeats Delete until the driver returns ErrNotFound: by the driver
+// contract, only that means that nothing is left.
+func (s *foundServer) removeCompletely(ctx context.Context, c clock.WithTicker) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	ticker := c.NewTicker(pollPeriod)
 	defer ticker.Stop()
 	for {
-		err := s.in.Engine.Delete(ctx, driver.Target{UID: s.UID, ID: s.ID}, false)
+		err := s.engine.Engine.Delete(ctx, driver.Target{UID: s.UID, ID: s.ID}, false)
 		if errors.Is(err, driver.ErrNotFound) {
 			return nil
 		}

@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// engine has servers, each of which is gone after a given number of calls to Delete.
-type engine struct {
+// fakeEngine has servers, each of which is gone after a given number of calls to Delete.
+type fakeEngine struct {
 	mu      sync.Mutex
 	servers map[types.UID]int
 	release map[types.UID]bool
@@ -28,7 +28,7 @@ type engine struct {
 	stuck   error
 }
 
-func (e *engine) List(context.Context, ...types.UID) ([]driver.Server, error) {
+func (e *fakeEngine) List(context.Context, ...types.UID) ([]driver.Server, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var all []driver.Server
@@ -41,7 +41,7 @@ func (e *engine) List(context.Context, ...types.UID) ([]driver.Server, error) {
 	return all, e.listErr
 }
 
-func (e *engine) Delete(_ context.Context, t driver.Target, retain bool) error {
+func (e *fakeEngine) Delete(_ context.Context, t driver.Target, retain bool) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.stuck != nil && t.UID == "stuck" {
@@ -59,7 +59,7 @@ func (e *engine) Delete(_ context.Context, t driver.Target, retain bool) error {
 	return nil
 }
 
-func find(t *testing.T, engines ...Named) *Found {
+func find(t *testing.T, engines ...NamedEngine) *Found {
 	t.Helper()
 	found, err := Find(t.Context(), engines)
 	if err != nil {
@@ -68,10 +68,10 @@ func find(t *testing.T, engines ...Named) *Found {
 	return found
 }
 
-func TestRemoveEmptiesEveryEngine(t *testing.T) {
-	docker := &engine{servers: map[types.UID]int{"a": 1, "b": 3}}
-	fake := &engine{servers: map[types.UID]int{"c": 1}}
-	found := find(t, Named{Name: "docker", Engine: docker}, Named{Name: "fake", Engine: fake})
+func TestRemoveOnEveryEngine(t *testing.T) {
+	docker := &fakeEngine{servers: map[types.UID]int{"a": 1, "b": 3}}
+	fake := &fakeEngine{servers: map[types.UID]int{"c": 1}}
+	found := find(t, NamedEngine{Name: "docker", Engine: docker}, NamedEngine{Name: "fake", Engine: fake})
 	if found.Count() != 3 {
 		t.Errorf("found %d", found.Count())
 	}
@@ -84,8 +84,8 @@ func TestRemoveEmptiesEveryEngine(t *testing.T) {
 }
 
 func TestReleasedServersStay(t *testing.T) {
-	docker := &engine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
-	found := find(t, Named{Name: "docker", Engine: docker})
+	docker := &fakeEngine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
+	found := find(t, NamedEngine{Name: "docker", Engine: docker})
 	if found.Count() != 1 || found.Released != 1 {
 		t.Errorf("found %d, released %d", found.Count(), found.Released)
 	}
@@ -97,17 +97,17 @@ func TestReleasedServersStay(t *testing.T) {
 	}
 }
 
-func TestAnEngineThatDoesNotAnswerStopsAll(t *testing.T) {
+func TestFindFailsIfAnEngineDoesNotAnswer(t *testing.T) {
 	away := driver.Errorf(driver.ErrUnavailable, "no socket")
-	_, err := Find(t.Context(), []Named{{Name: "docker", Engine: &engine{listErr: away}}})
+	_, err := Find(t.Context(), []NamedEngine{{Name: "docker", Engine: &fakeEngine{listErr: away}}})
 	if !errors.Is(err, driver.ErrUnavailable) || !strings.HasPrefix(err.Error(), "driver docker ") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestRemoveGoesOnPastAFailure(t *testing.T) {
-	docker := &engine{servers: map[types.UID]int{"stuck": 1, "z": 1}, stuck: errors.New("device busy")}
-	err := find(t, Named{Name: "docker", Engine: docker}).Remove(t.Context(), clock.RealClock{})
+func TestRemoveContinuesAfterAFailure(t *testing.T) {
+	docker := &fakeEngine{servers: map[types.UID]int{"stuck": 1, "z": 1}, stuck: errors.New("device busy")}
+	err := find(t, NamedEngine{Name: "docker", Engine: docker}).Remove(t.Context(), clock.RealClock{})
 	if err == nil || err.Error() != "docker server of default/vm-stuck: device busy" {
 		t.Errorf("got %v", err)
 	}
@@ -116,9 +116,9 @@ func TestRemoveGoesOnPastAFailure(t *testing.T) {
 	}
 }
 
-func TestPrintNamesWhatWouldGo(t *testing.T) {
+func TestPrintNamesServers(t *testing.T) {
 	var out strings.Builder
-	if err := find(t, Named{Name: "docker", Engine: &engine{servers: map[types.UID]int{"a": 1}}}).Print(&out); err != nil {
+	if err := find(t, NamedEngine{Name: "docker", Engine: &fakeEngine{servers: map[types.UID]int{"a": 1}}}).Print(&out); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"docker", "default", "vm-a", "Running", "id-a"} {
@@ -132,11 +132,11 @@ func TestPrintNamesWhatWouldGo(t *testing.T) {
 // has servers, and not if it has none.
 func TestDoubt(t *testing.T) {
 	doubt := errors.New("who knows")
-	if found := find(t, Named{Name: "docker", Engine: &engine{}, Doubt: doubt}); !errors.Is(found.Doubt, doubt) {
+	if found := find(t, NamedEngine{Name: "docker", Engine: &fakeEngine{}, Doubt: doubt}); !errors.Is(found.Doubt, doubt) {
 		t.Errorf("of one without servers: %v", found.Doubt)
 	}
-	has := &engine{servers: map[types.UID]int{"a": 1}}
-	if found := find(t, Named{Name: "docker", Engine: has, Doubt: doubt}); found.Doubt != nil || found.Count() != 1 {
+	has := &fakeEngine{servers: map[types.UID]int{"a": 1}}
+	if found := find(t, NamedEngine{Name: "docker", Engine: has, Doubt: doubt}); found.Doubt != nil || found.Count() != 1 {
 		t.Errorf("of one with a server: %v, %d", found.Doubt, found.Count())
 	}
 }
@@ -144,9 +144,9 @@ func TestDoubt(t *testing.T) {
 // TestOneEngineTwice checks that an engine that is recorded with its id and without it
 // counts as one. Two folders are two, even if one is a copy of the other.
 func TestOneEngineTwice(t *testing.T) {
-	docker := &engine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
-	sure, doubtful := Named{Name: "docker", Engine: docker}, Named{Name: "docker", Engine: docker, Doubt: errors.New("who knows")}
-	for _, both := range [][]Named{{sure, doubtful}, {doubtful, sure}} {
+	docker := &fakeEngine{servers: map[types.UID]int{"a": 1, "kept": 1}, release: map[types.UID]bool{"kept": true}}
+	sure, doubtful := NamedEngine{Name: "docker", Engine: docker}, NamedEngine{Name: "docker", Engine: docker, Doubt: errors.New("who knows")}
+	for _, both := range [][]NamedEngine{{sure, doubtful}, {doubtful, sure}} {
 		if found := find(t, both...); found.Count() != 1 || found.Released != 1 {
 			t.Errorf("found %d, released %d", found.Count(), found.Released)
 		}
@@ -156,15 +156,15 @@ func TestOneEngineTwice(t *testing.T) {
 	}
 }
 
-// crowd has servers whose removals block until a given number has begun.
-type crowd struct {
+// blockingEngine has servers whose removals block until a given number has begun.
+type blockingEngine struct {
 	Engine
 	began     chan context.Context
 	released  chan struct{}
 	deadlines sync.Map
 }
 
-func (c *crowd) Delete(ctx context.Context, _ driver.Target, _ bool) error {
+func (c *blockingEngine) Delete(ctx context.Context, _ driver.Target, _ bool) error {
 	deadline, _ := ctx.Deadline()
 	c.deadlines.Store(deadline, true)
 	c.began <- ctx
@@ -172,19 +172,19 @@ func (c *crowd) Delete(ctx context.Context, _ driver.Target, _ bool) error {
 	return driver.ErrNotFound
 }
 
-// TestRemoveManyAtATime checks that several servers are removed at a time, each with its own
+// TestRemoveInParallel checks that several servers are removed at a time, each with its own
 // time limit.
-func TestRemoveManyAtATime(t *testing.T) {
-	const count = 3 * atOnce
-	servers := &engine{servers: map[types.UID]int{}}
+func TestRemoveInParallel(t *testing.T) {
+	const count = 3 * maxParallel
+	servers := &fakeEngine{servers: map[types.UID]int{}}
 	for i := range count {
 		servers.servers[types.UID(fmt.Sprint(i))] = 1
 	}
-	c := &crowd{Engine: servers, began: make(chan context.Context, count), released: make(chan struct{})}
-	found := find(t, Named{Name: "docker", Engine: c})
+	c := &blockingEngine{Engine: servers, began: make(chan context.Context, count), released: make(chan struct{})}
+	found := find(t, NamedEngine{Name: "docker", Engine: c})
 	over := make(chan error)
 	go func() { over <- found.Remove(t.Context(), clock.RealClock{}) }()
-	for range atOnce {
+	for range maxParallel {
 		<-c.began
 	}
 	close(c.released)

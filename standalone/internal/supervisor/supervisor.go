@@ -22,7 +22,7 @@ type Component struct {
 	// Run works until its context ends. A component without Run is a step: it only
 	// does something, in Ready, before the next one starts.
 	Run func(context.Context) error
-	// Ready returns once the component does its work; nil means at once.
+	// Ready returns once the component does its work; nil means immediately.
 	Ready func(context.Context) error
 	// Within is how long it may take to be ready.
 	Within time.Duration
@@ -44,7 +44,7 @@ type Runner struct {
 	Clock    clock.WithTicker
 	Observer Observer
 	running  []*running
-	died     chan error
+	failed   chan error
 }
 
 type running struct {
@@ -53,51 +53,51 @@ type running struct {
 	done   chan struct{}
 }
 
-// diedError is the cause of a stop that was not requested.
-type diedError struct {
+// componentError is the cause of a stop that was not requested.
+type componentError struct {
 	name string
 	err  error
 }
 
-func (e *diedError) Error() string {
+func (e *componentError) Error() string {
 	if e.err == nil {
-		return e.name + " ended by itself"
+		return e.name + " ended unexpectedly"
 	}
 	return fmt.Sprintf("%s failed: %v", e.name, e.err)
 }
 
-func (e *diedError) Unwrap() error { return e.err }
+func (e *componentError) Unwrap() error { return e.err }
 
-// Run starts the parts, calls up when all are ready, and stops them. It returns nil if
+// Run starts the parts, calls onReady when all are ready, and stops them. It returns nil if
 // that is because ctx ended, and an error if one of them ended unexpectedly.
-func (r *Runner) Run(ctx context.Context, parts []Component, up func() error) error {
-	r.died = make(chan error, len(parts))
+func (r *Runner) Run(ctx context.Context, parts []Component, onReady func() error) error {
+	r.failed = make(chan error, len(parts))
 	err := r.startAll(ctx, parts)
 	if err == nil {
-		err = up()
+		err = onReady()
 	}
 	if err == nil {
 		select {
 		case <-ctx.Done():
-		case err = <-r.died:
+		case err = <-r.failed:
 		}
 	}
 	r.stopAll()
-	if ctx.Err() != nil && !isDeath(err) {
+	if ctx.Err() != nil && !isComponentError(err) {
 		return nil
 	}
 	return err
 }
 
-func isDeath(err error) bool {
-	var died *diedError
-	return errors.As(err, &died)
+func isComponentError(err error) bool {
+	var failure *componentError
+	return errors.As(err, &failure)
 }
 
 func (r *Runner) startAll(ctx context.Context, parts []Component) error {
 	for _, p := range parts {
 		begin := r.Clock.Now()
-		if err := r.start(ctx, p); err != nil {
+		if err := r.startComponent(ctx, p); err != nil {
 			return err
 		}
 		r.Observer.Ready(p.Name, r.Clock.Since(begin))
@@ -105,11 +105,11 @@ func (r *Runner) startAll(ctx context.Context, parts []Component) error {
 	return nil
 }
 
-// start launches one part under its own context, so that it outlives ctx until its turn
-// to stop, and waits until it is ready.
-func (r *Runner) start(ctx context.Context, p Component) error {
+// startComponent launches one part under its own context, so that it outlives ctx until
+// its turn to stop, and waits until it is ready.
+func (r *Runner) startComponent(ctx context.Context, p Component) error {
 	if p.Run != nil {
-		r.launch(context.WithoutCancel(ctx), p)
+		r.launchComponent(context.WithoutCancel(ctx), p)
 	}
 	if p.Ready == nil {
 		return ctx.Err()
@@ -119,21 +119,22 @@ func (r *Runner) start(ctx context.Context, p Component) error {
 	ready := make(chan error, 1)
 	go func() { ready <- p.Ready(ctx) }()
 	select {
-	case err := <-r.died:
+	case err := <-r.failed:
 		return err
 	case err := <-ready:
-		return r.explain(ctx, p, err)
+		return r.explainFailure(ctx, p, err)
 	}
 }
 
-// explain prefers the unexpected end of a part to the failed wait that follows from it.
-func (r *Runner) explain(ctx context.Context, p Component, err error) error {
+// explainFailure prefers the unexpected end of a part to the failed wait that follows
+// from it.
+func (r *Runner) explainFailure(ctx context.Context, p Component, err error) error {
 	if err == nil {
 		return nil
 	}
 	select {
-	case died := <-r.died:
-		return died
+	case failure := <-r.failed:
+		return failure
 	default:
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -142,7 +143,7 @@ func (r *Runner) explain(ctx context.Context, p Component, err error) error {
 	return fmt.Errorf("%s: %w", p.Name, err)
 }
 
-func (r *Runner) launch(ctx context.Context, p Component) {
+func (r *Runner) launchComponent(ctx context.Context, p Component) {
 	ctx, cancel := context.WithCancel(ctx)
 	run := &running{Component: p, cancel: cancel, done: make(chan struct{})}
 	r.running = append(r.running, run)
@@ -150,7 +151,7 @@ func (r *Runner) launch(ctx context.Context, p Component) {
 		defer close(run.done)
 		err := p.Run(ctx)
 		if ctx.Err() == nil {
-			r.died <- &diedError{name: p.Name, err: err}
+			r.failed <- &componentError{name: p.Name, err: err}
 		}
 	}()
 }
@@ -159,11 +160,11 @@ func (r *Runner) stopAll() {
 	begin := r.Clock.Now()
 	r.Observer.Stopping()
 	for _, run := range slices.Backward(r.running) {
-		r.stop(run, begin)
+		r.stopComponent(run, begin)
 	}
 }
 
-func (r *Runner) stop(run *running, begin time.Time) {
+func (r *Runner) stopComponent(run *running, begin time.Time) {
 	run.cancel()
 	own := r.Clock.Now()
 	timer := r.Clock.NewTimer(max(0, run.StopBy-r.Clock.Since(begin)))

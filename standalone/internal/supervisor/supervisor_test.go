@@ -16,24 +16,24 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// diary records the events in order.
-type diary struct {
+// recordingObserver records the events in order.
+type recordingObserver struct {
 	mu    sync.Mutex
 	lines []string
 }
 
-func (d *diary) note(line string) {
+func (d *recordingObserver) record(line string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lines = append(d.lines, line)
 }
 
-func (d *diary) Ready(name string, _ time.Duration)      { d.note(name + " ready") }
-func (d *diary) Stopping()                               { d.note("stopping") }
-func (d *diary) Stopped(name string, _ time.Duration)    { d.note(name + " stopped") }
-func (d *diary) LeftBehind(name string, _ time.Duration) { d.note(name + " left behind") }
+func (d *recordingObserver) Ready(name string, _ time.Duration)      { d.record(name + " ready") }
+func (d *recordingObserver) Stopping()                               { d.record("stopping") }
+func (d *recordingObserver) Stopped(name string, _ time.Duration)    { d.record(name + " stopped") }
+func (d *recordingObserver) LeftBehind(name string, _ time.Duration) { d.record(name + " left behind") }
 
-func (d *diary) assert(t *testing.T, want ...string) {
+func (d *recordingObserver) assertRecords(t *testing.T, want ...string) {
 	t.Helper()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -42,47 +42,47 @@ func (d *diary) assert(t *testing.T, want ...string) {
 	}
 }
 
-func runner(d *diary) *Runner {
+func newRunner(d *recordingObserver) *Runner {
 	return &Runner{Clock: clock.RealClock{}, Observer: d}
 }
 
-// wellBehaved runs until its context ends.
-func wellBehaved(name string, d *diary) Component {
+// newTestComponent runs until its context ends.
+func newTestComponent(name string, d *recordingObserver) Component {
 	return Component{
 		Name: name, StopBy: time.Minute, Within: time.Minute,
 		Run: func(ctx context.Context) error {
-			d.note(name + " runs")
+			d.record(name + " runs")
 			<-ctx.Done()
-			d.note(name + " ends")
+			d.record(name + " ends")
 			return ctx.Err()
 		},
 		Ready: func(context.Context) error { return nil },
 	}
 }
 
-func nothing() error { return nil }
+func returnNil() error { return nil }
 
-func TestPartsStartInOrderAndStopInReverse(t *testing.T) {
-	d := &diary{}
+func TestStartAndStopOrder(t *testing.T) {
+	d := &recordingObserver{}
 	ctx, cancel := context.WithCancel(t.Context())
-	step := Component{Name: "step", Within: time.Minute, Ready: func(context.Context) error { d.note("step done"); return nil }}
-	first, second := wellBehaved("first", d), wellBehaved("second", d)
-	first.Ready, second.Ready = waitForNote(d, "first runs"), waitForNote(d, "second runs")
-	err := runner(d).Run(ctx, []Component{first, step, second}, func() error {
-		d.note("up")
+	step := Component{Name: "step", Within: time.Minute, Ready: func(context.Context) error { d.record("step done"); return nil }}
+	first, second := newTestComponent("first", d), newTestComponent("second", d)
+	first.Ready, second.Ready = waitForRecord(d, "first runs"), waitForRecord(d, "second runs")
+	err := newRunner(d).Run(ctx, []Component{first, step, second}, func() error {
+		d.record("up")
 		cancel()
 		return nil
 	})
 	if err != nil {
 		t.Error(err)
 	}
-	d.assert(
+	d.assertRecords(
 		t, "first runs", "first ready", "step done", "step ready", "second runs", "second ready", "up",
 		"stopping", "second ends", "second stopped", "first ends", "first stopped",
 	)
 }
 
-func waitForNote(d *diary, line string) func(context.Context) error {
+func waitForRecord(d *recordingObserver, line string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for ctx.Err() == nil {
 			d.mu.Lock()
@@ -97,20 +97,20 @@ func waitForNote(d *diary, line string) func(context.Context) error {
 	}
 }
 
-func TestTheDeathOfOneEndsAll(t *testing.T) {
+func TestFailedComponentStopsAll(t *testing.T) {
 	broken := errors.New("broken")
 	for name, tc := range map[string]struct {
 		end  error
 		want string
 	}{
 		"with an error":    {broken, "second failed: broken"},
-		"without an error": {nil, "second ended by itself"},
+		"without an error": {nil, "second ended unexpectedly"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &diary{}
+			d := &recordingObserver{}
 			isUp := make(chan struct{})
 			dying := Component{Name: "second", Run: func(context.Context) error { <-isUp; return tc.end }}
-			err := runner(d).Run(t.Context(), []Component{wellBehaved("first", d), dying}, func() error {
+			err := newRunner(d).Run(t.Context(), []Component{newTestComponent("first", d), dying}, func() error {
 				close(isUp)
 				return nil
 			})
@@ -124,44 +124,44 @@ func TestTheDeathOfOneEndsAll(t *testing.T) {
 	}
 }
 
-func TestADeathAtTheStartIsToldAndNotTheWait(t *testing.T) {
-	d := &diary{}
+func TestFailureDuringStartIsReported(t *testing.T) {
+	d := &recordingObserver{}
 	dying := Component{
 		Name: "first", Within: time.Minute, StopBy: time.Minute,
 		Run:   func(context.Context) error { return errors.New("port in use") },
 		Ready: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
 	}
-	err := runner(d).Run(t.Context(), []Component{dying, wellBehaved("second", d)}, nothing)
+	err := newRunner(d).Run(t.Context(), []Component{dying, newTestComponent("second", d)}, returnNil)
 	if err == nil || err.Error() != "first failed: port in use" {
 		t.Errorf("got %v", err)
 	}
-	d.assert(t, "stopping", "first stopped")
+	d.assertRecords(t, "stopping", "first stopped")
 }
 
-func TestAPartThatIsNotReadyInTime(t *testing.T) {
-	d := &diary{}
-	slow := wellBehaved("slow", d)
+func TestComponentNotReadyInTime(t *testing.T) {
+	d := &recordingObserver{}
+	slow := newTestComponent("slow", d)
 	slow.Within = 10 * time.Millisecond
 	slow.Ready = func(ctx context.Context) error {
 		<-ctx.Done()
 		return errors.New("connection refused")
 	}
-	err := runner(d).Run(t.Context(), []Component{slow}, nothing)
+	err := newRunner(d).Run(t.Context(), []Component{slow}, returnNil)
 	if err == nil || err.Error() != "slow was not ready within 10ms: connection refused" {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestAStopWhileStartingIsNoError(t *testing.T) {
-	d := &diary{}
+func TestStopDuringStartIsNoError(t *testing.T) {
+	d := &recordingObserver{}
 	ctx, cancel := context.WithCancel(t.Context())
-	waits := wellBehaved("waits", d)
+	waits := newTestComponent("waits", d)
 	waits.Ready = func(ctx context.Context) error {
 		cancel()
 		<-ctx.Done()
 		return errors.New("not ready yet")
 	}
-	err := runner(d).Run(ctx, []Component{waits, wellBehaved("never", d)}, nothing)
+	err := newRunner(d).Run(ctx, []Component{waits, newTestComponent("never", d)}, returnNil)
 	if err != nil {
 		t.Errorf("got %v", err)
 	}
@@ -170,10 +170,10 @@ func TestAStopWhileStartingIsNoError(t *testing.T) {
 	}
 }
 
-func TestUpThatFailsStopsAll(t *testing.T) {
-	d := &diary{}
+func TestFailedCallbackStopsAll(t *testing.T) {
+	d := &recordingObserver{}
 	full := errors.New("disk full")
-	err := runner(d).Run(t.Context(), []Component{wellBehaved("first", d)}, func() error { return full })
+	err := newRunner(d).Run(t.Context(), []Component{newTestComponent("first", d)}, func() error { return full })
 	if !errors.Is(err, full) {
 		t.Errorf("got %v", err)
 	}
@@ -182,16 +182,16 @@ func TestUpThatFailsStopsAll(t *testing.T) {
 	}
 }
 
-// TestAPartThatHangsIsLeftBehindInTime checks that a part that hangs does not prevent the
+// TestHungComponentIsLeftBehind checks that a part that hangs does not prevent the
 // parts started before it from stopping cleanly.
-func TestAPartThatHangsIsLeftBehindInTime(t *testing.T) {
-	d := &diary{}
+func TestHungComponentIsLeftBehind(t *testing.T) {
+	d := &recordingObserver{}
 	clock := clocktesting.NewFakeClock(time.Unix(0, 0))
 	ctx, cancel := context.WithCancel(t.Context())
 	release := make(chan struct{})
 	defer close(release)
 	hangs := Component{Name: "hangs", StopBy: 8 * time.Second, Run: func(context.Context) error { <-release; return nil }}
-	below := wellBehaved("below", d)
+	below := newTestComponent("below", d)
 	below.Run = func(ctx context.Context) error { <-ctx.Done(); return nil }
 	ended := make(chan error, 1)
 	go func() {
@@ -202,10 +202,10 @@ func TestAPartThatHangsIsLeftBehindInTime(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	clock.Step(7 * time.Second)
-	d.assert(t, "below ready", "hangs ready", "stopping")
+	d.assertRecords(t, "below ready", "hangs ready", "stopping")
 	clock.Step(time.Second)
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	d.assert(t, "below ready", "hangs ready", "stopping", "hangs left behind", "below stopped")
+	d.assertRecords(t, "below ready", "hangs ready", "stopping", "hangs left behind", "below stopped")
 }

@@ -52,22 +52,22 @@ type benchmark struct {
 
 func benchmarkMain(ctx context.Context, o options) (err error) {
 	b := &benchmark{options: o}
-	defer func() { err = errors.Join(err, b.close()) }()
+	defer func() { err = errors.Join(err, b.closeAll()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // the watches, before what they watch
-	if err := b.open(ctx); err != nil {
+	if err := b.openEnvironment(ctx); err != nil {
 		return err
 	}
 	r := newReport(o)
-	if err := b.run(ctx, r); err != nil {
+	if err := b.runMeasurements(ctx, r); err != nil {
 		return err
 	}
-	r.sum()
-	fmt.Print(r.text())
+	r.addRows()
+	fmt.Print(r.formatText())
 	return bench.WriteJSON(o.JSON, r)
 }
 
-func (b *benchmark) open(ctx context.Context) (err error) {
+func (b *benchmark) openEnvironment(ctx context.Context) (err error) {
 	if b.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
 		return err
 	}
@@ -81,12 +81,12 @@ func (b *benchmark) open(ctx context.Context) (err error) {
 		return err
 	}
 	for _, name := range []string{manyNamespace, gapNamespace} {
-		if err := bench.MakeNamespace(ctx, b.kube, name); err != nil {
+		if err := bench.CreateNamespace(ctx, b.kube, name); err != nil {
 			return err
 		}
 	}
 	b.gapVMs = b.vms.CloudnativeV1alpha1().VirtualMachines(gapNamespace)
-	if b.gap, err = bench.Follow[*api.VirtualMachine](ctx, bench.WatchVMs(b.gapVMs)); err != nil {
+	if b.gap, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.gapVMs)); err != nil {
 		return err
 	}
 	return b.openFleets(ctx)
@@ -111,7 +111,7 @@ func (b *benchmark) openFleets(ctx context.Context) error {
 
 func (b *benchmark) followLease(ctx context.Context, name string) (*bench.Log[*coordinationv1.Lease], error) {
 	leases := b.kube.CoordinationV1().RESTClient()
-	return bench.Follow[*coordinationv1.Lease](ctx, cache.NewListWatchFromClient(
+	return bench.StartLog[*coordinationv1.Lease](ctx, cache.NewListWatchFromClient(
 		leases, "leases", metav1.NamespaceDefault, fields.OneTermEqualSelector(metav1.ObjectNameField, name)))
 }
 
@@ -133,54 +133,54 @@ func (b *benchmark) startController(ctx context.Context, args ...string) (*bench
 	}, args...)...)
 }
 
-// run measures without VMs, then makes them and measures with them.
-func (b *benchmark) run(ctx context.Context, r *report) error {
-	if err := b.measure(ctx, r, 0); err != nil || b.VMs == 0 {
+// runMeasurements measures without VMs, then makes them and measures with them.
+func (b *benchmark) runMeasurements(ctx context.Context, r *report) error {
+	if err := b.measureHandovers(ctx, r, 0); err != nil || b.VMs == 0 {
 		return err
 	}
-	if err := b.makeVMs(ctx, r); err != nil {
+	if err := b.createVMs(ctx, r); err != nil {
 		return err
 	}
-	err := b.measure(ctx, r, b.VMs)
+	err := b.measureHandovers(ctx, r, b.VMs)
 	for _, f := range b.fleets {
 		r.Lost[f.name] = f.lost
 	}
 	return err
 }
 
-// makeVMs lets a controller without election create the servers: so much work at
+// createVMs lets a controller without election create the servers: so much work at
 // once can cost leaders a short Lease.
-func (b *benchmark) makeVMs(ctx context.Context, r *report) error {
+func (b *benchmark) createVMs(ctx context.Context, r *report) error {
 	for _, f := range b.fleets {
-		if err := f.stop(); err != nil {
+		if err := f.stopAll(); err != nil {
 			return err
 		}
 	}
-	maker, err := b.startController(ctx, "--leader-elect=false")
+	creator, err := b.startController(ctx, "--leader-elect=false")
 	if err != nil {
 		return err
 	}
-	tell("Creating %d VMs, %d at a time", b.VMs, b.AtOnce)
-	r.Made, err = bench.MakeVMs(ctx, b.vms.CloudnativeV1alpha1().VirtualMachines(manyNamespace), b.VMs, b.AtOnce)
+	bench.Logf("Creating %d VMs, %d at a time", b.VMs, b.AtOnce)
+	r.Made, err = bench.CreateAndSettle(ctx, b.vms.CloudnativeV1alpha1().VirtualMachines(manyNamespace), b.VMs, b.AtOnce)
 	if err != nil {
-		return errors.Join(err, maker.Stop())
+		return errors.Join(err, creator.Stop())
 	}
-	tell("All created after %s, Active after %s, settled after %s", round(r.Made.Created), round(r.Made.Active), round(r.Made.Settled))
-	return maker.Stop()
+	bench.Logf("All created after %s, Active after %s, settled after %s", roundDuration(r.Made.Created), roundDuration(r.Made.Active), roundDuration(r.Made.Settled))
+	return creator.Stop()
 }
 
-// measure lets the fleets take turns, so that other activity on the machine affects
-// both.
-func (b *benchmark) measure(ctx context.Context, r *report, vms int) error {
-	if err := b.steady(ctx); err != nil {
+// measureHandovers lets the fleets take turns, so that other activity on the machine
+// affects both.
+func (b *benchmark) measureHandovers(ctx context.Context, r *report, vms int) error {
+	if err := b.waitUntilSteady(ctx); err != nil {
 		return err
 	}
 	// The API server's first creation of a kind takes seconds.
-	if err := bench.TryCreate(ctx, b.gapVMs); err != nil {
+	if err := bench.DryRunCreate(ctx, b.gapVMs); err != nil {
 		return err
 	}
 	begin := time.Now()
-	before, err := bench.NewMeter(b.pids())
+	before, err := bench.NewMeter(b.runningPIDs())
 	if err != nil {
 		return err
 	}
@@ -191,22 +191,22 @@ func (b *benchmark) measure(ctx context.Context, r *report, vms int) error {
 				if f.name == nameDrover {
 					name = fmt.Sprintf("gap-%d-%d-%d", vms, sig, n)
 				}
-				h, err := b.turn(ctx, f, sig, name)
+				h, err := b.measureHandover(ctx, f, sig, name)
 				if err != nil {
 					return fmt.Errorf("with %d VMs, run %d: %w", vms, n+1, err)
 				}
-				r.add(f.name, vms, sig, h)
+				r.addHandover(f.name, vms, sig, h)
 			}
 		}
 	}
-	after, err := bench.NewMeter(b.pids())
+	after, err := bench.NewMeter(b.runningPIDs())
 	r.Others = append(r.Others, after.Others(before))
-	tell("%d runs with %d VMs took %s", b.Runs, vms, round(time.Since(begin)))
+	bench.Logf("%d runs with %d VMs took %s", b.Runs, vms, roundDuration(time.Since(begin)))
 	return err
 }
 
-// pids of all processes that run.
-func (b *benchmark) pids() []int {
+// runningPIDs of all processes that run.
+func (b *benchmark) runningPIDs() []int {
 	pids := []int{b.cluster.PID()}
 	for _, f := range b.fleets {
 		for _, r := range f.replicas {
@@ -218,9 +218,9 @@ func (b *benchmark) pids() []int {
 	return pids
 }
 
-func (b *benchmark) close() (err error) {
+func (b *benchmark) closeAll() (err error) {
 	for _, f := range b.fleets {
-		err = errors.Join(err, f.stop())
+		err = errors.Join(err, f.stopAll())
 	}
 	if b.cluster != nil {
 		err = errors.Join(err, b.cluster.Close())
@@ -228,9 +228,4 @@ func (b *benchmark) close() (err error) {
 	return errors.Join(err, os.RemoveAll(b.temp))
 }
 
-// tell reports the progress.
-func tell(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
-}
-
-func round(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }
+func roundDuration(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }

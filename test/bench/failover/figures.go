@@ -10,8 +10,8 @@ import (
 
 // Aims.
 const (
-	gracefulAim = 250 * time.Millisecond // p99, from the release
-	crashSpare  = time.Second            // the most, on top of the Lease
+	gracefulAim    = 250 * time.Millisecond // p99, from the release
+	crashAllowance = time.Second            // the most, on top of the Lease
 )
 
 // figure is one thing that is measured in a handover.
@@ -25,7 +25,7 @@ type figure struct {
 	percentile float64
 }
 
-func figures(lease time.Duration) []figure {
+func newFigures(lease time.Duration) []figure {
 	inGap := func(from func(handover) time.Duration) func(handover) (time.Duration, bool) {
 		return func(h handover) (time.Duration, bool) { return h.Reconciled - from(h), h.InGap }
 	}
@@ -43,7 +43,7 @@ func figures(lease time.Duration) []figure {
 		{sig: syscall.SIGTERM, what: "signal to first reconcile", of: inGap(signalled)},
 		{sig: syscall.SIGKILL, what: "last renewal to new leader", of: func(h handover) (time.Duration, bool) { return h.Elected - h.Renewed, true }},
 		{
-			sig: syscall.SIGKILL, what: "kill to new leader", aim: lease + crashSpare, percentile: 100,
+			sig: syscall.SIGKILL, what: "kill to new leader", aim: lease + crashAllowance, percentile: 100,
 			of: func(h handover) (time.Duration, bool) { return h.Elected, true },
 		},
 		{sig: syscall.SIGKILL, what: "new leader to first reconcile", of: inGap(elected)},

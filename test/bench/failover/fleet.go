@@ -16,9 +16,9 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// steadyWithin is how long it may take until replicas run, are ready and have a
+// steadyTimeout is how long it may take until replicas run, are ready and have a
 // leader.
-const steadyWithin = 2 * time.Minute
+const steadyTimeout = 2 * time.Minute
 
 type leaseEvent = bench.Event[*coordinationv1.Lease]
 
@@ -38,19 +38,19 @@ type replica struct {
 	*vmtest.Process
 	identity string
 	ready    func() error
-	// dismissed is set when its end is requested.
-	dismissed bool
+	// stopRequested is set when its end is requested.
+	stopRequested bool
 }
 
-// fill starts replicas until there are as many as wanted.
-func (f *fleet) fill(ctx context.Context) error {
+// startReplicas starts replicas until there are as many as wanted.
+func (f *fleet) startReplicas(ctx context.Context) error {
 	alive := f.replicas[:0]
 	for _, r := range f.replicas {
 		if !r.Over() {
 			alive = append(alive, r)
-		} else if !r.dismissed {
+		} else if !r.stopRequested {
 			f.lost++
-			tell("%s ended by itself: %s", r.identity, lastLine(r.Output()))
+			bench.Logf("%s ended unexpectedly: %s", r.identity, lastLine(r.Output()))
 		}
 	}
 	for f.replicas = alive; len(f.replicas) < f.want; {
@@ -64,11 +64,11 @@ func (f *fleet) fill(ctx context.Context) error {
 	return nil
 }
 
-// complete waits until there are as many replicas as wanted, and all of them
+// waitUntilReady waits until there are as many replicas as wanted, and all of them
 // take part in the election.
-func (f *fleet) complete(ctx context.Context) error {
-	_, err := vmtest.Poll(steadyWithin, func() error {
-		if err := f.fill(ctx); err != nil {
+func (f *fleet) waitUntilReady(ctx context.Context) error {
+	_, err := vmtest.Poll(steadyTimeout, func() error {
+		if err := f.startReplicas(ctx); err != nil {
 			return err
 		}
 		for _, r := range f.replicas {
@@ -86,19 +86,19 @@ func lastLine(output string) string {
 	return lines[len(lines)-1]
 }
 
-// leader returns the replica that the Lease names.
-func (f *fleet) leader() (lead *replica, err error) {
-	_, err = vmtest.Poll(steadyWithin, func() error {
+// waitForLeader returns the replica that the Lease names.
+func (f *fleet) waitForLeader() (leader *replica, err error) {
+	_, err = vmtest.Poll(steadyTimeout, func() error {
 		last, _ := f.log.Last()
 		for _, r := range f.replicas {
 			if holderOf(last) == r.identity {
-				lead = r
+				leader = r
 				return nil
 			}
 		}
 		return fmt.Errorf("the Lease names %q, none of the replicas of %s", holderOf(last), f.name)
 	})
-	return lead, err
+	return leader, err
 }
 
 // holderOf returns the name that a replica was given; Drover adds a suffix to it.
@@ -110,19 +110,19 @@ func holderOf(e leaseEvent) string {
 	return name
 }
 
-// stop ends it, and returns its errors.
-func (r *replica) stop() error {
+// stopProcess ends it, and returns its errors.
+func (r *replica) stopProcess() error {
 	if err := r.Stop(); err != nil {
-		return fmt.Errorf("%s did not stop well: %w; it printed:\n%s", r.identity, err, r.Output())
+		return fmt.Errorf("%s did not stop cleanly: %w; it printed:\n%s", r.identity, err, r.Output())
 	}
 	return nil
 }
 
-// stop ends all replicas.
-func (f *fleet) stop() (err error) {
+// stopAll ends all replicas.
+func (f *fleet) stopAll() (err error) {
 	for _, r := range f.replicas {
 		if !r.Over() {
-			err = errors.Join(err, r.stop())
+			err = errors.Join(err, r.stopProcess())
 		}
 	}
 	f.replicas = nil

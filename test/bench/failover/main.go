@@ -5,7 +5,7 @@
 // when the leader is stopped and when it is killed, without VMs and with many,
 // beside an unmodified elector of client-go.
 //
-// Start with benchmark.run in benchmark.go. turn.go has one change of leader,
+// Start with benchmark.run in benchmark.go. handover.go has one change of leader,
 // fleet.go the replicas, plain.go the elector to compare with (this program
 // again, with another verb), report.go the figures and the aims.
 //
@@ -59,10 +59,10 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.VMs, "vms", 10000, "how many VMs the second half runs with")
 	flags.IntVar(&o.Replicas, "replicas", 3, "replicas of each kind, at least 2")
 	flags.DurationVar(&o.Calm, "calm", 0, "wait so long before each change of leader for other programs to leave the CPUs idle")
-	flags.IntVar(&o.AtOnce, "at-once", 16, "how many VMs are created at a time")
+	flags.IntVar(&o.AtOnce, "at-once", 16, "number of VMs to create at a time")
 	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
-	flags.StringVar(&o.JSON, "json", "bin/bench/failover.json", "file that gets all figures")
-	addTimes(flags, &o.Settings)
+	flags.StringVar(&o.JSON, "json", "bin/bench/failover.json", "file for all figures")
+	addTimeFlags(flags, &o.Settings)
 }
 
 // Validate implements bench.Options.
@@ -80,23 +80,23 @@ func (o *options) Validate() error {
 	return o.Settings.Validate()
 }
 
-// times are the flags of an election, without their prefix.
-func times(s *leader.Settings) map[string]*time.Duration {
+// electionTimes are the flags of an election, without their prefix.
+func electionTimes(s *leader.Settings) map[string]*time.Duration {
 	return map[string]*time.Duration{
 		"lease-duration": &s.Lease, "renew-deadline": &s.Renew, "retry-period": &s.Retry,
 		"request-timeout": &s.Request, "margin": &s.Margin,
 	}
 }
 
-func addTimes(flags *pflag.FlagSet, s *leader.Settings) {
-	for name, value := range times(s) {
+func addTimeFlags(flags *pflag.FlagSet, s *leader.Settings) {
+	for name, value := range electionTimes(s) {
 		flags.DurationVar(value, name, *value, "as drover-controller's --leader-elect-"+name)
 	}
 }
 
 // timeArgs are the settings as flags.
 func timeArgs(prefix string, s leader.Settings) (args []string) {
-	for name, value := range times(&s) {
+	for name, value := range electionTimes(&s) {
 		args = append(args, fmt.Sprintf("--%s%s=%s", prefix, name, value))
 	}
 	return args

@@ -23,8 +23,8 @@ import (
 // plainVerb makes this program a plain elector.
 const plainVerb = "elector"
 
-// sawLeader is printed by a plain elector that takes part.
-const sawLeader = "the leader is"
+// leaderMessage is printed by a plain elector that takes part.
+const leaderMessage = "the leader is"
 
 // plainMain elects with an unmodified client-go and does nothing else.
 func plainMain(ctx context.Context, args []string) error {
@@ -34,7 +34,7 @@ func plainMain(ctx context.Context, args []string) error {
 	flags.StringVar(&kubeconfig, "kubeconfig", "", "the cluster")
 	flags.StringVar(&lease, "lease-name", "", "name of the Lease")
 	flags.StringVar(&identity, "identity", "", "this elector's name")
-	addTimes(flags, &s)
+	addTimeFlags(flags, &s)
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -47,17 +47,17 @@ func plainMain(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	return elect(ctx, lock, s)
+	return runElector(ctx, lock, s)
 }
 
-// elect returns without an error only if it was stopped.
-func elect(ctx context.Context, lock resourcelock.Interface, s leader.Settings) error {
+// runElector returns without an error only if it was stopped.
+func runElector(ctx context.Context, lock resourcelock.Interface, s leader.Settings) error {
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: lock, LeaseDuration: s.Lease, RenewDeadline: s.Renew, RetryPeriod: s.Retry, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) {},
 			OnStoppedLeading: func() {},
-			OnNewLeader:      func(identity string) { fmt.Println(sawLeader, identity) },
+			OnNewLeader:      func(identity string) { fmt.Println(leaderMessage, identity) },
 		},
 	})
 	if err != nil {
@@ -86,7 +86,7 @@ func startPlain(kubeconfig, lease, identity string, s leader.Settings) (*replica
 		if p.Over() {
 			return errors.New("it has ended")
 		}
-		if !strings.Contains(p.Output(), sawLeader) {
+		if !strings.Contains(p.Output(), leaderMessage) {
 			return errors.New("it has seen no leader")
 		}
 		return nil

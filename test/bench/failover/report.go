@@ -15,23 +15,23 @@ import (
 
 // report is the result of all measurements.
 type report struct {
-	Machine bench.Machine `json:"machine"`
-	Options options       `json:"options"`
-	Times   []string      `json:"times"`
-	Made    bench.Made    `json:"made"`
-	Rows    []row         `json:"figures"`
-	Added   []added       `json:"addedByVMs"`
+	Machine bench.Machine       `json:"machine"`
+	Options options             `json:"options"`
+	Times   []string            `json:"times"`
+	Made    bench.CreationTimes `json:"made"`
+	Rows    []row               `json:"figures"`
+	Added   []added             `json:"addedByVMs"`
 	// Others is how much of the CPUs other programs used meanwhile, in per cent,
 	// without VMs and with them.
 	Others []float64 `json:"othersPercentOfCPUs"`
 	// Lost counts replicas that ended without being stopped.
 	Lost map[string]int `json:"endedByThemselves"`
 
-	seen map[place][]handover
+	handovers map[circumstances][]handover
 }
 
-// place is the circumstances of a handover.
-type place struct {
+// circumstances is the circumstances of a handover.
+type circumstances struct {
 	fleet string
 	vms   int
 	sig   syscall.Signal
@@ -71,49 +71,49 @@ type change struct {
 func newReport(o options) *report {
 	times := timeArgs("", o.Settings)
 	slices.Sort(times)
-	return &report{Machine: bench.ThisMachine(), Options: o, Times: times, Lost: map[string]int{}, seen: map[place][]handover{}}
+	return &report{Machine: bench.ThisMachine(), Options: o, Times: times, Lost: map[string]int{}, handovers: map[circumstances][]handover{}}
 }
 
-func (r *report) add(fleet string, vms int, sig syscall.Signal, h handover) {
-	at := place{fleet, vms, sig}
-	r.seen[at] = append(r.seen[at], h)
+func (r *report) addHandover(fleet string, vms int, sig syscall.Signal, h handover) {
+	at := circumstances{fleet, vms, sig}
+	r.handovers[at] = append(r.handovers[at], h)
 }
 
-// sum makes rows of what was seen.
-func (r *report) sum() {
-	for _, f := range figures(r.Options.Settings.Lease) {
-		for _, vms := range r.counts() {
-			r.Rows = append(r.Rows, r.row(f, vms))
+// addRows makes rows of what was seen.
+func (r *report) addRows() {
+	for _, f := range newFigures(r.Options.Settings.Lease) {
+		for _, vms := range r.vmCounts() {
+			r.Rows = append(r.Rows, r.newRow(f, vms))
 		}
 		if last := len(r.Rows) - 1; r.Options.VMs > 0 {
-			r.compare(r.Rows[last-1], r.Rows[last])
+			r.addComparison(r.Rows[last-1], r.Rows[last])
 		}
 	}
 }
 
-// counts are the numbers of VMs that were measured with.
-func (r *report) counts() []int {
+// vmCounts are the numbers of VMs that were measured with.
+func (r *report) vmCounts() []int {
 	if r.Options.VMs == 0 {
 		return []int{0}
 	}
 	return []int{0, r.Options.VMs}
 }
 
-func (r *report) row(f figure, vms int) row {
-	ours := r.seen[place{nameDrover, vms, f.sig}]
+func (r *report) newRow(f figure, vms int) row {
+	ours := r.handovers[circumstances{nameDrover, vms, f.sig}]
 	line := row{
 		Signal: signalName(f.sig), What: f.what, VMs: vms,
-		Drover: measure(f, ours), Plain: measure(f, r.seen[place{namePlain, vms, f.sig}]),
+		Drover: newMeasured(f, ours), Plain: newMeasured(f, r.handovers[circumstances{namePlain, vms, f.sig}]),
 	}
 	if f.aim > 0 {
-		line.Aim = fmt.Sprintf("%s <= %s", percentileName(f.percentile), bench.Show(f.aim))
+		line.Aim = fmt.Sprintf("%s <= %s", percentileName(f.percentile), bench.FormatDuration(f.aim))
 		all := len(line.Drover.Runs) == len(ours)
 		line.Met = new(all && line.Drover.Runs.Percentile(f.percentile) <= f.aim)
 	}
 	return line
 }
 
-func measure(f figure, seen []handover) measured {
+func newMeasured(f figure, seen []handover) measured {
 	var s bench.Sample
 	for _, h := range seen {
 		if d, ok := f.of(h); ok {
@@ -123,19 +123,19 @@ func measure(f figure, seen []handover) measured {
 	return measured{Summary: s.Summary(), Runs: s}
 }
 
-// compare reports what the VMs added, if that is measurable.
-func (r *report) compare(bare, full row) {
-	ours := difference(bare.Drover.Runs, full.Drover.Runs)
+// addComparison reports what the VMs added, if that is measurable.
+func (r *report) addComparison(bare, full row) {
+	ours := newChange(bare.Drover.Runs, full.Drover.Runs)
 	if ours == nil {
 		return
 	}
 	r.Added = append(r.Added, added{
-		Signal: bare.Signal, What: bare.What, Drover: *ours, Plain: difference(bare.Plain.Runs, full.Plain.Runs),
+		Signal: bare.Signal, What: bare.What, Drover: *ours, Plain: newChange(bare.Plain.Runs, full.Plain.Runs),
 		Met: ours.By <= ours.Noise,
 	})
 }
 
-func difference(bare, full bench.Sample) *change {
+func newChange(bare, full bench.Sample) *change {
 	if len(bare) == 0 || len(full) == 0 {
 		return nil
 	}

@@ -16,10 +16,10 @@ import (
 // rateVMs is how many VMs the rates are measured with.
 const rateVMs = 1000
 
-// apiserver measures how fast the API server accepts writes like those of users and
+// measureAPIServer measures how fast the API server accepts writes like those of users and
 // controllers, without any watch.
-func (b *benchmark) apiserver(ctx context.Context) error {
-	w, err := b.world(ctx)
+func (b *benchmark) measureAPIServer(ctx context.Context) error {
+	w, err := b.sharedEnvironment(ctx)
 	if err != nil {
 		return err
 	}
@@ -28,22 +28,22 @@ func (b *benchmark) apiserver(ctx context.Context) error {
 		do   func(ctx context.Context, n int) error
 	}{
 		{"create", func(ctx context.Context, n int) error {
-			return bench.CreateVM(ctx, w.vms, bench.NameOf(n))
+			return bench.CreateVM(ctx, w.vms, bench.VMName(n))
 		}},
 		{"patch", func(ctx context.Context, n int) error {
-			return w.patch(ctx, n, `{"metadata":{"annotations":{"example.org/note":"patched"}}}`)
+			return w.patchVM(ctx, n, `{"metadata":{"annotations":{"example.org/note":"patched"}}}`)
 		}},
 		{"patch of the status", func(ctx context.Context, n int) error {
-			return w.patch(ctx, n, `{"status":{"phase":"Active","observedGeneration":1}}`, "status")
+			return w.patchVM(ctx, n, `{"status":{"phase":"Active","observedGeneration":1}}`, "status")
 		}},
 		{"delete", func(ctx context.Context, n int) error {
-			return w.vms.Delete(ctx, bench.NameOf(n), metav1.DeleteOptions{})
+			return w.vms.Delete(ctx, bench.VMName(n), metav1.DeleteOptions{})
 		}},
 	}
 	rates := make([][]float64, len(steps))
 	for range b.Runs {
 		for n, step := range steps {
-			rate, err := b.rate(ctx, step.do)
+			rate, err := b.measureRate(ctx, step.do)
 			if err != nil {
 				return err
 			}
@@ -51,21 +51,21 @@ func (b *benchmark) apiserver(ctx context.Context) error {
 		}
 	}
 	for n, step := range steps {
-		b.report.add("apiserver", step.what+", 16 at a time", rateVMs, "1/s", rates[n]...)
+		b.report.addRow("apiserver", step.what+", 16 at a time", rateVMs, "1/s", rates[n]...)
 	}
 	return nil
 }
 
-// rate returns how many operations per second are done.
-func (b *benchmark) rate(ctx context.Context, do func(ctx context.Context, n int) error) (float64, error) {
-	ctx, cancel := bounded(ctx, rateVMs)
+// measureRate returns how many operations per second are done.
+func (b *benchmark) measureRate(ctx context.Context, do func(ctx context.Context, n int) error) (float64, error) {
+	ctx, cancel := withVMTimeout(ctx, rateVMs)
 	defer cancel()
 	begin := time.Now()
-	err := bench.Each(ctx, rateVMs, noopWorkers, do)
+	err := bench.ForEach(ctx, rateVMs, noopWorkers, do)
 	return rateVMs / time.Since(begin).Seconds(), err
 }
 
-func (w *world) patch(ctx context.Context, n int, change string, sub ...string) error {
-	_, err := w.vms.Patch(ctx, bench.NameOf(n), types.MergePatchType, []byte(change), metav1.PatchOptions{}, sub...)
+func (w *environment) patchVM(ctx context.Context, n int, change string, sub ...string) error {
+	_, err := w.vms.Patch(ctx, bench.VMName(n), types.MergePatchType, []byte(change), metav1.PatchOptions{}, sub...)
 	return err
 }

@@ -12,31 +12,31 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// burst measures what many VMs leave behind in the memory of one drover up, which
+// measureBurst measures what many VMs leave behind in the memory of one drover up, which
 // contains Drover, etcd and kube-apiserver in one process: before them, while they
 // are Active, when they are gone, and after rests.
-func (b *benchmark) burst(ctx context.Context) (err error) {
-	w, err := b.newWorld(ctx, vmtest.ClusterOptions{
+func (b *benchmark) measureBurst(ctx context.Context) (err error) {
+	w, err := b.newEnvironment(ctx, vmtest.ClusterOptions{
 		Durable: true, WithController: true, Args: append([]string{"--vm-driver=fake"}, b.UpFlags...),
 	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.close()) }()
+	defer func() { err = errors.Join(err, w.closeEnvironment()) }()
 	for _, stage := range []struct {
 		what string
 		do   func() error
 	}{
 		{"ready", func() error { return bench.AwaitQuiet(ctx, w.cluster.PID()) }},
-		{"all Active", func() error { return w.timed(ctx, activeText, w.create) }},
-		{"all gone", func() error { return w.timed(ctx, "delete all", w.delete) }},
+		{"all Active", func() error { return w.reportDuration(ctx, activeText, w.createVMs) }},
+		{"all gone", func() error { return w.reportDuration(ctx, "delete all", w.deleteVMs) }},
 		{"a minute later", func() error { return bench.Pause(ctx, burstRests[0]) }},
 		{burstEnd, func() error { return bench.Pause(ctx, burstRests[1]) }},
 	} {
 		if err := stage.do(); err != nil {
 			return err
 		}
-		if err := w.weigh(stage.what); err != nil {
+		if err := w.reportMemory(stage.what); err != nil {
 			return err
 		}
 	}
@@ -48,26 +48,26 @@ const burstEnd = "five minutes after"
 // burstRests follow the deletion of the VMs: the first minute, and the rest of five.
 var burstRests = []time.Duration{time.Minute, 4 * time.Minute}
 
-// timed applies an operation to all VMs and reports how long it took.
-func (w *world) timed(ctx context.Context, what string, do func(context.Context, int) (time.Duration, error)) error {
-	took, err := do(ctx, w.b.Burst)
+// reportDuration applies an operation to all VMs and reports how long it took.
+func (w *environment) reportDuration(ctx context.Context, what string, do func(context.Context, int) (time.Duration, error)) error {
+	took, err := do(ctx, w.benchmark.Burst)
 	if err == nil {
-		w.b.report.add("burst", what, w.b.Burst, "s", took.Seconds())
+		w.benchmark.report.addRow("burst", what, w.benchmark.Burst, "s", took.Seconds())
 	}
 	return err
 }
 
-// weigh reports the memory of drover up.
-func (w *world) weigh(stage string) error {
+// reportMemory reports the memory of drover up.
+func (w *environment) reportMemory(stage string) error {
 	m, err := bench.MemoryOf(w.cluster.PID())
 	if err != nil {
 		return err
 	}
-	row := w.b.report.add("burst", "resident memory of drover up, "+stage, w.b.Burst, "MB", megabytes(m.Resident))
-	if stage == burstEnd && w.b.Burst == 10000 {
+	row := w.benchmark.report.addRow("burst", "resident memory of drover up, "+stage, w.benchmark.Burst, "MB", toMegabytes(m.Resident))
+	if stage == burstEnd && w.benchmark.Burst == 10000 {
 		row.atMost("burst", 600)
 	}
-	w.b.report.add("burst", "of this, heap and stacks, "+stage, w.b.Burst, "MB", megabytes(m.Anonymous))
-	w.b.report.add("burst", "of this, files, "+stage, w.b.Burst, "MB", megabytes(m.Resident-m.Anonymous))
+	w.benchmark.report.addRow("burst", "of this, heap and stacks, "+stage, w.benchmark.Burst, "MB", toMegabytes(m.Anonymous))
+	w.benchmark.report.addRow("burst", "of this, files, "+stage, w.benchmark.Burst, "MB", toMegabytes(m.Resident-m.Anonymous))
 	return nil
 }

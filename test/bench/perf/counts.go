@@ -14,23 +14,23 @@ import (
 	"cloudnative.tw/drover/test/rig"
 )
 
-// askWithin bounds a request for a process's metrics.
-const askWithin = 10 * time.Second
+// requestTimeout bounds a request for a process's metrics.
+const requestTimeout = 10 * time.Second
 
-// get reads a page of metrics.
-func get(ctx context.Context, address string) (rig.Metrics, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+// readMetrics reads a page of metrics.
+func readMetrics(ctx context.Context, address string) (rig.Metrics, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return nil, err
 	}
-	answer, err := http.DefaultClient.Do(req)
+	response, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = answer.Body.Close() }()
-	return io.ReadAll(answer.Body)
+	defer func() { _ = response.Body.Close() }()
+	return io.ReadAll(response.Body)
 }
 
 // vmWrites counts the API server's writes to VMs, users' among them.
@@ -51,9 +51,9 @@ type counts struct {
 	writes, calls, lists, cpu, allocated float64
 }
 
-// count reads the costs. The CPU's are read last and first, so that reading is
+// readCounts reads the costs. The CPU's are read last and first, so that reading is
 // not counted.
-func (w *world) count(ctx context.Context, p *process, cpuFirst bool) (c counts, err error) {
+func (w *environment) readCounts(ctx context.Context, p *process, cpuFirst bool) (c counts, err error) {
 	if cpuFirst {
 		c.cpu, err = cpuSeconds(p)
 	}
@@ -64,7 +64,7 @@ func (w *world) count(ctx context.Context, p *process, cpuFirst bool) (c counts,
 	if err != nil {
 		return c, err
 	}
-	own, err := p.scrape(ctx)
+	own, err := p.readMetrics(ctx)
 	if err != nil {
 		return c, err
 	}

@@ -23,23 +23,23 @@ const (
 	floorLabel = "cloudnative.tw/bench-floor"
 )
 
-// engine is the floor of the docker driver: the Docker API's own calls, for
+// dockerFloor is the floor of the docker driver: the Docker API's own calls, for
 // containers like Drover's.
-type engine struct{ client *client.Client }
+type dockerFloor struct{ client *client.Client }
 
-func openEngine() (*engine, error) {
+func openDockerFloor() (*dockerFloor, error) {
 	c, err := vmtest.OpenDocker()
-	return &engine{client: c}, err
+	return &dockerFloor{client: c}, err
 }
 
-// create creates and starts containers.
-func (e *engine) create(ctx context.Context, count int) (took time.Duration, ids []string, err error) {
-	ctx, cancel := bounded(ctx, count)
+// createContainers creates and starts containers.
+func (e *dockerFloor) createContainers(ctx context.Context, count int) (took time.Duration, ids []string, err error) {
+	ctx, cancel := withVMTimeout(ctx, count)
 	defer cancel()
 	var mu sync.Mutex
 	begin := time.Now()
-	err = bench.Each(ctx, count, engineAtOnce, func(ctx context.Context, n int) error {
-		made, err := e.client.ContainerCreate(ctx, likeDrovers(n))
+	err = bench.ForEach(ctx, count, engineAtOnce, func(ctx context.Context, n int) error {
+		made, err := e.client.ContainerCreate(ctx, containerLikeDrovers(n))
 		if err != nil {
 			return err
 		}
@@ -52,13 +52,14 @@ func (e *engine) create(ctx context.Context, count int) (took time.Duration, ids
 	return time.Since(begin), ids, err
 }
 
-// likeDrovers returns the container that Drover creates for a VM of this benchmark.
-func likeDrovers(n int) client.ContainerCreateOptions {
+// containerLikeDrovers returns the container that Drover creates for a VM of this
+// benchmark.
+func containerLikeDrovers(n int) client.ContainerCreateOptions {
 	const cpus, memory = 2, 4e9
 	return client.ContainerCreateOptions{
 		Name: fmt.Sprintf("drover-bench-%05d", n),
 		Config: &container.Config{
-			Image: vmtest.GuestPlain, Hostname: bench.NameOf(n), Labels: map[string]string{floorLabel: "true"},
+			Image: vmtest.GuestPlain, Hostname: bench.VMName(n), Labels: map[string]string{floorLabel: "true"},
 		},
 		HostConfig: &container.HostConfig{
 			Resources:     container.Resources{NanoCPUs: cpus * 1e9, Memory: memory, MemorySwap: memory},
@@ -67,12 +68,12 @@ func likeDrovers(n int) client.ContainerCreateOptions {
 	}
 }
 
-// delete stops and removes containers.
-func (e *engine) delete(ctx context.Context, ids []string) (time.Duration, error) {
-	ctx, cancel := bounded(ctx, len(ids))
+// deleteContainers stops and removes containers.
+func (e *dockerFloor) deleteContainers(ctx context.Context, ids []string) (time.Duration, error) {
+	ctx, cancel := withVMTimeout(ctx, len(ids))
 	defer cancel()
 	begin := time.Now()
-	err := bench.Each(ctx, len(ids), engineAtOnce, func(ctx context.Context, n int) error {
+	err := bench.ForEach(ctx, len(ids), engineAtOnce, func(ctx context.Context, n int) error {
 		if _, err := e.client.ContainerStop(ctx, ids[n], client.ContainerStopOptions{}); err != nil {
 			return err
 		}
@@ -82,11 +83,11 @@ func (e *engine) delete(ctx context.Context, ids []string) (time.Duration, error
 	return time.Since(begin), err
 }
 
-// clear removes the containers of an earlier run.
-func (e *engine) clear(ctx context.Context) { removeAll(ctx, e.client, floorLabel) }
+// removeLeftovers removes the containers of an earlier run.
+func (e *dockerFloor) removeLeftovers(ctx context.Context) { removeLabelled(ctx, e.client, floorLabel) }
 
-// removeAll removes the containers that have a label.
-func removeAll(ctx context.Context, c *client.Client, label string) {
+// removeLabelled removes the containers that have a label.
+func removeLabelled(ctx context.Context, c *client.Client, label string) {
 	all, err := c.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", label)})
 	if err != nil {
 		return // without an engine there are no containers

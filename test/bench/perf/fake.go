@@ -16,48 +16,48 @@ import (
 // time of the controller and of all processes.
 type round struct{ active, gone, cpu, cpuAll, cpuGone time.Duration }
 
-// fake measures how long fake VMs take to Active and to their end, beside noop. To
+// measureFake measures how long fake VMs take to Active and to their end, beside noop. To
 // compare 10,000 with 1,000, per VM, turns of both are taken in this run.
-func (b *benchmark) fake(ctx context.Context) error {
-	w, err := b.world(ctx)
+func (b *benchmark) measureFake(ctx context.Context) error {
+	w, err := b.sharedEnvironment(ctx)
 	if err != nil {
 		return err
 	}
 	for _, n := range b.Sizes {
-		if err := b.fakeOf(ctx, w, n); err != nil {
+		if err := b.measureFakeSize(ctx, w, n); err != nil {
 			return err
 		}
 	}
-	b.perVM()
+	b.compareTimePerVM()
 	return nil
 }
 
-func (b *benchmark) fakeOf(ctx context.Context, w *world, n int) error {
+func (b *benchmark) measureFakeSize(ctx context.Context, w *environment, n int) error {
 	var ours, noop, bare []round
 	contenders := []contender{func(int) error {
-		p, err := w.drover(ctx, nil, "--vm-driver=fake")
+		p, err := w.startDrover(ctx, nil, "--vm-driver=fake")
 		if err != nil {
 			return err
 		}
-		ours, err = w.round(ctx, p, n, ours)
-		return p.stop(err)
+		ours, err = w.runRound(ctx, p, n, ours)
+		return p.stopWith(err)
 	}, w.floorRounds(ctx, floorNoop, n, &noop)}
 	if b.Barest {
 		contenders = append(contenders, w.floorRounds(ctx, floorBare, n, &bare))
 	}
-	if err := takeTurns(b.pairs(n), contenders...); err != nil {
+	if err := takeTurns(b.turnsFor(n), contenders...); err != nil {
 		return err
 	}
 	for _, f := range roundFigures {
 		of := func(r round) float64 { return f.of(r, n) }
-		row := b.report.add("fake", f.what, n, "ms", each(ours, of)...).beside(floorNoop, each(noop, of)...)
+		row := b.report.addRow("fake", f.what, n, "ms", selectFigures(ours, of)...).compareWith(floorNoop, selectFigures(noop, of)...)
 		if n == 1000 && f.what == activeText {
 			row.ratioAtMost("fake-1000", 1.2)
 		}
 		if !b.Barest {
 			continue
 		}
-		row = b.report.add("fake", f.what+", beside the barest", n, "ms", each(ours, of)...).beside(floorBare, each(bare, of)...)
+		row = b.report.addRow("fake", f.what+", beside the barest", n, "ms", selectFigures(ours, of)...).compareWith(floorBare, selectFigures(bare, of)...)
 		if n == 1000 && f.what == activeText {
 			row.ratioAtMost("fake-1000-bare", 1.2)
 		}
@@ -66,14 +66,14 @@ func (b *benchmark) fakeOf(ctx context.Context, w *world, n int) error {
 }
 
 // floorRounds is a floor's turn.
-func (w *world) floorRounds(ctx context.Context, floor string, n int, rounds *[]round) contender {
+func (w *environment) floorRounds(ctx context.Context, floor string, n int, rounds *[]round) contender {
 	return func(int) error {
-		p, err := w.floor(floor)
+		p, err := w.startFloor(floor)
 		if err != nil {
 			return err
 		}
-		*rounds, err = w.round(ctx, p, n, *rounds)
-		return p.stop(err)
+		*rounds, err = w.runRound(ctx, p, n, *rounds)
+		return p.stopWith(err)
 	}
 }
 
@@ -82,48 +82,48 @@ var roundFigures = []struct {
 	what string
 	of   func(r round, n int) float64
 }{
-	{activeText, func(r round, _ int) float64 { return milliseconds(r.active) }},
-	{"delete all", func(r round, _ int) float64 { return milliseconds(r.gone) }},
-	{"CPU of the controller, per VM created", func(r round, n int) float64 { return milliseconds(r.cpu) / float64(n) }},
-	{"CPU of all processes, per VM created", func(r round, n int) float64 { return milliseconds(r.cpuAll) / float64(n) }},
-	{"CPU of all processes, per VM deleted", func(r round, n int) float64 { return milliseconds(r.cpuGone) / float64(n) }},
+	{activeText, func(r round, _ int) float64 { return toMilliseconds(r.active) }},
+	{"delete all", func(r round, _ int) float64 { return toMilliseconds(r.gone) }},
+	{"CPU of the controller, per VM created", func(r round, n int) float64 { return toMilliseconds(r.cpu) / float64(n) }},
+	{"CPU of all processes, per VM created", func(r round, n int) float64 { return toMilliseconds(r.cpuAll) / float64(n) }},
+	{"CPU of all processes, per VM deleted", func(r round, n int) float64 { return toMilliseconds(r.cpuGone) / float64(n) }},
 }
 
 const activeText = "create to Active"
 
-// round creates VMs and deletes them. One is created before, so that connections are
+// runRound creates VMs and deletes them. One is created before, so that connections are
 // open.
-func (w *world) round(ctx context.Context, p *process, n int, rounds []round) ([]round, error) {
-	if _, err := w.create(ctx, 1); err != nil {
+func (w *environment) runRound(ctx context.Context, p *process, n int, rounds []round) ([]round, error) {
+	if _, err := w.createVMs(ctx, 1); err != nil {
 		return rounds, err
 	}
-	if _, err := w.delete(ctx, 1); err != nil {
+	if _, err := w.deleteVMs(ctx, 1); err != nil {
 		return rounds, err
 	}
-	if err := w.quiet(ctx, p); err != nil {
+	if err := w.waitUntilQuiet(ctx, p); err != nil {
 		return rounds, err
 	}
 	var r round
 	var err error
-	if r.cpu, r.cpuAll, err = w.used(p, func() (err error) {
-		r.active, err = w.create(ctx, n)
+	if r.cpu, r.cpuAll, err = w.measureCPU(p, func() (err error) {
+		r.active, err = w.createVMs(ctx, n)
 		return err
 	}); err != nil {
 		return rounds, err
 	}
-	if err := w.quiet(ctx, p); err != nil {
+	if err := w.waitUntilQuiet(ctx, p); err != nil {
 		return rounds, err
 	}
-	_, r.cpuGone, err = w.used(p, func() (err error) {
-		r.gone, err = w.delete(ctx, n)
+	_, r.cpuGone, err = w.measureCPU(p, func() (err error) {
+		r.gone, err = w.deleteVMs(ctx, n)
 		return err
 	})
 	return append(rounds, r), err
 }
 
-// used returns the CPU time of the controller, and of it, the API server and this
+// measureCPU returns the CPU time of the controller, and of it, the API server and this
 // program together, during an operation.
-func (w *world) used(p *process, do func() error) (own, all time.Duration, err error) {
+func (w *environment) measureCPU(p *process, do func() error) (own, all time.Duration, err error) {
 	before, err := w.cpuTimes(p)
 	if err != nil {
 		return 0, 0, err
@@ -139,7 +139,7 @@ func (w *world) used(p *process, do func() error) (own, all time.Duration, err e
 }
 
 // cpuTimes are those of the controller, the API server and this program.
-func (w *world) cpuTimes(p *process) (all [3]time.Duration, err error) {
+func (w *environment) cpuTimes(p *process) (all [3]time.Duration, err error) {
 	for n, pid := range []int{p.PID(), w.cluster.PID(), os.Getpid()} {
 		used, cpuErr := bench.CPUTime(pid)
 		all[n], err = used, errors.Join(err, cpuErr)
@@ -147,24 +147,24 @@ func (w *world) cpuTimes(p *process) (all [3]time.Duration, err error) {
 	return all, err
 }
 
-// perVM compares the time per VM of many with that of 1,000.
-func (b *benchmark) perVM() {
-	base, ok := b.report.find("fake", activeText, 1000)
+// compareTimePerVM compares the time per VM of many with that of 1,000.
+func (b *benchmark) compareTimePerVM() {
+	base, ok := b.report.findFigure("fake", activeText, 1000)
 	for _, n := range b.Sizes {
-		have, found := b.report.find("fake", activeText, n)
+		have, found := b.report.findFigure("fake", activeText, n)
 		if !ok || !found || n <= 1000 {
 			continue
 		}
-		row := b.report.add("fake", "create to Active, per VM", n, "ms", have.Median/float64(n)).
-			beside("1,000 VMs", base.Median/1000)
+		row := b.report.addRow("fake", "create to Active, per VM", n, "ms", have.Median/float64(n)).
+			compareWith("1,000 VMs", base.Median/1000)
 		if n == 10000 {
 			row.ratioAtMost("fake-10000", 1.2)
 		}
 	}
 }
 
-// each selects a figure of all measurements.
-func each[T any](all []T, pick func(T) float64) []float64 {
+// selectFigures selects a figure of all measurements.
+func selectFigures[T any](all []T, pick func(T) float64) []float64 {
 	figures := make([]float64, len(all))
 	for n, one := range all {
 		figures[n] = pick(one)

@@ -21,9 +21,9 @@ import (
 // floors are processes that do a part of a controller's necessary work, and nothing
 // else. They run as this program with the floor's name as first argument.
 var floors = map[string]func(context.Context, *rest.Config) error{
-	floorNoop:  noop,
-	floorBare:  bareNoop,
-	floorCache: bareCache,
+	floorNoop:  runNoopFloor,
+	floorBare:  runBareNoopFloor,
+	floorCache: runCacheFloor,
 }
 
 const (
@@ -46,15 +46,15 @@ func floorMain(ctx context.Context, floor func(context.Context, *rest.Config) er
 	return floor(ctx, cfg)
 }
 
-// bareCache is a typed informer with stripped objects.
-func bareCache(ctx context.Context, cfg *rest.Config) error {
+// runCacheFloor is a typed informer with stripped objects.
+func runCacheFloor(ctx context.Context, cfg *rest.Config) error {
 	c, err := versioned.NewForConfig(cfg)
 	if err != nil {
 		return err
 	}
 	informers := newInformers(c)
 	informers.Cloudnative().V1alpha1().VirtualMachines().Informer()
-	if err := fill(ctx, informers); err != nil {
+	if err := fillCache(ctx, informers); err != nil {
 		return err
 	}
 	<-ctx.Done()
@@ -63,13 +63,13 @@ func bareCache(ctx context.Context, cfg *rest.Config) error {
 }
 
 func newInformers(c versioned.Interface) externalversions.SharedInformerFactory {
-	return externalversions.NewSharedInformerFactoryWithOptions(c, 0, externalversions.WithTransform(strip))
+	return externalversions.NewSharedInformerFactoryWithOptions(c, 0, externalversions.WithTransform(stripManagedFields))
 }
 
-// fill starts the informers, and returns when they have all objects.
-func fill(ctx context.Context, informers externalversions.SharedInformerFactory) error {
+// fillCache starts the informers, and returns when they have all objects.
+func fillCache(ctx context.Context, informers externalversions.SharedInformerFactory) error {
 	informers.Start(ctx.Done())
-	soon, cancel := context.WithTimeout(ctx, readyWithin)
+	soon, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	for kind, ok := range informers.WaitForCacheSync(soon.Done()) {
 		if !ok {
@@ -80,8 +80,8 @@ func fill(ctx context.Context, informers externalversions.SharedInformerFactory)
 	return nil
 }
 
-// strip drops unused fields, as drover-controller does.
-func strip(object any) (any, error) {
+// stripManagedFields drops unused fields, as drover-controller does.
+func stripManagedFields(object any) (any, error) {
 	if _, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		return object, nil
 	}

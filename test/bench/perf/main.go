@@ -5,7 +5,7 @@
 // the same machine takes, in the same run, for the part that every controller must
 // do.
 //
-// Start with suites in suites.go, each of which has a file. world.go has the API
+// Start with suites in suites.go, each of which has a file. environment.go has the API
 // server and the processes that are measured, noop.go, cache.go and engine.go
 // the floors, report.go the figures and the aims.
 //
@@ -62,23 +62,23 @@ func main() {
 
 // AddFlags implements bench.Options.
 func (o *options) AddFlags(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&o.Suites, "suites", usualSuites(), "what is measured; known are "+strings.Join(suiteNames(), ", "))
+	flags.StringSliceVar(&o.Suites, "suites", defaultSuites(), "suites to run; known are "+strings.Join(suiteNames(), ", "))
 	flags.IntSliceVar(&o.Sizes, "sizes", []int{1, 100, 1000}, "numbers of VMs, of the fake driver, in rising order")
-	flags.IntVar(&o.Runs, "runs", 5, "how often starts, a slow engine and what has no floor are measured")
-	flags.IntVar(&o.Pairs, "pairs", 10, "how often what is compared takes turns")
+	flags.IntVar(&o.Runs, "runs", 5, "how often to measure starts, a slow engine, and figures without a floor")
+	flags.IntVar(&o.Pairs, "pairs", 10, "number of turns of compared programs")
 	flags.IntVar(&o.BigPairs, "big-pairs", 10, "the same with more than 1,000 VMs")
 	flags.IntVar(&o.DockerPairs, "docker-pairs", 10, "the same with --docker-vms containers")
 	flags.BoolVar(&o.Barest, "barest", true, "measure beside the barest floor too")
 	flags.IntVar(&o.Samples, "samples", 40, "new VMs, one after the other, for percentiles")
 	flags.IntVar(&o.DockerVMs, "docker-vms", 100, "number of VMs on the Docker engine")
-	flags.DurationVar(&o.Rest, "rest", time.Minute, "how long VMs at rest are watched")
-	flags.IntVar(&o.AtOnce, "at-once", 16, "how many requests of users are under way at a time")
-	flags.IntVar(&o.Burst, "burst", 10000, "number of VMs that drover up makes, deletes and is weighed with")
+	flags.DurationVar(&o.Rest, "rest", time.Minute, "how long to measure VMs at rest")
+	flags.IntVar(&o.AtOnce, "at-once", 16, "number of parallel requests of users")
+	flags.IntVar(&o.Burst, "burst", 10000, "number of VMs that drover up creates and deletes while its memory is measured")
 	flags.StringArrayVar(&o.UpFlags, "up-flag", nil, "further flag of that drover up")
 	flags.StringArrayVar(&o.Flags, "flag", nil, "further flag of drover-controller")
 	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
-	flags.StringVar(&o.JSON, "json", "bin/bench/perf.json", "file that gets all figures")
-	flags.BoolVar(&o.Keep, "keep", false, "keep the file's figures of what this run does not measure")
+	flags.StringVar(&o.JSON, "json", "bin/bench/perf.json", "file for all figures")
+	flags.BoolVar(&o.Keep, "keep", false, "keep figures in the file that this run does not measure")
 }
 
 // Validate implements bench.Options.

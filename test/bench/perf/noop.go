@@ -36,11 +36,15 @@ type noopController struct {
 	status func(*api.VirtualMachine) api.VirtualMachineStatus
 }
 
-func noop(ctx context.Context, cfg *rest.Config) error { return runNoop(ctx, cfg, activeStatus) }
+func runNoopFloor(ctx context.Context, cfg *rest.Config) error {
+	return runNoopController(ctx, cfg, activeStatus)
+}
 
-func bareNoop(ctx context.Context, cfg *rest.Config) error { return runNoop(ctx, cfg, bareStatus) }
+func runBareNoopFloor(ctx context.Context, cfg *rest.Config) error {
+	return runNoopController(ctx, cfg, bareStatus)
+}
 
-func runNoop(ctx context.Context, cfg *rest.Config, status func(*api.VirtualMachine) api.VirtualMachineStatus) error {
+func runNoopController(ctx context.Context, cfg *rest.Config, status func(*api.VirtualMachine) api.VirtualMachineStatus) error {
 	c, err := versioned.NewForConfig(cfg)
 	if err != nil {
 		return err
@@ -51,15 +55,15 @@ func runNoop(ctx context.Context, cfg *rest.Config, status func(*api.VirtualMach
 		client: c, lister: vms.Lister(), status: status,
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[cache.ObjectName]()),
 	}
-	if _, err := vms.Informer().AddEventHandler(n.handler()); err != nil {
+	if _, err := vms.Informer().AddEventHandler(n.eventHandler()); err != nil {
 		return err
 	}
-	if err := fill(ctx, informers); err != nil {
+	if err := fillCache(ctx, informers); err != nil {
 		return err
 	}
 	var workers sync.WaitGroup
 	for range noopWorkers {
-		workers.Go(func() { n.work(ctx) })
+		workers.Go(func() { n.runWorker(ctx) })
 	}
 	<-ctx.Done()
 	n.queue.ShutDown()
@@ -68,8 +72,8 @@ func runNoop(ctx context.Context, cfg *rest.Config, status func(*api.VirtualMach
 	return nil
 }
 
-// handler queues new VMs and those that are deleted. Its own writes trigger nothing.
-func (n *noopController) handler() cache.ResourceEventHandler {
+// eventHandler queues new VMs and those that are deleted. Its own writes trigger nothing.
+func (n *noopController) eventHandler() cache.ResourceEventHandler {
 	add := func(object any) {
 		if vm, ok := object.(*api.VirtualMachine); ok {
 			n.queue.Add(cache.MetaObjectToName(vm))
@@ -87,13 +91,13 @@ func (n *noopController) handler() cache.ResourceEventHandler {
 	}
 }
 
-func (n *noopController) work(ctx context.Context) {
+func (n *noopController) runWorker(ctx context.Context) {
 	for {
 		key, over := n.queue.Get()
 		if over {
 			return
 		}
-		if err := n.reconcile(ctx, key); err != nil && !apierrors.IsNotFound(err) {
+		if err := n.reconcileVM(ctx, key); err != nil && !apierrors.IsNotFound(err) {
 			fmt.Fprintln(os.Stderr, key, err)
 			n.queue.AddRateLimited(key)
 		} else {
@@ -103,21 +107,21 @@ func (n *noopController) work(ctx context.Context) {
 	}
 }
 
-func (n *noopController) reconcile(ctx context.Context, key cache.ObjectName) error {
+func (n *noopController) reconcileVM(ctx context.Context, key cache.ObjectName) error {
 	vm, err := n.lister.VirtualMachines(key.Namespace).Get(key.Name)
 	if err != nil {
 		return err
 	}
 	switch {
 	case vm.DeletionTimestamp != nil:
-		return n.patch(ctx, key, map[string]any{"metadata": map[string]any{"finalizers": []string{}}})
+		return n.patchVM(ctx, key, map[string]any{"metadata": map[string]any{"finalizers": []string{}}})
 	case slices.Contains(vm.Finalizers, api.FinalizerServer):
 		return nil
 	}
-	if err := n.patch(ctx, key, map[string]any{"metadata": map[string]any{"finalizers": []string{api.FinalizerServer}}}); err != nil {
+	if err := n.patchVM(ctx, key, map[string]any{"metadata": map[string]any{"finalizers": []string{api.FinalizerServer}}}); err != nil {
 		return err
 	}
-	return n.patch(ctx, key, map[string]any{"status": n.status(vm)}, "status")
+	return n.patchVM(ctx, key, map[string]any{"status": n.status(vm)}, "status")
 }
 
 // activeStatus is the API's status of an Active VM, which no controller for this API
@@ -143,12 +147,12 @@ func bareStatus(vm *api.VirtualMachine) api.VirtualMachineStatus {
 	return api.VirtualMachineStatus{Phase: api.PhaseActive, ObservedGeneration: vm.Generation}
 }
 
-func (n *noopController) patch(ctx context.Context, key cache.ObjectName, change map[string]any, sub ...string) error {
+func (n *noopController) patchVM(ctx context.Context, key cache.ObjectName, change map[string]any, sub ...string) error {
 	content, err := json.Marshal(change)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, atLeast)
+	ctx, cancel := context.WithTimeout(ctx, minTimeout)
 	defer cancel()
 	_, err = n.client.CloudnativeV1alpha1().VirtualMachines(key.Namespace).
 		Patch(ctx, key.Name, types.MergePatchType, content, metav1.PatchOptions{}, sub...)

@@ -65,7 +65,7 @@ type measured struct {
 	Runs   []float64 `json:"runs"`
 }
 
-func measure(runs []float64) measured {
+func newMeasured(runs []float64) measured {
 	return measured{
 		Median: bench.Median(runs), Min: bench.Percentile(runs, 0), Max: bench.Percentile(runs, 100), Runs: runs,
 	}
@@ -73,8 +73,8 @@ func measure(runs []float64) measured {
 
 func newReport(o options) *report { return &report{Machine: bench.ThisMachine(), Options: o} }
 
-// load takes the rows of an earlier run over, until they are measured again.
-func (r *report) load(path string) error {
+// loadRows takes the rows of an earlier run over, until they are measured again.
+func (r *report) loadRows(path string) error {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -87,21 +87,21 @@ func (r *report) load(path string) error {
 	return err
 }
 
-// add adds a row, in place of one of an earlier run.
-func (r *report) add(suite, what string, vms int, unit string, ours ...float64) *row {
-	fresh := &row{Suite: suite, What: what, VMs: vms, Unit: unit, Ours: measure(ours)}
+// addRow adds a row, in place of one of an earlier run.
+func (r *report) addRow(suite, what string, vms int, unit string, ours ...float64) *row {
+	fresh := &row{Suite: suite, What: what, VMs: vms, Unit: unit, Ours: newMeasured(ours)}
 	same := func(old *row) bool { return old.Suite == suite && old.What == what && old.VMs == vms }
 	if at := slices.IndexFunc(r.Rows, same); at >= 0 {
 		r.Rows[at] = fresh
 	} else {
 		r.Rows = append(r.Rows, fresh)
 	}
-	tell("%s, %d VMs: %s %s", what, vms, fresh.Ours, unit)
+	bench.Logf("%s, %d VMs: %s %s", what, vms, fresh.Ours, unit)
 	return fresh
 }
 
-// find returns a row's figures, none if it was not measured.
-func (r *report) find(suite, what string, vms int) (measured, bool) {
+// findFigure returns a row's figures, none if it was not measured.
+func (r *report) findFigure(suite, what string, vms int) (measured, bool) {
 	for _, row := range r.Rows {
 		if row.Suite == suite && row.What == what && row.VMs == vms {
 			return row.Ours, true
@@ -110,9 +110,9 @@ func (r *report) find(suite, what string, vms int) (measured, bool) {
 	return measured{}, false
 }
 
-// beside compares the row with what was measured in the same turns.
-func (r *row) beside(name string, floor ...float64) *row {
-	f := measure(floor)
+// compareWith compares the row with what was measured in the same turns.
+func (r *row) compareWith(name string, floor ...float64) *row {
+	f := newMeasured(floor)
 	r.Beside, r.Floor = name, &f
 	var ratios []float64
 	for n, ours := range r.Ours.Runs {
@@ -121,9 +121,9 @@ func (r *row) beside(name string, floor ...float64) *row {
 		}
 	}
 	if len(ratios) > 0 {
-		ratio := measure(ratios)
+		ratio := newMeasured(ratios)
 		r.Ratio = &ratio
-		tell("  %s %s %s, ratio %s", name, f, r.Unit, ratio)
+		bench.Logf("  %s %s %s, ratio %s", name, f, r.Unit, ratio)
 	}
 	return r
 }
@@ -140,13 +140,13 @@ func (r *row) atMost(aim string, limit float64) { r.Aim, r.Met = aim, new(r.Ours
 
 func (m measured) String() string {
 	if len(m.Runs) == 1 {
-		return digits(m.Median)
+		return formatNumber(m.Median)
 	}
-	return fmt.Sprintf("%s (%s to %s)", digits(m.Median), digits(m.Min), digits(m.Max))
+	return fmt.Sprintf("%s (%s to %s)", formatNumber(m.Median), formatNumber(m.Min), formatNumber(m.Max))
 }
 
-// digits shows three of them, or all before the point.
-func digits(f float64) string {
+// formatNumber shows three of them, or all before the point.
+func formatNumber(f float64) string {
 	switch {
 	case f >= 100 || f == float64(int64(f)):
 		return strconv.FormatFloat(f, 'f', 0, 64)
@@ -158,18 +158,18 @@ func digits(f float64) string {
 	return strconv.FormatFloat(f, 'f', 2, 64)
 }
 
-// print writes the report for people.
-func (r *report) print(w io.Writer) error {
+// printReport writes the report in readable form.
+func (r *report) printReport(w io.Writer) error {
 	fmt.Fprintf(w, "\n%s\n\nMedians, and in brackets the range.\n\n", r.Machine)
 	t := bench.NewTable("suite", "what", "VMs", "Drover", "unit", "beside", "takes", "ratio", "aim")
 	for _, row := range r.Rows {
-		t.Row(row.cells()...)
+		t.Row(row.tableCells()...)
 	}
 	fmt.Fprintln(w, t)
 	return r.printAims(w)
 }
 
-func (r *row) cells() []string {
+func (r *row) tableCells() []string {
 	cells := []string{r.Suite, r.What, strconv.Itoa(r.VMs), r.Ours.String(), r.Unit, r.Beside, "", "", ""}
 	if r.Floor != nil {
 		cells[6] = r.Floor.String()
@@ -186,20 +186,20 @@ func (r *row) cells() []string {
 func (r *report) printAims(w io.Writer) error {
 	t := bench.NewTable("what", "aim", "measured", "verdict")
 	for _, a := range aims {
-		figure, met, found := r.decide(a.key)
-		said := "not measured in this run"
+		figure, met, found := r.evaluateAim(a.key)
+		verdict := "not measured in this run"
 		if found {
-			said = bench.Verdict(met)
+			verdict = bench.Verdict(met)
 		}
-		t.Row(a.what, a.limit, figure, said)
+		t.Row(a.what, a.limit, figure, verdict)
 	}
 	_, err := fmt.Fprint(w, t)
 	return err
 }
 
-// decide combines an aim's rows: all must meet it. If there are several, it names
+// evaluateAim combines an aim's rows: all must meet it. If there are several, it names
 // those that miss.
-func (r *report) decide(aim string) (figure string, met, found bool) {
+func (r *report) evaluateAim(aim string) (figure string, met, found bool) {
 	var figures, missed []string
 	for _, row := range r.Rows {
 		if row.Aim != aim || row.Met == nil {
@@ -225,8 +225,8 @@ func (r *report) decide(aim string) (figure string, met, found bool) {
 	return figures[0], true, true
 }
 
-// milliseconds of a duration.
-func milliseconds(d time.Duration) float64 { return bench.Milliseconds(d) }
+// toMilliseconds of a duration.
+func toMilliseconds(d time.Duration) float64 { return bench.Milliseconds(d) }
 
-// megabytes of bytes.
-func megabytes(bytes int64) float64 { return float64(bytes) / 1e6 }
+// toMegabytes of bytes.
+func toMegabytes(bytes int64) float64 { return float64(bytes) / 1e6 }

@@ -19,15 +19,15 @@ var suites = []struct {
 	name string
 	run  func(*benchmark, context.Context) error
 }{
-	{"apiserver", (*benchmark).apiserver},
-	{"fake", (*benchmark).fake},
-	{"idle", (*benchmark).idle},
-	{"restart", (*benchmark).restart},
-	{"writes", (*benchmark).writes},
-	{"slow", (*benchmark).slow},
-	{"docker", (*benchmark).dockerSuite},
-	{"up", (*benchmark).up},
-	{"burst", (*benchmark).burst},
+	{"apiserver", (*benchmark).measureAPIServer},
+	{"fake", (*benchmark).measureFake},
+	{"idle", (*benchmark).measureIdle},
+	{"restart", (*benchmark).measureRestart},
+	{"writes", (*benchmark).measureWrites},
+	{"slow", (*benchmark).measureSlowEngine},
+	{"docker", (*benchmark).runDockerSuite},
+	{"up", (*benchmark).measureUp},
+	{"burst", (*benchmark).measureBurst},
 }
 
 func suiteNames() []string {
@@ -38,8 +38,8 @@ func suiteNames() []string {
 	return names
 }
 
-// usualSuites are all but the one that takes ten minutes for one figure.
-func usualSuites() []string {
+// defaultSuites are all but the one that takes ten minutes for one figure.
+func defaultSuites() []string {
 	return slices.DeleteFunc(suiteNames(), func(name string) bool { return name == "burst" })
 }
 
@@ -47,14 +47,14 @@ func usualSuites() []string {
 type benchmark struct {
 	options
 	report *report
-	shared *world
+	shared *environment
 }
 
 func benchmarkMain(ctx context.Context, o options) (err error) {
 	b := &benchmark{options: o, report: newReport(o)}
-	defer func() { err = errors.Join(err, b.close()) }()
+	defer func() { err = errors.Join(err, b.closeShared()) }()
 	if o.Keep {
-		if err := b.report.load(o.JSON); err != nil {
+		if err := b.report.loadRows(o.JSON); err != nil {
 			return err
 		}
 	}
@@ -66,33 +66,33 @@ func benchmarkMain(ctx context.Context, o options) (err error) {
 		if err := s.run(b, ctx); err != nil {
 			return fmt.Errorf("suite %s: %w", s.name, err)
 		}
-		tell("Suite %s took %s", s.name, time.Since(begin).Round(time.Second))
+		bench.Logf("Suite %s took %s", s.name, time.Since(begin).Round(time.Second))
 		if err := bench.WriteJSON(o.JSON, b.report); err != nil {
 			return err
 		}
 	}
-	return b.report.print(os.Stdout)
+	return b.report.printReport(os.Stdout)
 }
 
-// world returns the world shared by suites that leave it empty.
-func (b *benchmark) world(ctx context.Context) (*world, error) {
+// sharedEnvironment returns the environment shared by suites that leave it empty.
+func (b *benchmark) sharedEnvironment(ctx context.Context) (*environment, error) {
 	if b.shared != nil {
 		return b.shared, nil
 	}
-	w, err := b.newWorld(ctx, apiAlone)
+	w, err := b.newEnvironment(ctx, apiOnly)
 	b.shared = w
 	return w, err
 }
 
-func (b *benchmark) close() error {
+func (b *benchmark) closeShared() error {
 	if b.shared == nil {
 		return nil
 	}
-	return b.shared.close()
+	return b.shared.closeEnvironment()
 }
 
-// pairs returns how many turns are taken with that many VMs.
-func (b *benchmark) pairs(vms int) int {
+// turnsFor returns how many turns are taken with that many VMs.
+func (b *benchmark) turnsFor(vms int) int {
 	if vms > 1000 {
 		return b.BigPairs
 	}
@@ -113,9 +113,4 @@ func takeTurns(turns int, contenders ...contender) error {
 		}
 	}
 	return nil
-}
-
-// tell reports the progress.
-func tell(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }

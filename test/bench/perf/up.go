@@ -13,27 +13,27 @@ import (
 	"cloudnative.tw/drover/test/vmtest"
 )
 
-// up measures how long drover up takes until everything is ready, controller
+// measureUp measures how long drover up takes until everything is ready, controller
 // included: cold, with an empty data folder, and warm, with the same again.
-func (b *benchmark) up(ctx context.Context) error {
+func (b *benchmark) measureUp(ctx context.Context) error {
 	var cold, warm, memory []float64
 	for range b.Runs {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		one, two, size, err := upTwice()
+		one, two, size, err := startTwice()
 		if err != nil {
 			return err
 		}
-		cold, warm, memory = append(cold, one.Seconds()), append(warm, two.Seconds()), append(memory, megabytes(size.Resident))
+		cold, warm, memory = append(cold, one.Seconds()), append(warm, two.Seconds()), append(memory, toMegabytes(size.Resident))
 	}
-	b.report.add("up", "drover up, cold, until ready", 0, "s", cold...)
-	b.report.add("up", "drover up, warm, until ready", 0, "s", warm...)
-	b.report.add("up", "resident memory of drover up, then", 0, "MB", memory...)
+	b.report.addRow("up", "drover up, cold, until ready", 0, "s", cold...)
+	b.report.addRow("up", "drover up, warm, until ready", 0, "s", warm...)
+	b.report.addRow("up", "resident memory of drover up, then", 0, "MB", memory...)
 	return nil
 }
 
-func upTwice() (cold, warm time.Duration, memory bench.Memory, err error) {
+func startTwice() (cold, warm time.Duration, memory bench.Memory, err error) {
 	dir, err := os.MkdirTemp("", "drover-bench-")
 	if err != nil {
 		return 0, 0, memory, err

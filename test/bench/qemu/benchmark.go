@@ -26,10 +26,10 @@ import (
 )
 
 const (
-	// within bounds every single operation.
-	within = 2 * time.Minute
-	// lookEvery is the time between looks for the guest's output.
-	lookEvery = time.Millisecond
+	// operationTimeout bounds every single operation.
+	operationTimeout = 2 * time.Minute
+	// pollPeriod is the time between checks for the guest's output.
+	pollPeriod = time.Millisecond
 )
 
 // benchmark is one run of the program.
@@ -45,27 +45,27 @@ type benchmark struct {
 
 func benchmarkMain(ctx context.Context, o options) (err error) {
 	b := &benchmark{options: o, report: newReport(o)}
-	defer func() { err = errors.Join(err, b.close()) }()
+	defer func() { err = errors.Join(err, b.closeAll()) }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // the watch, before what it watches
-	if err := b.open(ctx); err != nil {
+	if err := b.openEnvironment(ctx); err != nil {
 		return err
 	}
-	if err := b.run(ctx); err != nil {
+	if err := b.runMeasurements(ctx); err != nil {
 		return err
 	}
-	fmt.Print(b.report.text())
+	fmt.Print(b.report.formatText())
 	return bench.WriteJSON(o.JSON, b.report)
 }
 
-func (b *benchmark) open(ctx context.Context) (err error) {
+func (b *benchmark) openEnvironment(ctx context.Context) (err error) {
 	if b.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
 		return err
 	}
-	if err := os.Mkdir(b.images(), 0o700); err != nil {
+	if err := os.Mkdir(b.imagesDir(), 0o700); err != nil {
 		return err
 	}
-	b.guest = filepath.Join(b.images(), "guest.img")
+	b.guest = filepath.Join(b.imagesDir(), "guest.img")
 	if out, err := exec.CommandContext(ctx, "hack/boot-guest.sh", b.guest).CombinedOutput(); err != nil {
 		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
 	}
@@ -81,69 +81,69 @@ func (b *benchmark) open(ctx context.Context) (err error) {
 		return err
 	}
 	const namespace = "bench"
-	if err := bench.MakeNamespace(ctx, kube, namespace); err != nil {
+	if err := bench.CreateNamespace(ctx, kube, namespace); err != nil {
 		return err
 	}
 	b.vms = client.CloudnativeV1alpha1().VirtualMachines(namespace)
-	b.log, err = bench.Follow[*api.VirtualMachine](ctx, bench.WatchVMs(b.vms))
+	b.log, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.vms))
 	return err
 }
 
-// engine is the folder of the machines.
-func (b *benchmark) engine() string { return filepath.Join(b.temp, "engine") }
+// engineDir is the folder of the machines.
+func (b *benchmark) engineDir() string { return filepath.Join(b.temp, "engine") }
 
-// images is the folder of the guest's image.
-func (b *benchmark) images() string { return filepath.Join(b.temp, "images") }
+// imagesDir is the folder of the guest's image.
+func (b *benchmark) imagesDir() string { return filepath.Join(b.temp, "images") }
 
-// start starts a controller, which is the only one, and waits until it is ready.
-func (b *benchmark) start(ctx context.Context) (*bench.Controller, error) {
+// startController starts a controller, which is the only one, and waits until it is ready.
+func (b *benchmark) startController(ctx context.Context) (*bench.Controller, error) {
 	c, err := bench.StartController(ctx, b.Controller, nil,
 		"--kubeconfig="+b.cluster.Kubeconfig, "--leader-elect=false", "--metrics-bind-address=0", "--vm-driver=qemu",
-		"--qemu-dir="+b.engine(), "--qemu-image-dirs="+b.images(), "--qemu-image="+b.guest,
+		"--qemu-dir="+b.engineDir(), "--qemu-image-dirs="+b.imagesDir(), "--qemu-image="+b.guest,
 		"--qemu-accel="+b.Accel, "--qemu-binary="+b.Binary)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := vmtest.Poll(within, c.Ready); err != nil {
+	if _, err := vmtest.Poll(operationTimeout, c.Ready); err != nil {
 		return nil, fmt.Errorf("%w; it printed:\n%s", errors.Join(err, c.Stop()), c.Output())
 	}
 	return c, nil
 }
 
-// stop ends a controller and joins an error of what was done with it.
-func stop(c *bench.Controller, err error) error {
+// stopController ends a controller and joins an error of what was done with it.
+func stopController(c *bench.Controller, err error) error {
 	if err != nil {
 		err = fmt.Errorf("%w; the controller printed:\n%s", err, c.Output())
 	}
 	return errors.Join(err, c.Stop())
 }
 
-func (b *benchmark) quiet(ctx context.Context, c *bench.Controller) error {
+func (b *benchmark) waitUntilQuiet(ctx context.Context, c *bench.Controller) error {
 	return bench.AwaitQuiet(ctx, b.cluster.PID(), c.PID())
 }
 
-func (b *benchmark) run(ctx context.Context) error {
-	c, err := b.start(ctx)
+func (b *benchmark) runMeasurements(ctx context.Context) error {
+	c, err := b.startController(ctx)
 	if err != nil {
 		return err
 	}
-	if err := stop(c, b.compare(ctx, c)); err != nil || b.Machines == 0 {
+	if err := stopController(c, b.compareStarts(ctx, c)); err != nil || b.Machines == 0 {
 		return err
 	}
-	return b.memory(ctx)
+	return b.measureMemory(ctx)
 }
 
-// compare lets both take turns. The order changes, so that what one leaves behind
+// compareStarts lets both take turns. The order changes, so that what one leaves behind
 // affects both.
-func (b *benchmark) compare(ctx context.Context, c *bench.Controller) error {
-	tell("Making the machine that the command line is taken from")
-	m, err := b.model(ctx)
+func (b *benchmark) compareStarts(ctx context.Context, c *bench.Controller) error {
+	bench.Logf("Creating the machine whose command line is used")
+	m, err := b.newModel(ctx)
 	if err != nil {
 		return err
 	}
 	var ours, direct times
-	drover := func(n int) error { return ours.add(b.drover(ctx, c, fmt.Sprintf("vm-%d", n))) }
-	alone := func(n int) error { return direct.add(b.direct(ctx, c, m, n)) }
+	drover := func(n int) error { return ours.addTimes(b.startByDrover(ctx, c, fmt.Sprintf("vm-%d", n))) }
+	alone := func(n int) error { return direct.addTimes(b.startDirectly(ctx, c, m, n)) }
 	for n := range b.Turns {
 		first, second := drover, alone
 		if n%2 == 1 {
@@ -155,10 +155,10 @@ func (b *benchmark) compare(ctx context.Context, c *bench.Controller) error {
 		if err := second(n); err != nil {
 			return fmt.Errorf("turn %d: %w", n+1, err)
 		}
-		tell("Turn %d of %d: apply to Active %s, to output %s; alone to an answer %s, to output %s", n+1, b.Turns,
-			bench.Show(ours.up[n]), bench.Show(ours.output[n]), bench.Show(direct.up[n]), bench.Show(direct.output[n]))
+		bench.Logf("Turn %d of %d: apply to Active %s, to output %s; alone to an answer %s, to output %s", n+1, b.Turns,
+			bench.FormatDuration(ours.up[n]), bench.FormatDuration(ours.output[n]), bench.FormatDuration(direct.up[n]), bench.FormatDuration(direct.output[n]))
 	}
-	b.report.compare(ours, direct)
+	b.report.addComparison(ours, direct)
 	return nil
 }
 
@@ -168,7 +168,7 @@ type times struct {
 	up, output bench.Sample
 }
 
-func (t *times) add(up, output time.Duration, err error) error {
+func (t *times) addTimes(up, output time.Duration, err error) error {
 	t.up, t.output = append(t.up, up), append(t.output, output)
 	return err
 }
@@ -179,22 +179,22 @@ func firstOutput(ctx context.Context, path string) (time.Time, error) {
 		if info, err := os.Stat(path); err == nil && info.Size() > 0 {
 			return time.Now(), nil
 		}
-		if err := bench.Pause(ctx, lookEvery); err != nil {
+		if err := bench.Pause(ctx, pollPeriod); err != nil {
 			return time.Time{}, fmt.Errorf("waiting for output in %s: %w", path, err)
 		}
 	}
 }
 
-// close ends machines too, which are there only if something failed.
-func (b *benchmark) close() (err error) {
+// closeAll ends machines too, which are there only if something failed.
+func (b *benchmark) closeAll() (err error) {
 	if b.cluster != nil {
 		err = b.cluster.Close()
 	}
-	return errors.Join(err, endBelow(b.temp), os.RemoveAll(b.temp))
+	return errors.Join(err, killProcessesIn(b.temp), os.RemoveAll(b.temp))
 }
 
-// endBelow kills the processes that work in a folder below another.
-func endBelow(dir string) error {
+// killProcessesIn kills the processes that work in a folder below another.
+func killProcessesIn(dir string) error {
 	if dir == "" {
 		return nil
 	}
@@ -215,14 +215,9 @@ func endBelow(dir string) error {
 	return err
 }
 
-// newVM makes a small VM.
-func (b *benchmark) newVM(ctx context.Context, name string, action api.Action) (*api.VirtualMachine, error) {
+// createVM makes a small VM.
+func (b *benchmark) createVM(ctx context.Context, name string, action api.Action) (*api.VirtualMachine, error) {
 	vm := vmtest.VM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Action(action).Obj()
 	vm.Namespace = ""
 	return b.vms.Create(ctx, vm, metav1.CreateOptions{})
-}
-
-// tell reports the progress.
-func tell(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }

@@ -29,36 +29,36 @@ type model struct {
 // modelFiles are the files that Drover created.
 var modelFiles = []string{"root.qcow2", "seed.iso"}
 
-// model creates one and removes it. It is also the first VM, for which connections
+// newModel creates one and removes it. It is also the first VM, for which connections
 // are opened.
-func (b *benchmark) model(ctx context.Context) (m model, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, within, errors.New("the model was not done in time"))
+func (b *benchmark) newModel(ctx context.Context) (m model, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("the model was not ready in time"))
 	defer cancel()
 	const name = "model"
 	from := b.log.Len()
-	vm, err := b.newVM(ctx, name, api.ActionPaused)
+	vm, err := b.createVM(ctx, name, api.ActionPaused)
 	if err != nil {
 		return m, err
 	}
-	if _, err := b.await(ctx, from, name, api.PhasePaused); err != nil {
+	if _, err := b.waitForPhase(ctx, from, name, api.PhasePaused); err != nil {
 		return m, err
 	}
-	home := filepath.Join(b.engine(), "vms", string(vm.UID))
-	if m.args, err = commandLine(home); err != nil {
+	dir := filepath.Join(b.engineDir(), "vms", string(vm.UID))
+	if m.args, err = commandLine(dir); err != nil {
 		return m, err
 	}
 	m.dir = filepath.Join(b.temp, name)
-	if err := copyFiles(m.dir, home); err != nil {
+	if err := copyFiles(m.dir, dir); err != nil {
 		return m, err
 	}
 	b.report.Command = strings.Join(m.args, " ")
-	return m, b.delete(ctx, name)
+	return m, b.deleteVM(ctx, name)
 }
 
 // commandLine returns that of the machine in a folder, changed so that the guest
 // runs at once.
-func commandLine(home string) ([]string, error) {
-	pid, err := os.ReadFile(filepath.Join(home, "pid"))
+func commandLine(dir string) ([]string, error) {
+	pid, err := os.ReadFile(filepath.Join(dir, "pid"))
 	if err != nil {
 		return nil, err
 	}
@@ -90,17 +90,17 @@ func copyFiles(to, from string) error {
 	return nil
 }
 
-// direct starts the model's command line, and ends it.
-func (b *benchmark) direct(ctx context.Context, c *bench.Controller, m model, n int) (answers, output time.Duration, err error) {
+// startDirectly starts the model's command line, and ends it.
+func (b *benchmark) startDirectly(ctx context.Context, c *bench.Controller, m model, n int) (answers, output time.Duration, err error) {
 	dir := filepath.Join(b.temp, fmt.Sprintf("direct-%d", n))
 	if err := copyFiles(dir, m.dir); err != nil {
 		return 0, 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := b.quiet(ctx, c); err != nil {
+	if err := b.waitUntilQuiet(ctx, c); err != nil {
 		return 0, 0, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, within, errors.New("QEMU was not up in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("QEMU was not up in time"))
 	defer cancel()
 	var printed strings.Builder
 	cmd := exec.CommandContext(ctx, m.args[0], m.args[1:]...)

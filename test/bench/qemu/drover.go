@@ -16,39 +16,39 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// drover lets Drover create a machine and delete it.
-func (b *benchmark) drover(ctx context.Context, c *bench.Controller, name string) (active, output time.Duration, err error) {
-	if err := b.quiet(ctx, c); err != nil {
+// startByDrover lets Drover create a machine and delete it.
+func (b *benchmark) startByDrover(ctx context.Context, c *bench.Controller, name string) (active, output time.Duration, err error) {
+	if err := b.waitUntilQuiet(ctx, c); err != nil {
 		return 0, 0, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, within, errors.New("the machine was not done in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("the machine was not ready in time"))
 	defer cancel()
 	from, begin := b.log.Len(), time.Now()
-	vm, err := b.newVM(ctx, name, api.ActionActive)
+	vm, err := b.createVM(ctx, name, api.ActionActive)
 	if err != nil {
 		return 0, 0, err
 	}
-	printed, err := firstOutput(ctx, filepath.Join(b.engine(), "vms", string(vm.UID), "serial.log"))
+	printed, err := firstOutput(ctx, filepath.Join(b.engineDir(), "vms", string(vm.UID), "serial.log"))
 	if err != nil {
 		return 0, 0, err
 	}
-	up, err := b.await(ctx, from, name, api.PhaseActive)
+	up, err := b.waitForPhase(ctx, from, name, api.PhaseActive)
 	if err != nil {
 		return 0, 0, err
 	}
-	return up.Sub(begin), printed.Sub(begin), b.delete(ctx, name)
+	return up.Sub(begin), printed.Sub(begin), b.deleteVM(ctx, name)
 }
 
-// await waits until a VM is in a phase, and returns when that was seen.
-func (b *benchmark) await(ctx context.Context, from int, name string, phase api.Phase) (time.Time, error) {
+// waitForPhase waits until a VM is in a phase, and returns when that was seen.
+func (b *benchmark) waitForPhase(ctx context.Context, from int, name string, phase api.Phase) (time.Time, error) {
 	e, err := b.log.Await(ctx, from, func(e bench.Event[*api.VirtualMachine]) bool {
 		return e.Object.Name == name && e.Object.Status.Phase == phase
 	})
 	return e.At, err
 }
 
-// delete waits until a VM is gone.
-func (b *benchmark) delete(ctx context.Context, name string) error {
+// deleteVM waits until a VM is gone.
+func (b *benchmark) deleteVM(ctx context.Context, name string) error {
 	from := b.log.Len()
 	if err := b.vms.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 		return err

@@ -53,7 +53,7 @@ func (o *options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.Accel, "accel", qemu.AccelAuto, "as drover-controller's --qemu-accel")
 	flags.StringVar(&o.Binary, "binary", qemu.DefaultBinary, "as drover-controller's --qemu-binary")
 	flags.StringVar(&o.Controller, "controller", "bin/drover-controller", "program to measure")
-	flags.StringVar(&o.JSON, "json", "bin/bench/qemu.json", "file that gets all figures")
+	flags.StringVar(&o.JSON, "json", "bin/bench/qemu.json", "file for all figures")
 }
 
 // Validate implements bench.Options.

@@ -52,12 +52,12 @@ type memory struct {
 
 func newReport(o options) *report { return &report{Machine: bench.ThisMachine(), Options: o} }
 
-func (r *report) compare(ours, direct times) {
-	r.add("apply to Active", ours.up, "start to an answer by QMP", direct.up)
-	r.add("apply to the guest's first output", ours.output, "start to the guest's first output", direct.output)
+func (r *report) addComparison(ours, direct times) {
+	r.addRow("apply to Active", ours.up, "start to an answer by QMP", direct.up)
+	r.addRow("apply to the guest's first output", ours.output, "start to the guest's first output", direct.output)
 }
 
-func (r *report) add(what string, ours bench.Sample, beside string, alone bench.Sample) {
+func (r *report) addRow(what string, ours bench.Sample, beside string, alone bench.Sample) {
 	over, noise := bench.Difference(alone, ours)
 	r.Rows = append(r.Rows, row{
 		What: what, Drover: measured{ours.Summary(), ours}, Beside: beside, Alone: measured{alone.Summary(), alone},
@@ -65,30 +65,30 @@ func (r *report) add(what string, ours bench.Sample, beside string, alone bench.
 	})
 }
 
-func (r *report) weigh(without, with []float64) {
+func (r *report) addMemory(without, with []float64) {
 	r.Memory = &memory{Without: without, With: with, PerMachine: (bench.Median(with) - bench.Median(without)) / float64(r.Options.Machines)}
 }
 
-// text is the report for people.
-func (r *report) text() string {
+// formatText is the report in readable form.
+func (r *report) formatText() string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "\n%s\n%d turns. Medians, and in brackets the range.\n\n", r.Machine, r.Options.Turns)
-	t := bench.NewTable("what", "Drover", "QEMU alone", "takes", "Drover takes longer by", "aim: at most "+bench.Show(aim))
+	t := bench.NewTable("what", "Drover", "QEMU alone", "takes", "Drover takes longer by", "aim: at most "+bench.FormatDuration(aim))
 	for _, row := range r.Rows {
 		t.Row(row.What, row.Drover.String(), row.Beside, row.Alone.String(), fmt.Sprintf("%.1f ms, +- %.1f ms", row.Over, row.Noise), bench.Verdict(row.Met))
 	}
 	fmt.Fprint(&w, t)
 	if m := r.Memory; m != nil {
 		fmt.Fprintf(&w, "\nThe controller's heap and stacks: %s without machines, %s with %d, so %.0f KB for each.\n",
-			megabytes(m.Without), megabytes(m.With), r.Options.Machines, m.PerMachine/1e3)
+			formatMegabytes(m.Without), formatMegabytes(m.With), r.Options.Machines, m.PerMachine/1e3)
 	}
 	return w.String()
 }
 
 func (m measured) String() string {
-	return fmt.Sprintf("%s (%s to %s)", bench.Show(m.Summary.P50), bench.Show(m.Summary.Min), bench.Show(m.Summary.Max))
+	return fmt.Sprintf("%s (%s to %s)", bench.FormatDuration(m.Summary.P50), bench.FormatDuration(m.Summary.Min), bench.FormatDuration(m.Summary.Max))
 }
 
-func megabytes(bytes []float64) string {
+func formatMegabytes(bytes []float64) string {
 	return fmt.Sprintf("%.1f MB (%.1f to %.1f)", bench.Median(bytes)/1e6, bench.Percentile(bytes, 0)/1e6, bench.Percentile(bytes, 100)/1e6)
 }

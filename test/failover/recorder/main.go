@@ -6,7 +6,7 @@
 // the same server. Then it becomes QEMU: the process stays the same.
 //
 // The file to which it writes has the path by which it was started, and the suffix
-// of births. So a link to the recorder is all that a separate world needs.
+// of processlog. So a link to the recorder is all that a separate environment needs.
 package main
 
 import (
@@ -21,18 +21,18 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"cloudnative.tw/drover/test/failover/births"
+	"cloudnative.tw/drover/test/failover/processlog"
 )
 
 func main() {
-	fmt.Fprintln(os.Stderr, "recorder:", run())
+	fmt.Fprintln(os.Stderr, "recorder:", runQEMU())
 	os.Exit(1)
 }
 
-// run does not return unless it fails.
-func run() error {
+// runQEMU does not return unless it fails.
+func runQEMU() error {
 	if n := slices.Index(os.Args, "-uuid"); n >= 0 && n+1 < len(os.Args) {
-		if err := record(os.Args[0]+births.Suffix, types.UID(os.Args[n+1])); err != nil {
+		if err := recordStart(os.Args[0]+processlog.StartsSuffix, types.UID(os.Args[n+1])); err != nil {
 			return err
 		}
 	}
@@ -43,9 +43,9 @@ func run() error {
 	return syscall.Exec(qemu, append([]string{qemu}, os.Args[1:]...), os.Environ()) //nolint:gosec // It is started as QEMU.
 }
 
-// record looks for other processes before it writes. Of two that start at the same
+// recordStart looks for other processes before it writes. Of two that start at the same
 // time, at least one sees the other.
-func record(path string, uid types.UID) error {
+func recordStart(path string, uid types.UID) error {
 	var server struct{ Run string }
 	content, err := os.ReadFile("server.json")
 	if err != nil {
@@ -54,12 +54,12 @@ func record(path string, uid types.UID) error {
 	if err := json.Unmarshal(content, &server); err != nil {
 		return err
 	}
-	all, err := births.Processes(uid)
+	all, err := processlog.Processes(uid)
 	if err != nil {
 		return err
 	}
 	others := slices.DeleteFunc(all, func(pid int) bool { return pid == os.Getpid() })
-	line, err := json.Marshal(births.ProcessStart{At: time.Now().UTC(), PID: os.Getpid(), UID: uid, Run: server.Run, Others: others})
+	line, err := json.Marshal(processlog.ProcessStart{At: time.Now().UTC(), PID: os.Getpid(), UID: uid, Run: server.Run, Others: others})
 	if err != nil {
 		return err
 	}

@@ -8,12 +8,11 @@ package v1alpha1
 // BindingApplyConfiguration represents a declarative configuration of the Binding type for use
 // with apply.
 //
-// Binding names the engine that a server is on.
+// Binding identifies the engine that has a server.
 type BindingApplyConfiguration struct {
-	// driver that runs the server.
+	// driver is the name of the driver that runs the server.
 	Driver *string `json:"driver,omitempty"`
-	// engineID is the engine's own lasting identity, for example the id that
-	// "docker info" prints.
+	// engineID is the lasting identity of the engine.
 	EngineID *string `json:"engineID,omitempty"`
 }
 

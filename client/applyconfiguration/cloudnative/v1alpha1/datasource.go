@@ -8,12 +8,14 @@ package v1alpha1
 // DataSourceApplyConfiguration represents a declarative configuration of the DataSource type for use
 // with apply.
 //
-// DataSource is text, given in place or kept in a Secret.
+// DataSource is a text, either inline or from a Secret.
 type DataSourceApplyConfiguration struct {
-	// inline is the text itself. Everyone who may read the VirtualMachine can
-	// read it.
+	// inline is the text itself. Everyone who may read the VirtualMachine can read
+	// it.
 	Inline *string `json:"inline,omitempty"`
-	// secretKeyRef names a key of a Secret in the same namespace.
+	// secretKeyRef selects a key of a Secret in the namespace of the
+	// VirtualMachine. A change of the Secret alone has no effect: it is read at
+	// the next change of the VirtualMachine.
 	SecretKeyRef *SecretKeyRefApplyConfiguration `json:"secretKeyRef,omitempty"`
 }
 

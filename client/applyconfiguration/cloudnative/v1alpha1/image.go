@@ -12,14 +12,20 @@ import (
 // ImageApplyConfiguration represents a declarative configuration of the Image type for use
 // with apply.
 //
-// Image is what a server boots.
+// Image is what a server boots, or what a volume is created from.
 type ImageApplyConfiguration struct {
-	// source names the image; the driver says which forms it takes, for
-	// example an image reference for docker.
+	// source is the name of the image. The driver determines its form:
+	// - docker: an image reference, for example nginx:1.29.
+	// - qemu: https://..., oci://registry/name:tag, or the absolute path of a
+	// file.
 	Source *string `json:"source,omitempty"`
-	// checksum is what the image must hash to.
+	// checksum is the digest that the image must have: sha256: and 64 hexadecimal
+	// digits. qemu requires it for an image from a web server.
 	Checksum *string `json:"checksum,omitempty"`
-	// pullPolicy says when the image is fetched, whatever its tag.
+	// pullPolicy is when the image is fetched:
+	// - IfNotPresent: if it is not present yet, whatever its tag.
+	// - Always: each time a server or a disk is created from it.
+	// - Never: not at all. The image must be present.
 	PullPolicy *cloudnativev1alpha1.PullPolicy `json:"pullPolicy,omitempty"`
 	// kernel boots a kernel directly, without a boot loader.
 	Kernel *KernelApplyConfiguration `json:"kernel,omitempty"`

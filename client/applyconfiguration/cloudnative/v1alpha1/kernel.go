@@ -8,13 +8,13 @@ package v1alpha1
 // KernelApplyConfiguration represents a declarative configuration of the Kernel type for use
 // with apply.
 //
-// Kernel is a kernel to boot directly.
+// Kernel is a kernel that is booted directly, without a boot loader.
 type KernelApplyConfiguration struct {
-	// source names the kernel.
+	// source is the kernel, as the absolute path of a file.
 	Source *string `json:"source,omitempty"`
-	// initrd names the initial RAM disk.
+	// initrd is the initial RAM disk, as the absolute path of a file.
 	Initrd *string `json:"initrd,omitempty"`
-	// cmdline is the kernel's command line.
+	// cmdline is the command line of the kernel, for example console=ttyS0.
 	Cmdline *string `json:"cmdline,omitempty"`
 }
 

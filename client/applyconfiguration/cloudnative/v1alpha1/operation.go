@@ -13,30 +13,37 @@ import (
 // OperationApplyConfiguration represents a declarative configuration of the Operation type for use
 // with apply.
 //
-// Operation is a step that is under way or failing.
+// Operation is a step that is in progress or failing.
 type OperationApplyConfiguration struct {
-	// type of the step.
+	// type is the step: Create, Start, Stop, Pause, Resume, Restart, Update,
+	// Delete or Release.
 	Type *cloudnativev1alpha1.OperationType `json:"type,omitempty"`
-	// generation of the spec that the step is for.
+	// generation is the generation of the spec that the step applies.
 	Generation *int64 `json:"generation,omitempty"`
-	// attempts is how often the step has failed in a row.
+	// attempts is the number of times that the step has failed in a row.
 	Attempts *int32 `json:"attempts,omitempty"`
 	// startedAt is when the step was first tried.
 	StartedAt *v1.MicroTime `json:"startedAt,omitempty"`
-	// nextRetryTime is when it will be tried again.
+	// nextRetryTime is when the step will be tried again.
 	NextRetryTime *v1.MicroTime `json:"nextRetryTime,omitempty"`
-	// failure is the kind of the last failure. It is empty before the first.
+	// failure is the kind of the last failure, empty before the first. It
+	// determines the time until the next try:
+	// - Failed: an error of the engine.
+	// - Exhausted: the engine lacks a resource, such as memory.
+	// - Refused: only a change of the spec can help.
+	// - Exited: the server was started and ended too soon.
 	Failure *cloudnativev1alpha1.OperationFailure `json:"failure,omitempty"`
-	// reason for the last failure, one CamelCase word.
+	// reason is the reason for the last failure, as one word in CamelCase.
 	Reason *string `json:"reason,omitempty"`
-	// lastError is why the last try failed.
+	// lastError is the error of the last failure.
 	LastError *string `json:"lastError,omitempty"`
-	// run is the server's run that a restart ends.
+	// run identifies the run of the server that a restart ends.
 	Run *string `json:"run,omitempty"`
-	// restartedAt is the spec.restartedAt that a restart answers. A later one
-	// asks for a further restart.
+	// restartedAt is the spec.restartedAt that caused a restart. A later value
+	// causes another restart.
 	RestartedAt *v1.Time `json:"restartedAt,omitempty"`
-	// epoch of the leader that took the step.
+	// epoch is the number of the leader that took the step. It grows with each
+	// change of leader.
 	Epoch *int64 `json:"epoch,omitempty"`
 }
 

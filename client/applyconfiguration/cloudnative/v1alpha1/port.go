@@ -12,18 +12,19 @@ import (
 // PortApplyConfiguration represents a declarative configuration of the Port type for use
 // with apply.
 //
-// Port is reachable from outside of the server.
+// Port is a port of the server that can be reached through the engine's host.
 type PortApplyConfiguration struct {
-	// name of the port.
+	// name is the name of the port, for example ssh.
 	Name *string `json:"name,omitempty"`
-	// protocol is TCP or UDP.
+	// protocol is the transport protocol of the port: TCP or UDP.
 	Protocol *cloudnativev1alpha1.Protocol `json:"protocol,omitempty"`
-	// port inside of the server.
+	// port is the number of the port in the server.
 	Port *int32 `json:"port,omitempty"`
-	// hostPort is the port of the engine's host. Empty lets the engine choose.
+	// hostPort is the number of the port on the engine's host. Without it, the
+	// engine chooses one; status.ports shows it.
 	HostPort *int32 `json:"hostPort,omitempty"`
-	// hostIP is the address of the engine's host that the port is opened on, for
-	// example 127.0.0.1. Empty means all of its addresses.
+	// hostIP is the address of the engine's host on which the port is opened, for
+	// example 127.0.0.1. Empty means all addresses of the host.
 	HostIP *string `json:"hostIP,omitempty"`
 }
 

@@ -12,20 +12,20 @@ import (
 // PortStatusApplyConfiguration represents a declarative configuration of the PortStatus type for use
 // with apply.
 //
-// PortStatus is a port of the host that leads to the server.
+// PortStatus is a port of the engine's host that leads to the server.
 type PortStatusApplyConfiguration struct {
-	// name that the spec gives the port; empty if the spec does not have it any
-	// more.
+	// name is the name of the port in spec.ports. It is empty if the spec no
+	// longer has the port.
 	Name *string `json:"name,omitempty"`
-	// protocol is TCP or UDP.
+	// protocol is the transport protocol of the port: TCP or UDP.
 	Protocol *cloudnativev1alpha1.Protocol `json:"protocol,omitempty"`
-	// port inside of the server.
+	// port is the number of the port in the server.
 	Port *int32 `json:"port,omitempty"`
-	// hostPort is the port of the host: the spec's, or what was chosen where
-	// that has none.
+	// hostPort is the number of the port on the host: that of the spec, or the one
+	// that was chosen.
 	HostPort *int32 `json:"hostPort,omitempty"`
-	// hostIP is the address of the host that the port is open on; empty means
-	// all of its addresses.
+	// hostIP is the address of the host on which the port is open. Empty means all
+	// addresses of the host.
 	HostIP *string `json:"hostIP,omitempty"`
 }
 

@@ -8,13 +8,13 @@ package v1alpha1
 // ProbeApplyConfiguration represents a declarative configuration of the Probe type for use
 // with apply.
 //
-// Probe is what must answer before a VirtualMachine is Ready.
+// Probe is a check that succeeds when the server accepts a connection.
 type ProbeApplyConfiguration struct {
-	// tcpSocket must take a connection.
+	// tcpSocket is the port that must accept a TCP connection.
 	TCPSocket *TCPSocketApplyConfiguration `json:"tcpSocket,omitempty"`
-	// periodSeconds is the time from one try to the next.
+	// periodSeconds is the time in seconds between two checks.
 	PeriodSeconds *int32 `json:"periodSeconds,omitempty"`
-	// timeoutSeconds is how long one try may take.
+	// timeoutSeconds is the time in seconds after which a check fails.
 	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
 }
 

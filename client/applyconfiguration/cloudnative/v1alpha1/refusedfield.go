@@ -8,13 +8,14 @@ package v1alpha1
 // RefusedFieldApplyConfiguration represents a declarative configuration of the RefusedField type for use
 // with apply.
 //
-// RefusedField is a field of the spec that a server cannot have.
+// RefusedField is a field of the spec that cannot be applied to the existing
+// server.
 type RefusedFieldApplyConfiguration struct {
-	// field of the spec, for example image.
+	// field is the name of the field in the spec, for example image.
 	Field *string `json:"field,omitempty"`
-	// reason is one CamelCase word.
+	// reason is the reason for the refusal, as one word in CamelCase.
 	Reason *string `json:"reason,omitempty"`
-	// message says why, and what is possible.
+	// message says why the field is refused and what is possible instead.
 	Message *string `json:"message,omitempty"`
 }
 

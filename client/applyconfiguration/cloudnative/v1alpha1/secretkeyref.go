@@ -8,11 +8,12 @@ package v1alpha1
 // SecretKeyRefApplyConfiguration represents a declarative configuration of the SecretKeyRef type for use
 // with apply.
 //
-// SecretKeyRef names a key of a Secret in the same namespace.
+// SecretKeyRef selects a key of a Secret in the namespace of the
+// VirtualMachine.
 type SecretKeyRefApplyConfiguration struct {
-	// name of the Secret.
+	// name is the name of the Secret.
 	Name *string `json:"name,omitempty"`
-	// key in the Secret's data.
+	// key is the key in the data of the Secret.
 	Key *string `json:"key,omitempty"`
 }
 

@@ -10,22 +10,25 @@ package v1alpha1
 //
 // ServerStatus is what a driver runs for a VirtualMachine.
 type ServerStatusApplyConfiguration struct {
-	// id is the engine's name for the server.
+	// id is the engine's identifier of the server.
 	ID *string `json:"id,omitempty"`
-	// state is the engine's view of the server.
+	// state is the state of the server in the words of the engine.
 	State *string `json:"state,omitempty"`
-	// generation of the spec that the driver was last shown with success.
+	// generation is the last generation of the spec that was passed to the driver
+	// successfully.
 	Generation *int64 `json:"generation,omitempty"`
-	// stoppedRun is the run of the server that Drover ended because spec.action
-	// said so. Such a server is started again whatever its restartPolicy.
+	// stoppedRun identifies the run of the server that was ended because
+	// spec.action said so. Such a server is started again whatever its
+	// restartPolicy.
 	StoppedRun *string `json:"stoppedRun,omitempty"`
-	// imageID is the digest that the image's name stood for when the server was
-	// made from it.
+	// imageID is the digest of the image from which the server was created.
 	ImageID *string `json:"imageID,omitempty"`
-	// accelerator is what runs the guest's instructions: kvm, or tcg, which
-	// emulates. Empty where the driver runs no machines.
+	// accelerator is how the instructions of the guest are executed, empty if the
+	// server is not a machine:
+	// - kvm: by the CPU of the host.
+	// - tcg: by emulation, which is slower.
 	Accelerator *string `json:"accelerator,omitempty"`
-	// usage is what the server uses.
+	// usage is the last sample of what the server uses.
 	Usage *UsageApplyConfiguration `json:"usage,omitempty"`
 }
 

@@ -8,9 +8,10 @@ package v1alpha1
 // TCPSocketApplyConfiguration represents a declarative configuration of the TCPSocket type for use
 // with apply.
 //
-// TCPSocket is a port inside of the server.
+// TCPSocket is a TCP port of the server.
 type TCPSocketApplyConfiguration struct {
-	// port inside of the server.
+	// port is the number of the port in the server. Under qemu it must be the port
+	// of one of spec.ports.
 	Port *int32 `json:"port,omitempty"`
 }
 

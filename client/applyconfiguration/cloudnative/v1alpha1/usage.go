@@ -8,11 +8,11 @@ package v1alpha1
 // UsageApplyConfiguration represents a declarative configuration of the Usage type for use
 // with apply.
 //
-// Usage is what a server uses, rounded to 0.01.
+// Usage is what a server uses, in per cent and rounded to 0.01.
 type UsageApplyConfiguration struct {
-	// cpu in per cent of one CPU.
+	// cpu is the CPU time in per cent of one CPU: 200 means two busy CPUs.
 	CPU *float64 `json:"cpu,omitempty"`
-	// memory in per cent of the VM's memory.
+	// memory is the memory in per cent of the memory of the VirtualMachine.
 	Memory *float64 `json:"memory,omitempty"`
 }
 

@@ -14,14 +14,16 @@ import (
 // VirtualMachineApplyConfiguration represents a declarative configuration of the VirtualMachine type for use
 // with apply.
 //
-// VirtualMachine asks for one server and tells how it is. Its name has at most
-// 63 characters; no marker can say so, hack/update-codegen.sh does.
+// hack/update-codegen.sh writes the bound of the name, which no marker can state.
+// VirtualMachine runs one server, for example a container or a QEMU machine,
+// as its spec describes it. Its name has at most 63 characters.
 type VirtualMachineApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration    `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:",inline"`
+	// metadata is the object's metadata, as every Kubernetes object has it.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	// spec is the server that is wanted.
+	// spec is the desired state of the server.
 	Spec *VirtualMachineSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is the server as it was last seen.
+	// status is the observed state of the server. The controller writes it.
 	Status *VirtualMachineStatusApplyConfiguration `json:"status,omitempty"`
 }
 

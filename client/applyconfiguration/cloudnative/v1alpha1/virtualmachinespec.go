@@ -14,40 +14,64 @@ import (
 // VirtualMachineSpecApplyConfiguration represents a declarative configuration of the VirtualMachineSpec type for use
 // with apply.
 //
-// VirtualMachineSpec is the server that is wanted.
+// VirtualMachineSpec is the desired state of a server.
 type VirtualMachineSpecApplyConfiguration struct {
-	// action is the desired power state: active, stopped or paused.
+	// action is the desired power state:
+	// - active: the server runs.
+	// - stopped: the server is shut down and stays off. Its data is kept.
+	// - paused: the server is frozen. It keeps its memory and uses no CPU.
 	Action *cloudnativev1alpha1.Action `json:"action,omitempty"`
-	// resource is the size of the server: cpu and memory are required, rootDisk
-	// is optional and may only grow. Fractions are written as 500m or "0.5".
+	// resource is the size of the server, by these keys:
+	// - cpu: the number of CPUs, 10m to 4096. 500m, or "0.5", is half a CPU.
+	// Required.
+	// - memory: the memory in bytes, 6Mi to 64Ti. 4G is 4000000000 bytes, 4Gi is
+	// 4294967296. Required.
+	// - rootDisk: the size of the root disk in bytes, 1Mi to 1Pi. It may only
+	// grow. Without it, the driver chooses the size.
 	Resource *v1.ResourceList `json:"resource,omitempty"`
-	// driver runs the server, for example docker, qemu or fake. Empty means the
-	// controller's first driver. It cannot be changed later.
+	// driver is the name of the driver that runs the server, for example docker,
+	// qemu or fake. Empty means the first driver of the controller. It is
+	// immutable.
 	Driver *string `json:"driver,omitempty"`
-	// image is what the server boots. Empty means the driver's default, if it has one.
+	// image is what the server boots. Without it, the driver's default is used, if
+	// the driver has one. The image of a machine (qemu) that has a root disk
+	// cannot be changed, since the disk holds data.
 	Image *ImageApplyConfiguration `json:"image,omitempty"`
-	// volumes are further disks.
+	// volumes are disks in addition to the root disk. A volume that is removed
+	// from this list keeps its data until the VirtualMachine is deleted.
 	Volumes []VolumeApplyConfiguration `json:"volumes,omitempty"`
-	// userData is cloud-init user-data.
+	// userData is the user-data that cloud-init reads in the guest, for example a
+	// document that begins with #cloud-config.
 	UserData *DataSourceApplyConfiguration `json:"userData,omitempty"`
-	// networkData is a cloud-init network configuration.
+	// networkData is the network configuration that cloud-init reads in the guest.
 	NetworkData *DataSourceApplyConfiguration `json:"networkData,omitempty"`
-	// sshAuthorizedKeys may log in as the image's default user.
+	// sshAuthorizedKeys are public keys, such as "ssh-ed25519 AAAA...", that may
+	// log in as the default user of the image. cloud-init installs them at the
+	// first boot.
 	SSHAuthorizedKeys []string `json:"sshAuthorizedKeys,omitempty"`
-	// ports are reachable from outside of the server.
+	// ports are the ports of the server that can be reached through the engine's
+	// host.
 	Ports []PortApplyConfiguration `json:"ports,omitempty"`
-	// readinessProbe must answer before the VirtualMachine is Ready.
+	// readinessProbe is a check that must succeed before condition Ready is true.
+	// Without it, a server that runs is ready.
 	ReadinessProbe *ProbeApplyConfiguration `json:"readinessProbe,omitempty"`
-	// restartPolicy says what happens when the server stops by itself.
+	// restartPolicy is what happens when the server stops by itself:
+	// - Always: it is started again.
+	// - OnFailure: it is started again unless it ended successfully (exit code 0,
+	// or a guest that shut down).
+	// - Never: it stays off.
 	RestartPolicy *cloudnativev1alpha1.RestartPolicy `json:"restartPolicy,omitempty"`
-	// restartedAt restarts the server once each time it is changed. A value
-	// that is present at creation does not.
+	// restartedAt restarts the server once each time its value changes. Use the
+	// current time, for example 2026-01-31T12:00:00Z. A value that is set at
+	// creation, or while action is not active, restarts nothing.
 	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
-	// shutdownGracePeriodSeconds is how long a stop may take before it is
-	// forced.
+	// shutdownGracePeriodSeconds is the time in seconds that the guest has to shut
+	// down. After it the server is stopped by force.
 	ShutdownGracePeriodSeconds *int64 `json:"shutdownGracePeriodSeconds,omitempty"`
-	// deletionPolicy says what happens to the server when the VirtualMachine
-	// is deleted: Delete removes it, Retain lets it run on, released.
+	// deletionPolicy is what happens to the server when the VirtualMachine is
+	// deleted:
+	// - Delete: it is stopped and removed with its data.
+	// - Retain: it continues to run and is no longer managed.
 	DeletionPolicy *cloudnativev1alpha1.DeletionPolicy `json:"deletionPolicy,omitempty"`
 }
 

@@ -14,44 +14,62 @@ import (
 // VirtualMachineStatusApplyConfiguration represents a declarative configuration of the VirtualMachineStatus type for use
 // with apply.
 //
-// VirtualMachineStatus is the server as it was last seen.
+// VirtualMachineStatus is the observed state of a server.
 type VirtualMachineStatusApplyConfiguration struct {
-	// observedGeneration is the generation of the spec that this status is
-	// about; -1 before any controller has looked.
-	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// phase sums the status up in one word.
-	Phase *cloudnativev1alpha1.Phase `json:"phase,omitempty"`
-	// reason for the phase, one CamelCase word.
-	Reason *string `json:"reason,omitempty"`
-	// message says more, for people.
-	Message *string `json:"message,omitempty"`
-	// conditions are Ready, Running and Observed, and while they apply
-	// RestartRequired, DeletionBlocked and Stalled.
+	// conditions describe the server by type:
+	// - Ready: the server is as the spec says.
+	// - Running: the server runs.
+	// - Observed: the engine answers about the server.
+	// - RestartRequired: a change waits for a restart. Absent otherwise.
+	// - DeletionBlocked: the deletion cannot complete. Absent otherwise.
+	// - Stalled: only a change of the spec can help. Absent otherwise.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// driver that runs the server.
+	// observedGeneration is the generation of the spec that this status describes.
+	// It is -1 until a controller has seen the VirtualMachine.
+	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
+	// phase is a summary of the status in one word, empty until a controller has
+	// seen the VirtualMachine:
+	// - Creating: the server is being created or started, or its image is being
+	// fetched.
+	// - Active: the server runs.
+	// - Stopped: the server is off, as desired or because it ended successfully.
+	// - Paused: the server is frozen, as desired or because it waits for a disk of
+	// the host.
+	// - Failed: the server does not exist or is off, and the step to change that
+	// failed.
+	// - Terminating: the VirtualMachine is being deleted.
+	// - Unknown: the engine cannot be asked about the server.
+	Phase *cloudnativev1alpha1.Phase `json:"phase,omitempty"`
+	// reason is the reason for the phase, as one word in CamelCase.
+	Reason *string `json:"reason,omitempty"`
+	// message describes the reason for people.
+	Message *string `json:"message,omitempty"`
+	// driver is the name of the driver that runs the server.
 	Driver *string `json:"driver,omitempty"`
-	// binding is the engine that the server is on. It is written with the first
+	// binding is the engine that has the server. It is written with the first
 	// status and never changes.
 	Binding *BindingApplyConfiguration `json:"binding,omitempty"`
 	// server is what the driver runs.
 	Server *ServerStatusApplyConfiguration `json:"server,omitempty"`
-	// addresses under which the server answers.
+	// addresses are those at which the server can be reached: its own, or the
+	// host's if only ports lead to it.
 	Addresses []string `json:"addresses,omitempty"`
-	// ports of the host that lead to the server, while it runs.
+	// ports are the ports of the engine's host that lead to the server while it
+	// runs.
 	Ports []PortStatusApplyConfiguration `json:"ports,omitempty"`
-	// operation is the step that is under way or failing.
+	// operation is the step that is in progress or failing.
 	Operation *OperationApplyConfiguration `json:"operation,omitempty"`
 	// pendingFields are the fields of the spec that take effect at the next
 	// restart.
 	PendingFields []string `json:"pendingFields,omitempty"`
-	// refusedField is the field of the spec that the server cannot have as long
-	// as it exists. The rest of the spec is applied.
+	// refusedField is the field of the spec that cannot be applied to the existing
+	// server. The rest of the spec is applied.
 	RefusedField *RefusedFieldApplyConfiguration `json:"refusedField,omitempty"`
 	// restartedAt is the last spec.restartedAt that was handled.
 	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
-	// restartCount is how often the server was started again.
+	// restartCount is the number of times that the server was started again.
 	RestartCount *int64 `json:"restartCount,omitempty"`
-	// startTime is when the server's last run began.
+	// startTime is when the last run of the server began.
 	StartTime *metav1.MicroTime `json:"startTime,omitempty"`
 	// lastUpdateTime is when this status was written.
 	LastUpdateTime *metav1.MicroTime `json:"lastUpdateTime,omitempty"`
@@ -61,6 +79,19 @@ type VirtualMachineStatusApplyConfiguration struct {
 // apply.
 func VirtualMachineStatus() *VirtualMachineStatusApplyConfiguration {
 	return &VirtualMachineStatusApplyConfiguration{}
+}
+
+// WithConditions adds the given value to the Conditions field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Conditions field.
+func (b *VirtualMachineStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *VirtualMachineStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithConditions")
+		}
+		b.Conditions = append(b.Conditions, *values[i])
+	}
+	return b
 }
 
 // WithObservedGeneration sets the ObservedGeneration field in the declarative configuration to the given value
@@ -92,19 +123,6 @@ func (b *VirtualMachineStatusApplyConfiguration) WithReason(value string) *Virtu
 // If called multiple times, the Message field is set to the value of the last call.
 func (b *VirtualMachineStatusApplyConfiguration) WithMessage(value string) *VirtualMachineStatusApplyConfiguration {
 	b.Message = &value
-	return b
-}
-
-// WithConditions adds the given value to the Conditions field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Conditions field.
-func (b *VirtualMachineStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *VirtualMachineStatusApplyConfiguration {
-	for i := range values {
-		if values[i] == nil {
-			panic("nil value passed to WithConditions")
-		}
-		b.Conditions = append(b.Conditions, *values[i])
-	}
 	return b
 }
 

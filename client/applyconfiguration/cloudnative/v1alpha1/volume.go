@@ -12,16 +12,18 @@ import (
 // VolumeApplyConfiguration represents a declarative configuration of the Volume type for use
 // with apply.
 //
-// Volume is a further disk.
+// Volume is a disk in addition to the root disk.
 type VolumeApplyConfiguration struct {
-	// name of the volume; the guest sees it as the disk's serial number.
+	// name is the name of the volume. A Linux guest finds the disk as
+	// /dev/disk/by-id/virtio-<name>.
 	Name *string `json:"name,omitempty"`
-	// size of the volume; it may only grow.
+	// size is the size of the volume in bytes, 1Mi to 1Pi, for example 10G. It may
+	// only grow.
 	Size *resource.Quantity `json:"size,omitempty"`
-	// source is what the volume holds at first. Empty means blank. Its image
-	// cannot be changed later.
+	// source is the initial content of the volume. Without it, the volume is
+	// blank. The source and checksum of its image are immutable.
 	Source *VolumeSourceApplyConfiguration `json:"source,omitempty"`
-	// readOnly refuses writes by the guest.
+	// readOnly makes the disk read-only for the guest.
 	ReadOnly *bool `json:"readOnly,omitempty"`
 }
 

@@ -8,9 +8,9 @@ package v1alpha1
 // VolumeSourceApplyConfiguration represents a declarative configuration of the VolumeSource type for use
 // with apply.
 //
-// VolumeSource is what a volume holds at first.
+// VolumeSource is the initial content of a volume.
 type VolumeSourceApplyConfiguration struct {
-	// image is copied into the volume.
+	// image is copied into the volume once, when the volume is created.
 	Image *ImageApplyConfiguration `json:"image,omitempty"`
 }
 

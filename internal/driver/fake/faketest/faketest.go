@@ -18,13 +18,13 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-// Shape changes the options that drivers are opened with.
-type Shape func(fake.Options) fake.Options
+// OptionsFunc changes the options that drivers are opened with.
+type OptionsFunc func(fake.Options) fake.Options
 
 // InMemory returns the harness of a new engine in memory.
-func InMemory(shape Shape) drivertest.Harness {
+func InMemory(shape OptionsFunc) drivertest.Harness {
 	memory := fake.NewMemory(clock.RealClock{})
-	h := Harness(Hand{
+	h := Harness(OutOfBand{
 		Edit: func(t *testing.T, uid types.UID, change func(*fake.Record)) {
 			t.Helper()
 			if err := memory.Edit(uid, change); err != nil {
@@ -41,13 +41,13 @@ func InMemory(shape Shape) drivertest.Harness {
 	})
 	h.Open = func(t *testing.T, clusterID string) driver.Driver {
 		t.Helper()
-		return Open(t, shape(fake.Options{ClusterID: clusterID, Memory: memory}))
+		return OpenDriver(t, shape(fake.Options{ClusterID: clusterID, Memory: memory}))
 	}
 	h.Losable = func(t *testing.T, clusterID string) drivertest.Losable {
 		t.Helper()
 		own := fake.NewMemory(clock.RealClock{})
 		return drivertest.Losable{
-			Driver:  Open(t, shape(fake.Options{ClusterID: clusterID, Memory: own})),
+			Driver:  OpenDriver(t, shape(fake.Options{ClusterID: clusterID, Memory: own})),
 			Lose:    func() { own.SetAvailable(false) },
 			Restore: func() { own.SetAvailable(true) },
 		}
@@ -55,8 +55,8 @@ func InMemory(shape Shape) drivertest.Harness {
 	return h
 }
 
-// Open opens a driver or fails the test.
-func Open(t *testing.T, o fake.Options) *fake.Driver {
+// OpenDriver opens a driver or fails the test.
+func OpenDriver(t *testing.T, o fake.Options) *fake.Driver {
 	t.Helper()
 	d, err := fake.New(o)
 	if err != nil {
@@ -65,21 +65,30 @@ func Open(t *testing.T, o fake.Options) *fake.Driver {
 	return d
 }
 
-// Hand is what a person can do to an engine in memory or in a folder.
-type Hand struct {
+// EnsureWithEpoch makes a server run, as the leader of an epoch.
+func EnsureWithEpoch(t *testing.T, d driver.Driver, uid types.UID, epoch uint64) error {
+	t.Helper()
+	spec := NewSpec(t)
+	spec.Target, spec.Namespace, spec.Name, spec.Power = driver.Target{UID: uid, Epoch: epoch}, "n", "n", driver.PowerOn
+	_, err := d.Ensure(t.Context(), spec)
+	return err
+}
+
+// OutOfBand is what a person can do to an engine in memory or in a folder.
+type OutOfBand struct {
 	Edit   func(t *testing.T, uid types.UID, change func(*fake.Record))
 	Remove func(t *testing.T, s driver.Server)
 }
 
 // Harness returns what the harnesses of both kinds of engine have in common.
-func Harness(h Hand) drivertest.Harness {
+func Harness(h OutOfBand) drivertest.Harness {
 	return drivertest.Harness{
-		Spec: Spec, OtherImage: "second", ResizesLive: true, Hands: h.hands(),
+		Spec: NewSpec, OtherImage: "second", ResizesLive: true, OutOfBand: h.toDrivertest(),
 	}
 }
 
-// Spec returns a server that uses several fields of the spec.
-func Spec(*testing.T) driver.ServerSpec {
+// NewSpec returns a server that uses several fields of the spec.
+func NewSpec(*testing.T) driver.ServerSpec {
 	return driver.ServerSpec{
 		CPUMilli: 2000, MemoryBytes: 4e9, RootDiskBytes: 40e9,
 		Image: driver.Image{Source: "first"},
@@ -87,7 +96,7 @@ func Spec(*testing.T) driver.ServerSpec {
 	}
 }
 
-func (h Hand) hands() drivertest.Hands {
+func (h OutOfBand) toDrivertest() drivertest.OutOfBand {
 	edit := func(change func(*fake.Record)) func(*testing.T, driver.Server) {
 		return func(t *testing.T, s driver.Server) {
 			t.Helper()
@@ -97,7 +106,7 @@ func (h Hand) hands() drivertest.Hands {
 	state := func(state driver.State, exit *fake.Exit) func(*testing.T, driver.Server) {
 		return edit(func(r *fake.Record) { r.State, r.Exit = state, exit })
 	}
-	return drivertest.Hands{
+	return drivertest.OutOfBand{
 		Kill:  state(driver.StateStopped, &fake.Exit{Code: 137}),
 		Stop:  state(driver.StateStopped, nil),
 		Start: edit(func(r *fake.Record) { r.State = driver.StateRunning }),
@@ -107,7 +116,7 @@ func (h Hand) hands() drivertest.Hands {
 			state(driver.StateStopped, &fake.Exit{Code: code})(t, s)
 		},
 		Remove:     h.Remove,
-		Burn:       edit(func(r *fake.Record) { r.Load = 1 }),
+		BurnCPU:    edit(func(r *fake.Record) { r.Load = 1 }),
 		IgnoreStop: edit(func(r *fake.Record) { r.IgnoreShutdown = true }),
 	}
 }

@@ -1,0 +1,93 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"unicode/utf8"
+)
+
+// What a package may have at most; larger ones are marked.
+const (
+	maxFiles = 12
+	maxLines = 2000
+)
+
+func (s *stats) print(out io.Writer) {
+	var all packageStats
+	for _, p := range s.packages {
+		all.files += p.files
+		all.lines += p.lines
+		all.names = append(all.names, p.names...)
+		all.lengths = append(all.lengths, p.lengths...)
+	}
+	printf := func(format string, args ...any) { _, _ = fmt.Fprintf(out, format, args...) }
+
+	printf("Production code: %d packages, %d files, %d lines\n\n", len(s.packages), all.files, all.lines)
+	printf("Unexported functions and methods\n")
+	printf("  one-word names       %4d of %d, %.0f %%\n", all.oneWordNames(), len(all.names), all.oneWordShare())
+	printf("  length of a name     %4d letters in the median\n\n", percentile(nameLengths(all.names), 50))
+	printf("Lines with told, tells, nobody, somebody or mend\n")
+	printf("  production comments  %4d\n  test comments        %4d\n  docs                 %4d\n\n",
+		s.productionLines, s.testLines, s.docLines)
+	printf("Lines of a function's body\n")
+	printf("  median               %4d\n  99th percentile      %4d\n  longest              %4d\n\n",
+		percentile(all.lengths, 50), percentile(all.lengths, 99), percentile(all.lengths, 100))
+
+	printf("%-44s %5s %6s %9s %7s\n", "package", "files", "lines", "one-word", "longest")
+	for _, folder := range slices.Sorted(maps.Keys(s.packages)) {
+		p := s.packages[folder]
+		printf("%-44s %5d %6d %7.0f %% %7d%s\n", folder, p.files, p.lines, p.oneWordShare(), percentile(p.lengths, 100), p.mark())
+	}
+}
+
+func (p *packageStats) oneWordNames() int {
+	count := 0
+	for _, name := range p.names {
+		if isOneWord(name) {
+			count++
+		}
+	}
+	return count
+}
+
+// oneWordShare is in per cent.
+func (p *packageStats) oneWordShare() float64 {
+	if len(p.names) == 0 {
+		return 0
+	}
+	return 100 * float64(p.oneWordNames()) / float64(len(p.names))
+}
+
+// mark says by which limit a package is too large.
+func (p *packageStats) mark() string {
+	text := ""
+	if p.files > maxFiles {
+		text += fmt.Sprintf("  over %d files", maxFiles)
+	}
+	if p.lines > maxLines {
+		text += fmt.Sprintf("  over %d lines", maxLines)
+	}
+	return text
+}
+
+func nameLengths(names []string) []int {
+	lengths := make([]int, 0, len(names))
+	for _, name := range names {
+		lengths = append(lengths, utf8.RuneCountInString(name))
+	}
+	return lengths
+}
+
+// percentile returns the smallest value that so many per cent do not exceed.
+func percentile(values []int, percent int) int {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[max(0, (len(sorted)*percent+99)/100-1)]
+}

@@ -1,0 +1,156 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// pendingEvent is an event that is sent once its status is written.
+type pendingEvent struct {
+	kind, reason, action, text string
+}
+
+var successReasons = map[api.OperationType]string{
+	api.OperationCreate:  api.EventCreated,
+	api.OperationStart:   api.EventStarted,
+	api.OperationStop:    api.EventStopped,
+	api.OperationPause:   api.EventPaused,
+	api.OperationResume:  api.EventResumed,
+	api.OperationRestart: api.EventRestarted,
+	api.OperationUpdate:  api.EventUpdated,
+}
+
+// addSuccessEvent records what was done, once it is complete.
+func (p *reconciliation) addSuccessEvent(decision policy.Decision, existed bool) {
+	reason := successReasons[decision.Action.Operation]
+	if reason == "" || isUnderWay(p.observed.Observation) || p.vm.DeletionTimestamp != nil {
+		return
+	}
+	if decision.Action.Operation == api.OperationUpdate && p.base.Status.ObservedGeneration < 1 {
+		reason = api.EventAdopted
+	}
+	if decision.Action.Operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {
+		reason = api.EventRecreated
+	}
+	text := fmt.Sprintf("%s server %s on %s", reason, shortID(p.observed.Server.ID), p.r.Driver)
+	p.events = append(p.events, pendingEvent{corev1.EventTypeNormal, reason, string(decision.Action.Operation), text})
+}
+
+func (p *reconciliation) addFailureEvent(operation api.OperationType, err error) {
+	p.events = append(p.events, pendingEvent{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
+}
+
+// observedReasons are the reasons that cause an event when the status adopts them.
+var observedReasons = map[string]string{
+	api.ReasonCompleted:         corev1.EventTypeNormal,
+	api.ReasonExited:            corev1.EventTypeWarning,
+	api.ReasonDuplicate:         corev1.EventTypeWarning,
+	api.ReasonUnknownDriver:     corev1.EventTypeWarning,
+	api.ReasonEngineMismatch:    corev1.EventTypeWarning,
+	api.ReasonEngineUnavailable: corev1.EventTypeWarning,
+}
+
+// addChangeEvents records what the new status shows that no step of this pass did:
+// an operation that completed, and an observed reason.
+func (p *reconciliation) addChangeEvents(before *api.VirtualMachineStatus) {
+	after := &p.base.Status
+	if op := before.Operation; op != nil && after.Operation == nil && !policy.IsCrashing(op) && p.done == "" && len(p.events) == 0 && successReasons[op.Type] != "" {
+		p.addSuccessEvent(policy.Decision{Action: policy.Action{Operation: op.Type}}, true)
+	}
+	if kind := observedReasons[after.Reason]; kind != "" && before.Reason != after.Reason {
+		p.events = append(p.events, pendingEvent{kind, after.Reason, "Observe", after.Message})
+	}
+}
+
+// detectCrash records that a server that was last reported as on has failed by
+// itself.
+func (p *reconciliation) detectCrash() {
+	had, server := p.vm.Status.Server, p.observed.Server
+	if had == nil || had.ID != server.ID || hasEnded(driver.State(had.State)) || !hasEnded(server.State) || p.isEndedByDrover() {
+		return
+	}
+	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.Reason == driver.ExitHostShutdown {
+		return
+	}
+	text := "the server " + policy.ExitText(server.Exit)
+	if server.Exit.Output != "" {
+		text += ": " + server.Exit.Output
+	}
+	p.crash = &pendingEvent{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
+}
+
+// hasEnded reports whether the run has ended in this state.
+func hasEnded(s driver.State) bool { return s == driver.StateStopped || s == driver.StateRestarting }
+
+// isEndedByDrover reports whether Drover has ended the server's run, or is about to.
+func (p *reconciliation) isEndedByDrover() bool {
+	op := p.vm.Status.Operation
+	restarted := op != nil && op.Type == api.OperationRestart && op.Run == p.observed.Server.Run
+	return restarted || p.vm.DeletionTimestamp != nil || policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run)
+}
+
+// emitEvents sends the events of the pass.
+func (p *reconciliation) emitEvents(before *api.VirtualMachineStatus) {
+	p.addChangeEvents(before)
+	for _, n := range p.allEvents() {
+		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", truncateEvent(n.text))
+	}
+	p.events, p.crash = nil, nil
+}
+
+// allEvents returns the event of what was observed, then those of what was done.
+func (p *reconciliation) allEvents() []pendingEvent {
+	if p.crash == nil {
+		return p.events
+	}
+	return append([]pendingEvent{*p.crash}, p.events...)
+}
+
+// truncateEvent truncates a text to the 1 kB that the events API accepts.
+func truncateEvent(text string) string {
+	const most = 1024
+	if len(text) > most {
+		return text[:most-3] + "..."
+	}
+	return text
+}
+
+func shortID(id string) string {
+	const most = 12
+	if len(id) > most {
+		return id[:most]
+	}
+	return id
+}
+
+// ReportFinding emits an event for a finding of an orphan sweep.
+func (r *Reconciler) ReportFinding(f inventory.Finding) {
+	if f.Frozen {
+		r.Recorder.Eventf(clusterNamespace(), nil, corev1.EventTypeWarning, api.EventOrphanSweepFrozen, "Sweep", "%s", truncateEvent(f.Message))
+		return
+	}
+	reason := api.EventOrphanFound
+	if f.Deleted {
+		reason = api.EventOrphanDeleted
+	}
+	vm := &api.VirtualMachine{}
+	vm.Namespace, vm.Name, vm.UID = f.Server.Namespace, f.Server.Name, f.Server.UID
+	r.Recorder.Eventf(vm, nil, corev1.EventTypeWarning, reason, "Sweep", "server %s on %s: %s", shortID(f.Server.ID), r.Driver, f.Message)
+}
+
+// clusterNamespace returns the namespace that stands for the cluster in events that
+// belong to no object.
+func clusterNamespace() *corev1.Namespace {
+	ns := &corev1.Namespace{}
+	ns.Name = "kube-system"
+	return ns
+}

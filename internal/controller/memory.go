@@ -1,0 +1,230 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// factTimes records the instants of each VirtualMachine that waits for something,
+// and nothing for one that does not wait.
+type factTimes struct {
+	mu   sync.Mutex
+	byVM map[types.NamespacedName][]factTime
+}
+
+// factTime is when a fact was first observed. The fact is identified by its kind and
+// by a text that changes with the fact.
+type factTime struct {
+	kind  factKind
+	value string
+	at    time.Time
+	// onlyKnown leaves the fact out unless it was observed before.
+	onlyKnown bool
+}
+
+type factKind int
+
+const (
+	factDeletion factKind = iota
+	factOperation
+	factFailure
+	factRun
+	factExit
+)
+
+// update returns since when the facts hold. It records new facts as of now, and
+// drops those that no longer hold.
+func (s *factTimes) update(vm *api.VirtualMachine, observed inventory.Observation, now time.Time) policy.Instants {
+	facts := factsOf(vm, observed)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.byVM[keyOf(vm)]
+	var next []factTime
+	for _, f := range facts {
+		n := slices.IndexFunc(before, func(b factTime) bool { return b.kind == f.kind && b.value == f.value })
+		switch {
+		case n >= 0:
+			f.at = before[n].at
+		case f.onlyKnown:
+			continue
+		default:
+			f.at = now
+		}
+		next = append(next, f)
+	}
+	if next != nil && s.byVM == nil {
+		s.byVM = map[types.NamespacedName][]factTime{}
+	}
+	if next != nil {
+		s.byVM[keyOf(vm)] = next
+	} else if before != nil {
+		delete(s.byVM, keyOf(vm))
+	}
+	return instantsOf(next)
+}
+
+func (s *factTimes) forgetObject(key types.NamespacedName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byVM, key)
+}
+
+func instantsOf(facts []factTime) policy.Instants {
+	var s policy.Instants
+	at := map[factKind]*time.Time{
+		factDeletion: &s.Deletion, factOperation: &s.Operation, factFailure: &s.Failure,
+		factRun: &s.Run, factExit: &s.Exit,
+	}
+	for _, f := range facts {
+		*at[f.kind] = f.at
+	}
+	return s
+}
+
+// factsOf returns the facts that a wait may count from.
+func factsOf(vm *api.VirtualMachine, observed inventory.Observation) []factTime {
+	var facts []factTime
+	add := func(kind factKind, of ...string) {
+		facts = append(facts, factTime{kind: kind, value: strings.Join(append(of, string(vm.UID)), "/")})
+	}
+	if vm.DeletionTimestamp != nil {
+		add(factDeletion)
+	}
+	op := vm.Status.Operation
+	if op == nil {
+		return facts
+	}
+	began := string(op.Type) + "/" + strconv.FormatInt(op.StartedAt.UnixMicro(), 10)
+	add(factOperation, began)
+	if op.Attempts > 0 {
+		add(factFailure, began, strconv.Itoa(int(op.Attempts)))
+	}
+	if op.Failure != api.FailureExited || observed.Answer != inventory.Present {
+		return facts
+	}
+	over := observed.Server.State == driver.StateStopped
+	if over {
+		add(factExit, observed.Server.Run)
+	}
+	if over || policy.IsRunning(observed) {
+		add(factRun, observed.Server.Run)
+		facts[len(facts)-1].onlyKnown = over
+	}
+	return facts
+}
+
+// ownWrites has this process's last write of each object until the cache has it,
+// and what was done for an object since.
+type ownWrites struct {
+	mu         sync.Mutex
+	written    map[types.NamespacedName]*api.VirtualMachine
+	unreported map[types.NamespacedName]unreportedWork
+}
+
+// unreportedWork is what a pass did but could not write, for example after a
+// conflict.
+type unreportedWork struct {
+	uid types.UID
+	// base is the status in the API. status is the one that follows from what was
+	// done.
+	base, status *api.VirtualMachineStatus
+	events       []pendingEvent
+}
+
+// findUnreported returns what was done for the object but is not in its status yet.
+// It is nil if the status was written by another process since.
+func (c *ownWrites) findUnreported(vm *api.VirtualMachine) *unreportedWork {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	left, ok := c.unreported[keyOf(vm)]
+	if !ok || left.uid != vm.UID || !equality.Semantic.DeepEqual(left.base, &vm.Status) {
+		return nil
+	}
+	return &left
+}
+
+// storeUnreported records what the pass did, unless that was written.
+func (p *reconciliation) storeUnreported() {
+	c := &p.r.writes
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !p.unreported {
+		delete(c.unreported, keyOf(p.base))
+		return
+	}
+	status := p.vm.Status.DeepCopy()
+	if server := p.serverStatus(); server != nil {
+		status.Server = server
+	}
+	if c.unreported == nil {
+		c.unreported = map[types.NamespacedName]unreportedWork{}
+	}
+	c.unreported[keyOf(p.base)] = unreportedWork{p.base.UID, &p.base.Status, status, p.allEvents()}
+}
+
+// newerOf returns the newer of the cached object and this process's last write.
+func (c *ownWrites) newerOf(key types.NamespacedName, cached *api.VirtualMachine) *api.VirtualMachine {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	own := c.written[key]
+	if own == nil {
+		return cached
+	}
+	if own.UID == cached.UID && isFinalized(own) {
+		return own // the object goes with this write, which has no version of its own
+	}
+	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)
+	if err != nil || order <= 0 || own.UID != cached.UID {
+		delete(c.written, key)
+		return cached
+	}
+	return own.DeepCopy()
+}
+
+func (c *ownWrites) recordWrite(vm *api.VirtualMachine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.written == nil {
+		c.written = map[types.NamespacedName]*api.VirtualMachine{}
+	}
+	c.written[keyOf(vm)] = vm
+}
+
+// dropOutdated drops what the cache has by now.
+func (c *ownWrites) dropOutdated(cached *api.VirtualMachine) {
+	_ = c.newerOf(keyOf(cached), cached)
+}
+
+func (c *ownWrites) forgetObject(key types.NamespacedName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.written, key)
+	delete(c.unreported, key)
+}
+
+// forgetObject drops all state about an object that is gone or belongs to another
+// driver.
+func (r *Reconciler) forgetObject(key types.NamespacedName) {
+	r.writes.forgetObject(key)
+	r.probes.Forget(key)
+	r.facts.forgetObject(key)
+}
+
+// keyOf returns the namespace and name of a VirtualMachine.
+func keyOf(vm *api.VirtualMachine) types.NamespacedName { return client.ObjectKeyFromObject(vm) }

@@ -1,0 +1,169 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"errors"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// recordOutcome records in the pass what came of a step, and reports whether the
+// step succeeded.
+func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o outcome) (succeeded bool) {
+	switch {
+	case o.err == nil:
+		if decision.Action.Step == policy.StepEnsure && !o.partial {
+			p.recordShown(o.server)
+		}
+		p.recordSuccess(decision, existed)
+		return true
+	case errors.Is(o.err, driver.ErrNotFound) && !p.vanished:
+		p.done, p.vanished = "", true // decide again
+	default:
+		p.recordFailure(decision, o.err)
+	}
+	return false
+}
+
+// recordShown records what the driver answered about the spec that it was shown.
+func (p *reconciliation) recordShown(server driver.Server) {
+	p.shownGeneration = p.vm.Generation
+	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
+	if r := server.Refused; r != nil {
+		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
+	}
+}
+
+func stateText(observed inventory.Observation) string {
+	if observed.Answer == inventory.Present {
+		return string(observed.Server.State)
+	}
+	return "not there"
+}
+
+// recordSuccess clears the operation's failures from the status. A start that
+// follows a short run is counted, since it has yet to prove stable.
+func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
+	status := &p.vm.Status
+	p.done = decision.Action.Operation
+	p.addSuccessEvent(decision, existed)
+	op := status.Operation
+	if decision.Action.AfterCrash {
+		attempts := int32(1)
+		if op != nil && op.Type == api.OperationStart {
+			attempts += op.Attempts
+		}
+		status.Operation = p.newOperation()
+		status.Operation.Type, status.Operation.Attempts = decision.Action.Operation, attempts
+		status.Operation.Failure, status.Operation.Reason, status.Operation.LastError = api.FailureExited, decision.Status.Reason, decision.Status.Message
+		return
+	}
+	switch {
+	case op == nil || op.Type != decision.Action.Operation:
+	case decision.Action.Operation == api.OperationRestart:
+		if decision.Action.BeginsStop && p.observed.Server.State == driver.StateStopping {
+			op.StartedAt = p.microNow() // the stop has begun, and with it the grace period
+		}
+	case !isUnderWay(p.observed.Observation):
+		status.Operation = nil
+	}
+}
+
+// isUnderWay reports whether the engine is still carrying out a request, so that
+// the operation's failures still count.
+func isUnderWay(observed inventory.Observation) bool {
+	if observed.Answer != inventory.Present {
+		return false
+	}
+	switch observed.Server.State {
+	case driver.StatePending, driver.StateStopping, driver.StateStarting, driver.StateRemoving, driver.StateRestarting:
+		return true
+	case driver.StateRunning, driver.StatePaused, driver.StateStopped:
+	}
+	return false
+}
+
+// recordFailure records the operation's failure in the pass's status, where the next
+// decision finds it. An unreachable engine is not a failure of the operation, so then
+// nothing is recorded.
+func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
+	p.done = ""
+	if p.observed.Answer == inventory.Unknown {
+		p.observeCached() // one failed query does not make the engine unreachable
+	}
+	if p.observed.Answer == inventory.Unknown {
+		return // the next decision waits for the engine
+	}
+	status := &p.vm.Status
+	if decision.Status.RestartHandled {
+		status.RestartedAt = p.vm.Spec.RestartedAt // the operation that recorded it is replaced by this one
+	}
+	op := p.failedOperation(decision)
+	op.Attempts++
+	op.Epoch = p.leaderEpoch()
+	op.Failure, op.Reason, op.LastError = failureOf(err), reasonOf(err), truncate(err.Error())
+	op.NextRetryTime = nil
+	if op.Failure != api.FailureRefused || p.vm.DeletionTimestamp != nil {
+		next := metav1.NewMicroTime(p.r.Clock.Now().Add(policy.Backoff(op.Attempts, op.Failure == api.FailureExhausted)))
+		op.NextRetryTime = &next
+	}
+	status.Operation, status.Server = op, p.serverStatus()
+	p.addFailureEvent(decision.Action.Operation, err)
+}
+
+// failedOperation returns the operation that failed, with its earlier attempts.
+func (p *reconciliation) failedOperation(decision policy.Decision) *api.Operation {
+	op := p.newOperation()
+	op.Type, op.Run = decision.Action.Operation, decision.Action.EndRun
+	switch have := p.vm.Status.Operation; {
+	case have == nil || have.Type != op.Type:
+	case have.Generation == op.Generation:
+		return have.DeepCopy()
+	default:
+		op.RestartedAt = have.RestartedAt
+	}
+	return op
+}
+
+// newOperation returns the decided operation as it begins.
+func (p *reconciliation) newOperation() *api.Operation {
+	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.microNow(), Epoch: p.leaderEpoch()}
+}
+
+func (p *reconciliation) microNow() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
+
+func (p *reconciliation) leaderEpoch() int64 { return int64(p.r.Epoch()) } //nolint:gosec // a resourceVersion
+
+// failureOf returns the kind of a failure, which decides when to retry.
+func failureOf(err error) api.OperationFailure {
+	switch {
+	case errors.Is(err, driver.ErrInvalid), errors.Is(err, driver.ErrUnsupported):
+		return api.FailureRefused
+	case errors.Is(err, driver.ErrExhausted):
+		return api.FailureExhausted
+	}
+	return api.FailureFailed
+}
+
+// reasonOf returns the status.reason for an error.
+func reasonOf(err error) string {
+	if reason := driver.ReasonOf(err); reason != "" {
+		return reason
+	}
+	switch {
+	case errors.Is(err, driver.ErrInvalid):
+		return api.ReasonInvalid
+	case errors.Is(err, driver.ErrUnsupported):
+		return api.ReasonUnsupported
+	case errors.Is(err, driver.ErrExhausted):
+		return api.ReasonExhausted
+	}
+	return api.ReasonOperationFailed
+}

@@ -1,0 +1,91 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// stableRun is how long a run must last for its end to count as the first one
+// again.
+const stableRun = 10 * time.Second
+
+// decideEnded applies the restart policy to a server that is off.
+func decideEnded(in Input) Decision {
+	exit := in.Observed.Server.Exit
+	if exit == nil || exit.Reason == driver.ExitHostShutdown || IsStoppedByDrover(&in.VM.Status, in.Observed.Server.Run) {
+		return planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonStarting, "")
+	}
+	policy := in.VM.Spec.RestartPolicy
+	switch {
+	case exit.Code == 0 && policy != api.RestartAlways && policy != "":
+		return Decision{Status: StatusIntent{Phase: api.PhaseStopped, Reason: api.ReasonCompleted, Message: "the server " + ExitText(exit), Ready: true}}
+	case exit.Code != 0 && policy == api.RestartNever:
+		return Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonExited, Message: "the server " + ExitText(exit), Stalled: true}}
+	}
+	return planStartAgain(in, exit)
+}
+
+// IsStoppedByDrover reports whether a run is over because Drover ended it on
+// request, or is about to.
+func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
+	if op := status.Operation; op != nil && op.Type == api.OperationStop {
+		return true
+	}
+	return status.Server != nil && status.Server.StoppedRun != "" && status.Server.StoppedRun == run
+}
+
+// planStartAgain starts a server that ended by itself: at once after a stable run,
+// with growing delays after runs that were too short.
+func planStartAgain(in Input, exit *driver.Exit) Decision {
+	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+ExitText(exit))
+	d.Action.AfterCrash = true
+	attempts := crashCount(in)
+	if attempts == 0 {
+		return d
+	}
+	at := in.Since.Exit.Add(Backoff(attempts, false))
+	if in.Now.Before(at) {
+		d.Action.Step, d.WakeAt, d.Status.Phase = StepNone, at, api.PhaseFailed
+	}
+	return d
+}
+
+// IsCrashing reports whether an operation counts runs that ended too soon, rather
+// than failed calls.
+func IsCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.FailureExited }
+
+// crashCount returns how many runs in a row ended before they were stable. After
+// the first, the server is restarted at once.
+func crashCount(in Input) int32 {
+	op := in.VM.Status.Operation
+	if !IsCrashing(op) || runTime(in) >= stableRun {
+		return 0
+	}
+	return op.Attempts
+}
+
+// runTime returns how long the run that is over has lasted: by this process's clock
+// if it observed the run, else by the engine's.
+func runTime(in Input) time.Duration {
+	if !in.Since.Run.IsZero() {
+		return in.Since.Exit.Sub(in.Since.Run)
+	}
+	return in.Observed.Server.Exit.At.Sub(in.Observed.Server.StartedAt)
+}
+
+// ExitText says how a run ended, as the rest of a sentence about the server.
+func ExitText(exit *driver.Exit) string {
+	switch {
+	case exit.Code == 0:
+		return "ended by itself with code 0"
+	case exit.Reason != "" && exit.Reason != "Error":
+		return fmt.Sprintf("ended with code %d (%s)", exit.Code, exit.Reason)
+	}
+	return fmt.Sprintf("ended with code %d", exit.Code)
+}

@@ -1,0 +1,153 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+const (
+	// UnprovenPeriod is the time between two queries to all drivers, while one of
+	// them blocks a deletion.
+	UnprovenPeriod = 30 * time.Second
+	// removalPoll is the delay before a removal under way is checked again if no
+	// event reports its end.
+	removalPoll = time.Second
+)
+
+// decideDeletion stops the server, removes it, and removes the finalizer when it is
+// gone. A failing stop or an earlier failed creation does not block it.
+func decideDeletion(in Input) Decision {
+	switch {
+	case engineMismatch(in) != "":
+		return planBlocked(in, engineMismatch(in)+": let that engine answer again, or remove the finalizer "+api.FinalizerServer+" by hand if it is gone for good")
+	case in.Observed.Answer == inventory.Unknown:
+		return decideDeletionUnknown(in)
+	case len(in.Observed.Duplicates) > 0:
+		return planBlocked(in, duplicateText(in))
+	case in.Observed.Answer == inventory.Gone:
+		return decideDeletionGone(in)
+	}
+	d := planTermination(api.OperationDelete, api.ReasonTerminating, in.Observed.Server.Progress)
+	d.Action.Step = StepDelete
+	if in.VM.Spec.DeletionPolicy == api.DeletionRetain {
+		d.Action.Operation, d.Status.Reason, d.Action.Retain = api.OperationRelease, api.ReasonReleasing, true
+	} else if stop, ok := decideDeletionStop(in); ok {
+		return stop
+	}
+	return waitForRemoval(in, d)
+}
+
+func decideDeletionUnknown(in Input) Decision {
+	if d, short := decideShortOutage(in); short {
+		return d
+	}
+	d := planBlocked(in, "the server may still be there, and the deletion continues when the engine answers: "+in.Observed.Cause.Error())
+	d.Status.Unobserved = true
+	return d
+}
+
+// decideDeletionGone ends the deletion once "gone" is certain. Before that it makes
+// the engine delete even a server that does not exist. That fences off a leader
+// that was suspended during a creation and resumes after the object is gone.
+func decideDeletionGone(in Input) Decision {
+	d := planTermination(api.OperationDelete, api.ReasonTerminating, "")
+	if in.Now.Before(in.Observed.SettlesAt) {
+		d.WakeAt = in.Observed.SettlesAt
+		d.Status.Message = fmt.Sprintf("a creation timed out and may still come to its end: checked again at %s", in.Observed.SettlesAt.UTC().Format(time.RFC3339))
+		d.Status.Blocked = true
+		return d
+	}
+	if in.Unproven != "" {
+		d := planBlocked(in, in.Unproven)
+		d.Action.Operation = "" // nothing is under way
+		d.WakeAt = in.Now.Add(UnprovenPeriod)
+		return d
+	}
+	d.Action.Step, d.Action.AllDrivers = StepFinish, hasUnknownEngine(in.VM)
+	if in.Done != api.OperationDelete && in.Done != api.OperationRelease {
+		d.Action.Step, d.Action.Retain = StepDelete, in.VM.Spec.DeletionPolicy == api.DeletionRetain
+	}
+	return waitForRemoval(in, d)
+}
+
+// hasUnknownEngine reports whether the engine on which a VirtualMachine's server was
+// created is unknown, although a server may exist.
+func hasUnknownEngine(vm *api.VirtualMachine) bool {
+	return BindingOf(vm).EngineID == "" && vm.Status.ObservedGeneration > 0
+}
+
+// decideDeletionStop lets a running guest shut down until its grace period, counted
+// from the deletion, is over. A failed stop is retried until then.
+func decideDeletionStop(in Input) (Decision, bool) {
+	d := planTermination(api.OperationStop, api.ReasonStopping, in.Observed.Server.Progress)
+	d.Action.Power, d.Action.StopBy = driver.PowerOff, in.Since.Deletion.Add(GracePeriodOf(in.VM))
+	if !in.Now.Before(d.Action.StopBy) {
+		return Decision{}, false
+	}
+	switch in.Observed.Server.State {
+	case driver.StateRunning, driver.StateStarting, driver.StatePaused:
+		return decideStopRetry(in, d), true
+	case driver.StateStopping:
+		d.WakeAt = d.Action.StopBy
+		return d, true
+	case driver.StatePending, driver.StateStopped, driver.StateRestarting, driver.StateRemoving:
+	}
+	return Decision{}, false
+}
+
+// decideStopRetry stops the guest. If a stop has failed since the deletion, it
+// waits for the next try.
+func decideStopRetry(in Input, d Decision) Decision {
+	op := in.VM.Status.Operation
+	d.Action.Step = StepEnsure
+	if op == nil || op.Type != api.OperationStop || op.Generation != in.VM.Generation || op.NextRetryTime == nil {
+		return d
+	}
+	if next := nextTry(in); in.Now.Before(next) {
+		d.Action.Step, d.Status.Message, d.Status.Blocked = StepNone, op.LastError, true
+		d.Status.Reason, d.NextTry, d.WakeAt = op.Reason, next, Earliest(d.Action.StopBy, next)
+	}
+	return d
+}
+
+// waitForRemoval waits while a removal is under way or a failed one waits for its
+// retry.
+func waitForRemoval(in Input, d Decision) Decision {
+	op := in.VM.Status.Operation
+	switch {
+	case op != nil && op.Type == d.Action.Operation && isStillWaiting(in) && in.Now.Before(nextTry(in)):
+		d.Action.Step, d.WakeAt, d.NextTry, d.Status.Blocked = StepNone, nextTry(in), nextTry(in), true
+		d.Status.Reason = op.Reason
+		d.Status.Message = fmt.Sprintf("%s; next try at %s", op.LastError, d.WakeAt.UTC().Format(time.RFC3339))
+	case d.Action.Step == StepDelete && in.Done == d.Action.Operation, in.Observed.Server.State == driver.StateRemoving:
+		d.Action.Step, d.WakeAt = StepNone, in.Now.Add(removalPoll)
+	}
+	return d
+}
+
+func planTermination(operation api.OperationType, reason, message string) Decision {
+	return Decision{Action: Action{Operation: operation}, Status: StatusIntent{Phase: api.PhaseTerminating, Reason: reason, Message: message}}
+}
+
+func planBlocked(in Input, message string) Decision {
+	d := planTermination(api.OperationDelete, api.ReasonTerminating, message)
+	d.Status.Blocked = true
+	switch {
+	case engineMismatch(in) != "":
+		d.Status.Reason, d.Status.Unobserved = api.ReasonEngineMismatch, true
+	case in.Observed.Answer == inventory.Unknown:
+		d.Status.Reason = unknownReason(in)
+	case in.Unproven != "":
+		d.Status.Reason = api.ReasonEngineMismatch
+	default:
+		d.Status.Reason = api.ReasonDuplicate
+	}
+	return d
+}

@@ -1,0 +1,55 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// isRestartWanted reports whether spec.restartedAt requests a restart that was not
+// done. A value that is present when the VM is first observed requests none.
+func isRestartWanted(in Input) bool {
+	want, have := in.VM.Spec.RestartedAt, in.VM.Status.RestartedAt
+	if op := in.VM.Status.Operation; isRestartDone(in) {
+		if op.RestartedAt == nil {
+			return false // begun by an older version
+		}
+		have = op.RestartedAt
+	}
+	return want != nil && !want.Equal(have) && in.VM.Status.ObservedGeneration > 0
+}
+
+// isRestartDone reports whether the run that a restart must end is over and another
+// has begun, however that one ended.
+func isRestartDone(in Input) bool {
+	op, run := in.VM.Status.Operation, in.Observed.Server.Run
+	return op != nil && op.Type == api.OperationRestart && run != "" && run != op.Run
+}
+
+// decideRestart continues a restart that the status records, or begins one. The run
+// that it ends is recorded first, so that no crash repeats the restart. The value
+// that it answers is recorded with it, so that a value set later is not lost.
+func decideRestart(in Input) (Decision, bool) {
+	op := in.VM.Status.Operation
+	underWay := op != nil && op.Type == api.OperationRestart && !isRestartDone(in)
+	if !underWay && (!isRestartWanted(in) || in.Done == api.OperationCreate) {
+		return Decision{}, false
+	}
+	d := planEnsure(in, api.OperationRestart, driver.PowerOn, api.ReasonRestarting, "")
+	// The stop has yet to begin: what precedes it must not use up the grace period.
+	d.Action.BeginsStop, d.Action.StopBy = true, in.Now.Add(GracePeriodOf(in.VM))
+	d.Action.EndRun, d.Action.RecordFirst = in.Observed.Server.Run, true
+	if underWay {
+		d.Action.EndRun, d.Action.RecordFirst = op.Run, in.Observed.Server.Run == op.Run && isOutdated(in.VM)
+	}
+	return d, true
+}
+
+// isOutdated reports whether the restart under way answers an older value than the
+// one in the spec. If its run has not been ended yet, it answers the new value too.
+func isOutdated(vm *api.VirtualMachine) bool {
+	want, have := vm.Spec.RestartedAt, vm.Status.Operation.RestartedAt
+	return want != nil && have != nil && !want.Equal(have)
+}

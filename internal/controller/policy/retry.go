@@ -1,0 +1,88 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"slices"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+const (
+	firstBackoff = time.Second
+	maxBackoff   = 5 * time.Minute
+	slowBackoff  = 30 * time.Second
+	// bindRetry is the delay before retrying a VM that could not be bound because
+	// the engine became known a moment too late.
+	bindRetry = time.Second
+)
+
+// isOnHold reports whether a failed operation waits for its next try. A refused
+// operation waits for a new spec or for another leader, which may have other
+// settings, such as the allowed registries.
+func isOnHold(in Input) bool {
+	op := in.VM.Status.Operation
+	if op == nil || op.Type == api.OperationDelete || op.Type == api.OperationRelease || IsCrashing(op) || !isStillWaiting(in) {
+		return false
+	}
+	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch || in.Now.Before(nextTry(in))
+}
+
+// isStillWaiting reports whether nothing has happened that ends the wait of a
+// failed operation: a new spec, a server that differs from what the last try left,
+// or an engine that came back.
+func isStillWaiting(in Input) bool {
+	op := in.VM.Status.Operation
+	if in.VM.Generation != op.Generation || !IsAsReported(in.VM.Status.Server, in.Observed) {
+		return false
+	}
+	return op.NextRetryTime == nil || !in.Observed.BackSince.After(in.Since.Failure)
+}
+
+// nextTry returns when a failed operation is retried, by this process's clock. It
+// is the zero time if no retry is planned.
+func nextTry(in Input) time.Time {
+	op := in.VM.Status.Operation
+	if op.NextRetryTime == nil {
+		return time.Time{}
+	}
+	return in.Since.Failure.Add(Backoff(op.Attempts, op.Failure == api.FailureExhausted))
+}
+
+// IsAsReported reports whether the server is as the status says. No server and a
+// server whose image is still being fetched count as the same.
+func IsAsReported(left *api.ServerStatus, observed inventory.Observation) bool {
+	none := observed.Answer == inventory.Gone || observed.Server.State == driver.StatePending
+	if left == nil || left.State == string(driver.StatePending) {
+		return none
+	}
+	return !none && left.ID == observed.Server.ID && left.State == string(observed.Server.State)
+}
+
+func decideHold(in Input) Decision {
+	op := in.VM.Status.Operation
+	d := Decision{Action: Action{Operation: op.Type}, Status: StatusIntent{Phase: api.PhaseFailed, Reason: op.Reason, Message: op.LastError}, WakeAt: nextTry(in), NextTry: nextTry(in)}
+	if in.Observed.Answer == inventory.Present && slices.Contains([]driver.State{driver.StateRunning, driver.StatePaused}, in.Observed.Server.State) {
+		d.Status.Phase = planWait(in, "", "", "").Status.Phase
+	}
+	d.Status.Stalled = op.Failure == api.FailureRefused
+	return d
+}
+
+// Backoff returns the wait after the n-th failure in a row: 1 s, doubling to 5 min.
+// If slow, as for exhausted resources, which seldom return at once, it is at least
+// 30 s.
+func Backoff(n int32, slow bool) time.Duration {
+	d := firstBackoff
+	for ; n > 1 && d < maxBackoff; n-- {
+		d *= 2
+	}
+	if slow {
+		d = max(d, slowBackoff)
+	}
+	return min(d, maxBackoff)
+}

@@ -1,0 +1,68 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"strings"
+	"time"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// needsUpdate reports whether the driver must be shown the spec: it was not
+// shown this generation, or the server differs from the spec.
+func needsUpdate(in Input) bool {
+	if in.VM.Generation != in.ShownGeneration {
+		return true
+	}
+	if len(pendingFields(in)) > 0 {
+		return in.Done == "" && HasRestarted(&in.VM.Status, in.Observed.Server)
+	}
+	return hasDrifted(in.VM, in.Observed.Server.Applied)
+}
+
+// pendingFields returns the fields that wait for a restart, as Ensure last
+// reported.
+func pendingFields(in Input) []string {
+	if in.Observed.Answer == inventory.Gone {
+		return nil
+	}
+	return in.VM.Status.PendingFields
+}
+
+// PendingText says that fields wait for a restart.
+func PendingText(fields []string) string {
+	return strings.Join(fields, ", ") + ": applied at the next restart (change spec.restartedAt to restart now)"
+}
+
+// refusedField returns the field that the server cannot have, as Ensure last
+// reported.
+func refusedField(in Input) *api.RefusedField {
+	if in.Observed.Answer == inventory.Gone {
+		return nil
+	}
+	return in.VM.Status.RefusedField
+}
+
+// HasRestarted reports whether the server was started since the status recorded a
+// start.
+func HasRestarted(status *api.VirtualMachineStatus, server driver.Server) bool {
+	return status.StartTime != nil && !server.StartedAt.IsZero() && !status.StartTime.Time.Equal(server.StartedAt.Truncate(time.Microsecond))
+}
+
+// hasDrifted reports whether the server's size was changed outside of Drover.
+func hasDrifted(vm *api.VirtualMachine, have driver.Resources) bool {
+	want := ResourcesOf(vm)
+	return have.CPUMilli != 0 && have.CPUMilli != want.CPUMilli ||
+		have.MemoryBytes != 0 && have.MemoryBytes != want.MemoryBytes
+}
+
+// ResourcesOf returns spec.resource in the driver's units.
+func ResourcesOf(vm *api.VirtualMachine) driver.Resources {
+	r := vm.Spec.Resource
+	cpu, memory, disk := r[api.ResourceCPU], r[api.ResourceMemory], r[api.ResourceRootDisk]
+	return driver.Resources{CPUMilli: cpu.MilliValue(), MemoryBytes: memory.Value(), RootDiskBytes: disk.Value()}
+}

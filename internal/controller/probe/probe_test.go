@@ -1,0 +1,77 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/controller/policy/policytest"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// echoProber is a driver that can probe, and returns what it was called with.
+type echoProber struct{ answer error }
+
+func (a echoProber) Probe(ctx context.Context, uid types.UID, port int32) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		return errors.New("no deadline")
+	}
+	return fmt.Errorf("called for %s %d: %w", uid, port, a.answer)
+}
+
+// awaitResult checks a prober until its probe has a result.
+func awaitResult(t *testing.T, d driver.Prober, port int32, server driver.Server) policy.ProbeResult {
+	t.Helper()
+	b := New(t.Context(), clock.RealClock{}, d, func(types.NamespacedName) {})
+	vm := policytest.ReportedVM().Probe(port).Obj()
+	server.UID, server.State, server.Run = "uid-1", driver.StateRunning, "run-1"
+	observed := inventory.Observation{Answer: inventory.Present, Server: server}
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		if state := b.Check(vm, observed); state.Completed {
+			return state
+		}
+	}
+	t.Fatal("the probe got no answer")
+	return policy.ProbeResult{}
+}
+
+// TestProbedByDriverOrAddress checks that the driver probes if it can, whatever the
+// address. Otherwise the server is probed at its own address and port.
+func TestProbedByDriverOrAddress(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := int32(listener.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
+	local := driver.Server{Addresses: []string{"127.0.0.1"}, Ports: []driver.Port{{Protocol: "TCP", Port: port, HostPort: 1}}}
+	if state := awaitResult(t, nil, port, local); !state.OK {
+		t.Errorf("the server's own address: %+v", state)
+	}
+	if state := awaitResult(t, nil, port, driver.Server{}); state.OK || !strings.Contains(state.Message, "no address") {
+		t.Errorf("without an address: %+v", state)
+	}
+	for _, server := range []driver.Server{local, {}} {
+		state := awaitResult(t, echoProber{errors.New("not yet")}, port, server)
+		if want := fmt.Sprintf("readinessProbe: called for uid-1 %d: not yet", port); state.OK || state.Message != want {
+			t.Errorf("the driver probes: %+v, want %q", state, want)
+		}
+	}
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if state := awaitResult(t, nil, port, local); state.OK || !strings.Contains(state.Message, "refused") {
+		t.Errorf("no listener: %+v", state)
+	}
+}

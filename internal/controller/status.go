@@ -1,0 +1,217 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/inventory"
+)
+
+// newStatus returns the status to write: a function of the current status, the
+// decision and the observation.
+func (p *reconciliation) newStatus(now time.Time) api.VirtualMachineStatus {
+	base, intent := &p.base.Status, p.decision.Status
+	next := *p.vm.Status.DeepCopy()
+	next.ObservedGeneration = p.vm.Generation
+	next.Phase, next.Reason, next.Message = intent.Phase, intent.Reason, truncate(intent.Message)
+	if p.r.Driver != "" && policy.IsBound(p.vm) {
+		next.Driver = p.r.Driver
+	}
+	if intent.RestartHandled {
+		next.RestartedAt = p.vm.Spec.RestartedAt
+	}
+	next.Operation = p.statusOperation()
+	next.PendingFields, next.RefusedField = intent.Pending, intent.Refused
+	if p.isObserved() {
+		p.copyServerState(&next)
+	}
+	if next.Binding == nil && policy.IsBound(p.vm) && p.isObserved() && p.r.checkOtherDrivers(p.vm) == nil {
+		next.Binding = new(policy.BindingOf(p.vm))
+	}
+	next.Conditions = slices.Clone(base.Conditions)
+	p.setConditions(&next.Conditions, now)
+	return next
+}
+
+// isObserved reports whether the VirtualMachine's engine has answered.
+func (p *reconciliation) isObserved() bool {
+	return !p.decision.Status.Unobserved && p.observed.Answer != inventory.Unknown
+}
+
+// statusOperation returns the status's operation while it continues, and also while
+// it is unknown whether it does.
+func (p *reconciliation) statusOperation() *api.Operation {
+	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
+	unknown := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
+	switch {
+	case have != nil && (have.Type == wanted || wanted == "" && unknown):
+		return withNextTry(have, p.decision.NextTry)
+	case wanted == "":
+		return nil
+	}
+	return p.newOperation()
+}
+
+// withNextTry corrects the time of the next try if it was written by another
+// process's clock.
+func withNextTry(op *api.Operation, at time.Time) *api.Operation {
+	if at.IsZero() || op.NextRetryTime == nil || op.NextRetryTime.Sub(at).Abs() < time.Second {
+		return op
+	}
+	op = op.DeepCopy()
+	op.NextRetryTime = new(metav1.NewMicroTime(at))
+	return op
+}
+
+// copyServerState copies what was observed of the server.
+func (p *reconciliation) copyServerState(next *api.VirtualMachineStatus) {
+	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
+	if p.observed.Answer != inventory.Present {
+		return
+	}
+	server := p.observed.Server
+	next.Addresses = server.Addresses[:min(len(server.Addresses), maxAddresses)]
+	next.Ports = portStatuses(p.vm.Spec.Ports, server.Ports[:min(len(server.Ports), maxPorts)])
+	if server.StartedAt.IsZero() {
+		return
+	}
+	started := metav1.NewMicroTime(server.StartedAt.Truncate(time.Microsecond))
+	if next.StartTime != nil && !next.StartTime.Equal(&started) {
+		next.RestartCount++
+	}
+	next.StartTime = &started
+}
+
+// portStatuses gives open ports the names that the spec has for them.
+func portStatuses(requested []api.Port, open []driver.Port) []api.PortStatus {
+	var all []api.PortStatus
+	unused := slices.Clone(requested)
+	for _, o := range open {
+		next := api.PortStatus{Protocol: api.Protocol(o.Protocol), Port: o.Port, HostPort: o.HostPort, HostIP: o.HostIP}
+		n := indexOf(unused, next, o.HostPort)
+		if n < 0 {
+			n = indexOf(unused, next, 0)
+		}
+		if n >= 0 {
+			next.Name = unused[n].Name
+			unused = slices.Delete(unused, n, n+1)
+		}
+		all = append(all, next)
+	}
+	return all
+}
+
+func indexOf(ports []api.Port, open api.PortStatus, hostPort int32) int {
+	return slices.IndexFunc(ports, func(p api.Port) bool {
+		return p.Protocol == open.Protocol && p.Port == open.Port && p.HostPort == hostPort
+	})
+}
+
+// serverStatus returns the server as observed. Usage that moved by less than a
+// point is left as it was, so that it alone causes no write.
+func (p *reconciliation) serverStatus() *api.ServerStatus {
+	have, observed := p.base.Status.Server, p.observed
+	if observed.Answer != inventory.Present {
+		return nil
+	}
+	var stopped string
+	if p.decision.Status.StoppedBySpec || p.stoppedRun == observed.Server.Run || p.vm.Status.Server != nil && p.vm.Status.Server.StoppedRun == observed.Server.Run {
+		stopped = observed.Server.Run
+	}
+	next := &api.ServerStatus{
+		ID: observed.Server.ID, State: string(observed.Server.State), Generation: p.shownGeneration, StoppedRun: stopped,
+		ImageID: observed.Server.ImageID, Accelerator: observed.Server.Accelerator,
+	}
+	var shown *api.Usage
+	if have != nil && have.ID == next.ID {
+		shown = have.Usage
+	}
+	switch up := observed.Server.State == driver.StateRunning || observed.Server.State == driver.StatePaused; {
+	case !up:
+	case observed.Rates == nil:
+		next.Usage = shown
+	case shown != nil && !observed.Rates.DiffersFrom(inventory.Rates{CPU: shown.CPU, Memory: shown.Memory}):
+		next.Usage = shown
+	default:
+		next.Usage = &api.Usage{CPU: roundRate(observed.Rates.CPU), Memory: roundRate(observed.Rates.Memory)}
+	}
+	return next
+}
+
+// roundRate rounds to 0.01.
+func roundRate(f float64) float64 { return math.Round(f*100) / 100 }
+
+func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
+	intent := p.decision.Status
+	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
+		meta.SetStatusCondition(all, metav1.Condition{
+			Type: kind, Status: status, Reason: reason, Message: truncate(message),
+			ObservedGeneration: p.vm.Generation, LastTransitionTime: metav1.NewTime(now),
+		})
+	}
+	only := func(wanted bool, kind, reason, message string) {
+		if wanted {
+			set(kind, metav1.ConditionTrue, reason, message)
+		} else {
+			meta.RemoveStatusCondition(all, kind)
+		}
+	}
+	unknown := intent.Unobserved || p.observed.Answer == inventory.Unknown
+	set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
+	set(api.ConditionRunning, triState(policy.IsRunning(p.observed.Observation), unknown), p.runningReason(*all), "")
+	if unknown {
+		set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
+	} else {
+		set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
+	}
+	only(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(intent.Pending))
+	only(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
+	only(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
+}
+
+func triState(yes, unknown bool) metav1.ConditionStatus {
+	switch {
+	case unknown:
+		return metav1.ConditionUnknown
+	case yes:
+		return metav1.ConditionTrue
+	}
+	return metav1.ConditionFalse
+}
+
+// runningReason returns why the server is on or off. The reason for being off
+// stands until it is on again, whatever else happens: versions before
+// status.server.stoppedRun rely on it.
+func (p *reconciliation) runningReason(have []metav1.Condition) string {
+	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
+	off := p.observed.Answer == inventory.Present && p.observed.Server.State == driver.StateStopped
+	known := meta.FindStatusCondition(have, api.ConditionRunning)
+	switch {
+	case policy.IsRunning(p.observed.Observation) && !p.decision.Status.Unobserved:
+		return api.ReasonRunning
+	case slices.Contains(offReasons, p.decision.Status.Reason) || known == nil:
+		return p.decision.Status.Reason
+	case p.decision.Status.Unobserved || p.observed.Answer == inventory.Unknown, off && slices.Contains(offReasons, known.Reason):
+		return known.Reason
+	}
+	return p.decision.Status.Reason
+}
+
+// truncate cuts a text to what the CRD allows.
+func truncate(text string) string {
+	if len(text) <= maxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxText-len("...")], "") + "..."
+}

@@ -1,0 +1,178 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package engine calls a Docker Engine that may become unreachable, restart with
+// another version, or be replaced by another engine at the same address.
+//
+// Start with Client. Its Read and Change turn the errors of Docker's own client into
+// those of the driver contract (errors.go), and its ID identifies the engine that
+// answers (identity.go).
+package engine
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/moby/moby/api/types/system"
+	"github.com/moby/moby/client"
+	"github.com/moby/moby/client/pkg/versions"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// minAPIVersion is the API version of Docker Engine 20.10, the first with one-shot
+// stats. The client library itself supports 1.40.
+const minAPIVersion = "1.41"
+
+// capacityAge is how long the host's capacity is cached. The query is expensive: the
+// engine runs other programs to answer it.
+const capacityAge = time.Minute
+
+// Client is a connection to an engine. It is safe for concurrent use.
+type Client struct {
+	host    string // overrides DOCKER_HOST if it is set
+	address string
+	clock   clock.PassiveClock
+
+	connected atomic.Pointer[client.Client]
+	identity  atomic.Pointer[identity]
+	capacity  atomic.Pointer[Capacity]
+}
+
+// Capacity is the CPUs and the memory of an engine's host.
+type Capacity struct {
+	CPUs   int
+	Memory int64 // bytes
+
+	readAt time.Time
+}
+
+// New returns a client for the engine given by DOCKER_HOST, DOCKER_CERT_PATH and
+// DOCKER_TLS_VERIFY. A host that is not empty overrides DOCKER_HOST. New does not
+// connect to the engine.
+func New(host string, c clock.PassiveClock) (*Client, error) {
+	e := &Client{host: host, clock: c}
+	unconnected, err := e.newClient()
+	if err != nil {
+		return nil, err
+	}
+	e.address = unconnected.DaemonHost()
+	if strings.HasPrefix(e.address, "ssh://") {
+		return nil, fmt.Errorf("DOCKER_HOST is %s: ssh is not supported, use unix:// or tcp:// with TLS, or forward the socket with ssh -L", e.address)
+	}
+	return e, nil
+}
+
+func (e *Client) newClient() (*client.Client, error) {
+	opts := []client.Opt{client.FromEnv}
+	if e.host != "" {
+		opts = append(opts, client.WithHost(e.host))
+	}
+	c, err := client.New(opts...)
+	if err != nil {
+		return nil, fmt.Errorf("docker: %w (see DOCKER_HOST, DOCKER_CERT_PATH and DOCKER_TLS_VERIFY)", err)
+	}
+	return c, nil
+}
+
+// Address returns the engine's address, such as unix:///var/run/docker.sock.
+func (e *Client) Address() string { return e.address }
+
+// Close closes the connection.
+func (e *Client) Close() {
+	if c := e.connected.Load(); c != nil {
+		_ = c.Close()
+	}
+}
+
+// connect returns a client that has negotiated an API version with the engine. A
+// client is shared only after that, and dropped when the connection is lost, because
+// the engine that comes back may have another version.
+func (e *Client) connect(ctx context.Context) (*client.Client, error) {
+	if c := e.connected.Load(); c != nil {
+		return c, nil
+	}
+	c, err := e.newClient()
+	if err != nil {
+		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
+	}
+	if _, err := c.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
+		if ctx.Err() == nil && !IsConnectionLost(err) {
+			err = driver.Errorf(driver.ErrUnavailable, "the Docker engine at %s: %w", e.address, err)
+		}
+		return nil, err
+	}
+	if versions.LessThan(c.ClientVersion(), minAPIVersion) {
+		return nil, driver.Errorf(driver.ErrUnavailable, "the Docker engine at %s speaks API %s: Drover needs %s (Docker 20.10) or newer", e.address, c.ClientVersion(), minAPIVersion)
+	}
+	e.connected.CompareAndSwap(nil, c)
+	return c, nil
+}
+
+// Call is one call to the engine.
+type Call func(ctx context.Context, c *client.Client) error
+
+// Read queries the engine. A timeout means that the engine cannot be reached. action
+// begins the message of an error, such as "list containers".
+func (e *Client) Read(ctx context.Context, action string, call Call) error {
+	return e.invoke(ctx, action, false, call)
+}
+
+// Change makes the engine change something. After a timeout it is unknown whether
+// that was done.
+func (e *Client) Change(ctx context.Context, action string, call Call) error {
+	return e.invoke(ctx, action, true, call)
+}
+
+func (e *Client) invoke(ctx context.Context, action string, changes bool, call Call) error {
+	c, err := e.connect(ctx)
+	if err != nil {
+		return e.explainError(action, false, err)
+	}
+	if err = call(ctx, c); err == nil {
+		return nil
+	}
+	if IsConnectionLost(err) {
+		e.disconnect(c)
+	}
+	return e.explainError(action, changes, err)
+}
+
+func (e *Client) disconnect(c *client.Client) {
+	e.connected.CompareAndSwap(c, nil)
+	e.identity.Store(nil) // another engine may answer next
+	_ = c.Close()
+}
+
+// SystemTime returns the time by the engine's own clock, in the engine's format.
+func (e *Client) SystemTime(ctx context.Context) (string, error) {
+	info, err := e.readInfo(ctx)
+	return info.SystemTime, err
+}
+
+// Capacity returns the host's capacity, from the cache if that is recent.
+func (e *Client) Capacity(ctx context.Context) (Capacity, error) {
+	if cached := e.capacity.Load(); cached != nil && e.clock.Since(cached.readAt) < capacityAge {
+		return *cached, nil
+	}
+	if _, err := e.readInfo(ctx); err != nil {
+		return Capacity{}, err
+	}
+	return *e.capacity.Load(), nil
+}
+
+func (e *Client) readInfo(ctx context.Context) (info system.Info, err error) {
+	err = e.Read(ctx, "read its properties", func(ctx context.Context, c *client.Client) error {
+		res, err := c.Info(ctx, client.InfoOptions{})
+		info = res.Info
+		return err
+	})
+	if err == nil {
+		e.capacity.Store(&Capacity{CPUs: info.NCPU, Memory: info.MemTotal, readAt: e.clock.Now()})
+	}
+	return info, err
+}

@@ -1,0 +1,76 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"context"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/pull"
+	"cloudnative.tw/drover/internal/driver/download"
+)
+
+// ensureImage reports whether a server has to wait for its image, and starts a pull
+// if needed. A failed pull is reported once; the call after that starts a new one.
+// A pull only pulls: the next Ensure does the rest.
+func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
+	image, policy := d.imageReference(spec), spec.Image.PullPolicy
+	if policy == driver.PullNever {
+		d.fetches.ReleaseExcept(spec.UID)
+		return false, d.requireImage(ctx, image)
+	}
+	key := fullReference(image)
+	d.fetches.ReleaseExcept(spec.UID, key)
+	outcome, err := d.fetches.Outcome(spec.UID, key)
+	switch {
+	case err != nil:
+		return false, err
+	case outcome == download.Running:
+		return true, nil
+	case outcome == download.Fetched && policy == driver.PullAlways:
+		return false, nil
+	}
+	if policy != driver.PullAlways {
+		if present, err := d.hasImage(ctx, image); err != nil || present {
+			return false, err
+		}
+	}
+	d.fetches.StartFetch(ctx, spec, key, "pulling "+image, func(ctx context.Context, f *download.Fetch) error {
+		err := d.engine.Change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
+			return pull.Image(ctx, c, image, f.Report)
+		})
+		d.Log.V(1).Info("Pull ended", "image", image, "err", err)
+		return err
+	})
+	return true, nil
+}
+
+func (d *Driver) requireImage(ctx context.Context, image string) error {
+	present, err := d.hasImage(ctx, image)
+	if err != nil || present {
+		return err
+	}
+	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
+		"image %s is not on the Docker host and spec.image.pullPolicy is Never: pull it there or change the policy", image))
+}
+
+func (d *Driver) hasImage(ctx context.Context, image string) (bool, error) {
+	err := d.engine.Read(ctx, "inspect image "+image, func(ctx context.Context, c *client.Client) error {
+		_, err := c.ImageInspect(ctx, image)
+		return err
+	})
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Abandon implements driver.Fetcher.
+func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
+	return d.fetches.Abandon(ctx, uid)
+}

@@ -1,0 +1,96 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pull
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/jsonstream"
+
+	"cloudnative.tw/drover/internal/driver/docker/engine"
+)
+
+// secret is what a registry answers, and must not be shown.
+const secret = "hunter2"
+
+func TestExplainError(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"manifest for x:1 not found: manifest unknown: " + secret:                "not found",
+		"pull access denied for x, repository does not exist: denied: " + secret: "not found, or a login is needed",
+		"unauthorized: " + secret:                                                     "unauthorized",
+		"error parsing HTTP 403 response body: denied " + secret:                      "access denied",
+		"toomanyrequests: " + secret:                                                  "too many requests",
+		`Get "https://x/v2/": dial tcp: lookup x: no such host`:                       "name not resolved",
+		`Get "https://x/v2/": dial tcp 127.0.0.1:1: connect: connection refused`:      "connection refused",
+		`Get "https://x/v2/": http: server gave HTTP response to HTTPS client`:        "TLS: the registry does not speak it",
+		"tls: failed to verify certificate: x509: certificate is valid for " + secret: "TLS: the registry's certificate or handshake is not accepted",
+		"Client.Timeout exceeded while awaiting headers " + secret:                    "timeout",
+		"no matching manifest for linux/amd64 in the manifest list entries":           "the image is not there for this host's platform",
+		"write /var/lib/docker/tmp/x: no space left on device":                        "no space left on the engine's disk",
+		"filesystem layer verification failed for digest " + secret:                   "it is not what its digest says",
+		`error parsing HTTP 500 response body: invalid character: "` + secret + `"`:   "the engine's log has the cause",
+		"client version 1.2 is too old " + secret:                                     "the engine's log has the cause",
+	} {
+		for how, err := range map[string]error{
+			"an answer":         fmt.Errorf("Error response from daemon: %w", errors.New(text)),
+			"one of the stream": &jsonstream.Error{Message: text},
+			"out of reach":      fmt.Errorf("%w: %s", errdefs.ErrUnavailable, text),
+		} {
+			if got := explainError(err); got.Error() != want || engine.IsConnectionLost(got) {
+				t.Errorf("%s, %q: it is explained as %q, want %q; lost: %v", how, text, got, want, engine.IsConnectionLost(got))
+			}
+		}
+	}
+	if got := explainError(&jsonstream.Error{Code: http.StatusTooManyRequests, Message: "too many requests"}); got.Error() != "429: too many requests" {
+		t.Errorf("with a code it is explained as %q", got)
+	}
+	if got := explainError(fmt.Errorf("%w: %s", errdefs.ErrNotFound, secret)); got.Error() != "404: not found" {
+		t.Errorf("with a kind it is explained as %q", got)
+	}
+	// The client's own errors are not from a registry.
+	for _, err := range []error{&net.OpError{Op: "dial", Net: "unix", Err: syscall.ECONNREFUSED}, io.ErrUnexpectedEOF} {
+		if got := explainError(err); !errors.Is(got, err) || !engine.IsConnectionLost(got) {
+			t.Errorf("%v is explained as %v", err, got)
+		}
+	}
+}
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	p := progress{}
+	for _, c := range []struct {
+		id, status     string
+		current, total int64
+		want           string
+	}{
+		{"", "Pulling from library/nginx", 0, 0, "pulling nginx"},
+		{"a", "Pulling fs layer", 0, 0, "pulling nginx"},
+		{"b", "Waiting", 0, 0, "pulling nginx"},
+		{"a", "Downloading", 2_500_000, 10_000_000, "pulling nginx: 25% (2.5/10.0 MB)"},
+		{"b", "Downloading", 9_800_000, 26_100_000, "pulling nginx: 34% (12.3/36.1 MB)"},
+		{"a", "Verifying Checksum", 0, 0, "pulling nginx: 34% (12.3/36.1 MB)"},
+		{"a", "Download complete", 0, 0, "pulling nginx: 54% (19.8/36.1 MB)"},
+		{"c", "Already exists", 0, 0, "pulling nginx: 54% (19.8/36.1 MB)"},
+		{"b", "Download complete", 0, 0, "pulling nginx: unpacking 36.1 MB"},
+		{"a", "Extracting", 100, 10_000_000, "pulling nginx: unpacking 36.1 MB"},
+		{"a", "Pull complete", 0, 0, "pulling nginx: unpacking 36.1 MB"},
+	} {
+		m := jsonstream.Message{ID: c.id, Status: c.status}
+		if c.total > 0 {
+			m.Progress = &jsonstream.Progress{Current: c.current, Total: c.total}
+		}
+		p.addMessage(m)
+		if got := p.describe("nginx"); got != c.want {
+			t.Errorf("after %q of %q: got %q, want %q", c.status, c.id, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,376 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/docker/engine"
+)
+
+// newSpec returns a spec with a new UID, whose server is removed at the end of the test.
+func newSpec(t *testing.T, d *Driver, image string) driver.ServerSpec {
+	t.Helper()
+	spec := guestSpec(image)
+	spec.Target = driver.Target{UID: uuid.NewUUID(), Epoch: 7}
+	spec.Namespace, spec.Name = "default", "vm-"+randomText()
+	t.Cleanup(func() { removeContainers(t, d, spec.UID) })
+	return spec
+}
+
+// ensureState repeats Ensure until the server is in the state.
+func ensureState(t *testing.T, d *Driver, spec driver.ServerSpec, want driver.State) (s driver.Server) {
+	t.Helper()
+	eventually(t, "the state "+string(want), func() (err error) {
+		s, err = d.Ensure(t.Context(), spec)
+		if err == nil && s.State != want {
+			err = fmt.Errorf("it is %+v", s)
+		}
+		return err
+	})
+	if want == driver.StateRunning {
+		awaitGuest(t.Context(), s)
+	}
+	return s
+}
+
+func mustEnsure(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	s, err := d.Ensure(t.Context(), spec)
+	must(t, err)
+	return s
+}
+
+func mustList(t *testing.T, d *Driver, uids ...types.UID) []driver.Server {
+	t.Helper()
+	all, err := d.List(t.Context(), uids...)
+	must(t, err)
+	return all
+}
+
+// awaitListed waits until List returns the only server of a UID in the expected condition.
+func awaitListed(t *testing.T, d *Driver, uid types.UID, what string, ok func(driver.Server) bool) (s driver.Server) {
+	t.Helper()
+	eventually(t, "List to show "+what, func() error {
+		all := mustList(t, d, uid)
+		if len(all) != 1 || !ok(all[0]) {
+			return fmt.Errorf("it shows %+v", all)
+		}
+		s = all[0]
+		return nil
+	})
+	return s
+}
+
+func wantError(t *testing.T, err, kind error, reason string, texts ...string) {
+	t.Helper()
+	if !errors.Is(err, kind) || driver.ReasonOf(err) != reason {
+		t.Fatalf("got error %v (reason %q), want the kind %q and the reason %q", err, driver.ReasonOf(err), kind, reason)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("got error %q, want %q in it", err, text)
+		}
+	}
+}
+
+func TestPullProgress(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, release := newRegistry(t, true)
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
+	events, err := d.Watch(t.Context())
+	must(t, err)
+
+	s := mustEnsure(t, d, spec)
+	if s.State != driver.StatePending || s.ID != "" || s.UID != spec.UID || !strings.HasPrefix(s.Progress, "pulling "+spec.Image.Source) {
+		t.Errorf("Ensure gave %+v, want it pending and pulling", s)
+	}
+	percent := regexp.MustCompile(`: [1-9]\d?% \(\d+\.\d/\d+\.\d MB\)$`)
+	s = awaitListed(t, d, spec.UID, "the progress", func(s driver.Server) bool { return percent.MatchString(s.Progress) })
+	if s.State != driver.StatePending || s.Name != spec.Name || s.Namespace != spec.Namespace {
+		t.Errorf("List shows %+v, want it pending under its name", s)
+	}
+
+	drainEvents(events)
+	release()
+	awaitEvent(t, events, spec.UID)
+	awaitListed(t, d, spec.UID, "the end of the pull", func(s driver.Server) bool { return s.State == driver.StatePending && s.Progress == "" && s.Err == nil })
+	if s := mustEnsure(t, d, spec); s.State != driver.StateRunning || s.Progress != "" {
+		t.Errorf("after the pull Ensure gave %+v, want it running", s)
+	}
+	if all := mustList(t, d); len(all) != 1 || all[0].State != driver.StateRunning {
+		t.Errorf("List shows %+v, want one server, running", all)
+	}
+}
+
+// TestImageID checks that the image's digest is known without further requests.
+func TestImageID(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	spec := newSpec(t, d, guestImages(t).plain)
+	s := ensureState(t, d, spec, driver.StateRunning)
+	if all := mustList(t, d); !strings.HasPrefix(s.ImageID, "sha256:") || all[0].ImageID != s.ImageID {
+		t.Errorf("the image is %q, listed as %q", s.ImageID, all[0].ImageID)
+	}
+}
+
+func drainEvents(events <-chan types.UID) {
+	for {
+		select {
+		case <-events:
+		case <-time.After(200 * time.Millisecond):
+			return
+		}
+	}
+}
+
+func awaitEvent(t *testing.T, events <-chan types.UID, uid types.UID) {
+	t.Helper()
+	timeout := time.After(30 * time.Second)
+	for {
+		select {
+		case got, open := <-events:
+			if !open {
+				t.Fatal("Watch closed")
+			}
+			if got == uid {
+				return
+			}
+		case <-timeout:
+			t.Fatalf("Watch did not send %s", uid)
+		}
+	}
+}
+
+func TestPullShared(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, release := newRegistry(t, true)
+	image := r.imageWithTag(t, "v1")
+	specs := []driver.ServerSpec{newSpec(t, d, image), newSpec(t, d, image), newSpec(t, d, image)}
+	for _, spec := range specs {
+		mustEnsure(t, d, spec)
+	}
+	eventually(t, "the layer to be requested", func() error { return checkLayers(r, 1, 0) })
+	// One of three is deleted: the others' pull continues.
+	wantError(t, d.Delete(t.Context(), specs[0].Target, false), driver.ErrNotFound, "")
+	if all := mustList(t, d); len(all) != 2 {
+		t.Errorf("List shows %+v, want two", all)
+	}
+	release()
+	for _, spec := range specs[1:] {
+		ensureState(t, d, spec, driver.StateRunning)
+	}
+	must(t, checkLayers(r, 1, 0))
+}
+
+func checkLayers(r *registry, layers, cut int) error {
+	if l, c := r.layerCounts(); l != layers || c != cut {
+		return fmt.Errorf("the layer was requested %d times and aborted %d times, want %d and %d", l, c, layers, cut)
+	}
+	return nil
+}
+
+func TestPullFails(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, _ := newRegistry(t, false)
+	there := r.imageWithTag(t, "v1")
+	spec := newSpec(t, d, r.imageWithTag(t, "v2"))
+	failed := func(s driver.Server) bool { return s.State == driver.StatePending && s.Err != nil }
+	for range 2 {
+		if s := mustEnsure(t, d, spec); s.State != driver.StatePending || s.Err != nil {
+			t.Fatalf("Ensure gave %+v, want a pull under way", s)
+		}
+		s := awaitListed(t, d, spec.UID, "the failure", failed)
+		wantError(t, s.Err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
+		_, err := d.Ensure(t.Context(), spec)
+		wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "not found")
+		awaitListed(t, d, spec.UID, "the failure as before", failed)
+	}
+	spec.Image.Source = there
+	ensureState(t, d, spec, driver.StateRunning)
+}
+
+func TestPullCancelledByDelete(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, _ := newRegistry(t, true)
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
+	mustEnsure(t, d, spec)
+	eventually(t, "the layer to be requested", func() error { return checkLayers(r, 1, 0) })
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound, "")
+	if all := mustList(t, d); len(all) != 0 {
+		t.Errorf("List shows %+v, want nothing", all)
+	}
+	eventually(t, "the engine to end the download", func() error { return checkLayers(r, 1, 1) })
+}
+
+func TestPullStalls(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{PullStall: time.Second})
+	r, _ := newRegistry(t, true)
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
+	mustEnsure(t, d, spec)
+	s := awaitListed(t, d, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
+	wantError(t, s.Err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "no progress for 1s")
+}
+
+func TestPullWithoutEngine(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	r, release := newRegistry(t, true)
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
+	mustEnsure(t, d, spec)
+	eventually(t, "the layer to be requested", func() error { return checkLayers(r, 1, 0) })
+	p.disconnect()
+	eventually(t, "the loss to be noticed", func() error {
+		if _, err := d.Ensure(t.Context(), spec); !errors.Is(err, driver.ErrUnavailable) {
+			return fmt.Errorf("Ensure gave %w", errors.Join(err, driver.ErrRetry))
+		}
+		return nil
+	})
+	p.reconnect()
+	release()
+	ensureState(t, d, spec, driver.StateRunning)
+}
+
+func TestPullPolicies(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, _ := newRegistry(t, false)
+	spec := newSpec(t, d, r.imageWithTag(t, "v1"))
+
+	spec.Image.PullPolicy = driver.PullNever
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, spec.Image.Source, "Never")
+	must(t, checkLayers(r, 0, 0))
+
+	spec.Image.PullPolicy = driver.PullAlways
+	p := newProxy(t)
+	d.engine.Close()
+	d.engine, err = engine.New(p.host(), d.Clock)
+	must(t, err)
+	for _, pulls := range []int{1, 2} {
+		for range 2 {
+			ensureState(t, d, spec, driver.StateRunning)
+		}
+		if n := p.countRequests("POST", "/images/create"); n != pulls {
+			t.Errorf("after %d creations there were %d pulls", pulls, n)
+		}
+		must(t, d.Delete(t.Context(), spec.Target, false))
+	}
+
+	spec.Image.PullPolicy = driver.PullIfNotPresent
+	ensureState(t, d, spec, driver.StateRunning)
+	if n := p.countRequests("POST", "/images/create"); n != 2 {
+		t.Errorf("an image that is present was pulled")
+	}
+}
+
+// TestPullBeforeRestart checks that a guest is not stopped for an image that is not present.
+func TestPullBeforeRestart(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, Options{})
+	r, release := newRegistry(t, true)
+	image := r.imageWithTag(t, "v1")
+	spec := newSpec(t, d, guestImages(t).plain)
+	first := ensureState(t, d, spec, driver.StateRunning)
+
+	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	spec.Image.Source = image
+	for _, s := range []driver.Server{mustEnsure(t, d, spec), mustList(t, d, spec.UID)[0]} {
+		if s.State != driver.StateRunning || s.Run != first.Run || !strings.HasPrefix(s.Progress, "pulling ") {
+			t.Errorf("while the image is pulled it is %+v, want the old run to go on", s)
+		}
+	}
+	release()
+	eventually(t, "the new container", func() error {
+		s, err := d.Ensure(t.Context(), spec)
+		if err == nil && (s.State != driver.StateRunning || s.Run == first.Run) {
+			err = fmt.Errorf("it is %+v", s)
+		}
+		return err
+	})
+	if all := mustList(t, d); len(all) != 1 || all[0].ID == first.ID {
+		t.Errorf("List shows %+v, want one server, another one than %s", all, first.ID)
+	}
+}
+
+// secret is what a registry answers, and must not be shown.
+const secret = "hunter2"
+
+// TestPullErrorsHideAnswers checks that a registry's answer is neither in an error nor in the
+// log, whether it is in the engine's answer or in a message of its stream.
+func TestPullErrorsHideAnswers(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	d := newDriver(t, Options{Log: funcr.New(func(prefix, args string) { log.WriteString(prefix + args) }, funcr.Options{Verbosity: 9})})
+	registry := newLeakingRegistry(t)
+	spec := newSpec(t, d, registry+"/x/y:1")
+	mustEnsure(t, d, spec)
+	s := awaitListed(t, d, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, driver.ReasonImageUnavailable, registry)
+	if all := fmt.Sprint(s, s.Err, err, log.String()); strings.Contains(all, secret) {
+		t.Errorf("it shows: %s", all)
+	}
+	p := newProxy(t)
+	p.interceptor = func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/images/create") {
+			return false
+		}
+		_, _ = io.WriteString(w, `{"errorDetail":{"code":401,"message":"unauthorized: `+secret+`"},"error":"`+secret+`"}`)
+		return true
+	}
+	streamed := newDriver(t, Options{Host: p.host()})
+	spec = newSpec(t, streamed, registry+"/x/y:2")
+	mustEnsure(t, streamed, spec)
+	s = awaitListed(t, streamed, spec.UID, "the failure", func(s driver.Server) bool { return s.Err != nil })
+	if got := s.Err.Error(); !strings.HasSuffix(got, "401: unauthorized") {
+		t.Errorf("it is %q", got)
+	}
+}
+
+// newLeakingRegistry starts a registry that answers more than it should.
+func newLeakingRegistry(t *testing.T) (host string) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v2/" {
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = io.WriteString(w, `{"errors":[{"code":"DENIED","message":"`+secret+`","detail":"`+secret+`"}]}`)
+	}))
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+// TestImageURLIsHidden checks that an invalid image reference is not repeated, because it may
+// have a user and a password.
+func TestImageURLIsHidden(t *testing.T) {
+	t.Parallel()
+	d := &Driver{Options: Options{Image: DefaultImage}}
+	err := d.checkSpec(guestSpec("https://user:" + secret + "@registry.example/x"))
+	wantError(t, err, driver.ErrInvalid, "", `begins with "https://"`)
+	if strings.Contains(err.Error(), secret) {
+		t.Errorf("it shows: %v", err)
+	}
+}

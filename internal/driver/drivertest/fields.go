@@ -1,0 +1,101 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// testFieldsDeclared checks that the driver declares every field of ServerSpec, and no
+// other.
+func testFieldsDeclared(t *testing.T, e *env) {
+	declared := e.supportedFields(t)
+	known := driver.SpecFields()
+	for _, name := range known {
+		if declared[name] == "" {
+			t.Errorf("the driver does not declare what it does with %s: a server would silently lack it", name)
+		}
+	}
+	for name := range declared {
+		if !slices.Contains(known, name) {
+			t.Errorf("the driver declares %s, which no spec has", name)
+		}
+	}
+}
+
+func (e *env) supportedFields(t *testing.T) map[string]driver.Support {
+	t.Helper()
+	declarer, ok := driver.As[driver.FieldDeclarer](e.driver)
+	if !ok {
+		t.Fatal("the driver is no driver.FieldDeclarer")
+	}
+	return declarer.SupportedFields()
+}
+
+// fieldChanges change one field each. The fields below image and volumes are only for
+// drivers that do not support them: their valid values depend on the engine.
+var fieldChanges = map[string]func(*driver.ServerSpec){
+	"resource.cpu":    func(s *driver.ServerSpec) { s.CPUMilli *= 2 },
+	"resource.memory": func(s *driver.ServerSpec) { s.MemoryBytes *= 2 },
+	"ports.port": func(s *driver.ServerSpec) {
+		s.Ports = append(s.Ports, driver.Port{Name: "extra", Protocol: "TCP", Port: 4242})
+	},
+	"sshAuthorizedKeys": func(s *driver.ServerSpec) { s.SSHKeys = []string{"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== test"} },
+	"userData":          func(s *driver.ServerSpec) { s.UserData = driver.NewSecret("#cloud-config\n") },
+	"networkData":       func(s *driver.ServerSpec) { s.NetworkData = driver.NewSecret("version: 2\n") },
+
+	"image.checksum":      func(s *driver.ServerSpec) { s.Image.Checksum = "sha256:" + strings.Repeat("0", 64) },
+	"image.kernel.source": func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: "/vmlinuz"} },
+	"volumes.name": func(s *driver.ServerSpec) {
+		s.Volumes = append(s.Volumes, driver.Volume{Name: "extra", SizeBytes: 1 << 20})
+	},
+}
+
+// testFieldsUnsupported checks that a field which the driver declares as unsupported is
+// refused by its name.
+func testFieldsUnsupported(t *testing.T, e *env) {
+	declared := e.supportedFields(t)
+	for name, change := range fieldChanges {
+		if declared[name] != driver.Unsupported {
+			continue
+		}
+		spec := e.newSpec(t, "unsupported")
+		change(&spec)
+		_, err := e.driver.Ensure(t.Context(), spec)
+		WantErrorKind(t, "Ensure with "+name, err, driver.ErrUnsupported)
+		if top, _, _ := strings.Cut(name, "."); err != nil && !strings.Contains(err.Error(), top) {
+			t.Errorf("Ensure with %s: the error does not name the field: %v", name, err)
+		}
+	}
+}
+
+// testFieldsPending checks that Pending lists the changed fields that the driver declares
+// as applied at a restart, and no others.
+func testFieldsPending(t *testing.T, e *env) {
+	declared := e.supportedFields(t)
+	spec := e.newSpec(t, "changed")
+	first := e.ensureState(t, spec, driver.StateRunning)
+	for name, change := range fieldChanges {
+		support := declared[name]
+		if support == driver.Unsupported || strings.HasPrefix(name, "image.") || strings.HasPrefix(name, "volumes.") {
+			continue
+		}
+		changed := spec
+		change(&changed)
+		s := e.ensureState(t, changed, driver.StateRunning)
+		wantSameRun(t, s, first)
+		if got, want := pendingCovers(s.Pending, name), support == driver.AppliedAtRestart; got != want {
+			t.Errorf("%s is declared as applied %s, and after a change Pending is %v", name, support, s.Pending)
+		}
+	}
+}
+
+// pendingCovers reports whether Pending names a field, or one that the field is part of.
+func pendingCovers(pending []string, name string) bool {
+	return slices.ContainsFunc(pending, func(p string) bool { return p == name || strings.HasPrefix(name, p+".") })
+}

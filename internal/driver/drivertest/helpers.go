@@ -1,0 +1,270 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+var errRemovalUnderWay = errors.New("none: removal is under way")
+
+const pollPeriod = 20 * time.Millisecond
+
+// waitUntil repeats try until it returns no error, and fails with the last error when
+// Timeout has passed.
+func (e *env) waitUntil(t *testing.T, what string, try func() error) {
+	t.Helper()
+	deadline := e.fromNow(e.Timeout)
+	for {
+		err := try()
+		if err == nil {
+			return
+		}
+		if e.clock.Now().After(deadline) {
+			t.Fatalf("waited %v for %s: %v", e.Timeout, what, err)
+		}
+		e.clock.Sleep(pollPeriod)
+	}
+}
+
+// requireNoError fails the test if err is not nil.
+func requireNoError(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// WantErrorKind checks that the error of a call is of a kind, or is nil if kind is.
+func WantErrorKind(t *testing.T, what string, err, kind error) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("%s: got error %q, want the kind %q", what, fmt.Sprint(err), fmt.Sprint(kind))
+	}
+}
+
+// ErrorOf returns the error of a call that also returns a value.
+func ErrorOf[T any](_ T, err error) error { return err }
+
+// WaitForClose waits until Watch has closed its channel.
+func WaitForClose(t *testing.T, events <-chan types.UID, timeout time.Duration, why string) {
+	t.Helper()
+	deadline := time.After(timeout)
+	for {
+		select {
+		case _, open := <-events:
+			if !open {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("Watch did not close within %v after %s", timeout, why)
+		}
+	}
+}
+
+// ensureState repeats Ensure, as the controller does, until the server is in the
+// wanted state.
+func (e *env) ensureState(t *testing.T, spec driver.ServerSpec, want driver.State) driver.Server {
+	t.Helper()
+	return e.ensureUntil(t, e.driver, spec, string(want), func(s driver.Server) bool { return s.State == want })
+}
+
+// ensureNewRun is ensureState for a run other than old.
+func (e *env) ensureNewRun(t *testing.T, spec driver.ServerSpec, old string) driver.Server {
+	t.Helper()
+	return e.ensureUntil(t, e.driver, spec, "a new run", func(s driver.Server) bool {
+		return s.State == driver.StateRunning && s.Run != old
+	})
+}
+
+func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec, what string, ok func(driver.Server) bool) driver.Server {
+	t.Helper()
+	var s driver.Server
+	e.waitUntil(t, "Ensure to reach "+what, func() error {
+		var err error
+		s, err = d.Ensure(t.Context(), spec)
+		switch {
+		case errors.Is(err, driver.ErrRetry):
+			return err
+		case err != nil:
+			t.Fatalf("Ensure: %v", err)
+		case s.Err != nil:
+			t.Fatalf("Ensure returned a server with the error %v", s.Err)
+		case !ok(s):
+			return fmt.Errorf("the server is %s", describeServers(s))
+		}
+		return nil
+	})
+	return s
+}
+
+// stopSpec returns spec with a stop that is not forced within the test.
+func (e *env) stopSpec(spec driver.ServerSpec) driver.ServerSpec {
+	spec.Power = driver.PowerOff
+	spec.StopBy = e.fromNow(time.Hour)
+	return spec
+}
+
+func withPower(spec driver.ServerSpec, p driver.Power) driver.ServerSpec {
+	spec.Power = p
+	return spec
+}
+
+// restartSpec returns spec with a restart that ends the given run.
+func (e *env) restartSpec(spec driver.ServerSpec, run string, stopBy time.Time) driver.ServerSpec {
+	spec.RestartRun = run
+	spec.StopBy = stopBy
+	return spec
+}
+
+// listOne returns the only server of a UID.
+func listOne(t *testing.T, d driver.Driver, uid types.UID) driver.Server {
+	t.Helper()
+	servers := listServers(t, d, uid)
+	if len(servers) != 1 {
+		t.Fatalf("List(%s): got %d servers, want 1: %s", uid, len(servers), describeServers(servers...))
+	}
+	return servers[0]
+}
+
+func listServers(t *testing.T, d driver.Driver, uids ...types.UID) []driver.Server {
+	t.Helper()
+	servers, err := d.List(t.Context(), uids...)
+	requireNoError(t, "List", err)
+	return servers
+}
+
+// waitForServer waits until List returns the server in the expected condition.
+func (e *env) waitForServer(t *testing.T, uid types.UID, what string, ok func(driver.Server) bool) driver.Server {
+	t.Helper()
+	var last driver.Server
+	e.waitUntil(t, "List to show "+what, func() error {
+		servers, err := e.driver.List(t.Context(), uid)
+		requireNoError(t, "List", err)
+		if len(servers) != 1 || !ok(servers[0]) {
+			return fmt.Errorf("it shows %s", describeServers(servers...))
+		}
+		last = servers[0]
+		return nil
+	})
+	return last
+}
+
+// deleteUntilGone repeats Delete until nothing is left of a server.
+func (e *env) deleteUntilGone(t *testing.T, d driver.Driver, uid types.UID) {
+	t.Helper()
+	e.waitUntil(t, "Delete to report that nothing is left", func() error {
+		err := d.Delete(t.Context(), driver.Target{UID: uid}, false)
+		if errors.Is(err, driver.ErrNotFound) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, driver.ErrRetry) {
+			t.Fatalf("Delete: %v", err)
+		}
+		return fmt.Errorf("got error %w", cmp.Or(err, errRemovalUnderWay))
+	})
+	if left := listServers(t, d, uid); len(left) != 0 {
+		t.Fatalf("Delete reported that nothing is left, List shows %s", describeServers(left...))
+	}
+}
+
+// wantSameRun checks that a server has not changed.
+func wantSameRun(t *testing.T, got, want driver.Server) {
+	t.Helper()
+	if got.ID != want.ID || got.Run != want.Run || got.State != want.State {
+		t.Errorf("got the server %s, want it unchanged: %s", describeServers(got), describeServers(want))
+	}
+}
+
+func describeServers(servers ...driver.Server) string {
+	if len(servers) == 0 {
+		return "no server"
+	}
+	var text strings.Builder
+	for _, s := range servers {
+		fmt.Fprintf(&text, "[%s/%s %s id=%s run=%s retained=%v exit=%+v doing=%q err=%v]",
+			s.Namespace, s.Name, s.State, s.ID, s.Run, s.Retained, s.Exit, s.Progress, s.Err)
+	}
+	return text.String()
+}
+
+// cancelledContext returns a context that has been cancelled.
+func cancelledContext(t *testing.T) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx, cancel
+}
+
+// interruptEnsure calls Ensure and cancels it after a while.
+func (e *env) interruptEnsure(t *testing.T, spec driver.ServerSpec, after time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), after)
+	defer cancel()
+	began := e.clock.Now()
+	if _, err := e.driver.Ensure(ctx, spec); err != nil && isFinal(err) {
+		t.Fatalf("Ensure, interrupted: got the final error %v", err)
+	}
+	if took := e.clock.Since(began); took > after+5*time.Second {
+		t.Errorf("Ensure returned %v after its context had ended", took-after)
+	}
+}
+
+// runParallel calls f(0) to f(n-1) concurrently and waits for all.
+func runParallel(n int, f func(i int)) {
+	var all sync.WaitGroup
+	gate := make(chan struct{})
+	for i := range n {
+		all.Go(func() {
+			<-gate
+			f(i)
+		})
+	}
+	close(gate)
+	all.Wait()
+}
+
+// stringSet collects texts other than "" from many goroutines.
+type stringSet struct {
+	mu    sync.Mutex
+	texts map[string]bool
+}
+
+func newStringSet() *stringSet { return &stringSet{texts: map[string]bool{}} }
+
+func (s *stringSet) add(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if text != "" {
+		s.texts[text] = true
+	}
+}
+
+func (s *stringSet) values() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []string
+	for text := range s.texts {
+		all = append(all, text)
+	}
+	return all
+}
+
+func isFinal(err error) bool {
+	return errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrUnsupported)
+}
+
+func inState(state driver.State) func(driver.Server) bool {
+	return func(s driver.Server) bool { return s.State == state }
+}

@@ -1,0 +1,122 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package drivertest
+
+import (
+	"cmp"
+	"fmt"
+	"testing"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+func testKilledByHand(t *testing.T, e *env) {
+	requireHarness(t, e.OutOfBand.Kill != nil, "OutOfBand.Kill")
+	spec := e.newSpec(t, "killed")
+	first := e.ensureState(t, spec, driver.StateRunning)
+	e.OutOfBand.Kill(t, first)
+	s := e.waitForServer(t, spec.UID, "it stopped", inState(driver.StateStopped))
+	if s.Exit == nil || s.Exit.Code == 0 || s.Exit.At.IsZero() {
+		t.Errorf("killed it is %s, want an exit code other than 0 and a time", describeServers(s))
+	}
+	e.checkStartsAgain(t, spec, first)
+}
+
+func testStoppedByHand(t *testing.T, e *env) {
+	requireHarness(t, e.OutOfBand.Stop != nil, "OutOfBand.Stop")
+	spec := e.newSpec(t, "stopped")
+	first := e.ensureState(t, spec, driver.StateRunning)
+	e.OutOfBand.Stop(t, first)
+	s := e.waitForServer(t, spec.UID, "it stopped", inState(driver.StateStopped))
+	if s.Exit == nil || s.Exit.Code != 0 {
+		t.Errorf("stopped by hand it is %s, want exit code 0", describeServers(s))
+	}
+	e.checkStartsAgain(t, spec, first)
+}
+
+// checkStartsAgain checks that the same server starts, in a new run.
+func (e *env) checkStartsAgain(t *testing.T, spec driver.ServerSpec, first driver.Server) {
+	t.Helper()
+	again := e.ensureState(t, spec, driver.StateRunning)
+	if again.ID != first.ID || again.Run == first.Run {
+		t.Errorf("started again it is %s, want the same ID and another Run than %s", describeServers(again), describeServers(first))
+	}
+}
+
+func testStartedByHand(t *testing.T, e *env) {
+	requireHarness(t, e.OutOfBand.Start != nil, "OutOfBand.Start")
+	spec := e.newSpec(t, "started")
+	first := e.ensureState(t, spec, driver.StateRunning)
+	off := e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
+	e.OutOfBand.Start(t, off)
+	s := e.waitForServer(t, spec.UID, "it running", inState(driver.StateRunning))
+	if s.Run == first.Run || s.Exit != nil {
+		t.Errorf("started by hand it is %s, want another Run than %s and no Exit", describeServers(s), describeServers(first))
+	}
+	wantSameRun(t, e.ensureState(t, spec, driver.StateRunning), s)
+	e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
+}
+
+func testPausedByHand(t *testing.T, e *env) {
+	requireHarness(t, e.OutOfBand.Pause != nil, "OutOfBand.Pause")
+	spec := e.newSpec(t, "paused")
+	first := e.ensureState(t, spec, driver.StateRunning)
+	e.OutOfBand.Pause(t, first)
+	e.waitForServer(t, spec.UID, "it paused", inState(driver.StatePaused))
+	wantSameRun(t, e.ensureState(t, spec, driver.StateRunning), first)
+}
+
+func testRemovedByHand(t *testing.T, e *env) {
+	requireHarness(t, e.OutOfBand.Remove != nil, "OutOfBand.Remove")
+	spec := e.newSpec(t, "removed")
+	first := e.ensureState(t, spec, driver.StateRunning)
+	e.OutOfBand.Remove(t, first)
+	e.waitUntil(t, "List to miss it", func() error {
+		if all := listServers(t, e.driver, spec.UID); len(all) > 0 {
+			return fmt.Errorf("it shows %s", describeServers(all...))
+		}
+		return nil
+	})
+	WantErrorKind(t, "Delete of what was removed by hand", e.driver.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+	again := e.ensureState(t, spec, driver.StateRunning)
+	if again.ID == first.ID || again.Run == first.Run {
+		t.Errorf("made again it is %s, want another ID and Run than %s", describeServers(again), describeServers(first))
+	}
+}
+
+// testEndsByItself checks that the end of a guest is reported as it was, and that the
+// engine's own restarter does what the policy requires and no more.
+func testEndsByItself(t *testing.T, e *env) {
+	requireHarness(t, e.OutOfBand.Exit != nil, "OutOfBand.Exit")
+	fails := cmp.Or(e.FailCode, 3)
+	for _, c := range []struct {
+		policy driver.RestartPolicy
+		code   int
+		starts bool
+	}{
+		{driver.RestartNever, 0, false},
+		{driver.RestartNever, fails, false},
+		{driver.RestartOnFailure, 0, false},
+		{driver.RestartOnFailure, fails, true},
+		{driver.RestartAlways, 0, true},
+		{driver.RestartAlways, fails, true},
+	} {
+		t.Run(fmt.Sprintf("%s with code %d", c.policy, c.code), func(t *testing.T) {
+			spec := e.newSpec(t, "ends")
+			spec.RestartPolicy = c.policy
+			s := e.ensureState(t, spec, driver.StateRunning)
+			e.OutOfBand.Exit(t, s, c.code)
+			if c.starts && e.Restarts {
+				e.waitForServer(t, spec.UID, "that the engine started it again", func(now driver.Server) bool {
+					return now.State == driver.StateRunning && now.Run != s.Run
+				})
+				return
+			}
+			end := e.waitForServer(t, spec.UID, "it stopped", inState(driver.StateStopped))
+			if end.Exit == nil || end.Exit.Code != c.code {
+				t.Errorf("it is %s, want exit code %d", describeServers(end), c.code)
+			}
+		})
+	}
+}

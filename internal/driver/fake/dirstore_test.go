@@ -1,0 +1,561 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/internal/driver/fake/faketest"
+)
+
+const cluster = "cluster-1"
+
+// testFolder is an engine in a folder, with one server in it.
+type testFolder struct {
+	dir    string
+	d      *fake.Driver
+	spec   driver.ServerSpec
+	before driver.Server
+}
+
+func newFolder(t *testing.T) *testFolder {
+	t.Helper()
+	f := &testFolder{dir: filepath.Join(t.TempDir(), "engine")}
+	f.d = faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	f.spec = specOf("uid-0")
+	f.before = ensureServer(t, f.d, f.spec)
+	return f
+}
+
+func specOf(uid types.UID) driver.ServerSpec {
+	s := faketest.NewSpec(nil)
+	s.UID, s.Namespace, s.Name, s.Power = uid, "default", "vm-"+string(uid), driver.PowerOn
+	return s
+}
+
+func ensureServer(t *testing.T, d *fake.Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	s, err := d.Ensure(t.Context(), spec)
+	if err != nil {
+		t.Fatalf("Ensure: %v", err)
+	}
+	return s
+}
+
+func (f *testFolder) path(names ...string) string {
+	return filepath.Join(append([]string{f.dir}, names...)...)
+}
+
+func (f *testFolder) writeFile(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(f.path(name), []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *testFolder) listServers(t *testing.T) map[types.UID]driver.Server {
+	t.Helper()
+	servers, err := f.d.List(t.Context())
+	if err != nil {
+		t.Fatalf("List: %v", err)
+	}
+	byUID := map[types.UID]driver.Server{}
+	for _, s := range servers {
+		byUID[s.UID] = s
+	}
+	if len(byUID) != len(servers) {
+		t.Fatalf("List shows a UID twice: %+v", servers)
+	}
+	return byUID
+}
+
+// TestBrokenFile checks that a file that cannot be read does not pass for a removed
+// server.
+func TestBrokenFile(t *testing.T) {
+	t.Parallel()
+	for name, content := range map[string]string{
+		"empty":            "",
+		"cut off":          `{"clusterID": "cluster-1", "name`,
+		"no JSON":          "state: Running\n",
+		"an array":         "[]",
+		"a typing mistake": `{"clusterID": "cluster-1", "stat": "Stopped"}`,
+		"a wrong type":     `{"clusterID": "cluster-1", "load": "much"}`,
+		"a wrong state":    `{"clusterID": "cluster-1", "state": "Sleeping"}`,
+		"pending":          `{"clusterID": "cluster-1", "state": "Pending"}`,
+		"too much load":    `{"clusterID": "cluster-1", "load": 2}`,
+		"negative memory":  `{"clusterID": "cluster-1", "memoryBytes": -1}`,
+		"another's uid":    `{"clusterID": "cluster-1", "uid": "uid-7"}`,
+		"a hostile id":     `{"clusterID": "cluster-1", "id": "../../x"}`,
+		"two objects":      `{"clusterID": "cluster-1"} {}`,
+		"a bad time":       `{"clusterID": "cluster-1", "startedAt": "yesterday"}`,
+		"huge":             `{"name": "` + strings.Repeat("x", 2<<20) + `"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFolder(t)
+			other := ensureServer(t, f.d, specOf("uid-1"))
+			f.writeFile(t, "uid-0.json", content)
+			for call, err := range map[string]error{
+				"List":        drivertest.ErrorOf(f.d.List(t.Context())),
+				"List of it":  drivertest.ErrorOf(f.d.List(t.Context(), "uid-0")),
+				"Usage of it": drivertest.ErrorOf(f.d.Usage(t.Context(), "uid-0")),
+			} {
+				drivertest.WantErrorKind(t, call, err, driver.ErrUnavailable)
+				wantNamed(t, call, err, f.path("uid-0.json"))
+			}
+			for call, err := range map[string]error{
+				"Ensure":  drivertest.ErrorOf(f.d.Ensure(t.Context(), f.spec)),
+				"Delete":  f.d.Delete(t.Context(), f.spec.Target, false),
+				"Release": f.d.Delete(t.Context(), f.spec.Target, true),
+			} {
+				drivertest.WantErrorKind(t, call, err, driver.ErrRetry)
+				wantNamed(t, call, err, f.path("uid-0.json"))
+			}
+			if servers, err := f.d.List(t.Context(), "uid-1"); err != nil || len(servers) != 1 || servers[0].Run != other.Run {
+				t.Errorf("List of another server: got %+v, %v", servers, err)
+			}
+			if content != readFile(t, f.path("uid-0.json")) {
+				t.Error("the broken file was changed")
+			}
+		})
+	}
+}
+
+func wantNamed(t *testing.T, call string, err error, path string) {
+	t.Helper()
+	if err != nil && !strings.Contains(err.Error(), path) {
+		t.Errorf("%s: the error %q does not name %s", call, err, path)
+	}
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+func TestRepairedFile(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	good := readFile(t, f.path("uid-0.json"))
+	f.writeFile(t, "uid-0.json", "oops")
+	drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
+	f.writeFile(t, "uid-0.json", good)
+	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run {
+		t.Errorf("repaired it is %+v, want run %s", s, f.before.Run)
+	}
+}
+
+// TestOtherFilesAreIgnored checks that other files in the folder are ignored.
+func TestOtherFilesAreIgnored(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	for _, name := range []string{
+		"README", "uid-0.json~", ".uid-0.json.swp", "uid-0.json.bak", "uid-0.bak.json", "#uid-0.json#",
+		".json", "a b.json", "-x.json", "4913", "tmp/write-123", "tmp/uid-9.json", "locks/uid-9", "locks/uid-9.json",
+	} {
+		f.writeFile(t, name, "not a record")
+	}
+	if all := f.listServers(t); len(all) != 1 || all["uid-0"].Run != f.before.Run {
+		t.Errorf("List: got %+v, want the one server", all)
+	}
+	next := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	if s := ensureServer(t, next, f.spec); s.Run != f.before.Run {
+		t.Errorf("Ensure: got %+v, want run %s", s, f.before.Run)
+	}
+}
+
+// TestAddedByHand checks that a person has to write as little as possible.
+func TestAddedByHand(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	f.writeFile(t, "by-hand.json", `{"clusterID": "cluster-1", "namespace": "default", "name": "x", "state": "Running"}`)
+	f.writeFile(t, "off.json", `{"clusterID": "cluster-1"}`)
+	all := f.listServers(t)
+	on, off := all["by-hand"], all["off"]
+	if len(all) != 3 {
+		t.Errorf("List: got %+v, want the two and the first", all)
+	}
+	if on.State != driver.StateRunning || on.Name != "x" || on.ID == "" || on.Run == "" || on.StartedAt.IsZero() {
+		t.Errorf("got %+v, want it running with an ID, a run and a start", on)
+	}
+	if off.State != driver.StateStopped || off.ID == "" || off.ID == on.ID || off.Exit != nil {
+		t.Errorf("got %+v, want it stopped, with an ID of its own, never run", off)
+	}
+	if again := f.listServers(t)["by-hand"]; again.Run != on.Run || again.ID != on.ID {
+		t.Errorf("listed again it is %+v, want it the same as %+v", again, on)
+	}
+	checkAdopted(t, f, on)
+}
+
+func checkAdopted(t *testing.T, f *testFolder, was driver.Server) {
+	t.Helper()
+	spec := specOf(was.UID)
+	if s := ensureServer(t, f.d, spec); s.ID != was.ID || s.Run != was.Run || s.Applied.CPUMilli != spec.CPUMilli {
+		t.Errorf("adopted it is %+v, want the same run with the size of the spec", s)
+	}
+}
+
+// TestForeignServers checks that servers of another cluster, or of none, are left alone.
+func TestForeignServers(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	f.writeFile(t, "no-cluster.json", `{}`)
+	f.writeFile(t, "theirs.json", `{"clusterID": "cluster-2", "state": "Running"}`)
+	if all := f.listServers(t); len(all) != 1 {
+		t.Errorf("List: got %+v, want our own server alone", all)
+	}
+	for _, uid := range []types.UID{"no-cluster", "theirs"} {
+		before := readFile(t, f.path(string(uid)+".json"))
+		_, err := f.d.Ensure(t.Context(), specOf(uid))
+		drivertest.WantErrorKind(t, "Ensure of "+string(uid), err, driver.ErrRetry)
+		if driver.ReasonOf(err) != driver.ReasonNameConflict {
+			t.Errorf("Ensure of %s: got the reason %q", uid, driver.ReasonOf(err))
+		}
+		drivertest.WantErrorKind(t, "Delete of "+string(uid), f.d.Delete(t.Context(), driver.Target{UID: uid}, false), driver.ErrNotFound)
+		if readFile(t, f.path(string(uid)+".json")) != before {
+			t.Errorf("the file of %s was changed", uid)
+		}
+	}
+}
+
+// TestEditedByHand checks the states that the package comment promises.
+func TestEditedByHand(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit  func(*fake.Record)
+		state driver.State
+		exit  *driver.Exit
+		same  bool // it is the same run as before
+	}{
+		"crash":           {func(r *fake.Record) { r.State, r.Exit = "Stopped", &fake.Exit{Code: 1} }, driver.StateStopped, &driver.Exit{Code: 1, Reason: "Error"}, true},
+		"stop":            {func(r *fake.Record) { r.State = "Stopped" }, driver.StateStopped, &driver.Exit{Reason: "Completed"}, true},
+		"out of memory":   {func(r *fake.Record) { r.State, r.Exit = "Stopped", &fake.Exit{Code: 137, Reason: "OOMKilled"} }, driver.StateStopped, &driver.Exit{Code: 137, Reason: "OOMKilled"}, true},
+		"pause":           {func(r *fake.Record) { r.State = "Paused" }, driver.StatePaused, nil, true},
+		"being restarted": {func(r *fake.Record) { r.State = "Restarting" }, driver.StateRestarting, nil, true},
+		"stop and start":  {func(r *fake.Record) { r.Exit = &fake.Exit{Code: 1} }, driver.StateRunning, nil, false},
+		"load":            {func(r *fake.Record) { r.Load = 0.5 }, driver.StateRunning, nil, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFolder(t)
+			editFile(t, f.path("uid-0.json"), c.edit)
+			s := f.listServers(t)["uid-0"]
+			if s.State != c.state || (s.Run == f.before.Run) != c.same || s.ID != f.before.ID {
+				t.Errorf("got %+v, want it %s, of the same run: %v", s, c.state, c.same)
+			}
+			if (s.Exit == nil) != (c.exit == nil) {
+				t.Fatalf("got the exit %+v, want %+v", s.Exit, c.exit)
+			}
+			if c.exit != nil && (s.Exit.Code != c.exit.Code || s.Exit.Reason != c.exit.Reason || s.Exit.At.IsZero()) {
+				t.Errorf("got the exit %+v, want %+v with a time", s.Exit, c.exit)
+			}
+		})
+	}
+}
+
+func TestFilesAreReadableAndPrivate(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	secretive := specOf("uid-1")
+	secretive.UserData, secretive.NetworkData = driver.NewSecret("hunter2"), driver.NewSecret("hunter2")
+	secretive.SSHKeys = []string{"ssh-ed25519 hunter2 me@example.org"}
+	ensureServer(t, f.d, secretive)
+	text := contentsOf(t, f.dir)
+	if strings.Contains(text, "hunter2") || strings.Contains(text, "[redacted]") {
+		t.Error("the folder holds secrets, or placeholders for them")
+	}
+	if !strings.Contains(text, "\n  \"name\": \"vm-uid-1\",\n") || !strings.Contains(text, `"hasUserData": true`) {
+		t.Errorf("the file is not indented or lacks fields:\n%s", text)
+	}
+	for path, mode := range map[string]os.FileMode{"": 0o700, "locks": 0o700, "tmp": 0o700, "retained": 0o700, "uid-1.json": 0o600, "engine-id": 0o600, "locks/uid-1": 0o600} {
+		info, err := os.Stat(f.path(path))
+		if err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%q: got mode %v, %v, want %v", path, info.Mode().Perm(), err, mode)
+		}
+	}
+	if left, err := os.ReadDir(f.path("tmp")); err != nil || len(left) != 0 {
+		t.Errorf("tmp holds %v (%v), want nothing", left, err)
+	}
+}
+
+// TestNothingToDo checks that a server that matches its spec is not written.
+func TestNothingToDo(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	before, err := os.Stat(f.path("uid-0.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ensureServer(t, f.d, f.spec)
+	after, err := os.Stat(f.path("uid-0.json"))
+	if err != nil || !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+		t.Errorf("the file was written although nothing had changed (%v)", err)
+	}
+}
+
+// TestManyProcesses lets many drivers create, change and delete the same few servers;
+// no list may miss a server that exists all the time.
+func TestManyProcesses(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	var all sync.WaitGroup
+	for range 6 {
+		d := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+		all.Go(func() { changeRepeatedly(t, d, f.spec) })
+	}
+	all.Wait()
+	if s := f.listServers(t)["uid-0"]; s.ID != f.before.ID {
+		t.Errorf("afterwards it is %+v, want the server %s", s, f.before.ID)
+	}
+	for uid := range f.listServers(t) {
+		if err := f.d.Delete(t.Context(), driver.Target{UID: uid}, false); err != nil {
+			t.Errorf("Delete: %v", err)
+		}
+	}
+	if left := f.listServers(t); len(left) != 0 {
+		t.Errorf("there is %+v left", left)
+	}
+}
+
+func changeRepeatedly(t *testing.T, d *fake.Driver, steady driver.ServerSpec) {
+	for i := range 40 {
+		steady.MemoryBytes = int64(1e9 + i)
+		_, err := d.Ensure(t.Context(), steady)
+		changing := specOf(types.UID(fmt.Sprintf("changing-%d", i%3)))
+		_, createErr := d.Ensure(t.Context(), changing)
+		deleteErr := d.Delete(t.Context(), changing.Target, false)
+		for _, err := range []error{err, createErr, deleteErr} {
+			if err != nil && !errors.Is(err, driver.ErrRetry) && !errors.Is(err, driver.ErrNotFound) {
+				t.Errorf("got error %v, want none or one that may be retried", err)
+			}
+		}
+		servers, err := d.List(t.Context())
+		if err != nil {
+			t.Errorf("List: %v", err)
+		}
+		counts := map[types.UID]int{}
+		for _, s := range servers {
+			counts[s.UID]++
+		}
+		if counts[steady.UID] != 1 {
+			t.Errorf("List shows the server that is always there %d times", counts[steady.UID])
+		}
+	}
+}
+
+// TestHeldLock checks that a process that was suspended with a lock does not block
+// others.
+func TestHeldLock(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	lock, err := os.OpenFile(f.path("locks", "uid-0"), os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A shared lock is enough to exclude callers that want it exclusively.
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+	off := f.spec
+	off.Power = driver.PowerOff
+	drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(f.d.Ensure(t.Context(), off)), driver.ErrRetry)
+	drivertest.WantErrorKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrRetry)
+	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run || s.State != driver.StateRunning {
+		t.Errorf("it is %+v, want it unchanged", s)
+	}
+	ensureServer(t, f.d, specOf("uid-1"))
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s := ensureServer(t, f.d, off); s.State != driver.StateStopped {
+		t.Errorf("after the lock was released it is %+v, want it stopped", s)
+	}
+}
+
+// TestEngineReplaced checks that a folder that was emptied or replaced is another engine,
+// or none, and never one without servers.
+func TestEngineReplaced(t *testing.T) {
+	t.Parallel()
+	for name, replace := range map[string]func(t *testing.T, f *testFolder){
+		"identity removed": func(t *testing.T, f *testFolder) { removeAll(t, f.path("engine-id")) },
+		"identity garbled": func(t *testing.T, f *testFolder) { f.writeFile(t, "engine-id", "?!\n") },
+		"folder removed":   func(t *testing.T, f *testFolder) { removeAll(t, f.dir) },
+		"folder replaced": func(t *testing.T, f *testFolder) {
+			renameFile(t, f.dir, f.dir+".old")
+			faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFolder(t)
+			events, err := f.d.Watch(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			replace(t, f)
+			drivertest.WaitForClose(t, events, 10*time.Second, "the engine was replaced")
+			drivertest.WantErrorKind(t, "List", drivertest.ErrorOf(f.d.List(t.Context())), driver.ErrUnavailable)
+			drivertest.WantErrorKind(t, "List of it", drivertest.ErrorOf(f.d.List(t.Context(), "uid-0")), driver.ErrUnavailable)
+			drivertest.WantErrorKind(t, "Ensure", drivertest.ErrorOf(f.d.Ensure(t.Context(), f.spec)), driver.ErrUnavailable)
+			drivertest.WantErrorKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrUnavailable)
+			if _, err := os.Stat(f.path("uid-0.json")); err == nil && name == "folder replaced" {
+				t.Error("a server was made in the other engine")
+			}
+		})
+	}
+}
+
+func removeAll(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestEngineIsPinnedAgain checks that opening a Watch, or reading the id, pins the engine
+// that is there now.
+func TestEngineIsPinnedAgain(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	first, err := f.d.EngineID(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	renameFile(t, f.dir, f.dir+".old")
+	faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	if second, err := f.d.EngineID(t.Context()); err != nil || second == first {
+		t.Errorf("EngineID: got %s, %v, want another one than %s", second, err, first)
+	}
+	if all := f.listServers(t); len(all) != 0 {
+		t.Errorf("the other engine shows %+v", all)
+	}
+	removeAll(t, f.dir)
+	renameFile(t, f.dir+".old", f.dir)
+	if _, err := f.d.Watch(t.Context()); err != nil {
+		t.Errorf("Watch: %v", err)
+	}
+	if s := f.listServers(t)["uid-0"]; s.Run != f.before.Run {
+		t.Errorf("back on the first engine it is %+v, want run %s", s, f.before.Run)
+	}
+}
+
+// TestPartialRelease checks that a server that is marked but not yet moved away counts
+// as released.
+func TestPartialRelease(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	editFile(t, f.path("uid-0.json"), func(r *fake.Record) { r.Retained = true })
+	if s := f.listServers(t)["uid-0"]; !s.Retained || s.State != driver.StateRunning {
+		t.Errorf("it is %+v, want it retained and running", s)
+	}
+	if named, err := f.d.List(t.Context(), "uid-0"); err != nil || len(named) != 0 {
+		t.Errorf("List of it: got %+v, %v, want nothing", named, err)
+	}
+	drivertest.WantErrorKind(t, "Delete", f.d.Delete(t.Context(), f.spec.Target, false), driver.ErrNotFound)
+	if s := f.listServers(t)["uid-0"]; !s.Retained || s.Run != f.before.Run {
+		t.Errorf("after Delete it is %+v, want it retained still", s)
+	}
+	if s := ensureServer(t, f.d, f.spec); s.ID == f.before.ID {
+		t.Errorf("Ensure adopted the released server: %+v", s)
+	}
+}
+
+// TestRemovedFolders covers a person who removes all released servers together with
+// the folder that holds them.
+func TestRemovedFolders(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	for _, sub := range []string{"retained", "tmp", "locks"} {
+		removeAll(t, f.path(sub))
+	}
+	if n := len(f.listServers(t)); n != 1 {
+		t.Errorf("List shows %d servers, want 1", n)
+	}
+	if _, err := f.d.Watch(t.Context()); err != nil {
+		t.Errorf("Watch: %v", err)
+	}
+	off := f.spec
+	off.Power = driver.PowerOff
+	_, _ = f.d.Ensure(t.Context(), off) // May find that the folders are gone.
+	if s := ensureServer(t, f.d, off); s.State != driver.StateStopped {
+		t.Errorf("it is %+v, want it stopped", s)
+	}
+}
+
+// TestPartialFilesAreRemoved checks that the next process removes the partial files of
+// a killed one.
+func TestPartialFilesAreRemoved(t *testing.T) {
+	t.Parallel()
+	f := newFolder(t)
+	f.writeFile(t, "tmp/write-half", `{"clusterID":`)
+	next := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: f.dir})
+	ensureServer(t, next, specOf("uid-1"))
+	if left, err := os.ReadDir(f.path("tmp")); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestUncreatableFolder(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := fake.New(fake.Options{ClusterID: cluster, Dir: filepath.Join(file, "x")})
+	if err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("got error %v, want one that names %s", err, file)
+	}
+}
+
+// FuzzServerFile checks that whatever a file contains, its server is either listed or the
+// list fails and names the file.
+func FuzzServerFile(f *testing.F) {
+	for _, seed := range []string{
+		``, `{}`, `{"clusterID":"cluster-1"}`, `{"clusterID":"cluster-1","state":"Running","exit":{"code":1}}`,
+		`{"clusterID":"cluster-1","state":"Stopping"}`, `{"clusterID":"cluster-1","retained":true}`, `null`, `[1]`,
+		`{"clusterID":"cluster-1","uid":"x","stopsAt":"2020-01-01T00:00:00Z"}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		dir := t.TempDir()
+		d := faketest.OpenDriver(t, fake.Options{ClusterID: cluster, Dir: dir})
+		path := filepath.Join(dir, "x.json")
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		servers, err := d.List(t.Context())
+		var r fake.Record
+		switch {
+		case err != nil:
+			drivertest.WantErrorKind(t, "List", err, driver.ErrUnavailable)
+			wantNamed(t, "List", err, path)
+		case json.Unmarshal(content, &r) != nil:
+			t.Errorf("List accepted %q as a server", content)
+		case (len(servers) == 1) != (r.ClusterID == cluster):
+			t.Errorf("List shows %+v for %q", servers, content)
+		}
+		if _, ensureErr := d.Ensure(t.Context(), specOf("x")); err != nil && ensureErr == nil {
+			t.Errorf("Ensure accepted what List refused: %q", content)
+		}
+	})
+}

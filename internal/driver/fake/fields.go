@@ -1,0 +1,61 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"reflect"
+	"slices"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// configs are the configuration of a server's last run and the one of its spec.
+type configs struct{ has, wants Config }
+
+// fields are recorded, all of them: nothing is unsupported.
+var fields = driver.Fields[configs]{
+	{Name: "action", Support: driver.AppliedLive},
+	{Name: "shutdownGracePeriodSeconds", Support: driver.Noted},
+	{Name: "restartPolicy", Support: driver.AppliedLive},
+	{Name: "resource", Support: driver.AppliedLive, Parts: []string{"cpu", "memory", "rootDisk"}},
+	{
+		Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"source", "checksum", "kernel.source", "kernel.initrd", "kernel.cmdline"},
+		Differs: func(c configs) bool {
+			return c.has.Image != c.wants.Image || c.has.ImageChecksum != c.wants.ImageChecksum || !reflect.DeepEqual(c.has.Kernel, c.wants.Kernel)
+		},
+	},
+	{Name: "image.pullPolicy", Support: driver.Noted},
+	{
+		Name: "volumes", Support: driver.AppliedAtRestart, Parts: []string{"name", "size", "readOnly", "source.image.source"},
+		Differs: func(c configs) bool { return !slices.Equal(c.has.Volumes, c.wants.Volumes) },
+	},
+	{Name: "volumes.source.image", Support: driver.Noted, Parts: []string{"checksum", "pullPolicy", "kernel.source", "kernel.initrd", "kernel.cmdline"}},
+	{
+		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"name", "protocol", "port", "hostPort", "hostIP"},
+		Differs: func(c configs) bool { return !slices.Equal(c.has.Ports, c.wants.Ports) },
+	},
+	{
+		Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart,
+		Differs: func(c configs) bool { return !slices.Equal(c.has.SSHFingerprints, c.wants.SSHFingerprints) },
+	},
+	{
+		Name: "userData", Support: driver.AppliedAtRestart,
+		Differs: func(c configs) bool { return c.has.HasUserData != c.wants.HasUserData },
+	},
+	{
+		Name: "networkData", Support: driver.AppliedAtRestart,
+		Differs: func(c configs) bool { return c.has.HasNetworkData != c.wants.HasNetworkData },
+	},
+}
+
+// SupportedFields implements driver.FieldDeclarer.
+func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }
+
+// pendingOf returns the fields of spec that wait for a restart.
+func pendingOf(r Record, spec driver.ServerSpec) []string {
+	if !r.isOn() || spec.PowerOnly {
+		return nil
+	}
+	return fields.Pending(configs{r.Config, configOf(spec)})
+}

@@ -1,0 +1,178 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fake
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// forcedExit is the code of a run that was ended by force.
+const forcedExit = 137
+
+// simulation is the configured durations, and the source of names.
+type simulation struct {
+	bootTime, shutdownTime time.Duration
+	newName                func() string
+}
+
+// newRecord makes a server of spec that has never run.
+func (s simulation) newRecord(clusterID string, spec driver.ServerSpec) Record {
+	return Record{
+		UID: spec.UID, ID: "fake-" + s.newName(), ClusterID: clusterID,
+		Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+		State: driver.StateStopped,
+	}
+}
+
+// applySpec brings a server as close to spec as it can be by now.
+func (s simulation) applySpec(r Record, spec driver.ServerSpec, now time.Time) Record {
+	r = applyDueChanges(r, now)
+	applyResources(&r, spec)
+	if r.isOn() && spec.RestartRun != "" && r.Run == spec.RestartRun {
+		s.stopServer(&r, spec.StopBy, now)
+	}
+	switch spec.Power {
+	case driver.PowerOff:
+		s.stopServer(&r, spec.StopBy, now)
+	case driver.PowerOn:
+		s.startServer(&r, spec, now)
+		resumeServer(&r)
+	case driver.PowerPaused:
+		s.startServer(&r, spec, now)
+		pauseServer(&r)
+	}
+	if !r.isOn() {
+		r.Config = configOf(spec)
+	}
+	return r
+}
+
+// applyResources applies the fields that can change at any time.
+func applyResources(r *Record, spec driver.ServerSpec) {
+	r.CPUMilli, r.MemoryBytes = spec.CPUMilli, spec.MemoryBytes
+	if spec.RootDiskBytes != 0 {
+		r.RootDiskBytes = spec.RootDiskBytes
+	}
+	r.RestartPolicy = spec.RestartPolicy
+}
+
+// stopServer requests a running server to stop, and forces it if that took too long.
+func (s simulation) stopServer(r *Record, stopBy, now time.Time) {
+	if !r.isOn() {
+		return
+	}
+	if r.State != driver.StateStopping {
+		r.State = driver.StateStopping
+		r.StopsAt = now.Add(s.shutdownTime).UTC()
+	}
+	*r = applyDueChanges(*r, now)
+	forceStopIfDue(r, stopBy, now)
+}
+
+// forceStopIfDue ends a stop that has taken too long. A StopBy of zero means never.
+func forceStopIfDue(r *Record, stopBy, now time.Time) {
+	if r.State == driver.StateStopping && !stopBy.IsZero() && !now.Before(stopBy) {
+		endRun(r, forcedExit, now)
+	}
+}
+
+func endRun(r *Record, code int, at time.Time) {
+	r.State = driver.StateStopped
+	r.Exit = &Exit{Code: code, Reason: exitReason(code), At: at.UTC()}
+	r.UpAt, r.StopsAt = time.Time{}, time.Time{}
+}
+
+// startServer starts a server that is off. A server that is stopping ends its run first.
+func (s simulation) startServer(r *Record, spec driver.ServerSpec, now time.Time) {
+	forceStopIfDue(r, spec.StopBy, now)
+	if r.isOn() {
+		return
+	}
+	r.Config = configOf(spec)
+	r.State, r.Run, r.Exit = driver.StateRunning, "run-"+s.newName(), nil
+	r.StartedAt, r.UpAt = now.UTC(), now.Add(s.bootTime).UTC()
+}
+
+func resumeServer(r *Record) {
+	if r.State == driver.StatePaused {
+		r.State = driver.StateRunning
+	}
+}
+
+func pauseServer(r *Record) {
+	if r.State == driver.StateRunning {
+		r.State = driver.StatePaused
+	}
+}
+
+// applyDueChanges returns the record with the changes that are due by now.
+func applyDueChanges(r Record, now time.Time) Record {
+	if r.State == driver.StateStopping && !r.IgnoreShutdown && !now.Before(r.StopsAt) {
+		at := r.StopsAt
+		if at.IsZero() {
+			at = now
+		}
+		endRun(&r, 0, at)
+	}
+	return r
+}
+
+// nextTransition returns when the server will change by itself, or zero.
+func nextTransition(r Record, now time.Time) time.Time {
+	switch {
+	case r.State == driver.StateRunning && now.Before(r.UpAt):
+		return r.UpAt
+	case r.State == driver.StateStopping && !r.IgnoreShutdown && now.Before(r.StopsAt):
+		return r.StopsAt
+	}
+	return time.Time{}
+}
+
+// serverOf converts the record to a driver.Server.
+func serverOf(r Record, now time.Time) driver.Server {
+	r = applyDueChanges(r, now)
+	s := driver.Server{
+		UID: r.UID, ID: r.ID, Namespace: r.Namespace, Name: r.Name,
+		Run: r.Run, State: r.State, StartedAt: r.StartedAt, Retained: r.Retained,
+		Applied: driver.Resources{CPUMilli: r.CPUMilli, MemoryBytes: r.MemoryBytes, RootDiskBytes: r.RootDiskBytes},
+	}
+	if r.Exit != nil {
+		s.Exit = &driver.Exit{Code: r.Exit.Code, Reason: r.Exit.Reason, At: r.Exit.At}
+	}
+	if r.isOn() {
+		s.Addresses = []string{addressOf(r.UID)}
+		s.Ports = portsOf(r.Ports)
+	}
+	switch {
+	case r.State == driver.StateRunning && now.Before(r.UpAt):
+		s.State, s.Progress = driver.StateStarting, "booting"
+	case r.State == driver.StateStopping:
+		s.Progress = "shutting down"
+	}
+	return s
+}
+
+// addressOf is the same for a UID in every run and process.
+func addressOf(uid types.UID) string {
+	sum := sha256.Sum256([]byte(uid))
+	return fmt.Sprintf("10.%d.%d.%d", sum[0], sum[1], 1+sum[2]%254)
+}
+
+// portsOf returns the requested ports of the host; none is chosen.
+func portsOf(requested []Port) []driver.Port {
+	var ports []driver.Port
+	for _, p := range requested {
+		if p.HostPort != 0 {
+			ports = append(ports, driver.Port{Protocol: cmp.Or(p.Protocol, "TCP"), Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
+		}
+	}
+	return ports
+}

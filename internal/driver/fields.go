@@ -1,0 +1,148 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Support says what a driver does with a field of ServerSpec on an existing server.
+type Support string
+
+// The kinds of support.
+const (
+	// AppliedLive fields change without a restart. A field that only guides a call,
+	// such as a grace period, is one of them.
+	AppliedLive Support = "live"
+	// AppliedAtRestart fields are listed in Server.Pending until the server is started.
+	AppliedAtRestart Support = "at restart"
+	// AppliedAtCreation fields never change while the server exists. A field that a
+	// user must know about is reported in Server.Refused.
+	AppliedAtCreation Support = "at creation"
+	// Noted fields are accepted and have no effect.
+	Noted Support = "noted"
+	// Unsupported fields are refused with ErrUnsupported.
+	Unsupported Support = "unsupported"
+)
+
+// Field is a driver's declaration about one field of ServerSpec. C is what the driver
+// compares to find out whether the field changed, such as a server and its spec.
+type Field[C any] struct {
+	// Name as in the spec of a VirtualMachine, for example "image.checksum".
+	Name    string
+	Support Support
+	// Parts are the fields below Name that the declaration is about. It is about Name
+	// itself if there are none. Unsupported covers everything below Name.
+	Parts []string
+	// Hint completes the error for an Unsupported field: why, and what to do instead.
+	Hint string
+	// Differs reports whether a server does not have what its spec asks for. Required
+	// for AppliedAtRestart.
+	Differs func(C) bool
+}
+
+// Fields is what a driver declares about ServerSpec. Every field that users can set has
+// to be declared: the contract suite fails on one that is missing.
+type Fields[C any] []Field[C]
+
+// FieldDeclarer returns what a driver does with each field of ServerSpec, by the names
+// of SpecFields. Every driver implements it.
+type FieldDeclarer interface {
+	SupportedFields() map[string]Support
+}
+
+// Support returns the declared support of each field of SpecFields.
+func (f Fields[C]) Support() map[string]Support {
+	all := map[string]Support{}
+	for _, row := range f {
+		for _, name := range SpecFields() {
+			if row.covers(name) {
+				all[name] = row.Support
+			}
+		}
+	}
+	return all
+}
+
+func (f Field[C]) covers(name string) bool {
+	below, isBelow := strings.CutPrefix(name, f.Name+".")
+	return name == f.Name && len(f.Parts) == 0 || isBelow && (f.Support == Unsupported || slices.Contains(f.Parts, below))
+}
+
+// CheckSupported returns ErrUnsupported for the first unsupported field that spec sets.
+func (f Fields[C]) CheckSupported(spec ServerSpec) error {
+	set := setFields(spec)
+	for _, row := range f {
+		if row.Support == Unsupported && slices.ContainsFunc(set, row.covers) {
+			return Errorf(ErrUnsupported, "spec.%s: %s", row.Name, row.Hint)
+		}
+	}
+	return nil
+}
+
+// Pending returns the names of the fields that wait for a restart, for Server.Pending.
+func (f Fields[C]) Pending(change C) []string {
+	var names []string
+	for _, row := range f {
+		if row.Support == AppliedAtRestart && row.Differs(change) {
+			names = append(names, row.Name)
+		}
+	}
+	return names
+}
+
+// SpecFields returns the fields of ServerSpec that users can set, by their names in the
+// spec of a VirtualMachine: "resource.cpu", "volumes.name", ... A name is that of the
+// struct tag "spec"; a field without the tag is returned by its Go name.
+func SpecFields() []string {
+	var names []string
+	walkFields(reflect.ValueOf(ServerSpec{}), "", false, func(name string, _ bool) { names = append(names, name) })
+	return names
+}
+
+// setFields returns those of SpecFields that spec sets. A list with elements and a
+// pointer that is not nil set all fields below them.
+func setFields(spec ServerSpec) []string {
+	var names []string
+	walkFields(reflect.ValueOf(spec), "", false, func(name string, isSet bool) {
+		if isSet {
+			names = append(names, name)
+		}
+	})
+	return names
+}
+
+// walkFields visits the fields of a struct that users can set, down to those without
+// fields of their own.
+func walkFields(v reflect.Value, prefix string, isSet bool, visit func(name string, isSet bool)) {
+	for i := range v.NumField() {
+		field := v.Type().Field(i)
+		switch tag, tagged := field.Tag.Lookup("spec"); {
+		case tag == "-":
+		case tagged:
+			walkField(v.Field(i), prefix+tag, isSet, visit)
+		default:
+			walkField(v.Field(i), prefix+field.Name, isSet, visit)
+		}
+	}
+}
+
+func walkField(v reflect.Value, name string, isSet bool, visit func(name string, isSet bool)) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		isSet = isSet || !v.IsNil()
+		v = reflect.Zero(v.Type().Elem())
+	case reflect.Slice:
+		isSet = isSet || v.Len() > 0
+		v = reflect.Zero(v.Type().Elem())
+	default:
+	}
+	if v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[Secret]() {
+		walkFields(v, name+".", isSet, visit)
+		return
+	}
+	visit(name, isSet || !v.IsZero())
+}

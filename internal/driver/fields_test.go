@@ -1,0 +1,75 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+type pair struct{ has, wants int }
+
+var someFields = Fields[pair]{
+	{Name: "action", Support: AppliedLive},
+	{Name: "resource", Support: AppliedAtRestart, Parts: []string{"cpu"}, Differs: func(p pair) bool { return p.has != p.wants }},
+	{Name: "image.kernel", Support: Unsupported, Hint: "there is no kernel to boot; leave it out"},
+	{Name: "volumes", Support: Unsupported, Hint: "there are no disks; leave it out"},
+	{Name: "userData", Support: Unsupported, Hint: "there is no cloud-init; leave it out"},
+}
+
+func TestFieldsSupport(t *testing.T) {
+	got := someFields.Support()
+	for name, want := range map[string]Support{
+		"action": AppliedLive, "resource.cpu": AppliedAtRestart, "resource.memory": "", "image.source": "",
+		"image.kernel.initrd": Unsupported, "volumes.name": Unsupported, "volumes.source.image.kernel.source": Unsupported,
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %q, want %q", name, got[name], want)
+		}
+	}
+}
+
+func TestFieldsCheckSupported(t *testing.T) {
+	tests := map[string]struct {
+		spec ServerSpec
+		want string
+	}{
+		"none set":     {ServerSpec{CPUMilli: 1000, Image: Image{Source: "x"}, Volumes: []Volume{}}, ""},
+		"a text":       {ServerSpec{UserData: NewSecret("x")}, "spec.userData: there is no cloud-init"},
+		"a pointer":    {ServerSpec{Image: Image{Kernel: &Kernel{}}}, "spec.image.kernel: there is no kernel"},
+		"a list":       {ServerSpec{Volumes: []Volume{{}}}, "spec.volumes: there are no disks"},
+		"several, too": {ServerSpec{UserData: NewSecret("x"), Volumes: []Volume{{Name: "a"}}}, "spec.volumes"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			err := someFields.CheckSupported(tc.spec)
+			if (err != nil) != (tc.want != "") || err != nil && (!errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("error %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestFieldsPending(t *testing.T) {
+	if got := someFields.Pending(pair{1, 2}); !slices.Equal(got, []string{"resource"}) {
+		t.Errorf("pending is %v after a change", got)
+	}
+	if got := someFields.Pending(pair{1, 1}); len(got) != 0 {
+		t.Errorf("pending is %v without a change", got)
+	}
+}
+
+// TestSpecFieldsAreTagged checks that each field names the one of the spec that it is
+// from: names of Go would enter messages for users.
+func TestSpecFieldsAreTagged(t *testing.T) {
+	for _, name := range SpecFields() {
+		for part := range strings.SplitSeq(name, ".") {
+			if part[0] < 'a' || part[0] > 'z' {
+				t.Errorf("the field %s has no tag \"spec\"", name)
+			}
+		}
+	}
+}

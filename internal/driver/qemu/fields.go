@@ -1,0 +1,64 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"slices"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+)
+
+// settingsChange are the settings of a server and those of its spec.
+type settingsChange struct{ has, wants settings }
+
+var fields = driver.Fields[settingsChange]{
+	{Name: "action", Support: driver.AppliedLive},
+	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive},
+	{Name: "restartPolicy", Support: driver.AppliedLive},
+	{
+		Name: "resource.cpu", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return c.has.CPUMilli != c.wants.CPUMilli },
+	},
+	{
+		Name: "resource.memory", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return c.has.MemoryBytes != c.wants.MemoryBytes },
+	},
+	{Name: "resource.rootDisk", Support: driver.AppliedLive}, // it may only grow
+	{Name: "image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum"}},
+	{
+		// The image itself differs only for a server that has no root disk yet.
+		Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"kernel.source", "kernel.initrd", "kernel.cmdline"},
+		Differs: func(c settingsChange) bool { return c.has.Image != c.wants.Image || c.has.Kernel != c.wants.Kernel },
+	},
+	{Name: "image.pullPolicy", Support: driver.AppliedLive},
+	{
+		Name: "volumes", Support: driver.AppliedAtRestart, Parts: []string{"name", "readOnly"},
+		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.Volumes, c.wants.Volumes) },
+	},
+	{Name: "volumes.size", Support: driver.AppliedLive}, // it may only grow
+	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum", "pullPolicy"}},
+	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
+	{
+		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"name", "protocol", "port", "hostPort", "hostIP"},
+		Differs: func(c settingsChange) bool {
+			return !slices.EqualFunc(c.has.Ports, c.wants.Ports, hostports.IsSamePort)
+		},
+	},
+	{
+		Name: "sshAuthorizedKeys", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return !slices.Equal(c.has.SSHKeys, c.wants.SSHKeys) },
+	},
+	{
+		Name: "userData", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return c.has.UserData != c.wants.UserData },
+	},
+	{
+		Name: "networkData", Support: driver.AppliedAtRestart,
+		Differs: func(c settingsChange) bool { return c.has.NetworkData != c.wants.NetworkData },
+	},
+}
+
+// SupportedFields implements driver.FieldDeclarer.
+func (d *Driver) SupportedFields() map[string]driver.Support { return fields.Support() }

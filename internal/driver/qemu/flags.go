@@ -1,0 +1,71 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/image"
+)
+
+// DefaultOptions returns the options that flags can change.
+func DefaultOptions() *Options {
+	return &Options{Accel: AccelAuto, Binary: DefaultBinary, Fetch: image.Policy{MaxSize: image.DefaultMaxSize}}
+}
+
+// AddFlags adds the flags of the driver.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Dir, "qemu-dir", o.Dir, "qemu: folder that holds the machines, one directory each, and images; needed to run any")
+	fs.StringSliceVar(&o.ImageDirs, "qemu-image-dirs", o.ImageDirs, "qemu: folders that image.source may name files in, besides images in --qemu-dir: absolute paths, apart from where Drover keeps its own files")
+	fs.StringVar(&o.Image, "qemu-image", o.Image, "qemu: image of a VirtualMachine that names none; empty means that each has to name one")
+	fs.BoolVar(&o.UncheckedImages, "qemu-unchecked-images", o.UncheckedImages, "qemu: take images from web servers without image.checksum too: whoever can change what a server sends, chooses what is booted")
+	fs.StringVar(&o.Accel, "qemu-accel", o.Accel, "qemu: kvm, tcg (emulation), or auto for kvm where a guest really runs under it")
+	fs.StringVar(&o.HostPorts, "qemu-host-ports", o.HostPorts, "qemu: ports of the host that VirtualMachines may have, asked for or chosen, as in 80,30000-32767; empty means all")
+	fs.StringVar(&o.ReserveMemory, "qemu-reserve-memory", o.ReserveMemory, "qemu: memory of the host that no machine is given, such as 2Gi; empty means the larger of 5 % and 512Mi")
+	fs.StringVar(&o.Binary, "qemu-binary", o.Binary, "qemu: the QEMU to run")
+	fs.StringVar(&o.JournalFile, "qemu-journal", o.JournalFile, "qemu: file to which every change of a machine is appended as a line of JSON, for tests; empty means none")
+	fs.StringSliceVar(&o.Fetch.Hosts, "image-hosts", o.Fetch.Hosts, "qemu: names, addresses and CIDRs of hosts that images may be fetched from though their addresses are private or loopback; no proxy needs to be named")
+	fs.StringSliceVar(&o.Fetch.PlainHTTP, "image-plain-http-registries", o.Fetch.PlainHTTP, "qemu: registries of oci:// images, with the port if they have one, that are spoken to without TLS, and without logins")
+	fs.Var(sizeFlag{&o.Fetch.MaxSize}, "image-max-size", "qemu: size that an image which is fetched may have, its layers decompressed")
+}
+
+// sizeFlag is a flag for a number of bytes, written as a quantity.
+type sizeFlag struct{ bytes *int64 }
+
+func (f sizeFlag) Set(text string) error {
+	q, err := resource.ParseQuantity(text)
+	if err == nil {
+		*f.bytes = q.Value()
+	}
+	return err
+}
+
+func (f sizeFlag) String() string { return resource.NewQuantity(*f.bytes, resource.BinarySI).String() }
+
+// Type returns the word for the value in the help text.
+func (f sizeFlag) Type() string { return "quantity" }
+
+// DataDir returns the option that names the driver's folder.
+func (o *Options) DataDir() *string { return &o.Dir }
+
+// NeedsImage reports whether every VirtualMachine has to name an image.
+func (o *Options) NeedsImage() bool { return o.Image == "" }
+
+// Open opens the driver in env, with its journal.
+func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
+	opened := *o
+	opened.ClusterID, opened.Private = env.ClusterID, env.OwnDirs
+	opened.Clock, opened.Log, opened.Registerer = env.Clock, env.Log, env.Registerer
+	d, err := New(opened)
+	switch {
+	case err != nil:
+		return nil, err
+	case o.JournalFile == "":
+		return d, nil
+	}
+	return journal.Wrap(d, o.JournalFile, env.ClusterID, env.Clock, env.Log)
+}

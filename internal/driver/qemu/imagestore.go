@@ -1,0 +1,285 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
+)
+
+// imageStore fetches images in the background, each once for all servers that wait for
+// it. Its errors are those of the driver contract.
+type imageStore struct {
+	*image.Store
+
+	dir     *statedir.Dir
+	fetches *download.Tracker
+}
+
+func newImageStore(dir *statedir.Dir, c clock.Clock, fetches *download.Tracker, sources *image.Sources) *imageStore {
+	stage := func() (path string, remove func(), err error) {
+		if err := dir.Reach(); err != nil {
+			return "", nil, err
+		}
+		if err := dir.MakeFolders(); err != nil {
+			return "", nil, err
+		}
+		return dir.Temp()
+	}
+	return &imageStore{&image.Store{Dir: dir.Path(), Sub: cacheDir, Clock: c, Stage: stage, Sources: sources}, dir, fetches}
+}
+
+// driverError returns an error of package image as one of the driver contract.
+func driverError(err error) error {
+	switch {
+	case errors.Is(err, image.ErrInvalid):
+		return driver.Errorf(driver.ErrInvalid, "%w", err)
+	case errors.Is(err, image.ErrUnsupported):
+		return driver.Errorf(driver.ErrUnsupported, "%w", err)
+	case errors.Is(err, image.ErrUnavailable):
+		return unavailableError("%w", err)
+	case errors.Is(err, image.ErrLocked):
+		return driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	return err
+}
+
+func unavailableError(format string, args ...any) error {
+	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, format, args...))
+}
+
+// checkImageRef refuses an image that can never be fetched.
+func checkImageRef(field string, i driver.Image) error {
+	return driverError(imageRef(i).Validate(field))
+}
+
+func imageRef(i driver.Image) image.Ref {
+	return image.Ref{Source: i.Source, Checksum: i.Checksum, PullPolicy: image.PullPolicy(i.PullPolicy)}
+}
+
+// Hold prevents images from being pruned while a disk is made of one.
+func (s *imageStore) Hold() (release func(), err error) {
+	if release, err = s.Store.Hold(); err != nil {
+		return nil, s.dir.Explain(driverError(err))
+	}
+	return release, nil
+}
+
+// fetchMissing reports whether a server has to wait for one of the images, and starts to
+// fetch it where needed. A failed fetch is reported once; the call after that starts a
+// new one. The server does not wait for other images any more.
+func (s *imageStore) fetchMissing(ctx context.Context, spec driver.ServerSpec, refs ...image.Ref) (waits bool, err error) {
+	keys := make([]string, len(refs))
+	for n, ref := range refs {
+		keys[n] = ref.Key()
+	}
+	s.fetches.ReleaseExcept(spec.UID, keys...)
+	for _, ref := range refs {
+		if waits, err := s.fetchIfMissing(ctx, spec, ref); waits || err != nil {
+			return waits, err
+		}
+	}
+	return false, nil
+}
+
+func (s *imageStore) fetchIfMissing(ctx context.Context, spec driver.ServerSpec, ref image.Ref) (waits bool, err error) {
+	needed, err := s.NeedsFetch(ref)
+	if err != nil || !needed {
+		return false, driverError(err)
+	}
+	outcome, err := s.fetches.Outcome(spec.UID, ref.Key())
+	switch {
+	case err != nil:
+		return false, err
+	case outcome == download.Running:
+		return true, nil
+	case outcome == download.Fetched:
+		if _, exists := s.Path(ref); exists {
+			return false, nil
+		}
+	}
+	s.fetches.StartFetch(ctx, spec, ref.Key(), "fetching "+image.Redact(ref.Source), func(ctx context.Context, f *download.Fetch) error {
+		return driverError(s.Fetch(ctx, ref, f))
+	})
+	return true, nil
+}
+
+// fetchImages reports whether a server has to wait for an image that a disk is to be made
+// of. The server retains its claim on what was fetched until the caller releases it:
+// else an image that is always to be fetched would be fetched twice.
+func (d *Driver) fetchImages(ctx context.Context, s *instance, spec driver.ServerSpec) (waits bool, err error) {
+	var refs []image.Ref
+	for _, i := range d.requiredImages(s, spec) {
+		refs = append(refs, i.Ref)
+	}
+	return d.images.fetchMissing(ctx, spec, refs...)
+}
+
+// requiredImage is an image that has to be fetched if it is missing, and the field that
+// names it.
+type requiredImage struct {
+	image.Ref
+
+	field string
+}
+
+// requiredImages returns the remote images that a server's next run needs: as the spec
+// names them where a disk is still to be made of one, and else by their digest.
+func (d *Driver) requiredImages(s *instance, spec driver.ServerSpec) []requiredImage {
+	all := []requiredImage{{d.rootImage(s, spec), rootField}}
+	for i, v := range spec.Volumes {
+		var ref image.Ref
+		if v.Image != nil {
+			ref = imageRef(*v.Image)
+		}
+		if made, is := s.Volumes[v.Name]; is {
+			ref = made.Image.fetchedRef(ref.PullPolicy)
+		}
+		all = append(all, requiredImage{ref, volumeField(i)})
+	}
+	return slices.DeleteFunc(all, func(i requiredImage) bool { return !image.IsRemote(i.Source) })
+}
+
+// rootImage returns the image of a root disk that is still to be made. Otherwise it
+// returns the image that the disk stands on, by its digest and from the source that the
+// spec names for it.
+func (d *Driver) rootImage(s *instance, spec driver.ServerSpec) image.Ref {
+	have, policy := s.Root.Image, image.PullPolicy(spec.Image.PullPolicy)
+	if s.ID == "" {
+		have.Source = d.Image
+	}
+	requested := imageOf(spec, have.imageSettings)
+	switch {
+	case s.Root.Size == 0:
+		return image.Ref{Source: requested.Source, Checksum: requested.Checksum, PullPolicy: policy}
+	case d.isSame(have, requested):
+		have.imageSettings = requested
+	}
+	return have.fetchedRef(policy)
+}
+
+// checkNewImages refuses images whose content is not verified. Disks that were made of
+// such an image stay in use, whatever the flag was then.
+func (d *Driver) checkNewImages(s *instance, spec driver.ServerSpec) error {
+	for _, i := range d.requiredImages(s, spec) {
+		if d.images.Sources.IsUnchecked(i.Ref) && !d.UncheckedImages {
+			return driver.Errorf(driver.ErrInvalid,
+				"%s.checksum is empty: an image from a web server, or of a tag from a registry by plain HTTP, needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)
+		}
+	}
+	return nil
+}
+
+// Cache holds the images that were fetched into a folder, for programs that run no
+// machines there. Controllers may run at the same time.
+type Cache struct {
+	dir   *statedir.Dir
+	store *image.Store
+}
+
+// CachedImage is a fetched image and its users.
+type CachedImage struct {
+	image.StoredImage
+	// UsedBy are the machines whose disks stand on the image, as namespace/name, including
+	// those of other clusters and released ones.
+	UsedBy []string
+}
+
+// OpenCache opens a folder of the driver, which must exist. It creates nothing in the
+// folder, since the caller may be another user than the one that runs machines.
+func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
+	dir, err := statedir.OpenExisting("the qemu driver's folder", path)
+	if err != nil {
+		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
+	}
+	return &Cache{dir: dir, store: &image.Store{Dir: dir.Path(), Sub: cacheDir, Clock: c}}, nil
+}
+
+// Machines returns the directories of all machines, of every cluster.
+func (c *Cache) Machines() ([]string, error) {
+	instances, err := (&Driver{dir: c.dir}).allInstances()
+	paths := make([]string, 0, len(instances))
+	for _, h := range instances {
+		paths = append(paths, h.Path)
+	}
+	return paths, err
+}
+
+// List returns the images in the folder, and their users.
+func (c *Cache) List() ([]CachedImage, error) {
+	images, err := c.store.List()
+	if err != nil {
+		return nil, err
+	}
+	users, err := c.usersByName()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]CachedImage, 0, len(images))
+	for _, i := range images {
+		all = append(all, CachedImage{i, users[i.Name]})
+	}
+	return all, nil
+}
+
+// Prune removes the images that no machine uses, and returns them.
+func (c *Cache) Prune(ctx context.Context) ([]image.StoredImage, error) {
+	return c.store.Prune(ctx, func() (map[string]bool, error) {
+		users, err := c.usersByName()
+		used := make(map[string]bool, len(users))
+		for name := range users {
+			used[name] = true
+		}
+		return used, err
+	})
+}
+
+// usersByName returns the users of images, by the name of the image's file: the folder
+// may have been moved. A server that cannot be read may use any image, so that is an
+// error.
+func (c *Cache) usersByName() (map[string][]string, error) {
+	instances, err := (&Driver{dir: c.dir}).allInstances()
+	if err != nil {
+		return nil, err
+	}
+	users := map[string][]string{}
+	for _, h := range instances {
+		r, err := h.load()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range r.baseImageNames() {
+			users[name] = append(users[name], r.Namespace+"/"+r.Name)
+		}
+	}
+	return users, nil
+}
+
+// baseImageNames returns the names of the images that a server's disks stand on, each
+// once.
+func (r record) baseImageNames() []string {
+	names := []string{filepath.Base(r.Root.Image.Path)}
+	if r.Old != nil {
+		names = append(names, filepath.Base(r.Old.Image.Path))
+	}
+	for _, v := range r.Volumes {
+		names = append(names, filepath.Base(v.Image.Path))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}

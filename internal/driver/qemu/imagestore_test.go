@@ -1,0 +1,718 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine/proc"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// TestWebImage checks that a server is pending while its image is fetched, that a Delete
+// ends the fetch, and that the next server boots what was fetched.
+func TestWebImage(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	content, err := os.ReadFile(e.plain)
+	must(t, err)
+	gate := make(chan struct{})
+	begun := make(chan struct{}, 10)
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		begun <- struct{}{}
+		select {
+		case <-gate:
+			_, _ = w.Write(content)
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(web.Close)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: web.URL + "/boot.img", Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
+	for range 2 {
+		s, err := d.Ensure(t.Context(), spec)
+		must(t, err)
+		if s.State != driver.StatePending || !strings.Contains(s.Progress, "fetching "+web.URL) || s.Name != spec.Name {
+			t.Errorf("it is %+v", s)
+		}
+	}
+	listed, err := d.List(t.Context(), spec.UID)
+	must(t, err)
+	if len(listed) != 1 || listed[0].State != driver.StatePending || listed[0].Namespace != spec.Namespace {
+		t.Errorf("listed: %+v", listed)
+	}
+	<-begun
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+	if listed, err = d.List(t.Context()); err != nil || len(listed) != 0 {
+		t.Errorf("listed: %+v, %v", listed, err)
+	}
+	leavesNothing(t, d)
+	close(gate)
+	boots(t, d, spec, "drover guest 1 A")
+
+	// A volume of another image is fetched at the restart that is to attach it.
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &spec.Image}}
+	spec.RestartRun = reach(t, e.open(t), spec, driver.StateRunning).Run
+	reach(t, e.open(t), spec, driver.StateRunning)
+	gone(t, d, spec)
+}
+
+// TestRestartWithBadParts checks that a guest keeps running if the parts for its restart
+// cannot be had.
+func TestRestartWithBadParts(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	web := e.web(t)
+	none, big := &driver.Image{Source: e.images + "/none"}, &driver.Image{Source: e.big(t)}
+	spec := e.spec()
+	first := reach(t, d, spec, driver.StateRunning)
+	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	for name, c := range map[string]struct {
+		change func(*driver.ServerSpec)
+		kind   error
+		says   string
+	}{
+		"disk":   {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 2 << 20, Image: big}} }, driver.ErrInvalid, "needs 5242880"},
+		"kernel": {func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: none.Source} }, driver.ErrRetry, "no such file"},
+		"volume": {func(s *driver.ServerSpec) { s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 1 << 20, Image: none}} }, driver.ErrRetry, "no such file"},
+		"checksum": {func(s *driver.ServerSpec) {
+			s.Volumes = []driver.Volume{{Name: "x", SizeBytes: 2 << 20, Image: &driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}}}
+		}, driver.ErrRetry, "its checksum is sha256:"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad := spec
+			c.change(&bad)
+			wantError(t, d.waitFor(t, bad), c.kind, c.says)
+			listed, err := d.List(t.Context(), spec.UID)
+			must(t, err)
+			if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
+				t.Errorf("listed: %+v", listed)
+			}
+		})
+	}
+	gone(t, d, spec)
+}
+
+// TestRestartFetchesFirst checks that a guest keeps running while the image of its next
+// run is fetched, which happens once.
+func TestRestartFetchesFirst(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.openUnchecked(t)
+	gate := make(chan struct{})
+	var asked atomic.Int32
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		select {
+		case <-gate:
+			http.ServeFile(w, r, e.other)
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(web.Close)
+	spec := e.spec()
+	first := boots(t, d, spec, "drover guest 1 A")
+	spec.RestartRun, spec.StopBy = first.Run, time.Now().Add(time.Hour)
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web.URL + "/boot.img", PullPolicy: driver.PullAlways}}}
+	for range 2 {
+		s, err := d.Ensure(t.Context(), spec)
+		must(t, err)
+		if s.State != driver.StateRunning || s.Run != first.Run || !strings.Contains(s.Progress, "fetching "+web.URL) {
+			t.Errorf("it is %+v", s)
+		}
+	}
+	close(gate)
+	vmtest.Eventually(t, patience, "it is restarted", func() error {
+		s, err := d.Ensure(t.Context(), spec)
+		if err == nil && (s.State != driver.StateRunning || s.Run == first.Run) {
+			err = stateError(s)
+		}
+		return err
+	})
+	serial(t, d, spec, "drover guest 2 A")
+	if n := asked.Load(); n != 1 {
+		t.Errorf("it was fetched %d times", n)
+	}
+	gone(t, d, spec)
+}
+
+// TestWrongChecksum checks that a wrong checksum is reported and shown by List, and that
+// nothing is made.
+func TestWrongChecksum(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	web := e.web(t)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: web + "/boot-A0.img", Checksum: "sha256:" + strings.Repeat("0", 64)}
+	err := d.waitFor(t, spec)
+	wantError(t, err, driver.ErrRetry, "its checksum is sha256:", driver.ReasonImageUnavailable)
+	listed, err := d.List(t.Context(), spec.UID)
+	must(t, err)
+	if len(listed) != 1 || listed[0].State != driver.StatePending || listed[0].Err == nil {
+		t.Errorf("listed: %+v", listed)
+	}
+	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
+	leavesNothing(t, d)
+}
+
+// waitFor repeats Ensure until it fails.
+func (d *Driver) waitFor(t *testing.T, spec driver.ServerSpec) error {
+	t.Helper()
+	for {
+		if _, err := d.Ensure(t.Context(), spec); err != nil {
+			return err
+		}
+		if !proc.Pause(t.Context(), proc.PollEvery) {
+			return errors.New("Ensure does not fail")
+		}
+	}
+}
+
+// TestContainerDisk boots what KubeVirt's users have in their registries, and checks that
+// it still boots when the registry has something else under that name.
+func TestContainerDisk(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	d := e.openFor(t, server.Listener.Addr().String())
+	reference := strings.TrimPrefix(server.URL, "http://") + "/disks/boot:1"
+	pushDisk(t, reference, e.plain)
+	spec := e.spec()
+	spec.Image = driver.Image{Source: "oci://" + reference, PullPolicy: driver.PullAlways}
+	first := boots(t, d, spec, "drover guest 1 A")
+	if want := checksumOf(t, e.plain); first.ImageID != want || listed(t, d, spec).ImageID != want {
+		t.Errorf("its image is %s, listed %s, want %s", first.ImageID, listed(t, d, spec).ImageID, want)
+	}
+
+	pushDisk(t, reference, e.other)
+	other := e.spec()
+	other.Image = spec.Image
+	if s := boots(t, d, other, "drover guest 1 B"); s.ImageID != checksumOf(t, e.other) {
+		t.Errorf("its image is %s", s.ImageID)
+	}
+
+	off := spec
+	off.Power = driver.PowerOff
+	if s := reach(t, d, off, driver.StateStopped); s.ImageID != first.ImageID {
+		t.Errorf("its image is %s, and was %s", s.ImageID, first.ImageID)
+	}
+	boots(t, d, spec, "drover guest 2 A")
+	gone(t, d, spec)
+	gone(t, d, other)
+}
+
+// listed returns the one server of a UID, as List shows it.
+func listed(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
+	t.Helper()
+	all, err := d.List(t.Context(), spec.UID)
+	must(t, err)
+	if len(all) != 1 {
+		t.Fatalf("listed: %+v", all)
+	}
+	return all[0]
+}
+
+// TestRegistryStalls checks that a registry which stops answering ends the fetch, and
+// that nothing of it is left.
+func TestRegistryStalls(t *testing.T) {
+	t.Parallel()
+	for name, part := range map[string]string{"ping": "/v2/", "index": "/manifests/", "layer": "/blobs/"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t)
+			var stalls atomic.Bool
+			inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if !stalls.Load() || !strings.Contains(r.URL.Path, part) {
+					inner.ServeHTTP(w, r)
+					return
+				}
+				if part == "/blobs/" {
+					inner.ServeHTTP(&halfway{ResponseWriter: w}, r)
+				}
+				<-r.Context().Done()
+			}))
+			t.Cleanup(server.Close)
+			d := e.openFor(t, server.Listener.Addr().String())
+			d.fetches.Stall = time.Second
+			reference := strings.TrimPrefix(server.URL, "http://") + "/disks/boot:1"
+			pushDisk(t, reference, e.plain)
+			spec := e.spec()
+			spec.Image = driver.Image{Source: "oci://" + reference}
+			stalls.Store(true)
+			wantError(t, d.waitFor(t, spec), driver.ErrRetry, reference, "no progress for 1s", driver.ReasonImageUnavailable)
+			leavesNothing(t, d)
+			stalls.Store(false)
+			boots(t, d, spec, "drover guest 1 A")
+			gone(t, d, spec)
+		})
+	}
+}
+
+// halfway passes only the beginning of an answer.
+type halfway struct {
+	http.ResponseWriter
+
+	sent int
+}
+
+func (h *halfway) Write(p []byte) (int, error) {
+	const begin = 100
+	n := min(len(p), begin-h.sent)
+	h.sent += n
+	if _, err := h.ResponseWriter.Write(p[:n]); err != nil {
+		return 0, err
+	}
+	h.ResponseWriter.(http.Flusher).Flush()
+	return len(p), nil
+}
+
+func pushDisk(t *testing.T, reference, path string) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	must(t, err)
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	must(t, w.WriteHeader(&tar.Header{Name: "disk/boot.img", Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
+	_, err = w.Write(content)
+	must(t, errors.Join(err, w.Close()))
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
+	must(t, err)
+	image, err := mutate.AppendLayers(empty.Image, layer)
+	must(t, err)
+	ref, err := name.ParseReference(reference)
+	must(t, err)
+	must(t, remote.Write(ref, image))
+}
+
+// newTestStore returns a store in a folder of its own, which may contact the test's own
+// servers.
+func newTestStore(t *testing.T) *imageStore {
+	t.Helper()
+	dir, err := statedir.Open("the test's folder", t.TempDir(), cacheDir)
+	must(t, err)
+	sources, err := image.NewSources(image.Policy{Hosts: []string{"127.0.0.1"}})
+	must(t, err)
+	return newImageStore(dir, clock.RealClock{}, &download.Tracker{
+		Clock: clock.RealClock{}, Stall: patience, Notify: func(...types.UID) {},
+	}, sources)
+}
+
+// serveImage serves an image from a web server of the test's own.
+func serveImage(t *testing.T, f http.HandlerFunc) (url string) {
+	t.Helper()
+	server := httptest.NewServer(f)
+	t.Cleanup(server.Close)
+	return server.URL + "/disk.img"
+}
+
+// bootableDisk returns a raw disk of 1 MiB.
+func bootableDisk() []byte {
+	content := bytes.Repeat([]byte("drover! "), 1<<17)
+	copy(content[510:], "\x55\xaa")
+	return content
+}
+
+func someServer() driver.ServerSpec {
+	return driver.ServerSpec{Target: driver.Target{UID: uuid.NewUUID()}, Namespace: "default", Name: "vm"}
+}
+
+// fetchAll repeats fetchMissing until the server does not wait, or until there is an
+// error.
+func fetchAll(t *testing.T, s *imageStore, spec driver.ServerSpec, refs ...image.Ref) error {
+	t.Helper()
+	var got error
+	vmtest.Eventually(t, patience, "the fetch ends", func() error {
+		var waits bool
+		if waits, got = s.fetchMissing(t.Context(), spec, refs...); waits {
+			return errors.New(s.fetches.Progress(spec.UID))
+		}
+		return nil
+	})
+	return got
+}
+
+// checkStore checks how many images there are, and that nothing unfinished is left. A
+// fetch ends a moment after its image is there.
+func checkStore(t *testing.T, s *imageStore, images int) {
+	t.Helper()
+	vmtest.Eventually(t, patience, "all fetches have ended", func() error {
+		left, err := os.ReadDir(s.dir.Path("tmp"))
+		if err == nil && len(left) != 0 {
+			err = fmt.Errorf("left behind: %v", left)
+		}
+		return err
+	})
+	have, err := s.List()
+	must(t, err)
+	if len(have) != images {
+		t.Errorf("the store has %v, want %d", have, images)
+	}
+}
+
+// TestSharedFetch checks that many servers that need one image fetch it once.
+func TestSharedFetch(t *testing.T) {
+	t.Parallel()
+	content := bootableDisk()
+	var asked atomic.Int32
+	gate := make(chan struct{})
+	url := serveImage(t, func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		<-gate
+		_, _ = w.Write(content)
+	})
+	s := newTestStore(t)
+	notified := make(chan types.UID, 100)
+	s.fetches.Notify = func(uids ...types.UID) {
+		for _, uid := range uids {
+			notified <- uid
+		}
+	}
+	ref := image.Ref{Source: url, Checksum: checksumOfContent(content)}
+	var who []driver.ServerSpec
+	for range 5 {
+		spec := someServer()
+		who = append(who, spec)
+		if waits, err := s.fetchMissing(t.Context(), spec, ref); !waits || err != nil {
+			t.Fatalf("got %v and error %v", waits, err)
+		}
+	}
+	pending := s.fetches.PendingServers()
+	if len(pending) != 5 || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Progress, "fetching "+url) || pending[0].Name != "vm" {
+		t.Errorf("pending are %+v", pending)
+	}
+	close(gate)
+	waitsFor := map[types.UID]bool{}
+	for len(waitsFor) < 5 {
+		waitsFor[<-notified] = true
+	}
+	for _, spec := range who {
+		must(t, fetchAll(t, s, spec, ref))
+	}
+	checkNoneWaits(t, s, who)
+	path, exists := s.Path(ref)
+	got, err := os.ReadFile(path)
+	if !exists || err != nil || !bytes.Equal(got, content) {
+		t.Errorf("the image is not what was served: %v %v", exists, err)
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("it was fetched %d times", n)
+	}
+	checkStore(t, s, 1)
+}
+
+// checkNoneWaits checks that what is pending after a fetch does nothing but wait to be
+// used, and that it is used then. A fetch ends a moment after its image is there.
+func checkNoneWaits(t *testing.T, s *imageStore, who []driver.ServerSpec) {
+	t.Helper()
+	vmtest.Eventually(t, patience, "nothing is done for those who wait", func() error {
+		for _, p := range s.fetches.PendingServers() {
+			if p.Progress != "" || p.Err != nil {
+				return fmt.Errorf("pending is %+v", p)
+			}
+		}
+		return nil
+	})
+	for _, spec := range who {
+		s.fetches.ReleaseExcept(spec.UID)
+	}
+	if left := s.fetches.PendingServers(); len(left) != 0 {
+		t.Errorf("once all have used it, pending are %v", left)
+	}
+}
+
+// TestFetchFailure checks that a failed fetch is reported once, shown until then, and
+// tried again by the call after that.
+func TestFetchFailure(t *testing.T) {
+	t.Parallel()
+	content := bootableDisk()
+	checksum := checksumOfContent(content)
+	for name, c := range map[string]struct {
+		serve    http.HandlerFunc
+		checksum string
+		says     string
+	}{
+		"not there":     {http.NotFound, checksum, "404"},
+		"another image": {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }, checksumOfContent(nil), "its checksum is " + checksum},
+		"stalls":        {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum, "no progress for"},
+		"stalls midway": {stallMidway(content), checksum, "no progress for"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, who := newTestStore(t), someServer()
+			if strings.Contains(name, "stalls") {
+				s.fetches.Stall = 200 * time.Millisecond
+			}
+			ref := image.Ref{Source: serveImage(t, c.serve), Checksum: c.checksum}
+			wantError(t, fetchAll(t, s, who, ref), driver.ErrRetry, c.says, driver.ReasonImageUnavailable)
+			if p := s.fetches.PendingServers(who.UID); len(p) != 1 || p[0].Err == nil {
+				t.Errorf("pending is %+v, want it with the error", p)
+			}
+			if waits, err := s.fetchMissing(t.Context(), who, ref); !waits || err != nil {
+				t.Errorf("the next call starts no new fetch: %v %v", waits, err)
+			}
+			must(t, s.fetches.Abandon(t.Context(), who.UID))
+			checkStore(t, s, 0)
+		})
+	}
+}
+
+func stallMidway(content []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", fmt.Sprint(len(content)))
+		_, _ = w.Write(content[:1000])
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}
+}
+
+// TestAbandonFetch checks that a fetch ends when its last waiting server leaves, and not
+// before.
+func TestAbandonFetch(t *testing.T) {
+	t.Parallel()
+	begun := make(chan context.Context, 10)
+	url := serveImage(t, func(_ http.ResponseWriter, r *http.Request) {
+		begun <- r.Context()
+		<-r.Context().Done()
+	})
+	s, one, two := newTestStore(t), someServer(), someServer()
+	ref := image.Ref{Source: url, Checksum: checksumOfContent(nil)}
+	for _, who := range []driver.ServerSpec{one, two} {
+		_, err := s.fetchMissing(t.Context(), who, ref)
+		must(t, err)
+	}
+	request := <-begun
+	must(t, s.fetches.Abandon(t.Context(), one.UID))
+	if request.Err() != nil || len(s.fetches.PendingServers()) != 1 {
+		t.Errorf("the fetch ended while one waits for it: %v", s.fetches.PendingServers())
+	}
+	must(t, s.fetches.Abandon(t.Context(), two.UID))
+	<-request.Done()
+	checkStore(t, s, 0)
+}
+
+// TestPullAlwaysOfTwo checks that a server which needs two images fetched again gets
+// both, once each.
+func TestPullAlwaysOfTwo(t *testing.T) {
+	t.Parallel()
+	content := bootableDisk()
+	var asked [2]atomic.Int32
+	var refs []image.Ref
+	for n := range asked {
+		url := serveImage(t, func(w http.ResponseWriter, _ *http.Request) {
+			asked[n].Add(1)
+			_, _ = w.Write(content)
+		})
+		refs = append(refs, image.Ref{Source: url, PullPolicy: image.PullAlways})
+	}
+	s, who := newTestStore(t), someServer()
+	must(t, fetchAll(t, s, who, refs...))
+	if first, second := asked[0].Load(), asked[1].Load(); first != 1 || second != 1 {
+		t.Errorf("they were fetched %d and %d times, want each once", first, second)
+	}
+}
+
+// TestDriverError checks that errors of package image get their kind in the driver
+// contract, and keep their text.
+func TestDriverError(t *testing.T) {
+	t.Parallel()
+	for from, want := range map[error]struct {
+		kind   error
+		reason string
+	}{
+		image.ErrInvalid:     {driver.ErrInvalid, ""},
+		image.ErrUnsupported: {driver.ErrUnsupported, ""},
+		image.ErrUnavailable: {driver.ErrRetry, driver.ReasonImageUnavailable},
+		image.ErrLocked:      {driver.ErrRetry, ""},
+	} {
+		err := driverError(fmt.Errorf("image x: %w", from))
+		if !errors.Is(err, want.kind) || err.Error() != "image x: "+from.Error() || driver.ReasonOf(err) != want.reason {
+			t.Errorf("%v became %v, want %+v", from, err, want)
+		}
+	}
+	if err := driverError(fs.ErrExist); err != fs.ErrExist { //nolint:errorlint // the same, not wrapped
+		t.Errorf("another error became %v", err)
+	}
+	_, err := newTestStore(t).NeedsFetch(image.Ref{Source: "https://x/y", PullPolicy: image.PullNever})
+	wantError(t, driverError(err), driver.ErrRetry, "pullPolicy is Never", driver.ReasonImageUnavailable)
+}
+
+// TestUncheckedImage checks that an image of a web server needs a checksum unless the
+// flag says otherwise. A machine made of one without a checksum keeps running without the
+// flag.
+func TestUncheckedImage(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	strict := e.open(t)
+	lax := e.openUnchecked(t)
+	web := e.web(t)
+	spec := e.spec()
+	spec.Image.Source = web + "/boot-A0.img"
+	_, err := strict.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrInvalid, "image.checksum is empty", "--qemu-unchecked-images")
+	leavesNothing(t, strict)
+
+	boots(t, lax, spec, "drover guest 1 A")
+	off := spec
+	off.Power = driver.PowerOff
+	reach(t, strict, off, driver.StateStopped)
+	reach(t, strict, spec, driver.StateRunning)
+	changed := spec
+	changed.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web + "/boot-B0.img"}}}
+	_, err = strict.Ensure(t.Context(), changed)
+	wantError(t, err, driver.ErrInvalid, "volumes[0].source.image.checksum is empty")
+	gone(t, strict, spec)
+}
+
+// TestCache checks that an image stays while any disk stands on it, including that of a
+// machine which is off, released or another cluster's.
+func TestCache(t *testing.T) {
+	t.Parallel()
+	if _, err := OpenCache(t.TempDir(), clock.RealClock{}); err == nil || !strings.Contains(err.Error(), "is no folder of the qemu driver") {
+		t.Errorf("got the error %v", err)
+	}
+	e := newEngine(t)
+	o := e.options()
+	o.UncheckedImages = true
+	d := openWith(t, o)
+	o.ClusterID = "cluster-2"
+	other := openWith(t, o)
+	web := e.web(t)
+	specs := map[string]driver.ServerSpec{}
+	for name, image := range map[string]string{"root": "/boot-A0.img", "volume": "/boot-B0.img", "theirs": "/boot-S1.img"} {
+		spec := e.spec()
+		spec.Name, spec.Power = name, driver.PowerOff
+		spec.Image.Source = web + image
+		if name == "volume" {
+			spec.Image.Source = e.plain
+			spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1 << 20, Image: &driver.Image{Source: web + image}}}
+			spec.Power = driver.PowerOn
+		}
+		specs[name] = spec
+	}
+	reach(t, d, specs["root"], driver.StateStopped)
+	reach(t, d, specs["volume"], driver.StateRunning)
+	reach(t, other, specs["theirs"], driver.StateStopped)
+	must(t, d.Delete(t.Context(), specs["root"].Target, true))
+
+	c, err := OpenCache(e.dir, clock.RealClock{})
+	must(t, err)
+	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume", "/boot-S1.img default/theirs")
+	if removed, err := c.Prune(t.Context()); err != nil || len(removed) != 0 {
+		t.Errorf("it removed %+v, %v", removed, err)
+	}
+	gone(t, other, specs["theirs"])
+	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume", "/boot-S1.img")
+	if removed, err := c.Prune(t.Context()); err != nil || len(removed) != 1 || removed[0].Sources[0] != web+"/boot-S1.img" {
+		t.Errorf("it removed %+v, %v", removed, err)
+	}
+	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
+
+	record := d.instanceOf(specs["volume"].UID).File(recordFile)
+	content, err := os.ReadFile(record)
+	must(t, err)
+	must(t, os.WriteFile(record, []byte("{"), 0o600))
+	if _, err := c.Prune(t.Context()); err == nil || !strings.Contains(err.Error(), "repair "+record) {
+		t.Errorf("beside a server that cannot be read: %v", err)
+	}
+	must(t, os.WriteFile(record, content, 0o600))
+	specs["volume"] = withoutPower(specs["volume"])
+	reach(t, d, specs["volume"], driver.StateStopped)
+	gone(t, d, specs["volume"])
+}
+
+// TestOpenCacheCreatesNothing checks that root may list images where another user runs
+// machines, and that there may be no images yet.
+func TestOpenCacheCreatesNothing(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	e.open(t)
+	lock := filepath.Join(e.dir, cacheDir, "lock")
+	if _, err := os.Stat(lock); err != nil {
+		t.Errorf("the driver makes no lock: %v", err)
+	}
+	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, notificationsDir)} {
+		must(t, os.Remove(missing))
+		before := tree(t, e.dir)
+		c, err := OpenCache(e.dir, clock.RealClock{})
+		must(t, err)
+		wantUsers(t, c)
+		if removed, err := c.Prune(t.Context()); err != nil || len(removed) != 0 {
+			t.Errorf("it removed %+v, %v", removed, err)
+		}
+		if after := tree(t, e.dir); !slices.Equal(after, before) {
+			t.Errorf("there was %q, and is %q", before, after)
+		}
+	}
+}
+
+// tree returns all that is below a folder.
+func tree(t *testing.T, dir string) []string {
+	t.Helper()
+	var all []string
+	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		all = append(all, path)
+		return err
+	}))
+	return all
+}
+
+func withoutPower(spec driver.ServerSpec) driver.ServerSpec {
+	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
+	return spec
+}
+
+// wantUsers compares the sources' paths and the users of each.
+func wantUsers(t *testing.T, c *Cache, want ...string) {
+	t.Helper()
+	images, err := c.List()
+	must(t, err)
+	var got []string
+	for _, i := range images {
+		if len(i.Sources) != 1 {
+			t.Fatalf("the sources are %q", i.Sources)
+		}
+		path := i.Sources[0][strings.LastIndex(i.Sources[0], "/"):]
+		got = append(got, strings.Join(append([]string{path}, i.UsedBy...), " "))
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("the cache has %q, want %q", got, want)
+	}
+}

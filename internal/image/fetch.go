@@ -1,0 +1,202 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/image/diskimage"
+)
+
+// DefaultStall is how long a fetch may go without any progress.
+const DefaultStall = time.Minute
+
+// What an image has to leave free on its disk, for machines' disks that grow and for
+// everything else that writes there: a twentieth of the disk, but no more than
+// maxReserved bytes.
+const (
+	reservedShare = 20
+	maxReserved   = 1 << 30
+)
+
+// Progress is notified of the progress of a fetch.
+type Progress interface {
+	// MarkAlive is called when data arrives, even if none of it is used.
+	MarkAlive()
+	// Report is called with the status of the fetch, for people. It implies MarkAlive.
+	Report(status string)
+}
+
+// NeedsFetch reports whether an image has to be fetched before it can be used. It fails
+// with ErrUnavailable if the pull policy prevents that.
+func (s *Store) NeedsFetch(ref Ref) (bool, error) {
+	_, exists := s.Path(ref)
+	if ref.PullPolicy == PullNever && !exists {
+		return false, newError(ErrUnavailable, "image %s is not among those that were fetched, and its pullPolicy is Never", Redact(ref.Source))
+	}
+	// An image with a checksum never has to be fetched again.
+	return !exists || ref.PullPolicy == PullAlways && ref.Checksum == "", nil
+}
+
+// Fetch fetches an image and puts it into its place. It does not limit the time that this
+// takes; the caller may cancel ctx when there is no progress.
+func (s *Store) Fetch(ctx context.Context, ref Ref, progress Progress) error {
+	if err := s.fetchImage(ctx, ref, progress); err != nil {
+		return fmt.Errorf("image %s: %w", Redact(ref.Source), err)
+	}
+	return nil
+}
+
+func (s *Store) fetchImage(ctx context.Context, ref Ref, progress Progress) error {
+	staging, remove, err := s.Stage()
+	if err != nil {
+		return err
+	}
+	defer remove()
+	path := filepath.Join(staging, "image")
+	digest, err := s.fetchFile(ctx, path, ref, progress)
+	if err != nil {
+		return err
+	}
+	name := imagePrefix + digest
+	// Not renamed: disks may stand on a file that is already there.
+	if err := os.Link(path, s.filePath(name)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	// A disk that stands on the image is recorded later, and must not outlive it.
+	if err := atomicfile.SyncFolder(s.filePath("")); err != nil {
+		return err
+	}
+	return atomicfile.Folder{Path: staging}.Replace(s.refPath(ref.Source), formatRefFile(name, ref.Source), 0o600, nil)
+}
+
+// fetchFile fetches an image into a new, read-only file, and checks that it is an image.
+func (s *Store) fetchFile(ctx context.Context, path string, ref Ref, progress Progress) (digest string, err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400) //nolint:gosec // in the staging folder
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	a := &attempt{store: s, ref: ref, progress: progress, file: file, hash: sha256.New()}
+	digest, err = a.fetchContent(ctx)
+	if content, is := errors.AsType[*contentError](err); is {
+		s.rejections.recordContent(ref.Key(), a.version, s.Clock.Now(), content.error)
+	}
+	if err != nil {
+		return "", err
+	}
+	return digest, file.Sync()
+}
+
+// attempt is one attempt to fetch an image. It counts what is written to it, and accepts
+// that as far as there is room and the limit allows.
+type attempt struct {
+	store    *Store
+	ref      Ref
+	progress Progress
+	file     *os.File
+	hash     hash.Hash
+
+	version         string // the server's version of its content, or nothing
+	received, total int64  // total is 0 where it is not known
+	err             error  // of this side, which is reported as it is
+}
+
+// fetchContent writes an image to the file and checks it.
+func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
+	if reference, is := strings.CutPrefix(a.ref.Source, ociScheme); is {
+		err = a.store.Sources.copyOCI(ctx, reference, a)
+	} else {
+		err = a.store.Sources.copyHTTP(ctx, a.ref.Source, a)
+	}
+	switch {
+	case a.err != nil:
+		return "", a.err
+	case err != nil:
+		return "", explainError(err)
+	}
+	digest = hex.EncodeToString(a.hash.Sum(nil))
+	if want := strings.TrimPrefix(a.ref.Checksum, digestPrefix); want != "" && want != digest {
+		return "", unusableContent("its checksum is sha256:%s, and %s was asked for", digest, a.ref.Checksum)
+	}
+	if err := probeFile(a.file); err != nil {
+		return "", unusableContent("%w", err)
+	}
+	return digest, nil
+}
+
+func probeFile(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	_, err = diskimage.Probe(f, info.Size())
+	return err
+}
+
+// checkContent refuses, before any of it is sent, content that was rejected before, that
+// is too large, or that there is no room for.
+func (a *attempt) checkContent(version string, total int64) error {
+	a.version, a.total = version, total
+	if err := a.store.rejections.findContent(a.ref.Key(), version, a.store.Clock.Now()); err != nil {
+		a.err = err
+		return err
+	}
+	if limit := a.store.Sources.maxSize; total > limit {
+		return invalidContent("it has %d bytes: --image-max-size allows %d", total, limit)
+	}
+	a.err = a.checkRoom(total, fmt.Sprintf("it has %d bytes", total))
+	return a.err
+}
+
+func (a *attempt) Write(p []byte) (int, error) {
+	if a.received += int64(len(p)); a.received > a.store.Sources.maxSize {
+		return 0, tooLargeError("it has more than", a.store.Sources.maxSize)
+	}
+	if a.err = a.checkRoom(int64(len(p)), fmt.Sprintf("it has at least %d bytes", a.received)); a.err != nil {
+		return 0, a.err
+	}
+	_, _ = a.hash.Write(p) // never fails
+	a.reportProgress()
+	n, err := a.file.Write(p)
+	a.err = err
+	return n, err
+}
+
+func (a *attempt) reportProgress() {
+	source, received, total := Redact(a.ref.Source), float64(a.received)/1e6, float64(a.total)/1e6
+	status := fmt.Sprintf("fetching %s: %.1f MB", source, received)
+	if a.total > 0 {
+		status = fmt.Sprintf("fetching %s: %.0f%% (%.1f/%.1f MB)", source, received*100/total, received, total)
+	}
+	a.progress.Report(status)
+}
+
+// checkRoom refuses more bytes than there is room for; size describes the whole image, as
+// far as its size is known.
+func (a *attempt) checkRoom(more int64, size string) error {
+	dir := a.store.Dir
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(dir, &disk); err != nil {
+		return os.NewSyscallError("statfs", err)
+	}
+	block := uint64(disk.Bsize) //nolint:gosec // A block has a size.
+	free, reserved := disk.Bavail*block, min(disk.Blocks*block/reservedShare, maxReserved)
+	if uint64(more)+reserved <= free { //nolint:gosec // not negative
+		return nil
+	}
+	return fmt.Errorf("%s, and there is no room for it: %d bytes are free on the disk of %s, of which %d have to stay so", size, free, dir, reserved)
+}

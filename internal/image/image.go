@@ -1,0 +1,101 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package image fetches disk images from web servers and registries, and stores them by
+// their digest. It depends on no other part of Drover, so that every program that runs
+// machines can use it.
+//
+// Start with Store.NeedsFetch and Store.Fetch. Package egress makes the requests, and
+// package diskimage reads and makes the images themselves.
+package image
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"cloudnative.tw/drover/internal/image/egress"
+)
+
+// Ref refers to an image.
+type Ref struct {
+	// Source is the URL of a web server or a registry, or a file of the host.
+	Source string
+	// Checksum is "sha256:" and 64 digits, or empty if any content is accepted.
+	Checksum   string
+	PullPolicy PullPolicy
+}
+
+// PullPolicy says when an image is fetched; empty means PullIfNotPresent.
+type PullPolicy string
+
+// The pull policies, as in the API of Kubernetes.
+const (
+	PullIfNotPresent PullPolicy = "IfNotPresent"
+	PullAlways       PullPolicy = "Always"
+	PullNever        PullPolicy = "Never"
+)
+
+// Kinds of errors, for errors.Is. Every other error may be gone at a later attempt.
+var (
+	// ErrInvalid : only another reference, or another limit of the operator, can help.
+	ErrInvalid = errors.New("invalid")
+	// ErrUnsupported : the reference has a field that its source does not support.
+	ErrUnsupported = errors.New("unsupported")
+	// ErrUnavailable : the image cannot be had now.
+	ErrUnavailable = errors.New("unavailable")
+	// ErrLocked : another process has the lock of the store.
+	ErrLocked = errors.New("locked")
+)
+
+// kindError is an error that reads without the text of its kind.
+type kindError struct {
+	error
+
+	kind error
+}
+
+func (e *kindError) Unwrap() []error { return []error{e.error, e.kind} }
+
+func newError(kind error, format string, args ...any) error {
+	return &kindError{fmt.Errorf(format, args...), kind}
+}
+
+// The schemes of sources.
+const (
+	httpScheme  = "http://"
+	httpsScheme = "https://"
+	ociScheme   = "oci://"
+)
+
+// IsRemote reports whether a source has to be fetched.
+func IsRemote(source string) bool {
+	for _, scheme := range []string{httpScheme, httpsScheme, ociScheme} {
+		if strings.HasPrefix(source, scheme) {
+			return true
+		}
+	}
+	return false
+}
+
+// Redact returns a source as it is shown: without possible secrets.
+func Redact(source string) string { return egress.Redact(source) }
+
+const digestPrefix = "sha256:"
+
+var checksumPattern = regexp.MustCompile(`^` + digestPrefix + `[0-9a-f]{64}$`)
+
+// Validate refuses a reference that can never be fetched. field names it in the error.
+func (r Ref) Validate(field string) error {
+	switch {
+	case r.Checksum != "" && !checksumPattern.MatchString(r.Checksum):
+		return newError(ErrInvalid, "%s.checksum is %.100q: it must be sha256: and 64 digits of 0-9a-f", field, r.Checksum)
+	case !IsRemote(r.Source) && r.Checksum != "":
+		return newError(ErrUnsupported, "%s.checksum: it is for images that are fetched, and %q is a file", field, r.Source)
+	}
+	return nil
+}
+
+// Key identifies the content that a fetch of the reference yields.
+func (r Ref) Key() string { return r.Source + " " + r.Checksum }

@@ -1,0 +1,298 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/klauspost/compress/zstd"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/internal/image"
+)
+
+// zipped returns a layer whose blob is an archive, compressed.
+func zipped(t *testing.T, archive []byte) v1.Layer {
+	t.Helper()
+	return static.NewLayer(zip(t, archive), mediatypes.OCILayer)
+}
+
+func zip(t *testing.T, content []byte) []byte {
+	t.Helper()
+	var blob bytes.Buffer
+	w := gzip.NewWriter(&blob)
+	_, err := w.Write(content)
+	must(t, errors.Join(err, w.Close()))
+	return blob.Bytes()
+}
+
+func zstandard(t *testing.T, archive []byte, options ...zstd.EOption) v1.Layer {
+	t.Helper()
+	var blob bytes.Buffer
+	w, err := zstd.NewWriter(&blob, options...)
+	must(t, err)
+	_, err = w.Write(archive)
+	must(t, errors.Join(err, w.Close()))
+	return static.NewLayer(blob.Bytes(), mediatypes.OCILayerZStd)
+}
+
+// TestTooLarge checks that an image is refused at its limit, in whatever form it is sent,
+// and that the refusal is final for its spec.
+func TestTooLarge(t *testing.T) {
+	t.Parallel()
+	const limit = 2 << 20
+	zeros := make([]byte, 8<<20)
+	web := func(f http.HandlerFunc) func(*testing.T) string {
+		return func(t *testing.T) string { t.Helper(); return serve(t, f) }
+	}
+	oci := func(layers ...v1.Layer) func(*testing.T) string {
+		return func(t *testing.T) string { t.Helper(); return push(t, honest, layers...) }
+	}
+	for name, c := range map[string]struct {
+		source func(*testing.T) string
+		says   string
+	}{
+		"a length": {web(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "1152921504606846976")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}), "it has 1152921504606846976 bytes: --image-max-size allows 2097152"},
+		"without a length": {web(func(w http.ResponseWriter, _ *http.Request) {
+			for range 1 << 20 {
+				if _, err := w.Write(zeros[:1<<20]); err != nil {
+					return
+				}
+			}
+		}), "it has more than 2097152 bytes, which is all that --image-max-size allows"},
+		"a disk, decompressed":       {oci(zipped(t, archive(t, "disk/a", zeros))), "the layers of the image have more than 2097152 bytes"},
+		"a file, decompressed":       {oci(zipped(t, archive(t, "etc/a", zeros))), "the layers of the image have more than 2097152 bytes"},
+		"a disk, by zstd":            {oci(zstandard(t, archive(t, "disk/a", zeros))), "the layers of the image have more than 2097152 bytes"},
+		"all layers":                 {oci(zipped(t, archive(t, "disk/a", disk())), zipped(t, archive(t, "etc/a", disk()))), "the layers of the image have more than 2097152 bytes"},
+		"compressed, of nothing":     {oci(static.NewLayer(bytes.Repeat(zip(t, nil), 100_000), mediatypes.OCILayer)), "the layers of the image have more than 2097152 bytes"},
+		"a layer that needs memory":  {oci(zstandard(t, archive(t, "disk/a", disk()), zstd.WithWindowSize(128<<20))), "needs more than 67108864 bytes of memory"},
+		"a layer that needs little":  {oci(zstandard(t, archive(t, "disk/a", disk()))), ""},
+		"of a size that is allowed":  {web(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(disk()) }), ""},
+		"compressed, of that size":   {oci(zipped(t, archive(t, "disk/a", disk()))), ""},
+		"uncompressed, of that size": {oci(plain(archive(t, "disk/a", disk()))), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			source := c.source(t)
+			s := newStore(t)
+			allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: []string{hostOf(source)}, MaxSize: limit})
+			err := fetch(t, s, image.Ref{Source: source})
+			if c.says == "" {
+				must(t, err)
+				return
+			}
+			kind := image.ErrInvalid
+			if strings.Contains(name, "memory") {
+				kind = image.ErrUnavailable
+			}
+			if !errors.Is(err, kind) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got the error %v, want %q", err, c.says)
+			}
+			checkImages(t, s, 0)
+		})
+	}
+}
+
+// TestManyLayers checks the limit on layers, each of which costs a request.
+func TestManyLayers(t *testing.T) {
+	t.Parallel()
+	var layers []v1.Layer
+	for n := range 128 {
+		layers = append(layers, plain(archive(t, "etc/"+strconv.Itoa(n), nil)))
+	}
+	ref := image.Ref{Source: push(t, honest, layers...)}
+	if err := fetch(t, newStore(t, hostOf(ref.Source)), ref); err == nil || !strings.Contains(err.Error(), "the image has 128 layers: it may have 127") {
+		t.Errorf("got the error %v", err)
+	}
+}
+
+// sparsePAX returns an archive of a disk of which all but a sector is a hole.
+func sparsePAX(size int64) []byte {
+	var records string
+	for key, value := range map[string]string{"GNU.sparse.numblocks": "1", "GNU.sparse.map": "0,512", "GNU.sparse.size": strconv.FormatInt(size, 10)} {
+		record := fmt.Sprintf(" %s=%s\n", key, value)
+		length := len(record) + 2
+		records += strconv.Itoa(length) + record
+	}
+	body := append([]byte(records), make([]byte, 512-len(records)%512)...)
+	all := append(rawEntry("pax", 'x', len(records), nil), body...)
+	all = append(all, rawEntry("disk/a", '0', 512, nil)...)
+	return append(all, make([]byte, 512+1024)...)
+}
+
+// sparseGNU returns the same in the older form.
+func sparseGNU(size int64) []byte {
+	all := rawEntry("disk/a", 'S', 512, func(header []byte) {
+		copy(header[257:], "ustar  \x00")
+		copy(header[386:], fmt.Sprintf("%011o\x00%011o\x00", 0, 512))
+		copy(header[483:], fmt.Sprintf("%011o\x00", size))
+	})
+	return append(all, make([]byte, 512+1024)...)
+}
+
+// rawEntry returns the header of an entry.
+func rawEntry(name string, kind byte, size int, more func(header []byte)) []byte {
+	header := make([]byte, 512)
+	copy(header, name)
+	copy(header[100:], "0000444\x000000000\x000000000\x00")
+	copy(header[124:], fmt.Sprintf("%011o\x00%011o\x00        ", size, 0))
+	header[156] = kind
+	copy(header[257:], "ustar\x0000")
+	if more != nil {
+		more(header)
+	}
+	sum := 0
+	for _, b := range header {
+		sum += int(b)
+	}
+	copy(header[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return header
+}
+
+// TestSparse checks that a file with holes is refused before any of it is written.
+func TestSparse(t *testing.T) {
+	t.Parallel()
+	const hole = 3 << 30
+	for name, archive := range map[string][]byte{"PAX": sparsePAX(hole), "GNU": sparseGNU(hole)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			layer := zipped(t, archive)
+			if size, err := layer.Size(); err != nil || size > 400 {
+				t.Errorf("the layer has %d bytes, %v: it is meant to be a small one", size, err)
+			}
+			ref := image.Ref{Source: push(t, honest, layer)}
+			s := newStore(t, hostOf(ref.Source))
+			wantRetry(t, fetchReporting(t, s, ref, func(string) { t.Error("some of it was written") }), "the disk is a sparse file")
+			checkImages(t, s, 0)
+		})
+	}
+}
+
+// serveVersions serves the content once good is set, and the bad one before. The header,
+// unless it is empty, says which.
+func serveVersions(t *testing.T, header string, bad, content []byte, good *atomic.Bool) (url string) {
+	t.Helper()
+	return serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		version, body := "version-1", bad
+		if good.Load() {
+			version, body = "version-2", content
+		}
+		if header != "" {
+			w.Header().Set(header, version)
+		}
+		_, _ = w.Write(body)
+	})
+}
+
+// TestRejectedContent checks that unusable content is not sent again at each attempt,
+// until the server has something else, or some hours have passed.
+func TestRejectedContent(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	for name, c := range map[string]struct {
+		header   string
+		says     string
+		checksum string
+		bad      []byte
+	}{
+		"a wrong checksum":             {"ETag", "its checksum is", checksum(content), append(disk(), make([]byte, 512)...)},
+		"a wrong checksum, by time":    {"Last-Modified", "its checksum is", checksum(content), append(disk(), make([]byte, 512)...)},
+		"a wrong checksum, no version": {"", "its checksum is", checksum(content), append(disk(), make([]byte, 512)...)},
+		"no disk":                      {"ETag", "no disk image", "", []byte("hello")},
+		"too large":                    {"ETag", "--image-max-size", "", make([]byte, 4<<20)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var good atomic.Bool
+			url := serveVersions(t, c.header, c.bad, content, &good)
+			s, now := newStore(t), testingclock.NewFakeClock(time.Now())
+			allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 2 << 20})
+			s.Clock = now
+			ref := image.Ref{Source: url, Checksum: c.checksum}
+			try := func() error { return fetch(t, s, ref) }
+			again, step := "same as before", time.Hour
+			if c.header == "" {
+				again, step = "does not say whether it has changed", time.Minute
+			}
+			first := try()
+			if first == nil || !strings.Contains(first.Error(), c.says) || strings.Contains(first.Error(), again) {
+				t.Fatalf("got the error %v", first)
+			}
+			for range 3 { // which does not make the text longer, nor the time
+				if err := try(); err == nil || !strings.HasPrefix(err.Error(), first.Error()) || strings.Count(err.Error(), again) != 1 {
+					t.Errorf("got the error %v, want that of before", err)
+				}
+				now.Step(step)
+			}
+			good.Store(true)
+			if c.header == "" {
+				if err := try(); err == nil || !strings.Contains(err.Error(), again) || strings.Contains(err.Error(), "same as before") {
+					t.Errorf("got the error %v", err)
+				}
+				now.Step(2 * time.Minute)
+			}
+			must(t, try())
+		})
+	}
+}
+
+// TestRejectedManifest checks that only the manifest is requested from a registry, as
+// long as that is the same as before.
+func TestRejectedManifest(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	count := blobs(func(w http.ResponseWriter, _ *http.Request, blob []byte) {
+		asked.Add(1)
+		_, _ = w.Write(blob)
+	})
+	source := push(t, count, zipped(t, archive(t, "etc/a", disk())))
+	s := newStore(t, hostOf(source))
+	for range 3 {
+		if err := fetch(t, s, image.Ref{Source: source}); err == nil || !strings.Contains(err.Error(), "no disk in /disk") {
+			t.Errorf("got the error %v", err)
+		}
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("its layer was fetched %d times", n)
+	}
+	pushTo(t, hostOf(source), zipped(t, archive(t, "disk/a", disk())))
+	must(t, fetch(t, s, image.Ref{Source: source}))
+}
+
+// TestNoRoom checks that missing room is reported at once, and that the fetch is tried
+// again.
+func TestNoRoom(t *testing.T) {
+	t.Parallel()
+	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", "1152921504606846976")
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	})
+	s := newStore(t)
+	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 1 << 62})
+	for range 2 {
+		err := fetch(t, s, image.Ref{Source: url})
+		wantRetry(t, err, "it has 1152921504606846976 bytes, and there is no room for it")
+		if strings.Contains(err.Error(), "same as before") {
+			t.Errorf("got the error %v", err)
+		}
+	}
+	checkImages(t, s, 0)
+}

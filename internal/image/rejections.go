@@ -1,0 +1,78 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// versionedRetry is how long content that was unusable is not fetched again, unless the
+	// server shows that it has other content now.
+	versionedRetry = 6 * time.Hour
+	// unversionedRetry is the same for a server that names no version of its content, so
+	// that only a fetch shows whether it has changed.
+	unversionedRetry = 5 * time.Minute
+	// maxRejections is how many sources are remembered.
+	maxRejections = 1000
+)
+
+// rejections are the unusable contents that were fetched, by the key of the reference.
+// Without them, a server with unusable content would send all of it at each attempt.
+type rejections struct {
+	mu    sync.Mutex
+	known map[string]rejection
+}
+
+type rejection struct {
+	version string
+	at      time.Time
+	err     error
+}
+
+// retryAt returns when the content is fetched again.
+func (r rejection) retryAt() time.Time {
+	if r.version == "" {
+		return r.at.Add(unversionedRetry)
+	}
+	return r.at.Add(versionedRetry)
+}
+
+// recordContent records why content was unusable.
+func (r *rejections) recordContent(key, version string, now time.Time, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.known, func(_ string, old rejection) bool { return !now.Before(old.retryAt()) })
+	if r.known == nil {
+		r.known = map[string]rejection{}
+	}
+	r.known[key] = rejection{version, now, err}
+	if len(r.known) > maxRejections {
+		delete(r.known, r.oldestKey())
+	}
+}
+
+func (r *rejections) oldestKey() string {
+	return slices.MinFunc(slices.Collect(maps.Keys(r.known)), func(a, b string) int { return r.known[a].at.Compare(r.known[b].at) })
+}
+
+// findContent returns why the server's present content was unusable, if it may be the
+// same as before.
+func (r *rejections) findContent(key, version string, now time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found, is := r.known[key]
+	if !is || !now.Before(found.retryAt()) || version != found.version {
+		return nil
+	}
+	known := "the server has the same as before, and it"
+	if version == "" {
+		known = "the server does not say whether it has changed: it"
+	}
+	return fmt.Errorf("%w: %s is not fetched again before %s", found.err, known, found.retryAt().UTC().Format(time.RFC3339))
+}

@@ -1,0 +1,201 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/klauspost/compress/zstd"
+
+	"cloudnative.tw/drover/internal/image/egress"
+)
+
+// DefaultMaxSize is how many bytes an image may have if the operator sets no other limit.
+const DefaultMaxSize = 32 << 30
+
+// Policy is what the operator allows for fetches. The zero value allows public addresses,
+// and registries by TLS only.
+type Policy struct {
+	// Hosts are names and CIDRs of hosts that may be contacted although their addresses are
+	// not public.
+	Hosts []string
+	// PlainHTTP are registries, as sources name them, that are contacted without TLS, and
+	// without logins.
+	PlainHTTP []string
+	// MaxSize is how many bytes an image may have, its layers decompressed; zero
+	// means DefaultMaxSize.
+	MaxSize int64
+}
+
+// Sources are where images are fetched from.
+type Sources struct {
+	client    *egress.Client
+	plainHTTP []string
+	maxSize   int64
+}
+
+// NewSources returns the sources that a policy allows.
+func NewSources(p Policy) (*Sources, error) {
+	hosts, err := egress.ParseHosts(p.Hosts)
+	if err != nil {
+		return nil, fmt.Errorf("--image-hosts: %w", err)
+	}
+	for _, registry := range p.PlainHTTP {
+		if _, err := name.NewRegistry(registry, name.StrictValidation); err != nil || registry != strings.ToLower(registry) {
+			return nil, fmt.Errorf("--image-plain-http-registries has %q: each must be the host of a registry in small letters, with the port if it has one, such as localhost:5000", registry)
+		}
+	}
+	if p.MaxSize < 0 {
+		return nil, fmt.Errorf("--image-max-size is %d: it must be more than 0", p.MaxSize)
+	}
+	if p.MaxSize == 0 {
+		p.MaxSize = DefaultMaxSize
+	}
+	return &Sources{client: egress.New(hosts), plainHTTP: p.PlainHTTP, maxSize: p.MaxSize}, nil
+}
+
+// IsUnchecked reports whether the content of an image is up to the server, or to anyone
+// who can change what is sent on the way. A registry is queried by digest, which over TLS
+// only the registry itself can choose.
+func (s *Sources) IsUnchecked(ref Ref) bool {
+	reference, isOCI := strings.CutPrefix(ref.Source, ociScheme)
+	if ref.Checksum != "" || !IsRemote(ref.Source) {
+		return false
+	}
+	if !isOCI {
+		return true
+	}
+	parsed, err := name.ParseReference(reference)
+	if err != nil {
+		return false // nothing is fetched
+	}
+	_, byDigest := parsed.(name.Digest)
+	return !byDigest && s.isPlainHTTP(parsed)
+}
+
+// isPlainHTTP reports whether a registry is contacted without TLS.
+func (s *Sources) isPlainHTTP(ref name.Reference) bool {
+	return slices.Contains(s.plainHTTP, strings.ToLower(ref.Context().RegistryStr()))
+}
+
+// copyHTTP copies the content that a web server has.
+func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, source, nil)
+	if err != nil {
+		return invalidContent("it is no valid URL")
+	}
+	response, err := s.client.Web(a.progress.MarkAlive).RoundTrip(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return egress.StatusError(response.StatusCode)
+	}
+	if err := a.checkContent(contentVersion(response), max(response.ContentLength, 0)); err != nil {
+		return err
+	}
+	n, err := io.Copy(a, response.Body)
+	if err == nil && a.total > 0 && n != a.total {
+		return egress.Errorf("it ended after %d of %d bytes", n, a.total)
+	}
+	return err
+}
+
+// contentVersion returns a web server's version of its content, or nothing.
+func contentVersion(response *http.Response) string {
+	tag, at := response.Header.Get("ETag"), response.Header.Get("Last-Modified")
+	if tag == "" && at == "" {
+		return ""
+	}
+	return fmt.Sprint(tag, " ", at, " ", response.ContentLength)
+}
+
+// platform is the platform of machines.
+var platform = v1.Platform{OS: "linux", Architecture: "amd64"}
+
+// copyOCI copies the disk in an image of a registry.
+func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) error {
+	ref, err := name.ParseReference(reference)
+	if err != nil {
+		return invalidContent("it is no reference of an image: it must be oci://registry/name:tag or oci://registry/name@sha256:...")
+	}
+	options := []remote.Option{
+		remote.WithContext(ctx), remote.WithPlatform(platform),
+		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), a.progress.MarkAlive)),
+	}
+	if s.isPlainHTTP(ref) {
+		// This lets the library fall back to plain HTTP. It has no login to send.
+		ref, err = name.ParseReference(reference, name.Insecure)
+	} else {
+		options = append(options, remote.WithAuthFromKeychain(dockerLogins{}))
+	}
+	if err != nil {
+		return err
+	}
+	image, err := remote.Image(ref, options...)
+	if err != nil {
+		return err
+	}
+	digest, err := image.Digest()
+	if err != nil {
+		return err
+	}
+	if err := a.checkContent(digest.String(), 0); err != nil {
+		return err
+	}
+	return copyDisk(image, a, s.maxSize)
+}
+
+// dockerLogins are the logins of the Docker configuration. An error does not say why they
+// cannot be read: what a helper printed may hold one.
+type dockerLogins struct{}
+
+// Resolve implements authn.Keychain.
+func (dockerLogins) Resolve(target authn.Resource) (authn.Authenticator, error) {
+	found, err := authn.DefaultKeychain.Resolve(target)
+	if err != nil {
+		return nil, egress.Errorf("the logins of registries cannot be read: config.json of the Docker configuration is broken, or a helper that it names fails")
+	}
+	return found, nil
+}
+
+// contentError explains why fetched content is unusable. Fetching the same content again
+// changes nothing.
+type contentError struct{ error }
+
+func (c *contentError) Unwrap() error { return c.error }
+
+// unusableContent returns an error for content that the server may change.
+func unusableContent(format string, args ...any) error {
+	return &contentError{newError(ErrUnavailable, format, args...)}
+}
+
+// invalidContent returns an error that only another reference, or another limit of the
+// operator, can resolve.
+func invalidContent(format string, args ...any) error {
+	return &contentError{newError(ErrInvalid, format, args...)}
+}
+
+// explainError explains why a fetch failed, in Drover's own words only.
+func explainError(err error) error {
+	content, is := errors.AsType[*contentError](err)
+	switch {
+	case is:
+		return content
+	case errors.Is(err, zstd.ErrWindowSizeExceeded):
+		return unusableContent("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", maxWindowSize)
+	}
+	return egress.Explain(err)
+}

@@ -1,0 +1,144 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// Names in the store: an image by its digest, and a source by its own hash. The file of a
+// source names the image that the source stood for when it was last fetched.
+const (
+	imagePrefix = "sha256-"
+	refPrefix   = "ref-"
+	lockName    = "lock"
+)
+
+// Store is a folder of images. Several processes may use it at a time.
+type Store struct {
+	// Dir is a folder, and Sub the store's folder in it.
+	Dir, Sub string
+	Clock    clock.Clock
+	// Stage creates a folder for a fetch, on the disk of Dir, and returns a function that
+	// removes it. It ensures that the store's folder exists too, since a person may have
+	// removed that. Sources says what may be fetched. A Store that fetches nothing needs
+	// neither.
+	Stage   func() (path string, remove func(), err error)
+	Sources *Sources
+
+	rejections rejections
+}
+
+// StoredImage is an image in the store.
+type StoredImage struct {
+	// Digest is "sha256:" and 64 digits.
+	Digest string
+	// Sources are the sources that stood for the image when they were last fetched. There
+	// are none if each stands for another image now.
+	Sources   []string
+	Name      string // of its file
+	Size      int64
+	FetchedAt time.Time
+}
+
+// Digest returns the digest of an image, sha256: and 64 digits. It is the image's
+// checksum, or else the digest of what its source stood for when it was last fetched. It
+// is empty where only a fetch will show it.
+func (s *Store) Digest(ref Ref) string {
+	if ref.Checksum != "" {
+		return ref.Checksum
+	}
+	content, err := os.ReadFile(s.refPath(ref.Source))
+	if err != nil {
+		return ""
+	}
+	name, _ := parseRefFile(content)
+	return DigestOf(name)
+}
+
+// DigestOf returns the digest of the image in a file of the store.
+func DigestOf(path string) string { return strings.Replace(filepath.Base(path), "-", ":", 1) }
+
+// Path returns the path of an image, and whether it exists.
+func (s *Store) Path(ref Ref) (path string, exists bool) {
+	digest := s.Digest(ref)
+	if digest == "" {
+		return "", false
+	}
+	path = s.filePath(strings.Replace(digest, ":", "-", 1))
+	_, err := os.Stat(path)
+	return path, err == nil
+}
+
+// List returns the images in the store.
+func (s *Store) List() ([]StoredImage, error) {
+	entries, err := os.ReadDir(s.filePath(""))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	sources := s.sourcesByName(entries)
+	var images []StoredImage
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), imagePrefix) {
+			continue
+		}
+		info, err := entry.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, StoredImage{
+			Digest: DigestOf(entry.Name()), Sources: sources[entry.Name()],
+			Name: entry.Name(), Size: info.Size(), FetchedAt: info.ModTime(),
+		})
+	}
+	return images, nil
+}
+
+// sourcesByName returns the sources of the images, by the names of the images' files.
+func (s *Store) sourcesByName(entries []fs.DirEntry) map[string][]string {
+	found := map[string][]string{}
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), refPrefix) {
+			continue
+		}
+		content, err := os.ReadFile(s.filePath(entry.Name()))
+		if name, source := parseRefFile(content); err == nil && source != "" {
+			found[name] = append(found[name], source)
+		}
+	}
+	for _, all := range found {
+		slices.Sort(all)
+	}
+	return found
+}
+
+func (s *Store) filePath(name string) string { return filepath.Join(s.Dir, s.Sub, name) }
+
+func (s *Store) refPath(source string) string {
+	sum := sha256.Sum256([]byte(source))
+	return s.filePath(refPrefix + hex.EncodeToString(sum[:]))
+}
+
+func formatRefFile(name, source string) []byte { return []byte(name + "\n" + source + "\n") }
+
+func parseRefFile(content []byte) (name, source string) {
+	name, source, _ = strings.Cut(strings.TrimSuffix(string(content), "\n"), "\n")
+	return filepath.Base(name), source
+}

@@ -1,0 +1,694 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package image_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	mediatypes "github.com/google/go-containerregistry/pkg/v1/types"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/image"
+)
+
+const patience = time.Minute
+
+// disk returns a raw disk of 1 MiB.
+func disk() []byte {
+	content := bytes.Repeat([]byte("drover! "), 1<<17)
+	copy(content[510:], "\x55\xaa")
+	return content
+}
+
+func checksum(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newStore returns a store that may contact the test's own servers, and the given
+// registries without TLS.
+func newStore(t *testing.T, plain ...string) *image.Store {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "cache"), 0o700), os.Mkdir(stagingDir(dir), 0o700)))
+	s := &image.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stage: atomicfile.Folder{Path: stagingDir(dir)}.MakeFolder}
+	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
+	return s
+}
+
+func stagingDir(dir string) string { return filepath.Join(dir, "tmp") }
+
+// allow makes a store fetch what a policy allows.
+func allow(t *testing.T, s *image.Store, p image.Policy) {
+	t.Helper()
+	sources, err := image.NewSources(p)
+	must(t, err)
+	s.Sources = sources
+}
+
+func serve(t *testing.T, f http.HandlerFunc) string {
+	t.Helper()
+	server := httptest.NewServer(f)
+	t.Cleanup(server.Close)
+	return server.URL + "/disk.img"
+}
+
+// TestMain makes the web servers of tests trusted, which all have the same certificate.
+func TestMain(m *testing.M) {
+	server := httptest.NewTLSServer(nil)
+	server.Close()
+	trusted, err := os.CreateTemp("", "drover-test-*.pem")
+	if err == nil {
+		err = errors.Join(pem.Encode(trusted, &pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), trusted.Close(),
+			os.Setenv("SSL_CERT_FILE", trusted.Name()))
+	}
+	if err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.Remove(trusted.Name())
+	os.Exit(code)
+}
+
+// TestRedirects checks that redirects lead anywhere except out of https.
+func TestRedirects(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	give := func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }
+	web := func(secure bool, f http.HandlerFunc) string {
+		server := httptest.NewUnstartedServer(f)
+		if secure {
+			server.StartTLS()
+		} else {
+			server.Start()
+		}
+		t.Cleanup(server.Close)
+		return server.URL
+	}
+	for name, c := range map[string]struct {
+		from, to bool // https
+		says     string
+	}{
+		"http to http":   {false, false, ""},
+		"http to https":  {false, true, ""},
+		"https to https": {true, true, ""},
+		"https to http":  {true, false, "it may only go on to https://"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			to := web(c.to, give)
+			from := web(c.from, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, to, http.StatusFound) })
+			s := newStore(t)
+			err := fetch(t, s, image.Ref{Source: from, Checksum: checksum(content)})
+			if c.says == "" {
+				must(t, err)
+				return
+			}
+			wantRetry(t, err, from+" redirects to "+to)
+			wantRetry(t, err, c.says)
+			checkImages(t, s, 0)
+		})
+	}
+	around := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) })
+	if err := fetch(t, newStore(t), image.Ref{Source: around, Checksum: checksum(content)}); err == nil || !strings.Contains(err.Error(), "more than 10 times") {
+		t.Errorf("got the error %v", err)
+	}
+}
+
+// fetch fetches an image if it has to be fetched.
+func fetch(t *testing.T, s *image.Store, ref image.Ref) error {
+	t.Helper()
+	return fetchReporting(t, s, ref, func(string) {})
+}
+
+// fetchReporting does the same, and passes each status of the fetch on.
+func fetchReporting(t *testing.T, s *image.Store, ref image.Ref, report func(status string)) error {
+	t.Helper()
+	needed, err := s.NeedsFetch(ref)
+	if err != nil || !needed {
+		return err
+	}
+	return fetchWithin(t, s, ref, patience, report)
+}
+
+// fetchWithin fetches an image, and cancels that after some time without progress.
+func fetchWithin(t *testing.T, s *image.Store, ref image.Ref, stall time.Duration, report func(status string)) error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	timer := time.AfterFunc(stall, cancel)
+	defer timer.Stop()
+	return s.Fetch(ctx, ref, &watchdog{timer, stall, report})
+}
+
+// watchdog lets a timer expire when there is no progress.
+type watchdog struct {
+	timer  *time.Timer
+	stall  time.Duration
+	report func(status string)
+}
+
+func (w *watchdog) MarkAlive() { w.timer.Reset(w.stall) }
+
+func (w *watchdog) Report(status string) {
+	w.MarkAlive()
+	w.report(status)
+}
+
+// checkImages checks how many images there are, and that nothing unfinished is left.
+func checkImages(t *testing.T, s *image.Store, images int) {
+	t.Helper()
+	left, err := os.ReadDir(stagingDir(s.Dir))
+	must(t, err)
+	if len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	have, err := s.List()
+	must(t, err)
+	if len(have) != images {
+		t.Errorf("the store has %v, want %d", have, images)
+	}
+}
+
+func TestFailures(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	for name, c := range map[string]struct {
+		serve    http.HandlerFunc
+		checksum string
+		says     string
+	}{
+		"not there":     {http.NotFound, checksum(content), "404"},
+		"another image": {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }, checksum([]byte("x")), "its checksum is " + checksum(content)},
+		"text":          {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }, checksum([]byte("hello")), "no disk image"},
+		"cut off":       {cutOff(content), checksum(content), "it was cut off"},
+		"stalls":        {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum(content), "it was cancelled"},
+		"stalls midway": {stall(content), checksum(content), "it was cancelled"},
+		"no server":     {nil, checksum(content), "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := "http://127.0.0.1:1/disk.img"
+			if c.serve != nil {
+				url = serve(t, c.serve)
+			}
+			s, stallAfter := newStore(t), patience
+			if strings.Contains(name, "stalls") {
+				stallAfter = 200 * time.Millisecond
+			}
+			err := fetchWithin(t, s, image.Ref{Source: url, Checksum: c.checksum}, stallAfter, func(string) {})
+			wantRetry(t, err, c.says)
+			wantRetry(t, err, "image "+url+": ")
+			checkImages(t, s, 0)
+		})
+	}
+}
+
+// wantRetry checks an error after which a later attempt may succeed.
+func wantRetry(t *testing.T, err error, says string) {
+	t.Helper()
+	if err == nil || errors.Is(err, image.ErrInvalid) || !strings.Contains(err.Error(), says) {
+		t.Errorf("got the error %v, want %q", err, says)
+	}
+}
+
+func cutOff(content []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", fmt.Sprint(len(content)))
+		_, _ = w.Write(content[:1000])
+	}
+}
+
+func stall(content []byte) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Length", fmt.Sprint(len(content)))
+		_, _ = w.Write(content[:1000])
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}
+}
+
+// TestPullNever checks that an image which may not be fetched is used if it is there.
+func TestPullNever(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
+	s := newStore(t)
+	ref := image.Ref{Source: url, Checksum: checksum(content), PullPolicy: image.PullNever}
+	if err := fetch(t, s, ref); !errors.Is(err, image.ErrUnavailable) || !strings.Contains(err.Error(), "pullPolicy is Never") {
+		t.Errorf("got the error %v", err)
+	}
+	ref.PullPolicy = ""
+	must(t, fetch(t, s, ref))
+	ref.PullPolicy = image.PullNever
+	must(t, fetch(t, s, ref))
+}
+
+func TestValidate(t *testing.T) {
+	t.Parallel()
+	good := checksum(nil)
+	sources, err := image.NewSources(image.Policy{PlainHTTP: []string{"plain:5000"}})
+	must(t, err)
+	for name, c := range map[string]struct {
+		ref  image.Ref
+		kind error
+	}{
+		"a file":                 {image.Ref{Source: "/x.img"}, nil},
+		"a file, checksum":       {image.Ref{Source: "/x.img", Checksum: good}, image.ErrUnsupported},
+		"web":                    {image.Ref{Source: "https://x/y", Checksum: good}, nil},
+		"web, unchecked":         {image.Ref{Source: "https://x/y"}, nil},
+		"web, bad checksum":      {image.Ref{Source: "http://x/y", Checksum: "md5:1"}, image.ErrInvalid},
+		"registry":               {image.Ref{Source: "oci://x/y"}, nil},
+		"registry and checksum":  {image.Ref{Source: "oci://x/y", Checksum: good}, nil},
+		"plain, unchecked":       {image.Ref{Source: "oci://plain:5000/y:1"}, nil},
+		"plain, PLAIN unchecked": {image.Ref{Source: "oci://PLAIN:5000/y:1"}, nil},
+		"plain and checksum":     {image.Ref{Source: "oci://plain:5000/y:1", Checksum: good}, nil},
+		"plain, by digest":       {image.Ref{Source: "oci://plain:5000/y@" + good}, nil},
+	} {
+		if err := c.ref.Validate("image"); !errors.Is(err, c.kind) {
+			t.Errorf("%s: got the error %v, want %v", name, err, c.kind)
+		}
+		if got := sources.IsUnchecked(c.ref); got != strings.Contains(name, "unchecked") {
+			t.Errorf("%s: it counts as unchecked: %v", name, got)
+		}
+	}
+}
+
+// TestFetchedAgain checks that an image which is fetched again, by another source, is
+// still the same file, which disks stand on.
+func TestFetchedAgain(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	s := newStore(t)
+	var files []os.FileInfo
+	var sources []string
+	for range 2 {
+		url := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })
+		ref := image.Ref{Source: url}
+		must(t, fetch(t, s, ref))
+		path, _ := s.Path(ref)
+		info, err := os.Stat(path)
+		must(t, err)
+		files, sources = append(files, info), append(sources, url)
+	}
+	if !os.SameFile(files[0], files[1]) || !files[0].ModTime().Equal(files[1].ModTime()) {
+		t.Errorf("it was replaced: %v, %v", files[0], files[1])
+	}
+	checkImages(t, s, 1)
+	have, err := s.List()
+	must(t, err)
+	slices.Sort(sources)
+	if i := have[0]; i.Digest != checksum(content) || i.Size != int64(len(content)) || i.FetchedAt.IsZero() || !slices.Equal(i.Sources, sources) {
+		t.Errorf("the store has %+v, want the sources %q", i, sources)
+	}
+}
+
+// TestPrune checks that pruning waits for disks that are being made, that others wait for
+// it, and that a removed image is fetched again.
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	var kept, removed image.StoredImage
+	images := map[string]image.Ref{}
+	for i := range 2 {
+		content := append(disk(), make([]byte, 512*i)...)
+		ref := image.Ref{Source: serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) })}
+		must(t, fetch(t, s, ref))
+		images[checksum(content)] = ref
+	}
+	have, err := s.List()
+	must(t, err)
+	kept, removed = have[0], have[1]
+	used := func() (map[string]bool, error) {
+		_, err := s.Hold()
+		if !errors.Is(err, image.ErrLocked) || !strings.Contains(err.Error(), "being pruned") {
+			t.Errorf("a disk could be made meanwhile: %v", err)
+		}
+		return map[string]bool{kept.Name: true}, nil
+	}
+
+	release, err := s.Hold()
+	must(t, err)
+	cut, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := s.Prune(cut, used); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("it did not wait: %v", err)
+	}
+	release()
+	if _, err := s.Prune(t.Context(), func() (map[string]bool, error) { return nil, io.ErrNoProgress }); !errors.Is(err, io.ErrNoProgress) {
+		t.Errorf("got the error %v", err)
+	}
+	checkImages(t, s, 2)
+	pruned, err := s.Prune(t.Context(), used)
+	must(t, err)
+	if len(pruned) != 1 || pruned[0].Name != removed.Name {
+		t.Errorf("it removed %+v, want %+v", pruned, removed)
+	}
+	checkImages(t, s, 1)
+	for digest, there := range map[string]bool{kept.Digest: true, removed.Digest: false} {
+		if _, got := s.Path(images[digest]); got != there {
+			t.Errorf("%s exists: %v", digest, got)
+		}
+	}
+	must(t, fetch(t, s, images[removed.Digest]))
+	checkImages(t, s, 2)
+}
+
+// archive returns a tar archive of one file.
+func archive(t *testing.T, path string, content []byte) []byte {
+	t.Helper()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	must(t, w.WriteHeader(&tar.Header{Name: path, Mode: 0o440, Size: int64(len(content)), Typeflag: tar.TypeReg}))
+	_, err := w.Write(content)
+	must(t, errors.Join(err, w.Close()))
+	return archive.Bytes()
+}
+
+// compressed returns a layer of an archive.
+func compressed(t *testing.T, archive []byte) v1.Layer {
+	t.Helper()
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
+	must(t, err)
+	return layer
+}
+
+// plain returns a layer of an archive whose blob is the archive itself.
+func plain(archive []byte) v1.Layer { return static.NewLayer(archive, mediatypes.OCIUncompressedLayer) }
+
+// push puts an image into a registry of the test's own. Its answers go through
+// around.
+func push(t *testing.T, around func(http.Handler) http.Handler, layers ...v1.Layer) string {
+	t.Helper()
+	server := httptest.NewServer(around(registry.New(registry.Logger(log.New(io.Discard, "", 0)))))
+	t.Cleanup(server.Close)
+	return pushTo(t, strings.TrimPrefix(server.URL, "http://"), layers...)
+}
+
+// pushTo puts an image into a registry.
+func pushTo(t *testing.T, host string, layers ...v1.Layer) string {
+	t.Helper()
+	reference := host + "/disks/debian:12"
+	image, err := mutate.AppendLayers(empty.Image, layers...)
+	must(t, err)
+	ref, err := name.ParseReference(reference)
+	must(t, err)
+	must(t, remote.Write(ref, image))
+	return "oci://" + reference
+}
+
+// hostOf returns the registry of a source.
+func hostOf(source string) string {
+	host, _, _ := strings.Cut(strings.TrimPrefix(source, "oci://"), "/")
+	return host
+}
+
+// honest leaves a registry as it is.
+func honest(inner http.Handler) http.Handler { return inner }
+
+// blobs makes a registry answer requests for a blob in another way.
+func blobs(answer func(w http.ResponseWriter, r *http.Request, blob []byte)) func(http.Handler) http.Handler {
+	return func(inner http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") {
+				inner.ServeHTTP(w, r)
+				return
+			}
+			recorded := httptest.NewRecorder()
+			inner.ServeHTTP(recorded, r)
+			answer(w, r, recorded.Body.Bytes())
+		})
+	}
+}
+
+// TestRegistryFails checks that a blob which cannot be had, or does not match its digest,
+// is reported as such, in the layer of the disk and in others.
+func TestRegistryFails(t *testing.T) {
+	t.Parallel()
+	replace := func(old, with string) func(http.ResponseWriter, *http.Request, []byte) {
+		return func(w http.ResponseWriter, _ *http.Request, blob []byte) {
+			_, _ = w.Write(bytes.Replace(blob, []byte(old), []byte(with), 1))
+		}
+	}
+	refuse := func(status int) func(http.ResponseWriter, *http.Request, []byte) {
+		return func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(status) }
+	}
+	for name, c := range map[string]struct {
+		answer func(http.ResponseWriter, *http.Request, []byte)
+		says   string
+	}{
+		"blob is not there":     {refuse(http.StatusNotFound), "404"},
+		"blob is not given out": {refuse(http.StatusForbidden), "403"},
+		"disk was changed":      {replace("drover! ", "tamper! "), "it is not what its digest says"},
+		"layer below changed":   {replace("below the disk", "above the disk"), "it is not what its digest says"},
+		"layer above changed":   {replace("over the disk", "next the disk"), "it is not what its digest says"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ref := image.Ref{Source: push(t, blobs(c.answer),
+				plain(archive(t, "below", []byte("below the disk"))), plain(archive(t, "disk/debian.img", disk())), plain(archive(t, "over", []byte("over the disk"))))}
+			s := newStore(t, hostOf(ref.Source))
+			err := fetch(t, s, ref)
+			wantRetry(t, err, c.says)
+			if _, exists := s.Path(ref); exists {
+				t.Error("the image exists")
+			}
+			checkImages(t, s, 0)
+		})
+	}
+}
+
+// TestSlowLayer checks that a layer which takes longer than a fetch may stall does not
+// count as a stall, even if nothing of it is used.
+func TestSlowLayer(t *testing.T) {
+	t.Parallel()
+	const pieces, pace = 30, 100 * time.Millisecond
+	beside, content := archive(t, "etc/debian.img", []byte("no disk")), disk()
+	slowly := func(w http.ResponseWriter, r *http.Request, blob []byte) {
+		if !bytes.Equal(blob, beside) {
+			_, _ = w.Write(blob)
+			return
+		}
+		for piece := range slices.Chunk(blob, (len(blob)+pieces-1)/pieces) {
+			_, _ = w.Write(piece)
+			w.(http.Flusher).Flush()
+			select {
+			case <-time.After(pace):
+			case <-r.Context().Done():
+			}
+		}
+	}
+	ref := image.Ref{Source: push(t, blobs(slowly), plain(beside), plain(archive(t, "disk/debian.img", content)))}
+	s := newStore(t, hostOf(ref.Source))
+	must(t, fetchWithin(t, s, ref, pieces*pace/2, func(string) {}))
+	path, _ := s.Path(ref)
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("the disk is not what was pushed: %v", err)
+	}
+}
+
+// TestRegistry checks the layout of container disks, and other layouts.
+func TestRegistry(t *testing.T) {
+	t.Parallel()
+	content := disk()
+	for name, c := range map[string]struct {
+		files map[string][]byte
+		says  string
+	}{
+		"a disk":           {map[string][]byte{"disk/debian.img": content}, ""},
+		"beside others":    {map[string][]byte{"./disk/debian.img": content, "etc/disk/x": content, "disk/.hidden": content}, ""},
+		"no disk":          {map[string][]byte{"disk.img": content, "disk/sub/x": content}, "no disk in /disk"},
+		"two disks":        {map[string][]byte{"disk/a": content, "disk/b": content}, "more than one file"},
+		"no disk image":    {map[string][]byte{"disk/a": []byte("hello")}, "no disk image"},
+		"not in registry":  {nil, "the server answered 404 Not Found"},
+		"no such registry": {nil, "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var layers []v1.Layer
+			for path, content := range c.files {
+				layers = append(layers, compressed(t, archive(t, path, content)))
+			}
+			source := push(t, honest, layers...)
+			switch name {
+			case "not in registry":
+				source = strings.Replace(source, ":12", ":13", 1)
+			case "no such registry":
+				source = "oci://127.0.0.1:1/x"
+			}
+			s := newStore(t, hostOf(source))
+			ref := image.Ref{Source: source}
+			err := fetch(t, s, ref)
+			path, exists := s.Path(ref)
+			if c.says != "" {
+				wantRetry(t, err, c.says)
+				if exists {
+					t.Error("the image exists")
+				}
+				checkImages(t, s, 0)
+				return
+			}
+			must(t, err)
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
+				t.Errorf("the disk is not what was pushed: %v", err)
+			}
+			checkImages(t, s, 1)
+		})
+	}
+}
+
+// entries returns a layer of empty files and of disks, which are files that have a letter
+// for a content. A name that ends in / is a folder's.
+func entries(t *testing.T, all ...string) v1.Layer {
+	t.Helper()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	for _, entry := range all {
+		name, letter, is := strings.Cut(entry, "=")
+		header := tar.Header{Name: name, Mode: 0o555, Typeflag: tar.TypeReg}
+		var content []byte
+		switch {
+		case is:
+			content = lettered(letter)
+		case strings.HasSuffix(name, "/"):
+			header.Typeflag = tar.TypeDir
+		}
+		header.Size = int64(len(content))
+		must(t, w.WriteHeader(&header))
+		_, err := w.Write(content)
+		must(t, err)
+	}
+	must(t, w.Close())
+	return compressed(t, archive.Bytes())
+}
+
+// lettered returns a disk that is identified by its first letter.
+func lettered(letter string) []byte {
+	content := disk()
+	copy(content, letter)
+	return content
+}
+
+// TestRegistryLayers checks that there is one disk in all layers, and that no layer
+// removes what others have.
+func TestRegistryLayers(t *testing.T) {
+	t.Parallel()
+	const none, many, hides = "no disk in /disk", "more than one file", "removes or hides files of /disk"
+	type layers [][]string // the lowest first
+	for name, c := range map[string]struct {
+		layers layers
+		want   string // the disk's letter, or what the error says
+	}{
+		"a disk below":           {layers{{"disk/", "disk/a=A"}, {"disk/"}, {"etc/x"}}, "A"},
+		"a disk above":           {layers{{"etc/x"}, {"disk/a=A"}}, "A"},
+		"none":                   {layers{{"disk/", "disk/.x"}}, none},
+		"two disks":              {layers{{"disk/a=A"}, {"disk/b=B"}}, many},
+		"two of one name":        {layers{{"disk/a=A"}, {"disk/a=B"}}, many},
+		"removed":                {layers{{"disk/a=A"}, {"disk/.wh.a"}}, hides},
+		"replaced by another":    {layers{{"disk/a=A"}, {"disk/b=B", "disk/.wh.a"}}, many},
+		"the folder is removed":  {layers{{"disk/a=A"}, {"./.wh.disk"}}, hides},
+		"the folder hides":       {layers{{"disk/.wh..wh..opq", "disk/b=B"}}, hides},
+		"all is hidden":          {layers{{".wh..wh..opq", "disk/b=B"}}, hides},
+		"other files are hidden": {layers{{"disk/a=A"}, {"etc/.wh..wh..opq", "etc/.wh.disk", ".wh.etc"}}, "A"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var all []v1.Layer
+			for _, layer := range c.layers {
+				all = append(all, entries(t, layer...))
+			}
+			ref := image.Ref{Source: push(t, honest, all...)}
+			s := newStore(t, hostOf(ref.Source))
+			err := fetch(t, s, ref)
+			if len(c.want) > 1 {
+				wantRetry(t, err, c.want)
+				return
+			}
+			must(t, err)
+			path, _ := s.Path(ref)
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, lettered(c.want)) {
+				t.Errorf("the disk is %.1q, %v, want %s", got, err, c.want)
+			}
+		})
+	}
+}
+
+// TestPullAlways checks that the registry is queried each time, unless a checksum fixes
+// the content.
+func TestPullAlways(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	source := push(t, func(inner http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(r.URL.Path, "/manifests/12") && r.Method == http.MethodGet {
+				asked.Add(1)
+			}
+			inner.ServeHTTP(w, r)
+		})
+	}, compressed(t, archive(t, "disk/x", disk())))
+	s := newStore(t, hostOf(source))
+	for policy, want := range map[image.PullPolicy]int32{image.PullIfNotPresent: 1, image.PullAlways: 2} {
+		asked.Store(0)
+		for range 2 {
+			must(t, fetch(t, s, image.Ref{Source: source, PullPolicy: policy}))
+		}
+		if got := asked.Load(); got > want || (policy == image.PullAlways && got != want) {
+			t.Errorf("%s asked the registry %d times, want %d", policy, got, want)
+		}
+	}
+}
+
+// TestForeignLock checks that a lock which another user has made is reported at once, and
+// not at each machine.
+func TestForeignLock(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	must(t, s.MakeLock())
+	lock := filepath.Join(s.Dir, s.Sub, "lock")
+	must(t, os.Chmod(lock, 0))
+	const nobody = 65534
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		_ = syscall.Setfsuid(nobody)
+		result <- s.MakeLock()
+	}()
+	err := <-result
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), lock) || !strings.Contains(err.Error(), "chown") {
+		t.Errorf("got the error %v", err)
+	}
+}

@@ -1,0 +1,207 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+)
+
+var t0 = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+
+const waitTimeout = 20 * time.Second
+
+// hookedDriver stands between the inventory and the driver and replaces calls where a
+// test sets so. do is what the driver would have done.
+type hookedDriver struct {
+	*fake.Driver
+	mu             sync.Mutex
+	ensure         func(do func() (driver.Server, error)) (driver.Server, error)
+	delete         func(t driver.Target, do func() error) error
+	list           func(ctx context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error)
+	usage          func(do func() ([]driver.Usage, error)) ([]driver.Usage, error)
+	engineID       func(id string) string
+	beforeEngineID func(ctx context.Context) error
+	lists          int
+	usages         int
+}
+
+// set changes what the hookedDriver does, which may be in use at that moment.
+func (m *hookedDriver) set(change func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change()
+}
+
+func readLocked[T any](m *hookedDriver, field *T) T {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return *field
+}
+
+func (m *hookedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+	do := func() (driver.Server, error) { return m.Driver.Ensure(ctx, spec) }
+	if instead := readLocked(m, &m.ensure); instead != nil {
+		return instead(do)
+	}
+	return do()
+}
+
+func (m *hookedDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
+	do := func() error { return m.Driver.Delete(ctx, t, retain) }
+	if instead := readLocked(m, &m.delete); instead != nil {
+		return instead(t, do)
+	}
+	return do()
+}
+
+func (m *hookedDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
+	m.set(func() { m.lists++ })
+	do := func() ([]driver.Server, error) { return m.Driver.List(ctx, uids...) }
+	if instead := readLocked(m, &m.list); instead != nil {
+		return instead(ctx, do)
+	}
+	return do()
+}
+
+func (m *hookedDriver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
+	m.set(func() { m.usages++ })
+	do := func() ([]driver.Usage, error) { return m.Driver.Usage(ctx, uids...) }
+	if instead := readLocked(m, &m.usage); instead != nil {
+		return instead(do)
+	}
+	return do()
+}
+
+func (m *hookedDriver) EngineID(ctx context.Context) (string, error) {
+	if fail := readLocked(m, &m.beforeEngineID); fail != nil {
+		if err := fail(ctx); err != nil {
+			return "", err
+		}
+	}
+	id, err := m.Driver.EngineID(ctx)
+	if instead := readLocked(m, &m.engineID); instead != nil && err == nil {
+		id = instead(id)
+	}
+	return id, err
+}
+
+// fixture is an inventory of an in-memory engine, with a fake clock.
+type fixture struct {
+	t      *testing.T
+	clock  *testingclock.FakeClock
+	memory *fake.Memory
+	engine *hookedDriver
+	inv    *Inventory
+
+	mu      sync.Mutex
+	changes []Change
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	g := &fixture{t: t, clock: testingclock.NewFakeClock(t0)}
+	g.memory = fake.NewMemory(g.clock)
+	d, err := fake.New(fake.Options{ClusterID: "cluster", Memory: g.memory, Clock: g.clock, Log: logr.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.engine = &hookedDriver{Driver: d}
+	g.inv, err = New(Options{Name: "fake", Driver: g.engine, Clock: g.clock, Log: logr.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.inv.Subscribe(func(c Change) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.changes = append(g.changes, c)
+	})
+	return g
+}
+
+// startLoop runs the inventory until the test ends.
+func (g *fixture) startLoop() *fixture {
+	g.t.Helper()
+	ctx, cancel := context.WithCancel(g.t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = g.inv.Start(ctx) }()
+	g.t.Cleanup(func() { cancel(); <-done })
+	return g
+}
+
+// newListedFixture returns a fixture whose inventory knows the engine.
+func newListedFixture(t *testing.T) *fixture {
+	t.Helper()
+	g := newFixture(t).startLoop()
+	g.waitForAnswer("none", Gone)
+	return g
+}
+
+func (g *fixture) waitUntil(what string, ok func() bool) {
+	g.t.Helper()
+	deadline := time.Now().Add(waitTimeout)
+	for !ok() {
+		if time.Now().After(deadline) {
+			g.t.Fatalf("not within %s: %s", waitTimeout, what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (g *fixture) waitForAnswer(uid types.UID, want Answer) {
+	g.t.Helper()
+	g.waitUntil("the answer is as expected", func() bool { return g.inv.Get(uid).Answer == want })
+}
+
+// newSpec returns the spec of server a.
+func newSpec() driver.ServerSpec {
+	return driver.ServerSpec{
+		Target: driver.Target{UID: "a"}, Namespace: "default", Name: "vm-a",
+		Power: driver.PowerOn, CPUMilli: 2000, MemoryBytes: 4e9,
+	}
+}
+
+// ensureServer creates server a through the inventory.
+func (g *fixture) ensureServer() driver.Server {
+	g.t.Helper()
+	s, err := g.inv.Ensure(g.t.Context(), newSpec())
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return s
+}
+
+func (g *fixture) editServer(uid types.UID, edit func(*fake.Record)) {
+	g.t.Helper()
+	if err := g.memory.Edit(uid, edit); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// addServer creates a server of this cluster without the inventory.
+func (g *fixture) addServer(uid types.UID) {
+	g.t.Helper()
+	g.editServer(uid, func(r *fake.Record) {
+		r.ClusterID, r.Namespace, r.Name, r.State = "cluster", "default", "vm-"+string(uid), driver.StateRunning
+	})
+}
+
+// takeChanges returns the changes since the last call: those of a UID, or those of
+// everything.
+func (g *fixture) takeChanges() []Change {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := g.changes
+	g.changes = nil
+	return all
+}

@@ -1,0 +1,163 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"syscall"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/bench"
+)
+
+// handoverTimeout is how long a handover may take beyond the Lease.
+const handoverTimeout = time.Minute
+
+type vmEvent = bench.Event[*api.VirtualMachine]
+
+// handover is one observed change of leader. Times are since the signal.
+type handover struct {
+	// Renewed is when the old leader was last seen to write the Lease, in most cases
+	// before the signal and thus negative.
+	Renewed time.Duration
+	// Released is when the old leader has emptied the Lease; 0 if it has not, as
+	// when it was killed.
+	Released time.Duration
+	// Elected is when the Lease names a new leader.
+	Elected time.Duration
+	// Created is when the API server has the VM; 0 without one.
+	Created time.Duration
+	// Reconciled is when Drover first writes to the VM.
+	Reconciled time.Duration
+	// InGap reports whether the VM was created after the signal and before the new
+	// leader, which then was the first to write to it.
+	InGap bool
+}
+
+// measureHandover ends the leader of a fleet, and watches the handover.
+func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.Signal, name string) (handover, error) {
+	if err := b.waitUntilSteady(ctx); err != nil {
+		return handover{}, err
+	}
+	leader, err := f.waitForLeader()
+	if err != nil {
+		return handover{}, err
+	}
+	// Kills should come at any time between two renewals.
+	if err := bench.Pause(ctx, rand.N(b.Settings.Retry)); err != nil { //nolint:gosec // no secret
+		return handover{}, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, b.Settings.Lease+handoverTimeout, errors.New("not seen in time"))
+	defer cancel()
+	w := &handoverObserver{b: b, ctx: ctx, old: leader.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.gap.Len()}
+	leader.stopRequested = true
+	w.signalled = time.Now()
+	if err := syscall.Kill(leader.PID(), sig); err != nil {
+		return handover{}, err
+	}
+	if name != "" {
+		err = bench.CreateVM(ctx, b.gapVMs, name)
+	}
+	err = errors.Join(err, w.waitForNewLeader())
+	if err == nil && name != "" {
+		err = w.waitForReconcile(name)
+	}
+	if err != nil {
+		return w.handover, fmt.Errorf("%s of %s: %w; it printed:\n%s", sig, leader.identity, err, leader.Output())
+	}
+	return w.handover, checkExit(leader, sig)
+}
+
+// waitUntilSteady waits until all replicas run and no work is left.
+func (b *benchmark) waitUntilSteady(ctx context.Context) error {
+	for _, f := range b.fleets {
+		if err := f.waitUntilReady(ctx); err != nil {
+			return err
+		}
+	}
+	if err := bench.AwaitQuiet(ctx, b.runningPIDs()...); err != nil || b.Calm == 0 {
+		return err
+	}
+	return bench.AwaitCalm(ctx, b.Calm)
+}
+
+// checkExit checks that a stopped leader ended cleanly.
+func checkExit(leader *replica, sig syscall.Signal) error {
+	err := leader.Wait(handoverTimeout)
+	if err != nil && sig != syscall.SIGKILL {
+		return fmt.Errorf("%s did not stop cleanly: %w; it printed:\n%s", leader.identity, err, leader.Output())
+	}
+	return nil
+}
+
+// handoverObserver follows one handover.
+type handoverObserver struct {
+	handover
+	b         *benchmark
+	ctx       context.Context
+	old       string
+	log       *bench.Log[*coordinationv1.Lease]
+	from      int
+	vmFrom    int
+	signalled time.Time
+	elected   uint64
+}
+
+// waitForNewLeader waits for the new leader, and records the release, if there is one.
+func (w *handoverObserver) waitForNewLeader() error {
+	first, err := w.log.Await(w.ctx, w.from, func(e leaseEvent) bool {
+		if holderOf(e) == w.old {
+			w.Renewed = e.At.Sub(w.signalled)
+		}
+		return holderOf(e) != w.old
+	})
+	if err != nil {
+		return fmt.Errorf("a change of the Lease's holder: %w", err)
+	}
+	if holderOf(first) == "" {
+		w.Released = first.At.Sub(w.signalled)
+	}
+	next, err := w.log.Await(w.ctx, w.from, func(e leaseEvent) bool { return holderOf(e) != w.old && holderOf(e) != "" })
+	if err != nil {
+		return fmt.Errorf("a new leader: %w", err)
+	}
+	w.Elected, w.elected = next.At.Sub(w.signalled), next.Version
+	return nil
+}
+
+// waitForReconcile waits for the first write to the VM, and removes it.
+func (w *handoverObserver) waitForReconcile(name string) error {
+	made, err := w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name })
+	if err != nil {
+		return fmt.Errorf("the VM: %w", err)
+	}
+	touched, err := w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && isReconciled(e.Object) })
+	if err != nil {
+		return fmt.Errorf("the first write to the VM: %w", err)
+	}
+	w.Created, w.Reconciled = made.At.Sub(w.signalled), touched.At.Sub(w.signalled)
+	w.InGap = made.Version < w.elected && w.elected < touched.Version
+	if err := w.b.gapVMs.Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	_, err = w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && e.Type == watch.Deleted })
+	if err != nil {
+		return fmt.Errorf("the VM's removal: %w", err)
+	}
+	return nil
+}
+
+// isReconciled reports whether Drover has written to a VM.
+func isReconciled(vm *api.VirtualMachine) bool {
+	return slices.Contains(vm.Finalizers, api.FinalizerServer) || vm.Status.ObservedGeneration > 0
+}

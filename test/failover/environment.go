@@ -1,0 +1,314 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package failover
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/test/rig"
+)
+
+const (
+	leaseName = "drover-controller"
+	users     = 14
+	slowUsers = 4
+	// requestLimit is how long a replica's request for the Lease may take.
+	requestLimit = 250 * time.Millisecond
+	// defaultSettleTimeout is how long it may take until all is as users requested, after
+	// the last fault.
+	defaultSettleTimeout = 2 * time.Minute
+	// journalPollPeriod is the time between reads of the journal.
+	journalPollPeriod = 5 * time.Millisecond
+)
+
+// latencies are those of the fake engine, one for each replica. A call that is
+// halted during its latency continues at once, while a call that a fault slows down
+// is likely to be cut.
+var latencies = []string{"20ms", "50ms", "200ms"}
+
+// environment is a cluster, replicas, and users whose requests keep them busy.
+type environment struct {
+	*rig.World
+	replicas []*replica
+	users    []*user
+	book     *requestLog
+	// settleTimeout is how long it may take until all is as users requested, after the
+	// last fault; 0 is for an environment where that does not matter.
+	settleTimeout time.Duration
+	// dir contains what remains of it: journal, logs and objects.
+	dir, journal string
+	// engine is the folder of QEMU machines.
+	engine string
+}
+
+// newEnvironment uses the fake engine, whose calls last long enough for faults to occur
+// meanwhile.
+func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment {
+	t.Helper()
+	w := newEmptyEnvironment(t, dir)
+	w.addUsers(users, seed)
+	faults := filepath.Join(dir, "faults.yaml")
+	var slow strings.Builder
+	for _, u := range w.users[:slowUsers] {
+		fmt.Fprintf(&slow, "%s: {latency: 700ms}\n", u.name)
+	}
+	if err := os.WriteFile(faults, []byte(slow.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, latency := range latencies {
+		w.addReplica(t, binary,
+			"--vm-driver=fake", "--fake-dir="+w.FakeDir, "--fake-journal="+w.journal, "--fake-faults="+faults,
+			"--fake-boot-time=50ms", "--fake-shutdown-time=50ms", "--fake-latency="+latency)
+	}
+	return w
+}
+
+// newEmptyEnvironment has neither users nor replicas.
+func newEmptyEnvironment(t testing.TB, dir string) *environment {
+	t.Helper()
+	w := &environment{
+		World: rig.Start(t), book: &requestLog{requested: map[types.UID]Requested{}},
+		dir: dir, journal: filepath.Join(dir, "journal"), settleTimeout: defaultSettleTimeout,
+	}
+	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// addUsers adds users.
+func (w *environment) addUsers(count int, seed uint64) {
+	for n := range count {
+		w.users = append(w.users, &user{
+			vms: w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), book: w.book,
+			random: newRandomSource(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n),
+		})
+	}
+}
+
+func (w *environment) addReplica(t testing.TB, binary string, args ...string) {
+	t.Helper()
+	proxy := w.NewAPIProxy(t)
+	w.replicas = append(w.replicas, &replica{
+		name: fmt.Sprintf("replica-%d", len(w.replicas)), binary: binary, proxy: proxy,
+		args: append(args, commonArgs("--kubeconfig="+proxy.Kubeconfig)...),
+	})
+}
+
+// commonArgs postpone the orphan sweep by a day, so that an orphan is noticed.
+func commonArgs(more ...string) []string {
+	return append(more,
+		"--orphan-grace=24h",
+		"--leader-elect-lease-duration="+leaseDuration.String(), "--leader-elect-renew-deadline=1500ms",
+		"--leader-elect-retry-period=250ms", "--leader-elect-request-timeout="+requestLimit.String(), "--leader-elect-margin=250ms",
+		"--metrics-bind-address=0", "--health-probe-bind-address=0", "-v=1",
+	)
+}
+
+// faultFunc injects faults into an environment until it is satisfied, and returns them.
+type faultFunc func(ctx context.Context, w *environment) ([]Fault, error)
+
+// runWithFaults lets users act while faults are injected, then waits until all is as they
+// requested, and collects the evidence.
+func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
+	t.Helper()
+	begin := time.Now()
+	cluster, stopCluster := context.WithCancel(t.Context())
+	defer stopCluster()
+	var replicas, watchers, userGroup sync.WaitGroup
+	for _, r := range w.replicas {
+		replicas.Go(func() { reportError(t, r.runUntilDone(cluster)) })
+	}
+	watcher := &finalizerWatcher{environment: w}
+	watchers.Go(func() { watcher.watchJournal(cluster) })
+	watchers.Go(func() { reportError(t, w.recordObjects(cluster)) })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	stop := make(chan struct{})
+	for _, u := range w.users {
+		userGroup.Go(func() {
+			if err := u.runUntilStopped(ctx, stop); w.settleTimeout > 0 {
+				reportError(t, err)
+			}
+		})
+	}
+	faults, err := inject(ctx, w)
+	reportError(t, err)
+	timer := time.AfterFunc(w.settleTimeout, func() { cancel(fmt.Errorf("not within %s after the last fault", w.settleTimeout)) })
+	close(stop)
+	userGroup.Wait()
+	timer.Stop()
+	e := w.gatherEvidence(t)
+	stopCluster()
+	replicas.Wait()
+	watchers.Wait()
+	e.Faults, e.Observations = faults, watcher.observations
+	for _, r := range w.replicas {
+		e.Processes = append(e.Processes, r.allProcesses()...)
+	}
+	w.storeLogs(t)
+	t.Logf("the environment lasted %s", time.Since(begin).Round(time.Second))
+	return e
+}
+
+// reportError fails the test from any goroutine.
+func reportError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// gatherEvidence records the final state, before the replicas stop.
+func (w *environment) gatherEvidence(t testing.TB) Evidence {
+	t.Helper()
+	e := Evidence{Requested: w.book.requested, VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.Fakes(t)}
+	list, err := w.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range list.Items {
+		e.VMs[list.Items[n].UID] = &list.Items[n]
+	}
+	if e.Journal, err = readJournal(w.journal, new(int64)); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// readJournal reads the complete lines from an offset on, and moves the offset.
+func readJournal(path string, offset *int64) ([]journal.Entry, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	content := make([]byte, info.Size()-*offset)
+	if _, err := f.ReadAt(content, *offset); err != nil {
+		return nil, err
+	}
+	var entries []journal.Entry
+	for line := range bytes.Lines(content) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break
+		}
+		if len(line) == 1 { // two processes wrote at the same time
+			*offset++
+			continue
+		}
+		var entry journal.Entry
+		if err := json.Unmarshal(line, &entry); err != nil {
+			return nil, fmt.Errorf("journal: %q: %w", line, err)
+		}
+		*offset += int64(len(line))
+		entries = append(entries, entry)
+	}
+	return entries, nil
+}
+
+// recordObjects stores the states of the VirtualMachines, for people who look for the cause
+// of a violation.
+func (w *environment) recordObjects(ctx context.Context) error {
+	f, err := os.Create(filepath.Join(w.dir, "objects"))
+	if err != nil {
+		return err
+	}
+	lines := json.NewEncoder(f)
+	for ; ctx.Err() == nil; sleepContext(ctx, userPollPeriod) {
+		changes, err := w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
+		if err != nil {
+			continue // the API server is down
+		}
+		for change := range changes.ResultChan() {
+			if vm, ok := change.Object.(*api.VirtualMachine); ok {
+				vm.ManagedFields = nil
+			}
+			_ = lines.Encode(struct {
+				At    time.Time
+				Event watch.Event
+			}{time.Now().UTC(), change})
+		}
+	}
+	return f.Close()
+}
+
+// storeLogs stores the replicas' output beside the journal, which must be complete to
+// prove anything.
+func (w *environment) storeLogs(t testing.TB) {
+	t.Helper()
+	for _, r := range w.replicas {
+		reportError(t, os.WriteFile(filepath.Join(w.dir, r.name+".log"), []byte(r.allOutput()), 0o600))
+		if strings.Contains(r.allOutput(), journal.EntryLost) {
+			t.Errorf("%s could not write an entry into the journal", r.name)
+		}
+	}
+}
+
+// countElections counts how often a replica became the leader.
+func (w *environment) countElections() int {
+	n := 0
+	for _, r := range w.replicas {
+		n += strings.Count(r.allOutput(), "Became leader")
+	}
+	return n
+}
+
+// finalizerWatcher reads each VirtualMachine as soon as its server is created.
+type finalizerWatcher struct {
+	*environment
+	observations []Observation
+}
+
+func (l *finalizerWatcher) watchJournal(ctx context.Context) {
+	var offset int64
+	for ; ctx.Err() == nil; sleepContext(ctx, journalPollPeriod) {
+		entries, err := readJournal(l.journal, &offset)
+		if err != nil {
+			continue // gather reports it
+		}
+		for _, entry := range entries {
+			if entry.Action == journal.ActionCreate {
+				l.observeVM(ctx, entry.UID)
+			}
+		}
+	}
+}
+
+func (l *finalizerWatcher) observeVM(ctx context.Context, uid types.UID) {
+	name, ok := l.book.vmName(uid)
+	for begin := time.Now(); !ok && time.Since(begin) < time.Second; name, ok = l.book.vmName(uid) {
+		sleepContext(ctx, journalPollPeriod) // the server may exist before its user has received the object
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	since := time.Now()
+	vm, err := l.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
+	if err != nil || vm.UID != uid {
+		return
+	}
+	has := false
+	for _, f := range vm.Finalizers {
+		has = has || f == api.FinalizerServer
+	}
+	l.observations = append(l.observations, Observation{UID: uid, Since: since, Finalizer: has})
+}

@@ -1,0 +1,219 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/vmtest"
+)
+
+// manualChange does to a VM's server what the guest or a user does.
+type manualChange func(*testing.T, *api.VirtualMachine)
+
+func dockerChange(do func(context.Context, *client.Client, string) error) manualChange {
+	return func(t *testing.T, vm *api.VirtualMachine) {
+		t.Helper()
+		if err := do(t.Context(), vmtest.Docker(t), vm.Status.Server.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func fakeChange(edit func(*fake.Record)) manualChange {
+	return func(t *testing.T, vm *api.VirtualMachine) { environment.EditFake(t, vm.UID, edit) }
+}
+
+func guestRequest(path string) manualChange {
+	return func(t *testing.T, vm *api.VirtualMachine) { rig.AskGuest(t, vm, path) }
+}
+
+// manualChanges by driver and by what they do.
+var manualChanges = map[string]map[string]manualChange{
+	"docker": {
+		"exit 0": guestRequest("/exit?code=0"),
+		"exit 3": guestRequest("/exit?code=3"),
+		"killed": dockerChange(func(ctx context.Context, c *client.Client, id string) error {
+			_, err := c.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "SIGKILL"})
+			return err
+		}),
+		"stopped": dockerChange(func(ctx context.Context, c *client.Client, id string) error {
+			_, err := c.ContainerStop(ctx, id, client.ContainerStopOptions{})
+			return err
+		}),
+		"paused": dockerChange(func(ctx context.Context, c *client.Client, id string) error {
+			_, err := c.ContainerPause(ctx, id, client.ContainerPauseOptions{})
+			return err
+		}),
+		"removed": dockerChange(func(ctx context.Context, c *client.Client, id string) error {
+			_, err := c.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true})
+			return err
+		}),
+	},
+	"fake": {
+		"exit 0":  fakeChange(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 0} }),
+		"exit 3":  fakeChange(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 3} }),
+		"killed":  fakeChange(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 137} }),
+		"stopped": fakeChange(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, nil }),
+		"paused":  fakeChange(func(r *fake.Record) { r.State = driver.StatePaused }),
+		"removed": func(t *testing.T, vm *api.VirtualMachine) { environment.RemoveFake(t, vm.UID) },
+	},
+}
+
+// expectedStatus is the status that follows from a restart policy.
+type expectedStatus struct {
+	check rig.Check
+	ready metav1.ConditionStatus
+	// sameServer, newRun : what happens to the server.
+	sameServer, newRun bool
+}
+
+var (
+	again     = expectedStatus{rig.Active, metav1.ConditionTrue, true, true}
+	resumed   = expectedStatus{rig.Active, metav1.ConditionTrue, true, false}
+	madeAgain = expectedStatus{rig.Active, metav1.ConditionTrue, false, true}
+	completed = expectedStatus{rig.Phase(api.PhaseStopped, api.ReasonCompleted), metav1.ConditionTrue, true, false}
+	failed    = expectedStatus{rig.Phase(api.PhaseFailed, api.ReasonExited), metav1.ConditionFalse, true, false}
+)
+
+// expectedStatuses are the table of the documentation.
+var expectedStatuses = map[api.RestartPolicy]map[string]expectedStatus{
+	api.RestartAlways:    {"exit 0": again, "exit 3": again, "killed": again, "stopped": again, "paused": resumed, "removed": madeAgain},
+	api.RestartOnFailure: {"exit 0": completed, "exit 3": again, "killed": again, "stopped": completed, "paused": resumed, "removed": madeAgain},
+	api.RestartNever:     {"exit 0": completed, "exit 3": failed, "killed": failed, "stopped": completed, "paused": resumed, "removed": madeAgain},
+}
+
+func TestManualChanges(t *testing.T) {
+	t.Parallel()
+	ns := environment.Namespace(t)
+	for _, name := range drivers {
+		for policy, row := range expectedStatuses {
+			for how, want := range row {
+				t.Run(fmt.Sprintf("%s/%s/%s", name, policy, how), func(t *testing.T) {
+					t.Parallel()
+					vm := environment.Active(t, newSmallVM(strings.ToLower(strings.ReplaceAll(name+"-"+string(policy)+"-"+how, " ", "-")), ns, name).RestartPolicy(policy))
+					manualChanges[name][how](t, vm)
+					checkOutcome(t, vm, want)
+				})
+			}
+		}
+	}
+}
+
+func checkOutcome(t *testing.T, before *api.VirtualMachine, want expectedStatus) {
+	t.Helper()
+	after := environment.Await(t, before, rig.Soon, want.check, rig.Condition(api.ConditionReady, want.ready), func(vm *api.VirtualMachine) error {
+		newRun := !vm.Status.StartTime.Equal(before.Status.StartTime)
+		if newRun != want.newRun {
+			return fmt.Errorf("a new run: %t", newRun)
+		}
+		return nil
+	})
+	if same := after.Status.Server.ID == before.Status.Server.ID; same != want.sameServer {
+		t.Errorf("the same server: %t", same)
+	}
+	if want.newRun && after.Status.RestartCount < 1 {
+		t.Errorf("restartCount is %d", after.Status.RestartCount)
+	}
+	environment.HasServers(t, after, 1, time.Second)
+}
+
+// TestServerRemovedManually runs on both engines, which both report the removal: the
+// next list is far away.
+func TestServerRemovedManually(t *testing.T) {
+	t.Parallel()
+	ns := environment.Namespace(t)
+	for _, name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			vm := environment.Active(t, newSmallVM("vm-"+name, ns, name))
+			t.Logf("it is back after %s", removeServerAndWait(t, vm, name))
+			environment.AwaitEvent(t, vm, api.EventRecreated)
+		})
+	}
+}
+
+// removeServerAndWait returns how long it took until the VM had another server.
+func removeServerAndWait(t *testing.T, vm *api.VirtualMachine, driver string) time.Duration {
+	t.Helper()
+	vm = environment.Await(t, vm, rig.Soon, rig.Active)
+	begin := time.Now()
+	manualChanges[driver]["removed"](t, vm)
+	environment.Await(t, vm, rig.Soon, rig.Active, func(now *api.VirtualMachine) error {
+		if now.Status.Server.ID == vm.Status.Server.ID {
+			return errors.New("it has its old server")
+		}
+		return nil
+	})
+	return time.Since(begin)
+}
+
+// TestServerRenamedManually checks that a new name is harmless: Drover finds a container by
+// its labels.
+func TestServerRenamedManually(t *testing.T) {
+	t.Parallel()
+	vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "docker"))
+	id := vm.Status.Server.ID
+	if _, err := vmtest.Docker(t).ContainerRename(t.Context(), id, client.ContainerRenameOptions{NewName: "renamed-" + string(vm.UID)}); err != nil {
+		t.Fatal(err)
+	}
+	environment.Edit(t, vm, setAction(api.ActionStopped))
+	vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+	environment.Edit(t, vm, setAction(api.ActionActive))
+	vm = environment.Await(t, vm, rig.Soon, rig.Active)
+	if c := rig.Container(t, vm); c.ID != id || c.Name != "/renamed-"+string(vm.UID) {
+		t.Errorf("it has container %s of name %s, want %s", c.ID, c.Name, id)
+	}
+	environment.Delete(t, vm)
+	environment.AwaitGone(t, vm, rig.Soon)
+	environment.HasServers(t, vm, 0, time.Second)
+}
+
+// TestServerResizedManually checks that Drover restores the size.
+func TestServerResizedManually(t *testing.T) {
+	t.Parallel()
+	vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "docker"))
+	_, err := vmtest.Docker(t).ContainerUpdate(t.Context(), vm.Status.Server.ID, client.ContainerUpdateOptions{
+		Resources: &container.Resources{NanoCPUs: 5e8},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vmtest.Eventually(t, rig.Soon, "the size is as specified", func() error {
+		if have := rig.Container(t, vm).HostConfig.NanoCPUs; have != 1e8 {
+			return fmt.Errorf("NanoCpus is %d", have)
+		}
+		return nil
+	})
+}
+
+// TestDuplicateServer checks that two servers of one UID are reported and neither is
+// touched.
+func TestDuplicateServer(t *testing.T) {
+	t.Parallel()
+	vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "docker"))
+	labels := rig.Container(t, vm).Config.Labels
+	second := rig.RunForeign(t, "second-"+string(vm.UID), labels)
+	vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonDuplicate), rig.Says(second), rig.Says(vm.Status.Server.ID))
+	environment.Delete(t, vm)
+	environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonDuplicate), rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
+	if n := len(rig.Containers(t, vm.UID)); n != 2 {
+		t.Errorf("%d containers are left, want both", n)
+	}
+	rig.RemoveContainer(t, second)
+	environment.AwaitGone(t, vm, rig.Soon)
+	environment.HasServers(t, vm, 0, time.Second)
+}
