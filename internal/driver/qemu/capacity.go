@@ -5,42 +5,21 @@ package qemu
 
 import (
 	"fmt"
-	"os"
 	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-const (
-	// maxDisk is larger than any disk in use.
-	maxDisk = 1 << 50
-	// maxOvercommit is how many times the size of the host's file system one disk may have.
-	// Disks take only the room of what was written to them, so their sum may exceed the
-	// host, but a guest relies on its disk's size.
-	maxOvercommit = 10
-)
-
-// capacity is what the file system of the machines' disks holds, and has free.
-type capacity struct{ total, available int64 }
-
-// diskCapacity returns the capacity that disks grow into.
-func (d *Driver) diskCapacity() (capacity, error) {
-	var fs syscall.Statfs_t
-	if err := syscall.Statfs(d.dir.Path(vmsDir), &fs); err != nil {
-		return capacity{}, os.NewSyscallError("statfs", err)
-	}
-	return capacity{int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize}, nil //nolint:gosec // of a file system
-}
-
 // checkNewSizes refuses sizes that disks cannot be made with or grown to.
 func (inst *instance) checkNewSizes(spec driver.ServerSpec) error {
 	if spec.RootDiskBytes > inst.Root.Size {
-		if err := inst.driver.checkSize(rootOrder(spec, imageSettings{}).sizeField, spec.RootDiskBytes); err != nil {
+		if err := inst.driver.disks.CheckSize(rootOrder(spec, disks.ImageSettings{}).SizeField, spec.RootDiskBytes); err != nil {
 			return err
 		}
 	}
@@ -48,21 +27,11 @@ func (inst *instance) checkNewSizes(spec driver.ServerSpec) error {
 		if v.SizeBytes <= inst.Volumes[v.Name].Size {
 			continue
 		}
-		if err := inst.driver.checkSize(volumeOrder(i, v).sizeField, v.SizeBytes); err != nil {
+		if err := inst.driver.disks.CheckSize(volumeOrder(i, v).SizeField, v.SizeBytes); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// checkSize refuses a disk far beyond what the host can hold. If the host's capacity is
-// unknown, it allows the disk.
-func (d *Driver) checkSize(field string, size int64) error {
-	holds, err := d.capacity()
-	if err != nil || size/maxOvercommit <= holds.total {
-		return nil //nolint:nilerr // as said
-	}
-	return driver.Errorf(driver.ErrExhausted, "%s: needed %d bytes, and the host's file system holds %d: a disk may have at most %d times that", field, size, holds.total, maxOvercommit)
 }
 
 // diskGauges report by how much disks may still grow, and what is free for that.
@@ -92,8 +61,8 @@ func (g *diskGauges) Describe(all chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector. It leaves out what cannot be read, since an
 // error would suppress all other metrics.
 func (g *diskGauges) Collect(all chan<- prometheus.Metric) {
-	if holds, err := g.d.capacity(); err == nil {
-		all <- prometheus.MustNewConstMetric(g.available, prometheus.GaugeValue, float64(holds.available))
+	if holds, err := g.d.disks.FindCapacity(); err == nil {
+		all <- prometheus.MustNewConstMetric(g.available, prometheus.GaugeValue, float64(holds.Available))
 	}
 	if promised, err := g.d.promisedDisk(); err == nil {
 		all <- prometheus.MustNewConstMetric(g.promised, prometheus.GaugeValue, float64(promised))

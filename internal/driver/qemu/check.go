@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 )
 
 // Limits of a machine.
@@ -58,7 +59,7 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
 		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
 	}
-	return checkImageRef(rootField, spec.Image)
+	return disks.CheckRef(rootField, spec.Image)
 }
 
 func checkSizes(spec driver.ServerSpec) error {
@@ -67,7 +68,7 @@ func checkSizes(spec driver.ServerSpec) error {
 		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0 and at most %d", spec.CPUMilli, maxCPUs)
 	case spec.MemoryBytes < minMemory || spec.MemoryBytes > maxMemory:
 		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be from %d to %d", spec.MemoryBytes, minMemory, maxMemory)
-	case spec.RootDiskBytes < 0 || spec.RootDiskBytes > maxDisk:
+	case spec.RootDiskBytes < 0 || spec.RootDiskBytes > disks.MaxSize:
 		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0 and at most 1Pi", spec.RootDiskBytes)
 	}
 	return nil
@@ -83,12 +84,12 @@ func checkVolumes(volumes []driver.Volume) error {
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %.40q: it must be 1 to 20 small letters, digits and -", i, v.Name)
 		case names[v.Name]:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %s, as another's is", i, v.Name)
-		case v.SizeBytes < 1<<20 || v.SizeBytes > maxDisk:
+		case v.SizeBytes < 1<<20 || v.SizeBytes > disks.MaxSize:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: it must be from 1Mi to 1Pi", i, v.Name, v.SizeBytes)
 		}
 		names[v.Name] = true
 		if v.Image != nil {
-			if err := checkImageRef(volumeField(i), *v.Image); err != nil {
+			if err := disks.CheckRef(volumeField(i), *v.Image); err != nil {
 				return err
 			}
 		}

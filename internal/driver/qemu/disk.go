@@ -12,19 +12,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
 )
-
-// disk is a disk that was made, and the image that it stands on.
-type disk struct {
-	Size  int64     `json:"size"`
-	Image baseImage `json:"image"`
-}
 
 // rootField is the field that names the image of the root disk.
 const rootField = "image"
@@ -50,54 +43,21 @@ func (inst *instance) checkDisks(spec driver.ServerSpec) error {
 	return nil
 }
 
-// order is what a disk is to be, and the fields that say so.
-type order struct {
-	imageField, sizeField string
-	image                 imageSettings
-	size                  int64
-}
-
-// makeDisk makes a disk on top of an image, or a blank one where none is named. Without a
-// size it has the image's.
-func (d *Driver) makeDisk(path string, o order) (disk, error) {
-	if o.image.Source == "" {
-		return disk{Size: o.size}, diskimage.CreateQcow2(path, o.size, nil)
-	}
-	i, err := d.imageFor(o)
-	if err != nil {
-		return disk{}, err
-	}
-	size := max(o.size, i.Size)
-	if err := d.checkSize(o.sizeField, size); err != nil {
-		return disk{}, err
-	}
-	return disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
-}
-
-// imageFor returns the image of a disk. The disk must be at least as large as its image.
-func (d *Driver) imageFor(o order) (baseImage, error) {
-	i, err := d.openImage(o.imageField, o.image)
-	if err == nil && o.size != 0 && o.size < i.Size {
-		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.sizeField, o.size, image.Redact(i.Source), i.Size)
-	}
-	return i, err
-}
-
 // makeRoot makes the root disk at a path. A machine whose kernel is booted directly may
 // do without an image, and without a disk.
-func (d *Driver) makeRoot(path string, spec driver.ServerSpec, asked imageSettings) (disk, error) {
+func (d *Driver) makeRoot(path string, spec driver.ServerSpec, asked disks.ImageSettings) (disks.Disk, error) {
 	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
-		return disk{}, nil
+		return disks.Disk{}, nil
 	}
 	if asked.Source == "" && spec.Image.Kernel == nil {
-		_, err := d.openFound(rootField, asked)
-		return disk{}, err
+		_, err := d.disks.OpenImage(rootField, asked)
+		return disks.Disk{}, err
 	}
-	return d.makeDisk(path, rootOrder(spec, asked))
+	return d.disks.Make(path, rootOrder(spec, asked))
 }
 
-func rootOrder(spec driver.ServerSpec, asked imageSettings) order {
-	return order{rootField, "resource.rootDisk", asked, spec.RootDiskBytes}
+func rootOrder(spec driver.ServerSpec, asked disks.ImageSettings) disks.Order {
+	return disks.Order{ImageField: rootField, SizeField: "resource.rootDisk", Image: asked, Size: spec.RootDiskBytes}
 }
 
 // prepareRoot makes the root disk where there is none yet. An existing one stays,
@@ -111,7 +71,7 @@ func (inst *instance) prepareRoot(spec driver.ServerSpec, files *machine.Files) 
 	if inst.Root.Size == 0 {
 		return nil, nil //nolint:nilnil // Nil is for no disk.
 	}
-	return inst.driver.openDrive(files, rootField, inst.File(rootDiskFile), inst.Root, false)
+	return inst.driver.disks.Open(files, rootField, inst.File(rootDiskFile), inst.Root, false)
 }
 
 // needsRoot reports whether a machine without a root disk is to have one.
@@ -137,46 +97,6 @@ func (inst *instance) addRoot(spec driver.ServerSpec) error {
 	return inst.save()
 }
 
-// openDrive opens a disk, and the image below it that the field names, and checks them
-// as they are opened: QEMU gets these descriptors, and no path.
-func (d *Driver) openDrive(files *machine.Files, field, path string, have disk, readOnly bool) (*machine.Drive, error) {
-	own, err := openDisk(path, readOnly)
-	if err != nil {
-		return nil, unavailableError("disk %s: %w", path, err)
-	}
-	opened := &machine.Drive{Path: files.AddDisk(own), ReadOnly: readOnly}
-	if have.Image.Path == "" {
-		return opened, nil
-	}
-	base, err := d.openBase(field, have.Image)
-	if err != nil {
-		return nil, err
-	}
-	opened.Backing = &machine.Layer{Path: files.AddDisk(base), Format: have.Image.Format}
-	return opened, nil
-}
-
-// openDisk opens a disk of a machine. A QEMU that its guest broke out of may have made
-// the path lead elsewhere.
-func openDisk(path string, readOnly bool) (*os.File, error) {
-	flags := os.O_RDWR
-	if readOnly {
-		flags = os.O_RDONLY
-	}
-	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0) //nolint:gosec // in the driver's folder
-	if err != nil {
-		return nil, err
-	}
-	err = checkRegular(f)
-	if err == nil {
-		err = diskimage.CheckDisk(f)
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
 // prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
 // any more stays where it is, in case the spec names it again.
 func (inst *instance) prepareVolumes(spec driver.ServerSpec, files *machine.Files) ([]machine.Volume, error) {
@@ -187,7 +107,7 @@ func (inst *instance) prepareVolumes(spec driver.ServerSpec, files *machine.File
 				return nil, inst.driver.dir.Explain(err)
 			}
 		}
-		attached, err := inst.driver.openDrive(files, volumeField(i), inst.File(volumeFile(v.Name)), inst.Volumes[v.Name], v.ReadOnly)
+		attached, err := inst.driver.disks.Open(files, volumeField(i), inst.File(volumeFile(v.Name)), inst.Volumes[v.Name], v.ReadOnly)
 		if err != nil {
 			return nil, err
 		}
@@ -198,8 +118,10 @@ func (inst *instance) prepareVolumes(spec driver.ServerSpec, files *machine.File
 
 func volumeFile(name string) string { return "volume-" + name + ".qcow2" }
 
-func volumeOrder(i int, v driver.Volume) order {
-	return order{volumeField(i), fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), imageOfVolume(v), v.SizeBytes}
+func volumeOrder(i int, v driver.Volume) disks.Order {
+	return disks.Order{
+		ImageField: volumeField(i), SizeField: fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), Image: imageOfVolume(v), Size: v.SizeBytes,
+	}
 }
 
 // makeVolume moves a volume into place before it is recorded.
@@ -210,7 +132,7 @@ func (inst *instance) makeVolume(i int, v driver.Volume) error {
 	}
 	defer remove()
 	path := filepath.Join(tmp, volumeFile(v.Name))
-	made, err := inst.driver.makeDisk(path, volumeOrder(i, v))
+	made, err := inst.driver.disks.Make(path, volumeOrder(i, v))
 	if err != nil {
 		return err
 	}
@@ -219,7 +141,7 @@ func (inst *instance) makeVolume(i int, v driver.Volume) error {
 	}
 	inst.Volumes = maps.Clone(inst.Volumes)
 	if inst.Volumes == nil {
-		inst.Volumes = map[string]disk{}
+		inst.Volumes = map[string]disks.Disk{}
 	}
 	inst.Volumes[v.Name] = made
 	return inst.save()
@@ -230,31 +152,18 @@ func (inst *instance) makeVolume(i int, v driver.Volume) error {
 // record lost it, as one that was restored without its disks, and the disk stays.
 func (inst *instance) placeDisk(made string) error {
 	place := inst.File(filepath.Base(made))
-	err := checkUnwritten(place)
+	err := disks.CheckUnwritten(place)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, recordFile, err)
 	}
 	return os.Rename(made, place)
 }
 
-func checkUnwritten(path string) error {
-	f, err := openDisk(path, true)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err == nil && !diskimage.IsUnwritten(f, info.Size()) {
-		err = errors.New("it holds data")
-	}
-	return err
-}
-
-func imageOfVolume(v driver.Volume) imageSettings {
+func imageOfVolume(v driver.Volume) disks.ImageSettings {
 	if v.Image == nil {
-		return imageSettings{}
+		return disks.ImageSettings{}
 	}
-	return imageSettings{v.Image.Source, v.Image.Checksum}
+	return disks.ImageSettings{Source: v.Image.Source, Checksum: v.Image.Checksum}
 }
 
 // sizesToGrow returns the disks, by QEMU's name for them, that the spec wants larger and

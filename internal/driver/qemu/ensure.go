@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 )
 
 // maxSteps is more than the steps between any two states.
@@ -115,14 +116,14 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 		return err
 	}
 	defer release()
-	asked := imageOf(spec, imageSettings{Source: d.Image})
+	asked := imageOf(spec, disks.ImageSettings{Source: d.Image})
 	root, err := d.makeRoot(inst.File(rootDiskFile), spec, asked)
 	if err != nil {
 		return err
 	}
 	machineType, err := d.program.MachineType(ctx, "")
 	if err != nil {
-		return contractError(err)
+		return machineError(err)
 	}
 	inst.record = record{
 		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,

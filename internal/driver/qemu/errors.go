@@ -32,9 +32,9 @@ var machineErrors = []struct {
 	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
 }
 
-// contractError gives an error of package machine its kind and reason in the contract. It
+// machineError gives an error of package machine its kind and reason in the contract. It
 // keeps the text, but names the field of a shortage, and returns any other error as it is.
-func contractError(err error) error {
+func machineError(err error) error {
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); ok {
 		return driver.Errorf(driver.ErrExhausted, "resource.memory: %w", shortage)
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -323,7 +324,7 @@ func TestRunsOnce(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	lock, err := d.instanceOf(spec.UID).ClaimRun()
 	must(t, err)
-	if _, err := d.instanceOf(spec.UID).ClaimRun(); !errors.Is(contractError(err), driver.ErrRetry) {
+	if _, err := d.instanceOf(spec.UID).ClaimRun(); !errors.Is(machineError(err), driver.ErrRetry) {
 		t.Errorf("the run lock is given out twice: %v", err)
 	}
 	must(t, lock.Close())
@@ -396,7 +397,7 @@ func TestDiskOfNoRecord(t *testing.T) {
 		r, err := h.load()
 		must(t, err)
 		lost := *r
-		lost.Root = disk{}
+		lost.Root = disks.Disk{}
 		must(t, lost.save())
 		return r
 	}

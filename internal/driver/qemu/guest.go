@@ -27,7 +27,7 @@ func (d *Driver) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	}
 	c, err := s.OpenConsole(ctx)
 	if err != nil {
-		return nil, contractError(err)
+		return nil, machineError(err)
 	}
 	return console{c}, nil
 }
@@ -38,7 +38,7 @@ type console struct{ *machine.Console }
 // Write implements io.Writer.
 func (c console) Write(p []byte) (int, error) {
 	n, err := c.Console.Write(p)
-	return n, contractError(err)
+	return n, machineError(err)
 }
 
 // findAttachable returns a server that currently has a console.

@@ -28,11 +28,11 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	ran := &instance{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
 	must(t, r.Check(demandOf(ran, spec, machine.AccelTCG), look))
-	wantError(t, contractError(r.Check(demandOf(&instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
+	wantError(t, machineError(r.Check(demandOf(&instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	smaller := &instance{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 19}}}
-	wantError(t, contractError(r.Check(demandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
+	wantError(t, machineError(r.Check(demandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	spec.MemoryBytes = 21
-	wantError(t, contractError(r.Check(demandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 bytes")
+	wantError(t, machineError(r.Check(demandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 bytes")
 }
 
 // TestPromised checks that a running machine is promised what it does not use yet, and

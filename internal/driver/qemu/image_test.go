@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 )
 
 // web serves the engine's images.
@@ -157,7 +158,7 @@ func TestCacheRemoved(t *testing.T) {
 	must(t, os.Rename(e.plain+".old", e.plain))
 	boots(t, d, spec, "drover guest 2 A")
 	off(t, d, spec)
-	path, exists := d.images.Path(imageRef(spec.Image))
+	path, exists := d.images.Path(disks.RefOf(spec.Image))
 	if !exists {
 		t.Fatal("the image is not in the store")
 	}

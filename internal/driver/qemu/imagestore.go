@@ -14,107 +14,10 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 )
-
-// imageStore fetches images in the background, each once for all servers that wait for
-// it. Its errors are those of the driver contract.
-type imageStore struct {
-	*image.Store
-
-	dir     *statedir.Dir
-	fetches *download.Tracker
-}
-
-func newImageStore(dir *statedir.Dir, c clock.Clock, fetches *download.Tracker, sources *image.Sources) *imageStore {
-	stage := func() (path string, remove func(), err error) {
-		if err := dir.Reach(); err != nil {
-			return "", nil, err
-		}
-		if err := dir.MakeFolders(); err != nil {
-			return "", nil, err
-		}
-		return dir.Temp()
-	}
-	return &imageStore{&image.Store{Dir: dir.Path(), Sub: cacheDir, Clock: c, Stage: stage, Sources: sources}, dir, fetches}
-}
-
-// driverError returns an error of package image as one of the driver contract.
-func driverError(err error) error {
-	switch {
-	case errors.Is(err, image.ErrInvalid):
-		return driver.Errorf(driver.ErrInvalid, "%w", err)
-	case errors.Is(err, image.ErrUnsupported):
-		return driver.Errorf(driver.ErrUnsupported, "%w", err)
-	case errors.Is(err, image.ErrUnavailable):
-		return unavailableError("%w", err)
-	case errors.Is(err, image.ErrLocked):
-		return driver.Errorf(driver.ErrRetry, "%w", err)
-	}
-	return err
-}
-
-func unavailableError(format string, args ...any) error {
-	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, format, args...))
-}
-
-// checkImageRef refuses an image that can never be fetched.
-func checkImageRef(field string, i driver.Image) error {
-	return driverError(imageRef(i).Validate(field))
-}
-
-func imageRef(i driver.Image) image.Ref {
-	return image.Ref{Source: i.Source, Checksum: i.Checksum, PullPolicy: image.PullPolicy(i.PullPolicy)}
-}
-
-// Hold prevents images from being pruned while a disk is made of one.
-func (s *imageStore) Hold() (release func(), err error) {
-	if release, err = s.Store.Hold(); err != nil {
-		return nil, s.dir.Explain(driverError(err))
-	}
-	return release, nil
-}
-
-// fetchMissing reports whether a server has to wait for one of the images, and starts to
-// fetch it where needed. A failed fetch is reported once; the call after that starts a
-// new one. The server does not wait for other images any more.
-func (s *imageStore) fetchMissing(ctx context.Context, spec driver.ServerSpec, refs ...image.Ref) (waits bool, err error) {
-	keys := make([]string, len(refs))
-	for n, ref := range refs {
-		keys[n] = ref.Key()
-	}
-	s.fetches.ReleaseExcept(spec.UID, keys...)
-	for _, ref := range refs {
-		if waits, err := s.fetchIfMissing(ctx, spec, ref); waits || err != nil {
-			return waits, err
-		}
-	}
-	return false, nil
-}
-
-func (s *imageStore) fetchIfMissing(ctx context.Context, spec driver.ServerSpec, ref image.Ref) (waits bool, err error) {
-	needed, err := s.NeedsFetch(ref)
-	if err != nil || !needed {
-		return false, driverError(err)
-	}
-	outcome, err := s.fetches.Outcome(spec.UID, ref.Key())
-	switch {
-	case err != nil:
-		return false, err
-	case outcome == download.Running:
-		return true, nil
-	case outcome == download.Fetched:
-		if _, exists := s.Path(ref); exists {
-			return false, nil
-		}
-	}
-	s.fetches.StartFetch(ctx, spec, ref.Key(), "fetching "+image.Redact(ref.Source), func(ctx context.Context, f *download.Fetch) error {
-		return driverError(s.Fetch(ctx, ref, f))
-	})
-	return true, nil
-}
 
 // fetchImages reports whether a server has to wait for an image that a disk is to be made
 // of. The server retains its claim on what was fetched until the caller releases it:
@@ -124,7 +27,7 @@ func (d *Driver) fetchImages(ctx context.Context, s *instance, spec driver.Serve
 	for _, i := range d.requiredImages(s, spec) {
 		refs = append(refs, i.Ref)
 	}
-	return d.images.fetchMissing(ctx, spec, refs...)
+	return d.images.FetchMissing(ctx, spec, refs...)
 }
 
 // requiredImage is an image that has to be fetched if it is missing, and the field that
@@ -142,10 +45,10 @@ func (d *Driver) requiredImages(s *instance, spec driver.ServerSpec) []requiredI
 	for i, v := range spec.Volumes {
 		var ref image.Ref
 		if v.Image != nil {
-			ref = imageRef(*v.Image)
+			ref = disks.RefOf(*v.Image)
 		}
 		if made, is := s.Volumes[v.Name]; is {
-			ref = made.Image.fetchedRef(ref.PullPolicy)
+			ref = made.Image.FetchedRef(ref.PullPolicy)
 		}
 		all = append(all, requiredImage{ref, volumeField(i)})
 	}
@@ -160,14 +63,14 @@ func (d *Driver) rootImage(s *instance, spec driver.ServerSpec) image.Ref {
 	if s.ID == "" {
 		have.Source = d.Image
 	}
-	requested := imageOf(spec, have.imageSettings)
+	requested := imageOf(spec, have.ImageSettings)
 	switch {
 	case s.Root.Size == 0:
 		return image.Ref{Source: requested.Source, Checksum: requested.Checksum, PullPolicy: policy}
-	case d.isSame(have, requested):
-		have.imageSettings = requested
+	case d.disks.IsSame(have, requested):
+		have.ImageSettings = requested
 	}
-	return have.fetchedRef(policy)
+	return have.FetchedRef(policy)
 }
 
 // checkNewImages refuses images whose content is not verified. Disks that were made of

@@ -227,7 +227,7 @@ func (inst *instance) describeServer() driver.Server {
 	out := driver.Server{
 		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name,
 		Run: inst.Run, State: inst.driverState(), StartedAt: inst.StartedAt, Retained: inst.Retained,
-		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.digest(),
+		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.Digest(),
 	}
 	// A server that is off has no CPUs and no memory: the next start takes what the spec
 	// says then.

@@ -122,7 +122,7 @@ func TestKernelFilesInOrder(t *testing.T) {
 	spec := e.spec()
 	spec.Image.Kernel = &driver.Kernel{Source: e.images + "/no-kernel", Initrd: e.images + "/no-initrd"}
 	for range 20 {
-		wantError(t, d.checkKernel(spec), driver.ErrRetry, "no-kernel: no such file")
+		wantError(t, d.disks.CheckKernel(spec), driver.ErrRetry, "no-kernel: no such file")
 	}
 }
 

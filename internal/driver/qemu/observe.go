@@ -137,7 +137,7 @@ func (inst *instance) observeDiskFault(ctx context.Context) {
 	defer cancel()
 	c, err := inst.Dial(ctx, machine.ControlSocket, nil)
 	if err != nil {
-		inst.fault = contractError(machine.DiskFault{}.Explain())
+		inst.fault = machineError(machine.DiskFault{}.Explain())
 		return
 	}
 	defer c.Close()

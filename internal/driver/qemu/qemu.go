@@ -16,7 +16,7 @@
 //   - errors.go gives errors their kind in the contract.
 //
 // Package machine runs the QEMU of a server, and package image fetches and stores images.
-// Package hostports below chooses the ports of the host that lead to guests.
+// The packages below make disks (disks) and choose host ports (hostports).
 //
 // # The folder
 //
@@ -63,6 +63,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
@@ -143,13 +144,13 @@ type Driver struct {
 	accel   *machine.Accelerator
 	address hostports.Address
 	fetches *download.Tracker
-	images  *imageStore
+	images  *disks.ImageStore
+	disks   *disks.Store
 	logs    logBound
 	room    memory.Reservations
 	// reserve returns how much of the total memory is reserved.
 	reserve   func(total int64) int64
 	hostPorts *hostports.Ports
-	capacity  func() (capacity, error)
 	groups    func() (cgroup.Folder, error)
 	// groupMemory finds the memory that control groups leave to Drover.
 	groupMemory func() (group string, free int64, err error)
@@ -179,7 +180,7 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(checkSocketPaths(dir), o.checkImageDirs(dir)); err != nil {
+	if err := errors.Join(checkSocketPaths(dir), disks.CheckDirs(o.ImageDirs, dir.Path(imagesDir), append([]string{dir.Path()}, o.Private...))); err != nil {
 		return nil, err
 	}
 	ports, badPorts := hostports.Parse(o.HostPorts)
@@ -192,9 +193,9 @@ func New(o Options) (*Driver, error) {
 		Options: o, dir: dir, program: &machine.Program{Name: o.Binary}, accel: machine.NewAccelerator(o.Accel, o.Binary, dir, o.Clock, o.Log),
 		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.Choose, hostPorts: ports, reserve: reserve,
 	}
-	d.capacity = d.diskCapacity
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.notify}
-	d.images = newImageStore(dir, o.Clock, d.fetches, sources)
+	d.images = disks.NewImageStore(dir, cacheDir, o.Clock, d.fetches, sources)
+	d.disks = disks.NewStore(dir.Path(vmsDir), d.images, append([]string{dir.Path(imagesDir)}, o.ImageDirs...))
 	if err := d.images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
@@ -246,7 +247,7 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if err := d.program.Check(ctx); err != nil {
-		return "", contractError(err)
+		return "", machineError(err)
 	}
 	return d.dir.ID()
 }

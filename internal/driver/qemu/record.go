@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/machine"
 )
 
@@ -63,24 +64,24 @@ type record struct {
 	// Forwards are those of the last run.
 	Forwards []machine.Forward `json:"forwards,omitempty"`
 
-	Settings settings `json:"settings"`
-	Root     disk     `json:"root"`
+	Settings settings   `json:"settings"`
+	Root     disks.Disk `json:"root"`
 	// Old is the previous root disk, of a replacement that an older version began and did
 	// not finish: see restoreRoot.
-	Old *disk `json:"old,omitempty"`
+	Old *disks.Disk `json:"old,omitempty"`
 	// Volumes are the volumes by name, including those that are not attached any more.
-	Volumes map[string]disk `json:"volumes,omitempty"`
+	Volumes map[string]disks.Disk `json:"volumes,omitempty"`
 }
 
 // settings are the parts of the spec that take a restart to change.
 type settings struct {
-	CPUMilli    int64            `json:"cpuMilli"`
-	MemoryBytes int64            `json:"memoryBytes"`
-	Image       imageSettings    `json:"image,omitzero"`
-	Kernel      driver.Kernel    `json:"kernel,omitzero"`
-	Ports       []driver.Port    `json:"ports,omitempty"`
-	Volumes     []volumeSettings `json:"volumes,omitempty"`
-	SSHKeys     []string         `json:"sshKeys,omitempty"`
+	CPUMilli    int64               `json:"cpuMilli"`
+	MemoryBytes int64               `json:"memoryBytes"`
+	Image       disks.ImageSettings `json:"image,omitzero"`
+	Kernel      driver.Kernel       `json:"kernel,omitzero"`
+	Ports       []driver.Port       `json:"ports,omitempty"`
+	Volumes     []volumeSettings    `json:"volumes,omitempty"`
+	SSHKeys     []string            `json:"sshKeys,omitempty"`
 	// UserData and NetworkData are hashes, which show whether the texts changed.
 	UserData    string `json:"userData,omitempty"`
 	NetworkData string `json:"networkData,omitempty"`
@@ -99,7 +100,7 @@ type stop struct {
 }
 
 // settingsOf returns the settings of a spec, for a server whose image is known.
-func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
+func settingsOf(spec driver.ServerSpec, image disks.ImageSettings) settings {
 	s := settings{
 		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image, Ports: spec.Ports,
 		SSHKeys: spec.SSHKeys, UserData: hashSecret(spec.UserData), NetworkData: hashSecret(spec.NetworkData),

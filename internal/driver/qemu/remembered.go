@@ -106,5 +106,5 @@ func (inst *instance) recordDiskEvent(event qmp.Event) {
 // findDiskFault returns the error that the guest waits for.
 func (inst *instance) findDiskFault(ctx context.Context, c *qmp.Client) error {
 	known, _ := inst.driver.diskFaults.Load(inst.Path)
-	return contractError(machine.FindDiskFault(ctx, c, known))
+	return machineError(machine.FindDiskFault(ctx, c, known))
 }

@@ -11,7 +11,7 @@ import (
 	"os"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 )
 
 // settleRoot brings the record of the root disk to the state that the other steps
@@ -34,42 +34,22 @@ func (inst *instance) settleRoot(ctx context.Context, spec driver.ServerSpec) er
 // one. What the guest wrote is on top of that image, and unusable on top of any other.
 func (inst *instance) refusedImage(spec driver.ServerSpec) *driver.Refused {
 	asked := inst.imageOf(spec)
-	if inst.Root.Size == 0 || inst.driver.isSame(inst.Root.Image, asked) {
+	if inst.Root.Size == 0 || inst.driver.disks.IsSame(inst.Root.Image, asked) {
 		return nil
 	}
 	return &driver.Refused{Field: rootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
 		"spec.image is %s: the root disk stands on %s and keeps it, with what the guest wrote: put that back, or delete the VirtualMachine, which removes its disks, and create it anew",
-		asked.describe(), inst.Root.Image.describe())}
-}
-
-// describe names an image for people, without possible secrets in its source.
-func (i imageSettings) describe() string {
-	source := image.Redact(i.Source)
-	if i.Checksum == "" {
-		return source
-	}
-	return source + " with the checksum " + i.Checksum
-}
-
-// describe names the image of a disk for people, by its digest where that is known.
-func (i baseImage) describe() string {
-	switch {
-	case i.Source == "":
-		return "no image"
-	case image.IsRemote(i.Source):
-		return imageSettings{i.Source, image.DigestOf(i.Path)}.describe()
-	}
-	return image.Redact(i.Source)
+		asked.Describe(), inst.Root.Image.Describe())}
 }
 
 // renameImage records another name of the image that the root disk stands on as soon as a
 // spec has it: what a name stands for may change later.
 func (inst *instance) renameImage(spec driver.ServerSpec) error {
 	asked := inst.imageOf(spec)
-	if inst.Root.Size == 0 || inst.Root.Image.imageSettings == asked || !inst.driver.isSame(inst.Root.Image, asked) {
+	if inst.Root.Size == 0 || inst.Root.Image.ImageSettings == asked || !inst.driver.disks.IsSame(inst.Root.Image, asked) {
 		return nil
 	}
-	inst.Root.Image.imageSettings = asked
+	inst.Root.Image.ImageSettings = asked
 	return inst.save()
 }
 
@@ -90,7 +70,7 @@ func (inst *instance) restoreRoot(ctx context.Context) error {
 	if _, err := os.Stat(inst.File(oldRootFile)); err != nil {
 		return err
 	}
-	inst.Root = disk{} // for older versions, which take root.qcow2 for what Root says
+	inst.Root = disks.Disk{} // for older versions, which take root.qcow2 for what Root says
 	if err := inst.save(); err != nil {
 		return err
 	}
@@ -100,7 +80,7 @@ func (inst *instance) restoreRoot(ctx context.Context) error {
 	if err := os.Link(inst.File(oldRootFile), inst.File(rootDiskFile)); err != nil {
 		return err
 	}
-	inst.Root, inst.Old, inst.Settings.Image = *inst.Old, nil, inst.Old.Image.imageSettings
+	inst.Root, inst.Old, inst.Settings.Image = *inst.Old, nil, inst.Old.Image.ImageSettings
 	if err := errors.Join(inst.save(), inst.driver.dir.Sync(inst.Path)); err != nil {
 		return err
 	}

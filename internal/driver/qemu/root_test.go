@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
 )
@@ -154,7 +155,7 @@ func TestFirstDisk(t *testing.T) {
 type replacement struct {
 	*instance
 	d        *Driver
-	old, new disk
+	old, new disks.Disk
 }
 
 // TestUnfinishedReplacement checks replacements of a root disk that an older version did
@@ -169,7 +170,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	}
 	noRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
-		r.Root, r.Old = disk{}, &r.old
+		r.Root, r.Old = disks.Disk{}, &r.old
 		must(t, r.save())
 	}
 	rename := func(t *testing.T, r *replacement) {
@@ -183,7 +184,7 @@ func TestUnfinishedReplacement(t *testing.T) {
 	}
 	starting := func(t *testing.T, r *replacement) {
 		t.Helper()
-		r.Phase, r.Run, r.Settings.Image = phaseStarting, newID(), r.new.Image.imageSettings
+		r.Phase, r.Run, r.Settings.Image = phaseStarting, newID(), r.new.Image.ImageSettings
 		must(t, r.save())
 	}
 	halted := func(t *testing.T, r *replacement) {
@@ -320,7 +321,7 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 	spec.Image.Source = e.other
 	s, err := d.findServer(t.Context(), spec.Target)
 	must(t, err)
-	made, err := d.makeDisk(s.File("new"), rootOrder(spec, imageSettings{Source: e.other}))
+	made, err := d.disks.Make(s.File("new"), rootOrder(spec, disks.ImageSettings{Source: e.other}))
 	must(t, err)
 	return &replacement{s, d, s.Root, made}, spec
 }

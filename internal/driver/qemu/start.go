@@ -27,7 +27,7 @@ func (inst *instance) startRun(ctx context.Context, spec driver.ServerSpec) erro
 	}
 	release, err := inst.driver.room.Take(inst.ID, demandOf(inst, spec, on.accel), inst.driver.hostMemory)
 	if err != nil {
-		return contractError(err)
+		return machineError(err)
 	}
 	defer release()
 	files := &machine.Files{}
@@ -39,7 +39,7 @@ func (inst *instance) startRun(ctx context.Context, spec driver.ServerSpec) erro
 	before := inst.record
 	runLock, err := inst.ClaimRun()
 	if err != nil {
-		return contractError(err)
+		return machineError(err)
 	}
 	defer func() { _ = runLock.Close() }()
 	if err := inst.rotateLog(); err != nil {
@@ -47,7 +47,7 @@ func (inst *instance) startRun(ctx context.Context, spec driver.ServerSpec) erro
 	}
 	inst.driver.diskFaults.Delete(inst.Path)
 	inst.Phase, inst.Run, inst.StartedAt = phaseStarting, newID(), inst.driver.Clock.Now()
-	inst.Stop, inst.Settings, inst.Forwards = nil, settingsOf(spec, inst.Root.Image.imageSettings), m.Forwards
+	inst.Stop, inst.Settings, inst.Forwards = nil, settingsOf(spec, inst.Root.Image.ImageSettings), m.Forwards
 	inst.MachineType, inst.Accelerator = m.Type, m.Accel
 	inst.planCPUGroup(spec.CPUMilli)
 	if err := inst.save(); err != nil {
@@ -77,7 +77,7 @@ type platform struct {
 func (inst *instance) platformOf(ctx context.Context) (platform, error) {
 	machineType, err := inst.driver.program.MachineType(ctx, inst.MachineType)
 	if err != nil {
-		return platform{}, contractError(err)
+		return platform{}, machineError(err)
 	}
 	accel, err := inst.driver.accel.Choose(ctx)
 	if !errors.Is(err, ctx.Err()) { // else there is no error, or only that of ctx
@@ -97,7 +97,7 @@ func (inst *instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 	if err != nil {
 		return machine.Config{}, err
 	}
-	kernel, err := inst.driver.openKernel(spec, files)
+	kernel, err := inst.driver.disks.OpenKernel(spec, files)
 	if err != nil {
 		return machine.Config{}, err
 	}
@@ -125,7 +125,7 @@ func (inst *instance) startMachine(ctx context.Context, m machine.Config, ports 
 		err := inst.Start(ctx, inst.driver.Binary, m, runLock)
 		ended, ok := errors.AsType[*machine.StartError](err)
 		if !ok || ended.Taken < 0 {
-			return contractError(err)
+			return machineError(err)
 		}
 		n := ended.Taken
 		if !m.Forwards[n].Chosen || try == hostports.MaxTries {

@@ -80,7 +80,7 @@ func (inst *instance) prepareRestart(ctx context.Context, spec driver.ServerSpec
 	}
 	want := demandOf(inst, spec, on.accel)
 	want.Freed = inst.Settings.MemoryBytes + memory.OverheadOf(inst.accelerator())
-	return false, contractError(inst.driver.room.Check(want, inst.driver.hostMemory))
+	return false, machineError(inst.driver.room.Check(want, inst.driver.hostMemory))
 }
 
 // stopRun presses the power button, and ends the run when StopBy has passed. A guest that
