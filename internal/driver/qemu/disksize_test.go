@@ -22,7 +22,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	const gib = 1 << 30
-	d.disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: gib, Available: gib / 2}, nil }
+	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: gib, Available: gib / 2}, nil }
 	huge := filepath.Join(e.images, "huge.qcow2")
 	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
 	volume := func(size int64, image *driver.Image) []driver.Volume {
@@ -54,7 +54,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	grown.RootDiskBytes = 11 * gib
 	_, err := d.Ensure(t.Context(), grown)
 	wantError(t, err, driver.ErrExhausted, "resource.rootDisk: needed")
-	d.disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1, Available: 1}, nil }
+	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1, Available: 1}, nil }
 	reach(t, d, spec, driver.StateRunning) // as it is
 	gone(t, d, spec)
 }
@@ -67,7 +67,7 @@ func TestDiskGauges(t *testing.T) {
 	o, registry := e.options(), prometheus.NewRegistry()
 	o.Registerer = registry
 	d := openWith(t, o)
-	d.disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1 << 40, Available: 1 << 30}, nil }
+	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1 << 40, Available: 1 << 30}, nil }
 	spec, released := e.spec(), e.spec()
 	spec.RootDiskBytes, spec.Volumes = 1<<40, []driver.Volume{{Name: "data", SizeBytes: 1 << 38}}
 	released.Power, released.RootDiskBytes = driver.PowerOff, 1<<39

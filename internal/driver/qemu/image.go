@@ -4,29 +4,91 @@
 package qemu
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"k8s.io/utils/clock"
+
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
 )
 
-// imageOf returns the image that a spec requests, or else the present one: a change of
-// the default affects no server.
-func imageOf(spec driver.ServerSpec, have disks.ImageSettings) disks.ImageSettings {
-	if spec.Image.Source == "" {
-		return have
+// fetchImages reports whether a server has to wait for an image that a disk is to be made
+// of. The server retains its claim on what was fetched until the caller releases it:
+// else an image that is always to be fetched would be fetched twice.
+func (d *Driver) fetchImages(ctx context.Context, s *instance.Instance, spec driver.ServerSpec) (waits bool, err error) {
+	var refs []image.Ref
+	for _, i := range d.requiredImages(s, spec) {
+		refs = append(refs, i.Ref)
 	}
-	return disks.ImageSettings{Source: spec.Image.Source, Checksum: spec.Image.Checksum}
+	return d.Images.FetchMissing(ctx, spec, refs...)
 }
 
-// imageOf returns the image that a spec requests, or the one that the root disk
-// stands on.
-func (inst *instance) imageOf(spec driver.ServerSpec) disks.ImageSettings {
-	return imageOf(spec, inst.Root.Image.ImageSettings)
+// requiredImage is an image that has to be fetched if it is missing, and the field that
+// names it.
+type requiredImage struct {
+	image.Ref
+
+	field string
+}
+
+// requiredImages returns the remote images that a server's next run needs: as the spec
+// names them where a disk is still to be made of one, and else by their digest.
+func (d *Driver) requiredImages(s *instance.Instance, spec driver.ServerSpec) []requiredImage {
+	all := []requiredImage{{d.rootImage(s, spec), instance.RootField}}
+	for i, v := range spec.Volumes {
+		var ref image.Ref
+		if v.Image != nil {
+			ref = disks.RefOf(*v.Image)
+		}
+		if made, is := s.Volumes[v.Name]; is {
+			ref = made.Image.FetchedRef(ref.PullPolicy)
+		}
+		all = append(all, requiredImage{ref, instance.VolumeField(i)})
+	}
+	return slices.DeleteFunc(all, func(i requiredImage) bool { return !image.IsRemote(i.Source) })
+}
+
+// rootImage returns the image of a root disk that is still to be made. Otherwise it
+// returns the image that the disk stands on, by its digest and from the source that the
+// spec names for it.
+func (d *Driver) rootImage(s *instance.Instance, spec driver.ServerSpec) image.Ref {
+	have, policy := s.Root.Image, image.PullPolicy(spec.Image.PullPolicy)
+	if s.ID == "" {
+		have.Source = d.Image
+	}
+	requested := instance.RequestedImage(spec, have.ImageSettings)
+	switch {
+	case s.Root.Size == 0:
+		return image.Ref{Source: requested.Source, Checksum: requested.Checksum, PullPolicy: policy}
+	case d.Disks.IsSame(have, requested):
+		have.ImageSettings = requested
+	}
+	return have.FetchedRef(policy)
+}
+
+// checkNewImages refuses images whose content is not verified. Disks that were made of
+// such an image stay in use, whatever the flag was then.
+func (d *Driver) checkNewImages(s *instance.Instance, spec driver.ServerSpec) error {
+	for _, i := range d.requiredImages(s, spec) {
+		if d.Images.Sources.IsUnchecked(i.Ref) && !d.UncheckedImages {
+			return driver.Errorf(driver.ErrInvalid,
+				"%s.checksum is empty: an image from a web server, or of a tag from a registry by plain HTTP, needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)
+		}
+	}
+	return nil
 }
 
 // checkImages checks that everything the next run is made of is available, and makes
 // nothing.
-func (d *Driver) checkImages(s *instance, spec driver.ServerSpec) error {
-	if err := d.disks.CheckKernel(spec); err != nil {
+func (d *Driver) checkImages(s *instance.Instance, spec driver.ServerSpec) error {
+	if err := d.Disks.CheckKernel(spec); err != nil {
 		return err
 	}
 	if err := d.checkRoot(s, spec); err != nil {
@@ -34,9 +96,9 @@ func (d *Driver) checkImages(s *instance, spec driver.ServerSpec) error {
 	}
 	for i, v := range spec.Volumes {
 		have, made := s.Volumes[v.Name]
-		err := d.disks.CheckImage(volumeField(i), have)
+		err := d.Disks.CheckImage(instance.VolumeField(i), have)
 		if !made && v.Image != nil {
-			_, err = d.disks.FindImage(volumeOrder(i, v))
+			_, err = d.Disks.FindImage(instance.VolumeOrder(i, v))
 		}
 		if err != nil {
 			return err
@@ -45,14 +107,102 @@ func (d *Driver) checkImages(s *instance, spec driver.ServerSpec) error {
 	return nil
 }
 
-func (d *Driver) checkRoot(s *instance, spec driver.ServerSpec) error {
-	requested := s.imageOf(spec)
+func (d *Driver) checkRoot(s *instance.Instance, spec driver.ServerSpec) error {
+	requested := s.ImageOf(spec)
 	switch {
-	case !s.needsRoot(spec):
-		return d.disks.CheckImage(rootField, s.Root)
+	case !s.NeedsRoot(spec):
+		return d.Disks.CheckImage(instance.RootField, s.Root)
 	case requested.Source == "" && spec.Image.Kernel != nil:
 		return nil
 	}
-	_, err := d.disks.FindImage(rootOrder(spec, requested))
+	_, err := d.Disks.FindImage(instance.RootOrder(spec, requested))
 	return err
+}
+
+// Cache holds the images that were fetched into a folder, for programs that run no
+// machines there. Controllers may run at the same time.
+type Cache struct {
+	dir   *statedir.Dir
+	store *image.Store
+}
+
+// CachedImage is a fetched image and its users.
+type CachedImage struct {
+	image.StoredImage
+	// UsedBy are the machines whose disks stand on the image, as namespace/name, including
+	// those of other clusters and released ones.
+	UsedBy []string
+}
+
+// OpenCache opens a folder of the driver, which must exist. It creates nothing in the
+// folder, since the caller may be another user than the one that runs machines.
+func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
+	dir, err := statedir.OpenExisting("the qemu driver's folder", path)
+	if err != nil {
+		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
+	}
+	return &Cache{dir: dir, store: &image.Store{Dir: dir.Path(), Sub: cacheDir, Clock: c}}, nil
+}
+
+// Machines returns the directories of all machines, of every cluster.
+func (c *Cache) Machines() ([]string, error) {
+	instances, err := (&instance.Host{StateDir: c.dir}).AllInstances()
+	paths := make([]string, 0, len(instances))
+	for _, h := range instances {
+		paths = append(paths, h.Path)
+	}
+	return paths, err
+}
+
+// List returns the images in the folder, and their users.
+func (c *Cache) List() ([]CachedImage, error) {
+	images, err := c.store.List()
+	if err != nil {
+		return nil, err
+	}
+	users, err := c.usersByName()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]CachedImage, 0, len(images))
+	for _, i := range images {
+		all = append(all, CachedImage{i, users[i.Name]})
+	}
+	return all, nil
+}
+
+// Prune removes the images that no machine uses, and returns them.
+func (c *Cache) Prune(ctx context.Context) ([]image.StoredImage, error) {
+	return c.store.Prune(ctx, func() (map[string]bool, error) {
+		users, err := c.usersByName()
+		used := make(map[string]bool, len(users))
+		for name := range users {
+			used[name] = true
+		}
+		return used, err
+	})
+}
+
+// usersByName returns the users of images, by the name of the image's file: the folder
+// may have been moved. A server that cannot be read may use any image, so that is an
+// error.
+func (c *Cache) usersByName() (map[string][]string, error) {
+	instances, err := (&instance.Host{StateDir: c.dir}).AllInstances()
+	if err != nil {
+		return nil, err
+	}
+	users := map[string][]string{}
+	for _, h := range instances {
+		r, err := h.Load()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range r.BaseImageNames() {
+			users[name] = append(users[name], r.Namespace+"/"+r.Name)
+		}
+	}
+	return users, nil
 }

@@ -36,6 +36,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -645,7 +646,7 @@ func TestCache(t *testing.T) {
 	}
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
 
-	record := d.instanceOf(specs["volume"].UID).File(recordFile)
+	record := d.InstanceOf(specs["volume"].UID).File(instance.RecordFile)
 	content, err := os.ReadFile(record)
 	must(t, err)
 	must(t, os.WriteFile(record, []byte("{"), 0o600))
@@ -668,7 +669,7 @@ func TestOpenCacheCreatesNothing(t *testing.T) {
 	if _, err := os.Stat(lock); err != nil {
 		t.Errorf("the driver makes no lock: %v", err)
 	}
-	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, notificationsDir)} {
+	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, instance.NotificationsDir)} {
 		must(t, os.Remove(missing))
 		before := tree(t, e.dir)
 		c, err := OpenCache(e.dir, clock.RealClock{})
