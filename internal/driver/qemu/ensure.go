@@ -282,7 +282,7 @@ func (d *Driver) prepareRestart(ctx context.Context, inst *instance.Instance, sp
 	if err != nil {
 		return false, err
 	}
-	want := instance.DemandOf(inst, spec, on.Accel)
+	want := instance.DemandOf(inst, spec, on.Accelerator)
 	want.Freed = inst.Settings.MemoryBytes + memory.OverheadOf(inst.CurrentAccelerator())
 	return false, instance.ContractError(d.Memory.Check(want, d.FindRoom))
 }

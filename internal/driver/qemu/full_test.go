@@ -138,7 +138,7 @@ func TestDiskFullProbing(t *testing.T) {
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "whether KVM works")
 	leavesNothing(t, d)
 	must(t, os.Remove(filler))
-	if got, err := d.InstanceOf("").FindPlatform(t.Context()); err != nil || got.Accel != AccelKVM {
+	if got, err := d.InstanceOf("").FindPlatform(t.Context()); err != nil || got.Accelerator != AccelKVM {
 		t.Errorf("once there is room: %q, %v", got, err)
 	}
 }

@@ -38,6 +38,7 @@ func (h *Host) MakeRoot(path string, spec driver.ServerSpec, asked disks.ImageSe
 	return h.Disks.Make(path, RootOrder(spec, asked))
 }
 
+// RootOrder returns what the root disk is to be.
 func RootOrder(spec driver.ServerSpec, asked disks.ImageSettings) disks.Order {
 	return disks.Order{ImageField: RootField, SizeField: "resource.rootDisk", Image: asked, Size: spec.RootDiskBytes}
 }
@@ -98,8 +99,10 @@ func (inst *Instance) prepareVolumes(spec driver.ServerSpec, files *machine.File
 	return volumes, nil
 }
 
+// VolumeFile returns the name of the file of a volume.
 func VolumeFile(name string) string { return "volume-" + name + ".qcow2" }
 
+// VolumeOrder returns what a volume is to be.
 func VolumeOrder(i int, v driver.Volume) disks.Order {
 	return disks.Order{
 		ImageField: VolumeField(i), SizeField: fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), Image: imageOfVolume(v), Size: v.SizeBytes,

@@ -67,6 +67,7 @@ func wrapBroken(repair string, err error) error {
 	return brokenError{fmt.Errorf("%s: %w", repair, err)}
 }
 
+// IsBroken reports whether an error says that something of one server cannot be read.
 func IsBroken(err error) bool {
 	_, broken := errors.AsType[brokenError](err)
 	return broken

@@ -84,6 +84,7 @@ func (h *Host) AllInstances() ([]*Instance, error) {
 	return instances, nil
 }
 
+// InstancesOf returns the servers of some UIDs, whose directories may not exist.
 func (h *Host) InstancesOf(uids []types.UID) ([]*Instance, error) {
 	uids, err := driver.UniqueUIDs(uids)
 	if err != nil {
@@ -106,6 +107,7 @@ func UIDOf(path string) types.UID {
 	return types.UID(uid)
 }
 
+// NewID returns a name for a server or a run.
 func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
 
 // HasDirectory reports whether there is a directory at all.
@@ -179,6 +181,7 @@ func (inst *Instance) isStopping() bool {
 	return inst.IsAlive() && inst.Phase == PhaseOn && inst.Stop != nil
 }
 
+// IsPaused reports whether the guest waits to be resumed.
 func (inst *Instance) IsPaused() bool {
 	return inst.RunState == machine.StatusPaused || inst.RunState == machine.StatusPrelaunch || inst.RunState == machine.StatusIOError
 }

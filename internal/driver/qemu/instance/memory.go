@@ -19,6 +19,7 @@ const (
 	ReservePart    = 20
 )
 
+// DemandOf returns the memory that a server needs for a spec.
 func DemandOf(s *Instance, spec driver.ServerSpec, accel string) memory.Demand {
 	return memory.Demand{
 		Guest: spec.MemoryBytes, Overhead: memory.OverheadOf(accel),
@@ -44,6 +45,7 @@ func (h *Host) FindRoom() (memory.Room, error) {
 	return have, err
 }
 
+// PromisedMemory returns, by server, what running machines were promised and do not use yet.
 func (h *Host) PromisedMemory() (map[string]int64, error) {
 	instances, err := h.AllInstances()
 	promised := map[string]int64{}

@@ -116,6 +116,7 @@ func SettingsOf(spec driver.ServerSpec, image disks.ImageSettings) Settings {
 	return s
 }
 
+// RetainedPath returns the directory of a released server.
 func (h *Host) RetainedPath(uid types.UID, id string) string {
 	return h.StateDir.Path(RetainedDir, string(uid)+"."+id)
 }

@@ -25,7 +25,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 	if err != nil {
 		return err
 	}
-	release, err := inst.Host.Memory.Take(inst.ID, DemandOf(inst, spec, on.Accel), inst.Host.FindRoom)
+	release, err := inst.Host.Memory.Take(inst.ID, DemandOf(inst, spec, on.Accelerator), inst.Host.FindRoom)
 	if err != nil {
 		return ContractError(err)
 	}
@@ -69,25 +69,26 @@ func (inst *Instance) rotateLog() error {
 	return inst.SetLogAside(machine.OldLog)
 }
 
-// platform is the part of a machine that no spec names.
-type platform struct {
-	machineType, Accel string
+// Platform is the part of a machine that no spec names.
+type Platform struct {
+	MachineType, Accelerator string
 }
 
-func (inst *Instance) FindPlatform(ctx context.Context) (platform, error) {
+// FindPlatform finds what the next run is made on: a server keeps its machine type.
+func (inst *Instance) FindPlatform(ctx context.Context) (Platform, error) {
 	machineType, err := inst.Host.Program.MachineType(ctx, inst.MachineType)
 	if err != nil {
-		return platform{}, ContractError(err)
+		return Platform{}, ContractError(err)
 	}
 	accel, err := inst.Host.Accelerator.Choose(ctx)
 	if !errors.Is(err, ctx.Err()) { // else there is no error, or only that of ctx
 		err = inst.Host.StateDir.Explain(err)
 	}
-	return platform{machineType, accel}, err
+	return Platform{machineType, accel}, err
 }
 
 // prepareRun gathers what a run needs, and opens the files that QEMU is to get.
-func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on platform, files *machine.Files) (machine.Config, error) {
+func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on Platform, files *machine.Files) (machine.Config, error) {
 	release, err := inst.Host.Images.Hold()
 	if err != nil {
 		return machine.Config{}, err
@@ -113,7 +114,7 @@ func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 		return machine.Config{}, err
 	}
 	return machine.Config{
-		UUID: string(inst.UID), ID: inst.ID, Type: on.machineType, Accel: on.Accel, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
+		UUID: string(inst.UID), ID: inst.ID, Type: on.MachineType, Accel: on.Accelerator, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
 		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards, Files: files,
 	}, nil
 }
