@@ -119,8 +119,8 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 		return err
 	}
 	defer release()
-	asked := instance.RequestedImage(spec, disks.ImageSettings{Source: d.Image})
-	root, err := d.MakeRoot(inst.File(instance.RootDiskFile), spec, asked)
+	requested := instance.RequestedImage(spec, disks.ImageSettings{Source: d.Image})
+	root, err := d.MakeRoot(inst.File(instance.RootDiskFile), spec, requested)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error
 	}
 	inst.Record = instance.Record{
 		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: instance.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
-		GraceSeconds: new(graceSeconds(spec)), Settings: instance.SettingsOf(spec, asked), Root: root,
+		GraceSeconds: new(graceSeconds(spec)), Settings: instance.SettingsOf(spec, requested), Root: root,
 	}
 	if err := inst.Save(); err != nil {
 		return err
@@ -290,11 +290,11 @@ func (d *Driver) prepareRestart(ctx context.Context, inst *instance.Instance, sp
 // refusedImage returns the image of a spec as refused if the root disk stands on another
 // one. What the guest wrote is on top of that image, and unusable on top of any other.
 func (d *Driver) refusedImage(inst *instance.Instance, spec driver.ServerSpec) *driver.Refused {
-	asked := inst.ImageOf(spec)
-	if inst.Root.Size == 0 || d.Disks.IsSame(inst.Root.Image, asked) {
+	requested := inst.ImageOf(spec)
+	if inst.Root.Size == 0 || d.Disks.IsSame(inst.Root.Image, requested) {
 		return nil
 	}
 	return &driver.Refused{Field: instance.RootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
 		"spec.image is %s: the root disk stands on %s and keeps it, with what the guest wrote: put that back, or delete the VirtualMachine, which removes its disks, and create it anew",
-		asked.Describe(), inst.Root.Image.Describe())}
+		requested.Describe(), inst.Root.Image.Describe())}
 }

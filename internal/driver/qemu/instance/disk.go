@@ -27,20 +27,20 @@ func VolumeField(i int) string { return fmt.Sprintf("volumes[%d].source.image", 
 
 // MakeRoot makes the root disk at a path. A machine whose kernel is booted directly may
 // do without an image, and without a disk.
-func (h *Host) MakeRoot(path string, spec driver.ServerSpec, asked disks.ImageSettings) (disks.Disk, error) {
-	if asked.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
+func (h *Host) MakeRoot(path string, spec driver.ServerSpec, requested disks.ImageSettings) (disks.Disk, error) {
+	if requested.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
 		return disks.Disk{}, nil
 	}
-	if asked.Source == "" && spec.Image.Kernel == nil {
-		_, err := h.Disks.OpenImage(RootField, asked)
+	if requested.Source == "" && spec.Image.Kernel == nil {
+		_, err := h.Disks.OpenImage(RootField, requested)
 		return disks.Disk{}, err
 	}
-	return h.Disks.Make(path, RootOrder(spec, asked))
+	return h.Disks.Make(path, RootOrder(spec, requested))
 }
 
 // RootOrder returns what the root disk is to be.
-func RootOrder(spec driver.ServerSpec, asked disks.ImageSettings) disks.Order {
-	return disks.Order{ImageField: RootField, SizeField: "resource.rootDisk", Image: asked, Size: spec.RootDiskBytes}
+func RootOrder(spec driver.ServerSpec, requested disks.ImageSettings) disks.Order {
+	return disks.Order{ImageField: RootField, SizeField: "resource.rootDisk", Image: requested, Size: spec.RootDiskBytes}
 }
 
 // prepareRoot makes the root disk where there is none yet. An existing one stays,
@@ -218,11 +218,11 @@ func (inst *Instance) SettleRoot(ctx context.Context, spec driver.ServerSpec) er
 // renameImage records another name of the image that the root disk stands on as soon as a
 // spec has it: what a name stands for may change later.
 func (inst *Instance) renameImage(spec driver.ServerSpec) error {
-	asked := inst.ImageOf(spec)
-	if inst.Root.Size == 0 || inst.Root.Image.ImageSettings == asked || !inst.Host.Disks.IsSame(inst.Root.Image, asked) {
+	requested := inst.ImageOf(spec)
+	if inst.Root.Size == 0 || inst.Root.Image.ImageSettings == requested || !inst.Host.Disks.IsSame(inst.Root.Image, requested) {
 		return nil
 	}
-	inst.Root.Image.ImageSettings = asked
+	inst.Root.Image.ImageSettings = requested
 	return inst.Save()
 }
 

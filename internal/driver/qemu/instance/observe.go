@@ -86,10 +86,10 @@ func (inst *Instance) queryStatus(ctx context.Context, within time.Duration) err
 	if err := inst.observeRunning(); err != nil || !inst.On {
 		return err
 	}
-	asked, cancel := context.WithTimeout(ctx, within)
+	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	inst.RunState, inst.QueryErr = inst.Status(asked)
-	if inst.QueryErr == nil || ctx.Err() != nil || asked.Err() != nil {
+	inst.RunState, inst.QueryErr = inst.Status(bounded)
+	if inst.QueryErr == nil || ctx.Err() != nil || bounded.Err() != nil {
 		return ctx.Err()
 	}
 	// A QEMU that closes the connection may be about to end.

@@ -32,24 +32,24 @@ func (inst *Instance) ResumeGuest(ctx context.Context) error {
 	if inst.RunState != machine.StatusIOError {
 		return inst.Execute(ctx, "cont", nil, nil)
 	}
-	asked, cancel := context.WithTimeout(ctx, machine.CommandWithin)
+	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
-	c, err := inst.Dial(asked, machine.ControlSocket, inst.recordDiskEvent)
+	c, err := inst.Dial(bounded, machine.ControlSocket, inst.recordDiskEvent)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	if at, ok := inst.Host.DiskResumes.Load(inst.Path); ok && inst.Host.Clock.Now().Sub(at) < ResumeAgain {
-		return inst.findDiskFault(asked, c)
+		return inst.findDiskFault(bounded, c)
 	}
-	if err := c.Execute(asked, "cont", nil, nil); err != nil {
+	if err := c.Execute(bounded, "cont", nil, nil); err != nil {
 		return err
 	}
-	looked, stop := context.WithTimeout(asked, writesWithin)
+	watched, stop := context.WithTimeout(bounded, writesWithin)
 	defer stop()
-	for proc.Pause(looked, 4*proc.PollEvery) {
-		if status, err := machine.QueryStatus(looked, c); err == nil && status == machine.StatusIOError {
-			return inst.findDiskFault(asked, c)
+	for proc.Pause(watched, 4*proc.PollEvery) {
+		if status, err := machine.QueryStatus(watched, c); err == nil && status == machine.StatusIOError {
+			return inst.findDiskFault(bounded, c)
 		}
 	}
 	inst.Host.DiskResumes.Store(inst.Path, inst.Host.Clock.Now())
