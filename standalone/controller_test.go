@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestNoImagesFromTheDataDir checks that the drivers know the program's own folders.
@@ -75,9 +75,9 @@ func TestBindings(t *testing.T) {
 	scheme := runtime.NewScheme()
 	must(t, api.AddToScheme(scheme))
 	bound, err := listBindings(t.Context(), clientfake.NewClientBuilder().WithScheme(scheme).WithObjects(
-		vmtest.VM("a").Bound("docker/A").Obj(), vmtest.VM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
-		vmtest.VM("c").Bound("docker/A").Status(status("docker", "B")).Obj(), vmtest.VM("d").Status(status("qemu", "C")).Obj(),
-		vmtest.VM("e").Status(func(s *api.VirtualMachineStatus) { s.Driver, s.Server = "docker", &api.ServerStatus{} }).Obj(), vmtest.VM("f").Obj(),
+		framework.NewVM("a").Bound("docker/A").Obj(), framework.NewVM("b").Bound("docker/A").Status(status("docker", "A")).Obj(),
+		framework.NewVM("c").Bound("docker/A").Status(status("docker", "B")).Obj(), framework.NewVM("d").Status(status("qemu", "C")).Obj(),
+		framework.NewVM("e").Status(func(s *api.VirtualMachineStatus) { s.Driver, s.Server = "docker", &api.ServerStatus{} }).Obj(), framework.NewVM("f").Obj(),
 	).Build())
 	want := []api.Binding{{Driver: "docker", EngineID: "A"}, {Driver: "docker", EngineID: "B"}, {Driver: "qemu", EngineID: "C"}}
 	if err != nil || !slices.Equal(bound, want) {

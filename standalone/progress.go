@@ -16,7 +16,7 @@ import (
 )
 
 // stopSignals returns a context that ends with the first SIGTERM, Ctrl-C or
-// loss of the terminal. A second one ends the process at once, which loses nothing
+// loss of the terminal. A second one ends the process immediately, which loses nothing
 // that was acknowledged.
 func stopSignals(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(ctx)

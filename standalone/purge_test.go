@@ -29,7 +29,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // machineTimeout is for a loaded machine that emulates others.
@@ -44,8 +44,8 @@ type testHost struct {
 
 func newTestHost(t *testing.T) *testHost {
 	t.Helper()
-	vmtest.QEMU(t)
-	h := &testHost{data: filepath.Join(t.TempDir(), "d"), image: vmtest.BootGuest(t, t.TempDir(), "A", false)}
+	framework.QEMUBinary(t)
+	h := &testHost{data: filepath.Join(t.TempDir(), "d"), image: framework.BuildBootGuest(t, t.TempDir(), "A", false)}
 	dir, err := datadir.Open(h.data)
 	must(t, err)
 	must(t, dir.SetClusterID("cluster-1"))
@@ -75,7 +75,7 @@ func (h *testHost) startMachine(t *testing.T, name, image string) (target driver
 		CPUMilli: 1000, MemoryBytes: 16 << 20, Image: driver.Image{Source: image},
 	}
 	t.Cleanup(func() { h.killMachine(t, spec.UID) })
-	vmtest.Eventually(t, machineTimeout, name+" runs", func() error {
+	framework.Eventually(t, machineTimeout, name+" runs", func() error {
 		s, err := h.Ensure(t.Context(), spec)
 		if err == nil && s.State != driver.StateRunning {
 			err = errors.New(string(s.State) + " " + s.Progress)
@@ -167,7 +167,7 @@ func TestPurge(t *testing.T) {
 	}
 
 	killProcess(t, kept)
-	vmtest.Eventually(t, machineTimeout, "it ends", func() error {
+	framework.Eventually(t, machineTimeout, "it ends", func() error {
 		if isRunning(kept) {
 			return errors.New("it runs")
 		}

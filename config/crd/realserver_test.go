@@ -21,13 +21,13 @@ import (
 
 	"cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/config/crd"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // What the tests in validation_test.go say in process holds on a real
 // kube-apiserver, to the letter.
 func TestRealAPIServer(t *testing.T) {
-	server := connect(t, vmtest.StartCluster(t, vmtest.ClusterOptions{}).Config)
+	server := connect(t, framework.StartCluster(t, framework.ClusterOptions{}).Config)
 	server.requireThisDefinition(t)
 
 	for name, tc := range createCases() {

@@ -42,7 +42,7 @@ func TestDefaults(t *testing.T) {
 		path     []string
 		want     any
 	}{
-		"status is nobody's":     {vm(minimal), []string{"status"}, map[string]any{"observedGeneration": int64(-1)}},
+		"status of a manifest":   {vm(minimal), []string{"status"}, map[string]any{"observedGeneration": int64(-1)}},
 		"the smallest spec":      {vm(minimal), []string{"spec"}, minimalDefaulted},
 		"a given action is kept": {vm(`{action: paused, resource: {cpu: 1, memory: 1G}}`), []string{"spec", "action"}, "paused"},
 		"image": {vm(`{resource: {cpu: 1, memory: 1G}, image: {source: nginx}}`), []string{"spec", "image"}, map[string]any{

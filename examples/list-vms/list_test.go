@@ -20,15 +20,15 @@ import (
 	"cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	apply "cloudnative.tw/drover/client/applyconfiguration/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/client/clientset/versioned"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // stepTimeout is how long the slowest machine may take for one step.
 const stepTimeout = time.Minute
 
-var cluster *vmtest.Cluster
+var cluster *framework.Cluster
 
-func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &cluster, vmtest.ClusterOptions{})) }
+func TestMain(m *testing.M) { os.Exit(framework.RunTests(m, &cluster, framework.ClusterOptions{})) }
 
 func TestListsAll(t *testing.T) {
 	client := newClient(t)
@@ -134,7 +134,7 @@ func create(t *testing.T, client versioned.Interface, name string) *v1alpha1.Vir
 	t.Helper()
 	vms := client.CloudnativeV1alpha1().VirtualMachines("default")
 	wanted := apply.VirtualMachine(name, "default").WithSpec(apply.VirtualMachineSpec().
-		WithResource(vmtest.VM(name).Obj().Spec.Resource))
+		WithResource(framework.NewVM(name).Obj().Spec.Resource))
 	vm, err := vms.Apply(t.Context(), wanted, metav1.ApplyOptions{FieldManager: "test"})
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // addDriver adds a second driver to the rig, named other, with its own engine.
@@ -50,7 +50,7 @@ func (g *rig) asOther(inv *inventory.Inventory, fn func()) {
 func TestLateKeyOfAnotherDriver(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.addDriver()
-	g.create(vmtest.VM("vm").Driver("other"))
+	g.create(framework.NewVM("vm").Driver("other"))
 	g.wantWrites(0, func() { g.reconcile() })
 	if vm := g.vm(); len(vm.Finalizers) != 0 || len(g.memory.Records()) != 0 {
 		t.Errorf("bound to %q, servers %v", vm.Annotations[api.AnnotationBound], g.memory.Records())
@@ -62,7 +62,7 @@ func TestLateKeyOfAnotherDriver(t *testing.T) {
 func TestOrphanOfTheSameName(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	_, other := g.addDriver()
-	g.create(vmtest.VM("vm").Driver("other"))
+	g.create(framework.NewVM("vm").Driver("other"))
 	g.asOther(other, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	g.wantWrites(0, func() { g.reconcile() }) // by the orphan's driver
@@ -95,7 +95,7 @@ func TestReplacedManifest(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
-			g.create(vmtest.VM("vm"))
+			g.create(framework.NewVM("vm"))
 			g.reconcile()
 			bound, run := g.vm().Annotations[api.AnnotationBound], g.server().Run
 			if tc.status != nil {
@@ -143,7 +143,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 	t.Run("another driver has the server", func(t *testing.T) {
 		g := newRig(t, fake.Options{})
 		memory, other := g.addDriver()
-		g.create(vmtest.VM("vm").Driver("other"))
+		g.create(framework.NewVM("vm").Driver("other"))
 		g.asOther(other, func() { g.reconcile() })
 		lose(g)
 		vm := g.vm()
@@ -178,7 +178,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 	})
 	t.Run("another driver cannot be queried", func(t *testing.T) {
 		g := newRig(t, fake.Options{})
-		g.create(vmtest.VM("vm"))
+		g.create(framework.NewVM("vm"))
 		g.reconcile()
 		memory, other := g.addDriver()
 		memory.SetAvailable(false)

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // clockErrors are clock errors of another host.
@@ -48,7 +48,7 @@ func TestDeletionByAnotherClock(t *testing.T) {
 	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{ShutdownTime: time.Hour})
-			g.create(vmtest.VM("vm").Grace(10))
+			g.create(framework.NewVM("vm").GracePeriod(10))
 			g.reconcile()
 			g.deletedAt(g.clock.Now().Add(off))
 			g.reconcile()
@@ -83,7 +83,7 @@ func TestCrashesByAnotherClock(t *testing.T) {
 	for name, off := range clockErrors {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
-			g.create(vmtest.VM("vm"))
+			g.create(framework.NewVM("vm"))
 			g.reconcile()
 			var waits []time.Duration
 			for range 4 {
@@ -111,7 +111,7 @@ func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 			g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 				return driver.Server{}, driver.Errorf(driver.ErrRetry, "boom")
 			}
-			g.create(vmtest.VM("vm"))
+			g.create(framework.NewVM("vm"))
 			g.reconcile()
 			vm := g.vm()
 			next := metav1.NewMicroTime(vm.Status.Operation.NextRetryTime.Add(off))
@@ -145,7 +145,7 @@ func TestRetryOfAPredecessorWithAnotherClock(t *testing.T) {
 // shutdown.
 func TestStopThatFailedBeforeADeletion(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
-	g.create(vmtest.VM("vm").Grace(10))
+	g.create(framework.NewVM("vm").GracePeriod(10))
 	g.reconcile()
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, errors.New("boom")
@@ -167,7 +167,7 @@ func TestStopThatFailedBeforeADeletion(t *testing.T) {
 // period.
 func TestRefusedStopUnderADeletion(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").Grace(10))
+	g.create(framework.NewVM("vm").GracePeriod(10))
 	g.reconcile()
 	calls := g.engine.calls
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {

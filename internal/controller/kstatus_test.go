@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // kstatusOf returns what kstatus, which kpt, Flux and others use to wait, computes
@@ -45,7 +45,7 @@ func TestKstatus(t *testing.T) {
 	twins.Duplicates = []string{"id-1", "id-2"}
 	completed := policytest.ReportedVM().RestartPolicy(api.RestartNever)
 	tests := map[string]struct {
-		vm       *vmtest.Builder
+		vm       *framework.VMBuilder
 		observed inventory.Observation
 		change   func(*policy.Input)
 		want     status.Status
@@ -67,12 +67,12 @@ func TestKstatus(t *testing.T) {
 		"exited, Always":          {policytest.ReportedVM(), policytest.Ended(3), nil, status.InProgressStatus},
 		"create fails":            {policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 3, time.Second)), policytest.Gone(), nil, status.InProgressStatus},
 		"refused":                 {policytest.ReportedVM().Status(policytest.Refused), policytest.Gone(), nil, status.FailedStatus},
-		"unknown driver":          {vmtest.VM("vm").Driver("xen").Generation(1), policytest.Gone(), func(in *policy.Input) { in.Driver = "" }, status.FailedStatus},
+		"unknown driver":          {framework.NewVM("vm").Driver("xen").Generation(1), policytest.Gone(), func(in *policy.Input) { in.Driver = "" }, status.FailedStatus},
 		"another engine":          {policytest.ReportedVM(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, nil, status.InProgressStatus},
 		"engine away":             {policytest.ReportedVM(), policytest.Unknown(time.Minute), nil, status.InProgressStatus},
 		"two servers":             {policytest.ReportedVM(), twins, nil, status.InProgressStatus},
-		"deletion":                {policytest.ReportedVM().Deleted(policytest.T0), policytest.Present(driver.StateRunning), nil, status.TerminatingStatus},
-		"deletion, engine away":   {policytest.ReportedVM().Deleted(policytest.T0), policytest.Unknown(time.Minute), nil, status.TerminatingStatus},
+		"deletion":                {policytest.ReportedVM().DeletionTimestamp(policytest.T0), policytest.Present(driver.StateRunning), nil, status.TerminatingStatus},
+		"deletion, engine away":   {policytest.ReportedVM().DeletionTimestamp(policytest.T0), policytest.Unknown(time.Minute), nil, status.TerminatingStatus},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -38,7 +38,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // rig is one per-driver controller with an in-memory API and engine and a fake
@@ -74,6 +74,8 @@ type interceptedDriver struct {
 	outdatedList []driver.Server
 	// failQueries fails the queries for single servers.
 	failQueries atomic.Bool
+	// fetching makes lists show servers as waiting for their image.
+	fetching atomic.Bool
 }
 
 func (m *interceptedDriver) Unwrap() driver.Driver { return m.Driver }
@@ -85,7 +87,13 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 	if m.outdated && len(uids) == 0 {
 		return m.outdatedList, nil
 	}
-	return m.Driver.List(ctx, uids...)
+	servers, err := m.Driver.List(ctx, uids...)
+	for n := range servers {
+		if m.fetching.Load() {
+			servers[n].State = driver.StatePending
+		}
+	}
+	return servers, err
 }
 
 func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
@@ -181,7 +189,7 @@ func (g *rig) eventually(what string, ok func() bool) {
 	}
 }
 
-func (g *rig) create(b *vmtest.Builder) {
+func (g *rig) create(b *framework.VMBuilder) {
 	g.t.Helper()
 	vm := b.UID("uid-1").Generation(1).Obj()
 	vm.Status.ObservedGeneration = -1
@@ -236,7 +244,7 @@ func (g *rig) reconcile() ctrl.Result {
 // requestRestart starts a VM and requests its restart.
 func (g *rig) requestRestart() {
 	g.t.Helper()
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.clock.Step(time.Minute)
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
@@ -284,7 +292,7 @@ func (refusingProber) Probe(context.Context, types.UID, int32) error { return er
 func TestProbeBeginsWithTheServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.r.probes = probe.New(t.Context(), clock.RealClock{}, refusingProber{}, func(types.NamespacedName) {})
-	g.create(vmtest.VM("vm").Probe(80))
+	g.create(framework.NewVM("vm").ReadinessProbe(80))
 	g.reconcile()
 	g.wantPhase(api.PhaseActive, api.ReasonProbeFailing)
 	if vm := g.vm(); !strings.HasPrefix(vm.Status.Message, "readinessProbe: ") {
@@ -296,7 +304,7 @@ func TestProbeBeginsWithTheServer(t *testing.T) {
 // status, a delete removes the finalizer, and so on.
 func TestWritesPerAction(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.wantWrites(2, func() { g.reconcile() })
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 	g.wantCondition(api.ConditionReady, metav1.ConditionTrue)
@@ -345,7 +353,7 @@ func TestWritesPerAction(t *testing.T) {
 
 func TestFinalizerComesFirst(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		vm := g.vm()
 		if len(vm.Finalizers) != 1 || vm.Annotations[api.AnnotationBound] != "fake/"+g.inv.Get("").EngineID {
@@ -359,7 +367,7 @@ func TestFinalizerComesFirst(t *testing.T) {
 
 func TestStaleObjectIsNotBound(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	stale := g.vm()
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
 	if _, err := g.r.ensureFinalizer(t.Context(), stale); err == nil {
@@ -373,7 +381,7 @@ func TestStaleObjectIsNotBound(t *testing.T) {
 // TestSlowCreateShowsCreating checks that a step of more than 100 ms is reported.
 func TestSlowCreateShowsCreating(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		// This is not the test's own goroutine: it must not end here.
 		deadline := time.Now().Add(20 * time.Second)
@@ -389,7 +397,7 @@ func TestSlowCreateShowsCreating(t *testing.T) {
 
 func TestFailingCreateBacksOff(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").Image("nope"))
+	g.create(framework.NewVM("vm").Image("nope"))
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if spec.Image.Source != "nope" {
 			return live()
@@ -427,7 +435,7 @@ func TestFailingCreateBacksOff(t *testing.T) {
 
 func TestDeletionOfAFailingVM(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrExhausted, "cpu: needs 4, has 2")
 	}
@@ -442,7 +450,7 @@ func TestDeletionOfAFailingVM(t *testing.T) {
 
 func TestFinalErrorStalls(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrUnsupported, "spec.userData: not here")
 	}
@@ -466,7 +474,7 @@ func TestFinalErrorStalls(t *testing.T) {
 // lost.
 func TestAmbiguousCreate(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		_, _ = live()
 		return driver.Server{}, context.DeadlineExceeded
@@ -485,7 +493,7 @@ func TestAmbiguousCreate(t *testing.T) {
 // may still happen, so the object exists until it cannot.
 func TestGoneIsUncertainAfterATimeout(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, context.DeadlineExceeded
 	}
@@ -519,7 +527,7 @@ func TestStatusWriteFails(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
-			g.create(vmtest.VM("vm"))
+			g.create(framework.NewVM("vm"))
 			g.statusErr = tc.err
 			result, err := g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
 			if (err != nil) != tc.limit || result.RequeueAfter != tc.after {
@@ -539,7 +547,7 @@ func TestStatusWriteFails(t *testing.T) {
 // operation, and that the server's status is unchanged.
 func TestEngineLostInACall(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	for name, err := range map[string]error{"unavailable": driver.Errorf(driver.ErrUnavailable, "connection refused"), "timeout": context.DeadlineExceeded} {
 		g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
@@ -570,7 +578,7 @@ func TestEngineLostInACall(t *testing.T) {
 
 func TestOutage(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	id := g.server().ID
 	g.memory.SetAvailable(false)
@@ -646,7 +654,7 @@ func TestChangesDuringAnOutage(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
-			g.create(vmtest.VM("vm").Image("some").RestartPolicy(api.RestartOnFailure))
+			g.create(framework.NewVM("vm").Image("some").RestartPolicy(api.RestartOnFailure))
 			g.reconcile()
 			if tc.before != nil {
 				g.edit(tc.before)
@@ -689,7 +697,7 @@ func TestOutageAfterARestart(t *testing.T) {
 // the spec changes between two tries.
 func TestRestartThatFailsAcrossAChange(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.clock.Step(time.Minute)
 	run := g.server().Run
@@ -715,7 +723,7 @@ func TestRestartThatFailsAcrossAChange(t *testing.T) {
 // uses up none of the guest's grace period.
 func TestGracePeriodOfARestart(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 20 * time.Second})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	run := g.server().Run
 	g.clock.Step(time.Minute)
@@ -777,7 +785,7 @@ func TestRestartWithAFailingResume(t *testing.T) {
 // about this server, is no outage. It is reported, and retried with growing delays.
 func TestEngineUnavailableForOneServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrUnavailable, "inspect hangs")
 	}
@@ -794,7 +802,7 @@ func TestEngineUnavailableForOneServer(t *testing.T) {
 // does not find.
 func TestServerNotFoundByTheDriver(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
@@ -812,7 +820,7 @@ func TestServerNotFoundByTheDriver(t *testing.T) {
 // call.
 func TestStopDoesNotCreate(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	_ = g.api.Delete(t.Context(), g.vm())
 	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
@@ -829,7 +837,7 @@ func TestStopDoesNotCreate(t *testing.T) {
 // over what one without it refused.
 func TestDriverAddedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").Driver("fake"))
+	g.create(framework.NewVM("vm").Driver("fake"))
 	g.r.Driver, g.r.Drivers, g.r.Inventory = "", []string{"docker"}, nil
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonUnknownDriver)
@@ -846,7 +854,7 @@ func TestDeletedSecret(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"user-data": []byte("x")}}
 	_ = g.api.Create(t.Context(), secret)
-	g.create(vmtest.VM("vm").UserDataSecret("init", "user-data"))
+	g.create(framework.NewVM("vm").UserDataSecret("init", "user-data"))
 	g.reconcile()
 	_ = g.api.Delete(t.Context(), secret)
 	_ = g.memory.Edit("uid-1", func(r *fake.Record) { r.State = driver.StatePaused })
@@ -865,7 +873,7 @@ func TestNothingIsDoneWhileUnknown(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.memory.SetAvailable(false)
 	g.eventually("the outage is observed", func() bool { return g.inv.Get("uid-1").Answer == inventory.Unknown })
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.clock.Step(6 * time.Second)
 	g.reconcile()
@@ -886,7 +894,7 @@ func TestCrashAfterIntent(t *testing.T) {
 	for name, happened := range map[string]bool{"before the call": false, "after the call": true} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
-			g.create(vmtest.VM("vm"))
+			g.create(framework.NewVM("vm"))
 			g.reconcile()
 			g.clock.Step(time.Minute)
 			run := g.server().Run
@@ -934,7 +942,7 @@ func crashInCall(t *testing.T, g *rig) {
 
 func TestGracefulDeletion(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
-	g.create(vmtest.VM("vm").Grace(10))
+	g.create(framework.NewVM("vm").GracePeriod(10))
 	g.reconcile()
 	_ = g.api.Delete(t.Context(), g.vm())
 	g.reconcile()
@@ -952,7 +960,7 @@ func TestGracefulDeletion(t *testing.T) {
 
 func TestRetain(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").DeletionPolicy(api.DeletionRetain))
+	g.create(framework.NewVM("vm").DeletionPolicy(api.DeletionRetain))
 	g.reconcile()
 	_ = g.api.Delete(t.Context(), g.vm())
 	g.reconcile()
@@ -967,7 +975,7 @@ func TestRetain(t *testing.T) {
 
 func TestManualChanges(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
+	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.reconcile()
 	first := g.server()
 	if err := g.memory.Edit("uid-1", func(r *fake.Record) {
@@ -993,7 +1001,7 @@ func TestManualChanges(t *testing.T) {
 // delays.
 func TestCrashLoop(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	starts := 0
 	end := policytest.T0.Add(3 * time.Minute)
@@ -1021,7 +1029,7 @@ func TestCrashLoop(t *testing.T) {
 
 func TestSecretCreatedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").UserDataSecret("init", "user-data"))
+	g.create(framework.NewVM("vm").UserDataSecret("init", "user-data"))
 	g.reconcile()
 	g.wantPhase(api.PhaseFailed, api.ReasonSecretUnavailable)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "init"}, Data: map[string][]byte{"other": nil}}
@@ -1046,7 +1054,7 @@ func TestSecretCreatedLater(t *testing.T) {
 
 func TestUsageIsWrittenWhenItChanges(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	setLoad := func(load float64) {
 		if err := g.memory.Edit("uid-1", func(r *fake.Record) { r.Load = load }); err != nil {
@@ -1076,7 +1084,7 @@ func TestUsageIsWrittenWhenItChanges(t *testing.T) {
 // no restart, neither then nor in later passes.
 func TestRestartedAtAtCreation(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").RestartedAt(policytest.T0))
+	g.create(framework.NewVM("vm").RestartedAt(policytest.T0))
 	g.reconcile()
 	run := g.server().Run
 	if at := g.vm().Status.RestartedAt; at == nil || !at.Time.Equal(policytest.T0) {
@@ -1086,5 +1094,45 @@ func TestRestartedAtAtCreation(t *testing.T) {
 	g.reconcile()
 	if g.server().Run != run || g.vm().Status.RestartCount != 0 {
 		t.Error("restarted")
+	}
+}
+
+// TestSuccessWithoutEffect checks that a driver that reports success but changes
+// nothing is retried with growing delays, like one that reports a failure.
+func TestSuccessWithoutEffect(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
+		return g.server(), nil
+	}
+	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
+	calls := g.engine.calls
+	if result := g.reconcile(); result.RequeueAfter != time.Second || g.engine.calls != calls+1 {
+		t.Errorf("%d calls, and the next try is in %s: want 1 and 1 s", g.engine.calls-calls, result.RequeueAfter)
+	}
+	g.wantPhase(api.PhaseActive, api.ReasonOperationFailed)
+	if op := g.vm().Status.Operation; op.LastError != "the fake driver reports success, and the server is Running still" {
+		t.Errorf("operation %+v", op)
+	}
+	g.engine.ensure = nil
+	g.clock.Step(time.Second)
+	g.reconcile()
+	g.wantPhase(api.PhaseStopped, api.ReasonStoppedAsAsked)
+}
+
+// TestCreationContinuesAfterAFetch checks that a pass continues a creation whose
+// image was fetched since.
+func TestCreationContinuesAfterAFetch(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	g.engine.fetching.Store(true)
+	g.startInventory()
+	g.newReconciler()
+	calls := g.engine.calls
+	g.reconcile()
+	if g.engine.calls != calls+1 {
+		t.Errorf("%d calls, want 1", g.engine.calls-calls)
 	}
 }

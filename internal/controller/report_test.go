@@ -19,12 +19,12 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // reconciliationOf returns a pass over vm that observes a server.
 func reconciliationOf(vm *api.VirtualMachine, observed inventory.Observation) *reconciliation {
-	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: vmtest.Clock(policytest.T0), Epoch: func() uint64 { return 7 }}
+	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: framework.NewFakeClock(policytest.T0), Epoch: func() uint64 { return 7 }}
 	return &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, shownGeneration: vm.Status.ObservedGeneration}
 }
 
@@ -52,7 +52,7 @@ func withRates(cpu, memory float64) inventory.Observation {
 	return o
 }
 
-func withUsage() *vmtest.Builder {
+func withUsage() *framework.VMBuilder {
 	return policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 		s.Server = &api.ServerStatus{ID: "id-1", State: "Running", Usage: &api.Usage{CPU: 10, Memory: 20}}
 	})
@@ -60,7 +60,7 @@ func withUsage() *vmtest.Builder {
 
 func TestUsageInStatus(t *testing.T) {
 	tests := map[string]struct {
-		vm       *vmtest.Builder
+		vm       *framework.VMBuilder
 		observed inventory.Observation
 		want     *api.Usage
 	}{
@@ -93,14 +93,14 @@ func TestRestartCount(t *testing.T) {
 	started := func(at time.Time) inventory.Observation {
 		return policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = at })
 	}
-	had := func(at time.Time) *vmtest.Builder {
+	had := func(at time.Time) *framework.VMBuilder {
 		return policytest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
 			stamp := metav1.NewMicroTime(at)
 			s.StartTime, s.RestartCount = &stamp, 4
 		})
 	}
 	tests := map[string]struct {
-		vm       *vmtest.Builder
+		vm       *framework.VMBuilder
 		observed inventory.Observation
 		want     int64
 	}{
@@ -126,7 +126,7 @@ func TestRestartCount(t *testing.T) {
 func TestConditions(t *testing.T) {
 	order := []string{api.ConditionReady, api.ConditionRunning, api.ConditionObserved, api.ConditionRestartRequired, api.ConditionDeletionBlocked, api.ConditionStalled}
 	tests := map[string]struct {
-		vm       *vmtest.Builder
+		vm       *framework.VMBuilder
 		observed inventory.Observation
 		want     string
 	}{
@@ -137,9 +137,9 @@ func TestConditions(t *testing.T) {
 		"the engine is away":     {policytest.ReportedVM(), policytest.Unknown(time.Minute), "UUF---"},
 		"another engine answers": {policytest.ReportedVM(), inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, "UUF---"},
 		"stalled":                {policytest.ReportedVM().Status(policytest.Refused), policytest.Gone(), "FFT--T"},
-		"deletion, engine away":  {policytest.ReportedVM().Deleted(policytest.T0), policytest.Unknown(time.Minute), "FUF-T-"},
-		"deletion under way":     {policytest.ReportedVM().Deleted(policytest.T0), policytest.Present(driver.StateStopping), "FFT---"},
-		"deletion is blocked no more": {policytest.ReportedVM().Deleted(policytest.T0).Status(func(s *api.VirtualMachineStatus) {
+		"deletion, engine away":  {policytest.ReportedVM().DeletionTimestamp(policytest.T0), policytest.Unknown(time.Minute), "FUF-T-"},
+		"deletion under way":     {policytest.ReportedVM().DeletionTimestamp(policytest.T0), policytest.Present(driver.StateStopping), "FFT---"},
+		"deletion is blocked no more": {policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions = []metav1.Condition{{Type: api.ConditionDeletionBlocked, Status: metav1.ConditionTrue}}
 		}), policytest.Present(driver.StateStopping), "FFT---"},
 	}
@@ -266,7 +266,7 @@ func TestReasonOf(t *testing.T) {
 // TestReportRequeuesWithStepsLeft checks that a pass that ran out of steps is
 // followed by another.
 func TestReportRequeuesWithStepsLeft(t *testing.T) {
-	r := &Reconciler{Clock: vmtest.Clock(policytest.T0)}
+	r := &Reconciler{Clock: framework.NewFakeClock(policytest.T0)}
 	p := &reconciliation{r: r, base: policytest.ReportedVM().Obj(), decision: policy.Decision{Action: policy.Action{Step: policy.StepEnsure}, Status: policy.StatusIntent{Unchanged: true}}}
 	if result, err := p.report(t.Context()); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("%+v, %v", result, err)

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 var errConflict = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", nil)
@@ -28,7 +28,7 @@ var errConflict = apierrors.NewConflict(api.Resource("virtualmachines"), "vm", n
 // the grace period, although Drover's own write about the stop wakes no pass.
 func TestGraceOfAStop(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: time.Hour})
-	g.create(vmtest.VM("vm").Grace(10))
+	g.create(framework.NewVM("vm").GracePeriod(10))
 	g.reconcile()
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
 	began := g.clock.Now()
@@ -44,7 +44,7 @@ func TestGraceOfAStop(t *testing.T) {
 // whatever its code.
 func TestForcedRestartIsNoCrash(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
-	g.create(vmtest.VM("vm").Grace(10))
+	g.create(framework.NewVM("vm").GracePeriod(10))
 	g.reconcile()
 	g.clock.Step(time.Minute)
 	g.edit(func(s *api.VirtualMachineSpec) { s.RestartedAt = &metav1.Time{Time: policytest.T0} })
@@ -72,7 +72,7 @@ func TestForcedRestartIsNoCrash(t *testing.T) {
 // that succeeds.
 func TestCrashEventSurvivesAConflict(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.reasons()
 	g.crashNow(0)
@@ -89,7 +89,7 @@ func TestCrashEventSurvivesAConflict(t *testing.T) {
 // request is still recorded so while the next start fails.
 func TestStoppedThenActiveWithAFailingStart(t *testing.T) {
 	g := newRig(t, fake.Options{ShutdownTime: 3 * time.Second})
-	g.create(vmtest.VM("vm").Grace(10).RestartPolicy(api.RestartNever))
+	g.create(framework.NewVM("vm").GracePeriod(10).RestartPolicy(api.RestartNever))
 	g.reconcile()
 	g.clock.Step(time.Minute)
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
@@ -118,7 +118,7 @@ func TestStoppedThenActiveWithAFailingStart(t *testing.T) {
 func TestForgedAnnotation(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	memory, other := g.addDriver()
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.engine.ensure = func(_ context.Context, _ driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		s, err := live()
 		vm := g.vm() // a tenant who watches the VM, in those milliseconds
@@ -154,7 +154,7 @@ func TestForgedAnnotation(t *testing.T) {
 // writes nothing.
 func TestUnprovenDeletionAtRest(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	memory, _ := g.addDriver()
 	memory.SetAvailable(false)
@@ -186,7 +186,7 @@ func TestUnprovenDeletionAtRest(t *testing.T) {
 // operation fails, and that its retries back off.
 func TestFailingQuery(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.engine.failQueries.Store(true)
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
@@ -210,7 +210,7 @@ func TestFailingQuery(t *testing.T) {
 // the status.
 func TestAnnotationOfABackup(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	b := vmtest.VM("vm")
+	b := framework.NewVM("vm")
 	b.Obj()
 	g.create(b)
 	vm := g.vm()
@@ -232,7 +232,7 @@ func TestAnnotationOfABackup(t *testing.T) {
 // first status write, with another default driver, leads to no second server.
 func TestCrashBeforeTheFirstStatus(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.statusErr = errConflict // simulates the crash after Ensure
 	_, _ = g.r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
 	g.statusErr = nil
@@ -267,7 +267,7 @@ func TestNewLeaderRetriesRefused(t *testing.T) {
 		g.reconcile()
 		return g.engine.calls - before
 	}
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	for _, epoch := range []uint64{7, 8} {
 		if calls := lead(epoch); calls != 1 {
 			t.Errorf("the leader of epoch %d tried %d times, want once", epoch, calls)

@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // standby is a replica with a work queue, which it fills once it leads.
@@ -44,7 +44,7 @@ func newStandby(t *testing.T) *standby {
 }
 
 // addObject and deleteObject report an object to the handler as the cache does.
-func (s *standby) addObject(b *vmtest.Builder) *api.VirtualMachine {
+func (s *standby) addObject(b *framework.VMBuilder) *api.VirtualMachine {
 	s.t.Helper()
 	vm := b.Generation(1).Obj()
 	if err := s.api.Create(s.t.Context(), vm.DeepCopy()); err != nil {
@@ -79,8 +79,8 @@ func (s *standby) takeRequests(count int) (names []string) {
 func TestTakeOverBeginsWithUnfinishedWork(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
-	done := func(name string, change func(*api.VirtualMachineStatus)) *vmtest.Builder {
-		return vmtest.VM(name).Bound("fake/x").Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 }).Status(change)
+	done := func(name string, change func(*api.VirtualMachineStatus)) *framework.VMBuilder {
+		return framework.NewVM(name).Bound("fake/x").Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 }).Status(change)
 	}
 	nothing := func(*api.VirtualMachineStatus) {}
 	for _, name := range []string{"a", "b"} {
@@ -88,17 +88,17 @@ func TestTakeOverBeginsWithUnfinishedWork(t *testing.T) {
 	}
 	s.addObject(done("crashed", policytest.WithServer("id-1", driver.StateRunning)))
 	s.addObject(done("failing", policytest.WithOperation(api.OperationUpdate, time.Second, "")))
-	s.addObject(vmtest.VM("new"))
+	s.addObject(framework.NewVM("new"))
 	leaving := s.addObject(done("leaving", nothing))
 	if err := s.api.Delete(t.Context(), leaving); err != nil {
 		t.Fatal(err)
 	}
-	gone := s.addObject(vmtest.VM("gone"))
+	gone := s.addObject(framework.NewVM("gone"))
 	if err := s.api.Delete(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
 	s.deleteObject(gone)
-	s.addObject(vmtest.VM("other").Driver("docker"))
+	s.addObject(framework.NewVM("other").Driver("docker"))
 	if n := s.q.Len(); n != 0 {
 		t.Fatalf("a standby has queued %d requests", n)
 	}
@@ -127,7 +127,7 @@ func TestElectedLeaderEnqueues(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
 	s.lead()
-	s.addObject(vmtest.VM("new"))
+	s.addObject(framework.NewVM("new"))
 	if got := s.takeRequests(1); got[0] != "new" {
 		t.Errorf("it begins with %v", got)
 	}
@@ -141,7 +141,7 @@ func TestServerWithoutAKnownOwner(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
 	for _, name := range []string{"a", "b"} {
-		s.addObject(vmtest.VM(name))
+		s.addObject(framework.NewVM(name))
 	}
 	s.lead()
 	s.takeRequests(2)
@@ -182,7 +182,7 @@ func TestScansAreCombined(t *testing.T) {
 	t.Parallel()
 	s := newStandby(t)
 	s.epoch.Store(7) // it leads, and only the test fills the queue
-	s.addObject(vmtest.VM("a"))
+	s.addObject(framework.NewVM("a"))
 	s.takeRequests(1)
 	c := &countingClient{Client: s.r.Client, running: make(chan struct{}, 100), proceed: make(chan struct{})}
 	s.r.Client = c

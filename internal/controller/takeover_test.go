@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // takeOver simulates a new leader whose cache still has the current version of the
@@ -58,7 +58,7 @@ func (g *rig) wantServer(want bool) {
 func TestFinalizerRemovedByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.takeOver()
 	vm := g.vm()
@@ -78,7 +78,7 @@ func TestFinalizerRemovedByThePredecessor(t *testing.T) {
 func TestDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.takeOver()
 	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
@@ -98,7 +98,7 @@ func TestDeletedMeanwhile(t *testing.T) {
 func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").Bound("fake/" + g.inv.Get("none").EngineID))
+	g.create(framework.NewVM("vm").Bound("fake/" + g.inv.Get("none").EngineID))
 	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestFinalizerRemovedWithoutAServer(t *testing.T) {
 func TestStoppedByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	old := g.vm()
 	g.edit(func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped })
@@ -156,7 +156,7 @@ func (g *rig) wantRestartByNewLeader(run string) {
 func TestServerCreatedByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	run := g.server().Run
 	g.wantRestartByNewLeader(run)
@@ -167,7 +167,7 @@ func TestServerCreatedByThePredecessor(t *testing.T) {
 func TestStartedByThePredecessor(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.engine.outdatedList, _ = g.engine.Driver.List(t.Context())
 	for _, action := range []api.Action{api.ActionStopped, api.ActionActive} {
@@ -183,7 +183,7 @@ func TestStartedByThePredecessor(t *testing.T) {
 func TestRefusedStepIsNotReported(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrNotLeading, "another replica leads")
@@ -208,7 +208,7 @@ func TestRefusedStepIsNotReported(t *testing.T) {
 func TestCancelledCallIsNotReported(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.engine.ensure = func(context.Context, driver.ServerSpec, func() (driver.Server, error)) (driver.Server, error) {
 		return driver.Server{}, driver.Errorf(driver.ErrDeposed, "another replica leads")
@@ -224,7 +224,7 @@ func TestCancelledCallIsNotReported(t *testing.T) {
 func TestDeposedWritesNothing(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.memory.SetAvailable(false)
 	g.eventually("the engine is unknown", func() bool {
@@ -246,7 +246,7 @@ func TestDeposedWritesNothing(t *testing.T) {
 func TestPolicyChangedToRetain(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	if err := g.api.Delete(t.Context(), g.vm()); err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // reasons drains the events and returns their reasons.
@@ -46,7 +46,7 @@ func (g *rig) wantEvents(want ...string) {
 // The driver is not shown the spec twice, however often the write fails.
 func TestEventAfterAFailedWrite(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.wantEvents(api.EventCreated)
 	g.edit(func(s *api.VirtualMachineSpec) { s.Resource[api.ResourceMemory] = *s.Resource.Cpu() })
@@ -77,7 +77,7 @@ func TestEventAfterAFailedWrite(t *testing.T) {
 // whatever its restart policy.
 func TestStoppedAndActiveAgainInAConflict(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
+	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.reconcile()
 	run := g.server().Run
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
@@ -98,7 +98,7 @@ func TestStoppedAndActiveAgainInAConflict(t *testing.T) {
 // output of the engine's process, and one event about the start.
 func TestEventsOfACrash(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm"))
+	g.create(framework.NewVM("vm"))
 	g.reconcile()
 	g.wantEvents(api.EventCreated)
 	for n := range 3 {
@@ -121,7 +121,7 @@ func TestEventsOfACrash(t *testing.T) {
 // TestCrashWithRestartNever checks that the end is final and causes one event.
 func TestCrashWithRestartNever(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
+	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.reconcile()
 	g.reasons()
 	g.crashNow(0)
@@ -139,7 +139,7 @@ func TestCrashWithRestartNever(t *testing.T) {
 // else, and is reported until the spec drops it.
 func TestRefusedField(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").Image("a"))
+	g.create(framework.NewVM("vm").Image("a"))
 	g.reconcile()
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		s, err := live()
@@ -227,7 +227,7 @@ func TestImportedStatus(t *testing.T) {
 // request starts again under this version, whatever its restart policy.
 func TestUpgradeOfAStoppedServer(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	g.create(vmtest.VM("vm").RestartPolicy(api.RestartNever))
+	g.create(framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.reconcile()
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action = api.ActionStopped })
 	g.reconcile()

@@ -99,16 +99,15 @@ func (f Fields[C]) Pending(change C) []string {
 // struct tag "spec"; a field without the tag is returned by its Go name.
 func SpecFields() []string {
 	var names []string
-	walkFields(reflect.ValueOf(ServerSpec{}), "", false, func(name string, _ bool) { names = append(names, name) })
+	walkFields(reflect.ValueOf(ServerSpec{}), "", func(name string, _ reflect.Value) { names = append(names, name) })
 	return names
 }
 
-// setFields returns those of SpecFields that spec sets. A list with elements and a
-// pointer that is not nil set all fields below them.
+// setFields returns those of SpecFields that are not zero in spec.
 func setFields(spec ServerSpec) []string {
 	var names []string
-	walkFields(reflect.ValueOf(spec), "", false, func(name string, isSet bool) {
-		if isSet {
+	walkFields(reflect.ValueOf(spec), "", func(name string, v reflect.Value) {
+		if !v.IsZero() {
 			names = append(names, name)
 		}
 	})
@@ -117,32 +116,34 @@ func setFields(spec ServerSpec) []string {
 
 // walkFields visits the fields of a struct that users can set, down to those without
 // fields of their own.
-func walkFields(v reflect.Value, prefix string, isSet bool, visit func(name string, isSet bool)) {
+func walkFields(v reflect.Value, prefix string, visit func(name string, v reflect.Value)) {
 	for i := range v.NumField() {
 		field := v.Type().Field(i)
 		switch tag, tagged := field.Tag.Lookup("spec"); {
 		case tag == "-":
 		case tagged:
-			walkField(v.Field(i), prefix+tag, isSet, visit)
+			walkField(v.Field(i), prefix+tag, visit)
 		default:
-			walkField(v.Field(i), prefix+field.Name, isSet, visit)
+			walkField(v.Field(i), prefix+field.Name, visit)
 		}
 	}
 }
 
-func walkField(v reflect.Value, name string, isSet bool, visit func(name string, isSet bool)) {
-	switch v.Kind() {
-	case reflect.Pointer:
-		isSet = isSet || !v.IsNil()
-		v = reflect.Zero(v.Type().Elem())
-	case reflect.Slice:
-		isSet = isSet || v.Len() > 0
-		v = reflect.Zero(v.Type().Elem())
+// walkField visits each element of a list, and what a pointer leads to. It visits the zero
+// value in place of what is not there.
+func walkField(v reflect.Value, name string, visit func(name string, v reflect.Value)) {
+	switch {
+	case v.Kind() == reflect.Slice && v.Len() > 0:
+		for i := range v.Len() {
+			walkField(v.Index(i), name, visit)
+		}
+	case v.Kind() == reflect.Slice, v.Kind() == reflect.Pointer && v.IsNil():
+		walkField(reflect.Zero(v.Type().Elem()), name, visit)
+	case v.Kind() == reflect.Pointer:
+		walkField(v.Elem(), name, visit)
+	case v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[Secret]():
+		walkFields(v, name+".", visit)
 	default:
+		visit(name, v)
 	}
-	if v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[Secret]() {
-		walkFields(v, name+".", isSet, visit)
-		return
-	}
-	visit(name, isSet || !v.IsZero())
 }

@@ -16,7 +16,8 @@ var someFields = Fields[pair]{
 	{Name: "action", Support: AppliedLive},
 	{Name: "resource", Support: AppliedAtRestart, Parts: []string{"cpu"}, Differs: func(p pair) bool { return p.has != p.wants }},
 	{Name: "image.kernel", Support: Unsupported, Hint: "there is no kernel to boot; leave it out"},
-	{Name: "volumes", Support: Unsupported, Hint: "there are no disks; leave it out"},
+	{Name: "volumes.source.image.kernel", Support: Unsupported, Hint: "a volume is not booted; leave it out"},
+	{Name: "ports", Support: Unsupported, Hint: "there is no network; leave it out"},
 	{Name: "userData", Support: Unsupported, Hint: "there is no cloud-init; leave it out"},
 }
 
@@ -24,7 +25,7 @@ func TestFieldsSupport(t *testing.T) {
 	got := someFields.Support()
 	for name, want := range map[string]Support{
 		"action": AppliedLive, "resource.cpu": AppliedAtRestart, "resource.memory": "", "image.source": "",
-		"image.kernel.initrd": Unsupported, "volumes.name": Unsupported, "volumes.source.image.kernel.source": Unsupported,
+		"image.kernel.initrd": Unsupported, "ports.name": Unsupported, "volumes.name": "", "volumes.source.image.kernel.source": Unsupported,
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %q", name, got[name], want)
@@ -37,11 +38,12 @@ func TestFieldsCheckSupported(t *testing.T) {
 		spec ServerSpec
 		want string
 	}{
-		"none set":     {ServerSpec{CPUMilli: 1000, Image: Image{Source: "x"}, Volumes: []Volume{}}, ""},
-		"a text":       {ServerSpec{UserData: NewSecret("x")}, "spec.userData: there is no cloud-init"},
-		"a pointer":    {ServerSpec{Image: Image{Kernel: &Kernel{}}}, "spec.image.kernel: there is no kernel"},
-		"a list":       {ServerSpec{Volumes: []Volume{{}}}, "spec.volumes: there are no disks"},
-		"several, too": {ServerSpec{UserData: NewSecret("x"), Volumes: []Volume{{Name: "a"}}}, "spec.volumes"},
+		"none set":            {ServerSpec{CPUMilli: 1000, Image: Image{Source: "x"}, Ports: []Port{}, Volumes: []Volume{{Name: "a", Image: &Image{}}}}, ""},
+		"a text":              {ServerSpec{UserData: NewSecret("x")}, "spec.userData: there is no cloud-init"},
+		"a pointer":           {ServerSpec{Image: Image{Kernel: &Kernel{Initrd: "x"}}}, "spec.image.kernel: there is no kernel"},
+		"a list":              {ServerSpec{Ports: []Port{{Port: 80}}}, "spec.ports: there is no network"},
+		"a pointer in a list": {ServerSpec{Volumes: []Volume{{Name: "a", Image: &Image{Source: "x", Kernel: &Kernel{Source: "x"}}}}}, "spec.volumes.source.image.kernel: a volume"},
+		"several, too":        {ServerSpec{UserData: NewSecret("x"), Ports: []Port{{Name: "a"}}}, "spec.ports"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

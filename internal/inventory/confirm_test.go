@@ -17,7 +17,7 @@ import (
 
 // replaceEngine replaces the engine with one that has no servers.
 func (g *fixture) replaceEngine(id string) {
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.engineID = func(string) string { return id }
 		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) { return nil, nil }
 	})
@@ -37,7 +37,7 @@ func TestEngineReplacedAfterOutage(t *testing.T) {
 	// The loop must find the other engine by itself, in a complete list.
 	between := make(chan Observation, 1)
 	g.replaceEngine("another")
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
 			select {
 			case between <- g.inv.Get("a"):
@@ -87,7 +87,7 @@ func TestCallerDeadlineIsNoOutage(t *testing.T) {
 	g.ensureServer()
 	g.takeChanges()
 	ctx, cancel := context.WithCancel(t.Context())
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.beforeEngineID = func(ctx context.Context) error {
 			cancel()
 			return ctx.Err()
@@ -116,7 +116,7 @@ func TestFailedLiveReadIsNoOutage(t *testing.T) {
 	g.takeChanges()
 	lists := readLocked(g.engine, &g.engine.lists)
 	failed := false
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.beforeEngineID = func(context.Context) error {
 			if failed {
 				return nil
@@ -171,7 +171,7 @@ func TestActionOfReplacedEngine(t *testing.T) {
 	if err := g.inv.listAll(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
 			g.replaceEngine("another")
 			if err := g.inv.listAll(t.Context()); err != nil {
@@ -204,8 +204,8 @@ func countCallsAtRest(t *testing.T, servers int) int {
 	}
 	g.startLoop()
 	g.waitForAnswer("uid-0", Present)
-	lists := func() (n int) { g.engine.set(func() { n = g.engine.lists }); return n }
-	usages := func() (n int) { g.engine.set(func() { n = g.engine.usages }); return n }
+	lists := func() (n int) { g.engine.withLock(func() { n = g.engine.lists }); return n }
+	usages := func() (n int) { g.engine.withLock(func() { n = g.engine.usages }); return n }
 	g.waitUntil("both periods run", func() bool { return g.clock.Waiters() >= 2 })
 	before := lists() + usages()
 	for n := range 20 {

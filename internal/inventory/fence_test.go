@@ -26,9 +26,9 @@ func newFencedFixture(t *testing.T, leads func(context.Context) (bool, error)) *
 	t.Helper()
 	g := &fencedFixture{fixture: newFixture(t), refusal: driver.Errorf(driver.ErrFenced, "epoch 8 has acted")}
 	g.inv.ConfirmLeading = leads
-	g.inv.OnFenced = func(error) { g.engine.set(func() { g.events++ }) }
+	g.inv.OnFenced = func(error) { g.engine.withLock(func() { g.events++ }) }
 	g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) {
-		g.engine.set(func() { g.changes++ })
+		g.engine.withLock(func() { g.changes++ })
 		return driver.Server{}, g.refusal
 	}
 	g.engine.delete = func(t driver.Target, _ func() error) error {
@@ -36,7 +36,7 @@ func newFencedFixture(t *testing.T, leads func(context.Context) (bool, error)) *
 		if t.UID == probeUID {
 			count = &g.probes
 		}
-		g.engine.set(func() { *count++ })
+		g.engine.withLock(func() { *count++ })
 		return g.refusal
 	}
 	g.startLoop()
@@ -105,7 +105,7 @@ func TestFenceSuspendsDriver(t *testing.T) {
 	if got := testutil.ToFloat64(engineFenced.WithLabelValues("fake")); got != 1 {
 		t.Errorf("drover_engine_fenced is %v, want 1", got)
 	}
-	g.engine.set(func() { g.engine.ensure, g.engine.delete = nil, nil })
+	g.engine.withLock(func() { g.engine.ensure, g.engine.delete = nil, nil })
 	g.clock.Step(maxProbeDelay)
 	g.waitForAnswer("a", Gone)
 	g.ensureServer()

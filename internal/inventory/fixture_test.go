@@ -36,8 +36,8 @@ type hookedDriver struct {
 	usages         int
 }
 
-// set changes what the hookedDriver does, which may be in use at that moment.
-func (m *hookedDriver) set(change func()) {
+// withLock changes what the hookedDriver does, which may be in use at that moment.
+func (m *hookedDriver) withLock(change func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	change()
@@ -66,7 +66,7 @@ func (m *hookedDriver) Delete(ctx context.Context, t driver.Target, retain bool)
 }
 
 func (m *hookedDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
-	m.set(func() { m.lists++ })
+	m.withLock(func() { m.lists++ })
 	do := func() ([]driver.Server, error) { return m.Driver.List(ctx, uids...) }
 	if instead := readLocked(m, &m.list); instead != nil {
 		return instead(ctx, do)
@@ -75,7 +75,7 @@ func (m *hookedDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Se
 }
 
 func (m *hookedDriver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
-	m.set(func() { m.usages++ })
+	m.withLock(func() { m.usages++ })
 	do := func() ([]driver.Usage, error) { return m.Driver.Usage(ctx, uids...) }
 	if instead := readLocked(m, &m.usage); instead != nil {
 		return instead(do)

@@ -95,7 +95,7 @@ func TestIncompleteListIsIgnored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newFixture(t)
-			g.engine.set(func() { change(g.engine) })
+			g.engine.withLock(func() { change(g.engine) })
 			g.startLoop()
 			g.waitUntil("it was tried three times", func() bool {
 				g.clock.Step(retryPeriod)
@@ -104,7 +104,7 @@ func TestIncompleteListIsIgnored(t *testing.T) {
 			if seen := g.inv.Get("a"); seen.Answer != Unknown {
 				t.Errorf("it answers %+v", seen)
 			}
-			g.engine.set(func() { g.engine.list, g.engine.engineID = nil, nil })
+			g.engine.withLock(func() { g.engine.list, g.engine.engineID = nil, nil })
 			g.waitUntil("it is listed", func() bool {
 				g.clock.Step(retryPeriod)
 				return g.inv.Get("a").Answer == Gone
@@ -116,7 +116,7 @@ func TestIncompleteListIsIgnored(t *testing.T) {
 func TestHangingListTimesOut(t *testing.T) {
 	g := newFixture(t)
 	g.inv.CallTimeout = 20 * time.Millisecond
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.list = func(ctx context.Context, _ func() ([]driver.Server, error)) ([]driver.Server, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
@@ -160,7 +160,7 @@ func TestChangeNamesLastKnownVM(t *testing.T) {
 	g.addServer("a")
 	g.waitForAnswer("a", Present)
 	g.takeChanges()
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
 			servers, err := do()
 			for n := range servers {
@@ -214,7 +214,7 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newFixture(t)
 			tc.before(g)
-			g.engine.set(func() {
+			g.engine.withLock(func() {
 				g.engine.list = func(_ context.Context, do func() ([]driver.Server, error)) ([]driver.Server, error) {
 					servers, err := do()
 					tc.during(g)
@@ -236,7 +236,7 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 func TestListDuringActionIsIgnored(t *testing.T) {
 	g := newFixture(t)
 	s := g.ensureServer()
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
 			g.memory.Remove("a")
 			if err := g.inv.listAll(t.Context()); err != nil {
@@ -263,7 +263,7 @@ func TestEventDuringActionTriggersRefresh(t *testing.T) {
 		defer g.inv.mu.Unlock()
 		return g.inv.entries["a"].changed
 	}
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.ensure = func(do func() (driver.Server, error)) (driver.Server, error) {
 			s, err := do()
 			g.editServer("a", func(r *fake.Record) { r.State = driver.StatePaused })
@@ -310,20 +310,20 @@ func TestFailedCallTriggersCheck(t *testing.T) {
 	unavailable := driver.Errorf(driver.ErrUnavailable, "gone")
 	for name, call := range map[string]func(*fixture) error{
 		"Ensure": func(g *fixture) error {
-			g.engine.set(func() {
+			g.engine.withLock(func() {
 				g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) { return driver.Server{}, unavailable }
 			})
 			_, err := g.inv.Ensure(g.t.Context(), newSpec())
 			return err
 		},
 		"Delete": func(g *fixture) error {
-			g.engine.set(func() { g.engine.delete = func(driver.Target, func() error) error { return unavailable } })
+			g.engine.withLock(func() { g.engine.delete = func(driver.Target, func() error) error { return unavailable } })
 			return g.inv.Delete(g.t.Context(), driver.Target{UID: "a"}, false)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newListedFixture(t)
-			g.engine.set(func() {
+			g.engine.withLock(func() {
 				g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
 					return nil, unavailable
 				}
@@ -341,7 +341,7 @@ func TestReplacedEngine(t *testing.T) {
 	g := newListedFixture(t)
 	g.ensureServer()
 	first := g.inv.Get("a").EngineID
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.engineID = func(string) string { return "another" }
 		g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) { return nil, nil }
 	})
@@ -373,7 +373,7 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 			if tc.existed {
 				g.ensureServer()
 			}
-			g.engine.set(func() {
+			g.engine.withLock(func() {
 				g.engine.ensure = func(func() (driver.Server, error)) (driver.Server, error) { return driver.Server{}, tc.err }
 			})
 			_, _ = g.inv.Ensure(t.Context(), newSpec())
@@ -386,7 +386,7 @@ func TestGoneSettlesAfterAnAmbiguousCreation(t *testing.T) {
 			if got := g.inv.Get("a").SettlesAt; !got.Equal(tc.want) {
 				t.Errorf("after a list it settles at %v, want %v", got, tc.want)
 			}
-			g.engine.set(func() { g.engine.ensure = nil })
+			g.engine.withLock(func() { g.engine.ensure = nil })
 			g.ensureServer()
 			if got := g.inv.Get("a").SettlesAt; !got.IsZero() {
 				t.Errorf("after a success it settles at %v", got)
@@ -412,7 +412,7 @@ func TestDuplicatesAndReleasedServers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newFixture(t)
-			g.engine.set(func() {
+			g.engine.withLock(func() {
 				g.engine.list = func(context.Context, func() ([]driver.Server, error)) ([]driver.Server, error) {
 					return tc.servers, nil
 				}
@@ -485,7 +485,7 @@ type silentDriver struct {
 }
 
 func (d *silentDriver) Watch(context.Context) (<-chan types.UID, error) {
-	d.set(func() { d.opened++ })
+	d.withLock(func() { d.opened++ })
 	if readLocked(d.hookedDriver, &d.opened) > 1 {
 		return make(chan types.UID), nil
 	}

@@ -116,7 +116,7 @@ func TestUsageFollowsLoadAndRun(t *testing.T) {
 		t.Error("the move was not reported")
 	}
 
-	g.engine.set(func() {
+	g.engine.withLock(func() {
 		g.engine.usage = func(func() ([]driver.Usage, error)) ([]driver.Usage, error) { return nil, errors.New("not now") }
 	})
 	before, reads := *g.inv.Get("a").Rates, readLocked(g.engine, &g.engine.usages)

@@ -42,7 +42,7 @@ type watcher struct {
 
 // sendEvent sends an event. The caller holds the API's lock.
 func (w *watcher) sendEvent(e watch.Event) {
-	if cut, _, _ := w.via.state(); !cut {
+	if disconnected, _, _ := w.via.currentFaults(); !disconnected {
 		w.out <- e
 	}
 }
@@ -173,24 +173,24 @@ type connection struct {
 type connectionFaults struct {
 	mu sync.Mutex
 
-	// cut blocks all requests. Watches stay open and silent.
-	cut bool
-	// late delays answers; requests arrive at once.
-	late time.Duration
-	// slow delays requests, even if the caller has given up.
-	slow time.Duration
+	// disconnected blocks all requests. Watches stay open and silent.
+	disconnected bool
+	// responseDelay delays answers; requests arrive at once.
+	responseDelay time.Duration
+	// requestDelay delays requests, even if the caller has given up.
+	requestDelay time.Duration
 }
 
-func (w *connection) set(change func(*connection)) {
+func (w *connection) setFaults(change func(*connection)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change(w)
 }
 
-func (w *connection) state() (cut bool, late, slow time.Duration) {
+func (w *connection) currentFaults() (disconnected bool, responseDelay, requestDelay time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.cut, w.late, w.slow
+	return w.disconnected, w.responseDelay, w.requestDelay
 }
 
 // maxDelay is longer than any request takes.
@@ -202,17 +202,17 @@ type response[T any] struct {
 }
 
 func sendRequest[T any](ctx context.Context, w *connection, do func() (T, error)) (T, error) {
-	cut, late, slow := w.state()
+	disconnected, responseDelay, requestDelay := w.currentFaults()
 	var none T
-	if cut {
+	if disconnected {
 		<-ctx.Done()
 		return none, ctx.Err()
 	}
 	answers := make(chan response[T], 1)
 	go func() {
-		time.Sleep(slow)
+		time.Sleep(requestDelay)
 		value, err := do()
-		time.Sleep(late)
+		time.Sleep(responseDelay)
 		answers <- response[T]{value, err}
 	}()
 	select {
@@ -296,7 +296,7 @@ func startReplica(t *testing.T, api *leaseAPI, name string, s Settings, change .
 		unwatch()
 	}
 	r.kill = func() {
-		r.conn.set(func(w *connection) { w.cut = true })
+		r.conn.setFaults(func(w *connection) { w.disconnected = true })
 		r.stop()
 	}
 	t.Cleanup(func() {

@@ -85,7 +85,7 @@ func TestTwoDroversStartTogether(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			blue, green := newCluster()
 			b := startReplica(t, blue, "b", DefaultSettings(), inNamespace("blue"))
-			b.conn.set(func(w *connection) { w.slow = slow })
+			b.conn.setFaults(func(w *connection) { w.requestDelay = slow })
 			g := startReplica(t, green, "g", DefaultSettings(), inNamespace("green"))
 			for range 1000 {
 				advance(stepDelay)
@@ -272,13 +272,13 @@ func TestConfirm(t *testing.T) {
 		if leads, err := leader.Confirm(t.Context()); !leads || err != nil {
 			t.Errorf("got %t, %v: want that it leads", leads, err)
 		}
-		leader.conn.set(func(w *connection) { w.cut = true })
+		leader.conn.setFaults(func(w *connection) { w.disconnected = true })
 		if _, err := leader.Confirm(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !leader.isLeading() {
 			t.Errorf("without an answer: %v, and it leads: %t; want an error and no consequence", err, leader.isLeading())
 		}
 		// The watch is disconnected and does not show it.
 		api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("successor") })
-		leader.conn.set(func(w *connection) { w.cut = false })
+		leader.conn.setFaults(func(w *connection) { w.disconnected = false })
 		if leads, err := leader.Confirm(t.Context()); leads || err != nil {
 			t.Errorf("got %t, %v: want that it does not lead", leads, err)
 		}
@@ -362,7 +362,7 @@ func TestAcquisitionProvesNoClaim(t *testing.T) {
 		blue.mu.Unlock()
 		blue.edit(hold("b1"))
 		standby := startReplica(t, blue, "b3", DefaultSettings(), inNamespace("blue"))
-		standby.conn.set(func(w *connection) { w.slow = 2 * stepDelay }) // it would notice the other Drover late
+		standby.conn.setFaults(func(w *connection) { w.requestDelay = 2 * stepDelay }) // it would notice the other Drover late
 		for _, holder := range []string{"b2", ""} {
 			advance(time.Second)
 			blue.edit(hold(holder))

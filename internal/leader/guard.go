@@ -16,7 +16,7 @@ import (
 var (
 	ErrNotLeading = errors.New("this process does not lead")
 	ErrLapsed     = errors.New("the Lease was not renewed in time")
-	ErrReleasing  = errors.New("this process is about to give up the Lease")
+	ErrReleasing  = errors.New("this process is about to release the Lease")
 )
 
 // checkPeriod is how often the guard checks its own clock while calls run. Timers

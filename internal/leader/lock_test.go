@@ -200,10 +200,10 @@ func TestReleaseIsRefused(t *testing.T) {
 			t.Cleanup(leave)
 		}, why: "have not ended"},
 		"a successor": {before: func(_ *testing.T, api *leaseAPI, r *replica) {
-			r.conn.set(func(w *connection) { w.cut = true })
+			r.conn.setFaults(func(w *connection) { w.disconnected = true })
 			api.edit(func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = new("successor") })
 			advance(handoverLimit)
-			r.conn.set(func(w *connection) { w.cut = false })
+			r.conn.setFaults(func(w *connection) { w.disconnected = false })
 		}, why: "successor"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -234,12 +234,12 @@ func TestLostResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		r := startReplica(t, api, "leader", DefaultSettings())
-		r.conn.set(func(w *connection) { w.late = 2 * time.Second })
+		r.conn.setFaults(func(w *connection) { w.responseDelay = 2 * time.Second })
 		advance(10 * time.Second)
 		if r.isLeading() {
 			t.Error("it leads without an answer")
 		}
-		r.conn.set(func(w *connection) { w.late = 0 })
+		r.conn.setFaults(func(w *connection) { w.responseDelay = 0 })
 		advance(5 * time.Second)
 		wantLeader(t, r, r)
 	})
@@ -255,7 +255,7 @@ func TestDisconnectedLeader(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer leave()
-		leader.conn.set(func(w *connection) { w.cut = true })
+		leader.conn.setFaults(func(w *connection) { w.disconnected = true })
 		for ctx.Err() == nil {
 			if one.isLeading() || two.isLeading() {
 				t.Fatal("another replica leads while a call goes on")
@@ -263,10 +263,10 @@ func TestDisconnectedLeader(t *testing.T) {
 			advance(stepDelay)
 		}
 		if leader.mayAct(t) {
-			t.Error("a leader that is cut off may still act")
+			t.Error("a leader that is disconnected may still act")
 		}
 		advance(DefaultSettings().Lease)
-		leader.conn.set(func(w *connection) { w.cut = false })
+		leader.conn.setFaults(func(w *connection) { w.disconnected = false })
 		advance(time.Second)
 		if one.isLeading() == two.isLeading() || leader.isLeading() {
 			t.Errorf("leader %v, one %v, two %v: want one of the latter to lead", leader.isLeading(), one.isLeading(), two.isLeading())
@@ -280,9 +280,9 @@ func TestShortDisconnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		leader, one, two := startThree(t, api)
-		leader.conn.set(func(w *connection) { w.cut = true })
+		leader.conn.setFaults(func(w *connection) { w.disconnected = true })
 		advance(5 * time.Second)
-		leader.conn.set(func(w *connection) { w.cut = false })
+		leader.conn.setFaults(func(w *connection) { w.disconnected = false })
 		advance(5 * time.Second)
 		wantLeader(t, leader, leader, one, two)
 	})
@@ -328,7 +328,7 @@ func checkNeverBoth(t *testing.T, leader, standby *replica) {
 	}
 }
 
-// TestEditedLeaseOfDisconnectedLeader checks that the guard of a leader that is cut off
+// TestEditedLeaseOfDisconnectedLeader checks that the guard of a disconnected leader
 // closes before another one's opens, even if the Lease is changed by hand.
 func TestEditedLeaseOfDisconnectedLeader(t *testing.T) {
 	t.Parallel()
@@ -347,7 +347,7 @@ func TestEditedLeaseOfDisconnectedLeader(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := newLeaseAPI()
 				leader, standby := startPair(t, api)
-				leader.conn.set(func(w *connection) { w.cut = true })
+				leader.conn.setFaults(func(w *connection) { w.disconnected = true })
 				edit(api)
 				checkNeverBoth(t, leader, standby)
 			})
@@ -355,18 +355,18 @@ func TestEditedLeaseOfDisconnectedLeader(t *testing.T) {
 	}
 }
 
-// TestUnobservedDeletion checks that a standby that was cut off, and so may have missed
-// renewals, waits as if the last renewal had been just now.
+// TestUnobservedDeletion checks that a standby that was disconnected, and so may have
+// missed renewals, waits as if the last renewal had been just now.
 func TestUnobservedDeletion(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		leader, standby := startPair(t, api)
-		standby.conn.set(func(w *connection) { w.cut = true })
+		standby.conn.setFaults(func(w *connection) { w.disconnected = true })
 		advance(12 * time.Second)
-		leader.conn.set(func(w *connection) { w.cut = true })
+		leader.conn.setFaults(func(w *connection) { w.disconnected = true })
 		api.edit(nil)
-		standby.conn.set(func(w *connection) { w.cut = false })
+		standby.conn.setFaults(func(w *connection) { w.disconnected = false })
 		checkNeverBoth(t, leader, standby)
 	})
 }
@@ -380,12 +380,12 @@ func TestStoppedWhileAcquiring(t *testing.T) {
 		leader, one := startPair(t, api)
 		two := startReplica(t, api, "two", DefaultSettings())
 		advance(5 * time.Second)
-		two.conn.set(func(w *connection) { w.slow = 50 * time.Millisecond }) // this one is faster
-		one.conn.set(func(w *connection) { w.late = 20 * time.Millisecond })
+		two.conn.setFaults(func(w *connection) { w.requestDelay = 50 * time.Millisecond }) // this one is faster
+		one.conn.setFaults(func(w *connection) { w.responseDelay = 20 * time.Millisecond })
 		go leader.stop()
 		advance(10 * time.Millisecond)
 		one.stop()
-		two.conn.set(func(w *connection) { w.slow = 0 })
+		two.conn.setFaults(func(w *connection) { w.requestDelay = 0 })
 		advance(2 * time.Second)
 		wantLeader(t, two, leader, one, two)
 	})
@@ -397,7 +397,7 @@ func TestReleaseWithLostResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newLeaseAPI()
 		leader, standby := startPair(t, api)
-		leader.conn.set(func(w *connection) { w.late = 2 * time.Second })
+		leader.conn.setFaults(func(w *connection) { w.responseDelay = 2 * time.Second })
 		_ = leader.Update(t.Context(), resourcelock.LeaderElectionRecord{})
 		advance(stepDelay)
 		wantLeader(t, standby, leader, standby)
@@ -484,16 +484,16 @@ func disturbReplica(t *testing.T, api *leaseAPI, r *replica, chance *rand.Rand, 
 	some := time.Duration(chance.Int64N(int64(2 * time.Second)))
 	switch over := r.Err() != nil; chance.IntN(6) {
 	case 0:
-		r.conn.set(func(w *connection) { w.cut = true })
+		r.conn.setFaults(func(w *connection) { w.disconnected = true })
 	case 1:
-		r.conn.set(func(w *connection) { w.late = some })
+		r.conn.setFaults(func(w *connection) { w.responseDelay = some })
 	case 2:
-		r.conn.set(func(w *connection) { w.slow = some })
+		r.conn.setFaults(func(w *connection) { w.requestDelay = some })
 	case 3:
 		r.kill()
 		return startReplica(t, api, name, DefaultSettings(), change...)
 	default:
-		r.conn.set(func(w *connection) { w.cut, w.late, w.slow = false, 0, 0 })
+		r.conn.setFaults(func(w *connection) { w.disconnected, w.responseDelay, w.requestDelay = false, 0, 0 })
 		if over {
 			r.stop()
 			return startReplica(t, api, name, DefaultSettings(), change...)

@@ -18,7 +18,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/utils/clock"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestAccelerator checks that KVM is chosen where its device opens and a guest runs under
@@ -65,7 +65,7 @@ func TestAccelerator(t *testing.T) {
 // after a while, and that the same result is not logged twice.
 func TestAcceleratorAgain(t *testing.T) {
 	t.Parallel()
-	now, log := vmtest.Clock(time.Unix(0, 0)), &logs{}
+	now, log := framework.NewFakeClock(time.Unix(0, 0)), &logs{}
 	a := NewAccelerator(AccelAuto, script(t, "exit 85"), folder(t.TempDir()), now, log.logger())
 	a.Device = filepath.Join(t.TempDir(), "kvm")
 	want := func(want string) {
@@ -93,7 +93,7 @@ func TestAcceleratorAgain(t *testing.T) {
 // a few times, since a booting host is busy.
 func TestAcceleratorOfABusyHost(t *testing.T) {
 	t.Parallel()
-	now, ready := vmtest.Clock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
+	now, ready := framework.NewFakeClock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
 	a := NewAccelerator(AccelAuto, script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60"), folder(t.TempDir()), now, logr.Discard())
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), 10*time.Millisecond
 	must(t, os.WriteFile(a.Device, nil, 0o600))
@@ -117,7 +117,7 @@ func TestAcceleratorOfABusyHost(t *testing.T) {
 // TestProbeGuest checks that the guest of the probe does what the probe waits for.
 func TestProbeGuest(t *testing.T) {
 	t.Parallel()
-	vmtest.QEMU(t)
+	framework.QEMUBinary(t)
 	program := script(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
 	a := NewAccelerator(AccelAuto, program, folder(t.TempDir()), clock.RealClock{}, logr.Discard())
 	a.Device, a.probeWithin = os.DevNull, 90*time.Second // which a loaded machine may need

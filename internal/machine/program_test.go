@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestProgramReplaced checks that a replaced QEMU is queried again.
@@ -38,7 +38,7 @@ func TestProgramReplaced(t *testing.T) {
 // TestMachineTypesOfQEMU checks that the list of the installed QEMU is understood.
 func TestMachineTypesOfQEMU(t *testing.T) {
 	t.Parallel()
-	vmtest.QEMU(t)
+	framework.QEMUBinary(t)
 	p := Program{Name: DefaultProgram}
 	newest, err := p.MachineType(t.Context(), "")
 	must(t, err)

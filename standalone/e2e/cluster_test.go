@@ -27,7 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 var vms = schema.GroupVersionResource{Group: "cloudnative.tw", Version: "v1alpha1", Resource: "virtualmachines"}
@@ -73,7 +73,7 @@ func TestOwnerDeletion(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			vmtest.Eventually(t, waitTimeout, "the owner goes", func() error {
+			framework.Eventually(t, waitTimeout, "the owner goes", func() error {
 				_, err := client.CoreV1().ConfigMaps(ns).Get(t.Context(), owner.Name, metav1.GetOptions{})
 				return wantNotFound(err)
 			})
@@ -99,7 +99,7 @@ func waitForGarbageCollector(t *testing.T, objects dynamic.Interface, ns string)
 
 func waitForDeletion(t *testing.T, objects dynamic.Interface, ns, name string) {
 	t.Helper()
-	vmtest.Eventually(t, waitTimeout, name+" goes", func() error {
+	framework.Eventually(t, waitTimeout, name+" goes", func() error {
 		_, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), name, metav1.GetOptions{})
 		return wantNotFound(err)
 	})
@@ -109,7 +109,7 @@ func waitForDeletion(t *testing.T, objects dynamic.Interface, ns, name string) {
 // the garbage collector's work on this object.
 func assertOwnerReferenceRemoved(t *testing.T, objects dynamic.Interface, ns string) {
 	t.Helper()
-	vmtest.Eventually(t, waitTimeout, "the owner reference is removed", func() error {
+	framework.Eventually(t, waitTimeout, "the owner reference is removed", func() error {
 		vm, err := objects.Resource(vms).Namespace(ns).Get(t.Context(), "vm", metav1.GetOptions{})
 		if err == nil && len(vm.GetOwnerReferences()) > 0 {
 			err = fmt.Errorf("still owned: %v", vm.GetOwnerReferences())
@@ -147,14 +147,14 @@ func TestGarbageCollectionOfANewKind(t *testing.T) {
 	thing.SetKind("Thing")
 	thing.SetName("thing")
 	thing.SetOwnerReferences([]metav1.OwnerReference{ownerReference(owner)})
-	vmtest.Eventually(t, waitTimeout, "the new kind is served", func() error {
+	framework.Eventually(t, waitTimeout, "the new kind is served", func() error {
 		_, err := objects.Resource(things).Namespace(ns).Create(t.Context(), thing, metav1.CreateOptions{})
 		return err
 	})
 	if err := client.CoreV1().ConfigMaps(ns).Delete(t.Context(), "owner", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, 2*waitTimeout, "the dependent goes", func() error {
+	framework.Eventually(t, 2*waitTimeout, "the dependent goes", func() error {
 		_, err := objects.Resource(things).Namespace(ns).Get(t.Context(), "thing", metav1.GetOptions{})
 		return wantNotFound(err)
 	})
@@ -196,7 +196,7 @@ func TestNamespaceDeletionRemovesItsObjects(t *testing.T) {
 	if err := client.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, waitTimeout, "the namespace ends", func() error {
+	framework.Eventually(t, waitTimeout, "the namespace ends", func() error {
 		_, err := client.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{})
 		return wantNotFound(err)
 	})
@@ -206,7 +206,7 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 	t.Parallel()
 	client := clientFor(t, shared.Config)
 	ns := newNamespace(t, client)
-	vmtest.Eventually(t, waitTimeout, "the namespace has its service account", func() error {
+	framework.Eventually(t, waitTimeout, "the namespace has its service account", func() error {
 		_, err := client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
@@ -224,7 +224,7 @@ func TestServiceAccountsHaveTokensAndNoRights(t *testing.T) {
 	}
 	bindRole(t, client, ns, "view")
 	user := clientWithToken(t, token.Status.Token)
-	vmtest.Eventually(t, waitTimeout, "the role takes effect", func() error {
+	framework.Eventually(t, waitTimeout, "the role takes effect", func() error {
 		_, err := user.CoreV1().ConfigMaps(ns).List(t.Context(), metav1.ListOptions{})
 		return err
 	})
@@ -244,7 +244,7 @@ func secretToken(t *testing.T, client kubernetes.Interface, ns string) string {
 		t.Fatal(err)
 	}
 	var token string
-	vmtest.Eventually(t, waitTimeout, "the Secret has a token", func() error {
+	framework.Eventually(t, waitTimeout, "the Secret has a token", func() error {
 		filled, err := client.CoreV1().Secrets(ns).Get(t.Context(), "token", metav1.GetOptions{})
 		if err == nil && len(filled.Data[corev1.ServiceAccountTokenKey]) == 0 {
 			err = errors.New("empty")
@@ -292,7 +292,7 @@ func TestRolesAggregate(t *testing.T) {
 	t.Cleanup(func() {
 		_ = client.RbacV1().ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
 	})
-	vmtest.Eventually(t, waitTimeout, "view has the new rule", func() error {
+	framework.Eventually(t, waitTimeout, "view has the new rule", func() error {
 		view, err := client.RbacV1().ClusterRoles().Get(t.Context(), "view", metav1.GetOptions{})
 		if err == nil && !slices.ContainsFunc(view.Rules, func(r rbacv1.PolicyRule) bool {
 			return slices.Contains(r.APIGroups, vms.Group)

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func TestKubectlDefaultsToTheDataDir(t *testing.T) {
@@ -98,7 +98,7 @@ func TestHelpAndVersion(t *testing.T) {
 // start adopts them, and that purge removes them when Drover is stopped.
 func TestServersOutliveDroverUntilPurge(t *testing.T) {
 	t.Parallel()
-	c := vmtest.StartCluster(t, vmtest.ClusterOptions{
+	c := framework.StartCluster(t, framework.ClusterOptions{
 		DataDir: filepath.Join(t.TempDir(), "data"), WithController: true, Args: []string{"--vm-driver", "fake"},
 	})
 	createVM(t, dynamicFor(t, c.Config), "default", newVM("test-vm", nil))
@@ -143,12 +143,12 @@ func TestServersOutliveDroverUntilPurge(t *testing.T) {
 	assertRefused(t, runPurge(t, c, ""), "drover: "+c.DataDir+" is no Drover data dir")
 }
 
-func runPurge(t *testing.T, c *vmtest.Cluster, answer string, args ...string) commandResult {
+func runPurge(t *testing.T, c *framework.Cluster, answer string, args ...string) commandResult {
 	t.Helper()
 	return runDrover(t, answer, nil, append([]string{"purge", "--data-dir", c.DataDir}, args...)...)
 }
 
-func assertPurges(t *testing.T, c *vmtest.Cluster, want, answer string, args ...string) {
+func assertPurges(t *testing.T, c *framework.Cluster, want, answer string, args ...string) {
 	t.Helper()
 	if got := runPurge(t, c, answer, args...); got.code != 0 || got.errOut != "" || !strings.Contains(got.out, want) {
 		t.Errorf("%+v, want %s", got, want)
@@ -157,11 +157,11 @@ func assertPurges(t *testing.T, c *vmtest.Cluster, want, answer string, args ...
 
 // waitForActiveServer returns the ID of the server once the VM runs on one other than
 // the given one.
-func waitForActiveServer(t *testing.T, c *vmtest.Cluster, not string) string {
+func waitForActiveServer(t *testing.T, c *framework.Cluster, not string) string {
 	t.Helper()
 	objects := dynamicFor(t, c.Config)
 	var id string
-	vmtest.Eventually(t, waitTimeout, "the VM is Active", func() error {
+	framework.Eventually(t, waitTimeout, "the VM is Active", func() error {
 		vm, err := objects.Resource(vms).Namespace("default").Get(t.Context(), "test-vm", metav1.GetOptions{})
 		if err != nil {
 			return err

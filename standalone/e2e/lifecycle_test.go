@@ -25,14 +25,14 @@ import (
 	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestKill9LosesNothingAcknowledged checks that all acknowledged writes survive a crash, on
 // a disk of the usual kind.
 func TestKill9LosesNothingAcknowledged(t *testing.T) {
 	t.Parallel()
-	c := vmtest.StartCluster(t, vmtest.ClusterOptions{Durable: true})
+	c := framework.StartCluster(t, framework.ClusterOptions{Durable: true})
 	host := c.Config.Host
 	client := clientFor(t, c.Config)
 	acknowledged := make(chan string, 10000)
@@ -46,7 +46,7 @@ func TestKill9LosesNothingAcknowledged(t *testing.T) {
 			acknowledged <- name
 		}
 	}()
-	vmtest.Eventually(t, waitTimeout, "objects are created", func() error {
+	framework.Eventually(t, waitTimeout, "objects are created", func() error {
 		if len(acknowledged) < 50 {
 			return fmt.Errorf("only %d", len(acknowledged))
 		}
@@ -73,7 +73,7 @@ func TestKill9LosesNothingAcknowledged(t *testing.T) {
 // kube-apiserver by up to a minute.
 func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
 	t.Parallel()
-	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	c := framework.StartCluster(t, framework.ClusterOptions{})
 	client := clientFor(t, c.Config)
 	for range 5 {
 		w, err := client.CoreV1().ConfigMaps("").Watch(t.Context(), metav1.ListOptions{})
@@ -105,7 +105,7 @@ func TestSIGTERMStopsInTimeWithWatchesOpen(t *testing.T) {
 
 func TestSecondCtrlCEndsImmediately(t *testing.T) {
 	t.Parallel()
-	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	c := framework.StartCluster(t, framework.ClusterOptions{})
 	// An open watch makes the first one take a second or more.
 	w, err := clientFor(t, c.Config).CoreV1().ConfigMaps("").Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -115,7 +115,7 @@ func TestSecondCtrlCEndsImmediately(t *testing.T) {
 	if err := syscall.Kill(c.PID(), syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, waitTimeout, "it stops", func() error {
+	framework.Eventually(t, waitTimeout, "it stops", func() error {
 		if !strings.Contains(c.Output(), "Stopping") {
 			return errors.New("it does not")
 		}
@@ -130,11 +130,11 @@ func TestSecondCtrlCEndsImmediately(t *testing.T) {
 func TestCtrlCWhileStarting(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	p, err := vmtest.StartProcess(droverBinary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
+	p, err := framework.StartProcess(droverBinary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, waitTimeout, "it starts", func() error {
+	framework.Eventually(t, waitTimeout, "it starts", func() error {
 		if !strings.Contains(p.Output(), "etcd ") {
 			return errors.New("no etcd yet")
 		}
@@ -149,7 +149,7 @@ func TestCtrlCWhileStarting(t *testing.T) {
 // assertStarts checks that the data dir that an earlier run left is usable.
 func assertStarts(t *testing.T, dir string) {
 	t.Helper()
-	vmtest.StartCluster(t, vmtest.ClusterOptions{DataDir: dir})
+	framework.StartCluster(t, framework.ClusterOptions{DataDir: dir})
 }
 
 // TestCrashBeforeEtcdIsAMember covers a log that exists without the entry that makes etcd a
@@ -180,7 +180,7 @@ func TestCrashesDuringTheFirstStart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	for _, milliseconds := range []int{20, 60, 120, 250, 500, 1000, 1800} {
 		after := time.Duration(milliseconds) * time.Millisecond
-		p, err := vmtest.StartProcess(droverBinary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
+		p, err := framework.StartProcess(droverBinary(t), []string{"up", "--data-dir", dir, "--port", "0", "--without-controller"}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -242,7 +242,7 @@ func TestStartErrorsAreOneLine(t *testing.T) {
 
 func TestStoredPortInUse(t *testing.T) {
 	t.Parallel()
-	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	c := framework.StartCluster(t, framework.ClusterOptions{})
 	if err := c.Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +270,7 @@ func TestFullDisk(t *testing.T) {
 	})
 	t.Run("while it runs", func(t *testing.T) {
 		dir := mountTmpfs(t, 400)
-		c, err := vmtest.NewCluster(vmtest.ClusterOptions{DataDir: filepath.Join(dir, "data")})
+		c, err := framework.NewCluster(framework.ClusterOptions{DataDir: filepath.Join(dir, "data")})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -279,7 +279,7 @@ func TestFullDisk(t *testing.T) {
 		object := newConfigMap("large")
 		object.BinaryData = map[string][]byte{"zero": make([]byte, 700_000)}
 		client := clientFor(t, c.Config)
-		vmtest.Eventually(t, waitTimeout, "the disk is full", func() error {
+		framework.Eventually(t, waitTimeout, "the disk is full", func() error {
 			object.Name += "x"
 			if _, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), object.DeepCopy(), metav1.CreateOptions{}); err == nil {
 				return errors.New("there was room")
@@ -287,7 +287,7 @@ func TestFullDisk(t *testing.T) {
 			return nil
 		})
 		want := "drover: etcd gave up: the disk of data dir " + c.DataDir + " is full"
-		vmtest.Eventually(t, waitTimeout, "it says so", func() error {
+		framework.Eventually(t, waitTimeout, "it says so", func() error {
 			if !strings.Contains(c.Output(), want) {
 				return errors.New(c.Output())
 			}
@@ -335,7 +335,7 @@ func fillDisk(t *testing.T, path string) {
 func TestLongDataDirPath(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long-", 40), strings.Repeat("deep/", 20), "data")
-	c := vmtest.StartCluster(t, vmtest.ClusterOptions{DataDir: dir})
+	c := framework.StartCluster(t, framework.ClusterOptions{DataDir: dir})
 	createConfigMap(t, clientFor(t, c.Config), "default", newConfigMap("there"))
 }
 
@@ -343,7 +343,7 @@ func TestLongDataDirPath(t *testing.T) {
 // runs, and that their users notice. Here they are lost, which is repaired the same way.
 func TestCertificatesAreRenewedWhileItRuns(t *testing.T) {
 	t.Parallel()
-	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	c := framework.StartCluster(t, framework.ClusterOptions{})
 	waitForServiceAccount(t, c)
 	before := servedCertificate(t, c)
 	old, err := os.ReadFile(c.Kubeconfig)
@@ -355,13 +355,13 @@ func TestCertificatesAreRenewedWhileItRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	vmtest.Eventually(t, 3*time.Minute, "the kubeconfig has the new certificate", func() error {
+	framework.Eventually(t, 3*time.Minute, "the kubeconfig has the new certificate", func() error {
 		if now, err := os.ReadFile(c.Kubeconfig); err != nil || bytes.Equal(old, now) {
 			return errors.Join(errors.New("it has the old one"), err)
 		}
 		return nil
 	})
-	vmtest.Eventually(t, 3*time.Minute, "the API shows the new certificate", func() error {
+	framework.Eventually(t, 3*time.Minute, "the API shows the new certificate", func() error {
 		if servedCertificate(t, c).Equal(before) {
 			return errors.New("it shows the old one")
 		}
@@ -375,17 +375,17 @@ func TestCertificatesAreRenewedWhileItRuns(t *testing.T) {
 }
 
 // waitForServiceAccount checks that kube-controller-manager works.
-func waitForServiceAccount(t *testing.T, c *vmtest.Cluster) {
+func waitForServiceAccount(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	client := clientFor(t, c.Config)
 	ns := newNamespace(t, client)
-	vmtest.Eventually(t, waitTimeout, "the namespace has its service account", func() error {
+	framework.Eventually(t, waitTimeout, "the namespace has its service account", func() error {
 		_, err := client.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
 }
 
-func servedCertificate(t *testing.T, c *vmtest.Cluster) *x509.Certificate {
+func servedCertificate(t *testing.T, c *framework.Cluster) *x509.Certificate {
 	t.Helper()
 	u, err := url.Parse(c.Config.Host)
 	if err != nil {
@@ -410,7 +410,7 @@ func servedCertificate(t *testing.T, c *vmtest.Cluster) *x509.Certificate {
 // a damaged kubeconfig.
 func TestStartRepairsFiles(t *testing.T) {
 	t.Parallel()
-	c := vmtest.StartCluster(t, vmtest.ClusterOptions{})
+	c := framework.StartCluster(t, framework.ClusterOptions{})
 	if err := c.Stop(); err != nil {
 		t.Fatal(err)
 	}

@@ -22,13 +22,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // shared is for tests that leave the cluster as they found it.
-var shared *vmtest.Cluster
+var shared *framework.Cluster
 
-func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &shared, vmtest.ClusterOptions{})) }
+func TestMain(m *testing.M) { os.Exit(framework.RunTests(m, &shared, framework.ClusterOptions{})) }
 
 // waitTimeout is how long a busy machine may take for what is usually done immediately.
 const waitTimeout = 60 * time.Second
@@ -59,7 +59,7 @@ func runDrover(t *testing.T, stdin string, env []string, args ...string) command
 
 func droverBinary(t *testing.T) string {
 	t.Helper()
-	path, err := vmtest.DroverBinary()
+	path, err := framework.DroverBinary()
 	if err != nil {
 		t.Fatal(err)
 	}

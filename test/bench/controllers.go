@@ -11,7 +11,7 @@ import (
 	"net/http"
 	"time"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // probeTimeout bounds a request to a controller's health endpoint.
@@ -19,7 +19,7 @@ const probeTimeout = time.Second
 
 // Controller is a replica of drover-controller.
 type Controller struct {
-	*vmtest.Process
+	*framework.Process
 	ready string
 }
 
@@ -30,7 +30,7 @@ func StartController(ctx context.Context, binary string, env []string, args ...s
 	if err != nil {
 		return nil, err
 	}
-	p, err := vmtest.StartProcess(binary, append([]string{"--health-probe-bind-address=" + address}, args...), env)
+	p, err := framework.StartProcess(binary, append([]string{"--health-probe-bind-address=" + address}, args...), env)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func FreeAddress(ctx context.Context) (string, error) {
 
 // Ready returns nil once the controller's caches are filled.
 func (c *Controller) Ready() error {
-	if c.Over() {
+	if c.HasEnded() {
 		return errors.New("the controller has ended")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)

@@ -19,7 +19,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // callTimeout bounds one request of a benchmark.
@@ -149,7 +149,7 @@ func DryRunCreate(ctx context.Context, vms typed.VirtualMachineInterface) error 
 func createVM(ctx context.Context, vms typed.VirtualMachineInterface, name string, opts metav1.CreateOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	vm := vmtest.VM(name).Obj()
+	vm := framework.NewVM(name).Obj()
 	vm.Namespace = ""
 	_, err := vms.Create(ctx, vm, opts)
 	return err

@@ -21,7 +21,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/journal"
-	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 const (
@@ -38,13 +38,13 @@ const (
 )
 
 // latencies are those of the fake engine, one for each replica. A call that is
-// halted during its latency continues at once, while a call that a fault slows down
+// halted during its latency continues immediately, while a call that a fault slows down
 // is likely to be cut.
 var latencies = []string{"20ms", "50ms", "200ms"}
 
 // environment is a cluster, replicas, and users whose requests keep them busy.
 type environment struct {
-	*rig.World
+	*testenv.Environment
 	replicas []*replica
 	users    []*user
 	book     *requestLog
@@ -83,7 +83,7 @@ func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment 
 func newEmptyEnvironment(t testing.TB, dir string) *environment {
 	t.Helper()
 	w := &environment{
-		World: rig.Start(t), book: &requestLog{requested: map[types.UID]Requested{}},
+		Environment: testenv.Start(t), book: &requestLog{requested: map[types.UID]Requested{}},
 		dir: dir, journal: filepath.Join(dir, "journal"), settleTimeout: defaultSettleTimeout,
 	}
 	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {
@@ -96,7 +96,7 @@ func newEmptyEnvironment(t testing.TB, dir string) *environment {
 func (w *environment) addUsers(count int, seed uint64) {
 	for n := range count {
 		w.users = append(w.users, &user{
-			vms: w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), book: w.book,
+			vms: w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault), book: w.book,
 			random: newRandomSource(seed, uint64(100+n)), name: fmt.Sprintf("vm-%d", n),
 		})
 	}
@@ -178,8 +178,8 @@ func reportError(t testing.TB, err error) {
 // gatherEvidence records the final state, before the replicas stop.
 func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	t.Helper()
-	e := Evidence{Requested: w.book.requested, VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.Fakes(t)}
-	list, err := w.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+	e := Evidence{Requested: w.book.requested, VMs: map[types.UID]*api.VirtualMachine{}, Servers: w.ReadFakeServers(t)}
+	list, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +235,7 @@ func (w *environment) recordObjects(ctx context.Context) error {
 	}
 	lines := json.NewEncoder(f)
 	for ; ctx.Err() == nil; sleepContext(ctx, userPollPeriod) {
-		changes, err := w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
+		changes, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
 		if err != nil {
 			continue // the API server is down
 		}
@@ -302,7 +302,7 @@ func (l *finalizerWatcher) observeVM(ctx context.Context, uid types.UID) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	since := time.Now()
-	vm, err := l.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
+	vm, err := l.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
 	if err != nil || vm.UID != uid {
 		return
 	}

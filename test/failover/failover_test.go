@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(rig.Main(m, setUp)) }
+func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, setUp)) }
 
 // programs is the folder of built programs; each is built at most once.
 var programs string

@@ -16,7 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // Kind of a fault.
@@ -172,7 +172,7 @@ func (s *faultInjector) injectFault(ctx context.Context, kind Kind) (f Fault, er
 }
 
 // reserveTarget reserves the leader, most of the time, or any running replica.
-func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *vmtest.Process) {
+func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *framework.Process) {
 	wanted := s.random.withProbability(leaderShare)
 	for begin := time.Now(); ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
 		r := s.replicas[s.random.intN(len(s.replicas))]
@@ -192,7 +192,7 @@ func (s *faultInjector) reserveTarget(ctx context.Context) (*replica, *vmtest.Pr
 func (w *environment) leadingReplica(ctx context.Context) *replica {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	l, err := w.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).Get(ctx, leaseName, metav1.GetOptions{})
+	l, err := w.KubeClient.CoordinationV1().Leases(metav1.NamespaceDefault).Get(ctx, leaseName, metav1.GetOptions{})
 	if err != nil || l.Spec.HolderIdentity == nil {
 		return nil
 	}
@@ -206,7 +206,7 @@ func (w *environment) leadingReplica(ctx context.Context) *replica {
 }
 
 // injectInto applies a fault to one replica.
-func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p *vmtest.Process) error {
+func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p *framework.Process) error {
 	switch kind {
 	case Halt:
 		err := sendSignal(p, syscall.SIGSTOP)
@@ -217,11 +217,11 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, r *replica, p
 	case Term:
 		return terminateProcess(ctx, p)
 	case Disconnect:
-		r.proxy.Cut()
+		r.proxy.Disconnect()
 	case Blackhole:
 		r.proxy.Blackhole()
 	case DelayReplies:
-		r.proxy.Late(s.randomDelay())
+		r.proxy.DelayReplies(s.randomDelay())
 	default:
 		return errors.New("it affects no single replica")
 	}
@@ -238,11 +238,11 @@ func (s *faultInjector) randomDelay() time.Duration {
 	return requestLimit + s.random.durationUpTo(leaseDuration)
 }
 
-func terminateProcess(ctx context.Context, p *vmtest.Process) error {
+func terminateProcess(ctx context.Context, p *framework.Process) error {
 	if err := sendSignal(p, syscall.SIGTERM); err != nil {
 		return err
 	}
-	for begin := time.Now(); !p.Over() && ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
+	for begin := time.Now(); !p.HasEnded() && ctx.Err() == nil; sleepContext(ctx, pollPeriod) {
 		if time.Since(begin) > stopTimeout {
 			return errors.Join(fmt.Errorf("process %d did not end within %s", p.PID(), stopTimeout), sendSignal(p, syscall.SIGKILL))
 		}
@@ -253,7 +253,7 @@ func terminateProcess(ctx context.Context, p *vmtest.Process) error {
 // deleteLease deletes it as a user does, once the API server answers.
 func (s *faultInjector) deleteLease(ctx context.Context) error {
 	return retryRequest(ctx, func(ctx context.Context) error {
-		err := s.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).Delete(ctx, leaseName, metav1.DeleteOptions{})
+		err := s.KubeClient.CoordinationV1().Leases(metav1.NamespaceDefault).Delete(ctx, leaseName, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestLeaderHaltedDuringCreations halts a leader while it creates servers. The next leader,
@@ -42,7 +42,7 @@ func TestLeaderHaltedDuringCreations(t *testing.T) {
 
 func (w *environment) haltDuringCreations(ctx context.Context, creators []*user) (f Fault, err error) {
 	err = forAllUsers(creators, func(u *user) error {
-		return errors.Join(u.createVM(ctx, vmtest.VM(u.name).Obj(), 1), u.waitFor(ctx, checkStarted))
+		return errors.Join(u.createVM(ctx, framework.NewVM(u.name).Obj(), 1), u.waitFor(ctx, checkStarted))
 	})
 	r := w.leadingReplica(ctx)
 	if err != nil || r == nil {
@@ -58,7 +58,7 @@ func (w *environment) haltDuringCreations(ctx context.Context, creators []*user)
 	if err := errors.Join(err, sendSignal(p, syscall.SIGCONT)); err != nil {
 		return f, err
 	}
-	for ctx.Err() == nil && !p.Over() { // it lost the Lease
+	for ctx.Err() == nil && !p.HasEnded() { // it lost the Lease
 		sleepContext(ctx, pollPeriod)
 	}
 	return f, ctx.Err()

@@ -120,13 +120,13 @@ func (e MachineEvidence) MachineHistory(uid types.UID) string {
 
 // Summary describes a run in one line.
 func (e MachineEvidence) Summary() string {
-	faults, deeds, deleted := map[Kind]int{}, map[journal.Action]int{}, 0
+	faults, changes, deleted := map[Kind]int{}, map[journal.Action]int{}, 0
 	epochs := map[uint64]bool{}
 	for _, f := range e.Faults {
 		faults[f.Kind]++
 	}
 	for _, entry := range e.Journal {
-		deeds[entry.Action]++
+		changes[entry.Action]++
 		epochs[entry.Epoch] = true
 	}
 	for _, requested := range e.Requested {
@@ -134,6 +134,6 @@ func (e MachineEvidence) Summary() string {
 			deleted++
 		}
 	}
-	return fmt.Sprintf("faults %s\nepochs %d\nVMs %d, %d of them deleted\nQEMU started %d times\ndeeds %s\nreads of finalizers %d",
-		formatCounts(faults), len(epochs), len(e.Requested), deleted, len(e.Starts), formatCounts(deeds), len(e.Observations))
+	return fmt.Sprintf("faults %s\nepochs %d\nVMs %d, %d of them deleted\nQEMU started %d times\nchanges %s\nreads of finalizers %d",
+		formatCounts(faults), len(epochs), len(e.Requested), deleted, len(e.Starts), formatCounts(changes), len(e.Observations))
 }

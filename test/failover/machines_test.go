@@ -20,8 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/test/failover/processlog"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -40,7 +39,7 @@ var machinePlans = map[string]faultPlan{
 // guest of one boot sector.
 func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uint64) *environment {
 	t.Helper()
-	vmtest.QEMU(t)
+	framework.QEMUBinary(t)
 	w := newEmptyEnvironment(t, dir)
 	w.addUsers(users, seed)
 	for _, u := range w.users {
@@ -54,7 +53,7 @@ func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uin
 	if err := errors.Join(os.Mkdir(w.images(), 0o700), os.Symlink(builtProgram(t, processRecorder), w.recorder())); err != nil {
 		t.Fatal(err)
 	}
-	guest := vmtest.BootGuest(t, w.images(), "A", false)
+	guest := framework.BuildBootGuest(t, w.images(), "A", false)
 	for range machineReplicas {
 		w.addReplica(t, binary,
 			"--vm-driver=qemu", "--qemu-dir="+w.engine, "--qemu-image-dirs="+w.images(), "--qemu-image="+guest,
@@ -89,7 +88,7 @@ func (w *environment) judgeMachines(t testing.TB, inject faultFunc) MachineEvide
 		t.Fatal(err)
 	}
 	// A QEMU may take a moment to end after the controller has.
-	if _, err := vmtest.Poll(rig.Soon, func() error {
+	if _, err := framework.Poll(framework.StepTimeout, func() error {
 		if e.Leftovers = w.listLeftovers(t); len(e.Leftovers) > 0 {
 			return errors.New("something is left")
 		}
@@ -171,7 +170,7 @@ func TestLeaderKilledDuringStarts(t *testing.T) {
 
 func (w *environment) killDuringStarts(ctx context.Context, creators []*user) (f Fault, err error) {
 	err = forAllUsers(creators, func(u *user) error {
-		return u.createVM(ctx, vmtest.VM(u.name).Resource(api.ResourceMemory, "32M").Obj(), 1)
+		return u.createVM(ctx, framework.NewVM(u.name).Resource(api.ResourceMemory, "32M").Obj(), 1)
 	})
 	for n := 0; n < len(creators)/3 && err == nil; sleepContext(ctx, pollPeriod) {
 		var starts []processlog.ProcessStart
@@ -224,8 +223,8 @@ func newMachineEvidence() MachineEvidence {
 
 func TestJudgeMachines(t *testing.T) {
 	t.Parallel()
-	entry := func(e *MachineEvidence, epoch uint64, uid types.UID, deed journal.Action) {
-		e.Journal = append(e.Journal, journal.Entry{At: atSecond(10), PID: 12, Epoch: epoch, UID: uid, Action: deed})
+	entry := func(e *MachineEvidence, epoch uint64, uid types.UID, action journal.Action) {
+		e.Journal = append(e.Journal, journal.Entry{At: atSecond(10), PID: 12, Epoch: epoch, UID: uid, Action: action})
 	}
 	addStart := func(e *MachineEvidence, uid types.UID, run string, others ...int) {
 		e.Starts = append(e.Starts, processlog.ProcessStart{At: atSecond(9), PID: 22, UID: uid, Run: run, Others: others})

@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/journal"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -45,10 +45,10 @@ func newEvidence() *evidenceBuilder {
 }
 
 // withEntry adds a line to the journal; a sketch is "id run state", empty for none.
-func (s *evidenceBuilder) withEntry(pid int, epoch uint64, uid types.UID, deed journal.Action, had, has string) *evidenceBuilder {
+func (s *evidenceBuilder) withEntry(pid int, epoch uint64, uid types.UID, action journal.Action, had, has string) *evidenceBuilder {
 	s.now++
 	s.Journal = append(s.Journal, journal.Entry{
-		At: atSecond(s.now), PID: pid, Epoch: epoch, UID: uid, Action: deed, Before: parseSnapshot(had), After: parseSnapshot(has),
+		At: atSecond(s.now), PID: pid, Epoch: epoch, UID: uid, Action: action, Before: parseSnapshot(had), After: parseSnapshot(has),
 	})
 	return s
 }
@@ -71,7 +71,7 @@ func (s *evidenceBuilder) withProcessKilled() *evidenceBuilder {
 func (s *evidenceBuilder) withFinalState(uid types.UID, server string) *evidenceBuilder {
 	has := parseSnapshot(server)
 	s.Servers[uid] = &fake.Record{UID: uid, ID: has.ID, Run: has.Run, State: has.State, CPUMilli: 2000}
-	s.VMs[uid] = vmtest.VM(s.Requested[uid].Name).UID(string(uid)).Action(api.ActionActive).Generation(1).Status(func(status *api.VirtualMachineStatus) {
+	s.VMs[uid] = framework.NewVM(s.Requested[uid].Name).UID(string(uid)).Action(api.ActionActive).Generation(1).Status(func(status *api.VirtualMachineStatus) {
 		status.ObservedGeneration, status.Phase = 1, api.PhaseActive
 		status.Server = &api.ServerStatus{ID: has.ID}
 		status.Conditions = []metav1.Condition{{Type: api.ConditionReady, Status: metav1.ConditionTrue, ObservedGeneration: 1}}

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -28,11 +28,11 @@ type replica struct {
 	name   string
 	binary string
 	args   []string
-	proxy  *vmtest.APIProxy
+	proxy  *framework.APIProxy
 
 	mu       sync.Mutex
-	process  *vmtest.Process // nil between two processes
-	reserved bool            // a fault affects it
+	process  *framework.Process // nil between two processes
+	reserved bool               // a fault affects it
 	history  []Process
 	output   strings.Builder
 }
@@ -42,13 +42,13 @@ type replica struct {
 func (r *replica) runUntilDone(ctx context.Context) error {
 	for ctx.Err() == nil {
 		from := time.Now()
-		p, err := vmtest.StartProcess(r.binary, r.args, []string{"POD_NAME=" + r.name})
+		p, err := framework.StartProcess(r.binary, r.args, []string{"POD_NAME=" + r.name})
 		if err != nil {
 			return fmt.Errorf("start %s: %w", r.name, err)
 		}
 		r.recordStart(p, from)
 		stopped := false
-		for !p.Over() {
+		for !p.HasEnded() {
 			if ctx.Err() != nil && !stopped {
 				stopped = true
 				_ = p.Stop() // whether it leads decides how that ends
@@ -61,14 +61,14 @@ func (r *replica) runUntilDone(ctx context.Context) error {
 	return nil
 }
 
-func (r *replica) recordStart(p *vmtest.Process, from time.Time) {
+func (r *replica) recordStart(p *framework.Process, from time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.process = p
 	r.history = append(r.history, Process{Replica: r.name, PID: p.PID(), From: from})
 }
 
-func (r *replica) recordExit(p *vmtest.Process) {
+func (r *replica) recordExit(p *framework.Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.process = nil
@@ -95,7 +95,7 @@ func (r *replica) allOutput() string {
 
 // reserve reserves the replica for a fault: no other fault affects it meanwhile. It
 // fails if another one has reserved it, or if the replica does not run.
-func (r *replica) reserve() (*vmtest.Process, bool) {
+func (r *replica) reserve() (*framework.Process, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.reserved || r.process == nil {
@@ -112,8 +112,8 @@ func (r *replica) release() {
 }
 
 // sendSignal sends a signal to a process unless it has ended.
-func sendSignal(p *vmtest.Process, s syscall.Signal) error {
-	if p.Over() {
+func sendSignal(p *framework.Process, s syscall.Signal) error {
+	if p.HasEnded() {
 		return nil
 	}
 	if err := syscall.Kill(p.PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {

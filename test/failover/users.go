@@ -18,8 +18,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -101,7 +100,7 @@ func isClosed(stop <-chan struct{}) bool {
 
 // createRandomVM creates the VirtualMachine; an impatient user deletes it immediately.
 func (u *user) createRandomVM(ctx context.Context) error {
-	b := vmtest.VM(u.name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
+	b := framework.NewVM(u.name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(5)
 	starts := 1
 	if u.random.withProbability(0.2) {
 		b.Action(api.ActionStopped)
@@ -255,7 +254,7 @@ func (u *user) waitUntilApplied(ctx context.Context, starts int) error {
 
 // deleteVM deletes the VirtualMachine and waits until it is gone, because its name is
 // used again. It deletes the version that it has just read: without that
-// precondition, kube-apiserver removes an object at once if its finalizer is added
+// precondition, kube-apiserver removes an object immediately if its finalizer is added
 // during the deletion (kubernetes/kubernetes #77988), and leaves its server to the
 // orphan sweep.
 func (u *user) deleteVM(ctx context.Context) error {
@@ -279,7 +278,7 @@ func (u *user) deleteVM(ctx context.Context) error {
 	u.vm = nil
 	return u.waitFor(ctx, func(vm *api.VirtualMachine) error {
 		if vm != nil {
-			return fmt.Errorf("it was deleted and still exists: %s", rig.Show(vm))
+			return fmt.Errorf("it was deleted and still exists: %s", framework.FormatStatus(vm))
 		}
 		return nil
 	})
@@ -334,7 +333,7 @@ func checkApplied(vm *api.VirtualMachine) error {
 	phases := map[api.Action]api.Phase{
 		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
 	}
-	err := rig.Condition(api.ConditionReady, metav1.ConditionTrue)(vm)
+	err := framework.HasCondition(api.ConditionReady, metav1.ConditionTrue)(vm)
 	switch {
 	case err != nil:
 	case vm.Status.Phase != phases[vm.Spec.Action] || vm.Status.ObservedGeneration != vm.Generation:
@@ -343,7 +342,7 @@ func checkApplied(vm *api.VirtualMachine) error {
 		err = fmt.Errorf("restarted at %v, not %v", vm.Status.RestartedAt, vm.Spec.RestartedAt)
 	}
 	if err != nil {
-		err = fmt.Errorf("%w; its status is %s", err, rig.Show(vm))
+		err = fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(vm))
 	}
 	return err
 }

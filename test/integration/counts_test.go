@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestDockerCreateWrites counts writes. The start of a container takes longer than a
@@ -26,21 +26,21 @@ import (
 func TestDockerCreateWrites(t *testing.T) {
 	t.Parallel()
 	const most = 3
-	w := rig.Start(t)
-	w.Run(t, "--vm-driver=docker", "--usage-period=1h") // the first sample is one more write
-	vm := w.Create(t, newSmallVM("few", "default", "docker"))
-	history := w.Record(t, vm)
-	active := w.Await(t, vm, rig.Soon, rig.Active)
-	vmtest.Always(t, 3*time.Second, time.Second, "nothing more is written", func() error {
-		if now := w.Get(t, vm); now.ResourceVersion != active.ResourceVersion {
-			return fmt.Errorf("after Active came %s", rig.Show(now))
+	w := testenv.Start(t)
+	w.RunController(t, "--vm-driver=docker", "--usage-period=1h") // the first sample is one more write
+	vm := w.CreateVM(t, newSmallVM("few", "default", "docker"))
+	history := w.RecordHistory(t, vm)
+	active := w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	framework.Consistently(t, 3*time.Second, time.Second, "nothing more is written", func() error {
+		if now := w.GetVM(t, vm); now.ResourceVersion != active.ResourceVersion {
+			return fmt.Errorf("after Active came %s", framework.FormatStatus(now))
 		}
 		return nil
 	})
-	all := history.Until(t, active)
+	all := history.WaitForVersion(t, active)
 	if writes := len(all) - 1; writes > most {
 		for _, one := range all {
-			t.Log(rig.Show(one))
+			t.Log(framework.FormatStatus(one))
 		}
 		t.Errorf("%d writes, want at most %d", writes, most)
 	}
@@ -57,18 +57,18 @@ const (
 // creating and deleting 1,000 VMs than after the first 100. It keeps the machine so
 // busy that no other test should run beside it.
 func TestGoroutinesEnd(t *testing.T) {
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	address, err := bench.FreeAddress(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Spawn(t, nil, "--vm-driver=fake", "--fake-dir=", "--metrics-bind-address="+address)
+	w.StartControllerProcess(t, nil, "--vm-driver=fake", "--fake-dir=", "--metrics-bind-address="+address)
 	runLifecycles(t, w, "warm")
 	before := countGoroutines(t, address)
 	for n := range lifecycles / livesAtATime {
 		runLifecycles(t, w, fmt.Sprintf("turn-%d", n))
 	}
-	vmtest.Eventually(t, rig.Soon, "the goroutines of 1,000 VMs have ended", func() error {
+	framework.Eventually(t, framework.StepTimeout, "the goroutines of 1,000 VMs have ended", func() error {
 		if now := countGoroutines(t, address); now > before+spareGoroutines {
 			return fmt.Errorf("%v, before it were %v", now, before)
 		}
@@ -77,11 +77,11 @@ func TestGoroutinesEnd(t *testing.T) {
 }
 
 // runLifecycles creates and deletes VMs.
-func runLifecycles(t *testing.T, w *rig.World, name string) {
+func runLifecycles(t *testing.T, w *testenv.Environment, name string) {
 	t.Helper()
-	vms := w.VMs.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
+	vms := w.VMClient.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
 	for n := range livesAtATime {
-		w.Create(t, newSmallVM(fmt.Sprintf("%s-%d", name, n), metav1.NamespaceDefault, "fake").Probe(80))
+		w.CreateVM(t, newSmallVM(fmt.Sprintf("%s-%d", name, n), metav1.NamespaceDefault, "fake").ReadinessProbe(80))
 	}
 	left := func(want func(phase string) bool) func() error {
 		return func() error {
@@ -97,17 +97,17 @@ func runLifecycles(t *testing.T, w *rig.World, name string) {
 			return nil
 		}
 	}
-	vmtest.Eventually(t, rig.Soon, "all are Active", left(func(phase string) bool { return phase == "Active" }))
+	framework.Eventually(t, framework.StepTimeout, "all are Active", left(func(phase string) bool { return phase == "Active" }))
 	if err := vms.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, rig.Soon, "all are gone", left(func(string) bool { return false }))
+	framework.Eventually(t, framework.StepTimeout, "all are gone", left(func(string) bool { return false }))
 }
 
 // countGoroutines reads the controller's own count.
 func countGoroutines(t *testing.T, address string) float64 {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), rig.Soon)
+	ctx, cancel := context.WithTimeout(t.Context(), framework.StepTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
 	if err != nil {
@@ -121,5 +121,5 @@ func countGoroutines(t *testing.T, address string) float64 {
 	if err := errors.Join(err, answer.Body.Close()); err != nil {
 		t.Fatal(err)
 	}
-	return rig.Metrics(page).Sum("go_goroutines")
+	return testenv.Metrics(page).Sum("go_goroutines")
 }

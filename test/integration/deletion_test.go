@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestRetain checks that the released server continues to run, renamed where that
@@ -29,23 +29,23 @@ func TestRetain(t *testing.T) {
 	t.Parallel()
 	t.Run("docker", func(t *testing.T) {
 		t.Parallel()
-		vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "docker").DeletionPolicy(api.DeletionRetain))
-		id, name := vm.Status.Server.ID, rig.Container(t, vm).Name
-		environment.Delete(t, vm)
-		environment.AwaitGone(t, vm, rig.Soon)
+		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").DeletionPolicy(api.DeletionRetain))
+		id, name := vm.Status.Server.ID, testenv.InspectServer(t, vm).Name
+		environment.DeleteVM(t, vm)
+		environment.WaitForDeletion(t, vm, framework.StepTimeout)
 		waitForDockerSweep(t)
-		c := rig.Inspect(t, id)
+		c := testenv.InspectContainer(t, id)
 		if !c.State.Running || c.Name != name+docker.RetainedSuffix || c.RestartCount != 0 {
 			t.Errorf("the released container is %s, name %s", c.State.Status, c.Name)
 		}
 	})
 	t.Run("fake", func(t *testing.T) {
 		t.Parallel()
-		vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "fake").DeletionPolicy(api.DeletionRetain))
-		environment.Delete(t, vm)
-		environment.AwaitGone(t, vm, rig.Soon)
+		vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "fake").DeletionPolicy(api.DeletionRetain))
+		environment.DeleteVM(t, vm)
+		environment.WaitForDeletion(t, vm, framework.StepTimeout)
 		waitForFakeSweep(t)
-		r := environment.Released(t)[vm.UID]
+		r := environment.ReadReleasedServers(t)[vm.UID]
 		if r == nil || r.State != driver.StateRunning || r.ID != vm.Status.Server.ID {
 			t.Errorf("the released server is %+v", r)
 		}
@@ -57,12 +57,12 @@ func TestRetain(t *testing.T) {
 func waitForDockerSweep(t *testing.T) {
 	t.Helper()
 	uid := uuid.NewUUID()
-	rig.RunForeign(t, "orphan-"+string(uid), map[string]string{
-		docker.LabelUID: string(uid), docker.LabelCluster: environment.ID,
+	testenv.RunForeignContainer(t, "orphan-"+string(uid), map[string]string{
+		docker.LabelUID: string(uid), docker.LabelCluster: environment.ClusterID,
 		docker.LabelNamespace: "default", docker.LabelName: "orphan",
 	})
-	vmtest.Eventually(t, rig.Soon, "the orphan is swept", func() error {
-		if n := len(rig.Containers(t, uid)); n != 0 {
+	framework.Eventually(t, framework.StepTimeout, "the orphan is swept", func() error {
+		if n := len(testenv.ListContainers(t, uid)); n != 0 {
 			return fmt.Errorf("%d containers", n)
 		}
 		return nil
@@ -72,16 +72,16 @@ func waitForDockerSweep(t *testing.T) {
 func waitForFakeSweep(t *testing.T) {
 	t.Helper()
 	uid := uuid.NewUUID()
-	environment.EditFake(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
-	vmtest.Eventually(t, rig.Soon, "the orphan is swept", func() error {
-		if r := environment.Fake(t, uid); r != nil {
+	environment.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
+	framework.Eventually(t, framework.StepTimeout, "the orphan is swept", func() error {
+		if r := environment.ReadFakeServer(t, uid); r != nil {
 			return fmt.Errorf("it is there: %+v", r)
 		}
 		return nil
 	})
 }
 
-func withOwner(b *vmtest.Builder, kind, apiVersion, name string, uid types.UID) *vmtest.Builder {
+func withOwner(b *framework.VMBuilder, kind, apiVersion, name string, uid types.UID) *framework.VMBuilder {
 	return b.Meta(func(m *metav1.ObjectMeta) {
 		m.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: uid, BlockOwnerDeletion: new(true)}}
 	})
@@ -95,16 +95,16 @@ func TestCascadingDeletion(t *testing.T) {
 		for _, kind := range []string{"configmap", "vm"} {
 			t.Run(cascade+" of "+kind, func(t *testing.T) {
 				t.Parallel()
-				ns := environment.Namespace(t)
+				ns := environment.CreateNamespace(t)
 				owner := createOwner(t, ns, kind)
 				var vms []*api.VirtualMachine
 				for n, name := range drivers {
-					vms = append(vms, environment.Create(t, owner(newSmallVM(fmt.Sprintf("owned-%d", n), ns, name))))
+					vms = append(vms, environment.CreateVM(t, owner(newSmallVM(fmt.Sprintf("owned-%d", n), ns, name))))
 				}
 				for n := range vms {
-					vms[n] = environment.Await(t, vms[n], rig.Soon, rig.Active)
+					vms[n] = environment.WaitForVM(t, vms[n], framework.StepTimeout, framework.IsActive)
 				}
-				environment.MustKubectl(t, "", "delete", kind, "owner", "-n", ns, "--cascade="+cascade, "--timeout=60s")
+				environment.MustRunKubectl(t, "", "delete", kind, "owner", "-n", ns, "--cascade="+cascade, "--timeout=60s")
 				for _, vm := range vms {
 					checkCascade(t, cascade, vm)
 				}
@@ -113,64 +113,66 @@ func TestCascadingDeletion(t *testing.T) {
 	}
 }
 
-func createOwner(t *testing.T, ns, kind string) func(*vmtest.Builder) *vmtest.Builder {
+func createOwner(t *testing.T, ns, kind string) func(*framework.VMBuilder) *framework.VMBuilder {
 	t.Helper()
 	if kind == "vm" {
-		vm := environment.Active(t, newSmallVM("owner", ns, "fake"))
-		return func(b *vmtest.Builder) *vmtest.Builder {
+		vm := environment.CreateActiveVM(t, newSmallVM("owner", ns, "fake"))
+		return func(b *framework.VMBuilder) *framework.VMBuilder {
 			return withOwner(b, "VirtualMachine", api.SchemeGroupVersion.String(), vm.Name, vm.UID)
 		}
 	}
-	m, err := environment.Kube.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
+	m, err := environment.KubeClient.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(b *vmtest.Builder) *vmtest.Builder { return withOwner(b, "ConfigMap", "v1", m.Name, m.UID) }
+	return func(b *framework.VMBuilder) *framework.VMBuilder {
+		return withOwner(b, "ConfigMap", "v1", m.Name, m.UID)
+	}
 }
 
 func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 	t.Helper()
 	if cascade != "orphan" {
-		within := rig.Soon
+		within := framework.StepTimeout
 		if cascade == "foreground" {
 			within = time.Second // the owner has waited for it
 		}
-		environment.AwaitGone(t, vm, within)
-		environment.HasServers(t, vm, 0, time.Second)
+		environment.WaitForDeletion(t, vm, within)
+		environment.WaitForServers(t, vm, 0, time.Second)
 		return
 	}
-	now := environment.Await(t, vm, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
+	now := environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
 		if len(vm.OwnerReferences) > 0 {
 			return fmt.Errorf("owners %v", vm.OwnerReferences)
 		}
 		return nil
 	})
 	if now.Status.Server.ID != vm.Status.Server.ID || now.Status.RestartCount != 0 {
-		t.Errorf("its server was touched: %s", rig.Show(now))
+		t.Errorf("its server was touched: %s", framework.FormatStatus(now))
 	}
-	environment.HasServers(t, vm, 1, time.Second)
+	environment.WaitForServers(t, vm, 1, time.Second)
 }
 
 // TestNamespaceDeletion checks that a namespace is deleted with all of its
 // servers.
 func TestNamespaceDeletion(t *testing.T) {
 	t.Parallel()
-	ns := environment.Namespace(t)
+	ns := environment.CreateNamespace(t)
 	var vms []*api.VirtualMachine
 	for n := range 20 {
 		name := drivers[1]
 		if n%5 == 0 {
 			name = drivers[0]
 		}
-		vms = append(vms, environment.Create(t, newSmallVM(fmt.Sprintf("vm-%d", n), ns, name)))
+		vms = append(vms, environment.CreateVM(t, newSmallVM(fmt.Sprintf("vm-%d", n), ns, name)))
 	}
 	for _, vm := range vms {
-		environment.Await(t, vm, rig.Soon, rig.Active)
+		environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 	}
-	environment.MustKubectl(t, "", "delete", "namespace", ns, "--timeout=120s")
+	environment.MustRunKubectl(t, "", "delete", "namespace", ns, "--timeout=120s")
 	for _, vm := range vms {
-		environment.AwaitGone(t, vm, time.Second)
-		environment.HasServers(t, vm, 0, time.Second)
+		environment.WaitForDeletion(t, vm, time.Second)
+		environment.WaitForServers(t, vm, 0, time.Second)
 	}
 }
 
@@ -181,15 +183,15 @@ func TestReusedName(t *testing.T) {
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			ns := environment.Namespace(t)
-			first := environment.Active(t, newSmallVM("vm", ns, name))
-			environment.MustKubectl(t, "", "delete", "vm", "vm", "-n", ns, "--timeout=60s")
-			second := environment.Active(t, newSmallVM("vm", ns, name))
+			ns := environment.CreateNamespace(t)
+			first := environment.CreateActiveVM(t, newSmallVM("vm", ns, name))
+			environment.MustRunKubectl(t, "", "delete", "vm", "vm", "-n", ns, "--timeout=60s")
+			second := environment.CreateActiveVM(t, newSmallVM("vm", ns, name))
 			if first.Status.Server.ID == second.Status.Server.ID {
 				t.Error("the second one got the first one's server")
 			}
-			environment.HasServers(t, first, 0, time.Second)
-			environment.HasServers(t, second, 1, time.Second)
+			environment.WaitForServers(t, first, 0, time.Second)
+			environment.WaitForServers(t, second, 1, time.Second)
 		})
 	}
 }
@@ -205,11 +207,11 @@ func TestForeignContainersAreUnchanged(t *testing.T) {
 		{docker.LabelUID: uid},
 		{docker.LabelUID: uid, docker.LabelCluster: "another", docker.LabelNamespace: "default", docker.LabelName: "vm"},
 	} {
-		ids = append(ids, rig.RunForeign(t, fmt.Sprintf("foreign-%d-%s", n, uid), labels))
+		ids = append(ids, testenv.RunForeignContainer(t, fmt.Sprintf("foreign-%d-%s", n, uid), labels))
 	}
 	waitForDockerSweep(t)
 	for _, id := range ids {
-		c, err := vmtest.Docker(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
+		c, err := framework.DockerClient(t).ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
 		if err != nil || !c.Container.State.Running || !strings.HasPrefix(c.Container.Name, "/foreign-") {
 			t.Errorf("container %s is %+v, error %v", id, c.Container.State, err)
 		}

@@ -10,15 +10,15 @@ import (
 	"testing"
 	"time"
 
-	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestListVMsExample runs the program of examples/list-vms, which uses the
 // generated informer and lister, against a running Drover.
 func TestListVMsExample(t *testing.T) {
 	t.Parallel()
-	vm := environment.Active(t, newSmallVM("listed", environment.Namespace(t), "fake"))
-	environment.Await(t, vm, rig.Soon, rig.HasUsage)
+	vm := environment.CreateActiveVM(t, newSmallVM("listed", environment.CreateNamespace(t), "fake"))
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasUsage)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "run", "cloudnative.tw/drover/examples/list-vms", "--kubeconfig", environment.Kubeconfig, "--namespace", vm.Namespace)

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 const (
@@ -22,17 +22,17 @@ const (
 // no write to VMs or events. Lists and samples are as frequent as they can be.
 func TestIdleVMsWriteNothing(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	w.Run(t, "--vm-driver=fake", "--usage-period=1s", "--list-period=1s", "--orphan-grace=1s")
+	w := testenv.Start(t)
+	w.RunController(t, "--vm-driver=fake", "--usage-period=1s", "--list-period=1s", "--orphan-grace=1s")
 	var vms []*api.VirtualMachine
 	for n := range idleVMs {
-		vms = append(vms, w.Create(t, newSmallVM(fmt.Sprintf("idle-%d", n), "default", "fake")))
+		vms = append(vms, w.CreateVM(t, newSmallVM(fmt.Sprintf("idle-%d", n), "default", "fake")))
 	}
 	for _, vm := range vms {
-		w.Await(t, vm, rig.Soon, rig.Active, rig.HasUsage)
+		w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, framework.HasUsage)
 	}
 	before := waitUntilIdle(t, w)
-	vmtest.Always(t, idleTime, 5*time.Second, "nothing is written", func() error {
+	framework.Consistently(t, idleTime, 5*time.Second, "nothing is written", func() error {
 		if now := countWrites(t, w); now != before {
 			return fmt.Errorf("%v writes more", now-before)
 		}
@@ -41,10 +41,10 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 }
 
 // waitUntilIdle waits until what was written last, events among it, is counted.
-func waitUntilIdle(t *testing.T, w *rig.World) float64 {
+func waitUntilIdle(t *testing.T, w *testenv.Environment) float64 {
 	t.Helper()
 	last, since := -1.0, time.Now()
-	vmtest.Eventually(t, rig.Soon, "10 s without a write", func() error {
+	framework.Eventually(t, framework.StepTimeout, "10 s without a write", func() error {
 		if now := countWrites(t, w); now != last {
 			last, since = now, time.Now()
 		}
@@ -57,9 +57,9 @@ func waitUntilIdle(t *testing.T, w *rig.World) float64 {
 }
 
 // countWrites counts, in the API server, the writes to VMs and events.
-func countWrites(t *testing.T, w *rig.World) (sum float64) {
+func countWrites(t *testing.T, w *testenv.Environment) (sum float64) {
 	t.Helper()
-	page := w.APIMetrics(t)
+	page := w.ReadAPIMetrics(t)
 	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"} {
 		for _, resource := range []string{"virtualmachines", "events"} {
 			sum += page.Sum("apiserver_request_total", fmt.Sprintf("verb=%q", verb), fmt.Sprintf("resource=%q", resource))

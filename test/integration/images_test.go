@@ -12,18 +12,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
-// Images that cannot be fetched: at one address nothing listens, and no server is
-// asked for the other.
+// Images that cannot be fetched: one is at an address without a listener, the other is
+// never pulled.
 const (
 	unreachable = "127.0.0.1:1/missing:latest"
 	absent      = "drover-test-absent:latest"
 )
 
-func newFailingVM(name, ns, image string, policy api.PullPolicy) *vmtest.Builder {
+func newFailingVM(name, ns, image string, policy api.PullPolicy) *framework.VMBuilder {
 	b := newSmallVM(name, ns, "docker").Image(image)
 	return b.Spec(func(s *api.VirtualMachineSpec) { s.Image.PullPolicy = policy })
 }
@@ -32,7 +31,7 @@ func newFailingVM(name, ns, image string, policy api.PullPolicy) *vmtest.Builder
 // rarer, and that every status write reports something new. Another test beside the
 // controller counts eight tries in three minutes, with a clock that runs faster.
 func TestMissingImage(t *testing.T) {
-	ns := environment.Namespace(t)
+	ns := environment.CreateNamespace(t)
 	for name, tc := range map[string]struct {
 		image  string
 		policy api.PullPolicy
@@ -42,22 +41,22 @@ func TestMissingImage(t *testing.T) {
 		"never-pulled": {absent, api.PullNever, "pullPolicy is Never"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			vm := environment.Create(t, newFailingVM(name, ns, tc.image, tc.policy))
-			history := environment.Record(t, vm)
-			environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), rig.Says(tc.want),
-				rig.Condition(api.ConditionReady, metav1.ConditionFalse))
-			vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable), hasAttempts(3))
-			checkBackoff(t, history.Until(t, vm))
-			checkEachWriteChangesSomething(t, history.Until(t, vm))
+			vm := environment.CreateVM(t, newFailingVM(name, ns, tc.image, tc.policy))
+			history := environment.RecordHistory(t, vm)
+			environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), framework.HasMessage(tc.want),
+				framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable), hasAttempts(3))
+			checkBackoff(t, history.WaitForVersion(t, vm))
+			checkEachWriteChangesSomething(t, history.WaitForVersion(t, vm))
 
-			environment.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
-			environment.Await(t, vm, rig.Soon, rig.Active)
+			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = framework.GuestPlain })
+			environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 		})
 	}
 }
 
 // hasAttempts waits for the n-th failure in a row.
-func hasAttempts(n int32) rig.Check {
+func hasAttempts(n int32) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if op := vm.Status.Operation; op == nil || op.Attempts < n {
 			return fmt.Errorf("operation %+v: want %d attempts", op, n)
@@ -91,23 +90,23 @@ func checkEachWriteChangesSomething(t *testing.T, all []*api.VirtualMachine) {
 			vm.Status.LastUpdateTime, vm.ResourceVersion, vm.ManagedFields = nil, "", nil
 		}
 		if equality.Semantic.DeepEqual(before, after) {
-			t.Errorf("version %s says nothing new: %s", all[n].ResourceVersion, rig.Show(all[n]))
+			t.Errorf("version %s says nothing new: %s", all[n].ResourceVersion, framework.FormatStatus(all[n]))
 		}
 	}
 }
 
 func TestDeletionOfFailedVM(t *testing.T) {
-	ns := environment.Namespace(t)
+	ns := environment.CreateNamespace(t)
 	for name, tc := range map[string]struct {
 		image  string
 		policy api.PullPolicy
 	}{"pulled": {unreachable, api.PullAlways}, "never-pulled": {absent, api.PullNever}} {
 		t.Run(name, func(t *testing.T) {
-			vm := environment.Create(t, newFailingVM(name, ns, tc.image, tc.policy))
-			vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable))
-			environment.Delete(t, vm)
-			environment.AwaitGone(t, vm, rig.Soon)
-			environment.HasServers(t, vm, 0, time.Second)
+			vm := environment.CreateVM(t, newFailingVM(name, ns, tc.image, tc.policy))
+			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
+			environment.DeleteVM(t, vm)
+			environment.WaitForDeletion(t, vm, framework.StepTimeout)
+			environment.WaitForServers(t, vm, 0, time.Second)
 		})
 	}
 }
@@ -116,11 +115,11 @@ func TestDeletionOfFailedVM(t *testing.T) {
 // available CPUs.
 func TestTooManyCPUs(t *testing.T) {
 	t.Parallel()
-	vm := environment.Create(t, vmtest.VM("vm").Namespace(environment.Namespace(t)).Resource(api.ResourceCPU, "4000"))
-	vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonExhausted), rig.Says("4000"))
+	vm := environment.CreateVM(t, framework.NewVM("vm").Namespace(environment.CreateNamespace(t)).Resource(api.ResourceCPU, "4000"))
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonExhausted), framework.HasMessage("4000"))
 	if wait := vm.Status.Operation.NextRetryTime.Sub(vm.Status.LastUpdateTime.Time); wait < 25*time.Second {
 		t.Errorf("it is tried again after %s, want it slowly", wait)
 	}
-	environment.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity("1") })
-	environment.Await(t, vm, rig.Soon, rig.Active)
+	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity("1") })
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 }

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 func vmManifest(name, spec string) string {
@@ -24,7 +24,7 @@ func vmManifest(name, spec string) string {
 // value and what is allowed. Tests beside the CRD, in config/crd, cover all rules.
 func TestInvalidInput(t *testing.T) {
 	t.Parallel()
-	ns := environment.Namespace(t)
+	ns := environment.CreateNamespace(t)
 	long := strings.Repeat("x", 64)
 	for name, tc := range map[string]struct {
 		name, spec string
@@ -41,7 +41,7 @@ func TestInvalidInput(t *testing.T) {
 		"unknown action": {"vm", `{action: run, resource: {cpu: 1, memory: 1G}}`, []string{"spec.action", `"run"`, `"active", "stopped", "paused"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, message, err := environment.Kubectl(t, vmManifest(tc.name, tc.spec), "apply", "-n", ns, "-f", "-")
+			_, message, err := environment.RunKubectl(t, vmManifest(tc.name, tc.spec), "apply", "-n", ns, "-f", "-")
 			if err == nil {
 				t.Fatal("it was accepted")
 			}
@@ -52,7 +52,7 @@ func TestInvalidInput(t *testing.T) {
 			}
 		})
 	}
-	list, err := environment.VMs.CloudnativeV1alpha1().VirtualMachines(ns).List(t.Context(), metav1.ListOptions{})
+	list, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 0 {
 		t.Errorf("%d VMs were made, error %v", len(list.Items), err)
 	}
@@ -61,7 +61,7 @@ func TestInvalidInput(t *testing.T) {
 func TestUnknownFieldWarning(t *testing.T) {
 	t.Parallel()
 	text := vmManifest("vm", `{driver: fake, resource: {cpu: 1, memory: 1G}, cpus: 2}`)
-	_, warning, err := environment.Kubectl(t, text, "create", "-n", environment.Namespace(t), "--validate=warn", "-f", "-")
+	_, warning, err := environment.RunKubectl(t, text, "create", "-n", environment.CreateNamespace(t), "--validate=warn", "-f", "-")
 	if err != nil || !strings.Contains(warning, "Warning:") || !strings.Contains(warning, `unknown field "spec.cpus"`) {
 		t.Errorf("error %v, kubectl says %q", err, warning)
 	}
@@ -69,32 +69,32 @@ func TestUnknownFieldWarning(t *testing.T) {
 
 func TestNewObjectIsUnbound(t *testing.T) {
 	t.Parallel()
-	vm := environment.Create(t, vmtest.VM("vm").Namespace(environment.Namespace(t)).Driver("fake"))
+	vm := environment.CreateVM(t, framework.NewVM("vm").Namespace(environment.CreateNamespace(t)).Driver("fake"))
 	if vm.Status.ObservedGeneration != -1 || vm.Status.Phase != "" {
-		t.Errorf("the API server answers with the status %s", rig.Show(vm))
+		t.Errorf("the API server answers with the status %s", framework.FormatStatus(vm))
 	}
 }
 
 func TestUnavailableDriver(t *testing.T) {
 	t.Parallel()
-	vm := environment.Create(t, vmtest.VM("vm").Namespace(environment.Namespace(t)).Driver("xen"))
-	vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonUnknownDriver),
-		rig.Says("xen"), rig.Says("docker, fake"),
-		rig.Condition(api.ConditionStalled, metav1.ConditionTrue), rig.Condition(api.ConditionReady, metav1.ConditionFalse))
-	environment.AwaitEvent(t, vm, api.ReasonUnknownDriver)
-	environment.Delete(t, vm)
-	environment.AwaitGone(t, vm, rig.Soon)
+	vm := environment.CreateVM(t, framework.NewVM("vm").Namespace(environment.CreateNamespace(t)).Driver("xen"))
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonUnknownDriver),
+		framework.HasMessage("xen"), framework.HasMessage("docker, fake"),
+		framework.HasCondition(api.ConditionStalled, metav1.ConditionTrue), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
+	environment.WaitForEvent(t, vm, api.ReasonUnknownDriver)
+	environment.DeleteVM(t, vm)
+	environment.WaitForDeletion(t, vm, framework.StepTimeout)
 }
 
 func TestDriverCannotBeChanged(t *testing.T) {
 	t.Parallel()
-	for name, before := range map[string]*vmtest.Builder{
-		"given": vmtest.VM("vm").Driver("fake"), "left out": vmtest.VM("vm"),
+	for name, before := range map[string]*framework.VMBuilder{
+		"given": framework.NewVM("vm").Driver("fake"), "left out": framework.NewVM("vm"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			vm := environment.Active(t, before.Namespace(environment.Namespace(t)).Resource(api.ResourceMemory, "32M"))
+			vm := environment.CreateActiveVM(t, before.Namespace(environment.CreateNamespace(t)).Resource(api.ResourceMemory, "32M"))
 			patch := `{"spec":{"driver":"qemu"}}`
-			_, message, err := environment.Kubectl(t, "", "patch", "vm", "vm", "-n", vm.Namespace, "--type=merge", "-p", patch)
+			_, message, err := environment.RunKubectl(t, "", "patch", "vm", "vm", "-n", vm.Namespace, "--type=merge", "-p", patch)
 			if err == nil || !strings.Contains(message, "driver is immutable") {
 				t.Errorf("error %v, kubectl says %q", err, message)
 			}
@@ -106,27 +106,27 @@ func TestDriverCannotBeChanged(t *testing.T) {
 // if both parts were joined by a dash.
 func TestSimilarNames(t *testing.T) {
 	t.Parallel()
-	environment.NamedNamespace(t, "c")
-	environment.NamedNamespace(t, "b-c")
-	other := environment.Namespace(t)
+	environment.CreateNamedNamespace(t, "c")
+	environment.CreateNamedNamespace(t, "b-c")
+	other := environment.CreateNamespace(t)
 	for name, pair := range map[string][2][2]string{
 		"one name in two namespaces": {{"c", "same"}, {other, "same"}},
 		"a-b in c beside a in b-c":   {{"c", "a-b"}, {"b-c", "a"}},
 	} {
 		for _, driver := range []string{"docker", "fake"} {
 			t.Run(name+" on "+driver, func(t *testing.T) {
-				one := environment.Create(t, newSmallVM(pair[0][1]+"-"+driver, pair[0][0], driver))
-				two := environment.Create(t, newSmallVM(pair[1][1]+"-"+driver, pair[1][0], driver))
-				one, two = environment.Await(t, one, rig.Soon, rig.Active), environment.Await(t, two, rig.Soon, rig.Active)
+				one := environment.CreateVM(t, newSmallVM(pair[0][1]+"-"+driver, pair[0][0], driver))
+				two := environment.CreateVM(t, newSmallVM(pair[1][1]+"-"+driver, pair[1][0], driver))
+				one, two = environment.WaitForVM(t, one, framework.StepTimeout, framework.IsActive), environment.WaitForVM(t, two, framework.StepTimeout, framework.IsActive)
 				if one.Status.Server.ID == two.Status.Server.ID {
 					t.Fatalf("both have the server %s", one.Status.Server.ID)
 				}
-				environment.Delete(t, one)
-				environment.AwaitGone(t, one, rig.Soon)
-				environment.HasServers(t, one, 0, time.Second)
-				environment.HasServers(t, two, 1, time.Second)
-				if now := environment.Get(t, two); now.Status.Server.ID != two.Status.Server.ID || now.Status.RestartCount != 0 {
-					t.Errorf("the other one was touched: %s", rig.Show(now))
+				environment.DeleteVM(t, one)
+				environment.WaitForDeletion(t, one, framework.StepTimeout)
+				environment.WaitForServers(t, one, 0, time.Second)
+				environment.WaitForServers(t, two, 1, time.Second)
+				if now := environment.GetVM(t, two); now.Status.Server.ID != two.Status.Server.ID || now.Status.RestartCount != 0 {
+					t.Errorf("the other one was touched: %s", framework.FormatStatus(now))
 				}
 			})
 		}
@@ -145,18 +145,18 @@ func TestNameConflict(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			// The name has a part of the UID in it, so the VM has to come first.
-			vm := environment.Create(t, vmtest.VM("taken").Namespace(environment.Namespace(t)).Resource(api.ResourceMemory, "32M").Image("missing:never"))
-			environment.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.PullPolicy = api.PullNever })
-			environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonImageUnavailable))
-			foreign := rig.RunForeign(t, fmt.Sprintf("taken.%s.%.8s", vm.Namespace, vm.UID), labels)
-			environment.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = vmtest.GuestPlain })
+			vm := environment.CreateVM(t, framework.NewVM("taken").Namespace(environment.CreateNamespace(t)).Resource(api.ResourceMemory, "32M").Image("missing:never"))
+			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.PullPolicy = api.PullNever })
+			environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonImageUnavailable))
+			foreign := testenv.RunForeignContainer(t, fmt.Sprintf("taken.%s.%.8s", vm.Namespace, vm.UID), labels)
+			environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Image.Source = framework.GuestPlain })
 
-			vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonNameConflict), rig.Says("left alone"))
-			if c := rig.Inspect(t, foreign); !c.State.Running || c.RestartCount != 0 {
+			vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonNameConflict), framework.HasMessage("left alone"))
+			if c := testenv.InspectContainer(t, foreign); !c.State.Running || c.RestartCount != 0 {
 				t.Errorf("the foreign container is %+v", c.State)
 			}
-			rig.RemoveContainer(t, foreign)
-			environment.Await(t, vm, rig.Soon, rig.Active)
+			testenv.RemoveContainer(t, foreign)
+			environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 		})
 	}
 }

@@ -14,27 +14,27 @@ import (
 	"os"
 	"testing"
 
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // environment has one controller for all tests. Its orphan sweep is as quick as possible,
 // so that all tests would notice if it touched other servers. It lists the engines
 // only when it starts, so that manual changes are detected only through the engines'
 // events.
-var environment *rig.World
+var environment *testenv.Environment
 
-func TestMain(m *testing.M) { os.Exit(rig.Main(m, startEnvironment)) }
+func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
 
 func startEnvironment() (func() error, error) {
-	if _, err := vmtest.OpenDocker(); err != nil {
+	if _, err := framework.OpenDockerClient(); err != nil {
 		return nil, err
 	}
-	w, err := rig.NewWorld()
+	w, err := testenv.New()
 	if err != nil {
 		return nil, err
 	}
-	controller, err := w.RunLocal("--usage-period=2s", "--orphan-grace=2s", "--list-period=1h")
+	controller, err := w.StartController("--usage-period=2s", "--orphan-grace=2s", "--list-period=1h")
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
 	}

@@ -18,8 +18,8 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/docker"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestManifest applies the manifest of the documentation, verbatim, with kubectl and
@@ -29,28 +29,28 @@ func TestManifest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns := environment.Namespace(t)
-	environment.MustKubectl(t, string(manifest), "apply", "-n", ns, "-f", "-")
+	ns := environment.CreateNamespace(t)
+	environment.MustRunKubectl(t, string(manifest), "apply", "-n", ns, "-f", "-")
 	vm := getVM(t, ns, "test-vm")
-	history := environment.Record(t, vm)
-	vm = environment.Await(t, vm, rig.Soon, rig.Active)
+	history := environment.RecordHistory(t, vm)
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 
-	t.Run("history", func(t *testing.T) { checkPhases(t, history.Until(t, vm)) })
+	t.Run("history", func(t *testing.T) { checkPhases(t, history.WaitForVersion(t, vm)) })
 	t.Run("object", func(t *testing.T) { checkObject(t, vm) })
 	t.Run("container", func(t *testing.T) { checkContainer(t, vm) })
 	t.Run("columns", func(t *testing.T) { checkColumns(t, vm) })
 	t.Run("kubectl", func(t *testing.T) { checkKubectlGet(t, ns) })
 	t.Run("load", func(t *testing.T) { checkUsageUnderLoad(t, vm) })
 	t.Run("delete", func(t *testing.T) {
-		environment.MustKubectl(t, "", "delete", "vm", "test-vm", "-n", ns, "--timeout=60s")
-		environment.AwaitGone(t, vm, time.Second)
-		environment.HasServers(t, vm, 0, time.Second)
+		environment.MustRunKubectl(t, "", "delete", "vm", "test-vm", "-n", ns, "--timeout=60s")
+		environment.WaitForDeletion(t, vm, time.Second)
+		environment.WaitForServers(t, vm, 0, time.Second)
 	})
 }
 
 func getVM(t *testing.T, ns, name string) *api.VirtualMachine {
 	t.Helper()
-	vm, err := environment.VMs.CloudnativeV1alpha1().VirtualMachines(ns).Get(t.Context(), name, metav1.GetOptions{})
+	vm, err := environment.VMClient.CloudnativeV1alpha1().VirtualMachines(ns).Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,13 +76,13 @@ func checkPhases(t *testing.T, all []*api.VirtualMachine) {
 func checkObject(t *testing.T, vm *api.VirtualMachine) {
 	s := vm.Status
 	if s.Driver != "docker" || s.Server == nil || s.Server.State != "Running" || len(s.Addresses) == 0 || s.StartTime == nil || s.LastUpdateTime == nil || s.RestartCount != 0 || s.Operation != nil {
-		t.Errorf("status is %s", rig.Show(vm))
+		t.Errorf("status is %s", framework.FormatStatus(vm))
 	}
 	for kind, want := range map[string]metav1.ConditionStatus{
 		api.ConditionReady: metav1.ConditionTrue, api.ConditionRunning: metav1.ConditionTrue, api.ConditionObserved: metav1.ConditionTrue,
 		api.ConditionRestartRequired: "", api.ConditionDeletionBlocked: "", api.ConditionStalled: "",
 	} {
-		if err := rig.Condition(kind, want)(vm); err != nil {
+		if err := framework.HasCondition(kind, want)(vm); err != nil {
 			t.Error(err)
 		}
 	}
@@ -95,7 +95,7 @@ func checkObject(t *testing.T, vm *api.VirtualMachine) {
 }
 
 func checkContainer(t *testing.T, vm *api.VirtualMachine) {
-	c := rig.Inspect(t, vm.Status.Server.ID)
+	c := testenv.InspectContainer(t, vm.Status.Server.ID)
 	host := c.HostConfig
 	if host.Memory != 4000000000 || host.MemorySwap != 4000000000 || host.NanoCPUs != 2000000000 || host.RestartPolicy.Name != "unless-stopped" {
 		t.Errorf("Memory %d, MemorySwap %d, NanoCpus %d, restart %s", host.Memory, host.MemorySwap, host.NanoCPUs, host.RestartPolicy.Name)
@@ -104,7 +104,7 @@ func checkContainer(t *testing.T, vm *api.VirtualMachine) {
 		t.Errorf("name %s, want %s", c.Name, want)
 	}
 	for label, want := range map[string]string{
-		docker.LabelUID: string(vm.UID), docker.LabelNamespace: vm.Namespace, docker.LabelName: "test-vm", docker.LabelCluster: environment.ID,
+		docker.LabelUID: string(vm.UID), docker.LabelNamespace: vm.Namespace, docker.LabelName: "test-vm", docker.LabelCluster: environment.ClusterID,
 	} {
 		if got := c.Config.Labels[label]; got != want {
 			t.Errorf("label %s is %q, want %q", label, got, want)
@@ -113,15 +113,15 @@ func checkContainer(t *testing.T, vm *api.VirtualMachine) {
 	if c.Config.Labels[docker.LabelEpoch] == "" || c.Config.Labels[docker.LabelEpoch] == "0" {
 		t.Errorf("epoch label is %q", c.Config.Labels[docker.LabelEpoch])
 	}
-	found, err := vmtest.Docker(t).ContainerList(t.Context(), client.ContainerListOptions{Filters: client.Filters{}.Add("name", "test-vm")})
+	found, err := framework.DockerClient(t).ContainerList(t.Context(), client.ContainerListOptions{Filters: client.Filters{}.Add("name", "test-vm")})
 	if err != nil || !slices.ContainsFunc(found.Items, func(s container.Summary) bool { return s.ID == c.ID }) {
 		t.Errorf("docker ps --filter name=test-vm shows %d containers and not %s, error %v", len(found.Items), c.ID, err)
 	}
 }
 
-// checkColumns asks for the table that kubectl gets.
+// checkColumns requests the table that kubectl gets.
 func checkColumns(t *testing.T, vm *api.VirtualMachine) {
-	raw, err := environment.VMs.CloudnativeV1alpha1().RESTClient().Get().Namespace(vm.Namespace).Resource("virtualmachines").
+	raw, err := environment.VMClient.CloudnativeV1alpha1().RESTClient().Get().Namespace(vm.Namespace).Resource("virtualmachines").
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func checkColumns(t *testing.T, vm *api.VirtualMachine) {
 
 func checkKubectlGet(t *testing.T, ns string) {
 	for _, name := range []string{"vms", "vm", "virtualmachines", "all"} {
-		lines := strings.Split(environment.MustKubectl(t, "", "get", name, "-n", ns), "\n")
+		lines := strings.Split(environment.MustRunKubectl(t, "", "get", name, "-n", ns), "\n")
 		if got := strings.Join(strings.Fields(lines[0]), " "); got != "NAME STATUS CPU MEMORY AGE" {
 			t.Errorf("kubectl get %s has the columns %s", name, got)
 		}
@@ -169,24 +169,24 @@ const columnTimeout = 7 * time.Second
 // checkUsageUnderLoad puts the guest under load. On a machine that others keep busy the
 // guest may get no CPU for a while, so it has three tries, and the threshold is low.
 func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
-	environment.Await(t, vm, rig.Soon, hasUsage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
-	rig.AskGuest(t, vm, "/memory?bytes=400000000")
-	environment.Await(t, vm, rig.Soon, hasUsage("memory of at least 10", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 100 }))
+	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("CPU below 10", func(u api.Usage) bool { return u.CPU < 10 }))
+	testenv.RequestFromGuest(t, vm, "/memory?bytes=400000000")
+	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("memory of at least 10", func(u api.Usage) bool { return u.Memory >= 10 && u.Memory < 100 }))
 	var err error
 	for range 3 {
-		rig.AskGuest(t, vm, "/load?seconds=6")
+		testenv.RequestFromGuest(t, vm, "/load?seconds=6")
 		check := hasUsage("CPU above 12", func(u api.Usage) bool { return u.CPU > 12 })
-		if _, err = vmtest.Poll(columnTimeout, func() error { return check(environment.Get(t, vm)) }); err == nil {
+		if _, err = framework.Poll(columnTimeout, func() error { return check(environment.GetVM(t, vm)) }); err == nil {
 			break
 		}
 	}
 	if err != nil {
 		t.Errorf("not within %s: %v", columnTimeout, err)
 	}
-	environment.Await(t, vm, rig.Soon, hasUsage("CPU below 10 again", func(u api.Usage) bool { return u.CPU < 10 }))
+	environment.WaitForVM(t, vm, framework.StepTimeout, hasUsage("CPU below 10 again", func(u api.Usage) bool { return u.CPU < 10 }))
 }
 
-func hasUsage(what string, ok func(api.Usage) bool) rig.Check {
+func hasUsage(what string, ok func(api.Usage) bool) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if u := vm.Status.Server.Usage; u == nil || !ok(*u) {
 			return fmt.Errorf("usage is %+v: want %s", u, what)

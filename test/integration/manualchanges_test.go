@@ -18,8 +18,8 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // manualChange does to a VM's server what the guest or a user does.
@@ -28,18 +28,18 @@ type manualChange func(*testing.T, *api.VirtualMachine)
 func dockerChange(do func(context.Context, *client.Client, string) error) manualChange {
 	return func(t *testing.T, vm *api.VirtualMachine) {
 		t.Helper()
-		if err := do(t.Context(), vmtest.Docker(t), vm.Status.Server.ID); err != nil {
+		if err := do(t.Context(), framework.DockerClient(t), vm.Status.Server.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
 func fakeChange(edit func(*fake.Record)) manualChange {
-	return func(t *testing.T, vm *api.VirtualMachine) { environment.EditFake(t, vm.UID, edit) }
+	return func(t *testing.T, vm *api.VirtualMachine) { environment.EditFakeServer(t, vm.UID, edit) }
 }
 
 func guestRequest(path string) manualChange {
-	return func(t *testing.T, vm *api.VirtualMachine) { rig.AskGuest(t, vm, path) }
+	return func(t *testing.T, vm *api.VirtualMachine) { testenv.RequestFromGuest(t, vm, path) }
 }
 
 // manualChanges by driver and by what they do.
@@ -70,24 +70,24 @@ var manualChanges = map[string]map[string]manualChange{
 		"killed":  fakeChange(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, &fake.Exit{Code: 137} }),
 		"stopped": fakeChange(func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, nil }),
 		"paused":  fakeChange(func(r *fake.Record) { r.State = driver.StatePaused }),
-		"removed": func(t *testing.T, vm *api.VirtualMachine) { environment.RemoveFake(t, vm.UID) },
+		"removed": func(t *testing.T, vm *api.VirtualMachine) { environment.RemoveFakeServer(t, vm.UID) },
 	},
 }
 
 // expectedStatus is the status that follows from a restart policy.
 type expectedStatus struct {
-	check rig.Check
+	check framework.VMCheck
 	ready metav1.ConditionStatus
 	// sameServer, newRun : what happens to the server.
 	sameServer, newRun bool
 }
 
 var (
-	again     = expectedStatus{rig.Active, metav1.ConditionTrue, true, true}
-	resumed   = expectedStatus{rig.Active, metav1.ConditionTrue, true, false}
-	madeAgain = expectedStatus{rig.Active, metav1.ConditionTrue, false, true}
-	completed = expectedStatus{rig.Phase(api.PhaseStopped, api.ReasonCompleted), metav1.ConditionTrue, true, false}
-	failed    = expectedStatus{rig.Phase(api.PhaseFailed, api.ReasonExited), metav1.ConditionFalse, true, false}
+	again     = expectedStatus{framework.IsActive, metav1.ConditionTrue, true, true}
+	resumed   = expectedStatus{framework.IsActive, metav1.ConditionTrue, true, false}
+	madeAgain = expectedStatus{framework.IsActive, metav1.ConditionTrue, false, true}
+	completed = expectedStatus{framework.HasPhase(api.PhaseStopped, api.ReasonCompleted), metav1.ConditionTrue, true, false}
+	failed    = expectedStatus{framework.HasPhase(api.PhaseFailed, api.ReasonExited), metav1.ConditionFalse, true, false}
 )
 
 // expectedStatuses are the table of the documentation.
@@ -99,13 +99,13 @@ var expectedStatuses = map[api.RestartPolicy]map[string]expectedStatus{
 
 func TestManualChanges(t *testing.T) {
 	t.Parallel()
-	ns := environment.Namespace(t)
+	ns := environment.CreateNamespace(t)
 	for _, name := range drivers {
 		for policy, row := range expectedStatuses {
 			for how, want := range row {
 				t.Run(fmt.Sprintf("%s/%s/%s", name, policy, how), func(t *testing.T) {
 					t.Parallel()
-					vm := environment.Active(t, newSmallVM(strings.ToLower(strings.ReplaceAll(name+"-"+string(policy)+"-"+how, " ", "-")), ns, name).RestartPolicy(policy))
+					vm := environment.CreateActiveVM(t, newSmallVM(strings.ToLower(strings.ReplaceAll(name+"-"+string(policy)+"-"+how, " ", "-")), ns, name).RestartPolicy(policy))
 					manualChanges[name][how](t, vm)
 					checkOutcome(t, vm, want)
 				})
@@ -116,7 +116,7 @@ func TestManualChanges(t *testing.T) {
 
 func checkOutcome(t *testing.T, before *api.VirtualMachine, want expectedStatus) {
 	t.Helper()
-	after := environment.Await(t, before, rig.Soon, want.check, rig.Condition(api.ConditionReady, want.ready), func(vm *api.VirtualMachine) error {
+	after := environment.WaitForVM(t, before, framework.StepTimeout, want.check, framework.HasCondition(api.ConditionReady, want.ready), func(vm *api.VirtualMachine) error {
 		newRun := !vm.Status.StartTime.Equal(before.Status.StartTime)
 		if newRun != want.newRun {
 			return fmt.Errorf("a new run: %t", newRun)
@@ -129,19 +129,19 @@ func checkOutcome(t *testing.T, before *api.VirtualMachine, want expectedStatus)
 	if want.newRun && after.Status.RestartCount < 1 {
 		t.Errorf("restartCount is %d", after.Status.RestartCount)
 	}
-	environment.HasServers(t, after, 1, time.Second)
+	environment.WaitForServers(t, after, 1, time.Second)
 }
 
 // TestServerRemovedManually runs on both engines, which both report the removal: the
 // next list is far away.
 func TestServerRemovedManually(t *testing.T) {
 	t.Parallel()
-	ns := environment.Namespace(t)
+	ns := environment.CreateNamespace(t)
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
-			vm := environment.Active(t, newSmallVM("vm-"+name, ns, name))
+			vm := environment.CreateActiveVM(t, newSmallVM("vm-"+name, ns, name))
 			t.Logf("it is back after %s", removeServerAndWait(t, vm, name))
-			environment.AwaitEvent(t, vm, api.EventRecreated)
+			environment.WaitForEvent(t, vm, api.EventRecreated)
 		})
 	}
 }
@@ -149,10 +149,10 @@ func TestServerRemovedManually(t *testing.T) {
 // removeServerAndWait returns how long it took until the VM had another server.
 func removeServerAndWait(t *testing.T, vm *api.VirtualMachine, driver string) time.Duration {
 	t.Helper()
-	vm = environment.Await(t, vm, rig.Soon, rig.Active)
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
 	begin := time.Now()
 	manualChanges[driver]["removed"](t, vm)
-	environment.Await(t, vm, rig.Soon, rig.Active, func(now *api.VirtualMachine) error {
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(now *api.VirtualMachine) error {
 		if now.Status.Server.ID == vm.Status.Server.ID {
 			return errors.New("it has its old server")
 		}
@@ -165,35 +165,35 @@ func removeServerAndWait(t *testing.T, vm *api.VirtualMachine, driver string) ti
 // its labels.
 func TestServerRenamedManually(t *testing.T) {
 	t.Parallel()
-	vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "docker"))
+	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker"))
 	id := vm.Status.Server.ID
-	if _, err := vmtest.Docker(t).ContainerRename(t.Context(), id, client.ContainerRenameOptions{NewName: "renamed-" + string(vm.UID)}); err != nil {
+	if _, err := framework.DockerClient(t).ContainerRename(t.Context(), id, client.ContainerRenameOptions{NewName: "renamed-" + string(vm.UID)}); err != nil {
 		t.Fatal(err)
 	}
-	environment.Edit(t, vm, setAction(api.ActionStopped))
-	vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked))
-	environment.Edit(t, vm, setAction(api.ActionActive))
-	vm = environment.Await(t, vm, rig.Soon, rig.Active)
-	if c := rig.Container(t, vm); c.ID != id || c.Name != "/renamed-"+string(vm.UID) {
+	environment.UpdateVM(t, vm, setAction(api.ActionStopped))
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+	environment.UpdateVM(t, vm, setAction(api.ActionActive))
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	if c := testenv.InspectServer(t, vm); c.ID != id || c.Name != "/renamed-"+string(vm.UID) {
 		t.Errorf("it has container %s of name %s, want %s", c.ID, c.Name, id)
 	}
-	environment.Delete(t, vm)
-	environment.AwaitGone(t, vm, rig.Soon)
-	environment.HasServers(t, vm, 0, time.Second)
+	environment.DeleteVM(t, vm)
+	environment.WaitForDeletion(t, vm, framework.StepTimeout)
+	environment.WaitForServers(t, vm, 0, time.Second)
 }
 
 // TestServerResizedManually checks that Drover restores the size.
 func TestServerResizedManually(t *testing.T) {
 	t.Parallel()
-	vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "docker"))
-	_, err := vmtest.Docker(t).ContainerUpdate(t.Context(), vm.Status.Server.ID, client.ContainerUpdateOptions{
+	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker"))
+	_, err := framework.DockerClient(t).ContainerUpdate(t.Context(), vm.Status.Server.ID, client.ContainerUpdateOptions{
 		Resources: &container.Resources{NanoCPUs: 5e8},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	vmtest.Eventually(t, rig.Soon, "the size is as specified", func() error {
-		if have := rig.Container(t, vm).HostConfig.NanoCPUs; have != 1e8 {
+	framework.Eventually(t, framework.StepTimeout, "the size is as specified", func() error {
+		if have := testenv.InspectServer(t, vm).HostConfig.NanoCPUs; have != 1e8 {
 			return fmt.Errorf("NanoCpus is %d", have)
 		}
 		return nil
@@ -204,16 +204,16 @@ func TestServerResizedManually(t *testing.T) {
 // touched.
 func TestDuplicateServer(t *testing.T) {
 	t.Parallel()
-	vm := environment.Active(t, newSmallVM("vm", environment.Namespace(t), "docker"))
-	labels := rig.Container(t, vm).Config.Labels
-	second := rig.RunForeign(t, "second-"+string(vm.UID), labels)
-	vm = environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonDuplicate), rig.Says(second), rig.Says(vm.Status.Server.ID))
-	environment.Delete(t, vm)
-	environment.Await(t, vm, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonDuplicate), rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
-	if n := len(rig.Containers(t, vm.UID)); n != 2 {
+	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker"))
+	labels := testenv.InspectServer(t, vm).Config.Labels
+	second := testenv.RunForeignContainer(t, "second-"+string(vm.UID), labels)
+	vm = environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonDuplicate), framework.HasMessage(second), framework.HasMessage(vm.Status.Server.ID))
+	environment.DeleteVM(t, vm)
+	environment.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonDuplicate), framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
+	if n := len(testenv.ListContainers(t, vm.UID)); n != 2 {
 		t.Errorf("%d containers are left, want both", n)
 	}
-	rig.RemoveContainer(t, second)
-	environment.AwaitGone(t, vm, rig.Soon)
-	environment.HasServers(t, vm, 0, time.Second)
+	testenv.RemoveContainer(t, second)
+	environment.WaitForDeletion(t, vm, framework.StepTimeout)
+	environment.WaitForServers(t, vm, 0, time.Second)
 }

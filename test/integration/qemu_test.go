@@ -22,8 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 const (
@@ -37,17 +37,17 @@ const (
 // machineEnvironment is an environment whose VMs are real machines, and the folders for
 // them.
 type machineEnvironment struct {
-	*rig.World
+	*testenv.Environment
 	dir, images string
-	controller  *rig.Local
+	controller  *testenv.LocalController
 }
 
 func newMachineEnvironment(t *testing.T) *machineEnvironment {
 	t.Helper()
-	vmtest.QEMU(t)
+	framework.QEMUBinary(t)
 	temp := t.TempDir()
-	rig.EndMachines(t, temp)
-	m := &machineEnvironment{World: rig.Start(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
+	testenv.KillMachinesAtEnd(t, temp)
+	m := &machineEnvironment{Environment: testenv.Start(t), dir: filepath.Join(temp, "qemu"), images: filepath.Join(temp, "images")}
 	if err := os.Mkdir(m.images, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -57,16 +57,16 @@ func newMachineEnvironment(t *testing.T) *machineEnvironment {
 
 func (m *machineEnvironment) startController(t *testing.T) {
 	t.Helper()
-	m.controller = m.Run(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
+	m.controller = m.RunController(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg", "--image-hosts=127.0.0.1")
 }
 
 // newLinuxVM is a VM with the Linux guest, which serves on port 80.
-func (m *machineEnvironment) newLinuxVM(t *testing.T) *vmtest.Builder {
+func (m *machineEnvironment) newLinuxVM(t *testing.T) *framework.VMBuilder {
 	t.Helper()
-	guest := vmtest.LinuxGuest(t, m.images)
-	return vmtest.VM("linux").Namespace(m.Namespace(t)).Driver("qemu").Grace(guestGrace).
+	guest := framework.BuildLinuxGuest(t, m.images)
+	return framework.NewVM("linux").Namespace(m.CreateNamespace(t)).Driver("qemu").GracePeriod(guestGrace).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, "64Mi").
-		Port("http", 80, 0).Probe(80).
+		Port("http", 80, 0).ReadinessProbe(80).
 		Spec(func(s *api.VirtualMachineSpec) {
 			text := userData
 			s.UserData = &api.DataSource{Inline: &text}
@@ -116,26 +116,33 @@ func readGuestReport(t *testing.T, vm *api.VirtualMachine) guestReport {
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	m := newMachineEnvironment(t)
-	vm := m.Create(t, m.newLinuxVM(t))
-	history := m.Record(t, vm)
-	vm = m.Await(t, vm, boot, rig.Active)
+	vm := m.CreateVM(t, m.newLinuxVM(t))
+	history := m.RecordHistory(t, vm)
+	vm = m.WaitForVM(t, vm, boot, framework.IsActive)
 	if r := readGuestReport(t, vm); r.Boots != 1 || r.Seed["user-data"] != userData {
 		t.Errorf("the guest reports %+v", r)
 	}
-	if !slices.ContainsFunc(history.Until(t, vm), isWaitingForProbe) {
+	if !slices.ContainsFunc(history.WaitForVersion(t, vm), isWaitingForProbe) {
 		t.Error("no status showed that the machine runs and is not ready yet")
 	}
 	m.checkOutlivesController(t, vm)
 
-	vm = m.Edit(t, vm, setAction(api.ActionStopped))
-	vm = m.Await(t, vm, boot, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked), rig.Condition(api.ConditionReady, metav1.ConditionTrue))
-	if s := vm.Status; len(s.Addresses) != 0 || len(s.Ports) != 0 || len(rig.Machines(t, vm.UID)) != 0 {
-		t.Errorf("off it is reached by %v and %+v, and has the processes %v", s.Addresses, s.Ports, rig.Machines(t, vm.UID))
+	vm = m.UpdateVM(t, vm, setAction(api.ActionStopped))
+	vm = m.WaitForVM(t, vm, boot, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
+	if s := vm.Status; len(s.Addresses) != 0 || len(s.Ports) != 0 {
+		t.Errorf("off it is reached by %v and %+v", s.Addresses, s.Ports)
 	}
-	m.consoleOutput(t, vm, "drover linux guest powers off")
+	// The guest's end is reported first; its QEMU is reaped after that.
+	framework.Eventually(t, framework.StepTimeout, "the process of the machine ends", func() error {
+		if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 0 {
+			return fmt.Errorf("it has the processes %v", pids)
+		}
+		return nil
+	})
+	m.checkConsole(t, vm, "drover linux guest powers off")
 
-	vm = m.Edit(t, vm, setAction(api.ActionActive))
-	vm = m.Await(t, vm, boot, rig.Active)
+	vm = m.UpdateVM(t, vm, setAction(api.ActionActive))
+	vm = m.WaitForVM(t, vm, boot, framework.IsActive)
 	if r := readGuestReport(t, vm); r.Boots != 2 {
 		t.Errorf("the guest on the same disk reports %+v", r)
 	}
@@ -144,9 +151,9 @@ func TestMachine(t *testing.T) {
 
 func isWaitingForProbe(vm *api.VirtualMachine) bool {
 	return errors.Join(
-		rig.Phase(api.PhaseActive, api.ReasonProbeFailing)(vm),
-		rig.Condition(api.ConditionRunning, metav1.ConditionTrue)(vm),
-		rig.Condition(api.ConditionReady, metav1.ConditionFalse)(vm),
+		framework.HasPhase(api.PhaseActive, api.ReasonProbeFailing)(vm),
+		framework.HasCondition(api.ConditionRunning, metav1.ConditionTrue)(vm),
+		framework.HasCondition(api.ConditionReady, metav1.ConditionFalse)(vm),
 	) == nil
 }
 
@@ -154,24 +161,24 @@ func isWaitingForProbe(vm *api.VirtualMachine) bool {
 // same address to reach it.
 func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
-	before := rig.Machines(t, vm.UID)
+	before := testenv.MachineProcesses(t, vm.UID)
 	m.controller.MustStop(t)
 	m.startController(t)
-	vm = m.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.PeriodSeconds = 1 })
-	next := m.Await(t, vm, boot, rig.Active)
-	if pids := rig.Machines(t, vm.UID); len(pids) != 1 || !slices.Equal(pids, before) {
+	vm = m.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.ReadinessProbe.PeriodSeconds = 1 })
+	next := m.WaitForVM(t, vm, boot, framework.IsActive)
+	if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 1 || !slices.Equal(pids, before) {
 		t.Errorf("the processes were %v and are %v, want one and the same", before, pids)
 	}
 	if !slices.Equal(next.Status.Ports, vm.Status.Ports) || next.Status.RestartCount != 0 {
-		t.Errorf("the status was %s and is %s", rig.Show(vm), rig.Show(next))
+		t.Errorf("the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
 	}
 	if r := readGuestReport(t, next); r.Boots != 1 {
 		t.Errorf("the guest reports %+v", r)
 	}
 }
 
-// consoleOutput requires a text on the guest's console.
-func (m *machineEnvironment) consoleOutput(t *testing.T, vm *api.VirtualMachine, text string) {
+// checkConsole requires a text on the guest's console.
+func (m *machineEnvironment) checkConsole(t *testing.T, vm *api.VirtualMachine, text string) {
 	t.Helper()
 	log, err := os.ReadFile(filepath.Join(m.dir, "vms", string(vm.UID), "serial.log"))
 	if err != nil || !strings.Contains(string(log), text) {
@@ -181,13 +188,13 @@ func (m *machineEnvironment) consoleOutput(t *testing.T, vm *api.VirtualMachine,
 
 func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
-	m.Delete(t, vm)
-	m.AwaitGone(t, vm, boot)
-	if pids := rig.Machines(t, vm.UID); len(pids) != 0 {
+	m.DeleteVM(t, vm)
+	m.WaitForDeletion(t, vm, boot)
+	if pids := testenv.MachineProcesses(t, vm.UID); len(pids) != 0 {
 		t.Errorf("processes are left: %v", pids)
 	}
-	vmtest.Eventually(t, rig.Soon, "no file is left", func() error {
-		if files := rig.FilesOf(t, m.dir, vm.UID); len(files) != 0 {
+	framework.Eventually(t, framework.StepTimeout, "no file is left", func() error {
+		if files := testenv.FilesWithUID(t, m.dir, vm.UID); len(files) != 0 {
 			return fmt.Errorf("there are %v", files)
 		}
 		return nil
@@ -205,7 +212,7 @@ func TestQEMUStopEndsDownloads(t *testing.T) {
 	}))
 	t.Cleanup(web.Close)
 	m := newMachineEnvironment(t)
-	m.Create(t, newSmallVM("fetching", m.Namespace(t), "qemu").Spec(func(s *api.VirtualMachineSpec) {
+	m.CreateVM(t, newSmallVM("fetching", m.CreateNamespace(t), "qemu").Spec(func(s *api.VirtualMachineSpec) {
 		s.Image = &api.Image{Source: web.URL, Checksum: "sha256:" + strings.Repeat("0", 64)}
 	}))
 	<-begun

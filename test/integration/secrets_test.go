@@ -17,34 +17,35 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// secretText is what must not appear anywhere, without characters that an encoding escapes.
-const secretText = "Xyzzy42PlughTheSecret"
+// hiddenText is what must not appear anywhere, without characters that an encoding escapes.
+const hiddenText = "Xyzzy42PlughTheSecret"
 
 // TestSecretsAreNotExposed checks objects other than the Secret, events, files,
 // command lines and logs at their highest verbosity.
 func TestSecretsAreNotExposed(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	w.Faults(t, `default/fails: {failCreate: 1000000}`)
-	controller := w.Spawn(t, nil, "-v=10", "--usage-period=1s")
+	w := testenv.Start(t)
+	w.SetFaults(t, `default/fails: {failCreate: 1000000}`)
+	controller := w.StartControllerProcess(t, nil, "-v=10", "--usage-period=1s")
 
-	late := w.Create(t, newSmallVM("late", "default", "fake").UserDataSecret("init", "user-data"))
-	w.Await(t, late, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonSecretUnavailable), rig.Says(`"init"`), rig.Says("userData"))
+	late := w.CreateVM(t, newSmallVM("late", "default", "fake").UserDataSecret("init", "user-data"))
+	w.WaitForVM(t, late, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable), framework.HasMessage(`"init"`), framework.HasMessage("userData"))
 	createSecret(t, w)
-	w.Await(t, late, rig.Soon, rig.Active)
-	if !w.Fake(t, late.UID).HasUserData {
+	w.WaitForVM(t, late, framework.StepTimeout, framework.IsActive)
+	if !w.ReadFakeServer(t, late.UID).HasUserData {
 		t.Error("the server got no user-data")
 	}
-	fails := w.Create(t, newSmallVM("fails", "default", "fake").UserDataSecret("init", "user-data"))
-	w.Await(t, fails, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonOperationFailed))
-	refused := w.Create(t, newSmallVM("refused", "default", "docker").UserDataSecret("init", "user-data"))
-	w.Await(t, refused, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonUnsupported), rig.Says("userData"),
-		rig.Condition(api.ConditionStalled, metav1.ConditionTrue))
-	w.AwaitEvent(t, refused, api.ReasonUnsupported)
-	if cmdline := readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, secretText) {
+	fails := w.CreateVM(t, newSmallVM("fails", "default", "fake").UserDataSecret("init", "user-data"))
+	w.WaitForVM(t, fails, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed))
+	refused := w.CreateVM(t, newSmallVM("refused", "default", "docker").UserDataSecret("init", "user-data"))
+	w.WaitForVM(t, refused, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonUnsupported), framework.HasMessage("userData"),
+		framework.HasCondition(api.ConditionStalled, metav1.ConditionTrue))
+	w.WaitForEvent(t, refused, api.ReasonUnsupported)
+	if cmdline := readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")); strings.Contains(cmdline, hiddenText) {
 		t.Error("it is on the command line")
 	}
 	controller.MustStop()
@@ -53,22 +54,22 @@ func TestSecretsAreNotExposed(t *testing.T) {
 		t.Errorf("the log is too short to prove anything: %d bytes", len(log))
 	}
 	checkNotIn(t, "the log", controller.Output())
-	objects, err := w.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+	objects, err := w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	checkNotIn(t, "an object", toJSON(t, objects))
-	checkNotIn(t, "an event", toJSON(t, w.Events(t, nil)))
+	checkNotIn(t, "an event", toJSON(t, w.ListEvents(t, nil)))
 	checkNotInFolder(t, w.FakeDir)
 }
 
-func createSecret(t *testing.T, w *rig.World) {
+func createSecret(t *testing.T, w *testenv.Environment) {
 	t.Helper()
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "init"},
-		StringData: map[string]string{"user-data": "#cloud-config\npassword: " + secretText + "\n"},
+		StringData: map[string]string{"user-data": "#cloud-config\npassword: " + hiddenText + "\n"},
 	}
-	if _, err := w.Kube.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+	if _, err := w.KubeClient.CoreV1().Secrets("default").Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -76,9 +77,9 @@ func createSecret(t *testing.T, w *rig.World) {
 // checkNotIn also knows the text as base64, at each of the three offsets.
 func checkNotIn(t *testing.T, where, text string) {
 	t.Helper()
-	encodings := []string{secretText}
+	encodings := []string{hiddenText}
 	for n := range 3 {
-		encoded := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("_", n) + secretText))
+		encoded := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("_", n) + hiddenText))
 		encodings = append(encodings, encoded[4:24])
 	}
 	for _, encoding := range encodings {

@@ -21,8 +21,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 const accountName = "drover-controller"
@@ -31,25 +31,25 @@ const accountName = "drover-controller"
 // manifests, and takes a VM through its life.
 func TestControllerPermissions(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"), "--validate=strict")
 	controller := startControllerAs(t, w)
 
-	vm := w.Active(t, fakeVM("life"))
-	w.AwaitEvent(t, vm, api.EventCreated)
-	w.Await(t, vm, rig.Soon, rig.HasUsage)
-	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
-	w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked))
-	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionActive })
-	w.Await(t, vm, rig.Soon, rig.Active)
-	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("500m") })
-	w.Await(t, vm, rig.Soon, rig.Active)
-	if got := w.Fake(t, vm.UID).CPUMilli; got != 500 {
+	vm := w.CreateActiveVM(t, fakeVM("life"))
+	w.WaitForEvent(t, vm, api.EventCreated)
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasUsage)
+	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionActive })
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("500m") })
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	if got := w.ReadFakeServer(t, vm.UID).CPUMilli; got != 500 {
 		t.Errorf("the server has %d thousandths of a CPU, want 500", got)
 	}
-	w.Delete(t, vm)
-	w.AwaitGone(t, vm, rig.Soon)
-	if w.Fake(t, vm.UID) != nil {
+	w.DeleteVM(t, vm)
+	w.WaitForDeletion(t, vm, framework.StepTimeout)
+	if w.ReadFakeServer(t, vm.UID) != nil {
 		t.Error("the server is still there")
 	}
 	// All that it has tried is allowed, even where it would continue quietly after a
@@ -63,33 +63,33 @@ func TestControllerPermissions(t *testing.T) {
 
 // secretsByNamespace checks that a Secret is read where the controller was bound,
 // and that elsewhere the VM reports the missing permission until it is granted.
-func secretsByNamespace(t *testing.T, w *rig.World) {
-	bound, unbound := w.Namespace(t), w.Namespace(t)
+func secretsByNamespace(t *testing.T, w *testenv.Environment) {
+	bound, unbound := w.CreateNamespace(t), w.CreateNamespace(t)
 	bindSecrets(t, w, bound)
 	for _, ns := range []string{bound, unbound} {
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "init"}, StringData: map[string]string{"user-data": "#cloud-config\n"}}
-		if _, err := w.Kube.CoreV1().Secrets(ns).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+		if _, err := w.KubeClient.CoreV1().Secrets(ns).Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	served := w.Active(t, fakeVM("served").Namespace(bound).UserDataSecret("init", "user-data"))
-	if !w.Fake(t, served.UID).HasUserData {
+	served := w.CreateActiveVM(t, fakeVM("served").Namespace(bound).UserDataSecret("init", "user-data"))
+	if !w.ReadFakeServer(t, served.UID).HasUserData {
 		t.Error("the server got no user-data")
 	}
 
-	refused := w.Create(t, fakeVM("refused").Namespace(unbound).UserDataSecret("init", "user-data"))
-	w.Await(t, refused, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonSecretUnavailable),
-		rig.Says("spec.userData"), rig.Says(`"init"`), rig.Says("forbidden"),
-		rig.Says("system:serviceaccount:"+namespace+":"+accountName), rig.Says(`namespace "`+unbound+`"`))
-	if w.Fake(t, refused.UID) != nil {
+	refused := w.CreateVM(t, fakeVM("refused").Namespace(unbound).UserDataSecret("init", "user-data"))
+	w.WaitForVM(t, refused, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable),
+		framework.HasMessage("spec.userData"), framework.HasMessage(`"init"`), framework.HasMessage("forbidden"),
+		framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName), framework.HasMessage(`namespace "`+unbound+`"`))
+	if w.ReadFakeServer(t, refused.UID) != nil {
 		t.Error("there is a server without its user-data")
 	}
 	bindSecrets(t, w, unbound)
-	w.Await(t, refused, rig.Soon, rig.Active)
+	w.WaitForVM(t, refused, framework.StepTimeout, framework.IsActive)
 }
 
 // bindSecrets does what docs/cluster.md instructs users to do.
-func bindSecrets(t *testing.T, w *rig.World, ns string) {
+func bindSecrets(t *testing.T, w *testenv.Environment, ns string) {
 	t.Helper()
 	runKubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
 		"--clusterrole", "drover-secrets-reader", "--serviceaccount", namespace+":"+accountName)
@@ -98,14 +98,14 @@ func bindSecrets(t *testing.T, w *rig.World, ns string) {
 
 // waitForPermissions waits until the API server applies the binding, so that the
 // controller is not slowed down by an answer that is about to change.
-func waitForPermissions(t *testing.T, w *rig.World, ns string) {
+func waitForPermissions(t *testing.T, w *testenv.Environment, ns string) {
 	t.Helper()
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User:               "system:serviceaccount:" + namespace + ":" + accountName,
 		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Resource: "secrets"},
 	}}
-	vmtest.Eventually(t, rig.Soon, "the binding in "+ns, func() error {
-		answer, err := w.Kube.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+	framework.Eventually(t, framework.StepTimeout, "the binding in "+ns, func() error {
+		answer, err := w.KubeClient.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
 		if err == nil && !answer.Status.Allowed {
 			return apierrors.NewForbidden(rbacv1.Resource("secrets"), "", nil)
 		}
@@ -113,18 +113,20 @@ func waitForPermissions(t *testing.T, w *rig.World, ns string) {
 	})
 }
 
-func fakeVM(name string) *vmtest.Builder { return vmtest.VM(name).Driver("fake").Grace(5) }
+func fakeVM(name string) *framework.VMBuilder {
+	return framework.NewVM(name).Driver("fake").GracePeriod(5)
+}
 
 // startControllerAs starts a controller that has only the ServiceAccount's token, with
 // those flags of the Deployment that concern rights.
-func startControllerAs(t *testing.T, w *rig.World, args ...string) *rig.Child {
+func startControllerAs(t *testing.T, w *testenv.Environment, args ...string) *testenv.ControllerProcess {
 	t.Helper()
-	as := &rig.World{
-		Cluster: &vmtest.Cluster{Kubeconfig: writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube))},
+	as := &testenv.Environment{
+		Cluster: &framework.Cluster{Kubeconfig: writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient))},
 		FakeDir: w.FakeDir,
 	}
 	args = append([]string{"--vm-driver=fake", "--usage-period=1s", "--leader-elect", "--lease-lock-namespace=" + namespace}, args...)
-	return as.Spawn(t, []string{"POD_NAME=drover-controller-0"}, args...)
+	return as.StartControllerProcess(t, []string{"POD_NAME=drover-controller-0"}, args...)
 }
 
 func requestToken(t *testing.T, kube kubernetes.Interface) string {
@@ -142,7 +144,7 @@ func requestAccountToken(t *testing.T, kube kubernetes.Interface, name string) s
 }
 
 // writeKubeconfig writes one that connects by a token alone.
-func writeKubeconfig(t *testing.T, c *vmtest.Cluster, token string) string {
+func writeKubeconfig(t *testing.T, c *framework.Cluster, token string) string {
 	t.Helper()
 	config := rest.CopyConfig(c.Config)
 	if err := rest.LoadTLSFiles(config); err != nil {
@@ -174,12 +176,12 @@ func clientForToken(t *testing.T, kubeconfig string) kubernetes.Interface {
 	return kube
 }
 
-// TestPermissions asks the API server what the account may do.
+// TestPermissions queries the API server for what the account may do.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
-	kube := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube)))
+	kube := clientForToken(t, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
 	for _, tc := range permissionTable() {
 		name := strings.Join([]string{tc.verb, tc.group, tc.resource, tc.ns, tc.name}, " ")
 		t.Run(name, func(t *testing.T) {

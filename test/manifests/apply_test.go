@@ -15,19 +15,18 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"cloudnative.tw/drover/client/clientset/versioned"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // startCluster starts a cluster that serves Deployments too. Nothing runs their
 // pods.
-func startCluster(t *testing.T) (*vmtest.Cluster, kubernetes.Interface) {
+func startCluster(t *testing.T) (*framework.Cluster, kubernetes.Interface) {
 	t.Helper()
-	c := vmtest.StartCluster(t, vmtest.ClusterOptions{Args: []string{"--all-apis"}})
+	c := framework.StartCluster(t, framework.ClusterOptions{Args: []string{"--all-apis"}})
 	return c, clientOf(t, c)
 }
 
-func clientOf(t *testing.T, c *vmtest.Cluster) kubernetes.Interface {
+func clientOf(t *testing.T, c *framework.Cluster) kubernetes.Interface {
 	t.Helper()
 	kube, err := kubernetes.NewForConfig(c.Config)
 	if err != nil {
@@ -150,14 +149,14 @@ func TestChartInstalls(t *testing.T) {
 
 // checkUninstallKeepsVMs checks that the CRD stays; otherwise every VM would be deleted
 // with it.
-func checkUninstallKeepsVMs(t *testing.T, c *vmtest.Cluster, kube kubernetes.Interface) {
+func checkUninstallKeepsVMs(t *testing.T, c *framework.Cluster, kube kubernetes.Interface) {
 	t.Helper()
 	all, err := versioned.NewForConfig(c.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	vms := all.CloudnativeV1alpha1().VirtualMachines(metav1.NamespaceDefault)
-	vm := vmtest.VM("stays").Obj()
+	vm := framework.NewVM("stays").Obj()
 	if _, err := vms.Create(t.Context(), vm, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +194,7 @@ func TestStaticPodApplies(t *testing.T) {
 // waitForDefaultAccount waits for the account that pods get by default.
 func waitForDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 	t.Helper()
-	vmtest.Eventually(t, rig.Soon, "the default ServiceAccount", func() error {
+	framework.Eventually(t, framework.StepTimeout, "the default ServiceAccount", func() error {
 		_, err := kube.CoreV1().ServiceAccounts(ns).Get(t.Context(), "default", metav1.GetOptions{})
 		return err
 	})
@@ -204,7 +203,7 @@ func waitForDefaultAccount(t *testing.T, kube kubernetes.Interface, ns string) {
 func waitForToken(t *testing.T, kube kubernetes.Interface) string {
 	t.Helper()
 	var token string
-	vmtest.Eventually(t, rig.Soon, "the Secret has a token", func() error {
+	framework.Eventually(t, framework.StepTimeout, "the Secret has a token", func() error {
 		secret, err := kube.CoreV1().Secrets(namespace).Get(t.Context(), "drover-controller-token", metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -14,15 +14,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestOlderCRDIsRefused checks that a controller refuses an older CRD and names
 // what is missing, until the CRD is upgraded.
 func TestOlderCRDIsRefused(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	all, err := dynamic.NewForConfig(w.Config)
 	if err != nil {
 		t.Fatal(err)
@@ -52,9 +52,9 @@ func TestOlderCRDIsRefused(t *testing.T) {
 		removed, _, _ = unstructured.NestedMap(version, field...)
 		unstructured.RemoveNestedField(version, field...)
 	})
-	c := w.Spawn(t, nil)
-	vmtest.Eventually(t, rig.Soon, "the controller ends", func() error {
-		if !c.Over() {
+	c := w.StartControllerProcess(t, nil)
+	framework.Eventually(t, framework.StepTimeout, "the controller ends", func() error {
+		if !c.HasEnded() {
 			return errors.New("it runs")
 		}
 		return nil
@@ -67,5 +67,5 @@ func TestOlderCRDIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	w.AwaitLog(t, w.Spawn(t, nil), "Starting workers")
+	w.WaitForLog(t, w.StartControllerProcess(t, nil), "Starting workers")
 }

@@ -17,31 +17,31 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestImage runs the container image as a kubelet runs the Deployment's: as an
 // unprivileged user, without capabilities, on a read-only root file system.
 func TestImage(t *testing.T) {
 	t.Parallel()
-	docker := vmtest.Docker(t)
+	docker := framework.DockerClient(t)
 	image := loadImage(t, docker)
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 
-	id := runImage(t, docker, image, writeKubeconfig(t, w.Cluster, requestToken(t, w.Kube)))
-	vm := w.Create(t, vmtest.VM("vm").Driver("fake"))
-	w.Await(t, vm, rig.Soon, rig.Active)
-	w.Delete(t, vm)
-	w.AwaitGone(t, vm, rig.Soon)
+	id := runImage(t, docker, image, writeKubeconfig(t, w.Cluster, requestToken(t, w.KubeClient)))
+	vm := w.CreateVM(t, framework.NewVM("vm").Driver("fake"))
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	w.DeleteVM(t, vm)
+	w.WaitForDeletion(t, vm, framework.StepTimeout)
 
 	// It is process 1 there, for which signals have no default.
 	within := 20
 	if _, err := docker.ContainerStop(t.Context(), id, client.ContainerStopOptions{Timeout: &within}); err != nil {
 		t.Fatal(err)
 	}
-	state := rig.Inspect(t, id).State
+	state := testenv.InspectContainer(t, id).State
 	if state.ExitCode != 0 {
 		t.Errorf("it ended with code %d", state.ExitCode)
 	}
@@ -101,7 +101,7 @@ func runImage(t *testing.T, docker *client.Client, image, kubeconfig string) str
 		if t.Failed() {
 			t.Logf("the container printed:\n%s", containerLog(t, docker, made.ID))
 		}
-		rig.RemoveContainer(t, made.ID)
+		testenv.RemoveContainer(t, made.ID)
 	})
 	if _, err := docker.ContainerStart(t.Context(), made.ID, client.ContainerStartOptions{}); err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 	"os"
 	"testing"
 
-	"cloudnative.tw/drover/test/rig"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(rig.Main(m, nil)) }
+func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, nil)) }

@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"cloudnative.tw/drover/cmd/drover-controller/app"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestFlagsExist checks that the program has the pod's flags: a pod with an unknown
@@ -64,12 +64,12 @@ func readPod(t *testing.T) *unstructured.Unstructured {
 // TestMetricsNeedPermission checks that metrics need an authorised token and HTTPS.
 func TestMetricsNeedPermission(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	runKubectl(t, w.Kubeconfig, "apply", "-k", configPath("rbac"))
 	scraper, stranger := newAccount(t, w, "scraper"), newAccount(t, w, "stranger")
 	runKubectl(t, w.Kubeconfig, "create", "clusterrolebinding", "drover-metrics",
 		"--clusterrole", "drover-metrics-reader", "--serviceaccount", namespace+":scraper")
-	addr := vmtest.FreeAddress(t)
+	addr := framework.FreeAddress(t)
 	startControllerAs(t, w, "--metrics-secure", "--metrics-bind-address="+addr)
 
 	checkAnswers(t, "https://"+addr, scraper, http.StatusOK, "drover_")
@@ -84,20 +84,20 @@ func TestMetricsNeedPermission(t *testing.T) {
 }
 
 // newAccount makes a ServiceAccount and returns a token of it.
-func newAccount(t *testing.T, w *rig.World, name string) string {
+func newAccount(t *testing.T, w *testenv.Environment, name string) string {
 	t.Helper()
 	made := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := w.Kube.CoreV1().ServiceAccounts(namespace).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
+	if _, err := w.KubeClient.CoreV1().ServiceAccounts(namespace).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	return requestAccountToken(t, w.Kube, name)
+	return requestAccountToken(t, w.KubeClient, name)
 }
 
 // checkAnswers requests metrics until the answer is the expected one: the program takes a
 // moment to start, and caches a refusal for half a minute.
 func checkAnswers(t *testing.T, url, token string, code int, text string) {
 	t.Helper()
-	vmtest.Eventually(t, 2*rig.Soon, fmt.Sprintf("%s answers %d", url, code), func() error {
+	framework.Eventually(t, 2*framework.StepTimeout, fmt.Sprintf("%s answers %d", url, code), func() error {
 		got, body, err := requestMetrics(t, url, token)
 		if err == nil && (got != code || !strings.Contains(body, text)) {
 			return fmt.Errorf("it answers %d: %.200s", got, body)
@@ -106,7 +106,7 @@ func checkAnswers(t *testing.T, url, token string, code int, text string) {
 	})
 }
 
-// requestMetrics asks for metrics once.
+// requestMetrics sends one request for metrics.
 func requestMetrics(t *testing.T, url, token string) (code int, body string, err error) {
 	t.Helper()
 	asker := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{

@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // repositoryRoot of the checkout, from this folder.
@@ -68,7 +68,7 @@ func mustRunCommand(t *testing.T, within time.Duration, env []string, name strin
 // runKubectl is the one in bin/drover.
 func runKubectl(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string) {
 	t.Helper()
-	binary, err := vmtest.DroverBinary()
+	binary, err := framework.DroverBinary()
 	if err != nil {
 		t.Fatal(err)
 	}

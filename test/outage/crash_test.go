@@ -14,31 +14,31 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // TestDeletionWaitsForTheController checks that the object and the server stay
 // without a controller, and that both are removed once one runs.
 func TestDeletionWaitsForTheController(t *testing.T) {
-	w := rig.Start(t)
-	controller := w.Run(t)
+	w := testenv.Start(t)
+	controller := w.RunController(t)
 	vms := map[string]*api.VirtualMachine{}
 	for _, name := range drivers {
-		vms[name] = w.Active(t, newSmallVM("vm-"+name, name))
+		vms[name] = w.CreateActiveVM(t, newSmallVM("vm-"+name, name))
 	}
 	controller.MustStop(t)
 	for _, vm := range vms {
-		_, message, err := w.Kubectl(t, "", "delete", "vm", vm.Name, "--timeout=2s")
+		_, message, err := w.RunKubectl(t, "", "delete", "vm", vm.Name, "--timeout=2s")
 		if err == nil || !strings.Contains(message, "timed out") {
 			t.Errorf("kubectl delete ended with %v: %s", err, message)
 		}
-		w.HasServers(t, vm, 1, time.Second)
+		w.WaitForServers(t, vm, 1, time.Second)
 	}
-	w.Run(t)
+	w.RunController(t)
 	for _, vm := range vms {
-		w.AwaitGone(t, vm, rig.Soon)
-		w.HasServers(t, vm, 0, time.Second)
+		w.WaitForDeletion(t, vm, framework.StepTimeout)
+		w.WaitForServers(t, vm, 0, time.Second)
 	}
 }
 
@@ -46,40 +46,40 @@ func TestDeletionWaitsForTheController(t *testing.T) {
 // and a next controller with another default driver.
 func TestCrashBeforeCreation(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	w.Faults(t, `vm: {hang: true}`)
-	first := w.Spawn(t, nil, "--vm-driver=fake,docker")
-	vm := w.Create(t, newSmallVM("vm", ""))
-	w.Await(t, vm, rig.Soon, isBoundTo("fake/"), rig.Phase(api.PhaseCreating, api.ReasonCreating))
+	w := testenv.Start(t)
+	w.SetFaults(t, `vm: {hang: true}`)
+	first := w.StartControllerProcess(t, nil, "--vm-driver=fake,docker")
+	vm := w.CreateVM(t, newSmallVM("vm", ""))
+	w.WaitForVM(t, vm, framework.StepTimeout, isBoundTo("fake/"), framework.HasPhase(api.PhaseCreating, api.ReasonCreating))
 	first.MustKill()
-	w.HasServers(t, vm, 0, time.Second)
+	w.WaitForServers(t, vm, 0, time.Second)
 
-	w.Faults(t, "")
-	w.Run(t, "--vm-driver=docker,fake")
-	vm = w.Await(t, vm, rig.Soon, rig.Active, isBoundTo("fake/"))
-	if vm.Status.Driver != "fake" || w.Fake(t, vm.UID) == nil {
-		t.Errorf("it was created elsewhere: %s", rig.Show(vm))
+	w.SetFaults(t, "")
+	w.RunController(t, "--vm-driver=docker,fake")
+	vm = w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, isBoundTo("fake/"))
+	if vm.Status.Driver != "fake" || w.ReadFakeServer(t, vm.UID) == nil {
+		t.Errorf("it was created elsewhere: %s", framework.FormatStatus(vm))
 	}
-	w.HasServers(t, vm, 1, time.Second)
+	w.WaitForServers(t, vm, 1, time.Second)
 }
 
 // TestBoundButNotCreated is the reverse case: the test itself writes what a
 // crashed controller has left.
 func TestBoundButNotCreated(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	info := w.Run(t, "--vm-driver=docker")
-	to := w.Active(t, newSmallVM("probe", "docker")).Annotations[api.AnnotationBound]
+	w := testenv.Start(t)
+	info := w.RunController(t, "--vm-driver=docker")
+	to := w.CreateActiveVM(t, newSmallVM("probe", "docker")).Annotations[api.AnnotationBound]
 	info.MustStop(t)
-	vm := w.Create(t, newSmallVM("vm", "").Bound(to))
-	w.Run(t, "--vm-driver=fake,docker")
-	vm = w.Await(t, vm, rig.Soon, rig.Active)
-	if vm.Status.Driver != "docker" || len(rig.Containers(t, vm.UID)) != 1 || len(w.Fakes(t)) != 0 {
-		t.Errorf("it was created elsewhere: %s", rig.Show(vm))
+	vm := w.CreateVM(t, newSmallVM("vm", "").Bound(to))
+	w.RunController(t, "--vm-driver=fake,docker")
+	vm = w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive)
+	if vm.Status.Driver != "docker" || len(testenv.ListContainers(t, vm.UID)) != 1 || len(w.ReadFakeServers(t)) != 0 {
+		t.Errorf("it was created elsewhere: %s", framework.FormatStatus(vm))
 	}
 }
 
-func isBoundTo(to string) rig.Check {
+func isBoundTo(to string) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if have := vm.Annotations[api.AnnotationBound]; !strings.HasPrefix(have, to) || len(vm.Finalizers) == 0 {
 			return fmt.Errorf("bound to %q, finalizers %v: want %q", have, vm.Finalizers, to)
@@ -92,20 +92,20 @@ func isBoundTo(to string) rig.Check {
 // whenever the first one was killed.
 func TestRestartIsNotRepeated(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	var vms []*api.VirtualMachine
-	controller := w.Spawn(t, nil)
+	controller := w.StartControllerProcess(t, nil)
 	for _, name := range drivers {
-		vms = append(vms, w.Active(t, newSmallVM("vm-"+name, name).Image(vmtest.GuestPlain)))
+		vms = append(vms, w.CreateActiveVM(t, newSmallVM("vm-"+name, name).Image(framework.GuestPlain)))
 	}
 	for _, vm := range vms {
-		w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
+		w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
 	}
 	controller.MustKill()
 	for range 2 {
-		controller = w.Spawn(t, nil)
+		controller = w.StartControllerProcess(t, nil)
 		for _, vm := range vms {
-			now := w.Await(t, vm, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
+			now := w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
 				if !vm.Spec.RestartedAt.Equal(vm.Status.RestartedAt) {
 					return fmt.Errorf("status.restartedAt is %v", vm.Status.RestartedAt)
 				}
@@ -113,7 +113,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 			})
 			now = resizeVM(t, w, now, fmt.Sprintf("%dm", 100+time.Now().UnixMilli()%100))
 			if now.Status.RestartCount != 1 || now.Status.Server.ID != vm.Status.Server.ID {
-				t.Errorf("%s: %s", vm.Name, rig.Show(now))
+				t.Errorf("%s: %s", vm.Name, framework.FormatStatus(now))
 			}
 		}
 		controller.MustStop()
@@ -122,7 +122,7 @@ func TestRestartIsNotRepeated(t *testing.T) {
 
 // killStorm is a user who is active while the controller is killed repeatedly.
 type killStorm struct {
-	w      *rig.World
+	w      *testenv.Environment
 	driver string
 	random *rand.Rand
 	made   int
@@ -139,18 +139,18 @@ func TestKillStorms(t *testing.T) {
 			t.Parallel()
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
-			s := &killStorm{w: rig.Start(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
+			s := &killStorm{w: testenv.Start(t), driver: name, random: rand.New(rand.NewPCG(seed, 1)), vms: map[types.UID]*api.VirtualMachine{}} //nolint:gosec // no secret
 			if name == "fake" {
-				s.w.Faults(t, `"*": {latency: 20ms}`)
+				s.w.SetFaults(t, `"*": {latency: 20ms}`)
 			}
 			args := []string{"--vm-driver=" + name, "--orphan-grace=2s"}
 			for range rounds {
-				controller := s.w.Spawn(t, nil, args...)
+				controller := s.w.StartControllerProcess(t, nil, args...)
 				s.killRepeatedly(t, time.Now().Add(time.Duration(500+s.random.IntN(1500))*time.Millisecond))
 				controller.MustKill()
 				s.killRepeatedly(t, time.Now().Add(100*time.Millisecond))
 			}
-			s.w.Spawn(t, nil, args...)
+			s.w.StartControllerProcess(t, nil, args...)
 			s.waitUntilSettled(t)
 		})
 	}
@@ -171,18 +171,18 @@ func (s *killStorm) changeRandomVM(t *testing.T) {
 	switch do := s.random.IntN(10); {
 	case vm == nil || len(s.vms) < 4 || do < 3 && len(s.vms) < 10:
 		s.made++
-		vm = s.w.Create(t, newSmallVM(fmt.Sprintf("vm-%d", s.made), s.driver).Grace(1))
+		vm = s.w.CreateVM(t, newSmallVM(fmt.Sprintf("vm-%d", s.made), s.driver).GracePeriod(1))
 		s.vms[vm.UID] = vm
 	case do < 6:
-		s.w.Delete(t, vm)
+		s.w.DeleteVM(t, vm)
 		delete(s.vms, vm.UID)
 	case do < 8:
 		actions := []api.Action{api.ActionActive, api.ActionStopped, api.ActionPaused}
-		s.w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = actions[s.random.IntN(3)] })
+		s.w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Action = actions[s.random.IntN(3)] })
 	case do < 9:
-		s.w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
+		s.w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = new(metav1.Now()) })
 	default:
-		s.w.Edit(t, vm, func(vm *api.VirtualMachine) {
+		s.w.UpdateVM(t, vm, func(vm *api.VirtualMachine) {
 			vm.Spec.Resource[api.ResourceCPU] = parseQuantity(fmt.Sprintf("%dm", 100+s.random.IntN(100)))
 		})
 	}
@@ -202,15 +202,15 @@ func (s *killStorm) waitUntilSettled(t *testing.T) {
 		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
 	}
 	for _, vm := range s.vms {
-		s.w.Await(t, vm, 2*rig.Soon, rig.Condition(api.ConditionReady, metav1.ConditionTrue), func(vm *api.VirtualMachine) error {
+		s.w.WaitForVM(t, vm, 2*framework.StepTimeout, framework.HasCondition(api.ConditionReady, metav1.ConditionTrue), func(vm *api.VirtualMachine) error {
 			if vm.Status.Phase != phases[vm.Spec.Action] {
 				return fmt.Errorf("phase %s for action %s", vm.Status.Phase, vm.Spec.Action)
 			}
 			return nil
 		})
 	}
-	vmtest.Eventually(t, rig.Soon, "the objects and the servers are those that there should be", func() error {
-		list, err := s.w.VMs.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
+	framework.Eventually(t, framework.StepTimeout, "the objects and the servers are those that there should be", func() error {
+		list, err := s.w.VMClient.CloudnativeV1alpha1().VirtualMachines("").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -231,10 +231,10 @@ func (s *killStorm) waitUntilSettled(t *testing.T) {
 func (s *killStorm) checkServers(t *testing.T) map[types.UID]int {
 	t.Helper()
 	counts := map[types.UID]int{}
-	for uid := range s.w.Fakes(t) {
+	for uid := range s.w.ReadFakeServers(t) {
 		counts[uid]++
 	}
-	for _, c := range s.w.AllContainers(t) {
+	for _, c := range s.w.ListClusterContainers(t) {
 		counts[types.UID(c.Labels["cloudnative.tw/uid"])]++
 	}
 	return counts

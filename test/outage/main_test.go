@@ -14,28 +14,28 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(rig.Main(m, openDocker)) }
+func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, openDocker)) }
 
 func openDocker() (func() error, error) {
-	_, err := vmtest.OpenDocker()
+	_, err := framework.OpenDockerClient()
 	return func() error { return nil }, err
 }
 
 var drivers = []string{"docker", "fake"}
 
 // newSmallVM is a VM that a test's machine can have many of.
-func newSmallVM(name, driver string) *vmtest.Builder {
-	return vmtest.VM(name).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").Grace(5)
+func newSmallVM(name, driver string) *framework.VMBuilder {
+	return framework.NewVM(name).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(5)
 }
 
 func parseQuantity(text string) resource.Quantity { return resource.MustParse(text) }
 
 // sameServer requires the server that a VM had before, never started again.
-func sameServer(before *api.VirtualMachine) rig.Check {
+func sameServer(before *api.VirtualMachine) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		if vm.Status.Server == nil || vm.Status.Server.ID != before.Status.Server.ID || vm.Status.RestartCount != before.Status.RestartCount {
 			return fmt.Errorf("server %+v, %d restarts: want server %s, %d restarts", vm.Status.Server, vm.Status.RestartCount, before.Status.Server.ID, before.Status.RestartCount)

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // testEngine is an engine that can be stopped and started.
@@ -23,16 +23,16 @@ type testEngine struct {
 }
 
 // startEnvironment runs a controller on an engine that can be stopped.
-func startEnvironment(t *testing.T, driver string) (*rig.World, testEngine) {
+func startEnvironment(t *testing.T, driver string) (*testenv.Environment, testEngine) {
 	t.Helper()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	if driver == "fake" {
-		w.Run(t)
-		return w, testEngine{driver, func() { w.Faults(t, `"*": {engineUnavailable: true}`) }, func() { w.Faults(t, "") }}
+		w.RunController(t)
+		return w, testEngine{driver, func() { w.SetFaults(t, `"*": {engineUnavailable: true}`) }, func() { w.SetFaults(t, "") }}
 	}
-	proxy := vmtest.NewProxy(t)
-	w.Spawn(t, proxy.Env())
-	return w, testEngine{driver, proxy.Cut, proxy.Restore}
+	proxy := framework.NewDockerProxy(t)
+	w.StartControllerProcess(t, proxy.Env())
+	return w, testEngine{driver, proxy.Disconnect, proxy.Restore}
 }
 
 func otherDriver(driver string) string {
@@ -50,31 +50,31 @@ func TestOutage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w, engine := startEnvironment(t, name)
-			kept, stopped := w.Active(t, newSmallVM("kept", name)), w.Active(t, newSmallVM("stopped", name))
-			elsewhere := w.Active(t, newSmallVM("elsewhere", otherDriver(name)))
-			w.Edit(t, stopped, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
-			stopped = w.Await(t, stopped, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked))
+			kept, stopped := w.CreateActiveVM(t, newSmallVM("kept", name)), w.CreateActiveVM(t, newSmallVM("stopped", name))
+			elsewhere := w.CreateActiveVM(t, newSmallVM("elsewhere", otherDriver(name)))
+			w.UpdateVM(t, stopped, func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
+			stopped = w.WaitForVM(t, stopped, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked))
 
 			engine.stop()
 			begin := time.Now()
 			for _, vm := range []*api.VirtualMachine{kept, stopped} {
-				w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
-					rig.Condition(api.ConditionObserved, metav1.ConditionFalse), rig.Condition(api.ConditionReady, metav1.ConditionUnknown))
+				w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable), sameServer(vm),
+					framework.HasCondition(api.ConditionObserved, metav1.ConditionFalse), framework.HasCondition(api.ConditionReady, metav1.ConditionUnknown))
 			}
 			if took := time.Since(begin); took < reportDelay-100*time.Millisecond {
 				t.Errorf("the outage was shown after %s, want not before it has lasted 5 s", took)
 			}
-			meanwhile := w.Create(t, newSmallVM("meanwhile", name))
-			unaffected := w.Active(t, newSmallVM("unaffected", otherDriver(name)))
-			w.Await(t, elsewhere, time.Second, rig.Active, sameServer(elsewhere))
-			w.Await(t, meanwhile, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineUnavailable))
+			meanwhile := w.CreateVM(t, newSmallVM("meanwhile", name))
+			unaffected := w.CreateActiveVM(t, newSmallVM("unaffected", otherDriver(name)))
+			w.WaitForVM(t, elsewhere, time.Second, framework.IsActive, sameServer(elsewhere))
+			w.WaitForVM(t, meanwhile, framework.StepTimeout, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable))
 
 			engine.start()
-			w.Await(t, kept, rig.Soon, rig.Active, sameServer(kept))
-			w.Await(t, stopped, rig.Soon, rig.Phase(api.PhaseStopped, api.ReasonStoppedAsAsked), sameServer(stopped))
-			w.Await(t, meanwhile, rig.Soon, rig.Active)
+			w.WaitForVM(t, kept, framework.StepTimeout, framework.IsActive, sameServer(kept))
+			w.WaitForVM(t, stopped, framework.StepTimeout, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), sameServer(stopped))
+			w.WaitForVM(t, meanwhile, framework.StepTimeout, framework.IsActive)
 			for _, vm := range []*api.VirtualMachine{kept, stopped, meanwhile, elsewhere, unaffected} {
-				w.HasServers(t, vm, 1, time.Second)
+				w.WaitForServers(t, vm, 1, time.Second)
 			}
 		})
 	}
@@ -84,31 +84,31 @@ func TestOutage(t *testing.T) {
 // a restart of the controller.
 func TestShortOutageIsNotReported(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	proxy := vmtest.NewProxy(t)
-	controller := w.Spawn(t, proxy.Env())
-	vm := w.Active(t, newSmallVM("vm", "docker"))
-	history := w.Record(t, vm)
+	w := testenv.Start(t)
+	proxy := framework.NewDockerProxy(t)
+	controller := w.StartControllerProcess(t, proxy.Env())
+	vm := w.CreateActiveVM(t, newSmallVM("vm", "docker"))
+	history := w.RecordHistory(t, vm)
 	lasted := interruptEngine(t, w, proxy, controller, vm)
 	// On a busy machine the engine may be back too late.
 	for tries := 1; lasted > reportDelay && tries < 5; tries++ {
 		t.Logf("the outage lasted %s: once more", lasted)
 		controller.MustStop()
-		controller = w.Spawn(t, proxy.Env())
+		controller = w.StartControllerProcess(t, proxy.Env())
 		vm = resizeVM(t, w, vm, "100m")
-		history = w.Record(t, vm)
+		history = w.RecordHistory(t, vm)
 		lasted = interruptEngine(t, w, proxy, controller, vm)
 	}
 	controller.MustStop()
-	w.Spawn(t, proxy.Env())
+	w.StartControllerProcess(t, proxy.Env())
 	vm = resizeVM(t, w, vm, "300m")
-	for _, version := range history.Until(t, vm) {
+	for _, version := range history.WaitForVersion(t, vm) {
 		if version.Status.Phase != api.PhaseActive {
-			t.Errorf("an outage of %s was shown: version %s was %s", lasted, version.ResourceVersion, rig.Show(version))
+			t.Errorf("an outage of %s was shown: version %s was %s", lasted, version.ResourceVersion, framework.FormatStatus(version))
 		}
 	}
 	if vm.Status.RestartCount != 0 {
-		t.Errorf("it was started again: %s", rig.Show(vm))
+		t.Errorf("it was started again: %s", framework.FormatStatus(vm))
 	}
 }
 
@@ -117,21 +117,21 @@ const reportDelay = 5 * time.Second
 
 // interruptEngine cuts a controller's connection to the engine, and returns how long it was
 // cut at most.
-func interruptEngine(t *testing.T, w *rig.World, proxy *vmtest.Proxy, controller *rig.Child, vm *api.VirtualMachine) time.Duration {
+func interruptEngine(t *testing.T, w *testenv.Environment, proxy *framework.DockerProxy, controller *testenv.ControllerProcess, vm *api.VirtualMachine) time.Duration {
 	t.Helper()
 	begin := time.Now()
-	proxy.Cut()
-	w.AwaitLog(t, controller, "Engine lost")
+	proxy.Disconnect()
+	w.WaitForLog(t, controller, "Engine lost")
 	proxy.Restore()
 	resizeVM(t, w, vm, "200m")
 	return time.Since(begin)
 }
 
 // resizeVM changes the CPU and waits until that is applied.
-func resizeVM(t *testing.T, w *rig.World, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
+func resizeVM(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
 	t.Helper()
-	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity(cpu) })
-	return w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
+	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = parseQuantity(cpu) })
+	return w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
 }
 
 // TestDeletionDuringOutage checks that a deletion waits, says why, and
@@ -142,24 +142,24 @@ func TestDeletionDuringOutage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w, engine := startEnvironment(t, name)
-			vm, failing := w.Active(t, newSmallVM("vm", name)), w.Create(t, newSmallVM("failing", name).Resource(api.ResourceCPU, "4000"))
+			vm, failing := w.CreateActiveVM(t, newSmallVM("vm", name)), w.CreateVM(t, newSmallVM("failing", name).Resource(api.ResourceCPU, "4000"))
 			// One that no controller has bound yet would be removed immediately.
 			if name == "docker" {
-				w.Await(t, failing, rig.Soon, rig.Phase(api.PhaseFailed, api.ReasonExhausted))
+				w.WaitForVM(t, failing, framework.StepTimeout, framework.HasPhase(api.PhaseFailed, api.ReasonExhausted))
 			} else {
-				w.Await(t, failing, rig.Soon, rig.Active)
+				w.WaitForVM(t, failing, framework.StepTimeout, framework.IsActive)
 			}
 			engine.stop()
-			w.Delete(t, vm)
-			w.Delete(t, failing)
+			w.DeleteVM(t, vm)
+			w.DeleteVM(t, failing)
 			for _, vm := range []*api.VirtualMachine{vm, failing} {
-				w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonEngineUnavailable),
-					rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue), rig.Says("may still be there"), rig.Says("out of reach"))
+				w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonEngineUnavailable),
+					framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue), framework.HasMessage("may still be there"), framework.HasMessage("out of reach"))
 			}
 			engine.start()
 			for _, vm := range []*api.VirtualMachine{vm, failing} {
-				w.AwaitGone(t, vm, rig.Soon)
-				w.HasServers(t, vm, 0, time.Second)
+				w.WaitForDeletion(t, vm, framework.StepTimeout)
+				w.WaitForServers(t, vm, 0, time.Second)
 			}
 		})
 	}
@@ -169,62 +169,62 @@ func TestDeletionDuringOutage(t *testing.T) {
 // a server on the first one.
 func TestEngineMismatch(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	first := w.Run(t, "--vm-driver=fake")
-	vm, doomed := w.Active(t, newSmallVM("vm", "fake")), w.Active(t, newSmallVM("doomed", "fake"))
+	w := testenv.Start(t)
+	first := w.RunController(t, "--vm-driver=fake")
+	vm, doomed := w.CreateActiveVM(t, newSmallVM("vm", "fake")), w.CreateActiveVM(t, newSmallVM("doomed", "fake"))
 	first.MustStop(t)
 
 	for message, args := range map[string][]string{
 		"the fake engine that answers is": {"--vm-driver=fake", "--fake-dir=" + t.TempDir()},
 		"driver fake does not run here":   {"--vm-driver=docker"},
 	} {
-		another := w.Run(t, args...)
-		w.Await(t, vm, rig.Soon, rig.Phase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), rig.Says("bound to fake/"), rig.Says(message),
-			rig.Condition(api.ConditionObserved, metav1.ConditionFalse))
-		w.Delete(t, doomed)
-		w.Await(t, doomed, rig.Soon, rig.Phase(api.PhaseTerminating, api.ReasonEngineMismatch), rig.Says(message),
-			rig.Condition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
+		another := w.RunController(t, args...)
+		w.WaitForVM(t, vm, framework.StepTimeout, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineMismatch), sameServer(vm), framework.HasMessage("bound to fake/"), framework.HasMessage(message),
+			framework.HasCondition(api.ConditionObserved, metav1.ConditionFalse))
+		w.DeleteVM(t, doomed)
+		w.WaitForVM(t, doomed, framework.StepTimeout, framework.HasPhase(api.PhaseTerminating, api.ReasonEngineMismatch), framework.HasMessage(message),
+			framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue))
 		another.MustStop(t)
-		if len(w.Fakes(t)) != 2 {
-			t.Errorf("%s: %d servers are left, want 2", message, len(w.Fakes(t)))
+		if len(w.ReadFakeServers(t)) != 2 {
+			t.Errorf("%s: %d servers are left, want 2", message, len(w.ReadFakeServers(t)))
 		}
 	}
 
-	w.Run(t, "--vm-driver=fake")
-	w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
-	w.AwaitGone(t, doomed, rig.Soon)
-	if len(w.Fakes(t)) != 1 {
-		t.Errorf("servers %v, want one", w.Fakes(t))
+	w.RunController(t, "--vm-driver=fake")
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
+	w.WaitForDeletion(t, doomed, framework.StepTimeout)
+	if len(w.ReadFakeServers(t)) != 1 {
+		t.Errorf("servers %v, want one", w.ReadFakeServers(t))
 	}
 }
 
 // TestDeletionWhileCreating checks that such a deletion ends soon and leaves
-// nothing, whatever becomes of the creation.
+// nothing, whatever happens to the creation.
 func TestDeletionWhileCreating(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	w.Faults(t, `
+	w := testenv.Start(t)
+	w.SetFaults(t, `
 slow: {latency: 2s}
 fails: {failCreate: 1000000, kind: retry}
 exhausted: {failCreate: 1000000, kind: exhausted}
 invalid: {failCreate: 1000000, kind: invalid}
 `)
-	w.Run(t)
+	w.RunController(t)
 	for name, tc := range map[string]struct {
-		check  rig.Check
+		check  framework.VMCheck
 		within time.Duration
 	}{
-		"slow":      {rig.Phase(api.PhaseCreating, api.ReasonCreating), 15 * time.Second},
-		"fails":     {rig.Phase(api.PhaseFailed, api.ReasonOperationFailed), 5 * time.Second},
-		"exhausted": {rig.Phase(api.PhaseFailed, api.ReasonExhausted), 5 * time.Second},
-		"invalid":   {rig.Phase(api.PhaseFailed, api.ReasonInvalid), 5 * time.Second},
+		"slow":      {framework.HasPhase(api.PhaseCreating, api.ReasonCreating), 15 * time.Second},
+		"fails":     {framework.HasPhase(api.PhaseFailed, api.ReasonOperationFailed), 5 * time.Second},
+		"exhausted": {framework.HasPhase(api.PhaseFailed, api.ReasonExhausted), 5 * time.Second},
+		"invalid":   {framework.HasPhase(api.PhaseFailed, api.ReasonInvalid), 5 * time.Second},
 	} {
-		vm := w.Create(t, newSmallVM(name, "fake"))
-		w.Await(t, vm, rig.Soon, tc.check)
-		w.Delete(t, vm)
-		w.AwaitGone(t, vm, tc.within)
+		vm := w.CreateVM(t, newSmallVM(name, "fake"))
+		w.WaitForVM(t, vm, framework.StepTimeout, tc.check)
+		w.DeleteVM(t, vm)
+		w.WaitForDeletion(t, vm, tc.within)
 	}
-	if all := w.Fakes(t); len(all) != 0 {
+	if all := w.ReadFakeServers(t); len(all) != 0 {
 		t.Errorf("servers are left: %v", all)
 	}
 }
@@ -233,28 +233,28 @@ invalid: {failCreate: 1000000, kind: invalid}
 // was lost, is made once.
 func TestLostResponse(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	w.Faults(t, `vm: {succeedThenTimeout: true}`)
-	w.Run(t)
-	vm := w.Create(t, newSmallVM("vm", "fake"))
+	w := testenv.Start(t)
+	w.SetFaults(t, `vm: {succeedThenTimeout: true}`)
+	w.RunController(t)
+	vm := w.CreateVM(t, newSmallVM("vm", "fake"))
 	var id string
-	vmtest.Eventually(t, rig.Soon, "the server is made", func() error {
-		r := w.Fake(t, vm.UID)
+	framework.Eventually(t, framework.StepTimeout, "the server is made", func() error {
+		r := w.ReadFakeServer(t, vm.UID)
 		if r == nil {
 			return errors.New("there is none")
 		}
 		id = r.ID
 		return nil
 	})
-	w.Faults(t, "") // a driver that never answers can have nothing confirmed
-	w.Await(t, vm, rig.Soon, rig.Active, func(vm *api.VirtualMachine) error {
+	w.SetFaults(t, "") // a driver that never answers can have nothing confirmed
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, func(vm *api.VirtualMachine) error {
 		if vm.Status.Server.ID != id {
 			return fmt.Errorf("the server is %s, not %s", vm.Status.Server.ID, id)
 		}
 		return nil
 	})
-	w.HasServers(t, vm, 1, time.Second)
-	w.Delete(t, vm)
-	w.AwaitGone(t, vm, rig.Soon)
-	w.HasServers(t, vm, 0, time.Second)
+	w.WaitForServers(t, vm, 1, time.Second)
+	w.DeleteVM(t, vm)
+	w.WaitForDeletion(t, vm, framework.StepTimeout)
+	w.WaitForServers(t, vm, 0, time.Second)
 }

@@ -17,17 +17,17 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // deleteWithoutController deletes the VM and leaves its server: it removes the finalizer
 // by hand.
-func deleteWithoutController(t *testing.T, w *rig.World, vm *api.VirtualMachine) {
+func deleteWithoutController(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine) {
 	t.Helper()
-	w.Delete(t, vm)
-	w.Edit(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
-	w.AwaitGone(t, vm, rig.Soon)
+	w.DeleteVM(t, vm)
+	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = nil })
+	w.WaitForDeletion(t, vm, framework.StepTimeout)
 }
 
 // TestOrphan checks that a server whose VM was removed without Drover is removed
@@ -37,24 +37,24 @@ func TestOrphan(t *testing.T) {
 	for _, name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := rig.Start(t)
-			first := w.Run(t)
-			vm, kept := w.Active(t, newSmallVM("vm", name)), w.Active(t, newSmallVM("kept", name))
+			w := testenv.Start(t)
+			first := w.RunController(t)
+			vm, kept := w.CreateActiveVM(t, newSmallVM("vm", name)), w.CreateActiveVM(t, newSmallVM("kept", name))
 			first.MustStop(t)
 			deleteWithoutController(t, w, vm)
-			w.HasServers(t, vm, 1, time.Second)
+			w.WaitForServers(t, vm, 1, time.Second)
 
 			begin := time.Now()
-			w.Run(t, "--orphan-grace=3s")
-			w.HasServers(t, vm, 0, rig.Soon)
+			w.RunController(t, "--orphan-grace=3s")
+			w.WaitForServers(t, vm, 0, framework.StepTimeout)
 			if took := time.Since(begin); took < 3*time.Second {
 				t.Errorf("it was removed after %s, within its grace period", took)
 			}
-			if e := w.AwaitEvent(t, vm, api.EventOrphanDeleted); !strings.Contains(e.Note, "no VirtualMachine") {
+			if e := w.WaitForEvent(t, vm, api.EventOrphanDeleted); !strings.Contains(e.Note, "no VirtualMachine") {
 				t.Errorf("the event says %q", e.Note)
 			}
-			w.HasServers(t, kept, 1, time.Second)
-			w.Await(t, kept, time.Second, rig.Active, sameServer(kept))
+			w.WaitForServers(t, kept, 1, time.Second)
+			w.WaitForVM(t, kept, time.Second, framework.IsActive, sameServer(kept))
 		})
 	}
 }
@@ -62,20 +62,20 @@ func TestOrphan(t *testing.T) {
 // TestOrphanPolicyReport checks that the policy keeps the server and reports it.
 func TestOrphanPolicyReport(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
+	w := testenv.Start(t)
 	createOrphans(t, w, 1)
-	w.Run(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-policy=report")
-	w.AwaitEvent(t, nil, api.EventOrphanFound)
-	if len(w.Fakes(t)) != 1 {
-		t.Errorf("servers %v, want the one", w.Fakes(t))
+	w.RunController(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-policy=report")
+	w.WaitForEvent(t, nil, api.EventOrphanFound)
+	if len(w.ReadFakeServers(t)) != 1 {
+		t.Errorf("servers %v, want the one", w.ReadFakeServers(t))
 	}
 }
 
 // createOrphans adds servers without a VM to the fake engine.
-func createOrphans(t *testing.T, w *rig.World, n int) {
+func createOrphans(t *testing.T, w *testenv.Environment, n int) {
 	t.Helper()
 	for i := range n {
-		w.EditFake(t, types.UID(fmt.Sprintf("orphan-%d", i)), func(r *fake.Record) {
+		w.EditFakeServer(t, types.UID(fmt.Sprintf("orphan-%d", i)), func(r *fake.Record) {
 			r.Namespace, r.Name, r.State = "default", fmt.Sprintf("orphan-%d", i), driver.StateRunning
 		})
 	}
@@ -85,40 +85,40 @@ func createOrphans(t *testing.T, w *rig.World, n int) {
 // orphaned, until a person allows it.
 func TestSweepFreezes(t *testing.T) {
 	t.Parallel()
-	w := rig.Start(t)
-	first := w.Run(t, "--vm-driver=fake")
-	vm := w.Active(t, newSmallVM("vm", "fake"))
+	w := testenv.Start(t)
+	first := w.RunController(t, "--vm-driver=fake")
+	vm := w.CreateActiveVM(t, newSmallVM("vm", "fake"))
 	first.MustStop(t)
 	createOrphans(t, w, 4)
 
-	address := vmtest.FreeAddress(t)
-	frozen := w.Spawn(t, nil, "--vm-driver=fake", "--orphan-grace=1s", "--metrics-bind-address="+address)
-	if e := w.AwaitEvent(t, nil, api.EventOrphanSweepFrozen); !strings.Contains(e.Note, "4 of 5") || !strings.Contains(e.Note, "--orphan-max=4") {
+	address := framework.FreeAddress(t)
+	frozen := w.StartControllerProcess(t, nil, "--vm-driver=fake", "--orphan-grace=1s", "--metrics-bind-address="+address)
+	if e := w.WaitForEvent(t, nil, api.EventOrphanSweepFrozen); !strings.Contains(e.Note, "4 of 5") || !strings.Contains(e.Note, "--orphan-max=4") {
 		t.Errorf("the event says %q", e.Note)
 	}
 	page := readMetrics(t, address)
 	if up, n := page.Sum("drover_orphan_sweep_frozen", `driver="fake"`), page.Sum("drover_orphan_servers", `driver="fake"`); up != 1 || n != 4 {
 		t.Errorf("frozen %v, orphans %v, want 1 and 4", up, n)
 	}
-	vmtest.Always(t, 4*time.Second, time.Second, "nothing is removed", func() error {
-		if n := len(w.Fakes(t)); n != 5 {
+	framework.Consistently(t, 4*time.Second, time.Second, "nothing is removed", func() error {
+		if n := len(w.ReadFakeServers(t)); n != 5 {
 			return fmt.Errorf("%d servers are left", n)
 		}
 		return nil
 	})
 	frozen.MustStop()
 
-	w.Run(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-max=4")
-	vmtest.Eventually(t, rig.Soon, "the orphans are removed", func() error {
-		if n := len(w.Fakes(t)); n != 1 {
+	w.RunController(t, "--vm-driver=fake", "--orphan-grace=1s", "--orphan-max=4")
+	framework.Eventually(t, framework.StepTimeout, "the orphans are removed", func() error {
+		if n := len(w.ReadFakeServers(t)); n != 1 {
 			return fmt.Errorf("%d servers are left", n)
 		}
 		return nil
 	})
-	w.Await(t, vm, rig.Soon, rig.Active, sameServer(vm))
+	w.WaitForVM(t, vm, framework.StepTimeout, framework.IsActive, sameServer(vm))
 }
 
-func readMetrics(t *testing.T, address string) rig.Metrics {
+func readMetrics(t *testing.T, address string) testenv.Metrics {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -142,29 +142,29 @@ func readMetrics(t *testing.T, address string) rig.Metrics {
 // touches the other's servers, sweeps included.
 func TestTwoInstallations(t *testing.T) {
 	t.Parallel()
-	one, two := rig.Start(t), rig.Start(t)
+	one, two := testenv.Start(t), testenv.Start(t)
 	two.FakeDir = one.FakeDir
-	for _, w := range []*rig.World{one, two} {
-		w.Run(t, "--orphan-grace=1s")
+	for _, w := range []*testenv.Environment{one, two} {
+		w.RunController(t, "--orphan-grace=1s")
 	}
 	var ones, twos []*api.VirtualMachine
 	for _, name := range drivers {
-		ones = append(ones, one.Active(t, newSmallVM("vm-"+name, name)))
-		twos = append(twos, two.Active(t, newSmallVM("vm-"+name, name)))
+		ones = append(ones, one.CreateActiveVM(t, newSmallVM("vm-"+name, name)))
+		twos = append(twos, two.CreateActiveVM(t, newSmallVM("vm-"+name, name)))
 	}
 	// Each has an orphan to sweep, so that each is known to have swept.
-	for _, w := range []*rig.World{one, two} {
-		uid := types.UID("orphan-of-" + w.ID)
-		w.EditFake(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
+	for _, w := range []*testenv.Environment{one, two} {
+		uid := types.UID("orphan-of-" + w.ClusterID)
+		w.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = "default", "orphan" })
 		gone := newSmallVM("orphan", "fake").UID(string(uid)).Obj()
-		w.HasServers(t, gone, 0, rig.Soon)
+		w.WaitForServers(t, gone, 0, framework.StepTimeout)
 	}
 	// Both ignore the other's servers.
 	for n := range ones {
-		one.Delete(t, ones[n])
-		one.AwaitGone(t, ones[n], rig.Soon)
-		one.HasServers(t, ones[n], 0, time.Second)
-		two.HasServers(t, twos[n], 1, time.Second)
-		two.Await(t, twos[n], time.Second, rig.Active, sameServer(twos[n]))
+		one.DeleteVM(t, ones[n])
+		one.WaitForDeletion(t, ones[n], framework.StepTimeout)
+		one.WaitForServers(t, ones[n], 0, time.Second)
+		two.WaitForServers(t, twos[n], 1, time.Second)
+		two.WaitForVM(t, twos[n], time.Second, framework.IsActive, sameServer(twos[n]))
 	}
 }

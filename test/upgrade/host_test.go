@@ -24,8 +24,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 // testHost is a data dir on which one version of Drover runs after the other.
@@ -34,7 +34,7 @@ type testHost struct {
 	dir, plain, other, fail, qemu string
 
 	docker  *docker.Client
-	cluster *vmtest.Cluster
+	cluster *framework.Cluster
 	client  client.Client
 	grace   int64
 }
@@ -52,11 +52,11 @@ func newTestHost(t *testing.T) *testHost {
 	temp := t.TempDir()
 	h := &testHost{t: t, dir: filepath.Join(temp, "d"), fail: filepath.Join(temp, "fail"), qemu: filepath.Join(temp, "qemu"), grace: 30}
 	t.Cleanup(h.removeRemains)
-	h.docker = vmtest.Docker(t)
+	h.docker = framework.DockerClient(t)
 	images := filepath.Join(temp, "images")
 	h.must(os.Mkdir(images, 0o700))
-	h.plain, h.other = vmtest.BootGuest(t, images, "A", false), vmtest.BootGuest(t, images, "B", false)
-	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuWrapper, h.fail, vmtest.QEMU(t)), 0o700))
+	h.plain, h.other = framework.BuildBootGuest(t, images, "A", false), framework.BuildBootGuest(t, images, "B", false)
+	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuWrapper, h.fail, framework.QEMUBinary(t)), 0o700))
 	return h
 }
 
@@ -74,10 +74,10 @@ func (h *testHost) runVersion(binary string) {
 	if h.cluster != nil {
 		h.must(h.cluster.Stop())
 	}
-	c, err := vmtest.NewCluster(vmtest.ClusterOptions{
+	c, err := framework.NewCluster(framework.ClusterOptions{
 		DataDir: h.dir, WithController: true, Binary: binary,
 		Args: []string{
-			"--vm-driver", "docker,qemu,fake", "--docker-image", vmtest.GuestPlain, "--qemu-accel", "tcg",
+			"--vm-driver", "docker,qemu,fake", "--docker-image", framework.GuestPlain, "--qemu-accel", "tcg",
 			"--qemu-binary", h.qemu, "--qemu-image-dirs", filepath.Dir(h.plain), "--orphan-grace", "1s", "--list-period", "2s",
 		},
 	})
@@ -92,7 +92,7 @@ func (h *testHost) runVersion(binary string) {
 
 // newVM returns a VM that is named after its final state.
 func (h *testHost) newVM(driver, state string) *api.VirtualMachine {
-	vm := vmtest.VM(driver+"-"+state).Namespace("default").Driver(driver).Grace(h.grace).
+	vm := framework.NewVM(driver+"-"+state).Namespace("default").Driver(driver).GracePeriod(h.grace).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "32M").RestartPolicy(api.RestartOnFailure)
 	if driver == "qemu" {
 		vm = vm.Image(h.plain)
@@ -100,7 +100,7 @@ func (h *testHost) newVM(driver, state string) *api.VirtualMachine {
 	return vm.Obj()
 }
 
-// crashServer makes a driver's server end by itself, and fail.
+// crashServer makes a driver's server exit with a failure.
 func (h *testHost) crashServer(driver string) {
 	h.t.Helper()
 	uid := h.getVM(driver + "-exited").UID
@@ -149,7 +149,7 @@ func (h *testHost) machineFile(uid types.UID, file string) string {
 func (h *testHost) waitForBanner(name, banner string) {
 	h.t.Helper()
 	path := h.machineFile(h.getVM(name).UID, "serial.log")
-	vmtest.Eventually(h.t, stepTimeout, name+" prints "+banner, func() error {
+	framework.Eventually(h.t, stepTimeout, name+" prints "+banner, func() error {
 		content, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(content), banner) {
 			err = fmt.Errorf("it printed %q", content)
@@ -280,7 +280,7 @@ func (h *testHost) removeRemains() {
 	}
 	if cluster, err := os.ReadFile(filepath.Join(h.dir, "cluster-id")); err == nil {
 		for _, c := range h.listContainers("cloudnative.tw/cluster=" + strings.TrimSpace(string(cluster))) {
-			rig.RemoveContainer(h.t, c.ID)
+			testenv.RemoveContainer(h.t, c.ID)
 		}
 	}
 }

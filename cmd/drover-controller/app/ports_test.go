@@ -19,7 +19,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // listen takes a port until the test ends.
@@ -108,7 +108,7 @@ func TestDefaultAddressInUse(t *testing.T) {
 // that are free.
 func TestFreeDefaultsAreServed(t *testing.T) {
 	o := NewOptions()
-	o.MetricsAddress, o.HealthAddress = vmtest.FreeAddress(t), vmtest.FreeAddress(t)
+	o.MetricsAddress, o.HealthAddress = framework.FreeAddress(t), framework.FreeAddress(t)
 	if err := startTestManager(t, o, false); err != nil {
 		t.Fatal(err)
 	}

@@ -228,27 +228,28 @@ func closeOpenedDrivers(ctx context.Context, opened []registry.Opened) {
 	}
 }
 
-// addDriverControllers adds a per-driver controller for each inventory to the manager.
-func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, options controller.Options) error {
-	reconcilers, err := controller.Setup(ctx, mgr, options)
+// addDriverControllers adds a per-driver controller for each inventory to the
+// manager.
+func addDriverControllers(ctx context.Context, mgr ctrl.Manager, o *Options, of controller.Options) error {
+	reconcilers, err := controller.Setup(ctx, mgr, of)
 	if err != nil {
 		return err
 	}
-	for _, reconciler := range reconcilers {
-		if err := addDriverController(mgr, o, reconciler); err != nil {
+	for _, r := range reconcilers {
+		if err := addInventory(mgr, o, r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// addDriverController adds a driver's inventory and its orphan sweep to the manager.
-func addDriverController(mgr ctrl.Manager, o *Options, reconciler *controller.Reconciler) error {
-	if err := mgr.Add(reconciler.Inventory); err != nil {
+// addInventory adds a driver's inventory and its orphan sweep to the manager.
+func addInventory(mgr ctrl.Manager, o *Options, r *controller.Reconciler) error {
+	if err := mgr.Add(r.Inventory); err != nil {
 		return err
 	}
 	return mgr.Add(&inventory.Sweep{
-		Inventory: reconciler.Inventory, Epoch: reconciler.Epoch, Report: reconciler.ReportFinding,
+		Inventory: r.Inventory, Epoch: r.Epoch, Report: r.ReportFinding,
 		Policy: inventory.OrphanPolicy(o.OrphanPolicy), Grace: o.OrphanGrace, Max: o.OrphanMax,
 		Cached: cachedOwners(mgr.GetClient(), client.UnsafeDisableDeepCopy),
 		Live:   liveOwners(mgr.GetAPIReader()),

@@ -13,7 +13,7 @@
 //	/burn    uses all CPU from now on
 //	/eat?mib=N  allocates exactly that much memory
 //	/panic   panics
-//	/off     powers off by itself
+//	/off     powers off without the button
 package main
 
 import (

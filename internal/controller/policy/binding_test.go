@@ -9,7 +9,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestEngineMismatchByStatus checks that the status names the server's engine, even
@@ -33,18 +33,18 @@ func TestEngineMismatchByStatus(t *testing.T) {
 func TestDriverOf(t *testing.T) {
 	status := func(s *api.VirtualMachineStatus) { s.Driver = "fake" }
 	tests := map[string]struct {
-		vm   *vmtest.Builder
+		vm   *framework.VMBuilder
 		want string
 	}{
-		"new, no driver named":              {vmtest.VM("vm"), "docker"},
-		"new, a driver named":               {vmtest.VM("vm").Driver("fake"), "fake"},
-		"a driver that does not run":        {vmtest.VM("vm").Driver("xen"), ""},
-		"bound":                             {vmtest.VM("vm").Bound("fake/x"), "fake"},
-		"bound to one that does not run":    {vmtest.VM("vm").Bound("qemu/x"), ""},
-		"older status, had a server":        {vmtest.VM("vm").Status(status).Status(policytest.WithServer("id", driver.StateRunning)), "fake"},
-		"older status, never had a server":  {vmtest.VM("vm").Status(status), "docker"},
-		"an annotation that says nothing":   {vmtest.VM("vm").Bound("nonsense"), "docker"},
-		"the status against the annotation": {vmtest.VM("vm").Bound("docker/x").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake", EngineID: "y"} }), "fake"},
+		"new, no driver named":              {framework.NewVM("vm"), "docker"},
+		"new, a driver named":               {framework.NewVM("vm").Driver("fake"), "fake"},
+		"a driver that does not run":        {framework.NewVM("vm").Driver("xen"), ""},
+		"bound":                             {framework.NewVM("vm").Bound("fake/x"), "fake"},
+		"bound to one that does not run":    {framework.NewVM("vm").Bound("qemu/x"), ""},
+		"older status, had a server":        {framework.NewVM("vm").Status(status).Status(policytest.WithServer("id", driver.StateRunning)), "fake"},
+		"older status, never had a server":  {framework.NewVM("vm").Status(status), "docker"},
+		"an annotation that says nothing":   {framework.NewVM("vm").Bound("nonsense"), "docker"},
+		"the status against the annotation": {framework.NewVM("vm").Bound("docker/x").Status(func(s *api.VirtualMachineStatus) { s.Binding = &api.Binding{Driver: "fake", EngineID: "y"} }), "fake"},
 	}
 	for name, tc := range tests {
 		if got := DriverOf(tc.vm.Obj(), []string{"docker", "fake"}); got != tc.want {

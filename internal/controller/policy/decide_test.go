@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func inputOf(vm *api.VirtualMachine, observed inventory.Observation) Input {
@@ -161,7 +161,7 @@ func TestDecideDeletionMatrix(t *testing.T) {
 	for state, observed := range observations {
 		t.Run(state, func(t *testing.T) {
 			for policy, want := range map[api.DeletionPolicy]string{api.DeletionDelete: rows[state].remove, api.DeletionRetain: rows[state].retain} {
-				vm := policytest.ReportedVM().Deleted(policytest.T0).DeletionPolicy(policy).Obj()
+				vm := policytest.ReportedVM().DeletionTimestamp(policytest.T0).DeletionPolicy(policy).Obj()
 				if got := summaryOf(Decide(inputOf(vm, observed))); got != want {
 					t.Errorf("%s:\ngot  %s\nwant %s", policy, got, want)
 				}
@@ -205,7 +205,7 @@ func TestDecide(t *testing.T) {
 		return policytest.ChangeServer(policytest.Present(driver.StatePending), func(s *driver.Server) { s.ID, s.Progress, s.Err = "", doing, err })
 	}
 	tests := map[string]struct {
-		vm       *vmtest.Builder
+		vm       *framework.VMBuilder
 		observed inventory.Observation
 		change   func(*Input)
 		want     string
@@ -218,19 +218,19 @@ func TestDecide(t *testing.T) {
 		}},
 		"an outage is shown after 5 s":       {vm: policytest.ReportedVM(), observed: policytest.Unknown(5 * time.Second), want: "wait => Unknown EngineUnavailable"},
 		"an engine that refuses the leader":  {vm: policytest.ReportedVM(), observed: fencedOut(), want: "wait => Unknown Fenced", check: wantMessage("epoch 9 has acted")},
-		"deletion, an engine that refuses":   {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: fencedOut(), want: "wait Delete => Terminating Fenced", check: wantBlocked("epoch 9 has acted")},
-		"a deletion in an outage is blocked": {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: wantBlocked("connection refused")},
-		"a deletion in a short outage waits": {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Unknown(time.Second), want: "wait =>  "},
+		"deletion, an engine that refuses":   {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: fencedOut(), want: "wait Delete => Terminating Fenced", check: wantBlocked("epoch 9 has acted")},
+		"a deletion in an outage is blocked": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(5 * time.Second), want: "wait Delete => Terminating EngineUnavailable", check: wantBlocked("connection refused")},
+		"a deletion in a short outage waits": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Unknown(time.Second), want: "wait =>  "},
 		"another engine answers":             {vm: policytest.ReportedVM(), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait => Unknown EngineMismatch"},
-		"deletion, another engine answers":   {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBlocked("remove the finalizer")},
-		"unknown driver": {vm: vmtest.VM("vm").Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
+		"deletion, another engine answers":   {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"}, want: "wait Delete => Terminating EngineMismatch", check: wantBlocked("remove the finalizer")},
+		"unknown driver": {vm: framework.NewVM("vm").Driver("xen"), change: withoutDriver, want: "wait => Failed UnknownDriver", check: func(t *testing.T, d Decision) {
 			if !d.Status.Stalled || !strings.Contains(d.Status.Message, `"xen"`) || !strings.Contains(d.Status.Message, "fake, docker") {
 				t.Errorf("stalled %v, message %q", d.Status.Stalled, d.Status.Message)
 			}
 		}},
 		"bound to a driver that does not run here": {vm: policytest.ReportedVM(), change: withoutDriver, want: "wait => Unknown EngineMismatch"},
 		"two servers of one UID":                   {vm: policytest.ReportedVM(), observed: twins, want: "wait => Failed Duplicate"},
-		"two servers of one UID, deletion":         {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: twins, want: "wait Delete => Terminating Duplicate", check: wantBlocked("id-1, id-2")},
+		"two servers of one UID, deletion":         {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: twins, want: "wait Delete => Terminating Duplicate", check: wantBlocked("id-1, id-2")},
 
 		"backoff is honoured":                          {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 3*time.Second)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed", check: wantWake(3 * time.Second)},
 		"backoff ends":                                 {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, 0)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
@@ -243,41 +243,41 @@ func TestDecide(t *testing.T) {
 		"a failing start waits":                        {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationStart, 1, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
 		"a failing start after an end continues":       {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(policytest.Failing(api.OperationStart, 1, 0)).Status(stoppedOnRequest), observed: policytest.Ended(1), want: "ensure On Start => Creating Starting"},
 		"a failing pull waits":                         {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Status(policytest.WithServer("", driver.StatePending)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed"},
-		"backoff does not hold a deletion":             {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationCreate, 9, time.Minute)), observed: policytest.Gone(), want: "delete Delete => Terminating Terminating"},
-		"a deletion that found nothing is the end":     {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
-		"a release is the end":                         {vm: policytest.ReportedVM().Deleted(policytest.T0).DeletionPolicy(api.DeletionRetain), observed: policytest.Gone(), change: withDone(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
+		"backoff does not hold a deletion":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationCreate, 9, time.Minute)), observed: policytest.Gone(), want: "delete Delete => Terminating Terminating"},
+		"a deletion that found nothing is the end":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating"},
+		"a release is the end":                         {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).DeletionPolicy(api.DeletionRetain), observed: policytest.Gone(), change: withDone(api.OperationRelease), want: "finish Delete => Terminating Terminating"},
 		"stalled waits":                                {vm: policytest.ReportedVM().Status(policytest.Refused), observed: policytest.Gone(), want: "wait Create => Failed Invalid"},
 		"stalled ends with a new spec":                 {vm: policytest.ReportedVM().Status(policytest.Refused).Generation(3), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"stalled without an operation is over":         {vm: policytest.ReportedVM().Status(policytest.Refused).Status(func(s *api.VirtualMachineStatus) { s.Operation = nil }), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
-		"not bound yet":                                {vm: vmtest.VM("vm").UID("uid-1").Generation(1), observed: policytest.Gone(), want: "wait =>  ", check: wantWake(bindRetry)},
+		"not bound yet":                                {vm: framework.NewVM("vm").UID("uid-1").Generation(1), observed: policytest.Gone(), want: "wait =>  ", check: wantWake(bindRetry)},
 		"the first list is waited for":                 {vm: policytest.ReportedVM(), observed: inventory.Observation{Cause: errors.New("not listed")}, want: "wait =>  "},
-		"a failing proof that it is gone waits":        {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: policytest.Gone(), want: "wait Delete => Terminating OperationFailed"},
-		"an engine that returns ends a removal's wait": {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: back, want: "delete Delete => Terminating Terminating"},
+		"a failing proof that it is gone waits":        {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: policytest.Gone(), want: "wait Delete => Terminating OperationFailed"},
+		"an engine that returns ends a removal's wait": {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)), observed: back, want: "delete Delete => Terminating Terminating"},
 		"an unresponsive server is not ready":          {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Err = errors.New("inspect hangs") }), want: "wait => Active Unresponsive", check: wantMessage("inspect hangs")},
 		"a change while the engine restarts it":        {vm: policytest.ReportedVM().Generation(3), observed: policytest.Present(driver.StateRestarting), want: "ensure On Update => Active Updating"},
-		"a failing removal waits and says so":          {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Ended(0), want: "wait Delete => Terminating OperationFailed", check: wantBlocked("boom; next try at 2026-01-02T03:04:06Z")},
-		"a failing removal is tried again":             {vm: policytest.ReportedVM().Deleted(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, 0)), observed: policytest.Ended(0), want: "delete Delete => Terminating Terminating"},
-		"a removal that took is waited for":            {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Ended(0), change: withDone(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wantWake(removalPoll)},
-		"a stop that failed before the deletion":       {vm: policytest.ReportedVM().Generation(3).Deleted(policytest.T0).Status(policytest.Failing(api.OperationStop, 1, time.Minute)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(30 * time.Second)},
-		"a stop that fails is tried again":             {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, 0)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
-		"a stop that fails waits for its next try":     {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, time.Second)), observed: policytest.Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBlocked("boom")},
-		"a failing stop no longer blocks deletion":     {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-30 * time.Second)).Status(policytest.Failing(api.OperationStop, 5, time.Second)), observed: policytest.Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
+		"a failing removal waits and says so":          {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Ended(0), want: "wait Delete => Terminating OperationFailed", check: wantBlocked("boom; next try at 2026-01-02T03:04:06Z")},
+		"a failing removal is tried again":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationDelete, 2, 0)), observed: policytest.Ended(0), want: "delete Delete => Terminating Terminating"},
+		"a removal that took is waited for":            {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Ended(0), change: withDone(api.OperationDelete), want: "wait Delete => Terminating Terminating", check: wantWake(removalPoll)},
+		"a stop that failed before the deletion":       {vm: policytest.ReportedVM().Generation(3).DeletionTimestamp(policytest.T0).Status(policytest.Failing(api.OperationStop, 1, time.Minute)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(30 * time.Second)},
+		"a stop that fails is tried again":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, 0)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
+		"a stop that fails waits for its next try":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, time.Second)), observed: policytest.Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBlocked("boom")},
+		"a failing stop no longer blocks deletion":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-30 * time.Second)).Status(policytest.Failing(api.OperationStop, 5, time.Second)), observed: policytest.Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
 		"no binding and one driver did not say gone":   {vm: withoutBinding(), observed: policytest.Gone(), change: func(in *Input) { in.Unproven = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
 		"no binding: every driver is queried":          {vm: withoutBinding(), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(true)},
-		"a binding: one driver is queried":             {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
+		"a binding: one driver is queried":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
 		"no binding, never observed":                   {vm: withoutBinding().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
-		"the grace period ends in a deletion":          {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-5 * time.Second)).Grace(5), observed: policytest.Present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
-		"a deletion waits for the grace period":        {vm: policytest.ReportedVM().Deleted(policytest.T0.Add(-4 * time.Second)).Grace(5), observed: policytest.Present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wantWake(time.Second)},
-		"gone is uncertain after a timeout":            {vm: policytest.ReportedVM().Deleted(policytest.T0), observed: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
+		"the grace period ends in a deletion":          {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-5 * time.Second)).GracePeriod(5), observed: policytest.Present(driver.StateStopping), want: "delete Delete => Terminating Terminating"},
+		"a deletion waits for the grace period":        {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-4 * time.Second)).GracePeriod(5), observed: policytest.Present(driver.StateStopping), want: "wait Stop => Terminating Stopping", check: wantWake(time.Second)},
+		"gone is uncertain after a timeout":            {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
 
 		"a fetch continues":                    {vm: policytest.ReportedVM(), observed: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: wantMessage("pulling: 3 %")},
 		"a fetch that was begun just now":      {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), change: withShownGeneration(3), want: "wait Create => Creating Fetching"},
 		"a fetch for an old spec":              {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
 		"a fetch that has ended":               {vm: policytest.ReportedVM(), observed: fetching("", nil), want: "ensure On Create => Creating Creating"},
 		"a fetch that failed":                  {vm: policytest.ReportedVM(), observed: fetching("", errors.New("no such image")), want: "ensure On Create => Creating Creating"},
-		"a stop is forced":                     {vm: policytest.ReportedVM().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 5*time.Second, "")), observed: policytest.Present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: wantStopBy(0)},
-		"a stop is not forced yet":             {vm: policytest.ReportedVM().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), observed: policytest.Present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wantWake(time.Second)},
-		"a stop whose signal got lost":         {vm: policytest.ReportedVM().Action(api.ActionStopped).Grace(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping", check: wantStopBy(time.Second)},
+		"a stop is forced":                     {vm: policytest.ReportedVM().Action(api.ActionStopped).GracePeriod(5).Status(policytest.WithOperation(api.OperationStop, 5*time.Second, "")), observed: policytest.Present(driver.StateStopping), want: "ensure Off Stop => Active Stopping", check: wantStopBy(0)},
+		"a stop is not forced yet":             {vm: policytest.ReportedVM().Action(api.ActionStopped).GracePeriod(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), observed: policytest.Present(driver.StateStopping), want: "wait Stop => Active Stopping", check: wantWake(time.Second)},
+		"a stop whose signal got lost":         {vm: policytest.ReportedVM().Action(api.ActionStopped).GracePeriod(5).Status(policytest.WithOperation(api.OperationStop, 4*time.Second, "")), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Active Stopping", check: wantStopBy(time.Second)},
 		"started after a stop, and ended":      {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(stoppedOnRequest), observed: policytest.ChangeServer(policytest.Ended(0), func(s *driver.Server) { s.Run = "run-2" }), want: "wait => Stopped Completed ready"},
 		"stopped by us and active again":       {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(stoppedOnRequest), observed: policytest.Ended(0), want: "ensure On Start => Creating Starting"},
 		"stopping was under way, active again": {vm: policytest.ReportedVM().Generation(3).RestartPolicy(api.RestartNever).Status(policytest.WithOperation(api.OperationStop, time.Second, "")), observed: policytest.Ended(0), want: "ensure On Start => Creating Starting"},
@@ -414,8 +414,8 @@ func fencedOut() inventory.Observation {
 }
 
 // withoutBinding is a VM under deletion whose binding is lost.
-func withoutBinding() *vmtest.Builder {
-	return policytest.ReportedVM().Deleted(policytest.T0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
+func withoutBinding() *framework.VMBuilder {
+	return policytest.ReportedVM().DeletionTimestamp(policytest.T0).Meta(func(m *metav1.ObjectMeta) { m.Annotations = nil })
 }
 
 func wantAllDrivers(want bool) func(*testing.T, Decision) {
@@ -486,7 +486,7 @@ func TestWordingDecidesNothing(t *testing.T) {
 					for _, deleted := range []bool{false, true} {
 						b := policytest.ReportedVM().Action(action).RestartPolicy(policy).Status(status)
 						if deleted {
-							b = b.Deleted(policytest.T0.Add(-time.Second))
+							b = b.DeletionTimestamp(policytest.T0.Add(-time.Second))
 						}
 						vm := b.Obj()
 						got, want := Decide(inputOf(withOtherWording(vm), observed)), Decide(inputOf(vm, observed))

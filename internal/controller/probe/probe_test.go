@@ -35,7 +35,7 @@ func (a echoProber) Probe(ctx context.Context, uid types.UID, port int32) error 
 func awaitResult(t *testing.T, d driver.Prober, port int32, server driver.Server) policy.ProbeResult {
 	t.Helper()
 	b := New(t.Context(), clock.RealClock{}, d, func(types.NamespacedName) {})
-	vm := policytest.ReportedVM().Probe(port).Obj()
+	vm := policytest.ReportedVM().ReadinessProbe(port).Obj()
 	server.UID, server.State, server.Run = "uid-1", driver.StateRunning, "run-1"
 	observed := inventory.Observation{Answer: inventory.Present, Server: server}
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {

@@ -12,21 +12,21 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/policy/policytest"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestCreatePriority covers the priorities of objects that are new to a leader.
 func TestCreatePriority(t *testing.T) {
 	t.Parallel()
-	done := vmtest.VM("done").Generation(1).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })
+	done := framework.NewVM("done").Generation(1).Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 1 })
 	tests := map[string]struct {
 		event event.TypedCreateEvent[*api.VirtualMachine]
 		want  int
 	}{
 		"there at the start and done": {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj(), IsInInitialList: true}, PriorityRoutine},
-		"there at the start and new":  {event.TypedCreateEvent[*api.VirtualMachine]{Object: vmtest.VM("new").Generation(1).Obj(), IsInInitialList: true}, PriorityUser},
+		"there at the start and new":  {event.TypedCreateEvent[*api.VirtualMachine]{Object: framework.NewVM("new").Generation(1).Obj(), IsInInitialList: true}, PriorityUser},
 		"created":                     {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Obj()}, PriorityUser},
-		"being deleted":               {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.Deleted(time.Now()).Obj(), IsInInitialList: true}, PriorityDeletion},
+		"being deleted":               {event.TypedCreateEvent[*api.VirtualMachine]{Object: done.DeletionTimestamp(time.Now()).Obj(), IsInInitialList: true}, PriorityDeletion},
 	}
 	for name, tc := range tests {
 		if got := CreatePriority(tc.event); got != tc.want {
@@ -39,7 +39,7 @@ func TestCreatePriority(t *testing.T) {
 // DeletionBlocked requests enqueues the VM with the driver that it names.
 func TestUpdatePriorityOfARestoredBinding(t *testing.T) {
 	now := metav1.Time{Time: policytest.T0}
-	old := vmtest.VM("vm").UID("uid-1").Generation(2).Obj()
+	old := framework.NewVM("vm").UID("uid-1").Generation(2).Obj()
 	old.Finalizers, old.DeletionTimestamp = []string{api.FinalizerServer}, &now
 	old.Status.ObservedGeneration, old.Status.Driver = 1, "fake"
 	vm := old.DeepCopy()

@@ -187,7 +187,7 @@ func (c specChange) hasOtherPorts() bool { return portsText(c.wants.Ports) != c.
 
 var fields = driver.Fields[specChange]{
 	{Name: "action", Support: driver.AppliedLive},
-	{Name: "shutdownGracePeriodSeconds", Support: driver.Noted}, // the host's shutdown is the engine's
+	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive}, // by StopBy; a host's shutdown is the engine's
 	{Name: "restartPolicy", Support: driver.AppliedLive},
 	{Name: "resource", Support: driver.AppliedLive, Parts: []string{"cpu", "memory"}},
 	{Name: "resource.rootDisk", Support: driver.Noted},

@@ -16,7 +16,7 @@ type configs struct{ has, wants Config }
 // fields are recorded, all of them: nothing is unsupported.
 var fields = driver.Fields[configs]{
 	{Name: "action", Support: driver.AppliedLive},
-	{Name: "shutdownGracePeriodSeconds", Support: driver.Noted},
+	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive}, // by StopBy
 	{Name: "restartPolicy", Support: driver.AppliedLive},
 	{Name: "resource", Support: driver.AppliedLive, Parts: []string{"cpu", "memory", "rootDisk"}},
 	{

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // screen shows what a console printed.
@@ -61,7 +61,7 @@ func (s *screen) read() (string, error) {
 // shows waits until the text is there, and checks that it is there only once.
 func (s *screen) shows(t *testing.T, what string) {
 	t.Helper()
-	vmtest.Eventually(t, patience, "the console shows "+what, func() error {
+	framework.Eventually(t, patience, "the console shows "+what, func() error {
 		text, err := s.read()
 		if strings.Count(text, what) != 1 {
 			return fmt.Errorf("it shows %q, %w", text, err)
@@ -73,7 +73,7 @@ func (s *screen) shows(t *testing.T, what string) {
 // ends waits for the end of the output, and checks its cause.
 func (s *screen) ends(t *testing.T, why error) {
 	t.Helper()
-	vmtest.Eventually(t, patience, "the console ends", func() error {
+	framework.Eventually(t, patience, "the console ends", func() error {
 		if _, err := s.read(); !errors.Is(err, why) {
 			return fmt.Errorf("it ended with %w, not with %w", err, why)
 		}
@@ -153,7 +153,7 @@ func TestLogsStaySmall(t *testing.T) {
 	}
 	prints("b", 1) // it listens continuously from then on
 	prints("u", 10<<10)
-	vmtest.Eventually(t, patience, "the log grows", func() error {
+	framework.Eventually(t, patience, "the log grows", func() error {
 		content, err := os.ReadFile(log)
 		if n := bytes.Count(content, []byte("u")); n < 10<<10 && err == nil {
 			err = fmt.Errorf("it has %d of them", n)
@@ -162,7 +162,7 @@ func TestLogsStaySmall(t *testing.T) {
 	})
 
 	keepWatching(t, d)
-	vmtest.Eventually(t, patience, "the log is cut", func() error {
+	framework.Eventually(t, patience, "the log is cut", func() error {
 		if size := sizeOf(t, log); size != 0 {
 			return fmt.Errorf("it has %d bytes", size)
 		}
@@ -172,14 +172,14 @@ func TestLogsStaySmall(t *testing.T) {
 		t.Errorf("put aside were %d bytes: %v", len(old), err)
 	}
 	prints("v", 20<<10)
-	vmtest.Eventually(t, patience, "the console shows the end", func() error {
+	framework.Eventually(t, patience, "the console shows the end", func() error {
 		prints("!", 1)
 		if text, err := c.read(); !strings.Contains(text, "!") {
 			return fmt.Errorf("it shows %q, %w", text[max(0, len(text)-10):], err)
 		}
 		return nil
 	})
-	vmtest.Eventually(t, patience, "the log stays small", func() error {
+	framework.Eventually(t, patience, "the log stays small", func() error {
 		if size, old := sizeOf(t, log), sizeOf(t, log+machine.OldLog); size > 4<<10 || old > 8<<10 {
 			return fmt.Errorf("it has %d bytes, and %d before", size, old)
 		}

@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func TestContract(t *testing.T) {
@@ -121,7 +121,7 @@ func (e *engine) engineActions() drivertest.OutOfBand {
 func (e *engine) sendText(t *testing.T, s driver.Server, text string) {
 	t.Helper()
 	h := e.instanceFor(t, s)
-	vmtest.Eventually(t, patience, "the guest listens", func() error {
+	framework.Eventually(t, patience, "the guest listens", func() error {
 		content, err := os.ReadFile(h.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), "drover guest") {
 			err = textError(content)

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // crashEnv holds, in a process that a test starts, the engine and the servers that the
@@ -91,7 +91,7 @@ func TestControllerKilled(t *testing.T) {
 		d := e.open(t)
 		controller := plan.controller(t)
 		must(t, controller.Start())
-		vmtest.Eventually(t, patience, fmt.Sprintf("%d machines are there", atLeast), func() error {
+		framework.Eventually(t, patience, fmt.Sprintf("%d machines are there", atLeast), func() error {
 			if n := len(machines(d, plan.UIDs)); n < atLeast {
 				return fmt.Errorf("there are %d", n)
 			}

@@ -15,14 +15,14 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // qcow2Of makes a qcow2 image of a raw one.
 func (e *engine) qcow2Of(t *testing.T, raw, name string) string {
 	t.Helper()
 	path := filepath.Join(e.images, name)
-	vmtest.QEMUImg(t, "convert", "-q", "-f", "raw", "-O", "qcow2", raw, path)
+	framework.RunQEMUImg(t, "convert", "-q", "-f", "raw", "-O", "qcow2", raw, path)
 	return path
 }
 
@@ -63,7 +63,7 @@ func TestSwappedLayers(t *testing.T) {
 			}
 			must(t, os.WriteFile(secret, make([]byte, 1<<20), 0o600))
 			evil := filepath.Join(e.images, "evil.qcow2")
-			vmtest.QEMUImg(t, append(append([]string{"create", "-q", "-f", "qcow2"}, options...), evil, "1M")...)
+			framework.RunQEMUImg(t, append(append([]string{"create", "-q", "-f", "qcow2"}, options...), evil, "1M")...)
 			must(t, os.Rename(c.layer, c.layer+".kept"))
 			must(t, os.Link(c.layer+".kept", c.layer))
 			swap(t, c.layer, evil)

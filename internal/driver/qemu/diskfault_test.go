@@ -11,7 +11,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // failingDisk returns a QEMU whose root disk fails the first writes with an errno.
@@ -36,7 +36,7 @@ exec qemu-system-x86_64 "$@"`, strings.Join(rules, ",")))
 func waitsForDisk(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	var s driver.Server
-	vmtest.Eventually(t, patience, "the guest waits for its disk", func() (err error) {
+	framework.Eventually(t, patience, "the guest waits for its disk", func() (err error) {
 		if s.ID == "" {
 			if s, err = d.Ensure(t.Context(), spec); err != nil {
 				return err

@@ -12,7 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestDiskBeyondHost checks that a disk far beyond what the host can hold is refused,
@@ -24,7 +24,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	const gib = 1 << 30
 	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: gib, Available: gib / 2}, nil }
 	huge := filepath.Join(e.images, "huge.qcow2")
-	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
+	framework.RunQEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
 	volume := func(size int64, image *driver.Image) []driver.Volume {
 		return []driver.Volume{{Name: "data", SizeBytes: size, Image: image}}
 	}

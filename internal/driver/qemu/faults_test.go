@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // wantError checks kind, reason and text of an error.
@@ -47,7 +47,7 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 func leavesNothing(t *testing.T, d *Driver) {
 	t.Helper()
 	for _, sub := range []string{instance.VMsDir, "tmp"} {
-		vmtest.Eventually(t, patience, "nothing is in "+sub, func() error {
+		framework.Eventually(t, patience, "nothing is in "+sub, func() error {
 			left, err := os.ReadDir(d.StateDir.Path(sub))
 			if err == nil && len(left) != 0 {
 				err = fmt.Errorf("left behind: %v", left)
@@ -71,7 +71,7 @@ func TestBadImages(t *testing.T) {
 	link := filepath.Join(e.images, "link.img")
 	must(t, os.Symlink(outside, link))
 	onTop := filepath.Join(e.images, "ontop.qcow2")
-	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", e.plain, onTop)
+	framework.RunQEMUImg(t, "create", "-q", "-f", "qcow2", "-F", "raw", "-b", e.plain, onTop)
 	socket := filepath.Join(e.images, "socket")
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
 	must(t, err)
@@ -169,7 +169,7 @@ func TestSizes(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	spec.RootDiskBytes = 20 << 20
 	boots(t, d, spec, "drover guest 2 A")
-	if info := vmtest.QEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(instance.RootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
+	if info := framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(instance.RootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
 		t.Errorf("the disk is %s", info)
 	}
 	spec.RootDiskBytes = 9 << 20
@@ -350,7 +350,7 @@ func TestDirectoryRemoved(t *testing.T) {
 		pid := h.PID()
 		must(t, os.RemoveAll(h.Path))
 		next(spec)
-		vmtest.Eventually(t, patience, "the machine that lost its directory ends: "+name, func() error {
+		framework.Eventually(t, patience, "the machine that lost its directory ends: "+name, func() error {
 			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 				return errors.New("it runs")
 			}
@@ -453,7 +453,7 @@ func TestExitsUnsupervised(t *testing.T) {
 func waitExit(t *testing.T, d *Driver, uid types.UID) *driver.Exit {
 	t.Helper()
 	var end *driver.Exit
-	vmtest.Eventually(t, patience, "List shows an end", func() error {
+	framework.Eventually(t, patience, "List shows an end", func() error {
 		servers, err := d.List(t.Context(), uid)
 		if err != nil || len(servers) != 1 || servers[0].Exit == nil {
 			return errors.Join(err, errors.New("none yet"))

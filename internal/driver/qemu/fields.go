@@ -46,8 +46,9 @@ var fields = driver.Fields[settingsChange]{
 	{Name: "volumes.size", Support: driver.AppliedLive}, // it may only grow
 	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum", "pullPolicy"}},
 	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
+	{Name: "ports.name", Support: driver.AppliedLive},
 	{
-		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"name", "protocol", "port", "hostPort", "hostIP"},
+		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"protocol", "port", "hostPort", "hostIP"},
 		Differs: func(c settingsChange) bool {
 			return !slices.EqualFunc(c.has.Ports, c.wants.Ports, hostports.IsSamePort)
 		},

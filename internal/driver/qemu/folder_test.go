@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestBrokenRecord checks that a server whose record cannot be read is listed, with
@@ -212,7 +212,7 @@ func TestStrayBehindALink(t *testing.T) {
 	pid := h.PID()
 	must(t, os.RemoveAll(h.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
-	vmtest.Eventually(t, patience, "the machine ends", func() error {
+	framework.Eventually(t, patience, "the machine ends", func() error {
 		if proc.HasOption(pid, "-uuid", string(spec.UID)) {
 			return errors.New("it runs")
 		}

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // inodes is how many files fit on a small disk. It is the fewest that a file system
@@ -156,7 +156,7 @@ func TestDiskFullRunning(t *testing.T) {
 	filler := e.fill(t)
 	on := paused
 	on.Power = driver.PowerOn
-	vmtest.Eventually(t, patience, "the guest waits", func() error {
+	framework.Eventually(t, patience, "the guest waits", func() error {
 		_, _ = d.Ensure(t.Context(), on)
 		servers, err := d.List(t.Context(), on.UID)
 		if err != nil || len(servers) != 1 || servers[0].Err == nil || !strings.Contains(servers[0].Err.Error(), "disk is full") {
@@ -227,7 +227,7 @@ func TestEndWrittenLater(t *testing.T) {
 	e.sendText(t, s, "x")
 	end := waitExit(t, d, spec.UID)
 	must(t, os.Remove(filler))
-	vmtest.Eventually(t, patience, "its QEMU is collected", func() error {
+	framework.Eventually(t, patience, "its QEMU is collected", func() error {
 		if pid := d.InstanceOf(spec.UID).PID(); pid != 0 {
 			return fmt.Errorf("it is process %d", pid)
 		}

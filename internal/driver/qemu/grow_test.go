@@ -13,13 +13,13 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // wantDisk compares the size of a disk in the server's directory.
 func wantDisk(t *testing.T, d *Driver, spec driver.ServerSpec, file string, want int64) {
 	t.Helper()
-	if info := vmtest.QEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(file)); !strings.Contains(info, fmt.Sprintf("(%d bytes)", want)) {
+	if info := framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(file)); !strings.Contains(info, fmt.Sprintf("(%d bytes)", want)) {
 		t.Errorf("%s should have %d bytes: it is %s", file, want, info)
 	}
 }

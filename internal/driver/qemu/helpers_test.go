@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // patience is a time limit for a loaded machine that emulates many others.
@@ -33,14 +33,14 @@ type engine struct {
 // newEngine makes an engine whose machines do not outlive the test.
 func newEngine(t *testing.T) *engine {
 	t.Helper()
-	vmtest.QEMU(t)
+	framework.QEMUBinary(t)
 	dir := t.TempDir()
 	t.Cleanup(func() { endMachines(t, dir) })
 	e := &engine{dir: filepath.Join(dir, "engine"), images: filepath.Join(dir, "images")}
 	must(t, os.Mkdir(e.images, 0o700))
-	e.plain = vmtest.BootGuest(t, e.images, "A", false)
-	e.other = vmtest.BootGuest(t, e.images, "B", false)
-	e.stubborn = vmtest.BootGuest(t, e.images, "S", true)
+	e.plain = framework.BuildBootGuest(t, e.images, "A", false)
+	e.other = framework.BuildBootGuest(t, e.images, "B", false)
+	e.stubborn = framework.BuildBootGuest(t, e.images, "S", true)
 	return e
 }
 
@@ -119,7 +119,7 @@ func reach(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.St
 func reachWithin(t *testing.T, d driver.Driver, spec driver.ServerSpec, want driver.State, within time.Duration) driver.Server {
 	t.Helper()
 	var s driver.Server
-	vmtest.Eventually(t, within, "Ensure reaches "+string(want), func() (err error) {
+	framework.Eventually(t, within, "Ensure reaches "+string(want), func() (err error) {
 		s, err = d.Ensure(t.Context(), spec)
 		if err == nil && (s.State != want || want == driver.StateRunning && spec.RestartRun != "" && s.Run == spec.RestartRun) {
 			err = stateError(s)
@@ -145,7 +145,7 @@ func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.
 func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 	t.Helper()
 	path := d.InstanceOf(spec.UID).File(machine.SerialLogFile)
-	vmtest.Eventually(t, patience, "the guest prints "+text, func() error {
+	framework.Eventually(t, patience, "the guest prints "+text, func() error {
 		content, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(content), text) {
 			err = textError(content)

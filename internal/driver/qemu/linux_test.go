@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // guestReport is what the Linux guest reports about itself: see hack/guest/linux.
@@ -38,7 +38,7 @@ type guestReport struct {
 // linuxSpec returns a Linux guest, and the host port that leads to its web server.
 func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 	t.Helper()
-	guest := vmtest.LinuxGuest(t, e.images)
+	guest := framework.BuildLinuxGuest(t, e.images)
 	port, err := machine.FreePort(t.Context(), machine.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
@@ -70,7 +70,7 @@ func get(t *testing.T, port int32, path string) (*guestReport, error) {
 func report(t *testing.T, port int32) *guestReport {
 	t.Helper()
 	var r *guestReport
-	vmtest.Eventually(t, patience, "the guest answers by its host port", func() (err error) {
+	framework.Eventually(t, patience, "the guest answers by its host port", func() (err error) {
 		r, err = get(t, port, "/")
 		return err
 	})
@@ -187,7 +187,7 @@ func TestSeed(t *testing.T) {
 	}
 	changed.RestartRun, changed.StopBy = s.Run, time.Now().Add(time.Hour)
 	reach(t, d, changed, driver.StateRunning)
-	vmtest.Eventually(t, patience, "the guest finds the change", func() error {
+	framework.Eventually(t, patience, "the guest finds the change", func() error {
 		r, err := get(t, port, "/")
 		if err == nil && (len(r.Seed) != 2 || r.Seed["user-data"] != "other") {
 			err = fmt.Errorf("it found %.200v", r.Seed)
@@ -220,7 +220,7 @@ func TestVolumes(t *testing.T) {
 	if grown := reach(t, d, spec, driver.StateRunning); grown.Run != s.Run || len(grown.Pending) != 0 {
 		t.Errorf("grown it is %+v", grown)
 	}
-	if info := vmtest.QEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(instance.VolumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
+	if info := framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(instance.VolumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
 		t.Errorf("the volume is %s", info)
 	}
 	smaller := spec
@@ -279,6 +279,6 @@ func TestBadVolumes(t *testing.T) {
 func (e *engine) big(t *testing.T) string {
 	t.Helper()
 	path := e.images + "/big.qcow2"
-	vmtest.QEMUImg(t, "create", "-q", "-f", "qcow2", path, "5M")
+	framework.RunQEMUImg(t, "create", "-q", "-f", "qcow2", path, "5M")
 	return path
 }

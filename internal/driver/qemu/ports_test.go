@@ -14,7 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // taken returns a host port that another process has during the test.
@@ -112,12 +112,12 @@ func TestReach(t *testing.T) {
 	if len(s.Addresses) != 1 || len(s.Ports) != 2 || s.Ports[0].Port != 80 || s.Ports[0].Protocol != "TCP" || s.Ports[0].Name != "" {
 		t.Fatalf("it is reached by %v and %+v", s.Addresses, s.Ports)
 	}
-	vmtest.Eventually(t, patience, "the probe succeeds", func() error { return probe(t, d, spec, 80) })
+	framework.Eventually(t, patience, "the probe succeeds", func() error { return probe(t, d, spec, 80) })
 	if r, err := get(t, s.Ports[0].HostPort, "/"); err != nil || r.Boots != 1 {
 		t.Errorf("once the probe has succeeded the guest reports %+v, %v", r, err)
 	}
 	if err := probe(t, d, spec, 81); err == nil || !strings.Contains(err.Error(), "refused") {
-		t.Errorf("a port that nobody serves: %v", err)
+		t.Errorf("a port without a server: %v", err)
 	}
 
 	listed, err := e.open(t).List(t.Context(), spec.UID)

@@ -22,13 +22,13 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // waitStopped waits until a machine's QEMU has ended.
 func waitStopped(t *testing.T, h *instance.Instance) {
 	t.Helper()
-	vmtest.Eventually(t, patience, "QEMU is gone", func() error {
+	framework.Eventually(t, patience, "QEMU is gone", func() error {
 		if on, err := h.IsRunning(); on {
 			return errors.Join(errors.New("it runs"), err)
 		}
@@ -68,7 +68,7 @@ func TestRetained(t *testing.T) {
 				must(t, err)
 			}
 			waitStopped(t, h)
-			vmtest.Eventually(t, patience, "its group is gone", func() error {
+			framework.Eventually(t, patience, "its group is gone", func() error {
 				if _, err := os.Stat(group); !errors.Is(err, fs.ErrNotExist) {
 					return errors.Join(errors.New("it is there"), err)
 				}
@@ -170,7 +170,7 @@ func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 	go func() { _, _ = io.Copy(io.Discard, conn) }()               // else QEMU would block the guest
 	_, err = conn.Write([]byte("b" + strings.Repeat("u", 10<<10))) // it echoes its input
 	must(t, err)
-	vmtest.Eventually(t, patience, "its log is cut", func() error {
+	framework.Eventually(t, patience, "its log is cut", func() error {
 		old, err := os.ReadFile(h.File(machine.SerialLogFile + machine.OldLog))
 		if n := bytes.Count(old, []byte("u")); err == nil && n == 0 {
 			err = fmt.Errorf("put aside were %d bytes", len(old))
@@ -243,7 +243,7 @@ func TestSilence(t *testing.T) {
 	if uid := <-changes; uid != spec.UID {
 		t.Errorf("notified of %q", uid)
 	}
-	vmtest.Eventually(t, patience, "it answers", func() error {
+	framework.Eventually(t, patience, "it answers", func() error {
 		if listed, err = d.List(t.Context()); err != nil || len(listed) != 1 || listed[0].Err != nil {
 			return fmt.Errorf("listed: %+v, %w", listed, err)
 		}
@@ -317,7 +317,7 @@ func TestNotifiesOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := e.options()
-			now := vmtest.Clock(time.Now())
+			now := framework.NewFakeClock(time.Now())
 			o.Clock = now
 			d := openWith(t, o)
 			spec, other := e.spec(), e.spec()
@@ -347,7 +347,7 @@ func TestNotifiesOnce(t *testing.T) {
 			}
 			_ = os.Remove(record)
 			must(t, os.WriteFile(record, nil, 0o600))
-			vmtest.Eventually(t, patience, "what has changed is reported", func() error {
+			framework.Eventually(t, patience, "what has changed is reported", func() error {
 				now.Step(instance.SuperviseEvery)
 				select {
 				case <-changes:

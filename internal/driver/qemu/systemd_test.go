@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // setUp sets up a service of Drover in a Debian as docs/standalone.md describes, with
@@ -150,14 +150,14 @@ func unitSettings(t *testing.T, unit string) map[string][]string {
 // payload returns a disk with Drover, its units and a guest.
 func (e *engine) payload(t *testing.T) string {
 	t.Helper()
-	binary, err := vmtest.DroverBinary()
+	binary, err := framework.DroverBinary()
 	must(t, err)
 	dir := t.TempDir()
 	images := filepath.Join(dir, "images")
 	for _, sub := range []string{images, filepath.Join(dir, "units")} {
 		must(t, os.Mkdir(sub, 0o755))
 	}
-	vmtest.BootGuest(t, images, "A", false)
+	framework.BuildBootGuest(t, images, "A", false)
 	copyFile(t, binary, filepath.Join(dir, "drover"))
 	for _, unit := range []string{"drover.service", "drover-machines.service"} {
 		copyFile(t, filepath.Join("..", "..", "..", "config", "systemd", unit), filepath.Join(dir, "units", unit))
@@ -197,7 +197,7 @@ func copyFile(t *testing.T, from, to string) {
 // until repeats a command until it prints a text.
 func (c *terminal) until(command, text string) {
 	c.t.Helper()
-	vmtest.Eventually(c.t, bootsWithin, fmt.Sprintf("%s prints %q", command, text), func() error {
+	framework.Eventually(c.t, bootsWithin, fmt.Sprintf("%s prints %q", command, text), func() error {
 		if out := c.run(command); !strings.Contains(out, text) {
 			return textError(out)
 		}

@@ -9,7 +9,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine/proc"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestGuestMemory checks that memory counts as the guest sees it: it is less again after
@@ -26,7 +26,7 @@ func TestGuestMemory(t *testing.T) {
 		if _, err := get(t, port, fmt.Sprintf("/eat?mib=%d", mib)); err != nil {
 			t.Fatal(err)
 		}
-		vmtest.Eventually(t, patience, fmt.Sprintf("the guest uses %d MiB and a little", mib), func() error {
+		framework.Eventually(t, patience, fmt.Sprintf("the guest uses %d MiB and a little", mib), func() error {
 			used, err := d.memory(t, spec)
 			if err == nil && (used == 0 || (used > eaten) != (mib > 0)) {
 				err = fmt.Errorf("it uses %d MiB", used>>20)

@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
 	"cloudnative.tw/drover/internal/driver/qemu"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 func TestParse(t *testing.T) {
@@ -78,7 +78,7 @@ func TestAuto(t *testing.T) {
 
 // TestAutoQEMU checks that auto includes QEMU if it is installed and has a folder.
 func TestAutoQEMU(t *testing.T) {
-	vmtest.QEMU(t)
+	framework.QEMUBinary(t)
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	o := options()
 	own := OptionsOf[*qemu.Options](o.Settings)
@@ -142,7 +142,7 @@ func TestNamed(t *testing.T) {
 	}
 	for _, o := range opened {
 		if _, ok := driver.As[driver.Identifier](o.Driver); !ok {
-			t.Errorf("%s does not tell its engine's id", o.Name)
+			t.Errorf("%s does not report its engine's id", o.Name)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/image/diskimage"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const mib = 1 << 20
@@ -59,7 +59,7 @@ func made(t *testing.T, args ...string) string {
 	for i, arg := range args {
 		args[i] = strings.ReplaceAll(arg, "OUT", path)
 	}
-	vmtest.QEMUImg(t, args...)
+	framework.RunQEMUImg(t, args...)
 	return path
 }
 
@@ -248,13 +248,13 @@ func TestCreate(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(t.TempDir(), "disk")
 			must(t, diskimage.CreateQcow2(path, c.size, c.backing))
-			vmtest.QEMUImg(t, "check", "-q", path)
+			framework.RunQEMUImg(t, "check", "-q", path)
 			var got struct {
 				Size    int64  `json:"virtual-size"`
 				Backing string `json:"full-backing-filename"`
 				Format  string `json:"backing-filename-format"`
 			}
-			must(t, json.Unmarshal([]byte(vmtest.QEMUImg(t, "info", "--output=json", path)), &got))
+			must(t, json.Unmarshal([]byte(framework.RunQEMUImg(t, "info", "--output=json", path)), &got))
 			if want := (c.size + 511) / 512 * 512; got.Size != want {
 				t.Errorf("it has %d bytes, want %d", got.Size, want)
 			}
@@ -275,7 +275,7 @@ func TestCreate(t *testing.T) {
 func shows(t *testing.T, disk, image string) {
 	t.Helper()
 	flat := filepath.Join(t.TempDir(), "flat")
-	vmtest.QEMUImg(t, "convert", "-O", "raw", disk, flat)
+	framework.RunQEMUImg(t, "convert", "-O", "raw", disk, flat)
 	got, err := os.ReadFile(flat)
 	must(t, err)
 	want, err := os.ReadFile(image)
@@ -283,8 +283,8 @@ func shows(t *testing.T, disk, image string) {
 	if !bytes.Equal(got[:len(want)], want) || bytes.Contains(got[len(want):], []byte("d")) {
 		t.Error("the disk does not show its image")
 	}
-	vmtest.QEMUImg(t, "resize", "-q", disk, "2G")
-	vmtest.QEMUImg(t, "check", "-q", disk)
+	framework.RunQEMUImg(t, "resize", "-q", disk, "2G")
+	framework.RunQEMUImg(t, "check", "-q", disk)
 }
 
 func oddly(t *testing.T, path string) string {

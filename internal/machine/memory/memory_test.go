@@ -38,9 +38,9 @@ func TestReservations(t *testing.T) {
 	_, err = take("d", 1)
 	wantShortage(t, err, "of which 16 are promised")
 	third()
-	silence = errors.New("it does not tell")
+	silence = errors.New("it does not report its size")
 	if _, err := take("huge", 17); err != nil {
-		t.Errorf("a host that does not tell: %v", err)
+		t.Errorf("a host that does not report its size: %v", err)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/machine/qmp"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -224,7 +224,7 @@ func TestHangUpWhileWaiting(t *testing.T) {
 func startQEMU(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "qmp")
-	cmd := exec.CommandContext(t.Context(), vmtest.QEMU(t),
+	cmd := exec.CommandContext(t.Context(), framework.QEMUBinary(t),
 		"-M", "none", "-nodefaults", "-display", "none", "-S", "-qmp", "unix:"+path+",server=on,wait=off")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -237,7 +237,7 @@ func startQEMU(t *testing.T) string {
 func dial(t *testing.T, path string, onEvent func(qmp.Event)) *qmp.Client {
 	t.Helper()
 	var c *qmp.Client
-	vmtest.Eventually(t, patience, "QEMU answers", func() (err error) {
+	framework.Eventually(t, patience, "QEMU answers", func() (err error) {
 		c, err = qmp.Dial(within(t, patience), path, onEvent)
 		return err
 	})

@@ -41,7 +41,7 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		"--service-account-signing-key-file=" + c.Keys.ServiceAccountKey(),
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--profiling=false",
-		// Long watches would delay a stop by a minute: clients are asked to retry
+		// Long watches would delay a stop by a minute: clients get the response to retry
 		// later, and watches close after two seconds.
 		"--shutdown-send-retry-after=true",
 		"--shutdown-watch-termination-grace-period=2s",

@@ -209,8 +209,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestMarkersBeginModified checks that a cache is never asked to remove a marker that it
-// does not have, whatever number is owed.
+// TestMarkersBeginModified checks that a cache never has to remove a marker that it
+// does not have, however many are pending.
 func TestMarkersBeginModified(t *testing.T) {
 	t.Parallel()
 	for _, count := range []int{1, 2, markerBatch} {

@@ -346,7 +346,7 @@ func TestRenewPeriodically(t *testing.T) {
 	looks, _ := startRenewal(t, s)
 	step(t, clock, CheckPeriod)
 	if renewed := <-looks; len(renewed) > 0 {
-		t.Errorf("renewed %v at once", renewed)
+		t.Errorf("renewed %v immediately", renewed)
 	}
 	step(t, clock, leafLife)
 	if renewed := <-looks; !slices.Equal(renewed, leavesOnly) {

@@ -17,8 +17,8 @@ import (
 // defaultPort is tried first, so that most kubeconfigs look familiar.
 const defaultPort = 6443
 
-// PortStore stores a port between starts.
-type PortStore interface {
+// Store stores a port between starts.
+type Store interface {
 	Port() (int, error) // 0 if none is stored yet
 	SetPort(port int) error
 }
@@ -26,7 +26,7 @@ type PortStore interface {
 // Listen opens the port before anything else starts: a port in use is the most likely
 // problem, and an open one cannot be taken by another program. requested is nil if no port
 // was requested, and 0 for any free port.
-func Listen(ctx context.Context, bind string, requested *int, store PortStore) (net.Listener, error) {
+func Listen(ctx context.Context, bind string, requested *int, store Store) (net.Listener, error) {
 	ip := net.ParseIP(bind)
 	if ip == nil {
 		return nil, fmt.Errorf("--bind-address %q is no IP address", bind)
@@ -50,7 +50,7 @@ func Listen(ctx context.Context, bind string, requested *int, store PortStore) (
 
 // listenOnChoice opens only the requested port or else the stored one, because clients
 // know it. A requested 0 takes any port if the stored one is not available.
-func listenOnChoice(ctx context.Context, ip net.IP, requested *int, store PortStore) (net.Listener, error) {
+func listenOnChoice(ctx context.Context, ip net.IP, requested *int, store Store) (net.Listener, error) {
 	if requested != nil && *requested != 0 {
 		return listenOn(ctx, ip, *requested)
 	}

@@ -13,7 +13,7 @@ import (
 
 const loopback = "127.0.0.1"
 
-// memoryStore is a PortStore in memory.
+// memoryStore is a Store in memory.
 type memoryStore struct{ port int }
 
 func (m *memoryStore) Port() (int, error)     { return m.port, nil }

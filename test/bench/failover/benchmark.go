@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/client/clientset/versioned"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // Names of the fleets, which are those of their Leases too.
@@ -42,7 +42,7 @@ const (
 type benchmark struct {
 	options
 	temp    string
-	cluster *vmtest.Cluster
+	cluster *framework.Cluster
 	kube    kubernetes.Interface
 	vms     versioned.Interface
 	gapVMs  typed.VirtualMachineInterface
@@ -71,7 +71,7 @@ func (b *benchmark) openEnvironment(ctx context.Context) (err error) {
 	if b.temp, err = os.MkdirTemp("", "drover-bench-"); err != nil {
 		return err
 	}
-	if b.cluster, err = vmtest.NewCluster(vmtest.ClusterOptions{Durable: true}); err != nil {
+	if b.cluster, err = framework.NewCluster(framework.ClusterOptions{Durable: true}); err != nil {
 		return err
 	}
 	if b.kube, err = kubernetes.NewForConfig(b.cluster.Config); err != nil {
@@ -210,7 +210,7 @@ func (b *benchmark) runningPIDs() []int {
 	pids := []int{b.cluster.PID()}
 	for _, f := range b.fleets {
 		for _, r := range f.replicas {
-			if !r.Over() {
+			if !r.HasEnded() {
 				pids = append(pids, r.PID())
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // steadyTimeout is how long it may take until replicas run, are ready and have a
@@ -35,7 +35,7 @@ type fleet struct {
 
 // replica is a process that takes part in an election.
 type replica struct {
-	*vmtest.Process
+	*framework.Process
 	identity string
 	ready    func() error
 	// stopRequested is set when its end is requested.
@@ -46,7 +46,7 @@ type replica struct {
 func (f *fleet) startReplicas(ctx context.Context) error {
 	alive := f.replicas[:0]
 	for _, r := range f.replicas {
-		if !r.Over() {
+		if !r.HasEnded() {
 			alive = append(alive, r)
 		} else if !r.stopRequested {
 			f.lost++
@@ -67,7 +67,7 @@ func (f *fleet) startReplicas(ctx context.Context) error {
 // waitUntilReady waits until there are as many replicas as wanted, and all of them
 // take part in the election.
 func (f *fleet) waitUntilReady(ctx context.Context) error {
-	_, err := vmtest.Poll(steadyTimeout, func() error {
+	_, err := framework.Poll(steadyTimeout, func() error {
 		if err := f.startReplicas(ctx); err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func lastLine(output string) string {
 
 // waitForLeader returns the replica that the Lease names.
 func (f *fleet) waitForLeader() (leader *replica, err error) {
-	_, err = vmtest.Poll(steadyTimeout, func() error {
+	_, err = framework.Poll(steadyTimeout, func() error {
 		last, _ := f.log.Last()
 		for _, r := range f.replicas {
 			if holderOf(last) == r.identity {
@@ -121,7 +121,7 @@ func (r *replica) stopProcess() error {
 // stopAll ends all replicas.
 func (f *fleet) stopAll() (err error) {
 	for _, r := range f.replicas {
-		if !r.Over() {
+		if !r.HasEnded() {
 			err = errors.Join(err, r.stopProcess())
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"cloudnative.tw/drover/internal/leader"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // plainVerb makes this program a plain elector.
@@ -76,14 +76,14 @@ func startPlain(kubeconfig, lease, identity string, s leader.Settings) (*replica
 	if err != nil {
 		return nil, err
 	}
-	p, err := vmtest.StartProcess(self, append([]string{
+	p, err := framework.StartProcess(self, append([]string{
 		plainVerb, "--kubeconfig=" + kubeconfig, "--lease-name=" + lease, "--identity=" + identity,
 	}, timeArgs("", s)...), nil)
 	if err != nil {
 		return nil, err
 	}
 	return &replica{Process: p, identity: identity, ready: func() error {
-		if p.Over() {
+		if p.HasEnded() {
 			return errors.New("it has ended")
 		}
 		if !strings.Contains(p.Output(), leaderMessage) {

@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // measureBurst measures what many VMs leave behind in the memory of one drover up, which
 // contains Drover, etcd and kube-apiserver in one process: before them, while they
 // are Active, when they are gone, and after rests.
 func (b *benchmark) measureBurst(ctx context.Context) (err error) {
-	w, err := b.newEnvironment(ctx, vmtest.ClusterOptions{
+	w, err := b.newEnvironment(ctx, framework.ClusterOptions{
 		Durable: true, WithController: true, Args: append([]string{"--vm-driver=fake"}, b.UpFlags...),
 	})
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -28,7 +28,7 @@ const (
 type dockerFloor struct{ client *client.Client }
 
 func openDockerFloor() (*dockerFloor, error) {
-	c, err := vmtest.OpenDocker()
+	c, err := framework.OpenDockerClient()
 	return &dockerFloor{client: c}, err
 }
 
@@ -59,7 +59,7 @@ func containerLikeDrovers(n int) client.ContainerCreateOptions {
 	return client.ContainerCreateOptions{
 		Name: fmt.Sprintf("drover-bench-%05d", n),
 		Config: &container.Config{
-			Image: vmtest.GuestPlain, Hostname: bench.VMName(n), Labels: map[string]string{floorLabel: "true"},
+			Image: framework.GuestPlain, Hostname: bench.VMName(n), Labels: map[string]string{floorLabel: "true"},
 		},
 		HostConfig: &container.HostConfig{
 			Resources:     container.Resources{NanoCPUs: cpus * 1e9, Memory: memory, MemorySwap: memory},

@@ -22,8 +22,8 @@ import (
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/docker"
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/rig"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/testenv"
 )
 
 const (
@@ -41,7 +41,7 @@ const (
 // environment is an API server, and what else VMs need.
 type environment struct {
 	benchmark *benchmark
-	cluster   *vmtest.Cluster
+	cluster   *framework.Cluster
 	kube      kubernetes.Interface
 	client    versioned.Interface
 	vms       typed.VirtualMachineInterface
@@ -50,12 +50,12 @@ type environment struct {
 }
 
 // apiOnly starts a cluster without a controller, which is a separate process.
-var apiOnly = vmtest.ClusterOptions{Durable: true}
+var apiOnly = framework.ClusterOptions{Durable: true}
 
-func (b *benchmark) newEnvironment(ctx context.Context, opts vmtest.ClusterOptions) (*environment, error) {
+func (b *benchmark) newEnvironment(ctx context.Context, opts framework.ClusterOptions) (*environment, error) {
 	w := &environment{benchmark: b}
 	var err error
-	if w.cluster, err = vmtest.NewCluster(opts); err != nil {
+	if w.cluster, err = framework.NewCluster(opts); err != nil {
 		return nil, err
 	}
 	if err := w.openClients(ctx); err != nil {
@@ -105,7 +105,7 @@ func (w *environment) closeEnvironment() error {
 
 // process is a process that is measured.
 type process struct {
-	*vmtest.Process
+	*framework.Process
 	metrics string // address of its metrics
 }
 
@@ -117,7 +117,7 @@ func (w *environment) startDrover(ctx context.Context, env []string, args ...str
 	}
 	all := append([]string{
 		"--kubeconfig=" + w.cluster.Kubeconfig, "--leader-elect=false", "--metrics-bind-address=" + address,
-		"--docker-image=" + vmtest.GuestPlain,
+		"--docker-image=" + framework.GuestPlain,
 	}, args...)
 	c, err := bench.StartController(ctx, w.benchmark.Controller, env, append(all, w.benchmark.Flags...)...)
 	if err != nil {
@@ -136,7 +136,7 @@ func (w *environment) startFloor(name string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	child, err := vmtest.StartProcess(self, []string{name, w.cluster.Kubeconfig}, nil)
+	child, err := framework.StartProcess(self, []string{name, w.cluster.Kubeconfig}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -150,8 +150,8 @@ func (w *environment) startFloor(name string) (*process, error) {
 }
 
 func (p *process) waitUntilReady(ready func() error) error {
-	_, err := vmtest.Poll(readyTimeout, func() error {
-		if p.Over() {
+	_, err := framework.Poll(readyTimeout, func() error {
+		if p.HasEnded() {
 			return errors.New("it has ended")
 		}
 		return ready()
@@ -171,12 +171,12 @@ func (p *process) stopWith(err error) error {
 }
 
 // readMetrics reads the process's metrics.
-func (p *process) readMetrics(ctx context.Context) (rig.Metrics, error) {
+func (p *process) readMetrics(ctx context.Context) (testenv.Metrics, error) {
 	return readMetrics(ctx, p.metrics)
 }
 
 // apiMetrics are those of the API server.
-func (w *environment) apiMetrics(ctx context.Context) (rig.Metrics, error) {
+func (w *environment) apiMetrics(ctx context.Context) (testenv.Metrics, error) {
 	return w.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // settleDelay is how long a process that has filled its caches may take to release
@@ -84,7 +84,7 @@ func (w *environment) startController(ctx context.Context, n int) (s start, err 
 	if err != nil {
 		return s, err
 	}
-	_, err = vmtest.Poll(readyTimeout, func() error { return p.checkAllReconciled(ctx, n) })
+	_, err = framework.Poll(readyTimeout, func() error { return p.checkAllReconciled(ctx, n) })
 	s.known = time.Since(begin)
 	if err == nil {
 		s.memory, err = settledMemory(ctx, p)

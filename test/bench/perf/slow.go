@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -100,7 +100,7 @@ type slowEngine struct {
 }
 
 func newSlowEngine(ctx context.Context, w *environment) (*slowEngine, error) {
-	docker, err := vmtest.OpenDocker()
+	docker, err := framework.OpenDockerClient()
 	if err != nil {
 		return nil, err
 	}
@@ -141,14 +141,14 @@ func (e *slowEngine) close() error { return e.server.Close() }
 func (e *slowEngine) blockWorkers(ctx context.Context, w *environment, turn int) error {
 	e.delay.Store(int64(slowDelay))
 	err := bench.ForEach(ctx, slowVMs, w.benchmark.AtOnce, func(ctx context.Context, n int) error {
-		vm := vmtest.VM(fmt.Sprintf("slow-%d-%d", turn, n)).Driver("docker").Namespace("").Obj()
+		vm := framework.NewVM(fmt.Sprintf("slow-%d-%d", turn, n)).Driver("docker").Namespace("").Obj()
 		_, err := w.vmsIn(idleNamespace).Create(ctx, vm, metav1.CreateOptions{})
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	_, err = vmtest.Poll(minTimeout, func() error {
+	_, err = framework.Poll(minTimeout, func() error {
 		if held := e.held.Load(); held < noopWorkers {
 			return fmt.Errorf("the engine holds %d calls", held)
 		}

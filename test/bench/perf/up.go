@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // measureUp measures how long drover up takes until everything is ready, controller
@@ -40,7 +40,7 @@ func startTwice() (cold, warm time.Duration, memory bench.Memory, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	begin := time.Now()
-	c, err := vmtest.NewCluster(vmtest.ClusterOptions{DataDir: dir, WithController: true, Durable: true})
+	c, err := framework.NewCluster(framework.ClusterOptions{DataDir: dir, WithController: true, Durable: true})
 	if err != nil {
 		return 0, 0, memory, err
 	}

@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/client/clientset/versioned"
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/bench"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 const (
@@ -37,7 +37,7 @@ type benchmark struct {
 	options
 	temp    string
 	guest   string
-	cluster *vmtest.Cluster
+	cluster *framework.Cluster
 	vms     typed.VirtualMachineInterface
 	log     *bench.Log[*api.VirtualMachine]
 	report  *report
@@ -69,7 +69,7 @@ func (b *benchmark) openEnvironment(ctx context.Context) (err error) {
 	if out, err := exec.CommandContext(ctx, "hack/boot-guest.sh", b.guest).CombinedOutput(); err != nil {
 		return fmt.Errorf("assembling the guest: %w\n%s", err, out)
 	}
-	if b.cluster, err = vmtest.NewCluster(vmtest.ClusterOptions{Durable: true}); err != nil {
+	if b.cluster, err = framework.NewCluster(framework.ClusterOptions{Durable: true}); err != nil {
 		return err
 	}
 	kube, err := kubernetes.NewForConfig(b.cluster.Config)
@@ -104,7 +104,7 @@ func (b *benchmark) startController(ctx context.Context) (*bench.Controller, err
 	if err != nil {
 		return nil, err
 	}
-	if _, err := vmtest.Poll(operationTimeout, c.Ready); err != nil {
+	if _, err := framework.Poll(operationTimeout, c.Ready); err != nil {
 		return nil, fmt.Errorf("%w; it printed:\n%s", errors.Join(err, c.Stop()), c.Output())
 	}
 	return c, nil
@@ -217,7 +217,7 @@ func killProcessesIn(dir string) error {
 
 // createVM makes a small VM.
 func (b *benchmark) createVM(ctx context.Context, name string, action api.Action) (*api.VirtualMachine, error) {
-	vm := vmtest.VM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Action(action).Obj()
+	vm := framework.NewVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64Mi").Action(action).Obj()
 	vm.Namespace = ""
 	return b.vms.Create(ctx, vm, metav1.CreateOptions{})
 }

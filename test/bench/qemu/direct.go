@@ -56,7 +56,7 @@ func (b *benchmark) newModel(ctx context.Context) (m model, err error) {
 }
 
 // commandLine returns that of the machine in a folder, changed so that the guest
-// runs at once.
+// runs immediately.
 func commandLine(dir string) ([]string, error) {
 	pid, err := os.ReadFile(filepath.Join(dir, "pid"))
 	if err != nil {

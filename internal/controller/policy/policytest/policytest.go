@@ -15,7 +15,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/inventory"
-	"cloudnative.tw/drover/test/vmtest"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // T0 is the present.
@@ -25,8 +25,8 @@ var T0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 const EngineID = "engine-1"
 
 // ReportedVM is a VM that was reported once and whose spec is unchanged since.
-func ReportedVM() *vmtest.Builder {
-	return vmtest.VM("vm").UID("uid-1").Generation(2).Bound("fake/" + EngineID).
+func ReportedVM() *framework.VMBuilder {
+	return framework.NewVM("vm").UID("uid-1").Generation(2).Bound("fake/" + EngineID).
 		Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = 2 })
 }
 

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package vmtest
+package framework
 
 import (
 	"os"
@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// packages replace the host's: a kernel with compressed modules, as in Debian 13, or
+// fakePackages replace the host's: a kernel with compressed modules, as in Debian 13, or
 // none at all.
-func packages(t *testing.T, depends string) (env []string) {
+func fakePackages(t *testing.T, depends string) (env []string) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, body := range map[string]string{
@@ -35,7 +35,7 @@ func packages(t *testing.T, depends string) (env []string) {
 
 func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	t.Helper()
-	root, err := repoRoot()
+	root, err := repositoryRoot()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 // TestLinuxGuestUnpacksModules checks that the guest's init can load the modules.
 func TestLinuxGuestUnpacksModules(t *testing.T) {
 	t.Parallel()
-	dir, out, err := runLinuxGuest(t, packages(t, "  Depends: linux-image-1-cloud-amd64"))
+	dir, out, err := runLinuxGuest(t, fakePackages(t, "  Depends: linux-image-1-cloud-amd64"))
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -74,7 +74,7 @@ func TestLinuxGuestUnpacksModules(t *testing.T) {
 // TestLinuxGuestWithoutAKernel checks that the error names what is missing.
 func TestLinuxGuestWithoutAKernel(t *testing.T) {
 	t.Parallel()
-	_, out, err := runLinuxGuest(t, packages(t, ""))
+	_, out, err := runLinuxGuest(t, fakePackages(t, ""))
 	if err == nil || !strings.Contains(out, "apt knows no package linux-image-cloud-amd64") {
 		t.Errorf("%v: it printed %s", err, out)
 	}

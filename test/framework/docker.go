@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package vmtest
+package framework
 
 import (
 	"archive/tar"
@@ -32,60 +32,60 @@ const (
 	GuestOther = "drover-test:other"
 	// GuestStubborn ignores SIGTERM.
 	GuestStubborn = "drover-test:stubborn"
-	// GuestFailing ends with code 3 at once.
+	// GuestFailing ends with code 3 immediately.
 	GuestFailing = "drover-test:failing"
 )
 
-var guests = map[string]string{GuestPlain: "", GuestOther: "OTHER=1", GuestStubborn: "IGNORE_TERM=1", GuestFailing: "EXIT_CODE=3"}
+var guestEnvironment = map[string]string{GuestPlain: "", GuestOther: "OTHER=1", GuestStubborn: "IGNORE_TERM=1", GuestFailing: "EXIT_CODE=3"}
 
-// guestLabel says which build of the guest an image contains.
+// guestLabel is the label for the build of the guest in an image.
 const guestLabel = "cloudnative.tw/test-guest"
 
-// imagesWithin bounds the creation of all images.
-const imagesWithin = 5 * time.Minute
+// imageTimeout bounds the creation of all images.
+const imageTimeout = 5 * time.Minute
 
-// Docker returns a client of the engine that DOCKER_HOST names, with the
+// DockerClient returns a client of the engine that DOCKER_HOST names, with the
 // guest's images in it.
-func Docker(t testing.TB) *client.Client {
+func DockerClient(t testing.TB) *client.Client {
 	t.Helper()
-	c, err := OpenDocker()
+	c, err := OpenDockerClient()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
-// OpenDocker is Docker for a TestMain.
-func OpenDocker() (*client.Client, error) {
-	c, err := dockerWithGuests()
+// OpenDockerClient is Docker for a TestMain.
+func OpenDockerClient() (*client.Client, error) {
+	c, err := newDockerClient()
 	if err != nil {
 		err = fmt.Errorf("the tests need a Docker engine, which hack/dockerd.sh installs and starts: %w", err)
 	}
 	return c, err
 }
 
-var dockerWithGuests = sync.OnceValues(func() (*client.Client, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), imagesWithin)
+var newDockerClient = sync.OnceValues(func() (*client.Client, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), imageTimeout)
 	defer cancel()
 	c, err := client.New(client.FromEnv)
 	if err != nil {
 		return nil, err
 	}
-	rootfs, err := buildGuest(ctx)
+	rootfs, err := buildGuestArchive(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for _, image := range slices.Sorted(maps.Keys(guests)) {
-		if err := importGuest(ctx, c, rootfs, image); err != nil {
+	for _, image := range slices.Sorted(maps.Keys(guestEnvironment)) {
+		if err := importGuestImage(ctx, c, rootfs, image); err != nil {
 			return nil, err
 		}
 	}
 	return c, nil
 })
 
-// buildGuest returns a tar archive of the guest's file system, the same one for
+// buildGuestArchive returns a tar archive of the guest's file system, the same one for
 // the same source.
-func buildGuest(ctx context.Context) ([]byte, error) {
+func buildGuestArchive(ctx context.Context) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "drover-guest-")
 	if err != nil {
 		return nil, err
@@ -113,8 +113,8 @@ func buildGuest(ctx context.Context) ([]byte, error) {
 	return archive.Bytes(), err
 }
 
-// importGuest creates an image, unless an earlier run has created the same one.
-func importGuest(ctx context.Context, c *client.Client, rootfs []byte, image string) error {
+// importGuestImage creates an image, unless an earlier run has created the same one.
+func importGuestImage(ctx context.Context, c *client.Client, rootfs []byte, image string) error {
 	sum := sha256.Sum256(rootfs)
 	build := hex.EncodeToString(sum[:8])
 	old, err := c.ImageInspect(ctx, image)
@@ -122,7 +122,7 @@ func importGuest(ctx context.Context, c *client.Client, rootfs []byte, image str
 		return nil
 	}
 	changes := []string{`ENTRYPOINT ["/demo-guest"]`, "EXPOSE 80/tcp", "LABEL " + guestLabel + "=" + build}
-	if env := guests[image]; env != "" {
+	if env := guestEnvironment[image]; env != "" {
 		changes = append(changes, "ENV "+env)
 	}
 	source := client.ImageImportSource{Source: bytes.NewReader(rootfs), SourceName: "-"}

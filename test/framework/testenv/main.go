@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package rig
+package testenv
 
 import (
 	"bytes"
@@ -17,35 +17,35 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// asController makes a test program run as a controller.
-const asController = "DROVER_TEST_AS_CONTROLLER"
+// controllerEnv makes a test program run as a controller.
+const controllerEnv = "DROVER_TEST_AS_CONTROLLER"
 
-// atOnce is how many tests run at a time: they wait most of the time, so they
+// parallelTests is how many tests run at a time: they wait most of the time, so they
 // can be more than there are CPUs.
-const atOnce = "6"
+const parallelTests = "6"
 
-// Main runs a package's tests. Every TestMain that uses this package must call it,
+// RunTests runs a package's tests. Every TestMain that uses this package must call it,
 // because it also makes the test program a controller where a test needs one in a
 // process of its own. before, if any, runs first.
-func Main(m *testing.M, before func() (after func() error, err error)) int {
-	if os.Getenv(asController) != "" {
-		return controllerMain()
+func RunTests(m *testing.M, before func() (after func() error, err error)) int {
+	if os.Getenv(controllerEnv) != "" {
+		return runController()
 	}
-	log := &tail{}
+	log := &logTail{}
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(1)))
 	klog.SetLogger(logger)
 	ctrl.SetLogger(logger)
-	code := run(m, before)
+	code := runTests(m, before)
 	if code != 0 {
 		fmt.Fprintf(os.Stderr, "the controllers in this process logged:\n%s", log)
 	}
 	return code
 }
 
-func run(m *testing.M, before func() (func() error, error)) int {
+func runTests(m *testing.M, before func() (func() error, error)) int {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f != nil && f.Value.String() == f.DefValue {
-		_ = flag.Set("test.parallel", atOnce)
+		_ = flag.Set("test.parallel", parallelTests)
 	}
 	if before == nil {
 		return m.Run()
@@ -63,26 +63,26 @@ func run(m *testing.M, before func() (func() error, error)) int {
 	return code
 }
 
-// tail keeps the end of a log.
-type tail struct {
+// logTail keeps the end of a log.
+type logTail struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-const tailSize = 256 << 10
+const maxTailSize = 256 << 10
 
-func (l *tail) Write(p []byte) (int, error) {
+func (l *logTail) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.buf.Len() > tailSize {
-		keep := strings.Clone(l.buf.String()[l.buf.Len()-tailSize/2:])
+	if l.buf.Len() > maxTailSize {
+		keep := strings.Clone(l.buf.String()[l.buf.Len()-maxTailSize/2:])
 		l.buf.Reset()
 		l.buf.WriteString(keep)
 	}
 	return l.buf.Write(p)
 }
 
-func (l *tail) String() string {
+func (l *logTail) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.String()

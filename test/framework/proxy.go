@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package vmtest
+package framework
 
 import (
 	"fmt"
@@ -15,24 +15,25 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Proxy forwards to a Docker engine and can be cut, as if the engine was stopped.
-type Proxy struct{ *relay }
+// DockerProxy forwards to a Docker engine and can be disconnected, as if the engine was
+// stopped.
+type DockerProxy struct{ *relay }
 
-// NewProxy opens a connection to the engine that DOCKER_HOST names.
-func NewProxy(t testing.TB) *Proxy {
+// NewDockerProxy opens a connection to the engine that DOCKER_HOST names.
+func NewDockerProxy(t testing.TB) *DockerProxy {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "drover-proxy-") //nolint:usetesting // t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	network, engine, _ := strings.Cut(Docker(t).DaemonHost(), "://")
-	here := address{"unix", filepath.Join(dir, "docker.sock")}
-	return &Proxy{newRelay(t, here, address{network, engine})}
+	network, engine, _ := strings.Cut(DockerClient(t).DaemonHost(), "://")
+	local := address{"unix", filepath.Join(dir, "docker.sock")}
+	return &DockerProxy{newRelay(t, local, address{network, engine})}
 }
 
 // Env makes a program use the proxy.
-func (p *Proxy) Env() []string { return []string{"DOCKER_HOST=unix://" + p.here.String()} }
+func (p *DockerProxy) Env() []string { return []string{"DOCKER_HOST=unix://" + p.local.String()} }
 
 // address is a net.Addr that is known before a listener uses it.
 type address struct{ network, name string }
@@ -43,7 +44,7 @@ func (a address) Network() string { return a.network }
 func (a address) String() string { return a.name }
 
 // APIProxy forwards to the API server of a cluster, for one of its clients. It can
-// be cut, drop all traffic, or delay replies.
+// be disconnected, drop all traffic, or delay replies.
 type APIProxy struct {
 	*relay
 	// Kubeconfig is the file that makes a program use the proxy.
@@ -51,7 +52,7 @@ type APIProxy struct {
 }
 
 // proxyHost is an address that programs do not connect from, so that a port that is
-// free while the proxy is cut stays free.
+// free while the proxy is disconnected stays free.
 const proxyHost = "127.0.0.2:0"
 
 // NewAPIProxy opens a connection to the cluster's API server.
@@ -62,7 +63,7 @@ func (c *Cluster) NewAPIProxy(t testing.TB) *APIProxy {
 		t.Fatal(err)
 	}
 	p := &APIProxy{newRelay(t, address{"tcp", proxyHost}, address{"tcp", server.Host}), filepath.Join(t.TempDir(), "kubeconfig")}
-	if err := c.writeKubeconfig(p.Kubeconfig, p.here, server.Hostname()); err != nil {
+	if err := c.writeKubeconfig(p.Kubeconfig, p.local, server.Hostname()); err != nil {
 		t.Fatal(err)
 	}
 	return p

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package vmtest
+package framework
 
 import (
 	"context"
@@ -16,20 +16,20 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// impatience is how long a request waits that should get no answer, and patience how
+// noResponseTimeout is how long a request waits that should get no answer, and patience how
 // long one that should.
 const (
-	impatience = 500 * time.Millisecond
-	patience   = time.Minute
+	noResponseTimeout = 500 * time.Millisecond
+	responseTimeout   = time.Minute
 )
 
-// through queries the API server through a proxy.
-type through struct {
+// proxiedClient queries the API server through a proxy.
+type proxiedClient struct {
 	t      *testing.T
 	client kubernetes.Interface
 }
 
-func (p *through) create(name string, within time.Duration) error {
+func (p *proxiedClient) createConfigMap(name string, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(p.t.Context(), within)
 	defer cancel()
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -37,17 +37,17 @@ func (p *through) create(name string, within time.Duration) error {
 	return err
 }
 
-// has queries the API server directly.
-func has(t *testing.T, c *Cluster, name string) bool {
+// hasConfigMap queries the API server directly.
+func hasConfigMap(t *testing.T, c *Cluster, name string) bool {
 	t.Helper()
-	_, err := clientOf(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{})
+	_, err := newClient(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
 	return err == nil
 }
 
-func newThrough(t *testing.T, p *APIProxy) *through {
+func newProxiedClient(t *testing.T, p *APIProxy) *proxiedClient {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", p.Kubeconfig)
 	if err != nil {
@@ -58,23 +58,23 @@ func newThrough(t *testing.T, p *APIProxy) *through {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &through{t, client}
+	return &proxiedClient{t, client}
 }
 
 func TestAPIProxy(t *testing.T) {
 	c := StartCluster(t, ClusterOptions{})
 	proxy := c.NewAPIProxy(t)
-	client := newThrough(t, proxy)
+	client := newProxiedClient(t, proxy)
 	pass := func(t *testing.T, name string) {
 		t.Helper()
-		if err := client.create(name, patience); err != nil {
+		if err := client.createConfigMap(name, responseTimeout); err != nil {
 			t.Fatal(err)
 		}
 	}
 	pass(t, "first")
 	t.Run("cut", func(t *testing.T) {
-		proxy.Cut()
-		if err := client.create("cut", patience); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		proxy.Disconnect()
+		if err := client.createConfigMap("cut", responseTimeout); err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want a connection that is refused", err)
 		}
 		proxy.Restore()
@@ -82,12 +82,12 @@ func TestAPIProxy(t *testing.T) {
 	})
 	t.Run("blackhole", func(t *testing.T) {
 		proxy.Blackhole()
-		err := client.create("held", impatience)
-		if !errors.Is(err, context.DeadlineExceeded) || has(t, c, "held") {
-			t.Errorf("got %v, and the object is there: %v; want no answer, nor an object", err, has(t, c, "held"))
+		err := client.createConfigMap("held", noResponseTimeout)
+		if !errors.Is(err, context.DeadlineExceeded) || hasConfigMap(t, c, "held") {
+			t.Errorf("got %v, and the object is there: %v; want no answer, nor an object", err, hasConfigMap(t, c, "held"))
 		}
 		done := make(chan error, 1)
-		go func() { done <- client.create("kept-back", patience) }()
+		go func() { done <- client.createConfigMap("kept-back", responseTimeout) }()
 		proxy.Restore()
 		if err := <-done; err != nil {
 			t.Errorf("after the end of it: %v", err)
@@ -95,14 +95,14 @@ func TestAPIProxy(t *testing.T) {
 	})
 	t.Run("late", func(t *testing.T) {
 		pass(t, "connects")
-		proxy.Late(2 * impatience)
-		if err := client.create("unanswered", impatience); !errors.Is(err, context.DeadlineExceeded) || !has(t, c, "unanswered") {
-			t.Errorf("got %v, and the object is there: %v; want no answer, and an object", err, has(t, c, "unanswered"))
+		proxy.DelayReplies(2 * noResponseTimeout)
+		if err := client.createConfigMap("unanswered", noResponseTimeout); !errors.Is(err, context.DeadlineExceeded) || !hasConfigMap(t, c, "unanswered") {
+			t.Errorf("got %v, and the object is there: %v; want no answer, and an object", err, hasConfigMap(t, c, "unanswered"))
 		}
 		begin := time.Now()
 		pass(t, "answered-late")
-		if took := time.Since(begin); took < 2*impatience {
-			t.Errorf("it took %s, want at least %s", took, 2*impatience)
+		if took := time.Since(begin); took < 2*noResponseTimeout {
+			t.Errorf("it took %s, want at least %s", took, 2*noResponseTimeout)
 		}
 		proxy.Restore()
 		pass(t, "after-late")

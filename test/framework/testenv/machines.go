@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package rig
+package testenv
 
 import (
 	"bytes"
@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Machines returns the processes of QEMUs that run a UID.
-func Machines(t testing.TB, uid types.UID) []int {
+// MachineProcesses returns the processes of QEMUs that run a UID.
+func MachineProcesses(t testing.TB, uid types.UID) []int {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -36,10 +36,10 @@ func Machines(t testing.TB, uid types.UID) []int {
 	return pids
 }
 
-// EndMachines ends the machines below a folder with the test, if it fails to. Call
-// it before starting a controller: cleanups run in reverse order, and a controller
-// that still runs would start a machine again.
-func EndMachines(t testing.TB, dir string) {
+// KillMachinesAtEnd kills, at the end of the test, the machines below a folder that still
+// run. Call it before starting a controller: cleanups run in reverse order, and a
+// controller that still runs would start a machine again.
+func KillMachinesAtEnd(t testing.TB, dir string) {
 	t.Helper()
 	t.Cleanup(func() {
 		links, _ := filepath.Glob("/proc/[0-9]*/cwd")
@@ -55,8 +55,8 @@ func EndMachines(t testing.TB, dir string) {
 	})
 }
 
-// FilesOf returns the files below a folder that carry a UID in their path.
-func FilesOf(t testing.TB, dir string, uid types.UID) []string {
+// FilesWithUID returns the files below a folder that carry a UID in their path.
+func FilesWithUID(t testing.TB, dir string, uid types.UID) []string {
 	t.Helper()
 	var found []string
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {

@@ -1,21 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vmtest helps tests: it starts real clusters (StartCluster, Main) and
-// builds objects.
-package vmtest
+package framework
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -26,9 +18,9 @@ import (
 
 // How long a cluster may take to start and stop, on a slow and busy machine.
 const (
-	startWithin = 2 * time.Minute
-	stopWithin  = 20 * time.Second
-	buildWithin = 15 * time.Minute
+	startTimeout = 2 * time.Minute
+	stopTimeout  = 20 * time.Second
+	buildTimeout = 15 * time.Minute
 )
 
 // Cluster is a `drover up` that runs as a child of the test: a real kube-apiserver
@@ -45,7 +37,7 @@ type Cluster struct {
 	args    []string
 	output  lockedBuffer
 	temp    bool
-	process *process
+	process *childProcess
 }
 
 // ClusterOptions say how a cluster differs from the default: a temporary data dir on
@@ -82,13 +74,13 @@ func StartCluster(t testing.TB, opts ClusterOptions) *Cluster {
 	return c
 }
 
-// Main runs a package's tests with one cluster that they share; get it with the
+// RunTests runs a package's tests with one cluster that they share; get it with the
 // pointer, which is set before the first test runs:
 //
-//	var cluster *vmtest.Cluster
+//	var cluster *framework.Cluster
 //
-//	func TestMain(m *testing.M) { os.Exit(vmtest.Main(m, &cluster, vmtest.ClusterOptions{})) }
-func Main(m *testing.M, shared **Cluster, opts ClusterOptions) int {
+//	func TestMain(m *testing.M) { os.Exit(framework.Main(m, &cluster, framework.ClusterOptions{})) }
+func RunTests(m *testing.M, shared **Cluster, opts ClusterOptions) int {
 	c, err := NewCluster(opts)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -109,7 +101,7 @@ func Main(m *testing.M, shared **Cluster, opts ClusterOptions) int {
 // NewCluster starts a cluster that the caller must Close.
 func NewCluster(opts ClusterOptions) (*Cluster, error) {
 	c := &Cluster{DataDir: opts.DataDir, binary: opts.Binary}
-	if err := c.fillIn(); err != nil {
+	if err := c.setDefaults(); err != nil {
 		return nil, err
 	}
 	c.Kubeconfig = filepath.Join(c.DataDir, "kubeconfig")
@@ -126,7 +118,7 @@ func NewCluster(opts ClusterOptions) (*Cluster, error) {
 	return c, nil
 }
 
-func (c *Cluster) fillIn() error {
+func (c *Cluster) setDefaults() error {
 	if c.binary == "" {
 		binary, err := DroverBinary()
 		if err != nil {
@@ -145,15 +137,15 @@ func (c *Cluster) fillIn() error {
 // Start starts a cluster that was stopped or killed and waits until it is
 // ready.
 func (c *Cluster) Start() error {
-	if c.process != nil && !c.process.over() {
+	if c.process != nil && !c.process.hasEnded() {
 		return errors.New("drover up is running already")
 	}
-	// Remains of a killed cluster say nothing about the new one.
+	// The file of a killed cluster proves nothing about the new one.
 	if err := os.Remove(c.readyFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	c.process = startProcess(c.binary, c.args, nil, &c.output)
-	if err := c.waitReady(); err != nil {
+	c.process = startChild(c.binary, c.args, nil, &c.output)
+	if err := c.waitUntilReady(); err != nil {
 		return fmt.Errorf("%w; it printed:\n%s", err, c.Output())
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
@@ -168,8 +160,8 @@ func (c *Cluster) Start() error {
 
 func (c *Cluster) readyFile() string { return filepath.Join(c.DataDir, "run", "ready") }
 
-func (c *Cluster) waitReady() error {
-	deadline := time.NewTimer(startWithin)
+func (c *Cluster) waitUntilReady() error {
+	deadline := time.NewTimer(startTimeout)
 	defer deadline.Stop()
 	poll := time.NewTicker(20 * time.Millisecond)
 	defer poll.Stop()
@@ -179,9 +171,9 @@ func (c *Cluster) waitReady() error {
 		}
 		select {
 		case <-c.process.done:
-			return fmt.Errorf("drover up ended before it was ready: %w", c.process.ended())
+			return fmt.Errorf("drover up ended before it was ready: %w", c.process.exitError())
 		case <-deadline.C:
-			return fmt.Errorf("drover up was not ready within %s", startWithin)
+			return fmt.Errorf("drover up was not ready within %s", startTimeout)
 		case <-poll.C:
 		}
 	}
@@ -190,34 +182,20 @@ func (c *Cluster) waitReady() error {
 // Stop ends the cluster as Ctrl-C does. Its data stays for Start. It returns an
 // error if the cluster did not end cleanly.
 func (c *Cluster) Stop() error {
-	if err := c.process.end(syscall.SIGTERM); err != nil {
+	if err := c.process.stopBySignal(syscall.SIGTERM); err != nil {
 		return fmt.Errorf("stop drover up: %w; it printed:\n%s", err, c.Output())
 	}
 	return nil
 }
 
 // Kill ends the cluster as a crash does. Its data stays for Start.
-func (c *Cluster) Kill() error {
-	err := c.process.end(syscall.SIGKILL)
-	if _, ok := errors.AsType[*exec.ExitError](err); ok {
-		return nil
-	}
-	return err
-}
-
-// Restart stops the cluster and starts it again, on the same port.
-func (c *Cluster) Restart() error {
-	if err := c.Stop(); err != nil {
-		return err
-	}
-	return c.Start()
-}
+func (c *Cluster) Kill() error { return c.process.kill() }
 
 // Close stops the cluster, if it runs, and removes its data if that was
 // temporary.
 func (c *Cluster) Close() error {
 	var err error
-	if c.process != nil && !c.process.over() {
+	if c.process != nil && !c.process.hasEnded() {
 		err = c.Stop()
 	}
 	if !c.temp {
@@ -229,90 +207,5 @@ func (c *Cluster) Close() error {
 // PID of the running `drover up`.
 func (c *Cluster) PID() int { return c.process.pid }
 
-// Output is what it printed so far, over all starts.
+// Output returns what it printed so far, over all starts.
 func (c *Cluster) Output() string { return c.output.String() }
-
-// process is a child that ends with this process.
-type process struct {
-	pid  int
-	done chan struct{}
-	err  error
-}
-
-// startProcess keeps a thread for the child, because the kernel treats the end of
-// the thread that started a child as the parent's death.
-func startProcess(binary string, args, env []string, output io.Writer) *process {
-	p := &process{done: make(chan struct{})}
-	started := make(chan struct{})
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		defer close(p.done)
-		cmd := exec.CommandContext(context.Background(), binary, args...)
-		cmd.Env = append(os.Environ(), env...)
-		cmd.Stdout, cmd.Stderr = output, output
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		p.err = cmd.Start()
-		if p.err == nil {
-			p.pid = cmd.Process.Pid
-		}
-		close(started)
-		if p.err == nil {
-			p.err = cmd.Wait()
-		}
-	}()
-	<-started
-	return p
-}
-
-func (p *process) over() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
-
-func (p *process) ended() error {
-	if p.err == nil {
-		return errors.New("exit status 0")
-	}
-	return p.err
-}
-
-// end signals the child and waits for it; it kills a child that does not end.
-func (p *process) end(sig syscall.Signal) error {
-	if p.over() {
-		return fmt.Errorf("had ended already: %w", p.ended())
-	}
-	if err := syscall.Kill(p.pid, sig); err != nil {
-		return err
-	}
-	select {
-	case <-p.done:
-		return p.err
-	case <-time.After(stopWithin):
-	}
-	err := syscall.Kill(p.pid, syscall.SIGKILL)
-	<-p.done
-	return errors.Join(fmt.Errorf("did not end within %s and was killed", stopWithin), err)
-}
-
-// lockedBuffer can be read while it is written.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package vmtest
+package framework
 
 import (
 	"context"
@@ -20,7 +20,7 @@ func DroverBinary() (string, error) {
 	if binary := os.Getenv("DROVER_BIN"); binary != "" {
 		return binary, nil
 	}
-	root, err := repoRoot()
+	root, err := repositoryRoot()
 	if err != nil {
 		return "", err
 	}
@@ -33,7 +33,7 @@ func DroverBinary() (string, error) {
 	if _, err := os.Stat(binary); err == nil && os.Getenv("DROVER_BUILD") == "" {
 		return binary, nil
 	}
-	return binary, build(root, binary)
+	return binary, buildDrover(root, binary)
 }
 
 // lockBuild lets one of several test programs build while the others wait.
@@ -51,10 +51,10 @@ func lockBuild(root string) (func(), error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// build replaces the program only when the new one is complete: others may be
+// buildDrover replaces the program only when the new one is complete: others may be
 // running the old one.
-func build(root, binary string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), buildWithin)
+func buildDrover(root, binary string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
 	defer cancel()
 	fresh := fmt.Sprintf("%s.%d", binary, os.Getpid())
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", fresh, ".")
@@ -65,9 +65,9 @@ func build(root, binary string) error {
 	return os.Rename(fresh, binary)
 }
 
-// repoRoot returns the folder above the working directory that contains standalone/:
+// repositoryRoot returns the folder above the working directory that contains standalone/:
 // tests run in their package's folder.
-func repoRoot() (string, error) {
+func repositoryRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err

@@ -1,30 +1,30 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package vmtest
+package framework
 
 import (
 	"testing"
 	"time"
 )
 
-// pollPeriod is the time between looks of Poll.
+// pollPeriod is the time between checks of Poll.
 const pollPeriod = 25 * time.Millisecond
 
-// Eventually looks again after a tenth of the time that the wait has lasted, within
-// these bounds. So a result is seen at most a tenth late, and many tests that wait
+// Eventually checks again after a tenth of the time that the wait has lasted, within
+// these bounds. So a result is noticed at most a tenth late, and many tests that wait
 // for a slow machine do not make it slower.
 const (
-	shortestPause = 10 * time.Millisecond
-	longestPause  = 500 * time.Millisecond
+	minPause = 10 * time.Millisecond
+	maxPause = 500 * time.Millisecond
 )
 
 // Eventually calls check until it succeeds, and fails the test with check's last
 // error if that takes too long. It returns how long it took.
 func Eventually(t testing.TB, within time.Duration, what string, check func() error) time.Duration {
 	t.Helper()
-	took, err := look(within, check, func(waited time.Duration) time.Duration {
-		return min(max(waited/10, shortestPause), longestPause)
+	took, err := pollUntil(within, check, func(waited time.Duration) time.Duration {
+		return min(max(waited/10, minPause), maxPause)
 	})
 	if err != nil {
 		t.Fatalf("not within %s: %s: %v", within, what, err)
@@ -33,13 +33,13 @@ func Eventually(t testing.TB, within time.Duration, what string, check func() er
 }
 
 // Poll calls check until it succeeds, and returns check's last error if that takes
-// too long. Benchmarks use it to measure, so it looks as often at the end of a long
+// too long. Benchmarks use it to measure, so it checks as often at the end of a long
 // wait as at its beginning.
 func Poll(within time.Duration, check func() error) (took time.Duration, err error) {
-	return look(within, check, func(time.Duration) time.Duration { return pollPeriod })
+	return pollUntil(within, check, func(time.Duration) time.Duration { return pollPeriod })
 }
 
-func look(within time.Duration, check func() error, pause func(waited time.Duration) time.Duration) (took time.Duration, err error) {
+func pollUntil(within time.Duration, check func() error, pause func(waited time.Duration) time.Duration) (took time.Duration, err error) {
 	for begin := time.Now(); ; {
 		err = check()
 		took = time.Since(begin)
@@ -50,9 +50,9 @@ func look(within time.Duration, check func() error, pause func(waited time.Durat
 	}
 }
 
-// Always calls check for a while, once every period, and fails the test as soon as
+// Consistently calls check for a while, once every period, and fails the test as soon as
 // check fails. It is for what must not happen; for what must happen use Eventually.
-func Always(t testing.TB, during, period time.Duration, what string, check func() error) {
+func Consistently(t testing.TB, during, period time.Duration, what string, check func() error) {
 	t.Helper()
 	for begin := time.Now(); ; time.Sleep(period) {
 		if err := check(); err != nil {

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package vmtest
+package framework
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-func TestClusterKeepsItsDataThroughStopAndKill(t *testing.T) {
+func TestClusterDataSurvivesStopAndKill(t *testing.T) {
 	c := StartCluster(t, ClusterOptions{})
 	host := c.Config.Host
 	for name, end := range map[string]func() error{"stop": c.Stop, "kill": c.Kill} {
@@ -31,7 +31,7 @@ func TestClusterKeepsItsDataThroughStopAndKill(t *testing.T) {
 			if c.Config.Host != host {
 				t.Errorf("cluster moved from %s to %s", host, c.Config.Host)
 			}
-			if _, err := clientOf(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			if _, err := newClient(t, c).CoreV1().ConfigMaps("default").Get(t.Context(), name, metav1.GetOptions{}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -40,7 +40,7 @@ func TestClusterKeepsItsDataThroughStopAndKill(t *testing.T) {
 
 func TestClusterServesVirtualMachines(t *testing.T) {
 	c := StartCluster(t, ClusterOptions{})
-	list, err := clientOf(t, c).Discovery().ServerResourcesForGroupVersion("cloudnative.tw/v1alpha1")
+	list, err := newClient(t, c).Discovery().ServerResourcesForGroupVersion("cloudnative.tw/v1alpha1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func TestCloseRemovesTheProcessAndTemporaryData(t *testing.T) {
 	}
 }
 
-func TestStartSaysWhatWentWrong(t *testing.T) {
+func TestStartError(t *testing.T) {
 	_, err := NewCluster(ClusterOptions{Args: []string{"--bind-address=nowhere"}})
 	if err == nil || !strings.Contains(err.Error(), `--bind-address "nowhere" is no IP address`) {
 		t.Errorf("got %v", err)
@@ -76,13 +76,13 @@ func TestStartSaysWhatWentWrong(t *testing.T) {
 func createConfigMap(t *testing.T, c *Cluster, name string) {
 	t.Helper()
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	_, err := clientOf(t, c).CoreV1().ConfigMaps("default").Create(context.Background(), object, metav1.CreateOptions{})
+	_, err := newClient(t, c).CoreV1().ConfigMaps("default").Create(context.Background(), object, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
 }
 
-func clientOf(t *testing.T, c *Cluster) kubernetes.Interface {
+func newClient(t *testing.T, c *Cluster) kubernetes.Interface {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(c.Config)
 	if err != nil {

@@ -1,0 +1,136 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+// VMBuilder makes VirtualMachines for tests.
+type VMBuilder struct{ vm api.VirtualMachine }
+
+// NewVM returns a builder of a valid VirtualMachine in namespace default: two CPUs, 4 GB,
+// on.
+func NewVM(name string) *VMBuilder {
+	b := &VMBuilder{}
+	b.vm.Name, b.vm.Namespace = name, metav1.NamespaceDefault
+	b.vm.Spec.Resource = corev1.ResourceList{
+		api.ResourceCPU: resource.MustParse("2"), api.ResourceMemory: resource.MustParse("4G"),
+	}
+	return b
+}
+
+// Obj returns a copy of what was built.
+func (b *VMBuilder) Obj() *api.VirtualMachine { return b.vm.DeepCopy() }
+
+// Namespace sets metadata.namespace.
+func (b *VMBuilder) Namespace(ns string) *VMBuilder { b.vm.Namespace = ns; return b }
+
+// UID sets metadata.uid.
+func (b *VMBuilder) UID(uid string) *VMBuilder { b.vm.UID = types.UID(uid); return b }
+
+// Generation sets metadata.generation.
+func (b *VMBuilder) Generation(n int64) *VMBuilder { b.vm.Generation = n; return b }
+
+// DeletionTimestamp sets metadata.deletionTimestamp.
+func (b *VMBuilder) DeletionTimestamp(at time.Time) *VMBuilder {
+	b.vm.DeletionTimestamp = &metav1.Time{Time: at}
+	return b
+}
+
+// Bound adds the finalizer and the binding.
+func (b *VMBuilder) Bound(to string) *VMBuilder {
+	b.vm.Finalizers = append(b.vm.Finalizers, api.FinalizerServer)
+	metav1.SetMetaDataAnnotation(&b.vm.ObjectMeta, api.AnnotationBound, to)
+	return b
+}
+
+// Action sets spec.action.
+func (b *VMBuilder) Action(a api.Action) *VMBuilder { b.vm.Spec.Action = a; return b }
+
+// Resource sets one key of spec.resource.
+func (b *VMBuilder) Resource(name corev1.ResourceName, quantity string) *VMBuilder {
+	b.vm.Spec.Resource[name] = resource.MustParse(quantity)
+	return b
+}
+
+// Driver sets spec.driver.
+func (b *VMBuilder) Driver(name string) *VMBuilder { b.vm.Spec.Driver = name; return b }
+
+// Image sets spec.image.source.
+func (b *VMBuilder) Image(source string) *VMBuilder {
+	b.vm.Spec.Image = &api.Image{Source: source}
+	return b
+}
+
+// Port adds to spec.ports.
+func (b *VMBuilder) Port(name string, port, hostPort int32) *VMBuilder {
+	b.vm.Spec.Ports = append(b.vm.Spec.Ports, api.Port{Name: name, Protocol: api.ProtocolTCP, Port: port, HostPort: hostPort})
+	return b
+}
+
+// RestartPolicy sets spec.restartPolicy.
+func (b *VMBuilder) RestartPolicy(p api.RestartPolicy) *VMBuilder {
+	b.vm.Spec.RestartPolicy = p
+	return b
+}
+
+// RestartedAt sets spec.restartedAt.
+func (b *VMBuilder) RestartedAt(at time.Time) *VMBuilder {
+	b.vm.Spec.RestartedAt = &metav1.Time{Time: at}
+	return b
+}
+
+// GracePeriod sets spec.shutdownGracePeriodSeconds.
+func (b *VMBuilder) GracePeriod(seconds int64) *VMBuilder {
+	b.vm.Spec.ShutdownGracePeriodSeconds = &seconds
+	return b
+}
+
+// DeletionPolicy sets spec.deletionPolicy.
+func (b *VMBuilder) DeletionPolicy(p api.DeletionPolicy) *VMBuilder {
+	b.vm.Spec.DeletionPolicy = p
+	return b
+}
+
+// ReadinessProbe sets spec.readinessProbe to a TCP port.
+func (b *VMBuilder) ReadinessProbe(port int32) *VMBuilder {
+	b.vm.Spec.ReadinessProbe = &api.Probe{TCPSocket: api.TCPSocket{Port: port}, PeriodSeconds: 1, TimeoutSeconds: 1}
+	return b
+}
+
+// UserDataSecret sets spec.userData to a key of a Secret.
+func (b *VMBuilder) UserDataSecret(name, key string) *VMBuilder {
+	b.vm.Spec.UserData = &api.DataSource{SecretKeyRef: &api.SecretKeyRef{Name: name, Key: key}}
+	return b
+}
+
+// Meta changes the metadata by a function.
+func (b *VMBuilder) Meta(change func(*metav1.ObjectMeta)) *VMBuilder {
+	change(&b.vm.ObjectMeta)
+	return b
+}
+
+// Spec changes the spec by a function.
+func (b *VMBuilder) Spec(change func(*api.VirtualMachineSpec)) *VMBuilder {
+	change(&b.vm.Spec)
+	return b
+}
+
+// Status changes the status by a function.
+func (b *VMBuilder) Status(change func(*api.VirtualMachineStatus)) *VMBuilder {
+	change(&b.vm.Status)
+	return b
+}
+
+// NewFakeClock returns a clock that stands still until the test moves it.
+func NewFakeClock(at time.Time) *testingclock.FakeClock { return testingclock.NewFakeClock(at) }

@@ -1,0 +1,12 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package framework has what tests of all packages share, without importing a
+// package that they test: clusters, processes, VirtualMachines, engines and waits.
+//
+// Start with StartCluster in cluster.go, which runs the program drover as a child:
+// binary.go builds it, process.go runs it, proxy.go and relay.go disturb its
+// connections. builder.go builds VirtualMachines and checks.go checks them. docker.go
+// and qemu.go provide engines and guests, wait.go waits. Package testenv, below, adds
+// the controller.
+package framework

@@ -1,0 +1,101 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// QEMUBinary returns the path of the QEMU that tests run.
+func QEMUBinary(t testing.TB) string {
+	t.Helper()
+	path, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		t.Fatalf("the tests need QEMU, which hack/qemu.sh installs: %v", err)
+	}
+	return path
+}
+
+// RunQEMUImg runs qemu-img and returns what it printed.
+func RunQEMUImg(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "qemu-img", args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("qemu-img %v (hack/qemu.sh installs it): %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// BuildBootGuest assembles hack/guest/boot.s into an image of dir. The letter ends
+// its banner; a stubborn guest ignores the power button.
+func BuildBootGuest(t testing.TB, dir, letter string, stubborn bool) string {
+	t.Helper()
+	root, err := repositoryRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ignoresButton := "0"
+	if stubborn {
+		ignoresButton = "1"
+	}
+	path := filepath.Join(dir, "boot-"+letter+ignoresButton+".img")
+	out, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack", "boot-guest.sh"), path, letter, ignoresButton).CombinedOutput()
+	if err != nil {
+		t.Fatalf("assembling the guest: %v\n%s", err, out)
+	}
+	return path
+}
+
+// LinuxGuest is the Linux guest of hack/guest/linux.
+type LinuxGuest struct {
+	Kernel, Initrd string
+}
+
+// BuildLinuxGuest builds the Linux guest in bin/guest of this checkout and returns
+// copies of its files in dir.
+func BuildLinuxGuest(t testing.TB, dir string) LinuxGuest {
+	t.Helper()
+	built, err := builtLinuxGuest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := LinuxGuest{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
+	for from, to := range map[string]string{built.Kernel: g.Kernel, built.Initrd: g.Initrd} {
+		content, err := os.ReadFile(from)
+		if err == nil {
+			err = os.WriteFile(to, content, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return g
+}
+
+// builtLinuxGuest builds it once per process.
+var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
+	root, err := repositoryRoot()
+	if err != nil {
+		return LinuxGuest{}, err
+	}
+	unlock, err := lockBuild(root)
+	if err != nil {
+		return LinuxGuest{}, err
+	}
+	defer unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), imageTimeout)
+	defer cancel()
+	dir := filepath.Join(root, "bin", "guest")
+	out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "linux-guest.sh"), dir).CombinedOutput()
+	if err != nil {
+		return LinuxGuest{}, fmt.Errorf("building the Linux guest: %w\n%s", err, out)
+	}
+	return LinuxGuest{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}, nil
+})

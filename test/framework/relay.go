@@ -1,0 +1,188 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// chunkSize is how much of a stream is forwarded at a time.
+const chunkSize = 32 << 10
+
+// relay listens at one address, forwards to another one, and can disturb the
+// traffic.
+type relay struct {
+	t testing.TB
+	// local and remote are the addresses of the two sides.
+	local, remote net.Addr
+
+	mu       sync.Mutex
+	listener net.Listener
+	conns    map[net.Conn]bool
+	held     bool
+	delay    time.Duration
+	changed  chan struct{} // closed when held changes
+}
+
+// newRelay returns a relay to remote, which is closed at the end of the test.
+func newRelay(t testing.TB, local, remote net.Addr) *relay {
+	r := &relay{t: t, local: local, remote: remote, conns: map[net.Conn]bool{}, changed: make(chan struct{})}
+	r.Restore()
+	t.Cleanup(r.Disconnect)
+	return r
+}
+
+// Disconnect closes existing connections and refuses new ones.
+func (r *relay) Disconnect() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.listener == nil {
+		return
+	}
+	_ = r.listener.Close()
+	r.listener = nil
+	for c := range r.conns {
+		_ = c.Close()
+	}
+	r.conns = map[net.Conn]bool{}
+	r.setHeld(false)
+}
+
+// Blackhole holds back all traffic, in both directions and on new connections too,
+// until the relay is restored or disconnected. Neither side is notified.
+func (r *relay) Blackhole() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.setHeld(true)
+}
+
+// DelayReplies delays replies from now on. Requests are forwarded immediately.
+func (r *relay) DelayReplies(by time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.delay = by
+}
+
+// Restore ends all disturbances and delivers what was held back.
+func (r *relay) Restore() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.delay = 0
+	r.setHeld(false)
+	if r.listener != nil {
+		return
+	}
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), r.local.Network(), r.local.String())
+	if err != nil {
+		r.t.Errorf("listening on %s: %v", r.local, err)
+		return
+	}
+	r.listener, r.local = l, l.Addr()
+	go r.acceptConnections(l)
+}
+
+// setHeld requires the lock to be held.
+func (r *relay) setHeld(held bool) {
+	r.held = held
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+func (r *relay) acceptConnections(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go r.forwardConnection(c)
+	}
+}
+
+func (r *relay) forwardConnection(c net.Conn) {
+	s, err := (&net.Dialer{}).DialContext(context.Background(), r.remote.Network(), r.remote.String())
+	if err != nil || !r.addConnections(c, s) {
+		_ = c.Close()
+		return
+	}
+	var both sync.WaitGroup
+	both.Go(func() { r.forwardStream(s, c, func() time.Duration { return 0 }) })
+	both.Go(func() { r.forwardStream(c, s, r.replyDelay) })
+	both.Wait()
+	r.removeConnections(c, s)
+}
+
+func (r *relay) replyDelay() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.delay
+}
+
+// delivery is the result of one read, and when to deliver it.
+type delivery struct {
+	content []byte
+	due     time.Time
+}
+
+// forwardStream forwards one direction of a connection until it ends, and then ends the
+// other one.
+func (r *relay) forwardStream(to, from net.Conn, late func() time.Duration) {
+	deliveries := make(chan delivery, 64)
+	go func() {
+		defer close(deliveries)
+		for {
+			content := make([]byte, chunkSize)
+			n, err := from.Read(content)
+			deliveries <- delivery{content[:n], time.Now().Add(late())}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	for p := range deliveries {
+		r.waitUntilDue(p.due)
+		if _, err := to.Write(p.content); err != nil {
+			break
+		}
+	}
+	_, _ = from.Close(), to.Close()
+	for range deliveries { // lets the reader finish
+	}
+}
+
+// waitUntilDue returns when something that is due may be delivered.
+func (r *relay) waitUntilDue(due time.Time) {
+	time.Sleep(time.Until(due))
+	for {
+		r.mu.Lock()
+		held, changed := r.held, r.changed
+		r.mu.Unlock()
+		if !held {
+			return
+		}
+		<-changed
+	}
+}
+
+// addConnections returns false if the relay was disconnected meanwhile.
+func (r *relay) addConnections(c, s net.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.listener == nil {
+		_ = s.Close()
+		return false
+	}
+	r.conns[c], r.conns[s] = true, true
+	return true
+}
+
+func (r *relay) removeConnections(c, s net.Conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.conns, c)
+	delete(r.conns, s)
+}

@@ -1,0 +1,163 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"cloudnative.tw/drover/cmd/drover-controller/app"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// stopTimeout is how long a controller may take to stop.
+const stopTimeout = 20 * time.Second
+
+// runController is the main function of drover-controller, but for the
+// process.
+func runController() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := app.NewCommand().ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "drover-controller:", err)
+		return 1
+	}
+	return 0
+}
+
+// controllerArgs are the flags of a controller of this environment, which is the only one
+// unless further flags, which come last, change that.
+func (env *Environment) controllerArgs(more []string) []string {
+	return append([]string{
+		"--leader-elect=false", "--vm-driver=docker,fake", "--docker-image=" + framework.GuestPlain,
+		"--fake-dir=" + env.FakeDir, "--fake-faults=" + env.faults,
+		"--metrics-bind-address=0", "--health-probe-bind-address=0",
+	}, more...)
+}
+
+// LocalController is a controller in this process, where -race sees it.
+type LocalController struct {
+	cancel context.CancelFunc
+	done   chan error
+}
+
+// StartController starts a controller in this process.
+func (env *Environment) StartController(args ...string) (*LocalController, error) {
+	o := app.NewOptions()
+	flags := pflag.NewFlagSet("drover-controller", pflag.ContinueOnError)
+	o.AddFlags(flags)
+	if err := errors.Join(flags.Parse(env.controllerArgs(args)), o.Validate()); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &LocalController{cancel: cancel, done: make(chan error, 1)}
+	go func() { c.done <- app.Run(ctx, o, env.Config) }()
+	return c, nil
+}
+
+// Stop stops the controller and waits for its end.
+func (c *LocalController) Stop() error {
+	c.cancel()
+	select {
+	case err := <-c.done:
+		c.done <- nil // for a second Stop
+		if errors.Is(err, context.Canceled) {
+			return nil
+		}
+		return err
+	case <-time.After(stopTimeout):
+		return fmt.Errorf("the controller did not stop within %s", stopTimeout)
+	}
+}
+
+// RunController is StartController for a test, at whose end the controller stops.
+func (env *Environment) RunController(t testing.TB, args ...string) *LocalController {
+	t.Helper()
+	c, err := env.StartController(args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.MustStop(t) })
+	return c
+}
+
+// MustStop is Stop, and fails the test if the controller did not end cleanly.
+func (c *LocalController) MustStop(t testing.TB) {
+	t.Helper()
+	if err := c.Stop(); err != nil {
+		t.Errorf("stop the controller: %v", err)
+	}
+}
+
+// ControllerProcess is a controller in a process of its own, which can be killed.
+type ControllerProcess struct {
+	*framework.Process
+	t testing.TB
+}
+
+// StartControllerProcess starts a controller in a process of its own, that of the same
+// program.
+func (env *Environment) StartControllerProcess(t testing.TB, variables []string, args ...string) *ControllerProcess {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args = append(env.controllerArgs(args), "--kubeconfig="+env.Kubeconfig)
+	p, err := framework.StartProcess(self, args, append([]string{controllerEnv + "=1"}, variables...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &ControllerProcess{Process: p, t: t}
+	t.Cleanup(c.stopAtEnd)
+	return c
+}
+
+// MustStop ends the controller as Ctrl-C does.
+func (c *ControllerProcess) MustStop() {
+	c.t.Helper()
+	if err := c.Stop(); err != nil {
+		c.t.Errorf("stop the controller: %v", err)
+	}
+}
+
+// MustKill ends it as kill -9 does.
+func (c *ControllerProcess) MustKill() {
+	c.t.Helper()
+	if err := c.Kill(); err != nil {
+		c.t.Errorf("kill the controller: %v", err)
+	}
+}
+
+func (c *ControllerProcess) stopAtEnd() {
+	if !c.HasEnded() {
+		c.MustStop()
+	}
+	if strings.Contains(c.Output(), "DATA RACE") {
+		c.t.Error("the controller had a data race")
+	}
+	if c.t.Failed() {
+		c.t.Logf("the controller printed:\n%s", c.Output())
+	}
+}
+
+// WaitForLog waits until a controller has logged a text.
+func (env *Environment) WaitForLog(t testing.TB, c *ControllerProcess, text string) {
+	t.Helper()
+	framework.Eventually(t, framework.StepTimeout, "the controller logs "+text, func() error {
+		if !strings.Contains(c.Output(), text) {
+			return errors.New("it has not")
+		}
+		return nil
+	})
+}

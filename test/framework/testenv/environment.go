@@ -1,0 +1,220 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package testenv
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"cloudnative.tw/drover/client/clientset/versioned"
+	"cloudnative.tw/drover/internal/driver/docker"
+	"cloudnative.tw/drover/test/framework"
+)
+
+// cleanupTimeout bounds the cleanup after the tests.
+const cleanupTimeout = time.Minute
+
+// Environment is a cluster and the engines on which its VMs run.
+type Environment struct {
+	*framework.Cluster
+	VMClient   versioned.Interface
+	KubeClient kubernetes.Interface
+	// ClusterID is the cluster's id, as servers carry it.
+	ClusterID string
+	// FakeDir is the fake engine's folder.
+	FakeDir string
+
+	faults string
+	temp   string
+}
+
+// New starts a cluster without a controller. The caller must Close it.
+func New() (*Environment, error) {
+	env := &Environment{}
+	cluster, err := framework.NewCluster(framework.ClusterOptions{})
+	if err != nil {
+		return nil, err
+	}
+	env.Cluster = cluster
+	if err := env.openClients(); err != nil {
+		return nil, errors.Join(err, env.Close())
+	}
+	return env, nil
+}
+
+func (env *Environment) openClients() (err error) {
+	config := rest.CopyConfig(env.Config)
+	if env.VMClient, err = versioned.NewForConfig(config); err != nil {
+		return err
+	}
+	if env.KubeClient, err = kubernetes.NewForConfig(config); err != nil {
+		return err
+	}
+	system, err := env.KubeClient.CoreV1().Namespaces().Get(context.Background(), metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	env.ClusterID = string(system.UID)
+	if env.temp, err = os.MkdirTemp("", "drover-testenv-"); err != nil {
+		return err
+	}
+	env.FakeDir = filepath.Join(env.temp, "fake")
+	env.faults = filepath.Join(env.temp, "faults.yaml")
+	return os.Mkdir(env.FakeDir, 0o700)
+}
+
+// Start is New for one test, at whose end it is closed.
+func Start(t testing.TB) *Environment {
+	t.Helper()
+	env, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return env
+}
+
+// Close stops the cluster and removes all that it left, containers included.
+func (env *Environment) Close() error {
+	err := env.Cluster.Close()
+	if env.ClusterID != "" {
+		err = errors.Join(err, env.removeContainers())
+	}
+	return errors.Join(err, os.RemoveAll(env.temp))
+}
+
+func (env *Environment) removeContainers() error {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+	defer cancel()
+	c, err := client.New(client.FromEnv)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	all, err := c.ContainerList(ctx, client.ContainerListOptions{
+		All: true, Filters: client.Filters{}.Add("label", docker.LabelCluster+"="+env.ClusterID),
+	})
+	if err != nil {
+		return nil // without an engine there are no containers
+	}
+	for _, one := range all.Items {
+		_, _ = c.ContainerRemove(ctx, one.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	}
+	return nil
+}
+
+// CreateNamespace creates a namespace for one test. Its VMs are deleted at the end,
+// without waiting for that.
+func (env *Environment) CreateNamespace(t testing.TB) string {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
+	made, err := env.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	env.DeleteNamespaceAtEnd(t, made.Name)
+	return made.Name
+}
+
+// CreateNamedNamespace creates a namespace of that name, as CreateNamespace does.
+func (env *Environment) CreateNamedNamespace(t testing.TB, name string) {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if _, err := env.KubeClient.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	env.DeleteNamespaceAtEnd(t, name)
+}
+
+// DeleteNamespaceAtEnd deletes a namespace when the test ends.
+func (env *Environment) DeleteNamespaceAtEnd(t testing.TB, ns string) {
+	t.Cleanup(func() {
+		_ = env.KubeClient.CoreV1().Namespaces().Delete(context.Background(), ns, metav1.DeleteOptions{})
+	})
+}
+
+// SetFaults makes the fake engine fail as the text describes (see package faultinject) from
+// now on; an empty text ends it.
+func (env *Environment) SetFaults(t testing.TB, text string) {
+	t.Helper()
+	next := env.faults + ".next"
+	if err := errors.Join(os.WriteFile(next, []byte(text), 0o600), os.Rename(next, env.faults)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// RunKubectl runs kubectl with input, and returns what it printed.
+func (env *Environment) RunKubectl(t testing.TB, input string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	binary, err := framework.DroverBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, append([]string{"kubectl", "--kubeconfig=" + env.Kubeconfig}, args...)...)
+	var out, errs strings.Builder
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &errs
+	err = cmd.Run()
+	return out.String(), errs.String(), err
+}
+
+// MustRunKubectl is RunKubectl for commands that must succeed.
+func (env *Environment) MustRunKubectl(t testing.TB, input string, args ...string) string {
+	t.Helper()
+	out, errs, err := env.RunKubectl(t, input, args...)
+	if err != nil {
+		t.Fatalf("kubectl %s: %v: %s", strings.Join(args, " "), err, errs)
+	}
+	return out
+}
+
+// Metrics is a page of a program's metrics.
+type Metrics []byte
+
+// Sum returns the sum of the metrics of that name whose labels contain all of the texts.
+func (m Metrics) Sum(name string, labels ...string) (sum float64) {
+	for line := range strings.Lines(string(m)) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
+			continue
+		}
+		has := true
+		for _, text := range labels {
+			has = has && strings.Contains(line, text)
+		}
+		value, err := strconv.ParseFloat(line[strings.LastIndex(line, " ")+1:], 64)
+		if has && err == nil {
+			sum += value
+		}
+	}
+	return sum
+}
+
+// ReadAPIMetrics reads the metrics of the API server.
+func (env *Environment) ReadAPIMetrics(t testing.TB) Metrics {
+	t.Helper()
+	page, err := env.KubeClient.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page
+}

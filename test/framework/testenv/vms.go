@@ -1,0 +1,218 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/test/framework"
+)
+
+func (env *Environment) vmsIn(ns string) typed.VirtualMachineInterface {
+	return env.VMClient.CloudnativeV1alpha1().VirtualMachines(ns)
+}
+
+// CreateVM creates a VM and returns what the API server answered.
+func (env *Environment) CreateVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
+	t.Helper()
+	vm := b.Obj()
+	made, err := env.vmsIn(vm.Namespace).Create(t.Context(), vm, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// CreateActiveVM creates a VM and waits until it is Active.
+func (env *Environment) CreateActiveVM(t testing.TB, b *framework.VMBuilder) *api.VirtualMachine {
+	t.Helper()
+	return env.WaitForVM(t, env.CreateVM(t, b), framework.StepTimeout, framework.IsActive)
+}
+
+// GetVM reads a VM; it is nil if there is none of that UID.
+func (env *Environment) GetVM(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
+	t.Helper()
+	now, err := env.vmsIn(vm.Namespace).Get(context.WithoutCancel(t.Context()), vm.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && now.UID != vm.UID:
+		return nil
+	case err != nil:
+		t.Fatal(err)
+	}
+	return now
+}
+
+// updateBackoff is the backoff for a change while a controller writes too: each of
+// its writes may come in between, and client-go's own backoff gives up after the
+// fourth.
+var updateBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
+
+// UpdateVM changes a VM as a user does and returns it as written.
+func (env *Environment) UpdateVM(t testing.TB, vm *api.VirtualMachine, change func(*api.VirtualMachine)) *api.VirtualMachine {
+	t.Helper()
+	var next *api.VirtualMachine
+	err := retry.RetryOnConflict(updateBackoff, func() (err error) {
+		if next, err = env.vmsIn(vm.Namespace).Get(t.Context(), vm.Name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		change(next)
+		next, err = env.vmsIn(vm.Namespace).Update(t.Context(), next, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return next
+}
+
+// DeleteVM requests a VM's deletion and does not wait for it.
+func (env *Environment) DeleteVM(t testing.TB, vm *api.VirtualMachine) {
+	t.Helper()
+	err := env.vmsIn(vm.Namespace).Delete(t.Context(), vm.Name, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+}
+
+// WaitForVM waits until a VM passes all checks and returns it.
+func (env *Environment) WaitForVM(t testing.TB, vm *api.VirtualMachine, within time.Duration, checks ...framework.VMCheck) *api.VirtualMachine {
+	t.Helper()
+	var now *api.VirtualMachine
+	framework.Eventually(t, within, vm.Namespace+"/"+vm.Name, func() error {
+		now = env.GetVM(t, vm)
+		if now == nil {
+			return errors.New("it is not there")
+		}
+		for _, check := range checks {
+			if err := check(now); err != nil {
+				return fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(now))
+			}
+		}
+		return nil
+	})
+	return now
+}
+
+// WaitForDeletion waits until a VM is gone and returns how long that took.
+func (env *Environment) WaitForDeletion(t testing.TB, vm *api.VirtualMachine, within time.Duration) time.Duration {
+	t.Helper()
+	return framework.Eventually(t, within, vm.Namespace+"/"+vm.Name+" is gone", func() error {
+		if now := env.GetVM(t, vm); now != nil {
+			return fmt.Errorf("finalizers %v; its status is %s", now.Finalizers, framework.FormatStatus(now))
+		}
+		return nil
+	})
+}
+
+// ListEvents returns the events about a VM, or all where vm is nil.
+func (env *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []eventsv1.Event {
+	t.Helper()
+	list, err := env.KubeClient.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []eventsv1.Event
+	for _, e := range list.Items {
+		if vm == nil || e.Regarding.UID == vm.UID {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// WaitForEvent waits for an event about a VM, or about anything where vm is nil.
+func (env *Environment) WaitForEvent(t testing.TB, vm *api.VirtualMachine, reason string) eventsv1.Event {
+	t.Helper()
+	var found eventsv1.Event
+	framework.Eventually(t, framework.StepTimeout, "an event of reason "+reason, func() error {
+		var had []string
+		for _, e := range env.ListEvents(t, vm) {
+			if e.Reason == reason {
+				found = e
+				return nil
+			}
+			had = append(had, e.Reason)
+		}
+		return fmt.Errorf("there are %v", had)
+	})
+	return found
+}
+
+// VMHistory is all versions of a VM since it was recorded.
+type VMHistory struct {
+	mu       sync.Mutex
+	versions []*api.VirtualMachine
+	err      error
+}
+
+// RecordHistory follows a VM from the given version on.
+func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMHistory {
+	t.Helper()
+	h := &VMHistory{versions: []*api.VirtualMachine{vm}}
+	changes, err := env.vmsIn(vm.Namespace).Watch(t.Context(), metav1.ListOptions{
+		FieldSelector: "metadata.name=" + vm.Name, ResourceVersion: vm.ResourceVersion,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer changes.Stop()
+		for change := range changes.ResultChan() {
+			next, ok := change.Object.(*api.VirtualMachine)
+			h.mu.Lock()
+			if ok {
+				h.versions = append(h.versions, next)
+			} else {
+				h.err = apierrors.FromObject(change.Object)
+			}
+			h.mu.Unlock()
+		}
+	}()
+	return h
+}
+
+// WaitForVersion waits until the history has reached a version and returns all.
+func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.VirtualMachine {
+	t.Helper()
+	var all []*api.VirtualMachine
+	framework.Eventually(t, framework.StepTimeout, "the watch brings "+vm.Name, func() error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		all = append(all[:0], h.versions...)
+		if last := all[len(all)-1]; h.err != nil || last.ResourceVersion != vm.ResourceVersion {
+			return fmt.Errorf("it is at %s, not %s; error %w", last.ResourceVersion, vm.ResourceVersion, h.err)
+		}
+		return nil
+	})
+	return all
+}
+
+// WaitForServers waits until a VM has that many servers, containers and fake ones
+// taken together.
+func (env *Environment) WaitForServers(t testing.TB, vm *api.VirtualMachine, want int, within time.Duration) {
+	t.Helper()
+	framework.Eventually(t, within, fmt.Sprintf("%s/%s has %d servers", vm.Namespace, vm.Name, want), func() error {
+		n := len(ListContainers(t, vm.UID))
+		if env.ReadFakeServer(t, vm.UID) != nil {
+			n++
+		}
+		if n != want {
+			return fmt.Errorf("it has %d", n)
+		}
+		return nil
+	})
+}
