@@ -65,10 +65,10 @@ func PowerDown(ctx context.Context, c *qmp.Client, isPaused bool) error {
 
 // Quit ends QEMU: by its quit command, so that its disks are consistent, or else by force.
 func (m Machine) Quit(ctx context.Context) error {
-	asked, cancel := context.WithTimeout(ctx, QuitWithin)
+	bounded, cancel := context.WithTimeout(ctx, QuitWithin)
 	defer cancel()
-	err := m.Execute(asked, "quit", nil, nil)
-	if _, refused := errors.AsType[*qmp.Error](err); !refused && m.WaitStopped(asked, QuitWithin) == nil {
+	err := m.Execute(bounded, "quit", nil, nil)
+	if _, refused := errors.AsType[*qmp.Error](err); !refused && m.WaitStopped(bounded, QuitWithin) == nil {
 		return nil
 	}
 	if ctx.Err() != nil {

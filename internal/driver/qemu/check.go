@@ -9,9 +9,9 @@ import (
 	"regexp"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
 
 // Limits of a machine.
@@ -21,27 +21,17 @@ const (
 	maxMemory = 1 << 42
 )
 
-var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-
-// checkUID refuses a UID that is no UUID, since it is the machine's SMBIOS UUID too.
-func checkUID(uid types.UID) error {
-	if uuidPattern.MatchString(string(uid)) {
-		return nil
-	}
-	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
-}
-
 // checkPower refuses an invalid UID or power state. A stop needs no more of the spec.
 func checkPower(spec driver.ServerSpec) error {
-	if err := checkUID(spec.UID); err != nil {
+	if err := instance.CheckUID(spec.UID); err != nil {
 		return err
 	}
 	return driver.CheckPower(spec.Power)
 }
 
 // checkSpec refuses a spec that the server, or a new one, cannot satisfy.
-func (inst *instance) checkSpec(spec driver.ServerSpec) error {
-	return cmp.Or(checkForAnyMachine(spec), inst.driver.hostPorts.Check(spec.Ports), inst.checkDisks(spec), inst.checkNewSizes(spec), inst.driver.checkNewImages(inst, spec))
+func (d *Driver) checkSpec(inst *instance.Instance, spec driver.ServerSpec) error {
+	return cmp.Or(checkForAnyMachine(spec), d.hostPorts.Check(spec.Ports), checkDisks(inst, spec), d.checkNewSizes(inst, spec), d.checkNewImages(inst, spec))
 }
 
 // checkForAnyMachine refuses a spec that no machine can satisfy.
@@ -58,7 +48,7 @@ func checkForAnyMachine(spec driver.ServerSpec) error {
 	if k := spec.Image.Kernel; k != nil && strings.ContainsRune(k.Cmdline, 0) {
 		return driver.Errorf(driver.ErrInvalid, "image.kernel.cmdline is %q: it must not contain a zero byte", k.Cmdline)
 	}
-	return checkImageRef(rootField, spec.Image)
+	return disks.CheckRef(instance.RootField, spec.Image)
 }
 
 func checkSizes(spec driver.ServerSpec) error {
@@ -67,7 +57,7 @@ func checkSizes(spec driver.ServerSpec) error {
 		return driver.Errorf(driver.ErrInvalid, "resource.cpu is %dm: it must be more than 0 and at most %d", spec.CPUMilli, maxCPUs)
 	case spec.MemoryBytes < minMemory || spec.MemoryBytes > maxMemory:
 		return driver.Errorf(driver.ErrInvalid, "resource.memory is %d bytes: it must be from %d to %d", spec.MemoryBytes, minMemory, maxMemory)
-	case spec.RootDiskBytes < 0 || spec.RootDiskBytes > maxDisk:
+	case spec.RootDiskBytes < 0 || spec.RootDiskBytes > disks.MaxSize:
 		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: it must be more than 0 and at most 1Pi", spec.RootDiskBytes)
 	}
 	return nil
@@ -83,12 +73,12 @@ func checkVolumes(volumes []driver.Volume) error {
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %.40q: it must be 1 to 20 small letters, digits and -", i, v.Name)
 		case names[v.Name]:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].name is %s, as another's is", i, v.Name)
-		case v.SizeBytes < 1<<20 || v.SizeBytes > maxDisk:
+		case v.SizeBytes < 1<<20 || v.SizeBytes > disks.MaxSize:
 			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: it must be from 1Mi to 1Pi", i, v.Name, v.SizeBytes)
 		}
 		names[v.Name] = true
 		if v.Image != nil {
-			if err := checkImageRef(volumeField(i), *v.Image); err != nil {
+			if err := disks.CheckRef(instance.VolumeField(i), *v.Image); err != nil {
 				return err
 			}
 		}
@@ -125,6 +115,42 @@ func checkHostIP(i int, text string) error {
 		return driver.Errorf(driver.ErrInvalid, "ports[%d].hostIP is %.60q: it must be an IPv4 address of the host, or empty for all", i, text)
 	case !ip.Is4():
 		return driver.Errorf(driver.ErrUnsupported, "ports[%d].hostIP is %s: the network of a QEMU machine takes IPv4 addresses only; name one, or leave it out for all", i, text)
+	}
+	return nil
+}
+
+// checkDisks refuses sizes that the existing disks rule out.
+func checkDisks(inst *instance.Instance, spec driver.ServerSpec) error {
+	const grows = "it may only grow, and the server has"
+	if spec.RootDiskBytes != 0 && spec.RootDiskBytes < inst.Root.Size {
+		return driver.Errorf(driver.ErrInvalid, "resource.rootDisk is %d bytes: %s %d", spec.RootDiskBytes, grows, inst.Root.Size)
+	}
+	for i, v := range spec.Volumes {
+		switch have := inst.Volumes[v.Name].Size; {
+		case v.SizeBytes < have:
+			return driver.Errorf(driver.ErrInvalid, "volumes[%d].size (%s) is %d bytes: %s %d", i, v.Name, v.SizeBytes, grows, have)
+		case have > 0 && v.SizeBytes > have && v.ReadOnly:
+			return driver.Errorf(driver.ErrUnsupported, "volumes[%d].size (%s) is %d bytes: what is readOnly cannot grow, and the server has %d: leave readOnly out until it has grown",
+				i, v.Name, v.SizeBytes, have)
+		}
+	}
+	return nil
+}
+
+// checkNewSizes refuses sizes that disks cannot be made with or grown to.
+func (d *Driver) checkNewSizes(inst *instance.Instance, spec driver.ServerSpec) error {
+	if spec.RootDiskBytes > inst.Root.Size {
+		if err := d.Disks.CheckSize(instance.RootOrder(spec, disks.ImageSettings{}).SizeField, spec.RootDiskBytes); err != nil {
+			return err
+		}
+	}
+	for i, v := range spec.Volumes {
+		if v.SizeBytes <= inst.Volumes[v.Name].Size {
+			continue
+		}
+		if err := d.Disks.CheckSize(instance.VolumeOrder(i, v).SizeField, v.SizeBytes); err != nil {
+			return err
+		}
 	}
 	return nil
 }

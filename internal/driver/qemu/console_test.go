@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -140,11 +141,11 @@ func TestLogsStaySmall(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	d.logs = logBound{size: 4 << 10, every: 10 * time.Millisecond}
+	d.LogBound = instance.LogBound{Size: 4 << 10, Every: 10 * time.Millisecond}
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	c := attach(t, d, spec)
-	log := d.instanceOf(spec.UID).File(machine.SerialLogFile)
+	log := d.InstanceOf(spec.UID).File(machine.SerialLogFile)
 	prints := func(letter string, n int) {
 		t.Helper()
 		_, err := c.Write([]byte(strings.Repeat(letter, n)))

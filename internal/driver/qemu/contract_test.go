@@ -13,6 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -47,7 +48,7 @@ func TestContract(t *testing.T) {
 			}
 		},
 		OutOfBand: e.engineActions(),
-		FailCode:  codePanicked,
+		FailCode:  instance.CodePanicked,
 		Visible:   e.visible,
 		Timeout:   patience,
 		Skips: map[string]string{
@@ -70,15 +71,15 @@ func (e *engine) stubbornSpec() driver.ServerSpec {
 }
 
 // instanceFor finds a server's directory without a driver.
-func (e *engine) instanceFor(t *testing.T, s driver.Server) *instance {
+func (e *engine) instanceFor(t *testing.T, s driver.Server) *instance.Instance {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", e.dir)
 	must(t, err)
-	path := dir.Path(vmsDir, string(s.UID))
+	path := dir.Path(instance.VMsDir, string(s.UID))
 	if s.Retained {
-		path = dir.Path(retainedDir, string(s.UID)+"."+s.ID)
+		path = dir.Path(instance.RetainedDir, string(s.UID)+"."+s.ID)
 	}
-	return (&Driver{dir: dir}).instanceAt(path)
+	return (&instance.Host{StateDir: dir}).InstanceAt(path)
 }
 
 func (e *engine) engineActions() drivertest.OutOfBand {
@@ -142,7 +143,7 @@ func (e *engine) visible(t *testing.T, s driver.Server) string {
 	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
 	must(t, err)
 	text := string(line)
-	for _, name := range []string{recordFile, machine.LogFile, machine.SerialLogFile, machine.PIDFile} {
+	for _, name := range []string{instance.RecordFile, machine.LogFile, machine.SerialLogFile, machine.PIDFile} {
 		content, err := os.ReadFile(h.File(name))
 		must(t, err)
 		text += string(content)

@@ -153,7 +153,7 @@ func machines(d *Driver, uids []types.UID) map[types.UID][]int {
 	found := map[types.UID][]int{}
 	for _, uid := range uids {
 		for _, pid := range all {
-			if d.instanceOf(uid).IsOwnProcess(pid) {
+			if d.InstanceOf(uid).IsOwnProcess(pid) {
 				found[uid] = append(found[uid], pid)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 )
 
@@ -56,7 +57,7 @@ ethernets:
     addresses: [10.0.2.77/24]
 `, machine.MACAddress(string(spec.UID))))
 	reach(t, d, spec, driver.StateRunning)
-	c := sitAt(t, d.instanceOf(spec.UID))
+	c := sitAt(t, d.InstanceOf(spec.UID))
 	c.await(bootsWithin, "finished at") // cloud-init's last words
 	c.login("debian", password)
 	for command, want := range map[string]string{
@@ -98,7 +99,7 @@ type terminal struct {
 	said bytes.Buffer // what was not examined yet
 }
 
-func sitAt(t *testing.T, h *instance) *terminal {
+func sitAt(t *testing.T, h *instance.Instance) *terminal {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", h.File(machine.SerialSocket))
 	must(t, err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/framework"
@@ -46,12 +47,12 @@ func TestSwappedLayers(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.qcow2Of(t, e.plain, "b.qcow2")}}}
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	for n, c := range []struct{ layer, says string }{
 		{spec.Image.Source, "was changed or replaced"},
 		{spec.Volumes[0].Image.Source, "was changed or replaced"},
-		{h.File(rootDiskFile), "disk " + h.File(rootDiskFile)},
-		{h.File(volumeFile("data")), "disk " + h.File(volumeFile("data"))},
+		{h.File(instance.RootDiskFile), "disk " + h.File(instance.RootDiskFile)},
+		{h.File(instance.VolumeFile("data")), "disk " + h.File(instance.VolumeFile("data"))},
 	} {
 		for kind, options := range map[string][]string{
 			"data file":    {"-o", "data_file=" + secret + ",data_file_raw=on"},
@@ -92,7 +93,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 		{Name: "tools", SizeBytes: 2 << 20, Image: &driver.Image{Source: volume}, ReadOnly: true},
 	}
 	boots(t, d, spec, "drover guest 1 A")
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	line, err := os.ReadFile(proc.Path(h.PID(), "cmdline"))
 	must(t, err)
 	for _, name := range []string{image, volume, ".qcow2"} {
@@ -119,8 +120,8 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	if s := reach(t, d, spec, driver.StateRunning); s.Applied.RootDiskBytes != 4<<20 {
 		t.Errorf("grown it is %+v", s)
 	}
-	wantDisk(t, d, spec, rootDiskFile+".away", 4<<20)
-	wantDisk(t, d, spec, volumeFile("data")+".away", 4<<20)
+	wantDisk(t, d, spec, instance.RootDiskFile+".away", 4<<20)
+	wantDisk(t, d, spec, instance.VolumeFile("data")+".away", 4<<20)
 	gone(t, d, spec)
 }
 
@@ -137,7 +138,7 @@ func TestSwappedKernel(t *testing.T) {
 	d := openWith(t, o)
 	reach(t, d, spec, driver.StateRunning)
 	report(t, port)
-	line, err := os.ReadFile(proc.Path(d.instanceOf(spec.UID).PID(), "cmdline"))
+	line, err := os.ReadFile(proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
 	must(t, err)
 	for _, name := range files {
 		if strings.Contains(string(line), name) {

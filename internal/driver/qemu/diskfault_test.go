@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -61,11 +62,11 @@ func TestResumedLately(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	waitsForDisk(t, d, spec)
-	h := d.instanceOf(spec.UID)
-	d.diskResumes.Store(h.Path, d.Clock.Now())
+	h := d.InstanceOf(spec.UID)
+	d.DiskResumes.Store(h.Path, d.Clock.Now())
 	_, err := d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, driver.ReasonDiskError)
-	d.diskResumes.Store(h.Path, d.Clock.Now().Add(-resumeAgain))
+	d.DiskResumes.Store(h.Path, d.Clock.Now().Add(-instance.ResumeAgain))
 	boots(t, d, spec, "drover guest 1 A")
 	gone(t, d, spec)
 }

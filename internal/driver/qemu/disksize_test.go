@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -21,7 +22,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	const gib = 1 << 30
-	d.capacity = func() (capacity, error) { return capacity{total: gib, available: gib / 2}, nil }
+	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: gib, Available: gib / 2}, nil }
 	huge := filepath.Join(e.images, "huge.qcow2")
 	framework.RunQEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
 	volume := func(size int64, image *driver.Image) []driver.Volume {
@@ -35,8 +36,8 @@ func TestDiskBeyondHost(t *testing.T) {
 		"root":         {func(s *driver.ServerSpec) { s.RootDiskBytes = 11 * gib }, driver.ErrExhausted, "resource.rootDisk: needed 11811160064 bytes, and the host's file system holds 1073741824"},
 		"image":        {func(s *driver.ServerSpec) { s.Image.Source = huge }, driver.ErrExhausted, "resource.rootDisk: needed 11811160064"},
 		"volume":       {func(s *driver.ServerSpec) { s.Volumes = volume(11*gib, nil) }, driver.ErrExhausted, "volumes[0].size (data): needed 11811160064"},
-		"any host":     {func(s *driver.ServerSpec) { s.RootDiskBytes = maxDisk + 1 }, driver.ErrInvalid, "at most 1Pi"},
-		"any volume's": {func(s *driver.ServerSpec) { s.Volumes = volume(maxDisk+1, nil) }, driver.ErrInvalid, "1Mi to 1Pi"},
+		"any host":     {func(s *driver.ServerSpec) { s.RootDiskBytes = disks.MaxSize + 1 }, driver.ErrInvalid, "at most 1Pi"},
+		"any volume's": {func(s *driver.ServerSpec) { s.Volumes = volume(disks.MaxSize+1, nil) }, driver.ErrInvalid, "1Mi to 1Pi"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
@@ -53,7 +54,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	grown.RootDiskBytes = 11 * gib
 	_, err := d.Ensure(t.Context(), grown)
 	wantError(t, err, driver.ErrExhausted, "resource.rootDisk: needed")
-	d.capacity = func() (capacity, error) { return capacity{total: 1, available: 1}, nil }
+	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1, Available: 1}, nil }
 	reach(t, d, spec, driver.StateRunning) // as it is
 	gone(t, d, spec)
 }
@@ -66,7 +67,7 @@ func TestDiskGauges(t *testing.T) {
 	o, registry := e.options(), prometheus.NewRegistry()
 	o.Registerer = registry
 	d := openWith(t, o)
-	d.capacity = func() (capacity, error) { return capacity{1 << 40, 1 << 30}, nil }
+	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1 << 40, Available: 1 << 30}, nil }
 	spec, released := e.spec(), e.spec()
 	spec.RootDiskBytes, spec.Volumes = 1<<40, []driver.Volume{{Name: "data", SizeBytes: 1 << 38}}
 	released.Power, released.RootDiskBytes = driver.PowerOff, 1<<39

@@ -12,12 +12,13 @@ import (
 	"github.com/go-logr/logr/funcr"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // waitGuestEnded waits until the guest has ended, without an end being reported.
-func waitGuestEnded(t *testing.T, h *instance) {
+func waitGuestEnded(t *testing.T, h *instance.Instance) {
 	t.Helper()
 	framework.Eventually(t, patience, "the guest ends", func() error {
 		if status, err := h.Status(t.Context()); err != nil || status != machine.StatusShutdown {
@@ -34,19 +35,19 @@ func TestExitIsReported(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	for name, c := range map[string]struct {
-		end    func(t *testing.T, h *instance, s driver.Server)
+		end    func(t *testing.T, h *instance.Instance, s driver.Server)
 		reason string
 	}{
-		"shut down": {func(t *testing.T, h *instance, s driver.Server) {
+		"shut down": {func(t *testing.T, h *instance.Instance, s driver.Server) {
 			t.Helper()
 			e.sendText(t, s, "x")
 			waitGuestEnded(t, h)
 		}, "Completed"},
-		"killed": {func(t *testing.T, h *instance, _ driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
+		"killed": {func(t *testing.T, h *instance.Instance, _ driver.Server) { t.Helper(); must(t, h.Kill(t.Context())) }, "Killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
-			h := d.instanceOf(spec.UID)
+			h := d.InstanceOf(spec.UID)
 			first := boots(t, d, spec, "drover guest 1 A")
 			c.end(t, h, first)
 			s, err := d.Ensure(t.Context(), spec)
@@ -91,16 +92,16 @@ func TestOneStartPerCall(t *testing.T) {
 		if !strings.Contains(text, "Notification could not be written") {
 			return
 		}
-		if status, err := d.instanceOf(spec.UID).Status(t.Context()); err == nil && status == "running" {
+		if status, err := d.InstanceOf(spec.UID).Status(t.Context()); err == nil && status == "running" {
 			ends++
-			must(t, d.instanceOf(spec.UID).Kill(t.Context()))
+			must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 		}
 	}, funcr.Options{Verbosity: 1})
 	d = openWith(t, o)
 	off := spec
 	off.Power = driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	notifications := d.dir.Path(notificationsDir)
+	notifications := d.StateDir.Path(instance.NotificationsDir)
 	must(t, os.RemoveAll(notifications))
 	must(t, os.WriteFile(notifications, nil, 0o600))
 	s, err := d.Ensure(t.Context(), spec)

@@ -14,6 +14,10 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/machine/memory"
 )
 
 // maxSteps is more than the steps between any two states.
@@ -36,8 +40,8 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	if err != nil {
 		return driver.Server{}, err
 	}
-	s.recordGracePeriod(spec)
-	return s.converge(ctx, spec)
+	d.recordGracePeriod(s, spec)
+	return d.converge(ctx, s, spec)
 }
 
 // errFetching reports that a server cannot be created before its image is fetched.
@@ -45,49 +49,49 @@ var errFetching = errors.New("its image is being fetched")
 
 // findOrCreate returns the server of the spec's UID. A stop comes before all checks, so
 // that a spec which no machine can satisfy cannot keep one running.
-func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*instance, error) {
+func (d *Driver) findOrCreate(ctx context.Context, spec driver.ServerSpec) (*instance.Instance, error) {
 	s, err := d.findServer(ctx, spec.Target)
 	if err == nil {
-		err = s.settleRoot(ctx, spec)
+		err = s.SettleRoot(ctx, spec)
 	}
 	switch {
 	case err == nil && spec.Power == driver.PowerOff:
 		return s, nil
 	case err == nil:
-		return s, s.checkSpec(spec)
+		return s, d.checkSpec(s, spec)
 	case !errors.Is(err, driver.ErrNotFound) || spec.ID != "":
 		return nil, err
 	}
-	if err := d.instanceOf(spec.UID).checkSpec(spec); err != nil {
+	if err := d.checkSpec(d.InstanceOf(spec.UID), spec); err != nil {
 		return nil, err
 	}
-	if err := d.killStrays(ctx, spec.UID); err != nil {
+	if err := d.KillStrays(ctx, spec.UID); err != nil {
 		return nil, err
 	}
-	if waits, err := d.fetchImages(ctx, d.instanceOf(spec.UID), spec); waits || err != nil {
+	if waits, err := d.fetchImages(ctx, d.InstanceOf(spec.UID), spec); waits || err != nil {
 		return nil, cmp.Or(err, errFetching)
 	}
 	journal.Record(ctx, journal.ActionCreate, nil, nil)
 	if err := d.createServer(ctx, spec); err != nil {
-		return nil, d.dir.Explain(err)
+		return nil, d.StateDir.Explain(err)
 	}
-	d.notify(spec.UID)
+	d.Notify(spec.UID)
 	return d.findServer(ctx, spec.Target)
 }
 
 // findServer observes the server of a UID, whose lock the caller holds. It also finishes a
 // release that was interrupted.
-func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance, error) {
+func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance.Instance, error) {
 	none := driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
-	s, err := d.instanceOf(t.UID).observe(ctx)
+	s, err := d.InstanceOf(t.UID).Observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, none
 	case err != nil:
-		return nil, classifyObserveError(err)
+		return nil, instance.ClassifyObserveError(err)
 	case s.Retained:
-		if err := s.moveToRetained(); err != nil {
-			return nil, d.dir.Explain(err)
+		if err := s.MoveToRetained(); err != nil {
+			return nil, d.StateDir.Explain(err)
 		}
 		return nil, none
 	case s.ClusterID != d.ClusterID:
@@ -101,60 +105,60 @@ func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance, er
 
 // createServer makes a server that is off. It makes all of it or nothing.
 func (d *Driver) createServer(ctx context.Context, spec driver.ServerSpec) error {
-	tmp, remove, err := d.dir.Temp()
+	tmp, remove, err := d.StateDir.Temp()
 	if err != nil {
 		return err
 	}
 	defer remove()
-	inst := d.instanceAt(filepath.Join(tmp, "vm"))
+	inst := d.InstanceAt(filepath.Join(tmp, "vm"))
 	if err := os.Mkdir(inst.Path, 0o700); err != nil {
 		return err
 	}
-	release, err := d.images.Hold()
+	release, err := d.Images.Hold()
 	if err != nil {
 		return err
 	}
 	defer release()
-	asked := imageOf(spec, imageSettings{Source: d.Image})
-	root, err := d.makeRoot(inst.File(rootDiskFile), spec, asked)
+	requested := instance.RequestedImage(spec, disks.ImageSettings{Source: d.Image})
+	root, err := d.MakeRoot(inst.File(instance.RootDiskFile), spec, requested)
 	if err != nil {
 		return err
 	}
-	machineType, err := d.program.MachineType(ctx, "")
+	machineType, err := d.Program.MachineType(ctx, "")
 	if err != nil {
-		return contractError(err)
+		return instance.ContractError(err)
 	}
-	inst.record = record{
-		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: newID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
-		GraceSeconds: new(graceSeconds(spec)), Settings: settingsOf(spec, asked), Root: root,
+	inst.Record = instance.Record{
+		ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: instance.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+		GraceSeconds: new(graceSeconds(spec)), Settings: instance.SettingsOf(spec, requested), Root: root,
 	}
-	if err := inst.save(); err != nil {
+	if err := inst.Save(); err != nil {
 		return err
 	}
-	return d.dir.Install(inst.Path, d.instanceOf(spec.UID).Path)
+	return d.StateDir.Install(inst.Path, d.InstanceOf(spec.UID).Path)
 }
 
 // converge takes one step after the other until none is left, or until one has to wait
 // for the guest.
-func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
+func (d *Driver) converge(ctx context.Context, inst *instance.Instance, spec driver.ServerSpec) (driver.Server, error) {
 	for range maxSteps {
-		if !inst.on {
-			inst.driver.removeGroup(ctx, inst.CPUGroup)
+		if !inst.On {
+			d.RemoveGroup(ctx, inst.CPUGroup)
 		}
 		next := nextStep(inst, spec)
-		if next == stepNone || next == stepStart && !inst.mayStart(spec) {
-			return inst.reportResult(spec), nil
+		if next == stepNone || next == stepStart && !d.mayStart(inst, spec) {
+			return d.reportResult(inst, spec), nil
 		}
-		waits, err := inst.applyStep(ctx, next, spec)
+		waits, err := d.applyStep(ctx, inst, next, spec)
 		if err != nil {
 			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, inst.UID, err)
 		}
-		inst.notifyWatchers()
-		if inst, err = inst.observe(ctx); err != nil {
-			return driver.Server{}, classifyObserveError(err)
+		inst.NotifyWatchers()
+		if inst, err = inst.Observe(ctx); err != nil {
+			return driver.Server{}, instance.ClassifyObserveError(err)
 		}
-		if waits && !inst.isEnded() {
-			return inst.reportResult(spec), nil
+		if waits && !inst.IsEnded() {
+			return d.reportResult(inst, spec), nil
 		}
 	}
 	return driver.Server{}, driver.Errorf(driver.ErrRetry, "the server %s changes as fast as Drover does", inst.UID)
@@ -163,57 +167,57 @@ func (inst *instance) converge(ctx context.Context, spec driver.ServerSpec) (dri
 // mayStart reports whether a start is requested. The exit of a run is reported before
 // another run follows it, since the caller applies the restart policy. A caller that asks
 // for a server to be on may not know yet that it has ended, before or during the call.
-func (inst *instance) mayStart(spec driver.ServerSpec) bool {
-	reported, ok := inst.driver.reportedExits.Load(inst.UID)
-	return inst.exit == nil || inst.Run == spec.RestartRun || ok && inst.Run == reported
+func (d *Driver) mayStart(inst *instance.Instance, spec driver.ServerSpec) bool {
+	reported, ok := d.ReportedExits.Load(inst.UID)
+	return inst.Exit == nil || inst.Run == spec.RestartRun || ok && inst.Run == reported
 }
 
 // reportResult adds what depends on the spec to the report of a server.
-func (inst *instance) reportResult(spec driver.ServerSpec) driver.Server {
-	out := inst.report()
-	out.Refused = inst.refusedImage(spec)
-	if inst.isAlive() && !spec.PowerOnly {
-		want := settingsOf(spec, inst.Settings.Image)
+func (d *Driver) reportResult(inst *instance.Instance, spec driver.ServerSpec) driver.Server {
+	out := inst.Report()
+	out.Refused = d.refusedImage(inst, spec)
+	if inst.IsAlive() && !spec.PowerOnly {
+		want := instance.SettingsOf(spec, inst.Settings.Image)
 		if inst.Root.Size == 0 {
-			want.Image = inst.imageOf(spec)
+			want.Image = inst.ImageOf(spec)
 		}
-		out.Pending = inst.Settings.pendingFields(want)
+		out.Pending = pendingFields(inst.Settings, want)
 	}
-	out.Progress = cmp.Or(out.Progress, inst.driver.fetches.Progress(inst.UID))
+	out.Progress = cmp.Or(out.Progress, d.fetches.Progress(inst.UID))
 	return out
 }
 
 // applyStep does one step; waits reports whether the next one has to wait for the guest.
-func (inst *instance) applyStep(ctx context.Context, next step, spec driver.ServerSpec) (waits bool, err error) {
+func (d *Driver) applyStep(ctx context.Context, inst *instance.Instance, next step, spec driver.ServerSpec) (waits bool, err error) {
 	journal.Record(ctx, journal.Action(next), nil, nil)
 	switch next {
 	case stepReap:
-		return false, inst.quitEnded(ctx)
+		return false, inst.QuitEnded(ctx)
 	case stepStart:
-		if waits, err := inst.driver.fetchImages(ctx, inst, spec); waits || err != nil {
+		if waits, err := d.fetchImages(ctx, inst, spec); waits || err != nil {
 			return waits, err
 		}
-		if err := inst.driver.killStrays(ctx, inst.UID); err != nil {
+		if err := d.KillStrays(ctx, inst.UID); err != nil {
 			return false, err
 		}
-		if err := inst.startRun(ctx, spec); err != nil {
+		if err := inst.StartRun(ctx, spec); err != nil {
 			return false, err
 		}
-		inst.driver.fetches.ReleaseExcept(spec.UID)
+		d.fetches.ReleaseExcept(spec.UID)
 		return false, nil
 	case stepFinish:
-		return false, inst.finishStart(ctx, spec)
+		return false, inst.FinishStart(ctx, spec)
 	case stepStop:
-		if waits, err := inst.prepareRestart(ctx, spec); waits || err != nil {
+		if waits, err := d.prepareRestart(ctx, inst, spec); waits || err != nil {
 			return waits, err
 		}
-		return inst.stopRun(ctx, spec)
+		return inst.StopRun(ctx, spec)
 	case stepGrow:
-		return false, inst.growDisks(ctx, spec)
+		return false, inst.GrowDisks(ctx, spec)
 	case stepPause:
 		return false, inst.Execute(ctx, "stop", nil, nil)
 	case stepResume:
-		return false, inst.resumeGuest(ctx)
+		return false, inst.ResumeGuest(ctx)
 	case stepNone:
 	}
 	return true, nil
@@ -236,24 +240,61 @@ const (
 // nextStep returns the step that brings a server closer to its spec. A stop that was
 // begun is completed even if the spec changes meanwhile, since a power button that was
 // pressed cannot be released.
-func nextStep(s *instance, spec driver.ServerSpec) step {
+func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 	switch {
-	case s.isEnded():
+	case s.IsEnded():
 		return stepReap
-	case !s.isAlive() && spec.Power == driver.PowerOff:
+	case !s.IsAlive() && spec.Power == driver.PowerOff:
 		return stepNone
-	case !s.isAlive():
+	case !s.IsAlive():
 		return stepStart
 	case s.Stop != nil, spec.Power == driver.PowerOff, spec.RestartRun != "" && s.Run == spec.RestartRun:
 		return stepStop
-	case s.Phase == phaseStarting:
+	case s.Phase == instance.PhaseStarting:
 		return stepFinish
-	case len(s.sizesToGrow(spec)) > 0:
+	case len(s.SizesToGrow(spec)) > 0:
 		return stepGrow
-	case spec.Power == driver.PowerPaused && !s.isPaused():
+	case spec.Power == driver.PowerPaused && !s.IsPaused():
 		return stepPause
-	case spec.Power == driver.PowerOn && s.isPaused():
+	case spec.Power == driver.PowerOn && s.IsPaused():
 		return stepResume
 	}
 	return stepNone
+}
+
+// prepareRestart delays a stop before a restart until the next run has what it needs. Else
+// the guest would be off while an image is fetched, and for good where something cannot
+// be had.
+func (d *Driver) prepareRestart(ctx context.Context, inst *instance.Instance, spec driver.ServerSpec) (waits bool, err error) {
+	if inst.Stop != nil || spec.Power == driver.PowerOff {
+		return false, nil
+	}
+	if waits, err := d.fetchImages(ctx, inst, spec); waits || err != nil {
+		return waits, err
+	}
+	if err := d.checkImages(inst, spec); err != nil {
+		return false, err
+	}
+	if err := hostports.CheckForwards(ctx, spec.Ports, inst.Forwards, d.ChoosePort); err != nil {
+		return false, err
+	}
+	on, err := inst.FindPlatform(ctx)
+	if err != nil {
+		return false, err
+	}
+	want := instance.DemandOf(inst, spec, on.Accelerator)
+	want.Freed = inst.Settings.MemoryBytes + memory.OverheadOf(inst.CurrentAccelerator())
+	return false, instance.ContractError(d.Memory.Check(want, d.FindRoom))
+}
+
+// refusedImage returns the image of a spec as refused if the root disk stands on another
+// one. What the guest wrote is on top of that image, and unusable on top of any other.
+func (d *Driver) refusedImage(inst *instance.Instance, spec driver.ServerSpec) *driver.Refused {
+	requested := inst.ImageOf(spec)
+	if inst.Root.Size == 0 || d.Disks.IsSame(inst.Root.Image, requested) {
+		return nil
+	}
+	return &driver.Refused{Field: instance.RootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(
+		"spec.image is %s: the root disk stands on %s and keeps it, with what the guest wrote: put that back, or delete the VirtualMachine, which removes its disks, and create it anew",
+		requested.Describe(), inst.Root.Image.Describe())}
 }

@@ -18,6 +18,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -44,9 +46,9 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 // notification for it may be written at this moment.
 func leavesNothing(t *testing.T, d *Driver) {
 	t.Helper()
-	for _, sub := range []string{vmsDir, "tmp"} {
+	for _, sub := range []string{instance.VMsDir, "tmp"} {
 		framework.Eventually(t, patience, "nothing is in "+sub, func() error {
-			left, err := os.ReadDir(d.dir.Path(sub))
+			left, err := os.ReadDir(d.StateDir.Path(sub))
 			if err == nil && len(left) != 0 {
 				err = fmt.Errorf("left behind: %v", left)
 			}
@@ -167,7 +169,7 @@ func TestSizes(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	spec.RootDiskBytes = 20 << 20
 	boots(t, d, spec, "drover guest 2 A")
-	if info := framework.RunQEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(rootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
+	if info := framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(instance.RootDiskFile)); !strings.Contains(info, "(20971520 bytes)") {
 		t.Errorf("the disk is %s", info)
 	}
 	spec.RootDiskBytes = 9 << 20
@@ -234,7 +236,7 @@ func TestPortTaken(t *testing.T) {
 	}
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrRetry, "ports[1] (web)", "address already in use", driver.ReasonPortConflict)
-	if s := d.instanceOf(spec.UID); s.PID() != 0 {
+	if s := d.InstanceOf(spec.UID); s.PID() != 0 {
 		t.Error("a machine runs")
 	}
 	must(t, listener.Close())
@@ -250,7 +252,7 @@ func TestStartCutOff(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	pid := h.PID()
 	must(t, h.Execute(t.Context(), "stop", nil, nil))
 	must(t, os.Remove(h.File(machine.PIDFile)))
@@ -281,12 +283,12 @@ func TestStartCutOff(t *testing.T) {
 }
 
 // rewind makes a start look interrupted before the guest was resumed.
-func rewind(t *testing.T, h *instance) {
+func rewind(t *testing.T, h *instance.Instance) {
 	t.Helper()
-	r, err := h.load()
+	r, err := h.Load()
 	must(t, err)
-	r.Phase = phaseStarting
-	must(t, r.save())
+	r.Phase = instance.PhaseStarting
+	must(t, r.Save())
 }
 
 // TestStopOfWhatStarts checks that a guest which was not resumed yet is not booted only
@@ -298,7 +300,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerPaused
 	s := reach(t, d, spec, driver.StatePaused)
-	rewind(t, d.instanceOf(spec.UID))
+	rewind(t, d.InstanceOf(spec.UID))
 	off := spec
 	off.Power = driver.PowerOff
 	stopped, err := d.Ensure(t.Context(), off)
@@ -306,7 +308,7 @@ func TestStopOfWhatStarts(t *testing.T) {
 	if stopped.State != driver.StateStopped || stopped.Run != s.Run || stopped.Exit != nil {
 		t.Errorf("it is %+v", stopped)
 	}
-	if printed, err := os.ReadFile(d.instanceOf(spec.UID).File(machine.SerialLogFile)); err != nil || len(printed) > 0 {
+	if printed, err := os.ReadFile(d.InstanceOf(spec.UID).File(machine.SerialLogFile)); err != nil || len(printed) > 0 {
 		t.Errorf("the guest printed %q, %v", printed, err)
 	}
 	gone(t, d, spec)
@@ -321,9 +323,9 @@ func TestRunsOnce(t *testing.T) {
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	lock, err := d.instanceOf(spec.UID).ClaimRun()
+	lock, err := d.InstanceOf(spec.UID).ClaimRun()
 	must(t, err)
-	if _, err := d.instanceOf(spec.UID).ClaimRun(); !errors.Is(contractError(err), driver.ErrRetry) {
+	if _, err := d.InstanceOf(spec.UID).ClaimRun(); !errors.Is(instance.ContractError(err), driver.ErrRetry) {
 		t.Errorf("the run lock is given out twice: %v", err)
 	}
 	must(t, lock.Close())
@@ -344,7 +346,7 @@ func TestDirectoryRemoved(t *testing.T) {
 	} {
 		spec := e.spec()
 		reach(t, d, spec, driver.StateRunning)
-		h := d.instanceOf(spec.UID)
+		h := d.InstanceOf(spec.UID)
 		pid := h.PID()
 		must(t, os.RemoveAll(h.Path))
 		next(spec)
@@ -366,8 +368,8 @@ func TestLockReplaced(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.instanceOf(spec.UID)
-	for _, name := range []string{machine.RunLockFile, rootDiskFile} {
+	h := d.InstanceOf(spec.UID)
+	for _, name := range []string{machine.RunLockFile, instance.RootDiskFile} {
 		content, err := os.ReadFile(h.File(name))
 		must(t, err)
 		must(t, errors.Join(os.Remove(h.File(name)), os.WriteFile(h.File(name), content, 0o600)))
@@ -390,14 +392,14 @@ func TestDiskOfNoRecord(t *testing.T) {
 	spec, off := e.spec(), e.spec()
 	off.Target, off.Power = spec.Target, driver.PowerOff
 	reach(t, d, off, driver.StateStopped)
-	h := d.instanceOf(spec.UID)
-	lose := func() *instance {
+	h := d.InstanceOf(spec.UID)
+	lose := func() *instance.Instance {
 		t.Helper()
-		r, err := h.load()
+		r, err := h.Load()
 		must(t, err)
 		lost := *r
-		lost.Root = disk{}
-		must(t, lost.save())
+		lost.Root = disks.Disk{}
+		must(t, lost.Save())
 		return r
 	}
 	lose()
@@ -405,8 +407,8 @@ func TestDiskOfNoRecord(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	r := lose()
 	_, err := d.Ensure(t.Context(), spec)
-	wantError(t, err, driver.ErrRetry, h.File(rootDiskFile), "does not name it", "it holds data")
-	must(t, r.save())
+	wantError(t, err, driver.ErrRetry, h.File(instance.RootDiskFile), "does not name it", "it holds data")
+	must(t, r.Save())
 	boots(t, d, spec, "drover guest 2 A")
 	gone(t, d, spec)
 }
@@ -429,7 +431,7 @@ func TestExitsUnsupervised(t *testing.T) {
 				keepWatching(t, d)
 			}
 			if say == "" {
-				must(t, d.instanceOf(spec.UID).Kill(t.Context()))
+				must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 			} else {
 				e.sendText(t, s, say)
 			}
@@ -438,7 +440,7 @@ func TestExitsUnsupervised(t *testing.T) {
 				t.Errorf("watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
 			}
 			if watched {
-				waitStopped(t, d.instanceOf(spec.UID))
+				waitStopped(t, d.InstanceOf(spec.UID))
 			}
 			if again := waitExit(t, e.open(t), spec.UID); again.Code != end.Code || again.Reason != end.Reason || !again.At.Equal(end.At) {
 				t.Errorf("the end was %+v and is %+v", end, again)

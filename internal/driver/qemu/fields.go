@@ -8,10 +8,16 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
 
+// pendingFields names the fields of the spec that the settings of a server do not have yet.
+func pendingFields(has, wants instance.Settings) []string {
+	return fields.Pending(settingsChange{has, wants})
+}
+
 // settingsChange are the settings of a server and those of its spec.
-type settingsChange struct{ has, wants settings }
+type settingsChange struct{ has, wants instance.Settings }
 
 var fields = driver.Fields[settingsChange]{
 	{Name: "action", Support: driver.AppliedLive},

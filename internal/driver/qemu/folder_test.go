@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/framework"
@@ -29,7 +30,7 @@ func TestBrokenRecord(t *testing.T) {
 	d := e.open(t)
 	spec, other := e.spec(), e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	path := d.instanceOf(spec.UID).File(recordFile)
+	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
 	content, err := os.ReadFile(path)
 	must(t, err)
 	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": "{}"} {
@@ -42,7 +43,7 @@ func TestBrokenRecord(t *testing.T) {
 	}
 	must(t, os.Remove(path))
 	wantBroken(t, d, spec, "none", driver.StateRunning)
-	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
+	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
 	must(t, os.WriteFile(path, content, 0o600))
 	if end := waitExit(t, d, spec.UID); end.Reason != "Killed" {
@@ -61,7 +62,7 @@ func TestUnreadRecord(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	for cause, c := range map[error]struct {
 		broken, remove bool
 	}{
@@ -71,20 +72,20 @@ func TestUnreadRecord(t *testing.T) {
 		unix.EACCES: {true, false},
 		unix.ENOENT: {true, true},
 	} {
-		err := h.classifyReadError(&os.PathError{Op: "open", Path: h.File(recordFile), Err: cause})
+		err := h.ClassifyReadError(&os.PathError{Op: "open", Path: h.File(instance.RecordFile), Err: cause})
 		says := err.Error()
-		if isBroken(err) != c.broken || strings.Contains(says, "remove") != c.remove || errors.Is(err, driver.ErrUnavailable) == c.broken ||
-			strings.Contains(says, "repair") != c.broken || !strings.Contains(says, h.File(recordFile)+": "+cause.Error()) {
-			t.Errorf("%v: got the error %v, broken %v", cause, err, isBroken(err))
+		if instance.IsBroken(err) != c.broken || strings.Contains(says, "remove") != c.remove || errors.Is(err, driver.ErrUnavailable) == c.broken ||
+			strings.Contains(says, "repair") != c.broken || !strings.Contains(says, h.File(instance.RecordFile)+": "+cause.Error()) {
+			t.Errorf("%v: got the error %v, broken %v", cause, err, instance.IsBroken(err))
 		}
 	}
-	must(t, os.Rename(h.File(recordFile), h.File("kept")))
-	must(t, os.Mkdir(h.File(recordFile), 0o700))
+	must(t, os.Rename(h.File(instance.RecordFile), h.File("kept")))
+	must(t, os.Mkdir(h.File(instance.RecordFile), 0o700))
 	wantBroken(t, d, spec, "a folder", driver.StateStopped)
-	must(t, os.Remove(h.File(recordFile)))
-	must(t, os.Rename(h.File("kept"), h.File(recordFile)))
+	must(t, os.Remove(h.File(instance.RecordFile)))
+	must(t, os.Rename(h.File("kept"), h.File(instance.RecordFile)))
 	gone(t, d, spec)
-	if _, err := h.load(); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := h.Load(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of one that is gone: %v", err)
 	}
 }
@@ -98,8 +99,8 @@ func TestCopiedFolder(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
-	copied := d.instanceOf(other.UID)
-	must(t, os.CopyFS(copied.Path, os.DirFS(d.instanceOf(spec.UID).Path)))
+	copied := d.InstanceOf(other.UID)
+	must(t, os.CopyFS(copied.Path, os.DirFS(d.InstanceOf(spec.UID).Path)))
 	servers, err := d.List(t.Context())
 	must(t, err)
 	met := map[types.UID]driver.Server{}
@@ -109,7 +110,7 @@ func TestCopiedFolder(t *testing.T) {
 	if len(servers) != 2 || met[spec.UID].Err != nil || met[spec.UID].ID == "" || met[other.UID].ID != "" {
 		t.Fatalf("List reports %+v", servers)
 	}
-	says := "repair " + copied.File(recordFile) + ": its uid is " + string(spec.UID)
+	says := "repair " + copied.File(instance.RecordFile) + ": its uid is " + string(spec.UID)
 	wantError(t, driver.Errorf(driver.ErrRetry, "%w", met[other.UID].Err), driver.ErrRetry, says, "must be "+string(other.UID))
 	_, err = d.Ensure(t.Context(), other)
 	wantError(t, err, driver.ErrRetry, says)
@@ -133,7 +134,7 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	if len(servers) != 1 || servers[0].UID != spec.UID || servers[0].ID != "" || servers[0].State != state {
 		t.Fatalf("%s: List reports %+v", what, servers)
 	}
-	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.instanceOf(spec.UID).Path)
+	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.InstanceOf(spec.UID).Path)
 	if _, err := d.Usage(t.Context(), spec.UID); err != nil {
 		t.Errorf("%s: Usage says %v", what, err)
 	}
@@ -142,7 +143,7 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, what string, st
 	for _, retain := range []bool{false, true} {
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "repair")
 	}
-	if on, err := d.instanceOf(spec.UID).IsRunning(); on != (state == driver.StateRunning) || err != nil {
+	if on, err := d.InstanceOf(spec.UID).IsRunning(); on != (state == driver.StateRunning) || err != nil {
 		t.Errorf("%s: it runs: %v, %v", what, on, err)
 	}
 }
@@ -159,14 +160,14 @@ func TestBrokenEnd(t *testing.T) {
 	if end := waitExit(t, d, spec.UID); end.Reason != "Completed" {
 		t.Errorf("it ended with %+v", end)
 	}
-	ends, err := filepath.Glob(d.dir.Path(endsDir, "*"))
+	ends, err := filepath.Glob(d.StateDir.Path(instance.EndsDir, "*"))
 	if err != nil || len(ends) != 1 {
 		t.Fatalf("the ends are %q, %v", ends, err)
 	}
 	for _, broken := range []string{"", "{", "{}", "null"} {
 		must(t, os.WriteFile(ends[0], []byte(broken), 0o600))
 		end := waitExit(t, d, spec.UID)
-		if again := waitExit(t, d, spec.UID); *again != *end || end.Code != codeKilled || end.Reason != "Killed" || end.At.IsZero() {
+		if again := waitExit(t, d, spec.UID); *again != *end || end.Code != instance.CodeKilled || end.Reason != "Killed" || end.At.IsZero() {
 			t.Errorf("%q: it ended with %+v, and then with %+v", broken, end, again)
 		}
 	}
@@ -183,7 +184,7 @@ func TestReleaseHalfDone(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateStopped)
-	inTheWay := d.retainedPath(spec.UID, s.ID)
+	inTheWay := d.RetainedPath(spec.UID, s.ID)
 	must(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
 	for range 2 { // the first marks it, the second finds it marked
 		wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrRetry, "aside")
@@ -192,7 +193,7 @@ func TestReleaseHalfDone(t *testing.T) {
 	wantError(t, err, driver.ErrRetry, "aside")
 	must(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
-	if there, err := d.instanceAt(inTheWay).hasDirectory(); !there {
+	if there, err := d.InstanceAt(inTheWay).HasDirectory(); !there {
 		t.Errorf("it is not among the released: %v", err)
 	}
 }
@@ -207,7 +208,7 @@ func TestStrayBehindALink(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	pid := h.PID()
 	must(t, os.RemoveAll(h.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
@@ -299,10 +300,10 @@ func TestOneUnreadable(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	reach(t, d, other, driver.StateRunning)
 	was := reach(t, d, spec, driver.StateRunning)
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	must(t, h.Kill(t.Context()))
 	waitExit(t, e.open(t), spec.UID) // which is not reported to d
-	r, err := h.load()
+	r, err := h.Load()
 	must(t, err)
 	for name, c := range map[string]struct {
 		files []string
@@ -310,11 +311,11 @@ func TestOneUnreadable(t *testing.T) {
 		state driver.State
 		id    string
 	}{
-		"the record":         {[]string{h.File(recordFile)}, aFolder, driver.StateStopped, ""},
+		"the record":         {[]string{h.File(instance.RecordFile)}, aFolder, driver.StateStopped, ""},
 		"the run lock":       {[]string{h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, was.ID}, // it may be on
-		"an end":             {[]string{r.exitFile()}, aFolder, driver.StateStopped, was.ID},
-		"its whole folder":   {[]string{h.File(recordFile), h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, ""},
-		"an end, in a loop":  {[]string{r.exitFile()}, aLoop, driver.StateStopped, was.ID},
+		"an end":             {[]string{r.ExitFile()}, aFolder, driver.StateStopped, was.ID},
+		"its whole folder":   {[]string{h.File(instance.RecordFile), h.File(machine.RunLockFile)}, aLoop, driver.StateRunning, ""},
+		"an end, in a loop":  {[]string{r.ExitFile()}, aLoop, driver.StateStopped, was.ID},
 		"the lock, a folder": {[]string{h.File(machine.RunLockFile)}, aFolder, driver.StateRunning, was.ID},
 	} {
 		t.Run(name, func(t *testing.T) {

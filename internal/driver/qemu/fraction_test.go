@@ -37,7 +37,7 @@ func TestFraction(t *testing.T) {
 	} else {
 		wantFile(t, filepath.Join(group, "cpu.cfs_quota_us"), "30000")
 	}
-	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.instanceOf(spec.UID).PID()))
+	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.InstanceOf(spec.UID).PID()))
 	e.sendText(t, s, "b")
 	framework.Eventually(t, patience, "the kernel holds it back", func() error {
 		stat, err := os.ReadFile(filepath.Join(group, "cpu.stat"))
@@ -52,9 +52,9 @@ func TestFraction(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	isGone(t, group)
 	reach(t, d, spec, driver.StateRunning)
-	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
+	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	reach(t, d, spec, driver.StateRunning)
-	must(t, os.RemoveAll(d.instanceOf(spec.UID).Path))
+	must(t, os.RemoveAll(d.InstanceOf(spec.UID).Path))
 	if _, err := os.Stat(group); err != nil {
 		t.Errorf("the run has no group: %v", err)
 	}
@@ -110,7 +110,7 @@ func TestNoGroups(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := e.open(t)
-			d.groups = find
+			d.FindGroups = find
 			spec := e.spec()
 			spec.CPUMilli = 500
 			const want = "resource.cpu: 500m is rounded up to 1000m"

@@ -83,7 +83,7 @@ func TestDiskFullFetching(t *testing.T) {
 	spec.Image = driver.Image{Source: web.URL, Checksum: fmt.Sprintf("sha256:%x", sha256.Sum256(content))}
 	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "it has at least", "bytes are free on the disk of "+e.dir, driver.ReasonImageUnavailable)
 	leavesNothing(t, d)
-	if have, err := d.images.List(); err != nil || len(have) != 0 {
+	if have, err := d.Images.List(); err != nil || len(have) != 0 {
 		t.Errorf("the store has %v, %v", have, err)
 	}
 	must(t, unix.Mount("drover-test", e.dir, "tmpfs", unix.MS_REMOUNT, sizeOption(32)))
@@ -114,7 +114,7 @@ func TestDiskFullCreating(t *testing.T) {
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
 	servers, err := d.List(t.Context(), on.UID)
 	must(t, err)
-	if len(servers) != 1 || servers[0].State != driver.StateStopped || d.instanceOf(on.UID).PID() != 0 {
+	if len(servers) != 1 || servers[0].State != driver.StateStopped || d.InstanceOf(on.UID).PID() != 0 {
 		t.Errorf("it is %+v", servers)
 	}
 	must(t, os.Remove(filler))
@@ -132,13 +132,13 @@ func TestDiskFullProbing(t *testing.T) {
 	o := e.options()
 	o.Accel, o.Binary = AccelAuto, script(t, "case $1 in "+asks+" *) exit 85;; esac")
 	d := openWith(t, o)
-	d.accel.Device = e.plain
+	d.Accelerator.Device = e.plain
 	filler := e.fill(t)
-	_, err := d.instanceOf("").platformOf(t.Context())
+	_, err := d.InstanceOf("").FindPlatform(t.Context())
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk", "whether KVM works")
 	leavesNothing(t, d)
 	must(t, os.Remove(filler))
-	if got, err := d.instanceOf("").platformOf(t.Context()); err != nil || got.accel != AccelKVM {
+	if got, err := d.InstanceOf("").FindPlatform(t.Context()); err != nil || got.Accelerator != AccelKVM {
 		t.Errorf("once there is room: %q, %v", got, err)
 	}
 }
@@ -199,7 +199,7 @@ func TestDiskFullEnding(t *testing.T) {
 	}
 	_, err = d.Ensure(t.Context(), ends)
 	wantError(t, err, driver.ErrExhausted, "no room left on its disk")
-	if pid := d.instanceOf(ends.UID).PID(); pid == 0 {
+	if pid := d.InstanceOf(ends.UID).PID(); pid == 0 {
 		t.Error("the QEMU is gone that knows how its guest ended")
 	}
 	stays.Power, stays.StopBy = driver.PowerOff, time.Now()
@@ -228,7 +228,7 @@ func TestEndWrittenLater(t *testing.T) {
 	end := waitExit(t, d, spec.UID)
 	must(t, os.Remove(filler))
 	framework.Eventually(t, patience, "its QEMU is collected", func() error {
-		if pid := d.instanceOf(spec.UID).PID(); pid != 0 {
+		if pid := d.InstanceOf(spec.UID).PID(); pid != 0 {
 			return fmt.Errorf("it is process %d", pid)
 		}
 		return nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -18,7 +19,7 @@ import (
 // wantDisk compares the size of a disk in the server's directory.
 func wantDisk(t *testing.T, d *Driver, spec driver.ServerSpec, file string, want int64) {
 	t.Helper()
-	if info := framework.RunQEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(file)); !strings.Contains(info, fmt.Sprintf("(%d bytes)", want)) {
+	if info := framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(file)); !strings.Contains(info, fmt.Sprintf("(%d bytes)", want)) {
 		t.Errorf("%s should have %d bytes: it is %s", file, want, info)
 	}
 }
@@ -32,7 +33,7 @@ func TestGrowToAnySize(t *testing.T) {
 	spec.RootDiskBytes = 5 << 20
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 1<<20 + 1}}
 	first := reach(t, d, spec, driver.StateRunning)
-	wantDisk(t, d, spec, volumeFile("data"), 1<<20+512)
+	wantDisk(t, d, spec, instance.VolumeFile("data"), 1<<20+512)
 	for _, more := range []int64{1, 2, 513} {
 		spec.RootDiskBytes = 5<<20 + more
 		spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2<<20 + more}}
@@ -41,8 +42,8 @@ func TestGrowToAnySize(t *testing.T) {
 			t.Errorf("grown by %d it is %+v", more, s)
 		}
 		whole := (more + 511) / 512 * 512
-		wantDisk(t, d, spec, rootDiskFile, 5<<20+whole)
-		wantDisk(t, d, spec, volumeFile("data"), 2<<20+whole)
+		wantDisk(t, d, spec, instance.RootDiskFile, 5<<20+whole)
+		wantDisk(t, d, spec, instance.VolumeFile("data"), 2<<20+whole)
 	}
 	gone(t, d, spec)
 }
@@ -67,12 +68,12 @@ func TestGrowReadOnly(t *testing.T) {
 	if s := reach(t, d, spec, driver.StateRunning); s.Run != first.Run || !slices.Equal(s.Pending, []string{"volumes"}) {
 		t.Errorf("before the restart it is %+v", s)
 	}
-	wantDisk(t, d, spec, volumeFile("data"), 4<<20)
+	wantDisk(t, d, spec, instance.VolumeFile("data"), 4<<20)
 	spec.RestartRun, spec.StopBy = first.Run, time.Now()
 	if s := reach(t, d, spec, driver.StateRunning); s.Run == first.Run || len(s.Pending) != 0 {
 		t.Errorf("after the restart it is %+v", s)
 	}
-	wantDisk(t, d, spec, volumeFile("data"), 8<<20)
+	wantDisk(t, d, spec, instance.VolumeFile("data"), 8<<20)
 	gone(t, d, spec)
 }
 
@@ -85,7 +86,7 @@ func TestGrowNeverShrinks(t *testing.T) {
 	spec := e.spec()
 	spec.RootDiskBytes = 2 << 20
 	reach(t, d, spec, driver.StateRunning)
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	must(t, h.Execute(t.Context(), "block_resize", machine.Object{"node-name": machine.RootNode, "size": 16 << 20}, nil))
 	spec.RootDiskBytes = 8 << 20
 	s, err := d.Ensure(t.Context(), spec)
@@ -93,6 +94,6 @@ func TestGrowNeverShrinks(t *testing.T) {
 	if s.Applied.RootDiskBytes != 16<<20 {
 		t.Errorf("it has %+v", s.Applied)
 	}
-	wantDisk(t, d, spec, rootDiskFile, 16<<20)
+	wantDisk(t, d, spec, instance.RootDiskFile, 16<<20)
 	gone(t, d, spec)
 }

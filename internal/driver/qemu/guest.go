@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
@@ -27,7 +28,7 @@ func (d *Driver) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	}
 	c, err := s.OpenConsole(ctx)
 	if err != nil {
-		return nil, contractError(err)
+		return nil, instance.ContractError(err)
 	}
 	return console{c}, nil
 }
@@ -38,29 +39,29 @@ type console struct{ *machine.Console }
 // Write implements io.Writer.
 func (c console) Write(p []byte) (int, error) {
 	n, err := c.Console.Write(p)
-	return n, contractError(err)
+	return n, instance.ContractError(err)
 }
 
 // findAttachable returns a server that currently has a console.
-func (d *Driver) findAttachable(ctx context.Context, uid types.UID) (*instance, error) {
+func (d *Driver) findAttachable(ctx context.Context, uid types.UID) (*instance.Instance, error) {
 	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
-	if err := checkUID(uid); err != nil {
+	if err := instance.CheckUID(uid); err != nil {
 		return nil, err
 	}
-	if err := d.dir.Reach(); err != nil {
+	if err := d.StateDir.Reach(); err != nil {
 		return nil, err
 	}
-	s, err := d.instanceOf(uid).observe(ctx)
+	s, err := d.InstanceOf(uid).Observe(ctx)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && (s.ClusterID != d.ClusterID || s.Retained):
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
-	case isBroken(err):
+	case instance.IsBroken(err):
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	case err != nil:
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
-	case !s.isAlive():
+	case !s.IsAlive():
 		return nil, driver.Errorf(driver.ErrRetry, "the server %s does not run, and has no console", uid)
 	}
 	return s, nil
@@ -76,12 +77,12 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 }
 
 // forwardTo returns the forward that leads to a TCP port of a guest.
-func (d *Driver) forwardTo(uid types.UID, port int32) (*instance, machine.Forward, error) {
-	if err := checkUID(uid); err != nil {
+func (d *Driver) forwardTo(uid types.UID, port int32) (*instance.Instance, machine.Forward, error) {
+	if err := instance.CheckUID(uid); err != nil {
 		return nil, machine.Forward{}, err
 	}
-	h := d.instanceOf(uid)
-	r, err := h.load()
+	h := d.InstanceOf(uid)
+	r, err := h.Load()
 	if err != nil {
 		return h, machine.Forward{}, err
 	}
@@ -102,13 +103,13 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	if err != nil {
 		return nil, err
 	}
-	servers = slices.DeleteFunc(servers, func(s *instance) bool { return !s.isAlive() || s.Phase != phaseOn })
+	servers = slices.DeleteFunc(servers, func(s *instance.Instance) bool { return !s.IsAlive() || s.Phase != instance.PhaseOn })
 	samples, errs := make([]driver.Usage, len(servers)), make([]error, len(servers))
 	var all errgroup.Group
 	all.SetLimit(maxConcurrent)
 	for i := range servers {
 		all.Go(func() error {
-			samples[i], errs[i] = servers[i].sampleUsage(ctx)
+			samples[i], errs[i] = d.sampleUsage(ctx, servers[i])
 			return nil
 		})
 	}
@@ -122,14 +123,14 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	return found, nil
 }
 
-func (inst *instance) sampleUsage(ctx context.Context) (driver.Usage, error) {
+func (d *Driver) sampleUsage(ctx context.Context, inst *instance.Instance) (driver.Usage, error) {
 	process, err := proc.ReadUsage(inst.PID())
 	if err != nil {
 		return driver.Usage{}, err
 	}
-	u := driver.Usage{UID: inst.UID, Run: inst.Run, At: inst.driver.Clock.Now(), CPU: process.CPU, MemoryBytes: process.MemoryBytes}
-	if inst.silence == nil {
-		if used, ok := inst.GuestMemory(ctx, u.At, inst.isPaused()); ok {
+	u := driver.Usage{UID: inst.UID, Run: inst.Run, At: d.Clock.Now(), CPU: process.CPU, MemoryBytes: process.MemoryBytes}
+	if inst.QueryErr == nil {
+		if used, ok := inst.GuestMemory(ctx, u.At, inst.IsPaused()); ok {
 			u.MemoryBytes = used
 		}
 	}

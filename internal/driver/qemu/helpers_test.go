@@ -144,7 +144,7 @@ func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.
 // serial waits until the guest has printed a text.
 func serial(t *testing.T, d *Driver, spec driver.ServerSpec, text string) {
 	t.Helper()
-	path := d.instanceOf(spec.UID).File(machine.SerialLogFile)
+	path := d.InstanceOf(spec.UID).File(machine.SerialLogFile)
 	framework.Eventually(t, patience, "the guest prints "+text, func() error {
 		content, err := os.ReadFile(path)
 		if err == nil && !strings.Contains(string(content), text) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/memory"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -25,14 +26,14 @@ func TestMachinesThatRanBefore(t *testing.T) {
 	look := func() (memory.Room, error) {
 		return memory.Room{Available: 16, Reserve: 4, Where: "on the host", Promised: map[string]int64{}}, nil
 	}
-	ran := &instance{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 20}}}
+	ran := &instance.Instance{Record: instance.Record{StartedAt: time.Unix(1, 0), Settings: instance.Settings{MemoryBytes: 20}}}
 	spec := driver.ServerSpec{MemoryBytes: 20}
-	must(t, r.Check(demandOf(ran, spec, machine.AccelTCG), look))
-	wantError(t, contractError(r.Check(demandOf(&instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
-	smaller := &instance{record: record{StartedAt: time.Unix(1, 0), Settings: settings{MemoryBytes: 19}}}
-	wantError(t, contractError(r.Check(demandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
+	must(t, r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look))
+	wantError(t, instance.ContractError(r.Check(instance.DemandOf(&instance.Instance{}, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
+	smaller := &instance.Instance{Record: instance.Record{StartedAt: time.Unix(1, 0), Settings: instance.Settings{MemoryBytes: 19}}}
+	wantError(t, instance.ContractError(r.Check(instance.DemandOf(smaller, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 20 bytes")
 	spec.MemoryBytes = 21
-	wantError(t, contractError(r.Check(demandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 bytes")
+	wantError(t, instance.ContractError(r.Check(instance.DemandOf(ran, spec, machine.AccelTCG), look)), driver.ErrExhausted, "needed 21 bytes")
 }
 
 // TestPromised checks that a running machine is promised what it does not use yet, and
@@ -46,13 +47,13 @@ func TestPromised(t *testing.T) {
 	off.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateRunning)
 	reach(t, d, off, driver.StateStopped)
-	have, err := d.hostMemory()
+	have, err := d.FindRoom()
 	must(t, err)
 	if n := have.Promised[s.ID]; len(have.Promised) != 1 || n <= 0 || n >= spec.MemoryBytes+memory.OverheadTCG || have.Available <= 0 {
 		t.Errorf("there is %+v", have)
 	}
 	// Nothing is set aside for it any more, beside what it was promised.
-	err = d.room.Check(memory.Demand{Guest: 1 << 62}, d.hostMemory)
+	err = d.Memory.Check(memory.Demand{Guest: 1 << 62}, d.FindRoom)
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); !ok || shortage.Promised >= spec.MemoryBytes+memory.OverheadTCG {
 		t.Errorf("set aside are %+v", err)
 	}
@@ -69,10 +70,10 @@ func TestProcessHidden(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	s := reach(t, d, spec, driver.StateStopped)
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	held, err := h.ClaimRun()
 	must(t, err)
-	promised, err := d.promisedMemory()
+	promised, err := d.PromisedMemory()
 	must(t, err)
 	if len(promised) != 1 || promised[s.ID] != spec.MemoryBytes+memory.OverheadTCG {
 		t.Errorf("promised are %v", promised)
@@ -120,11 +121,11 @@ func TestReserveIsKept(t *testing.T) {
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrExhausted, "resource.memory: needed", fmt.Sprintf("%d for QEMU itself", memory.OverheadTCG), "on the host (besides "+o.ReserveMemory+" that --qemu-reserve-memory keeps)")
 
-	d.reserve = func(int64) int64 { return 0 }
-	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
+	d.ReservedOf = func(int64) int64 { return 0 }
+	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
 	_, err = d.Ensure(t.Context(), spec)
 	wantError(t, err, driver.ErrExhausted, fmt.Sprintf("available %d below the memory limit of /some/group", spec.MemoryBytes+memory.OverheadTCG-1), "below the memory limit of /some/group")
-	d.groupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
+	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
 	reach(t, d, spec, driver.StateRunning)
 	gone(t, d, spec)
 }

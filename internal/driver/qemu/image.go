@@ -4,263 +4,91 @@
 package qemu
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
-	"syscall"
+	"io/fs"
+	"slices"
+
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/machine"
 )
 
-// baseImage is the image that a disk stands on.
-type baseImage struct {
-	imageSettings
-	image.Base
+// fetchImages reports whether a server has to wait for an image that a disk is to be made
+// of. The server retains its claim on what was fetched until the caller releases it:
+// else an image that is always to be fetched would be fetched twice.
+func (d *Driver) fetchImages(ctx context.Context, s *instance.Instance, spec driver.ServerSpec) (waits bool, err error) {
+	var refs []image.Ref
+	for _, i := range d.requiredImages(s, spec) {
+		refs = append(refs, i.Ref)
+	}
+	return d.Images.FetchMissing(ctx, spec, refs...)
 }
 
-// imageSettings identify an image.
-type imageSettings struct {
-	Source   string `json:"source,omitempty"`
-	Checksum string `json:"checksum,omitempty"`
+// requiredImage is an image that has to be fetched if it is missing, and the field that
+// names it.
+type requiredImage struct {
+	image.Ref
+
+	field string
 }
 
-// imageOf returns the image that a spec requests, or else the present one: a change of
-// the default affects no server.
-func imageOf(spec driver.ServerSpec, have imageSettings) imageSettings {
-	if spec.Image.Source == "" {
-		return have
-	}
-	return imageSettings{spec.Image.Source, spec.Image.Checksum}
-}
-
-// imageOf returns the image that a spec requests, or the one that the root disk
-// stands on.
-func (inst *instance) imageOf(spec driver.ServerSpec) imageSettings {
-	return imageOf(spec, inst.Root.Image.imageSettings)
-}
-
-// ref returns the image in the form that the store takes.
-func (i imageSettings) ref() image.Ref { return image.Ref{Source: i.Source, Checksum: i.Checksum} }
-
-// isSame reports whether the requested image is the one that a disk stands on, under
-// whatever name. A checksum may have been added or left out, or another server may have
-// the same image. The content behind a source may have changed since the disk was made of
-// it, so without a checksum only the name counts.
-func (d *Driver) isSame(have baseImage, requested imageSettings) bool {
-	switch {
-	case have.imageSettings == requested:
-		return true
-	case requested.Source == "" || image.IsRemote(have.Source) != image.IsRemote(requested.Source):
-		return false
-	case !image.IsRemote(requested.Source):
-		return image.FilePath(requested.Source) == have.Path
-	case requested.Source == have.Source && requested.Checksum == "":
-		return true
-	}
-	return d.images.Digest(requested.ref()) == image.DigestOf(have.Path)
-}
-
-// openImage describes an image that is on this host.
-func (d *Driver) openImage(field string, requested imageSettings) (baseImage, error) {
-	f, err := d.openFound(field, requested)
-	if err != nil {
-		return baseImage{}, err
-	}
-	defer func() { _ = f.Close() }()
-	base, err := image.DescribeFile(f, requested.Source)
-	if err != nil {
-		return baseImage{}, unavailableError("image %s: %w", image.Redact(requested.Source), err)
-	}
-	return baseImage{requested, base}, nil
-}
-
-// openFound opens the file of an image: the one that the source names, or the one that
-// was fetched.
-func (d *Driver) openFound(field string, requested imageSettings) (*os.File, error) {
-	if !image.IsRemote(requested.Source) {
-		return d.openSource(field+".source", requested.Source)
-	}
-	path, exists := d.images.Path(requested.ref())
-	if !exists {
-		return nil, unavailableError("image %s has to be fetched first", image.Redact(requested.Source))
-	}
-	f, err := os.Open(path) //nolint:gosec // in the driver's folder
-	if err != nil {
-		return nil, unavailableError("image %s: %w", image.Redact(requested.Source), err)
-	}
-	return f, nil
-}
-
-// openSource opens the file that a field of the spec names. It must be below one of the
-// allowed folders, and no symbolic link may lead out of them.
-func (d *Driver) openSource(field, source string) (*os.File, error) {
-	forms := "it must be the absolute path of a file, or file:// before one"
-	if strings.HasSuffix(field, "image.source") {
-		forms += ", or begin with http://, https:// or oci://"
-	}
-	path := image.FilePath(source)
-	switch {
-	case source == "":
-		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is empty and there is no default: %s", field, forms)
-	case !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
-		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, image.Redact(source), forms)
-	case filepath.Clean(path) != path:
-		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, source)
-	}
-	dirs := append([]string{d.dir.Path(imagesDir)}, d.ImageDirs...)
-	for _, dir := range dirs {
-		name, err := filepath.Rel(dir, path)
-		if err != nil || !filepath.IsLocal(name) {
-			continue
+// requiredImages returns the remote images that a server's next run needs: as the spec
+// names them where a disk is still to be made of one, and else by their digest.
+func (d *Driver) requiredImages(s *instance.Instance, spec driver.ServerSpec) []requiredImage {
+	all := []requiredImage{{d.rootImage(s, spec), instance.RootField}}
+	for i, v := range spec.Volumes {
+		var ref image.Ref
+		if v.Image != nil {
+			ref = disks.RefOf(*v.Image)
 		}
-		f, err := openBelow(dir, name)
-		if err != nil {
-			return nil, unavailableError("image %s: %w", path, err)
+		if made, is := s.Volumes[v.Name]; is {
+			ref = made.Image.FetchedRef(ref.PullPolicy)
 		}
-		return f, nil
+		all = append(all, requiredImage{ref, instance.VolumeField(i)})
 	}
-	return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: images may be in %s", field, source, strings.Join(dirs, ", "))
+	return slices.DeleteFunc(all, func(i requiredImage) bool { return !image.IsRemote(i.Source) })
 }
 
-func openBelow(dir, name string) (*os.File, error) {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, err
+// rootImage returns the image of a root disk that is still to be made. Otherwise it
+// returns the image that the disk stands on, by its digest and from the source that the
+// spec names for it.
+func (d *Driver) rootImage(s *instance.Instance, spec driver.ServerSpec) image.Ref {
+	have, policy := s.Root.Image, image.PullPolicy(spec.Image.PullPolicy)
+	if s.ID == "" {
+		have.Source = d.Image
 	}
-	defer func() { _ = root.Close() }()
-	// Opening a pipe would wait for its other end.
-	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
+	requested := instance.RequestedImage(spec, have.ImageSettings)
+	switch {
+	case s.Root.Size == 0:
+		return image.Ref{Source: requested.Source, Checksum: requested.Checksum, PullPolicy: policy}
+	case d.Disks.IsSame(have, requested):
+		have.ImageSettings = requested
 	}
-	if err := checkRegular(f); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return have.FetchedRef(policy)
 }
 
-func checkRegular(f *os.File) error {
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is no regular file")
+// checkNewImages refuses images whose content is not verified. Disks that were made of
+// such an image stay in use, whatever the flag was then.
+func (d *Driver) checkNewImages(s *instance.Instance, spec driver.ServerSpec) error {
+	for _, i := range d.requiredImages(s, spec) {
+		if d.Images.Sources.IsUnchecked(i.Ref) && !d.UncheckedImages {
+			return driver.Errorf(driver.ErrInvalid,
+				"%s.checksum is empty: an image from a web server, or of a tag from a registry by plain HTTP, needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.field)
+		}
 	}
-	return err
-}
-
-// openKernel opens the files of a kernel that is booted directly.
-func (d *Driver) openKernel(spec driver.ServerSpec, files *machine.Files) (*machine.Kernel, error) {
-	k := spec.Image.Kernel
-	if k == nil {
-		return nil, nil //nolint:nilnil // Nil is for the disk's own.
-	}
-	// In order, so that of two missing files the same one is reported each time.
-	f, err := d.openSource("image.kernel.source", k.Source)
-	if err != nil {
-		return nil, err
-	}
-	opened := &machine.Kernel{Path: files.AddPlain(f), Cmdline: k.Cmdline}
-	if k.Initrd == "" {
-		return opened, nil
-	}
-	if f, err = d.openSource("image.kernel.initrd", k.Initrd); err != nil {
-		return nil, err
-	}
-	opened.Initrd = files.AddPlain(f)
-	return opened, nil
-}
-
-// checkKernel reports whether the files of a kernel could be opened now.
-func (d *Driver) checkKernel(spec driver.ServerSpec) error {
-	files := &machine.Files{}
-	defer files.Close()
-	_, err := d.openKernel(spec, files)
-	return err
-}
-
-// fetchedRef returns the reference by which the image is fetched again: by its digest,
-// whatever its source stands for by now.
-func (i baseImage) fetchedRef(policy image.PullPolicy) image.Ref {
-	return image.Ref{Source: i.Source, Checksum: image.DigestOf(i.Path), PullPolicy: policy}
-}
-
-// digest returns the digest of an image that was fetched, whatever its source stands for
-// by now; others have none.
-func (i baseImage) digest() string {
-	if !image.IsRemote(i.Source) || i.Path == "" {
-		return ""
-	}
-	return image.DigestOf(i.Path)
-}
-
-// pathOf returns where an image is now.
-func (d *Driver) pathOf(i baseImage) string {
-	if !image.IsRemote(i.Source) {
-		return i.Path
-	}
-	path, _ := d.images.Path(i.fetchedRef(""))
-	return path
-}
-
-// openBase opens the image that a disk stands on. The disk is unusable on top of any
-// other content.
-func (d *Driver) openBase(field string, was baseImage) (*os.File, error) {
-	f, err := d.reopenImage(field, was)
-	if err != nil {
-		return nil, err
-	}
-	if err := d.checkBase(f, was); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-// checkBase checks an image as it is opened. Size and time identify it. Whoever replaces
-// the file can preserve both, so its content must not lead to other files either.
-func (d *Driver) checkBase(f *os.File, was baseImage) error {
-	found, err := image.DescribeFile(f, was.Source)
-	if err == nil && found.HasContentOf(was.Base) {
-		return nil
-	}
-	why := ""
-	if err != nil {
-		why = ": " + err.Error()
-	}
-	if image.IsRemote(was.Source) {
-		return unavailableError("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", image.Redact(was.Source), d.pathOf(was), why)
-	}
-	return unavailableError("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
-}
-
-// checkImage reports whether the image of a disk could be opened now.
-func (d *Driver) checkImage(field string, have disk) error {
-	if have.Image.Path == "" {
-		return nil
-	}
-	f, err := d.openBase(field, have.Image)
-	if err != nil {
-		return err
-	}
-	return f.Close()
-}
-
-// reopenImage opens the image of a disk. The content behind a source may have changed,
-// but not what was fetched from it then.
-func (d *Driver) reopenImage(field string, was baseImage) (*os.File, error) {
-	if !image.IsRemote(was.Source) {
-		return d.openFound(field, imageSettings{Source: was.Path})
-	}
-	return d.openFound(field, imageSettings{was.Source, was.fetchedRef("").Checksum})
+	return nil
 }
 
 // checkImages checks that everything the next run is made of is available, and makes
 // nothing.
-func (d *Driver) checkImages(s *instance, spec driver.ServerSpec) error {
-	if err := d.checkKernel(spec); err != nil {
+func (d *Driver) checkImages(s *instance.Instance, spec driver.ServerSpec) error {
+	if err := d.Disks.CheckKernel(spec); err != nil {
 		return err
 	}
 	if err := d.checkRoot(s, spec); err != nil {
@@ -268,9 +96,9 @@ func (d *Driver) checkImages(s *instance, spec driver.ServerSpec) error {
 	}
 	for i, v := range spec.Volumes {
 		have, made := s.Volumes[v.Name]
-		err := d.checkImage(volumeField(i), have)
+		err := d.Disks.CheckImage(instance.VolumeField(i), have)
 		if !made && v.Image != nil {
-			_, err = d.imageFor(volumeOrder(i, v))
+			_, err = d.Disks.FindImage(instance.VolumeOrder(i, v))
 		}
 		if err != nil {
 			return err
@@ -279,54 +107,102 @@ func (d *Driver) checkImages(s *instance, spec driver.ServerSpec) error {
 	return nil
 }
 
-func (d *Driver) checkRoot(s *instance, spec driver.ServerSpec) error {
-	requested := s.imageOf(spec)
+func (d *Driver) checkRoot(s *instance.Instance, spec driver.ServerSpec) error {
+	requested := s.ImageOf(spec)
 	switch {
-	case !s.needsRoot(spec):
-		return d.checkImage(rootField, s.Root)
+	case !s.NeedsRoot(spec):
+		return d.Disks.CheckImage(instance.RootField, s.Root)
 	case requested.Source == "" && spec.Image.Kernel != nil:
 		return nil
 	}
-	_, err := d.imageFor(rootOrder(spec, requested))
+	_, err := d.Disks.FindImage(instance.RootOrder(spec, requested))
 	return err
 }
 
-// checkImageDirs refuses folders through which a machine could get Drover's own files:
-// the disk of another machine, with its secrets, or a private key.
-func (o Options) checkImageDirs(dir *statedir.Dir) error {
-	always := dir.Path(imagesDir)
-	for _, images := range o.ImageDirs {
-		if !filepath.IsAbs(images) {
-			return fmt.Errorf("--qemu-image-dirs has %q: each must be the absolute path of a folder", images)
+// Cache holds the images that were fetched into a folder, for programs that run no
+// machines there. Controllers may run at the same time.
+type Cache struct {
+	dir   *statedir.Dir
+	store *image.Store
+}
+
+// CachedImage is a fetched image and its users.
+type CachedImage struct {
+	image.StoredImage
+	// UsedBy are the machines whose disks stand on the image, as namespace/name, including
+	// those of other clusters and released ones.
+	UsedBy []string
+}
+
+// OpenCache opens a folder of the driver, which must exist. It creates nothing in the
+// folder, since the caller may be another user than the one that runs machines.
+func OpenCache(path string, c clock.WithTicker) (*Cache, error) {
+	dir, err := statedir.OpenExisting("the qemu driver's folder", path)
+	if err != nil {
+		return nil, fmt.Errorf("%s is no folder of the qemu driver: %w", path, err)
+	}
+	return &Cache{dir: dir, store: &image.Store{Dir: dir.Path(), Sub: cacheDir, Clock: c}}, nil
+}
+
+// Machines returns the directories of all machines, of every cluster.
+func (c *Cache) Machines() ([]string, error) {
+	instances, err := (&instance.Host{StateDir: c.dir}).AllInstances()
+	paths := make([]string, 0, len(instances))
+	for _, h := range instances {
+		paths = append(paths, h.Path)
+	}
+	return paths, err
+}
+
+// List returns the images in the folder, and their users.
+func (c *Cache) List() ([]CachedImage, error) {
+	images, err := c.store.List()
+	if err != nil {
+		return nil, err
+	}
+	users, err := c.usersByName()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]CachedImage, 0, len(images))
+	for _, i := range images {
+		all = append(all, CachedImage{i, users[i.Name]})
+	}
+	return all, nil
+}
+
+// Prune removes the images that no machine uses, and returns them.
+func (c *Cache) Prune(ctx context.Context) ([]image.StoredImage, error) {
+	return c.store.Prune(ctx, func() (map[string]bool, error) {
+		users, err := c.usersByName()
+		used := make(map[string]bool, len(users))
+		for name := range users {
+			used[name] = true
 		}
-		if containsPath(always, images) {
+		return used, err
+	})
+}
+
+// usersByName returns the users of images, by the name of the image's file: the folder
+// may have been moved. A server that cannot be read may use any image, so that is an
+// error.
+func (c *Cache) usersByName() (map[string][]string, error) {
+	instances, err := (&instance.Host{StateDir: c.dir}).AllInstances()
+	if err != nil {
+		return nil, err
+	}
+	users := map[string][]string{}
+	for _, h := range instances {
+		r, err := h.Load()
+		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		for _, own := range append([]string{dir.Path()}, o.Private...) {
-			if containsPath(images, own) || containsPath(own, images) {
-				return fmt.Errorf("--qemu-image-dirs has %q: it must not hold, or be in, %s, where Drover keeps disks and secrets; %s is allowed always",
-					images, own, always)
-			}
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range r.BaseImageNames() {
+			users[name] = append(users[name], r.Namespace+"/"+r.Name)
 		}
 	}
-	return nil
-}
-
-// containsPath reports whether a path is a folder or below it, after symbolic links are
-// resolved.
-func containsPath(dir, path string) bool {
-	name, err := filepath.Rel(resolveLinks(filepath.Clean(dir)), resolveLinks(filepath.Clean(path)))
-	return err == nil && filepath.IsLocal(name)
-}
-
-// resolveLinks follows symbolic links in the part of the path that exists.
-func resolveLinks(path string) string {
-	whole, err := filepath.EvalSymlinks(path)
-	if parent := filepath.Dir(path); err != nil && parent != path {
-		return filepath.Join(resolveLinks(parent), filepath.Base(path))
-	}
-	if err != nil {
-		return path
-	}
-	return whole
+	return users, nil
 }

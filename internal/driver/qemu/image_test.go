@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 )
 
 // web serves the engine's images.
@@ -144,7 +145,7 @@ func TestCacheRemoved(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.web(t) + "/boot-B0.img"}}}
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
-	must(t, os.RemoveAll(d.dir.Path(cacheDir)))
+	must(t, os.RemoveAll(d.StateDir.Path(cacheDir)))
 	must(t, os.Rename(e.plain, e.plain+".old"))
 	must(t, os.Link(e.other, e.plain))
 	// A web server distinguishes files of the same size by their time only.
@@ -157,7 +158,7 @@ func TestCacheRemoved(t *testing.T) {
 	must(t, os.Rename(e.plain+".old", e.plain))
 	boots(t, d, spec, "drover guest 2 A")
 	off(t, d, spec)
-	path, exists := d.images.Path(imageRef(spec.Image))
+	path, exists := d.Images.Path(disks.RefOf(spec.Image))
 	if !exists {
 		t.Fatal("the image is not in the store")
 	}

@@ -35,6 +35,8 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -323,13 +325,13 @@ func pushDisk(t *testing.T, reference, path string) {
 
 // newTestStore returns a store in a folder of its own, which may contact the test's own
 // servers.
-func newTestStore(t *testing.T) *imageStore {
+func newTestStore(t *testing.T) *disks.ImageStore {
 	t.Helper()
 	dir, err := statedir.Open("the test's folder", t.TempDir(), cacheDir)
 	must(t, err)
 	sources, err := image.NewSources(image.Policy{Hosts: []string{"127.0.0.1"}})
 	must(t, err)
-	return newImageStore(dir, clock.RealClock{}, &download.Tracker{
+	return disks.NewImageStore(dir, cacheDir, clock.RealClock{}, &download.Tracker{
 		Clock: clock.RealClock{}, Stall: patience, Notify: func(...types.UID) {},
 	}, sources)
 }
@@ -355,13 +357,13 @@ func someServer() driver.ServerSpec {
 
 // fetchAll repeats fetchMissing until the server does not wait, or until there is an
 // error.
-func fetchAll(t *testing.T, s *imageStore, spec driver.ServerSpec, refs ...image.Ref) error {
+func fetchAll(t *testing.T, s *disks.ImageStore, spec driver.ServerSpec, refs ...image.Ref) error {
 	t.Helper()
 	var got error
 	framework.Eventually(t, patience, "the fetch ends", func() error {
 		var waits bool
-		if waits, got = s.fetchMissing(t.Context(), spec, refs...); waits {
-			return errors.New(s.fetches.Progress(spec.UID))
+		if waits, got = s.FetchMissing(t.Context(), spec, refs...); waits {
+			return errors.New(s.Fetches.Progress(spec.UID))
 		}
 		return nil
 	})
@@ -370,10 +372,10 @@ func fetchAll(t *testing.T, s *imageStore, spec driver.ServerSpec, refs ...image
 
 // checkStore checks how many images there are, and that nothing unfinished is left. A
 // fetch ends a moment after its image is there.
-func checkStore(t *testing.T, s *imageStore, images int) {
+func checkStore(t *testing.T, s *disks.ImageStore, images int) {
 	t.Helper()
 	framework.Eventually(t, patience, "all fetches have ended", func() error {
-		left, err := os.ReadDir(s.dir.Path("tmp"))
+		left, err := os.ReadDir(s.Engine.Path("tmp"))
 		if err == nil && len(left) != 0 {
 			err = fmt.Errorf("left behind: %v", left)
 		}
@@ -399,7 +401,7 @@ func TestSharedFetch(t *testing.T) {
 	})
 	s := newTestStore(t)
 	notified := make(chan types.UID, 100)
-	s.fetches.Notify = func(uids ...types.UID) {
+	s.Fetches.Notify = func(uids ...types.UID) {
 		for _, uid := range uids {
 			notified <- uid
 		}
@@ -409,11 +411,11 @@ func TestSharedFetch(t *testing.T) {
 	for range 5 {
 		spec := someServer()
 		who = append(who, spec)
-		if waits, err := s.fetchMissing(t.Context(), spec, ref); !waits || err != nil {
+		if waits, err := s.FetchMissing(t.Context(), spec, ref); !waits || err != nil {
 			t.Fatalf("got %v and error %v", waits, err)
 		}
 	}
-	pending := s.fetches.PendingServers()
+	pending := s.Fetches.PendingServers()
 	if len(pending) != 5 || pending[0].State != driver.StatePending || !strings.Contains(pending[0].Progress, "fetching "+url) || pending[0].Name != "vm" {
 		t.Errorf("pending are %+v", pending)
 	}
@@ -439,10 +441,10 @@ func TestSharedFetch(t *testing.T) {
 
 // checkNoneWaits checks that what is pending after a fetch does nothing but wait to be
 // used, and that it is used then. A fetch ends a moment after its image is there.
-func checkNoneWaits(t *testing.T, s *imageStore, who []driver.ServerSpec) {
+func checkNoneWaits(t *testing.T, s *disks.ImageStore, who []driver.ServerSpec) {
 	t.Helper()
 	framework.Eventually(t, patience, "nothing is done for those who wait", func() error {
-		for _, p := range s.fetches.PendingServers() {
+		for _, p := range s.Fetches.PendingServers() {
 			if p.Progress != "" || p.Err != nil {
 				return fmt.Errorf("pending is %+v", p)
 			}
@@ -450,9 +452,9 @@ func checkNoneWaits(t *testing.T, s *imageStore, who []driver.ServerSpec) {
 		return nil
 	})
 	for _, spec := range who {
-		s.fetches.ReleaseExcept(spec.UID)
+		s.Fetches.ReleaseExcept(spec.UID)
 	}
-	if left := s.fetches.PendingServers(); len(left) != 0 {
+	if left := s.Fetches.PendingServers(); len(left) != 0 {
 		t.Errorf("once all have used it, pending are %v", left)
 	}
 }
@@ -477,17 +479,17 @@ func TestFetchFailure(t *testing.T) {
 			t.Parallel()
 			s, who := newTestStore(t), someServer()
 			if strings.Contains(name, "stalls") {
-				s.fetches.Stall = 200 * time.Millisecond
+				s.Fetches.Stall = 200 * time.Millisecond
 			}
 			ref := image.Ref{Source: serveImage(t, c.serve), Checksum: c.checksum}
 			wantError(t, fetchAll(t, s, who, ref), driver.ErrRetry, c.says, driver.ReasonImageUnavailable)
-			if p := s.fetches.PendingServers(who.UID); len(p) != 1 || p[0].Err == nil {
+			if p := s.Fetches.PendingServers(who.UID); len(p) != 1 || p[0].Err == nil {
 				t.Errorf("pending is %+v, want it with the error", p)
 			}
-			if waits, err := s.fetchMissing(t.Context(), who, ref); !waits || err != nil {
+			if waits, err := s.FetchMissing(t.Context(), who, ref); !waits || err != nil {
 				t.Errorf("the next call starts no new fetch: %v %v", waits, err)
 			}
-			must(t, s.fetches.Abandon(t.Context(), who.UID))
+			must(t, s.Fetches.Abandon(t.Context(), who.UID))
 			checkStore(t, s, 0)
 		})
 	}
@@ -514,15 +516,15 @@ func TestAbandonFetch(t *testing.T) {
 	s, one, two := newTestStore(t), someServer(), someServer()
 	ref := image.Ref{Source: url, Checksum: checksumOfContent(nil)}
 	for _, who := range []driver.ServerSpec{one, two} {
-		_, err := s.fetchMissing(t.Context(), who, ref)
+		_, err := s.FetchMissing(t.Context(), who, ref)
 		must(t, err)
 	}
 	request := <-begun
-	must(t, s.fetches.Abandon(t.Context(), one.UID))
-	if request.Err() != nil || len(s.fetches.PendingServers()) != 1 {
-		t.Errorf("the fetch ended while one waits for it: %v", s.fetches.PendingServers())
+	must(t, s.Fetches.Abandon(t.Context(), one.UID))
+	if request.Err() != nil || len(s.Fetches.PendingServers()) != 1 {
+		t.Errorf("the fetch ended while one waits for it: %v", s.Fetches.PendingServers())
 	}
-	must(t, s.fetches.Abandon(t.Context(), two.UID))
+	must(t, s.Fetches.Abandon(t.Context(), two.UID))
 	<-request.Done()
 	checkStore(t, s, 0)
 }
@@ -561,16 +563,16 @@ func TestDriverError(t *testing.T) {
 		image.ErrUnavailable: {driver.ErrRetry, driver.ReasonImageUnavailable},
 		image.ErrLocked:      {driver.ErrRetry, ""},
 	} {
-		err := driverError(fmt.Errorf("image x: %w", from))
+		err := disks.ContractError(fmt.Errorf("image x: %w", from))
 		if !errors.Is(err, want.kind) || err.Error() != "image x: "+from.Error() || driver.ReasonOf(err) != want.reason {
 			t.Errorf("%v became %v, want %+v", from, err, want)
 		}
 	}
-	if err := driverError(fs.ErrExist); err != fs.ErrExist { //nolint:errorlint // the same, not wrapped
+	if err := disks.ContractError(fs.ErrExist); err != fs.ErrExist { //nolint:errorlint // the same, not wrapped
 		t.Errorf("another error became %v", err)
 	}
 	_, err := newTestStore(t).NeedsFetch(image.Ref{Source: "https://x/y", PullPolicy: image.PullNever})
-	wantError(t, driverError(err), driver.ErrRetry, "pullPolicy is Never", driver.ReasonImageUnavailable)
+	wantError(t, disks.ContractError(err), driver.ErrRetry, "pullPolicy is Never", driver.ReasonImageUnavailable)
 }
 
 // TestUncheckedImage checks that an image of a web server needs a checksum unless the
@@ -644,7 +646,7 @@ func TestCache(t *testing.T) {
 	}
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
 
-	record := d.instanceOf(specs["volume"].UID).File(recordFile)
+	record := d.InstanceOf(specs["volume"].UID).File(instance.RecordFile)
 	content, err := os.ReadFile(record)
 	must(t, err)
 	must(t, os.WriteFile(record, []byte("{"), 0o600))
@@ -667,7 +669,7 @@ func TestOpenCacheCreatesNothing(t *testing.T) {
 	if _, err := os.Stat(lock); err != nil {
 		t.Errorf("the driver makes no lock: %v", err)
 	}
-	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, notificationsDir)} {
+	for _, missing := range []string{lock, filepath.Dir(lock), filepath.Join(e.dir, instance.NotificationsDir)} {
 		must(t, os.Remove(missing))
 		before := tree(t, e.dir)
 		c, err := OpenCache(e.dir, clock.RealClock{})

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -122,7 +123,7 @@ func TestKernelFilesInOrder(t *testing.T) {
 	spec := e.spec()
 	spec.Image.Kernel = &driver.Kernel{Source: e.images + "/no-kernel", Initrd: e.images + "/no-initrd"}
 	for range 20 {
-		wantError(t, d.checkKernel(spec), driver.ErrRetry, "no-kernel: no such file")
+		wantError(t, d.Disks.CheckKernel(spec), driver.ErrRetry, "no-kernel: no such file")
 	}
 }
 
@@ -174,7 +175,7 @@ func TestSeed(t *testing.T) {
 	if meta["instance-id"] != string(spec.UID) || meta["local-hostname"] != "test-vm" || meta["public-keys"].([]any)[0] != spec.SSHKeys[0] {
 		t.Errorf("the guest found the meta-data %v", meta)
 	}
-	if info, err := os.Stat(d.instanceOf(spec.UID).File(machine.SeedFile)); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(d.InstanceOf(spec.UID).File(machine.SeedFile)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the disk's mode is %v, %v", info.Mode(), err)
 	}
 
@@ -219,7 +220,7 @@ func TestVolumes(t *testing.T) {
 	if grown := reach(t, d, spec, driver.StateRunning); grown.Run != s.Run || len(grown.Pending) != 0 {
 		t.Errorf("grown it is %+v", grown)
 	}
-	if info := framework.RunQEMUImg(t, "info", "-U", d.instanceOf(spec.UID).File(volumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
+	if info := framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).File(instance.VolumeFile("data"))); !strings.Contains(info, "(16777216 bytes)") {
 		t.Errorf("the volume is %s", info)
 	}
 	smaller := spec
@@ -234,7 +235,7 @@ func TestVolumes(t *testing.T) {
 	}
 	without.RestartRun, without.StopBy = s.Run, time.Now().Add(time.Hour)
 	reach(t, d, without, driver.StateRunning)
-	if _, err := os.Stat(d.instanceOf(spec.UID).File(volumeFile("data"))); err != nil {
+	if _, err := os.Stat(d.InstanceOf(spec.UID).File(instance.VolumeFile("data"))); err != nil {
 		t.Errorf("a volume that is not named for a while: %v", err)
 	}
 	gone(t, d, spec)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
 
 // maxConcurrent is how many servers are observed concurrently.
@@ -25,12 +26,12 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 		return nil, err
 	}
 	if len(uids) == 0 {
-		d.forgetMissing(found)
+		d.ForgetMissing(found)
 	}
 	servers := make([]driver.Server, 0, len(found))
 	met := map[types.UID]bool{}
 	for _, s := range found {
-		out := s.report()
+		out := s.Report()
 		out.Progress = cmp.Or(out.Progress, d.fetches.Progress(s.UID))
 		servers = append(servers, out)
 		met[s.UID] = met[s.UID] || !s.Retained
@@ -46,7 +47,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 // observeServers observes this cluster's servers: those of the UIDs, or all where none is
 // named, including the released ones. A server whose record is broken may belong to any
 // cluster, so it is included.
-func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*instance, error) {
+func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*instance.Instance, error) {
 	instances, err := d.listInstances(ctx, uids)
 	if err != nil {
 		return nil, err
@@ -56,7 +57,7 @@ func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*insta
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
 	named := len(uids) > 0
-	var ours []*instance
+	var ours []*instance.Instance
 	places := map[driver.Target]int{}
 	for _, s := range all {
 		if (s.ClusterID != "" && s.ClusterID != d.ClusterID) || (named && s.Retained) {
@@ -71,35 +72,35 @@ func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*insta
 		places[who] = len(ours)
 		ours = append(ours, s)
 	}
-	return ours, d.dir.Reach() // which may have gone meanwhile
+	return ours, d.StateDir.Reach() // which may have gone meanwhile
 }
 
 // listInstances returns the servers that have a directory, of the UIDs or all. The released
 // ones are last, so that a server that is being released is found in at least one place.
-func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instance, error) {
+func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instance.Instance, error) {
 	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.dir.Reach(); err != nil {
+	if err := d.StateDir.Reach(); err != nil {
 		return nil, err
 	}
 	if len(uids) > 0 {
-		return d.instancesOf(uids)
+		return d.InstancesOf(uids)
 	}
-	return d.allInstances()
+	return d.AllInstances()
 }
 
 // observeEach observes servers, and leaves out those that are gone meanwhile. A broken
 // server does not prevent the others from being listed.
-func (d *Driver) observeEach(ctx context.Context, instances []*instance) ([]*instance, error) {
-	servers, errs := make([]*instance, len(instances)), make([]error, len(instances))
+func (d *Driver) observeEach(ctx context.Context, instances []*instance.Instance) ([]*instance.Instance, error) {
+	servers, errs := make([]*instance.Instance, len(instances)), make([]error, len(instances))
 	var all errgroup.Group
 	all.SetLimit(maxConcurrent)
 	for i, inst := range instances {
 		all.Go(func() error {
-			servers[i], errs[i] = inst.observeWithin(ctx, listQueryWithin)
-			if servers[i].silence != nil {
-				d.unansweredQueries.Store(inst.Path, true)
+			servers[i], errs[i] = inst.ObserveWithin(ctx, instance.ListQueryWithin)
+			if servers[i].QueryErr != nil {
+				d.UnansweredQueries.Store(inst.Path, true)
 			}
 			return nil
 		})
@@ -108,7 +109,7 @@ func (d *Driver) observeEach(ctx context.Context, instances []*instance) ([]*ins
 	found := servers[:0]
 	for i, s := range servers {
 		switch {
-		case errs[i] == nil, isBroken(errs[i]):
+		case errs[i] == nil, instance.IsBroken(errs[i]):
 			found = append(found, s)
 		case !errors.Is(errs[i], fs.ErrNotExist):
 			return nil, errs[i]

@@ -88,12 +88,12 @@ func TestRefusedImageHidesSecrets(t *testing.T) {
 		return "https://user:" + secret + "@" + host + "/a.img?signature=" + secret
 	}
 	for _, c := range []struct{ checksum, path string }{{"", ""}, {"sha256:" + strings.Repeat("0", 64), "/x/sha256-" + strings.Repeat("1", 64)}} {
-		s := d.instanceOf(e.spec().UID)
+		s := d.InstanceOf(e.spec().UID)
 		s.Root.Size, s.Root.Image.Source, s.Root.Image.Path = 1, private("old.test"), c.path
 		spec := e.spec()
 		spec.Image = driver.Image{Source: private("new.test"), Checksum: c.checksum}
-		wantRefused(t, driver.Server{Refused: s.refusedImage(spec)}, "spec.image is https://new.test/a.img", "stands on https://old.test/a.img")
-		if r := s.refusedImage(spec); strings.Contains(r.Message, secret) {
+		wantRefused(t, driver.Server{Refused: d.refusedImage(s, spec)}, "spec.image is https://new.test/a.img", "stands on https://old.test/a.img")
+		if r := d.refusedImage(s, spec); strings.Contains(r.Message, secret) {
 			t.Errorf("the secret is seen: %s", r.Message)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
@@ -21,7 +22,7 @@ import (
 // commandLine returns the command line of a server's QEMU.
 func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	t.Helper()
-	line, err := os.ReadFile(proc.Path(d.instanceOf(spec.UID).PID(), "cmdline"))
+	line, err := os.ReadFile(proc.Path(d.InstanceOf(spec.UID).PID(), "cmdline"))
 	must(t, err)
 	return strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
 }
@@ -37,7 +38,7 @@ func pinned(t *testing.T, d *Driver, spec driver.ServerSpec) string {
 // edit changes a server's record, to look like one of an older version.
 func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[string]any)) {
 	t.Helper()
-	path := d.instanceOf(spec.UID).File(recordFile)
+	path := d.InstanceOf(spec.UID).File(instance.RecordFile)
 	content, err := os.ReadFile(path)
 	must(t, err)
 	var fields map[string]any
@@ -153,7 +154,7 @@ func TestOOMScore(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	own := oomScore(t, os.Getpid())
-	if got := oomScore(t, d.instanceOf(spec.UID).PID()); got <= own && own < 1000 {
+	if got := oomScore(t, d.InstanceOf(spec.UID).PID()); got <= own && own < 1000 {
 		t.Errorf("its score is %d, and Drover's %d", got, own)
 	}
 	gone(t, d, spec)
@@ -169,10 +170,10 @@ func TestOutput(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	must(t, h.Kill(t.Context()))
 	end := waitExit(t, e.open(t), spec.UID)
-	if end.Reason != reasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != outputTail {
+	if end.Reason != instance.ReasonKilled || !strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") || len(end.Output) != instance.OutputTail {
 		t.Errorf("it ended with %+v", end)
 	}
 	if strings.Contains(end.Output, "drover guest") {
@@ -209,7 +210,7 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.instanceOf(spec.UID)
+	h := d.InstanceOf(spec.UID)
 	must(t, h.Kill(t.Context()))
 	o.Binary = script(t, "case $1 in "+asks+" *) echo 'no start'; exit 1;; esac")
 	broken := openWith(t, o)

@@ -4,19 +4,13 @@
 // Package qemu runs servers as QEMU machines on this host, one process each.
 //
 // Start with Ensure in ensure.go. It observes a server and takes it to what the spec
-// says, one step of nextStep at a time. A server is an instance (instance.go), with its
-// record (record.go) and the exit of its last run (exits.go). The other files have one
-// concern each:
+// says, one step of nextStep at a time. check.go and fields.go refuse specs, image.go
+// fetches what a run needs, list.go and guest.go report and reach servers, watch.go
+// notifies of changes, delete.go and shutdown.go end servers.
 //
-//   - observe.go finds the state of a server, list.go that of all.
-//   - start.go, stop.go and delete.go change it; shutdown.go ends all with their host.
-//   - disk.go makes disks from images, capacity.go limits what the host can hold.
-//   - guest.go reaches the guest: console, probe and usage.
-//   - watch.go reports changes; supervise.go finds them, and completes stops.
-//   - errors.go gives errors their kind in the contract.
-//
-// Package machine runs the QEMU of a server, package image fetches and stores images, and
-// package hostports, below, chooses ports of the host.
+// What one server is and does is in package instance below, in layers: instance is based on
+// disks (disks on top of images) and hostports (ports of the host), and on packages machine
+// (QEMU) and image (fetching).
 //
 // # The folder
 //
@@ -63,22 +57,18 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
-	"cloudnative.tw/drover/internal/machine/cgroup"
-	"cloudnative.tw/drover/internal/machine/memory"
 )
 
-// Names in the driver's folder.
+// Names in the driver's folder, beside those of package instance.
 const (
-	vmsDir           = "vms"
-	retainedDir      = "retained"
-	notificationsDir = "bells"
-	endsDir          = "ends"
-	imagesDir        = "images"
-	cacheDir         = "cache"
+	imagesDir = "images"
+	cacheDir  = "cache"
 )
 
 // Name is the driver's name in the API.
@@ -136,24 +126,10 @@ type Options struct {
 // Driver runs servers as QEMU machines.
 type Driver struct {
 	Options
-	remembered
+	*instance.Host
 
-	dir     *statedir.Dir
-	program *machine.Program
-	accel   *machine.Accelerator
-	address hostports.Address
-	fetches *download.Tracker
-	images  *imageStore
-	logs    logBound
-	room    memory.Reservations
-	// reserve returns how much of the total memory is reserved.
-	reserve   func(total int64) int64
+	fetches   *download.Tracker
 	hostPorts *hostports.Ports
-	capacity  func() (capacity, error)
-	groups    func() (cgroup.Folder, error)
-	// groupMemory finds the memory that control groups leave to Drover.
-	groupMemory func() (group string, free int64, err error)
-	choose      hostports.Chooser
 }
 
 var (
@@ -175,11 +151,11 @@ func New(o Options) (*Driver, error) {
 	case o.Accel != AccelAuto && o.Accel != machine.AccelKVM && o.Accel != machine.AccelTCG:
 		return nil, fmt.Errorf("the qemu driver's accelerator is %q: it must be %s, %s or %s", o.Accel, machine.AccelAuto, machine.AccelKVM, machine.AccelTCG)
 	}
-	dir, err := statedir.Open("the qemu driver's folder", o.Dir, vmsDir, retainedDir, notificationsDir, endsDir, imagesDir, cacheDir)
+	dir, err := statedir.Open("the qemu driver's folder", o.Dir, instance.VMsDir, instance.RetainedDir, instance.NotificationsDir, instance.EndsDir, imagesDir, cacheDir)
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(checkSocketPaths(dir), o.checkImageDirs(dir)); err != nil {
+	if err := errors.Join(checkSocketPaths(dir), disks.CheckDirs(o.ImageDirs, dir.Path(imagesDir), append([]string{dir.Path()}, o.Private...))); err != nil {
 		return nil, err
 	}
 	ports, badPorts := hostports.Parse(o.HostPorts)
@@ -188,14 +164,12 @@ func New(o Options) (*Driver, error) {
 	if err := errors.Join(badPorts, badReserve, badSources); err != nil {
 		return nil, err
 	}
-	d := &Driver{
-		Options: o, dir: dir, program: &machine.Program{Name: o.Binary}, accel: machine.NewAccelerator(o.Accel, o.Binary, dir, o.Clock, o.Log),
-		logs: defaultLogBound, groups: cgroup.Find, groupMemory: cgroup.MemoryLeft, choose: ports.Choose, hostPorts: ports, reserve: reserve,
-	}
-	d.capacity = d.diskCapacity
-	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.notify}
-	d.images = newImageStore(dir, o.Clock, d.fetches, sources)
-	if err := d.images.MakeLock(); err != nil {
+	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(), dir), hostPorts: ports}
+	d.ChoosePort, d.ReservedOf = ports.Choose, reserve
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
+	d.Images = disks.NewImageStore(dir, cacheDir, o.Clock, d.fetches, sources)
+	d.Disks = disks.NewStore(dir.Path(instance.VMsDir), d.Images, append([]string{dir.Path(imagesDir)}, o.ImageDirs...))
+	if err := d.Images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
 	d.registerDiskGauges(o.Registerer)
@@ -208,6 +182,10 @@ func (d *Driver) Close(ctx context.Context) error { return d.fetches.Close(ctx) 
 // Abandon implements driver.Fetcher.
 func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 	return d.fetches.Abandon(ctx, uid)
+}
+
+func (o Options) hostConfig() instance.Config {
+	return instance.Config{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Clock: o.Clock, Log: o.Log}
 }
 
 func (o Options) withDefaults() Options {
@@ -232,7 +210,7 @@ const maxSocketPath = 107
 // checkSocketPaths rejects a folder whose sockets would have paths too long for people's
 // tools. The driver itself does not depend on the limit.
 func checkSocketPaths(dir *statedir.Dir) error {
-	longest := dir.Path(vmsDir, string(uuid.NewUUID()), machine.EventsSocket)
+	longest := dir.Path(instance.VMsDir, string(uuid.NewUUID()), machine.EventsSocket)
 	if len(longest) <= maxSocketPath {
 		return nil
 	}
@@ -245,10 +223,10 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	if err := checkContext(ctx); err != nil {
 		return "", err
 	}
-	if err := d.program.Check(ctx); err != nil {
-		return "", contractError(err)
+	if err := d.Program.Check(ctx); err != nil {
+		return "", instance.ContractError(err)
 	}
-	return d.dir.ID()
+	return d.StateDir.ID()
 }
 
 // checkContext begins every call. It fails if ctx is done.
@@ -265,17 +243,17 @@ func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lo
 	if err := checkContext(ctx); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	}
-	if err := checkUID(t.UID); err != nil {
+	if err := instance.CheckUID(t.UID); err != nil {
 		return nil, err
 	}
-	if err := d.dir.Reach(); err != nil {
+	if err := d.StateDir.Reach(); err != nil {
 		return nil, err
 	}
-	lock, err := d.dir.Lock(t.UID)
+	lock, err := d.StateDir.Lock(t.UID)
 	if err != nil {
 		return nil, err
 	}
-	if err := d.dir.Admit(d.ClusterID, t.Epoch); err != nil {
+	if err := d.StateDir.Admit(d.ClusterID, t.Epoch); err != nil {
 		lock.Release()
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -24,7 +25,7 @@ func TestLife(t *testing.T) {
 	if len(listed) != 1 || listed[0].State != driver.StateRunning || listed[0].Run != first.Run {
 		t.Errorf("listed: %+v", listed)
 	}
-	pid := d.instanceOf(spec.UID).PID()
+	pid := d.InstanceOf(spec.UID).PID()
 	if pid == 0 {
 		t.Fatal("it has no process")
 	}
@@ -41,8 +42,8 @@ func TestLife(t *testing.T) {
 	if _, err := os.Stat(proc.Path(pid, "cwd")); err == nil {
 		t.Error("its process is still there")
 	}
-	for _, sub := range []string{vmsDir, retainedDir, notificationsDir, endsDir, "locks", "tmp"} {
-		left, err := os.ReadDir(d.dir.Path(sub))
+	for _, sub := range []string{instance.VMsDir, instance.RetainedDir, instance.NotificationsDir, instance.EndsDir, "locks", "tmp"} {
+		left, err := os.ReadDir(d.StateDir.Path(sub))
 		must(t, err)
 		if len(left) != 0 {
 			t.Errorf("left behind in %s: %v", sub, left)

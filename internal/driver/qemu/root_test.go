@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
 )
@@ -50,7 +52,7 @@ func TestImageStays(t *testing.T) {
 	if !slices.Equal(s.Pending, []string{"resource.memory"}) || s.Applied.RootDiskBytes != 4<<20 {
 		t.Errorf("it is %+v", s)
 	}
-	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
+	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	waitExit(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")
@@ -152,9 +154,9 @@ func TestFirstDisk(t *testing.T) {
 
 // replacement is a machine whose root disk an older version was replacing.
 type replacement struct {
-	*instance
+	*instance.Instance
 	d        *Driver
-	old, new disk
+	old, new disks.Disk
 }
 
 // TestUnfinishedReplacement checks replacements of a root disk that an older version did
@@ -165,26 +167,26 @@ func TestUnfinishedReplacement(t *testing.T) {
 	// Each step does what the older version had done by then, after the previous step.
 	link := func(t *testing.T, r *replacement) {
 		t.Helper()
-		must(t, os.Link(r.File(rootDiskFile), r.File(oldRootFile)))
+		must(t, os.Link(r.File(instance.RootDiskFile), r.File(instance.OldRootFile)))
 	}
 	noRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
-		r.Root, r.Old = disk{}, &r.old
-		must(t, r.save())
+		r.Root, r.Old = disks.Disk{}, &r.old
+		must(t, r.Save())
 	}
 	rename := func(t *testing.T, r *replacement) {
 		t.Helper()
-		must(t, os.Rename(r.File("new"), r.File(rootDiskFile)))
+		must(t, os.Rename(r.File("new"), r.File(instance.RootDiskFile)))
 	}
 	newRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
 		r.Root = r.new
-		must(t, r.save())
+		must(t, r.Save())
 	}
 	starting := func(t *testing.T, r *replacement) {
 		t.Helper()
-		r.Phase, r.Run, r.Settings.Image = phaseStarting, newID(), r.new.Image.imageSettings
-		must(t, r.save())
+		r.Phase, r.Run, r.Settings.Image = instance.PhaseStarting, instance.NewID(), r.new.Image.ImageSettings
+		must(t, r.Save())
 	}
 	halted := func(t *testing.T, r *replacement) {
 		t.Helper()
@@ -192,33 +194,33 @@ func TestUnfinishedReplacement(t *testing.T) {
 		must(t, err)
 		err = r.Start(t.Context(), DefaultBinary, machine.Config{
 			UUID: string(r.UID), ID: r.ID, Type: "q35", Accel: machine.AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
-			Root: &machine.Drive{Path: rootDiskFile, Backing: &machine.Layer{Path: r.new.Image.Path, Format: diskimage.Raw}},
+			Root: &machine.Drive{Path: instance.RootDiskFile, Backing: &machine.Layer{Path: r.new.Image.Path, Format: diskimage.Raw}},
 		}, lock)
 		must(t, errors.Join(err, lock.Close()))
 	}
 	begun := func(t *testing.T, r *replacement) {
 		t.Helper()
 		must(t, r.Kill(t.Context()))
-		r.Phase, r.Old = phaseOn, nil
-		must(t, r.save())
+		r.Phase, r.Old = instance.PhaseOn, nil
+		must(t, r.Save())
 	}
 	// The old image was requested again: the previous disk is linked back.
 	again := func(t *testing.T, r *replacement) {
 		t.Helper()
 		noRoot(t, r)
-		must(t, os.Remove(r.File(rootDiskFile)))
-		must(t, os.Link(r.File(oldRootFile), r.File(rootDiskFile)))
+		must(t, os.Remove(r.File(instance.RootDiskFile)))
+		must(t, os.Link(r.File(instance.OldRootFile), r.File(instance.RootDiskFile)))
 	}
 	oldRoot := func(t *testing.T, r *replacement) {
 		t.Helper()
 		r.Root = r.old
-		must(t, r.save())
+		must(t, r.Save())
 	}
 	// A restoration that was interrupted itself.
 	removed := func(t *testing.T, r *replacement) {
 		t.Helper()
 		noRoot(t, r)
-		must(t, os.Remove(r.File(rootDiskFile)))
+		must(t, os.Remove(r.File(instance.RootDiskFile)))
 	}
 	type steps []func(*testing.T, *replacement)
 	e := newEngine(t)
@@ -253,8 +255,8 @@ func TestUnfinishedReplacement(t *testing.T) {
 				wantRefused(t, s, e.other, "stands on "+e.plain)
 				wantRestored(t, d, spec)
 			}
-			if _, err := os.Stat(d.instanceOf(spec.UID).File(oldRootFile)); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("beside the disk that it runs with is %s: %v", oldRootFile, err)
+			if _, err := os.Stat(d.InstanceOf(spec.UID).File(instance.OldRootFile)); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("beside the disk that it runs with is %s: %v", instance.OldRootFile, err)
 			}
 			gone(t, d, spec)
 		})
@@ -265,8 +267,8 @@ func TestUnfinishedReplacement(t *testing.T) {
 // versions read.
 func wantRestored(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
-	h := d.instanceOf(spec.UID)
-	r, err := h.load()
+	h := d.InstanceOf(spec.UID)
+	r, err := h.Load()
 	must(t, err)
 	if r.Old != nil || r.Root.Image.Source != r.Settings.Image.Source {
 		t.Errorf("the record is %+v", r)
@@ -290,11 +292,11 @@ func TestOldDiskIsKept(t *testing.T) {
 	offDiskless.Power = driver.PowerOff
 	for _, spec := range []driver.ServerSpec{off, offDiskless} {
 		reach(t, d, spec, driver.StateStopped)
-		must(t, os.WriteFile(d.instanceOf(spec.UID).File(oldRootFile), []byte("old"), 0o600))
+		must(t, os.WriteFile(d.InstanceOf(spec.UID).File(instance.OldRootFile), []byte("old"), 0o600))
 	}
 	kept := func(spec driver.ServerSpec, while string) {
 		t.Helper()
-		if content, err := os.ReadFile(d.instanceOf(spec.UID).File(oldRootFile)); err != nil || string(content) != "old" {
+		if content, err := os.ReadFile(d.InstanceOf(spec.UID).File(instance.OldRootFile)); err != nil || string(content) != "old" {
 			t.Errorf("%s the old disk is %q, %v", while, content, err)
 		}
 	}
@@ -320,7 +322,7 @@ func (e *engine) replacement(t *testing.T, d *Driver) (*replacement, driver.Serv
 	spec.Image.Source = e.other
 	s, err := d.findServer(t.Context(), spec.Target)
 	must(t, err)
-	made, err := d.makeDisk(s.File("new"), rootOrder(spec, imageSettings{Source: e.other}))
+	made, err := d.Disks.Make(s.File("new"), instance.RootOrder(spec, disks.ImageSettings{Source: e.other}))
 	must(t, err)
 	return &replacement{s, d, s.Root, made}, spec
 }
@@ -333,10 +335,10 @@ func TestOldDiskMissing(t *testing.T) {
 	d := e.open(t)
 	r, spec := e.replacement(t, d)
 	r.Root, r.Old = r.new, &r.old
-	must(t, r.save())
+	must(t, r.Save())
 	_, err := d.Ensure(t.Context(), spec)
-	if err == nil || !strings.Contains(err.Error(), r.File(oldRootFile)) {
-		t.Errorf("got the error %v, want %s in it", err, oldRootFile)
+	if err == nil || !strings.Contains(err.Error(), r.File(instance.OldRootFile)) {
+		t.Errorf("got the error %v, want %s in it", err, instance.OldRootFile)
 	}
 	off := spec
 	off.Power = driver.PowerOff

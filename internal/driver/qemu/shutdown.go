@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
@@ -21,8 +22,6 @@ import (
 )
 
 const (
-	// defaultGrace is for a record without a grace period, as of an older version.
-	defaultGrace = 30 * time.Second
 	// lockWithin is how long a shutdown of the host waits for a server that another caller
 	// is changing. After that it continues without the lock, since the guest loses more by a
 	// power cut.
@@ -30,7 +29,7 @@ const (
 	// statusEvery is the interval between two queries of a guest that is to power off.
 	statusEvery = 250 * time.Millisecond
 	// EndWithin is how long ShutDown takes at most beyond its limit.
-	EndWithin = machine.CommandWithin + goneWithin + lockWithin + machine.QuitWithin + 2*proc.KillWithin
+	EndWithin = machine.CommandWithin + instance.GoneWithin + lockWithin + machine.QuitWithin + 2*proc.KillWithin
 )
 
 // Ended is a machine that ShutDown has ended, or could not end.
@@ -56,8 +55,8 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, dir: dir}
-	instances, err := d.allInstances()
+	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(), dir)}
+	instances, err := d.AllInstances()
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +66,8 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	var all sync.WaitGroup
 	for i, inst := range instances {
 		all.Go(func() {
-			locks[i] = inst.lockForShutdown(ctx)
-			ended[i] = inst.shutDown(ctx, limit)
+			locks[i] = d.lockForShutdown(ctx, inst)
+			ended[i] = d.shutDown(ctx, inst, limit)
 		})
 	}
 	all.Wait()
@@ -80,19 +79,19 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 
 // lockForShutdown takes the lock of a server that is to end, or returns nil. A released server
 // needs no lock, since no caller changes it.
-func (inst *instance) lockForShutdown(ctx context.Context) *statedir.Lock {
-	if filepath.Base(filepath.Dir(inst.Path)) == retainedDir {
+func (d *Driver) lockForShutdown(ctx context.Context, inst *instance.Instance) *statedir.Lock {
+	if filepath.Base(filepath.Dir(inst.Path)) == instance.RetainedDir {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockWithin)
 	defer cancel()
 	for {
-		lock, err := inst.driver.dir.Lock(inst.UID)
+		lock, err := d.StateDir.Lock(inst.UID)
 		if err == nil {
 			return lock
 		}
 		if !errors.Is(err, driver.ErrRetry) || !proc.Pause(ctx, proc.PollEvery) {
-			inst.driver.Log.Info("Machine is ended without its lock", "uid", inst.UID, "cause", err.Error())
+			d.Log.Info("Machine is ended without its lock", "uid", inst.UID, "cause", err.Error())
 			return nil
 		}
 	}
@@ -100,21 +99,21 @@ func (inst *instance) lockForShutdown(ctx context.Context) *statedir.Lock {
 
 // shutDown ends one machine; nil means that it did not run. It also ends one whose record
 // cannot be read or written.
-func (inst *instance) shutDown(ctx context.Context, limit time.Duration) *Ended {
-	s, err := inst.observe(ctx)
+func (d *Driver) shutDown(ctx context.Context, inst *instance.Instance, limit time.Duration) *Ended {
+	s, err := inst.Observe(ctx)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), err == nil && !s.on:
+	case errors.Is(err, fs.ErrNotExist), err == nil && !s.On:
 		return nil
-	case err != nil && !isBroken(err):
+	case err != nil && !instance.IsBroken(err):
 		return &Ended{Name: string(inst.UID), Err: err}
 	}
 	ended := &Ended{Namespace: s.Namespace, Name: cmp.Or(s.Name, string(s.UID))}
-	if s.isAlive() && s.Phase != phaseStarting {
-		within := s.recordShutdown(min(s.gracePeriod(), limit))
-		ended.Forced = !s.pressUntilOff(ctx, within)
+	if s.IsAlive() && s.Phase != instance.PhaseStarting {
+		within := d.recordShutdown(s, min(s.GracePeriod(), limit))
+		ended.Forced = !d.pressUntilOff(ctx, s, within)
 	}
 	if ended.Err = s.Quit(ctx); ended.Err == nil {
-		inst.driver.removeGroup(ctx, s.CPUGroup)
+		d.RemoveGroup(ctx, s.CPUGroup)
 	}
 	return ended
 }
@@ -123,38 +122,27 @@ func (inst *instance) shutDown(ctx context.Context, limit time.Duration) *Ended 
 // that a driver which starts meanwhile completes the stop. It returns how long the guest
 // has, which an earlier stop may already limit. For a released server no exit is
 // recorded.
-func (inst *instance) recordShutdown(within time.Duration) time.Duration {
-	if inst.broken != nil {
+func (d *Driver) recordShutdown(inst *instance.Instance, within time.Duration) time.Duration {
+	if inst.Broken != nil {
 		return within
 	}
-	now := inst.driver.Clock.Now()
+	now := d.Clock.Now()
 	if !inst.Retained {
-		_, _ = inst.recordExit(driver.Exit{Reason: driver.ExitHostShutdown, At: now})
+		_, _ = inst.RecordExit(driver.Exit{Reason: driver.ExitHostShutdown, At: now})
 	}
 	if inst.Stop != nil && !inst.Stop.By.IsZero() && inst.Stop.By.Before(now.Add(within)) {
 		return inst.Stop.By.Sub(now)
 	}
-	inst.Stop = &stop{By: now.Add(within)}
-	if err := inst.save(); err != nil {
-		inst.driver.Log.Info("Machine is stopped, and that cannot be written down", "uid", inst.UID, "cause", err.Error())
+	inst.Stop = &instance.Stop{By: now.Add(within)}
+	if err := inst.Save(); err != nil {
+		d.Log.Info("Machine is stopped, and that cannot be written down", "uid", inst.UID, "cause", err.Error())
 	}
 	return within
 }
 
-// gracePeriod returns how long the guest has to power off.
-func (inst *instance) gracePeriod() time.Duration {
-	switch {
-	case inst.status == machine.StatusPrelaunch:
-		return 0 // it has not run yet
-	case inst.GraceSeconds == nil:
-		return defaultGrace
-	}
-	return time.Duration(*inst.GraceSeconds) * time.Second
-}
-
 // pressUntilOff presses the power button until the guest has ended, and reports whether
 // that was in time.
-func (inst *instance) pressUntilOff(ctx context.Context, within time.Duration) bool {
+func (d *Driver) pressUntilOff(ctx context.Context, inst *instance.Instance, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for ctx.Err() == nil {
@@ -162,12 +150,12 @@ func (inst *instance) pressUntilOff(ctx context.Context, within time.Duration) b
 			return true
 		}
 		_ = inst.Control(ctx, func(ctx context.Context, c *qmp.Client) (err error) {
-			if inst.status, err = machine.QueryStatus(ctx, c); err != nil || inst.hasGuestEnded() || !inst.claimPowerPress() {
+			if inst.RunState, err = machine.QueryStatus(ctx, c); err != nil || inst.HasGuestEnded() || !inst.ClaimPowerPress() {
 				return err
 			}
-			return machine.PowerDown(ctx, c, inst.isPaused())
+			return machine.PowerDown(ctx, c, inst.IsPaused())
 		})
-		if inst.hasGuestEnded() {
+		if inst.HasGuestEnded() {
 			return true
 		}
 		proc.Pause(ctx, statusEvery)
@@ -177,16 +165,16 @@ func (inst *instance) pressUntilOff(ctx context.Context, within time.Duration) b
 
 // recordGracePeriod records the grace period for a shutdown of the host, which has no spec. For a
 // server that is off, the next start records it.
-func (inst *instance) recordGracePeriod(spec driver.ServerSpec) {
+func (d *Driver) recordGracePeriod(inst *instance.Instance, spec driver.ServerSpec) {
 	if inst.GraceSeconds != nil && *inst.GraceSeconds == graceSeconds(spec) {
 		return
 	}
 	inst.GraceSeconds = new(graceSeconds(spec))
-	if !inst.isAlive() {
+	if !inst.IsAlive() {
 		return
 	}
-	if err := inst.save(); err != nil {
-		inst.driver.Log.Info("Grace period of a machine cannot be written down", "uid", inst.UID, "cause", err.Error())
+	if err := inst.Save(); err != nil {
+		d.Log.Info("Grace period of a machine cannot be written down", "uid", inst.UID, "cause", err.Error())
 	}
 }
 

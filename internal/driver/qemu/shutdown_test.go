@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 )
 
@@ -45,14 +46,14 @@ func TestShutDown(t *testing.T) {
 			spec: func(_ *engine, s *driver.ServerSpec) { s.GracePeriod = time.Second },
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				must(t, syscall.Kill(d.instanceOf(spec.UID).PID(), syscall.SIGSTOP))
+				must(t, syscall.Kill(d.InstanceOf(spec.UID).PID(), syscall.SIGSTOP))
 			},
 			forced: true, reason: driver.ExitHostShutdown,
 		},
 		"ended by itself": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				h := d.instanceOf(spec.UID)
+				h := d.InstanceOf(spec.UID)
 				must(t, h.Execute(t.Context(), "system_powerdown", nil, nil))
 				waitGuestEnded(t, h)
 			},
@@ -61,17 +62,17 @@ func TestShutDown(t *testing.T) {
 		"old record": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				r, err := d.instanceOf(spec.UID).load()
+				r, err := d.InstanceOf(spec.UID).Load()
 				must(t, err)
 				r.GraceSeconds = nil
-				must(t, r.save())
+				must(t, r.Save())
 			},
 			reason: driver.ExitHostShutdown,
 		},
 		"being changed": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				lock, err := d.dir.Lock(spec.UID)
+				lock, err := d.StateDir.Lock(spec.UID)
 				must(t, err)
 				t.Cleanup(lock.Release)
 			},
@@ -95,7 +96,7 @@ func TestShutDown(t *testing.T) {
 			if len(ended) != 1 || ended[0].Err != nil || ended[0].Name != spec.Name || ended[0].Forced != c.forced {
 				t.Errorf("ended: %+v", ended)
 			}
-			if on, err := d.instanceOf(spec.UID).IsRunning(); on || err != nil {
+			if on, err := d.InstanceOf(spec.UID).IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
 			if again := e.shutDown(t, patience); len(again) != 0 {
@@ -139,10 +140,10 @@ func TestShutDownLeavesDisksClean(t *testing.T) {
 	next := e.open(t)
 	reach(t, next, spec, driver.StateStopped) // how it ended is reported first
 	boots(t, next, spec, fmt.Sprintf(ready, 2))
-	must(t, next.instanceOf(spec.UID).Kill(t.Context()))
+	must(t, next.InstanceOf(spec.UID).Kill(t.Context()))
 	reach(t, next, spec, driver.StateStopped)
 	boots(t, next, spec, fmt.Sprintf(ready, 3))
-	printed, err := os.ReadFile(next.instanceOf(spec.UID).File(machine.SerialLogFile))
+	printed, err := os.ReadFile(next.InstanceOf(spec.UID).File(machine.SerialLogFile))
 	must(t, err)
 	var found []string
 	for _, state := range regexp.MustCompile(`its file system was ([a-z ]+)`).FindAllSubmatch(printed, -1) {
@@ -179,7 +180,7 @@ func TestShutDownOfOthers(t *testing.T) {
 	boots(t, d, released, "drover guest 1 A")
 	must(t, d.Delete(t.Context(), released.Target, true))
 	boots(t, d, broken, "drover guest 1 A")
-	must(t, os.WriteFile(d.instanceOf(broken.UID).File(recordFile), []byte("{"), 0o600))
+	must(t, os.WriteFile(d.InstanceOf(broken.UID).File(instance.RecordFile), []byte("{"), 0o600))
 	ended := e.shutDown(t, patience)
 	for _, m := range ended {
 		if m.Err != nil || m.Forced {
@@ -189,7 +190,7 @@ func TestShutDownOfOthers(t *testing.T) {
 	if len(ended) != 2 {
 		t.Errorf("ended %d machines", len(ended))
 	}
-	if ends, err := os.ReadDir(d.dir.Path(endsDir)); err != nil || len(ends) > 0 {
+	if ends, err := os.ReadDir(d.StateDir.Path(instance.EndsDir)); err != nil || len(ends) > 0 {
 		t.Errorf("what no server has: %v, %v", ends, err)
 	}
 }
@@ -203,9 +204,9 @@ func TestShutDownCutOff(t *testing.T) {
 	spec := e.spec()
 	spec.Image.Source, spec.GracePeriod = e.stubborn, time.Second
 	first := boots(t, d, spec, "drover guest 1 S")
-	s, err := d.instanceOf(spec.UID).observe(t.Context())
+	s, err := d.InstanceOf(spec.UID).Observe(t.Context())
 	must(t, err)
-	s.recordShutdown(s.gracePeriod())
+	d.recordShutdown(s, s.GracePeriod())
 
 	next := e.open(t)
 	end := reach(t, next, spec, driver.StateStopped)
@@ -231,9 +232,9 @@ func TestGracePeriodIsKept(t *testing.T) {
 		if len(s.Pending) > 0 {
 			t.Errorf("it waits for a restart: %s", strings.Join(s.Pending, ", "))
 		}
-		r, err := d.instanceOf(spec.UID).load()
+		r, err := d.InstanceOf(spec.UID).Load()
 		must(t, err)
-		if kept := r.gracePeriod(); kept != grace {
+		if kept := r.GracePeriod(); kept != grace {
 			t.Errorf("kept is %v, not %v", kept, grace)
 		}
 	}

@@ -19,13 +19,14 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/test/framework"
 )
 
 // waitStopped waits until a machine's QEMU has ended.
-func waitStopped(t *testing.T, h *instance) {
+func waitStopped(t *testing.T, h *instance.Instance) {
 	t.Helper()
 	framework.Eventually(t, patience, "QEMU is gone", func() error {
 		if on, err := h.IsRunning(); on {
@@ -44,15 +45,15 @@ func TestRetained(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
 			d := e.open(t)
-			d.logs = logBound{size: 4 << 10, every: 10 * time.Millisecond}
+			d.LogBound = instance.LogBound{Size: 4 << 10, Every: 10 * time.Millisecond}
 			spec := e.spec()
 			if c.watched {
 				keepWatching(t, d)
 			}
 			s := boots(t, d, spec, "drover guest 1 A")
-			group := e.giveGroup(t, d.instanceOf(spec.UID))
+			group := e.giveGroup(t, d.InstanceOf(spec.UID))
 			must(t, d.Delete(t.Context(), spec.Target, true))
-			isGone(t, d.dir.Path("locks", string(spec.UID)))
+			isGone(t, d.StateDir.Path("locks", string(spec.UID)))
 			if !c.watched {
 				keepWatching(t, d)
 			}
@@ -78,8 +79,8 @@ func TestRetained(t *testing.T) {
 			if shown := len(listed) == 1; shown == c.killed || shown && (listed[0].State != driver.StateStopped || !listed[0].Retained) {
 				t.Errorf("listed: %+v", listed)
 			}
-			for _, sub := range []string{endsDir, notificationsDir} {
-				if left, err := os.ReadDir(d.dir.Path(sub)); err != nil || len(left) != 0 {
+			for _, sub := range []string{instance.EndsDir, instance.NotificationsDir} {
+				if left, err := os.ReadDir(d.StateDir.Path(sub)); err != nil || len(left) != 0 {
 					t.Errorf("in %s is %v, %v", sub, left, err)
 				}
 			}
@@ -89,14 +90,14 @@ func TestRetained(t *testing.T) {
 
 // giveGroup sets a control group in the record of a machine. A plain folder stands in for
 // it.
-func (e *engine) giveGroup(t *testing.T, h *instance) (group string) {
+func (e *engine) giveGroup(t *testing.T, h *instance.Instance) (group string) {
 	t.Helper()
 	group = cgroup.Folder{Path: e.images}.GroupPath(string(h.UID))
 	must(t, os.Mkdir(group, 0o700))
-	r, err := h.load()
+	r, err := h.Load()
 	must(t, err)
 	r.CPUGroup = group
-	must(t, r.save())
+	must(t, r.Save())
 	return group
 }
 
@@ -108,7 +109,7 @@ func TestReleasedWhenOff(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	must(t, d.instanceOf(spec.UID).Kill(t.Context()))
+	must(t, d.InstanceOf(spec.UID).Kill(t.Context()))
 	waitExit(t, d, spec.UID)
 	must(t, d.Delete(t.Context(), spec.Target, true))
 	listed, err := d.List(t.Context())
@@ -116,8 +117,8 @@ func TestReleasedWhenOff(t *testing.T) {
 	if len(listed) != 1 || !listed[0].Retained || listed[0].State != driver.StateStopped {
 		t.Errorf("listed: %+v", listed)
 	}
-	for _, sub := range []string{endsDir, "locks"} {
-		if left, err := filepath.Glob(d.dir.Path(sub, string(spec.UID)+"*")); err != nil || len(left) != 0 {
+	for _, sub := range []string{instance.EndsDir, "locks"} {
+		if left, err := filepath.Glob(d.StateDir.Path(sub, string(spec.UID)+"*")); err != nil || len(left) != 0 {
 			t.Errorf("in %s is %v, %v", sub, left, err)
 		}
 	}
@@ -134,14 +135,14 @@ func TestStandbyForgets(t *testing.T) {
 	for _, spec := range []driver.ServerSpec{stays, goes} {
 		spec.Power = driver.PowerOff
 		reach(t, leader, spec, driver.StateStopped)
-		d.powerPresses.Store(spec.UID, powerPress{"run", now})
-		d.unansweredQueries.Store(d.instanceOf(spec.UID).Path, true)
-		d.unwrittenExits.Store(d.instanceOf(spec.UID).exitFile(), driver.Exit{})
+		d.PowerPresses.Store(spec.UID, instance.PowerPress{Run: "run", At: now})
+		d.UnansweredQueries.Store(d.InstanceOf(spec.UID).Path, true)
+		d.UnwrittenExits.Store(d.InstanceOf(spec.UID).ExitFile(), driver.Exit{})
 	}
 	remembered := func() map[string]int {
 		return map[string]int{
-			"presses": d.powerPresses.Len(), "reported exits": d.reportedExits.Len(),
-			"unanswered queries": d.unansweredQueries.Len(), "unwritten exits": d.unwrittenExits.Len(),
+			"presses": d.PowerPresses.Len(), "reported exits": d.ReportedExits.Len(),
+			"unanswered queries": d.UnansweredQueries.Len(), "unwritten exits": d.UnwrittenExits.Len(),
 		}
 	}
 	for want := range 2 {
@@ -161,7 +162,7 @@ func TestStandbyForgets(t *testing.T) {
 }
 
 // fillsLog has a guest print until its log is cut, and returns its serial port.
-func fillsLog(t *testing.T, h *instance) net.Conn {
+func fillsLog(t *testing.T, h *instance.Instance) net.Conn {
 	t.Helper()
 	conn, err := h.DialSerial(t.Context())
 	must(t, err)
@@ -186,13 +187,13 @@ func TestEventsHeld(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	d.logs.size = 4 << 10
+	d.LogBound.Size = 4 << 10
 	ends, stops, prints := e.spec(), e.spec(), e.spec()
 	for _, spec := range []driver.ServerSpec{ends, stops, prints} {
 		paused := spec
 		paused.Power = driver.PowerPaused
 		reach(t, d, paused, driver.StatePaused)
-		halted, err := d.instanceOf(spec.UID).Dial(t.Context(), machine.EventsSocket, nil)
+		halted, err := d.InstanceOf(spec.UID).Dial(t.Context(), machine.EventsSocket, nil)
 		must(t, err)
 		defer halted.Close()
 	}
@@ -202,14 +203,14 @@ func TestEventsHeld(t *testing.T) {
 	_, err := d.Ensure(t.Context(), stops) // too early: its guest has yet to boot
 	must(t, err)
 	for _, spec := range []driver.ServerSpec{ends, stops} {
-		waitStopped(t, d.instanceOf(spec.UID))
+		waitStopped(t, d.InstanceOf(spec.UID))
 		if end := waitExit(t, d, spec.UID); end.Code != 0 {
 			t.Errorf("it ended with %+v", end)
 		}
 		gone(t, d, spec)
 	}
 	boots(t, d, prints, "drover guest 1 A")
-	fillsLog(t, d.instanceOf(prints.UID))
+	fillsLog(t, d.InstanceOf(prints.UID))
 	gone(t, d, prints)
 }
 
@@ -219,14 +220,14 @@ func TestSilence(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	d.logs.every = 10 * time.Millisecond
+	d.LogBound.Every = 10 * time.Millisecond
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	changes, err := d.Watch(ctx)
 	must(t, err)
-	handle, err := os.FindProcess(d.instanceOf(spec.UID).PID())
+	handle, err := os.FindProcess(d.InstanceOf(spec.UID).PID())
 	must(t, err)
 	must(t, handle.Signal(syscall.SIGSTOP))
 	begin := time.Now()
@@ -264,13 +265,13 @@ func TestWatchEndsQuietly(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	d.unansweredQueries.Store(d.instanceOf(spec.UID).Path, true)
+	d.UnansweredQueries.Store(d.InstanceOf(spec.UID).Path, true)
 	changes, err := d.Watch(ctx)
 	must(t, err)
 	if uid := <-changes; uid != spec.UID { // that it answers, by its new supervisor
 		t.Errorf("notified of %q", uid)
 	}
-	file := d.dir.Path(notificationsDir, string(spec.UID))
+	file := d.StateDir.Path(instance.NotificationsDir, string(spec.UID))
 	before, err := os.Stat(file)
 	must(t, err)
 	cancel()
@@ -296,10 +297,10 @@ func TestKilledAfterResume(t *testing.T) {
 	keepWatching(t, d)
 	on := off
 	on.Power = driver.PowerOn
-	h := d.instanceOf(on.UID)
-	s, err := h.observe(t.Context())
+	h := d.InstanceOf(on.UID)
+	s, err := h.Observe(t.Context())
 	must(t, err)
-	must(t, s.startRun(t.Context(), on)) // and no step after that
+	must(t, s.StartRun(t.Context(), on)) // and no step after that
 	e.sendText(t, driver.Server{UID: on.UID}, "x")
 	waitStopped(t, h)
 	gone(t, d, on)
@@ -312,7 +313,7 @@ func TestNotifiesOnce(t *testing.T) {
 	e := newEngine(t)
 	for name, files := range map[string][]string{
 		"its events":    {machine.EventsSocket},
-		"all its files": {machine.EventsSocket, machine.RunLockFile, recordFile},
+		"all its files": {machine.EventsSocket, machine.RunLockFile, instance.RecordFile},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := e.options()
@@ -323,8 +324,8 @@ func TestNotifiesOnce(t *testing.T) {
 			spec.Power, other.Power = driver.PowerOff, driver.PowerOff
 			reach(t, d, spec, driver.StateStopped)
 			reach(t, d, other, driver.StateStopped)
-			h := d.instanceOf(spec.UID)
-			record := h.File(recordFile)
+			h := d.InstanceOf(spec.UID)
+			record := h.File(instance.RecordFile)
 			must(t, os.Rename(record, record+".away"))
 			must(t, os.Link(record+".away", record))
 			for _, file := range files {
@@ -339,7 +340,7 @@ func TestNotifiesOnce(t *testing.T) {
 				t.Errorf("notified of %q", uid)
 			}
 			for range 100 { // long enough to see a notification that repeats itself
-				d.notify(other.UID)
+				d.Notify(other.UID)
 				for uid := <-changes; uid != other.UID; uid = <-changes {
 					t.Fatalf("notified of %q again", uid)
 				}
@@ -347,7 +348,7 @@ func TestNotifiesOnce(t *testing.T) {
 			_ = os.Remove(record)
 			must(t, os.WriteFile(record, nil, 0o600))
 			framework.Eventually(t, patience, "what has changed is reported", func() error {
-				now.Step(superviseEvery)
+				now.Step(instance.SuperviseEvery)
 				select {
 				case <-changes:
 					return nil

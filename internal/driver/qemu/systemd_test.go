@@ -77,7 +77,7 @@ func TestSystemd(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "payload", SizeBytes: payloadSize, ReadOnly: true, Image: &driver.Image{Source: e.payload(t)}}}
 	reach(t, d, spec, driver.StateRunning)
 	t.Cleanup(func() { gone(t, d, spec) })
-	c := sitAt(t, d.instanceOf(spec.UID))
+	c := sitAt(t, d.InstanceOf(spec.UID))
 	c.await(bootsWithin, "finished at")
 	c.login("debian", "sesame")
 	const serial = "sudo sh -c 'cat /var/lib/drover/drivers/qemu/vms/*/serial.log'"

@@ -34,7 +34,7 @@ func TestGuestMemory(t *testing.T) {
 			return err
 		})
 	}
-	process, err := proc.ReadUsage(d.instanceOf(spec.UID).PID())
+	process, err := proc.ReadUsage(d.InstanceOf(spec.UID).PID())
 	must(t, err)
 	if process.MemoryBytes < eaten {
 		t.Errorf("QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/apimachinery/pkg/types"
+
+	"cloudnative.tw/drover/internal/driver/qemu/instance"
 )
 
 // Watch reports servers whose notification file is written, whose directory comes or
@@ -17,7 +19,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := checkContext(ctx); err != nil {
 		return nil, err
 	}
-	files, err := d.dir.Notify(vmsDir, retainedDir, notificationsDir)
+	files, err := d.StateDir.Notify(instance.VMsDir, instance.RetainedDir, instance.NotificationsDir)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +48,7 @@ type watch struct {
 	supervisors map[string]*supervisor // by directory
 }
 
-func (w *watch) run(ctx context.Context, instances []*instance) {
+func (w *watch) run(ctx context.Context, instances []*instance.Instance) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer close(w.out)
 	defer w.waitSupervisors()
@@ -73,7 +75,7 @@ func (w *watch) handleNext(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	case event, open := <-w.files.Events:
-		if !open || w.driver.dir.IsEnd(event) {
+		if !open || w.driver.StateDir.IsEnd(event) {
 			return false
 		}
 		w.handleFileEvent(ctx, event)
@@ -90,12 +92,12 @@ func (w *watch) handleNext(ctx context.Context) bool {
 }
 
 func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
-	uid := uidOf(event.Name)
+	uid := instance.UIDOf(event.Name)
 	if uid == "" || event.Op == fsnotify.Chmod {
 		return
 	}
-	inst := w.driver.instanceOf(uid)
-	if filepath.Base(filepath.Dir(event.Name)) == retainedDir {
+	inst := w.driver.InstanceOf(uid)
+	if filepath.Base(filepath.Dir(event.Name)) == instance.RetainedDir {
 		inst.Path = event.Name
 	}
 	if w.isOtherCluster(inst) {
@@ -106,8 +108,8 @@ func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 }
 
 // isOtherCluster reports whether a server belongs to another cluster.
-func (w *watch) isOtherCluster(inst *instance) bool {
-	r, err := inst.load()
+func (w *watch) isOtherCluster(inst *instance.Instance) bool {
+	r, err := inst.Load()
 	return err == nil && r.ClusterID != w.driver.ClusterID
 }
 
@@ -115,5 +117,49 @@ func (w *watch) enqueue(uid types.UID) {
 	if !w.queued[uid] {
 		w.queued[uid] = true
 		w.order = append(w.order, uid)
+	}
+}
+
+// supervisor follows one server while its QEMU runs. Of several supervisors, in this and in
+// other processes, QEMU gives its events to the first. The others wait for their turn, and
+// so learn of QEMU's end. They supervise the server too, since the first may be halted.
+type supervisor struct {
+	instance *instance.Instance
+	changed  chan struct{} // has a value when something about the server changed
+	restart  bool          // it changed, and the supervisor may have missed that
+}
+
+// startSupervisor makes sure that a server of this cluster has a supervisor.
+func (w *watch) startSupervisor(ctx context.Context, inst *instance.Instance) {
+	if s := w.supervisors[inst.Path]; s != nil {
+		s.restart = true
+		select {
+		case s.changed <- struct{}{}:
+		default: // it has yet to see the change before
+		}
+		return
+	}
+	s := &supervisor{instance: inst, changed: make(chan struct{}, 1)}
+	w.supervisors[inst.Path] = s
+	go func() {
+		inst.Supervise(ctx, s.changed)
+		w.ended <- inst.Path
+	}()
+}
+
+// replaceSupervisor removes a supervisor whose QEMU is gone, and starts another if the
+// server changed meanwhile.
+func (w *watch) replaceSupervisor(ctx context.Context, path string) {
+	s := w.supervisors[path]
+	delete(w.supervisors, path)
+	if s.restart {
+		w.startSupervisor(ctx, s.instance)
+	}
+}
+
+// waitSupervisors waits until all supervisors have ended.
+func (w *watch) waitSupervisors() {
+	for len(w.supervisors) > 0 {
+		delete(w.supervisors, <-w.ended)
 	}
 }

@@ -1,39 +1,42 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package instance
 
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/machine"
 )
 
 // Names in a server's directory, beside those of its machine.
 const (
-	recordFile   = "server.json"
-	rootDiskFile = "root.qcow2"
-	oldRootFile  = "root.old.qcow2"
+	RecordFile   = "server.json"
+	RootDiskFile = "root.qcow2"
+	OldRootFile  = "root.old.qcow2"
 )
 
 // phase is how far a server's run has come; empty before the first.
 type phase string
 
 const (
-	// phaseStarting means that its QEMU is being started. A server in this phase that does
+	// PhaseStarting means that its QEMU is being started. A server in this phase that does
 	// not run got no further, and its guest did nothing.
-	phaseStarting phase = "starting"
-	// phaseOn means that it runs, or that it ran and its exit is in a file of its own.
-	phaseOn phase = "on"
+	PhaseStarting phase = "starting"
+	// PhaseOn means that it runs, or that it ran and its exit is in a file of its own.
+	PhaseOn phase = "on"
 )
 
-// record is what is stored of a server, by the holder of its lock.
-type record struct {
+// Record is what is stored of a server, by the holder of its lock.
+type Record struct {
 	ClusterID string    `json:"clusterID"`
 	UID       types.UID `json:"uid"`
 	ID        string    `json:"id"`
@@ -45,7 +48,7 @@ type record struct {
 	Phase     phase     `json:"phase,omitempty"`
 	Run       string    `json:"run,omitempty"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
-	Stop      *stop     `json:"stop,omitempty"`
+	Stop      *Stop     `json:"stop,omitempty"`
 	// GraceSeconds is the grace period of the spec, for a shutdown of the host; nil in a
 	// record of an older version.
 	GraceSeconds *int64 `json:"graceSeconds,omitempty"`
@@ -63,24 +66,24 @@ type record struct {
 	// Forwards are those of the last run.
 	Forwards []machine.Forward `json:"forwards,omitempty"`
 
-	Settings settings `json:"settings"`
-	Root     disk     `json:"root"`
+	Settings Settings   `json:"settings"`
+	Root     disks.Disk `json:"root"`
 	// Old is the previous root disk, of a replacement that an older version began and did
 	// not finish: see restoreRoot.
-	Old *disk `json:"old,omitempty"`
+	Old *disks.Disk `json:"old,omitempty"`
 	// Volumes are the volumes by name, including those that are not attached any more.
-	Volumes map[string]disk `json:"volumes,omitempty"`
+	Volumes map[string]disks.Disk `json:"volumes,omitempty"`
 }
 
-// settings are the parts of the spec that take a restart to change.
-type settings struct {
-	CPUMilli    int64            `json:"cpuMilli"`
-	MemoryBytes int64            `json:"memoryBytes"`
-	Image       imageSettings    `json:"image,omitzero"`
-	Kernel      driver.Kernel    `json:"kernel,omitzero"`
-	Ports       []driver.Port    `json:"ports,omitempty"`
-	Volumes     []volumeSettings `json:"volumes,omitempty"`
-	SSHKeys     []string         `json:"sshKeys,omitempty"`
+// Settings are the parts of the spec that take a restart to change.
+type Settings struct {
+	CPUMilli    int64               `json:"cpuMilli"`
+	MemoryBytes int64               `json:"memoryBytes"`
+	Image       disks.ImageSettings `json:"image,omitzero"`
+	Kernel      driver.Kernel       `json:"kernel,omitzero"`
+	Ports       []driver.Port       `json:"ports,omitempty"`
+	Volumes     []volumeSettings    `json:"volumes,omitempty"`
+	SSHKeys     []string            `json:"sshKeys,omitempty"`
 	// UserData and NetworkData are hashes, which show whether the texts changed.
 	UserData    string `json:"userData,omitempty"`
 	NetworkData string `json:"networkData,omitempty"`
@@ -93,14 +96,14 @@ type volumeSettings struct {
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-// stop is a stop that was begun and will be completed.
-type stop struct {
+// Stop is a stop that was begun and will be completed.
+type Stop struct {
 	By time.Time `json:"by,omitzero"`
 }
 
-// settingsOf returns the settings of a spec, for a server whose image is known.
-func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
-	s := settings{
+// SettingsOf returns the settings of a spec, for a server whose image is known.
+func SettingsOf(spec driver.ServerSpec, image disks.ImageSettings) Settings {
+	s := Settings{
 		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: image, Ports: spec.Ports,
 		SSHKeys: spec.SSHKeys, UserData: hashSecret(spec.UserData), NetworkData: hashSecret(spec.NetworkData),
 	}
@@ -113,13 +116,9 @@ func settingsOf(spec driver.ServerSpec, image imageSettings) settings {
 	return s
 }
 
-// pendingFields names the fields of the spec that the settings do not have yet.
-func (s settings) pendingFields(want settings) []string {
-	return fields.Pending(settingsChange{s, want})
-}
-
-func (d *Driver) retainedPath(uid types.UID, id string) string {
-	return d.dir.Path(retainedDir, string(uid)+"."+id)
+// RetainedPath returns the directory of a released server.
+func (h *Host) RetainedPath(uid types.UID, id string) string {
+	return h.StateDir.Path(RetainedDir, string(uid)+"."+id)
 }
 
 // hashSecret returns a value by which two secrets can be compared without keeping them.
@@ -129,4 +128,33 @@ func hashSecret(s driver.Secret) string {
 	}
 	sum := sha256.Sum256([]byte(s.Reveal()))
 	return hex.EncodeToString(sum[:])
+}
+
+// RequestedImage returns the image that a spec requests, or else the present one: a change of
+// the default affects no server.
+func RequestedImage(spec driver.ServerSpec, have disks.ImageSettings) disks.ImageSettings {
+	if spec.Image.Source == "" {
+		return have
+	}
+	return disks.ImageSettings{Source: spec.Image.Source, Checksum: spec.Image.Checksum}
+}
+
+// ImageOf returns the image that a spec requests, or the one that the root disk
+// stands on.
+func (inst *Instance) ImageOf(spec driver.ServerSpec) disks.ImageSettings {
+	return RequestedImage(spec, inst.Root.Image.ImageSettings)
+}
+
+// BaseImageNames returns the names of the images that a server's disks stand on, each
+// once.
+func (r Record) BaseImageNames() []string {
+	names := []string{filepath.Base(r.Root.Image.Path)}
+	if r.Old != nil {
+		names = append(names, filepath.Base(r.Old.Image.Path))
+	}
+	for _, v := range r.Volumes {
+		names = append(names, filepath.Base(v.Image.Path))
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

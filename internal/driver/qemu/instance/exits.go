@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package instance
 
 import (
 	"encoding/json"
@@ -20,68 +20,68 @@ import (
 // normal end, and 128 plus the signal's number for a kill.
 const (
 	codeShutDown = 0
-	codePanicked = 1
+	CodePanicked = 1
 	codeBroken   = 2
-	codeKilled   = 137
+	CodeKilled   = 137
 )
 
-// reasonKilled is the exit reason of a run whose QEMU ended without reporting why.
-const reasonKilled = "Killed"
+// ReasonKilled is the exit reason of a run whose QEMU ended without reporting why.
+const ReasonKilled = "Killed"
 
 // exitsByStatus are the run states that a guest does not come back from, and the exits that
 // they stand for.
 var exitsByStatus = map[string]driver.Exit{
 	machine.StatusShutdown: {Code: codeShutDown, Reason: "Completed"},
-	machine.StatusPanicked: {Code: codePanicked, Reason: "GuestPanicked"},
+	machine.StatusPanicked: {Code: CodePanicked, Reason: "GuestPanicked"},
 	machine.StatusInternal: {Code: codeBroken, Reason: "InternalError"},
 }
 
 // isCrash reports whether an exit was a crash of the guest.
-func isCrash(exit driver.Exit) bool { return exit.Code == codePanicked || exit.Code == codeBroken }
+func isCrash(exit driver.Exit) bool { return exit.Code == CodePanicked || exit.Code == codeBroken }
 
-// outputTail is how much of QEMU's log an exit includes.
-const outputTail = 1 << 10
+// OutputTail is how much of QEMU's log an exit includes.
+const OutputTail = 1 << 10
 
-// exitFile returns the path of the file that records how a run ended. It is written once,
+// ExitFile returns the path of the file that records how a run ended. It is written once,
 // before QEMU is made to quit. It is outside the server's directory, which a person may
 // be about to remove.
-func (inst *instance) exitFile() string {
-	return inst.driver.dir.Path(endsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".json")
+func (inst *Instance) ExitFile() string {
+	return inst.Host.StateDir.Path(EndsDir, string(inst.UID)+"."+inst.ID+"."+inst.Run+".json")
 }
 
-// recordExit records an exit as writeExit does, and adds the last output of QEMU to an exit
+// RecordExit records an exit as writeExit does, and adds the last output of QEMU to an exit
 // that was not requested. It remembers an exit that could not be written, as first
 // observed, so that the next observation returns the same.
-func (inst *instance) recordExit(exit driver.Exit) (driver.Exit, error) {
-	file := inst.exitFile()
-	if exit.Reason == reasonKilled || isCrash(exit) {
-		exit.Output = inst.LastOutput(outputTail)
+func (inst *Instance) RecordExit(exit driver.Exit) (driver.Exit, error) {
+	file := inst.ExitFile()
+	if exit.Reason == ReasonKilled || isCrash(exit) {
+		exit.Output = inst.LastOutput(OutputTail)
 	}
-	if before, ok := inst.driver.unwrittenExits.Load(file); ok {
+	if before, ok := inst.Host.UnwrittenExits.Load(file); ok {
 		exit = before
 	}
 	first, err := inst.writeExit(exit)
 	if err == nil {
-		inst.driver.unwrittenExits.Delete(file)
+		inst.Host.UnwrittenExits.Delete(file)
 		return first, nil
 	}
-	before, ok := inst.driver.unwrittenExits.LoadOrStore(file, exit)
+	before, ok := inst.Host.UnwrittenExits.LoadOrStore(file, exit)
 	if !ok {
-		inst.driver.Log.Info("Machine has ended, and that cannot be written down", "uid", inst.UID, "end", exit.Reason, "cause", err.Error())
+		inst.Host.Log.Info("Machine has ended, and that cannot be written down", "uid", inst.UID, "end", exit.Reason, "cause", err.Error())
 	}
-	return before, inst.driver.dir.Explain(err)
+	return before, inst.Host.StateDir.Explain(err)
 }
 
 // writeExit writes an exit, and returns the one that was written first. It leaves no
 // record of a server that was removed or released meanwhile.
-func (inst *instance) writeExit(exit driver.Exit) (driver.Exit, error) {
+func (inst *Instance) writeExit(exit driver.Exit) (driver.Exit, error) {
 	content, err := json.Marshal(exit)
 	if err != nil {
 		return exit, err
 	}
-	err = inst.driver.dir.Create(inst.exitFile(), content)
+	err = inst.Host.StateDir.Create(inst.ExitFile(), content)
 	if err == nil && !inst.mayExist() {
-		return exit, os.Remove(inst.exitFile())
+		return exit, os.Remove(inst.ExitFile())
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return exit, err
@@ -95,8 +95,8 @@ func (inst *instance) writeExit(exit driver.Exit) (driver.Exit, error) {
 
 // readExit returns how the run ended, nil where none is recorded. A file damaged by a
 // power cut shows only that there was an exit.
-func (inst *instance) readExit() (*driver.Exit, error) {
-	content, err := os.ReadFile(inst.exitFile())
+func (inst *Instance) readExit() (*driver.Exit, error) {
+	content, err := os.ReadFile(inst.ExitFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // Nil is the answer for no exit.
 	}
@@ -107,18 +107,18 @@ func (inst *instance) readExit() (*driver.Exit, error) {
 	if json.Unmarshal(content, &exit) == nil && exit.Reason != "" {
 		return &exit, nil
 	}
-	info, err := os.Stat(inst.exitFile())
+	info, err := os.Stat(inst.ExitFile())
 	if err != nil {
 		return nil, err
 	}
-	return &driver.Exit{Code: codeKilled, Reason: reasonKilled, At: info.ModTime()}, nil
+	return &driver.Exit{Code: CodeKilled, Reason: ReasonKilled, At: info.ModTime()}, nil
 }
 
-// removeExits removes the exits of earlier runs.
-func (d *Driver) removeExits(uid types.UID) {
-	old, _ := filepath.Glob(d.dir.Path(endsDir, string(uid)+".*.json"))
+// RemoveExits removes the exits of earlier runs.
+func (h *Host) RemoveExits(uid types.UID) {
+	old, _ := filepath.Glob(h.StateDir.Path(EndsDir, string(uid)+".*.json"))
 	for _, path := range old {
 		_ = os.Remove(path)
 	}
-	d.unwrittenExits.DeleteFunc(func(file string, _ driver.Exit) bool { return uidOf(file) == uid })
+	h.UnwrittenExits.DeleteFunc(func(file string, _ driver.Exit) bool { return UIDOf(file) == uid })
 }

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package qemu
+package instance
 
 import (
 	"errors"
@@ -32,9 +32,9 @@ var machineErrors = []struct {
 	{machine.ErrDiskFault, driver.ErrRetry, driver.ReasonDiskError},
 }
 
-// contractError gives an error of package machine its kind and reason in the contract. It
+// ContractError gives an error of package machine its kind and reason in the contract. It
 // keeps the text, but names the field of a shortage, and returns any other error as it is.
-func contractError(err error) error {
+func ContractError(err error) error {
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); ok {
 		return driver.Errorf(driver.ErrExhausted, "resource.memory: %w", shortage)
 	}
@@ -67,18 +67,19 @@ func wrapBroken(repair string, err error) error {
 	return brokenError{fmt.Errorf("%s: %w", repair, err)}
 }
 
-func isBroken(err error) bool {
+// IsBroken reports whether an error says that something of one server cannot be read.
+func IsBroken(err error) bool {
 	_, broken := errors.AsType[brokenError](err)
 	return broken
 }
 
-// classifyObserveError classifies the error of a failed observation: a broken server's
+// ClassifyObserveError classifies the error of a failed observation: a broken server's
 // own is ErrRetry, any other is ErrUnavailable.
-func classifyObserveError(err error) error {
+func ClassifyObserveError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return err
-	case isBroken(err):
+	case IsBroken(err):
 		return driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	return driver.Errorf(driver.ErrUnavailable, "%w", err)

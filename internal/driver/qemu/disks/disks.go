@@ -1,0 +1,161 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package disks makes the disks of machines, on top of images that the operator allows, and
+// opens them for QEMU. Its errors are those of the driver contract.
+//
+// Start with Store.Make. disks.go makes and opens disks, images.go finds the images that
+// they stand on, and fetch.go fetches images in the background.
+package disks
+
+import (
+	"errors"
+	"os"
+	"syscall"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/machine"
+)
+
+// Store makes and opens the disks of machines, from the images that the operator allows.
+type Store struct {
+	images    *ImageStore
+	imageDirs []string
+	// FindCapacity finds what the file system of the disks holds.
+	FindCapacity func() (Capacity, error)
+}
+
+// NewStore returns a store of disks in a folder, which takes images from the given
+// folders and from what was fetched.
+func NewStore(folder string, images *ImageStore, imageDirs []string) *Store {
+	return &Store{
+		images: images, imageDirs: imageDirs,
+		FindCapacity: func() (Capacity, error) { return readCapacity(folder) },
+	}
+}
+
+// Disk is a disk that was made, and the image that it stands on.
+type Disk struct {
+	Size  int64     `json:"size"`
+	Image BaseImage `json:"image"`
+}
+
+// Order is what a disk is to be, and the fields that say so.
+type Order struct {
+	ImageField, SizeField string
+	Image                 ImageSettings
+	Size                  int64
+}
+
+// Make makes a disk on top of an image, or a blank one where none is named. Without a
+// size it has the image's.
+func (d *Store) Make(path string, o Order) (Disk, error) {
+	if o.Image.Source == "" {
+		return Disk{Size: o.Size}, diskimage.CreateQcow2(path, o.Size, nil)
+	}
+	i, err := d.FindImage(o)
+	if err != nil {
+		return Disk{}, err
+	}
+	size := max(o.Size, i.Size)
+	if err := d.CheckSize(o.SizeField, size); err != nil {
+		return Disk{}, err
+	}
+	return Disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
+}
+
+// FindImage returns the image of a disk. The disk must be at least as large as its image.
+func (d *Store) FindImage(o Order) (BaseImage, error) {
+	i, err := d.describeImage(o.ImageField, o.Image)
+	if err == nil && o.Size != 0 && o.Size < i.Size {
+		err = driver.Errorf(driver.ErrInvalid, "%s is %d bytes: the image %s needs %d", o.SizeField, o.Size, image.Redact(i.Source), i.Size)
+	}
+	return i, err
+}
+
+// Open opens a disk, and the image below it that the field names, and checks them
+// as they are opened: QEMU gets these descriptors, and no path.
+func (d *Store) Open(files *machine.Files, field, path string, have Disk, readOnly bool) (*machine.Drive, error) {
+	own, err := OpenFile(path, readOnly)
+	if err != nil {
+		return nil, unavailableError("disk %s: %w", path, err)
+	}
+	opened := &machine.Drive{Path: files.AddDisk(own), ReadOnly: readOnly}
+	if have.Image.Path == "" {
+		return opened, nil
+	}
+	base, err := d.openBase(field, have.Image)
+	if err != nil {
+		return nil, err
+	}
+	opened.Backing = &machine.Layer{Path: files.AddDisk(base), Format: have.Image.Format}
+	return opened, nil
+}
+
+// OpenFile opens a disk of a machine. A QEMU that its guest broke out of may have made
+// the path lead elsewhere.
+func OpenFile(path string, readOnly bool) (*os.File, error) {
+	flags := os.O_RDWR
+	if readOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0) //nolint:gosec // in the driver's folder
+	if err != nil {
+		return nil, err
+	}
+	err = checkRegular(f)
+	if err == nil {
+		err = diskimage.CheckDisk(f)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// CheckUnwritten fails if a disk cannot be read, or holds data.
+func CheckUnwritten(path string) error {
+	f, err := OpenFile(path, true)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err == nil && !diskimage.IsUnwritten(f, info.Size()) {
+		err = errors.New("it holds data")
+	}
+	return err
+}
+
+const (
+	// MaxSize is larger than any disk in use.
+	MaxSize = 1 << 50
+	// maxOvercommit is how many times the size of the host's file system one disk may have.
+	// Disks take only the room of what was written to them, so their sum may exceed the
+	// host, but a guest relies on its disk's size.
+	maxOvercommit = 10
+)
+
+// Capacity is what the file system of the machines' disks holds, and has free.
+type Capacity struct{ Total, Available int64 }
+
+// readCapacity returns the capacity that disks grow into.
+func readCapacity(folder string) (Capacity, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(folder, &fs); err != nil {
+		return Capacity{}, os.NewSyscallError("statfs", err)
+	}
+	return Capacity{int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize}, nil //nolint:gosec // of a file system
+}
+
+// CheckSize refuses a disk far beyond what the host can hold. If the host's capacity is
+// unknown, it allows the disk.
+func (d *Store) CheckSize(field string, size int64) error {
+	holds, err := d.FindCapacity()
+	if err != nil || size/maxOvercommit <= holds.Total {
+		return nil //nolint:nilerr // as said
+	}
+	return driver.Errorf(driver.ErrExhausted, "%s: needed %d bytes, and the host's file system holds %d: a disk may have at most %d times that", field, size, holds.Total, maxOvercommit)
+}

@@ -1,0 +1,115 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package disks
+
+import (
+	"context"
+	"errors"
+
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/download"
+	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/image"
+)
+
+// ImageStore fetches images in the background, each once for all servers that wait for
+// it. Its errors are those of the driver contract.
+type ImageStore struct {
+	*image.Store
+
+	Engine  *statedir.Dir
+	Fetches *download.Tracker
+}
+
+// NewImageStore returns a store of the images in a folder of the driver.
+func NewImageStore(dir *statedir.Dir, sub string, c clock.Clock, fetches *download.Tracker, sources *image.Sources) *ImageStore {
+	stage := func() (path string, remove func(), err error) {
+		if err := dir.Reach(); err != nil {
+			return "", nil, err
+		}
+		if err := dir.MakeFolders(); err != nil {
+			return "", nil, err
+		}
+		return dir.Temp()
+	}
+	return &ImageStore{&image.Store{Dir: dir.Path(), Sub: sub, Clock: c, Stage: stage, Sources: sources}, dir, fetches}
+}
+
+// Hold prevents images from being pruned while a disk is made of one.
+func (s *ImageStore) Hold() (release func(), err error) {
+	if release, err = s.Store.Hold(); err != nil {
+		return nil, s.Engine.Explain(ContractError(err))
+	}
+	return release, nil
+}
+
+// FetchMissing reports whether a server has to wait for one of the images, and starts to
+// fetch it where needed. A failed fetch is reported once; the call after that starts a
+// new one. The server does not wait for other images any more.
+func (s *ImageStore) FetchMissing(ctx context.Context, spec driver.ServerSpec, refs ...image.Ref) (waits bool, err error) {
+	keys := make([]string, len(refs))
+	for n, ref := range refs {
+		keys[n] = ref.Key()
+	}
+	s.Fetches.ReleaseExcept(spec.UID, keys...)
+	for _, ref := range refs {
+		if waits, err := s.fetchIfMissing(ctx, spec, ref); waits || err != nil {
+			return waits, err
+		}
+	}
+	return false, nil
+}
+
+func (s *ImageStore) fetchIfMissing(ctx context.Context, spec driver.ServerSpec, ref image.Ref) (waits bool, err error) {
+	needed, err := s.NeedsFetch(ref)
+	if err != nil || !needed {
+		return false, ContractError(err)
+	}
+	outcome, err := s.Fetches.Outcome(spec.UID, ref.Key())
+	switch {
+	case err != nil:
+		return false, err
+	case outcome == download.Running:
+		return true, nil
+	case outcome == download.Fetched:
+		if _, exists := s.Path(ref); exists {
+			return false, nil
+		}
+	}
+	s.Fetches.StartFetch(ctx, spec, ref.Key(), "fetching "+image.Redact(ref.Source), func(ctx context.Context, f *download.Fetch) error {
+		return ContractError(s.Fetch(ctx, ref, f))
+	})
+	return true, nil
+}
+
+// CheckRef refuses an image that can never be fetched.
+func CheckRef(field string, i driver.Image) error {
+	return ContractError(RefOf(i).Validate(field))
+}
+
+// RefOf returns the image in the form that the store takes.
+func RefOf(i driver.Image) image.Ref {
+	return image.Ref{Source: i.Source, Checksum: i.Checksum, PullPolicy: image.PullPolicy(i.PullPolicy)}
+}
+
+// ContractError returns an error of package image as one of the driver contract.
+func ContractError(err error) error {
+	switch {
+	case errors.Is(err, image.ErrInvalid):
+		return driver.Errorf(driver.ErrInvalid, "%w", err)
+	case errors.Is(err, image.ErrUnsupported):
+		return driver.Errorf(driver.ErrUnsupported, "%w", err)
+	case errors.Is(err, image.ErrUnavailable):
+		return unavailableError("%w", err)
+	case errors.Is(err, image.ErrLocked):
+		return driver.Errorf(driver.ErrRetry, "%w", err)
+	}
+	return err
+}
+
+func unavailableError(format string, args ...any) error {
+	return driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry, format, args...))
+}

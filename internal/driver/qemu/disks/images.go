@@ -1,0 +1,300 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package disks
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine"
+)
+
+// BaseImage is the image that a disk stands on.
+type BaseImage struct {
+	ImageSettings
+	image.Base
+}
+
+// ImageSettings identify an image.
+type ImageSettings struct {
+	Source   string `json:"source,omitempty"`
+	Checksum string `json:"checksum,omitempty"`
+}
+
+// Ref returns the image in the form that the store takes.
+func (i ImageSettings) Ref() image.Ref { return image.Ref{Source: i.Source, Checksum: i.Checksum} }
+
+// Describe names an image for people, without possible secrets in its source.
+func (i ImageSettings) Describe() string {
+	source := image.Redact(i.Source)
+	if i.Checksum == "" {
+		return source
+	}
+	return source + " with the checksum " + i.Checksum
+}
+
+// Describe names the image of a disk for people, by its digest where that is known.
+func (i BaseImage) Describe() string {
+	switch {
+	case i.Source == "":
+		return "no image"
+	case image.IsRemote(i.Source):
+		return ImageSettings{i.Source, image.DigestOf(i.Path)}.Describe()
+	}
+	return image.Redact(i.Source)
+}
+
+// FetchedRef returns the reference by which the image is fetched again: by its digest,
+// whatever its source stands for by now.
+func (i BaseImage) FetchedRef(policy image.PullPolicy) image.Ref {
+	return image.Ref{Source: i.Source, Checksum: image.DigestOf(i.Path), PullPolicy: policy}
+}
+
+// Digest returns the digest of an image that was fetched, whatever its source stands for
+// by now; others have none.
+func (i BaseImage) Digest() string {
+	if !image.IsRemote(i.Source) || i.Path == "" {
+		return ""
+	}
+	return image.DigestOf(i.Path)
+}
+
+// IsSame reports whether the requested image is the one that a disk stands on, under
+// whatever name. A checksum may have been added or left out, or another server may have
+// the same image. The content behind a source may have changed since the disk was made of
+// it, so without a checksum only the name counts.
+func (d *Store) IsSame(have BaseImage, requested ImageSettings) bool {
+	switch {
+	case have.ImageSettings == requested:
+		return true
+	case requested.Source == "" || image.IsRemote(have.Source) != image.IsRemote(requested.Source):
+		return false
+	case !image.IsRemote(requested.Source):
+		return image.FilePath(requested.Source) == have.Path
+	case requested.Source == have.Source && requested.Checksum == "":
+		return true
+	}
+	return d.images.Digest(requested.Ref()) == image.DigestOf(have.Path)
+}
+
+// describeImage describes an image that is on this host.
+func (d *Store) describeImage(field string, requested ImageSettings) (BaseImage, error) {
+	f, err := d.OpenImage(field, requested)
+	if err != nil {
+		return BaseImage{}, err
+	}
+	defer func() { _ = f.Close() }()
+	base, err := image.DescribeFile(f, requested.Source)
+	if err != nil {
+		return BaseImage{}, unavailableError("image %s: %w", image.Redact(requested.Source), err)
+	}
+	return BaseImage{requested, base}, nil
+}
+
+// OpenImage opens the file of an image: the one that the source names, or the one that
+// was fetched.
+func (d *Store) OpenImage(field string, requested ImageSettings) (*os.File, error) {
+	if !image.IsRemote(requested.Source) {
+		return d.openSource(field+".source", requested.Source)
+	}
+	path, exists := d.images.Path(requested.Ref())
+	if !exists {
+		return nil, unavailableError("image %s has to be fetched first", image.Redact(requested.Source))
+	}
+	f, err := os.Open(path) //nolint:gosec // in the driver's folder
+	if err != nil {
+		return nil, unavailableError("image %s: %w", image.Redact(requested.Source), err)
+	}
+	return f, nil
+}
+
+// openSource opens the file that a field of the spec names. It must be below one of the
+// allowed folders, and no symbolic link may lead out of them.
+func (d *Store) openSource(field, source string) (*os.File, error) {
+	forms := "it must be the absolute path of a file, or file:// before one"
+	if strings.HasSuffix(field, "image.source") {
+		forms += ", or begin with http://, https:// or oci://"
+	}
+	path := image.FilePath(source)
+	switch {
+	case source == "":
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is empty and there is no default: %s", field, forms)
+	case !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, image.Redact(source), forms)
+	case filepath.Clean(path) != path:
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, source)
+	}
+	for _, dir := range d.imageDirs {
+		name, err := filepath.Rel(dir, path)
+		if err != nil || !filepath.IsLocal(name) {
+			continue
+		}
+		f, err := openBelow(dir, name)
+		if err != nil {
+			return nil, unavailableError("image %s: %w", path, err)
+		}
+		return f, nil
+	}
+	return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: images may be in %s", field, source, strings.Join(d.imageDirs, ", "))
+}
+
+func openBelow(dir, name string) (*os.File, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }()
+	// Opening a pipe would wait for its other end.
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkRegular(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func checkRegular(f *os.File) error {
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is no regular file")
+	}
+	return err
+}
+
+// OpenKernel opens the files of a kernel that is booted directly.
+func (d *Store) OpenKernel(spec driver.ServerSpec, files *machine.Files) (*machine.Kernel, error) {
+	k := spec.Image.Kernel
+	if k == nil {
+		return nil, nil //nolint:nilnil // Nil is for the disk's own.
+	}
+	// In order, so that of two missing files the same one is reported each time.
+	f, err := d.openSource("image.kernel.source", k.Source)
+	if err != nil {
+		return nil, err
+	}
+	opened := &machine.Kernel{Path: files.AddPlain(f), Cmdline: k.Cmdline}
+	if k.Initrd == "" {
+		return opened, nil
+	}
+	if f, err = d.openSource("image.kernel.initrd", k.Initrd); err != nil {
+		return nil, err
+	}
+	opened.Initrd = files.AddPlain(f)
+	return opened, nil
+}
+
+// CheckKernel reports whether the files of a kernel could be opened now.
+func (d *Store) CheckKernel(spec driver.ServerSpec) error {
+	files := &machine.Files{}
+	defer files.Close()
+	_, err := d.OpenKernel(spec, files)
+	return err
+}
+
+// pathOf returns where an image is now.
+func (d *Store) pathOf(i BaseImage) string {
+	if !image.IsRemote(i.Source) {
+		return i.Path
+	}
+	path, _ := d.images.Path(i.FetchedRef(""))
+	return path
+}
+
+// openBase opens the image that a disk stands on. The disk is unusable on top of any
+// other content.
+func (d *Store) openBase(field string, was BaseImage) (*os.File, error) {
+	f, err := d.reopenImage(field, was)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.checkBase(f, was); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// checkBase checks an image as it is opened. Size and time identify it. Whoever replaces
+// the file can preserve both, so its content must not lead to other files either.
+func (d *Store) checkBase(f *os.File, was BaseImage) error {
+	found, err := image.DescribeFile(f, was.Source)
+	if err == nil && found.HasContentOf(was.Base) {
+		return nil
+	}
+	why := ""
+	if err != nil {
+		why = ": " + err.Error()
+	}
+	if image.IsRemote(was.Source) {
+		return unavailableError("image %s was cut off or changed in %s: remove that file, and it is fetched again%s", image.Redact(was.Source), d.pathOf(was), why)
+	}
+	return unavailableError("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
+}
+
+// CheckImage reports whether the image of a disk could be opened now.
+func (d *Store) CheckImage(field string, have Disk) error {
+	if have.Image.Path == "" {
+		return nil
+	}
+	f, err := d.openBase(field, have.Image)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// reopenImage opens the image of a disk. The content behind a source may have changed,
+// but not what was fetched from it then.
+func (d *Store) reopenImage(field string, was BaseImage) (*os.File, error) {
+	if !image.IsRemote(was.Source) {
+		return d.OpenImage(field, ImageSettings{Source: was.Path})
+	}
+	return d.OpenImage(field, ImageSettings{was.Source, was.FetchedRef("").Checksum})
+}
+
+// CheckDirs refuses folders through which a machine could get Drover's own files: the disk
+// of another machine, with its secrets, or a private key. What is in always is allowed.
+func CheckDirs(imageDirs []string, always string, private []string) error {
+	for _, images := range imageDirs {
+		if !filepath.IsAbs(images) {
+			return fmt.Errorf("--qemu-image-dirs has %q: each must be the absolute path of a folder", images)
+		}
+		if containsPath(always, images) {
+			continue
+		}
+		for _, own := range private {
+			if containsPath(images, own) || containsPath(own, images) {
+				return fmt.Errorf("--qemu-image-dirs has %q: it must not hold, or be in, %s, where Drover keeps disks and secrets; %s is allowed always",
+					images, own, always)
+			}
+		}
+	}
+	return nil
+}
+
+// containsPath reports whether a path is a folder or below it, after symbolic links are
+// resolved.
+func containsPath(dir, path string) bool {
+	name, err := filepath.Rel(resolveLinks(filepath.Clean(dir)), resolveLinks(filepath.Clean(path)))
+	return err == nil && filepath.IsLocal(name)
+}
+
+// resolveLinks follows symbolic links in the part of the path that exists.
+func resolveLinks(path string) string {
+	whole, err := filepath.EvalSymlinks(path)
+	if parent := filepath.Dir(path); err != nil && parent != path {
+		return filepath.Join(resolveLinks(parent), filepath.Base(path))
+	}
+	if err != nil {
+		return path
+	}
+	return whole
+}

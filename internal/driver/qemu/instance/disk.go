@@ -1,0 +1,278 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/image/diskimage"
+	"cloudnative.tw/drover/internal/machine"
+)
+
+// RootField is the field that names the image of the root disk.
+const RootField = "image"
+
+// VolumeField returns the field that names the image of a volume.
+func VolumeField(i int) string { return fmt.Sprintf("volumes[%d].source.image", i) }
+
+// MakeRoot makes the root disk at a path. A machine whose kernel is booted directly may
+// do without an image, and without a disk.
+func (h *Host) MakeRoot(path string, spec driver.ServerSpec, requested disks.ImageSettings) (disks.Disk, error) {
+	if requested.Source == "" && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
+		return disks.Disk{}, nil
+	}
+	if requested.Source == "" && spec.Image.Kernel == nil {
+		_, err := h.Disks.OpenImage(RootField, requested)
+		return disks.Disk{}, err
+	}
+	return h.Disks.Make(path, RootOrder(spec, requested))
+}
+
+// RootOrder returns what the root disk is to be.
+func RootOrder(spec driver.ServerSpec, requested disks.ImageSettings) disks.Order {
+	return disks.Order{ImageField: RootField, SizeField: "resource.rootDisk", Image: requested, Size: spec.RootDiskBytes}
+}
+
+// prepareRoot makes the root disk where there is none yet. An existing one stays,
+// whatever image the spec names now: it holds what the guest wrote.
+func (inst *Instance) prepareRoot(spec driver.ServerSpec, files *machine.Files) (*machine.Drive, error) {
+	if inst.NeedsRoot(spec) {
+		if err := inst.addRoot(spec); err != nil {
+			return nil, inst.Host.StateDir.Explain(err)
+		}
+	}
+	if inst.Root.Size == 0 {
+		return nil, nil //nolint:nilnil // Nil is for no disk.
+	}
+	return inst.Host.Disks.Open(files, RootField, inst.File(RootDiskFile), inst.Root, false)
+}
+
+// NeedsRoot reports whether a machine without a root disk is to have one.
+func (inst *Instance) NeedsRoot(spec driver.ServerSpec) bool {
+	return inst.Root.Size == 0 && (spec.RootDiskBytes > 0 || inst.ImageOf(spec).Source != "")
+}
+
+// addRoot moves the root disk into place before it is recorded.
+func (inst *Instance) addRoot(spec driver.ServerSpec) error {
+	tmp, remove, err := inst.Host.StateDir.Temp()
+	if err != nil {
+		return err
+	}
+	defer remove()
+	root, err := inst.Host.MakeRoot(filepath.Join(tmp, RootDiskFile), spec, inst.ImageOf(spec))
+	if err != nil {
+		return err
+	}
+	if err := inst.placeDisk(filepath.Join(tmp, RootDiskFile)); err != nil {
+		return err
+	}
+	inst.Root = root
+	return inst.Save()
+}
+
+// prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
+// any more stays where it is, in case the spec names it again.
+func (inst *Instance) prepareVolumes(spec driver.ServerSpec, files *machine.Files) ([]machine.Volume, error) {
+	volumes := make([]machine.Volume, 0, len(spec.Volumes))
+	for i, v := range spec.Volumes {
+		if _, made := inst.Volumes[v.Name]; !made {
+			if err := inst.makeVolume(i, v); err != nil {
+				return nil, inst.Host.StateDir.Explain(err)
+			}
+		}
+		attached, err := inst.Host.Disks.Open(files, VolumeField(i), inst.File(VolumeFile(v.Name)), inst.Volumes[v.Name], v.ReadOnly)
+		if err != nil {
+			return nil, err
+		}
+		volumes = append(volumes, machine.Volume{Name: v.Name, Drive: *attached})
+	}
+	return volumes, nil
+}
+
+// VolumeFile returns the name of the file of a volume.
+func VolumeFile(name string) string { return "volume-" + name + ".qcow2" }
+
+// VolumeOrder returns what a volume is to be.
+func VolumeOrder(i int, v driver.Volume) disks.Order {
+	return disks.Order{
+		ImageField: VolumeField(i), SizeField: fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), Image: imageOfVolume(v), Size: v.SizeBytes,
+	}
+}
+
+// makeVolume moves a volume into place before it is recorded.
+func (inst *Instance) makeVolume(i int, v driver.Volume) error {
+	tmp, remove, err := inst.Host.StateDir.Temp()
+	if err != nil {
+		return err
+	}
+	defer remove()
+	path := filepath.Join(tmp, VolumeFile(v.Name))
+	made, err := inst.Host.Disks.Make(path, VolumeOrder(i, v))
+	if err != nil {
+		return err
+	}
+	if err := inst.placeDisk(path); err != nil {
+		return err
+	}
+	inst.Volumes = maps.Clone(inst.Volumes)
+	if inst.Volumes == nil {
+		inst.Volumes = map[string]disks.Disk{}
+	}
+	inst.Volumes[v.Name] = made
+	return inst.Save()
+}
+
+// placeDisk moves a new disk to where the record will name it. A disk that is there
+// already was left by an interrupted call, and holds no data. If it does hold data, the
+// record lost it, as one that was restored without its disks, and the disk stays.
+func (inst *Instance) placeDisk(made string) error {
+	place := inst.File(filepath.Base(made))
+	err := disks.CheckUnwritten(place)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return driver.Errorf(driver.ErrRetry, "disk %s is there, and %s does not name it: restore that file, or move the disk away: %w", place, RecordFile, err)
+	}
+	return os.Rename(made, place)
+}
+
+func imageOfVolume(v driver.Volume) disks.ImageSettings {
+	if v.Image == nil {
+		return disks.ImageSettings{}
+	}
+	return disks.ImageSettings{Source: v.Image.Source, Checksum: v.Image.Checksum}
+}
+
+// SizesToGrow returns the disks, by QEMU's name for them, that the spec wants larger and
+// that can grow as they are attached now.
+func (inst *Instance) SizesToGrow(spec driver.ServerSpec) map[string]int64 {
+	sizes := map[string]int64{}
+	if inst.Root.Size > 0 && spec.RootDiskBytes > inst.Root.Size {
+		sizes[machine.RootNode] = spec.RootDiskBytes
+	}
+	for _, v := range spec.Volumes {
+		writable := slices.ContainsFunc(inst.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
+		if have := inst.Volumes[v.Name].Size; writable && v.SizeBytes > have {
+			sizes[machine.VolumeNode(v.Name)] = v.SizeBytes
+		}
+	}
+	return sizes
+}
+
+// GrowDisks enlarges the disks of a running QEMU to what the spec says.
+func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) error {
+	sizes := inst.SizesToGrow(spec)
+	if len(sizes) == 0 {
+		return nil
+	}
+	have, err := inst.DiskSizes(ctx)
+	if err != nil {
+		return err
+	}
+	for node, size := range sizes {
+		whole := diskimage.WholeSectors(size)
+		if have[node] > whole { // grown before, which could not be recorded: QEMU would cut its end off
+			sizes[node] = have[node]
+			continue
+		}
+		if err := inst.ResizeDisk(ctx, node, whole); err != nil {
+			return err
+		}
+	}
+	inst.Root.Size = max(inst.Root.Size, sizes[machine.RootNode])
+	inst.Volumes = maps.Clone(inst.Volumes)
+	for _, v := range spec.Volumes {
+		if size, grown := sizes[machine.VolumeNode(v.Name)]; grown {
+			made := inst.Volumes[v.Name]
+			made.Size = size
+			inst.Volumes[v.Name] = made
+		}
+	}
+	return inst.Host.StateDir.Explain(inst.Save())
+}
+
+// SettleRoot brings the record of the root disk to the state that the other steps
+// require: one disk, and its image under the name that the spec has for it. A stop comes
+// before, and needs neither.
+func (inst *Instance) SettleRoot(ctx context.Context, spec driver.ServerSpec) error {
+	err := inst.restoreRoot(ctx)
+	if err != nil {
+		err = fmt.Errorf("restoring the root disk of server %s: %w", inst.UID, err)
+	} else {
+		err = inst.renameImage(spec)
+	}
+	if spec.Power == driver.PowerOff {
+		return nil
+	}
+	return inst.Host.StateDir.Explain(err)
+}
+
+// renameImage records another name of the image that the root disk stands on as soon as a
+// spec has it: what a name stands for may change later.
+func (inst *Instance) renameImage(spec driver.ServerSpec) error {
+	requested := inst.ImageOf(spec)
+	if inst.Root.Size == 0 || inst.Root.Image.ImageSettings == requested || !inst.Host.Disks.IsSame(inst.Root.Image, requested) {
+		return nil
+	}
+	inst.Root.Image.ImageSettings = requested
+	return inst.Save()
+}
+
+// restoreRoot undoes the replacement of a root disk. Older versions made a new disk for
+// another image. They kept the old one aside, recorded as Old, until a run with the new
+// one had begun. If none had, no guest has written to the new one. restoreRoot may be
+// interrupted anywhere: until the end, the record says that the old disk is aside.
+func (inst *Instance) restoreRoot(ctx context.Context) error {
+	if inst.Old == nil || inst.On && inst.Phase == PhaseOn {
+		return nil
+	}
+	if inst.On { // and halted: its guest was not resumed
+		if err := inst.Quit(ctx); err != nil {
+			return err
+		}
+		inst.On = false
+	}
+	if _, err := os.Stat(inst.File(OldRootFile)); err != nil {
+		return err
+	}
+	inst.Root = disks.Disk{} // for older versions, which take root.qcow2 for what Root says
+	if err := inst.Save(); err != nil {
+		return err
+	}
+	if err := os.Remove(inst.File(RootDiskFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Link(inst.File(OldRootFile), inst.File(RootDiskFile)); err != nil {
+		return err
+	}
+	inst.Root, inst.Old, inst.Settings.Image = *inst.Old, nil, inst.Old.Image.ImageSettings
+	if err := errors.Join(inst.Save(), inst.Host.StateDir.Sync(inst.Path)); err != nil {
+		return err
+	}
+	inst.Host.Log.Info("Root disk restored: a replacement by an older version was not finished", "uid", inst.UID)
+	return os.Remove(inst.File(OldRootFile))
+}
+
+// removeOldRoot removes what a replacement by an older version has left of the previous
+// disk, once a guest runs with the disk that the record names. While the record says that
+// the old disk is aside, or names none, that may still be needed.
+func (inst *Instance) removeOldRoot() {
+	if inst.Old != nil || inst.Root.Size == 0 {
+		return
+	}
+	err := os.Remove(inst.File(OldRootFile))
+	switch {
+	case err == nil:
+		inst.Host.Log.Info("Old root disk removed: an older version had replaced it, and the guest runs with the new one", "uid", inst.UID)
+	case !errors.Is(err, fs.ErrNotExist):
+		inst.Host.Log.Info("Old root disk could not be removed", "uid", inst.UID, "cause", err.Error())
+	}
+}

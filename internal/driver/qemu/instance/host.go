@@ -1,0 +1,66 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package instance
+
+import (
+	"github.com/go-logr/logr"
+	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/driver/qemu/disks"
+	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/driver/statedir"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/memory"
+)
+
+// Config are the settings that instances share.
+type Config struct {
+	ClusterID string
+	// Accelerator is machine.AccelAuto, machine.AccelKVM or machine.AccelTCG.
+	Accelerator string
+	// Binary is the QEMU to run.
+	Binary string
+	Clock  clock.WithTicker
+	Log    logr.Logger
+}
+
+// Host is what the instances in a folder share.
+type Host struct {
+	Config
+	remembered
+
+	StateDir    *statedir.Dir
+	Program     *machine.Program
+	Accelerator *machine.Accelerator
+	Images      *disks.ImageStore
+	Disks       *disks.Store
+	address     hostports.Address
+	ChoosePort  hostports.Chooser
+	LogBound    LogBound
+	Memory      memory.Reservations
+	// ReservedOf returns how much of the total memory is reserved.
+	ReservedOf func(total int64) int64
+	FindGroups func() (cgroup.Folder, error)
+	// FindGroupMemory finds the memory that control groups leave to Drover.
+	FindGroupMemory func() (group string, free int64, err error)
+}
+
+// NewHost returns the host of the instances in a folder. To start any of them it needs
+// images, disks, choose and reserve too.
+func NewHost(c Config, dir *statedir.Dir) *Host {
+	return &Host{
+		Config: c, StateDir: dir, Program: &machine.Program{Name: c.Binary},
+		Accelerator: machine.NewAccelerator(c.Accelerator, c.Binary, dir, c.Clock, c.Log),
+		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
+	}
+}
+
+// Names in the driver's folder.
+const (
+	VMsDir           = "vms"
+	RetainedDir      = "retained"
+	NotificationsDir = "bells"
+	EndsDir          = "ends"
+)

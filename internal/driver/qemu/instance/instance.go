@@ -1,0 +1,318 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package instance is one server of the qemu driver: its directory, its machine, its record
+// and the exit of its last run.
+//
+// Start with Instance in instance.go, and with Host (host.go), which is what instances
+// share. record.go has what is stored of a server, exits.go how its runs ended, and
+// remembered.go what is only in memory. observe.go finds its state; start.go, stop.go and
+// disk.go change it; supervise.go follows its QEMU and completes stops. The callers of
+// methods that change a server hold its lock.
+package instance
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+)
+
+// Instance is one server: its directory and machine, its record, and what was observed of
+// it.
+type Instance struct {
+	machine.Machine
+	Record
+
+	Host *Host
+	// On reports whether its QEMU runs, even if the guest in it has ended.
+	On bool
+	// RunState is QEMU's run state, empty if QEMU does not answer; silence says why.
+	RunState string
+	QueryErr error
+	// Exit is how the last run ended; nil during a run and before the first. exitErr is why
+	// it could not be recorded.
+	Exit    *driver.Exit
+	ExitErr error
+	// fault is the disk error that the guest waits for, if there is one.
+	fault error
+	// Broken says what of the server cannot be read. Without its record, only its UID and
+	// whether it is on are known.
+	Broken error
+}
+
+// InstanceAt returns the server whose directory is at a path. The name of the directory
+// begins with the UID. Nothing else of the server is known yet.
+func (h *Host) InstanceAt(path string) *Instance {
+	uid := UIDOf(path)
+	return &Instance{
+		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: h.StateDir},
+		Record:  Record{UID: uid}, Host: h,
+	}
+}
+
+// InstanceOf returns the server of a UID, whose directory may not exist.
+func (h *Host) InstanceOf(uid types.UID) *Instance {
+	return h.InstanceAt(h.StateDir.Path(VMsDir, string(uid)))
+}
+
+// AllInstances returns the servers of all clusters, the released ones last.
+func (h *Host) AllInstances() ([]*Instance, error) {
+	var instances []*Instance
+	for _, sub := range []string{VMsDir, RetainedDir} {
+		entries, err := os.ReadDir(h.StateDir.Path(sub))
+		if err != nil {
+			return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
+		}
+		for _, entry := range entries {
+			if entry.IsDir() && UIDOf(entry.Name()) != "" {
+				instances = append(instances, h.InstanceAt(h.StateDir.Path(sub, entry.Name())))
+			}
+		}
+	}
+	return instances, nil
+}
+
+// InstancesOf returns the servers of some UIDs, whose directories may not exist.
+func (h *Host) InstancesOf(uids []types.UID) ([]*Instance, error) {
+	uids, err := driver.UniqueUIDs(uids)
+	if err != nil {
+		return nil, err
+	}
+	instances := make([]*Instance, len(uids))
+	for i, uid := range uids {
+		instances[i] = h.InstanceOf(uid)
+	}
+	return instances, nil
+}
+
+// UIDOf returns the UID in the name of a directory or a notification file; empty if there
+// is none.
+func UIDOf(path string) types.UID {
+	uid, _, _ := strings.Cut(filepath.Base(path), ".")
+	if CheckUID(types.UID(uid)) != nil {
+		return ""
+	}
+	return types.UID(uid)
+}
+
+// NewID returns a name for a server or a run.
+func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:16] }
+
+// HasDirectory reports whether there is a directory at all.
+func (inst *Instance) HasDirectory() (bool, error) {
+	_, err := os.Lstat(inst.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// mayExist reports whether the directory may exist.
+func (inst *Instance) mayExist() bool {
+	there, err := inst.HasDirectory()
+	return there || err != nil
+}
+
+// Load returns the server with its record as it is now. Its error is fs.ErrNotExist only
+// where there is no directory: a server that cannot be read is not gone.
+func (inst *Instance) Load() (*Instance, error) {
+	s := inst.Host.InstanceAt(inst.Path)
+	content, err := os.ReadFile(inst.File(RecordFile))
+	if err != nil {
+		return s, inst.ClassifyReadError(err)
+	}
+	var r Record
+	if err := json.Unmarshal(content, &r); err != nil {
+		return s, brokenError{fmt.Errorf("repair %s, or remove its folder: %w", inst.File(RecordFile), err)}
+	}
+	if r.ClusterID == "" || r.ID == "" || CheckUID(r.UID) != nil {
+		return s, brokenError{fmt.Errorf("repair %s: clusterID, uid or id is missing", inst.File(RecordFile))}
+	}
+	if r.UID != inst.UID {
+		return s, brokenError{fmt.Errorf("repair %s: its uid is %s, as in a copy of that server's folder, and must be %s", inst.File(RecordFile), r.UID, inst.UID)}
+	}
+	s.Record = r
+	return s, nil
+}
+
+// ClassifyReadError says whether a record that could not be read is gone, may be read
+// later, or needs a repair. Removing a server helps only if it has no record.
+func (inst *Instance) ClassifyReadError(err error) error {
+	if there, statErr := inst.HasDirectory(); !there && statErr == nil {
+		return fs.ErrNotExist
+	}
+	repair := "repair what keeps Drover from reading this"
+	if errors.Is(err, fs.ErrNotExist) {
+		repair = "repair or remove " + inst.Path
+	}
+	return wrapBroken(repair, err)
+}
+
+// Save replaces the record.
+func (inst *Instance) Save() error {
+	content, err := json.MarshalIndent(inst.Record, "", "  ")
+	if err != nil {
+		return err
+	}
+	return inst.Host.StateDir.Replace(inst.File(RecordFile), append(content, '\n'))
+}
+
+// IsAlive reports whether a guest runs, or could continue.
+func (inst *Instance) IsAlive() bool {
+	return inst.On && (inst.Phase == PhaseStarting || inst.Exit == nil)
+}
+
+// IsEnded reports whether a QEMU whose guest has ended waits to be reaped.
+func (inst *Instance) IsEnded() bool { return inst.On && !inst.IsAlive() }
+
+func (inst *Instance) isStopping() bool {
+	return inst.IsAlive() && inst.Phase == PhaseOn && inst.Stop != nil
+}
+
+// IsPaused reports whether the guest waits to be resumed.
+func (inst *Instance) IsPaused() bool {
+	return inst.RunState == machine.StatusPaused || inst.RunState == machine.StatusPrelaunch || inst.RunState == machine.StatusIOError
+}
+
+// HasGuestEnded reports whether the guest has ended, by QEMU's last answer.
+func (inst *Instance) HasGuestEnded() bool {
+	_, over := exitsByStatus[inst.RunState]
+	return over
+}
+
+func (inst *Instance) driverState() driver.State {
+	switch {
+	case !inst.IsAlive():
+		return driver.StateStopped
+	case inst.Phase == PhaseStarting && inst.QueryErr != nil:
+		return driver.StateStarting
+	case inst.Phase == PhaseStarting:
+		return driver.StatePaused // QEMU is up, and a start continues only in a call
+	case inst.isStopping():
+		return driver.StateStopping
+	case inst.IsPaused():
+		return driver.StatePaused
+	}
+	return driver.StateRunning
+}
+
+// Report returns the server as the driver contract describes it, with the addresses to
+// reach it. A machine's own address means nothing outside its QEMU.
+func (inst *Instance) Report() driver.Server {
+	out := inst.describeServer()
+	if inst.IsAlive() {
+		out.Accelerator = inst.CurrentAccelerator()
+	}
+	if !inst.IsAlive() && !inst.Retained && inst.Broken == nil {
+		inst.Host.ReportedExits.Store(inst.UID, inst.Run)
+	}
+	if !inst.IsAlive() || len(inst.Forwards) == 0 {
+		return out
+	}
+	for _, f := range inst.Forwards {
+		out.Ports = append(out.Ports, driver.Port{Protocol: strings.ToUpper(f.Protocol), Port: f.Port, HostPort: f.HostPort, HostIP: f.HostIP})
+		address := f.HostIP
+		if address == "" {
+			address = inst.Host.address.Current(inst.Host.Clock.Now())
+		}
+		if !slices.Contains(out.Addresses, address) {
+			out.Addresses = append(out.Addresses, address)
+		}
+	}
+	return out
+}
+
+// describeServer returns the server as the driver contract describes it, without addresses.
+func (inst *Instance) describeServer() driver.Server {
+	out := driver.Server{
+		UID: inst.UID, ID: inst.ID, Namespace: inst.Namespace, Name: inst.Name,
+		Run: inst.Run, State: inst.driverState(), StartedAt: inst.StartedAt, Retained: inst.Retained,
+		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.Digest(),
+	}
+	// A server that is off has no CPUs and no memory: the next start takes what the spec
+	// says then.
+	if inst.IsAlive() {
+		out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
+		out.Note = inst.CPUNote
+	}
+	switch {
+	case inst.Broken != nil:
+		out.Err = inst.Broken
+	case !inst.IsAlive():
+		out.Exit = inst.Exit
+	case inst.QueryErr != nil:
+		out.Err = fmt.Errorf("QEMU does not answer: %w", inst.QueryErr)
+		out.Progress = out.Err.Error()
+	case inst.RunState == machine.StatusIOError:
+		out.Err = inst.fault
+	case inst.isStopping():
+		out.Progress = "waiting for the guest to power off"
+	}
+	return out
+}
+
+// Notify notifies all watchers, in every process, that a server has changed. For a server
+// that does not exist, or was removed meanwhile, it leaves no notification file behind.
+func (h *Host) Notify(uids ...types.UID) {
+	for _, uid := range uids {
+		h.InstanceOf(uid).NotifyWatchers()
+	}
+}
+
+// NotifyWatchers notifies all watchers, in every process, that the server has changed. For
+// one that does not exist, or was removed meanwhile, it leaves no notification file behind.
+func (inst *Instance) NotifyWatchers() {
+	if err := inst.Host.StateDir.ReplaceVolatile(inst.notificationFile(), nil); err != nil {
+		inst.Host.Log.V(1).Info("Notification could not be written", "uid", inst.UID, "cause", err.Error())
+	}
+	there, err := inst.Host.InstanceOf(inst.UID).HasDirectory()
+	if !there && err == nil { // removed meanwhile
+		inst.RemoveNotification()
+	}
+}
+
+// notificationFile returns the path of the file that is written to notify watchers.
+func (inst *Instance) notificationFile() string {
+	return inst.Host.StateDir.Path(NotificationsDir, string(inst.UID))
+}
+
+// RemoveNotification removes the notification file of a server that is gone.
+func (inst *Instance) RemoveNotification() { _ = os.Remove(inst.notificationFile()) }
+
+var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// CheckUID refuses a UID that is no UUID, since it is the machine's SMBIOS UUID too.
+func CheckUID(uid types.UID) error {
+	if uuidPattern.MatchString(string(uid)) {
+		return nil
+	}
+	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
+}
+
+// MoveToRetained frees the UID of a server that was marked. Its QEMU runs on in the
+// directory, wherever that is.
+func (inst *Instance) MoveToRetained() error {
+	// A search for the images in use must not miss it during the move.
+	release, err := inst.Host.Images.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := os.Rename(inst.Path, inst.Host.RetainedPath(inst.UID, inst.ID)); err != nil {
+		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)
+	}
+	inst.NotifyWatchers()
+	return nil
+}
