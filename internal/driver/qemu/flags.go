@@ -36,6 +36,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 // sizeFlag is a flag for a number of bytes, written as a quantity.
 type sizeFlag struct{ bytes *int64 }
 
+// Set implements pflag.Value.
 func (f sizeFlag) Set(text string) error {
 	q, err := resource.ParseQuantity(text)
 	if err == nil {
