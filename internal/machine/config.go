@@ -24,7 +24,9 @@ type Config struct {
 	Volumes     []Volume
 	Kernel      *Kernel
 	Forwards    []Forward
-	// Files are the files that the drives and the kernel name.
+	// Seed is the disk that cloud-init reads, empty for none.
+	Seed string
+	// Files are the files that the drives, the kernel and the seed name.
 	Files *Files
 }
 
@@ -58,10 +60,10 @@ func VolumeNode(name string) string { return "volume-" + name }
 const SeedSerial = seedLabel
 
 // seedArguments returns the disk that cloud-init reads.
-func seedArguments() []string {
+func seedArguments(path string) []string {
 	node := Object{
 		"driver": formatRaw, "node-name": "seed", "read-only": true,
-		"file": Object{"driver": "file", "filename": SeedFile, "read-only": true},
+		"file": Object{"driver": "file", "filename": path, "read-only": true},
 	}
 	return []string{"-blockdev", node.text(), "-device", diskDevice("seed", Object{"serial": SeedSerial})}
 }
@@ -90,15 +92,16 @@ func (c Config) arguments() []string {
 		"-m", strconv.FormatInt(c.MemoryBytes/(1<<20), 10) + "M",
 		"-S", "-action", "shutdown=pause,panic=pause",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-		"-chardev", "socket,id=ctl,path=" + ControlSocket + ",server=on,wait=off",
+		"-chardev", socketDevice("ctl", controlFD),
 		"-mon", "chardev=ctl,mode=control",
-		"-chardev", "socket,id=events,path=" + EventsSocket + ",server=on,wait=off",
+		"-chardev", socketDevice("events", eventsFD),
 		"-mon", "chardev=events,mode=control",
-		"-chardev", "socket,id=serial,path=" + SerialSocket + ",server=on,wait=off,logfile=" + SerialLogFile + ",logappend=on",
+		"-chardev", socketDevice("serial", serialFD) + ",logfile=" + fdsetName(serialLogFD) + ",logappend=on",
 		"-serial", "chardev:serial",
 		"-device", Object{"driver": "pvpanic"}.text(),
 		"-device", Object{"driver": "virtio-rng-pci"}.text(),
 	}
+	args = append(args, fdsetArguments(serialLogFD)...)
 	args = append(args, c.networkArguments()...)
 	args = append(args, c.Files.arguments()...)
 	if c.Root != nil {
@@ -107,11 +110,18 @@ func (c Config) arguments() []string {
 	for _, v := range c.Volumes {
 		args = append(args, v.arguments(VolumeNode(v.Name), Object{"serial": v.Name})...)
 	}
-	args = append(args, seedArguments()...)
+	if c.Seed != "" {
+		args = append(args, seedArguments(c.Seed)...)
+	}
 	if c.Kernel != nil {
 		args = append(args, c.Kernel.arguments()...)
 	}
 	return append(args, "-device", balloonDevice.text())
+}
+
+// socketDevice returns a character device that serves the socket of a descriptor.
+func socketDevice(id string, fd int) string {
+	return fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", id, fd)
 }
 
 func cpuModel(accel string) string {

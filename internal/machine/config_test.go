@@ -85,7 +85,7 @@ func TestDisksPause(t *testing.T) {
 // TestSeedSerial checks that cloud-init's disk has the serial number that is reserved for it.
 func TestSeedSerial(t *testing.T) {
 	t.Parallel()
-	if serial := decode(t, seedArguments(), "-device", "virtio-blk")["serial"]; serial != SeedSerial {
+	if serial := decode(t, seedArguments("seed"), "-device", "virtio-blk")["serial"]; serial != SeedSerial {
 		t.Errorf("the serial number is %v", serial)
 	}
 }
@@ -104,6 +104,7 @@ func (x texts) arguments() []string {
 		Volumes:  []Volume{{x.volume, Drive{Path: volumePath(x.volume)}}},
 		Kernel:   &Kernel{Path: x.kernel, Initrd: x.initrd, Cmdline: x.cmdline},
 		Forwards: []Forward{{Protocol: "tcp", HostPort: x.hostPort, Port: x.port}, {Protocol: "udp", HostPort: x.port, Port: x.hostPort}},
+		Seed:     "seed",
 	}.arguments()
 }
 

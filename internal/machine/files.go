@@ -4,13 +4,23 @@
 package machine
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
-// firstFile is the first descriptor of Files that QEMU gets: those before are the
-// standard streams and the run lock.
-const firstFile = 4
+// Descriptors that each QEMU gets after the standard streams, and the first one of Files.
+const (
+	runLockFD = 3 + iota
+	controlFD
+	eventsFD
+	serialFD
+	serialLogFD
+	firstFile
+)
 
 // Files are files that QEMU gets as open descriptors. So it uses what was checked,
 // whatever their paths lead to by then.
@@ -22,8 +32,9 @@ type Files struct {
 
 // AddDisk takes over the file of a disk and returns the name by which QEMU opens it.
 func (f *Files) AddDisk(file *os.File) (path string) {
-	f.sets = append(f.sets, f.addInherited(file))
-	return fmt.Sprintf("/dev/fdset/%d", f.sets[len(f.sets)-1])
+	fd := f.addInherited(file)
+	f.sets = append(f.sets, fd)
+	return fdsetName(fd)
 }
 
 // AddPlain takes over a file that QEMU does not look for in a set, such as a kernel. It
@@ -39,11 +50,7 @@ func (f *Files) addInherited(file *os.File) int {
 }
 
 // Close closes this program's descriptors; QEMU has its own.
-func (f *Files) Close() {
-	for _, file := range f.files {
-		_ = file.Close()
-	}
-}
+func (f *Files) Close() { closeFiles(f.files) }
 
 // arguments puts the descriptor of each disk into a set of its own, from which QEMU takes
 // it as if it had opened the name. It must be open in exactly the mode in which QEMU
@@ -54,16 +61,69 @@ func (f *Files) arguments() []string {
 	}
 	var args []string
 	for _, fd := range f.sets {
-		args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%[1]d", fd))
+		args = append(args, fdsetArguments(fd)...)
 	}
 	return args
 }
 
-// inheritedFiles returns what QEMU inherits, in order, beside the standard streams.
-func (f *Files) inheritedFiles(runLock *os.File) []*os.File {
-	all := []*os.File{runLock}
-	if f != nil {
-		all = append(all, f.files...)
+// fdsetName returns the name by which QEMU opens a descriptor that is in a set.
+func fdsetName(fd int) string { return fmt.Sprintf("/dev/fdset/%d", fd) }
+
+// fdsetArguments puts a descriptor into the set of its number.
+func fdsetArguments(fd int) []string {
+	return []string{"-add-fd", fmt.Sprintf("fd=%d,set=%[1]d", fd)}
+}
+
+// inherited returns the files, in order. There may be none.
+func (f *Files) inherited() []*os.File {
+	if f == nil {
+		return nil
 	}
-	return all
+	return f.files
+}
+
+// openEndpoints opens what QEMU is reached by and prints to, in the order of the
+// descriptors. The caller closes the files, also when it fails.
+func (m Machine) openEndpoints() (files []*os.File, err error) {
+	for _, socket := range sockets {
+		listener, err := m.listen(socket)
+		if err != nil {
+			return files, err
+		}
+		files = append(files, listener)
+	}
+	log, err := os.OpenFile(m.File(SerialLogFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return files, err
+	}
+	return append(files, log), nil
+}
+
+// listen makes a socket in the directory, in place of one that an earlier run has left.
+func (m Machine) listen(socket string) (*os.File, error) {
+	if err := os.Remove(m.File(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", m.File(socket), err)
+	}
+	listener := os.NewFile(uintptr(fd), m.File(socket))
+	err = m.atSocket(socket, func(path string) error {
+		// The file gets the mode that the socket has by then.
+		return errors.Join(unix.Fchmod(fd, 0o600), unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, socketBacklog))
+	})
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+// socketBacklog is how many callers may wait for QEMU to serve them.
+const socketBacklog = 16
+
+func closeFiles(files []*os.File) {
+	for _, file := range files {
+		_ = file.Close()
+	}
 }

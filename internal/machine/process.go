@@ -8,14 +8,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/machine/proc"
 )
@@ -27,19 +30,21 @@ const (
 	failureTail = 500
 )
 
-// sockets are the sockets that QEMU creates and is reached by.
+// sockets are the sockets that QEMU is reached by, in the order of their descriptors.
 var sockets = []string{ControlSocket, EventsSocket, SerialSocket}
 
 // Start starts QEMU with the guest halted, and waits until it answers. It fails with a
 // StartError if QEMU ends before. A QEMU that does not answer in time is left as it is:
-// the caller finds it running. QEMU inherits the run lock.
+// the caller finds it running. QEMU inherits the run lock, and opens no path.
 func (m Machine) Start(ctx context.Context, program string, c Config, runLock *os.File) error {
-	for _, socket := range sockets {
-		if err := os.Remove(m.File(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	endpoints, err := m.openEndpoints()
+	if err != nil {
+		closeFiles(endpoints)
+		return errorf(ErrNotStarted, "opening what %s needs: %w", program, err)
 	}
-	ended, err := m.startProcess(ctx, program, c.arguments(), c.Files.inheritedFiles(runLock))
+	files := slices.Concat([]*os.File{runLock}, endpoints, c.Files.inherited())
+	ended, err := m.startProcess(ctx, program, c.arguments(), files)
+	closeFiles(endpoints) // else a connection would outlive a QEMU that ends
 	if err != nil {
 		return errorf(ErrNotStarted, "starting %s: %w", program, err)
 	}
@@ -72,6 +77,7 @@ func (m Machine) startProcess(ctx context.Context, program string, args []string
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = files
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	withholdDescriptors()
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -82,6 +88,13 @@ func (m Machine) startProcess(ctx context.Context, program string, args []string
 		over <- cmd.ProcessState.String()
 	}()
 	return over, m.Staging.ReplaceVolatile(m.File(PIDFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
+}
+
+// withholdDescriptors keeps from children what this program got from its own parent, such
+// as a pipe of a shell. What it opens itself they do not get anyway. Kernels before 5.11
+// cannot do it.
+func withholdDescriptors() {
+	_ = unix.CloseRange(runLockFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 }
 
 // StartError reports a QEMU that ended before it answered. It is of the kind ErrNoMemory,
@@ -115,16 +128,6 @@ func (e *StartError) Error() string {
 		return "QEMU got no memory: " + e.Output
 	}
 	return "QEMU did not start: " + e.Output
-}
-
-// ProtectSockets leaves the sockets to this user alone.
-func (m Machine) ProtectSockets() error {
-	for _, socket := range sockets {
-		if err := os.Chmod(m.File(socket), 0o600); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // PID returns the process ID of the machine's QEMU. It takes it from the pid file where

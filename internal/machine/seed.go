@@ -31,9 +31,20 @@ type Seed struct {
 	UserData, NetworkData string // empty for none
 }
 
-// WriteSeed writes the disk that cloud-init reads. It is written anew for each run, so a
-// change takes effect at the next one.
-func (m Machine) WriteSeed(seed Seed) error {
+// AddSeed writes the disk that cloud-init reads, and returns the name by which QEMU opens
+// it. It is written anew for each run, so a change takes effect at the next one.
+func (m Machine) AddSeed(seed Seed, files *Files) (path string, err error) {
+	if err := m.writeSeed(seed); err != nil {
+		return "", err
+	}
+	disk, err := os.Open(m.File(SeedFile))
+	if err != nil {
+		return "", err
+	}
+	return files.AddDisk(disk), nil
+}
+
+func (m Machine) writeSeed(seed Seed) error {
 	files, err := seed.makeFiles()
 	if err != nil {
 		return err

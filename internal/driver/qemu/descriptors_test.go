@@ -6,10 +6,15 @@ package qemu
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
@@ -147,3 +152,56 @@ func TestSwappedKernel(t *testing.T) {
 	}
 	gone(t, d, spec)
 }
+
+// TestInheritedDescriptors checks that QEMU has its run lock, its logs, its sockets and its
+// disks open, and beside what it makes itself nothing else, and that its sockets are for
+// this user alone.
+func TestInheritedDescriptors(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	d := e.open(t)
+	_, err := unix.Dup(int(os.Stderr.Fd())) // as from a parent that does not close what its children do not need
+	must(t, err)
+	spec := e.spec()
+	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20}}
+	boots(t, d, spec, "drover guest 1 A")
+	h := d.InstanceOf(spec.UID)
+	want := map[string]bool{e.plain: true}
+	for _, name := range []string{
+		machine.RunLockFile, machine.LogFile, machine.SerialLogFile, machine.SeedFile, instance.RootDiskFile, instance.VolumeFile("data"),
+	} {
+		want[h.File(name)] = true
+	}
+	got := openFiles(t, h.PID())
+	if !maps.Equal(got, want) {
+		t.Errorf("QEMU has open %v, want %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+	}
+	for _, socket := range []string{machine.ControlSocket, machine.EventsSocket, machine.SerialSocket} {
+		if info, err := os.Stat(h.File(socket)); err != nil || info.Mode() != os.ModeSocket|0o600 {
+			t.Errorf("%s is %v, %v", socket, info.Mode(), err)
+		}
+	}
+	gone(t, d, spec)
+}
+
+// openFiles returns the files that a process has open, apart from those without a path.
+func openFiles(t *testing.T, pid int) map[string]bool {
+	t.Helper()
+	entries, err := os.ReadDir(proc.Path(pid, "fd"))
+	must(t, err)
+	files := map[string]bool{}
+	for _, entry := range entries {
+		path, err := os.Readlink(filepath.Join(proc.Path(pid, "fd"), entry.Name()))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		must(t, err)
+		if path != os.DevNull && !noPath.MatchString(path) {
+			files[path] = true
+		}
+	}
+	return files
+}
+
+// noPath matches what QEMU makes without a path. A pipe would be its caller's.
+var noPath = regexp.MustCompile(`^(socket:|anon_inode:\[(eventfd|signalfd|eventpoll|io_uring)\]|/memfd:)`)

@@ -102,7 +102,8 @@ func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 	if err != nil {
 		return machine.Config{}, err
 	}
-	if err := inst.WriteSeed(seedOf(spec)); err != nil {
+	seed, err := inst.AddSeed(seedOf(spec), files)
+	if err != nil {
 		return machine.Config{}, inst.Host.StateDir.Explain(err)
 	}
 	forwards, err := hostports.ChooseForwards(ctx, spec.Ports, inst.Forwards, inst.Host.ChoosePort)
@@ -115,7 +116,7 @@ func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 	}
 	return machine.Config{
 		UUID: string(inst.UID), ID: inst.ID, Type: on.MachineType, Accel: on.Accelerator, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
-		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards, Files: files,
+		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards, Seed: seed, Files: files,
 	}, nil
 }
 
@@ -156,9 +157,6 @@ func (inst *Instance) undoStart(ctx context.Context, before Record) error {
 // does so last: if the process is killed before, the server is found paused, and the next
 // leader resumes it.
 func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) error {
-	if err := inst.ProtectSockets(); err != nil {
-		return err
-	}
 	if err := inst.GrowDisks(ctx, spec); err != nil {
 		return err
 	}
