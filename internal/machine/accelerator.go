@@ -30,6 +30,7 @@ const (
 )
 
 const (
+	kvmDevice = "/dev/kvm"
 	// probeWithin is how long a guest that does next to nothing may take. Under nested KVM
 	// it may hang, or take many seconds.
 	probeWithin = 3 * time.Second
@@ -64,7 +65,7 @@ type Accelerator struct {
 func NewAccelerator(requested, program string, staging Staging, c clock.PassiveClock, log logr.Logger) *Accelerator {
 	return &Accelerator{
 		requested: requested, program: program, staging: staging, clock: c, log: log,
-		Device: "/dev/kvm", probeWithin: probeWithin,
+		Device: kvmDevice, probeWithin: probeWithin,
 	}
 }
 

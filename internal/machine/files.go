@@ -26,6 +26,8 @@ const (
 // whatever their paths lead to by then.
 type Files struct {
 	files []*os.File
+	// plain are those that QEMU opens again.
+	plain []*os.File
 	// sets are the descriptors of the files that are in a set: see arguments.
 	sets []int
 }
@@ -40,6 +42,7 @@ func (f *Files) AddDisk(file *os.File) (path string) {
 // AddPlain takes over a file that QEMU does not look for in a set, such as a kernel. It
 // returns the name by which QEMU opens the same file again.
 func (f *Files) AddPlain(file *os.File) (path string) {
+	f.plain = append(f.plain, file)
 	return fmt.Sprintf("/proc/self/fd/%d", f.addInherited(file))
 }
 
@@ -111,16 +114,13 @@ func (m Machine) listen(socket string) (*os.File, error) {
 	listener := os.NewFile(uintptr(fd), m.File(socket))
 	err = m.atSocket(socket, func(path string) error {
 		// The file gets the mode that the socket has by then.
-		return errors.Join(unix.Fchmod(fd, 0o600), unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, socketBacklog))
+		return errors.Join(unix.Fchmod(fd, 0o600), unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, unix.SOMAXCONN))
 	})
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
 	return listener, nil
 }
-
-// socketBacklog is how many callers may wait for QEMU to serve them.
-const socketBacklog = 16
 
 func closeFiles(files []*os.File) {
 	for _, file := range files {

@@ -8,15 +8,16 @@
 // guest still halted. The other files have one concern each:
 //
 //   - config.go builds the command line; files.go passes files to QEMU as descriptors.
-//   - program.go finds out what QEMU can do, accelerator.go what guests run on.
+//   - program.go finds out what QEMU can do and what it needs of the host, accelerator.go
+//     what guests run on.
 //   - process.go starts, finds and ends processes; monitor.go talks to them by QMP.
 //   - seed.go makes what cloud-init reads; logs.go and console.go read what is printed.
 //   - forward.go describes the ports of the host that lead to the guest, and checks that
 //     the guest answers there.
 //   - diskfault.go follows the disk errors that guests wait for.
 //
-// The packages below are the client of QMP (qmp), processes of this host (proc), control
-// groups (cgroup) and the memory of the host that guests share (memory).
+// The packages below start programs confined (confine), speak QMP (qmp), and know processes
+// of this host (proc), control groups (cgroup) and the memory that guests share (memory).
 //
 // # Processes
 //

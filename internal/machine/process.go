@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"regexp"
@@ -18,8 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -36,17 +34,21 @@ var sockets = []string{ControlSocket, EventsSocket, SerialSocket}
 // Start starts QEMU with the guest halted, and waits until it answers. It fails with a
 // StartError if QEMU ends before. A QEMU that does not answer in time is left as it is:
 // the caller finds it running. QEMU inherits the run lock, and opens no path.
-func (m Machine) Start(ctx context.Context, program string, c Config, runLock *os.File) error {
+func (m Machine) Start(ctx context.Context, program *Program, c Config, runLock *os.File) error {
+	policy, err := program.policy(ctx, c)
+	if err != nil {
+		return errorf(ErrNotStarted, "starting %s: %w", program.Name, err)
+	}
 	endpoints, err := m.openEndpoints()
 	if err != nil {
 		closeFiles(endpoints)
-		return errorf(ErrNotStarted, "opening what %s needs: %w", program, err)
+		return errorf(ErrNotStarted, "opening what %s needs: %w", program.Name, err)
 	}
 	files := slices.Concat([]*os.File{runLock}, endpoints, c.Files.inherited())
-	ended, err := m.startProcess(ctx, program, c.arguments(), files)
+	ended, err := m.startProcess(m.command(ctx, program.Name, c.arguments(), files), policy)
 	closeFiles(endpoints) // else a connection would outlive a QEMU that ends
 	if err != nil {
-		return errorf(ErrNotStarted, "starting %s: %w", program, err)
+		return errorf(ErrNotStarted, "starting %s: %w", program.Name, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
@@ -63,22 +65,26 @@ func (m Machine) Start(ctx context.Context, program string, c Config, runLock *o
 	}
 }
 
-// startProcess starts QEMU in a session of its own; ended receives how that process ended.
-// QEMU gets neither the caller's environment nor any of its files but the given ones.
-func (m Machine) startProcess(ctx context.Context, program string, args []string, files []*os.File) (ended <-chan string, err error) {
+// command returns QEMU in a session of its own. QEMU gets neither the caller's environment
+// nor any of its files but the given ones.
+func (m Machine) command(ctx context.Context, program string, args []string, files []*os.File) *exec.Cmd {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) //nolint:gosec // made by Config
+	cmd.Dir = m.Path
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd
+}
+
+// startProcess starts QEMU confined; ended receives how that process ended.
+func (m Machine) startProcess(cmd *exec.Cmd, policy confine.Policy) (ended <-chan string, err error) {
 	log, err := os.OpenFile(m.File(LogFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = log.Close() }()
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) //nolint:gosec // made by Config
-	cmd.Dir = m.Path
-	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = files
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	withholdDescriptors()
-	if err := cmd.Start(); err != nil {
+	if err := confine.Start(cmd, policy); err != nil {
 		return nil, err
 	}
 	proc.RaiseOOMScore(cmd.Process.Pid) // so that the program that manages all guests outlives them
@@ -88,13 +94,6 @@ func (m Machine) startProcess(ctx context.Context, program string, args []string
 		over <- cmd.ProcessState.String()
 	}()
 	return over, m.Staging.ReplaceVolatile(m.File(PIDFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
-}
-
-// withholdDescriptors keeps from children what this program got from its own parent, such
-// as a pipe of a shell. What it opens itself they do not get anyway. Kernels before 5.11
-// cannot do it.
-func withholdDescriptors() {
-	_ = unix.CloseRange(runLockFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 }
 
 // StartError reports a QEMU that ended before it answered. It is of the kind ErrNoMemory,

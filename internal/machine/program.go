@@ -10,9 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/go-logr/logr"
+
+	"cloudnative.tw/drover/internal/machine/confine"
 )
 
 const (
@@ -30,6 +35,7 @@ const DefaultProgram = "qemu-system-x86_64"
 // Program is the QEMU that machines run on. Its version is queried once.
 type Program struct {
 	Name string
+	Log  logr.Logger
 
 	mu sync.Mutex
 	ok bool // its version is recent enough
@@ -38,6 +44,8 @@ type Program struct {
 	types  map[string]bool
 	newest string
 	file   os.FileInfo
+
+	confinement confine.Finder // has a lock of its own
 }
 
 // Check refuses a QEMU that is missing or too old. Once it was found, machines run on it
@@ -60,15 +68,8 @@ func (p *Program) checkLocked(ctx context.Context) error {
 		return errorf(ErrProgram, "%s: %w", p.Name, err)
 	}
 	p.ok = true
+	_, _ = p.confinement.Find(ctx, p.Log, p.Name) // so that the log says at once what is missing
 	return nil
-}
-
-// isReplaced reports whether the file is not the one that was queried.
-func (p *Program) isReplaced() (now os.FileInfo, replaced bool) {
-	if path, err := exec.LookPath(p.Name); err == nil {
-		now, _ = os.Stat(path)
-	}
-	return now, now == nil || p.file == nil || !os.SameFile(now, p.file) || !now.ModTime().Equal(p.file.ModTime())
 }
 
 func (p *Program) queryOutput(ctx context.Context, arguments ...string) ([]byte, error) {
@@ -126,7 +127,7 @@ func (p *Program) MachineType(ctx context.Context, pinned string) (string, error
 }
 
 func (p *Program) queryTypes(ctx context.Context) error {
-	file, replaced := p.isReplaced()
+	file, replaced := confine.IsReplaced(p.Name, p.file)
 	if !replaced {
 		return nil
 	}
@@ -147,4 +148,24 @@ func (p *Program) queryTypes(ctx context.Context) error {
 	}
 	p.types, p.newest, p.file = types, newest, file
 	return nil
+}
+
+// policy returns what the QEMU of a machine may use.
+func (p *Program) policy(ctx context.Context, c Config) (confine.Policy, error) {
+	policy, err := p.confinement.Find(ctx, p.Log, p.Name)
+	if err != nil {
+		return policy, err
+	}
+	if c.Accel == AccelKVM {
+		policy.Devices = append(slices.Clone(policy.Devices), kvmDevice)
+	}
+	if c.Files != nil {
+		policy.Reopen = c.Files.plain
+	}
+	for _, f := range c.Forwards {
+		if f.Protocol == "tcp" {
+			policy.Ports = append(policy.Ports, f.HostPort)
+		}
+	}
+	return policy, nil
 }

@@ -176,6 +176,9 @@ func TestInheritedDescriptors(t *testing.T) {
 	if !maps.Equal(got, want) {
 		t.Errorf("QEMU has open %v, want %v", slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
 	}
+	if status, err := os.ReadFile(proc.Path(h.PID(), "status")); err != nil || !strings.Contains(string(status), "NoNewPrivs:\t1") {
+		t.Errorf("QEMU can gain privileges: %s, %v", status, err)
+	}
 	for _, socket := range []string{machine.ControlSocket, machine.EventsSocket, machine.SerialSocket} {
 		if info, err := os.Stat(h.File(socket)); err != nil || info.Mode() != os.ModeSocket|0o600 {
 			t.Errorf("%s is %v, %v", socket, info.Mode(), err)

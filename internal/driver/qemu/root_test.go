@@ -192,9 +192,16 @@ func TestUnfinishedReplacement(t *testing.T) {
 		t.Helper()
 		lock, err := r.ClaimRun()
 		must(t, err)
-		err = r.Start(t.Context(), DefaultBinary, machine.Config{
+		files := &machine.Files{}
+		defer files.Close()
+		disk, err := os.OpenFile(r.File(instance.RootDiskFile), os.O_RDWR, 0)
+		must(t, err)
+		image, err := os.Open(r.new.Image.Path)
+		must(t, err)
+		err = r.Start(t.Context(), r.Host.Program, machine.Config{
 			UUID: string(r.UID), ID: r.ID, Type: "q35", Accel: machine.AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
-			Root: &machine.Drive{Path: instance.RootDiskFile, Backing: &machine.Layer{Path: r.new.Image.Path, Format: diskimage.Raw}},
+			Root:  &machine.Drive{Path: files.AddDisk(disk), Backing: &machine.Layer{Path: files.AddDisk(image), Format: diskimage.Raw}},
+			Files: files,
 		}, lock)
 		must(t, errors.Join(err, lock.Close()))
 	}

@@ -51,7 +51,7 @@ type Host struct {
 // images, disks, choose and reserve too.
 func NewHost(c Config, dir *statedir.Dir) *Host {
 	return &Host{
-		Config: c, StateDir: dir, Program: &machine.Program{Name: c.Binary},
+		Config: c, StateDir: dir, Program: &machine.Program{Name: c.Binary, Log: c.Log},
 		Accelerator: machine.NewAccelerator(c.Accelerator, c.Binary, dir, c.Clock, c.Log),
 		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
 	}

@@ -124,7 +124,7 @@ func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on
 // such as a machine that is started at the same time. Then launch chooses another port.
 func (inst *Instance) startMachine(ctx context.Context, m machine.Config, ports []driver.Port, runLock *os.File) error {
 	for try := 1; ; try++ {
-		err := inst.Start(ctx, inst.Host.Binary, m, runLock)
+		err := inst.Start(ctx, inst.Host.Program, m, runLock)
 		ended, ok := errors.AsType[*machine.StartError](err)
 		if !ok || ended.Taken < 0 {
 			return ContractError(err)

@@ -1,0 +1,87 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package confine
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestThreadsStayFree checks that a confined program has no_new_privs, and that no thread
+// of this one has it.
+func TestThreadsStayFree(t *testing.T) {
+	for range 20 {
+		cmd := exec.CommandContext(t.Context(), "/bin/grep", "NoNewPrivs:\t1", "/proc/self/status")
+		must(t, Start(cmd, Policy{}))
+		must(t, cmd.Wait())
+	}
+	statuses, err := filepath.Glob("/proc/self/task/*/status")
+	must(t, err)
+	for _, path := range statuses {
+		for wait := 0; ; wait++ {
+			text, err := os.ReadFile(path)
+			if err != nil || strings.Contains(string(text), "NoNewPrivs:\t0") {
+				break // or it ended
+			}
+			if wait == 100 {
+				t.Fatalf("%s is restricted", path)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+// TestNotConfined checks that a program of which it is not known what it needs, or that
+// does not run confined, runs without Landlock, and that the log says so once.
+func TestNotConfined(t *testing.T) {
+	t.Parallel()
+	if ABI() == 0 {
+		t.Skip("this kernel has no Landlock")
+	}
+	script := filepath.Join(t.TempDir(), "qemu")
+	must(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o700)) //nolint:gosec // a program
+	for program, cause := range map[string]string{script: "is no ELF program", "/bin/false": "firmware"} {
+		var lines []string
+		log := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
+		var f Finder
+		for range 2 {
+			policy, err := f.Find(t.Context(), log, program)
+			if err != nil || policy.ABI != 0 {
+				t.Errorf("%s: got ABI %d, %v", program, policy.ABI, err)
+			}
+		}
+		if len(lines) != 1 || !strings.Contains(lines[0], cause) {
+			t.Errorf("%s: the log has %q, want one line with %q", program, lines, cause)
+		}
+	}
+}
+
+// TestGaps checks that the gaps shrink with each version, and that no version handles what
+// it does not know.
+func TestGaps(t *testing.T) {
+	t.Parallel()
+	for abi, want := range map[int]int{0: 5, 1: 4, 2: 4, 3: 3, 5: 2, 6: 1, 8: 1, 9: 0, 20: 0} {
+		if got := Gaps(abi); len(got) != want {
+			t.Errorf("ABI %d has the gaps %q, want %d", abi, got, want)
+		}
+	}
+	for abi, highest := range map[int]uint64{1: 1 << 12, 2: 1 << 13, 3: 1 << 14, 4: 1 << 14, 5: 1 << 15, 8: 1 << 15, 9: 1 << 16} {
+		if got := handled(abi); got.fs != highest<<1-1 || (got.net != 0) != (abi >= 4) || (got.scope != 0) != (abi >= 6) {
+			t.Errorf("ABI %d handles %+v", abi, got)
+		}
+	}
+}

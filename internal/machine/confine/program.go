@@ -1,0 +1,140 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package confine
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+)
+
+// systemFiles are what every QEMU may read: libraries, and what they read. QEMU's
+// network takes the name server from resolv.conf.
+var systemFiles = []string{
+	"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64", "/etc/ld.so.cache",
+	"/etc/localtime", "/etc/resolv.conf", "/run/systemd/resolve", "/sys/devices/system", "/dev/urandom",
+}
+
+// firmwareDirs are where packages put QEMU's firmware, to which links in its own folders
+// may lead.
+var firmwareDirs = []string{"/usr/share/qemu", "/usr/share/seabios", "/usr/share/seavgabios", "/usr/share/ipxe"}
+
+// tryWithin is how long a QEMU may take that ends at once.
+const tryWithin = 10 * time.Second
+
+// Finder finds the policy of a QEMU, once for each file that the program is.
+type Finder struct {
+	mu     sync.Mutex
+	policy Policy
+	file   os.FileInfo
+}
+
+// Find returns what a QEMU needs, whichever machine it runs. One that does not run confined
+// gets a policy without Landlock, and the log says so: that is no reason not to run it.
+func (f *Finder) Find(ctx context.Context, log logr.Logger, program string) (Policy, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	file, replaced := IsReplaced(program, f.file)
+	if !replaced || file == nil { // which does not start either
+		return f.policy, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, tryWithin)
+	defer cancel()
+	policy, err := findPolicy(ctx, program)
+	if ctx.Err() != nil {
+		return Policy{}, fmt.Errorf("trying %s: %w", program, ctx.Err())
+	}
+	if err != nil {
+		log.Info("Machines are not confined by Landlock", "program", program, "cause", err.Error())
+		policy = Policy{}
+	} else if gaps := Gaps(policy.ABI); len(gaps) > 0 {
+		log.Info("Machines are confined in part: the Landlock of this kernel does not prevent everything",
+			"landlockABI", policy.ABI, "allowed", strings.Join(gaps, "; "))
+	}
+	f.policy, f.file = policy, file
+	return policy, nil
+}
+
+// IsReplaced reports whether a program is not the file that it was before.
+func IsReplaced(program string, before os.FileInfo) (now os.FileInfo, replaced bool) {
+	if path, err := exec.LookPath(program); err == nil {
+		now, _ = os.Stat(path)
+	}
+	return now, now == nil || before == nil || !os.SameFile(now, before) || !now.ModTime().Equal(before.ModTime())
+}
+
+func findPolicy(ctx context.Context, program string) (Policy, error) {
+	abi := ABI()
+	if abi == 0 {
+		return Policy{}, errors.New("this kernel has no Landlock, or it is turned off")
+	}
+	found, err := exec.LookPath(program)
+	if err != nil {
+		return Policy{}, err
+	}
+	path, err := filepath.EvalSymlinks(found)
+	if err != nil {
+		return Policy{}, err
+	}
+	loader, err := findLoader(path)
+	if err != nil {
+		return Policy{}, err
+	}
+	firmware, err := exec.CommandContext(ctx, path, "-L", "help").Output() //nolint:gosec // an option
+	if err != nil {
+		return Policy{}, fmt.Errorf("querying where its firmware is: %w", err)
+	}
+	prefix := filepath.Dir(filepath.Dir(path))
+	own := []string{filepath.Join(prefix, "lib"), filepath.Join(prefix, "lib64")}
+	policy := Policy{
+		ABI: abi, Execute: append(loader, path), Devices: []string{os.DevNull},
+		Read: slices.Concat(systemFiles, firmwareDirs, strings.Fields(string(firmware)), own),
+	}
+	return policy, tryPolicy(ctx, path, policy)
+}
+
+// tryPolicy runs a QEMU that loads a machine's firmware and its emulator, and ends.
+func tryPolicy(ctx context.Context, path string, policy Policy) error {
+	cmd := exec.CommandContext(ctx, path, "-nodefaults", "-no-user-config", "-display", "none", //nolint:gosec // an option
+		"-machine", "q35", "-accel", "tcg", "-m", "16M", "-S", "-monitor", "stdio")
+	var out bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader("quit\n"), &out, &out
+	err := Start(cmd, policy)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		return fmt.Errorf("it does not run confined: %w: %.200s", err, bytes.TrimSpace(out.Bytes()))
+	}
+	return nil
+}
+
+// findLoader returns the program that loads a dynamically linked one, none for a static
+// one.
+func findLoader(path string) ([]string, error) {
+	file, err := elf.Open(path) // not a script, of which it cannot be known what it needs
+	if err != nil {
+		return nil, fmt.Errorf("%s is no ELF program: %w", path, err)
+	}
+	defer func() { _ = file.Close() }()
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			loader, err := io.ReadAll(part.Open())
+			return []string{string(bytes.TrimRight(loader, "\x00"))}, err
+		}
+	}
+	return nil, nil
+}
