@@ -69,7 +69,9 @@ func (t targets) attacks() map[string]func() error {
 		return func() error { return closeNew(os.Create(path)) }
 	}
 	dial := func(network, address string) func() error {
-		return func() error { return closeNew(net.DialTimeout(network, address, time.Second)) }
+		return func() error {
+			return closeNew((&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), network, address))
+		}
 	}
 	return map[string]func() error{
 		"read another disk": read(t.Disk),
@@ -90,9 +92,13 @@ func (t targets) attacks() map[string]func() error {
 		"signal":            func() error { return syscall.Kill(t.Parent, 0) },
 		"trace":             func() error { return unix.PtraceSeize(t.Parent) }, // does not stop it
 		"memory":            read(fmt.Sprintf("/proc/%d/mem", t.Parent)),
-		"own port":          func() error { return closeNew(net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", t.OwnPort))) },
-		"other port":        func() error { return closeNew(net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", t.OtherPort))) },
-		"connect":           dial("tcp4", fmt.Sprintf("127.0.0.1:%d", t.OtherPort)),
+		"own port": func() error {
+			return closeNew(new(net.ListenConfig).Listen(context.Background(), "tcp4", fmt.Sprintf("127.0.0.1:%d", t.OwnPort)))
+		},
+		"other port": func() error {
+			return closeNew(new(net.ListenConfig).Listen(context.Background(), "tcp4", fmt.Sprintf("127.0.0.1:%d", t.OtherPort)))
+		},
+		"connect": dial("tcp4", fmt.Sprintf("127.0.0.1:%d", t.OtherPort)),
 	}
 }
 
@@ -184,11 +190,11 @@ func makeTargets(t *testing.T) (dir string, config Config) {
 		must(t, os.WriteFile(path, []byte("secret"), 0o600))
 	}
 	for _, address := range []string{x.Socket, "@" + x.Abstract} {
-		listener, err := net.Listen("unix", address)
+		listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", address)
 		must(t, err)
 		t.Cleanup(func() { _ = listener.Close() })
 	}
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", "127.0.0.1:0")
 	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	x.OtherPort = portOf(listener.Addr())

@@ -53,7 +53,7 @@ func TestNotConfined(t *testing.T) {
 		t.Skip("this kernel has no Landlock")
 	}
 	script := filepath.Join(t.TempDir(), "qemu")
-	must(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o700)) //nolint:gosec // a program
+	must(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o700))
 	for program, cause := range map[string]string{script: "is no ELF program", "/bin/false": "firmware"} {
 		var lines []string
 		log := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})

@@ -52,7 +52,7 @@ func ABI() int {
 	if errno != 0 {
 		return 0
 	}
-	return int(abi) //nolint:gosec // a small number
+	return int(abi)
 }
 
 // Gaps returns what a version of Landlock does not prevent, though a newer one does.
@@ -125,7 +125,7 @@ func (r rules) addAll(p Policy) error {
 		}
 	}
 	for _, file := range p.Reopen {
-		if err := r.addFile(int(file.Fd()), unix.LANDLOCK_ACCESS_FS_READ_FILE); err != nil { //nolint:gosec // a descriptor
+		if err := r.addFile(int(file.Fd()), unix.LANDLOCK_ACCESS_FS_READ_FILE); err != nil {
 			return fmt.Errorf("granting %s: %w", file.Name(), err)
 		}
 	}

@@ -108,7 +108,7 @@ func findPolicy(ctx context.Context, program string) (Policy, error) {
 
 // tryPolicy runs a QEMU that loads a machine's firmware and its emulator, and ends.
 func tryPolicy(ctx context.Context, path string, policy Policy) error {
-	cmd := exec.CommandContext(ctx, path, "-nodefaults", "-no-user-config", "-display", "none", //nolint:gosec // an option
+	cmd := exec.CommandContext(ctx, path, "-nodefaults", "-no-user-config", "-display", "none",
 		"-machine", "q35", "-accel", "tcg", "-m", "16M", "-S", "-monitor", "stdio")
 	var out bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader("quit\n"), &out, &out
