@@ -49,19 +49,15 @@ func stateText(observed inventory.Observation) string {
 }
 
 // recordSuccess clears the operation's failures from the status. A start that
-// follows a short run is counted, since it has yet to prove stable.
+// follows a crash is counted, since it has yet to prove stable.
 func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	status := &p.vm.Status
 	p.done = decision.Action.Operation
 	p.addSuccessEvent(decision, existed)
 	op := status.Operation
-	if decision.Action.AfterCrash {
-		attempts := int32(1)
-		if op != nil && op.Type == api.OperationStart {
-			attempts += op.Attempts
-		}
+	if decision.Action.ShortRuns > 0 {
 		status.Operation = p.newOperation()
-		status.Operation.Type, status.Operation.Attempts = decision.Action.Operation, attempts
+		status.Operation.Type, status.Operation.Attempts = decision.Action.Operation, decision.Action.ShortRuns
 		status.Operation.Failure, status.Operation.Reason, status.Operation.LastError = api.FailureExited, decision.Status.Reason, decision.Status.Message
 		return
 	}

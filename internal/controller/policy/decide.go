@@ -96,9 +96,11 @@ type Action struct {
 	// RecordFirst writes the operation to the status before it is taken, because it
 	// cannot be repeated.
 	RecordFirst bool
-	// BeginsStop is set for a restart whose stop has yet to begin. AfterCrash is
-	// set for a start that follows a run which ended by itself.
-	BeginsStop, AfterCrash bool
+	// BeginsStop is set for a restart whose stop has yet to begin.
+	BeginsStop bool
+	// ShortRuns is set for a start that follows a run which ended by itself. It counts
+	// the starts in a row that have yet to lead to a stable run, this one included.
+	ShortRuns int32
 	// Retain releases the server instead of removing it.
 	Retain bool
 	// AllDrivers queries every driver before the finalizer is removed.
