@@ -52,7 +52,7 @@ func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliatio
 		p.detectCrash()
 	}
 	if p.vm.Status.Server != nil {
-		p.shownGeneration = p.vm.Status.Server.Generation
+		p.passedGeneration = p.vm.Status.Server.Generation
 	}
 	if p.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run) {
 		p.stoppedRun = p.observed.Server.Run
@@ -183,9 +183,9 @@ func (p *reconciliation) confirmGone(ctx context.Context) bool {
 		return false
 	}
 	if p.decision.Action.AllDrivers {
-		p.unproven = p.r.queryAllDrivers(ctx, p.vm)
+		p.deletionBlocker = p.r.queryAllDrivers(ctx, p.vm)
 	}
-	return p.unproven == ""
+	return p.deletionBlocker == ""
 }
 
 // checkOtherDrivers refuses a creation while another driver's engine is known to
@@ -214,17 +214,17 @@ func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine
 		observed, err := inv.GetLive(ctx, vm.UID)
 		switch {
 		case err != nil:
-			return unprovenText(fmt.Sprintf("driver %s cannot say whether it has a server: %v", inv.Name, err))
+			return deletionBlockerText(fmt.Sprintf("driver %s cannot say whether it has a server: %v", inv.Name, err))
 		case observed.Answer == inventory.Present:
-			return unprovenText(fmt.Sprintf("driver %s has the server %s", inv.Name, observed.Server.ID))
+			return deletionBlockerText(fmt.Sprintf("driver %s has the server %s", inv.Name, observed.Server.ID))
 		case observed.Answer != inventory.Gone || r.Clock.Now().Before(observed.SettlesAt):
-			return unprovenText(fmt.Sprintf("driver %s cannot say yet whether it has a server", inv.Name))
+			return deletionBlockerText(fmt.Sprintf("driver %s cannot say yet whether it has a server", inv.Name))
 		}
 	}
 	return ""
 }
 
-func unprovenText(cause string) string {
+func deletionBlockerText(cause string) string {
 	return fmt.Sprintf("the annotation %s is lost, and %s: set the annotation to <driver>/<engine id> of the server's engine, or remove the finalizer %s by hand if there is no server",
 		api.AnnotationBound, cause, api.FinalizerServer)
 }

@@ -20,7 +20,7 @@ func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o
 	switch {
 	case o.err == nil:
 		if decision.Action.Step == policy.StepEnsure && !o.partial {
-			p.recordShown(o.server)
+			p.recordPassedSpec(o.server)
 		}
 		p.recordSuccess(decision, existed)
 		return true
@@ -32,9 +32,9 @@ func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o
 	return false
 }
 
-// recordShown records what the driver answered about the spec that it was shown.
-func (p *reconciliation) recordShown(server driver.Server) {
-	p.shownGeneration = p.vm.Generation
+// recordPassedSpec records what the driver answered about the spec that it was shown.
+func (p *reconciliation) recordPassedSpec(server driver.Server) {
+	p.passedGeneration = p.vm.Generation
 	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
 	if r := server.Refused; r != nil {
 		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}

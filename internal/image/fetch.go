@@ -34,9 +34,9 @@ const (
 
 // Progress is notified of the progress of a fetch.
 type Progress interface {
-	// MarkAlive is called when data arrives, even if none of it is used.
-	MarkAlive()
-	// Report is called with the status of the fetch, for people. It implies MarkAlive.
+	// ResetStallTimer is called when data arrives, even if none of it is used.
+	ResetStallTimer()
+	// Report is called with the status of the fetch, for people. It implies ResetStallTimer.
 	Report(status string)
 }
 

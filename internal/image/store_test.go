@@ -182,10 +182,10 @@ type watchdog struct {
 	report func(status string)
 }
 
-func (w *watchdog) MarkAlive() { w.timer.Reset(w.stall) }
+func (w *watchdog) ResetStallTimer() { w.timer.Reset(w.stall) }
 
 func (w *watchdog) Report(status string) {
-	w.MarkAlive()
+	w.ResetStallTimer()
 	w.report(status)
 }
 

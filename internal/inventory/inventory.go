@@ -117,9 +117,9 @@ type Inventory struct {
 	changedUIDs  map[types.UID]bool // entries to refresh, so that a refresh need not search all
 	subscribers  []func(Change)
 
-	fence *fence // nil while the engine admits this process; guarded by mu
+	refusal *refusal // nil while the engine admits this process; guarded by mu
 
-	fenced     chan struct{} // fence was set
+	fenced     chan struct{} // refusal was set
 	replaced   chan struct{} // another engine replaced the known one
 	refreshDue chan struct{} // entries in changedUIDs wait for a refresh
 	checkDue   chan struct{} // a call found the engine failing
@@ -190,8 +190,8 @@ func (i *Inventory) observationOf(uid types.UID) Observation {
 	switch {
 	case !i.known:
 		o.DownSince, o.Cause = i.downSince, i.cause
-	case i.fence != nil && i.fence.reported:
-		o.Fenced, o.DownSince, o.Cause = true, i.fence.since, i.fence.cause
+	case i.refusal != nil && i.refusal.reported:
+		o.Fenced, o.DownSince, o.Cause = true, i.refusal.since, i.refusal.cause
 	case e == nil || len(e.servers) == 0:
 		o.Answer = Gone
 	default:

@@ -38,9 +38,9 @@ type Options struct {
 	MetricsCertDir string
 	HealthAddress  string
 	PprofAddress   string
-	// named records which addresses were set by a flag or a variable: if one of
+	// explicit records which addresses were set by a flag or a variable: if one of
 	// these is in use, that is an error.
-	named      struct{ metrics, health bool }
+	explicit   struct{ metrics, health bool }
 	KubeAPIQPS float32
 
 	UsagePeriod  time.Duration
@@ -98,10 +98,10 @@ func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma-separated list whose first is the default, or auto for every driver whose engine answers; known are "+strings.Join(registry.Names(), ", "))
 	fs.IntVar(&o.Threads, "threads", o.Threads, "number of workers per driver")
-	fs.Var(address{&o.MetricsAddress, &o.named.metrics}, "metrics-bind-address", "address of the metrics endpoint; 0 turns it off, and a default address that is in use is left out")
+	fs.Var(address{&o.MetricsAddress, &o.explicit.metrics}, "metrics-bind-address", "address of the metrics endpoint; 0 turns it off, and a default address that is in use is left out")
 	fs.BoolVar(&o.MetricsSecure, "metrics-secure", o.MetricsSecure, "serve metrics by HTTPS, and only to users that the API server allows to get /metrics")
 	fs.StringVar(&o.MetricsCertDir, "metrics-cert-dir", o.MetricsCertDir, "folder with tls.crt and tls.key for --metrics-secure; empty means a self-signed certificate")
-	fs.Var(address{&o.HealthAddress, &o.named.health}, "health-probe-bind-address", "address of /healthz and /readyz; 0 turns them off, and a default address that is in use is left out")
+	fs.Var(address{&o.HealthAddress, &o.explicit.health}, "health-probe-bind-address", "address of /healthz and /readyz; 0 turns them off, and a default address that is in use is left out")
 	fs.StringVar(&o.PprofAddress, "pprof-bind-address", o.PprofAddress, "address of /debug/pprof, which shows the program's internals without authentication; 0 turns it off")
 	fs.Float32Var(&o.KubeAPIQPS, "kube-api-qps", o.KubeAPIQPS, "requests per second to the API server; negative leaves the limit to the server's priority and fairness")
 	fs.DurationVar(&o.UsagePeriod, "usage-period", o.UsagePeriod, "time between usage samples")

@@ -66,7 +66,7 @@ func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, optio
 		}
 	}
 	mgr, err := ctrl.NewManager(cfg, options)
-	if errors.Is(err, syscall.EADDRINUSE) && !o.named.health {
+	if errors.Is(err, syscall.EADDRINUSE) && !o.explicit.health {
 		warnAddressInUse("health checks", "--health-probe-bind-address", o.HealthAddress)
 		options.HealthProbeBindAddress = addressOff
 		mgr, err = ctrl.NewManager(cfg, options)
@@ -79,7 +79,7 @@ func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, optio
 
 // defaultMetrics reports whether metrics may be left out: no flag requests them.
 func (o *Options) defaultMetrics() bool {
-	return !o.named.metrics && !o.MetricsSecure && o.MetricsAddress != addressOff
+	return !o.explicit.metrics && !o.MetricsSecure && o.MetricsAddress != addressOff
 }
 
 // metricsServer returns a server like the manager's own, but on a listener that is

@@ -45,15 +45,15 @@ type Input struct {
 	Epoch int64
 	// Done is the operation that has just succeeded, if any.
 	Done api.OperationType
-	// ShownGeneration is the generation of the spec that the driver was last shown.
-	ShownGeneration int64
+	// PassedGeneration is the generation of the spec that the driver was last shown.
+	PassedGeneration int64
 	// Probe is the readiness probe's result for a running server.
 	Probe ProbeResult
 	// Since has the instants that waits count from.
 	Since Instants
-	// Unproven says why the server of a VM without a binding may be on another
+	// DeletionBlocker says why the server of a VM without a binding may be on another
 	// driver's engine.
-	Unproven string
+	DeletionBlocker string
 }
 
 // Decision is what to do now, and what to report meanwhile.

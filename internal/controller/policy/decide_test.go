@@ -21,7 +21,7 @@ import (
 )
 
 func inputOf(vm *api.VirtualMachine, observed inventory.Observation) Input {
-	return Input{VM: vm, Observed: observed, Now: policytest.T0, Since: sinceWritten(vm, observed), ShownGeneration: vm.Status.ObservedGeneration, Driver: "fake", Drivers: []string{"fake", "docker"}}
+	return Input{VM: vm, Observed: observed, Now: policytest.T0, Since: sinceWritten(vm, observed), PassedGeneration: vm.Status.ObservedGeneration, Driver: "fake", Drivers: []string{"fake", "docker"}}
 }
 
 // sinceWritten uses the times in an object and a server as the instants at which
@@ -239,7 +239,7 @@ func TestDecide(t *testing.T) {
 		"a server that is gone ends backoff":           {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Minute)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"an engine that returns ends backoff":          {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Second)), observed: back, want: "ensure On Create => Creating Creating"},
 		"a failing update waits, active":               {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Second)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
-		"a failing update is tried again":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, 0)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), change: withShownGeneration(1), want: "ensure On Update => Active Updating"},
+		"a failing update is tried again":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, 0)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), change: withPassedGeneration(1), want: "ensure On Update => Active Updating"},
 		"a failing start waits":                        {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationStart, 1, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
 		"a failing start after an end continues":       {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(policytest.Failing(api.OperationStart, 1, 0)).Status(stoppedOnRequest), observed: policytest.Ended(1), want: "ensure On Start => Creating Starting"},
 		"a failing pull waits":                         {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Status(policytest.WithServer("", driver.StatePending)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed"},
@@ -262,7 +262,7 @@ func TestDecide(t *testing.T) {
 		"a stop that fails is tried again":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, 0)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
 		"a stop that fails waits for its next try":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, time.Second)), observed: policytest.Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBlocked("boom")},
 		"a failing stop no longer blocks deletion":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-30 * time.Second)).Status(policytest.Failing(api.OperationStop, 5, time.Second)), observed: policytest.Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
-		"no binding and one driver did not say gone":   {vm: withoutBinding(), observed: policytest.Gone(), change: func(in *Input) { in.Unproven = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
+		"no binding and one driver did not say gone":   {vm: withoutBinding(), observed: policytest.Gone(), change: func(in *Input) { in.DeletionBlocker = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
 		"no binding: every driver is queried":          {vm: withoutBinding(), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(true)},
 		"a binding: one driver is queried":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
 		"no binding, never observed":                   {vm: withoutBinding().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
@@ -271,7 +271,7 @@ func TestDecide(t *testing.T) {
 		"gone is uncertain after a timeout":            {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
 
 		"a fetch continues":                    {vm: policytest.ReportedVM(), observed: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: wantMessage("pulling: 3 %")},
-		"a fetch that was begun just now":      {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), change: withShownGeneration(3), want: "wait Create => Creating Fetching"},
+		"a fetch that was begun just now":      {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), change: withPassedGeneration(3), want: "wait Create => Creating Fetching"},
 		"a fetch for an old spec":              {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
 		"a fetch that has ended":               {vm: policytest.ReportedVM(), observed: fetching("", nil), want: "ensure On Create => Creating Creating"},
 		"a fetch that failed":                  {vm: policytest.ReportedVM(), observed: fetching("", errors.New("no such image")), want: "ensure On Create => Creating Creating"},
@@ -356,8 +356,8 @@ func TestDecide(t *testing.T) {
 
 func withoutDriver(in *Input) { in.Driver = "" }
 
-func withShownGeneration(generation int64) func(*Input) {
-	return func(in *Input) { in.ShownGeneration = generation }
+func withPassedGeneration(generation int64) func(*Input) {
+	return func(in *Input) { in.PassedGeneration = generation }
 }
 
 func withDone(o api.OperationType) func(*Input) { return func(in *Input) { in.Done = o } }

@@ -15,7 +15,7 @@ import (
 // needsUpdate reports whether the driver must be shown the spec: it was not
 // shown this generation, or the server differs from the spec.
 func needsUpdate(in Input) bool {
-	if in.VM.Generation != in.ShownGeneration {
+	if in.VM.Generation != in.PassedGeneration {
 		return true
 	}
 	if len(pendingFields(in)) > 0 {

@@ -52,7 +52,7 @@ func (s stopRequest) isDue(now time.Time) bool {
 // an earlier run was ended must not matter: this one has a grace period of its own.
 func (i *instance) requestedStop() (stopRequest, bool) {
 	s, ok := i.driver.stops.Load(i.id)
-	if !ok || !i.isActive() || s.runID != i.runID() {
+	if !ok || !i.hasRun() || s.runID != i.runID() {
 		return stopRequest{runID: i.runID()}, false
 	}
 	return s, true
@@ -68,7 +68,7 @@ func (i *instance) stop(ctx context.Context, spec driver.ServerSpec) (done bool,
 	}
 	request.forced = request.forced || request.isDue(i.driver.Clock.Now())
 	if request.forced || !stopping {
-		if err := i.kill(ctx, request.forced); err != nil {
+		if err := i.sendSignal(ctx, request.forced); err != nil {
 			return true, err
 		}
 	}
@@ -82,9 +82,9 @@ func (i *instance) stop(ctx context.Context, spec driver.ServerSpec) (done bool,
 	return stopping, nil
 }
 
-// kill signals the container; the engine resumes a paused one for that. A container
+// sendSignal signals the container; the engine resumes a paused one for that. A container
 // that does not run any more counts as signalled.
-func (i *instance) kill(ctx context.Context, force bool) error {
+func (i *instance) sendSignal(ctx context.Context, force bool) error {
 	signal := "SIGKILL"
 	if !force {
 		signal = cmp.Or(i.stopSignal, "SIGTERM")
@@ -178,10 +178,10 @@ func (i *instance) replace(ctx context.Context, spec driver.ServerSpec) (done bo
 	return false, nil
 }
 
-// resize applies what Docker can change at any time: CPU, memory and the
+// updateContainer applies what Docker can change at any time: CPU, memory and the
 // restart policy.
-func (i *instance) resize(ctx context.Context, spec driver.ServerSpec) error {
-	if i.hasLimits(spec) || i.state == container.StateRemoving || i.state == container.StateDead {
+func (i *instance) updateContainer(ctx context.Context, spec driver.ServerSpec) error {
+	if i.matchesLimitsAndPolicy(spec) || i.state == container.StateRemoving || i.state == container.StateDead {
 		return nil
 	}
 	if spec.CPUMilli > i.cpuMilli || spec.MemoryBytes > i.memory {
@@ -189,22 +189,22 @@ func (i *instance) resize(ctx context.Context, spec driver.ServerSpec) error {
 			return err
 		}
 	}
-	if spec.MemoryBytes < i.memory && i.isActive() {
+	if spec.MemoryBytes < i.memory && i.hasRun() {
 		if err := i.checkMemoryInUse(ctx, spec.MemoryBytes); err != nil {
 			return err
 		}
 	}
-	if err := i.updateLimits(ctx, spec); err != nil {
+	if err := i.updateLimitsAndPolicy(ctx, spec); err != nil {
 		return err
 	}
 	return i.refresh(ctx)
 }
 
-func (i *instance) hasLimits(spec driver.ServerSpec) bool {
-	return i.cpuMilli == spec.CPUMilli && i.memory == spec.MemoryBytes && i.restart == restartPolicy(spec.RestartPolicy)
+func (i *instance) matchesLimitsAndPolicy(spec driver.ServerSpec) bool {
+	return i.cpuMilli == spec.CPUMilli && i.memory == spec.MemoryBytes && i.restartPolicy == restartPolicy(spec.RestartPolicy)
 }
 
-func (i *instance) updateLimits(ctx context.Context, spec driver.ServerSpec) error {
+func (i *instance) updateLimitsAndPolicy(ctx context.Context, spec driver.ServerSpec) error {
 	limits := resourceLimits(spec)
 	err := changeContainer(ctx, i, "change the size of container "+shortID(i.id), (*client.Client).ContainerUpdate, client.ContainerUpdateOptions{
 		Resources:     &limits,
