@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// outcome is the result of a call. It is partial if the driver could not be shown
-// all of the spec.
+// outcome is the result of a call. It is partial if not all of the spec could be
+// passed to the driver.
 type outcome struct {
 	err     error
 	server  driver.Server

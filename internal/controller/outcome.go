@@ -32,7 +32,8 @@ func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o
 	return false
 }
 
-// recordPassedSpec records what the driver answered about the spec that it was shown.
+// recordPassedSpec records what the driver answered about the spec that was passed
+// to it.
 func (p *reconciliation) recordPassedSpec(server driver.Server) {
 	p.passedGeneration = p.vm.Generation
 	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil

@@ -161,7 +161,7 @@ type reconciliation struct {
 	decision policy.Decision
 	// done is the operation that has just succeeded.
 	done api.OperationType
-	// passedGeneration is the generation of the spec that the driver was last shown.
+	// passedGeneration is the generation of the spec that was last passed to the driver.
 	passedGeneration int64
 	// stoppedRun is the run that had ended on request when the pass began.
 	stoppedRun string

@@ -188,7 +188,7 @@ func invalidContent(format string, args ...any) error {
 	return &contentError{newError(ErrInvalid, format, args...)}
 }
 
-// explainError explains why a fetch failed, in Drover's own words only.
+// explainError explains why a fetch failed, by fixed texts, without the server's answer.
 func explainError(err error) error {
 	content, is := errors.AsType[*contentError](err)
 	switch {

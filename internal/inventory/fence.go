@@ -87,7 +87,7 @@ func (i *Inventory) confirmLeadership(ctx context.Context) bool {
 	return false
 }
 
-// reportRefusal makes every answer unknown, and reports the fence once.
+// reportRefusal makes every answer unknown, and reports the refusal once.
 func (i *Inventory) reportRefusal() {
 	i.mu.Lock()
 	i.refusal.reported = true

@@ -23,7 +23,7 @@ const addressOff = "0"
 
 // address is the flag of an address to listen on. It records whether a user named
 // one, by the flag or by an environment variable. An endpoint whose default address
-// is in use is left out; a named address that is in use is an error.
+// is in use is skipped; a named address that is in use is an error.
 type address struct {
 	value *string
 	named *bool

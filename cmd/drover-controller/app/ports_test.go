@@ -72,7 +72,7 @@ type started chan struct{}
 
 func (s started) Start(context.Context) error { close(s); return nil }
 
-// TestDefaultAddressInUse checks that it is left out, and that a named address in use
+// TestDefaultAddressInUse checks that it is skipped, and that a named address in use
 // is an error.
 func TestDefaultAddressInUse(t *testing.T) {
 	for name, tc := range map[string]struct {

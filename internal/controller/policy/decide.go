@@ -45,7 +45,7 @@ type Input struct {
 	Epoch int64
 	// Done is the operation that has just succeeded, if any.
 	Done api.OperationType
-	// PassedGeneration is the generation of the spec that the driver was last shown.
+	// PassedGeneration is the generation of the spec that was last passed to the driver.
 	PassedGeneration int64
 	// Probe is the readiness probe's result for a running server.
 	Probe ProbeResult

@@ -35,8 +35,8 @@ type Prober struct {
 }
 
 // New returns a Prober whose probes end with ctx. If driver is nil, servers are
-// probed at their own addresses. requeue is called at the first result of a probe and
-// at each change.
+// probed at their own addresses. requeue is called at the first result of a probe
+// and at each change.
 func New(ctx context.Context, clock clock.WithTicker, driver driver.Prober, requeue func(types.NamespacedName)) *Prober {
 	return &Prober{ctx: ctx, clock: clock, driver: driver, requeue: requeue, probes: map[types.NamespacedName]*probe{}}
 }
@@ -129,8 +129,8 @@ func (b *Prober) Forget(key types.NamespacedName) {
 	}
 }
 
-// runProbe probes until ctx ends. It requeues the VirtualMachine at the first result and at each
-// change.
+// runProbe probes until ctx ends. It requeues the VirtualMachine at the first result
+// and at each change.
 func (b *Prober) runProbe(ctx context.Context, key types.NamespacedName, p *probe) {
 	period := b.clock.NewTicker(p.target.period)
 	defer period.Stop()

@@ -143,7 +143,8 @@ func addressText(ip netip.Addr) string {
 	return ip.String()
 }
 
-// hasRun reports whether a run has to end before another can begin.
+// hasRun reports whether the container is running, paused or restarting: that run has
+// to end before another can begin.
 func (i *instance) hasRun() bool {
 	return i.state == container.StateRunning || i.state == container.StatePaused || i.state == container.StateRestarting
 }

@@ -195,7 +195,7 @@ func (f *Fetch) currentStatus() string {
 	return f.status
 }
 
-// ResetStallTimer records that the fetch makes progress.
+// ResetStallTimer restarts the time after which a fetch without progress is ended.
 func (f *Fetch) ResetStallTimer() {
 	select {
 	case f.alive <- struct{}{}:
