@@ -30,8 +30,8 @@ func (p *reconciliation) act(ctx context.Context) <-chan outcome {
 	return result
 }
 
-// callDriver calls the driver. A call that has begun runs to its end even if the
-// controller is stopping.
+// callDriver calls the driver. A call that has begun continues while the controller
+// stops; the guard cancels it when the Lease may be lost.
 func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()

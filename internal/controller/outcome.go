@@ -92,8 +92,9 @@ func isUnderWay(observed inventory.Observation) bool {
 }
 
 // recordFailure records the operation's failure in the pass's status, where the next
-// decision finds it. An unreachable engine is not a failure of the operation, so then
-// nothing is recorded.
+// decision finds it. It records nothing while the inventory has the engine as
+// unreachable, since that is no failure of the operation. Until the inventory has
+// noticed an outage, the call counts as a failure.
 func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	p.done = ""
 	if p.observed.Answer == inventory.Unknown {

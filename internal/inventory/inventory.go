@@ -33,8 +33,10 @@ const (
 	Present
 )
 
-// settlePeriod is how long after an ambiguous creation "gone" proves nothing: the
-// engine may still carry out the creation.
+// settlePeriod is how long after an ambiguous creation "gone" proves nothing for a
+// deletion: the engine may still carry out the creation. A creation is repeated without
+// that wait, since Ensure is atomic on the UID. The period is lost with the leader
+// (ADR 0007).
 const settlePeriod = 30 * time.Second
 
 // Observation is an inventory's answer for one UID.
@@ -59,8 +61,8 @@ type Observation struct {
 	// Fenced is set while the engine refuses this process although it leads. The
 	// answer is then Unknown since DownSince, and Cause has the engine's message.
 	Fenced bool
-	// SettlesAt is when a Gone answer becomes reliable: the zero time, or a while
-	// after a creation with an unknown outcome.
+	// SettlesAt is when a Gone answer becomes reliable for a deletion: the zero time,
+	// or settlePeriod after a creation with an unknown outcome.
 	SettlesAt time.Time
 }
 

@@ -222,8 +222,9 @@ func duplicateText(in Input) string {
 type ProbeResult struct {
 	// Wanted is set if the spec has a probe.
 	Wanted bool
-	// Completed is set once the server was probed. OK is the last result, and
-	// Message says why it failed.
+	// Completed is set once the result is known: the server was probed, or cannot be
+	// because it does not run or has no address. OK is the last result, and Message
+	// says why it failed.
 	Completed, OK bool
 	Message       string
 }

@@ -53,9 +53,9 @@ func decideDeletionUnknown(in Input) Decision {
 	return d
 }
 
-// decideDeletionGone ends the deletion once "gone" is certain. Before that it makes
-// the engine delete even a server that does not exist. That fences off a leader
-// that was suspended during a creation and resumes after the object is gone.
+// decideDeletionGone ends the deletion once "gone" is certain. Before that it calls
+// Delete even if no server is found: the call records the new epoch, so a leader that
+// was suspended during a creation can no longer finish it.
 func decideDeletionGone(in Input) Decision {
 	d := planTermination(api.OperationDelete, api.ReasonTerminating, "")
 	if in.Now.Before(in.Observed.SettlesAt) {
