@@ -21,9 +21,9 @@ import (
 // addressOff is the address that turns an endpoint off.
 const addressOff = "0"
 
-// address is the flag of an address to listen on. It records whether it is
-// explicit: set by the flag or by an environment variable. An endpoint whose default address
-// is in use is skipped; an explicit address that is in use is an error.
+// address is the flag of an address to listen on. It records whether it is explicit:
+// set by the flag or by an environment variable. An endpoint whose default address is
+// in use is skipped; an explicit address that is in use is an error.
 type address struct {
 	value    *string
 	explicit *bool
