@@ -4,7 +4,6 @@
 package controller
 
 import (
-	"context"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,7 +38,7 @@ func completeSpec() api.VirtualMachineSpec {
 func TestServerSpecIsComplete(t *testing.T) {
 	vm := &api.VirtualMachine{Spec: completeSpec()}
 	spec := serverSpec(vm)
-	if err := new(Reconciler).resolveSecrets(context.Background(), vm, &spec); err != nil {
+	if err := new(Reconciler).resolveSecrets(t.Context(), vm, &spec); err != nil {
 		t.Fatal(err)
 	}
 	spec.Power = driver.PowerOn // the decision's
