@@ -130,7 +130,7 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 		stopped = observed.Server.Run
 	}
 	next := &api.ServerStatus{
-		ID: observed.Server.ID, State: string(observed.Server.State), Generation: p.shownGeneration, StoppedRun: stopped,
+		ID: observed.Server.ID, State: string(observed.Server.State), Generation: p.passedGeneration, StoppedRun: stopped,
 		ImageID: observed.Server.ImageID, Accelerator: observed.Server.Accelerator,
 	}
 	var shown *api.Usage

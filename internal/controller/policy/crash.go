@@ -13,6 +13,12 @@ import (
 
 // stableRun is how long a run must last for its end to count as the first one
 // again.
+//
+// recordSuccess (outcome.go) counts a start after a crash in status.operation, whose
+// failure is then Exited. When the run is stable, planRunning sets no Operation, which
+// ends the count. memory.go measures the run by this process's clock. Only starts by
+// Drover count: under docker the engine itself restarts a container that ended, and a
+// server gets here where the engine does not, or has given up.
 const stableRun = 10 * time.Second
 
 // decideEnded applies the restart policy to a server that is off.

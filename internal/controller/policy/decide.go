@@ -45,15 +45,15 @@ type Input struct {
 	Epoch int64
 	// Done is the operation that has just succeeded, if any.
 	Done api.OperationType
-	// ShownGeneration is the generation of the spec that the driver was last shown.
-	ShownGeneration int64
+	// PassedGeneration is the generation of the spec that was last passed to the driver.
+	PassedGeneration int64
 	// Probe is the readiness probe's result for a running server.
 	Probe ProbeResult
 	// Since has the instants that waits count from.
 	Since Instants
-	// Unproven says why the server of a VM without a binding may be on another
+	// DeletionBlocker says why the server of a VM without a binding may be on another
 	// driver's engine.
-	Unproven string
+	DeletionBlocker string
 }
 
 // Decision is what to do now, and what to report meanwhile.
@@ -224,8 +224,9 @@ func duplicateText(in Input) string {
 type ProbeResult struct {
 	// Wanted is set if the spec has a probe.
 	Wanted bool
-	// Completed is set once the server was probed. OK is the last result, and
-	// Message says why it failed.
+	// Completed is set once the result is known: the server was probed, or cannot be
+	// because it does not run or has no address. OK is the last result, and Message
+	// says why it failed.
 	Completed, OK bool
 	Message       string
 }
