@@ -17,7 +17,7 @@ var droverVersion = "dev"
 func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print the versions of Drover and of the Kubernetes in it",
+		Short: "Print the versions of Drover and of the embedded Kubernetes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "drover %s (kubernetes %s, %s, %s/%s)\n",

@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// outcome is the result of a call. It is partial if the driver could not be shown
-// all of the spec.
+// outcome is the result of a call. It is partial if not all of the spec could be
+// passed to the driver.
 type outcome struct {
 	err     error
 	server  driver.Server
@@ -30,8 +30,8 @@ func (p *reconciliation) act(ctx context.Context) <-chan outcome {
 	return result
 }
 
-// callDriver calls the driver. A call that has begun runs to its end even if the
-// controller is stopping.
+// callDriver calls the driver. A call that has begun continues while the controller
+// stops; the guard cancels it when the Lease may be lost.
 func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()

@@ -190,7 +190,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 			g.clock.Step(time.Second)
 			return other.Get("x").Answer == inventory.Gone
 		})
-		g.clock.Step(policy.UnprovenPeriod)
+		g.clock.Step(policy.DeletionCheckPeriod)
 		g.reconcile()
 		if g.vm() != nil || len(g.memory.Records()) != 0 {
 			t.Errorf("left: %v, %v", g.vm(), g.memory.Records())

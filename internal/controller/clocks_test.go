@@ -77,6 +77,17 @@ func (g *rig) crashNow(off time.Duration) {
 	g.eventually("the end is observed", func() bool { return g.server().State == driver.StateStopped })
 }
 
+// crashAndRestart ends the server's run and returns how long it took until the next one.
+func (g *rig) crashAndRestart(off time.Duration) time.Duration {
+	g.t.Helper()
+	g.crashNow(off)
+	run, began := g.server().Run, g.clock.Now()
+	for wait := g.reconcile().RequeueAfter; g.server().Run == run; wait = g.reconcile().RequeueAfter {
+		g.clock.Step(max(wait, time.Millisecond))
+	}
+	return g.server().StartedAt.Sub(began).Truncate(time.Second)
+}
+
 // TestCrashesByAnotherClock checks that a crash-looping server is started as often
 // with a wrong engine clock as with a correct one.
 func TestCrashesByAnotherClock(t *testing.T) {
@@ -87,12 +98,7 @@ func TestCrashesByAnotherClock(t *testing.T) {
 			g.reconcile()
 			var waits []time.Duration
 			for range 4 {
-				g.crashNow(off)
-				run, began := g.server().Run, g.clock.Now()
-				for wait := g.reconcile().RequeueAfter; g.server().Run == run; wait = g.reconcile().RequeueAfter {
-					g.clock.Step(max(wait, time.Millisecond))
-				}
-				waits = append(waits, g.server().StartedAt.Sub(began).Truncate(time.Second))
+				waits = append(waits, g.crashAndRestart(off))
 			}
 			want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second}
 			if !slices.Equal(waits, want) {

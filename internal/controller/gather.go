@@ -43,7 +43,7 @@ type observation struct {
 func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliation {
 	p := &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), baseLive: written}
 	p.observeCached()
-	// No server precedes the first binding, so there is nothing to query live.
+	// No server can exist before the first binding, so there is nothing to query live.
 	p.observed.live = written && p.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
 	if left := r.writes.findUnreported(vm); left != nil {
 		p.vm.Status, p.events, p.unreported = *left.status.DeepCopy(), left.events, true
@@ -52,7 +52,7 @@ func (r *Reconciler) gather(vm *api.VirtualMachine, written bool) *reconciliatio
 		p.detectCrash()
 	}
 	if p.vm.Status.Server != nil {
-		p.shownGeneration = p.vm.Status.Server.Generation
+		p.passedGeneration = p.vm.Status.Server.Generation
 	}
 	if p.observed.Server.State == driver.StateStopped && policy.IsStoppedByDrover(&p.vm.Status, p.observed.Server.Run) {
 		p.stoppedRun = p.observed.Server.Run
@@ -106,8 +106,8 @@ func (p *reconciliation) observeOutcome(ctx context.Context, action policy.Actio
 }
 
 // confirmStep verifies by live reads what the decided step depends on. Caches may
-// lag behind users and behind a predecessor, which may have finished with the
-// object or created the server. If confirmed is false, the pass decides again.
+// lag behind users and behind the previous leader, which may have created or deleted
+// the server or removed the finalizer. If confirmed is false, the pass decides again.
 func (p *reconciliation) confirmStep(ctx context.Context) (confirmed bool, err error) {
 	switch action := p.decision.Action; {
 	case action.Step == policy.StepFinish:
@@ -164,7 +164,7 @@ func (p *reconciliation) confirmCreation(ctx context.Context) bool {
 
 // confirmRun verifies that the run that a restart must end is the current one: an
 // older one would count as ended already. It returns an error if the engine does not
-// answer, since a failure in the status would name the run.
+// answer, since recording a failure would also record the run.
 func (p *reconciliation) confirmRun(ctx context.Context) (confirmed bool, err error) {
 	if err := p.ensureLive(ctx); err != nil {
 		return false, err
@@ -183,14 +183,14 @@ func (p *reconciliation) confirmGone(ctx context.Context) bool {
 		return false
 	}
 	if p.decision.Action.AllDrivers {
-		p.unproven = p.r.queryAllDrivers(ctx, p.vm)
+		p.deletionBlocker = p.r.queryAllDrivers(ctx, p.vm)
 	}
-	return p.unproven == ""
+	return p.deletionBlocker == ""
 }
 
 // checkOtherDrivers refuses a creation while another driver's engine is known to
-// have a server of the VirtualMachine. That happens if a binding was lost or forged
-// before the first status write. Such a binding does not enter the status.
+// have a server of the VirtualMachine. That happens if a user removed or edited the
+// binding before the first status write. Such a binding does not enter the status.
 func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
 	for _, inv := range r.Inventories {
 		if inv == r.Inventory {
@@ -214,17 +214,17 @@ func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine
 		observed, err := inv.GetLive(ctx, vm.UID)
 		switch {
 		case err != nil:
-			return unprovenText(fmt.Sprintf("driver %s cannot say whether it has a server: %v", inv.Name, err))
+			return deletionBlockerText(fmt.Sprintf("driver %s did not answer whether it has a server: %v", inv.Name, err))
 		case observed.Answer == inventory.Present:
-			return unprovenText(fmt.Sprintf("driver %s has the server %s", inv.Name, observed.Server.ID))
+			return deletionBlockerText(fmt.Sprintf("driver %s has the server %s", inv.Name, observed.Server.ID))
 		case observed.Answer != inventory.Gone || r.Clock.Now().Before(observed.SettlesAt):
-			return unprovenText(fmt.Sprintf("driver %s cannot say yet whether it has a server", inv.Name))
+			return deletionBlockerText(fmt.Sprintf("driver %s cannot answer yet whether it has a server", inv.Name))
 		}
 	}
 	return ""
 }
 
-func unprovenText(cause string) string {
+func deletionBlockerText(cause string) string {
 	return fmt.Sprintf("the annotation %s is lost, and %s: set the annotation to <driver>/<engine id> of the server's engine, or remove the finalizer %s by hand if there is no server",
 		api.AnnotationBound, cause, api.FinalizerServer)
 }

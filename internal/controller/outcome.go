@@ -20,7 +20,7 @@ func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o
 	switch {
 	case o.err == nil:
 		if decision.Action.Step == policy.StepEnsure && !o.partial {
-			p.recordShown(o.server)
+			p.recordPassedSpec(o.server)
 		}
 		p.recordSuccess(decision, existed)
 		return true
@@ -32,9 +32,10 @@ func (p *reconciliation) recordOutcome(decision policy.Decision, existed bool, o
 	return false
 }
 
-// recordShown records what the driver answered about the spec that it was shown.
-func (p *reconciliation) recordShown(server driver.Server) {
-	p.shownGeneration = p.vm.Generation
+// recordPassedSpec records what the driver answered about the spec that was passed
+// to it.
+func (p *reconciliation) recordPassedSpec(server driver.Server) {
+	p.passedGeneration = p.vm.Generation
 	p.vm.Status.PendingFields, p.vm.Status.RefusedField = server.Pending, nil
 	if r := server.Refused; r != nil {
 		p.vm.Status.RefusedField = &api.RefusedField{Field: r.Field, Reason: r.Reason, Message: truncate(r.Message)}
@@ -49,19 +50,15 @@ func stateText(observed inventory.Observation) string {
 }
 
 // recordSuccess clears the operation's failures from the status. A start that
-// follows a short run is counted, since it has yet to prove stable.
+// follows a crash is counted, since it has yet to prove stable.
 func (p *reconciliation) recordSuccess(decision policy.Decision, existed bool) {
 	status := &p.vm.Status
 	p.done = decision.Action.Operation
 	p.addSuccessEvent(decision, existed)
 	op := status.Operation
-	if decision.Action.AfterCrash {
-		attempts := int32(1)
-		if op != nil && op.Type == api.OperationStart {
-			attempts += op.Attempts
-		}
+	if decision.Action.ShortRuns > 0 {
 		status.Operation = p.newOperation()
-		status.Operation.Type, status.Operation.Attempts = decision.Action.Operation, attempts
+		status.Operation.Type, status.Operation.Attempts = decision.Action.Operation, decision.Action.ShortRuns
 		status.Operation.Failure, status.Operation.Reason, status.Operation.LastError = api.FailureExited, decision.Status.Reason, decision.Status.Message
 		return
 	}
@@ -91,8 +88,9 @@ func isUnderWay(observed inventory.Observation) bool {
 }
 
 // recordFailure records the operation's failure in the pass's status, where the next
-// decision finds it. An unreachable engine is not a failure of the operation, so then
-// nothing is recorded.
+// decision finds it. It records nothing while the inventory has the engine as
+// unreachable, since that is no failure of the operation. Until the inventory has
+// noticed an outage, the call counts as a failure.
 func (p *reconciliation) recordFailure(decision policy.Decision, err error) {
 	p.done = ""
 	if p.observed.Answer == inventory.Unknown {

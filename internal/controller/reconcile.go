@@ -161,12 +161,12 @@ type reconciliation struct {
 	decision policy.Decision
 	// done is the operation that has just succeeded.
 	done api.OperationType
-	// shownGeneration is the generation of the spec that the driver was last shown.
-	shownGeneration int64
+	// passedGeneration is the generation of the spec that was last passed to the driver.
+	passedGeneration int64
 	// stoppedRun is the run that had ended on request when the pass began.
 	stoppedRun string
-	// unproven says why the server may still be on another driver's engine.
-	unproven string
+	// deletionBlocker says why the server may still be on another driver's engine.
+	deletionBlocker string
 	// vanished is set once the driver did not find the server that was observed.
 	vanished bool
 	// unreported is set while the status does not record what was done.
@@ -182,9 +182,9 @@ type reconciliation struct {
 func (p *reconciliation) input() policy.Input {
 	now := p.r.Clock.Now()
 	return policy.Input{
-		VM: p.vm, Observed: p.observed.Observation, Now: now, Done: p.done, ShownGeneration: p.shownGeneration,
+		VM: p.vm, Observed: p.observed.Observation, Now: now, Done: p.done, PassedGeneration: p.passedGeneration,
 		Probe: p.r.probes.Check(p.base, p.observed.Observation),
-		Since: p.r.facts.update(p.vm, p.observed.Observation, now), Unproven: p.unproven,
+		Since: p.r.facts.update(p.vm, p.observed.Observation, now), DeletionBlocker: p.deletionBlocker,
 		Driver: p.r.Driver, Drivers: p.r.Drivers, Epoch: p.leaderEpoch(),
 	}
 }

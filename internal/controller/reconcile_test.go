@@ -738,7 +738,7 @@ func TestGracePeriodOfARestart(t *testing.T) {
 	tries := 0
 	g.engine.ensure = func(_ context.Context, spec driver.ServerSpec, live func() (driver.Server, error)) (driver.Server, error) {
 		if tries++; tries == 1 {
-			return driver.Server{}, driver.Errorf(driver.ErrRetry, "the image cannot be had")
+			return driver.Server{}, driver.Errorf(driver.ErrRetry, "the image is not available")
 		}
 		if !spec.StopBy.After(g.clock.Now()) {
 			t.Errorf("try %d: the guest has %v to shut down", tries, spec.StopBy.Sub(g.clock.Now()))

@@ -123,9 +123,10 @@ func (r *Reconciler) mayReport() error {
 
 // throttleUntil returns until when a change may wait. Progress may wait, and so may
 // what the engine's own restarts change. What Drover did or failed to do, as acted
-// says, is reported at once.
+// says, is reported at once, and so is until when it waits.
 func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, now time.Time) time.Time {
-	ours := acted || base.Operation != nil && base.Operation.Type == api.OperationRestart
+	waits := next.Operation != nil && next.Operation.NextRetryTime != nil
+	ours := acted || waits || base.Operation != nil && base.Operation.Type == api.OperationRestart
 	if base.LastUpdateTime == nil || ours || base.ObservedGeneration != next.ObservedGeneration {
 		return time.Time{}
 	}

@@ -25,7 +25,7 @@ import (
 // reconciliationOf returns a pass over vm that observes a server.
 func reconciliationOf(vm *api.VirtualMachine, observed inventory.Observation) *reconciliation {
 	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: framework.NewFakeClock(policytest.T0), Epoch: func() uint64 { return 7 }}
-	return &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, shownGeneration: vm.Status.ObservedGeneration}
+	return &reconciliation{r: r, base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, passedGeneration: vm.Status.ObservedGeneration}
 }
 
 // statusOf returns the status that a pass over vm would write.

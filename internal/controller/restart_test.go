@@ -15,6 +15,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/fake"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // requestAgain sets spec.restartedAt to a new value.
@@ -35,6 +36,42 @@ func (g *rig) wantRestarts(want int64) {
 	if got := g.reasons(); slices.Contains(got, api.ReasonOperationFailed) {
 		g.t.Errorf("events %v", got)
 	}
+}
+
+// TestCrashesAfterAStableRun checks that crashes are counted anew after a run that was
+// stable, although no controller observed it.
+func TestCrashesAfterAStableRun(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	for range 6 {
+		g.crashAndRestart(0)
+	}
+	g.newReconciler()
+	g.clock.Step(time.Hour)
+	for n, want := range []time.Duration{0, time.Second, 2 * time.Second} {
+		if wait := g.crashAndRestart(0); wait != want {
+			t.Errorf("crash %d after the stable run was waited for %s, want %s", n, wait, want)
+		}
+	}
+}
+
+// TestWaitAfterCrashIsReported checks that the status says at once that a crashed server
+// is off, and when it is started again.
+func TestWaitAfterCrashIsReported(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.create(framework.NewVM("vm"))
+	g.reconcile()
+	g.crashAndRestart(0)
+	g.crashNow(0)
+	g.wantWrites(1, func() { g.reconcile() })
+	g.wantPhase(api.PhaseFailed, api.ReasonRestarting)
+	g.wantCondition(api.ConditionRunning, metav1.ConditionFalse)
+	next := g.vm().Status.Operation.NextRetryTime
+	if next == nil || !next.Equal(&metav1.MicroTime{Time: g.clock.Now().Add(time.Second)}) {
+		t.Errorf("the next try is at %v, want 1 s after %v", next, g.clock.Now())
+	}
+	g.wantWrites(0, func() { g.reconcile() })
 }
 
 // shutDown lets the guest's run end.

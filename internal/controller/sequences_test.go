@@ -150,9 +150,9 @@ func TestForgedAnnotation(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// TestUnprovenDeletionAtRest checks that a deletion that waits for another driver
+// TestBlockedDeletionAtRest checks that a deletion that waits for another driver
 // writes nothing.
-func TestUnprovenDeletionAtRest(t *testing.T) {
+func TestBlockedDeletionAtRest(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
 	g.reconcile()

@@ -63,10 +63,10 @@ func (p *reconciliation) statusOperation() *api.Operation {
 	return p.newOperation()
 }
 
-// withNextTry corrects the time of the next try if it was written by another
-// process's clock.
+// withNextTry adds the time of the next try, and corrects one that was written by
+// another process's clock.
 func withNextTry(op *api.Operation, at time.Time) *api.Operation {
-	if at.IsZero() || op.NextRetryTime == nil || op.NextRetryTime.Sub(at).Abs() < time.Second {
+	if at.IsZero() || op.NextRetryTime != nil && op.NextRetryTime.Sub(at).Abs() < time.Second {
 		return op
 	}
 	op = op.DeepCopy()
@@ -130,7 +130,7 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 		stopped = observed.Server.Run
 	}
 	next := &api.ServerStatus{
-		ID: observed.Server.ID, State: string(observed.Server.State), Generation: p.shownGeneration, StoppedRun: stopped,
+		ID: observed.Server.ID, State: string(observed.Server.State), Generation: p.passedGeneration, StoppedRun: stopped,
 		ImageID: observed.Server.ImageID, Accelerator: observed.Server.Accelerator,
 	}
 	var shown *api.Usage

@@ -43,7 +43,7 @@ func (g *rig) wantEvents(want ...string) {
 }
 
 // TestEventAfterAFailedWrite checks that the next pass reports what was done.
-// The driver is not shown the spec twice, however often the write fails.
+// The spec is not passed to the driver twice, however often the write fails.
 func TestEventAfterAFailedWrite(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
@@ -65,7 +65,7 @@ func TestEventAfterAFailedWrite(t *testing.T) {
 		t.Errorf("the driver was called %d times, want 1", n)
 	}
 	if vm := g.vm(); vm.Status.Server.Generation != vm.Generation {
-		t.Errorf("the status has generation %d as shown, want %d", vm.Status.Server.Generation, vm.Generation)
+		t.Errorf("the status has generation %d as passed, want %d", vm.Status.Server.Generation, vm.Generation)
 	}
 	if len(g.r.writes.unreported) != 0 {
 		t.Error("what was written is still recorded")

@@ -103,7 +103,8 @@ func SpecFields() []string {
 	return names
 }
 
-// setFields returns those of SpecFields that are not zero in spec.
+// setFields returns those of SpecFields that are not zero in spec, and the lists and
+// pointers that they are in.
 func setFields(spec ServerSpec) []string {
 	var names []string
 	walkFields(reflect.ValueOf(spec), "", func(name string, v reflect.Value) {
@@ -129,17 +130,19 @@ func walkFields(v reflect.Value, prefix string, visit func(name string, v reflec
 	}
 }
 
-// walkField visits each element of a list, and what a pointer leads to. It visits the zero
-// value in place of what is not there.
+// walkField visits a list and each of its elements, and a pointer and what it leads to. It
+// visits only the fields of a zero value in place of what is not there.
 func walkField(v reflect.Value, name string, visit func(name string, v reflect.Value)) {
 	switch {
 	case v.Kind() == reflect.Slice && v.Len() > 0:
+		visit(name, v)
 		for i := range v.Len() {
 			walkField(v.Index(i), name, visit)
 		}
 	case v.Kind() == reflect.Slice, v.Kind() == reflect.Pointer && v.IsNil():
 		walkField(reflect.Zero(v.Type().Elem()), name, visit)
 	case v.Kind() == reflect.Pointer:
+		visit(name, v)
 		walkField(v.Elem(), name, visit)
 	case v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[Secret]():
 		walkFields(v, name+".", visit)

@@ -41,6 +41,7 @@ func TestFieldsCheckSupported(t *testing.T) {
 		"none set":            {ServerSpec{CPUMilli: 1000, Image: Image{Source: "x"}, Ports: []Port{}, Volumes: []Volume{{Name: "a", Image: &Image{}}}}, ""},
 		"a text":              {ServerSpec{UserData: NewSecret("x")}, "spec.userData: there is no cloud-init"},
 		"a pointer":           {ServerSpec{Image: Image{Kernel: &Kernel{Initrd: "x"}}}, "spec.image.kernel: there is no kernel"},
+		"an empty kernel":     {ServerSpec{Image: Image{Kernel: &Kernel{}}}, "spec.image.kernel: there is no kernel"},
 		"a list":              {ServerSpec{Ports: []Port{{Port: 80}}}, "spec.ports: there is no network"},
 		"a pointer in a list": {ServerSpec{Volumes: []Volume{{Name: "a", Image: &Image{Source: "x", Kernel: &Kernel{Source: "x"}}}}}, "spec.volumes.source.image.kernel: a volume"},
 		"several, too":        {ServerSpec{UserData: NewSecret("x"), Ports: []Port{{Name: "a"}}}, "spec.ports"},

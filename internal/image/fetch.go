@@ -34,9 +34,9 @@ const (
 
 // Progress is notified of the progress of a fetch.
 type Progress interface {
-	// MarkAlive is called when data arrives, even if none of it is used.
-	MarkAlive()
-	// Report is called with the status of the fetch, for people. It implies MarkAlive.
+	// ResetStallTimer is called when data arrives, even if none of it is used.
+	ResetStallTimer()
+	// Report is called with the status of the fetch, for people. It implies ResetStallTimer.
 	Report(status string)
 }
 
@@ -72,11 +72,11 @@ func (s *Store) fetchImage(ctx context.Context, ref Ref, progress Progress) erro
 		return err
 	}
 	name := imagePrefix + digest
-	// Not renamed: disks may stand on a file that is already there.
+	// Not renamed: disks may use a file that is already there as backing file.
 	if err := os.Link(path, s.filePath(name)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	// A disk that stands on the image is recorded later, and must not outlive it.
+	// A disk that uses the image must not be recorded before the image is on disk.
 	if err := atomicfile.SyncFolder(s.filePath("")); err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (s *Store) fetchFile(ctx context.Context, path string, ref Ref, progress Pr
 	defer func() { err = errors.Join(err, file.Close()) }()
 	a := &attempt{store: s, ref: ref, progress: progress, file: file, hash: sha256.New()}
 	digest, err = a.fetchContent(ctx)
-	if content, is := errors.AsType[*contentError](err); is {
+	if content, ok := errors.AsType[*contentError](err); ok {
 		s.rejections.recordContent(ref.Key(), a.version, s.Clock.Now(), content.error)
 	}
 	if err != nil {
@@ -112,12 +112,12 @@ type attempt struct {
 
 	version         string // the server's version of its content, or nothing
 	received, total int64  // total is 0 where it is not known
-	err             error  // of this side, which is reported as it is
+	err             error  // local error, returned unchanged
 }
 
 // fetchContent writes an image to the file and checks it.
 func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
-	if reference, is := strings.CutPrefix(a.ref.Source, ociScheme); is {
+	if reference, ok := strings.CutPrefix(a.ref.Source, ociScheme); ok {
 		err = a.store.Sources.copyOCI(ctx, reference, a)
 	} else {
 		err = a.store.Sources.copyHTTP(ctx, a.ref.Source, a)
@@ -198,5 +198,5 @@ func (a *attempt) checkRoom(more int64, size string) error {
 	if uint64(more)+reserved <= free { //nolint:gosec // not negative
 		return nil
 	}
-	return fmt.Errorf("%s, and there is no room for it: %d bytes are free on the disk of %s, of which %d have to stay so", size, free, dir, reserved)
+	return fmt.Errorf("%s, and there is no room for it: %d bytes are free on the disk of %s, of which %d bytes must stay free", size, free, dir, reserved)
 }

@@ -43,7 +43,7 @@ var (
 	ErrInvalid = errors.New("invalid")
 	// ErrUnsupported : the reference has a field that its source does not support.
 	ErrUnsupported = errors.New("unsupported")
-	// ErrUnavailable : the image cannot be had now.
+	// ErrUnavailable : the image is not available now.
 	ErrUnavailable = errors.New("unavailable")
 	// ErrLocked : another process has the lock of the store.
 	ErrLocked = errors.New("locked")

@@ -95,7 +95,7 @@ func (s *Sources) copyHTTP(ctx context.Context, source string, a *attempt) error
 	if err != nil {
 		return invalidContent("it is no valid URL")
 	}
-	response, err := s.client.Web(a.progress.MarkAlive).RoundTrip(request)
+	response, err := s.client.Web(a.progress.ResetStallTimer).RoundTrip(request)
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (s *Sources) copyOCI(ctx context.Context, reference string, a *attempt) err
 	}
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithPlatform(platform),
-		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), a.progress.MarkAlive)),
+		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), a.progress.ResetStallTimer)),
 	}
 	if s.isPlainHTTP(ref) {
 		// This lets the library fall back to plain HTTP. It has no login to send.
@@ -188,7 +188,7 @@ func invalidContent(format string, args ...any) error {
 	return &contentError{newError(ErrInvalid, format, args...)}
 }
 
-// explainError explains why a fetch failed, in Drover's own words only.
+// explainError explains why a fetch failed, by fixed texts, without the server's answer.
 func explainError(err error) error {
 	content, is := errors.AsType[*contentError](err)
 	switch {

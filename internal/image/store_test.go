@@ -182,10 +182,10 @@ type watchdog struct {
 	report func(status string)
 }
 
-func (w *watchdog) MarkAlive() { w.timer.Reset(w.stall) }
+func (w *watchdog) ResetStallTimer() { w.timer.Reset(w.stall) }
 
 func (w *watchdog) Report(status string) {
-	w.MarkAlive()
+	w.ResetStallTimer()
 	w.report(status)
 }
 
@@ -455,8 +455,8 @@ func blobs(answer func(w http.ResponseWriter, r *http.Request, blob []byte)) fun
 	}
 }
 
-// TestRegistryFails checks that a blob which cannot be had, or does not match its digest,
-// is reported as such, in the layer of the disk and in others.
+// TestRegistryFails checks that a blob which is not available, or does not match its
+// digest, is reported as such, in the layer of the disk and in others.
 func TestRegistryFails(t *testing.T) {
 	t.Parallel()
 	replace := func(old, with string) func(http.ResponseWriter, *http.Request, []byte) {
@@ -473,9 +473,9 @@ func TestRegistryFails(t *testing.T) {
 	}{
 		"blob is not there":     {refuse(http.StatusNotFound), "404"},
 		"blob is not given out": {refuse(http.StatusForbidden), "403"},
-		"disk was changed":      {replace("drover! ", "tamper! "), "it is not what its digest says"},
-		"layer below changed":   {replace("below the disk", "above the disk"), "it is not what its digest says"},
-		"layer above changed":   {replace("over the disk", "next the disk"), "it is not what its digest says"},
+		"disk was changed":      {replace("drover! ", "tamper! "), "content does not match its digest"},
+		"layer below changed":   {replace("below the disk", "above the disk"), "content does not match its digest"},
+		"layer above changed":   {replace("over the disk", "next the disk"), "content does not match its digest"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

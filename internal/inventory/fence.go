@@ -22,9 +22,9 @@ const (
 // process. No VirtualMachine has it: the API server's UIDs are of version 4.
 const probeUID = "00000000-0000-0000-0000-000000000000"
 
-// fence records that an engine refuses this process. From the first refusal on, no
+// refusal records that an engine refuses this process. From the first refusal on, no
 // call that changes something reaches the engine.
-type fence struct {
+type refusal struct {
 	cause error
 	since time.Time
 	// reported is set once it is certain that this process leads nevertheless. Until
@@ -37,10 +37,10 @@ type fence struct {
 func (i *Inventory) fenceError() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.fence == nil {
+	if i.refusal == nil {
 		return nil
 	}
-	return driver.Errorf(driver.ErrFenced, "nothing was done, because the engine has refused this process: %w", i.fence.cause)
+	return driver.Errorf(driver.ErrFenced, "nothing was done, because the engine has refused this process: %w", i.refusal.cause)
 }
 
 func (i *Inventory) isSuspended() bool { return i.fenceError() != nil }
@@ -52,8 +52,8 @@ func (i *Inventory) suspendIfFenced(err error) {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.fence == nil {
-		i.fence = &fence{cause: err, since: i.Clock.Now()}
+	if i.refusal == nil {
+		i.refusal = &refusal{cause: err, since: i.Clock.Now()}
 		sendSignal(i.fenced)
 	}
 }
@@ -68,7 +68,7 @@ func (i *Inventory) suspendWhileFenced(ctx context.Context) {
 			return
 		case <-i.fenced:
 			if i.confirmLeadership(ctx) {
-				i.reportFence()
+				i.reportRefusal()
 				i.awaitAdmission(ctx)
 			}
 		}
@@ -87,11 +87,11 @@ func (i *Inventory) confirmLeadership(ctx context.Context) bool {
 	return false
 }
 
-// reportFence makes every answer unknown, and reports the fence once.
-func (i *Inventory) reportFence() {
+// reportRefusal makes every answer unknown, and reports the refusal once.
+func (i *Inventory) reportRefusal() {
 	i.mu.Lock()
-	i.fence.reported = true
-	cause := i.fence.cause
+	i.refusal.reported = true
+	cause := i.refusal.cause
 	i.mu.Unlock()
 	engineFenced.WithLabelValues(i.Name).Set(1)
 	i.Log.Error(cause, "The engine refuses this process, which leads: its driver is suspended until the engine admits it", "driver", i.Name)
@@ -118,7 +118,7 @@ func (i *Inventory) awaitAdmission(ctx context.Context) {
 		}
 	}
 	i.mu.Lock()
-	i.fence = nil
+	i.refusal = nil
 	i.mu.Unlock()
 	engineFenced.WithLabelValues(i.Name).Set(0)
 	i.Log.Info("The engine admits this process again", "driver", i.Name)

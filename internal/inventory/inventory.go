@@ -33,8 +33,10 @@ const (
 	Present
 )
 
-// settlePeriod is how long after an ambiguous creation "gone" proves nothing: the
-// engine may still carry out the creation.
+// settlePeriod is how long after an ambiguous creation "gone" proves nothing for a
+// deletion: the engine may still carry out the creation. A creation is repeated without
+// that wait, since Ensure is atomic on the UID. The period is lost with the leader
+// (ADR 0007).
 const settlePeriod = 30 * time.Second
 
 // Observation is an inventory's answer for one UID.
@@ -59,8 +61,8 @@ type Observation struct {
 	// Fenced is set while the engine refuses this process although it leads. The
 	// answer is then Unknown since DownSince, and Cause has the engine's message.
 	Fenced bool
-	// SettlesAt is when a Gone answer becomes reliable: the zero time, or a while
-	// after a creation with an unknown outcome.
+	// SettlesAt is when a Gone answer becomes reliable for a deletion: the zero time,
+	// or settlePeriod after a creation with an unknown outcome.
 	SettlesAt time.Time
 }
 
@@ -117,9 +119,9 @@ type Inventory struct {
 	changedUIDs  map[types.UID]bool // entries to refresh, so that a refresh need not search all
 	subscribers  []func(Change)
 
-	fence *fence // nil while the engine admits this process; guarded by mu
+	refusal *refusal // nil while the engine admits this process; guarded by mu
 
-	fenced     chan struct{} // fence was set
+	fenced     chan struct{} // refusal was set
 	replaced   chan struct{} // another engine replaced the known one
 	refreshDue chan struct{} // entries in changedUIDs wait for a refresh
 	checkDue   chan struct{} // a call found the engine failing
@@ -190,8 +192,8 @@ func (i *Inventory) observationOf(uid types.UID) Observation {
 	switch {
 	case !i.known:
 		o.DownSince, o.Cause = i.downSince, i.cause
-	case i.fence != nil && i.fence.reported:
-		o.Fenced, o.DownSince, o.Cause = true, i.fence.since, i.fence.cause
+	case i.refusal != nil && i.refusal.reported:
+		o.Fenced, o.DownSince, o.Cause = true, i.refusal.since, i.refusal.cause
 	case e == nil || len(e.servers) == 0:
 		o.Answer = Gone
 	default:

@@ -226,7 +226,7 @@ func (s *Sweep) countReadings(found []driver.Server) {
 }
 
 // updateFreeze reports whether so many servers look orphaned that another fault is
-// likely: more than three and more than a tenth, or more than Max allows.
+// likely: more than three, more than a tenth of the servers, and more than Max.
 func (s *Sweep) updateFreeze(orphans, servers int) bool {
 	limit := max(alwaysAllowed, servers/10, s.Max)
 	frozen := s.Policy == OrphanDelete && orphans > limit

@@ -437,8 +437,8 @@ type Phase string
 
 // The phases. A VirtualMachine that no controller has seen has none.
 const (
-	// PhaseCreating means that the server is being created or started, or that its
-	// image is being fetched.
+	// PhaseCreating means that the server is being created or started, or its image
+	// is being fetched.
 	PhaseCreating Phase = "Creating"
 	// PhaseActive means that the server runs, also while it is being stopped or
 	// restarted.
@@ -446,11 +446,11 @@ const (
 	// PhaseStopped means that the server is off because the spec says so, or
 	// because it ended successfully and its restart policy leaves it off.
 	PhaseStopped Phase = "Stopped"
-	// PhasePaused means that the server is frozen because the spec says so, or
-	// that it waits for a disk of the host.
+	// PhasePaused means that the server is frozen because the spec says so, or it
+	// waits for a disk of the host.
 	PhasePaused Phase = "Paused"
-	// PhaseFailed means that the server does not exist or is off, and that the
-	// step to change that failed.
+	// PhaseFailed means that the server does not exist or is off, and the step to
+	// change that failed.
 	PhaseFailed Phase = "Failed"
 	// PhaseTerminating means that the VirtualMachine is being deleted.
 	PhaseTerminating Phase = "Terminating"

@@ -42,8 +42,8 @@ type schema struct {
 // writes.
 var errOldCRD = errors.New("the VirtualMachine CRD is older than this program: apply its CRD first (kubectl apply --server-side -f config/crd/cloudnative.tw_virtualmachines.yaml, or upgrade the Helm chart)")
 
-// checkCRD fails if the API server's VirtualMachines certainly lack something that
-// this program writes to their status. It reads the OpenAPI document that the API
+// checkCRD fails if the API server's VirtualMachines are known to lack something
+// that this program writes to their status. It reads the OpenAPI document that the API
 // server shows to every authenticated user, so it needs no further permission. If
 // there is no answer it logs that, and skips the check.
 func checkCRD(ctx context.Context, cfg *rest.Config, within time.Duration) error {
@@ -74,7 +74,7 @@ func checkCRD(ctx context.Context, cfg *rest.Config, within time.Duration) error
 	case missing != "":
 		return fmt.Errorf("%w: the one that is installed has no %s", errOldCRD, missing)
 	case err != nil || apierrors.IsForbidden(cause):
-		ctrl.Log.Info("Whether the CRD is new enough is not known", "cause", cause.Error())
+		ctrl.Log.Info("Could not check whether the CRD is new enough", "cause", cause.Error())
 	}
 	return nil
 }
@@ -127,7 +127,8 @@ func servedStatus(ctx context.Context, client discovery.DiscoveryInterface) (*sc
 	return nil, nil //nolint:nilnil // As above.
 }
 
-// firstMissing names the first field or value of want that have lacks, or "".
+// firstMissing names the first field or value of want that is missing from have, or
+// returns "".
 func firstMissing(path string, want, have *schema) string {
 	if want == nil {
 		return ""

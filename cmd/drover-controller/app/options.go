@@ -38,9 +38,9 @@ type Options struct {
 	MetricsCertDir string
 	HealthAddress  string
 	PprofAddress   string
-	// named records which addresses were set by a flag or a variable: if one of
+	// explicit records which addresses were set by a flag or a variable: if one of
 	// these is in use, that is an error.
-	named      struct{ metrics, health bool }
+	explicit   struct{ metrics, health bool }
 	KubeAPIQPS float32
 
 	UsagePeriod  time.Duration
@@ -50,7 +50,7 @@ type Options struct {
 	OrphanMax    int
 
 	Drivers registry.Settings
-	// OwnDirs are the program's own folders, from which no server gets an image.
+	// OwnDirs are the program's own folders, whose files are never used as images.
 	OwnDirs []string
 
 	// OwnCRD is set by a caller that has just installed the CRD that this program
@@ -83,12 +83,12 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 	e := &o.Election
-	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "act only as the elected leader; false is only for a process that certainly is the only one")
+	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "act only as the elected leader; false only if no other process runs")
 	fs.DurationVar(&e.Lease, "leader-elect-lease-duration", e.Lease, "how long standbys wait after the last renewal that they observed; whole seconds, at most 1h")
 	fs.DurationVar(&e.Renew, "leader-elect-renew-deadline", e.Renew, "how long a leader tries to renew before it exits")
 	fs.DurationVar(&e.Retry, "leader-elect-retry-period", e.Retry, "time between attempts to get or renew the Lease")
 	fs.DurationVar(&e.Request, "leader-elect-request-timeout", e.Request, "how long one request about the Lease may take")
-	fs.DurationVar(&e.Margin, "leader-elect-margin", e.Margin, "how long before the Lease expires a leader stops acting; allows for clocks of different speed")
+	fs.DurationVar(&e.Margin, "leader-elect-margin", e.Margin, "how long before the Lease expires a leader stops acting; allows for clock drift")
 	fs.StringVar(&o.HolderIdentity, "holder-identity", o.HolderIdentity, "this replica's name in the Lease, made unique by a suffix; empty means POD_NAME, or else the host's name")
 	fs.StringVar(&o.LeaseLockName, "lease-lock-name", o.LeaseLockName, "name of the Lease")
 	fs.StringVar(&o.LeaseLockNamespace, "lease-lock-namespace", o.LeaseLockNamespace, "namespace of the Lease; empty means the pod's namespace, or default outside a pod and with --kubeconfig")
@@ -98,17 +98,17 @@ func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 func (o *Options) AddControllerFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.VMDriver, "vm-driver", o.VMDriver, "drivers to run, a comma-separated list whose first is the default, or auto for every driver whose engine answers; known are "+strings.Join(registry.Names(), ", "))
 	fs.IntVar(&o.Threads, "threads", o.Threads, "number of workers per driver")
-	fs.Var(address{&o.MetricsAddress, &o.named.metrics}, "metrics-bind-address", "address of the metrics endpoint; 0 turns it off, and a default address that is in use is left out")
+	fs.Var(address{&o.MetricsAddress, &o.explicit.metrics}, "metrics-bind-address", "address of the metrics endpoint; 0 turns it off, and a default address that is in use is skipped")
 	fs.BoolVar(&o.MetricsSecure, "metrics-secure", o.MetricsSecure, "serve metrics by HTTPS, and only to users that the API server allows to get /metrics")
 	fs.StringVar(&o.MetricsCertDir, "metrics-cert-dir", o.MetricsCertDir, "folder with tls.crt and tls.key for --metrics-secure; empty means a self-signed certificate")
-	fs.Var(address{&o.HealthAddress, &o.named.health}, "health-probe-bind-address", "address of /healthz and /readyz; 0 turns them off, and a default address that is in use is left out")
+	fs.Var(address{&o.HealthAddress, &o.explicit.health}, "health-probe-bind-address", "address of /healthz and /readyz; 0 turns them off, and a default address that is in use is skipped")
 	fs.StringVar(&o.PprofAddress, "pprof-bind-address", o.PprofAddress, "address of /debug/pprof, which shows the program's internals without authentication; 0 turns it off")
 	fs.Float32Var(&o.KubeAPIQPS, "kube-api-qps", o.KubeAPIQPS, "requests per second to the API server; negative leaves the limit to the server's priority and fairness")
 	fs.DurationVar(&o.UsagePeriod, "usage-period", o.UsagePeriod, "time between usage samples")
 	fs.DurationVar(&o.ListPeriod, "list-period", o.ListPeriod, "time between complete lists of an engine; its events are watched in between")
 	fs.DurationVar(&o.OrphanGrace, "orphan-grace", o.OrphanGrace, "how long a server must have been without a VirtualMachine before it is removed")
 	fs.StringVar(&o.OrphanPolicy, "orphan-policy", o.OrphanPolicy, "what to do with servers without a VirtualMachine: delete or report")
-	fs.IntVar(&o.OrphanMax, "orphan-max", o.OrphanMax, "how many orphans may be removed at once; 0 means 3 or a tenth of the servers")
+	fs.IntVar(&o.OrphanMax, "orphan-max", o.OrphanMax, "raises the number of orphans that may be removed at once, which is 3 or a tenth of the servers, whichever is more")
 	o.Drivers.AddFlags(fs)
 }
 

@@ -21,12 +21,12 @@ import (
 // addressOff is the address that turns an endpoint off.
 const addressOff = "0"
 
-// address is the flag of an address to listen on. It records whether a user named
-// one, by the flag or by an environment variable. An endpoint whose default address
-// is in use is left out; a named address that is in use is an error.
+// address is the flag of an address to listen on. It records whether it is explicit:
+// set by the flag or by an environment variable. An endpoint whose default address is
+// in use is skipped; an explicit address that is in use is an error.
 type address struct {
-	value *string
-	named *bool
+	value    *string
+	explicit *bool
 }
 
 // String implements pflag.Value.
@@ -39,7 +39,7 @@ func (a address) String() string {
 
 // Set implements pflag.Value.
 func (a address) Set(value string) error {
-	*a.value, *a.named = value, true
+	*a.value, *a.explicit = value, true
 	return nil
 }
 
@@ -66,7 +66,7 @@ func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, optio
 		}
 	}
 	mgr, err := ctrl.NewManager(cfg, options)
-	if errors.Is(err, syscall.EADDRINUSE) && !o.named.health {
+	if errors.Is(err, syscall.EADDRINUSE) && !o.explicit.health {
 		warnAddressInUse("health checks", "--health-probe-bind-address", o.HealthAddress)
 		options.HealthProbeBindAddress = addressOff
 		mgr, err = ctrl.NewManager(cfg, options)
@@ -79,7 +79,7 @@ func managerAtFreePorts(ctx context.Context, o *Options, cfg *rest.Config, optio
 
 // defaultMetrics reports whether metrics may be left out: no flag requests them.
 func (o *Options) defaultMetrics() bool {
-	return !o.named.metrics && !o.MetricsSecure && o.MetricsAddress != addressOff
+	return !o.explicit.metrics && !o.MetricsSecure && o.MetricsAddress != addressOff
 }
 
 // metricsServer returns a server like the manager's own, but on a listener that is

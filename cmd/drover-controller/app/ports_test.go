@@ -72,8 +72,8 @@ type started chan struct{}
 
 func (s started) Start(context.Context) error { close(s); return nil }
 
-// TestDefaultAddressInUse checks that it is left out, and that a named address in use
-// is an error.
+// TestDefaultAddressInUse checks that it is skipped, and that an explicit address
+// in use is an error.
 func TestDefaultAddressInUse(t *testing.T) {
 	for name, tc := range map[string]struct {
 		flags func(taken string) []string
@@ -81,8 +81,8 @@ func TestDefaultAddressInUse(t *testing.T) {
 		fails bool
 	}{
 		"defaults":                  {flags: func(string) []string { return nil }},
-		"metrics named":             {flags: func(at string) []string { return []string{"--metrics-bind-address=" + at} }, fails: true},
-		"health named":              {flags: func(at string) []string { return []string{"--health-probe-bind-address=" + at} }, fails: true},
+		"metrics explicit":          {flags: func(at string) []string { return []string{"--metrics-bind-address=" + at} }, fails: true},
+		"health explicit":           {flags: func(at string) []string { return []string{"--health-probe-bind-address=" + at} }, fails: true},
 		"health by the environment": {flags: func(string) []string { return nil }, env: "DROVER_HEALTH_PROBE_BIND_ADDRESS", fails: true},
 		"both off":                  {flags: func(string) []string { return []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"} }},
 	} {

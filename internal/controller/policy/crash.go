@@ -13,6 +13,12 @@ import (
 
 // stableRun is how long a run must last for its end to count as the first one
 // again.
+//
+// recordSuccess (outcome.go) counts a start after a crash in status.operation, whose
+// failure is then Exited. When the run is stable, planRunning sets no Operation, which
+// ends the count. memory.go measures the run by this process's clock. Only starts by
+// Drover count: under docker the engine itself restarts a container that ended, and a
+// server gets here where the engine does not, or has given up.
 const stableRun = 10 * time.Second
 
 // decideEnded applies the restart policy to a server that is off.
@@ -44,14 +50,12 @@ func IsStoppedByDrover(status *api.VirtualMachineStatus, run string) bool {
 // with growing delays after runs that were too short.
 func planStartAgain(in Input, exit *driver.Exit) Decision {
 	d := planEnsure(in, api.OperationStart, driver.PowerOn, api.ReasonRestarting, "the server "+ExitText(exit))
-	d.Action.AfterCrash = true
-	attempts := crashCount(in)
-	if attempts == 0 {
-		return d
-	}
-	at := in.Since.Exit.Add(Backoff(attempts, false))
-	if in.Now.Before(at) {
-		d.Action.Step, d.WakeAt, d.Status.Phase = StepNone, at, api.PhaseFailed
+	d.Action.ShortRuns = 1 + failedStarts(in)
+	if crashes := crashCount(in); crashes > 0 {
+		at := in.Since.Exit.Add(Backoff(crashes, false))
+		if in.Now.Before(at) {
+			d.Action.Step, d.WakeAt, d.NextTry, d.Status.Phase = StepNone, at, at, api.PhaseFailed
+		}
 	}
 	return d
 }
@@ -63,8 +67,17 @@ func IsCrashing(op *api.Operation) bool { return op != nil && op.Failure == api.
 // crashCount returns how many runs in a row ended before they were stable. After
 // the first, the server is restarted at once.
 func crashCount(in Input) int32 {
+	if !IsCrashing(in.VM.Status.Operation) {
+		return 0
+	}
+	return failedStarts(in)
+}
+
+// failedStarts returns how many starts in a row have failed, or led to a run that was
+// too short.
+func failedStarts(in Input) int32 {
 	op := in.VM.Status.Operation
-	if !IsCrashing(op) || runTime(in) >= stableRun {
+	if op == nil || op.Type != api.OperationStart || runTime(in) >= stableRun {
 		return 0
 	}
 	return op.Attempts

@@ -45,15 +45,15 @@ type Input struct {
 	Epoch int64
 	// Done is the operation that has just succeeded, if any.
 	Done api.OperationType
-	// ShownGeneration is the generation of the spec that the driver was last shown.
-	ShownGeneration int64
+	// PassedGeneration is the generation of the spec that was last passed to the driver.
+	PassedGeneration int64
 	// Probe is the readiness probe's result for a running server.
 	Probe ProbeResult
 	// Since has the instants that waits count from.
 	Since Instants
-	// Unproven says why the server of a VM without a binding may be on another
+	// DeletionBlocker says why the server of a VM without a binding may be on another
 	// driver's engine.
-	Unproven string
+	DeletionBlocker string
 }
 
 // Decision is what to do now, and what to report meanwhile.
@@ -96,9 +96,11 @@ type Action struct {
 	// RecordFirst writes the operation to the status before it is taken, because it
 	// cannot be repeated.
 	RecordFirst bool
-	// BeginsStop is set for a restart whose stop has yet to begin. AfterCrash is
-	// set for a start that follows a run which ended by itself.
-	BeginsStop, AfterCrash bool
+	// BeginsStop is set for a restart whose stop has yet to begin.
+	BeginsStop bool
+	// ShortRuns is set for a start that follows a run which ended by itself. It counts
+	// the starts in a row that have yet to lead to a stable run, this one included.
+	ShortRuns int32
 	// Retain releases the server instead of removing it.
 	Retain bool
 	// AllDrivers queries every driver before the finalizer is removed.
@@ -222,8 +224,9 @@ func duplicateText(in Input) string {
 type ProbeResult struct {
 	// Wanted is set if the spec has a probe.
 	Wanted bool
-	// Completed is set once the server was probed. OK is the last result, and
-	// Message says why it failed.
+	// Completed is set once the result is known: the server was probed, or cannot be
+	// because it does not run or has no address. OK is the last result, and Message
+	// says why it failed.
 	Completed, OK bool
 	Message       string
 }

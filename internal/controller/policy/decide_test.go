@@ -21,7 +21,7 @@ import (
 )
 
 func inputOf(vm *api.VirtualMachine, observed inventory.Observation) Input {
-	return Input{VM: vm, Observed: observed, Now: policytest.T0, Since: sinceWritten(vm, observed), ShownGeneration: vm.Status.ObservedGeneration, Driver: "fake", Drivers: []string{"fake", "docker"}}
+	return Input{VM: vm, Observed: observed, Now: policytest.T0, Since: sinceWritten(vm, observed), PassedGeneration: vm.Status.ObservedGeneration, Driver: "fake", Drivers: []string{"fake", "docker"}}
 }
 
 // sinceWritten uses the times in an object and a server as the instants at which
@@ -239,7 +239,7 @@ func TestDecide(t *testing.T) {
 		"a server that is gone ends backoff":           {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Minute)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Gone(), want: "ensure On Create => Creating Creating"},
 		"an engine that returns ends backoff":          {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 4, time.Second)), observed: back, want: "ensure On Create => Creating Creating"},
 		"a failing update waits, active":               {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, time.Second)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), want: "wait Update => Active OperationFailed"},
-		"a failing update is tried again":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, 0)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), change: withShownGeneration(1), want: "ensure On Update => Active Updating"},
+		"a failing update is tried again":              {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationUpdate, 4, 0)).Status(policytest.WithServer("id-1", driver.StateRunning)), observed: policytest.Present(driver.StateRunning), change: withPassedGeneration(1), want: "ensure On Update => Active Updating"},
 		"a failing start waits":                        {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationStart, 1, time.Second)).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: policytest.Present(driver.StateStopped), want: "wait Start => Failed OperationFailed"},
 		"a failing start after an end continues":       {vm: policytest.ReportedVM().RestartPolicy(api.RestartNever).Status(policytest.Failing(api.OperationStart, 1, 0)).Status(stoppedOnRequest), observed: policytest.Ended(1), want: "ensure On Start => Creating Starting"},
 		"a failing pull waits":                         {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationCreate, 1, time.Second)).Status(policytest.WithServer("", driver.StatePending)), observed: policytest.Gone(), want: "wait Create => Failed OperationFailed"},
@@ -262,7 +262,7 @@ func TestDecide(t *testing.T) {
 		"a stop that fails is tried again":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, 0)), observed: policytest.Present(driver.StateRunning), want: "ensure Off Stop => Terminating Stopping", check: wantStopBy(29 * time.Second)},
 		"a stop that fails waits for its next try":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-time.Second)).Status(policytest.Failing(api.OperationStop, 1, time.Second)), observed: policytest.Present(driver.StateRunning), want: "wait Stop => Terminating OperationFailed", check: wantBlocked("boom")},
 		"a failing stop no longer blocks deletion":     {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0.Add(-30 * time.Second)).Status(policytest.Failing(api.OperationStop, 5, time.Second)), observed: policytest.Present(driver.StateRunning), want: "delete Delete => Terminating Terminating"},
-		"no binding and one driver did not say gone":   {vm: withoutBinding(), observed: policytest.Gone(), change: func(in *Input) { in.Unproven = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
+		"no binding and one driver did not say gone":   {vm: withoutBinding(), observed: policytest.Gone(), change: func(in *Input) { in.DeletionBlocker = "driver docker has the server x" }, want: "wait => Terminating EngineMismatch", check: wantBlocked("driver docker has the server x")},
 		"no binding: every driver is queried":          {vm: withoutBinding(), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(true)},
 		"a binding: one driver is queried":             {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
 		"no binding, never observed":                   {vm: withoutBinding().Status(func(s *api.VirtualMachineStatus) { s.ObservedGeneration = -1 }), observed: policytest.Gone(), change: withDone(api.OperationDelete), want: "finish Delete => Terminating Terminating", check: wantAllDrivers(false)},
@@ -271,7 +271,7 @@ func TestDecide(t *testing.T) {
 		"gone is uncertain after a timeout":            {vm: policytest.ReportedVM().DeletionTimestamp(policytest.T0), observed: unsettled, want: "wait Delete => Terminating Terminating", check: wantBlocked("2026-01-02T03:04:25Z")},
 
 		"a fetch continues":                    {vm: policytest.ReportedVM(), observed: fetching("pulling: 3 %", nil), want: "wait Create => Creating Fetching", check: wantMessage("pulling: 3 %")},
-		"a fetch that was begun just now":      {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), change: withShownGeneration(3), want: "wait Create => Creating Fetching"},
+		"a fetch that was begun just now":      {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), change: withPassedGeneration(3), want: "wait Create => Creating Fetching"},
 		"a fetch for an old spec":              {vm: policytest.ReportedVM().Generation(3), observed: fetching("pulling", nil), want: "ensure On Create => Creating Creating"},
 		"a fetch that has ended":               {vm: policytest.ReportedVM(), observed: fetching("", nil), want: "ensure On Create => Creating Creating"},
 		"a fetch that failed":                  {vm: policytest.ReportedVM(), observed: fetching("", errors.New("no such image")), want: "ensure On Create => Creating Creating"},
@@ -290,14 +290,14 @@ func TestDecide(t *testing.T) {
 		"quick ends: forgotten when stable":        {vm: policytest.ReportedVM().Status(looping), observed: policytest.Present(driver.StateRunning), want: "wait => Active Running ready"},
 		"quick ends: the wait is not a hold":       {vm: policytest.ReportedVM().Status(policytest.Failing(api.OperationStart, 2, time.Second)).Status(func(s *api.VirtualMachineStatus) { s.Operation.Failure = api.FailureExited }).Status(policytest.WithServer("id-1", driver.StateStopped)), observed: quickEndLongAgo, want: "ensure On Start => Creating Restarting"},
 
-		"a changed spec is shown to the driver":               {vm: policytest.ReportedVM().Generation(3), observed: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating"},
-		"a changed spec is shown to the driver, stopped":      {vm: policytest.ReportedVM().Generation(3).Action(api.ActionStopped), observed: policytest.Ended(0), want: "ensure Off Update => Creating Updating"},
-		"a changed spec is shown to the driver, paused":       {vm: policytest.ReportedVM().Generation(3).Action(api.ActionPaused), observed: policytest.Present(driver.StatePaused), want: "ensure Paused Update => Paused Updating"},
+		"a changed spec is passed to the driver":              {vm: policytest.ReportedVM().Generation(3), observed: policytest.Present(driver.StateRunning), want: "ensure On Update => Active Updating"},
+		"a changed spec is passed to the driver, stopped":     {vm: policytest.ReportedVM().Generation(3).Action(api.ActionStopped), observed: policytest.Ended(0), want: "ensure Off Update => Creating Updating"},
+		"a changed spec is passed to the driver, paused":      {vm: policytest.ReportedVM().Generation(3).Action(api.ActionPaused), observed: policytest.Present(driver.StatePaused), want: "ensure Paused Update => Paused Updating"},
 		"memory changed by hand":                              {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.MemoryBytes = 1 }), want: "ensure On Update => Active Updating"},
 		"cpu changed by hand":                                 {vm: policytest.ReportedVM(), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), want: "ensure On Update => Active Updating"},
 		"what waits for a restart is not tried on and on":     {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.Applied.CPUMilli = 1 }), change: withDone(api.OperationUpdate), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
 		"what waits for a restart is remembered":              {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.Present(driver.StateRunning), want: "wait => Active ChangePending", check: wantMessage("image: applied at the next restart")},
-		"what waited is shown again after a restart":          {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = policytest.T0 }), want: "ensure On Update => Active Updating"},
+		"what waited is passed again after a restart":         {vm: policytest.ReportedVM().Status(policytest.PendingRestart), observed: policytest.ChangeServer(policytest.Present(driver.StateRunning), func(s *driver.Server) { s.StartedAt = policytest.T0 }), want: "ensure On Update => Active Updating"},
 		"what waited is done when the driver lists nothing":   {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: withDone(api.OperationUpdate), want: "wait => Active Running ready"},
 		"a probe that does not answer prevents Ready":         {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, Message: "refused"} }, want: "wait => Active ProbeFailing", check: wantMessage("refused")},
 		"a probe that answers":                                {vm: policytest.ReportedVM(), observed: policytest.Present(driver.StateRunning), change: func(in *Input) { in.Probe = ProbeResult{Wanted: true, OK: true} }, want: "wait => Active Running ready"},
@@ -356,8 +356,8 @@ func TestDecide(t *testing.T) {
 
 func withoutDriver(in *Input) { in.Driver = "" }
 
-func withShownGeneration(generation int64) func(*Input) {
-	return func(in *Input) { in.ShownGeneration = generation }
+func withPassedGeneration(generation int64) func(*Input) {
+	return func(in *Input) { in.PassedGeneration = generation }
 }
 
 func withDone(o api.OperationType) func(*Input) { return func(in *Input) { in.Done = o } }

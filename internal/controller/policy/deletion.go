@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// UnprovenPeriod is the time between two queries to all drivers, while one of
+	// DeletionCheckPeriod is the time between two queries to all drivers, while one of
 	// them blocks a deletion.
-	UnprovenPeriod = 30 * time.Second
+	DeletionCheckPeriod = 30 * time.Second
 	// removalPoll is the delay before a removal under way is checked again if no
 	// event reports its end.
 	removalPoll = time.Second
@@ -53,9 +53,9 @@ func decideDeletionUnknown(in Input) Decision {
 	return d
 }
 
-// decideDeletionGone ends the deletion once "gone" is certain. Before that it makes
-// the engine delete even a server that does not exist. That fences off a leader
-// that was suspended during a creation and resumes after the object is gone.
+// decideDeletionGone ends the deletion once "gone" is certain. Before that it calls
+// Delete even if no server is found: the call records the new epoch, so a leader that
+// was suspended during a creation can no longer finish it.
 func decideDeletionGone(in Input) Decision {
 	d := planTermination(api.OperationDelete, api.ReasonTerminating, "")
 	if in.Now.Before(in.Observed.SettlesAt) {
@@ -64,10 +64,10 @@ func decideDeletionGone(in Input) Decision {
 		d.Status.Blocked = true
 		return d
 	}
-	if in.Unproven != "" {
-		d := planBlocked(in, in.Unproven)
+	if in.DeletionBlocker != "" {
+		d := planBlocked(in, in.DeletionBlocker)
 		d.Action.Operation = "" // nothing is under way
-		d.WakeAt = in.Now.Add(UnprovenPeriod)
+		d.WakeAt = in.Now.Add(DeletionCheckPeriod)
 		return d
 	}
 	d.Action.Step, d.Action.AllDrivers = StepFinish, hasUnknownEngine(in.VM)
@@ -144,7 +144,7 @@ func planBlocked(in Input, message string) Decision {
 		d.Status.Reason, d.Status.Unobserved = api.ReasonEngineMismatch, true
 	case in.Observed.Answer == inventory.Unknown:
 		d.Status.Reason = unknownReason(in)
-	case in.Unproven != "":
+	case in.DeletionBlocker != "":
 		d.Status.Reason = api.ReasonEngineMismatch
 	default:
 		d.Status.Reason = api.ReasonDuplicate

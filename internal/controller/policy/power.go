@@ -63,7 +63,7 @@ func isFetching(in Input, d Decision) bool {
 		return false
 	}
 	op := in.VM.Status.Operation
-	requested := op != nil && op.Type == d.Action.Operation && op.NextRetryTime == nil && in.ShownGeneration == in.VM.Generation
+	requested := op != nil && op.Type == d.Action.Operation && op.NextRetryTime == nil && in.PassedGeneration == in.VM.Generation
 	return in.Done == d.Action.Operation || requested
 }
 
@@ -71,7 +71,7 @@ func isFetching(in Input, d Decision) bool {
 // spec has changed.
 func decidePending(in Input, power driver.Power) Decision {
 	server := in.Observed.Server
-	if server.Progress != "" && server.Err == nil && in.ShownGeneration == in.VM.Generation {
+	if server.Progress != "" && server.Err == nil && in.PassedGeneration == in.VM.Generation {
 		return planWait(in, api.OperationCreate, api.ReasonFetching, server.Progress)
 	}
 	return planCreation(in, power)

@@ -29,8 +29,8 @@ func isRestartDone(in Input) bool {
 }
 
 // decideRestart continues a restart that the status records, or begins one. The run
-// that it ends is recorded first, so that no crash repeats the restart. The value
-// that it answers is recorded with it, so that a value set later is not lost.
+// that it ends is recorded first, so that no crash repeats the restart. The
+// restartedAt that requested it is recorded with it, so that a later one is not lost.
 func decideRestart(in Input) (Decision, bool) {
 	op := in.VM.Status.Operation
 	underWay := op != nil && op.Type == api.OperationRestart && !isRestartDone(in)
@@ -47,8 +47,8 @@ func decideRestart(in Input) (Decision, bool) {
 	return d, true
 }
 
-// isOutdated reports whether the restart under way answers an older value than the
-// one in the spec. If its run has not been ended yet, it answers the new value too.
+// isOutdated reports whether an older restartedAt than the one in the spec requested
+// the restart under way. If its run has not ended yet, the restart satisfies both.
 func isOutdated(vm *api.VirtualMachine) bool {
 	want, have := vm.Spec.RestartedAt, vm.Status.Operation.RestartedAt
 	return want != nil && have != nil && !want.Equal(have)

@@ -12,10 +12,10 @@ import (
 	"cloudnative.tw/drover/internal/inventory"
 )
 
-// needsUpdate reports whether the driver must be shown the spec: it was not
-// shown this generation, or the server differs from the spec.
+// needsUpdate reports whether the spec must be passed to the driver: this generation
+// was not passed yet, or the server differs from the spec.
 func needsUpdate(in Input) bool {
-	if in.VM.Generation != in.ShownGeneration {
+	if in.VM.Generation != in.PassedGeneration {
 		return true
 	}
 	if len(pendingFields(in)) > 0 {

@@ -25,20 +25,20 @@ import (
 // Prober runs the readiness probes of running servers in the background, so that no
 // guest blocks a worker.
 type Prober struct {
-	ctx    context.Context // ends all probes
-	clock  clock.WithTicker
-	driver driver.Prober // nil if servers are probed at their own addresses
-	wake   func(types.NamespacedName)
+	ctx     context.Context // ends all probes
+	clock   clock.WithTicker
+	driver  driver.Prober // nil if servers are probed at their own addresses
+	requeue func(types.NamespacedName)
 
 	mu     sync.Mutex
 	probes map[types.NamespacedName]*probe
 }
 
 // New returns a Prober whose probes end with ctx. If driver is nil, servers are
-// probed at their own addresses. wake is called at the first result of a probe and
-// at each change.
-func New(ctx context.Context, clock clock.WithTicker, driver driver.Prober, wake func(types.NamespacedName)) *Prober {
-	return &Prober{ctx: ctx, clock: clock, driver: driver, wake: wake, probes: map[types.NamespacedName]*probe{}}
+// probed at their own addresses. requeue is called at the first result of a probe
+// and at each change.
+func New(ctx context.Context, clock clock.WithTicker, driver driver.Prober, requeue func(types.NamespacedName)) *Prober {
+	return &Prober{ctx: ctx, clock: clock, driver: driver, requeue: requeue, probes: map[types.NamespacedName]*probe{}}
 }
 
 // probe is one running probe. It is replaced when the target changes.
@@ -129,8 +129,8 @@ func (b *Prober) Forget(key types.NamespacedName) {
 	}
 }
 
-// runProbe probes until ctx ends. It wakes the VM at the first result and at each
-// change.
+// runProbe probes until ctx ends. It requeues the VirtualMachine at the first result
+// and at each change.
 func (b *Prober) runProbe(ctx context.Context, key types.NamespacedName, p *probe) {
 	period := b.clock.NewTicker(p.target.period)
 	defer period.Stop()
@@ -154,7 +154,7 @@ func (b *Prober) recordResult(key types.NamespacedName, p *probe, err error) {
 	p.state = state
 	b.mu.Unlock()
 	if changed {
-		b.wake(key)
+		b.requeue(key)
 	}
 }
 

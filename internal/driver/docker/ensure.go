@@ -82,7 +82,7 @@ func (i *instance) takeNextStep(ctx context.Context, spec driver.ServerSpec) (do
 	if next == stepReplace {
 		return i.replace(ctx, spec)
 	}
-	if err := i.resize(ctx, spec); err != nil {
+	if err := i.updateContainer(ctx, spec); err != nil {
 		return false, err
 	}
 	if next == stepNone {

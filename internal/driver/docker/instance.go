@@ -33,7 +33,7 @@ type instance struct {
 	exitCode              int
 	oomKilled             bool
 	cpuMilli, memory      int64
-	restart               container.RestartPolicyMode
+	restartPolicy         container.RestartPolicyMode
 	stopSignal            string
 	image, ports          string // as requested at creation
 	imageID               string // the engine's digest of the image
@@ -54,7 +54,7 @@ func (d *Driver) newInstance(in container.InspectResponse) *instance {
 		i.startedAt, i.finishedAt = parseTime(s.StartedAt), parseTime(s.FinishedAt)
 	}
 	if h := in.HostConfig; h != nil {
-		i.cpuMilli, i.memory, i.restart = h.NanoCPUs/1e6, h.Memory, h.RestartPolicy.Name
+		i.cpuMilli, i.memory, i.restartPolicy = h.NanoCPUs/1e6, h.Memory, h.RestartPolicy.Name
 	}
 	if n := in.NetworkSettings; n != nil {
 		i.addresses = networkAddresses(n.Networks)
@@ -143,8 +143,9 @@ func addressText(ip netip.Addr) string {
 	return ip.String()
 }
 
-// isActive reports whether a run has to end before another can begin.
-func (i *instance) isActive() bool {
+// hasRun reports whether the container is running, paused or restarting: that run has
+// to end before another can begin.
+func (i *instance) hasRun() bool {
 	return i.state == container.StateRunning || i.state == container.StatePaused || i.state == container.StateRestarting
 }
 

@@ -28,7 +28,7 @@ func nextStep(i *instance, spec driver.ServerSpec, stopping bool, pending []stri
 	switch {
 	case i.state == container.StateRemoving:
 		return stepNone
-	case !i.isActive():
+	case !i.hasRun():
 		return stepWhenOff(i, spec, pending)
 	case stopping, spec.Power == driver.PowerOff, endsRun(i, spec):
 		return stepStop

@@ -48,11 +48,11 @@ func (s stopRequest) isDue(now time.Time) bool {
 	return !s.deadline.IsZero() && !now.Before(s.deadline)
 }
 
-// requestedStop returns the stop of the current run, if that was requested to end. How
-// an earlier run was ended must not matter: this one has a grace period of its own.
+// requestedStop returns the stop of the current run, if its stop was requested. Stops
+// of earlier runs are ignored: this run has a grace period of its own.
 func (i *instance) requestedStop() (stopRequest, bool) {
 	s, ok := i.driver.stops.Load(i.id)
-	if !ok || !i.isActive() || s.runID != i.runID() {
+	if !ok || !i.hasRun() || s.runID != i.runID() {
 		return stopRequest{runID: i.runID()}, false
 	}
 	return s, true
@@ -68,7 +68,7 @@ func (i *instance) stop(ctx context.Context, spec driver.ServerSpec) (done bool,
 	}
 	request.forced = request.forced || request.isDue(i.driver.Clock.Now())
 	if request.forced || !stopping {
-		if err := i.kill(ctx, request.forced); err != nil {
+		if err := i.sendSignal(ctx, request.forced); err != nil {
 			return true, err
 		}
 	}
@@ -82,11 +82,11 @@ func (i *instance) stop(ctx context.Context, spec driver.ServerSpec) (done bool,
 	return stopping, nil
 }
 
-// kill signals the container; the engine resumes a paused one for that. A container
-// that does not run any more counts as signalled.
-func (i *instance) kill(ctx context.Context, force bool) error {
+// sendSignal sends the container its stop signal or, if forced, SIGKILL; the engine
+// resumes a paused one for that. A stopped container needs no signal.
+func (i *instance) sendSignal(ctx context.Context, forced bool) error {
 	signal := "SIGKILL"
-	if !force {
+	if !forced {
 		signal = cmp.Or(i.stopSignal, "SIGTERM")
 	}
 	return i.ignoreStateConflict(changeContainer(ctx, i, "stop container "+shortID(i.id)+" with "+signal,
@@ -95,7 +95,7 @@ func (i *instance) kill(ctx context.Context, force bool) error {
 
 // ignoreStateConflict ignores the error of a container that is no longer in the state
 // for a step: the next inspection shows its state. The engine returns 409 for that, or
-// 500 if it noticed late.
+// 500 if the state changed during the call.
 func (i *instance) ignoreStateConflict(err error) error {
 	switch {
 	case errdefs.IsNotFound(err):
@@ -155,8 +155,8 @@ func takenPort(ports []driver.Port, text string) string {
 	return "spec.ports: a host port"
 }
 
-// replace recreates a container, with the fields that could not be changed. A crash in
-// between leaves none, and the next Ensure creates it.
+// replace recreates a container, with the fields that could not be changed. If Drover
+// crashes in between, there is no container, and the next Ensure creates it.
 func (i *instance) replace(ctx context.Context, spec driver.ServerSpec) (done bool, err error) {
 	d := i.driver
 	if err := d.checkCapacity(ctx, spec); err != nil {
@@ -178,10 +178,10 @@ func (i *instance) replace(ctx context.Context, spec driver.ServerSpec) (done bo
 	return false, nil
 }
 
-// resize applies what Docker can change at any time: CPU, memory and the
+// updateContainer applies what Docker can change at any time: CPU, memory and the
 // restart policy.
-func (i *instance) resize(ctx context.Context, spec driver.ServerSpec) error {
-	if i.hasLimits(spec) || i.state == container.StateRemoving || i.state == container.StateDead {
+func (i *instance) updateContainer(ctx context.Context, spec driver.ServerSpec) error {
+	if i.matchesLimitsAndPolicy(spec) || i.state == container.StateRemoving || i.state == container.StateDead {
 		return nil
 	}
 	if spec.CPUMilli > i.cpuMilli || spec.MemoryBytes > i.memory {
@@ -189,22 +189,22 @@ func (i *instance) resize(ctx context.Context, spec driver.ServerSpec) error {
 			return err
 		}
 	}
-	if spec.MemoryBytes < i.memory && i.isActive() {
+	if spec.MemoryBytes < i.memory && i.hasRun() {
 		if err := i.checkMemoryInUse(ctx, spec.MemoryBytes); err != nil {
 			return err
 		}
 	}
-	if err := i.updateLimits(ctx, spec); err != nil {
+	if err := i.updateLimitsAndPolicy(ctx, spec); err != nil {
 		return err
 	}
 	return i.refresh(ctx)
 }
 
-func (i *instance) hasLimits(spec driver.ServerSpec) bool {
-	return i.cpuMilli == spec.CPUMilli && i.memory == spec.MemoryBytes && i.restart == restartPolicy(spec.RestartPolicy)
+func (i *instance) matchesLimitsAndPolicy(spec driver.ServerSpec) bool {
+	return i.cpuMilli == spec.CPUMilli && i.memory == spec.MemoryBytes && i.restartPolicy == restartPolicy(spec.RestartPolicy)
 }
 
-func (i *instance) updateLimits(ctx context.Context, spec driver.ServerSpec) error {
+func (i *instance) updateLimitsAndPolicy(ctx context.Context, spec driver.ServerSpec) error {
 	limits := resourceLimits(spec)
 	err := changeContainer(ctx, i, "change the size of container "+shortID(i.id), (*client.Client).ContainerUpdate, client.ContainerUpdateOptions{
 		Resources:     &limits,
@@ -224,8 +224,8 @@ func (i *instance) updateLimits(ctx context.Context, spec driver.ServerSpec) err
 // memoryBusy matches the error of a cgroup v1 kernel for a limit below the use.
 var memoryBusy = regexp.MustCompile(`device or resource busy`)
 
-// checkMemoryInUse protects a shrinking guest: a cgroup v2 kernel kills it if the new
-// limit is below its use.
+// checkMemoryInUse refuses a memory limit below the current use: a cgroup v2 kernel
+// would kill the guest.
 func (i *instance) checkMemoryInUse(ctx context.Context, limit int64) error {
 	stats, err := i.readStats(ctx)
 	if err != nil {

@@ -195,8 +195,8 @@ func (f *Fetch) currentStatus() string {
 	return f.status
 }
 
-// MarkAlive records that the fetch makes progress.
-func (f *Fetch) MarkAlive() {
+// ResetStallTimer restarts the time after which a fetch without progress is ended.
+func (f *Fetch) ResetStallTimer() {
 	select {
 	case f.alive <- struct{}{}:
 	default:
@@ -206,7 +206,7 @@ func (f *Fetch) MarkAlive() {
 // Report records that the fetch makes progress, and its status, which is for people.
 // The waiting servers are notified of changes from time to time.
 func (f *Fetch) Report(status string) {
-	f.MarkAlive()
+	f.ResetStallTimer()
 	f.tracker.Notify(f.tracker.recordProgress(f, status)...)
 }
 

@@ -88,8 +88,8 @@ func TestHostIP(t *testing.T) {
 
 	other := e.spec()
 	for ip, says := range map[string]string{
-		"":            fmt.Sprintf("host port %d/tcp cannot be had", port),
-		"127.0.0.2":   fmt.Sprintf("host port %d/tcp of 127.0.0.2 cannot be had", port),
+		"":            fmt.Sprintf("host port %d/tcp is not available", port),
+		"127.0.0.2":   fmt.Sprintf("host port %d/tcp of 127.0.0.2 is not available", port),
 		"203.0.113.9": "cannot assign requested address",
 	} {
 		other.Ports = []driver.Port{{Name: "http", Port: 80, HostPort: port, HostIP: ip}}

@@ -93,7 +93,7 @@ func TestWebImage(t *testing.T) {
 }
 
 // TestRestartWithBadParts checks that a guest keeps running if the parts for its restart
-// cannot be had.
+// are not available.
 func TestRestartWithBadParts(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

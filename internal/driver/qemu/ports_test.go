@@ -60,7 +60,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	fixed := e.spec()
 	fixed.Ports = []driver.Port{{Name: "web", Port: 8080, HostPort: asked}}
 	_, err = d.Ensure(t.Context(), fixed)
-	wantError(t, err, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp cannot be had", asked), driver.ReasonPortConflict)
+	wantError(t, err, driver.ErrRetry, fmt.Sprintf("ports[0] (web): host port %d/tcp is not available", asked), driver.ReasonPortConflict)
 	gone(t, d, fixed)
 }
 

@@ -267,7 +267,7 @@ func TestLoginsNeedTLS(t *testing.T) {
 	e := newEngine(t)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: "oci://" + host + "/x:1"}
-	wantError(t, e.open(t).waitFor(t, spec), driver.ErrRetry, "plain HTTP is spoken only to those of --image-plain-http-registries", driver.ReasonImageUnavailable)
+	wantError(t, e.open(t).waitFor(t, spec), driver.ErrRetry, "plain HTTP is allowed only for registries in --image-plain-http-registries", driver.ReasonImageUnavailable)
 	if asked != 0 {
 		t.Errorf("without leave it was asked %d times", asked)
 	}

@@ -112,7 +112,7 @@ func isDocument(r *http.Request) bool {
 	return last < 1 || path[last-1] != "blobs" || !strings.HasPrefix(path[last], "sha256:")
 }
 
-var errPlainHTTP = Errorf("the registry does not answer by TLS: plain HTTP is spoken only to those of --image-plain-http-registries")
+var errPlainHTTP = Errorf("the registry does not answer by TLS: plain HTTP is allowed only for registries in --image-plain-http-registries")
 
 func (c *Client) newRoundTripper(onData func(), check func(*http.Request) error, isDocument func(*http.Request) bool) http.RoundTripper {
 	client := http.Client{Transport: c, CheckRedirect: checkRedirect}

@@ -389,7 +389,7 @@ func TestExplain(t *testing.T) {
 		"refused":             {&net.OpError{Op: secret, Err: syscall.ECONNREFUSED}, "connection refused"},
 		"timeout":             {&url.Error{URL: secret, Err: context.DeadlineExceeded}, "timeout"},
 		"certificate's name":  {x509.HostnameError{Certificate: &x509.Certificate{DNSNames: []string{secret}}, Host: "x"}, "TLS: the certificate is for another name"},
-		"no TLS":              {tls.RecordHeaderError{Msg: secret}, "TLS: the server does not speak it"},
+		"no TLS":              {tls.RecordHeaderError{Msg: secret}, "the server does not support TLS"},
 		"ours":                {&url.Error{URL: secret, Err: StatusError(404)}, "the server answered 404 Not Found"},
 		"an unknown status":   {StatusError(799), "the server answered 799"},
 	} {

@@ -21,7 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// Error is a failure in Drover's own words. All other errors may contain words of a
+// Error is a failure described by a fixed text. All other errors may contain words of a
 // server.
 type Error struct{ text string }
 
@@ -68,15 +68,15 @@ var reasons = []struct {
 	{isErrorType[x509.HostnameError], "TLS: the certificate is for another name"},
 	{isErrorType[x509.CertificateInvalidError], "TLS: the certificate is not valid, or not now"},
 	{isErrorType[*tls.CertificateVerificationError], "TLS: the certificate is not valid"},
-	{isErrorType[tls.RecordHeaderError], "TLS: the server does not speak it"},
-	{containsText("server gave HTTP response to HTTPS client"), "TLS: the server does not speak it"},
+	{isErrorType[tls.RecordHeaderError], "the server does not support TLS"},
+	{containsText("server gave HTTP response to HTTPS client"), "the server does not support TLS"},
 	{isErrorType[tls.AlertError], "TLS: the server ended the handshake"},
 	{isTimeout, "timeout"},
 	{isError(context.Canceled), "it was cancelled"},
 	{isError(io.ErrUnexpectedEOF), "it was cut off (unexpected EOF)"},
 	{isError(io.EOF), "the connection was closed"},
-	{containsText("error verifying"), "it is not what its digest says"},
-	{containsText("does not match requested digest"), "it is not what its digest says"},
+	{containsText("error verifying"), "content does not match its digest"},
+	{containsText("does not match requested digest"), "content does not match its digest"},
 	{containsText("does not match expected size"), "it is not as large as the image says"},
 	{containsText("no child with platform"), "it has no image for linux/amd64"},
 	{containsText("unsupported MediaType"), "it is an image of a format that is not taken"},
@@ -89,7 +89,7 @@ var reasons = []struct {
 	{isErrorType[flate.CorruptInputError], "it is damaged"},
 	{isError(tar.ErrHeader), "it has a layer that is no archive"},
 	{containsText("unsupported protocol scheme"), "it leads to what is neither http:// nor https://"},
-	{containsText("malformed HTTP"), "the server does not speak HTTP"},
+	{containsText("malformed HTTP"), "the server does not support HTTP"},
 }
 
 func isError(want error) func(error) bool {

@@ -107,7 +107,7 @@ func (e *Client) connect(ctx context.Context) (*client.Client, error) {
 		return nil, err
 	}
 	if versions.LessThan(c.ClientVersion(), minAPIVersion) {
-		return nil, driver.Errorf(driver.ErrUnavailable, "the Docker engine at %s speaks API %s: Drover needs %s (Docker 20.10) or newer", e.address, c.ClientVersion(), minAPIVersion)
+		return nil, driver.Errorf(driver.ErrUnavailable, "the Docker engine at %s supports API %s: Drover needs %s (Docker 20.10) or newer", e.address, c.ClientVersion(), minAPIVersion)
 	}
 	e.connected.CompareAndSwap(nil, c)
 	return c, nil
@@ -166,7 +166,7 @@ func (e *Client) Capacity(ctx context.Context) (Capacity, error) {
 }
 
 func (e *Client) readInfo(ctx context.Context) (info system.Info, err error) {
-	err = e.Read(ctx, "read its properties", func(ctx context.Context, c *client.Client) error {
+	err = e.Read(ctx, "read the engine's properties", func(ctx context.Context, c *client.Client) error {
 		res, err := c.Info(ctx, client.InfoOptions{})
 		info = res.Info
 		return err

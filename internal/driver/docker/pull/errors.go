@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
-// pullError is the cause of a failed pull in Drover's own words.
+// pullError is the cause of a failed pull: a fixed text, without the registry's answer.
 type pullError struct{ text string }
 
 func (e pullError) Error() string { return e.text }
@@ -28,7 +28,7 @@ var failures = []struct {
 	text    string
 }{
 	{regexp.MustCompile(`(?i)toomanyrequests|too many requests|rate limit`), "too many requests"},
-	{regexp.MustCompile(`(?i)no matching manifest|does not match the specified platform`), "the image is not there for this host's platform"},
+	{regexp.MustCompile(`(?i)no matching manifest|does not match the specified platform`), "the image has no variant for this host's platform"},
 	{regexp.MustCompile(`(?i)no space left on device`), "no space left on the engine's disk"},
 	{regexp.MustCompile(`(?i)pull access denied`), "not found, or a login is needed"},
 	{regexp.MustCompile(`(?i)unauthorized|authentication required`), "unauthorized"},
@@ -38,11 +38,11 @@ var failures = []struct {
 	{regexp.MustCompile(`(?i)connection refused`), "connection refused"},
 	{regexp.MustCompile(`(?i)connection reset`), "connection reset"},
 	{regexp.MustCompile(`(?i)no route to host|network is unreachable`), "no route to the registry"},
-	{regexp.MustCompile(`(?i)http response to https client`), "TLS: the registry does not speak it"},
+	{regexp.MustCompile(`(?i)http response to https client`), "the registry does not support TLS"},
 	{regexp.MustCompile(`(?i)x509|tls:|certificate`), "TLS: the registry's certificate or handshake is not accepted"},
 	{regexp.MustCompile(`(?i)timeout|deadline exceeded|request canceled`), "timeout"},
 	{regexp.MustCompile(`(?i)unexpected EOF|\bEOF\b`), "the connection was cut"},
-	{regexp.MustCompile(`(?i)digest|checksum|verification failed`), "it is not what its digest says"},
+	{regexp.MustCompile(`(?i)digest|checksum|verification failed`), "content does not match its digest"},
 }
 
 // explainError leaves out what a registry answered. An error of the client itself, for

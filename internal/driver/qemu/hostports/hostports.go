@@ -155,7 +155,7 @@ func CheckForwards(ctx context.Context, ports []driver.Port, have []machine.Forw
 // ConflictError names the port of the spec that a host port is for.
 func ConflictError(i int, p driver.Port, f machine.Forward, err error) error {
 	return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
-		"ports[%d] (%s): host port %s cannot be had: %w", i, p.Name, f.HostEnd(), err))
+		"ports[%d] (%s): host port %s is not available: %w", i, p.Name, f.HostEnd(), err))
 }
 
 // MaxTries is how often a host port is chosen anew when another process, or another

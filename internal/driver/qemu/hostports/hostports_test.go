@@ -54,7 +54,7 @@ func TestChooseForwards(t *testing.T) {
 	}{
 		"none":                            {},
 		"asked for":                       {ports: []driver.Port{fixed80}, want: []machine.Forward{asked}},
-		"asked for and taken":             {ports: []driver.Port{any81, fixed80}, host: host{taken: []int32{8080}}, says: "ports[1] (http): host port 8080/tcp cannot be had"},
+		"asked for and taken":             {ports: []driver.Port{any81, fixed80}, host: host{taken: []int32{8080}}, says: "ports[1] (http): host port 8080/tcp is not available"},
 		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []machine.Forward{had("tcp", 1, 80), had("udp", 2, 53)}},
 		"chosen and none left":            {ports: []driver.Port{any80}, says: "none is left"},
 		"the same again":                  {ports: []driver.Port{any80, dns}, before: []machine.Forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []machine.Forward{had("tcp", 8, 80), had("udp", 7, 53)}},

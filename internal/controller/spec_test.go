@@ -1,0 +1,52 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// completeSpec sets every field that a driver may need.
+func completeSpec() api.VirtualMachineSpec {
+	image := &api.Image{
+		Source: "s", Checksum: "c", PullPolicy: api.PullAlways,
+		Kernel: &api.Kernel{Source: "k", Initrd: "i", Cmdline: "c"},
+	}
+	one := resource.MustParse("1")
+	return api.VirtualMachineSpec{
+		Resource:                   corev1.ResourceList{api.ResourceCPU: one, api.ResourceMemory: one, api.ResourceRootDisk: one},
+		Image:                      image,
+		Volumes:                    []api.Volume{{Name: "v", Size: one, Source: &api.VolumeSource{Image: image}, ReadOnly: true}},
+		UserData:                   &api.DataSource{Inline: new("u")},
+		NetworkData:                &api.DataSource{Inline: new("n")},
+		SSHAuthorizedKeys:          []string{"k"},
+		Ports:                      []api.Port{{Name: "p", Protocol: api.ProtocolTCP, Port: 1, HostPort: 2, HostIP: "::1"}},
+		RestartPolicy:              api.RestartNever,
+		ShutdownGracePeriodSeconds: new(int64(1)),
+	}
+}
+
+// TestServerSpecIsComplete checks that every field that a driver may need is passed to
+// it.
+func TestServerSpecIsComplete(t *testing.T) {
+	vm := &api.VirtualMachine{Spec: completeSpec()}
+	spec := serverSpec(vm)
+	if err := new(Reconciler).resolveSecrets(t.Context(), vm, &spec); err != nil {
+		t.Fatal(err)
+	}
+	spec.Power = driver.PowerOn // the decision's
+	for _, name := range driver.SpecFields() {
+		// A field is set if a driver that does not support it refuses the spec.
+		refusing := driver.Fields[struct{}]{{Name: name, Support: driver.Unsupported}}
+		if refusing.CheckSupported(spec) == nil {
+			t.Errorf("spec.%s is not passed to the driver", name)
+		}
+	}
+}
