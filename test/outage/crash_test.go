@@ -150,7 +150,10 @@ func TestKillStorms(t *testing.T) {
 				controller.MustKill()
 				s.killRepeatedly(t, time.Now().Add(100*time.Millisecond))
 			}
-			s.w.StartControllerProcess(t, nil, args...)
+			// All may be settled before the last controller is up, and a signal that comes
+			// before its handler ends it at once.
+			last := s.w.StartControllerProcess(t, nil, args...)
+			s.w.WaitForLog(t, last, "Starting workers")
 			s.waitUntilSettled(t)
 		})
 	}
