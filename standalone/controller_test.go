@@ -12,7 +12,6 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/qemu"
-	"cloudnative.tw/drover/internal/driver/registry"
 	"cloudnative.tw/drover/internal/leader"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
@@ -58,7 +57,7 @@ func TestExampleManifest(t *testing.T) {
 	} {
 		o := &upOptions{controller: newControllerOptions()}
 		o.controller.VMDriver = tc.drivers
-		registry.OptionsOf[*qemu.Options](o.controller.Drivers).Image = tc.image
+		o.controller.Drivers[qemu.Name].(*qemu.Options).Image = tc.image
 		if got := o.exampleManifest(); got != "examples/"+tc.want+".yaml" {
 			t.Errorf("%+v: got %s", tc, got)
 		}

@@ -54,7 +54,7 @@ func newTestHost(t *testing.T) *testHost {
 		Settings:    registry.DefaultSettings(),
 		Environment: driver.Environment{ClusterID: "cluster-1", Clock: clock.RealClock{}, Log: logr.Discard()},
 	}
-	own := registry.OptionsOf[*qemu.Options](o.Settings)
+	own := o.Settings[qemu.Name].(*qemu.Options)
 	own.Dir, own.Accel, own.ImageDirs, own.UncheckedImages = h.machines, "tcg", []string{filepath.Dir(h.image)}, true
 	own.Fetch.Hosts = []string{"127.0.0.1"}
 	_, err = engines.Choose(t.Context(), dir.Engines(), "qemu", nil, o)

@@ -29,8 +29,8 @@ import (
 // Auto selects, in place of names, every driver whose engine answers.
 const Auto = "auto"
 
-// askTimeout is how long an engine may take to report its id.
-const askTimeout = 5 * time.Second
+// identifyTimeout is how long an engine may take to report its id.
+const identifyTimeout = 5 * time.Second
 
 // DriverOptions are the options of one driver, which it defines itself.
 type DriverOptions interface {
@@ -63,17 +63,6 @@ func DefaultSettings() Settings {
 		s[row.name] = row.defaults()
 	}
 	return s
-}
-
-// OptionsOf returns the options of the driver whose type of options is T.
-func OptionsOf[T DriverOptions](s Settings) T {
-	var none T
-	for _, o := range s {
-		if own, is := o.(T); is {
-			return own
-		}
-	}
-	return none
 }
 
 // AddFlags adds the flags of all drivers.
@@ -196,7 +185,7 @@ func checkEngineAnswers(ctx context.Context, name string, d driver.Driver, log l
 
 // Identify returns the id of a driver's engine, within 5 s.
 func Identify(ctx context.Context, d driver.Driver) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, identifyTimeout)
 	defer cancel()
 	identifier, ok := driver.As[driver.Identifier](d)
 	if !ok {

@@ -81,7 +81,7 @@ func TestAutoQEMU(t *testing.T) {
 	framework.QEMUBinary(t)
 	t.Setenv("DOCKER_HOST", "unix://"+t.TempDir()+"/no-engine.sock")
 	o := options()
-	own := OptionsOf[*qemu.Options](o.Settings)
+	own := o.Settings[qemu.Name].(*qemu.Options)
 	own.Dir = t.TempDir()
 	opened, err := Open(t.Context(), Auto, o)
 	if err != nil || !slices.Equal(names(opened), []string{"qemu", "fake"}) {
@@ -106,7 +106,7 @@ func TestClose(t *testing.T) {
 	}))
 	t.Cleanup(web.Close)
 	o := options()
-	own := OptionsOf[*qemu.Options](o.Settings)
+	own := o.Settings[qemu.Name].(*qemu.Options)
 	own.Dir, own.Fetch.Hosts = t.TempDir(), []string{"127.0.0.1"}
 	opened, err := Open(t.Context(), "qemu,fake", o)
 	if err != nil {
@@ -149,7 +149,7 @@ func TestNamed(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	o := options()
-	OptionsOf[*fake.Options](o.Settings).FailureRate = 2
+	o.Settings[fake.Name].(*fake.Options).FailureRate = 2
 	if _, err := Open(t.Context(), "fake", o); err == nil || !strings.Contains(err.Error(), "failure rate is 2") {
 		t.Errorf("error %v", err)
 	}
