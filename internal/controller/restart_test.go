@@ -38,7 +38,7 @@ func (g *rig) wantRestarts(want int64) {
 	}
 }
 
-// TestCrashesAfterAStableRun checks that crashes are counted anew after a run that was
+// TestCrashesAfterAStableRun checks that crashes are counted from one after a run that was
 // stable, although no controller observed it.
 func TestCrashesAfterAStableRun(t *testing.T) {
 	g := newRig(t, fake.Options{})

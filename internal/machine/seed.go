@@ -32,7 +32,7 @@ type Seed struct {
 }
 
 // AddSeed writes the disk that cloud-init reads, and returns the name by which QEMU opens
-// it. It is written anew for each run, so a change takes effect at the next one.
+// it. It is rewritten for each run, so a change takes effect at the next one.
 func (m Machine) AddSeed(seed Seed, files *Files) (path string, err error) {
 	if err := m.writeSeed(seed); err != nil {
 		return "", err

@@ -11,8 +11,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// stableRun is how long a run must last for its end to count as the first one
-// again.
+// stableRun is how long a run must last for the count of crashes in a row to start
+// from zero at its end.
 //
 // recordSuccess (outcome.go) counts a start after a crash in status.operation, whose
 // failure is then Exited. When the run is stable, planRunning sets no Operation, which

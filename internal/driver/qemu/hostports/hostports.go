@@ -158,7 +158,7 @@ func ConflictError(i int, p driver.Port, f machine.Forward, err error) error {
 		"ports[%d] (%s): host port %s is not available: %w", i, p.Name, f.HostEnd(), err))
 }
 
-// MaxTries is how often a host port is chosen anew when another process, or another
+// MaxTries is how often a host port is chosen again when another process, or another
 // port of the machine, has the one that was chosen.
 const MaxTries = 10
 
@@ -229,7 +229,7 @@ type Address struct {
 	renewAt time.Time
 }
 
-// Current returns the address, which it finds anew after a while.
+// Current returns the address, which it looks up again after a while.
 func (a *Address) Current(now time.Time) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
