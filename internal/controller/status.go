@@ -152,32 +152,48 @@ func (p *reconciliation) serverStatus() *api.ServerStatus {
 // roundRate rounds to 0.01.
 func roundRate(f float64) float64 { return math.Round(f*100) / 100 }
 
+// conditionWriter writes the conditions of a status.
+type conditionWriter struct {
+	all        *[]metav1.Condition
+	generation int64
+	now        metav1.Time
+}
+
+func (w conditionWriter) set(kind string, status metav1.ConditionStatus, reason, message string) {
+	meta.SetStatusCondition(w.all, metav1.Condition{
+		Type: kind, Status: status, Reason: reason, Message: truncate(message),
+		ObservedGeneration: w.generation, LastTransitionTime: w.now,
+	})
+}
+
+// setOnlyIf sets a condition that is either true or absent.
+func (w conditionWriter) setOnlyIf(holds bool, kind, reason, message string) {
+	if holds {
+		w.set(kind, metav1.ConditionTrue, reason, message)
+	} else {
+		meta.RemoveStatusCondition(w.all, kind)
+	}
+}
+
 func (p *reconciliation) setConditions(all *[]metav1.Condition, now time.Time) {
 	intent := p.decision.Status
-	set := func(kind string, status metav1.ConditionStatus, reason, message string) {
-		meta.SetStatusCondition(all, metav1.Condition{
-			Type: kind, Status: status, Reason: reason, Message: truncate(message),
-			ObservedGeneration: p.vm.Generation, LastTransitionTime: metav1.NewTime(now),
-		})
-	}
-	only := func(wanted bool, kind, reason, message string) {
-		if wanted {
-			set(kind, metav1.ConditionTrue, reason, message)
-		} else {
-			meta.RemoveStatusCondition(all, kind)
-		}
-	}
+	w := conditionWriter{all, p.vm.Generation, metav1.NewTime(now)}
 	unknown := intent.Unobserved || p.observed.Answer == inventory.Unknown
-	set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
-	set(api.ConditionRunning, triState(policy.IsRunning(p.observed.Observation), unknown), p.runningReason(*all), "")
+	w.set(api.ConditionReady, triState(intent.Ready, intent.Phase == api.PhaseUnknown), intent.Reason, intent.Message)
+	w.set(api.ConditionRunning, triState(policy.IsRunning(p.observed.Observation), unknown), p.runningReason(*all), "")
 	if unknown {
-		set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
+		w.set(api.ConditionObserved, metav1.ConditionFalse, intent.Reason, intent.Message)
 	} else {
-		set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
+		w.set(api.ConditionObserved, metav1.ConditionTrue, api.ReasonObserved, "")
 	}
-	only(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(intent.Pending))
-	only(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
-	only(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
+	w.setOnlyIf(len(intent.Pending) > 0, api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(intent.Pending))
+	w.setOnlyIf(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
+	w.setOnlyIf(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
+	if c := p.observed.Server.Confinement; c != nil && !unknown && p.observed.Answer == inventory.Present {
+		w.set(api.ConditionConfined, triState(c.Reason == api.ReasonConfined, false), c.Reason, c.Message)
+	} else {
+		meta.RemoveStatusCondition(all, api.ConditionConfined)
+	}
 }
 
 func triState(yes, unknown bool) metav1.ConditionStatus {

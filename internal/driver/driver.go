@@ -295,6 +295,9 @@ type Server struct {
 	ImageID string
 	// Accelerator is AccelKVM or AccelTCG for a machine that runs, else empty.
 	Accelerator string
+	// Confinement says how a server that runs is confined; nil where the driver leaves that
+	// to its engine.
+	Confinement *Confinement
 	// Addresses at which the server answers: its own, or those of the host if it is
 	// reachable only through Ports.
 	Addresses []string
@@ -335,6 +338,19 @@ type Exit struct {
 	// At is the engine's time, which may differ from any other clock.
 	At time.Time
 }
+
+// Confinement says whether a server runs as another user than Drover's, or under Landlock.
+type Confinement struct {
+	Reason  string // ReasonConfined, ReasonStartedBefore or ReasonNotConfined
+	Message string // for people
+}
+
+// Values of Confinement.Reason.
+const (
+	ReasonConfined      = "Confined"
+	ReasonStartedBefore = "StartedBefore"
+	ReasonNotConfined   = "NotConfined"
+)
 
 // Resources are what a server has. Zero means unknown.
 type Resources struct {

@@ -64,6 +64,7 @@ const (
 	ReasonDiskError        = "DiskError"
 
 	ReasonMachineTypeUnavailable = "MachineTypeUnavailable"
+	ReasonMachineUserUnavailable = "MachineUserUnavailable"
 )
 
 type reasonError struct {

@@ -17,6 +17,8 @@ import (
 
 	"github.com/go-logr/logr"
 	"k8s.io/utils/clock"
+
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // Accelerators.
@@ -24,13 +26,12 @@ const (
 	// AccelAuto means KVM where a guest really runs under it, else TCG.
 	AccelAuto = "auto"
 	// AccelKVM means the processor's own virtualisation.
-	AccelKVM = "kvm"
+	AccelKVM = launch.AccelKVM
 	// AccelTCG means emulation, which works everywhere and is slow.
-	AccelTCG = "tcg"
+	AccelTCG = launch.AccelTCG
 )
 
 const (
-	kvmDevice = "/dev/kvm"
 	// probeWithin is how long a guest that does next to nothing may take. Under nested KVM
 	// it may hang, or take many seconds.
 	probeWithin = 3 * time.Second
@@ -46,10 +47,11 @@ const (
 // Accelerator chooses what guests run on. It chooses once in a program's life, except when
 // the device cannot be opened or a probe is slow.
 type Accelerator struct {
-	requested, program string
-	staging            Staging
-	clock              clock.PassiveClock
-	log                logr.Logger
+	requested string
+	program   *Program
+	staging   Staging
+	clock     clock.PassiveClock
+	log       logr.Logger
 	// Device is the KVM device, and probeWithin how long a guest may take under it.
 	Device      string
 	probeWithin time.Duration
@@ -62,10 +64,10 @@ type Accelerator struct {
 
 // NewAccelerator returns a chooser for a QEMU. requested is AccelAuto, AccelKVM or
 // AccelTCG.
-func NewAccelerator(requested, program string, staging Staging, c clock.PassiveClock, log logr.Logger) *Accelerator {
+func NewAccelerator(requested string, program *Program, staging Staging, c clock.PassiveClock, log logr.Logger) *Accelerator {
 	return &Accelerator{
 		requested: requested, program: program, staging: staging, clock: c, log: log,
-		Device: kvmDevice, probeWithin: probeWithin,
+		Device: launch.KVMDevice, probeWithin: probeWithin,
 	}
 }
 
@@ -79,7 +81,7 @@ func (a *Accelerator) Choose(ctx context.Context) (string, error) {
 	if a.chosen != "" && (a.retryAt.IsZero() || a.clock.Now().Before(a.retryAt)) {
 		return a.chosen, nil
 	}
-	if err := checkDevice(a.Device); err != nil {
+	if err := a.program.Users.CheckDevice(a.Device); err != nil {
 		a.setChosen(err)
 		a.retryAt = a.clock.Now().Add(openAgain)
 		return a.chosen, nil
@@ -92,6 +94,9 @@ func (a *Accelerator) Choose(ctx context.Context) (string, error) {
 	err = a.runProbe(ctx, tmp)
 	if ctx.Err() != nil {
 		return "", ctx.Err()
+	}
+	if errors.Is(err, launch.ErrNoUser) || errors.Is(err, launch.ErrUserIDsExhausted) { // no guest ran
+		return "", err
 	}
 	a.setChosen(err)
 	if errors.Is(err, context.DeadlineExceeded) && a.slow < slowProbes {
@@ -145,31 +150,37 @@ func (a *Accelerator) makeProbe() (tmp string, remove func(), err error) {
 	return tmp, remove, nil
 }
 
-// runProbe runs a guest under KVM. A device that opens proves nothing: inside other
-// machines guests may hang.
+// runProbe runs a guest under KVM, confined as any other. A device that opens proves
+// nothing: inside other machines guests may hang.
 func (a *Accelerator) runProbe(ctx context.Context, tmp string) error {
+	policy, err := a.program.confinement.Find(ctx, a.program.Log, a.program.Name)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, a.probeWithin)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, a.program, //nolint:gosec // an option
-		"-nodefaults", "-no-user-config", "-display", "none", "-machine", machineAlias, "-accel", AccelKVM, "-cpu", cpuModel(AccelKVM), "-m", "16M",
-		"-blockdev", Object{"driver": "raw", "node-name": "probe", "read-only": true, "file": Object{"driver": "file", "filename": "probe"}}.text(),
-		"-device", Object{"driver": "virtio-blk-pci", "drive": "probe", "bootindex": 1}.text(),
-		"-device", Object{"driver": "isa-debug-exit", "iobase": 0xf4, "iosize": 4}.text())
-	cmd.Dir = tmp
-	out, err := cmd.CombinedOutput()
+	disk, err := os.Open(filepath.Join(tmp, "probe")) //nolint:gosec // of makeProbe
+	if err != nil {
+		return err
+	}
+	defer func() { _ = disk.Close() }()
+	cmd := exec.CommandContext(ctx, a.program.Name, //nolint:gosec // an option
+		"-nodefaults", "-no-user-config", "-display", "none", "-machine", machineAlias, "-accel", AccelKVM, "-cpu", launch.CPUModel(AccelKVM), "-m", "16M",
+		"-add-fd", "fd=3,set=3",
+		"-blockdev", launch.Object{"driver": "raw", "node-name": "probe", "read-only": true, "file": launch.Object{"driver": "file", "filename": "/dev/fdset/3", "read-only": true}}.Text(),
+		"-device", launch.Object{"driver": "virtio-blk-pci", "drive": "probe", "bootindex": 1}.Text(),
+		"-device", launch.Object{"driver": "isa-debug-exit", "iobase": 0xf4, "iosize": 4}.Text())
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &out, &out, []*os.File{disk}
+	err = launch.StartProbe(cmd, policy, a.program.Users, a.Device)
+	if err == nil {
+		err = cmd.Wait()
+	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == probeCode {
 		return nil
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("a guest did not run within %v: %w", a.probeWithin, ctx.Err())
 	}
-	return fmt.Errorf("a guest did not run: %w: %.200s", err, bytes.TrimSpace(out))
-}
-
-func checkDevice(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // a constant
-	if err != nil {
-		return err
-	}
-	return f.Close()
+	return fmt.Errorf("a guest did not run: %w: %.200s", err, bytes.TrimSpace(out.Bytes()))
 }

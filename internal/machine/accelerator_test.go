@@ -18,6 +18,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -43,7 +44,7 @@ func TestAccelerator(t *testing.T) {
 			t.Parallel()
 			ran := filepath.Join(t.TempDir(), "ran")
 			log := &logs{}
-			a := NewAccelerator(AccelAuto, script(t, "echo $* >> "+ran+"; "+c.body), folder(t.TempDir()), clock.RealClock{}, log.logger())
+			a := NewAccelerator(AccelAuto, ownProgram(script(t, "echo $* >> "+ran+"; "+c.body)), folder(t.TempDir()), clock.RealClock{}, log.logger())
 			a.Device, a.probeWithin = opens, c.within
 			for range 2 {
 				if got, err := a.Choose(t.Context()); err != nil || got != c.want {
@@ -66,7 +67,7 @@ func TestAccelerator(t *testing.T) {
 func TestAcceleratorAgain(t *testing.T) {
 	t.Parallel()
 	now, log := framework.NewFakeClock(time.Unix(0, 0)), &logs{}
-	a := NewAccelerator(AccelAuto, script(t, "exit 85"), folder(t.TempDir()), now, log.logger())
+	a := NewAccelerator(AccelAuto, ownProgram(script(t, "exit 85")), folder(t.TempDir()), now, log.logger())
 	a.Device = filepath.Join(t.TempDir(), "kvm")
 	want := func(want string) {
 		t.Helper()
@@ -94,7 +95,7 @@ func TestAcceleratorAgain(t *testing.T) {
 func TestAcceleratorOfABusyHost(t *testing.T) {
 	t.Parallel()
 	now, ready := framework.NewFakeClock(time.Unix(0, 0)), filepath.Join(t.TempDir(), "ready")
-	a := NewAccelerator(AccelAuto, script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60"), folder(t.TempDir()), now, logr.Discard())
+	a := NewAccelerator(AccelAuto, ownProgram(script(t, "[ -e "+ready+" ] && exit 85; exec sleep 60")), folder(t.TempDir()), now, logr.Discard())
 	a.Device, a.probeWithin = filepath.Join(t.TempDir(), "kvm"), 10*time.Millisecond
 	must(t, os.WriteFile(a.Device, nil, 0o600))
 	want := func(want string) {
@@ -119,7 +120,7 @@ func TestProbeGuest(t *testing.T) {
 	t.Parallel()
 	framework.QEMUBinary(t)
 	program := script(t, `for a; do shift; case $a in kvm) a=tcg;; host) a=max;; esac; set -- "$@" "$a"; done; exec qemu-system-x86_64 "$@"`)
-	a := NewAccelerator(AccelAuto, program, folder(t.TempDir()), clock.RealClock{}, logr.Discard())
+	a := NewAccelerator(AccelAuto, ownProgram(program), folder(t.TempDir()), clock.RealClock{}, logr.Discard())
 	a.Device, a.probeWithin = os.DevNull, 90*time.Second // which a loaded machine may need
 	if got, err := a.Choose(t.Context()); err != nil || got != AccelKVM {
 		t.Errorf("got %s, %v", got, err)
@@ -163,4 +164,9 @@ func (l *logs) lines() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.said)
+}
+
+// ownProgram returns a QEMU whose machines have the tests' user.
+func ownProgram(name string) *Program {
+	return &Program{Name: name, Users: &launch.Users{}, Log: logr.Discard()}
 }

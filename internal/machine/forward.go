@@ -20,49 +20,21 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
-
-// Forward forwards a port of the host to one of the guest.
-type Forward struct {
-	Protocol string `json:"protocol"` // tcp or udp
-	// HostIP is the host's address, empty for all IPv4 addresses.
-	HostIP   string `json:"hostIP,omitempty"`
-	HostPort int32  `json:"hostPort"`
-	Port     int32  `json:"port"`
-	// Chosen is set where the spec has no host port.
-	Chosen bool `json:"chosen,omitempty"`
-}
-
-// hostfwdRule returns the forward in QEMU's syntax.
-func (f Forward) hostfwdRule() string {
-	return fmt.Sprintf("%s:%s:%d-:%d", f.Protocol, f.HostIP, f.HostPort, f.Port)
-}
-
-// Outside returns the part that no two forwards may have in common, whatever their
-// addresses: one may be on all addresses.
-func (f Forward) Outside() Forward { return Forward{Protocol: f.Protocol, HostPort: f.HostPort} }
-
-// HostEnd describes the forward's end on the host, for people.
-func (f Forward) HostEnd() string {
-	text := fmt.Sprintf("%d/%s", f.HostPort, f.Protocol)
-	if f.HostIP != "" {
-		text += " of " + f.HostIP
-	}
-	return text
-}
 
 var ruleFailed = regexp.MustCompile(`(?i)could not set up host forwarding rule '([^']*)'`)
 
 // findTaken returns the index of the forward that QEMU ended over, -1 if there is none.
-func findTaken(output string, forwards []Forward) int {
+func findTaken(output string, forwards []launch.Forward) int {
 	said := ruleFailed.FindStringSubmatch(output)
-	return slices.IndexFunc(forwards, func(f Forward) bool { return said != nil && said[1] == f.hostfwdRule() })
+	return slices.IndexFunc(forwards, func(f launch.Forward) bool { return said != nil && said[1] == f.HostfwdRule() })
 }
 
 // FreePort returns the host port of a forward if it is free, or any free one where that is
 // 0. It tries to open the port.
-func FreePort(ctx context.Context, f Forward) (int32, error) {
+func FreePort(ctx context.Context, f launch.Forward) (int32, error) {
 	var config net.ListenConfig
 	address := net.JoinHostPort(cmp.Or(f.HostIP, net.IPv4zero.String()), strconv.Itoa(int(f.HostPort)))
 	if f.Protocol == "udp" {
@@ -99,7 +71,7 @@ const (
 // proves nothing: QEMU's network accepts every connection to a host port and passes it on
 // later, even to a guest that has not booted yet. So Probe asks QEMU how far the
 // connection has come.
-func (m Machine) Probe(ctx context.Context, c clock.Clock, f Forward) error {
+func (m Machine) Probe(ctx context.Context, c clock.Clock, f launch.Forward) error {
 	address := cmp.Or(f.HostIP, randomLoopback())
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp4", net.JoinHostPort(address, strconv.Itoa(int(f.HostPort))))
 	if err != nil {
@@ -127,7 +99,7 @@ func randomLoopback() string {
 
 // waitConnected waits until the guest has taken a connection. A guest that sends data
 // first has taken it too.
-func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f Forward, conn net.Conn, spoke <-chan error) error {
+func (m Machine) waitConnected(ctx context.Context, c clock.Clock, f launch.Forward, conn net.Conn, spoke <-chan error) error {
 	timer := c.NewTimer(firstCheck)
 	defer timer.Stop()
 	for wait := firstCheck; ; wait = min(2*wait, lastCheck) {
@@ -161,7 +133,7 @@ func (m Machine) connectionTable(ctx context.Context) (table string, err error) 
 // isAnswered reports whether the guest has answered a connection. A connection to a port
 // on all addresses went to an address that no other uses. On a single address others may
 // be connected too, so QEMU's end of this one is found by its descriptor.
-func (m Machine) isAnswered(table string, f Forward, conn net.Conn) bool {
+func (m Machine) isAnswered(table string, f launch.Forward, conn net.Conn) bool {
 	address, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
 	if f.HostIP == "" {
 		return isConnected(table, address, "")

@@ -4,27 +4,30 @@
 // Package machine runs QEMU machines on this host: one process each, in a directory of its
 // own. It knows neither Kubernetes nor the drivers that use it.
 //
-// Start with Machine.Start in process.go, which takes a Config to a QEMU that answers, its
-// guest still halted. The other files have one concern each:
+// Start with Machine.Start in process.go, which takes a description of a machine (package
+// launch) to a QEMU that answers, its guest still halted. The other files have one concern
+// each:
 //
-//   - config.go builds the command line; files.go passes files to QEMU as descriptors.
 //   - program.go finds out what QEMU can do and what it needs of the host, accelerator.go
 //     what guests run on.
-//   - process.go starts, finds and ends processes; monitor.go talks to them by QMP.
+//   - process.go starts, finds and ends processes, and files.go opens what each gets;
+//     started.go remembers which one was started; monitor.go talks to them by QMP.
 //   - seed.go makes what cloud-init reads; logs.go and console.go read what is printed.
 //   - forward.go describes the ports of the host that lead to the guest, and checks that
 //     the guest answers there.
 //   - diskfault.go follows the disk errors that guests wait for.
 //
-// The packages below start programs confined (confine), speak QMP (qmp), and know processes
-// of this host (proc), control groups (cgroup) and the memory that guests share (memory).
+// The packages below start QEMU as it is described (launch) and confined (confine), speak QMP
+// (qmp), and know processes of this host (proc), control groups (cgroup) and the memory that
+// guests share (memory).
 //
 // # Processes
 //
 // A machine outlives the program that started it, in a session of its own. It is found
 // again by its run lock, which the kernel frees when the machine ends, and by its
 // directory. That is its working directory, and stays so when it is moved. The command
-// line identifies the machine too, with -uuid and -name.
+// line identifies the machine too, with -uuid and -name. StartedFile identifies the process
+// even if it has freed the lock and changed its command line.
 //
 // A guest that shuts down or panics leaves its QEMU paused. The next program can then
 // distinguish the two from each other and from a QEMU that was killed.
@@ -48,6 +51,8 @@ const (
 	RunLockFile = "run.lock"
 	// PIDFile has the process ID of QEMU.
 	PIDFile = "pid"
+	// StartedFile has which QEMU was started last, and how it is confined.
+	StartedFile = "started.json"
 	// SeedFile is the disk that cloud-init reads.
 	SeedFile = "seed.iso"
 	// ControlSocket speaks QMP, for one command at a time.

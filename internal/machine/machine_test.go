@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cloudnative.tw/drover/test/framework"
 )
 
 // folder is a staging folder.
@@ -47,8 +49,8 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 // script returns a program in place of QEMU.
 func script(t *testing.T, body string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "qemu")
-	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o700))
+	path := filepath.Join(framework.PublicDir(t), "qemu")
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o755))
 	return path
 }
 

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
@@ -137,7 +138,7 @@ func (m Machine) DiskSizes(ctx context.Context) (map[string]int64, error) {
 			Size int64 `json:"virtual-size"`
 		} `json:"image"`
 	}
-	if err := m.Execute(ctx, "query-named-block-nodes", Object{"flat": true}, &nodes); err != nil {
+	if err := m.Execute(ctx, "query-named-block-nodes", launch.Object{"flat": true}, &nodes); err != nil {
 		return nil, err
 	}
 	sizes := map[string]int64{}
@@ -150,23 +151,15 @@ func (m Machine) DiskSizes(ctx context.Context) (map[string]int64, error) {
 // ResizeDisk sets the size of a disk, a whole number of sectors. QEMU would cut off the
 // end of one that is larger.
 func (m Machine) ResizeDisk(ctx context.Context, node string, size int64) error {
-	return m.Execute(ctx, "block_resize", Object{"node-name": node, "size": size}, nil)
+	return m.Execute(ctx, "block_resize", launch.Object{"node-name": node, "size": size}, nil)
 }
 
 const (
-	// balloonEvery is how often QEMU asks the guest for its memory statistics.
-	balloonEvery = 5 * time.Second
 	// balloonStale is the age from which on statistics mean that the guest has no driver any
 	// more, as after a reset into another system.
-	balloonStale = 6 * balloonEvery
+	balloonStale = 6 * launch.BalloonInterval
 	balloonPath  = "/machine/peripheral/balloon"
 )
-
-// balloonDevice is a device by which the guest reports its memory. It takes none from the
-// guest.
-var balloonDevice = Object{
-	"driver": "virtio-balloon-pci", "id": "balloon", "guest-stats-polling-interval": int(balloonEvery / time.Second),
-}
 
 // balloonStats are what the guest reported last. A number that it did not report has all
 // bits set.
@@ -184,7 +177,7 @@ type balloonStats struct {
 // a machine that was started without the device.
 func (m Machine) GuestMemory(ctx context.Context, now time.Time, isPaused bool) (used int64, ok bool) {
 	var stats balloonStats
-	if err := m.Execute(ctx, "qom-get", Object{"path": balloonPath, "property": "guest-stats"}, &stats); err != nil {
+	if err := m.Execute(ctx, "qom-get", launch.Object{"path": balloonPath, "property": "guest-stats"}, &stats); err != nil {
 		return 0, false
 	}
 	// A paused guest reports nothing new.

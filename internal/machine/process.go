@@ -9,15 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
-	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -28,25 +25,11 @@ const (
 	failureTail = 500
 )
 
-// sockets are the sockets that QEMU is reached by, in the order of their descriptors.
-var sockets = []string{ControlSocket, EventsSocket, SerialSocket}
-
 // Start starts QEMU with the guest halted, and waits until it answers. It fails with a
 // StartError if QEMU ends before. A QEMU that does not answer in time is left as it is:
 // the caller finds it running. QEMU inherits the run lock, and opens no path.
-func (m Machine) Start(ctx context.Context, program *Program, c Config, runLock *os.File) error {
-	policy, err := program.policy(ctx, c)
-	if err != nil {
-		return errorf(ErrNotStarted, "starting %s: %w", program.Name, err)
-	}
-	endpoints, err := m.openEndpoints()
-	if err != nil {
-		closeFiles(endpoints)
-		return errorf(ErrNotStarted, "opening what %s needs: %w", program.Name, err)
-	}
-	files := slices.Concat([]*os.File{runLock}, endpoints, c.Files.inherited())
-	ended, err := m.startProcess(m.command(ctx, program.Name, c.arguments(), files), policy)
-	closeFiles(endpoints) // else a connection would outlive a QEMU that ends
+func (m Machine) Start(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File) error {
+	ended, err := m.startProcess(ctx, program, c, files, runLock)
 	if err != nil {
 		return errorf(ErrNotStarted, "starting %s: %w", program.Name, err)
 	}
@@ -65,35 +48,40 @@ func (m Machine) Start(ctx context.Context, program *Program, c Config, runLock 
 	}
 }
 
-// command returns QEMU in a session of its own. QEMU gets neither the caller's environment
-// nor any of its files but the given ones.
-func (m Machine) command(ctx context.Context, program string, args []string, files []*os.File) *exec.Cmd {
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) //nolint:gosec // made by Config
-	cmd.Dir = m.Path
-	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
-	cmd.ExtraFiles = files
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	return cmd
-}
-
-// startProcess starts QEMU confined; ended receives how that process ended.
-func (m Machine) startProcess(cmd *exec.Cmd, policy confine.Policy) (ended <-chan string, err error) {
+// startProcess starts QEMU confined; ended receives how that process ended. It closes what it
+// opens for QEMU: else a connection would outlive a QEMU that ends.
+func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Config, files *launch.Files, runLock *os.File) (ended <-chan string, err error) {
+	endpoints, closeAll, err := m.openEndpoints(runLock)
+	defer closeAll()
+	if err != nil {
+		return nil, fmt.Errorf("opening what it needs: %w", err)
+	}
+	policy, err := program.confinement.Find(ctx, program.Log, program.Name)
+	if err != nil {
+		return nil, err
+	}
+	tmp, remove, err := m.Staging.Temp()
+	if err != nil {
+		return nil, err
+	}
+	defer remove()
 	log, err := os.OpenFile(m.File(LogFile), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = log.Close() }()
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := confine.Start(cmd, policy); err != nil {
+	order := launch.Order{Program: program.Name, Policy: policy, Users: program.Users, Dir: m.Path, Temp: tmp, Output: log}
+	qemu, err := launch.Start(ctx, c, order, endpoints, files)
+	if err != nil {
 		return nil, err
 	}
-	proc.RaiseOOMScore(cmd.Process.Pid) // so that the program that manages all guests outlives them
+	proc.RaiseOOMScore(qemu.Process.Pid) // so that the program that manages all guests outlives them
 	over := make(chan string, 1)
 	go func() {
-		_ = cmd.Wait() // the process state has it too
-		over <- cmd.ProcessState.String()
+		_ = qemu.Wait() // the process state has it too
+		over <- qemu.ProcessState.String()
 	}()
-	return over, m.Staging.ReplaceVolatile(m.File(PIDFile), []byte(strconv.Itoa(cmd.Process.Pid)+"\n"))
+	return over, m.recordStarted(qemu)
 }
 
 // StartError reports a QEMU that ended before it answered. It is of the kind ErrNoMemory,
@@ -129,9 +117,13 @@ func (e *StartError) Error() string {
 	return "QEMU did not start: " + e.Output
 }
 
-// PID returns the process ID of the machine's QEMU. It takes it from the pid file where
-// that is right, and else searches all processes. Zero means that there is none.
+// PID returns the process ID of the machine's QEMU: that of StartedFile, or of PIDFile where
+// that is right, or else one that a search of all processes finds. Zero means that there is
+// none.
 func (m Machine) PID() int {
+	if pid := m.findOwnProcess(); pid != 0 {
+		return pid
+	}
 	if content, err := os.ReadFile(m.File(PIDFile)); err == nil {
 		if pid, err := strconv.Atoi(strings.TrimSpace(string(content))); err == nil && m.IsOwnProcess(pid) {
 			return pid
@@ -145,9 +137,13 @@ func (m Machine) PID() int {
 	return 0
 }
 
-// IsOwnProcess reports whether a process is the machine's QEMU. That one works in the
-// machine's directory, even after a move, and has the UUID on its command line.
+// IsOwnProcess reports whether a process is the machine's QEMU: the one of StartedFile, or one
+// that works in the machine's directory, even after a move, and has the UUID on its command
+// line.
 func (m Machine) IsOwnProcess(pid int) bool {
+	if pid != 0 && pid == m.findOwnProcess() {
+		return true
+	}
 	here, err := os.Stat(m.Path)
 	if err != nil {
 		return false
@@ -196,12 +192,17 @@ func (m Machine) WaitStopped(ctx context.Context, within time.Duration) error {
 	}
 }
 
-// KillStrays ends QEMUs of the machine's UUID that lost the directory, or the run lock in
-// it, while they ran, as by restoring a backup. The caller knows that no QEMU holds the
-// lock, and that the path has no symbolic links, as the paths that the kernel reports.
-// onFound is called before each is killed, and returns what to do after.
+// KillStrays ends QEMUs of the machine that IsRunning does not find: the one of StartedFile,
+// and those of its UUID that lost the directory, or the run lock in it, while they ran, as by
+// restoring a backup. The caller knows that no QEMU holds the lock. The path has to be one
+// that the kernel reports. onFound is called before each is killed, and returns what to do
+// after.
 func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled func())) error {
+	last := m.findOwnProcess()
 	isStray := func(pid int) bool {
+		if pid == last {
+			return pid == m.findOwnProcess()
+		}
 		cwd, err := os.Readlink(proc.Path(pid, "cwd"))
 		return err == nil && (cwd == m.Path || cwd == m.Path+" (deleted)") && proc.HasOption(pid, "-uuid", m.UUID)
 	}

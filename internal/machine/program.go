@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"cloudnative.tw/drover/internal/machine/confine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 const (
@@ -35,7 +35,9 @@ const DefaultProgram = "qemu-system-x86_64"
 // Program is the QEMU that machines run on. Its version is queried once.
 type Program struct {
 	Name string
-	Log  logr.Logger
+	// Users are the users that machines on it run as.
+	Users *launch.Users
+	Log   logr.Logger
 
 	mu sync.Mutex
 	ok bool // its version is recent enough
@@ -148,24 +150,4 @@ func (p *Program) queryTypes(ctx context.Context) error {
 	}
 	p.types, p.newest, p.file = types, newest, file
 	return nil
-}
-
-// policy returns what the QEMU of a machine may use.
-func (p *Program) policy(ctx context.Context, c Config) (confine.Policy, error) {
-	policy, err := p.confinement.Find(ctx, p.Log, p.Name)
-	if err != nil {
-		return policy, err
-	}
-	if c.Accel == AccelKVM {
-		policy.Devices = append(slices.Clone(policy.Devices), kvmDevice)
-	}
-	if c.Files != nil {
-		policy.Reopen = c.Files.plain
-	}
-	for _, f := range c.Forwards {
-		if f.Protocol == "tcp" {
-			policy.Ports = append(policy.Ports, f.HostPort)
-		}
-	}
-	return policy, nil
 }

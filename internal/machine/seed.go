@@ -13,11 +13,13 @@ import (
 
 	"github.com/diskfs/go-diskfs/backend/file"
 	"github.com/diskfs/go-diskfs/filesystem/iso9660"
+
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 const (
 	// seedLabel is the label by which cloud-init finds the disk.
-	seedLabel = "CIDATA"
+	seedLabel = launch.SeedSerial
 	// noUserData is what cloud-init treats as no user data; the file must exist.
 	noUserData = "#cloud-config\n"
 	isoBlock   = 2048
@@ -31,17 +33,17 @@ type Seed struct {
 	UserData, NetworkData string // empty for none
 }
 
-// AddSeed writes the disk that cloud-init reads, and returns the name by which QEMU opens
-// it. It is rewritten for each run, so a change takes effect at the next one.
-func (m Machine) AddSeed(seed Seed, files *Files) (path string, err error) {
+// AddSeed writes the disk that cloud-init reads, and returns its descriptor in QEMU. It is
+// rewritten for each run, so a change takes effect at the next one.
+func (m Machine) AddSeed(seed Seed, files *launch.Files) (fd int, err error) {
 	if err := m.writeSeed(seed); err != nil {
-		return "", err
+		return 0, err
 	}
 	disk, err := os.Open(m.File(SeedFile))
 	if err != nil {
-		return "", err
+		return 0, err
 	}
-	return files.AddDisk(disk), nil
+	return files.Add(disk), nil
 }
 
 func (m Machine) writeSeed(seed Seed) error {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/driver/journal"
+	"cloudnative.tw/drover/test/failover/processlog"
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
@@ -53,8 +55,11 @@ type environment struct {
 	settleTimeout time.Duration
 	// dir contains what remains of it: journal, logs and objects.
 	dir, journal string
-	// engine is the folder of QEMU machines.
+	// engine is the folder of QEMU machines, and log has the starts of those.
 	engine string
+	log    *processlog.Log
+	// user is the user that the replicas run as; nil means the test's own.
+	user *syscall.Credential
 }
 
 // newEnvironment uses the fake engine, whose calls last long enough for faults to occur
@@ -106,7 +111,7 @@ func (w *environment) addReplica(t testing.TB, binary string, args ...string) {
 	t.Helper()
 	proxy := w.NewAPIProxy(t)
 	w.replicas = append(w.replicas, &replica{
-		name: fmt.Sprintf("replica-%d", len(w.replicas)), binary: binary, proxy: proxy,
+		name: fmt.Sprintf("replica-%d", len(w.replicas)), binary: binary, proxy: proxy, user: w.user,
 		args: append(args, commonArgs("--kubeconfig="+proxy.Kubeconfig)...),
 	})
 }

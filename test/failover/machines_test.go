@@ -37,7 +37,7 @@ var machinePlans = map[string]faultPlan{
 
 // newMachineEnvironment returns an environment whose servers are QEMU machines with the
 // guest of one boot sector.
-func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uint64) *environment {
+func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uint64, asPlainUser bool) *environment {
 	t.Helper()
 	framework.QEMUBinary(t)
 	w := newEmptyEnvironment(t, dir)
@@ -45,26 +45,92 @@ func newMachineEnvironment(t testing.TB, binary, dir string, users int, seed uin
 	for _, u := range w.users {
 		u.usesQEMU = true
 	}
-	var err error
-	if w.engine, err = os.MkdirTemp("", "drover-machines-"); err != nil { //nolint:usetesting // Sockets want short paths.
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { reportError(t, os.RemoveAll(w.engine)) })
-	if err := errors.Join(os.Mkdir(w.images(), 0o700), os.Symlink(builtProgram(t, processRecorder), w.recorder())); err != nil {
-		t.Fatal(err)
-	}
+	w.makeEngine(t, asPlainUser)
 	guest := framework.BuildBootGuest(t, w.images(), "A", false)
+	binary = w.copyProgram(t, binary, "controller")
 	for range machineReplicas {
 		w.addReplica(t, binary,
 			"--vm-driver=qemu", "--qemu-dir="+w.engine, "--qemu-image-dirs="+w.images(), "--qemu-image="+guest,
 			"--qemu-accel=tcg", "--qemu-binary="+w.recorder(), "--qemu-journal="+w.journal)
 	}
+	w.giveAway(t)
 	t.Cleanup(func() { w.endMachines(t) })
 	return w
 }
 
-func (w *environment) images() string   { return filepath.Join(w.dir, "images") }
-func (w *environment) recorder() string { return filepath.Join(w.dir, "qemu") }
+// makeEngine makes the folder of the machines, in one that the user of machines may search:
+// there is the program that takes QEMU's place.
+func (w *environment) makeEngine(t testing.TB, asPlainUser bool) {
+	t.Helper()
+	if asPlainUser {
+		w.user = framework.PlainUser(t)
+	}
+	var err error
+	if w.log, err = processlog.NewLog(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { reportError(t, w.log.Close()) })
+	base, err := os.MkdirTemp("", "drover-machines-") //nolint:usetesting // Sockets want short paths.
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { reportError(t, os.RemoveAll(base)) })
+	w.engine = filepath.Join(base, "engine")
+	w.copyProgram(t, builtProgram(t, processRecorder), filepath.Base(w.recorder()))
+	if err := errors.Join(os.Chmod(base, 0o711), os.Mkdir(w.engine, 0o700), os.Mkdir(w.images(), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// copyProgram copies a program to where every user may execute it.
+func (w *environment) copyProgram(t testing.TB, program, name string) (path string) {
+	t.Helper()
+	path = w.beside(name)
+	if err := errors.Join(framework.CopyFile(program, path), os.Chmod(path, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// giveAway gives what the replicas use to their user.
+func (w *environment) giveAway(t testing.TB) {
+	t.Helper()
+	if w.user == nil {
+		return
+	}
+	w.journal = w.beside("journal")
+	if err := os.WriteFile(w.journal, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range w.replicas {
+		config := w.beside("kubeconfig-" + r.name)
+		if err := framework.CopyFile(r.proxy.Kubeconfig, config); err != nil {
+			t.Fatal(err)
+		}
+		r.args = append(r.args, "--kubeconfig="+config, "--qemu-journal="+w.journal)
+	}
+	if err := framework.ChownAll(w.beside(""), w.user); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// beside returns the path of something beside the engine's folder.
+func (w *environment) beside(name string) string { return filepath.Join(filepath.Dir(w.engine), name) }
+
+func (w *environment) images() string   { return w.beside("images") }
+func (w *environment) recorder() string { return w.beside(fmt.Sprintf("qemu-%d", w.log.Port())) }
+
+// inEachForm runs a test whose controllers run as the test's user, and as a plain user.
+func inEachForm(t *testing.T, test func(t *testing.T, asPlainUser bool)) {
+	t.Helper()
+	t.Parallel()
+	for name, asPlainUser := range map[string]bool{"test's user": false, "plain user": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, asPlainUser)
+		})
+	}
+}
 
 // endMachines ends the machines that a failed test has left running.
 func (w *environment) endMachines(t testing.TB) {
@@ -84,7 +150,7 @@ func (w *environment) judgeMachines(t testing.TB, inject faultFunc) MachineEvide
 	t.Helper()
 	e := MachineEvidence{Evidence: w.runWithFaults(t, inject)}
 	var err error
-	if e.Starts, err = processlog.ReadStarts(w.recorder() + processlog.StartsSuffix); err != nil {
+	if e.Starts, err = w.log.Starts(); err != nil {
 		t.Fatal(err)
 	}
 	// A QEMU may take a moment to end after the controller has.
@@ -128,13 +194,17 @@ func (w *environment) listLeftovers(t testing.TB) []string {
 // TestMachines checks that, whatever happens to replicas, no server has two QEMUs,
 // each run is started once, nothing is lost and nothing is left behind.
 func TestMachines(t *testing.T) {
-	t.Parallel()
+	inEachForm(t, testMachines)
+}
+
+func testMachines(t *testing.T, asPlainUser bool) {
+	t.Helper()
 	p, known := machinePlans[os.Getenv(sizeEnv)]
 	if !known {
 		t.Fatalf("%s is %q: it must be full or empty", sizeEnv, os.Getenv(sizeEnv))
 	}
 	seed := newSeed(t)
-	w := newMachineEnvironment(t, builtProgram(t, fencedController), outputDir(t, "machines"), machineUsers, seed)
+	w := newMachineEnvironment(t, builtProgram(t, fencedController), outputDir(t, "machines"), machineUsers, seed, asPlainUser)
 	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
 		s := newFaultInjector(w, p.kinds(), seed)
 		s.workers = 1 // machines take a while, in which there should be a leader
@@ -152,8 +222,12 @@ func TestMachines(t *testing.T) {
 // TestLeaderKilledDuringStarts kills a leader while it starts machines. The next one adopts
 // all of them as they are, and starts the others.
 func TestLeaderKilledDuringStarts(t *testing.T) {
-	t.Parallel()
-	w := newMachineEnvironment(t, builtProgram(t, fencedController), outputDir(t, "starts"), 10, 0)
+	inEachForm(t, killLeaderDuringStarts)
+}
+
+func killLeaderDuringStarts(t *testing.T, asPlainUser bool) {
+	t.Helper()
+	w := newMachineEnvironment(t, builtProgram(t, fencedController), outputDir(t, "starts"), 10, 0, asPlainUser)
 	creators := w.users
 	w.users = nil
 	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
@@ -174,7 +248,7 @@ func (w *environment) killDuringStarts(ctx context.Context, creators []*user) (f
 	})
 	for n := 0; n < len(creators)/3 && err == nil; sleepContext(ctx, pollPeriod) {
 		var starts []processlog.ProcessStart
-		starts, err = processlog.ReadStarts(w.recorder() + processlog.StartsSuffix)
+		starts, err = w.log.Starts()
 		n, err = len(starts), errors.Join(err, ctx.Err())
 	}
 	r := w.leadingReplica(ctx)
@@ -202,7 +276,7 @@ func TestJudgeMachinesDetectsViolations(t *testing.T) {
 		t.Skipf("it takes minutes: %s=full has it", sizeEnv)
 	}
 	seed := newSeed(t)
-	w := newMachineEnvironment(t, builtProgram(t, unfencedController), outputDir(t, "machines-unfenced"), machineUsers, seed)
+	w := newMachineEnvironment(t, builtProgram(t, unfencedController), outputDir(t, "machines-unfenced"), machineUsers, seed, false)
 	e := w.judgeMachines(t, haltUntilViolations(seed))
 	t.Logf("without guard and fence:\n%s", e.Summary())
 	violations := JudgeMachines(e)

@@ -29,6 +29,7 @@ type replica struct {
 	binary string
 	args   []string
 	proxy  *framework.APIProxy
+	user   *syscall.Credential // nil for the test's own
 
 	mu       sync.Mutex
 	process  *framework.Process // nil between two processes
@@ -42,7 +43,7 @@ type replica struct {
 func (r *replica) runUntilDone(ctx context.Context) error {
 	for ctx.Err() == nil {
 		from := time.Now()
-		p, err := framework.StartProcess(r.binary, r.args, []string{"POD_NAME=" + r.name})
+		p, err := framework.StartProcessAs(r.user, r.binary, r.args, []string{"POD_NAME=" + r.name})
 		if err != nil {
 			return fmt.Errorf("start %s: %w", r.name, err)
 		}

@@ -144,7 +144,7 @@ func (c *Cluster) Start() error {
 	if err := os.Remove(c.readyFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	c.process = startChild(c.binary, c.args, nil, &c.output)
+	c.process = startChild(nil, c.binary, c.args, nil, &c.output)
 	if err := c.waitUntilReady(); err != nil {
 		return fmt.Errorf("%w; it printed:\n%s", err, c.Output())
 	}

@@ -25,8 +25,13 @@ type Process struct {
 
 // StartProcess starts a program with the test's environment and env on top.
 func StartProcess(binary string, args, env []string) (*Process, error) {
+	return StartProcessAs(nil, binary, args, env)
+}
+
+// StartProcessAs starts a program as a user; nil means the test's own.
+func StartProcessAs(user *syscall.Credential, binary string, args, env []string) (*Process, error) {
 	p := &Process{}
-	p.process = startChild(binary, args, env, &p.output)
+	p.process = startChild(user, binary, args, env, &p.output)
 	if p.process.pid == 0 {
 		<-p.process.done
 		return nil, p.process.err
@@ -69,7 +74,7 @@ type childProcess struct {
 
 // startChild keeps a thread for the child, because the kernel treats the end of
 // the thread that started a child as the parent's death.
-func startChild(binary string, args, env []string, output io.Writer) *childProcess {
+func startChild(user *syscall.Credential, binary string, args, env []string, output io.Writer) *childProcess {
 	p := &childProcess{done: make(chan struct{})}
 	started := make(chan struct{})
 	go func() {
@@ -79,7 +84,7 @@ func startChild(binary string, args, env []string, output io.Writer) *childProce
 		cmd := exec.CommandContext(context.Background(), binary, args...)
 		cmd.Env = append(os.Environ(), env...)
 		cmd.Stdout, cmd.Stderr = output, output
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: user}
 		p.err = cmd.Start()
 		if p.err == nil {
 			p.pid = cmd.Process.Pid

@@ -49,14 +49,14 @@ exec %s "$@"
 
 func newTestHost(t *testing.T) *testHost {
 	t.Helper()
-	temp := t.TempDir()
+	temp := framework.PublicDir(t)
 	h := &testHost{t: t, dir: filepath.Join(temp, "d"), fail: filepath.Join(temp, "fail"), qemu: filepath.Join(temp, "qemu"), grace: 30}
 	t.Cleanup(h.removeRemains)
 	h.docker = framework.DockerClient(t)
 	images := filepath.Join(temp, "images")
 	h.must(os.Mkdir(images, 0o700))
 	h.plain, h.other = framework.BuildBootGuest(t, images, "A", false), framework.BuildBootGuest(t, images, "B", false)
-	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuWrapper, h.fail, framework.QEMUBinary(t)), 0o700))
+	h.must(os.WriteFile(h.qemu, fmt.Appendf(nil, qemuWrapper, h.fail, framework.QEMUBinary(t)), 0o755))
 	return h
 }
 

@@ -29,6 +29,10 @@ const (
 	// ConditionDeletionBlocked is true while a deletion cannot complete, and absent
 	// otherwise. The message says why.
 	ConditionDeletionBlocked = "DeletionBlocked"
+	// ConditionConfined is true while a machine runs as another user than Drover's, or under
+	// Landlock. It is absent while the machine is off, and where the driver leaves that to
+	// its engine.
+	ConditionConfined = "Confined"
 	// ConditionStalled is true when only a new spec can help, and absent otherwise, as
 	// kstatus expects.
 	ConditionStalled = "Stalled"
@@ -91,6 +95,9 @@ const (
 	// ReasonMachineTypeUnavailable means that the installed QEMU does not know the machine
 	// type with which the server was created.
 	ReasonMachineTypeUnavailable = "MachineTypeUnavailable"
+	// ReasonMachineUserUnavailable means that the user of machines does not exist on the
+	// host, or that Drover may not switch to it.
+	ReasonMachineUserUnavailable = "MachineUserUnavailable"
 	// ReasonUnsupported means that the driver cannot honour a field of the spec.
 	ReasonUnsupported = "Unsupported"
 	// ReasonExhausted means that the engine lacks a resource.
@@ -109,6 +116,15 @@ const (
 	ReasonOperationFailed = "OperationFailed"
 	// ReasonObserved means that the engine answered.
 	ReasonObserved = "Observed"
+	// ReasonConfined means that the server runs as another user than Drover's, or under
+	// Landlock.
+	ReasonConfined = "Confined"
+	// ReasonStartedBefore means that Drover does not know how the server was started, as an
+	// older version did, or would now start it as another user. A restart helps.
+	ReasonStartedBefore = "StartedBefore"
+	// ReasonNotConfined means that the server has Drover's user and no Landlock, so that only
+	// the filter of system calls confines it.
+	ReasonNotConfined = "NotConfined"
 	// ReasonChangePending means that a change of the spec waits for a restart.
 	ReasonChangePending = "ChangePending"
 )

@@ -468,6 +468,8 @@ type VirtualMachineStatus struct {
 	// - RestartRequired: a change waits for a restart. Absent otherwise.
 	// - DeletionBlocked: the deletion cannot complete. Absent otherwise.
 	// - Stalled: only a change of the spec can help. Absent otherwise.
+	// - Confined: the machine runs as another user than Drover's, or under Landlock. Absent
+	//   while it is off, and where the driver leaves that to its engine.
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=16

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -46,7 +45,11 @@ func startMachines(text string) {
 	if err := json.Unmarshal([]byte(text), &plan); err != nil {
 		panic(err)
 	}
-	d, err := New(Options{ClusterID: "cluster-1", Dir: plan.Dir, ImageDirs: []string{plan.Images}, Accel: machine.AccelTCG, Binary: plan.Binary})
+	o := (&engine{dir: plan.Dir, images: plan.Images}).options()
+	if o.Binary = plan.Binary; o.Binary != "" {
+		o.User, o.UserIDs = "", "" // so that it can kill this process
+	}
+	d, err := New(o)
 	if err != nil {
 		panic(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // debianEnv is the folder of the guest that hack/debian-guest.sh builds.
@@ -55,7 +56,7 @@ ethernets:
     match: {macaddress: %q}
     set-name: drover0
     addresses: [10.0.2.77/24]
-`, machine.MACAddress(string(spec.UID))))
+`, launch.MACAddress(string(spec.UID))))
 	reach(t, d, spec, driver.StateRunning)
 	c := sitAt(t, d.InstanceOf(spec.UID))
 	c.await(bootsWithin, "finished at") // cloud-init's last words

@@ -74,6 +74,10 @@ func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance, lock
 			return err
 		}
 	}
+	if err := d.KillStrays(ctx, inst.UID); err != nil { // which may hide that they run
+		lock.Release()
+		return err
+	}
 	d.RemoveGroup(ctx, inst.CPUGroup)
 	if err := d.StateDir.Discard(inst.Path); err != nil {
 		lock.Release()
@@ -87,8 +91,14 @@ func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance, lock
 // finished by the next call. After that, nothing is left of it beside its directory.
 func (d *Driver) releaseServer(ctx context.Context, inst *instance.Instance, lock *statedir.Lock) error {
 	journal.Record(ctx, journal.ActionRelease, nil, nil)
-	inst.Retained = true
-	err := d.StateDir.Explain(inst.Save())
+	var err error
+	if !inst.On {
+		err = d.KillStrays(ctx, inst.UID)
+	}
+	if err == nil {
+		inst.Retained = true
+		err = d.StateDir.Explain(inst.Save())
+	}
 	if err == nil {
 		err = d.StateDir.Explain(inst.MoveToRetained())
 	}

@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -90,6 +91,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	o := e.options()
 	o.Binary = script(t, fmt.Sprintf(`case $1 in -nodefaults) for f in '%s' '%s' root.qcow2 volume-data.qcow2 volume-tools.qcow2; do
 		mv "$f" "$f.away" && echo swapped > "$f"; done;; esac; exec %s "$@"`, image, volume, DefaultBinary))
+	o.User, o.UserIDs = "", "" // so that it can
 	d := openWith(t, o)
 	spec := e.spec()
 	spec.Image.Source, spec.RootDiskBytes = image, 2<<20
@@ -110,12 +112,12 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 		Name     string `json:"node-name"`
 		ReadOnly bool   `json:"ro"`
 	}
-	must(t, h.Execute(t.Context(), "query-named-block-nodes", machine.Object{"flat": true}, &nodes))
+	must(t, h.Execute(t.Context(), "query-named-block-nodes", launch.Object{"flat": true}, &nodes))
 	readOnly := map[string]bool{}
 	for _, n := range nodes {
 		readOnly[n.Name] = n.ReadOnly
 	}
-	if readOnly[machine.RootNode] || readOnly[machine.VolumeNode("data")] || !readOnly[machine.VolumeNode("tools")] {
+	if readOnly[launch.RootNode] || readOnly[launch.VolumeNode("data")] || !readOnly[launch.VolumeNode("tools")] {
 		t.Errorf("read-only are %v", readOnly)
 	}
 
@@ -140,6 +142,7 @@ func TestSwappedKernel(t *testing.T) {
 	o := e.options()
 	o.Binary = script(t, fmt.Sprintf(`case $1 in -nodefaults) for f in '%s' '%s'; do
 		mv "$f" "$f.away" && echo swapped > "$f"; done;; esac; exec %s "$@"`, files[0], files[1], DefaultBinary))
+	o.User, o.UserIDs = "", "" // so that it can
 	d := openWith(t, o)
 	reach(t, d, spec, driver.StateRunning)
 	report(t, port)

@@ -383,6 +383,28 @@ func TestLockReplaced(t *testing.T) {
 	gone(t, d, spec)
 }
 
+// TestRemovedWithoutLock checks that a machine which lost its run lock while it ran ends
+// before its server is removed or released: nothing would know of it after that.
+func TestRemovedWithoutLock(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for name, retain := range map[string]bool{"removed": false, "released": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := e.open(t)
+			spec := e.spec()
+			reach(t, d, spec, driver.StateRunning)
+			h := d.InstanceOf(spec.UID)
+			pid := h.PID()
+			must(t, os.Remove(h.File(machine.RunLockFile)))
+			must(t, d.Delete(t.Context(), spec.Target, retain))
+			if proc.HasOption(pid, "-uuid", string(spec.UID)) {
+				t.Errorf("process %d runs on", pid)
+			}
+		})
+	}
+}
+
 // TestDiskOfNoRecord checks that a disk which holds data, and which the record lost, is
 // not overwritten. One that an interrupted call left is.
 func TestDiskOfNoRecord(t *testing.T) {
@@ -502,8 +524,8 @@ func TestStopTooEarly(t *testing.T) {
 // script returns a program in place of QEMU.
 func script(t *testing.T, body string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "qemu")
-	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o700))
+	path := filepath.Join(framework.PublicDir(t), "qemu")
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o755))
 	return path
 }
 

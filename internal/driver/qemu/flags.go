@@ -4,17 +4,25 @@
 package qemu
 
 import (
+	"errors"
+	"fmt"
+	"os"
+
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // DefaultOptions returns the options that flags can change.
 func DefaultOptions() *Options {
-	return &Options{Accel: AccelAuto, Binary: DefaultBinary, Fetch: image.Policy{MaxSize: image.DefaultMaxSize}}
+	return &Options{
+		Accel: AccelAuto, Binary: DefaultBinary, User: launch.DefaultUser, UserIDs: launch.DefaultUserIDs,
+		Fetch: image.Policy{MaxSize: image.DefaultMaxSize},
+	}
 }
 
 // AddFlags adds the flags of the driver.
@@ -27,6 +35,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.HostPorts, "qemu-host-ports", o.HostPorts, "qemu: ports of the host that VirtualMachines may have, asked for or chosen, as in 80,30000-32767; empty means all")
 	fs.StringVar(&o.ReserveMemory, "qemu-reserve-memory", o.ReserveMemory, "qemu: memory of the host that no machine is given, such as 2Gi; empty means the larger of 5 % and 512Mi")
 	fs.StringVar(&o.Binary, "qemu-binary", o.Binary, "qemu: the QEMU to run")
+	fs.StringVar(&o.User, "qemu-user", o.User, "qemu: user that machines run as if Drover is root; with --qemu-uid-range they have its group alone. Otherwise machines run as Drover's user")
+	fs.StringVar(&o.UserIDs, "qemu-uid-range", o.UserIDs, "qemu: unused user IDs of this host, as FIRST-LAST, of which each machine gets one if Drover is root; empty means that all run as --qemu-user")
 	fs.StringVar(&o.JournalFile, "qemu-journal", o.JournalFile, "qemu: file to which every change of a machine is appended as a line of JSON, for tests; empty means none")
 	fs.StringSliceVar(&o.Fetch.Hosts, "image-hosts", o.Fetch.Hosts, "qemu: names, addresses and CIDRs of hosts that images may be fetched from though their addresses are private or loopback; no proxy needs to be named")
 	fs.StringSliceVar(&o.Fetch.PlainHTTP, "image-plain-http-registries", o.Fetch.PlainHTTP, "qemu: registries of oci:// images, with the port if they have one, that are spoken to without TLS, and without logins")
@@ -56,11 +66,29 @@ func (o *Options) DataDir() *string { return &o.Dir }
 // NeedsImage reports whether every VirtualMachine has to name an image.
 func (o *Options) NeedsImage() bool { return o.Image == "" }
 
+// setUsers decides which users machines run as. Only root can start them as another user, and root
+// must: a guest that breaks out would have all rights.
+func (o *Options) setUsers() error {
+	isRoot := os.Geteuid() == 0
+	switch {
+	case isRoot && o.User == "":
+		return errors.New("--qemu-user is empty: Drover is root, so machines need another user")
+	case !isRoot && o.User != "" && o.User != launch.DefaultUser:
+		return fmt.Errorf("--qemu-user is %s: only root can start machines as another user, and Drover is not root", o.User)
+	case !isRoot:
+		o.User, o.UserIDs = "", ""
+	}
+	return nil
+}
+
 // Open opens the driver in env, with its journal.
 func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	opened := *o
 	opened.ClusterID, opened.Private = env.ClusterID, env.OwnDirs
 	opened.Clock, opened.Log, opened.Registerer = env.Clock, env.Log, env.Registerer
+	if err := opened.setUsers(); err != nil {
+		return nil, err
+	}
 	d, err := New(opened)
 	switch {
 	case err != nil:

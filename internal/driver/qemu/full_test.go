@@ -131,6 +131,7 @@ func TestDiskFullProbing(t *testing.T) {
 	e.smallDisk(t, 8)
 	o := e.options()
 	o.Accel, o.Binary = AccelAuto, script(t, "case $1 in "+asks+" *) exit 85;; esac")
+	o.User, o.UserIDs = "", "" // who may use every device
 	d := openWith(t, o)
 	d.Accelerator.Device = e.plain
 	filler := e.fill(t)

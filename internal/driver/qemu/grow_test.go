@@ -12,7 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
-	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -87,7 +87,7 @@ func TestGrowNeverShrinks(t *testing.T) {
 	spec.RootDiskBytes = 2 << 20
 	reach(t, d, spec, driver.StateRunning)
 	h := d.InstanceOf(spec.UID)
-	must(t, h.Execute(t.Context(), "block_resize", machine.Object{"node-name": machine.RootNode, "size": 16 << 20}, nil))
+	must(t, h.Execute(t.Context(), "block_resize", launch.Object{"node-name": launch.RootNode, "size": 16 << 20}, nil))
 	spec.RootDiskBytes = 8 << 20
 	s, err := d.Ensure(t.Context(), spec)
 	must(t, err)

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
@@ -77,18 +78,18 @@ func (d *Driver) Probe(ctx context.Context, uid types.UID, port int32) error {
 }
 
 // forwardTo returns the forward that leads to a TCP port of a guest.
-func (d *Driver) forwardTo(uid types.UID, port int32) (*instance.Instance, machine.Forward, error) {
+func (d *Driver) forwardTo(uid types.UID, port int32) (*instance.Instance, launch.Forward, error) {
 	if err := instance.CheckUID(uid); err != nil {
-		return nil, machine.Forward{}, err
+		return nil, launch.Forward{}, err
 	}
 	h := d.InstanceOf(uid)
 	r, err := h.Load()
 	if err != nil {
-		return h, machine.Forward{}, err
+		return h, launch.Forward{}, err
 	}
-	n := slices.IndexFunc(r.Forwards, func(f machine.Forward) bool { return f.Protocol == "tcp" && f.Port == port })
+	n := slices.IndexFunc(r.Forwards, func(f launch.Forward) bool { return f.Protocol == "tcp" && f.Port == port })
 	if n < 0 {
-		return h, machine.Forward{}, fmt.Errorf("tcpSocket.port is %d: it must be the port of one of spec.ports with protocol TCP, since nothing else leads to the guest", port)
+		return h, launch.Forward{}, fmt.Errorf("tcpSocket.port is %d: it must be the port of one of spec.ports with protocol TCP, since nothing else leads to the guest", port)
 	}
 	return h, r.Forwards[n], nil
 }

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -68,9 +69,17 @@ func isEnding(pid int) bool {
 
 func (e *engine) options() Options {
 	return Options{
-		ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: machine.AccelTCG,
+		ClusterID: "cluster-1", Dir: e.dir, ImageDirs: []string{e.images}, Accel: machine.AccelTCG, User: machineUser(), UserIDs: launch.DefaultUserIDs,
 		Fetch: image.Policy{Hosts: []string{"127.0.0.1"}},
 	}
+}
+
+// machineUser returns the user of machines if the tests run as root.
+func machineUser() string {
+	if os.Geteuid() == 0 {
+		return launch.DefaultUser
+	}
+	return ""
 }
 
 func (e *engine) open(t *testing.T) *Driver {

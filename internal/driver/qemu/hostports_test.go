@@ -12,6 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -21,7 +22,7 @@ func TestHostPortRefused(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	own, err := machine.FreePort(t.Context(), machine.Forward{Protocol: "tcp"})
+	own, err := machine.FreePort(t.Context(), launch.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Port: 80, HostPort: own}}
@@ -45,8 +46,8 @@ func TestHostPortRefused(t *testing.T) {
 // TestSeedSerial checks that no volume can be mistaken for cloud-init's disk.
 func TestSeedSerial(t *testing.T) {
 	t.Parallel()
-	err := checkVolumes([]driver.Volume{{Name: machine.SeedSerial, SizeBytes: 1 << 20}})
-	wantError(t, err, driver.ErrInvalid, "volumes[0].name", machine.SeedSerial)
+	err := checkVolumes([]driver.Volume{{Name: launch.SeedSerial, SizeBytes: 1 << 20}})
+	wantError(t, err, driver.ErrInvalid, "volumes[0].name", launch.SeedSerial)
 	must(t, checkVolumes([]driver.Volume{{Name: "seed", SizeBytes: 1 << 20}}))
 }
 

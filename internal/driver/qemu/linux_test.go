@@ -18,6 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -39,7 +40,7 @@ type guestReport struct {
 func (e *engine) linuxSpec(t *testing.T) (driver.ServerSpec, int32) {
 	t.Helper()
 	guest := framework.BuildLinuxGuest(t, e.images)
-	port, err := machine.FreePort(t.Context(), machine.Forward{Protocol: "tcp"})
+	port, err := machine.FreePort(t.Context(), launch.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
 	spec.CPUMilli, spec.MemoryBytes, spec.RootDiskBytes = 1500, 256<<20, 64<<20

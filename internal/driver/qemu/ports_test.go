@@ -14,6 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -34,7 +35,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	e := newEngine(t)
 	d := e.open(t)
 	late := taken(t)
-	d.ChoosePort = func(ctx context.Context, f machine.Forward) (int32, error) {
+	d.ChoosePort = func(ctx context.Context, f launch.Forward) (int32, error) {
 		if p := late; f.HostPort == 0 && f.Port == 80 && p != 0 {
 			late = 0 // once
 			return p, nil
@@ -56,7 +57,7 @@ func TestPortTakenMeanwhile(t *testing.T) {
 	gone(t, d, spec)
 
 	asked := taken(t)
-	d.ChoosePort = func(_ context.Context, f machine.Forward) (int32, error) { return f.HostPort, nil }
+	d.ChoosePort = func(_ context.Context, f launch.Forward) (int32, error) { return f.HostPort, nil }
 	fixed := e.spec()
 	fixed.Ports = []driver.Port{{Name: "web", Port: 8080, HostPort: asked}}
 	_, err = d.Ensure(t.Context(), fixed)

@@ -63,6 +63,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // Names in the driver's folder, beside those of package instance.
@@ -108,6 +109,10 @@ type Options struct {
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
 	Binary string
+	// User is the user that root starts machines as. UserIDs is a range of user IDs, one for
+	// each machine, which has the group of User: see launch.NewUsers. With neither, machines
+	// run as this program's own user.
+	User, UserIDs string
 	// HostPorts are the host ports that machines may use, as in "80,30000-32767"; empty
 	// means all.
 	HostPorts string
@@ -161,19 +166,37 @@ func New(o Options) (*Driver, error) {
 	ports, badPorts := hostports.Parse(o.HostPorts)
 	reserve, badReserve := parseReserve(o.ReserveMemory)
 	sources, badSources := image.NewSources(o.Fetch)
-	if err := errors.Join(badPorts, badReserve, badSources); err != nil {
+	users, badUsers := launch.NewUsers(o.User, o.UserIDs)
+	if badUsers != nil {
+		badUsers = fmt.Errorf("--qemu-uid-range: %w", badUsers)
+	}
+	if err := errors.Join(badPorts, badReserve, badSources, badUsers); err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(), dir), hostPorts: ports}
+	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(users), dir), hostPorts: ports}
 	d.ChoosePort, d.ReservedOf = ports.Choose, reserve
 	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
 	d.Images = disks.NewImageStore(dir, cacheDir, o.Clock, d.fetches, sources)
 	d.Disks = disks.NewStore(dir.Path(instance.VMsDir), d.Images, append([]string{dir.Path(imagesDir)}, o.ImageDirs...))
+	d.reportUsers(users)
 	if err := d.Images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
 	d.registerDiskGauges(o.Registerer)
 	return d, nil
+}
+
+// reportUsers logs what keeps machines from being started, or makes their confinement weaker.
+func (d *Driver) reportUsers(users *launch.Users) {
+	if err := users.Check(); err != nil {
+		d.Log.Error(err, "Machines cannot be started")
+	}
+	if !users.AreSeparate() {
+		d.Log.Info("Machines are confined in part: they run as Drover's own user", "cause", "only root can start them as others")
+	}
+	for _, exposure := range users.FindExposures(d.StateDir.Path()) {
+		d.Log.Info("Machines are confined in part: others have access", "cause", exposure)
+	}
 }
 
 // Close cancels downloads in progress and waits for them. Machines keep running.
@@ -184,8 +207,8 @@ func (d *Driver) Abandon(ctx context.Context, uid types.UID) error {
 	return d.fetches.Abandon(ctx, uid)
 }
 
-func (o Options) hostConfig() instance.Config {
-	return instance.Config{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Clock: o.Clock, Log: o.Log}
+func (o Options) hostConfig(users *launch.Users) instance.Config {
+	return instance.Config{ClusterID: o.ClusterID, Accelerator: o.Accel, Binary: o.Binary, Users: users, Clock: o.Clock, Log: o.Log}
 }
 
 func (o Options) withDefaults() Options {

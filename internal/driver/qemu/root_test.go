@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // wantRefused checks that the image is refused, with a message that has all texts.
@@ -192,17 +193,17 @@ func TestUnfinishedReplacement(t *testing.T) {
 		t.Helper()
 		lock, err := r.ClaimRun()
 		must(t, err)
-		files := &machine.Files{}
+		files := &launch.Files{}
 		defer files.Close()
 		disk, err := os.OpenFile(r.File(instance.RootDiskFile), os.O_RDWR, 0)
 		must(t, err)
 		image, err := os.Open(r.new.Image.Path)
 		must(t, err)
-		err = r.Start(t.Context(), r.Host.Program, machine.Config{
-			UUID: string(r.UID), ID: r.ID, Type: "q35", Accel: machine.AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
-			Root:  &machine.Drive{Path: files.AddDisk(disk), Backing: &machine.Layer{Path: files.AddDisk(image), Format: diskimage.Raw}},
-			Files: files,
-		}, lock)
+		err = r.Start(t.Context(), r.Host.Program, launch.Config{
+			Version: launch.Version,
+			UUID:    string(r.UID), ID: r.ID, Type: "q35", Accel: machine.AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
+			Root: &launch.Drive{FD: files.Add(disk), Backing: &launch.Layer{FD: files.Add(image), Format: diskimage.Raw}},
+		}, files, lock)
 		must(t, errors.Join(err, lock.Close()))
 	}
 	begun := func(t *testing.T, r *replacement) {

@@ -17,6 +17,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
@@ -55,7 +56,7 @@ func ShutDown(ctx context.Context, o Options, limit time.Duration) ([]*Ended, er
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(), dir)}
+	d := &Driver{Options: o, Host: instance.NewHost(o.hostConfig(&launch.Users{}), dir)}
 	instances, err := d.AllInstances()
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // TestRestartThatCannotBe checks that a guest is not shut down for a run that cannot
@@ -20,7 +21,7 @@ func TestRestartThatCannotBe(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	d := e.open(t)
-	own, err := machine.FreePort(t.Context(), machine.Forward{Protocol: "tcp"})
+	own, err := machine.FreePort(t.Context(), launch.Forward{Protocol: "tcp"})
 	must(t, err)
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "own", Port: 80, HostPort: own}}

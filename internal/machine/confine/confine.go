@@ -7,23 +7,34 @@
 // program from it, and lets the thread end. What a thread may do, its children may at most;
 // this program's other threads keep all they can. No helper program is needed.
 //
-// Two mechanisms of Linux restrict it: no_new_privs, so that no program that it executes
-// gives it more, and Landlock, whose versions (ABIs) know more and more kinds of access.
-// The parts that a kernel lacks are left out: see Gaps.
+// Four mechanisms of Linux restrict it: a user of its own without capabilities, if this
+// program is root (confine.go); no_new_privs, so that no program that it executes gives it
+// more; a filter of system calls (seccomp.go); and Landlock, whose versions (ABIs) know more
+// and more kinds of access (landlock.go). The parts of Landlock that a kernel lacks are left
+// out: see Gaps.
 package confine
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 // Policy is what a program may use beside the files that it inherits.
 type Policy struct {
+	// User is the user that the program runs as; nil means this program's own.
+	User *User
+	// Dir is the working directory, which that user need not be able to open; empty means
+	// this program's own.
+	Dir string
 	// ABI is the version of Landlock to use, at most that of the kernel. Zero means none.
 	ABI int
 	// Execute are the programs that may be executed.
@@ -39,6 +50,20 @@ type Policy struct {
 	Ports []int32
 }
 
+// User is a user that root starts a program as.
+type User struct {
+	ID, GroupID uint32
+	// Groups are further groups.
+	Groups []uint32
+	// MayBindLowPorts allows to listen on ports that take a privilege. It is the only
+	// capability that a program can keep.
+	MayBindLowPorts bool
+}
+
+// ErrNotRestricted means that the program was not started, since what it may do could not be
+// restricted.
+var ErrNotRestricted = errors.New("rights could not be taken away")
+
 // firstFile is the first descriptor after the standard streams.
 const firstFile = 3
 
@@ -53,14 +78,33 @@ func Start(cmd *exec.Cmd, p Policy) error {
 	if ruleset != nil {
 		defer func() { _ = ruleset.Close() }()
 	}
-	// What this program opens itself is not inherited anyway. Kernels before 5.11 cannot do it.
-	_ = unix.CloseRange(firstFile, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
+	closeOnExec()
+	p.User.setCredentials(cmd)
+	if p.User == nil {
+		cmd.Dir, p.Dir = p.Dir, ""
+	}
 	runOnLostThread(func() {
-		if err = restrictThread(ruleset); err == nil {
-			err = cmd.Start()
+		if err = p.restrictThread(ruleset); err != nil {
+			err = fmt.Errorf("%w: %w", ErrNotRestricted, err)
+			return
 		}
+		err = cmd.Start()
 	})
 	return err
+}
+
+// closeOnExec lets no program inherit what this one got from its own parent. What this
+// program opens itself is not inherited anyway.
+func closeOnExec() {
+	if err := unix.CloseRange(firstFile, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err == nil {
+		return
+	}
+	links, _ := filepath.Glob("/proc/self/fd/*") // Linux before 5.11
+	for _, link := range links {
+		if fd, err := strconv.Atoi(filepath.Base(link)); err == nil && fd >= firstFile {
+			unix.CloseOnExec(fd)
+		}
+	}
 }
 
 // runOnLostThread runs f on a thread that ends after it. The runtime clones no thread from
@@ -80,10 +124,67 @@ func runOnLostThread(f func()) {
 	<-done
 }
 
+// setCredentials makes a command run as the user; nil leaves it as it is.
+func (u *User) setCredentials(cmd *exec.Cmd) {
+	if u == nil {
+		return
+	}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: u.ID, Gid: u.GroupID, Groups: u.Groups}
+	if u.MayBindLowPorts {
+		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_NET_BIND_SERVICE}
+	}
+}
+
+// dropCapabilities takes from this thread's children the capabilities that the user is not
+// to have. The thread keeps what it needs to start one.
+func (u *User) dropCapabilities() error {
+	for capability := uintptr(0); capability <= unix.CAP_LAST_CAP; capability++ {
+		if u.MayBindLowPorts && capability == unix.CAP_NET_BIND_SERVICE {
+			continue
+		}
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) {
+			return nil // an older kernel, which has no capabilities from this number on
+		}
+		if err != nil {
+			return fmt.Errorf("dropping capabilities, which takes CAP_SETPCAP: %w", err)
+		}
+	}
+	return nil
+}
+
+// enterDir makes a folder the working directory of this thread alone.
+func enterDir(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("unsharing the working directory, which the seccomp profile of a container may deny: %w", err)
+	}
+	if err := unix.Chdir(dir); err != nil {
+		return fmt.Errorf("entering %s: %w", dir, err)
+	}
+	return nil
+}
+
 // restrictThread restricts this thread and all that it starts.
-func restrictThread(ruleset *os.File) error {
+func (p Policy) restrictThread(ruleset *os.File) error {
+	if err := enterDir(p.Dir); err != nil {
+		return err
+	}
+	if p.User != nil {
+		if err := p.User.dropCapabilities(); err != nil {
+			return err
+		}
+	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("setting no_new_privs: %w", err)
+	}
+	if err := filterCalls(); err != nil {
+		return err
 	}
 	if ruleset == nil {
 		return nil

@@ -50,6 +50,15 @@ func HasOption(pid int, option, value string) bool {
 	return err == nil && bytes.Contains(line, []byte("\x00"+option+"\x00"+value+"\x00"))
 }
 
+// UserID returns the effective user ID of a process, -1 if it is gone.
+func UserID(pid int) int64 {
+	var info unix.Stat_t
+	if err := unix.Stat(Path(pid, ""), &info); err != nil {
+		return -1
+	}
+	return int64(info.Uid)
+}
+
 // RaiseOOMScore makes the kernel, when memory runs out, end a process before this one. A
 // process may always make itself, and those of its user, the likelier choice.
 func RaiseOOMScore(pid int) {

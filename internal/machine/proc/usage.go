@@ -31,28 +31,52 @@ func ReadUsage(pid int) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	return parseStat(stat)
+	return parseUsage(stat)
 }
 
-// parseStat reads /proc/<pid>/stat, whose second field may have blanks in it.
-func parseStat(stat []byte) (Usage, error) {
-	const userTime, systemTime, resident = 11, 12, 21 // after the second field
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) <= resident {
-		return Usage{}, fmt.Errorf("it has %d fields", len(fields))
+// StartTicks returns when a process was started, in ticks since the host's start. With the
+// process ID it identifies the process until the host is started again.
+func StartTicks(pid int) (int64, error) {
+	const startTime = 19
+	stat, err := os.ReadFile(Path(pid, "stat"))
+	if err != nil {
+		return 0, err
 	}
-	var values [3]int64
-	for i, at := range []int{userTime, systemTime, resident} {
-		n, err := strconv.ParseInt(string(fields[at]), 10, 64)
-		if err != nil {
-			return Usage{}, err
-		}
-		values[i] = n
+	values, err := parseStat(stat, startTime)
+	if err != nil {
+		return 0, err
+	}
+	return values[0], nil
+}
+
+func parseUsage(stat []byte) (Usage, error) {
+	const userTime, systemTime, resident = 11, 12, 21
+	values, err := parseStat(stat, userTime, systemTime, resident)
+	if err != nil {
+		return Usage{}, err
 	}
 	return Usage{
 		CPU:         time.Duration(values[0]+values[1]) * tick,
 		MemoryBytes: values[2] * int64(os.Getpagesize()),
 	}, nil
+}
+
+// parseStat returns some fields of /proc/<pid>/stat, by their numbers after the second field,
+// which may have blanks in it.
+func parseStat(stat []byte, numbers ...int) ([]int64, error) {
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	values := make([]int64, len(numbers))
+	for i, at := range numbers {
+		if len(fields) <= at {
+			return nil, fmt.Errorf("it has %d fields", len(fields))
+		}
+		n, err := strconv.ParseInt(string(fields[at]), 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		values[i] = n
+	}
+	return values, nil
 }
 
 // ReadFigures reads a file of the kernel that has one name and number per line, such as

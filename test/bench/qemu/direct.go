@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/qmp"
 	"cloudnative.tw/drover/test/bench"
 )
@@ -105,7 +107,7 @@ func (b *benchmark) startDirectly(ctx context.Context, c *bench.Controller, m mo
 	var printed strings.Builder
 	cmd := exec.CommandContext(ctx, m.args[0], m.args[1:]...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &printed, &printed
-	if cmd.ExtraFiles, err = b.openLayers(dir); err != nil {
+	if cmd.ExtraFiles, err = b.openInherited(ctx, dir); err != nil {
 		return 0, 0, err
 	}
 	defer closeAll(cmd.ExtraFiles)
@@ -122,25 +124,49 @@ func (b *benchmark) startDirectly(ctx context.Context, c *bench.Controller, m mo
 	return answers, output, err
 }
 
-// openLayers opens the files that QEMU gets as descriptors, in the driver's order:
-// its run lock, the root disk, and the image below that.
-func (b *benchmark) openLayers(dir string) (files []*os.File, err error) {
-	for _, layer := range []struct {
-		path  string
-		flags int
-	}{
-		{os.DevNull, os.O_RDWR},
-		{filepath.Join(dir, "root.qcow2"), os.O_RDWR},
-		{b.guest, os.O_RDONLY},
-	} {
-		f, err := os.OpenFile(layer.path, layer.flags, 0)
+// openInherited opens the files that QEMU gets as descriptors, in the driver's order: its
+// run lock, sockets and serial log, then the seed, the root disk, and the image below that.
+func (b *benchmark) openInherited(ctx context.Context, dir string) (files []*os.File, err error) {
+	defer func() {
 		if err != nil {
 			closeAll(files)
-			return nil, err
 		}
-		files = append(files, f)
+	}()
+	open := func(path string, flags int) {
+		if err == nil {
+			var f *os.File
+			f, err = os.OpenFile(path, flags, 0o600)
+			files = append(files, f)
+		}
 	}
-	return files, nil
+	listen := func(name string) {
+		if err == nil {
+			var f *os.File
+			f, err = listenOn(ctx, filepath.Join(dir, name))
+			files = append(files, f)
+		}
+	}
+	open(os.DevNull, os.O_RDWR)
+	for _, name := range []string{machine.ControlSocket, machine.EventsSocket, machine.SerialSocket} {
+		listen(name)
+	}
+	open(filepath.Join(dir, machine.SerialLogFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND)
+	open(filepath.Join(dir, machine.SeedFile), os.O_RDONLY)
+	open(filepath.Join(dir, "root.qcow2"), os.O_RDWR)
+	open(b.guest, os.O_RDONLY)
+	return files, err
+}
+
+// listenOn makes a unix socket, and returns the descriptor to pass on.
+func listenOn(ctx context.Context, path string) (*os.File, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	socket := listener.(*net.UnixListener)
+	socket.SetUnlinkOnClose(false)
+	file, err := socket.File()
+	return file, errors.Join(err, socket.Close())
 }
 
 func closeAll(files []*os.File) {

@@ -23,6 +23,8 @@ type VirtualMachineStatusApplyConfiguration struct {
 	// - RestartRequired: a change waits for a restart. Absent otherwise.
 	// - DeletionBlocked: the deletion cannot complete. Absent otherwise.
 	// - Stalled: only a change of the spec can help. Absent otherwise.
+	// - Confined: the machine runs as another user than Drover's, or under Landlock. Absent
+	// while it is off, and where the driver leaves that to its engine.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// observedGeneration is the generation of the spec that this status describes.
 	// It is -1 until a controller has seen the VirtualMachine.

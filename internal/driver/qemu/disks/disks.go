@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/diskimage"
-	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // Store makes and opens the disks of machines, from the images that the operator allows.
@@ -77,12 +77,12 @@ func (d *Store) FindImage(o Order) (BaseImage, error) {
 
 // Open opens a disk, and the image below it that the field names, and checks them
 // as they are opened: QEMU gets these descriptors, and no path.
-func (d *Store) Open(files *machine.Files, field, path string, have Disk, readOnly bool) (*machine.Drive, error) {
+func (d *Store) Open(files *launch.Files, field, path string, have Disk, readOnly bool) (*launch.Drive, error) {
 	own, err := OpenFile(path, readOnly)
 	if err != nil {
 		return nil, unavailableError("disk %s: %w", path, err)
 	}
-	opened := &machine.Drive{Path: files.AddDisk(own), ReadOnly: readOnly}
+	opened := &launch.Drive{FD: files.Add(own), ReadOnly: readOnly}
 	if have.Image.Path == "" {
 		return opened, nil
 	}
@@ -90,7 +90,7 @@ func (d *Store) Open(files *machine.Files, field, path string, have Disk, readOn
 	if err != nil {
 		return nil, err
 	}
-	opened.Backing = &machine.Layer{Path: files.AddDisk(base), Format: have.Image.Format}
+	opened.Backing = &launch.Layer{FD: files.Add(base), Format: have.Image.Format}
 	return opened, nil
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // BaseImage is the image that a disk stands on.
@@ -171,7 +171,7 @@ func checkRegular(f *os.File) error {
 }
 
 // OpenKernel opens the files of a kernel that is booted directly.
-func (d *Store) OpenKernel(spec driver.ServerSpec, files *machine.Files) (*machine.Kernel, error) {
+func (d *Store) OpenKernel(spec driver.ServerSpec, files *launch.Files) (*launch.Kernel, error) {
 	k := spec.Image.Kernel
 	if k == nil {
 		return nil, nil //nolint:nilnil // Nil is for the disk's own.
@@ -181,20 +181,20 @@ func (d *Store) OpenKernel(spec driver.ServerSpec, files *machine.Files) (*machi
 	if err != nil {
 		return nil, err
 	}
-	opened := &machine.Kernel{Path: files.AddPlain(f), Cmdline: k.Cmdline}
+	opened := &launch.Kernel{FD: files.Add(f), Cmdline: k.Cmdline}
 	if k.Initrd == "" {
 		return opened, nil
 	}
 	if f, err = d.openSource("image.kernel.initrd", k.Initrd); err != nil {
 		return nil, err
 	}
-	opened.Initrd = files.AddPlain(f)
+	opened.InitrdFD = files.Add(f)
 	return opened, nil
 }
 
 // CheckKernel reports whether the files of a kernel could be opened now.
 func (d *Store) CheckKernel(spec driver.ServerSpec) error {
-	files := &machine.Files{}
+	files := &launch.Files{}
 	defer files.Close()
 	_, err := d.OpenKernel(spec, files)
 	return err

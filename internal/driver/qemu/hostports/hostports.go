@@ -24,6 +24,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // Ports are the ports of the host that machines may use.
@@ -91,7 +92,7 @@ func (h *Ports) Check(ports []driver.Port) error {
 
 // Choose is a chooser that tries ports. Each choice continues where the previous one
 // ended, so that a machine with several ports is not offered a port that it took already.
-func (h *Ports) Choose(ctx context.Context, f machine.Forward) (int32, error) {
+func (h *Ports) Choose(ctx context.Context, f launch.Forward) (int32, error) {
 	switch {
 	case f.HostPort != 0 && !h.hasPort(f.HostPort):
 		return 0, fmt.Errorf("it is none of %s (--qemu-host-ports)", h.text)
@@ -110,13 +111,13 @@ func (h *Ports) Choose(ctx context.Context, f machine.Forward) (int32, error) {
 
 // Chooser returns the host port of a forward if it is free, or any free one where that is
 // 0.
-type Chooser func(context.Context, machine.Forward) (int32, error)
+type Chooser func(context.Context, launch.Forward) (int32, error)
 
 // ChooseForwards finds host ports for the ports of a spec. Those that the spec
 // names come first, so that none of them is chosen for another port.
-func ChooseForwards(ctx context.Context, ports []driver.Port, before []machine.Forward, choose Chooser) ([]machine.Forward, error) {
-	forwards := make([]machine.Forward, len(ports))
-	used := map[machine.Forward]bool{}
+func ChooseForwards(ctx context.Context, ports []driver.Port, before []launch.Forward, choose Chooser) ([]launch.Forward, error) {
+	forwards := make([]launch.Forward, len(ports))
+	used := map[launch.Forward]bool{}
 	for _, chosen := range []bool{false, true} {
 		for i, p := range ports {
 			if (p.HostPort == 0) != chosen {
@@ -134,12 +135,12 @@ func ChooseForwards(ctx context.Context, ports []driver.Port, before []machine.F
 
 // CheckForwards reports whether a machine that has some host ports can get the others
 // that a spec names.
-func CheckForwards(ctx context.Context, ports []driver.Port, have []machine.Forward, choose Chooser) error {
+func CheckForwards(ctx context.Context, ports []driver.Port, have []launch.Forward, choose Chooser) error {
 	for i, p := range ports {
 		f := forwardOf(p)
 		// A port cannot be tried that the machine itself has: the same, or where one is of all
 		// addresses.
-		isOwn := func(own machine.Forward) bool {
+		isOwn := func(own launch.Forward) bool {
 			return own.Outside() == f.Outside() && (own.HostIP == f.HostIP || own.HostIP == "" || f.HostIP == "")
 		}
 		if f.Chosen || slices.ContainsFunc(have, isOwn) {
@@ -153,7 +154,7 @@ func CheckForwards(ctx context.Context, ports []driver.Port, have []machine.Forw
 }
 
 // ConflictError names the port of the spec that a host port is for.
-func ConflictError(i int, p driver.Port, f machine.Forward, err error) error {
+func ConflictError(i int, p driver.Port, f launch.Forward, err error) error {
 	return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
 		"ports[%d] (%s): host port %s is not available: %w", i, p.Name, f.HostEnd(), err))
 }
@@ -164,7 +165,7 @@ const MaxTries = 10
 
 // chooseForward chooses a host port for a port of the spec. Where the spec leaves the
 // choice, it takes the port of the previous run if that is free.
-func chooseForward(ctx context.Context, p driver.Port, before []machine.Forward, used map[machine.Forward]bool, choose Chooser) (f machine.Forward, err error) {
+func chooseForward(ctx context.Context, p driver.Port, before []launch.Forward, used map[launch.Forward]bool, choose Chooser) (f launch.Forward, err error) {
 	f = forwardOf(p)
 	if !f.Chosen {
 		_, err = choose(ctx, f)
@@ -189,8 +190,8 @@ func chooseForward(ctx context.Context, p driver.Port, before []machine.Forward,
 }
 
 // forwardOf returns the forward that a port of a spec asks for.
-func forwardOf(p driver.Port) machine.Forward {
-	return machine.Forward{Protocol: protocolOf(p), HostIP: hostIPOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
+func forwardOf(p driver.Port) launch.Forward {
+	return launch.Forward{Protocol: protocolOf(p), HostIP: hostIPOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
 }
 
 // hostIPOf returns the address that a port is opened on, empty for all IPv4 addresses.

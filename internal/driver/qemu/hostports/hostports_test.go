@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // host acts as a host that has some ports taken and offers others in turn.
@@ -23,7 +23,7 @@ type host struct {
 	offers []int32
 }
 
-func (h *host) choose(_ context.Context, f machine.Forward) (int32, error) {
+func (h *host) choose(_ context.Context, f launch.Forward) (int32, error) {
 	switch {
 	case slices.Contains(h.taken, f.HostPort):
 		return 0, errors.New("address already in use")
@@ -41,28 +41,28 @@ func TestChooseForwards(t *testing.T) {
 	t.Parallel()
 	any80, fixed80 := driver.Port{Name: "http", Protocol: "TCP", Port: 80}, driver.Port{Name: "http", Protocol: "TCP", Port: 80, HostPort: 8080}
 	any81, dns := driver.Port{Name: "more", Port: 81}, driver.Port{Name: "dns", Protocol: "UDP", Port: 53}
-	had := func(protocol string, hostPort, port int32) machine.Forward {
-		return machine.Forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
+	had := func(protocol string, hostPort, port int32) launch.Forward {
+		return launch.Forward{Protocol: protocol, HostPort: hostPort, Port: port, Chosen: true}
 	}
-	asked := machine.Forward{Protocol: "tcp", HostPort: 8080, Port: 80}
+	asked := launch.Forward{Protocol: "tcp", HostPort: 8080, Port: 80}
 	for name, c := range map[string]struct {
 		ports  []driver.Port
-		before []machine.Forward
+		before []launch.Forward
 		host   host
-		want   []machine.Forward
+		want   []launch.Forward
 		says   string
 	}{
 		"none":                            {},
-		"asked for":                       {ports: []driver.Port{fixed80}, want: []machine.Forward{asked}},
+		"asked for":                       {ports: []driver.Port{fixed80}, want: []launch.Forward{asked}},
 		"asked for and taken":             {ports: []driver.Port{any81, fixed80}, host: host{taken: []int32{8080}}, says: "ports[1] (http): host port 8080/tcp is not available"},
-		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []machine.Forward{had("tcp", 1, 80), had("udp", 2, 53)}},
+		"chosen":                          {ports: []driver.Port{any80, dns}, host: host{offers: []int32{1, 2}}, want: []launch.Forward{had("tcp", 1, 80), had("udp", 2, 53)}},
 		"chosen and none left":            {ports: []driver.Port{any80}, says: "none is left"},
-		"the same again":                  {ports: []driver.Port{any80, dns}, before: []machine.Forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []machine.Forward{had("tcp", 8, 80), had("udp", 7, 53)}},
-		"another if that is taken":        {ports: []driver.Port{any80}, before: []machine.Forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 80)}},
-		"another's of before":             {ports: []driver.Port{any81}, before: []machine.Forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 81)}},
-		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []machine.Forward{asked}, host: host{offers: []int32{9}}, want: []machine.Forward{had("tcp", 9, 80)}},
-		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []machine.Forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []machine.Forward{had("tcp", 9, 81), asked}},
-		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []machine.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []machine.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
+		"the same again":                  {ports: []driver.Port{any80, dns}, before: []launch.Forward{had("udp", 7, 53), had("tcp", 8, 80)}, want: []launch.Forward{had("tcp", 8, 80), had("udp", 7, 53)}},
+		"another if that is taken":        {ports: []driver.Port{any80}, before: []launch.Forward{had("tcp", 8, 80)}, host: host{taken: []int32{8}, offers: []int32{9}}, want: []launch.Forward{had("tcp", 9, 80)}},
+		"another's of before":             {ports: []driver.Port{any81}, before: []launch.Forward{had("tcp", 8, 80)}, host: host{offers: []int32{9}}, want: []launch.Forward{had("tcp", 9, 81)}},
+		"one that was asked for is free":  {ports: []driver.Port{any80}, before: []launch.Forward{asked}, host: host{offers: []int32{9}}, want: []launch.Forward{had("tcp", 9, 80)}},
+		"one that is asked for now":       {ports: []driver.Port{any81, fixed80}, before: []launch.Forward{had("tcp", 8080, 81)}, host: host{offers: []int32{8080, 9}}, want: []launch.Forward{had("tcp", 9, 81), asked}},
+		"two for one, each keeps its own": {ports: []driver.Port{any80, any80}, before: []launch.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}, want: []launch.Forward{had("tcp", 7, 80), had("tcp", 8, 80)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ChooseForwards(t.Context(), c.ports, c.before, c.host.choose)
@@ -103,7 +103,7 @@ func TestHostPortsRange(t *testing.T) {
 	_, err = ChooseForwards(t.Context(), ports[:1], nil, only.Choose)
 	wantRetry(t, err, fmt.Sprintf("none of %d (--qemu-host-ports) is free", first))
 	// A port from before the flag is not taken again.
-	before := []machine.Forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
+	before := []launch.Forward{{Protocol: "tcp", HostPort: 1, Port: 80, Chosen: true}}
 	_, err = ChooseForwards(t.Context(), ports[:1], before, only.Choose)
 	wantRetry(t, err, "is free")
 }

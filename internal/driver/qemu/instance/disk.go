@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/image/diskimage"
-	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // RootField is the field that names the image of the root disk.
@@ -45,7 +45,7 @@ func RootOrder(spec driver.ServerSpec, requested disks.ImageSettings) disks.Orde
 
 // prepareRoot makes the root disk where there is none yet. An existing one stays,
 // whatever image the spec names now: it holds what the guest wrote.
-func (inst *Instance) prepareRoot(spec driver.ServerSpec, files *machine.Files) (*machine.Drive, error) {
+func (inst *Instance) prepareRoot(spec driver.ServerSpec, files *launch.Files) (*launch.Drive, error) {
 	if inst.NeedsRoot(spec) {
 		if err := inst.addRoot(spec); err != nil {
 			return nil, inst.Host.StateDir.Explain(err)
@@ -82,8 +82,8 @@ func (inst *Instance) addRoot(spec driver.ServerSpec) error {
 
 // prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
 // any more stays where it is, in case the spec names it again.
-func (inst *Instance) prepareVolumes(spec driver.ServerSpec, files *machine.Files) ([]machine.Volume, error) {
-	volumes := make([]machine.Volume, 0, len(spec.Volumes))
+func (inst *Instance) prepareVolumes(spec driver.ServerSpec, files *launch.Files) ([]launch.Volume, error) {
+	volumes := make([]launch.Volume, 0, len(spec.Volumes))
 	for i, v := range spec.Volumes {
 		if _, made := inst.Volumes[v.Name]; !made {
 			if err := inst.makeVolume(i, v); err != nil {
@@ -94,7 +94,7 @@ func (inst *Instance) prepareVolumes(spec driver.ServerSpec, files *machine.File
 		if err != nil {
 			return nil, err
 		}
-		volumes = append(volumes, machine.Volume{Name: v.Name, Drive: *attached})
+		volumes = append(volumes, launch.Volume{Name: v.Name, Drive: *attached})
 	}
 	return volumes, nil
 }
@@ -156,12 +156,12 @@ func imageOfVolume(v driver.Volume) disks.ImageSettings {
 func (inst *Instance) SizesToGrow(spec driver.ServerSpec) map[string]int64 {
 	sizes := map[string]int64{}
 	if inst.Root.Size > 0 && spec.RootDiskBytes > inst.Root.Size {
-		sizes[machine.RootNode] = spec.RootDiskBytes
+		sizes[launch.RootNode] = spec.RootDiskBytes
 	}
 	for _, v := range spec.Volumes {
 		writable := slices.ContainsFunc(inst.Settings.Volumes, func(a volumeSettings) bool { return a.Name == v.Name && !a.ReadOnly })
 		if have := inst.Volumes[v.Name].Size; writable && v.SizeBytes > have {
-			sizes[machine.VolumeNode(v.Name)] = v.SizeBytes
+			sizes[launch.VolumeNode(v.Name)] = v.SizeBytes
 		}
 	}
 	return sizes
@@ -187,10 +187,10 @@ func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) err
 			return err
 		}
 	}
-	inst.Root.Size = max(inst.Root.Size, sizes[machine.RootNode])
+	inst.Root.Size = max(inst.Root.Size, sizes[launch.RootNode])
 	inst.Volumes = maps.Clone(inst.Volumes)
 	for _, v := range spec.Volumes {
-		if size, grown := sizes[machine.VolumeNode(v.Name)]; grown {
+		if size, grown := sizes[launch.VolumeNode(v.Name)]; grown {
 			made := inst.Volumes[v.Name]
 			made.Size = size
 			inst.Volumes[v.Name] = made

@@ -11,6 +11,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
 )
 
@@ -23,6 +24,7 @@ var machineErrors = []struct {
 	{machine.ErrProgram, driver.ErrUnavailable, ""},
 	{machine.ErrMachineTypes, driver.ErrRetry, ""},
 	{machine.ErrMachineTypeLost, driver.ErrRetry, driver.ReasonMachineTypeUnavailable},
+	{launch.ErrNoUser, driver.ErrRetry, driver.ReasonMachineUserUnavailable},
 	{machine.ErrNotStarted, driver.ErrRetry, ""},
 	{machine.ErrNoMemory, driver.ErrExhausted, ""},
 	{machine.ErrDiskChanged, driver.ErrRetry, driver.ReasonImageUnavailable},
@@ -37,6 +39,9 @@ var machineErrors = []struct {
 func ContractError(err error) error {
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); ok {
 		return driver.Errorf(driver.ErrExhausted, "resource.memory: %w", shortage)
+	}
+	if errors.Is(err, launch.ErrUserIDsExhausted) {
+		return driver.Errorf(driver.ErrExhausted, "%w by --qemu-uid-range", err)
 	}
 	for _, e := range machineErrors {
 		if !errors.Is(err, e.from) {

@@ -12,6 +12,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/memory"
 )
 
@@ -22,8 +23,10 @@ type Config struct {
 	Accelerator string
 	// Binary is the QEMU to run.
 	Binary string
-	Clock  clock.WithTicker
-	Log    logr.Logger
+	// Users are the users that machines run as.
+	Users *launch.Users
+	Clock clock.WithTicker
+	Log   logr.Logger
 }
 
 // Host is what the instances in a folder share.
@@ -50,9 +53,10 @@ type Host struct {
 // NewHost returns the host of the instances in a folder. To start any of them it needs
 // images, disks, choose and reserve too.
 func NewHost(c Config, dir *statedir.Dir) *Host {
+	program := &machine.Program{Name: c.Binary, Users: c.Users, Log: c.Log}
 	return &Host{
-		Config: c, StateDir: dir, Program: &machine.Program{Name: c.Binary, Log: c.Log},
-		Accelerator: machine.NewAccelerator(c.Accelerator, c.Binary, dir, c.Clock, c.Log),
+		Config: c, StateDir: dir, Program: program,
+		Accelerator: machine.NewAccelerator(c.Accelerator, program, dir, c.Clock, c.Log),
 		LogBound:    defaultLogBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
 	}
 }

@@ -213,7 +213,7 @@ func (inst *Instance) driverState() driver.State {
 func (inst *Instance) Report() driver.Server {
 	out := inst.describeServer()
 	if inst.IsAlive() {
-		out.Accelerator = inst.CurrentAccelerator()
+		out.Accelerator, out.Confinement = inst.CurrentAccelerator(), inst.findConfinement()
 	}
 	if !inst.IsAlive() && !inst.Retained && inst.Broken == nil {
 		inst.Host.ReportedExits.Store(inst.UID, inst.Run)

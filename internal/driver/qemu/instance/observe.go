@@ -143,3 +143,18 @@ func (inst *Instance) observeDiskFault(ctx context.Context) {
 	defer c.Close()
 	inst.fault = inst.findDiskFault(ctx, c)
 }
+
+// findConfinement returns how the machine is confined, which runs; nil while that cannot be
+// read, or is about to be written.
+func (inst *Instance) findConfinement() *driver.Confinement {
+	c, err := inst.FindConfinement()
+	switch {
+	case err != nil || inst.Phase != PhaseOn:
+		return nil
+	case c == nil || !inst.Host.Users.Matches(*c):
+		return &driver.Confinement{Reason: driver.ReasonStartedBefore, Message: "Drover does not know how the machine was started, or would now start it as another user: restart it"}
+	case c.IsWeak():
+		return &driver.Confinement{Reason: driver.ReasonNotConfined, Message: c.Describe()}
+	}
+	return &driver.Confinement{Reason: driver.ReasonConfined, Message: c.Describe()}
+}

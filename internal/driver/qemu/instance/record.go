@@ -14,7 +14,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
-	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // Names in a server's directory, beside those of its machine.
@@ -64,7 +64,7 @@ type Record struct {
 	// Accelerator of the last run; empty where an older version started it.
 	Accelerator string `json:"accelerator,omitempty"`
 	// Forwards are those of the last run.
-	Forwards []machine.Forward `json:"forwards,omitempty"`
+	Forwards []launch.Forward `json:"forwards,omitempty"`
 
 	Settings Settings   `json:"settings"`
 	Root     disks.Disk `json:"root"`

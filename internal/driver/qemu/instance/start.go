@@ -16,6 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/cgroup"
+	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // StartRun begins a run. It records what it is about to do, starts QEMU with the guest still
@@ -30,7 +31,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 		return ContractError(err)
 	}
 	defer release()
-	files := &machine.Files{}
+	files := &launch.Files{}
 	defer files.Close()
 	m, err := inst.prepareRun(ctx, spec, on, files)
 	if err != nil {
@@ -53,7 +54,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 	if err := inst.Save(); err != nil {
 		return inst.Host.StateDir.Explain(err)
 	}
-	if err := inst.startMachine(ctx, m, spec.Ports, runLock); err != nil {
+	if err := inst.startMachine(ctx, m, files, spec.Ports, runLock); err != nil {
 		_ = runLock.Close()
 		return errors.Join(err, inst.undoStart(ctx, before))
 	}
@@ -82,49 +83,51 @@ func (inst *Instance) FindPlatform(ctx context.Context) (Platform, error) {
 	}
 	accel, err := inst.Host.Accelerator.Choose(ctx)
 	if !errors.Is(err, ctx.Err()) { // else there is no error, or only that of ctx
-		err = inst.Host.StateDir.Explain(err)
+		err = ContractError(inst.Host.StateDir.Explain(err))
 	}
 	return Platform{machineType, accel}, err
 }
 
 // prepareRun gathers what a run needs, and opens the files that QEMU is to get.
-func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on Platform, files *machine.Files) (machine.Config, error) {
+func (inst *Instance) prepareRun(ctx context.Context, spec driver.ServerSpec, on Platform, files *launch.Files) (launch.Config, error) {
 	release, err := inst.Host.Images.Hold()
 	if err != nil {
-		return machine.Config{}, err
+		return launch.Config{}, err
 	}
 	defer release()
 	volumes, err := inst.prepareVolumes(spec, files)
 	if err != nil {
-		return machine.Config{}, err
+		return launch.Config{}, err
 	}
 	kernel, err := inst.Host.Disks.OpenKernel(spec, files)
 	if err != nil {
-		return machine.Config{}, err
+		return launch.Config{}, err
 	}
 	seed, err := inst.AddSeed(seedOf(spec), files)
 	if err != nil {
-		return machine.Config{}, inst.Host.StateDir.Explain(err)
+		return launch.Config{}, inst.Host.StateDir.Explain(err)
 	}
 	forwards, err := hostports.ChooseForwards(ctx, spec.Ports, inst.Forwards, inst.Host.ChoosePort)
 	if err != nil {
-		return machine.Config{}, err
+		return launch.Config{}, err
 	}
 	root, err := inst.prepareRoot(spec, files)
 	if err != nil {
-		return machine.Config{}, err
+		return launch.Config{}, err
 	}
-	return machine.Config{
-		UUID: string(inst.UID), ID: inst.ID, Type: on.MachineType, Accel: on.Accelerator, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
-		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards, Seed: seed, Files: files,
+	return launch.Config{
+		Version: launch.Version,
+		UUID:    string(inst.UID), ID: inst.ID, Type: on.MachineType, Accel: on.Accelerator, CPUs: wholeCPUs(spec.CPUMilli), MemoryBytes: spec.MemoryBytes,
+		Root: root, Volumes: volumes, Kernel: kernel, Forwards: forwards, SeedFD: seed,
 	}, nil
 }
 
 // startMachine starts QEMU. Another process may take a chosen host port before QEMU has it,
-// such as a machine that is started at the same time. Then launch chooses another port.
-func (inst *Instance) startMachine(ctx context.Context, m machine.Config, ports []driver.Port, runLock *os.File) error {
+// such as a machine that is started at the same time. Then it chooses another port and tries
+// again.
+func (inst *Instance) startMachine(ctx context.Context, m launch.Config, files *launch.Files, ports []driver.Port, runLock *os.File) error {
 	for try := 1; ; try++ {
-		err := inst.Start(ctx, inst.Host.Program, m, runLock)
+		err := inst.Start(ctx, inst.Host.Program, m, files, runLock)
 		ended, ok := errors.AsType[*machine.StartError](err)
 		if !ok || ended.Taken < 0 {
 			return ContractError(err)

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package machine
+package launch
 
 import (
 	"crypto/sha256"
@@ -9,39 +9,93 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// Config is all that QEMU's command line depends on. Paths are absolute, or relative to the
-// machine's directory.
+// Version is the version of the descriptions that this package writes and reads.
+const Version = 1
+
+// Config describes a machine: all that QEMU's command line depends on. As JSON it may come
+// from another program: see Parse. It names files by the numbers of their descriptors in
+// QEMU, and no path.
 type Config struct {
-	UUID        string
-	ID          string // part of QEMU's name
-	Type        string // of the machine, with its version
-	Accel       string
-	CPUs        int64
-	MemoryBytes int64
-	Root        *Drive
-	Volumes     []Volume
-	Kernel      *Kernel
-	Forwards    []Forward
-	// Seed is the disk that cloud-init reads, empty for none.
-	Seed string
-	// Files are the files that the drives, the kernel and the seed name.
-	Files *Files
+	Version     int       `json:"version"`
+	UUID        string    `json:"uuid"`
+	ID          string    `json:"id"`          // part of QEMU's name
+	Type        string    `json:"type"`        // of the machine, with its version
+	Accel       string    `json:"accelerator"` // AccelKVM or AccelTCG
+	CPUs        int64     `json:"cpus"`
+	MemoryBytes int64     `json:"memoryBytes"`
+	Root        *Drive    `json:"root,omitempty"`
+	Volumes     []Volume  `json:"volumes,omitempty"`
+	Kernel      *Kernel   `json:"kernel,omitempty"`
+	Forwards    []Forward `json:"forwards,omitempty"`
+	// SeedFD is the disk that cloud-init reads, 0 for none.
+	SeedFD int `json:"seedFD,omitempty"`
 }
 
 // Drive is a disk of a machine: a qcow2 file, on top of an image if it has one.
 type Drive struct {
-	Path     string
-	Backing  *Layer
-	ReadOnly bool
+	FD       int    `json:"fd"`
+	Backing  *Layer `json:"backing,omitempty"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
 // Volume is a further disk; the guest sees its name as the serial number.
 type Volume struct {
-	Name string
+	Name string `json:"name"`
 	Drive
 }
+
+// Layer is an image that a disk stands on.
+type Layer struct {
+	FD     int    `json:"fd"`
+	Format string `json:"format"`
+}
+
+// Kernel is booted in place of the one on the disk.
+type Kernel struct {
+	FD       int    `json:"fd"`
+	InitrdFD int    `json:"initrdFD,omitempty"` // 0 for none
+	Cmdline  string `json:"cmdline,omitempty"`
+}
+
+// Forward forwards a port of the host to one of the guest.
+type Forward struct {
+	Protocol string `json:"protocol"` // tcp or udp
+	// HostIP is the host's address, empty for all IPv4 addresses.
+	HostIP   string `json:"hostIP,omitempty"`
+	HostPort int32  `json:"hostPort"`
+	Port     int32  `json:"port"`
+	// Chosen is set where the spec has no host port.
+	Chosen bool `json:"chosen,omitempty"`
+}
+
+// HostfwdRule returns the forward in QEMU's syntax.
+func (f Forward) HostfwdRule() string {
+	return fmt.Sprintf("%s:%s:%d-:%d", f.Protocol, f.HostIP, f.HostPort, f.Port)
+}
+
+// Outside returns the part that no two forwards may have in common, whatever their
+// addresses: one may be on all addresses.
+func (f Forward) Outside() Forward { return Forward{Protocol: f.Protocol, HostPort: f.HostPort} }
+
+// HostEnd describes the forward's end on the host, for people.
+func (f Forward) HostEnd() string {
+	text := fmt.Sprintf("%d/%s", f.HostPort, f.Protocol)
+	if f.HostIP != "" {
+		text += " of " + f.HostIP
+	}
+	return text
+}
+
+// Accelerators that a machine runs under.
+const (
+	// AccelKVM means the processor's own virtualisation.
+	AccelKVM = "kvm"
+	// AccelTCG means emulation, which works everywhere and is slow.
+	AccelTCG = "tcg"
+)
 
 // Formats of disks and images, by QEMU's names for them.
 const (
@@ -57,25 +111,15 @@ func VolumeNode(name string) string { return "volume-" + name }
 
 // SeedSerial is the serial number of the disk that cloud-init reads. No volume should have
 // a name with capital letters. A guest finds the disk by its label.
-const SeedSerial = seedLabel
+const SeedSerial = "CIDATA"
 
 // seedArguments returns the disk that cloud-init reads.
-func seedArguments(path string) []string {
+func seedArguments(fd int) []string {
 	node := Object{
 		"driver": formatRaw, "node-name": "seed", "read-only": true,
-		"file": Object{"driver": "file", "filename": path, "read-only": true},
+		"file": Object{"driver": "file", "filename": fdsetName(fd), "read-only": true},
 	}
-	return []string{"-blockdev", node.text(), "-device", diskDevice("seed", Object{"serial": SeedSerial})}
-}
-
-// Kernel is booted in place of the one on the disk.
-type Kernel struct {
-	Path, Initrd, Cmdline string
-}
-
-// Layer is an image that a disk stands on.
-type Layer struct {
-	Path, Format string
+	return []string{"-blockdev", node.Text(), "-device", diskDevice("seed", Object{"serial": SeedSerial})}
 }
 
 // arguments returns the command line. Text that a user chose is in JSON or in an argument
@@ -87,7 +131,7 @@ func (c Config) arguments() []string {
 		"-uuid", c.UUID,
 		"-machine", c.Type + ",usb=off,vmport=off,dump-guest-core=off",
 		"-accel", c.Accel,
-		"-cpu", cpuModel(c.Accel),
+		"-cpu", CPUModel(c.Accel),
 		"-smp", strconv.FormatInt(c.CPUs, 10),
 		"-m", strconv.FormatInt(c.MemoryBytes/(1<<20), 10) + "M",
 		"-S", "-action", "shutdown=pause,panic=pause",
@@ -98,25 +142,36 @@ func (c Config) arguments() []string {
 		"-mon", "chardev=events,mode=control",
 		"-chardev", socketDevice("serial", serialFD) + ",logfile=" + fdsetName(serialLogFD) + ",logappend=on",
 		"-serial", "chardev:serial",
-		"-device", Object{"driver": "pvpanic"}.text(),
-		"-device", Object{"driver": "virtio-rng-pci"}.text(),
+		"-device", Object{"driver": "pvpanic"}.Text(),
+		"-device", Object{"driver": "virtio-rng-pci"}.Text(),
 	}
 	args = append(args, fdsetArguments(serialLogFD)...)
 	args = append(args, c.networkArguments()...)
-	args = append(args, c.Files.arguments()...)
+	for _, fd := range c.diskFDs() {
+		args = append(args, fdsetArguments(fd)...)
+	}
 	if c.Root != nil {
 		args = append(args, c.Root.arguments(RootNode, Object{"bootindex": 1})...)
 	}
 	for _, v := range c.Volumes {
 		args = append(args, v.arguments(VolumeNode(v.Name), Object{"serial": v.Name})...)
 	}
-	if c.Seed != "" {
-		args = append(args, seedArguments(c.Seed)...)
+	if c.SeedFD != 0 {
+		args = append(args, seedArguments(c.SeedFD)...)
 	}
 	if c.Kernel != nil {
 		args = append(args, c.Kernel.arguments()...)
 	}
-	return append(args, "-device", balloonDevice.text())
+	return append(args, "-device", balloonDevice.Text())
+}
+
+// BalloonInterval is how often QEMU asks the guest for its memory statistics.
+const BalloonInterval = 5 * time.Second
+
+// balloonDevice is a device by which the guest reports its memory. It takes none from the
+// guest.
+var balloonDevice = Object{
+	"driver": "virtio-balloon-pci", "id": "balloon", "guest-stats-polling-interval": int(BalloonInterval / time.Second),
 }
 
 // socketDevice returns a character device that serves the socket of a descriptor.
@@ -124,7 +179,8 @@ func socketDevice(id string, fd int) string {
 	return fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", id, fd)
 }
 
-func cpuModel(accel string) string {
+// CPUModel returns the model of the guest's CPUs.
+func CPUModel(accel string) string {
 	if accel == AccelKVM {
 		return "host"
 	}
@@ -132,17 +188,18 @@ func cpuModel(accel string) string {
 }
 
 func (k Kernel) arguments() []string {
-	args := []string{"-kernel", k.Path, "-append", k.Cmdline}
-	if k.Initrd != "" {
-		args = append(args, "-initrd", k.Initrd)
+	args := []string{"-kernel", reopenName(k.FD), "-append", k.Cmdline}
+	if k.InitrdFD != 0 {
+		args = append(args, "-initrd", reopenName(k.InitrdFD))
 	}
 	return args
 }
 
-// Object is a JSON object; its text has the keys in order.
+// Object is a JSON object.
 type Object map[string]any
 
-func (o Object) text() string {
+// Text returns the object as JSON, its keys in order.
+func (o Object) Text() string {
 	text, err := json.Marshal(o)
 	if err != nil {
 		panic(err) // strings and numbers can always be marshaled
@@ -156,11 +213,11 @@ func (c Config) networkArguments() []string {
 	var netdev strings.Builder
 	netdev.WriteString("user,id=net")
 	for _, f := range c.Forwards {
-		netdev.WriteString(",hostfwd=" + f.hostfwdRule())
+		netdev.WriteString(",hostfwd=" + f.HostfwdRule())
 	}
 	return []string{
 		"-netdev", netdev.String(),
-		"-device", Object{"driver": "virtio-net-pci", "netdev": "net", "mac": MACAddress(c.UUID), "romfile": ""}.text(),
+		"-device", Object{"driver": "virtio-net-pci", "netdev": "net", "mac": MACAddress(c.UUID), "romfile": ""}.Text(),
 	}
 }
 
@@ -175,7 +232,7 @@ func MACAddress(uuid string) string {
 func (d Drive) arguments(name string, device Object) []string {
 	node := Object{
 		"driver": formatQcow2, "node-name": name, "discard": "unmap",
-		"file":    Object{"driver": "file", "filename": d.Path, "discard": "unmap"},
+		"file":    Object{"driver": "file", "filename": fdsetName(d.FD), "discard": "unmap"},
 		"backing": nil,
 	}
 	if d.ReadOnly {
@@ -184,7 +241,7 @@ func (d Drive) arguments(name string, device Object) []string {
 	if d.Backing != nil {
 		node["backing"] = d.Backing.blockNode()
 	}
-	return []string{"-blockdev", node.text(), "-device", diskDevice(name, device)}
+	return []string{"-blockdev", node.Text(), "-device", diskDevice(name, device)}
 }
 
 // diskDevice returns the device that the guest sees of a disk. An error of the host's
@@ -194,13 +251,13 @@ func (d Drive) arguments(name string, device Object) []string {
 func diskDevice(name string, device Object) string {
 	device["driver"], device["drive"], device["id"] = "virtio-blk-pci", name, "disk-"+name
 	device["werror"], device["rerror"] = "stop", "stop"
-	return device.text()
+	return device.Text()
 }
 
 func (l Layer) blockNode() Object {
 	node := Object{
 		"driver": l.Format, "read-only": true,
-		"file": Object{"driver": "file", "filename": l.Path, "read-only": true},
+		"file": Object{"driver": "file", "filename": fdsetName(l.FD), "read-only": true},
 	}
 	if l.Format == formatQcow2 {
 		node["backing"] = nil

@@ -1,0 +1,342 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package qemu
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr/funcr"
+
+	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
+	"cloudnative.tw/drover/internal/machine/proc"
+)
+
+// needsRoot skips a test of machines that have other users than the tests.
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can start machines as other users")
+	}
+}
+
+// processStatus returns the lines of a machine's /proc/PID/status by their names.
+func processStatus(t *testing.T, d *Driver, spec driver.ServerSpec) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(proc.Path(d.InstanceOf(spec.UID).PID(), "status"))
+	must(t, err)
+	status := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		status[name] = strings.Join(strings.Fields(value), " ")
+	}
+	return status
+}
+
+func wantConfinement(t *testing.T, s driver.Server, reason string) {
+	t.Helper()
+	if s.Confinement == nil || s.Confinement.Reason != reason {
+		t.Errorf("the confinement is %+v, want %s", s.Confinement, reason)
+	}
+}
+
+// TestMachineUsers checks that each machine has a user ID of its own, no groups of this
+// program, and no capabilities.
+func TestMachineUsers(t *testing.T) {
+	t.Parallel()
+	needsRoot(t)
+	e := newEngine(t)
+	d := e.open(t)
+	seen := map[string]bool{}
+	for range 3 {
+		spec := e.spec()
+		wantConfinement(t, reach(t, d, spec, driver.StateRunning), driver.ReasonConfined)
+		status := processStatus(t, d, spec)
+		id, _, _ := strings.Cut(status["Uid"], " ")
+		if status["Uid"] != strings.Join([]string{id, id, id, id}, " ") || len(id) != 10 || !strings.HasPrefix(id, "21000") || seen[id] {
+			t.Errorf("its user IDs are %s, beside those of %v", status["Uid"], seen)
+		}
+		seen[id] = true
+		for name, want := range map[string]string{
+			"Groups": "", "CapInh": noCapabilities, "CapPrm": noCapabilities, "CapEff": noCapabilities, "CapBnd": noCapabilities, "CapAmb": noCapabilities,
+			"NoNewPrivs": "1", "Seccomp": "2",
+		} {
+			if status[name] != want {
+				t.Errorf("%s is %q, want %q", name, status[name], want)
+			}
+		}
+		defer gone(t, d, spec)
+	}
+}
+
+const noCapabilities = "0000000000000000"
+
+// TestOneUser checks that without a range all machines run as one user, and that a Drover with
+// a range reports them as StartedBefore.
+func TestOneUser(t *testing.T) {
+	t.Parallel()
+	needsRoot(t)
+	e := newEngine(t)
+	o := e.options()
+	o.UserIDs = ""
+	d := openWith(t, o)
+	spec := e.spec()
+	wantConfinement(t, reach(t, d, spec, driver.StateRunning), driver.ReasonConfined)
+	if id, _, _ := strings.Cut(processStatus(t, d, spec)["Uid"], " "); id == "0" || len(id) > 5 {
+		t.Errorf("its user ID is %s", id)
+	}
+	// A Drover with a range would start it otherwise.
+	s, err := e.open(t).Ensure(t.Context(), spec)
+	must(t, err)
+	wantConfinement(t, s, driver.ReasonStartedBefore)
+	gone(t, d, spec)
+}
+
+// TestUserMissing checks that without the user no machine is started, by a clear error, and
+// that those which run are reached as ever.
+func TestUserMissing(t *testing.T) {
+	t.Parallel()
+	needsRoot(t)
+	e := newEngine(t)
+	before := e.spec()
+	reach(t, e.open(t), before, driver.StateRunning)
+	o := e.options()
+	o.User = "drover-missing"
+	var lines []string
+	o.Log = funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
+	d := openWith(t, o)
+	if log := strings.Join(lines, "\n"); !strings.Contains(log, "Machines cannot be started") {
+		t.Errorf("the log has %q", log)
+	}
+	spec := e.spec()
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, "user drover-missing", "useradd --system", driver.ReasonMachineUserUnavailable)
+	if d.InstanceOf(spec.UID).PID() != 0 {
+		t.Error("a machine runs")
+	}
+	s := reach(t, d, before, driver.StateRunning)
+	wantConfinement(t, s, driver.ReasonConfined)
+	gone(t, d, before)
+	gone(t, d, spec)
+}
+
+// TestUserIDsUsedUp checks that a machine waits while all user IDs are in use.
+func TestUserIDsUsedUp(t *testing.T) {
+	t.Parallel()
+	needsRoot(t)
+	e := newEngine(t)
+	o := e.options()
+	o.UserIDs = "2100070000-2100070000"
+	d := openWith(t, o)
+	first, second := e.spec(), e.spec()
+	reach(t, d, first, driver.StateRunning)
+	_, err := d.Ensure(t.Context(), second)
+	wantError(t, err, driver.ErrExhausted, "2100070000", "--qemu-uid-range")
+	gone(t, d, first)
+	reach(t, d, second, driver.StateRunning)
+	gone(t, d, second)
+}
+
+// TestStartedBefore checks that machines of which it is not known how they were started are
+// adopted as they are, and that a restart confines them.
+func TestStartedBefore(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for name, change := range map[string]func(t *testing.T, path string){
+		"without a file": func(t *testing.T, path string) {
+			t.Helper()
+			must(t, os.Remove(path))
+		},
+		"with the file of another process": func(t *testing.T, path string) {
+			t.Helper()
+			replaceIn(t, path, "startTicks", 1)
+		},
+		"with a file that cannot be read": func(t *testing.T, path string) {
+			t.Helper()
+			must(t, os.WriteFile(path, []byte("{"), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := e.open(t)
+			spec := e.spec()
+			s := reach(t, d, spec, driver.StateRunning)
+			wantConfinement(t, s, driver.ReasonConfined)
+			change(t, d.InstanceOf(spec.UID).File(machine.StartedFile))
+			next := e.open(t)
+			adopted := reach(t, next, spec, driver.StateRunning)
+			if adopted.Run != s.Run {
+				t.Error("it is another run")
+			}
+			wantConfinement(t, adopted, driver.ReasonStartedBefore)
+			restart(t, next, spec, "drover guest 2 A")
+			wantConfinement(t, reach(t, next, spec, driver.StateRunning), driver.ReasonConfined)
+			gone(t, next, spec)
+		})
+	}
+}
+
+// replaceIn replaces a number in a file of JSON.
+func replaceIn(t *testing.T, path, key string, value int64) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	must(t, err)
+	var object map[string]any
+	must(t, json.Unmarshal(content, &object))
+	object[key] = value
+	content, err = json.Marshal(object)
+	must(t, err)
+	must(t, os.WriteFile(path, content, 0o600))
+}
+
+// TestLowPort checks that a machine can have a host port that takes a privilege, and has no
+// other.
+func TestLowPort(t *testing.T) {
+	t.Parallel()
+	needsRoot(t)
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	spec.Ports = []driver.Port{{Name: "web", Protocol: "TCP", Port: 80, HostPort: freeLowPort(t)}}
+	reach(t, d, spec, driver.StateRunning)
+	if got := processStatus(t, d, spec)["CapEff"]; got != "0000000000000400" {
+		t.Errorf("its capabilities are %s", got)
+	}
+	gone(t, d, spec)
+}
+
+func freeLowPort(t *testing.T) int32 {
+	t.Helper()
+	for port := int32(1023); port > 512; port-- {
+		listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp4", fmt.Sprintf(":%d", port))
+		if err == nil {
+			must(t, listener.Close())
+			return port
+		}
+	}
+	t.Fatal("no port below 1024 is free")
+	return 0
+}
+
+// TestBadUsers checks what the options refuse.
+func TestBadUsers(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	for _, ids := range []string{"0-10", "10-9", "x", "1-", "1-4294967295", "1-2-3", "-1-2"} {
+		o := e.options()
+		o.User, o.UserIDs = launch.DefaultUser, ids
+		if _, err := New(o); err == nil || !strings.Contains(err.Error(), "--qemu-uid-range: user IDs are \""+ids) {
+			t.Errorf("%s: got %v", ids, err)
+		}
+	}
+	for name, want := range map[string]bool{"": os.Geteuid() != 0, launch.DefaultUser: true, "root": os.Geteuid() == 0} {
+		o := DefaultOptions()
+		o.Dir, o.User = filepath.Join(t.TempDir(), "qemu"), name
+		if _, err := o.Open(driver.Environment{ClusterID: "cluster-1"}); (err == nil) != want {
+			t.Errorf("--qemu-user %q: got %v", name, err)
+		}
+	}
+	users, err := launch.NewUsers("root", "")
+	must(t, err)
+	if err := users.Check(); err == nil || !strings.Contains(err.Error(), "has the rights of root") {
+		t.Errorf("root: got %v", err)
+	}
+}
+
+// isRunAgain reports whether this is the test's run in another process, below a program that
+// takes something from it. If it is not, isRunAgain runs that, and requires that it passes.
+func isRunAgain(t *testing.T, below ...string) bool {
+	t.Helper()
+	const again = "DROVER_TEST_RUN_AGAIN"
+	if os.Getenv(again) != "" {
+		return true
+	}
+	args := append(slices.Clone(below[1:]), os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
+	cmd := exec.CommandContext(t.Context(), below[0], args...) //nolint:gosec // this test
+	cmd.Env = append(os.Environ(), again+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("%v: %s", err, out)
+	}
+	return false
+}
+
+// TestSetuidRefused checks root without the capability to become another user, as in some
+// containers: no machine is started as root instead.
+func TestSetuidRefused(t *testing.T) {
+	t.Parallel()
+	needsRoot(t)
+	if !isRunAgain(t, "setpriv", "--bounding-set=-setuid") {
+		return
+	}
+	e := newEngine(t)
+	d := e.open(t)
+	spec := e.spec()
+	_, err := d.Ensure(t.Context(), spec)
+	wantError(t, err, driver.ErrRetry, "CAP_SETUID", driver.ReasonMachineUserUnavailable)
+	gone(t, d, spec)
+}
+
+// TestFewDescriptors checks a Drover that can open no further file: no machine is lost, and
+// starts go on once it can.
+func TestFewDescriptors(t *testing.T) {
+	t.Parallel()
+	if !isRunAgain(t, "prlimit", "--nofile=64") {
+		return
+	}
+	e := newEngine(t)
+	d := e.open(t)
+	running, spec := e.spec(), e.spec()
+	first := reach(t, d, running, driver.StateRunning)
+	var taken []*os.File
+	for {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			break
+		}
+		taken = append(taken, f)
+	}
+	closed := 0
+	for ; closed < 30; closed++ { // wherever they run out
+		if _, err := d.Ensure(t.Context(), spec); err == nil {
+			break
+		}
+		must(t, taken[closed].Close())
+	}
+	if closed == 0 {
+		t.Error("it started at once: descriptors did not run out")
+	}
+	for _, f := range taken {
+		_ = f.Close()
+	}
+	reach(t, d, spec, driver.StateRunning)
+	if s := reach(t, d, running, driver.StateRunning); s.Run != first.Run {
+		t.Errorf("the machine that ran was started again")
+	}
+	gone(t, d, running)
+	gone(t, d, spec)
+}
+
+// TestExposures checks that a folder into which others can look is reported.
+func TestExposures(t *testing.T) {
+	t.Parallel()
+	users, err := launch.NewUsers("", "")
+	must(t, err)
+	dir := t.TempDir()
+	for mode, want := range map[os.FileMode]bool{0o700: false, 0o755: true, 0o710: true} {
+		must(t, os.Chmod(dir, mode))
+		found := users.FindExposures(dir)
+		if got := slices.ContainsFunc(found, func(text string) bool { return strings.Contains(text, "chmod 700 "+dir) }); got != want {
+			t.Errorf("%#o: got %q", mode, found)
+		}
+	}
+}

@@ -1,0 +1,18 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package confine
+
+import "golang.org/x/sys/unix"
+
+const (
+	auditArch = unix.AUDIT_ARCH_X86_64
+	// firstForeignCall begins the system calls of the x32 ABI, which has the same audit
+	// architecture.
+	firstForeignCall = 0x40000000
+)
+
+// legacyCalls are the denied system calls that newer architectures lack.
+var legacyCalls = []uintptr{
+	unix.SYS_CHMOD, unix.SYS_CHOWN, unix.SYS_LCHOWN, unix.SYS_UTIME, unix.SYS_UTIMES, unix.SYS_FUTIMESAT,
+}

@@ -1,0 +1,19 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package confine
+
+import (
+	"math"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	auditArch = unix.AUDIT_ARCH_AARCH64
+	// firstForeignCall is more than any system call has.
+	firstForeignCall = math.MaxUint32
+)
+
+// legacyCalls are the denied system calls that newer architectures lack.
+var legacyCalls []uintptr

@@ -1,0 +1,14 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !amd64 && !arm64
+
+package confine
+
+// There is no filter for other architectures.
+const (
+	auditArch        = 0
+	firstForeignCall = 0
+)
+
+var legacyCalls []uintptr

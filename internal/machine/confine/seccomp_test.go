@@ -1,0 +1,74 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package confine
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// TestFilter checks what the filter answers to system calls.
+func TestFilter(t *testing.T) {
+	t.Parallel()
+	filter, err := bpf.NewVM(makeFilter())
+	must(t, err)
+	const (
+		allowed = unix.SECCOMP_RET_ALLOW
+		denied  = unix.SECCOMP_RET_ERRNO | int(unix.EPERM)
+		unknown = unix.SECCOMP_RET_ERRNO | int(unix.ENOSYS)
+	)
+	type call struct {
+		arch, number uint32
+		arguments    [6]uint32
+	}
+	for name, c := range map[string]struct {
+		call call
+		want int
+	}{
+		"read":                  {call{auditArch, unix.SYS_READ, [6]uint32{3}}, allowed},
+		"execve":                {call{auditArch, unix.SYS_EXECVE, [6]uint32{}}, allowed},
+		"another architecture":  {call{unix.AUDIT_ARCH_I386, unix.SYS_READ, [6]uint32{}}, unknown},
+		"clone3":                {call{auditArch, unix.SYS_CLONE3, [6]uint32{}}, unknown},
+		"a thread":              {call{auditArch, unix.SYS_CLONE, [6]uint32{unix.CLONE_VM | unix.CLONE_THREAD}}, allowed},
+		"a user namespace":      {call{auditArch, unix.SYS_CLONE, [6]uint32{unix.CLONE_NEWUSER}}, denied},
+		"a network namespace":   {call{auditArch, unix.SYS_CLONE, [6]uint32{unix.CLONE_VM | unix.CLONE_NEWNET}}, denied},
+		"unshare":               {call{auditArch, unix.SYS_UNSHARE, [6]uint32{}}, denied},
+		"own limits":            {call{auditArch, unix.SYS_PRLIMIT64, [6]uint32{0}}, allowed},
+		"limits of another":     {call{auditArch, unix.SYS_PRLIMIT64, [6]uint32{1}}, denied},
+		"TCP":                   {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET, unix.SOCK_STREAM, 0}}, allowed},
+		"TCP by its number":     {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_TCP}}, allowed},
+		"UDP of IPv6":           {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDP}}, allowed},
+		"ICMP":                  {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_ICMP}}, allowed},
+		"ICMP of IPv6":          {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_ICMPV6}}, allowed},
+		"MPTCP":                 {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP}}, denied},
+		"SCTP":                  {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_SCTP}}, denied},
+		"a unix socket":         {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_UNIX, unix.SOCK_STREAM, 0}}, denied},
+		"a packet socket":       {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_PACKET, unix.SOCK_RAW, 0}}, denied},
+		"a pair of sockets":     {call{auditArch, unix.SYS_SOCKETPAIR, [6]uint32{unix.AF_UNIX}}, denied},
+		"a socket of the host":  {call{auditArch, unix.SYS_SOCKET, [6]uint32{unix.AF_VSOCK, unix.SOCK_STREAM, 0}}, denied},
+		"accept":                {call{auditArch, unix.SYS_ACCEPT4, [6]uint32{unix.IPPROTO_TCP}}, allowed},
+		"an attribute":          {call{auditArch, unix.SYS_SETXATTR, [6]uint32{}}, denied},
+		"a mode":                {call{auditArch, unix.SYS_FCHMODAT, [6]uint32{}}, denied},
+		"an owner":              {call{auditArch, unix.SYS_FCHOWNAT, [6]uint32{}}, denied},
+		"a time":                {call{auditArch, unix.SYS_UTIMENSAT, [6]uint32{}}, denied},
+		"memory of another":     {call{auditArch, unix.SYS_PROCESS_VM_READV, [6]uint32{}}, denied},
+		"the last of the table": {call{auditArch, uint32(deniedCalls[len(deniedCalls)-1]), [6]uint32{}}, denied}, //nolint:gosec // small
+	} {
+		// The virtual machine reads the order of the network, and the kernel its own.
+		data := make([]byte, 64)
+		binary.BigEndian.PutUint32(data[callNumber:], c.call.number)
+		binary.BigEndian.PutUint32(data[callArch:], c.call.arch)
+		for i, argument := range c.call.arguments {
+			binary.BigEndian.PutUint32(data[lowerHalf(uint32(i)):], argument)
+		}
+		got, err := filter.Run(data)
+		must(t, err)
+		if got != c.want {
+			t.Errorf("%s: got %#x, want %#x", name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,176 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Parse reads a description of a machine as JSON. It refuses fields that it does not know:
+// a machine must not run without something that its description asks for.
+func Parse(text []byte) (Config, error) {
+	var c Config
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&c); err != nil {
+		return Config{}, fmt.Errorf("the description of the machine: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return Config{}, errors.New("the description of the machine: there is text after the JSON object")
+	}
+	return c, nil
+}
+
+const (
+	maxVolumes  = 100
+	maxForwards = 1000
+	maxCPUs     = 1 << 16
+	minMemory   = 1 << 20 // bytes
+	maxMemory   = 1 << 50
+	maxCmdline  = 64 << 10
+)
+
+var (
+	uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	// namePattern excludes commas, which separate QEMU's options.
+	namePattern   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+	accelerators  = []string{AccelKVM, AccelTCG}
+	formats       = []string{formatQcow2, formatRaw}
+	protocolNames = []string{"tcp", "udp"}
+)
+
+// check refuses a description that QEMU would misunderstand, and one that names other
+// descriptors than those of the files, or one of them twice.
+func (c Config) check(files *Files) error {
+	if err := c.checkMachine(); err != nil {
+		return err
+	}
+	if len(c.Volumes) > maxVolumes || len(c.Forwards) > maxForwards {
+		return fmt.Errorf("volumes and forwards are %d and %d: at most %d and %d are possible", len(c.Volumes), len(c.Forwards), maxVolumes, maxForwards)
+	}
+	names := map[string]bool{}
+	for i, v := range c.Volumes {
+		if !namePattern.MatchString(v.Name) || v.Name == SeedSerial || names[v.Name] {
+			return fmt.Errorf("volumes[%d].name is %q: it must be unique, of letters, digits, dots, dashes and underscores", i, v.Name)
+		}
+		names[v.Name] = true
+	}
+	for i, f := range c.Forwards {
+		if err := f.check(); err != nil {
+			return fmt.Errorf("forwards[%d].%w", i, err)
+		}
+	}
+	return cmp.Or(c.checkFormats(), c.checkDescriptors(files))
+}
+
+func (c Config) checkMachine() error {
+	switch {
+	case c.Version != Version:
+		return fmt.Errorf("version is %d: this program knows %d", c.Version, Version)
+	case !uuidPattern.MatchString(c.UUID):
+		return fmt.Errorf("uuid is %.80q: it must be a UUID in small letters", c.UUID)
+	case !namePattern.MatchString(c.ID):
+		return fmt.Errorf("id is %.80q: it must be of letters, digits, dots, dashes and underscores", c.ID)
+	case !namePattern.MatchString(c.Type):
+		return fmt.Errorf("type is %.80q: it must be a machine type of QEMU", c.Type)
+	case !slices.Contains(accelerators, c.Accel):
+		return fmt.Errorf("accelerator is %.80q: it must be one of %q", c.Accel, accelerators)
+	case c.CPUs < 1 || c.CPUs > maxCPUs:
+		return fmt.Errorf("cpus is %d: it must be from 1 to %d", c.CPUs, maxCPUs)
+	case c.MemoryBytes < minMemory || c.MemoryBytes > maxMemory:
+		return fmt.Errorf("memoryBytes is %d: it must be from %d to %d", c.MemoryBytes, minMemory, maxMemory)
+	case c.Kernel != nil && (len(c.Kernel.Cmdline) > maxCmdline || !utf8.ValidString(c.Kernel.Cmdline) || strings.ContainsRune(c.Kernel.Cmdline, 0)):
+		return fmt.Errorf("kernel.cmdline has %d bytes: it must be text of at most %d", len(c.Kernel.Cmdline), maxCmdline)
+	}
+	return nil
+}
+
+func (f Forward) check() error {
+	if !slices.Contains(protocolNames, f.Protocol) {
+		return fmt.Errorf("protocol is %.80q: it must be one of %q", f.Protocol, protocolNames)
+	}
+	if f.HostIP != "" {
+		if ip, err := netip.ParseAddr(f.HostIP); err != nil || !ip.Is4() {
+			return fmt.Errorf("hostIP is %.80q: it must be an IPv4 address", f.HostIP)
+		}
+	}
+	for name, port := range map[string]int32{"hostPort": f.HostPort, "port": f.Port} {
+		if port < 1 || port > math.MaxUint16 {
+			return fmt.Errorf("%s is %d: it must be from 1 to %d", name, port, math.MaxUint16)
+		}
+	}
+	return nil
+}
+
+// drives returns the root disk and the volumes.
+func (c Config) drives() []Drive {
+	var all []Drive
+	if c.Root != nil {
+		all = append(all, *c.Root)
+	}
+	for _, v := range c.Volumes {
+		all = append(all, v.Drive)
+	}
+	return all
+}
+
+func (c Config) checkFormats() error {
+	for _, d := range c.drives() {
+		if d.Backing != nil && !slices.Contains(formats, d.Backing.Format) {
+			return fmt.Errorf("the format of an image is %.80q: it must be one of %q", d.Backing.Format, formats)
+		}
+	}
+	return nil
+}
+
+// diskFDs returns the descriptors that QEMU takes from sets.
+func (c Config) diskFDs() []int {
+	var all []int
+	for _, d := range c.drives() {
+		all = append(all, d.FD)
+		if d.Backing != nil {
+			all = append(all, d.Backing.FD)
+		}
+	}
+	if c.SeedFD != 0 {
+		all = append(all, c.SeedFD)
+	}
+	return all
+}
+
+// reopenedFDs returns the descriptors whose files QEMU opens again.
+func (c Config) reopenedFDs() []int {
+	var all []int
+	if c.Kernel != nil {
+		all = append(all, c.Kernel.FD)
+		if c.Kernel.InitrdFD != 0 {
+			all = append(all, c.Kernel.InitrdFD)
+		}
+	}
+	return all
+}
+
+func (c Config) checkDescriptors(files *Files) error {
+	used := slices.Concat(c.diskFDs(), c.reopenedFDs())
+	for i, fd := range used {
+		if fd < firstFD || fd >= firstFD+len(files.files) || slices.Contains(used[:i], fd) {
+			return fmt.Errorf("descriptor %d: each must be used once, and there are those from %d to %d", fd, firstFD, firstFD+len(files.files)-1)
+		}
+	}
+	if len(used) != len(files.files) {
+		return fmt.Errorf("there are %d files for %d descriptors", len(files.files), len(used))
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// decode returns the JSON value of the option that follows a flag and mentions
+// a text.
+func decode(t *testing.T, args []string, flag, mentions string) map[string]any {
+	t.Helper()
+	for i, arg := range args {
+		if i == 0 || args[i-1] != flag || !strings.Contains(arg, mentions) {
+			continue
+		}
+		var value map[string]any
+		if err := json.Unmarshal([]byte(arg), &value); err != nil {
+			t.Fatalf("%s is followed by %q: %v", flag, arg, err)
+		}
+		return value
+	}
+	t.Fatalf("there is no %s with %s in %q", flag, mentions, args)
+	return nil
+}
+
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	m := Config{
+		UUID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "0123456789abcdef", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
+		Root:     &Drive{FD: 8, Backing: &Layer{FD: 9, Format: formatQcow2}},
+		Forwards: []Forward{{Protocol: "tcp", HostPort: 8080, Port: 80}, {Protocol: "udp", HostIP: "127.0.0.1", HostPort: 5353, Port: 53}},
+	}
+	args := m.arguments()
+	for _, pair := range [][2]string{
+		{"-uuid", m.UUID},
+		{"-name", "drover-0123456789abcdef"},
+		{"-accel", "tcg"},
+		{"-smp", "3"},
+		{"-m", "3814M"},
+		{"-action", "shutdown=pause,panic=pause"},
+		{"-netdev", "user,id=net,hostfwd=tcp::8080-:80,hostfwd=udp:127.0.0.1:5353-:53"},
+		{"-machine", "pc-q35-7.2,usb=off,vmport=off,dump-guest-core=off"},
+	} {
+		if i := slices.Index(args, pair[0]); i < 0 || args[i+1] != pair[1] {
+			t.Errorf("there is no %s %s in %q", pair[0], pair[1], args)
+		}
+	}
+	if sandbox := args[slices.Index(args, "-sandbox")+1]; !strings.HasPrefix(sandbox, "on,") {
+		t.Errorf("the sandbox is %q", sandbox)
+	}
+	backing := decode(t, args, "-blockdev", "/dev/fdset/8")["backing"].(map[string]any)
+	if next, named := backing["backing"]; !named || next != nil {
+		t.Errorf("QEMU would follow the image's own pointer: %v", backing)
+	}
+	if mac := decode(t, args, "-device", "virtio-net")["mac"].(string); !strings.HasPrefix(mac, "52:54:") || len(mac) != 17 {
+		t.Errorf("the address is %q", mac)
+	}
+}
+
+// TestDisksPause checks that an error of any disk, including the seed's, pauses the
+// guest.
+func TestDisksPause(t *testing.T) {
+	t.Parallel()
+	disks := 0
+	for _, device := range decodeAll(t, plainConfig().arguments(), "-device") {
+		if device["driver"] != "virtio-blk-pci" {
+			continue
+		}
+		disks++
+		if device["werror"] != "stop" || device["rerror"] != "stop" {
+			t.Errorf("a disk is %v", device)
+		}
+	}
+	if disks != 3 {
+		t.Errorf("there are %d disks", disks)
+	}
+}
+
+// TestSeedSerial checks that cloud-init's disk has the serial number that is reserved for it.
+func TestSeedSerial(t *testing.T) {
+	t.Parallel()
+	if serial := decode(t, seedArguments(8), "-device", "virtio-blk")["serial"]; serial != SeedSerial {
+		t.Errorf("the serial number is %v", serial)
+	}
+}
+
+// plainConfig describes a machine with everything that a machine can have.
+func plainConfig() Config {
+	return Config{
+		Version: Version, UUID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "x", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
+		Root:     &Drive{FD: firstFD, Backing: &Layer{FD: firstFD + 1, Format: formatRaw}},
+		Volumes:  []Volume{{"x", Drive{FD: firstFD + 2}}},
+		Kernel:   &Kernel{FD: firstFD + 3, InitrdFD: firstFD + 4, Cmdline: "x"},
+		Forwards: []Forward{{Protocol: "tcp", HostPort: 1, Port: 1}, {Protocol: "udp", HostPort: 1, Port: 1}},
+		SeedFD:   firstFD + 5,
+	}
+}
+
+// plainFiles are as many as plainConfig names.
+func plainFiles() *Files { return &Files{files: make([]*os.File, 6)} }
+
+// TestCheck checks that a description with a wrong value is refused, by the field's name.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	if err := plainConfig().check(plainFiles()); err != nil {
+		t.Errorf("a good one is refused: %v", err)
+	}
+	for name, c := range map[string]struct {
+		change func(*Config)
+		says   string
+	}{
+		"uuid":              {func(c *Config) { c.UUID = "x" }, "uuid"},
+		"id":                {func(c *Config) { c.ID = "a,b" }, "id is"},
+		"type":              {func(c *Config) { c.Type = "q35,usb=on" }, "type is"},
+		"accelerator":       {func(c *Config) { c.Accel = "tcg,x=y" }, "accelerator"},
+		"no CPU":            {func(c *Config) { c.CPUs = 0 }, "cpus"},
+		"memory":            {func(c *Config) { c.MemoryBytes = 1 }, "memoryBytes"},
+		"command line":      {func(c *Config) { c.Kernel.Cmdline = "a\x00b" }, "kernel.cmdline"},
+		"volume":            {func(c *Config) { c.Volumes[0].Name = "a,b" }, "volumes[0].name"},
+		"the seed's name":   {func(c *Config) { c.Volumes[0].Name = SeedSerial }, "volumes[0].name"},
+		"many volumes":      {func(c *Config) { c.Volumes = make([]Volume, maxVolumes+1) }, "volumes"},
+		"protocol":          {func(c *Config) { c.Forwards[0].Protocol = "sctp" }, "forwards[0].protocol"},
+		"address":           {func(c *Config) { c.Forwards[1].HostIP = "::1" }, "forwards[1].hostIP"},
+		"port":              {func(c *Config) { c.Forwards[1].Port = 1 << 16 }, "forwards[1].port"},
+		"host port":         {func(c *Config) { c.Forwards[1].HostPort = 0 }, "forwards[1].hostPort"},
+		"format":            {func(c *Config) { c.Root.Backing.Format = "vmdk" }, "format"},
+		"standard output":   {func(c *Config) { c.Root.FD = 1 }, "descriptor 1"},
+		"a disk twice":      {func(c *Config) { c.Volumes[0].FD = c.Root.FD }, "descriptor 8"},
+		"a descriptor less": {func(c *Config) { c.SeedFD = 0 }, "6 files for 5"},
+		"too high":          {func(c *Config) { c.SeedFD = 100 }, "descriptor 100"},
+	} {
+		config := plainConfig()
+		c.change(&config)
+		if err := config.check(plainFiles()); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: got %v, want %q in it", name, err, c.says)
+		}
+	}
+}
+
+// FuzzParse checks that no description makes an option of QEMU that it should not make,
+// whatever it holds.
+func FuzzParse(f *testing.F) {
+	whole, err := json.Marshal(plainConfig())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole)
+	for _, text := range []string{`{}`, `{"version":2}`, `{"version":1,"paths":[]}`, string(whole) + "{}", strings.Replace(string(whole), `"tcg"`, `"tcg,thread=multi"`, 1)} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, err := Parse(text)
+		if err != nil || c.check(&Files{files: make([]*os.File, len(c.diskFDs())+len(c.reopenedFDs()))}) != nil {
+			return
+		}
+		again, err := json.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back, err := Parse(again); err != nil || !slices.Equal(back.arguments(), c.arguments()) {
+			t.Errorf("%s comes back as %s: %v", text, again, err)
+		}
+		c.checkArguments(t)
+	})
+}
+
+// checkArguments checks that the options are those of every machine, and that texts are
+// where they belong.
+func (c Config) checkArguments(t *testing.T) {
+	t.Helper()
+	args := c.arguments()
+	known := plainConfig().arguments()
+	for i, arg := range args {
+		if strings.HasPrefix(arg, "-") && !slices.Contains(known, arg) && args[i-1] != "-append" {
+			t.Errorf("%+v makes the option %q", c, arg)
+		}
+	}
+	for _, pair := range [][2]string{{"-accel", c.Accel}, {"-uuid", c.UUID}, {"-machine", c.Type + ",usb=off,vmport=off,dump-guest-core=off"}} {
+		if args[slices.Index(args, pair[0])+1] != pair[1] || strings.Count(pair[1], ",") > 3 {
+			t.Errorf("%+v makes %q", c, args)
+		}
+	}
+	for _, node := range decodeAll(t, args, "-blockdev") {
+		checkNode(t, node)
+	}
+	if netdev := args[slices.Index(args, "-netdev")+1]; !netdevPattern.MatchString(netdev) {
+		t.Errorf("the network is %q", netdev)
+	}
+}
+
+var (
+	netdevPattern = regexp.MustCompile(`^user,id=net(,hostfwd=(tcp|udp):[0-9.]*:[0-9]+-:[0-9]+)*$`)
+	fdsetPattern  = regexp.MustCompile(`^/dev/fdset/[0-9]+$`)
+)
+
+// checkNode checks that a disk, and the image below it, are descriptors.
+func checkNode(t *testing.T, node map[string]any) {
+	t.Helper()
+	if name, _ := node["file"].(map[string]any)["filename"].(string); !fdsetPattern.MatchString(name) {
+		t.Errorf("a disk is %v", node)
+	}
+	if backing, ok := node["backing"].(map[string]any); ok {
+		checkNode(t, backing)
+	}
+}
+
+// decodeAll returns the JSON values of a flag, in order.
+func decodeAll(t *testing.T, args []string, flag string) []map[string]any {
+	t.Helper()
+	var all []map[string]any
+	for i, arg := range args {
+		if i == 0 || args[i-1] != flag || i > 1 && args[i-2] == "-append" {
+			continue
+		}
+		var value map[string]any
+		if err := json.Unmarshal([]byte(arg), &value); err != nil {
+			t.Fatalf("%s is followed by %q: %v", flag, arg, err)
+		}
+		all = append(all, value)
+	}
+	return all
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,85 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+
+	"cloudnative.tw/drover/internal/machine/confine"
+)
+
+// Confinement is what was taken from a QEMU when it was started.
+type Confinement struct {
+	// UserID is that of the machine, or of the program that started it.
+	UserID uint32 `json:"userID"`
+	// HasUniqueID is set if no other machine has that user ID.
+	HasUniqueID bool `json:"hasUniqueID,omitempty"`
+	// LandlockABI is the version of Landlock that was applied, 0 for none.
+	LandlockABI int `json:"landlockABI,omitempty"`
+}
+
+func (o Order) confinementOf(as *confine.User) Confinement {
+	c := Confinement{UserID: uint32(os.Geteuid()), LandlockABI: o.Policy.ABI} //nolint:gosec // a user ID
+	if as != nil {
+		c.UserID, c.HasUniqueID = as.ID, o.Users.last != 0
+	}
+	return c
+}
+
+// Describe returns what confines a QEMU and what does not, for people.
+func (c Confinement) Describe() string {
+	text := fmt.Sprintf("it runs as user ID %d", c.UserID)
+	switch {
+	case c.HasUniqueID:
+		text += " of its own"
+	case c.UserID == uint32(os.Geteuid()): //nolint:gosec // a user ID
+		text += ", Drover's own"
+	default:
+		text += ", which all machines have"
+	}
+	if c.LandlockABI == 0 {
+		return text + ", and without Landlock"
+	}
+	return fmt.Sprintf("%s, with version %d of Landlock", text, c.LandlockABI)
+}
+
+// IsWeak reports whether a QEMU has this program's user and no Landlock, so that only the
+// filter of system calls confines it.
+func (c Confinement) IsWeak() bool {
+	return c.LandlockABI == 0 && c.UserID == uint32(os.Geteuid()) //nolint:gosec // a user ID
+}
+
+// Matches reports whether a machine that is started now would have the same kind of user.
+func (u *Users) Matches(c Confinement) bool {
+	return !u.AreSeparate() || c.UserID != uint32(os.Geteuid()) && (u.last == 0 || c.HasUniqueID) //nolint:gosec // a user ID
+}
+
+// FindExposures returns what gives away more of this host than the confinement of machines
+// can make up for: a folder of theirs that other users can look into, and the right of this
+// program's user to command the Docker engine, which machines of that user have too.
+func (u *Users) FindExposures(folder string) []string {
+	var found []string
+	if info, err := os.Stat(folder); err == nil && info.Mode().Perm()&0o077 != 0 {
+		found = append(found, fmt.Sprintf("other users can look into %s, whose mode is %#o: chmod 700 %[1]s", folder, info.Mode().Perm()))
+	}
+	if !u.AreSeparate() && os.Geteuid() != 0 && isInGroup("docker") {
+		found = append(found, "Drover's user is in group docker, which has all rights on this host, and machines run as that user: run the drivers docker and qemu as two Drovers of two users, or Drover as root")
+	}
+	return found
+}
+
+// isInGroup reports whether this program has a group.
+func isInGroup(name string) bool {
+	group, err := user.LookupGroup(name)
+	if err != nil {
+		return false
+	}
+	id, err := strconv.Atoi(group.Gid)
+	groups, err2 := os.Getgroups()
+	return err == nil && err2 == nil && (slices.Contains(groups, id) || os.Getegid() == id)
+}

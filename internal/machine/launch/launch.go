@@ -1,0 +1,190 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package launch starts QEMU for a machine that is described, from a program that may do
+// much, as a process that may do next to nothing.
+//
+// Start with Start. It takes a description (config.go, which makes the command line;
+// check.go, which refuses bad ones), the open files that the description names (files.go),
+// and the users that machines run as (users.go). Package confine takes rights away from
+// QEMU; confinement.go describes the result, and what weakens it. Package launch knows neither
+// Kubernetes nor what is on the host's disks.
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine/confine"
+)
+
+// KVMDevice is the device that gives guests the processor's own virtualisation.
+const KVMDevice = "/dev/kvm"
+
+// Order says how to start a machine.
+type Order struct {
+	// Program is the QEMU to start.
+	Program string
+	// Policy is what every machine on that QEMU may use. What this one needs is added.
+	Policy confine.Policy
+	Users  *Users
+	// Dir is the working directory. QEMU need not be able to open it.
+	Dir string
+	// Temp is a folder for copies of files that QEMU's user could not read.
+	Temp string
+	// Output gets what QEMU prints. It appends.
+	Output *os.File
+}
+
+// Started is a QEMU that was started.
+type Started struct {
+	*exec.Cmd
+	// Confinement says how it is confined.
+	Confinement Confinement
+}
+
+// Start starts the QEMU of a machine, in a session of its own. It inherits neither this
+// program's environment nor any of its files but the given ones, which the caller closes.
+func Start(ctx context.Context, c Config, o Order, in Endpoints, files *Files) (*Started, error) {
+	if err := c.check(files); err != nil {
+		return nil, fmt.Errorf("the machine cannot be started as it is described: %w", err)
+	}
+	given := slices.Clone(files.files)
+	for _, fd := range c.reopenedFDs() {
+		readable, err := o.makeReadable(files.at(fd))
+		if err != nil {
+			return nil, fmt.Errorf("copying a file that QEMU is to read: %w", err)
+		}
+		if readable != files.at(fd) {
+			defer func() { _ = readable.Close() }()
+		}
+		given[fd-firstFD] = readable
+	}
+	started := &Started{Cmd: o.command(ctx, c, slices.Concat(in.files(), given))}
+	err := o.Users.startAs(func(as *confine.User) error {
+		started.Confinement = o.confinementOf(as)
+		return explainStart(confine.Start(started.Cmd, o.policyOf(c, as, given)), as)
+	})
+	return started, err
+}
+
+func (o Order) command(ctx context.Context, c Config, files []*os.File) *exec.Cmd {
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), o.Program, c.arguments()...) //nolint:gosec // made by Config
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
+	cmd.Stdout, cmd.Stderr = o.Output, o.Output
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd
+}
+
+// StartProbe starts a program that tries a KVM device, confined as the QEMU of a machine is
+// that uses it.
+func StartProbe(cmd *exec.Cmd, policy confine.Policy, users *Users, device string) error {
+	return users.startAs(func(as *confine.User) error {
+		return explainStart(confine.Start(cmd, withKVM(policy, as, device)), as)
+	})
+}
+
+// withKVM lets the user use a KVM device, and gives it the device's group.
+func withKVM(policy confine.Policy, as *confine.User, device string) confine.Policy {
+	policy.Devices, policy.User = append(slices.Clone(policy.Devices), device), as
+	if as != nil {
+		as.Groups = deviceGroups(device)
+	}
+	return policy
+}
+
+// explainStart says what an error of a start as another user means.
+func explainStart(err error, as *confine.User) error {
+	switch {
+	case as == nil || err == nil || errors.Is(err, confine.ErrNotRestricted):
+		return err
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("%w: Drover cannot start it as user ID %d: that takes root with CAP_SETUID, CAP_SETGID, CAP_SETPCAP and CAP_NET_BIND_SERVICE, and an ID that exists in this user namespace: %w", ErrNoUser, as.ID, err)
+	case errors.Is(err, unix.EACCES):
+		return fmt.Errorf("user ID %d may not execute the program: every user must be able to: %w", as.ID, err)
+	}
+	return err
+}
+
+// policyOf adds to what every machine may use what this one needs.
+func (o Order) policyOf(c Config, as *confine.User, files []*os.File) confine.Policy {
+	policy := o.Policy
+	policy.Dir, policy.User = o.Dir, as
+	if c.Accel == AccelKVM {
+		policy = withKVM(policy, as, KVMDevice)
+	}
+	policy.Reopen, policy.Ports = nil, nil
+	for _, fd := range c.reopenedFDs() {
+		policy.Reopen = append(policy.Reopen, files[fd-firstFD])
+	}
+	lowest := firstUnprivilegedPort()
+	for _, f := range c.Forwards {
+		if f.Protocol == "tcp" {
+			policy.Ports = append(policy.Ports, f.HostPort)
+		}
+		if as != nil && f.HostPort < lowest {
+			as.MayBindLowPorts = true
+		}
+	}
+	return policy
+}
+
+// deviceGroups returns the group of a device that its group may use, but never that of root.
+func deviceGroups(path string) []uint32 {
+	const groupAccess = 0o060
+	var info unix.Stat_t
+	if err := unix.Stat(path, &info); err != nil || info.Gid == 0 || info.Mode&groupAccess != groupAccess {
+		return nil
+	}
+	return []uint32{info.Gid}
+}
+
+// firstUnprivilegedPort returns the lowest port that takes no capability to listen on.
+func firstUnprivilegedPort() int32 {
+	const usual = 1024
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+	if err != nil {
+		return usual
+	}
+	port, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 32)
+	if err != nil {
+		return usual
+	}
+	return int32(port)
+}
+
+// makeReadable returns a file that machines' users may open again for reading: the given
+// one, or a copy that has no path any more.
+func (o Order) makeReadable(file *os.File) (*os.File, error) {
+	info, err := file.Stat()
+	if err != nil || !o.Users.AreSeparate() || info.Mode().Perm()&0o004 != 0 {
+		return file, err
+	}
+	path := filepath.Join(o.Temp, "copy")
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the caller's folder
+	if err != nil {
+		return nil, err
+	}
+	_, err = io.Copy(out, io.NewSectionReader(file, 0, info.Size()))
+	err = errors.Join(err, out.Chmod(0o444), os.Remove(path))
+	var again *os.File
+	if err == nil { // not for writing
+		again, err = os.Open(reopenName(int(out.Fd())))
+	}
+	if err := errors.Join(err, out.Close()); err != nil {
+		return nil, err
+	}
+	return again, nil
+}

@@ -1,0 +1,145 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/machine/confine"
+)
+
+const (
+	// DefaultUser is the default of the user that gives machines their group.
+	DefaultUser = "drover-qemu"
+	// DefaultUserIDs are above those that distributions, directory services and containers
+	// assign by default.
+	DefaultUserIDs = "2100000000-2100065535"
+	// maxUserID is the highest user ID that Linux has: the next one means none.
+	maxUserID = math.MaxUint32 - 1
+)
+
+// Kinds of failure; test with errors.Is.
+var (
+	// ErrNoUser : the user of machines does not exist, or this program may not switch to it.
+	ErrNoUser = errors.New("no user for machines")
+	// ErrUserIDsExhausted : all user IDs for machines are in use.
+	ErrUserIDsExhausted = errors.New("no user ID is free")
+)
+
+// Users are the users that machines run as. Without a name, machines run as this program's
+// own user.
+type Users struct {
+	name        string
+	first, last uint32 // one ID for each machine; none if last is 0
+
+	mu sync.Mutex
+}
+
+// NewUsers returns the users of a name and a range of IDs, such as "2000-2999", which may be
+// empty. Only root can start machines as other users: any other caller names none.
+func NewUsers(name, ids string) (*Users, error) {
+	u := &Users{name: name}
+	if name == "" || ids == "" {
+		return u, nil
+	}
+	first, last, _ := strings.Cut(ids, "-")
+	from, err := strconv.ParseUint(first, 10, 32)
+	to, err2 := strconv.ParseUint(last, 10, 32)
+	if err := errors.Join(err, err2); err != nil || from < 1 || to < from || to > maxUserID {
+		return nil, fmt.Errorf("user IDs are %.80q: they must be a range such as %s, from 1 to %d", ids, DefaultUserIDs, uint32(maxUserID))
+	}
+	u.first, u.last = uint32(from), uint32(to)
+	return u, nil
+}
+
+// AreSeparate reports whether machines have other users than this program.
+func (u *Users) AreSeparate() bool { return u.name != "" }
+
+// Check reports whether machines can be started as their users.
+func (u *Users) Check() error {
+	_, err := u.findUser()
+	return err
+}
+
+// findUser returns the user of the name. It fails with ErrNoUser.
+func (u *Users) findUser() (*confine.User, error) {
+	if u.name == "" {
+		return nil, nil //nolint:nilnil // Nil is for this program's own user.
+	}
+	found, err := user.Lookup(u.name)
+	if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
+		return nil, fmt.Errorf("%w: user %s of machines does not exist: create it with \"useradd --system --no-create-home --shell /usr/sbin/nologin %[2]s\"", ErrNoUser, u.name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: looking for user %s: %w", ErrNoUser, u.name, err)
+	}
+	uid, err := strconv.ParseUint(found.Uid, 10, 32)
+	gid, err2 := strconv.ParseUint(found.Gid, 10, 32)
+	if err := errors.Join(err, err2); err != nil {
+		return nil, fmt.Errorf("%w: user %s: %w", ErrNoUser, u.name, err)
+	}
+	if uid == 0 || gid == 0 {
+		return nil, fmt.Errorf("%w: user %s has the rights of root: name another", ErrNoUser, u.name)
+	}
+	return &confine.User{ID: uint32(uid), GroupID: uint32(gid)}, nil
+}
+
+// CheckDevice reports whether machines' users may use a device.
+func (u *Users) CheckDevice(path string) error {
+	device, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // the caller's
+	if err != nil {
+		return err
+	}
+	info, err := device.Stat()
+	if err := errors.Join(err, device.Close()); err != nil {
+		return err
+	}
+	const forAll = 0o006
+	if u.AreSeparate() && info.Mode().Perm()&forAll != forAll && deviceGroups(path) == nil {
+		return fmt.Errorf("%s is for root alone, and machines run as other users: it needs a group that may read and write it, such as kvm", path)
+	}
+	return nil
+}
+
+// startAs calls start with the user of a new machine, and no other start at the same time:
+// an ID is free while no process has it.
+func (u *Users) startAs(start func(*confine.User) error) error {
+	as, err := u.findUser()
+	if err != nil {
+		return err
+	}
+	if as == nil || u.last == 0 {
+		return start(as)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if as.ID, err = u.freeID(); err != nil {
+		return err
+	}
+	return start(as)
+}
+
+// freeID returns an ID that no process of this host has. It searches from a random one on,
+// so that programs which do not know of each other rarely choose the same.
+func (u *Users) freeID() (uint32, error) {
+	count := uint64(u.last-u.first) + 1
+	begin := rand.Uint64N(count) //nolint:gosec // Which one it is, is no secret.
+	for i := range count {
+		id := u.first + uint32((begin+i)%count) //nolint:gosec // at most last
+		if _, err := unix.Getpriority(unix.PRIO_USER, int(id)); errors.Is(err, unix.ESRCH) {
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: processes have all %d from %d to %d: allow more", ErrUserIDsExhausted, count, u.first, u.last)
+}

@@ -1,0 +1,101 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package framework
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// plainUserID is the ID of a user who exists nowhere else.
+const plainUserID = 2100065800
+
+// PublicDir returns a folder for a program that machines' users execute: all users can
+// search it.
+func PublicDir(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// PlainUser returns a user who is not root, for programs that root starts. It skips a test
+// that is not run by root: its user is plain already.
+func PlainUser(t testing.TB) *syscall.Credential {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("not root: the other subtest covers this user")
+	}
+	return &syscall.Credential{Uid: plainUserID, Gid: plainUserID}
+}
+
+// RunAsPlainUser runs some of a package's tests again, as a user who is not root. They find
+// hack/ of the repository, and standalone/go.mod, which marks its root.
+func RunAsPlainUser(t *testing.T, tests ...string) {
+	t.Helper()
+	user := PlainUser(t)
+	root, err := repositoryRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "drover-plain-") //nolint:usetesting // Sockets want short paths.
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	work, program := filepath.Join(dir, "repository"), filepath.Join(dir, "test")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(
+		os.CopyFS(filepath.Join(work, "hack"), os.DirFS(filepath.Join(root, "hack"))),
+		os.Mkdir(filepath.Join(work, "standalone"), 0o700), CopyFile(filepath.Join(root, "standalone", "go.mod"), filepath.Join(work, "standalone", "go.mod")),
+		CopyFile(self, program), ChownAll(dir, user),
+	); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "-test.v", "-test.run=^("+strings.Join(tests, "|")+")$")
+	cmd.Dir, cmd.Env = work, append(os.Environ(), "HOME="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("as user %d: %v\n%s", user.Uid, err, out)
+	}
+	for _, test := range tests {
+		if !strings.Contains(string(out), "--- PASS: "+test+" ") {
+			t.Errorf("as user %d %s did not pass:\n%s", user.Uid, test, out)
+		}
+	}
+}
+
+// CopyFile copies a file, which only its owner may use.
+func CopyFile(from, to string) error {
+	content, err := os.ReadFile(from)
+	return errors.Join(err, os.WriteFile(to, content, 0o700))
+}
+
+// ChownAll gives a folder and all in it to a user.
+func ChownAll(dir string, user *syscall.Credential) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	return fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, root.Lchown(path, int(user.Uid), int(user.Gid)))
+	})
+}
