@@ -6,6 +6,8 @@ package driver
 import (
 	"context"
 	"io"
+	"net"
+	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -106,6 +108,84 @@ type Consoler interface {
 	//
 	// Errors: ErrNotFound, and ErrRetry for a server that does not run.
 	Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error)
+}
+
+// LogReader reads what servers have printed. It is optional.
+type LogReader interface {
+	// Logs returns what a server has printed, oldest first: the serial log of a machine,
+	// the output of a container. Without Follow it ends with io.EOF at what is there now;
+	// with Follow it goes on until the server has stopped or ctx ends. The caller closes it.
+	//
+	// Errors: ErrNotFound, and ErrRetry where nothing was printed yet, or no previous run is
+	// known.
+	Logs(ctx context.Context, uid types.UID, o LogOptions) (io.ReadCloser, error)
+}
+
+// LogOptions select a part of a log.
+type LogOptions struct {
+	// Follow waits for more at the end.
+	Follow bool
+	// Previous selects what came before the current log: the run before of a container, the
+	// part of a machine's log that was cut off.
+	Previous bool
+	// TailLines is how many lines from the end to return; nil means all.
+	TailLines *int64
+}
+
+// Executor runs commands inside servers. It is optional.
+type Executor interface {
+	// Exec runs a command until it ends and returns its exit code, 128 plus the signal's
+	// number if a signal ended it. If ctx ends first, the command is ended where the engine
+	// can do that. Exec does not close what is in the request.
+	//
+	// Errors: ErrNotFound, ErrInvalid for a command that cannot be started, ErrUnsupported
+	// for what this server cannot do (a terminal, a guest that runs no agent), and ErrRetry
+	// for a server that does not run or has to be restarted first.
+	Exec(ctx context.Context, uid types.UID, r ExecRequest) (exitCode int, err error)
+}
+
+// ExecRequest is a command to run in a server.
+type ExecRequest struct {
+	// Command is the program and its arguments, at least one. No shell interprets it.
+	Command []string
+	// Stdin is nil for a command without input; it is read until io.EOF.
+	Stdin io.Reader
+	// Stdout and Stderr receive the output. With TTY everything goes to Stdout.
+	Stdout, Stderr io.Writer
+	// TTY gives the command a terminal, whose size is what Resize last sent.
+	TTY    bool
+	Resize <-chan TerminalSize
+}
+
+// TerminalSize is in characters.
+type TerminalSize struct{ Width, Height uint16 }
+
+// Dialer connects to TCP ports of servers. It is optional.
+type Dialer interface {
+	// Dial connects to a TCP port of the server, in the server's own numbering. The caller
+	// closes the connection; ctx only limits how long connecting takes.
+	//
+	// Errors: ErrNotFound, ErrInvalid for a port that cannot be reached, and ErrRetry for a
+	// server that does not run or does not accept the connection.
+	Dial(ctx context.Context, uid types.UID, port int32) (net.Conn, error)
+}
+
+// InterfaceLister reports the network interfaces that a server sees. It is optional.
+type InterfaceLister interface {
+	// Interfaces returns the server's own view of its network interfaces, without the
+	// loopback one.
+	//
+	// Errors: ErrNotFound, ErrUnsupported for a guest that runs no agent, and ErrRetry for a
+	// server that does not run or has to be restarted first.
+	Interfaces(ctx context.Context, uid types.UID) ([]Interface, error)
+}
+
+// Interface is a network interface of a server.
+type Interface struct {
+	Name string `json:"name"`
+	MAC  string `json:"mac,omitempty"`
+	// Addresses are IP addresses with the length of their prefix, as in 10.0.2.15/24.
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
 }
 
 // Target names a server and carries the right to act on it.
