@@ -1,0 +1,64 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package v1alpha1 says how a client reaches the consoles, logs, commands and ports of
+// VirtualMachines. Streams are no API resources: Drover serves them at an address of its
+// own, or `drover up` at that of its kube-apiserver, below PathPrefix.
+//
+// Start with Path. A client finds the address in the ConfigMap of ConfigMapName, and sends
+// its credentials to no other one.
+package v1alpha1
+
+import "strings"
+
+// Stream is what a client may connect to. Each is authorized by a SubjectAccessReview for
+// the subresource of this name of virtualmachines, with the verb of its comment.
+type Stream string
+
+// The streams. Console, Exec and PortForward are WebSockets with the subprotocol Protocol;
+// Log is a plain response of text, and Interfaces one of JSON.
+const (
+	// Console is the serial console of a machine, or the main process of a container that has a
+	// terminal. Verb create.
+	Console Stream = "console"
+	// Exec runs a command in the server; parameters as for pods/exec: command (repeated),
+	// stdin, stdout, stderr, tty. Verb create.
+	Exec Stream = "exec"
+	// PortForward is one connection to the TCP port of the parameter port. Verb create.
+	PortForward Stream = "portforward"
+	// Log is what the server printed; parameters as for pods/log: follow, previous, tailLines.
+	// Verb get.
+	Log Stream = "log"
+	// Interfaces lists the network interfaces that the server itself sees, as an array of
+	// objects with name, mac and addresses. Verb get.
+	Interfaces Stream = "interfaces"
+)
+
+// PathPrefix begins the path of every stream.
+const PathPrefix = "/streams.cloudnative.tw/v1alpha1"
+
+// Protocol is the subprotocol of WebSockets, which kubectl exec uses too: channel 0 is
+// standard input, 1 output, 2 error output, 3 a metav1.Status at the end, 4 the
+// terminal's size, 255 closes a channel.
+const Protocol = "v5.channel.k8s.io"
+
+// ConfigMapName is the ConfigMap in Drover's namespace that says where streams are served.
+// Only Drover may write it, and every authenticated user may read it.
+const ConfigMapName = "drover-streams"
+
+// DefaultNamespace is Drover's namespace unless the operator chose another.
+const DefaultNamespace = "drover-system"
+
+// Keys of that ConfigMap.
+const (
+	// AddressKey is the URL of the streams' server, such as https://drover.example:9444. It is
+	// empty where kube-apiserver itself serves them.
+	AddressKey = "address"
+	// CAKey has the certificates, in PEM, that the server's certificate is checked with.
+	CAKey = "ca.crt"
+)
+
+// Path returns the path of a stream of a VirtualMachine.
+func Path(namespace, name string, s Stream) string {
+	return strings.Join([]string{PathPrefix, "namespaces", namespace, "virtualmachines", name, string(s)}, "/")
+}
