@@ -1,0 +1,180 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package streams connects to the streams of VirtualMachines: consoles, logs, commands and
+// ports.
+//
+// Start with Discover, which finds where they are served.
+package streams
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+const (
+	// discoverTimeout is how long reading the ConfigMap may take.
+	discoverTimeout = 10 * time.Second
+	// maxErrorBody is how much of a response is read that reports an error.
+	maxErrorBody = 64 << 10
+)
+
+// Client connects to streams.
+type Client struct {
+	config *rest.Config
+	base   *url.URL
+}
+
+// Discover returns a Client for the Drover in a namespace of the cluster of config. The
+// ConfigMap that Drover writes there says where streams are served; credentials are sent to
+// no other address.
+func Discover(ctx context.Context, config *rest.Config, namespace string) (*Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, discoverTimeout)
+	defer cancel()
+	found, err := readConfigMap(ctx, config, namespace)
+	if err != nil {
+		return nil, err
+	}
+	own := rest.CopyConfig(config)
+	own.Timeout = 0 // it would end a stream
+	if address := found.Data[streams.AddressKey]; address != "" {
+		if err := useAddress(own, address, found.Data[streams.CAKey]); err != nil {
+			return nil, fmt.Errorf("ConfigMap %s/%s: %w", namespace, streams.ConfigMapName, err)
+		}
+	}
+	base, _, err := rest.DefaultServerUrlFor(own)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{config: own, base: base}, nil
+}
+
+func readConfigMap(ctx context.Context, config *rest.Config, namespace string) (*corev1.ConfigMap, error) {
+	transport, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	base, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return nil, err
+	}
+	path := base.JoinPath("api/v1/namespaces", namespace, "configmaps", streams.ConfigMapName)
+	body, err := get(ctx, transport, path)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("this Drover offers no consoles, logs, commands and ports: there is no ConfigMap %s in namespace %s (drover-controller needs --streams-address; --drover-namespace names another namespace)", streams.ConfigMapName, namespace)
+	case err != nil:
+		return nil, fmt.Errorf("find where streams are served: %w", err)
+	}
+	defer func() { _ = body.Close() }()
+	var found corev1.ConfigMap
+	if err := json.NewDecoder(io.LimitReader(body, 1<<20)).Decode(&found); err != nil {
+		return nil, fmt.Errorf("read ConfigMap %s: %w", streams.ConfigMapName, err)
+	}
+	return &found, nil
+}
+
+// useAddress changes a configuration to that of a server of its own. Certificates for the
+// API server do not count there, nor does a setting not to check them.
+func useAddress(config *rest.Config, address, ca string) error {
+	target, err := url.Parse(address)
+	if err != nil || target.Scheme != "https" || target.Host == "" || target.User != nil {
+		return fmt.Errorf("%s is %q: it must be an https URL with a host", streams.AddressKey, address)
+	}
+	if ca == "" {
+		return fmt.Errorf("%s is missing: the server's certificate could not be checked", streams.CAKey)
+	}
+	if config.Impersonate.UserName != "" {
+		return errors.New("--as cannot be used for streams: the server of streams does not impersonate users")
+	}
+	config.Host, config.APIPath = address, ""
+	config.CAFile, config.CAData = "", []byte(ca)
+	config.Insecure, config.ServerName = false, ""
+	return nil
+}
+
+// URL returns the URL of a VM's stream.
+func (c *Client) URL(namespace, name string, s streams.Stream, query url.Values) *url.URL {
+	u := c.base.JoinPath(streams.Path(namespace, name, s))
+	u.RawQuery = query.Encode()
+	return u
+}
+
+// Get returns the body of a stream that is a plain response: Log and Interfaces.
+func (c *Client) Get(ctx context.Context, namespace, name string, s streams.Stream, query url.Values) (io.ReadCloser, error) {
+	client, err := rest.HTTPClientFor(c.config)
+	if err != nil {
+		return nil, err
+	}
+	return get(ctx, client, c.URL(namespace, name, s, query))
+}
+
+// Connect opens a WebSocket and copies until the stream ends. Its error is that of the
+// server's final status.
+func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.StreamOptions) error {
+	executor, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
+	if err != nil {
+		return err
+	}
+	return executor.StreamWithContext(ctx, o)
+}
+
+func get(ctx context.Context, client *http.Client, u *url.URL) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	only := *client
+	// The transport would send the credentials to the other address too.
+	only.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	resp, err := only.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return nil, responseError(resp)
+}
+
+// responseError returns the status that a response has as its body, or its HTTP status.
+func responseError(resp *http.Response) error {
+	var status metav1.Status
+	err := json.NewDecoder(io.LimitReader(resp.Body, maxErrorBody)).Decode(&status)
+	if err == nil && status.Kind == "Status" && status.Status == metav1.StatusFailure {
+		return &apierrors.StatusError{ErrStatus: status}
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: int32(resp.StatusCode), Message: "the server answered " + resp.Status, //nolint:gosec // an HTTP status
+		Reason: reasonOf(resp.StatusCode),
+	}}
+}
+
+func reasonOf(code int) metav1.StatusReason {
+	switch code {
+	case http.StatusNotFound:
+		return metav1.StatusReasonNotFound
+	case http.StatusForbidden:
+		return metav1.StatusReasonForbidden
+	case http.StatusUnauthorized:
+		return metav1.StatusReasonUnauthorized
+	case http.StatusServiceUnavailable:
+		return metav1.StatusReasonServiceUnavailable
+	}
+	return metav1.StatusReasonUnknown
+}

@@ -1,0 +1,65 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"context"
+	"io"
+	"strings"
+	"testing"
+)
+
+// TestLeaveKey checks that the key leaves a terminal after what was typed before it, and is
+// an ordinary byte of a pipe.
+func TestLeaveKey(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		isTerminal bool
+		want       string
+	}{
+		"terminal": {isTerminal: true, want: "before"},
+		"pipe":     {isTerminal: false, want: "before\x1dafter"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := ReadKeyboard(strings.NewReader("before\x1dafter"), test.isTerminal)
+			got, err := io.ReadAll(k.For(t.Context()))
+			if err != nil || string(got) != test.want {
+				t.Errorf("passed on was %q, %v, want %q", got, err, test.want)
+			}
+			select {
+			case <-k.Left():
+				if !test.isTerminal {
+					t.Error("a pipe has left")
+				}
+			default:
+				if test.isTerminal {
+					t.Error("it has not left")
+				}
+			}
+		})
+	}
+}
+
+// TestKeysOfTwoConnections checks that what the first connection did not read goes to the
+// second, and that the first ends with its context.
+func TestKeysOfTwoConnections(t *testing.T) {
+	t.Parallel()
+	in, typist := io.Pipe()
+	k := ReadKeyboard(in, true)
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	if n, err := k.For(ctx).Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("a connection that has ended reads %d, %v", n, err)
+	}
+	if _, err := typist.Write([]byte("xy")); err != nil {
+		t.Fatal(err)
+	}
+	letter := make([]byte, 1)
+	for _, want := range []string{"x", "y"} {
+		if _, err := k.For(t.Context()).Read(letter); err != nil || string(letter) != want {
+			t.Errorf("read %q, %v, want %q", letter, err, want)
+		}
+	}
+}

@@ -1,0 +1,120 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+
+	"k8s.io/client-go/tools/remotecommand"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+// Forward forwards a local port to one of a VM.
+type Forward struct{ Local, Remote uint16 }
+
+// ParseForward reads LOCAL:REMOTE, :REMOTE for any free local port, or one number for both.
+func ParseForward(text string) (Forward, error) {
+	local, remote, both := strings.Cut(text, ":")
+	if !both {
+		remote = local
+	}
+	if both && local == "" {
+		local = "0"
+	}
+	l, err := strconv.ParseUint(local, 10, 16)
+	r, remoteErr := strconv.ParseUint(remote, 10, 16)
+	if err != nil || remoteErr != nil || r == 0 || !both && l == 0 {
+		return Forward{}, fmt.Errorf("port %q: it must be LOCAL:REMOTE, :REMOTE or one port, each from 1 to 65535", text)
+	}
+	return Forward{Local: uint16(l), Remote: uint16(r)}, nil
+}
+
+// PortForwarder forwards local ports to a VM.
+type PortForwarder struct {
+	Client          *Client
+	Namespace, Name string
+	// Address is the local address to listen on.
+	Address string
+	// Notes receives what is said about connections, a line each.
+	Notes io.Writer
+}
+
+// Run opens all ports, or none, and serves them until ctx ends.
+func (f *PortForwarder) Run(ctx context.Context, forwards []Forward) error {
+	listeners, err := f.listen(ctx, forwards)
+	defer func() {
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	var all sync.WaitGroup
+	for i, l := range listeners {
+		f.note("Forwarding %s -> %d", l.Addr(), forwards[i].Remote)
+		context.AfterFunc(ctx, func() { _ = l.Close() })
+		all.Go(func() { f.serve(ctx, l, forwards[i].Remote) })
+	}
+	all.Wait()
+	return nil
+}
+
+func (f *PortForwarder) listen(ctx context.Context, forwards []Forward) (all []net.Listener, err error) {
+	var config net.ListenConfig
+	for _, forward := range forwards {
+		l, err := config.Listen(ctx, "tcp", net.JoinHostPort(f.Address, strconv.Itoa(int(forward.Local))))
+		if err != nil {
+			return all, err
+		}
+		all = append(all, l)
+	}
+	return all, nil
+}
+
+// serve serves connections until the listener is closed, and waits for those it has.
+func (f *PortForwarder) serve(ctx context.Context, l net.Listener, remote uint16) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		all.Go(func() {
+			if err := f.Connect(ctx, remote, conn); err != nil && ctx.Err() == nil {
+				f.note("A connection to port %d failed: %v", remote, err)
+			}
+		})
+	}
+}
+
+// Connect copies between conn and a TCP port of the VM until one of them ends, and closes
+// conn.
+func (f *PortForwarder) Connect(ctx context.Context, remote uint16, conn io.ReadWriteCloser) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	end := sync.OnceFunc(func() { _ = conn.Close() })
+	context.AfterFunc(ctx, end)
+	defer end()
+	query := url.Values{"port": {strconv.Itoa(int(remote))}}
+	err := f.Client.Connect(ctx, f.Client.URL(f.Namespace, f.Name, streams.PortForward, query), remotecommand.StreamOptions{Stdin: conn, Stdout: conn})
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+func (f *PortForwarder) note(format string, args ...any) {
+	_, _ = fmt.Fprintf(f.Notes, format+"\n", args...)
+}
