@@ -1,0 +1,80 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ExitError ends the program with an exit code of its own. If Err is nil, what there is to say
+// has been printed.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+// Error implements error.
+func (e *ExitError) Error() string {
+	if e.Err == nil {
+		return fmt.Sprintf("exit code %d", e.Code)
+	}
+	return e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// Report prints an error as kubectl does, and returns the exit code of the program.
+func (o *Options) Report(err error) int {
+	if err == nil {
+		return 0
+	}
+	code := 1
+	if exit := (*ExitError)(nil); errors.As(err, &exit) {
+		if code = exit.Code; exit.Err == nil {
+			return code
+		}
+	}
+	if errors.Is(err, context.Canceled) {
+		return exitInterrupted
+	}
+	_, _ = fmt.Fprintf(o.ErrOut, "error: %s\n", o.describe(err))
+	return code
+}
+
+// exitInterrupted is the exit code of a program that Ctrl-C ended, as shells have it.
+const exitInterrupted = 130
+
+// describe returns what to print about an error.
+func (o *Options) describe(err error) string {
+	if isMissingAPI(err) {
+		return "this cluster does not know VirtualMachines: Drover is not installed in it, or --context names another cluster"
+	}
+	return strings.TrimPrefix(err.Error(), "error: ")
+}
+
+// isMissingAPI reports whether the API server knows no VirtualMachines, which it answers with
+// a plain 404 and not with a Status.
+func isMissingAPI(err error) bool {
+	status := apierrors.APIStatus(nil)
+	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
+		return false
+	}
+	details := status.Status().Details
+	if details == nil {
+		return true
+	}
+	for _, cause := range details.Causes {
+		if cause.Type == metav1.CauseTypeUnexpectedServerResponse {
+			return true
+		}
+	}
+	return false
+}

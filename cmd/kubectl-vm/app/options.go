@@ -1,0 +1,130 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+
+	client "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
+)
+
+// Version is set when the program is built.
+var Version = "dev"
+
+// requestTimeout is how long one request may take unless the user says otherwise. A stream
+// or a watch has no such limit.
+const requestTimeout = "30s"
+
+// Options has what all verbs share.
+type Options struct {
+	genericiooptions.IOStreams
+	// Config has kubectl's flags: --context, --namespace and so on.
+	Config *genericclioptions.ConfigFlags
+	// Clock is the clock of ages, waits and screens.
+	Clock clock.WithTicker
+	// Program is how users call the program, for help and advice.
+	Program string
+	// DefaultKubeconfig returns the kubeconfig that is used if the user named none, or
+	// nothing for kubectl's own rules. It may be nil.
+	DefaultKubeconfig func() string
+
+	kubeconfigOnce sync.Once
+}
+
+// NewOptions returns the options of kubectl-vm.
+func NewOptions(streams genericiooptions.IOStreams) *Options {
+	config := genericclioptions.NewConfigFlags(true).WithWarningPrinter(streams)
+	config.CacheDir = nil // for discovery, which no verb needs
+	config.Timeout = ptr.To(requestTimeout)
+	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm"}
+}
+
+// Namespace returns the namespace of --namespace, or else that of the kubeconfig.
+func (o *Options) Namespace() (string, error) {
+	o.useDefaultKubeconfig()
+	ns, _, err := o.Config.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return "", fmt.Errorf("find the namespace: %w", err)
+	}
+	return ns, nil
+}
+
+// RESTConfig returns how the cluster is reached. Its timeout is that of one request; who
+// opens a stream or a watch sets it to 0.
+func (o *Options) RESTConfig() (*rest.Config, error) {
+	o.useDefaultKubeconfig()
+	config, err := o.Config.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("find the cluster: %w", err)
+	}
+	config.UserAgent = "kubectl-vm/" + Version
+	config.QPS, config.Burst = -1, 0 // the API server itself says when it has enough
+	return config, nil
+}
+
+// useDefaultKubeconfig applies DefaultKubeconfig before the first use of Config.
+func (o *Options) useDefaultKubeconfig() {
+	o.kubeconfigOnce.Do(func() {
+		if o.DefaultKubeconfig != nil && *o.Config.KubeConfig == "" {
+			*o.Config.KubeConfig = o.DefaultKubeconfig()
+		}
+	})
+}
+
+// VMs returns a client for the VirtualMachines of a namespace, or of all with "".
+func (o *Options) VMs(namespace string) (client.VirtualMachineInterface, error) {
+	config, err := o.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	return c.VirtualMachines(namespace), nil
+}
+
+// WatchVMs is VMs without a timeout of requests, which would end a watch.
+func (o *Options) WatchVMs(namespace string) (client.VirtualMachineInterface, error) {
+	config, err := o.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	config.Timeout = 0
+	c, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	return c.VirtualMachines(namespace), nil
+}
+
+// Core returns a client for events, Secrets and ConfigMaps. It knows API group core/v1 alone,
+// because a whole clientset takes longer to initialize than most verbs to run.
+func (o *Options) Core() (rest.Interface, error) {
+	config, err := o.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("register the core API: %w", err)
+	}
+	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	return c, nil
+}
