@@ -64,6 +64,8 @@ func NewCommand(o *Options) *cobra.Command {
 func newVerbs(o *Options) []*cobra.Command {
 	return []*cobra.Command{
 		NewListCommand(o),
+		NewConsoleCommand(o), NewLogsCommand(o), NewExecCommand(o), NewIPCommand(o),
+		NewSSHCommand(o), NewCopyCommand(o), NewPortForwardCommand(o),
 	}
 }
 

@@ -35,6 +35,8 @@ type Options struct {
 	Clock clock.WithTicker
 	// Program is how users call the program, for help and advice.
 	Program string
+	// Self is how this program is started again, by ssh; nil means its own file.
+	Self []string
 	// DefaultKubeconfig returns the kubeconfig that is used if the user named none, or
 	// nothing for kubectl's own rules. It may be nil.
 	DefaultKubeconfig func() string

@@ -1,0 +1,46 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
+)
+
+// consoleOptions are the flags of console.
+type consoleOptions struct {
+	connection
+	giveUp time.Duration
+}
+
+// NewConsoleCommand returns the verb console.
+func NewConsoleCommand(o *Options) *cobra.Command {
+	c := &consoleOptions{connection: connection{Options: o}}
+	cmd := c.newConnectCommand(&cobra.Command{
+		Use:   "console NAME",
+		Short: "Use the serial console of a VM",
+		Long: "Use the serial console of a VM. Many people may watch, and the first to type may type.\n" +
+			"Ctrl-] leaves. The console connects again when the VM or Drover restarts.",
+		Args: checkArgs(1, false),
+		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
+	})
+	cmd.Flags().DurationVar(&c.giveUp, "give-up", 5*time.Minute, "how long to try to connect again")
+	return cmd
+}
+
+func (c *consoleOptions) run(ctx context.Context, name string) error {
+	client, namespace, err := c.connect(ctx)
+	if err != nil {
+		return err
+	}
+	session := streams.ConsoleSession{
+		Client: client, Namespace: namespace, Name: name,
+		In: c.In, Out: c.Out, Notes: c.ErrOut, Clock: c.Clock, GiveUp: c.giveUp,
+	}
+	return streamError(session.Run(ctx))
+}

@@ -1,0 +1,74 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"net/url"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/tools/remotecommand"
+
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
+)
+
+// execOptions are the flags of exec.
+type execOptions struct {
+	connection
+	stdin, tty bool
+}
+
+// NewExecCommand returns the verb exec.
+func NewExecCommand(o *Options) *cobra.Command {
+	e := &execOptions{connection: connection{Options: o}}
+	cmd := e.newConnectCommand(&cobra.Command{
+		Use:   "exec NAME -- COMMAND [ARG...]",
+		Short: "Run a command in a VM: in a container by its engine, in a machine by its guest agent",
+		Long: "Run a command in a VM, and exit with its exit code.\n" +
+			"In a container, the engine runs it. In a machine, the QEMU guest agent does: the guest has to run\n" +
+			"qemu-guest-agent, and a command has no terminal.",
+		Args: checkArgs(1, true),
+		RunE: func(cmd *cobra.Command, args []string) error { return e.run(cmd.Context(), args[0], args[1:]) },
+	})
+	cmd.Flags().BoolVarP(&e.stdin, "stdin", "i", false, "pass standard input on")
+	cmd.Flags().BoolVarP(&e.tty, "tty", "t", false, "give the command a terminal; only in containers")
+	return cmd
+}
+
+func (e *execOptions) run(ctx context.Context, name string, command []string) error {
+	client, namespace, err := e.connect(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	query := url.Values{"command": command, "stdout": {"true"}, "stdin": {strconv.FormatBool(e.stdin)}}
+	o := remotecommand.StreamOptions{Stdout: e.Out}
+	if e.stdin {
+		o.Stdin = e.In
+	}
+	restore, err := e.prepareTerminal(ctx, &o, query)
+	if err != nil {
+		return err
+	}
+	err = client.Connect(ctx, client.URL(namespace, name, streamsapi.Exec, query), o)
+	restore()
+	return streamError(err)
+}
+
+// prepareTerminal asks for a terminal if there is one on this side, as kubectl does, or else
+// for error output of its own.
+func (e *execOptions) prepareTerminal(ctx context.Context, o *remotecommand.StreamOptions, query url.Values) (restore func(), err error) {
+	terminal := streams.OpenTerminal(e.In, e.Out)
+	if !e.tty || terminal == nil || !e.stdin {
+		query.Set("stderr", "true")
+		o.Stderr = e.ErrOut
+		return func() {}, nil
+	}
+	query.Set("tty", "true")
+	o.Tty, o.TerminalSizeQueue = true, terminal.WatchSize(ctx)
+	return terminal.MakeRaw()
+}

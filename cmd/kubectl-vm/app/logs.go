@@ -1,0 +1,59 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	streamsapi "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+// logsOptions are the flags of logs.
+type logsOptions struct {
+	connection
+	follow, previous bool
+	tail             int64
+}
+
+// NewLogsCommand returns the verb logs.
+func NewLogsCommand(o *Options) *cobra.Command {
+	l := &logsOptions{connection: connection{Options: o}}
+	cmd := l.newConnectCommand(&cobra.Command{
+		Use:   "logs NAME",
+		Short: "Print what a VM wrote to its serial console, or a container to its output",
+		Args:  checkArgs(1, false),
+		RunE:  func(cmd *cobra.Command, args []string) error { return l.run(cmd.Context(), args[0]) },
+	})
+	cmd.Flags().BoolVarP(&l.follow, "follow", "f", false, "go on with what is written from now on")
+	cmd.Flags().BoolVarP(&l.previous, "previous", "p", false, "print what came before the current log: the container's run before, or what was cut off a machine's log")
+	cmd.Flags().Int64Var(&l.tail, "tail", -1, "number of lines from the end to print, -1 for all")
+	return cmd
+}
+
+func (l *logsOptions) run(ctx context.Context, name string) error {
+	if l.tail < -1 {
+		return fmt.Errorf("--tail is %d: it must be -1 or more", l.tail)
+	}
+	client, namespace, err := l.connect(ctx)
+	if err != nil {
+		return err
+	}
+	query := url.Values{"follow": {strconv.FormatBool(l.follow)}, "previous": {strconv.FormatBool(l.previous)}}
+	if l.tail >= 0 {
+		query.Set("tailLines", strconv.FormatInt(l.tail, 10))
+	}
+	log, err := client.Get(ctx, namespace, name, streamsapi.Log, query)
+	if err != nil {
+		return streamError(err)
+	}
+	defer func() { _ = log.Close() }()
+	_, err = io.Copy(l.Out, log)
+	return err
+}

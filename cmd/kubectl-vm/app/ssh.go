@@ -1,0 +1,273 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// sshOptions are the flags of ssh and cp.
+type sshOptions struct {
+	connection
+	user, identity string
+	port           uint16
+	recursive      bool
+	options        []string
+	// passedOn are the flags of the command line that say which cluster is meant.
+	passedOn []string
+}
+
+// NewSSHCommand returns the verb ssh.
+func NewSSHCommand(o *Options) *cobra.Command {
+	s := &sshOptions{connection: connection{Options: o}}
+	cmd := s.newConnectCommand(&cobra.Command{
+		Use:   "ssh [USER@]NAME [-- COMMAND [ARG...]]",
+		Short: "Log in to a VM with the ssh of this computer",
+		Long: "Log in to a VM with the ssh of this computer, through Drover: the VM needs no address that this\n" +
+			"computer reaches. Of a machine, port 22 has to be in spec.ports.\n" +
+			"The VM's host key is accepted at the first login and then kept under the VM's UID, so that a VM that\n" +
+			"was deleted and created again is another host.",
+		Example: "  kubectl vm ssh debian@web\n  kubectl vm ssh debian@web -- uptime",
+		Args:    checkArgs(1, false),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s.passedOn = changedFlags(cmd)
+			return s.runSSH(cmd.Context(), args[0], args[1:])
+		},
+	})
+	cmd.Args = checkSSHArgs
+	s.addFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&s.user, "login", "l", "", "user to log in as, like USER@NAME")
+	return cmd
+}
+
+// NewCopyCommand returns the verb cp.
+func NewCopyCommand(o *Options) *cobra.Command {
+	s := &sshOptions{connection: connection{Options: o}}
+	cmd := s.newConnectCommand(&cobra.Command{
+		Use:     "cp [USER@]NAME:PATH LOCAL | LOCAL... [USER@]NAME:PATH",
+		Short:   "Copy files to or from a VM with the scp of this computer",
+		Example: "  kubectl vm cp page.html debian@web:/tmp/\n  kubectl vm cp -r debian@web:/var/log ./log",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s.passedOn = changedFlags(cmd)
+			return s.runCopy(cmd.Context(), args)
+		},
+	})
+	s.addFlags(cmd.Flags())
+	cmd.Flags().BoolVarP(&s.recursive, "recursive", "r", false, "copy folders with what is in them")
+	return cmd
+}
+
+func (s *sshOptions) addFlags(f *pflag.FlagSet) {
+	f.StringVarP(&s.identity, "identity", "i", "", "file of the private key to use")
+	f.Uint16Var(&s.port, "port", 22, "port of the VM at which its ssh server listens")
+	f.StringArrayVar(&s.options, "ssh-option", nil, "option for ssh, as for its -o; may be repeated")
+}
+
+func checkSSHArgs(cmd *cobra.Command, args []string) error {
+	if dash := cmd.ArgsLenAtDash(); dash < 0 && len(args) > 1 {
+		return fmt.Errorf("%s: %q is not expected here; a command for the VM goes behind --", cmd.UseLine(), args[1])
+	}
+	return cobra.MinimumNArgs(1)(cmd, args)
+}
+
+func (s *sshOptions) runSSH(ctx context.Context, target string, command []string) error {
+	user, name, err := splitTarget(target)
+	if err != nil {
+		return err
+	}
+	args, host, err := s.sshArguments(ctx, name)
+	if err != nil {
+		return err
+	}
+	if user = cmp.Or(s.user, user); user != "" {
+		args = append(args, "-l", user)
+	}
+	return s.runProgram(ctx, "ssh", append(append(args, "--", host), command...))
+}
+
+func (s *sshOptions) runCopy(ctx context.Context, paths []string) error {
+	var names []string
+	var ends []copyEnd
+	for _, path := range paths {
+		end, err := parseCopyEnd(path)
+		if err != nil {
+			return err
+		}
+		if end.name != "" {
+			names = append(names, end.name)
+		}
+		ends = append(ends, end)
+	}
+	if len(names) != 1 {
+		return errors.New("one of the paths has to be in a VM, as in NAME:PATH, and the others on this computer")
+	}
+	args, host, err := s.sshArguments(ctx, names[0])
+	if err != nil {
+		return err
+	}
+	if s.recursive {
+		args = append(args, "-r")
+	}
+	args = append(args, "--")
+	for _, end := range ends {
+		args = append(args, end.argument(host))
+	}
+	return s.runProgram(ctx, "scp", args)
+}
+
+// copyEnd is a path on this computer, or in a VM.
+type copyEnd struct{ user, name, path string }
+
+// parseCopyEnd reads a path as scp does: a colon before any slash comes after a host.
+func parseCopyEnd(text string) (copyEnd, error) {
+	host, path, remote := strings.Cut(text, ":")
+	if !remote || strings.Contains(host, "/") {
+		return copyEnd{path: text}, nil
+	}
+	user, name, err := splitTarget(host)
+	return copyEnd{user: user, name: name, path: path}, err
+}
+
+func (e copyEnd) argument(host string) string {
+	if e.name == "" {
+		return e.path
+	}
+	if e.user != "" {
+		host = e.user + "@" + host
+	}
+	return host + ":" + e.path
+}
+
+// splitTarget splits USER@NAME.
+func splitTarget(target string) (user, name string, err error) {
+	name = target
+	if at := strings.LastIndex(target, "@"); at >= 0 {
+		if user, name = target[:at], target[at+1:]; user == "" || strings.HasPrefix(user, "-") {
+			return "", "", fmt.Errorf("%q: the user before @ is empty or begins with a dash", target)
+		}
+	}
+	if name == "" {
+		return "", "", fmt.Errorf("%q: the name of a VM is missing", target)
+	}
+	return user, name, nil
+}
+
+// sshArguments returns the options for ssh and scp that lead to a VM, and the name of its
+// host. The key of the host is stored under the VM's UID.
+func (s *sshOptions) sshArguments(ctx context.Context, name string) (args []string, host string, err error) {
+	namespace, err := s.Namespace()
+	if err != nil {
+		return nil, "", err
+	}
+	vms, err := s.VMs(namespace)
+	if err != nil {
+		return nil, "", err
+	}
+	vm, err := vms.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, "", err
+	}
+	known, err := knownHostsFile()
+	if err != nil {
+		return nil, "", err
+	}
+	self, err := s.self()
+	if err != nil {
+		return nil, "", err
+	}
+	for _, option := range append(s.hostOptions(self, vm.Name, vm.UID, known), s.options...) {
+		args = append(args, "-o", option)
+	}
+	if s.identity != "" {
+		args = append(args, "-i", s.identity)
+	}
+	return args, vm.Name + "." + namespace + ".vm", nil
+}
+
+// self returns how this program is started again.
+func (s *sshOptions) self() ([]string, error) {
+	if s.Self != nil {
+		return s.Self, nil
+	}
+	path, err := os.Executable()
+	return []string{path}, err
+}
+
+func (s *sshOptions) hostOptions(self []string, name string, uid types.UID, known string) []string {
+	proxy := slices.Concat(self, []string{"port-forward", "--stdio"}, s.passedOn, []string{"--", name, strconv.Itoa(int(s.port))})
+	return []string{
+		"ProxyCommand=" + quoteCommand(proxy),
+		"HostKeyAlias=drover-" + string(uid),
+		"UserKnownHostsFile=" + quoteWord(known),
+		"StrictHostKeyChecking=accept-new",
+		"CheckHostIP=no",
+	}
+}
+
+// knownHostsFile returns the file of the VMs' host keys, in a folder that exists.
+func knownHostsFile() (string, error) {
+	dir, err := os.UserConfigDir()
+	if err != nil {
+		return "", fmt.Errorf("find the folder for the VMs' host keys: %w", err)
+	}
+	dir = filepath.Join(dir, "drover")
+	return filepath.Join(dir, "known_hosts"), os.MkdirAll(dir, 0o700)
+}
+
+// quoteCommand returns a command for the shell that runs a ProxyCommand, in which ssh
+// replaces what follows a percent sign.
+func quoteCommand(words []string) string {
+	quoted := make([]string, len(words))
+	for i, word := range words {
+		quoted[i] = "'" + strings.ReplaceAll(word, "'", "'\\''") + "'"
+	}
+	return strings.ReplaceAll("exec "+strings.Join(quoted, " "), "%", "%%")
+}
+
+// quoteWord quotes a path in ssh's configuration, where a space would end it.
+func quoteWord(path string) string {
+	return "\"" + strings.ReplaceAll(path, "%", "%%") + "\""
+}
+
+// changedFlags returns the flags of the command line that all verbs have.
+func changedFlags(cmd *cobra.Command) (args []string) {
+	add := func(f *pflag.Flag) {
+		if f.Changed {
+			args = append(args, "--"+f.Name+"="+f.Value.String())
+		}
+	}
+	cmd.InheritedFlags().VisitAll(add)
+	add(cmd.Flags().Lookup("drover-namespace"))
+	return args
+}
+
+// runProgram runs ssh or scp with the streams of this program, and passes its exit code on.
+func (s *sshOptions) runProgram(ctx context.Context, program string, args []string) error {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return fmt.Errorf("%s is not installed on this computer (package openssh-client): %w", program, err)
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.ErrOut
+	err = cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return &ExitError{Code: cmp.Or(max(exit.ExitCode(), 0), 1)}
+	}
+	return err
+}
