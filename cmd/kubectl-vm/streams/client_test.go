@@ -1,0 +1,149 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+const token = "a-token"
+
+// server counts the requests that carry the token.
+type server struct {
+	*httptest.Server
+
+	tokens atomic.Int32
+}
+
+func serve(t *testing.T, h http.HandlerFunc) *server {
+	t.Helper()
+	s := &server{}
+	s.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "" {
+			s.tokens.Add(1)
+		}
+		h(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *server) ca() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+}
+
+// serveAPI serves the ConfigMap with this address and these certificates.
+func serveAPI(t *testing.T, address string, ca []byte) *rest.Config {
+	t.Helper()
+	api := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/v1/namespaces/drover-system/configmaps/drover-streams" {
+			http.NotFound(w, r)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(corev1.ConfigMap{Data: map[string]string{streams.AddressKey: address, streams.CAKey: string(ca)}})
+	})
+	return &rest.Config{Host: api.URL, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAData: api.ca()}}
+}
+
+// TestCredentials checks that a token goes to the address of the ConfigMap, if its
+// certificate is the one named there, and from there nowhere else.
+func TestCredentials(t *testing.T) {
+	t.Parallel()
+	elsewhere := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "stolen") })
+	target := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/moved/") {
+			http.Redirect(w, r, elsewhere.URL, http.StatusTemporaryRedirect)
+			return
+		}
+		_, _ = io.WriteString(w, r.URL.Path+" "+r.Header.Get("Authorization"))
+	})
+	client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()), "drover-system")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := client.Get(t.Context(), "ns", "vm", streams.Log, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = body.Close() }()
+	text, err := io.ReadAll(body)
+	if want := "/streams.cloudnative.tw/v1alpha1/namespaces/ns/virtualmachines/vm/log Bearer " + token; err != nil || string(text) != want {
+		t.Errorf("the server was asked %q, %v, want %q", text, err, want)
+	}
+	if _, err := client.Get(t.Context(), "moved", "vm", streams.Log, nil); err == nil || !strings.Contains(err.Error(), "307") {
+		t.Errorf("a redirect gives %v", err)
+	}
+
+	client, err = Discover(t.Context(), serveAPI(t, elsewhere.URL, otherCA(t)), "drover-system")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Get(t.Context(), "ns", "vm", streams.Log, nil); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a server with another certificate gives %v", err)
+	}
+	if n := elsewhere.tokens.Load(); n != 0 {
+		t.Errorf("the token went to another address %d times", n)
+	}
+}
+
+// TestBadConfigMap checks that an address which could be listened to is refused.
+func TestBadConfigMap(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ address, ca, want string }{
+		"plain HTTP":     {"http://drover.example", "x", "https"},
+		"no host":        {"https://", "x", "https"},
+		"a user":         {"https://a@drover.example", "x", "https"},
+		"no certificate": {"https://drover.example", "", streams.CAKey},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := Discover(t.Context(), serveAPI(t, test.address, []byte(test.ca)), "drover-system")
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("it gives %v, want one about %s", err, test.want)
+			}
+		})
+	}
+	t.Run("impersonation", func(t *testing.T) {
+		t.Parallel()
+		config := serveAPI(t, "https://drover.example", []byte("x"))
+		config.Impersonate.UserName = "someone"
+		if _, err := Discover(t.Context(), config, "drover-system"); err == nil || !strings.Contains(err.Error(), "--as") {
+			t.Errorf("it gives %v, want one about --as", err)
+		}
+	})
+	t.Run("missing", func(t *testing.T) {
+		t.Parallel()
+		if _, err := Discover(t.Context(), serveAPI(t, "", nil), "elsewhere"); err == nil || !strings.Contains(err.Error(), "--streams-address") {
+			t.Errorf("it gives %v, want one about --streams-address", err)
+		}
+	})
+}
+
+func otherCA(t *testing.T) []byte {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "another"}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})
+}
