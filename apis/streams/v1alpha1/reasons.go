@@ -1,0 +1,46 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The reasons of a metav1.Status that Kubernetes has none for. A stream that cannot begin is
+// answered with an HTTP error and a Status; one that ends later sends the Status on channel
+// 3. There its message begins with the reason, since client-go returns the message alone.
+const (
+	// ReasonServerStopped is the end of the output of a server that stopped, with code 409. A
+	// console can be opened again once the server runs.
+	ReasonServerStopped metav1.StatusReason = "ServerStopped"
+	// ReasonConsoleTaken is the end of a console that someone else writes to, with code 409.
+	// The message says who and since when. It may be opened to read.
+	ReasonConsoleTaken metav1.StatusReason = "ConsoleTaken"
+	// ReasonUnsupported says that the driver, or the server as it is, does not offer the
+	// stream, with code 501.
+	ReasonUnsupported metav1.StatusReason = "Unsupported"
+)
+
+// SplitReason splits the message of a Status of channel 3 into its reason and the rest. The
+// reason is empty if the text does not begin with one.
+func SplitReason(message string) (reason metav1.StatusReason, rest string) {
+	word, rest, found := strings.Cut(message, ": ")
+	if !found || !isWord(word) {
+		return "", message
+	}
+	return metav1.StatusReason(word), rest
+}
+
+// isWord reports whether the text is a CamelCase word.
+func isWord(text string) bool {
+	for i, letter := range text {
+		upper, lower := letter >= 'A' && letter <= 'Z', letter >= 'a' && letter <= 'z'
+		if !upper && (i == 0 || !lower) {
+			return false
+		}
+	}
+	return text != ""
+}

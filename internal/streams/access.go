@@ -1,0 +1,99 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+)
+
+// resource is what the streams are subresources of.
+var resource = schema.GroupResource{Group: api.SchemeGroupVersion.Group, Resource: "virtualmachines"}
+
+// authorize asks whether the user may use the stream.
+func (c *call) authorize(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.times.open)
+	defer cancel()
+	decision, _, err := c.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
+		User: c.user, Verb: kinds[c.stream].verb, Namespace: c.namespace,
+		APIGroup: resource.Group, APIVersion: api.SchemeGroupVersion.Version,
+		Resource: resource.Resource, Subresource: string(c.stream), Name: c.name, ResourceRequest: true,
+	})
+	switch {
+	case err != nil:
+		c.Log.Error(err, "Could not ask whether a user may use a stream")
+		return failure(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, "the API server does not answer whether %q may use this stream", c.user.GetName())
+	case decision != authorizer.DecisionAllow:
+		return c.forbidden()
+	}
+	c.authorized = c.Clock.Now()
+	return nil
+}
+
+// forbidden reads like an answer of the API server.
+func (c *call) forbidden() error {
+	full := schema.GroupResource{Group: resource.Group, Resource: resource.Resource + "/" + string(c.stream)}
+	return apierrors.NewForbidden(full, c.name, errors.New("User \""+c.user.GetName()+"\" cannot "+kinds[c.stream].verb+
+		" resource \""+full.Resource+"\" in API group \""+full.Group+"\" in the namespace \""+c.namespace+"\""))
+}
+
+// watch ends a stream that has been idle for long, whose VirtualMachine is gone, or whose
+// user has lost the right.
+func (c *call) watch() {
+	ticker := c.Clock.NewTicker(c.times.check)
+	defer ticker.Stop()
+	asked := c.Clock.Now()
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-ticker.C():
+		}
+		now := c.Clock.Now()
+		err := errors.Join(c.checkIdle(now), c.checkVM())
+		if err == nil && now.Sub(asked) >= c.times.recheck {
+			asked = now
+			err = c.checkRight(now)
+		}
+		if err != nil {
+			c.end(err)
+		}
+	}
+}
+
+func (c *call) checkIdle(now time.Time) error {
+	if now.Sub(time.Unix(c.last.Load(), 0)) < c.times.idle {
+		return nil
+	}
+	return failure(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "nothing was transferred for %s", c.times.idle)
+}
+
+// checkVM returns an error if the VirtualMachine is certainly gone.
+func (c *call) checkVM() error {
+	vm, err := c.readVM(c.ctx)
+	if apierrors.IsNotFound(err) || err == nil && vm.UID != c.vm.UID {
+		return failure(http.StatusGone, metav1.StatusReasonGone, "VirtualMachine %s/%s was deleted", c.namespace, c.name)
+	}
+	return nil
+}
+
+// checkRight returns an error if the user has lost the right, or it could not be confirmed
+// for long.
+func (c *call) checkRight(now time.Time) error {
+	confirmed := c.authorized
+	err := c.authorize(c.ctx)
+	if apierrors.IsForbidden(err) || now.Sub(confirmed) >= c.times.unanswered {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,74 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"io"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// serveExec runs a command.
+func (c *call) serveExec() error {
+	executor, err := offered[driver.Executor](c)
+	if err != nil {
+		return err
+	}
+	o, err := c.execOptions()
+	if err != nil {
+		return err
+	}
+	if err := c.checkHandshake(); err != nil {
+		return err
+	}
+	return c.overWebSocket(func(s *session) error {
+		code, err := executor.Exec(c.ctx, c.vm.UID, o.request(s))
+		if err == nil && code != 0 {
+			err = exitCode(code)
+		}
+		return err
+	})
+}
+
+// execOptions are the parameters of pods/exec.
+type execOptions struct {
+	command                    []string
+	stdin, stdout, stderr, tty bool
+}
+
+func (c *call) execOptions() (execOptions, error) {
+	p := parameters{Values: c.r.URL.Query()}
+	o := execOptions{
+		command: p.Values["command"],
+		stdin:   p.flag("stdin"), stdout: p.flag("stdout"), stderr: p.flag("stderr"), tty: p.flag("tty"),
+	}
+	switch {
+	case p.err != nil:
+	case len(o.command) == 0 || o.command[0] == "":
+		p.err = badRequest("parameter command is missing: it must be the program, and again for each argument")
+	case !o.stdin && !o.stdout && !o.stderr:
+		p.err = badRequest("none of the parameters stdin, stdout and stderr is true: at least one must be")
+	}
+	return o, p.err
+}
+
+// request connects the command to the channels that were asked for.
+func (o execOptions) request(s *session) driver.ExecRequest {
+	r := driver.ExecRequest{Command: o.command, Stdout: io.Discard, Stderr: io.Discard, TTY: o.tty}
+	if o.stdin {
+		r.Stdin = s.stdin
+	} else {
+		_ = s.stdin.Close()
+	}
+	if o.stdout {
+		r.Stdout = channel{s, stdoutChannel}
+	}
+	if o.stderr && !o.tty {
+		r.Stderr = channel{s, stderrChannel}
+	}
+	if o.tty {
+		r.Resize = s.sizes
+	}
+	return r
+}

@@ -1,0 +1,203 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package streams serves the consoles, logs, commands and ports of servers below the path
+// that package apis/streams describes.
+//
+// Start with serve in handler.go, which takes a request through its steps. Each kind of
+// stream has a file of its own; session.go is the WebSocket that three of them use.
+package streams
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// Options are the settings of a Handler.
+type Options struct {
+	// Authorizer decides who may use which stream.
+	Authorizer authorizer.Authorizer
+	// Cached reads VirtualMachines from the cache, and Live from the API.
+	Cached, Live client.Reader
+	// Drivers are those that run here, by name.
+	Drivers map[string]driver.Driver
+	// PerVM and Total are how many streams may be open at a time.
+	PerVM, Total int
+	Clock        clock.WithTickerAndDelayedExecution
+	Log          logr.Logger
+}
+
+// Handler serves streams between the begin and the end of Start. Whoever calls it has
+// authenticated the user, and stored it in the request's context.
+type Handler struct {
+	Options
+	times     times
+	admission admission
+	holders   holders
+}
+
+// times are how long things may take.
+type times struct {
+	open time.Duration // the engine, to open a stream
+	// The periods in which an open stream is checked: its VirtualMachine, and the user's
+	// right. unanswered is how long a right counts that cannot be confirmed.
+	check, recheck, unanswered time.Duration
+	idle                       time.Duration // without a byte in either direction
+	ping, silence              time.Duration // from ping to ping, and without any answer
+	write                      time.Duration // one write to a client
+	linger                     time.Duration // a client, to acknowledge the end
+}
+
+func defaultTimes() times {
+	return times{
+		open: 15 * time.Second, check: 10 * time.Second, recheck: 2 * time.Minute, unanswered: 10 * time.Minute,
+		idle: 4 * time.Hour, ping: 15 * time.Second, silence: 45 * time.Second, write: 30 * time.Second, linger: 2 * time.Second,
+	}
+}
+
+// New returns a Handler.
+func New(o Options) *Handler {
+	return &Handler{Options: o, times: defaultTimes(), admission: newAdmission(o.PerVM, o.Total)}
+}
+
+// Start lets streams begin until ctx ends. That ends all streams, and Start waits for them.
+func (h *Handler) Start(ctx context.Context) error {
+	h.admission.open(ctx)
+	<-ctx.Done()
+	h.admission.wait()
+	return nil
+}
+
+// NeedLeaderElection returns false: every replica serves the engines that it reaches, since
+// streams change nothing that only a leader may change.
+func (h *Handler) NeedLeaderElection() bool { return false }
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c := &call{Handler: h, w: w, r: r}
+	err := c.serve()
+	switch {
+	case err == nil, c.hijacked, errors.Is(err, errClientLeft):
+	case c.answered: // the client must not take a part of the response for all of it
+		panic(http.ErrAbortHandler)
+	default:
+		c.respondError(err)
+	}
+}
+
+// call is one request for a stream, until the stream ends.
+type call struct {
+	*Handler
+	w http.ResponseWriter
+	r *http.Request
+
+	user            user.Info
+	namespace, name string
+	stream          streams.Stream
+	vm              *api.VirtualMachine
+	driver          driver.Driver
+	began           time.Time
+	authorized      time.Time // when that was last confirmed
+
+	ctx context.Context // ends with the stream
+	end context.CancelCauseFunc
+
+	answered, hijacked bool
+	in, out, last      atomic.Int64 // bytes, and the time of the last in Unix seconds
+}
+
+// serve takes the request through its steps. What a user may not use looks the same to them
+// whether it exists or not, so the look-up comes after the authorization.
+func (c *call) serve() error {
+	who, ok := request.UserFrom(c.r.Context())
+	if !ok {
+		return errNoUser
+	}
+	c.user = who
+	serve, err := c.parse()
+	if err != nil {
+		return err
+	}
+	if err := c.authorize(c.r.Context()); err != nil {
+		return err
+	}
+	if err := c.findVM(c.r.Context()); err != nil {
+		return err
+	}
+	leave, err := c.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := c.findDriver(); err != nil {
+		return err
+	}
+	err = c.settle(serve(c))
+	c.audit(err)
+	return err
+}
+
+// enter counts the stream and gives it its context, until leave is called.
+func (c *call) enter() (leave func(), err error) {
+	lifetime, exit, err := c.admission.enter(c.vm.UID)
+	if err != nil {
+		return nil, err
+	}
+	c.ctx, c.end = context.WithCancelCause(c.r.Context())
+	stop := context.AfterFunc(lifetime, func() { c.end(errStopping) })
+	c.began = c.Clock.Now()
+	c.touch()
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		c.watch()
+	}()
+	return func() {
+		stop()
+		c.end(nil)
+		<-watching
+		exit()
+	}, nil
+}
+
+// settle ends the stream with err, unless it has ended before, and returns how it ended.
+func (c *call) settle(err error) error {
+	if err == nil {
+		err = errFinished
+	}
+	c.end(err)
+	switch err := context.Cause(c.ctx); err {
+	case errFinished:
+		return nil
+	case context.Canceled: // the request's own context
+		return errClientLeft
+	default:
+		return err
+	}
+}
+
+// touch records that there was traffic.
+func (c *call) touch() { c.last.Store(c.Clock.Now().Unix()) }
+
+// audit logs a stream that was open. It never logs what was transferred.
+func (c *call) audit(end error) {
+	if !c.answered {
+		return
+	}
+	c.Log.Info("Stream ended", "user", c.user.GetName(), "namespace", c.namespace, "name", c.name, "uid", c.vm.UID,
+		"stream", c.stream, "duration", c.Clock.Since(c.began), "bytesIn", c.in.Load(), "bytesOut", c.out.Load(), "end", describeEnd(end))
+}

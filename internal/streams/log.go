@@ -1,0 +1,62 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"context"
+	"io"
+	"math"
+	"net/http"
+	"sync"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// serveLog responds with what the server printed.
+func (c *call) serveLog() error {
+	reader, err := offered[driver.LogReader](c)
+	if err != nil {
+		return err
+	}
+	p := parameters{Values: c.r.URL.Query()}
+	o := driver.LogOptions{
+		Follow: p.flag("follow"), Previous: p.flag("previous"), TailLines: p.number("tailLines", 0, math.MaxInt64),
+	}
+	if p.err != nil {
+		return p.err
+	}
+	log, err := within(c, func() (io.ReadCloser, error) { return reader.Logs(c.ctx, c.vm.UID, o) })
+	if err != nil {
+		return err
+	}
+	closed := sync.OnceFunc(func() { _ = log.Close() })
+	context.AfterFunc(c.ctx, closed)
+	defer closed()
+	c.answered = true
+	c.setHeader("text/plain; charset=utf-8")
+	c.w.WriteHeader(http.StatusOK)
+	if _, err := (body{c}).Write(nil); err != nil { // the client sees that the log is there
+		return err
+	}
+	return copyTo(body{c}, log)
+}
+
+// body is the response as it comes. A client that does not read ends the stream.
+type body struct{ *call }
+
+// Write implements io.Writer.
+func (b body) Write(p []byte) (int, error) {
+	response := http.NewResponseController(b.w)
+	_ = response.SetWriteDeadline(b.Clock.Now().Add(b.times.write)) // every connection can
+	n, err := b.w.Write(p)
+	b.out.Add(int64(n))
+	b.touch()
+	if err == nil {
+		err = response.Flush()
+	}
+	if err != nil {
+		return n, writeError(err)
+	}
+	return n, nil
+}

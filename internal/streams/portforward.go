@@ -1,0 +1,30 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"io"
+	"math"
+
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// servePort joins the client with a TCP port until the server closes the connection.
+func (c *call) servePort() error {
+	dialer, err := offered[driver.Dialer](c)
+	if err != nil {
+		return err
+	}
+	p := parameters{Values: c.r.URL.Query()}
+	port := p.number("port", 1, math.MaxUint16)
+	switch {
+	case p.err != nil:
+		return p.err
+	case port == nil:
+		return badRequest("parameter port is missing: it must be a number from 1 to %d", math.MaxUint16)
+	}
+	return c.serveJoined(func() (io.ReadWriteCloser, error) {
+		return dialer.Dial(c.ctx, c.vm.UID, int32(*port)) //nolint:gosec // it is at most 65535
+	}, nil)
+}

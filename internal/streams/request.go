@@ -1,0 +1,91 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+)
+
+// kind is how a stream is authorized and served.
+type kind struct {
+	verb  string
+	serve func(*call) error
+}
+
+var kinds = map[streams.Stream]kind{
+	streams.Console:     {"create", (*call).serveConsole},
+	streams.Exec:        {"create", (*call).serveExec},
+	streams.PortForward: {"create", (*call).servePort},
+	streams.Log:         {"get", (*call).serveLog},
+	streams.Interfaces:  {"get", (*call).serveInterfaces},
+}
+
+// parse reads the path, and returns what serves it.
+func (c *call) parse() (serve func(*call) error, err error) {
+	path, below := strings.CutPrefix(c.r.URL.Path, streams.PathPrefix+"/")
+	parts := strings.Split(path, "/")
+	if !below || len(parts) != 5 || parts[0] != "namespaces" || parts[2] != "virtualmachines" {
+		return nil, failure(http.StatusNotFound, metav1.StatusReasonNotFound, "no stream has this path: it must be %s", streams.Path("NAMESPACE", "NAME", "STREAM"))
+	}
+	c.namespace, c.name, c.stream = parts[1], parts[3], streams.Stream(parts[4])
+	if faults := validation.ValidateNamespaceName(c.namespace, false); len(faults) > 0 {
+		return nil, badRequest("the namespace is %.70q: %s", c.namespace, faults[0])
+	}
+	if faults := validation.NameIsDNSSubdomain(c.name, false); len(faults) > 0 {
+		return nil, badRequest("the VirtualMachine's name is %.260q: %s", c.name, faults[0])
+	}
+	k, ok := kinds[c.stream]
+	if !ok {
+		return nil, failure(http.StatusNotFound, metav1.StatusReasonNotFound, "the stream is %.70q: it must be %s, %s, %s, %s or %s",
+			string(c.stream), streams.Console, streams.Exec, streams.PortForward, streams.Log, streams.Interfaces)
+	}
+	if c.r.Method != http.MethodGet {
+		return nil, failure(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the method is %.20q: it must be GET", c.r.Method)
+	}
+	return k.serve, nil
+}
+
+// parameters are those of the URL. Unknown ones are ignored, as the API server does.
+type parameters struct {
+	url.Values
+	err error
+}
+
+// flag reads a boolean parameter, which is false if it is missing.
+func (p *parameters) flag(name string) bool {
+	if !p.Has(name) {
+		return false
+	}
+	value, err := strconv.ParseBool(p.Get(name))
+	p.check(name, "true or false", err)
+	return value
+}
+
+// number reads a parameter that is a number from least to most, or nil if it is missing.
+func (p *parameters) number(name string, least, most int64) *int64 {
+	if !p.Has(name) {
+		return nil
+	}
+	value, err := strconv.ParseInt(p.Get(name), 10, 64)
+	if err == nil && (value < least || value > most) {
+		err = strconv.ErrRange
+	}
+	p.check(name, fmt.Sprintf("a number from %d to %d", least, most), err)
+	return &value
+}
+
+func (p *parameters) check(name, allowed string, err error) {
+	if err != nil && p.err == nil {
+		p.err = badRequest("parameter %s is %.70q: it must be %s", name, p.Get(name), allowed)
+	}
+}

@@ -1,0 +1,89 @@
+// Copyright The Drover Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package streams
+
+import (
+	"context"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/policy"
+	"cloudnative.tw/drover/internal/driver"
+)
+
+// findVM reads the VirtualMachine.
+func (c *call) findVM(ctx context.Context) error {
+	vm, err := c.readVM(ctx)
+	switch {
+	case apierrors.IsNotFound(err):
+		return apierrors.NewNotFound(resource, c.name)
+	case err != nil:
+		return unavailable("VirtualMachine %s/%s could not be read", c.namespace, c.name)
+	}
+	c.vm = vm
+	return nil
+}
+
+// readVM reads the VirtualMachine from the cache, or live if the cache has none.
+func (c *call) readVM(ctx context.Context) (*api.VirtualMachine, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.times.open)
+	defer cancel()
+	vm, key := &api.VirtualMachine{}, types.NamespacedName{Namespace: c.namespace, Name: c.name}
+	err := c.Cached.Get(ctx, key, vm)
+	if apierrors.IsNotFound(err) {
+		err = c.Live.Get(ctx, key, vm)
+	}
+	return vm, err
+}
+
+// findDriver finds the driver whose engine has the server, if that is one of this replica.
+func (c *call) findDriver() error {
+	bound := policy.BindingOf(c.vm)
+	if bound.Driver == "" {
+		return c.noServer()
+	}
+	d, ok := c.Drivers[bound.Driver]
+	if !ok {
+		return unavailable("the server is one of driver %q, which does not run in the controller that was asked", bound.Driver)
+	}
+	identifier, ok := driver.As[driver.Identifier](d)
+	if !ok {
+		return unsupported("driver %s has no engine", bound.Driver)
+	}
+	id, err := within(c, func() (string, error) { return identifier.EngineID(c.ctx) })
+	if err != nil {
+		return unavailable("the engine of driver %s does not answer", bound.Driver)
+	}
+	if bound.EngineID != "" && bound.EngineID != id {
+		return unavailable("the server is on another engine of driver %s than that of the controller that was asked", bound.Driver)
+	}
+	c.driver = d
+	return nil
+}
+
+func (c *call) noServer() error {
+	return failure(http.StatusConflict, metav1.StatusReasonConflict, "VirtualMachine %s/%s has no server yet", c.namespace, c.name)
+}
+
+// offered returns the driver's implementation of a stream.
+func offered[T any](c *call) (T, error) {
+	d, ok := driver.As[T](c.driver)
+	if !ok {
+		return d, unsupported("driver %s does not offer the stream %s", policy.BindingOf(c.vm).Driver, c.stream)
+	}
+	return d, nil
+}
+
+// within ends the stream if the engine does not answer in time.
+func within[T any](c *call, ask func() (T, error)) (T, error) {
+	timer := c.Clock.AfterFunc(c.times.open, func() {
+		c.end(failure(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, "the engine did not answer within %s", c.times.open))
+	})
+	defer timer.Stop()
+	return ask()
+}
