@@ -59,6 +59,9 @@ func streamError(err error) error {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		return errors.New(status.Status().Message)
 	}
+	if reason, text := streamsapi.SplitReason(err.Error()); reason != "" {
+		return errors.New(text)
+	}
 	return err
 }
 

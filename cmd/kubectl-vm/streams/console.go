@@ -9,10 +9,13 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/utils/clock"
@@ -37,50 +40,57 @@ type ConsoleSession struct {
 	Clock clock.Clock
 	// GiveUp is how long to try to connect again.
 	GiveUp time.Duration
+
+	terminal *Terminal // nil without one
+	keyboard *Keyboard
+	readOnly bool
 }
 
-// Run connects, and connects again when the connection is lost or the server restarts. It
-// returns nil once the person has left, or the input has ended and ctx is over.
+// Run connects, and connects again when the connection is lost or the server restarts, until
+// the person leaves or ctx ends. Without a terminal it returns once the server has stopped.
 func (s *ConsoleSession) Run(ctx context.Context) error {
-	terminal := OpenTerminal(s.In, s.Out)
-	keyboard := ReadKeyboard(s.In, terminal != nil)
+	s.terminal = OpenTerminal(s.In, s.Out)
+	s.keyboard = ReadKeyboard(s.In, s.terminal != nil)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
 		select {
-		case <-keyboard.Left():
+		case <-s.keyboard.Left():
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
-	if terminal != nil {
+	if s.terminal != nil {
 		s.note("Console of %s/%s. Ctrl-] leaves.", s.Namespace, s.Name)
-		restore, err := terminal.MakeRaw()
+		restore, err := s.terminal.MakeRaw()
 		if err != nil {
 			return err
 		}
 		defer s.note("Left the console.")
 		defer restore()
 	}
-	return s.stayConnected(ctx, terminal, keyboard)
+	return s.stayConnected(ctx)
 }
 
-// stayConnected returns the first error that trying again cannot cure. The very first
+// stayConnected returns the first error that connecting again cannot cure. The very first
 // connection is tried once.
-func (s *ConsoleSession) stayConnected(ctx context.Context, terminal *Terminal, keyboard *Keyboard) error {
-	connected, err := s.connect(ctx, terminal, keyboard)
-	for ctx.Err() == nil && connected && mayReturn(err) {
+func (s *ConsoleSession) stayConnected(ctx context.Context) error {
+	connected, err := s.connect(ctx)
+	for ctx.Err() == nil && connected && s.mayReturn(err) {
+		if endReason(err) == streams.ReasonConsoleTaken {
+			s.readOnly = true
+		}
 		s.note("%s; connecting again.", describeEnd(err))
-		connected, err = s.connectAgain(ctx, terminal, keyboard)
+		connected, err = s.connectAgain(ctx)
 	}
-	if ctx.Err() != nil {
-		return nil //nolint:nilerr // the person has left
+	if ctx.Err() != nil || s.terminal == nil && endReason(err) == streams.ReasonServerStopped {
+		return nil
 	}
 	return err
 }
 
 // connectAgain tries until a connection was there, or GiveUp has passed.
-func (s *ConsoleSession) connectAgain(ctx context.Context, terminal *Terminal, keyboard *Keyboard) (connected bool, err error) {
+func (s *ConsoleSession) connectAgain(ctx context.Context) (connected bool, err error) {
 	end := s.Clock.Now().Add(s.GiveUp)
 	for wait := firstRetry; ; wait = min(2*wait, maxRetry) {
 		select {
@@ -88,12 +98,12 @@ func (s *ConsoleSession) connectAgain(ctx context.Context, terminal *Terminal, k
 			return false, ctx.Err()
 		case <-s.Clock.After(wait):
 		}
-		if terminal != nil {
-			keyboard.Drop()
+		if s.terminal != nil {
+			s.keyboard.Drop()
 		}
-		connected, err = s.connect(ctx, terminal, keyboard)
+		connected, err = s.connect(ctx)
 		switch {
-		case connected, !mayReturn(err), ctx.Err() != nil:
+		case connected, !s.mayReturn(err), ctx.Err() != nil:
 			return connected, err
 		case s.Clock.Now().After(end):
 			return false, fmt.Errorf("no console for %s: %w", s.GiveUp, err)
@@ -102,14 +112,18 @@ func (s *ConsoleSession) connectAgain(ctx context.Context, terminal *Terminal, k
 }
 
 // connect reports whether there was a connection, and how it ended.
-func (s *ConsoleSession) connect(ctx context.Context, terminal *Terminal, keyboard *Keyboard) (connected bool, err error) {
+func (s *ConsoleSession) connect(ctx context.Context) (connected bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	used := &firstUse{reader: keyboard.For(ctx), writer: s.Out}
-	o := remotecommand.StreamOptions{Stdin: used, Stdout: used, Tty: terminal != nil}
-	query := url.Values{"stdin": {"true"}, "stdout": {"true"}}
-	if terminal != nil {
-		o.TerminalSizeQueue = terminal.WatchSize(ctx)
+	used := &firstUse{writer: s.Out}
+	query := url.Values{"stdin": {strconv.FormatBool(!s.readOnly)}, "stdout": {"true"}}
+	o := remotecommand.StreamOptions{Stdout: used, Tty: s.terminal != nil}
+	if !s.readOnly {
+		used.reader = s.keyboard.For(ctx)
+		o.Stdin = used
+	}
+	if s.terminal != nil {
+		o.TerminalSizeQueue = s.terminal.WatchSize(ctx)
 		query.Set("tty", "true")
 	}
 	err = s.Client.Connect(ctx, s.Client.URL(s.Namespace, s.Name, streams.Console, query), o)
@@ -122,24 +136,39 @@ func (s *ConsoleSession) note(format string, args ...any) {
 }
 
 // mayReturn reports whether the console may be there again later: the connection was lost,
-// the server restarts, or no controller serves it now. A nil error is the end of a server.
-func mayReturn(err error) bool {
-	var status *apierrors.StatusError
-	var refused *httpstream.UpgradeFailureError
-	if errors.As(err, &refused) {
-		err = refused.Cause
+// the server restarts, no controller serves it now, or someone else writes to it.
+func (s *ConsoleSession) mayReturn(err error) bool {
+	if refused := (*httpstream.UpgradeFailureError)(nil); errors.As(err, &refused) {
+		return apierrors.IsServiceUnavailable(refused.Cause) || apierrors.IsConflict(refused.Cause) || apierrors.IsTooManyRequests(refused.Cause)
 	}
-	if !errors.As(err, &status) {
+	switch endReason(err) {
+	case "", metav1.StatusReasonServiceUnavailable, streams.ReasonConsoleTaken:
 		return true
+	case streams.ReasonServerStopped:
+		return s.terminal != nil
 	}
-	return apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) || apierrors.IsTimeout(err)
+	return false
+}
+
+// endReason returns the reason with which the server ended a stream, or nothing if the
+// connection was lost.
+func endReason(err error) metav1.StatusReason {
+	if err == nil {
+		return ""
+	}
+	reason, _ := streams.SplitReason(err.Error())
+	return reason
 }
 
 func describeEnd(err error) string {
 	if err == nil {
-		return "The server stopped"
+		return "The connection ended"
 	}
-	return "The connection ended (" + err.Error() + ")"
+	reason, text := streams.SplitReason(err.Error())
+	if reason == "" {
+		return "The connection was lost (" + text + ")"
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
 }
 
 // firstUse notes whether a connection was there: only then is anything read or written.
