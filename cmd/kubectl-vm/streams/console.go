@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/url"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -168,7 +167,7 @@ func describeEnd(err error) string {
 	if reason == "" {
 		return "The connection was lost (" + text + ")"
 	}
-	return strings.ToUpper(text[:1]) + text[1:]
+	return "The connection ended: " + text
 }
 
 // firstUse notes whether a connection was there: only then is anything read or written.
