@@ -121,10 +121,13 @@ func shellGuest(c *client.Client) drivertest.Guest {
 		return append([]string{"sh", "-c", script, "sh"}, args...)
 	}
 	return drivertest.Guest{
-		Spec:  shellSpec,
-		Print: func(t *testing.T, s driver.Server, word string) { t.Helper(); printInContainer(t, c, s.ID, word) },
-		Type:  func(word string) string { return word + "\n" },
-		Port:  80, DeadPort: 81,
+		Spec: shellSpec,
+		Print: func(t *testing.T, _ driver.Driver, s driver.Server, word string) {
+			t.Helper()
+			printInContainer(t, c, s.ID, word)
+		},
+		Type: func(word string) string { return word + "\n" },
+		Port: 80, DeadPort: 81,
 		Talk: func(t *testing.T, conn net.Conn) { t.Helper(); talkHTTP(t, conn) },
 		Commands: drivertest.Commands{
 			Print:    func(word string) []string { return shell(`echo "$1"`, word) },

@@ -49,7 +49,7 @@ func TestContract(t *testing.T) {
 		},
 		OutOfBand: e.engineActions(),
 		Guest: drivertest.Guest{
-			Print: func(t *testing.T, s driver.Server, word string) { t.Helper(); e.printWord(t, s, word) },
+			Print: func(t *testing.T, _ driver.Driver, s driver.Server, word string) { t.Helper(); e.printWord(t, s, word) },
 			Type:  func(word string) string { return word },
 		},
 		FailCode: instance.CodePanicked,

@@ -41,7 +41,7 @@ func (e *Env) print(t *testing.T, s driver.Server) string {
 	t.Helper()
 	requireGuest(t, e.Guest.Print != nil, "Guest.Print")
 	text := word()
-	e.Guest.Print(t, s, text)
+	e.Guest.Print(t, e.Driver, s, text)
 	return text
 }
 

@@ -66,7 +66,7 @@ type Guest struct {
 	Spec func(t *testing.T) driver.ServerSpec
 	// Print makes the guest print a word on its console, as a line if it can. It returns
 	// when the guest knows.
-	Print func(t *testing.T, s driver.Server, word string)
+	Print func(t *testing.T, d driver.Driver, s driver.Server, word string)
 	// Type returns what to write to the console so that the word is printed there.
 	Type func(word string) string
 	// Commands that the guest can run.
